@@ -1,0 +1,43 @@
+# Four words run the project: demo, test, check, bench. Each does its own set-up in .venv.
+PYTHON ?= python3
+BIN    := .venv/bin
+READY  := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench lock clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(READY): requirements.lock pyproject.toml
+	@echo "Setting up .venv (once, about half a minute) ..."
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(READY) ## The main job on an embedded in-memory cluster; ends by itself
+	@$(BIN)/gputile demo
+
+test: $(READY) ## Unit tests: no network, no sleeping
+	$(BIN)/python -m pytest
+
+check: $(READY) ## Format, lint, types, import directions
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY) ## Let ruff rewrite the files
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY) ## Speed of the engine, as ratios against a plain copy of its arrays
+	$(BIN)/python -m bench.engine
+
+lock: ## Pin the dependencies anew (needs uv)
+	uv pip compile pyproject.toml --extra dev --generate-hashes --no-emit-index-url \
+	  --python-version 3.11 --universal --custom-compile-command "make lock" -o requirements.lock
+
+clean: ## Remove what the other targets made
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,267 @@
+"""Our own dialect: cards, memory per card in MiB, cores per card in percent.
+
+    gputile.io/gpu: 2          two cards (this resource carries the devices)
+    gputile.io/memory: 3072    of each 3072 MiB; left out: all its memory
+    gputile.io/cores: 30       of each 30 percent of the cores; left out: none reserved, or all when memory is left out too
+
+The grant (`gputile.io/grant` on the pod) and the inventory (`gputile.io/inventory` on the node) are JSON with a
+version; both are written for pods and nodes of every dialect, and are the truth when others disagree.
+"""
+
+from difflib import get_close_matches
+
+import msgspec
+
+from gputile.dialects.settings import DialectSettings
+from gputile.dialects.wire import (
+    Award,
+    Container,
+    Inventory,
+    NodeObject,
+    Pod,
+    Unreadable,
+    Written,
+    amount,
+    card_memory,
+    no_device,
+    request,
+    visible_devices,
+)
+from gputile.model.cards import DEFAULT_SLOTS, NO_NUMA, Card
+from gputile.model.grants import ContainerGrant, Grant, Tile
+from gputile.model.refusals import RequestCode
+from gputile.model.requests import Ask, PodRequest, Role
+from gputile.model.units import ALL, MiB, Percent
+
+NAME = "gputile"
+GPU, MEMORY, CORES = "gputile.io/gpu", "gputile.io/memory", "gputile.io/cores"
+GRANT, PROMISE, INVENTORY = "gputile.io/grant", "gputile.io/promise", "gputile.io/inventory"
+CORDON = "gputile.io/cordon"
+SELECTIONS = tuple(
+    f"gputile.io/{word}" for word in ("model", "not-model", "uuid", "not-uuid", "policy", "numa", "links")
+)
+VERSION = 1
+
+
+def resources(settings: DialectSettings) -> frozenset[str]:
+    return frozenset({GPU, MEMORY, CORES})
+
+
+# ---- read a pod ---------------------------------------------------------------------------------------------------
+
+
+def read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
+    return request(NAME, pod, tuple(_ask(role, container) for role, container in pod.containers()))
+
+
+def _ask(role: Role, container: Container) -> Ask:
+    cards, cores = amount(container, GPU), amount(container, CORES)
+    memory = card_memory(container, MEMORY, 1)
+    if cores > ALL:
+        raise Unreadable(
+            RequestCode.OUT_OF_RANGE,
+            f"`{CORES}` of container `{container.name}` is {cores}, percent of each card; write at most 100, and "
+            f"more cards with `{GPU}`",
+        )
+    if not cards and (memory or cores):
+        raise no_device(container, MEMORY if memory else CORES, GPU, f"{GPU}: 1")
+    if cards and not memory and not cores:
+        return Ask.whole(container.name, role, cards)
+    return Ask(
+        container=container.name,
+        role=role,
+        cards=cards,
+        memory=memory or None,
+        memory_percent=ALL if cards and not memory else None,
+        cores=cores,
+    )
+
+
+def check_names(pod: Pod) -> list[str]:
+    """Refuse resources that look like ours and are not; warn of such annotations."""
+    for _, container in pod.containers():
+        found = container.resources
+        for resource in {**((found and found.limits) or {}), **((found and found.requests) or {})}:
+            if resource.startswith("gputile.io/") and resource not in (GPU, MEMORY, CORES):
+                raise Unreadable(
+                    RequestCode.UNKNOWN_NAME,
+                    f"container `{container.name}` asks for `{resource}`, which does not exist; write "
+                    f"`{_nearest(resource, (GPU, MEMORY, CORES))}`",
+                )
+    known = (*SELECTIONS, GRANT, PROMISE, GPU, MEMORY, CORES)
+    return [
+        f"annotation `{key}` means nothing to gputile; did you mean `{_nearest(key, SELECTIONS)}`?"
+        for key in pod.annotations
+        if key.startswith("gputile.io/") and key not in known
+    ]
+
+
+def _nearest(word: str, known: tuple[str, ...]) -> str:
+    return get_close_matches(word, known, n=1, cutoff=0)[0]
+
+
+# ---- grants ---------------------------------------------------------------------------------------------------------
+
+
+class _Tile(msgspec.Struct):
+    uuid: str
+    index: int
+    memory: MiB
+    cores: Percent
+
+
+class _Container(msgspec.Struct):
+    name: str
+    tiles: list[_Tile]
+    role: Role = Role.APP
+
+
+class _Grant(msgspec.Struct):
+    """`gputile.io/grant`, version 1. Keys are only ever added."""
+
+    version: int
+    pod: str
+    node: str
+    dialect: str
+    containers: list[_Container]
+    at: int = 0  # nanoseconds since 1970
+    phase: str = "granted"
+
+
+_GRANTS = msgspec.json.Decoder(_Grant)
+
+
+def write_grant(award: Award) -> Written:
+    grant = award.grant
+    containers = [
+        _Container(c.container, [_Tile(t.uuid, t.index, t.memory, t.cores) for t in c.tiles], c.role)
+        for c in grant.containers
+    ]
+    record = _Grant(VERSION, grant.pod, grant.node, grant.dialect, containers, award.at)
+    env = {c.container: visible_devices(c) for c in grant.containers}
+    if grant.dialect == NAME:
+        for held in grant.containers:
+            env[held.container] |= {
+                "GPUTILE_MEMORY_MIB": ",".join(str(tile.memory) for tile in held.tiles),
+                "GPUTILE_CORES": ",".join(str(tile.cores) for tile in held.tiles),
+            }
+    return Written(annotations={GRANT: msgspec.json.encode(record).decode()}, env=env)
+
+
+def read_grant(
+    pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings
+) -> Grant | None:
+    """The grant on the pod. One that names another UID or node was copied, and raises."""
+    said = pod.annotations.get(GRANT)
+    if said is None:
+        return None
+    try:
+        record = _GRANTS.decode(str(said))
+    except msgspec.DecodeError as wrong:
+        raise Unreadable(
+            RequestCode.BAD_ANNOTATION, f"annotation `{GRANT}` cannot be read: {wrong}"
+        ) from wrong
+    if (record.pod, record.node) != (pod.uid, pod.node_name):
+        raise Unreadable(
+            RequestCode.BAD_ANNOTATION,
+            f"annotation `{GRANT}` belongs to pod {record.pod} on node {record.node}, not to this pod; remove it",
+        )
+    return Grant(
+        pod=record.pod,
+        node=record.node,
+        dialect=record.dialect,
+        containers=tuple(
+            ContainerGrant(c.name, tuple(Tile(t.uuid, t.index, t.memory, t.cores) for t in c.tiles), c.role)
+            for c in record.containers
+        ),
+    )
+
+
+# ---- inventory ------------------------------------------------------------------------------------------------------
+
+
+class _Card(msgspec.Struct, omit_defaults=True):
+    index: int
+    uuid: str
+    memory: MiB
+    model: str = ""
+    cores: Percent = ALL
+    slots: int = DEFAULT_SLOTS
+    numa: int = NO_NUMA
+    pci: str = ""
+    mode: str = ""
+    healthy: bool = True
+    reason: str = ""
+    links: dict[str, int] = msgspec.field(default_factory=dict)  # by the other card's index; larger is closer
+
+
+class _Inventory(msgspec.Struct, omit_defaults=True):
+    """`gputile.io/inventory`, version 1. Keys are only ever added."""
+
+    version: int
+    cards: list[_Card]
+    driver: str = ""
+    cuda: str = ""
+
+
+_INVENTORIES = msgspec.json.Decoder(_Inventory)
+
+
+def write_inventory(inventory: Inventory) -> str:
+    """The value of the node annotation `gputile.io/inventory`."""
+    cards = []
+    for position, card in enumerate(inventory.cards):
+        links = inventory.links[position] if inventory.links else ()
+        near = {str(inventory.cards[peer].index): weight for peer, weight in enumerate(links) if weight}
+        cards.append(
+            _Card(
+                index=card.index,
+                uuid=card.uuid,
+                memory=card.memory,
+                model=card.model,
+                cores=card.cores,
+                slots=card.slots,
+                numa=card.numa,
+                pci=card.pci,
+                mode=card.mode,
+                healthy=card.healthy,
+                reason=card.reason,
+                links=near,
+            )
+        )
+    return msgspec.json.encode(_Inventory(VERSION, cards)).decode()
+
+
+def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
+    said = node.annotations.get(INVENTORY)
+    if said is None:
+        return None
+    try:
+        found = _INVENTORIES.decode(str(said))
+    except msgspec.DecodeError as wrong:
+        raise Unreadable(
+            RequestCode.BAD_ANNOTATION, f"annotation `{INVENTORY}` cannot be read: {wrong}"
+        ) from wrong
+    cordoned = {part.strip() for part in str(node.annotations.get(CORDON) or "").split(",")}
+    cards = tuple(
+        Card(
+            index=c.index,
+            uuid=c.uuid,
+            memory=c.memory,
+            model=c.model,
+            cores=c.cores,
+            slots=c.slots,
+            numa=c.numa,
+            pci=c.pci,
+            mode=c.mode,
+            healthy=c.healthy,
+            reason=c.reason,
+            cordoned=c.uuid in cordoned,
+        )
+        for c in found.cards
+    )
+    if not any(c.links for c in found.cards):
+        return Inventory(cards)
+    return Inventory(
+        cards, tuple(tuple(c.links.get(str(peer.index), 0) for peer in cards) for c in found.cards)
+    )

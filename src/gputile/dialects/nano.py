@@ -1,0 +1,143 @@
+"""nano-gpu and its successor elastic-gpu: percent of a card's cores and memory per container, in three generations.
+
+    nano-gpu.io/gpu-core + nano-gpu.io/gpu-memory       generation 1; the memory unit is a setting
+    nano-gpu/gpu-percent                                generation 2: a percentage of cores and memory alike
+    elasticgpu.io/gpu-core + elasticgpu.io/gpu-memory   generation 3; MiB
+
+100 or more are whole cards, rounded down (150 is one card), and their memory is not looked at. Below, cores without
+memory reserve none. Memory without cores brings no card and is refused.
+"""
+
+import msgspec
+
+from gputile.dialects.settings import UNIT, DialectSettings
+from gputile.dialects.wire import (
+    Award,
+    Container,
+    Inventory,
+    NodeObject,
+    Pod,
+    Unreadable,
+    Written,
+    amount,
+    card_memory,
+    count_of,
+    grant_by_index,
+    indices_of,
+    no_device,
+    request,
+    unnamed_cards,
+    visible_devices,
+)
+from gputile.model.cards import Card
+from gputile.model.grants import Grant
+from gputile.model.refusals import RequestCode
+from gputile.model.requests import Ask, PodRequest, Role
+from gputile.model.units import ALL, MiB
+
+NAME = "nano"
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """The names of one generation."""
+
+    core: str
+    memory: str  # "" where it has none
+    assumed: str  # label and annotation
+    prefix: str  # of the annotation per container
+    marks_idle: bool = False  # writes -1 for containers without a card
+
+
+ONE = Generation("nano-gpu.io/gpu-core", "nano-gpu.io/gpu-memory", "nano-gpu.io/gpu", "nano-gpu.io/gpu-")
+TWO = Generation("nano-gpu/gpu-percent", "", "nano-gpu/assume", "nano-gpu/container-", marks_idle=True)
+THREE = Generation(
+    "elasticgpu.io/gpu-core", "elasticgpu.io/gpu-memory", "elasticgpu.io/assumed", "elasticgpu.io/container-"
+)
+GENERATIONS = (THREE, TWO, ONE)
+
+
+def resources(settings: DialectSettings) -> frozenset[str]:
+    return frozenset(name for g in GENERATIONS for name in (g.core, g.memory) if name)
+
+
+def unit(generation: Generation, settings: DialectSettings) -> MiB:
+    return UNIT[settings.nano_unit] if generation is ONE else 1
+
+
+def read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
+    spoken = _spoken(pod)
+    if len(spoken) > 1:
+        raise Unreadable(
+            RequestCode.MIXED_DIALECTS,
+            f"the pod asks in two generations of nano-gpu, `{spoken[0].core}` and `{spoken[1].core}`; write one of them",
+        )
+    if not spoken:
+        return None
+    warnings: list[str] = []
+    asks = tuple(_ask(role, container, spoken[0], settings, warnings) for role, container in pod.containers())
+    return request(NAME, pod, asks, warnings=warnings)
+
+
+def _spoken(pod: Pod) -> list[Generation]:
+    return [
+        g
+        for g in GENERATIONS
+        if any(amount(c, g.core) or (g.memory and amount(c, g.memory)) for _, c in pod.containers())
+    ]
+
+
+def _ask(
+    role: Role, container: Container, generation: Generation, settings: DialectSettings, warnings: list[str]
+) -> Ask:
+    cores = amount(container, generation.core)
+    memory = card_memory(container, generation.memory, unit(generation, settings)) if generation.memory else 0
+    if not cores:
+        if memory:
+            raise no_device(container, generation.memory, generation.core, f"{generation.core}: 1")
+        return Ask(container=container.name, role=role)
+    if cores >= ALL:
+        if cores % ALL:
+            warnings.append(
+                f"`{generation.core}` of container `{container.name}` is {cores}; 100 is one card, so this is "
+                f"rounded down to {cores // ALL} whole"
+            )
+        return Ask.whole(container.name, role, cores // ALL)
+    if not generation.memory:
+        return Ask(container=container.name, role=role, cards=1, memory_percent=cores, cores=cores)
+    return Ask(container=container.name, role=role, cards=1, memory=memory, cores=cores)
+
+
+def write_grant(award: Award) -> Written:
+    spoken = _spoken(award.pod)[0]
+    held = {c.container: c.tiles for c in award.grant.containers}
+    annotations = {spoken.assumed: "true"}
+    for ask in award.asked.asks:
+        if ask.container in held:
+            annotations[spoken.prefix + ask.container] = ",".join(str(t.index) for t in held[ask.container])
+        elif spoken.marks_idle:
+            annotations[spoken.prefix + ask.container] = "-1"
+    env = {c.container: visible_devices(c) for c in award.grant.containers}
+    return Written(annotations=annotations, labels={spoken.assumed: "true"}, env=env)
+
+
+def read_grant(
+    pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings
+) -> Grant | None:
+    spoken = _spoken(pod)
+    if asked is None or not spoken or str(pod.annotations.get(spoken[0].assumed)).lower() != "true":
+        return None
+    indices = {
+        ask.container: indices_of(pod.annotations.get(spoken[0].prefix + ask.container)) for ask in asked.asks
+    }
+    return grant_by_index(pod, asked, cards, indices)
+
+
+def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
+    """100 cores a card, the memory divided evenly. Generation 2 says nothing of memory: such cards have none."""
+    for generation in GENERATIONS:
+        amounts = node.allocatable if generation is THREE else node.capacity
+        count = count_of(amounts, generation.core) // ALL
+        if count:
+            memory = count_of(amounts, generation.memory) // count * unit(generation, settings)
+            return Inventory(unnamed_cards(node, count, memory, slots=settings.slots_per_card))
+    return None

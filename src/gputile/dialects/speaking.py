@@ -1,0 +1,204 @@
+"""The doors of the room: which dialect a pod or node speaks, and what it says.
+
+Nothing here raises on bad input: a pod is a request, no request of ours, or a `BadRequest`.
+"""
+
+from typing import Any, Protocol
+
+import msgspec
+
+from gputile.dialects import gpushare, gputile, hami, nano, nvidia, selecting, vcuda, vgpu
+from gputile.dialects.settings import DEFAULTS, DialectSettings
+from gputile.dialects.wire import (
+    Award,
+    Inventory,
+    NodeObject,
+    Pod,
+    Unreadable,
+    Written,
+    convert_node,
+    convert_pod,
+    host_needs,
+    written,
+)
+from gputile.model.cards import Card, Node
+from gputile.model.grants import Grant
+from gputile.model.refusals import BadRequest, NodeCode, RequestCode
+from gputile.model.requests import PodRequest
+from gputile.model.units import MiB, Millicores, host_mebibytes, millicores
+
+
+class Dialect(Protocol):
+    """What each family's file offers: its names and the four verbs."""
+
+    NAME: str
+
+    def resources(self, settings: DialectSettings) -> frozenset[str]: ...
+    def read_pod(self, pod: Pod, settings: DialectSettings) -> PodRequest | None: ...
+    def write_grant(self, award: Award) -> Written: ...
+    def read_grant(
+        self, pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings
+    ) -> Grant | None: ...
+    def read_cards(self, node: NodeObject, settings: DialectSettings) -> Inventory | None: ...
+
+
+# The order is that of trust in what is said of a node: exact registers first, then averages, then labels.
+DIALECTS: tuple[Dialect, ...] = (gputile, hami, vgpu, vcuda, gpushare, nano, nvidia)
+BY_NAME = {dialect.NAME: dialect for dialect in DIALECTS}
+
+
+# ---- pods -----------------------------------------------------------------------------------------------------------
+
+
+def read_pod(pod: Pod | Any, settings: DialectSettings = DEFAULTS) -> PodRequest | BadRequest | None:
+    """What the pod asks for; None when it asks for no GPU and is none of our business."""
+    if not isinstance(pod, Pod):
+        pod = convert_pod(pod)
+    if isinstance(pod, BadRequest):
+        return pod
+    try:
+        return _read_pod(pod, settings)
+    except Unreadable as wrong:
+        return wrong.bad
+
+
+def _read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
+    warnings = gputile.check_names(pod)
+    spoken = _spoken(pod, settings)
+    _refuse_resources_in_annotations(pod, spoken, settings)
+    if not spoken:
+        return None
+    if len(spoken) > 1:
+        said = "; ".join(f"{name}: `{resource}`" for name, resource in spoken.items())
+        raise Unreadable(
+            RequestCode.MIXED_DIALECTS,
+            f"the pod asks in {len(spoken)} dialects ({said}); write it in one of them",
+        )
+    asked = BY_NAME[next(iter(spoken))].read_pod(pod, settings)
+    if asked is None:
+        return None
+    return msgspec.structs.replace(
+        asked,
+        constraints=selecting.merge(asked.constraints, selecting.by_gputile_keys(pod)),
+        warnings=(*asked.warnings, *warnings),
+    )
+
+
+def _spoken(pod: Pod, settings: DialectSettings) -> dict[str, str]:
+    """The dialects in which the pod asks for something, each with the first resource that shows it."""
+    used = [
+        resource
+        for _, container in pod.containers()
+        if (found := container.resources) is not None
+        for resource in {**(found.limits or {}), **(found.requests or {})}
+        if str(written(container, resource)) not in ("0", "None")
+    ]
+    spoken: dict[str, str] = {}
+    for dialect in DIALECTS:
+        mine = dialect.resources(settings)
+        first = next((resource for resource in used if resource in mine), None)
+        if first is not None:
+            spoken[dialect.NAME] = first
+    if hami.NAME in spoken:  # a share beside `nvidia.com/gpu` makes the whole pod a hami one
+        spoken.pop(nvidia.NAME, None)
+    return spoken
+
+
+def _refuse_resources_in_annotations(pod: Pod, spoken: dict[str, str], settings: DialectSettings) -> None:
+    """`nvidia.com/gpumem` as an annotation is silently ignored elsewhere, and a trap."""
+    used = set(spoken.values())
+    for dialect in DIALECTS:
+        for key in sorted(dialect.resources(settings) - {gpushare.COUNT}):
+            if key in pod.annotations and key not in used:
+                raise Unreadable(
+                    RequestCode.RESOURCE_IN_ANNOTATION,
+                    f"`{key}` is an annotation of the pod, where it has no effect; write `{key}: {pod.annotations[key]}` "
+                    "under `resources.limits` of the container",
+                )
+
+
+def pod_host_needs(pod: Pod) -> tuple[Millicores, MiB]:
+    """CPU and main memory of any pod, GPU or not."""
+    return host_needs(pod)
+
+
+# ---- grants ---------------------------------------------------------------------------------------------------------
+
+
+def write_grant(award: Award) -> Written:
+    """Our grant and the record of the pod's own dialect, to be written together."""
+    ours = gputile.write_grant(award)
+    if award.grant.dialect == gputile.NAME:
+        return ours
+    theirs = BY_NAME[award.grant.dialect].write_grant(award)
+    return Written(annotations=theirs.annotations | ours.annotations, labels=theirs.labels, env=theirs.env)
+
+
+def read_grant(
+    pod: Pod, cards: tuple[Card, ...], settings: DialectSettings = DEFAULTS
+) -> Grant | BadRequest | None:
+    """What a bound pod holds: by our grant, else by its own dialect's record. None: it carries neither."""
+    try:
+        ours = gputile.read_grant(pod, None, cards, settings)
+        if ours is not None:
+            return ours
+        asked = read_pod(pod, settings)
+        if isinstance(asked, BadRequest) or asked is None:
+            return asked
+        return BY_NAME[asked.dialect].read_grant(pod, asked, cards, settings)
+    except Unreadable as wrong:
+        return wrong.bad
+
+
+# ---- nodes ----------------------------------------------------------------------------------------------------------
+
+
+def read_node(node: NodeObject | Any, settings: DialectSettings = DEFAULTS) -> Node | BadRequest:
+    """A node's cards, from whichever agent publishes them. A broken inventory gives a node that is out of use."""
+    if not isinstance(node, NodeObject):
+        node = convert_node(node)
+    if isinstance(node, BadRequest):
+        return node
+    fault = ""
+    inventory = Inventory(())
+    try:
+        inventory = _inventory(node, settings)
+    except Unreadable:
+        fault = NodeCode.BAD_INVENTORY
+    return Node(
+        name=node.name,
+        cards=inventory.cards,
+        links=inventory.links,
+        cpu=millicores(node.allocatable.get("cpu")) or 0,
+        memory=host_mebibytes(node.allocatable.get("memory")) or 0,
+        pool=next((str(node.labels[key]) for key in vcuda.POOL_LABELS if node.labels.get(key)), ""),
+        card_policy=_placement_label(node),
+        fault=fault,
+    )
+
+
+def _inventory(node: NodeObject, settings: DialectSettings) -> Inventory:
+    for dialect in DIALECTS:
+        found = dialect.read_cards(node, settings)
+        if found is not None:
+            return _checked(found)
+    return Inventory(())
+
+
+def _checked(found: Inventory) -> Inventory:
+    """Two cards of one name, or a card of an impossible size, would let a tile be sold twice."""
+    uuids = [card.uuid for card in found.cards]
+    sizes_hold = all(
+        0 <= c.memory < 2**31 and 0 <= c.cores < 2**15 and 0 <= c.slots < 2**15 and c.uuid
+        for c in found.cards
+    )
+    if len(set(uuids)) != len(uuids) or len({c.index for c in found.cards}) != len(uuids) or not sizes_hold:
+        raise Unreadable(
+            RequestCode.MALFORMED, "two cards share a UUID or index, or a card has an impossible size"
+        )
+    return found
+
+
+def _placement_label(node: NodeObject) -> str:
+    said = str(node.labels.get("ack.node.gpu.placement") or "")
+    return said if said in ("binpack", "spread") else ""

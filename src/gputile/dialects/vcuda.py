@@ -1,0 +1,209 @@
+"""vcuda: gpu-admission with gpu-manager, and the fork of both on `nvidia.com/*`.
+
+    tencent.com/vcuda-core: 30 + tencent.com/vcuda-memory: 4       30 % of a card and 4 x 256 MiB
+    nvidia.com/vcuda-core: 30 + nvidia.com/vcuda-memory: 1024      the fork counts memory in MiB
+    .../vcuda-core: 200                                            two whole cards; multiples of 100 only
+
+Cores without memory, which the original accepts and then fails to serve, take the same percentage of the memory.
+"""
+
+import msgspec
+
+from gputile.dialects.selecting import by_nvidia_keys
+from gputile.dialects.settings import DialectSettings
+from gputile.dialects.wire import (
+    Award,
+    Container,
+    Inventory,
+    NodeObject,
+    Pod,
+    Unreadable,
+    Written,
+    amount,
+    card_memory,
+    count_of,
+    grant_by_index,
+    indices_of,
+    no_device,
+    request,
+    unnamed_cards,
+    visible_devices,
+)
+from gputile.model.cards import Card
+from gputile.model.grants import Grant
+from gputile.model.refusals import RequestCode
+from gputile.model.requests import Ask, PodRequest, Role
+from gputile.model.units import ALL, MiB, quantity
+
+NAME = "vcuda"
+REGISTER = "tydic.io/nvidia-device-register"
+MODEL_LABELS = ("gaia.tencent.com/gpu-model", "tkestack.io/gpu-model")
+POOL_LABELS = ("gaia.tencent.com/gpu-pool", "tkestack.io/gpu-pool")
+
+
+class Edition(msgspec.Struct, frozen=True):
+    """One of the two sets of names."""
+
+    prefix: str
+    block: MiB  # per unit of memory
+
+    @property
+    def core(self) -> str:
+        return f"{self.prefix}/vcuda-core"
+
+    @property
+    def memory(self) -> str:
+        return f"{self.prefix}/vcuda-memory"
+
+
+TENCENT, FORK = Edition("tencent.com", 256), Edition("nvidia.com", 1)
+EDITIONS = (TENCENT, FORK)
+
+
+def resources(settings: DialectSettings) -> frozenset[str]:
+    return frozenset(name for edition in EDITIONS for name in (edition.core, edition.memory))
+
+
+def read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
+    spoken = _spoken(pod)
+    if len(spoken) > 1:
+        raise Unreadable(
+            RequestCode.MIXED_DIALECTS,
+            f"the pod asks for both `{TENCENT.prefix}/vcuda-*` and `{FORK.prefix}/vcuda-*`; write one of them",
+        )
+    if not spoken:
+        return None
+    _check_core_limit(pod, spoken[0])
+    warnings: list[str] = []
+    asks = tuple(_ask(role, container, spoken[0], warnings) for role, container in pod.containers())
+    return request(NAME, pod, asks, by_nvidia_keys(pod), warnings=warnings)
+
+
+def _spoken(pod: Pod) -> list[Edition]:
+    return [e for e in EDITIONS if any(amount(c, e.core) or amount(c, e.memory) for _, c in pod.containers())]
+
+
+def _check_core_limit(pod: Pod, edition: Edition) -> None:
+    key = f"{edition.prefix}/vcuda-core-limit"
+    said = pod.annotations.get(key)
+    if said is None:
+        return
+    value = None if isinstance(said, bool) else quantity(said)
+    if value is None or value.denominator != 1 or value < 0:
+        raise Unreadable(
+            RequestCode.BAD_ANNOTATION, f'annotation `{key}` is {said!r}; write a percentage such as "60"'
+        )
+
+
+def _ask(role: Role, container: Container, edition: Edition, warnings: list[str]) -> Ask:
+    cores = amount(container, edition.core)
+    memory = card_memory(container, edition.memory, edition.block)
+    if not cores:
+        if memory:
+            raise no_device(container, edition.memory, edition.core, f"{edition.core}: 10")
+        return Ask(container=container.name, role=role)
+    if cores > ALL and cores % ALL:
+        raise Unreadable(
+            RequestCode.OUT_OF_RANGE,
+            f"`{edition.core}` of container `{container.name}` is {cores}; write less than 100 for a share of one card, "
+            f"or {cores // ALL * ALL} or {(cores // ALL + 1) * ALL} for whole cards",
+        )
+    if cores >= ALL:
+        return Ask.whole(container.name, role, cores // ALL)
+    if not memory:
+        warnings.append(
+            f"container `{container.name}` asks for `{edition.core}` without `{edition.memory}`; it gets {cores} % of the "
+            f"card's memory"
+        )
+        return Ask(container=container.name, role=role, cards=1, memory_percent=cores, cores=cores)
+    return Ask(container=container.name, role=role, cards=1, memory=memory, cores=cores)
+
+
+def write_grant(award: Award) -> Written:
+    prefix = _spoken(award.pod)[0].prefix
+    positions = _positions(award.pod)
+    annotations = {
+        f"{prefix}/predicate-gpu-idx-{positions[held.container]}": ",".join(
+            str(tile.index) for tile in held.tiles
+        )
+        for held in award.grant.containers
+    }
+    annotations |= {
+        f"{prefix}/predicate-node": award.grant.node,
+        f"{prefix}/predicate-time": str(award.at),
+        f"{prefix}/gpu-assigned": "false",
+    }
+    labels = {}
+    if prefix == FORK.prefix:
+        labels = {"tydic.io/bind-time": str(award.at), "tydic.io/bind-phase": "allocating"}
+    env = {held.container: visible_devices(held) for held in award.grant.containers}
+    return Written(annotations=annotations, labels=labels, env=env)
+
+
+def _positions(pod: Pod) -> dict[str, int]:
+    """The index in the annotation is the position among `spec.containers`; init containers are counted after them."""
+    ordered = sorted(pod.containers(), key=lambda found: found[0] is not Role.APP)
+    return {container.name: n for n, (_, container) in enumerate(ordered)}
+
+
+def read_grant(
+    pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings
+) -> Grant | None:
+    spoken = _spoken(pod)
+    if asked is None or not spoken:
+        return None
+    prefix = f"{spoken[0].prefix}/predicate-gpu-idx-"
+    indices = {name: indices_of(pod.annotations.get(f"{prefix}{n}")) for name, n in _positions(pod).items()}
+    return grant_by_index(pod, asked, cards, indices) if any(indices.values()) else None
+
+
+class _Registered(msgspec.Struct):
+    """One card in the fork's register; its position in the array is its index."""
+
+    id: str
+    memory: int
+    core: int = ALL
+    type: str = ""
+    isMig: bool = False  # noqa: N815 - the wire's spelling
+    health: bool = False
+
+
+_REGISTERS = msgspec.json.Decoder(list[_Registered])
+
+
+def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
+    """The fork's register, or bare capacities: 100 cores a card and the memory divided evenly."""
+    register = node.annotations.get(REGISTER)
+    if register is not None:
+        return _registered(str(register), settings)
+    for edition in EDITIONS:
+        count = count_of(node.capacity, edition.core) // ALL
+        if count:
+            memory = count_of(node.capacity, edition.memory) * edition.block // count
+            model = next((str(node.labels[key]) for key in MODEL_LABELS if node.labels.get(key)), "")
+            return Inventory(unnamed_cards(node, count, memory, model=model, slots=settings.slots_per_card))
+    return None
+
+
+def _registered(register: str, settings: DialectSettings) -> Inventory:
+    try:
+        found = _REGISTERS.decode(register)
+    except msgspec.DecodeError as wrong:
+        raise Unreadable(
+            RequestCode.BAD_ANNOTATION, f"annotation `{REGISTER}` cannot be read: {wrong}"
+        ) from wrong
+    return Inventory(
+        tuple(
+            Card(
+                index=index,
+                uuid=card.id,
+                memory=card.memory,
+                cores=card.core,
+                model=card.type,
+                mode="mig" if card.isMig else "",
+                healthy=card.health,
+                slots=settings.slots_per_card,
+            )
+            for index, card in enumerate(found)
+        )
+    )

@@ -1,0 +1,265 @@
+"""vgpu-manager, the successor of gpu-admission and gpu-manager: a tile of each of several cards.
+
+    nvidia.com/vgpu-number: 2      two cards
+    nvidia.com/vgpu-memory: 3000   of each 3000 MiB (times the node's memory factor); left out: all its memory
+    nvidia.com/vgpu-cores: 30      of each 30 percent; left out: none reserved, or all when memory is left out too
+
+The prefix is a setting, because vgpu-manager's is.
+"""
+
+import msgspec
+
+from gputile.dialects.selecting import rules
+from gputile.dialects.settings import DialectSettings
+from gputile.dialects.wire import (
+    Award,
+    Container,
+    Inventory,
+    NodeObject,
+    Pod,
+    Unreadable,
+    Written,
+    amount,
+    card_memory,
+    names,
+    no_device,
+    one_of,
+    request,
+    visible_devices,
+)
+from gputile.model.cards import Card
+from gputile.model.grants import ContainerGrant, Grant, Tile
+from gputile.model.refusals import RequestCode
+from gputile.model.requests import Ask, Constraints, Match, PodRequest, Role, Wish
+from gputile.model.units import ALL
+
+NAME = "vgpu"
+_POLICY = {"binpack": "binpack", "spread": "spread", "none": None}
+_TOPOLOGY = {
+    "none": (Wish.NO, Wish.NO),
+    "numa": (Wish.PREFER, Wish.NO),
+    "numa-strict": (Wish.REQUIRE, Wish.NO),
+    "link": (Wish.NO, Wish.PREFER),
+    "link-strict": (Wish.NO, Wish.REQUIRE),
+}
+
+
+def _number(settings: DialectSettings) -> str:
+    return f"{settings.vgpu_domain}/vgpu-number"
+
+
+def _memory(settings: DialectSettings) -> str:
+    return f"{settings.vgpu_domain}/vgpu-memory"
+
+
+def _cores(settings: DialectSettings) -> tuple[str, str]:
+    """Today's name, and the one of version 0.1."""
+    return f"{settings.vgpu_domain}/vgpu-cores", f"{settings.vgpu_domain}/vgpu-core"
+
+
+def resources(settings: DialectSettings) -> frozenset[str]:
+    return frozenset({_number(settings), _memory(settings), *_cores(settings)})
+
+
+# ---- read a pod ---------------------------------------------------------------------------------------------------
+
+
+def read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
+    asks = tuple(_ask(role, container, settings) for role, container in pod.containers())
+    warnings: list[str] = []
+    constraints = _constraints(pod, settings.vgpu_domain, warnings)
+    return request(NAME, pod, asks, constraints, warnings=warnings)
+
+
+def _ask(role: Role, container: Container, settings: DialectSettings) -> Ask:
+    cards = amount(container, _number(settings))
+    cores = max(amount(container, name) for name in _cores(settings))
+    memory = card_memory(container, _memory(settings), settings.vgpu_memory_factor)
+    if cores > ALL:
+        raise Unreadable(
+            RequestCode.OUT_OF_RANGE,
+            f"`{_cores(settings)[0]}` of container `{container.name}` is {cores}, percent of each card; write at most "
+            f"100, and more cards with `{_number(settings)}`",
+        )
+    if not cards:
+        if memory or cores:
+            has = _memory(settings) if memory else _cores(settings)[0]
+            raise no_device(container, has, _number(settings), f"{_number(settings)}: 1")
+        return Ask(container=container.name, role=role)
+    if not memory and not cores:
+        return Ask.whole(container.name, role, cards)
+    return Ask(
+        container=container.name,
+        role=role,
+        cards=cards,
+        memory=memory or None,
+        memory_percent=None if memory else ALL,
+        cores=cores,
+    )
+
+
+def _constraints(pod: Pod, domain: str, warnings: list[str]) -> Constraints:
+    said = pod.annotations
+    numa, links = one_of(said, f"{domain}/device-topology-mode", _TOPOLOGY) or (Wish.NO, Wish.NO)
+    if one_of(said, f"{domain}/memory-scheduler-policy", {"virtual": True, "physical": False}):
+        warnings.append(f"annotation `{domain}/memory-scheduler-policy: virtual` is read and not used")
+    return Constraints(
+        models=rules(said.get(f"{domain}/include-gpu-type"), Match.SUBSTRING),
+        not_models=rules(said.get(f"{domain}/exclude-gpu-type"), Match.SUBSTRING),
+        uuids=frozenset(names(said.get(f"{domain}/include-gpu-uuid"))),
+        not_uuids=frozenset(names(said.get(f"{domain}/exclude-gpu-uuid"))),
+        numa=numa,
+        links=links,
+        node_policy=one_of(said, f"{domain}/node-scheduler-policy", _POLICY),
+        card_policy=one_of(said, f"{domain}/device-scheduler-policy", _POLICY),
+    )
+
+
+# ---- grants ---------------------------------------------------------------------------------------------------------
+
+
+def write_grant(award: Award) -> Written:
+    domain, factor = award.settings.vgpu_domain, award.settings.vgpu_memory_factor
+    record = ";".join(
+        f"{held.container}["
+        + ",".join(f"{tile.index}_{tile.uuid}_{tile.cores}_{tile.memory // factor}" for tile in held.tiles)
+        + "]"
+        for held in award.grant.containers
+    )
+    return Written(
+        annotations={
+            f"{domain}/pre-allocated": record,
+            f"{domain}/predicate-node": award.grant.node,
+            f"{domain}/predicate-time": str(award.at),
+        },
+        labels={f"{domain}/assigned-phase": "allocating"},
+        env={held.container: _env(award, held) for held in award.grant.containers},
+    )
+
+
+def _env(award: Award, held: ContainerGrant) -> dict[str, str]:
+    uuids = visible_devices(held)["NVIDIA_VISIBLE_DEVICES"]
+    env = {
+        "NVIDIA_VISIBLE_DEVICES": uuids,
+        "MANAGER_VISIBLE_DEVICES": uuids,
+        "VGPU_POD_NAME": award.pod.name,
+        "VGPU_POD_NAMESPACE": award.pod.namespace,
+        "VGPU_POD_UID": award.grant.pod,
+        "VGPU_CONTAINER_NAME": held.container,
+    }
+    for position, tile in enumerate(held.tiles):
+        env[f"CUDA_MEM_LIMIT_{position}"] = f"{tile.memory}m"
+        env[f"CUDA_CORE_LIMIT_{position}"] = str(tile.cores)
+    return env
+
+
+def read_grant(
+    pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings
+) -> Grant | None:
+    """What the agent really gave wins over what the scheduler planned, container by container."""
+    domain = settings.vgpu_domain
+    found: dict[str, tuple[Tile, ...]] = {}
+    for key in ("pre-allocated", "real-allocated"):
+        found |= _record(str(pod.annotations.get(f"{domain}/{key}") or ""), settings.vgpu_memory_factor)
+    containers = tuple(
+        ContainerGrant(container.name, found[container.name], role)
+        for role, container in pod.containers()
+        if found.get(container.name)
+    )
+    if not containers:
+        return None
+    return Grant(pod=pod.uid, node=pod.node_name, dialect=NAME, containers=containers)
+
+
+def _record(said: str, factor: int) -> dict[str, tuple[Tile, ...]]:
+    """`<container>[<index>_<uuid>_<cores>_<memory>,...];...`"""
+    found: dict[str, tuple[Tile, ...]] = {}
+    for part in filter(None, said.split(";")):
+        container, opened, devices = part.partition("[")
+        if not opened or not devices.endswith("]"):
+            raise Unreadable(RequestCode.BAD_ANNOTATION, f"the allocation record has {part!r}")
+        found[container] = tuple(_tile(device, factor) for device in filter(None, devices[:-1].split(",")))
+    return found
+
+
+def _tile(device: str, factor: int) -> Tile:
+    parts = device.split("_")
+    if len(parts) < 4 or not all(part.isdecimal() for part in (parts[0], parts[-2], parts[-1])):
+        raise Unreadable(RequestCode.BAD_ANNOTATION, f"the allocation record has a device {device!r}")
+    return Tile("_".join(parts[1:-2]), int(parts[0][:9]), int(parts[-1][:9]) * factor, int(parts[-2][:9]))
+
+
+# ---- inventory ------------------------------------------------------------------------------------------------------
+
+
+class _Registered(msgspec.Struct, rename="camel"):
+    id: int
+    uuid: str
+    memory: int = 0
+    core: int = ALL
+    number: int = 0
+    type: str = ""
+    numa: int = -1
+    mig: bool = False
+    bus_id: str = ""
+    healthy: bool = False
+
+
+class _Config(msgspec.Struct, rename="camel"):
+    device_split: int = 0
+    memory_factor: int = 0
+
+
+class _Topology(msgspec.Struct):
+    index: int
+    links: dict[str, list[int]] = msgspec.field(default_factory=dict)
+
+
+_REGISTERS = msgspec.json.Decoder(list[_Registered])
+_CONFIGS = msgspec.json.Decoder(_Config)
+_TOPOLOGIES = msgspec.json.Decoder(list[_Topology])
+
+
+def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
+    domain = settings.vgpu_domain
+    register = node.annotations.get(f"{domain}/node-device-register")
+    if register is None:
+        return None
+    try:
+        found = _REGISTERS.decode(str(register))
+        config = _CONFIGS.decode(str(node.annotations.get(f"{domain}/node-config-info", "{}")))
+    except msgspec.DecodeError as wrong:
+        raise Unreadable(
+            RequestCode.BAD_ANNOTATION, f"annotation `{domain}/node-device-register` cannot be read: {wrong}"
+        ) from wrong
+    cards = tuple(
+        Card(
+            index=card.id,
+            uuid=card.uuid,
+            memory=card.memory,
+            cores=card.core,
+            slots=card.number or config.device_split or settings.slots_per_card,
+            model=card.type,
+            numa=card.numa,
+            pci=card.bus_id,
+            mode="mig" if card.mig else "",
+            healthy=card.healthy,
+        )
+        for card in found
+    )
+    return Inventory(cards, _links(node, cards, domain))
+
+
+def _links(node: NodeObject, cards: tuple[Card, ...], domain: str) -> tuple[tuple[int, ...], ...]:
+    """The closest link of each pair; an unreadable table only costs the preference."""
+    said = node.annotations.get(f"{domain}/node-device-topology")
+    if said is None:
+        return ()
+    try:
+        tables = {entry.index: entry.links for entry in _TOPOLOGIES.decode(str(said))}
+    except msgspec.DecodeError:
+        return ()
+    return tuple(
+        tuple(max(tables.get(card.index, {}).get(str(peer.index), [0]), default=0) for peer in cards)
+        for card in cards
+    )

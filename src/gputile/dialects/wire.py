@@ -1,0 +1,338 @@
+"""The few fields of Kubernetes objects that we read, and careful ways to read numbers and lists out of them.
+
+Inside `dialects/` a bad value raises `Unreadable`; the doors in `speaking` turn it into a `BadRequest`. Nobody outside
+sees the exception.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+
+from gputile.dialects.settings import DEFAULTS, DialectSettings
+from gputile.model.cards import Card
+from gputile.model.grants import ContainerGrant, Grant, take
+from gputile.model.refusals import BadRequest, RequestCode
+from gputile.model.requests import Ask, Constraints, PodRequest, Role, phases
+from gputile.model.units import LARGEST_CARD, MiB, Millicores, Quantity, host_mebibytes, millicores, quantity
+
+Text: TypeAlias = Mapping[str, str | int | float | bool | None]
+"""Labels or annotations. In a hand-written manifest a value may be a number; Kubernetes would refuse it, we read it."""
+
+
+class Resources(msgspec.Struct, frozen=True):
+    limits: dict[str, Quantity] | None = None
+    requests: dict[str, Quantity] | None = None
+
+
+class Container(msgspec.Struct, frozen=True, rename="camel"):
+    name: str = ""
+    resources: Resources | None = None
+    restart_policy: str | None = None
+
+
+class Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    name: str | None = None
+    generate_name: str | None = None
+    namespace: str | None = None
+    uid: str | None = None
+    annotations: Text | None = None
+    labels: Text | None = None
+
+
+class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
+    containers: tuple[Container, ...] | None = None
+    init_containers: tuple[Container, ...] | None = None
+    node_name: str | None = None
+    overhead: dict[str, Quantity] | None = None
+
+
+class Pod(msgspec.Struct, frozen=True):
+    metadata: Metadata | None = None
+    spec: PodSpec | None = None
+
+    @property
+    def annotations(self) -> Text:
+        return (self.metadata and self.metadata.annotations) or {}
+
+    @property
+    def labels(self) -> Text:
+        return (self.metadata and self.metadata.labels) or {}
+
+    @property
+    def uid(self) -> str:
+        return (self.metadata and self.metadata.uid) or ""
+
+    @property
+    def name(self) -> str:
+        return (self.metadata and (self.metadata.name or self.metadata.generate_name)) or ""
+
+    @property
+    def namespace(self) -> str:
+        return (self.metadata and self.metadata.namespace) or "default"
+
+    @property
+    def node_name(self) -> str:
+        return (self.spec and self.spec.node_name) or ""
+
+    def containers(self) -> Iterator[tuple[Role, Container]]:
+        """Every container in the order it starts: init containers first, sidecars among them."""
+        for container in (self.spec and self.spec.init_containers) or ():
+            yield (Role.SIDECAR if container.restart_policy == "Always" else Role.INIT), container
+        for container in (self.spec and self.spec.containers) or ():
+            yield Role.APP, container
+
+
+class NodeStatus(msgspec.Struct, frozen=True):
+    capacity: dict[str, Quantity] | None = None
+    allocatable: dict[str, Quantity] | None = None
+
+
+class NodeObject(msgspec.Struct, frozen=True):
+    metadata: Metadata | None = None
+    status: NodeStatus | None = None
+
+    @property
+    def name(self) -> str:
+        return (self.metadata and self.metadata.name) or ""
+
+    @property
+    def annotations(self) -> Text:
+        return (self.metadata and self.metadata.annotations) or {}
+
+    @property
+    def labels(self) -> Text:
+        return (self.metadata and self.metadata.labels) or {}
+
+    @property
+    def allocatable(self) -> Mapping[str, Quantity]:
+        return (self.status and self.status.allocatable) or {}
+
+    @property
+    def capacity(self) -> Mapping[str, Quantity]:
+        """Capacity, or allocatable where an agent filled only that."""
+        return (self.status and (self.status.capacity or self.status.allocatable)) or {}
+
+
+class Written(msgspec.Struct, kw_only=True):
+    """What a grant becomes on the wire, in the pod's own dialect."""
+
+    annotations: dict[str, str] = msgspec.field(default_factory=dict)
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    env: dict[str, dict[str, str]] = msgspec.field(default_factory=dict)  # by container
+
+
+class Award(msgspec.Struct, frozen=True, kw_only=True):
+    """A grant, and all that writing it in some dialect needs."""
+
+    grant: Grant
+    pod: Pod
+    asked: PodRequest
+    cards: tuple[Card, ...]  # of the node
+    at: int  # when, in nanoseconds since 1970
+    settings: DialectSettings = DEFAULTS
+
+    def card(self, index: int) -> Card | None:
+        return next((card for card in self.cards if card.index == index), None)
+
+
+class Inventory(msgspec.Struct, frozen=True):
+    """What a family's agent says of a node."""
+
+    cards: tuple[Card, ...]
+    links: tuple[tuple[int, ...], ...] = ()
+
+
+class Unreadable(Exception):
+    """A value that cannot be understood; caught at the doors of this room."""
+
+    def __init__(self, code: RequestCode, message: str) -> None:
+        super().__init__(message)
+        self.bad = BadRequest(code, message)
+
+
+def convert_pod(obj: Any) -> Pod | BadRequest:
+    """A pod as JSON, as our `Pod`. Any JSON value may come in."""
+    try:
+        return msgspec.convert(obj, Pod)
+    except msgspec.ValidationError as wrong:
+        return BadRequest(
+            RequestCode.MALFORMED, f"this is no pod: {wrong}; write it as `kubectl explain pod` shows"
+        )
+
+
+def convert_node(obj: Any) -> NodeObject | BadRequest:
+    """A node as JSON, as our `NodeObject`. Any JSON value may come in."""
+    try:
+        return msgspec.convert(obj, NodeObject)
+    except msgspec.ValidationError as wrong:
+        return BadRequest(
+            RequestCode.MALFORMED, f"this is no node: {wrong}; write it as `kubectl explain node` shows"
+        )
+
+
+# ---- numbers and lists ------------------------------------------------------------------------------------------
+
+
+def written(container: Container, resource: str) -> Quantity:
+    """What the container says of a resource: its limit, else its request."""
+    found = container.resources or Resources()
+    limits, requests = found.limits or {}, found.requests or {}
+    return limits[resource] if resource in limits else requests.get(resource)
+
+
+def amount(container: Container, resource: str) -> int:
+    """How much of a resource the container asks for; 0 when it does not."""
+    return _whole(written(container, resource), f"`{resource}` of container `{container.name}`")
+
+
+def _whole(said: Quantity, where: str) -> int:
+    if said is None:
+        return 0
+    value = quantity(said)
+    if value is None or value.denominator != 1:
+        raise Unreadable(RequestCode.NOT_A_NUMBER, f"{where} is {said!r}; write a whole number")
+    if value < 0:
+        raise Unreadable(RequestCode.NEGATIVE, f"{where} is {said}; write 0 or more")
+    if value >= 2**31:
+        raise Unreadable(
+            RequestCode.OUT_OF_RANGE,
+            f"{where} is {said}, more than any node has; the number has a unit of its own, write no Gi or Mi",
+        )
+    return int(value)
+
+
+def card_memory(container: Container, resource: str, unit: MiB) -> MiB:
+    """Memory per card in MiB, from a resource counted in `unit` MiB; refused when no card made is that large."""
+    units = amount(container, resource)
+    if units * unit > LARGEST_CARD:
+        raise Unreadable(
+            RequestCode.OUT_OF_RANGE,
+            f"`{resource}` of container `{container.name}` is {units}, and one unit is {unit} MiB: no card has that much "
+            f"memory; write at most what `kubectl describe node` shows for one card",
+        )
+    return units * unit
+
+
+def names(said: object) -> tuple[str, ...]:
+    """A comma list without blanks and empty entries."""
+    return () if said is None else tuple(part.strip() for part in str(said).split(",") if part.strip())
+
+
+def one_of(annotations: Text, key: str, allowed: Mapping[str, Any]) -> Any:
+    """The meaning of an annotation that must be one of a few words; None when it is absent or empty."""
+    said = str(annotations.get(key) or "").strip().lower()
+    if not said:
+        return None
+    if said not in allowed:
+        code = RequestCode.UNKNOWN_POLICY if "policy" in key else RequestCode.BAD_ANNOTATION
+        raise Unreadable(code, f"annotation `{key}` is {said!r}; write one of {', '.join(sorted(allowed))}")
+    return allowed[said]
+
+
+def flag(annotations: Text, key: str) -> bool:
+    """A yes-or-no annotation as Go's ParseBool reads it."""
+    yes_no = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
+    return bool(one_of(annotations, key, yes_no))
+
+
+def no_device(container: Container, has: str, carrier: str, line: str) -> Unreadable:
+    """The refusal of a container that names a share but not the resource the kubelet hands devices out for."""
+    return Unreadable(
+        RequestCode.NO_DEVICE_RESOURCE,
+        f"container `{container.name}` asks for `{has}` without `{carrier}`, and only that brings a card; add `{line}` "
+        f"to its limits",
+    )
+
+
+# ---- from containers to a request, from a grant to the wire -------------------------------------------------------
+
+
+def request(
+    dialect: str,
+    pod: Pod,
+    asks: tuple[Ask, ...],
+    constraints: Constraints | None = None,
+    *,
+    together: bool = False,
+    warnings: list[str] | None = None,
+) -> PodRequest | None:
+    """A request out of its parts, with the pod's CPU and memory; None when no container wants a card."""
+    if not any(ask.cards for ask in asks):
+        return None
+    cpu, memory = host_needs(pod)
+    return PodRequest(
+        dialect=dialect,
+        asks=asks,
+        together=together,
+        constraints=constraints or Constraints(),
+        cpu=cpu,
+        memory=memory,
+        warnings=tuple(warnings or ()),
+    )
+
+
+def host_needs(pod: Pod) -> tuple[Millicores, MiB]:
+    """The CPU and main memory that kube-scheduler counts for the pod."""
+    found = list(pod.containers())
+    alive = phases([role for role, _ in found])
+    sums: dict[int, tuple[int, int]] = {}
+    for (_, container), mine in zip(found, alive, strict=True):
+        cpu = millicores(_requested(container, "cpu")) or 0
+        memory = host_mebibytes(_requested(container, "memory")) or 0
+        for phase in mine:
+            before = sums.get(phase, (0, 0))
+            sums[phase] = (before[0] + cpu, before[1] + memory)
+    overhead = (pod.spec and pod.spec.overhead) or {}
+    extra = (millicores(overhead.get("cpu")) or 0, host_mebibytes(overhead.get("memory")) or 0)
+    return (
+        max((cpu for cpu, _ in sums.values()), default=0) + extra[0],
+        max((memory for _, memory in sums.values()), default=0) + extra[1],
+    )
+
+
+def _requested(container: Container, resource: str) -> Quantity:
+    found = container.resources or Resources()
+    requests, limits = found.requests or {}, found.limits or {}
+    return requests[resource] if resource in requests else limits.get(resource)
+
+
+def visible_devices(held: ContainerGrant) -> dict[str, str]:
+    """What every family's containers see: the UUIDs of their cards."""
+    return {"NVIDIA_VISIBLE_DEVICES": ",".join(tile.uuid for tile in held.tiles)}
+
+
+def grant_by_index(
+    pod: Pod, asked: PodRequest, cards: tuple[Card, ...], indices: Mapping[str, tuple[int, ...]]
+) -> Grant | None:
+    """A grant out of card indices per container, for the families that write no more; None if a card is missing."""
+    by_index = {card.index: card for card in cards}
+    containers = []
+    for ask in asked.asks:
+        if not ask.cards:
+            continue
+        chosen = [by_index.get(index) for index in indices.get(ask.container, ())]
+        found = tuple(take(ask, card) for card in chosen if card is not None)
+        if len(found) != ask.cards:
+            return None
+        containers.append(ContainerGrant(ask.container, found, ask.role))
+    return Grant(pod=pod.uid, node=pod.node_name, dialect=asked.dialect, containers=tuple(containers))
+
+
+def indices_of(said: object) -> tuple[int, ...]:
+    """`"0,2"` as numbers; whatever is no index is left out, so that the count will not match."""
+    return tuple(int(part) for part in names(said) if part.isdecimal() and len(part) < 6)
+
+
+def count_of(amounts: Mapping[str, Quantity], resource: str) -> int:
+    """A node's amount of a resource, 0 when absent or unreadable."""
+    value = quantity(amounts.get(resource))
+    return int(value) if value is not None and 0 <= value < 2**40 else 0
+
+
+def unnamed_cards(node: NodeObject, count: int, memory: MiB, **facts: Any) -> tuple[Card, ...]:
+    """Cards of which only number and average size are known. Their UUIDs are ours: `<node>#<index>`."""
+    return tuple(
+        Card(index=index, uuid=f"{node.name}#{index}", memory=memory, **facts)
+        for index in range(min(count, 1024))
+    )

@@ -1,0 +1,62 @@
+"""Units, and the one parser of Kubernetes quantities.
+
+Inside the program memory is whole MiB, cores are whole percent of one card, CPU is whole millicores. Conversion
+from what users write happens in `dialects/` and nowhere else.
+"""
+
+import re
+from fractions import Fraction
+from typing import TypeAlias
+
+MiB: TypeAlias = int
+Percent: TypeAlias = int  # of one card: 100 is the whole card
+Millicores: TypeAlias = int
+Quantity: TypeAlias = str | int | float | None  # as JSON or YAML may carry it
+
+ALL: Percent = 100
+
+LARGEST_CARD: MiB = 1024 * 1024
+"""No card made has a tebibyte of memory. A request beyond it is a slip of the unit, not a wish."""
+
+_QUANTITY = re.compile(
+    r"(?P<number>[+-]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30}))(?P<suffix>[numkMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,2})?"
+)
+_SUFFIX = {
+    "n": Fraction(1, 10**9),
+    "u": Fraction(1, 10**6),
+    "m": Fraction(1, 1000),
+    **{letter: Fraction(1000**power) for power, letter in enumerate("kMGTPE", start=1)},
+    **{f"{letter}i": Fraction(1024**power) for power, letter in enumerate("KMGTPE", start=1)},
+}
+
+
+def quantity(written: Quantity) -> Fraction | None:
+    """The exact value of `"500m"`, `"4Gi"`, `"1e3"`, `7`; None if it is no quantity."""
+    if written is None or isinstance(written, bool):
+        return None
+    match = _QUANTITY.fullmatch(str(written).strip())
+    if match is None:
+        return None
+    number, suffix = Fraction(match["number"]), match["suffix"]
+    if suffix is None:
+        return number
+    if suffix in _SUFFIX:
+        return number * _SUFFIX[suffix]
+    return number * Fraction(10) ** int(suffix[1:])
+
+
+def millicores(written: Quantity) -> Millicores | None:
+    """CPU as Kubernetes counts it, rounded up: `"0.5"` is 500."""
+    cpu = quantity(written)
+    return None if cpu is None else -int(-cpu * 1000 // 1)
+
+
+def host_mebibytes(written: Quantity) -> MiB | None:
+    """A node's or container's main memory, written in bytes, rounded up to MiB."""
+    size = quantity(written)
+    return None if size is None else -int(-size // 1024**2)
+
+
+def show_memory(amount: MiB) -> str:
+    """For people: `3072` is `3 GiB`, `3000` stays `3000 MiB`."""
+    return f"{amount // 1024} GiB" if amount and amount % 1024 == 0 else f"{amount} MiB"
