@@ -79,9 +79,7 @@ def _card_count(pod: Pod, containers: list[Container]) -> int:
         return max((amount(container, COUNT) for container in containers), default=0) or 1
     value = None if isinstance(said, bool) else quantity(said)
     if value is None or value.denominator != 1 or not 1 <= value <= 1024:
-        raise Unreadable(
-            RequestCode.NOT_A_NUMBER, f'`{COUNT}` of the pod is {said!r}; write a number such as "2"'
-        )
+        raise Unreadable(RequestCode.NOT_A_NUMBER, f'`{COUNT}` of the pod is {said!r}; write a number such as "2"')
     return int(value)
 
 
@@ -93,8 +91,8 @@ def _ask(role: Role, container: Container, cards: int, size: MiB) -> Ask:
         lower, upper = units - units % cards, units - units % cards + cards
         raise Unreadable(
             RequestCode.UNEVEN_SPLIT,
-            f"`{MEM}` of container `{container.name}` is {units}, which does not divide evenly over {cards} cards; write "
-            f"{f'{lower} or ' if lower else ''}{upper}, or another `{COUNT}`",
+            f"`{MEM}` of container `{container.name}` is {units}, which does not divide evenly over {cards} cards; "
+            f"write {f'{lower} or ' if lower else ''}{upper}, or another `{COUNT}`",
         )
     if cards == 1:
         return Ask(container=container.name, role=role, cards=1, memory=card_memory(container, MEM, size))
@@ -141,9 +139,7 @@ def _app_first(pod: Pod) -> list[tuple[Role, Container]]:
     return sorted(pod.containers(), key=lambda found: found[0] is not Role.APP)
 
 
-def read_grant(
-    pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings
-) -> Grant | None:
+def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
     if asked is None:
         return None
     by_container = _allocation(pod)
@@ -176,6 +172,4 @@ def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
             RequestCode.MALFORMED,
             f"node has `{MEM}` but no `{COUNT}`: its plugin may not patch nodes/status; restart it with that right",
         )
-    return Inventory(
-        unnamed_cards(node, count, memory // count * unit(settings), slots=settings.slots_per_card)
-    )
+    return Inventory(unnamed_cards(node, count, memory // count * unit(settings), slots=settings.slots_per_card))

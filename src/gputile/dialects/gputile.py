@@ -2,7 +2,7 @@
 
     gputile.io/gpu: 2          two cards (this resource carries the devices)
     gputile.io/memory: 3072    of each 3072 MiB; left out: all its memory
-    gputile.io/cores: 30       of each 30 percent of the cores; left out: none reserved, or all when memory is left out too
+    gputile.io/cores: 30       of each 30 % of the cores; left out: none reserved, or all if memory is left out too
 
 The grant (`gputile.io/grant` on the pod) and the inventory (`gputile.io/inventory` on the node) are JSON with a
 version; both are written for pods and nodes of every dialect, and are the truth when others disagree.
@@ -148,9 +148,7 @@ def write_grant(award: Award) -> Written:
     return Written(annotations={GRANT: msgspec.json.encode(record).decode()}, env=env)
 
 
-def read_grant(
-    pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings
-) -> Grant | None:
+def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
     """The grant on the pod. One that names another UID or node was copied, and raises."""
     said = pod.annotations.get(GRANT)
     if said is None:
@@ -158,9 +156,7 @@ def read_grant(
     try:
         record = _GRANTS.decode(str(said))
     except msgspec.DecodeError as wrong:
-        raise Unreadable(
-            RequestCode.BAD_ANNOTATION, f"annotation `{GRANT}` cannot be read: {wrong}"
-        ) from wrong
+        raise Unreadable(RequestCode.BAD_ANNOTATION, f"annotation `{GRANT}` cannot be read: {wrong}") from wrong
     if (record.pod, record.node) != (pod.uid, pod.node_name):
         raise Unreadable(
             RequestCode.BAD_ANNOTATION,
@@ -239,9 +235,7 @@ def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
     try:
         found = _INVENTORIES.decode(str(said))
     except msgspec.DecodeError as wrong:
-        raise Unreadable(
-            RequestCode.BAD_ANNOTATION, f"annotation `{INVENTORY}` cannot be read: {wrong}"
-        ) from wrong
+        raise Unreadable(RequestCode.BAD_ANNOTATION, f"annotation `{INVENTORY}` cannot be read: {wrong}") from wrong
     cordoned = {part.strip() for part in str(node.annotations.get(CORDON) or "").split(",")}
     cards = tuple(
         Card(
@@ -262,6 +256,4 @@ def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
     )
     if not any(c.links for c in found.cards):
         return Inventory(cards)
-    return Inventory(
-        cards, tuple(tuple(c.links.get(str(peer.index), 0) for peer in cards) for c in found.cards)
-    )
+    return Inventory(cards, tuple(tuple(c.links.get(str(peer.index), 0) for peer in cards) for c in found.cards))

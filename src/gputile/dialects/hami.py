@@ -71,9 +71,7 @@ def _ask(role: Role, container: Container, settings: DialectSettings, warnings: 
             raise no_device(container, share, GPU, f"{GPU}: 1")
         return Ask(container=container.name, role=role)
     if cores > ALL:
-        warnings.append(
-            f"`{CORES}` of container `{container.name}` is {cores}; 100 is the whole card and is used"
-        )
+        warnings.append(f"`{CORES}` of container `{container.name}` is {cores}; 100 is the whole card and is used")
     says_cores = written(container, CORES) is not None
     cores = min(cores, ALL) if says_cores else ALL if not memory and percent in (0, ALL) else 0
     return Ask(
@@ -92,11 +90,7 @@ def _check_weights(pod: Pod) -> list[str]:
     if said is None:
         return []
     parts = [part.split("=")[-1].strip() for part in names(said)]
-    if (
-        len(parts) != 3
-        or not all(part.isdecimal() for part in parts)
-        or not any(int(part[:9]) for part in parts)
-    ):
+    if len(parts) != 3 or not all(part.isdecimal() for part in parts) or not any(int(part[:9]) for part in parts):
         raise Unreadable(
             RequestCode.BAD_ANNOTATION,
             f"annotation `{WEIGHTS}` is {said!r}; write three numbers, for slot, core and memory, one of them above 0",
@@ -143,9 +137,7 @@ def _env(award: Award, held: ContainerGrant) -> dict[str, str]:
     return env
 
 
-def read_grant(
-    pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings
-) -> Grant | None:
+def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
     said = pod.annotations.get(ALLOCATED)
     if said is None:
         return None
@@ -204,9 +196,7 @@ def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
     try:
         found = _REGISTERS.decode(said) if said.startswith("[") else list(_old_register(said))
     except (msgspec.DecodeError, ValueError) as wrong:
-        raise Unreadable(
-            RequestCode.BAD_ANNOTATION, f"annotation `{REGISTER}` cannot be read: {wrong}"
-        ) from wrong
+        raise Unreadable(RequestCode.BAD_ANNOTATION, f"annotation `{REGISTER}` cannot be read: {wrong}") from wrong
     cordoned = names(node.annotations.get(CORDON))
     cards = tuple(
         Card(

@@ -69,7 +69,7 @@ def read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
     if len(spoken) > 1:
         raise Unreadable(
             RequestCode.MIXED_DIALECTS,
-            f"the pod asks in two generations of nano-gpu, `{spoken[0].core}` and `{spoken[1].core}`; write one of them",
+            f"the pod asks in two generations of nano, `{spoken[0].core}` and `{spoken[1].core}`; write one of them",
         )
     if not spoken:
         return None
@@ -120,15 +120,11 @@ def write_grant(award: Award) -> Written:
     return Written(annotations=annotations, labels={spoken.assumed: "true"}, env=env)
 
 
-def read_grant(
-    pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings
-) -> Grant | None:
+def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
     spoken = _spoken(pod)
     if asked is None or not spoken or str(pod.annotations.get(spoken[0].assumed)).lower() != "true":
         return None
-    indices = {
-        ask.container: indices_of(pod.annotations.get(spoken[0].prefix + ask.container)) for ask in asked.asks
-    }
+    indices = {ask.container: indices_of(pod.annotations.get(spoken[0].prefix + ask.container)) for ask in asked.asks}
     return grant_by_index(pod, asked, cards, indices)
 
 

@@ -37,9 +37,7 @@ def read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
     asks = []
     for role, container in pod.containers():
         cards = amount(container, GPU)
-        asks.append(
-            Ask.whole(container.name, role, cards) if cards else Ask(container=container.name, role=role)
-        )
+        asks.append(Ask.whole(container.name, role, cards) if cards else Ask(container=container.name, role=role))
     return request(NAME, pod, tuple(asks), by_nvidia_keys(pod))
 
 
@@ -47,9 +45,7 @@ def write_grant(award: Award) -> Written:
     return Written(env={held.container: visible_devices(held) for held in award.grant.containers})
 
 
-def read_grant(
-    pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings
-) -> Grant | None:
+def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
     return None
 
 

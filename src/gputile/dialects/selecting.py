@@ -8,7 +8,7 @@ from gputile.dialects.wire import Pod, Unreadable, flag, names, one_of
 from gputile.model.refusals import RequestCode
 from gputile.model.requests import Constraints, Match, ModelRule, Wish
 
-POLICIES = ("binpack", "spread", "random", "topology", "fragmentation", "tiling")
+POLICIES = ("binpack", "spread", "random", "topology")
 POLICY = {name: name for name in POLICIES}
 WISH = {"prefer": Wish.PREFER, "require": Wish.REQUIRE, "no": Wish.NO}
 
@@ -67,9 +67,7 @@ def _hami_card_policy(pod: Pod) -> tuple[str | None, Wish, bool]:
             f"annotation `{key}` names {unknown[0]!r}; write one or more of {', '.join(sorted(known))}, "
             "joined by commas",
         )
-    orders = [
-        word.removesuffix("-aware") for word in chain if word in {"binpack", "spread", "topology-aware"}
-    ]
+    orders = [word.removesuffix("-aware") for word in chain if word in {"binpack", "spread", "topology-aware"}]
     return (
         orders[0] if orders else None,
         Wish.PREFER if "numa" in chain else Wish.NO,

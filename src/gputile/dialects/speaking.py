@@ -112,8 +112,8 @@ def _refuse_resources_in_annotations(pod: Pod, spoken: dict[str, str], settings:
             if key in pod.annotations and key not in used:
                 raise Unreadable(
                     RequestCode.RESOURCE_IN_ANNOTATION,
-                    f"`{key}` is an annotation of the pod, where it has no effect; write `{key}: {pod.annotations[key]}` "
-                    "under `resources.limits` of the container",
+                    f"`{key}` is an annotation of the pod, where it has no effect; write "
+                    f"`{key}: {pod.annotations[key]}` under `resources.limits` of the container",
                 )
 
 
@@ -134,9 +134,7 @@ def write_grant(award: Award) -> Written:
     return Written(annotations=theirs.annotations | ours.annotations, labels=theirs.labels, env=theirs.env)
 
 
-def read_grant(
-    pod: Pod, cards: tuple[Card, ...], settings: DialectSettings = DEFAULTS
-) -> Grant | BadRequest | None:
+def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings = DEFAULTS) -> Grant | BadRequest | None:
     """What a bound pod holds: by our grant, else by its own dialect's record. None: it carries neither."""
     try:
         ours = gputile.read_grant(pod, None, cards, settings)
@@ -189,13 +187,10 @@ def _checked(found: Inventory) -> Inventory:
     """Two cards of one name, or a card of an impossible size, would let a tile be sold twice."""
     uuids = [card.uuid for card in found.cards]
     sizes_hold = all(
-        0 <= c.memory < 2**31 and 0 <= c.cores < 2**15 and 0 <= c.slots < 2**15 and c.uuid
-        for c in found.cards
+        0 <= c.memory < 2**31 and 0 <= c.cores < 2**15 and 0 <= c.slots < 2**15 and c.uuid for c in found.cards
     )
     if len(set(uuids)) != len(uuids) or len({c.index for c in found.cards}) != len(uuids) or not sizes_hold:
-        raise Unreadable(
-            RequestCode.MALFORMED, "two cards share a UUID or index, or a card has an impossible size"
-        )
+        raise Unreadable(RequestCode.MALFORMED, "two cards share a UUID or index, or a card has an impossible size")
     return found
 
 

@@ -90,9 +90,7 @@ def _check_core_limit(pod: Pod, edition: Edition) -> None:
         return
     value = None if isinstance(said, bool) else quantity(said)
     if value is None or value.denominator != 1 or value < 0:
-        raise Unreadable(
-            RequestCode.BAD_ANNOTATION, f'annotation `{key}` is {said!r}; write a percentage such as "60"'
-        )
+        raise Unreadable(RequestCode.BAD_ANNOTATION, f'annotation `{key}` is {said!r}; write a percentage such as "60"')
 
 
 def _ask(role: Role, container: Container, edition: Edition, warnings: list[str]) -> Ask:
@@ -105,15 +103,15 @@ def _ask(role: Role, container: Container, edition: Edition, warnings: list[str]
     if cores > ALL and cores % ALL:
         raise Unreadable(
             RequestCode.OUT_OF_RANGE,
-            f"`{edition.core}` of container `{container.name}` is {cores}; write less than 100 for a share of one card, "
-            f"or {cores // ALL * ALL} or {(cores // ALL + 1) * ALL} for whole cards",
+            f"`{edition.core}` of container `{container.name}` is {cores}; write less than 100 for a share of one "
+            f"card, or {cores // ALL * ALL} or {(cores // ALL + 1) * ALL} for whole cards",
         )
     if cores >= ALL:
         return Ask.whole(container.name, role, cores // ALL)
     if not memory:
         warnings.append(
-            f"container `{container.name}` asks for `{edition.core}` without `{edition.memory}`; it gets {cores} % of the "
-            f"card's memory"
+            f"container `{container.name}` asks for `{edition.core}` without `{edition.memory}`; it gets {cores} % of "
+            f"the card's memory"
         )
         return Ask(container=container.name, role=role, cards=1, memory_percent=cores, cores=cores)
     return Ask(container=container.name, role=role, cards=1, memory=memory, cores=cores)
@@ -123,9 +121,7 @@ def write_grant(award: Award) -> Written:
     prefix = _spoken(award.pod)[0].prefix
     positions = _positions(award.pod)
     annotations = {
-        f"{prefix}/predicate-gpu-idx-{positions[held.container]}": ",".join(
-            str(tile.index) for tile in held.tiles
-        )
+        f"{prefix}/predicate-gpu-idx-{positions[held.container]}": ",".join(str(tile.index) for tile in held.tiles)
         for held in award.grant.containers
     }
     annotations |= {
@@ -146,9 +142,7 @@ def _positions(pod: Pod) -> dict[str, int]:
     return {container.name: n for n, (_, container) in enumerate(ordered)}
 
 
-def read_grant(
-    pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings
-) -> Grant | None:
+def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
     spoken = _spoken(pod)
     if asked is None or not spoken:
         return None
@@ -189,9 +183,7 @@ def _registered(register: str, settings: DialectSettings) -> Inventory:
     try:
         found = _REGISTERS.decode(register)
     except msgspec.DecodeError as wrong:
-        raise Unreadable(
-            RequestCode.BAD_ANNOTATION, f"annotation `{REGISTER}` cannot be read: {wrong}"
-        ) from wrong
+        raise Unreadable(RequestCode.BAD_ANNOTATION, f"annotation `{REGISTER}` cannot be read: {wrong}") from wrong
     return Inventory(
         tuple(
             Card(

@@ -153,9 +153,7 @@ def _env(award: Award, held: ContainerGrant) -> dict[str, str]:
     return env
 
 
-def read_grant(
-    pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings
-) -> Grant | None:
+def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
     """What the agent really gave wins over what the scheduler planned, container by container."""
     domain = settings.vgpu_domain
     found: dict[str, tuple[Tile, ...]] = {}
@@ -260,6 +258,5 @@ def _links(node: NodeObject, cards: tuple[Card, ...], domain: str) -> tuple[tupl
     except msgspec.DecodeError:
         return ()
     return tuple(
-        tuple(max(tables.get(card.index, {}).get(str(peer.index), [0]), default=0) for peer in cards)
-        for card in cards
+        tuple(max(tables.get(card.index, {}).get(str(peer.index), [0]), default=0) for peer in cards) for card in cards
     )

@@ -156,9 +156,7 @@ def convert_pod(obj: Any) -> Pod | BadRequest:
     try:
         return msgspec.convert(obj, Pod)
     except msgspec.ValidationError as wrong:
-        return BadRequest(
-            RequestCode.MALFORMED, f"this is no pod: {wrong}; write it as `kubectl explain pod` shows"
-        )
+        return BadRequest(RequestCode.MALFORMED, f"this is no pod: {wrong}; write it as `kubectl explain pod` shows")
 
 
 def convert_node(obj: Any) -> NodeObject | BadRequest:
@@ -166,9 +164,7 @@ def convert_node(obj: Any) -> NodeObject | BadRequest:
     try:
         return msgspec.convert(obj, NodeObject)
     except msgspec.ValidationError as wrong:
-        return BadRequest(
-            RequestCode.MALFORMED, f"this is no node: {wrong}; write it as `kubectl explain node` shows"
-        )
+        return BadRequest(RequestCode.MALFORMED, f"this is no node: {wrong}; write it as `kubectl explain node` shows")
 
 
 # ---- numbers and lists ------------------------------------------------------------------------------------------
@@ -208,8 +204,8 @@ def card_memory(container: Container, resource: str, unit: MiB) -> MiB:
     if units * unit > LARGEST_CARD:
         raise Unreadable(
             RequestCode.OUT_OF_RANGE,
-            f"`{resource}` of container `{container.name}` is {units}, and one unit is {unit} MiB: no card has that much "
-            f"memory; write at most what `kubectl describe node` shows for one card",
+            f"`{resource}` of container `{container.name}` is {units}, and one unit is {unit} MiB: no card has that "
+            f"much memory; write at most what `kubectl describe node` shows for one card",
         )
     return units * unit
 
@@ -333,6 +329,5 @@ def count_of(amounts: Mapping[str, Quantity], resource: str) -> int:
 def unnamed_cards(node: NodeObject, count: int, memory: MiB, **facts: Any) -> tuple[Card, ...]:
     """Cards of which only number and average size are known. Their UUIDs are ours: `<node>#<index>`."""
     return tuple(
-        Card(index=index, uuid=f"{node.name}#{index}", memory=memory, **facts)
-        for index in range(min(count, 1024))
+        Card(index=index, uuid=f"{node.name}#{index}", memory=memory, **facts) for index in range(min(count, 1024))
     )

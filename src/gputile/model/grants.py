@@ -62,9 +62,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
                 by_phase = sums.setdefault(tile.uuid, {})
                 for phase in alive:
                     before = by_phase.get(phase, Use(0, 0, 0))
-                    by_phase[phase] = Use(
-                        before.memory + tile.memory, before.cores + tile.cores, before.slots + slots
-                    )
+                    by_phase[phase] = Use(before.memory + tile.memory, before.cores + tile.cores, before.slots + slots)
         return {uuid: _most(list(by_phase.values())) for uuid, by_phase in sums.items()}
 
 

@@ -1,0 +1,160 @@
+"""Which nodes fit, for all nodes at once. It must agree with `placing.place`, and a property test says it does.
+
+One piece is a matter of counting cards. Two single-card pieces fit if one card bears both, or if each finds a card that
+the other can do without. Anything harder is tried greedily on all nodes together; the few nodes where that fails
+although each piece alone would fit are given to the scalar search.
+"""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gputile.engine.grid import Grid, Ints, Mask, anywhere, count
+from gputile.engine.pieces import Piece
+from gputile.model.requests import Ask, Constraints, Wish
+
+Rows = NDArray[np.intp]
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """A request cut into pieces, with what is needed to answer it."""
+
+    pieces: tuple[Piece, ...]
+    rule: Constraints
+    grid: Grid
+    eligible: Mask  # cards that satisfy the constraints and are in use
+    numa: Ints
+    linked: Callable[[Mask, int], Mask]  # (fitting cards, how many): nodes with so many that are all linked
+    search: Callable[[Rows], Mask]  # the scalar search on these nodes
+
+
+def nodes_that_fit(question: Question) -> Mask:
+    """Cards only; CPU and memory of the host are the caller's to check."""
+    groups = _independent(question.pieces)
+    answer = _group_fits(groups[0], question)
+    for group in groups[1:]:
+        answer &= _group_fits(group, question)
+    return answer
+
+
+def _independent(pieces: Sequence[Piece]) -> list[tuple[Piece, ...]]:
+    """Groups that never run at the same time. A sidecar that outlives an init container ties all together."""
+    if any(len(piece.phases()) > 1 for piece in pieces):
+        return [tuple(pieces)]
+    by_phase: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        by_phase.setdefault(piece.phases()[0], []).append(piece)
+    return [tuple(group) for group in by_phase.values()]
+
+
+def _group_fits(pieces: tuple[Piece, ...], question: Question) -> Mask:
+    masks = [cards_that_fit(piece, question.grid, question.eligible, question.rule.idle) for piece in pieces]
+    if len(pieces) == 1:
+        return enough(pieces[0], masks[0], question)
+    if len(pieces) == 2 and _simple(pieces, question.rule):
+        return _pair_fits(pieces[0], pieces[1], masks, question)
+    needed: Mask = np.logical_and.reduce([enough(p, m, question) for p, m in zip(pieces, masks, strict=True)])
+    rows = np.flatnonzero(needed)
+    unsure = rows if _wants_sets(question.rule) else rows[~_greedy(pieces, rows, question)]
+    needed[unsure] = question.search(unsure)
+    return needed
+
+
+def _simple(pieces: tuple[Piece, ...], rule: Constraints) -> bool:
+    return all(piece.cards == 1 and piece.phases() == [0] for piece in pieces) and not _wants_sets(rule)
+
+
+def _wants_sets(rule: Constraints) -> bool:
+    return Wish.REQUIRE in (rule.numa, rule.links)
+
+
+# ---- one piece ------------------------------------------------------------------------------------------------------
+
+
+def cards_that_fit(piece: Piece, grid: Grid, eligible: Mask, idle: bool) -> Mask:
+    """The cards that could take this piece, if it came alone."""
+    mask = eligible
+    if piece.exclusive or idle:
+        mask = mask & (grid.tenants == 0)
+    for phase in piece.phases():
+        asks = piece.asks_in(phase)
+        mask = mask & (grid.memory >= memory_needed(asks, grid.size))
+        mask &= grid.cores >= max(1, sum(ask.cores for ask in asks))
+        if piece.slots:
+            mask &= grid.slots >= piece.slots * len(asks)
+    return mask
+
+
+def memory_needed(asks: Sequence[Ask], size: Ints) -> Ints | int:
+    """Per card, where a percentage is asked for; else one number."""
+    fixed = sum(ask.memory for ask in asks if ask.memory is not None)
+    percents = [ask.memory_percent or 0 for ask in asks if ask.memory is None]
+    if not percents:
+        return fixed
+    parts = [size if percent == 100 else _part(size, percent) for percent in percents]
+    return sum(parts[1:], parts[0] + np.int32(fixed) if fixed else parts[0])
+
+
+def _part(size: Ints, percent: int) -> Ints:
+    return (size.astype(np.int64) * percent // 100).astype(np.int32)
+
+
+def enough(piece: Piece, mask: Mask, question: Question) -> Mask:
+    """Nodes with as many fitting cards as the piece wants, near enough to each other if that is required."""
+    rule = question.rule
+    if piece.cards == 1 and not _wants_sets(rule):
+        return anywhere(mask)
+    if rule.numa is Wish.REQUIRE:
+        return _enough_on_one_numa(piece.cards, mask, question)
+    plenty: Mask = count(mask) >= min(piece.cards, 255)
+    if rule.links is Wish.REQUIRE:
+        plenty &= question.linked(mask & plenty, piece.cards)
+    return plenty
+
+
+def _enough_on_one_numa(wanted: int, mask: Mask, question: Question) -> Mask:
+    answer = np.zeros(mask.shape[1], dtype=np.bool_)
+    for numa in np.unique(question.numa[mask]):
+        here = mask & (question.numa == numa)
+        plenty = count(here) >= min(wanted, 255)
+        if question.rule.links is Wish.REQUIRE:
+            plenty &= question.linked(here & plenty, wanted)
+        answer |= plenty
+    return answer
+
+
+# ---- several pieces -------------------------------------------------------------------------------------------------
+
+
+def _pair_fits(one: Piece, other: Piece, masks: list[Mask], question: Question) -> Mask:
+    """Exact: on one card together, or on two different ones."""
+    first, second = count(masks[0]), count(masks[1])
+    contested = (first == 1) & (second == 1) & anywhere(masks[0] & masks[1])
+    apart: Mask = (first >= 1) & (second >= 1) & ~contested
+    if one.exclusive or other.exclusive:
+        return apart
+    both = msgspec.structs.replace(one, asks=one.asks + other.asks, alive=one.alive + other.alive)
+    mask = cards_that_fit(both, question.grid, question.eligible, question.rule.idle)
+    return apart | anywhere(mask)
+
+
+def _greedy(pieces: tuple[Piece, ...], rows: Rows, question: Question) -> Mask:
+    """Hardest piece first, each onto the fullest cards that bear it, as if all ran at once. Success is proof."""
+    grid, eligible = question.grid.columns(rows), question.eligible[:, rows]
+    done = np.ones(len(rows), dtype=np.bool_)
+    every = np.arange(len(rows))
+    for piece in sorted(pieces, key=Piece.hardness, reverse=True):
+        mask = cards_that_fit(piece, grid, eligible, question.rule.idle)
+        done &= count(mask) >= min(piece.cards, 255)
+        fullest = np.argsort(np.where(mask, grid.memory, np.iinfo(np.int32).max), axis=0, kind="stable")
+        memory = memory_needed(piece.asks, grid.size)
+        for chosen in fullest[: piece.cards]:
+            if piece.exclusive:
+                grid.memory[chosen, every] = -1
+                continue
+            grid.memory[chosen, every] -= memory if isinstance(memory, int) else memory[chosen, every]
+            grid.cores[chosen, every] -= sum(ask.cores for ask in piece.asks)
+            grid.slots[chosen, every] -= piece.slots * len(piece.asks)
+    return done

@@ -1,0 +1,477 @@
+"""All nodes at once: which fit, which are best, and why the others do not.
+
+Room:  the arrays of `grid`, changed node by node and grant by grant; one thread, no I/O.
+Door:  `Fleet.best` answers a filter call, `Fleet.refusals` says why not, `hold` and `release` keep it up to date.
+       The fleet knows how much is held, not by whom: that is the book's.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputile.engine.fitting import Question, Rows, cards_that_fit, enough, memory_needed, nodes_that_fit
+from gputile.engine.grid import Grid, Mask, count
+from gputile.engine.pieces import Piece, cut
+from gputile.engine.placing import fits, piece_miss
+from gputile.engine.policies import Scores, Sums, policy_named
+from gputile.engine.shares import CARD, ask_share, free_share
+from gputile.engine.topology import closeness, closest, largest_linked
+from gputile.model.cards import Card, Node, NodeView, Room
+from gputile.model.grants import Use
+from gputile.model.refusals import NodeCode, Refusal
+from gputile.model.requests import Constraints, PodRequest
+
+KEEP = 16
+"""How many equally good nodes are named at most."""
+
+
+class Fleet:
+    """The cluster's cards. A row is a node's column in the arrays; rows of removed nodes are used again."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, int] = {}
+        self._nodes: list[Node | None] = []
+        self._places: list[dict[str, int]] = []  # by row: card UUID to its position
+        self._vacant: list[int] = []
+        self._models: dict[str, int] = {}
+        self._modes: dict[str, int] = {}
+        self._links: dict[tuple[tuple[int, ...], ...], int] = {(): 0}
+        self._eligible: dict[tuple[Any, ...], Mask] = {}
+        self._allocate(cards=8, nodes=16)
+
+    # ---- nodes ------------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._rows
+
+    def names(self) -> list[str]:
+        return list(self._rows)
+
+    def node(self, name: str) -> Node | None:
+        row = self._rows.get(name)
+        return None if row is None else self._nodes[row]
+
+    def set_node(self, node: Node) -> None:
+        """Add or replace a node. It comes empty: whoever holds its tiles must hold them again."""
+        row = self._rows.get(node.name)
+        if row is None:
+            row = self._vacant.pop() if self._vacant else len(self._nodes)
+            if row == len(self._nodes):
+                self._nodes.append(None)
+                self._places.append({})
+            self._rows[node.name] = row
+        self._grow(len(node.cards), row + 1)
+        self._write_row(row, node)
+        self._eligible.clear()
+
+    def remove_node(self, name: str) -> None:
+        row = self._rows.pop(name, None)
+        if row is not None:
+            self._write_row(row, Node(name=""))
+            self._nodes[row] = None
+            self._vacant.append(row)
+            self._eligible.clear()
+
+    def view(self, name: str) -> NodeView:
+        """The node as `place` sees it."""
+        return self._view(self._rows[name])
+
+    # ---- holding ----------------------------------------------------------------------------------------------------
+
+    def hold(self, name: str, uses: Mapping[str, Use], cpu: int = 0, memory: int = 0) -> None:
+        """Take what a pod uses off the node. Unknown nodes and cards are passed over."""
+        self._book(name, uses, cpu, memory, 1)
+
+    def release(self, name: str, uses: Mapping[str, Use], cpu: int = 0, memory: int = 0) -> None:
+        """Give back what `hold` took."""
+        self._book(name, uses, cpu, memory, -1)
+
+    def _book(self, name: str, uses: Mapping[str, Use], cpu: int, memory: int, sign: int) -> None:
+        row = self._rows.get(name)
+        if row is None:
+            return
+        places = self._places[row]
+        for uuid, use in uses.items():
+            at = places.get(uuid, -1), row
+            if at[0] < 0:
+                continue
+            size, core_size = int(self._size[at]), int(self._core_size[at])
+            before = free_share(int(self._memory[at]), int(self._cores[at]), size, core_size)
+            self._memory[at] -= sign * use.memory
+            self._cores[at] -= sign * use.cores
+            self._slots[at] -= sign * use.slots
+            self._tenants[at] += sign
+            if self._usable[at]:
+                after = free_share(int(self._memory[at]), int(self._cores[at]), size, core_size)
+                self._share[row] += after - before
+        self._cpu[row] -= sign * cpu
+        self._host[row] -= sign * memory
+
+    def free_shares(self) -> dict[str, int]:
+        """By node: the free share of its usable cards, in `shares.CARD`."""
+        return {name: int(self._share[row]) for name, row in self._rows.items()}
+
+    # ---- asking -----------------------------------------------------------------------------------------------------
+
+    def fits(self, request: PodRequest) -> Mask:
+        """By row: whether the node takes the pod now."""
+        return self._fits(request, self._grid())
+
+    def scores(self, request: PodRequest, fitting: Mask, policy: str | None = None, seed: int = 0) -> Scores:
+        """By row: how good the node is under the policy; -inf where the pod does not fit."""
+        chosen = policy_named(request.constraints.node_policy, policy)
+        pieces = cut(request)
+        n = len(self._nodes)
+        sums = Sums(
+            cpu_left=(self._cpu[:n] - request.cpu).astype(np.float64),
+            cpu_size=self._cpu_size[:n],
+            share_left=self._share[:n] - self._share_wanted(pieces),
+            share_size=self._share_size[:n],
+            closeness=self._closeness(request, pieces, fitting) if chosen.by_links else None,
+        )
+        return np.where(fitting, chosen.score_nodes(sums, seed), -np.inf)
+
+    def best(
+        self,
+        request: PodRequest,
+        policy: str | None = None,
+        *,
+        seed: int = 0,
+        among: Iterable[str] | None = None,
+        keep: int = KEEP,
+        slack: float = 0.0,
+    ) -> list[str]:
+        """The best node and those as good as it (within `slack`), best first; nothing if none fits."""
+        fitting = self.fits(request)
+        if among is not None:
+            fitting &= self._named(among)
+        scores = self.scores(request, fitting, policy, seed)
+        if not fitting.any():
+            return []
+        top = int(scores.argmax())
+        ties = np.flatnonzero(scores >= scores[top] - slack)
+        others = [row for row in ties[:keep].tolist() if row != top]
+        return [self._name(row) for row in (top, *others[: keep - 1])]
+
+    def refusals(self, request: PodRequest, among: Iterable[str] | None = None) -> list[Refusal]:
+        """Why each node that does not fit does not; the same answers as `place` gives one by one."""
+        names = list(self._rows) if among is None else list(among)
+        fitting = self.fits(request)
+        codes, wanted, found = self._misses(request)
+        curable = self._fits(request, self._empty_grid())
+        refusals = []
+        for name in names:
+            row = self._rows.get(name)
+            if row is None:
+                refusals.append(Refusal(name, NodeCode.UNKNOWN_NODE, 1, 0, False))
+            elif not fitting[row]:
+                refusals.append(
+                    Refusal(name, _CODES[codes[row]], int(wanted[row]), int(found[row]), bool(curable[row]))
+                )
+        return refusals
+
+    # ---- how it is done: fitting ------------------------------------------------------------------------------------
+
+    def _fits(self, request: PodRequest, grid: Grid) -> Mask:
+        question = self._question(request, cut(request), grid)
+        return nodes_that_fit(question) & (grid.cpu >= request.cpu) & (grid.host >= request.memory)
+
+    def _question(self, request: PodRequest, pieces: tuple[Piece, ...], grid: Grid) -> Question:
+        return Question(
+            pieces=pieces,
+            rule=request.constraints,
+            grid=grid,
+            eligible=self._eligible_cards(request.constraints),
+            numa=self._numa[:, : len(self._nodes)],
+            linked=self._linked,
+            search=lambda rows: self._search(request, rows, empty=grid.memory is grid.size),
+        )
+
+    def _grid(self) -> Grid:
+        n = len(self._nodes)
+        return Grid(
+            size=self._size[:, :n],
+            memory=self._memory[:, :n],
+            cores=self._cores[:, :n],
+            slots=self._slots[:, :n],
+            tenants=self._tenants[:, :n],
+            cpu=self._cpu[:n],
+            host=self._host[:n],
+        )
+
+    def _empty_grid(self) -> Grid:
+        """The cluster with nobody on it. Its free memory *is* its size, which is how it is told apart."""
+        n = len(self._nodes)
+        size = self._size[:, :n]
+        return Grid(
+            size=size,
+            memory=size,
+            cores=self._core_size[:, :n],
+            slots=self._slot_size[:, :n],
+            tenants=np.zeros_like(size),
+            cpu=self._cpu_size[:n].astype(np.int64),
+            host=self._host_size[:n],
+        )
+
+    def _search(self, request: PodRequest, rows: Rows, *, empty: bool) -> Mask:
+        """The scalar search; nodes whose cards are alike are searched once."""
+        known: dict[tuple[object, ...], bool] = {}
+        answers = np.zeros(len(rows), dtype=np.bool_)
+        cards_only, eligible = _without_host(request), self._eligible_cards(request.constraints)
+        for position, row in enumerate(rows.tolist()):
+            view = NodeView.empty(self._known(row)) if empty else self._view(row)
+            sizes = tuple((card.memory, card.numa) for card in view.node.cards)
+            likeness = (view.rooms, sizes, view.node.links, eligible[:, row].tobytes())
+            if likeness not in known:
+                known[likeness] = fits(cards_only, view)
+            answers[position] = known[likeness]
+        return answers
+
+    def _linked(self, mask: Mask, wanted: int) -> Mask:
+        """Nodes with `wanted` cards of the mask that are all linked with each other."""
+        answer = np.zeros(mask.shape[1], dtype=np.bool_)
+        for row, cards in self._card_sets(mask):
+            answer[row] = largest_linked(cards, wanted, self._known(row).link) >= wanted
+        return answer
+
+    def _card_sets(self, mask: Mask) -> list[tuple[int, list[int]]]:
+        return [(int(row), np.flatnonzero(mask[:, row]).tolist()) for row in np.flatnonzero(mask.any(axis=0))]
+
+    def _eligible_cards(self, rule: Constraints) -> Mask:
+        """Cards in use that satisfy the constraints; remembered until a node changes."""
+        key = (rule.models, rule.not_models, rule.uuids, rule.not_uuids, rule.modes)
+        found = self._eligible.get(key)
+        if found is None:
+            n = len(self._nodes)
+            found = self._usable[:, :n] & self._model_mask(rule) & self._uuid_mask(rule) & self._mode_mask(rule)
+            if len(self._eligible) >= 256:  # pods with UUID lists could fill memory with masks
+                self._eligible.clear()
+            self._eligible[key] = found
+        return found
+
+    def _model_mask(self, rule: Constraints) -> Mask:
+        accepted = np.array([rule.accepts_model(model) for model in self._models] or [True])
+        return accepted[self._model[:, : len(self._nodes)]]
+
+    def _mode_mask(self, rule: Constraints) -> Mask:
+        accepted = np.array([rule.accepts_mode(mode) and mode != "mig" for mode in self._modes] or [True])
+        return accepted[self._mode[:, : len(self._nodes)]]
+
+    def _uuid_mask(self, rule: Constraints) -> Mask:
+        mask = np.full((len(self._size), len(self._nodes)), not rule.uuids)
+        for row, places in enumerate(self._places):
+            if rule.uuids:
+                for uuid in rule.uuids & places.keys():
+                    mask[places[uuid], row] = True
+            for uuid in rule.not_uuids & places.keys():
+                mask[places[uuid], row] = False
+        return mask
+
+    # ---- how it is done: scoring ------------------------------------------------------------------------------------
+
+    def _share_wanted(self, pieces: tuple[Piece, ...]) -> Scores:
+        """By row: the share of cards that the pod would take, on cards of the node's average size."""
+        wanted = np.zeros(len(self._nodes))
+        for piece in pieces:
+            for ask in piece.asks_in(0):
+                if ask.memory is None:
+                    wanted += piece.cards * ask_share(ask, 1.0)
+                else:
+                    by_memory = ask.memory * self._per_mebibyte[: len(wanted)]
+                    wanted += piece.cards * np.maximum(by_memory, ask.cores * (CARD / 100))
+        return wanted
+
+    def _closeness(self, request: PodRequest, pieces: tuple[Piece, ...], fitting: Mask) -> Scores:
+        """By row: how close the best set of cards is for the piece that wants most of them."""
+        answer = np.zeros(len(self._nodes))
+        piece = max(pieces, key=lambda piece: piece.cards)
+        if piece.cards < 2:
+            return answer
+        mask = cards_that_fit(piece, self._grid(), self._eligible_cards(request.constraints), request.constraints.idle)
+        known: dict[tuple[int, bytes], int] = {}
+        for row, cards in self._card_sets(mask & fitting):
+            node = self._known(row)
+            key = (int(self._link[row]), bytes(cards))
+            if node.links and key not in known and len(cards) >= piece.cards:
+                known[key] = closeness(closest([], cards, piece.cards, node.link), node.link)
+            answer[row] = known.get(key, 0)
+        return answer
+
+    # ---- how it is done: why not ------------------------------------------------------------------------------------
+
+    def _misses(self, request: PodRequest) -> tuple[NDArray[np.int8], NDArray[np.int64], NDArray[np.int64]]:
+        """By row: the first rule that is not met, as `placing` orders them, and what was wanted and found."""
+        n = len(self._nodes)
+        verdict = _Verdict(n)
+        grid, rule, pieces = self._grid(), request.constraints, cut(request)
+        for row, node in enumerate(self._nodes):
+            if node is None or node.fault:
+                verdict.set_row(row, NodeCode(node.fault) if node else NodeCode.UNKNOWN_NODE, 1, 0)
+            elif not node.cards:
+                verdict.set_row(row, NodeCode.NO_CARDS, 1, 0)
+        question = self._question(request, pieces, grid)
+        for piece in pieces:
+            self._piece_misses(piece, rule, question, verdict)
+        verdict.set_where(~nodes_that_fit(question), NodeCode.TOGETHER, len(pieces), 0)
+        verdict.set_where(grid.cpu < request.cpu, NodeCode.CPU, request.cpu, grid.cpu)
+        verdict.set_where(grid.host < request.memory, NodeCode.HOST_MEMORY, request.memory, grid.host)
+        return verdict.codes, verdict.wanted, verdict.found
+
+    def _piece_misses(self, piece: Piece, rule: Constraints, question: Question, verdict: "_Verdict") -> None:
+        n, grid = len(self._nodes), question.grid
+        left = self._exists[:, :n].copy()
+        verdict.set_few(left, NodeCode.TOO_FEW_CARDS, piece.cards)
+        stages: list[tuple[NodeCode, Mask]] = [
+            (NodeCode.MODEL, self._model_mask(rule)),
+            (NodeCode.UUID, self._uuid_mask(rule)),
+            (NodeCode.MODE, self._mode_mask(rule)),
+            (NodeCode.UNHEALTHY, self._healthy[:, :n]),
+            (NodeCode.CORDONED, ~self._cordoned[:, :n]),
+            (NodeCode.TOO_SMALL, cards_that_fit(piece, self._empty_grid(), self._exists[:, :n], False)),
+            (NodeCode.NOT_IDLE, (grid.tenants == 0) | (not (piece.exclusive or rule.idle))),
+        ]
+        needs = [piece.asks_in(phase) for phase in piece.phases()]
+        stages += [(NodeCode.MEMORY, grid.memory >= memory_needed(asks, grid.size)) for asks in needs]
+        stages += [(NodeCode.CORES, grid.cores >= max(1, sum(ask.cores for ask in asks))) for asks in needs]
+        stages += [(NodeCode.SLOTS, grid.slots >= piece.slots * len(asks)) for asks in needs]
+        for code, mask in _merged(stages):
+            left &= mask
+            verdict.set_few(left, code, piece.cards)
+        for row in np.flatnonzero(verdict.open & ~enough(piece, left, question)):
+            miss = piece_miss(piece, rule, self._view(int(row)))  # NUMA or links: rare, and asks for a look
+            if miss is not None:
+                verdict.set_row(int(row), miss[0], piece.cards, miss[1])
+
+    # ---- how it is done: arrays -------------------------------------------------------------------------------------
+
+    def _allocate(self, cards: int, nodes: int) -> None:
+        def ints() -> NDArray[np.int32]:
+            return np.zeros((cards, nodes), dtype=np.int32)
+
+        def flags() -> Mask:
+            return np.zeros((cards, nodes), dtype=np.bool_)
+
+        self._size, self._core_size, self._slot_size = ints(), ints(), ints()
+        self._memory, self._cores, self._slots, self._tenants = ints(), ints(), ints(), ints()
+        self._model, self._mode, self._numa = ints(), ints(), ints()
+        self._exists, self._healthy, self._cordoned, self._usable = flags(), flags(), flags(), flags()
+        self._cpu, self._host, self._share, self._host_size = (np.zeros(nodes, dtype=np.int64) for _ in range(4))
+        self._cpu_size, self._share_size, self._per_mebibyte = (np.zeros(nodes) for _ in range(3))
+        self._link = np.zeros(nodes, dtype=np.int64)
+
+    def _grow(self, cards: int, nodes: int) -> None:
+        """Make room for that many, doubling, so that growing stays cheap."""
+        had_cards, had_nodes = self._size.shape
+        if cards <= had_cards and nodes <= had_nodes:
+            return
+        old = dict(vars(self))
+        self._allocate(max(cards, had_cards), max(nodes, had_nodes if nodes <= had_nodes else 2 * had_nodes))
+        for name, array in vars(self).items():
+            before = old[name]
+            if isinstance(before, np.ndarray) and before is not array:
+                array[tuple(slice(0, length) for length in before.shape)] = before
+
+    def _write_row(self, row: int, node: Node) -> None:
+        self._nodes[row] = node
+        self._places[row] = {card.uuid: position for position, card in enumerate(node.cards)}
+        for array in (self._exists, self._healthy, self._cordoned, self._usable, self._size):
+            array[:, row] = 0
+        for array in (self._memory, self._cores, self._slots, self._tenants, self._core_size, self._slot_size):
+            array[:, row] = 0
+        in_use = [card for card in node.cards if _usable(card, node)]
+        for position, card in enumerate(node.cards):
+            self._write_card(position, row, card)
+        for card in in_use:
+            self._usable[self._places[row][card.uuid], row] = True
+        self._cpu[row] = self._cpu_size[row] = node.cpu
+        self._host[row] = self._host_size[row] = node.memory
+        self._share[row] = sum(free_share(c.memory, c.cores, c.memory, c.cores) for c in in_use)
+        self._share_size[row] = CARD * len(in_use)
+        memory = sum(card.memory for card in node.cards)
+        self._per_mebibyte[row] = CARD * len(node.cards) / memory if memory else 0.0
+        self._link[row] = self._links.setdefault(node.links, len(self._links))
+
+    def _write_card(self, position: int, row: int, card: Card) -> None:
+        at = position, row
+        self._exists[at], self._healthy[at], self._cordoned[at] = True, card.healthy, card.cordoned
+        self._size[at] = self._memory[at] = card.memory
+        self._core_size[at] = self._cores[at] = card.cores
+        self._slot_size[at] = self._slots[at] = card.slots
+        self._numa[at] = card.numa
+        self._model[at] = self._models.setdefault(card.model, len(self._models))
+        self._mode[at] = self._modes.setdefault(card.mode, len(self._modes))
+
+    def _view(self, row: int) -> NodeView:
+        node = self._known(row)
+        columns = (self._memory, self._cores, self._slots, self._tenants)
+        lines = zip(*(array[: len(node.cards), row].tolist() for array in columns), strict=True)
+        return NodeView(
+            node=node,
+            rooms=tuple(Room(*line) for line in lines),
+            cpu=int(self._cpu[row]),
+            memory=int(self._host[row]),
+        )
+
+    def _known(self, row: int) -> Node:
+        node = self._nodes[row]
+        assert node is not None, "a removed node was asked for"
+        return node
+
+    def _name(self, row: int) -> str:
+        return self._known(row).name
+
+    def _named(self, names: Iterable[str]) -> Mask:
+        mask = np.zeros(len(self._nodes), dtype=np.bool_)
+        mask[[self._rows[name] for name in names if name in self._rows]] = True
+        return mask
+
+
+_CODES = tuple(NodeCode)
+_NUMBER = {code: number for number, code in enumerate(_CODES)}
+
+
+class _Verdict:
+    """Per node the first miss; later ones do not count."""
+
+    def __init__(self, nodes: int) -> None:
+        self.codes = np.zeros(nodes, dtype=np.int8)
+        self.wanted = np.zeros(nodes, dtype=np.int64)
+        self.found = np.zeros(nodes, dtype=np.int64)
+        self.open = np.ones(nodes, dtype=np.bool_)
+
+    def set_few(self, left: Mask, code: NodeCode, wanted: int) -> None:
+        number = count(left)
+        self.set_where(number < wanted, code, wanted, number)
+
+    def set_where(self, mask: Mask, code: NodeCode, wanted: int, found: Any) -> None:
+        new = mask & self.open
+        self.codes[new], self.wanted[new] = _NUMBER[code], wanted
+        self.found[new] = found if np.isscalar(found) else found[new]
+        self.open &= ~new
+
+    def set_row(self, row: int, code: NodeCode, wanted: int, found: int) -> None:
+        self.codes[row], self.wanted[row], self.found[row] = _NUMBER[code], wanted, found
+        self.open[row] = False
+
+
+def _merged(stages: list[tuple[NodeCode, Mask]]) -> list[tuple[NodeCode, Mask]]:
+    """One mask per code: a rule that holds in every phase of the pod's life."""
+    merged: dict[NodeCode, Mask] = {}
+    for code, mask in stages:
+        merged[code] = merged[code] & mask if code in merged else mask
+    return list(merged.items())
+
+
+def _usable(card: Card, node: Node) -> bool:
+    return card.healthy and not card.cordoned and not card.in_mig_mode and not node.fault
+
+
+def _without_host(request: PodRequest) -> PodRequest:
+    return PodRequest(
+        dialect=request.dialect, asks=request.asks, together=request.together, constraints=request.constraints
+    )

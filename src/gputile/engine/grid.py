@@ -1,0 +1,51 @@
+"""All cards of the cluster as arrays: one column per node, one line per card position.
+
+Structure of arrays, so that one comparison looks at every card of the cluster. Only `fleet` writes to it; `fitting`
+reads it. What a line or column holds beyond a node's cards is never eligible, so nobody needs to know where it ends.
+"""
+
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Ints: TypeAlias = NDArray[np.int32]
+Longs: TypeAlias = NDArray[np.int64]
+Mask: TypeAlias = NDArray[np.bool_]
+
+
+class Grid(msgspec.Struct, frozen=True, kw_only=True):
+    """What is free at one moment: cards x nodes, and per node."""
+
+    size: Ints  # memory of the card, MiB
+    memory: Ints  # free
+    cores: Ints
+    slots: Ints
+    tenants: Ints
+    cpu: Longs
+    host: Longs  # main memory, MiB
+
+    def columns(self, rows: NDArray[np.intp]) -> "Grid":
+        """A copy with only some of the nodes."""
+        return Grid(
+            size=self.size[:, rows],
+            memory=self.memory[:, rows],
+            cores=self.cores[:, rows],
+            slots=self.slots[:, rows],
+            tenants=self.tenants[:, rows],
+            cpu=self.cpu[rows],
+            host=self.host[rows],
+        )
+
+
+def count(mask: Mask) -> NDArray[np.uint8]:
+    """True entries per node. Cards of a node fit a byte."""
+    number: NDArray[np.uint8] = np.add.reduce(mask.view(np.uint8), axis=0, dtype=np.uint8)
+    return number
+
+
+def anywhere(mask: Mask) -> Mask:
+    """Nodes with at least one True entry."""
+    some: Mask = np.logical_or.reduce(mask, axis=0)
+    return some

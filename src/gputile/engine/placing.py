@@ -1,0 +1,292 @@
+"""What fits on one node: the definition that everything else must agree with.
+
+`place` is scalar and pure. It finds an assignment of containers to cards whenever one exists (it tries the policy's
+favourite first and goes back when that leads nowhere), and otherwise says which rule left too few cards.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, combinations
+
+import msgspec
+
+from gputile.engine.pieces import Need, Piece, cut, phase_count
+from gputile.engine.policies import Rank, policy_named
+from gputile.engine.topology import all_linked, closest, largest_linked
+from gputile.model.cards import Card, NodeView, Room
+from gputile.model.grants import ContainerGrant, Grant, Tile, take
+from gputile.model.refusals import NodeCode, Refusal
+from gputile.model.requests import Constraints, PodRequest, Wish
+
+SEARCH_STEPS = 5000
+"""How many sets of cards are tried before giving up. Real pods need a handful; only a pod made to hurt needs more."""
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Where each container's tiles are on one node."""
+
+    node: str
+    containers: tuple[ContainerGrant, ...]
+
+    def grant(self, pod: str, dialect: str) -> Grant:
+        return Grant(pod=pod, node=self.node, dialect=dialect, containers=self.containers)
+
+
+def place(request: PodRequest, view: NodeView, policy: str | None = None, seed: int = 0) -> Placement | Refusal:
+    """Put every container of `request` on cards of the node, or say why not."""
+    pieces = cut(request)
+    fault = _node_fault(view)
+    if fault is not None:
+        return fault
+    board = _Board(request, view, policy, seed, phase_count(pieces))
+    found = _search([_Move(piece, view, request) for piece in _hardest_first(pieces)], board)
+    miss = _card_miss(pieces, request, view, board) if found is None else _host_miss(request, view)
+    if found is not None and miss is None:
+        return Placement(view.node.name, _grants(request, view, found))
+    assert miss is not None, "cards were refused without a reason"
+    empty = NodeView.empty(view.node)
+    return Refusal(view.node.name, *miss, curable=view != empty and fits(request, empty))
+
+
+def fits(request: PodRequest, view: NodeView) -> bool:
+    return isinstance(place(request, view), Placement)
+
+
+# ---- which cards may serve ------------------------------------------------------------------------------------------
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """A rule that a card must pass, and the reason when too few pass it and those before."""
+
+    code: NodeCode
+    passes: Callable[[Piece, Constraints, Card, Room], bool]
+
+
+def _every(piece: Piece, card: Card, holds: Callable[[Need], bool]) -> bool:
+    return all(holds(need) for need in piece.needs(card.memory))
+
+
+FACTS = (
+    Stage(NodeCode.MODEL, lambda piece, rule, card, room: rule.accepts_model(card.model)),
+    Stage(NodeCode.UUID, lambda piece, rule, card, room: rule.accepts_uuid(card.uuid)),
+    Stage(NodeCode.MODE, lambda piece, rule, card, room: rule.accepts_mode(card.mode) and not card.in_mig_mode),
+    Stage(NodeCode.UNHEALTHY, lambda piece, rule, card, room: card.healthy),
+    Stage(NodeCode.CORDONED, lambda piece, rule, card, room: not card.cordoned),
+    Stage(NodeCode.TOO_SMALL, lambda piece, rule, card, room: _every(piece, card, lambda n: n.fits(Room.of(card)))),
+)
+"""Rules about the card itself; nobody's leaving changes them."""
+
+MOMENT = (
+    Stage(NodeCode.NOT_IDLE, lambda piece, rule, card, room: not (piece.exclusive or rule.idle) or not room.tenants),
+    Stage(NodeCode.MEMORY, lambda piece, rule, card, room: _every(piece, card, lambda n: n.fits_memory(room))),
+    Stage(NodeCode.CORES, lambda piece, rule, card, room: _every(piece, card, lambda n: n.fits_cores(room))),
+    Stage(NodeCode.SLOTS, lambda piece, rule, card, room: _every(piece, card, lambda n: n.fits_slots(room))),
+)
+"""Rules about what is free of it now."""
+
+
+# ---- the search -----------------------------------------------------------------------------------------------------
+
+
+def _hardest_first(pieces: Sequence[Piece]) -> list[Piece]:
+    return sorted(pieces, key=Piece.hardness, reverse=True)
+
+
+class _Move:
+    """A piece that waits for its cards: what it needs of each, None where it could not go even alone."""
+
+    def __init__(self, piece: Piece, view: NodeView, request: PodRequest) -> None:
+        self.piece, self.phases = piece, piece.phases()
+        self.needs = [
+            piece.needs(card.memory)
+            if all(stage.passes(piece, request.constraints, card, room) for stage in (*FACTS, *MOMENT))
+            else None
+            for card, room in zip(view.node.cards, view.rooms, strict=True)
+        ]
+
+
+NOTHING = Room(-1, -1, -1)  # what an exclusive container leaves to the others of its pod
+
+
+class _Board:
+    """The cards of one node while a placement is searched: what is left of each, in each phase of the pod."""
+
+    def __init__(self, request: PodRequest, view: NodeView, policy: str | None, seed: int, phases: int) -> None:
+        self.request, self.view, self.seed = request, view, seed
+        self.policy = policy_named(request.constraints.card_policy, view.node.card_policy, policy)
+        self.left = [[room] * phases for room in view.rooms]
+        self.held = [0] * len(view.rooms)  # pieces of this pod on the card
+        self.steps = 0
+
+    @property
+    def gave_up(self) -> bool:
+        return self.steps > SEARCH_STEPS
+
+    def choices(self, move: _Move) -> Iterator[Sequence[int]]:
+        """Sets of cards for the piece, the policy's favourite first; sets that differ in name only come once."""
+        rank = {card: self._rank(move, card) for card, _ in enumerate(self.left) if self._admits(move, card)}
+        fitting = sorted(rank, key=lambda card: (rank[card], card))
+        wanted = move.piece.cards
+        seen = set()
+        for group in self._groups(fitting, wanted):
+            for chosen in chain([self._favourite(group, rank, wanted)], combinations(group, wanted)):
+                if not self._allowed(chosen):
+                    continue
+                likeness = tuple(sorted(self._likeness(card) for card in chosen))
+                if likeness not in seen:
+                    seen.add(likeness)
+                    yield chosen
+
+    def put(self, move: _Move, chosen: Sequence[int]) -> list[list[Room]]:
+        """Take the piece's needs off its cards; returns what was there, for `take_back`."""
+        before = [self.left[card] for card in chosen]
+        for card in chosen:
+            self.held[card] += 1
+            left = list(self.left[card])
+            for need in move.needs[card] or ():
+                left[need.phase] = NOTHING if move.piece.exclusive else need.off(left[need.phase])
+            self.left[card] = left
+        return before
+
+    def take_back(self, chosen: Sequence[int], before: list[list[Room]]) -> None:
+        for card, left in zip(chosen, before, strict=True):
+            self.held[card] -= 1
+            self.left[card] = left
+
+    def _card(self, card: int) -> Card:
+        return self.view.node.cards[card]
+
+    def _admits(self, move: _Move, card: int) -> bool:
+        needs, left, room = move.needs[card], self.left[card], self.view.rooms[card]
+        if needs is None:
+            return False
+        if move.piece.exclusive:
+            return all(left[phase] is room for phase in move.phases)
+        return all(need.fits_beside(left[need.phase]) for need in needs)
+
+    def _rank(self, move: _Move, card: int) -> Rank:
+        """Init containers go where their pod is anyway: the kubelet gives them those devices."""
+        links = sum(self.view.node.link(card, peer) for peer, room in enumerate(self.view.rooms) if not room.tenants)
+        stranger = int(move.piece.is_init and not self.held[card])
+        main = self.left[card][move.phases[0]]
+        return (stranger, *self.policy.rank_card(self._card(card), main, links, self.seed))
+
+    def _groups(self, fitting: list[int], wanted: int) -> list[list[int]]:
+        """The cards to choose among: all, or those of one NUMA node after the other."""
+        wish = self.request.constraints.numa
+        groups = [] if wish is Wish.REQUIRE else [fitting]
+        if wish is not Wish.NO:
+            by_numa: dict[int, list[int]] = {}
+            for card in fitting:
+                by_numa.setdefault(self._card(card).numa, []).append(card)
+            groups = [*by_numa.values(), *groups]
+        return [group for group in groups if len(group) >= wanted]
+
+    def _favourite(self, group: list[int], rank: dict[int, Rank], wanted: int) -> list[int]:
+        """The first by rank; among equals, and when links come first among all, the best-linked set."""
+        if wanted == 1 or not self.view.node.links:
+            return group[:wanted]
+        if self.policy.by_links or self.request.constraints.links is not Wish.NO:
+            return closest([], group, wanted, self.view.node.link)
+        last = rank[group[wanted - 1]]
+        better = [card for card in group if rank[card] < last]
+        equal = [card for card in group if rank[card] == last]
+        return closest(better, equal, wanted - len(better), self.view.node.link)
+
+    def _allowed(self, chosen: Sequence[int]) -> bool:
+        return self.request.constraints.links is not Wish.REQUIRE or all_linked(chosen, self.view.node.link)
+
+    def _likeness(self, card: int) -> tuple[object, ...]:
+        """Equal for cards that any further piece would find equally good."""
+        rooms = tuple((room.memory, room.cores, room.slots, room.tenants) for room in self.left[card])
+        rule = self.request.constraints
+        its_own = card if (rule.numa, rule.links) != (Wish.NO, Wish.NO) else -1
+        return (rooms, self._card(card).memory, self._card(card).cores, self._card(card).slots, its_own)
+
+
+def _search(moves: list[_Move], board: _Board) -> dict[str, Sequence[int]] | None:
+    """Cards by container for all pieces, or None. Depth first, hardest piece first."""
+    if not moves:
+        return {}
+    move, rest = moves[0], moves[1:]
+    for chosen in board.choices(move):
+        board.steps += 1
+        if board.gave_up:
+            return None
+        before = board.put(move, chosen)
+        found = _search(rest, board)
+        board.take_back(chosen, before)
+        if found is not None:
+            return {**found, **{ask.container: chosen for ask in move.piece.asks}}
+    return None
+
+
+def _grants(request: PodRequest, view: NodeView, found: dict[str, Sequence[int]]) -> tuple[ContainerGrant, ...]:
+    grants = []
+    for ask in request.asks:
+        if ask.cards:
+            tiles: list[Tile] = [take(ask, view.node.cards[card]) for card in sorted(found[ask.container])]
+            grants.append(ContainerGrant(ask.container, tuple(tiles), ask.role))
+    return tuple(grants)
+
+
+# ---- why not --------------------------------------------------------------------------------------------------------
+
+
+def _node_fault(view: NodeView) -> Refusal | None:
+    node = view.node
+    if node.fault:
+        return Refusal(node.name, NodeCode(node.fault), 1, 0, False)
+    if not node.cards:
+        return Refusal(node.name, NodeCode.NO_CARDS, 1, 0, False)
+    return None
+
+
+def _host_miss(request: PodRequest, view: NodeView) -> tuple[NodeCode, int, int] | None:
+    if request.cpu > view.cpu:
+        return NodeCode.CPU, request.cpu, view.cpu
+    if request.memory > view.memory:
+        return NodeCode.HOST_MEMORY, request.memory, view.memory
+    return None
+
+
+def _card_miss(
+    pieces: tuple[Piece, ...], request: PodRequest, view: NodeView, board: _Board
+) -> tuple[NodeCode, int, int]:
+    """The first rule that leaves too few cards; if every piece fits alone, then that they do not fit together."""
+    for piece in pieces:
+        miss = piece_miss(piece, request.constraints, view)
+        if miss is not None:
+            return miss[0], piece.cards, miss[1]
+    return (NodeCode.SEARCH if board.gave_up else NodeCode.TOGETHER), len(pieces), 0
+
+
+def piece_miss(piece: Piece, rule: Constraints, view: NodeView) -> tuple[NodeCode, int] | None:
+    """The first rule at which this piece alone finds too few cards, and how many it found."""
+    if len(view.rooms) < piece.cards:
+        return NodeCode.TOO_FEW_CARDS, len(view.rooms)
+    left = list(range(len(view.rooms)))
+    for stage in (*FACTS, *MOMENT):
+        left = [card for card in left if stage.passes(piece, rule, view.node.cards[card], view.rooms[card])]
+        if len(left) < piece.cards:
+            return stage.code, len(left)
+    if rule.numa is Wish.REQUIRE:
+        numa = [view.node.cards[card].numa for card in left]
+        most = max(numa.count(one) for one in numa)
+        if most < piece.cards:
+            return NodeCode.NUMA, most
+    if rule.links is Wish.REQUIRE:
+        most = _most_linked(left, piece.cards, rule, view)
+        if most < piece.cards:
+            return NodeCode.LINKS, most
+    return None
+
+
+def _most_linked(cards: list[int], wanted: int, rule: Constraints, view: NodeView) -> int:
+    """The largest linked set, inside one NUMA node if that is required too."""
+    if rule.numa is not Wish.REQUIRE:
+        return largest_linked(cards, wanted, view.node.link)
+    numas = {view.node.cards[card].numa for card in cards}
+    return max(
+        largest_linked([card for card in cards if view.node.cards[card].numa == numa], wanted, view.node.link)
+        for numa in numas
+    )

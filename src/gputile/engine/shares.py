@@ -1,0 +1,32 @@
+"""How full a card is, as one number.
+
+A card has memory and cores; policies compare cards and nodes by the share that is still free, which is the smaller of
+the two: a card without free memory is full, however many cores are left.
+"""
+
+from gputile.model.cards import Card, Room
+from gputile.model.requests import Ask
+from gputile.model.units import ALL, MiB, Percent
+
+CARD = 10_000
+"""One whole card. Whole numbers, so that what is added and taken away again sums to nothing."""
+
+
+def free_share(memory: MiB, cores: Percent, of_memory: MiB, of_cores: Percent) -> int:
+    """The free share of a card with so much free, out of so much."""
+    by_memory = memory * CARD // of_memory if of_memory else CARD
+    by_cores = cores * CARD // of_cores if of_cores else 0
+    return max(0, min(by_memory, by_cores))
+
+
+def room_share(card: Card, room: Room) -> int:
+    return free_share(room.memory, room.cores, card.memory, card.cores)
+
+
+def ask_share(ask: Ask, card_memory: float) -> float:
+    """The share of a card of that size which one tile of `ask` takes."""
+    if ask.memory is None:
+        by_memory = (ask.memory_percent or 0) / ALL
+    else:
+        by_memory = ask.memory / card_memory if card_memory else 0.0
+    return CARD * max(by_memory, ask.cores / ALL)

@@ -1,0 +1,112 @@
+"""Small clusters and requests that collide: cards of few sizes, tiles that half fit, every constraint now and then."""
+
+from hypothesis import strategies as st
+
+from gputile.model.cards import Card, Node, NodeView, Room
+from gputile.model.requests import Ask, Constraints, Match, ModelRule, PodRequest, Role, Wish
+
+SIZES = st.sampled_from([4, 8, 16])
+MODELS = st.sampled_from(["A10", "A100", "T4"])
+
+
+@st.composite
+def cards(draw: st.DrawFn, index: int) -> Card:
+    return Card(
+        index=index,
+        uuid=f"u{index}",
+        memory=draw(SIZES),
+        model=draw(MODELS),
+        slots=draw(st.sampled_from([1, 2, 10])),
+        numa=draw(st.integers(0, 1)),
+        mode=draw(st.sampled_from(["", "", "", "hami-core", "mig"])),
+        healthy=draw(st.sampled_from([True, True, True, True, False])),
+        cordoned=draw(st.sampled_from([False, False, False, False, True])),
+    )
+
+
+@st.composite
+def nodes(draw: st.DrawFn, name: str = "n", most: int = 4) -> Node:
+    found = tuple(draw(cards(index)) for index in range(draw(st.integers(0, most))))
+    table = draw(st.lists(st.integers(0, 2), min_size=len(found) ** 2, max_size=len(found) ** 2))
+    links = tuple(
+        tuple(table[min(a, b) * len(found) + max(a, b)] for b in range(len(found))) for a in range(len(found))
+    )
+    return Node(
+        name=name,
+        cards=found,
+        cpu=draw(st.sampled_from([4000, 8000])),
+        memory=1000,
+        links=draw(st.sampled_from([(), links])),
+        fault=draw(st.sampled_from([*[""] * 9, "AgentSilent"])),
+    )
+
+
+@st.composite
+def views(draw: st.DrawFn, name: str = "n", most: int = 4) -> NodeView:
+    node = draw(nodes(name, most))
+    rooms = []
+    for card in node.cards:
+        tenants = draw(st.sampled_from([0, 0, 1, 2]))
+        rooms.append(
+            Room(
+                card.memory - (draw(st.integers(0, card.memory)) if tenants else 0),
+                card.cores - (draw(st.sampled_from([0, 30, 50, 100])) if tenants else 0),
+                card.slots - min(tenants, card.slots),
+                tenants,
+            )
+        )
+    return NodeView(node=node, rooms=tuple(rooms), cpu=node.cpu - draw(st.sampled_from([0, 3000])), memory=1000)
+
+
+@st.composite
+def asks(draw: st.DrawFn, name: str, role: Role, most_cards: int = 3) -> Ask:
+    count = draw(st.integers(1, most_cards))
+    kind = draw(st.sampled_from(["whole", "memory", "memory", "memory", "percent", "cores"]))
+    if kind == "whole":
+        return Ask.whole(name, role, count)
+    cores = draw(st.sampled_from([0, 0, 20, 50, 100]))
+    if kind == "percent":
+        percent = draw(st.sampled_from([10, 50, 100]))
+        return Ask(container=name, role=role, cards=count, memory_percent=percent, cores=cores)
+    size = draw(st.integers(1, 8)) if kind == "memory" else 0
+    return Ask(container=name, role=role, cards=count, memory=size, cores=cores)
+
+
+@st.composite
+def constraints(draw: st.DrawFn) -> Constraints:
+    if draw(st.booleans()):
+        return Constraints()
+    rule = st.builds(ModelRule, st.lists(MODELS, min_size=1, max_size=2).map(tuple), st.sampled_from(list(Match)))
+    uuids = st.sets(st.sampled_from(["u0", "u1", "u2"]), max_size=2).map(frozenset)
+    return Constraints(
+        models=draw(st.one_of(st.just(()), rule.map(lambda r: (r,)))),
+        not_models=draw(st.one_of(st.just(()), st.just(()), rule.map(lambda r: (r,)))),
+        uuids=draw(st.one_of(st.just(frozenset()), uuids)),
+        not_uuids=draw(st.one_of(st.just(frozenset()), st.just(frozenset()), uuids)),
+        modes=draw(st.sampled_from([frozenset[str](), frozenset({"hami-core"}), frozenset({"mps"})])),
+        numa=draw(st.sampled_from(list(Wish))),
+        links=draw(st.sampled_from(list(Wish))),
+        idle=draw(st.sampled_from([False, False, True])),
+    )
+
+
+@st.composite
+def requests(draw: st.DrawFn, most: int = 3) -> PodRequest:
+    together = draw(st.sampled_from([False, False, False, True]))
+    roles = draw(st.lists(st.sampled_from([Role.APP, Role.APP, Role.INIT, Role.SIDECAR]), min_size=1, max_size=most))
+    roles.sort(key=lambda role: role is Role.APP)  # init containers and sidecars come first, in any order
+    count = draw(st.integers(1, 2))
+    found = []
+    for n, role in enumerate(roles):
+        ask = draw(asks(f"c{n}", role))
+        if together:
+            ask = Ask(container=ask.container, role=role, cards=count, memory=draw(st.integers(1, 6)))
+        found.append(ask)
+    return PodRequest(
+        dialect=draw(st.sampled_from(["gputile", "vcuda"])),
+        asks=tuple(found),
+        together=together,
+        constraints=draw(constraints()),
+        cpu=draw(st.sampled_from([0, 0, 2000, 6000])),
+        memory=draw(st.sampled_from([0, 0, 2000])),
+    )
