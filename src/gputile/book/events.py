@@ -1,0 +1,143 @@
+"""What happens to the book, and what it wants done. Values only; `ledger` gives them their meaning."""
+
+from typing import TypeAlias
+
+import msgspec
+
+from gputile.model.cards import Node
+from gputile.model.grants import Grant, Use
+from gputile.model.units import MiB, Millicores
+
+
+class Holding(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod and what it holds of its node; without a grant, only CPU and memory."""
+
+    pod: str  # UID
+    node: str
+    name: str = ""  # namespace/name, for people
+    grant: Grant | None = None
+    cpu: Millicores = 0
+    memory: MiB = 0
+    priority: int = 0
+    started: float = 0.0
+
+    def uses(self) -> dict[str, Use]:
+        return dict(self.grant.uses()) if self.grant is not None else {}
+
+
+class NodeSeen(msgspec.Struct, frozen=True):
+    """A node is there, or has changed: cards, health, size."""
+
+    node: Node
+
+
+class NodeGone(msgspec.Struct, frozen=True):
+    name: str
+
+
+class Pencilled(msgspec.Struct, frozen=True):
+    """Filter chose a node for the pod; bind has not come yet."""
+
+    holding: Holding
+    at: float
+
+
+class Rubbed(msgspec.Struct, frozen=True):
+    """The pencil is not wanted any more."""
+
+    pod: str
+
+
+class Assumed(msgspec.Struct, frozen=True):
+    """Bind is about to tell the API server."""
+
+    holding: Holding
+    at: float
+
+
+class Forgotten(msgspec.Struct, frozen=True):
+    """The API server said a definite no to the bind."""
+
+    pod: str
+
+
+class Confirmed(msgspec.Struct, frozen=True):
+    """The cluster shows the pod on its node with its grant: the truth, whoever decided it."""
+
+    holding: Holding
+
+
+class Corrected(msgspec.Struct, frozen=True):
+    """The grant of a confirmed pod was set right."""
+
+    pod: str
+    grant: Grant
+
+
+class Gone(msgspec.Struct, frozen=True):
+    """The pod's containers are gone."""
+
+    pod: str
+
+
+class Promised(msgspec.Struct, frozen=True):
+    """Room is being made for this pod; others must not take it meanwhile."""
+
+    holding: Holding
+    until: float
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """Every pod on a node, as one list of the cluster shows them. What is not in it is gone."""
+
+    holdings: tuple[Holding, ...]
+
+
+class Tick(msgspec.Struct, frozen=True):
+    now: float
+
+
+Event: TypeAlias = (
+    NodeSeen
+    | NodeGone
+    | Pencilled
+    | Rubbed
+    | Assumed
+    | Forgotten
+    | Confirmed
+    | Corrected
+    | Gone
+    | Promised
+    | Listed
+    | Tick
+)
+
+
+class Denied(msgspec.Struct, frozen=True):
+    """The tile is not free (any more): place the pod again."""
+
+    pod: str
+    why: str
+
+
+class Verify(msgspec.Struct, frozen=True):
+    """An assumption is old: look at the live pod, and tell the book `Confirmed`, `Forgotten` or `Gone`."""
+
+    pod: str
+
+
+class Conflict(msgspec.Struct, frozen=True):
+    """The cluster shows more on a card than it has. The pod named is the one that came last."""
+
+    pod: str
+    node: str
+    cards: tuple[str, ...]
+
+
+class Freed(msgspec.Struct, frozen=True):
+    """Room appeared on a node: pods that wait may fit now."""
+
+    node: str
+
+
+Instruction: TypeAlias = Denied | Verify | Conflict | Freed

@@ -1,0 +1,405 @@
+"""The ledger: events in, instructions out.
+
+                  +---- Rubbed, Gone, Tick past its deadline ----+
+                  |                                              v
+    unknown --Pencilled--> pencilled --Assumed--> assumed    unknown
+       |                                          |     |        ^
+       |                                   Confirmed   Forgotten, Gone
+       |                                          v              ^
+       +----------Confirmed, Listed---------> confirmed --Gone---+
+
+A pencil is a hold for the moment between filter and bind. An assumption is a bind that may have reached the API server:
+it never expires by itself; past its deadline the ledger asks to `Verify` it. A promise keeps room for a pod that
+preempted; it holds while the pod holds nothing else, and ends when the pod is confirmed or gone, or in time.
+
+What the cluster shows always wins: a confirmed pod pushes pencils off its cards, and what then overlaps is reported.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+
+import msgspec
+
+from gputile.book.events import (
+    Assumed,
+    Confirmed,
+    Conflict,
+    Corrected,
+    Denied,
+    Event,
+    Forgotten,
+    Freed,
+    Gone,
+    Holding,
+    Instruction,
+    Listed,
+    NodeGone,
+    NodeSeen,
+    Pencilled,
+    Promised,
+    Rubbed,
+    Tick,
+    Verify,
+)
+from gputile.engine.fleet import Fleet
+from gputile.engine.preempting import Holder
+from gputile.model.cards import Node, NodeView, Room
+from gputile.model.errors import DoubleBooked
+from gputile.model.grants import Grant, Use
+
+
+class BookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of this room."""
+
+    pencil_ttl: float = 2.0
+    """Seconds that filter's choice is held for bind."""
+
+    assume_ttl: float = 30.0
+    """Seconds after which an unconfirmed bind is looked up. Longer than one API-server restart."""
+
+    story: int = 2000
+    """How many events are remembered for the story of an alarm."""
+
+
+class State(StrEnum):
+    PENCILLED = "pencilled"
+    ASSUMED = "assumed"
+    CONFIRMED = "confirmed"
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A pod in the book."""
+
+    state: State
+    holding: Holding
+    deadline: float = float("inf")
+
+
+class Ledger:
+    """See the module's diagram."""
+
+    def __init__(self, settings: BookSettings | None = None) -> None:
+        self.fleet = Fleet()
+        self._settings = settings or BookSettings()
+        self._entries: dict[str, Entry] = {}
+        self._on_node: dict[str, set[str]] = {}  # UIDs with an entry or an open promise there
+        self._promises: dict[str, Promised] = {}
+        self._disputed: set[str] = set()  # cards on which the cluster shows more than they have
+        self._story: deque[Event] = deque(maxlen=self._settings.story)
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    def entry(self, pod: str) -> Entry | None:
+        return self._entries.get(pod)
+
+    def entries(self) -> Iterable[Entry]:
+        return self._entries.values()
+
+    def promise(self, pod: str) -> Promised | None:
+        return self._promises.get(pod)
+
+    def pencils(self) -> int:
+        """How many pods are between filter and bind."""
+        return sum(entry.state is State.PENCILLED for entry in self._entries.values())
+
+    def holders(self, node: str) -> list[Holder]:
+        """The pods on a node, for preemption and explanation."""
+        found = []
+        for pod in sorted(self._on_node.get(node, ())):
+            entry = self._entries.get(pod)
+            if entry is not None:
+                h = entry.holding
+                found.append(
+                    Holder(
+                        pod=pod,
+                        name=h.name,
+                        priority=h.priority,
+                        started=h.started,
+                        uses=h.uses(),
+                        cpu=h.cpu,
+                        memory=h.memory,
+                    )
+                )
+        return found
+
+    @contextmanager
+    def aside(self, pod: str) -> Iterator[Fleet]:
+        """The fleet as this pod may see it: its own pencil and promise do not stand in its way."""
+        mine = [h for h in (self._pencil(pod), self._open_promise(pod)) if h is not None]
+        for holding in mine:
+            self._release(holding)
+        try:
+            yield self.fleet
+        finally:
+            for holding in mine:
+                self._hold(holding)
+
+    def _pencil(self, pod: str) -> Holding | None:
+        entry = self._entries.get(pod)
+        return entry.holding if entry is not None and entry.state is State.PENCILLED else None
+
+    def _open_promise(self, pod: str) -> Holding | None:
+        """The promise, while it is what holds the room."""
+        promised = self._promises.get(pod)
+        return promised.holding if promised is not None and pod not in self._entries else None
+
+    # ---- changing ---------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Take an event in; what comes out is for the caller to carry out."""
+        self._story.append(event)
+        match event:
+            case NodeSeen(node):
+                return self._node_seen(node)
+            case NodeGone(name):
+                return self._node_gone(name)
+            case Pencilled(holding, at):
+                return self._write(State.PENCILLED, holding, at + self._settings.pencil_ttl)
+            case Rubbed(pod):
+                return self._drop(pod, State.PENCILLED)
+            case Assumed(holding, at):
+                return self._write(State.ASSUMED, holding, at + self._settings.assume_ttl)
+            case Forgotten(pod):
+                return self._drop(pod, State.ASSUMED)
+            case Confirmed(holding):
+                return self._confirm(holding)
+            case Corrected(pod, grant):
+                return self._correct(pod, grant)
+            case Gone(pod):
+                return self._gone(pod)
+            case Promised(holding, until):
+                return self._promise(holding, until)
+            case Listed(holdings):
+                return self._listed(holdings)
+            case Tick(now):
+                return self._tick(now)
+
+    def _node_seen(self, node: Node) -> list[Instruction]:
+        if self.fleet.node(node.name) == node:
+            return []
+        self.fleet.set_node(node)
+        for pod in self._on_node.get(node.name, ()):
+            self._hold_again(pod)
+        return [*self._shrunk(node), Freed(node.name)]
+
+    def _shrunk(self, node: Node) -> list[Instruction]:
+        """A card that came back smaller than what is held of it: the pod that started last is named."""
+        done: list[Instruction] = []
+        for pod in sorted(self._on_node.get(node.name, ())):
+            self._drop(pod, State.PENCILLED)
+        holders = sorted(self.holders(node.name), key=lambda holder: (holder.started, holder.pod), reverse=True)
+        for holder in holders:
+            cards = self._oversold(self._entries[holder.pod].holding)
+            new = [card for card in cards if card not in self._disputed]
+            if new:
+                done.append(Conflict(holder.pod, node.name, tuple(new)))
+            self._disputed.update(cards)
+        return done
+
+    def _hold_again(self, pod: str) -> None:
+        entry = self._entries.get(pod)
+        holding = entry.holding if entry is not None else self._open_promise(pod)
+        if holding is not None:
+            self.fleet.hold(holding.node, holding.uses(), holding.cpu, holding.memory)
+
+    def _node_gone(self, name: str) -> list[Instruction]:
+        """Pods stay in the book until the cluster says they are gone; the node may come back."""
+        self.fleet.remove_node(name)
+        for pod in list(self._on_node.get(name, ())):
+            self._drop(pod, State.PENCILLED)
+        return []
+
+    def _write(self, state: State, holding: Holding, deadline: float) -> list[Instruction]:
+        """Pencil or assume, if the tiles are free for this pod."""
+        pod = holding.pod
+        entry = self._entries.get(pod)
+        if entry is not None and entry.state is not State.PENCILLED:
+            repeated = state is State.ASSUMED and entry.state is state and entry.holding == holding
+            return [] if repeated else [Denied(pod, f"the pod is {entry.state} on {entry.holding.node}")]
+        with self.aside(pod) as fleet:
+            short = _cards_short(fleet, holding)
+        if short:
+            return [Denied(pod, f"no room on {', '.join(short)} of node {holding.node}")]
+        self._replace(pod, Entry(state, holding, deadline))
+        return []
+
+    def _drop(self, pod: str, state: State) -> list[Instruction]:
+        """Take a pod out, if it is in this state; a later state is not undone by an earlier one's end."""
+        entry = self._entries.get(pod)
+        if entry is None or entry.state is not state:
+            return []
+        self._replace(pod, None)
+        return [Freed(entry.holding.node)]
+
+    def _confirm(self, holding: Holding) -> list[Instruction]:
+        self._end_promise(holding.pod)
+        before = self._entries.get(holding.pod)
+        if before is not None and before.state is State.CONFIRMED and before.holding == holding:
+            return []
+        self._replace(holding.pod, Entry(State.CONFIRMED, holding))
+        moved = before is not None and (before.holding.node, before.holding.uses()) != (holding.node, holding.uses())
+        freed: list[Instruction] = [Freed(before.holding.node)] if moved and before is not None else []
+        return freed + self._conflicts(holding)
+
+    def _conflicts(self, holding: Holding) -> list[Instruction]:
+        """Rub out the pencils that a confirmed pod stands on; report what overlaps even so."""
+        if not self._oversold(holding):
+            return []
+        for pod in sorted(self._on_node[holding.node]):
+            pencil = self._pencil(pod)
+            if pencil is not None and pencil.uses().keys() & set(self._oversold(holding)):
+                self._drop(pod, State.PENCILLED)
+        cards = self._oversold(holding)
+        self._disputed.update(cards)
+        return [Conflict(holding.pod, holding.node, tuple(cards))] if cards else []
+
+    def _oversold(self, holding: Holding) -> list[str]:
+        """The cards under this pod that hold more than they have; room that is only promised does not count."""
+        if holding.node not in self.fleet:
+            return []
+        promised = [h for pod in self._on_node[holding.node] if (h := self._open_promise(pod)) is not None]
+        for h in promised:
+            self._release(h)
+        short = _cards_short(self.fleet, holding, taken=True)
+        for h in promised:
+            self._hold(h)
+        return short
+
+    def _correct(self, pod: str, grant: Grant) -> list[Instruction]:
+        entry = self._entries.get(pod)
+        if entry is None or entry.state is not State.CONFIRMED:
+            return []
+        return self._confirm(msgspec.structs.replace(entry.holding, grant=grant, node=grant.node))
+
+    def _gone(self, pod: str) -> list[Instruction]:
+        promised = self._end_promise(pod)
+        entry = self._entries.get(pod)
+        if entry is not None:
+            self._replace(pod, None)
+            return [Freed(entry.holding.node)]
+        return [Freed(promised.holding.node)] if promised is not None else []
+
+    def _promise(self, holding: Holding, until: float) -> list[Instruction]:
+        pod = holding.pod
+        entry = self._entries.get(pod)
+        if entry is not None and entry.state is not State.PENCILLED:
+            return [Denied(pod, f"the pod is {entry.state} on {entry.holding.node}")]
+        self._end_promise(pod)
+        self._replace(pod, None)
+        self._promises[pod] = Promised(holding, until)
+        self._hold(holding)
+        return []
+
+    def _end_promise(self, pod: str) -> Promised | None:
+        held = self._open_promise(pod)
+        if held is not None:
+            self._release(held)
+        return self._promises.pop(pod, None)
+
+    def _listed(self, holdings: tuple[Holding, ...]) -> list[Instruction]:
+        """Confirmed pods that are not listed are gone; binds in flight may not have been seen by the list."""
+        listed = {holding.pod for holding in holdings}
+        missing = [p for p, e in self._entries.items() if e.state is State.CONFIRMED and p not in listed]
+        done: list[Instruction] = []
+        for pod in missing:
+            done += self._gone(pod)
+        for holding in holdings:
+            done += self._confirm(holding)
+        return done
+
+    def _tick(self, now: float) -> list[Instruction]:
+        done: list[Instruction] = []
+        for pod, entry in list(self._entries.items()):
+            if entry.deadline > now:
+                continue
+            if entry.state is State.PENCILLED:
+                done += self._drop(pod, State.PENCILLED)
+            else:
+                self._entries[pod] = Entry(entry.state, entry.holding, now + self._settings.assume_ttl)
+                done.append(Verify(pod))
+        for pod, promised in list(self._promises.items()):
+            if promised.until <= now:
+                self._end_promise(pod)
+                done.append(Freed(promised.holding.node))
+        return done
+
+    # ---- holding ----------------------------------------------------------------------------------------------------
+
+    def _replace(self, pod: str, entry: Entry | None) -> None:
+        """The one place where a pod's entry changes; its promise holds exactly while it has no entry."""
+        promised = self._open_promise(pod)
+        before = self._entries.pop(pod, None)
+        for holding in (promised, before.holding if before is not None else None):
+            if holding is not None:
+                self._release(holding)
+        if entry is not None:
+            self._entries[pod] = entry
+        holds = entry.holding if entry is not None else self._open_promise(pod)
+        if holds is not None:
+            self._hold(holds)
+
+    def _hold(self, holding: Holding) -> None:
+        self._on_node.setdefault(holding.node, set()).add(holding.pod)
+        self.fleet.hold(holding.node, holding.uses(), holding.cpu, holding.memory)
+
+    def _release(self, holding: Holding) -> None:
+        self._on_node[holding.node].discard(holding.pod)
+        self.fleet.release(holding.node, holding.uses(), holding.cpu, holding.memory)
+
+    # ---- audit ------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Prove that the fleet shows exactly what the book holds, and that no card is sold twice.
+
+        Cards of which the cluster itself shows too much (reported as `Conflict`) are let pass until that is mended.
+        """
+        for name in self.fleet.names():
+            self._check_node(self.fleet.view(name))
+
+    def _check_node(self, view: NodeView) -> None:
+        name = view.node.name
+        held = [e.holding for e in self._entries.values() if e.holding.node == name]
+        promised = [h for p in self._promises if (h := self._open_promise(p)) is not None and h.node == name]
+        for card, room in zip(view.node.cards, view.rooms, strict=True):
+            uses = [use for h in (*held, *promised) if (use := h.uses().get(card.uuid)) is not None]
+            if room != _room_left(Room.of(card), uses):
+                raise DoubleBooked(self._alarm(f"{card.uuid} of {name} is not what its holders leave of it", card.uuid))
+            sold = _room_left(Room.of(card), [use for h in held if (use := h.uses().get(card.uuid)) is not None])
+            if min(sold.memory, sold.cores, sold.slots) >= 0:
+                self._disputed.discard(card.uuid)
+            elif card.uuid not in self._disputed:
+                raise DoubleBooked(self._alarm(f"{card.uuid} of {name} is booked beyond its size", card.uuid))
+        cpu = view.node.cpu - sum(h.cpu for h in (*held, *promised))
+        memory = view.node.memory - sum(h.memory for h in (*held, *promised))
+        if (view.cpu, view.memory) != (cpu, memory):
+            raise DoubleBooked(self._alarm(f"CPU or memory of {name} is not what its pods leave of it", name))
+
+    def _alarm(self, what: str, about: str) -> str:
+        lines = [f"  {event}" for event in self._story if about in repr(event)]
+        return "\n".join([f"{what}. Story:", *lines])
+
+
+def _cards_short(fleet: Fleet, holding: Holding, *, taken: bool = False) -> list[str]:
+    """The cards that lack room for the holding; with `taken`, those that lack it although it is already off."""
+    uses = holding.uses()
+    if holding.node not in fleet:
+        return sorted(uses) or [holding.node]
+    view = fleet.view(holding.node)
+    rooms = {card.uuid: room for card, room in zip(view.node.cards, view.rooms, strict=True)}
+    none = Use(0, 0, 0)
+    return [uuid for uuid, use in uses.items() if not _bears(rooms.get(uuid), none if taken else use)]
+
+
+def _bears(room: Room | None, use: Use) -> bool:
+    return room is not None and room.memory >= use.memory and room.cores >= use.cores and room.slots >= use.slots
+
+
+def _room_left(room: Room, uses: list[Use]) -> Room:
+    return Room(
+        room.memory - sum(use.memory for use in uses),
+        room.cores - sum(use.cores for use in uses),
+        room.slots - sum(use.slots for use in uses),
+        room.tenants + len(uses),
+    )

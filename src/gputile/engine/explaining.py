@@ -1,0 +1,285 @@
+"""Why a pod waits, in words a person can act on; made once, here, for events, terminal, API and page.
+
+`explain` counts the reasons over all nodes, gives each node's nearest miss with figures, and looks for the smallest
+change that would fit. A change is only named after the changed request was seen to fit.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from gputile.engine.fleet import Fleet
+from gputile.engine.pieces import Piece, cut
+from gputile.engine.placing import FACTS
+from gputile.engine.preempting import Holder, victims
+from gputile.model.cards import NodeView, Room
+from gputile.model.refusals import SENTENCE, NodeCode, Refusal
+from gputile.model.requests import Ask, ModelRule, PodRequest
+from gputile.model.units import MiB, show_memory
+
+ABOVE_ALL = 2**31
+LOOK_FOR_PODS_ON = 8  # nodes
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """A reason, and on how many nodes it is the first."""
+
+    code: NodeCode
+    nodes: int
+    curable: int  # of them, where eviction would help
+
+    @property
+    def sentence(self) -> str:
+        return SENTENCE[self.code]
+
+
+class Miss(msgspec.Struct, frozen=True):
+    """How a node just fails, with figures."""
+
+    node: str
+    code: NodeCode
+    text: str
+    curable: bool
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One change to the pod or the cluster after which the pod would fit on the named node."""
+
+    what: str  # "memory", "cores", "cards", "model", "share", "pods"
+    text: str
+    node: str
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a pod waits, or that it does not have to."""
+
+    nodes: int
+    fitting: int
+    reasons: tuple[Reason, ...]
+    misses: tuple[Miss, ...]  # nearest first
+    changes: tuple[Change, ...]
+
+    @property
+    def summary(self) -> str:
+        """One line, as kube-scheduler would put it."""
+        head = f"{self.fitting}/{self.nodes} nodes fit"
+        told = ", ".join(f"{reason.nodes} {reason.sentence}" for reason in self.reasons)
+        return f"{head}: {told}." if told else f"{head}."
+
+    def lines(self, misses: int = 3) -> list[str]:
+        """The whole story for a terminal: summary, the nearest misses, what would help."""
+        told = [self.summary]
+        told += [f"  nearest: {miss.node}: {miss.text}" for miss in self.misses[:misses]]
+        told += [f"  would fit: {change.text}" for change in self.changes]
+        if not self.fitting and not self.changes:
+            told.append("  nothing smaller would fit either; add a node that has such cards")
+        return told
+
+
+def explain(request: PodRequest, fleet: Fleet, holders: Mapping[str, Iterable[Holder]] | None = None) -> Explanation:
+    """`holders` by node lets it name the pods that are in the way."""
+    refusals = fleet.refusals(request)
+    misses = sorted(
+        (_miss(request, fleet.view(refusal.node), refusal) for refusal in refusals), key=lambda found: found[0]
+    )
+    fitting = len(fleet) - len(refusals)
+    changes = () if fitting else _changes(request, fleet, [miss for _, miss in misses], holders or {})
+    return Explanation(
+        nodes=len(fleet),
+        fitting=fitting,
+        reasons=_reasons(refusals),
+        misses=tuple(miss for _, miss in misses),
+        changes=tuple(changes),
+    )
+
+
+def _reasons(refusals: list[Refusal]) -> tuple[Reason, ...]:
+    total = Counter(refusal.code for refusal in refusals)
+    curable = Counter(refusal.code for refusal in refusals if refusal.curable)
+    return tuple(Reason(code, nodes, curable[code]) for code, nodes in total.most_common())
+
+
+# ---- the nearest miss -----------------------------------------------------------------------------------------------
+
+
+def _miss(request: PodRequest, view: NodeView, refusal: Refusal) -> tuple[tuple[object, ...], Miss]:
+    """The miss, and a key that sorts the nearest first."""
+    shortage, text = _figures(request, view, refusal)
+    key = (not refusal.curable, shortage, refusal.node)
+    return key, Miss(refusal.node, refusal.code, text, refusal.curable)
+
+
+def _figures(request: PodRequest, view: NodeView, refusal: Refusal) -> tuple[float, str]:
+    """How much is missing (as a part of what is wanted), and the sentence."""
+    code, wanted, found = refusal.code, refusal.wanted, refusal.found
+    piece = _piece_of(request, refusal)
+    if code is NodeCode.MEMORY:
+        want = max(need.memory for need in piece.needs(_largest(view)))
+        best = _nth(piece, [room.memory for room in _eligible_rooms(piece, request, view)])
+        text = f"wants {show_memory(want)} on {_of_cards(wanted)}, {_free(best, show_memory)}"
+        return (want - best) / max(want, 1), text
+    if code is NodeCode.CORES:
+        want = max(1, max(need.cores for need in piece.needs(_largest(view))))
+        best = _nth(piece, [room.cores for room in _eligible_rooms(piece, request, view)])
+        text = f"wants {want} % of the cores on {_of_cards(wanted)}, {_free(best, lambda cores: f'{cores} %')}"
+        return (want - best) / want, text
+    if code is NodeCode.TOO_SMALL:
+        want = max(need.memory for need in piece.needs(_largest(view)))
+        return 1.0, f"wants {show_memory(want)} on one GPU, the largest has {show_memory(_largest(view))}"
+    if code is NodeCode.MODEL:
+        models = ", ".join(sorted({card.model or "unknown" for card in view.node.cards}))
+        return 1.0, f"wants {_of_cards(wanted)} of another model, has {models}"
+    if code is NodeCode.CPU:
+        return (wanted - found) / wanted, f"wants {wanted / 1000:g} CPU, {max(found, 0) / 1000:g} free"
+    if code is NodeCode.HOST_MEMORY:
+        return (wanted - found) / wanted, f"wants {show_memory(wanted)} main memory, {max(found, 0)} MiB free"
+    if code in (NodeCode.TOGETHER, NodeCode.SEARCH, NodeCode.NO_CARDS) or code == view.node.fault:
+        return 1.0, SENTENCE[code]
+    return (wanted - found) / max(wanted, 1), f"{SENTENCE[code]}: wants {wanted}, found {found}"
+
+
+def _piece_of(request: PodRequest, refusal: Refusal) -> Piece:
+    """The piece that was refused: the first that wants as many cards."""
+    pieces = cut(request)
+    return next((piece for piece in pieces if piece.cards == refusal.wanted), pieces[0])
+
+
+def _largest(view: NodeView) -> MiB:
+    return max((card.memory for card in view.node.cards), default=0)
+
+
+def _eligible_rooms(piece: Piece, request: PodRequest, view: NodeView) -> list[Room]:
+    return [
+        room
+        for card, room in zip(view.node.cards, view.rooms, strict=True)
+        if all(stage.passes(piece, request.constraints, card, room) for stage in FACTS)
+    ]
+
+
+def _nth(piece: Piece, free: list[int]) -> int:
+    """What the card has that decides: the n-th freest of them, if n are wanted."""
+    return sorted(free, reverse=True)[piece.cards - 1] if len(free) >= piece.cards else 0
+
+
+def _of_cards(wanted: int) -> str:
+    return "one GPU" if wanted == 1 else f"each of {wanted} GPUs"
+
+
+def _free(best: int, show: Callable[[int], str]) -> str:
+    return f"the freest has {show(best)}" if best > 0 else "none is free"
+
+
+# ---- the smallest change --------------------------------------------------------------------------------------------
+
+
+def _changes(
+    request: PodRequest, fleet: Fleet, misses: list[Miss], holders: Mapping[str, Iterable[Holder]]
+) -> Iterable[Change]:
+    tries = (_less_memory, _fewer_cores, _fewer_cards, _another_model)
+    changes = [change for attempt in tries if (change := attempt(request, fleet)) is not None]
+    in_the_way = _pods_in_the_way(request, fleet, misses, holders)
+    return [*changes, in_the_way] if in_the_way else changes
+
+
+def _node_for(request: PodRequest, fleet: Fleet) -> str | None:
+    found = fleet.best(request)
+    return found[0] if found else None
+
+
+def _with(request: PodRequest, change: Callable[[Ask], Ask]) -> PodRequest:
+    return msgspec.structs.replace(request, asks=tuple(change(ask) if ask.cards else ask for ask in request.asks))
+
+
+def _most(least: int, below: int, fits: Callable[[int], bool]) -> int | None:
+    """The largest number from `least` up to, but not, `below` that fits; larger ones fit less."""
+    if below <= least or not fits(least):
+        return None
+    low, high = least, below
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _less_memory(request: PodRequest, fleet: Fleet) -> Change | None:
+    """Less memory in the container that wants most, the others unchanged. A whole card becomes a tile."""
+    largest = max((ask for ask in request.asks if ask.cards), key=lambda ask: (ask.memory is None, ask.memory or 0))
+    whole = largest.exclusive or largest.memory is None
+
+    def shrunk(memory: MiB) -> PodRequest:
+        return _with(
+            request,
+            lambda ask: (
+                msgspec.structs.replace(
+                    ask, memory=memory, memory_percent=None, exclusive=False, cores=0 if ask.exclusive else ask.cores
+                )
+                if ask is largest
+                else ask
+            ),
+        )
+
+    sizes = [card.memory for name in fleet.names() for card in fleet.view(name).node.cards]
+    below = max(sizes, default=0) if whole else largest.memory or 0
+    best = _most(1, below, lambda memory: bool(fleet.best(shrunk(memory), keep=1)))
+    node = best and _node_for(shrunk(best), fleet)
+    if not best or not node:
+        return None
+    if whole:
+        return Change("share", f"a tile of at most {best} MiB per card instead of the whole, on {node}", node)
+    container = f" in container {largest.container}" if sum(bool(ask.cards) for ask in request.asks) > 1 else ""
+    return Change("memory", f"at most {best} MiB per card{container} instead of {largest.memory}, on {node}", node)
+
+
+def _fewer_cores(request: PodRequest, fleet: Fleet) -> Change | None:
+    most = max(ask.cores for ask in request.asks)
+    if not most or any(ask.exclusive for ask in request.asks):
+        return None
+
+    def shrunk(cores: int) -> PodRequest:
+        return _with(request, lambda ask: msgspec.structs.replace(ask, cores=min(ask.cores, cores)))
+
+    best = _most(0, most, lambda cores: bool(fleet.best(shrunk(cores), keep=1)))
+    node = None if best is None else _node_for(shrunk(best), fleet)
+    return Change("cores", f"at most {best} % of the cores instead of {most}, on {node}", node) if node else None
+
+
+def _fewer_cards(request: PodRequest, fleet: Fleet) -> Change | None:
+    most = max(ask.cards for ask in request.asks)
+
+    def shrunk(cards: int) -> PodRequest:
+        return _with(request, lambda ask: msgspec.structs.replace(ask, cards=min(ask.cards, cards)))
+
+    best = _most(1, most, lambda cards: bool(fleet.best(shrunk(cards), keep=1)))
+    node = None if best is None else _node_for(shrunk(best), fleet)
+    return Change("cards", f"{best} cards per container instead of {most}, on {node}", node) if node else None
+
+
+def _another_model(request: PodRequest, fleet: Fleet) -> Change | None:
+    rule = request.constraints
+    if not rule.models and not rule.not_models:
+        return None
+    models = {card.model for name in fleet.names() for card in fleet.view(name).node.cards if card.model}
+    for model in sorted(models):
+        only = msgspec.structs.replace(rule, models=(ModelRule((model,)),), not_models=())
+        node = _node_for(msgspec.structs.replace(request, constraints=only), fleet)
+        if node is not None:
+            return Change("model", f"the model {model}, on {node}", node)
+    return None
+
+
+def _pods_in_the_way(
+    request: PodRequest, fleet: Fleet, misses: list[Miss], holders: Mapping[str, Iterable[Holder]]
+) -> Change | None:
+    """The fewest pods whose end would make room, on the nearest nodes."""
+    found: list[tuple[int, str, tuple[Holder, ...]]] = []
+    curable = [miss for miss in misses if miss.curable and miss.node in holders]
+    for miss in curable[:LOOK_FOR_PODS_ON]:
+        gone = victims(request, fleet.view(miss.node), holders[miss.node], ABOVE_ALL)
+        if gone:
+            found.append((len(gone), miss.node, gone))
+    if not found:
+        return None
+    _, node, gone = min(found, key=lambda one: one[:2])
+    names = ", ".join(holder.name or holder.pod for holder in gone)
+    return Change("pods", f"as it is, once {names} {'ends' if len(gone) == 1 else 'end'} on {node}", node)

@@ -1,0 +1,187 @@
+"""Who would have to go, so that a pod fits on real cards.
+
+kube-scheduler knows only sums; a node may have enough in sum while no single card does. `victims` looks at cards. Of
+all sets of pods whose leaving makes room it takes the one with the fewest broken disruption budgets, then the lowest
+priority (of its most important pod), then the fewest pods, then the latest started.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+
+import msgspec
+
+from gputile.engine.pieces import cut
+from gputile.engine.placing import fits
+from gputile.model.cards import NodeView, Room
+from gputile.model.grants import Use
+from gputile.model.requests import PodRequest
+from gputile.model.units import MiB, Millicores
+
+TRIES = 2000
+"""How many sets are tried for the smallest. A node with so many tenants gets a small set instead of the smallest."""
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod on the node, as far as eviction cares."""
+
+    pod: str  # UID
+    name: str = ""
+    priority: int = 0
+    started: float = 0.0  # seconds since 1970
+    budget_cost: int = 0  # disruption budgets that its eviction would break
+    uses: Mapping[str, Use] = msgspec.field(default_factory=dict)  # by card UUID
+    cpu: Millicores = 0
+    memory: MiB = 0
+
+
+def without(view: NodeView, gone: Collection[Holder]) -> NodeView:
+    """The node as it would be after these pods have left."""
+    rooms = [
+        _freed(room, [holder.uses[card.uuid] for holder in gone if card.uuid in holder.uses])
+        for card, room in zip(view.node.cards, view.rooms, strict=True)
+    ]
+    return NodeView(
+        node=view.node,
+        rooms=tuple(rooms),
+        cpu=view.cpu + sum(holder.cpu for holder in gone),
+        memory=view.memory + sum(holder.memory for holder in gone),
+    )
+
+
+def _freed(room: Room, uses: list[Use]) -> Room:
+    return Room(
+        room.memory + sum(use.memory for use in uses),
+        room.cores + sum(use.cores for use in uses),
+        room.slots + sum(use.slots for use in uses),
+        room.tenants - len(uses),
+    )
+
+
+Cost = tuple[int, int, int, tuple[float, ...], tuple[str, ...]]
+
+
+def cost(gone: Collection[Holder]) -> Cost:
+    """Smaller is better; the names at the end only make the answer repeatable."""
+    return (
+        sum(holder.budget_cost for holder in gone),
+        max((holder.priority for holder in gone), default=-(2**31)),
+        len(gone),
+        tuple(-start for start in sorted(holder.started for holder in gone)),
+        tuple(sorted(holder.pod for holder in gone)),
+    )
+
+
+def victims(request: PodRequest, view: NodeView, holders: Iterable[Holder], priority: int) -> tuple[Holder, ...] | None:
+    """The cheapest set of less important pods whose leaving makes room; None if none does, () if there is room."""
+    lesser = [holder for holder in holders if holder.priority < priority]
+    room = _Room(request, view)
+    if room.made_by(()):
+        return ()
+    if not room.made_by(lesser):
+        return None
+    # Leaving never takes room away, so each rule narrows the field before the next one looks at it.
+    choices: list[list[Holder]] = []
+    for forced, free in _cheapest_budgets(lesser, room):
+        field = _lowest_priorities(forced, free, room)
+        choices.append(_smallest(forced, field, room))
+    cheapest: list[Holder] = min(choices, key=cost)
+    return tuple(sorted(cheapest, key=lambda holder: holder.pod))
+
+
+class _Room:
+    """Asks whether a set of leavers makes room, and remembers the answer."""
+
+    def __init__(self, request: PodRequest, view: NodeView) -> None:
+        self.request, self.view = request, view
+        self._known: dict[frozenset[str], bool] = {}
+
+    def made_by(self, gone: Collection[Holder]) -> bool:
+        key = frozenset(holder.pod for holder in gone)
+        if key not in self._known:
+            self._known[key] = fits(self.request, without(self.view, gone))
+        return self._known[key]
+
+
+def _cheapest_budgets(lesser: list[Holder], room: _Room) -> Iterator[tuple[list[Holder], list[Holder]]]:
+    """Pairs of (pods with a budget that must go, pods that may go for free), all of the least budget cost."""
+    free = [holder for holder in lesser if holder.budget_cost == 0]
+    costly = [holder for holder in lesser if holder.budget_cost > 0]
+    if room.made_by(free):
+        yield [], free
+        return
+    sets = sorted(_subsets(costly), key=lambda chosen: cost(chosen)[0])
+    least: int | None = None
+    for chosen in sets:
+        if least is not None and cost(chosen)[0] != least:
+            return
+        if room.made_by([*chosen, *free]):
+            least = cost(chosen)[0]
+            yield list(chosen), free
+    if least is None:  # too many sets to look at: all of them together do make room
+        yield costly, free
+
+
+def _subsets(holders: list[Holder]) -> list[tuple[Holder, ...]]:
+    """All sets, or the smaller ones when there are too many."""
+    found: list[tuple[Holder, ...]] = []
+    for size in range(1, len(holders) + 1):
+        for chosen in combinations(holders, size):
+            found.append(chosen)
+            if len(found) >= TRIES:
+                return found
+    return found
+
+
+def _lowest_priorities(forced: list[Holder], free: list[Holder], room: _Room) -> list[Holder]:
+    """The free pods up to the lowest priority at which there is room at all."""
+    for highest in sorted({holder.priority for holder in (*forced, *free)}):
+        field = [holder for holder in free if holder.priority <= highest]
+        if all(holder.priority <= highest for holder in forced) and room.made_by([*forced, *field]):
+            return field
+    return free
+
+
+def _smallest(forced: list[Holder], field: list[Holder], room: _Room) -> list[Holder]:
+    """The fewest, then latest started, of the field; beyond `TRIES` sets, one from which nobody can be spared."""
+    if room.made_by(forced):
+        return forced
+    tried = 0
+    for size in range(1, len(field) + 1):
+        best: list[Holder] | None = None
+        for chosen in _sets_of(size, field, room):
+            tried += 1
+            gone = [*forced, *chosen]
+            if (best is None or cost(gone) < cost(best)) and room.made_by(gone):
+                best = gone
+            if tried > TRIES:
+                return best or _spare_whom_we_can(forced, field, room)
+        if best is not None:
+            return best
+    return [*forced, *field]
+
+
+def _sets_of(size: int, field: list[Holder], room: _Room) -> Iterator[tuple[Holder, ...]]:
+    """Sets worth trying: for one tile on one card only pods that share a card, if the host has room anyway."""
+    request, view = room.request, room.view
+    pieces = cut(request)
+    one_card = len(pieces) == 1 and pieces[0].cards == 1
+    if not one_card or request.cpu > view.cpu or request.memory > view.memory:
+        yield from combinations(field, size)
+        return
+    seen: set[tuple[str, ...]] = set()
+    for card in view.node.cards:
+        for chosen in combinations([holder for holder in field if card.uuid in holder.uses], size):
+            key = tuple(holder.pod for holder in chosen)
+            if key not in seen:
+                seen.add(key)
+                yield chosen
+
+
+def _spare_whom_we_can(forced: Sequence[Holder], field: list[Holder], room: _Room) -> list[Holder]:
+    """Start with all and put back one by one, the most important and longest running first."""
+    gone = list(field)
+    for holder in sorted(field, key=lambda holder: (-holder.priority, holder.started)):
+        fewer = [other for other in gone if other is not holder]
+        if room.made_by([*forced, *fewer]):
+            gone = fewer
+    return [*forced, *gone]
