@@ -1,0 +1,5 @@
+"""What a person types. One command per file, imported when it is called, so that `gputile --help` is quick.
+
+Room:  the only one that reads environment, clock and terminal; composes everything else.
+Door:  `main.main`.
+"""

@@ -1,0 +1,205 @@
+"""`gputile read`: how gputile understands each pod of a manifest."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import yaml
+
+from gputile.dialects.settings import DialectSettings
+from gputile.dialects.speaking import read_pod
+from gputile.model.refusals import BadRequest
+from gputile.model.requests import Ask, Constraints, ModelRule, PodRequest, Role, Wish
+from gputile.model.units import show_memory
+from gputile.sim.manifests import Manifests, Workload, load, load_file
+
+EXAMPLES = """\b
+Examples:
+  gputile read -f pod.yaml
+  kubectl get pods -A -o yaml | gputile read -f - -o json
+  helm template chart | gputile read -f - --check
+"""
+
+
+@click.command("read", epilog=EXAMPLES)
+@click.option(
+    "-f", "--file", "files", multiple=True, required=True, help="A YAML or JSON file, or - for standard input."
+)
+@click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
+@click.option(
+    "--gpushare-unit",
+    type=click.Choice(["GiB", "MiB"]),
+    default="GiB",
+    show_default=True,
+    help="What one aliyun.com/gpu-mem is; it is nowhere on the wire.",
+)
+@click.option("--check", is_flag=True, help="Exit with 1 if any pod is refused.")
+def command(files: tuple[str, ...], output: str, gpushare_unit: Any, check: bool) -> None:
+    """Show how gputile understands the pods of a manifest.
+
+    Reads pods, and the pod templates of Deployments, StatefulSets, DaemonSets, Jobs, CronJobs and Lists. For each it
+    shows the dialect, what every container asks for, the constraints, or why it is refused and what to write instead.
+    """
+    settings = DialectSettings(gpushare_unit=gpushare_unit)
+    found = [_load(name) for name in files]
+    pods = [_understood(workload, settings) for manifests in found for workload in manifests.workloads]
+    if output == "text":
+        _print_text(pods, [kind for manifests in found for kind in manifests.others])
+    else:
+        click.echo(_encoded({"pods": [_without_words(pod) for pod in pods]}, output))
+    if check and any(pod["refusal"] for pod in pods):
+        raise SystemExit(1)
+
+
+def _encoded(found: dict[str, Any], output: str) -> str:
+    if output == "yaml":
+        return yaml.safe_dump(found, sort_keys=False, allow_unicode=True).rstrip()
+    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode()
+
+
+def _load(name: str) -> Manifests:
+    if name == "-":
+        return load(click.get_text_stream("stdin").read(), "standard input")
+    return load_file(Path(name))
+
+
+# ---- the JSON contract (docs/read.md) -------------------------------------------------------------------------------
+
+
+def _understood(workload: Workload, settings: DialectSettings) -> dict[str, Any]:
+    asked = read_pod(workload.pod, settings)
+    request = asked if isinstance(asked, PodRequest) else None
+    refusal = {"code": str(asked.code), "message": asked.message} if isinstance(asked, BadRequest) else None
+    return {
+        "name": workload.name,
+        "namespace": workload.namespace,
+        "kind": workload.kind,
+        "replicas": workload.replicas,
+        "dialect": request.dialect if request else None,
+        "containers": [_container(ask) for ask in request.asks] if request else [],
+        "constraints": _constraints(request) if request else {},
+        "cpu_millicores": request.cpu if request else None,
+        "main_memory_mib": request.memory if request else None,
+        "warnings": list(request.warnings) if request else [],
+        "refusal": refusal,
+        "request": request,
+    }
+
+
+def _without_words(pod: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in pod.items() if key != "request"}
+
+
+def _container(ask: Ask) -> dict[str, Any]:
+    return {
+        "name": ask.container,
+        "init": ask.role is not Role.APP,
+        "sidecar": ask.role is Role.SIDECAR,
+        "cards": ask.cards,
+        "memory_mib": ask.memory,
+        "memory_percent": ask.memory_percent,
+        "cores": ask.cores,
+        "exclusive": ask.exclusive,
+    }
+
+
+def _constraints(request: PodRequest) -> dict[str, Any]:
+    """Only what the pod says; an empty object is a pod that takes any card."""
+    rule = request.constraints
+    said: dict[str, Any] = {
+        "models": _names(rule.models[:1]),
+        "and_models": [_names((found,)) for found in rule.models[1:]],  # a second list that must match too
+        "not_models": _names(rule.not_models),
+        "uuids": sorted(rule.uuids),
+        "not_uuids": sorted(rule.not_uuids),
+        "modes": sorted(rule.modes),
+        "numa": "" if rule.numa is Wish.NO else str(rule.numa),
+        "links": "" if rule.links is Wish.NO else str(rule.links),
+        "idle": rule.idle,
+        "same_cards": request.together and sum(bool(ask.cards) for ask in request.asks) > 1,
+        "node_policy": rule.node_policy,
+        "card_policy": rule.card_policy,
+    }
+    return {key: value for key, value in said.items() if value}
+
+
+def _names(rules: tuple[ModelRule, ...]) -> list[str]:
+    return [name for rule in rules for name in rule.names]
+
+
+# ---- for people -----------------------------------------------------------------------------------------------------
+
+
+def _print_text(pods: list[dict[str, Any]], others: list[str]) -> None:
+    for pod in pods:
+        title = f"{pod['kind']} {pod['namespace']}/{pod['name']}"
+        request = pod["request"]
+        if pod["refusal"]:
+            click.echo(f"{title}: {click.style('refused', fg='red')} ({pod['refusal']['code']})")
+            click.echo(f"  {pod['refusal']['message']}")
+        elif request is None:
+            click.echo(f"{title}: asks for no GPU")
+        else:
+            click.echo(f"{title}: {click.style(request.dialect, fg='green')}{_times(pod['replicas'])}")
+            for line in (*_container_lines(request), *constraint_lines(request.constraints)):
+                click.echo(f"  {line}")
+        for warning in pod["warnings"]:
+            click.echo(f"  {click.style('note', fg='yellow')}: {warning}")
+    if not pods:
+        passed_over = f"; passed over: {', '.join(others)}" if others else ""
+        click.echo(f"no pods found{passed_over}")
+
+
+def _times(replicas: int) -> str:
+    return f", {replicas} times" if replicas != 1 else ""
+
+
+def _container_lines(request: PodRequest) -> list[str]:
+    lines = [f"{_role(ask)} {ask.container}: {describe(ask)}" for ask in request.asks]
+    if request.together and sum(bool(ask.cards) for ask in request.asks) > 1:
+        lines.append("all containers share the same card or cards")
+    return lines
+
+
+def _role(ask: Ask) -> str:
+    return {Role.APP: "container", Role.INIT: "init container", Role.SIDECAR: "sidecar"}[ask.role]
+
+
+def describe(ask: Ask) -> str:
+    """What one container asks for, in words."""
+    if not ask.cards:
+        return "no GPU"
+    cards = "1 card" if ask.cards == 1 else f"{ask.cards} cards"
+    if ask.exclusive and ask.memory is None:
+        return f"{cards}, whole, shared with nobody"
+    parts = []
+    if ask.memory is not None:
+        parts.append(show_memory(ask.memory) if ask.memory else "no memory")
+    else:
+        parts.append("all its memory" if ask.memory_percent == 100 else f"{ask.memory_percent} % of its memory")
+    if ask.cores:
+        parts.append(f"{ask.cores} % of its cores")
+    each = "of it " if ask.cards == 1 else "of each "
+    return f"{cards}, {each}{' and '.join(parts)}{', shared with nobody' if ask.exclusive else ''}"
+
+
+def constraint_lines(rule: Constraints) -> list[str]:
+    """The constraints, one sentence each."""
+    lines = [f"only models matching {' or '.join(found.names)}" for found in rule.models]
+    lines += [f"no models matching {' or '.join(found.names)}" for found in rule.not_models]
+    if rule.uuids:
+        lines.append(f"only cards {', '.join(sorted(rule.uuids))}")
+    if rule.not_uuids:
+        lines.append(f"not the cards {', '.join(sorted(rule.not_uuids))}")
+    if rule.modes:
+        lines.append(f"only cards shared by {' or '.join(sorted(rule.modes))}")
+    if rule.numa is not Wish.NO:
+        lines.append(f"cards of one NUMA node ({rule.numa})")
+    if rule.links is not Wish.NO:
+        lines.append(f"linked cards ({rule.links})")
+    if rule.idle:
+        lines.append("only idle cards")
+    if rule.node_policy or rule.card_policy:
+        lines.append(f"policy: nodes {rule.node_policy or 'default'}, cards {rule.card_policy or 'default'}")
+    return lines

@@ -1,0 +1,122 @@
+"""A whole cluster in memory: objects as Kubernetes keeps them, and the production core deciding.
+
+It plays API server and kube-scheduler for one pod at a time: filter, pencil, bind with the grant in the same write,
+and the watch that confirms it.
+"""
+
+import copy
+from typing import Any
+
+import msgspec
+
+from gputile.book.events import Assumed, Confirmed, Gone, Holding, NodeSeen, Pencilled
+from gputile.book.ledger import Ledger
+from gputile.dialects import speaking
+from gputile.dialects.settings import DEFAULTS, DialectSettings
+from gputile.dialects.wire import Award, Pod, convert_pod
+from gputile.engine.explaining import Explanation, explain
+from gputile.engine.placing import Placement, place
+from gputile.engine.policies import DEFAULT_POLICY
+from gputile.model.cards import Node
+from gputile.model.errors import InputError
+from gputile.model.grants import Grant
+from gputile.model.refusals import BadRequest
+from gputile.model.requests import PodRequest
+from gputile.sim.manifests import Workload
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one pod."""
+
+    pod: str  # namespace/name
+    asked: PodRequest | BadRequest | None
+    grant: Grant | None = None
+    policy: str = ""
+    fitting: int = 0  # nodes that would have taken it
+    explanation: Explanation | None = None  # why it waits
+
+
+class MemoryCluster:
+    """Nodes and pods by name; `submit` schedules."""
+
+    def __init__(self, policy: str = DEFAULT_POLICY, settings: DialectSettings = DEFAULTS) -> None:
+        self.ledger = Ledger()
+        self.policy, self.settings = policy, settings
+        self.nodes: dict[str, dict[str, Any]] = {}
+        self.pods: dict[str, dict[str, Any]] = {}
+        self._clock = 0.0  # moves by one second per pod; a replay needs no real time
+
+    def add_node(self, manifest: dict[str, Any]) -> Node:
+        node = speaking.read_node(manifest, self.settings)
+        if isinstance(node, BadRequest):
+            raise InputError(node.message)
+        self.nodes[node.name] = manifest
+        self.ledger.handle(NodeSeen(node))
+        return node
+
+    def submit(self, workload: Workload) -> list[Outcome]:
+        """Create and schedule the pods of a workload, one after the other."""
+        return [self.schedule(self.create(workload, number)) for number in range(workload.replicas)]
+
+    def create(self, workload: Workload, number: int) -> str:
+        """One pod of the workload, as its controller would name it; returns namespace/name."""
+        pod = copy.deepcopy(workload.pod)
+        alone = workload.kind == "Pod"
+        name = workload.name if alone else f"{workload.name}-{number}"
+        key = f"{workload.namespace}/{name}"
+        metadata = {**(pod.get("metadata") or {}), "name": name, "namespace": workload.namespace, "uid": f"uid-{key}"}
+        self.pods[key] = {**pod, "apiVersion": "v1", "kind": "Pod", "metadata": metadata}
+        return key
+
+    def schedule(self, key: str) -> Outcome:
+        self._clock += 1.0
+        pod = convert_pod(self.pods[key])
+        asked = speaking.read_pod(pod, self.settings) if isinstance(pod, Pod) else pod
+        if not isinstance(asked, PodRequest) or isinstance(pod, BadRequest):
+            return Outcome(pod=key, asked=asked)
+        with self.ledger.aside(pod.uid) as fleet:
+            best = fleet.best(asked, self.policy)
+            fitting = int(fleet.fits(asked).sum())
+            where = place(asked, fleet.view(best[0]), self.policy) if best else None
+        if not isinstance(where, Placement):
+            holders = {name: self.ledger.holders(name) for name in self.nodes}
+            return Outcome(pod=key, asked=asked, explanation=explain(asked, self.ledger.fleet, holders))
+        policy = asked.constraints.node_policy or self.policy
+        return Outcome(pod=key, asked=asked, grant=self._bind(key, pod, asked, where), policy=policy, fitting=fitting)
+
+    def delete(self, key: str) -> None:
+        self.ledger.handle(Gone(self.pods.pop(key)["metadata"]["uid"]))
+
+    def _bind(self, key: str, pod: Pod, asked: PodRequest, where: Placement) -> Grant:
+        grant = where.grant(pod.uid, asked.dialect)
+        holding = Holding(
+            pod=pod.uid,
+            node=where.node,
+            name=key,
+            grant=grant,
+            cpu=asked.cpu,
+            memory=asked.memory,
+            started=self._clock,
+        )
+        for event in (Pencilled(holding, self._clock), Assumed(holding, self._clock)):
+            denied = self.ledger.handle(event)
+            assert not denied, denied
+        self._write(
+            key, Award(grant=grant, pod=pod, asked=asked, cards=self._cards(where.node), at=self._nanoseconds())
+        )
+        self.ledger.handle(Confirmed(holding))
+        return grant
+
+    def _write(self, key: str, award: Award) -> None:
+        """The Binding: node, annotations and labels in one write."""
+        written = speaking.write_grant(award)
+        metadata = self.pods[key]["metadata"]
+        metadata["annotations"] = {**(metadata.get("annotations") or {}), **written.annotations}
+        metadata["labels"] = {**(metadata.get("labels") or {}), **written.labels}
+        self.pods[key]["spec"]["nodeName"] = award.grant.node
+
+    def _cards(self, name: str) -> Any:
+        return self.ledger.fleet.view(name).node.cards
+
+    def _nanoseconds(self) -> int:
+        return int(self._clock * 10**9)

@@ -1,0 +1,121 @@
+"""Kubernetes manifests as files have them: several documents, lists, and the objects that make pods."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from gputile.model.errors import InputError
+
+_TEMPLATE_AT: dict[str, tuple[str, ...]] = {
+    "Deployment": ("spec", "template"),
+    "ReplicaSet": ("spec", "template"),
+    "ReplicationController": ("spec", "template"),
+    "StatefulSet": ("spec", "template"),
+    "DaemonSet": ("spec", "template"),
+    "Job": ("spec", "template"),
+    "CronJob": ("spec", "jobTemplate", "spec", "template"),
+    "PodTemplate": ("template",),
+}
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that makes pods, and the pod it makes."""
+
+    kind: str
+    name: str
+    namespace: str
+    replicas: int
+    pod: dict[str, Any]
+
+
+class Manifests(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found in one or more documents."""
+
+    workloads: tuple[Workload, ...] = ()
+    nodes: tuple[dict[str, Any], ...] = ()
+    others: tuple[str, ...] = ()  # kinds that make no pods
+
+
+class _Loader(yaml.CSafeLoader):
+    """YAML without dates: `2026-01-01` in a label is text, as the API server sees it."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def load_file(path: Path) -> Manifests:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as wrong:
+        raise InputError(f"{path}: cannot be read: {wrong}; name a YAML or JSON file") from wrong
+    return load(text, str(path))
+
+
+def load(text: str, source: str) -> Manifests:
+    """Every object in the text. `source` is how errors name it."""
+    try:
+        documents = list(yaml.load_all(text, Loader=_Loader))
+        objects = [found for document in documents for found in _objects(document, source)]
+    except yaml.YAMLError as wrong:
+        mark = getattr(wrong, "problem_mark", None)
+        where = f"{source}, line {mark.line + 1}" if mark else source
+        problem = getattr(wrong, "problem", None) or str(wrong)
+        raise InputError(f"{where}: this is no YAML: {problem}; mend the file and try again") from wrong
+    except RecursionError as wrong:
+        raise InputError(f"{source}: nested too deeply; mend the file and try again") from wrong
+    return Manifests(
+        workloads=tuple(w for found in objects if (w := _workload(found)) is not None),
+        nodes=tuple(found for found in objects if found.get("kind") == "Node"),
+        others=tuple(str(f.get("kind")) for f in objects if f.get("kind") != "Node" and _workload(f) is None),
+    )
+
+
+def _objects(document: Any, source: str) -> Iterator[dict[str, Any]]:
+    if document is None:
+        return
+    if not isinstance(document, dict):
+        raise InputError(
+            f"{source}: expected a Kubernetes object, found {type(document).__name__}; write `kind: Pod` ..."
+        )
+    items = document.get("items")
+    if str(document.get("kind", "")).endswith("List") and isinstance(items, list):
+        kind = str(document["kind"]).removesuffix("List")
+        for item in items:
+            if isinstance(item, dict) and kind:  # items of a PodList need not say that they are pods
+                item = {"kind": kind, **item}
+            yield from _objects(item, source)
+        return
+    yield document
+
+
+def _workload(found: dict[str, Any]) -> Workload | None:
+    kind = found.get("kind")
+    if kind == "Pod":
+        return _made(found, found, 1)
+    if kind not in _TEMPLATE_AT:
+        return None
+    template: Any = found
+    for key in _TEMPLATE_AT[kind]:
+        template = template.get(key) if isinstance(template, dict) else None
+    spec = found.get("spec")
+    said = spec.get("replicas", spec.get("parallelism", 1)) if isinstance(spec, dict) else 1
+    return _made(found, template, said if isinstance(said, int) else 1)
+
+
+def _made(owner: dict[str, Any], pod: Any, replicas: int) -> Workload:
+    """A template that is no object stays what it is, so that reading it gives the refusal."""
+    metadata = owner.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    return Workload(
+        kind=str(owner["kind"]),
+        name=str(metadata.get("name") or metadata.get("generateName") or ""),
+        namespace=str(metadata.get("namespace") or "default"),
+        replicas=max(0, replicas),
+        pod=pod if isinstance(pod, dict) else {"spec": pod},
+    )

@@ -1,0 +1,320 @@
+"""gputile.io/gpu, memory, cores; the grant and the inventory that are written for all dialects."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gputile.dialects import gputile, speaking
+from gputile.dialects.settings import DEFAULTS
+from gputile.dialects.wire import Inventory
+from gputile.model.cards import Card
+from gputile.model.grants import Grant
+from gputile.model.refusals import BadRequest, NodeCode, RequestCode
+from gputile.model.requests import Ask, Role
+from gputile.testing.builders import ask, node, pod
+from tests.dialects.doors import (
+    AT,
+    Manifest,
+    No,
+    Want,
+    award,
+    bound,
+    expect,
+    held,
+    node_of,
+    none,
+    object_of,
+    pods,
+    raw_node,
+    tile,
+    walk_round,
+)
+
+GPU, MEMORY, CORES = "gputile.io/gpu", "gputile.io/memory", "gputile.io/cores"
+
+
+@pytest.mark.parametrize(
+    ("limits", "want"),
+    [
+        pytest.param({GPU: 1}, ask(whole=True, name="c0"), id="a-gpu-alone-is-a-whole-card-for-nobody-else"),
+        pytest.param({GPU: "4"}, ask(whole=True, cards=4, name="c0"), id="four-gpus-are-four-whole-cards"),
+        pytest.param({GPU: 1, MEMORY: 3072}, ask(3072, name="c0"), id="memory-is-MiB-and-reserves-no-cores"),
+        pytest.param({GPU: 4, MEMORY: 3072}, ask("3Gi", cards=4, name="c0"), id="memory-is-per-card-not-the-sum"),
+        pytest.param({GPU: 2, CORES: 30}, ask(percent=100, cores=30, cards=2, name="c0"), id="cores-take-all-memory"),
+        pytest.param({GPU: 1, MEMORY: 1, CORES: 1}, ask(1, 1, name="c0"), id="one-MiB-and-one-percent-is-a-tile"),
+        pytest.param({GPU: 1, MEMORY: "2k"}, ask(2000, name="c0"), id="a-quantity-suffix-multiplies-the-number"),
+        pytest.param({GPU: 1, MEMORY: 0, CORES: 0}, ask(whole=True, name="c0"), id="zero-is-the-same-as-left-out"),
+        pytest.param(
+            {GPU: 1, MEMORY: 1024, CORES: 100}, ask(1024, 100, name="c0"), id="100-cores-are-the-most-of-a-card"
+        ),
+        pytest.param({GPU: 0}, None, id="zero-gpus-are-none-of-our-business"),
+        pytest.param({"cpu": 4}, None, id="a-pod-without-gpus-is-none-of-our-business"),
+        pytest.param(
+            {GPU: 1, CORES: 150},
+            No(RequestCode.OUT_OF_RANGE, "at most 100, and more cards with `gputile.io/gpu`"),
+            id="150-cores-are-refused-and-more-cards-offered",
+        ),
+        pytest.param(
+            {MEMORY: 1024}, No(RequestCode.NO_DEVICE_RESOURCE, "add `gputile.io/gpu: 1`"), id="memory-alone-has-no-card"
+        ),
+        pytest.param(
+            {CORES: 10}, No(RequestCode.NO_DEVICE_RESOURCE, "add `gputile.io/gpu: 1`"), id="cores-alone-have-no-card"
+        ),
+        pytest.param(
+            {GPU: 1, MEMORY: "3Gi"},
+            No(RequestCode.OUT_OF_RANGE, "write no Gi or Mi"),
+            id="3Gi-are-too-many-MiB-and-the-unit-is-explained",
+        ),
+        pytest.param(
+            {GPU: 1, MEMORY: 1024 * 1024 + 1},
+            No(RequestCode.OUT_OF_RANGE, "no card has that much memory"),
+            id="more-than-a-TiB-is-more-than-any-card",
+        ),
+    ],
+)
+def test_one_container(limits: dict[str, Any], want: Want) -> None:
+    expect(pod(limits), "gputile", want)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "want"),
+    [
+        pytest.param(
+            pod({GPU: 1, MEMORY: 1024}, {}, {GPU: 2}),
+            (ask(1024, name="c0"), none("c1"), ask(whole=True, cards=2, name="c2")),
+            id="each-container-asks-for-itself-and-some-for-nothing",
+        ),
+        pytest.param(
+            pod({GPU: 1}, init=({GPU: 1, MEMORY: 9}, {GPU: 1, MEMORY: 8, "sidecar": True})),
+            (
+                ask(9, name="init-0", role=Role.INIT),
+                ask(8, name="init-1", role=Role.SIDECAR),
+                ask(whole=True, name="c0"),
+            ),
+            id="init-containers-come-first-and-restartPolicy-Always-makes-a-sidecar",
+        ),
+        pytest.param(
+            pod({}, init=({GPU: 1, MEMORY: 9},)),
+            (ask(9, name="init-0", role=Role.INIT), none("c0")),
+            id="an-init-container-alone-is-a-request",
+        ),
+    ],
+)
+def test_several_containers(manifest: Manifest, want: tuple[Ask, ...]) -> None:
+    expect(manifest, "gputile", want)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "annotations", "env"),
+    [
+        pytest.param(
+            pod({GPU: 2, MEMORY: 3072, CORES: 30}),
+            {
+                "version": 1,
+                "pod": "uid-1",
+                "node": "n1",
+                "dialect": "gputile",
+                "containers": [
+                    {
+                        "name": "c0",
+                        "tiles": [
+                            {"uuid": "GPU-n1-0", "index": 0, "memory": 3072, "cores": 30},
+                            {"uuid": "GPU-n1-1", "index": 1, "memory": 3072, "cores": 30},
+                        ],
+                        "role": "app",
+                    }
+                ],
+                "at": AT,
+                "phase": "granted",
+            },
+            {
+                "c0": {
+                    "NVIDIA_VISIBLE_DEVICES": "GPU-n1-0,GPU-n1-1",
+                    "GPUTILE_MEMORY_MIB": "3072,3072",
+                    "GPUTILE_CORES": "30,30",
+                }
+            },
+            id="the-grant-names-pod-node-tiles-time-and-phase",
+        ),
+    ],
+)
+def test_written_grant(manifest: Manifest, annotations: dict[str, Any], env: dict[str, dict[str, str]]) -> None:
+    given_ = award(manifest, node().cards(2).node(), held("c0", tile(0, 3072, 30), tile(1, 3072, 30)))
+    for written in (gputile.write_grant(given_), speaking.write_grant(given_)):
+        assert {key: msgspec.json.decode(text) for key, text in written.annotations.items()} == {
+            "gputile.io/grant": annotations
+        }
+        assert written.labels == {}
+        assert written.env == env
+
+
+def grant_text(**changed: Any) -> str:
+    record = {"version": 1, "pod": "uid-1", "node": "n1", "dialect": "gputile", "containers": []}
+    return msgspec.json.encode(record | changed).decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        pytest.param(grant_text(pod="uid-2"), "belongs to pod uid-2", id="a-copy-from-another-pod-is-worth-nothing"),
+        pytest.param(grant_text(node="n2"), "on node n2", id="a-copy-from-another-node-is-worth-nothing"),
+        pytest.param("{", "cannot be read", id="half-a-record"),
+        pytest.param("[]", "cannot be read", id="another-shape"),
+        pytest.param(grant_text(containers=[{"name": "c0", "tiles": [{}]}]), "cannot be read", id="a-tile-of-nothing"),
+    ],
+)
+def test_a_grant_that_is_not_this_pods_is_refused(text: str, says: str) -> None:
+    found = speaking.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), ())
+    assert isinstance(found, BadRequest)
+    assert found.code is RequestCode.BAD_ANNOTATION
+    assert says in found.message
+
+
+def test_unknown_keys_of_a_newer_grant_are_passed_over() -> None:
+    text = grant_text(later=[{"version": 2}])
+    found = speaking.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), ())
+    assert found == Grant(pod="uid-1", node="n1", dialect="gputile", containers=())
+
+
+def test_our_grant_is_the_truth_when_another_record_disagrees() -> None:
+    manifest = pod({"aliyun.com/gpu-mem": 3})
+    given_ = award(manifest, node().cards(2, size="15Gi").node(), held("c0", tile(1, 3072)))
+    written = speaking.write_grant(given_)
+    written.annotations["ALIYUN_COM_GPU_MEM_IDX"] = "0"
+    written.annotations["scheduler.framework.gpushare.allocation"] = '{"0":{"0":3}}'
+    assert speaking.read_grant(bound(manifest, written), given_.cards) == given_.grant
+
+
+CONTAINERS = st.fixed_dictionaries(
+    {GPU: st.integers(1, 2)}, optional={MEMORY: st.integers(0, 9000), CORES: st.integers(0, 40)}
+)
+
+
+@settings(max_examples=50)
+@given(pods(CONTAINERS))
+def test_what_is_written_is_read_back(manifest: Manifest) -> None:
+    walk_round(gputile, manifest)
+
+
+# ---- inventory ------------------------------------------------------------------------------------------------------
+
+
+def inventory(*cards: dict[str, Any], **rest: Any) -> dict[str, str]:
+    return {"gputile.io/inventory": msgspec.json.encode({"version": 1, "cards": list(cards), **rest}).decode()}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "want"),
+    [
+        pytest.param(
+            inventory({"index": 0, "uuid": "a", "memory": 24576}),
+            (Card(index=0, uuid="a", memory=24576, cores=100, slots=10, numa=-1, healthy=True),),
+            id="index-uuid-and-memory-are-enough-and-the-card-is-healthy",
+        ),
+        pytest.param(
+            inventory(
+                {
+                    "index": 3,
+                    "uuid": "a",
+                    "memory": 81920,
+                    "model": "A100",
+                    "cores": 90,
+                    "slots": 4,
+                    "numa": 1,
+                    "pci": "0000:3b:00.0",
+                    "mode": "mps",
+                    "healthy": False,
+                    "reason": "Xid 79",
+                },
+                driver="570.1",
+                cuda="12.8",
+                later=1,
+            ),
+            (
+                Card(
+                    index=3,
+                    uuid="a",
+                    memory=81920,
+                    model="A100",
+                    cores=90,
+                    slots=4,
+                    numa=1,
+                    pci="0000:3b:00.0",
+                    mode="mps",
+                    healthy=False,
+                    reason="Xid 79",
+                ),
+            ),
+            id="every-fact-of-a-card-is-read-and-unknown-keys-passed-over",
+        ),
+        pytest.param(
+            inventory({"index": 0, "uuid": "a", "memory": 1}, {"index": 1, "uuid": "b", "memory": 2})
+            | {"gputile.io/cordon": " b , c"},
+            (Card(index=0, uuid="a", memory=1), Card(index=1, uuid="b", memory=2, cordoned=True)),
+            id="a-card-named-in-the-cordon-is-cordoned",
+        ),
+        pytest.param(inventory(), (), id="an-inventory-without-cards-is-a-node-without-cards"),
+    ],
+)
+def test_read_inventory(annotations: dict[str, str], want: tuple[Card, ...]) -> None:
+    found = node_of(raw_node(annotations=annotations))
+    assert found.cards == want
+    assert found.fault == ""
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        pytest.param({"gputile.io/inventory": "{"}, id="no-json"),
+        pytest.param({"gputile.io/inventory": "[]"}, id="another-shape"),
+        pytest.param(inventory({"index": 0, "uuid": "a"}), id="a-card-without-memory"),
+        pytest.param(
+            inventory({"index": 0, "uuid": "a", "memory": 1}, {"index": 1, "uuid": "a", "memory": 1}), id="a-uuid-twice"
+        ),
+        pytest.param(
+            inventory({"index": 0, "uuid": "a", "memory": 1}, {"index": 0, "uuid": "b", "memory": 1}),
+            id="an-index-twice",
+        ),
+        pytest.param(inventory({"index": 0, "uuid": "", "memory": 1}), id="a-card-without-a-name"),
+        pytest.param(inventory({"index": 0, "uuid": "a", "memory": -1}), id="negative-memory"),
+        pytest.param(inventory({"index": 0, "uuid": "a", "memory": 2**31}), id="memory-beyond-any-card"),
+    ],
+)
+def test_a_broken_inventory_puts_the_node_out_of_use(annotations: dict[str, str]) -> None:
+    found = node_of(raw_node({"aliyun.com/gpu-mem": 30, "aliyun.com/gpu-count": 2}, annotations=annotations))
+    assert found.fault == NodeCode.BAD_INVENTORY
+    assert found.cards == ()
+
+
+CARDS = st.builds(
+    Card,
+    index=st.integers(0, 99),
+    uuid=st.text("abcGPU-_/0123", min_size=1, max_size=8),
+    memory=st.integers(0, 2**31 - 1),
+    cores=st.integers(0, 100),
+    slots=st.integers(0, 100),
+    model=st.text(max_size=8),
+    numa=st.integers(-1, 7),
+    pci=st.text(max_size=8),
+    mode=st.sampled_from(["", "mig", "mps", "hami-core"]),
+    healthy=st.booleans(),
+    reason=st.text(max_size=8),
+)
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(CARDS, max_size=4, unique_by=(lambda card: card.uuid, lambda card: card.index)),
+    st.lists(st.integers(0, 3), min_size=16, max_size=16),
+    st.booleans(),
+)
+def test_a_written_inventory_is_read_back(cards: list[Card], weights: list[int], linked: bool) -> None:
+    size = range(len(cards))
+    links = tuple(tuple(weights[4 * a + b] for b in size) for a in size) if linked else ()
+    written = Inventory(tuple(cards), links if any(map(any, links)) else ())
+    text = gputile.write_inventory(written)
+    found = node_of(raw_node(annotations={"gputile.io/inventory": text}), DEFAULTS)
+    assert (found.cards, found.links, found.fault) == (written.cards, written.links, "")
