@@ -1,7 +1,7 @@
-"""The promise that matters: whatever the order of events, no tile is sold twice, none leaks, and the book can be rebuilt.
+"""The promise that matters: whatever the order of events, no tile is sold twice, none leaks, and the book is rebuilt.
 
 A hypothesis state machine plays kube-scheduler, API server, kubelet and operators at once: pods are pencilled, assumed,
-confirmed, forgotten, deleted, corrected, promised; nodes lose cards, fall ill, shrink, go and come back; other schedulers
+confirmed, forgotten, deleted, corrected, promised; nodes lose cards, fall ill, shrink, go and come back; others
 put pods onto our cards; watches break and lists heal them. Its own oracle adds up tiles without the book's arithmetic.
 
 Deliberate bugs it was seen to catch, each alone:
@@ -267,7 +267,7 @@ class Cluster(RuleBasedStateMachine):
 
     @invariant()
     def no_tile_is_sold_twice(self) -> None:
-        """By an oracle of its own: plain sums of tiles, card by card. Others may oversell a card; then we add nothing."""
+        """By an oracle of its own: plain sums of tiles, card by card. Where others oversell, we add nothing."""
         for found in self.nodes.values():
             for card in found.cards:
                 tiles = [

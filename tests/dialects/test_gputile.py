@@ -281,6 +281,10 @@ def test_read_inventory(annotations: dict[str, str], want: tuple[Card, ...]) -> 
         pytest.param(inventory({"index": 0, "uuid": "", "memory": 1}), id="a-card-without-a-name"),
         pytest.param(inventory({"index": 0, "uuid": "a", "memory": -1}), id="negative-memory"),
         pytest.param(inventory({"index": 0, "uuid": "a", "memory": 2**31}), id="memory-beyond-any-card"),
+        pytest.param(inventory({"index": -1, "uuid": "a", "memory": 1}), id="a-negative-index"),
+        pytest.param(
+            inventory({"index": 0, "uuid": "a", "memory": 1, "numa": 2**40}), id="a-numa-node-beyond-counting"
+        ),
     ],
 )
 def test_a_broken_inventory_puts_the_node_out_of_use(annotations: dict[str, str]) -> None:

@@ -41,7 +41,9 @@ IN_MIB = DialectSettings(nano_unit="MiB")
         pytest.param({CORE_1: 20, MEMORY_1: 1}, ask("1Gi", 20, name="c0"), id="generation-1-memory-reads-as-GiB"),
         pytest.param({CORE_1: 20}, ask(0, 20, name="c0"), id="generation-1-cores-without-memory-reserve-none"),
         pytest.param({CORE_1: 100, MEMORY_1: 1}, ask(whole=True, name="c0"), id="generation-1-100-is-a-whole-card"),
-        pytest.param({PERCENT: 30}, ask(percent=30, cores=30, name="c0"), id="generation-2-percent-is-cores-and-memory"),
+        pytest.param(
+            {PERCENT: 30}, ask(percent=30, cores=30, name="c0"), id="generation-2-percent-is-cores-and-memory"
+        ),
         pytest.param({PERCENT: 100}, ask(whole=True, name="c0"), id="generation-2-100-percent-is-a-whole-card"),
         pytest.param({CORE_3: 20, MEMORY_3: 4096}, ask(4096, 20, name="c0"), id="generation-3-memory-is-MiB"),
         pytest.param({CORE_3: 20}, ask(0, 20, name="c0"), id="generation-3-cores-without-memory-reserve-none"),

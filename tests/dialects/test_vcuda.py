@@ -42,7 +42,9 @@ FORK_CORE, FORK_MEMORY = "nvidia.com/vcuda-core", "nvidia.com/vcuda-memory"
         pytest.param({CORE: 30, MEMORY: 4}, ask(1024, 30, name="c0"), id="tencent-memory-is-blocks-of-256-MiB"),
         pytest.param({FORK_CORE: 30, FORK_MEMORY: 1024}, ask(1024, 30, name="c0"), id="fork-memory-is-MiB"),
         pytest.param({CORE: 99, MEMORY: 1}, ask(256, 99, name="c0"), id="99-cores-are-a-share"),
-        pytest.param({CORE: 100, MEMORY: 1}, ask(whole=True, name="c0"), id="100-cores-are-a-whole-card-memory-ignored"),
+        pytest.param(
+            {CORE: 100, MEMORY: 1}, ask(whole=True, name="c0"), id="100-cores-are-a-whole-card-memory-ignored"
+        ),
         pytest.param({CORE: 200}, ask(whole=True, cards=2, name="c0"), id="200-cores-are-two-whole-cards"),
         pytest.param(
             {CORE: 150},
@@ -113,7 +115,9 @@ def test_the_two_container_pod_with_use_gputype() -> None:
 @pytest.mark.parametrize(
     ("prefix", "limits", "value", "want"),
     [
-        pytest.param("tencent.com", {CORE: 30, MEMORY: 1}, "60", ask(256, 30, name="c0"), id="a-ceiling-is-not-a-share"),
+        pytest.param(
+            "tencent.com", {CORE: 30, MEMORY: 1}, "60", ask(256, 30, name="c0"), id="a-ceiling-is-not-a-share"
+        ),
         pytest.param(
             "tencent.com",
             {CORE: 30, MEMORY: 1},

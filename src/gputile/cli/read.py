@@ -1,5 +1,6 @@
 """`gputile read`: how gputile understands each pod of a manifest."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def _encoded(found: dict[str, Any], output: str) -> str:
 
 def _load(name: str) -> Manifests:
     if name == "-":
-        return load(click.get_text_stream("stdin").read(), "standard input")
+        return load(sys.stdin.read(), "standard input")
     return load_file(Path(name))
 
 

@@ -120,7 +120,7 @@ class Fleet:
 
     def fits(self, request: PodRequest) -> Mask:
         """By row: whether the node takes the pod now."""
-        return self._fits(request, self._grid())
+        return self._fits(request, self.grid())
 
     def scores(self, request: PodRequest, fitting: Mask, policy: str | None = None, seed: int = 0) -> Scores:
         """By row: how good the node is under the policy; -inf where the pod does not fit."""
@@ -192,7 +192,8 @@ class Fleet:
             search=lambda rows: self._search(request, rows, empty=grid.memory is grid.size),
         )
 
-    def _grid(self) -> Grid:
+    def grid(self) -> Grid:
+        """The arrays as they are now; views, not copies."""
         n = len(self._nodes)
         return Grid(
             size=self._size[:, :n],
@@ -292,7 +293,7 @@ class Fleet:
         piece = max(pieces, key=lambda piece: piece.cards)
         if piece.cards < 2:
             return answer
-        mask = cards_that_fit(piece, self._grid(), self._eligible_cards(request.constraints), request.constraints.idle)
+        mask = cards_that_fit(piece, self.grid(), self._eligible_cards(request.constraints), request.constraints.idle)
         known: dict[tuple[int, bytes], int] = {}
         for row, cards in self._card_sets(mask & fitting):
             node = self._known(row)
@@ -308,7 +309,7 @@ class Fleet:
         """By row: the first rule that is not met, as `placing` orders them, and what was wanted and found."""
         n = len(self._nodes)
         verdict = _Verdict(n)
-        grid, rule, pieces = self._grid(), request.constraints, cut(request)
+        grid, rule, pieces = self.grid(), request.constraints, cut(request)
         for row, node in enumerate(self._nodes):
             if node is None or node.fault:
                 verdict.set_row(row, NodeCode(node.fault) if node else NodeCode.UNKNOWN_NODE, 1, 0)

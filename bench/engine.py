@@ -1,0 +1,148 @@
+"""Speed of the decision core, as ratios against baselines measured in the same run.
+
+    make bench        filter and score at 100 to 15,000 nodes x 8 cards; booking; start of the command
+
+The copy is a plain copy of the arrays that a filter reads: the least that any look at all cards can cost. The loop is
+what one would write in Python without arrays. Absolute times depend on the machine, ratios hardly.
+"""
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from gputile.engine.fleet import Fleet
+from gputile.model.cards import NodeView
+from gputile.model.grants import Use
+from gputile.model.requests import PodRequest
+from gputile.testing.builders import ask, node, wants
+
+SIZES = (100, 1_000, 5_000, 15_000)
+CASES: dict[str, PodRequest] = {
+    "one tile": wants(ask("10Gi", cores=20), cpu=1000),
+    "two containers": wants(ask("10Gi", cores=20, name="a"), ask("20Gi", name="b"), cpu=1000),
+    "4 whole cards": wants(ask(whole=True, cards=4), cpu=1000),
+}
+GOALS = {"one tile": 12.0, "two containers": 60.0, "4 whole cards": 60.0}  # times the copy, at 5,000 nodes
+LOOP_UP_TO = 1_000
+
+
+def main() -> None:
+    print(f"filter + score, nodes x 8 cards, median of many; NumPy {np.__version__}\n")
+    print(f"{'nodes':>7}  {'case':<15}{'time':>10}{'copy':>10}{'ratio':>8}{'loop':>11}{'ratio':>8}")
+    times: dict[tuple[int, str], float] = {}
+    copies: dict[int, float] = {}
+    for nodes in SIZES:
+        fleet = half_full_fleet(nodes)
+        copies[nodes] = clock(partial(copy_of, fleet))
+        for case, request in CASES.items():
+            times[nodes, case] = clock(partial(fleet.best, request))
+            loop = clock(partial(naive_loop, fleet, request), 0.3) if nodes <= LOOP_UP_TO else None
+            show_line(nodes, case, times[nodes, case], copies[nodes], loop)
+    print()
+    for case, goal in GOALS.items():
+        show_goal(f"{case} at 5,000 nodes, times the copy", times[5_000, case] / copies[5_000], goal)
+        show_goal(f"{case}, 15,000 nodes against 5,000", times[15_000, case] / times[5_000, case], 4.0)
+    booking()
+    command_start()
+
+
+def half_full_fleet(nodes: int) -> Fleet:
+    """Every other card has a tenant or two, of a few sizes; the same fleet every time."""
+    fleet, dice = Fleet(), np.random.default_rng(7)
+    for number in range(nodes):
+        built = node(f"node-{number}", cpu="128").cards(8, "A100", "80Gi").node()
+        fleet.set_node(built)
+        for card in built.cards:
+            for _ in range(int(dice.integers(0, 3))):
+                fleet.hold(built.name, {card.uuid: Use(int(dice.choice([4096, 20480, 32768])), 20, 1)}, 2000)
+    return fleet
+
+
+def clock(work: Callable[[], object], seconds: float = 0.6) -> float:
+    """Median seconds of one call, after a warm-up."""
+    for _ in range(3):
+        work()
+    samples: list[float] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(samples) < 5:
+        start = time.perf_counter()
+        work()
+        samples.append(time.perf_counter() - start)
+    return statistics.median(samples)
+
+
+def copy_of(fleet: Fleet) -> object:
+    grid = fleet.grid()
+    return [a.copy() for a in (grid.size, grid.memory, grid.cores, grid.slots, grid.tenants, grid.cpu, grid.host)]
+
+
+def naive_loop(fleet: Fleet, request: PodRequest) -> str | None:
+    """The same question, node by node and card by card; first fit for each container."""
+    best: tuple[float, str] | None = None
+    for view in views(fleet):
+        if view.cpu < request.cpu:
+            continue
+        free = [[room.memory, room.cores, room.slots, room.tenants] for room in view.rooms]
+        if all(naive_container(a.cards, a.memory_of(81920), a.cores, a.exclusive, free) for a in request.asks):
+            left = view.cpu / 128_000 + sum(room[0] / 81920 for room in free) / 8
+            best = min(best or (left, view.node.name), (left, view.node.name))
+    return best[1] if best else None
+
+
+def naive_container(cards: int, memory: int, cores: int, exclusive: bool, free: list[list[int]]) -> bool:
+    fitting = [
+        room
+        for room in free
+        if room[0] >= memory and room[1] >= max(1, cores) and room[2] >= 1 and not (exclusive and room[3])
+    ]
+    for room in fitting[:cards]:
+        room[0], room[1], room[2] = room[0] - memory, room[1] - cores, room[2] - 1
+    return len(fitting) >= cards
+
+
+_VIEWS: dict[int, list[NodeView]] = {}
+
+
+def views(fleet: Fleet) -> Iterator[NodeView]:
+    """Made once: the loop should pay for looking, not for unpacking our arrays."""
+    if id(fleet) not in _VIEWS:
+        _VIEWS[id(fleet)] = [fleet.view(name) for name in fleet.names()]
+    return iter(_VIEWS[id(fleet)])
+
+
+def booking() -> None:
+    fleet = half_full_fleet(5_000)
+    uses = {f"GPU-node-77-{card}": Use(4096, 10, 1) for card in range(2)}
+
+    def hold_and_release() -> None:
+        fleet.hold("node-77", uses, 1000, 1024)
+        fleet.release("node-77", uses, 1000, 1024)
+
+    each = clock(hold_and_release) / 2
+    show_goal("booking or releasing a grant of two tiles, us", each * 1e6, 20.0)
+
+
+def command_start() -> None:
+    def run(*arguments: str) -> float:
+        return clock(lambda: subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True), 2.0)
+
+    help_ = "import sys; sys.argv = ['gputile', '--help']; from gputile.cli.main import main; main()"
+    show_goal("`gputile --help`, times `python -c pass`", run("-c", help_) / run("-c", "pass"), 6.0)
+
+
+def show_line(nodes: int, case: str, took: float, copy: float, loop: float | None) -> None:
+    against_loop = f"{loop * 1e6:>8.0f} us{loop / took:>7.0f}x" if loop else f"{'-':>11}{'-':>8}"
+    print(f"{nodes:>7,}  {case:<15}{took * 1e6:>7.0f} us{copy * 1e6:>7.0f} us{took / copy:>7.1f}x{against_loop}")
+
+
+def show_goal(what: str, value: float, most: float) -> None:
+    print(f"{'ok  ' if value <= most else 'OVER'}  {value:>6.1f}  (at most {most:g})  {what}")
+
+
+if __name__ == "__main__":
+    main()

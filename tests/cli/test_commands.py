@@ -1,0 +1,168 @@
+"""What a person types and reads."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from gputile.cli.main import COMMANDS, cli
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+DIALECTS = {"gpushare", "nano", "vcuda", "nvidia", "hami", "vgpu", "gputile"}
+POD = "kind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: main, resources: {limits: {%s}}}]}\n"
+
+
+def run(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(cli, arguments, input=stdin)
+
+
+class TestRead:
+    def test_the_json_is_a_contract(self) -> None:
+        told = json.loads(
+            run("read", "-f", "-", "-o", "json", stdin=POD % "nvidia.com/gpu: 2, nvidia.com/gpumem: 3000").output
+        )
+        assert told == {
+            "pods": [
+                {
+                    "name": "p",
+                    "namespace": "default",
+                    "kind": "Pod",
+                    "replicas": 1,
+                    "dialect": "hami",
+                    "containers": [
+                        {
+                            "name": "main",
+                            "init": False,
+                            "sidecar": False,
+                            "cards": 2,
+                            "memory_mib": 3000,
+                            "memory_percent": None,
+                            "cores": 0,
+                            "exclusive": False,
+                        }
+                    ],
+                    "constraints": {},
+                    "cpu_millicores": 0,
+                    "main_memory_mib": 0,
+                    "warnings": [],
+                    "refusal": None,
+                }
+            ]
+        }
+
+    def test_a_refusal_has_code_and_message(self) -> None:
+        told = json.loads(run("read", "-f", "-", "-o", "json", stdin=POD % "gputile.io/memory: 1").output)
+        (pod,) = told["pods"]
+        assert pod["refusal"]["code"] == "NoDeviceResource"
+        assert "add `gputile.io/gpu: 1`" in pod["refusal"]["message"]
+        assert (pod["dialect"], pod["containers"]) == (None, [])
+
+    def test_yaml_says_the_same_as_json(self) -> None:
+        text = POD % "gputile.io/gpu: 1"
+        as_json, as_yaml = (run("read", "-f", "-", "-o", form, stdin=text).output for form in ("json", "yaml"))
+        assert yaml.safe_load(as_yaml) == json.loads(as_json)
+
+    @pytest.mark.parametrize("dialect", sorted(DIALECTS))
+    def test_every_example_is_read_in_its_own_dialect(self, dialect: str) -> None:
+        files = [argument for path in (EXAMPLES / dialect).glob("*.yaml") for argument in ("-f", str(path))]
+        told = json.loads(run("read", *files, "-o", "json").output)
+        assert {pod["dialect"] for pod in told["pods"]} == {dialect}
+
+    @pytest.mark.parametrize(
+        ("limits", "line"),
+        [
+            pytest.param("gputile.io/gpu: 1", "1 card, whole, shared with nobody", id="whole"),
+            pytest.param("gputile.io/gpu: 4, gputile.io/memory: 3072", "4 cards, of each 3 GiB", id="tiles"),
+            pytest.param("gputile.io/gpu: 1, gputile.io/cores: 5", "all its memory and 5 % of its cores", id="cores"),
+            pytest.param("elasticgpu.io/gpu-core: 5", "of it no memory and 5 % of its cores", id="no-memory"),
+            pytest.param("nano-gpu/gpu-percent: 5", "of it 5 % of its memory and 5 % of its cores", id="percent"),
+            pytest.param("cpu: 1", "asks for no GPU", id="none-of-our-business"),
+            pytest.param("gputile.io/gpu: -1", "refused (Negative)", id="refused"),
+            pytest.param("elasticgpu.io/gpu-core: 150", "note: `elasticgpu.io/gpu-core`", id="warned"),
+        ],
+    )
+    def test_the_text_is_for_people(self, limits: str, line: str) -> None:
+        assert line in run("read", "-f", "-", stdin=POD % limits).output
+
+    def test_constraints_are_told(self) -> None:
+        text = (
+            "kind: Pod\nmetadata: {name: p, annotations: {nvidia.com/use-gputype: 'T4,V100',"
+            " nvidia.com/nouse-gputype: P4, nvidia.com/use-gpuuuid: u1, nvidia.com/nouse-gpuuuid: u2, nvidia.com/numa-bind: 'true',"
+            " nvidia.com/vgpu-mode: mps, hami.io/gpu-scheduler-policy: 'mutex,spread', gputile.io/links: prefer,"
+            " nvidia.com/gpu.model: V100}}\n"
+            "spec: {containers: [{name: main, resources: {limits: {nvidia.com/gpu: 1}}}]}\n"
+        )
+        output = run("read", "-f", "-", stdin=text).output
+        for line in (
+            "only models matching V100",
+            "only models matching T4 or V100",
+            "no models matching P4",
+            "only cards u1",
+            "not the cards u2",
+            "only cards shared by mps",
+            "cards of one NUMA node (require)",
+            "linked cards (prefer)",
+            "only idle cards",
+            "policy: nodes default, cards spread",
+        ):
+            assert line in output
+        told = json.loads(run("read", "-f", "-", "-o", "json", stdin=text).output)["pods"][0]["constraints"]
+        assert (told["models"], told["and_models"]) == (["V100"], [["T4", "V100"]])
+
+    def test_check_fails_on_a_refusal_only(self) -> None:
+        assert run("read", "-f", "-", "--check", stdin=POD % "gputile.io/gpu: 1").exit_code == 0
+        assert run("read", "-f", "-", "--check", stdin=POD % "gputile.io/gpu: -1").exit_code == 1
+        assert run("read", "-f", "-", stdin=POD % "gputile.io/gpu: -1").exit_code == 0
+
+    def test_no_pods_is_said(self) -> None:
+        assert run("read", "-f", "-", stdin="kind: Service").output == "no pods found; passed over: Service\n"
+
+    def test_the_gpushare_unit_is_a_flag(self) -> None:
+        text = POD % "aliyun.com/gpu-mem: 3000"
+        told = json.loads(run("read", "-f", "-", "-o", "json", "--gpushare-unit", "MiB", stdin=text).output)
+        assert told["pods"][0]["containers"][0]["memory_mib"] == 3000
+
+
+def test_a_bad_file_is_one_sentence_and_exit_code_2() -> None:
+    command = [sys.executable, "-c", "from gputile.cli.main import main; main()", "read", "-f", "/nowhere.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("gputile: /nowhere.yaml: cannot be read")
+    assert "Traceback" not in done.stderr
+
+
+class TestDemo:
+    def test_it_shows_all_dialects_the_table_and_who_waits(self) -> None:
+        done = run("demo")
+        assert done.exit_code == 0, done.output
+        for dialect in DIALECTS:
+            assert f"  {dialect} " in done.output
+        assert done.output.count("waits, see below") == 1
+        assert "0/4 nodes fit: 3 fewer GPUs than wanted, 1 too few GPUs of a wanted model." in done.output
+        assert "GPU Memory(GiB)" in done.output
+        assert "split-over-four -> a100-1, GPU 0,1,2,3: 3 GiB each" in done.output
+
+    def test_it_reads_in_80_columns_but_for_the_wide_table(self) -> None:
+        before_table = run("demo").output.partition("The cluster as `kubectl")[0]
+        assert max(map(len, before_table.splitlines())) <= 80
+
+    @pytest.mark.parametrize("policy", ["spread", "random", "topology"])
+    def test_other_policies_place_the_same_pods(self, policy: str) -> None:
+        done = run("demo", "--policy", policy)
+        assert done.exit_code == 0, done.output
+        assert f"({policy})" in done.output
+
+
+def test_help_names_every_command_and_each_has_its_own() -> None:
+    listed = run("--help").output
+    for name in COMMANDS:
+        assert name in listed
+        assert run(name, "--help").exit_code == 0
+
+
+def test_an_unknown_command_is_refused() -> None:
+    assert "No such command" in run("nonsense").output

@@ -1,0 +1,105 @@
+"""The fleet as a whole: the best node and its equals, changes of nodes, and what a filter call sees."""
+
+import pytest
+
+from gputile.engine.fleet import Fleet
+from gputile.model.grants import Use
+from gputile.model.refusals import HAMI_ALIAS, SENTENCE, VGPU_ALIAS, NodeCode
+from gputile.testing.builders import NodeBuilder, ask, node, wants
+
+
+def fleet(*builders: NodeBuilder) -> Fleet:
+    made = Fleet()
+    for builder in builders:
+        made.set_node(builder.node())
+    return made
+
+
+def three() -> Fleet:
+    """n1 half full, n2 empty, n3 empty."""
+    made = fleet(*(node(name, cpu="8").cards(2, size=16) for name in ("n1", "n2", "n3")))
+    made.hold("n1", {"GPU-n1-0": Use(16, 0, 1)}, cpu=4000)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("policy", "want"),
+    [
+        pytest.param("binpack", ["n1"], id="binpack-fills-the-fullest"),
+        pytest.param("spread", ["n2", "n3"], id="spread-takes-the-emptiest-and-its-equals"),
+    ],
+)
+def test_the_best_node_and_its_equals(policy: str, want: list[str]) -> None:
+    assert three().best(wants(ask(4)), policy) == want
+
+
+def test_cpu_counts_in_binpack_and_spread() -> None:
+    made = fleet(*(node(name, cpu="8").cards(2, size=16) for name in ("n1", "n2")))
+    made.hold("n2", {}, cpu=2000)
+    assert made.best(wants(ask(4)), "binpack") == ["n2"]
+    assert made.best(wants(ask(4)), "spread") == ["n1"]
+
+
+def test_slack_widens_and_keep_narrows_the_answer() -> None:
+    made = three()
+    assert set(made.best(wants(ask(4)), "binpack", slack=100.0)) == {"n1", "n2", "n3"}
+    assert made.best(wants(ask(4)), "binpack", slack=100.0)[0] == "n1"
+    assert len(made.best(wants(ask(4)), "spread", keep=1)) == 1
+
+
+def test_only_the_nodes_that_were_asked_for_are_answered() -> None:
+    assert three().best(wants(ask(4)), "binpack", among=["n3", "stranger"]) == ["n3"]
+    assert [r.code for r in three().refusals(wants(ask(4)), ["n3", "stranger"])] == [NodeCode.UNKNOWN_NODE]
+
+
+def test_a_pods_own_policy_decides() -> None:
+    assert three().best(wants(ask(4), node_policy="spread"), "binpack") == ["n2", "n3"]
+
+
+def test_topology_prefers_the_node_with_the_better_linked_cards() -> None:
+    far, near = ((0, 1), (1, 0)), ((0, 5), (5, 0))
+    made = fleet(node("far").cards(2).linked(*far), node("near").cards(2).linked(*near))
+    assert made.best(wants(ask(whole=True, cards=2)), "topology") == ["near"]
+
+
+def test_random_reaches_every_node() -> None:
+    made = three()
+    assert {made.best(wants(ask(4)), "random", seed=seed)[0] for seed in range(50)} == {"n1", "n2", "n3"}
+
+
+def test_a_removed_node_is_gone_and_its_place_is_used_again() -> None:
+    made = three()
+    made.remove_node("n2")
+    assert "n2" not in made
+    assert made.best(wants(ask(4)), "spread") == ["n3"]
+    made.set_node(node("n4", cpu="8").cards(1, size=99).node())
+    assert made.best(wants(ask(50))) == ["n4"]
+    assert len(made) == 3
+
+
+def test_it_grows_with_nodes_and_with_cards_per_node() -> None:
+    made = fleet(*(node(f"n{n}").cards(2, size=16) for n in range(100)), node("big").cards(16, size=16))
+    made.hold("n7", {"GPU-n7-0": Use(3, 0, 1)})
+    assert made.best(wants(ask(1, cards=16))) == ["big"]
+    assert made.view("n7").rooms[0].memory == 13
+    assert int(made.fits(wants(ask(16))).sum()) == 101
+
+
+def test_a_changed_node_comes_back_empty_and_with_its_new_cards() -> None:
+    made = three()
+    made.set_node(node("n1", cpu="8").cards(3, size=32).node())
+    assert made.best(wants(ask(30))) == ["n1"]
+    assert made.view("n1").rooms[0].tenants == 0
+
+
+def test_holding_on_an_unknown_node_or_card_changes_nothing() -> None:
+    made = three()
+    before = [made.view(name) for name in made.names()]
+    made.hold("stranger", {"x": Use(1, 1, 1)})
+    made.hold("n1", {"x": Use(1, 1, 1)})
+    assert [made.view(name) for name in made.names()] == before
+
+
+@pytest.mark.parametrize("words", [SENTENCE, HAMI_ALIAS, VGPU_ALIAS], ids=["sentences", "hami", "vgpu-manager"])
+def test_every_reason_has_its_words(words: dict[NodeCode, str]) -> None:
+    assert set(words) == set(NodeCode)

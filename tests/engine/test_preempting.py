@@ -1,0 +1,129 @@
+"""Who has to go. The property test compares with all subsets of the pods on small nodes.
+
+Seen to fail: without `_lowest_priorities` (a more important pod went), without the budget stage, with `latest started`
+turned round, with victims of other cards counted as room.
+"""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gputile.engine.placing import fits
+from gputile.engine.preempting import Holder, cost, victims, without
+from gputile.model.cards import NodeView
+from gputile.model.grants import Use
+from gputile.model.requests import PodRequest
+from gputile.testing.builders import ask, node, wants
+
+
+def holder(name: str, card: int, memory: int, **rest: int) -> Holder:
+    return Holder(pod=name, name=name, uses={f"GPU-n1-{card}": Use(memory, 0, 1)}, **rest)
+
+
+def held(view: NodeView, holders: list[Holder]) -> NodeView:
+    """The view with these pods on it: `without`, backwards."""
+    turned = [
+        Holder(
+            pod=h.pod,
+            uses={uuid: Use(-use.memory, -use.cores, -use.slots) for uuid, use in h.uses.items()},
+            cpu=-h.cpu,
+        )
+        for h in holders
+    ]
+    less = without(view, turned)
+    rooms = tuple(
+        type(room)(room.memory, room.cores, room.slots, sum(card.uuid in h.uses for h in holders))
+        for card, room in zip(view.node.cards, less.rooms, strict=True)
+    )
+    return NodeView(node=view.node, rooms=rooms, cpu=less.cpu, memory=less.memory)
+
+
+EMPTY = node("n1").cards(2, size=16).view()
+
+
+@pytest.mark.parametrize(
+    ("pods", "want"),
+    [
+        pytest.param([holder("a", 0, 10), holder("b", 0, 6), holder("c", 1, 16)], ["c"], id="the-fewest-on-one-card"),
+        pytest.param([holder("a", 0, 16), holder("b", 1, 16, priority=5)], ["a"], id="the-least-important"),
+        pytest.param([holder("a", 0, 16, budget_cost=1), holder("b", 1, 16, priority=5)], ["b"],
+                     id="a-budget-weighs-more-than-priority"),
+        pytest.param([holder("a", 0, 16, started=1), holder("b", 1, 16, started=2)], ["b"], id="the-latest-started"),
+        pytest.param([holder("a", 0, 4), holder("b", 1, 16)], ["a"], id="only-as-much-as-is-needed"),
+        pytest.param([holder("a", 0, 16, priority=10), holder("b", 1, 16, priority=10)], None,
+                     id="nobody-of-equal-priority"),
+        pytest.param([holder("a", 0, 2)], [], id="nobody-when-there-is-room"),
+    ],
+)  # fmt: skip
+def test_who_goes(pods: list[Holder], want: list[str] | None) -> None:
+    found = victims(wants(ask(14)), held(EMPTY, pods), pods, priority=10)
+    assert (None if found is None else [h.pod for h in found]) == want
+
+
+def test_a_wrong_model_is_not_cured_by_eviction() -> None:
+    pods = [holder("a", 0, 16)]
+    assert victims(wants(ask(99)), held(EMPTY, pods), pods, priority=10) is None
+
+
+def test_cpu_is_freed_too() -> None:
+    pods = [Holder(pod="a", cpu=60_000), Holder(pod="b", cpu=4_000)]
+    found = victims(wants(ask(1), cpu=8_000), held(EMPTY, pods), pods, priority=10)
+    assert found is not None
+    assert [h.pod for h in found] == ["a"]
+
+
+def test_a_crowded_node_gives_a_small_set_quickly() -> None:
+    view = node("n1").cards(8, size=100).view()
+    pods = [holder(f"p{n:02}", n % 8, 9) for n in range(80)]
+    found = victims(wants(ask(55, cards=4)), held(view, pods), pods, priority=10)
+    assert found is not None
+    assert fits(wants(ask(55, cards=4)), without(held(view, pods), found))
+    assert len(found) <= 24
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> list[Holder]:
+    pods = []
+    for n in range(draw(st.integers(0, 5))):
+        cards = draw(st.sets(st.integers(0, 1), min_size=1, max_size=2))
+        use = Use(draw(st.sampled_from([3, 5, 8])), draw(st.sampled_from([0, 30])), 1)
+        pods.append(
+            Holder(
+                pod=f"p{n}",
+                priority=draw(st.integers(0, 3)),
+                started=draw(st.integers(0, 3)),
+                budget_cost=draw(st.sampled_from([0, 0, 1])),
+                uses={f"GPU-n1-{card}": use for card in cards},
+                cpu=draw(st.sampled_from([0, 20_000])),
+            )
+        )
+    return pods
+
+
+WISHES = st.sampled_from(
+    [
+        wants(ask(10)),
+        wants(ask(14, cores=80)),
+        wants(ask(9, cards=2)),
+        wants(ask(whole=True)),
+        wants(ask(12, name="a"), ask(9, name="b")),
+        wants(ask(2), cpu=50_000),
+    ]
+)
+
+
+@settings(max_examples=150)
+@given(crowds(), WISHES)
+def test_no_cheaper_set_exists(pods: list[Holder], request: PodRequest) -> None:
+    view = held(EMPTY, pods)
+    lesser = [h for h in pods if h.priority < 3]
+    sets = [list(chosen) for size in range(len(lesser) + 1) for chosen in combinations(lesser, size)]
+    enough = [chosen for chosen in sets if fits(request, without(view, chosen))]
+    found = victims(request, view, pods, priority=3)
+    if found is None:
+        assert not enough
+    else:
+        assert fits(request, without(view, found))
+        assert cost(found) == min(cost(chosen) for chosen in enough)

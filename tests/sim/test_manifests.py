@@ -1,0 +1,60 @@
+"""Manifests as files have them."""
+
+import pytest
+
+from gputile.model.errors import InputError
+from gputile.sim.manifests import load
+
+POD = "spec: {containers: [{name: main}]}"
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        pytest.param("kind: Pod\nmetadata: {name: p}\n" + POD, [("Pod", "p", 1)], id="a-pod"),
+        pytest.param(f"kind: Pod\n{POD}\n---\nkind: Pod\n{POD}", [("Pod", "", 1)] * 2, id="several-documents"),
+        pytest.param("kind: Deployment\nmetadata: {name: d}\nspec: {replicas: 3, template: {" + POD + "}}",
+                     [("Deployment", "d", 3)], id="a-deployment"),
+        pytest.param("kind: StatefulSet\nmetadata: {name: s}\nspec: {template: {" + POD + "}}",
+                     [("StatefulSet", "s", 1)], id="a-statefulset-of-one"),
+        pytest.param("kind: DaemonSet\nmetadata: {name: d}\nspec: {template: {" + POD + "}}",
+                     [("DaemonSet", "d", 1)], id="a-daemonset"),
+        pytest.param("kind: Job\nmetadata: {name: j}\nspec: {parallelism: 2, template: {" + POD + "}}",
+                     [("Job", "j", 2)], id="a-job-counts-its-parallelism"),
+        pytest.param("kind: CronJob\nmetadata: {name: c}\nspec: {jobTemplate: {spec: {template: {" + POD + "}}}}",
+                     [("CronJob", "c", 1)], id="a-cronjob"),
+        pytest.param("kind: List\nitems: [{kind: Pod, " + POD + "}, {kind: Service}]", [("Pod", "", 1)], id="a-list"),
+        pytest.param("kind: PodList\nitems: [{metadata: {name: p}, " + POD + "}]", [("Pod", "p", 1)],
+                     id="items-of-a-podlist-need-no-kind"),
+        pytest.param('{"kind": "Pod", "metadata": {"name": "j"}}', [("Pod", "j", 1)], id="JSON-is-YAML"),
+        pytest.param("kind: Service", [], id="a-service-makes-no-pods"),
+        pytest.param("", [], id="an-empty-file"),
+        pytest.param("---\n---\n", [], id="empty-documents"),
+        pytest.param("kind: Deployment\nspec: 7", [("Deployment", "", 1)], id="a-broken-template-is-still-shown"),
+        pytest.param("kind: Deployment\nspec: {replicas: many, template: {}}", [("Deployment", "", 1)],
+                     id="replicas-that-are-no-number-count-as-one"),
+    ],
+)  # fmt: skip
+def test_what_is_found(text: str, want: list[tuple[str, str, int]]) -> None:
+    assert [(w.kind, w.name, w.replicas) for w in load(text, "f.yaml").workloads] == want
+
+
+def test_dates_stay_text() -> None:
+    (workload,) = load("kind: Pod\nmetadata: {name: p, labels: {day: 2026-01-01}}", "f").workloads
+    assert workload.pod["metadata"]["labels"] == {"day": "2026-01-01"}
+
+
+@pytest.mark.parametrize(
+    ("text", "fragment"),
+    [
+        pytest.param("kind: Pod\n  bad: [", "f.yaml, line 2: this is no YAML", id="broken-YAML-names-the-line"),
+        pytest.param("- 1\n- 2", "f.yaml: expected a Kubernetes object, found list", id="a-bare-list"),
+        pytest.param("just words", "expected a Kubernetes object, found str", id="words"),
+        pytest.param("{[1]: 2}", "this is no YAML", id="a-key-that-cannot-be-one"),
+        pytest.param("[" * 3000, "f.yaml", id="nested-too-deeply"),
+    ],
+)
+def test_bad_files_get_a_sentence(text: str, fragment: str) -> None:
+    with pytest.raises(InputError, match=r"f\.yaml") as caught:
+        load(text, "f.yaml")
+    assert fragment in str(caught.value)
