@@ -44,6 +44,7 @@ from gputile.engine.placing import Placement, place
 from gputile.model.cards import Node, NodeView
 from gputile.model.requests import PodRequest
 from gputile.testing.builders import ask, node, wants
+from tests.effort import EFFORT
 
 NODES = ("n0", "n1")
 WISHES = st.sampled_from(
@@ -315,5 +316,5 @@ class Cluster(RuleBasedStateMachine):
         self.ledger.check()
 
 
-Cluster.TestCase.settings = settings(max_examples=200, stateful_step_count=30)
+Cluster.TestCase.settings = settings(max_examples=200 * EFFORT, stateful_step_count=30)
 TestBook = Cluster.TestCase

@@ -253,6 +253,13 @@ def test_an_init_container_that_fits_into_the_pods_memory_adds_nothing_to_the_to
     assert gpushare.write_grant(given_).annotations[TOTAL] == "3"
 
 
+def test_the_allocation_counts_from_the_first_app_container_and_init_containers_follow() -> None:
+    init, app = held("init-0", tile(0, 2048), role=Role.INIT), held("c0", tile(0, 3072))
+    given_ = award(pod({MEM: 3}, init=({MEM: 2},)), TWO_CARDS, init, app)
+    written = gpushare.write_grant(given_).annotations
+    assert msgspec.json.decode(written[ALLOCATION]) == {"0": {"0": 3}, "1": {"0": 2}}
+
+
 def test_each_container_is_told_its_own_memory() -> None:
     given_ = award(pod({MEM: 2}, {MEM: 3}), TWO_CARDS, held("c0", tile(0, 2048)), held("c1", tile(0, 3072)))
     env = gpushare.write_grant(given_).env
@@ -354,8 +361,3 @@ def test_memory_without_a_count_is_a_broken_inventory() -> None:
 )
 def test_the_placement_label_of_a_node_is_its_card_policy(label: str, policy: str) -> None:
     assert node_of(raw_node({MEM: 30, COUNT: 2}, labels={"ack.node.gpu.placement": label})).card_policy == policy
-
-
-def test_the_allocation_annotation_is_json_of_numbers() -> None:
-    given_ = award(pod({MEM: 3}), TWO_CARDS, held("c0", tile(1, 3072)))
-    assert msgspec.json.decode(gpushare.write_grant(given_).annotations[ALLOCATION]) == {"0": {"1": 3}}

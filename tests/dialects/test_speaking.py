@@ -1,6 +1,7 @@
 """The doors: which dialect a pod or node speaks, every bad request in one table, and whatever JSON may bring.
 
-Seen to fail, by breaking the code on purpose in a copy: see the report in the pull request of these tests.
+Seen to fail, by breaking the code on purpose in a copy: hami's claim on `nvidia.com/gpu` taken away, the order of trust
+in registers turned round, a UUID twice let through, requests before limits, the dialect's own record not written.
 """
 
 from itertools import permutations

@@ -7,7 +7,7 @@ last word (the fleet refused what fits after going back), sidecars left out of i
 
 from itertools import combinations, product
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputile.engine.fleet import Fleet
@@ -17,6 +17,7 @@ from gputile.model.cards import NodeView
 from gputile.model.grants import Use
 from gputile.model.refusals import NodeCode, Refusal
 from gputile.model.requests import PodRequest, Role, Wish
+from tests.effort import examples
 from tests.engine.strategies import requests, views
 
 
@@ -72,7 +73,7 @@ def _alive(roles: list[Role], n: int, moment: int) -> bool:
     return n == moment or (roles[n] is Role.SIDECAR and n < moment)
 
 
-@settings(max_examples=500)
+@examples(200)
 @given(requests(), views())
 def test_a_node_is_refused_only_if_no_assignment_exists(request: PodRequest, view: NodeView) -> None:
     assert fits(request, view) == brute_force(request, view)
@@ -91,7 +92,7 @@ def fleet_of(*found: NodeView) -> Fleet:
     return fleet
 
 
-@settings(max_examples=400)
+@examples(120)
 @given(requests(), st.tuples(*(views(f"n{n}") for n in range(3))))
 def test_the_fleet_gives_the_answers_of_place(request: PodRequest, found: tuple[NodeView, ...]) -> None:
     fleet = fleet_of(*found)
@@ -103,7 +104,7 @@ def test_the_fleet_gives_the_answers_of_place(request: PodRequest, found: tuple[
     assert refused == {name: answer for name, answer in answers.items() if isinstance(answer, Refusal)}
 
 
-@settings(max_examples=200)
+@examples(80)
 @given(requests(), views(), st.sampled_from(["binpack", "spread", "random", "topology"]), st.integers(0, 3))
 def test_every_policy_places_what_fits_and_never_sells_too_much(
     request: PodRequest, view: NodeView, policy: str, seed: int
@@ -118,7 +119,7 @@ def test_every_policy_places_what_fits_and_never_sells_too_much(
             assert use.slots <= rooms[uuid].slots
 
 
-@settings(max_examples=200)
+@examples(80)
 @given(requests(), views())
 def test_a_refusal_is_curable_exactly_if_the_empty_node_would_fit(request: PodRequest, view: NodeView) -> None:
     answer = place(request, view)
@@ -126,7 +127,7 @@ def test_a_refusal_is_curable_exactly_if_the_empty_node_would_fit(request: PodRe
         assert answer.curable == fits(request, NodeView.empty(view.node))
 
 
-@settings(max_examples=100)
+@examples(50)
 @given(views(most=3), st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5), st.integers(0, 40)), max_size=8))
 def test_what_is_held_and_released_leaves_no_trace(view: NodeView, held: list[tuple[int, int, int]]) -> None:
     fleet, untouched = fleet_of(view), fleet_of(view)
@@ -139,7 +140,7 @@ def test_what_is_held_and_released_leaves_no_trace(view: NodeView, held: list[tu
     assert fleet.free_shares() == untouched.free_shares()
 
 
-@settings(max_examples=100)
+@examples(50)
 @given(views())
 def test_a_nodes_free_share_is_the_sum_over_its_usable_cards(view: NodeView) -> None:
     usable = [

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputile.engine.explaining import explain
@@ -13,6 +13,7 @@ from gputile.model.grants import Use
 from gputile.model.refusals import NodeCode
 from gputile.model.requests import ModelRule, PodRequest
 from gputile.testing.builders import ask, node, wants
+from tests.effort import examples
 from tests.engine.strategies import requests, views
 from tests.engine.test_agreement import fleet_of
 
@@ -96,7 +97,7 @@ def test_reasons_are_counted_with_what_eviction_could_cure() -> None:
     assert [(r.code, r.nodes, r.curable) for r in reasons] == [(NodeCode.MEMORY, 1, 1), (NodeCode.TOO_SMALL, 1, 0)]
 
 
-@settings(max_examples=60)
+@examples(30)
 @given(requests(), st.tuples(*(views(f"n{n}") for n in range(2))))
 def test_any_refusal_can_be_explained_and_any_change_names_a_node(
     request: PodRequest, found: tuple[NodeView, ...]

@@ -7,7 +7,7 @@ turned round, with victims of other cards counted as room.
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputile.engine.placing import fits
@@ -16,6 +16,7 @@ from gputile.model.cards import NodeView
 from gputile.model.grants import Use
 from gputile.model.requests import PodRequest
 from gputile.testing.builders import ask, node, wants
+from tests.effort import examples
 
 
 def holder(name: str, card: int, memory: int, **rest: int) -> Holder:
@@ -48,6 +49,8 @@ EMPTY = node("n1").cards(2, size=16).view()
     [
         pytest.param([holder("a", 0, 10), holder("b", 0, 6), holder("c", 1, 16)], ["c"], id="the-fewest-on-one-card"),
         pytest.param([holder("a", 0, 16), holder("b", 1, 16, priority=5)], ["a"], id="the-least-important"),
+        pytest.param([holder("a", 0, 16, priority=5), holder("b", 1, 8), holder("c", 1, 8)], ["b", "c"],
+                     id="two-unimportant-pods-rather-than-one-important"),
         pytest.param([holder("a", 0, 16, budget_cost=1), holder("b", 1, 16, priority=5)], ["b"],
                      id="a-budget-weighs-more-than-priority"),
         pytest.param([holder("a", 0, 16, started=1), holder("b", 1, 16, started=2)], ["b"], id="the-latest-started"),
@@ -88,7 +91,7 @@ def crowds(draw: st.DrawFn) -> list[Holder]:
     pods = []
     for n in range(draw(st.integers(0, 5))):
         cards = draw(st.sets(st.integers(0, 1), min_size=1, max_size=2))
-        use = Use(draw(st.sampled_from([3, 5, 8])), draw(st.sampled_from([0, 30])), 1)
+        use = Use(draw(st.sampled_from([3, 5, 8, 12])), draw(st.sampled_from([0, 30])), 1)
         pods.append(
             Holder(
                 pod=f"p{n}",
@@ -114,7 +117,7 @@ WISHES = st.sampled_from(
 )
 
 
-@settings(max_examples=150)
+@examples(80)
 @given(crowds(), WISHES)
 def test_no_cheaper_set_exists(pods: list[Holder], request: PodRequest) -> None:
     view = held(EMPTY, pods)

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gputile.engine.fitting import Question, Rows, cards_that_fit, enough, memory_needed, nodes_that_fit
-from gputile.engine.grid import Grid, Mask, count
+from gputile.engine.fitting import Question, Rows, cards_that_fit, nodes_that_fit
+from gputile.engine.grid import Grid, Mask
 from gputile.engine.pieces import Piece, cut
 from gputile.engine.placing import fits, piece_miss
 from gputile.engine.policies import Scores, Sums, policy_named
+from gputile.engine.refusing import CODES, Facts, Verdict, add_misses
 from gputile.engine.shares import CARD, ask_share, free_share
 from gputile.engine.topology import closeness, closest, largest_linked
 from gputile.model.cards import Card, Node, NodeView, Room
@@ -162,7 +163,7 @@ class Fleet:
         """Why each node that does not fit does not; the same answers as `place` gives one by one."""
         names = list(self._rows) if among is None else list(among)
         fitting = self.fits(request)
-        codes, wanted, found = self._misses(request)
+        miss = self._misses(request)
         curable = self._fits(request, self._empty_grid())
         refusals = []
         for name in names:
@@ -170,9 +171,8 @@ class Fleet:
             if row is None:
                 refusals.append(Refusal(name, NodeCode.UNKNOWN_NODE, 1, 0, False))
             elif not fitting[row]:
-                refusals.append(
-                    Refusal(name, _CODES[codes[row]], int(wanted[row]), int(found[row]), bool(curable[row]))
-                )
+                code, wanted, found = CODES[miss.codes[row]], int(miss.wanted[row]), int(miss.found[row])
+                refusals.append(Refusal(name, code, wanted, found, bool(curable[row])))
         return refusals
 
     # ---- how it is done: fitting ------------------------------------------------------------------------------------
@@ -305,48 +305,29 @@ class Fleet:
 
     # ---- how it is done: why not ------------------------------------------------------------------------------------
 
-    def _misses(self, request: PodRequest) -> tuple[NDArray[np.int8], NDArray[np.int64], NDArray[np.int64]]:
-        """By row: the first rule that is not met, as `placing` orders them, and what was wanted and found."""
-        n = len(self._nodes)
-        verdict = _Verdict(n)
-        grid, rule, pieces = self.grid(), request.constraints, cut(request)
+    def _misses(self, request: PodRequest) -> Verdict:
+        """By row: the first rule that is not met, and what was wanted and found."""
+        verdict = Verdict(len(self._nodes))
         for row, node in enumerate(self._nodes):
             if node is None or node.fault:
                 verdict.set_row(row, NodeCode(node.fault) if node else NodeCode.UNKNOWN_NODE, 1, 0)
             elif not node.cards:
                 verdict.set_row(row, NodeCode.NO_CARDS, 1, 0)
-        question = self._question(request, pieces, grid)
-        for piece in pieces:
-            self._piece_misses(piece, rule, question, verdict)
-        verdict.set_where(~nodes_that_fit(question), NodeCode.TOGETHER, len(pieces), 0)
-        verdict.set_where(grid.cpu < request.cpu, NodeCode.CPU, request.cpu, grid.cpu)
-        verdict.set_where(grid.host < request.memory, NodeCode.HOST_MEMORY, request.memory, grid.host)
-        return verdict.codes, verdict.wanted, verdict.found
+        rule = request.constraints
+        question = self._question(request, cut(request), self.grid())
+        add_misses(verdict, request, question, self._facts(rule), lambda p, row: piece_miss(p, rule, self._view(row)))
+        return verdict
 
-    def _piece_misses(self, piece: Piece, rule: Constraints, question: Question, verdict: "_Verdict") -> None:
-        n, grid = len(self._nodes), question.grid
-        left = self._exists[:, :n].copy()
-        verdict.set_few(left, NodeCode.TOO_FEW_CARDS, piece.cards)
-        stages: list[tuple[NodeCode, Mask]] = [
+    def _facts(self, rule: Constraints) -> Facts:
+        n = len(self._nodes)
+        rules = (
             (NodeCode.MODEL, self._model_mask(rule)),
             (NodeCode.UUID, self._uuid_mask(rule)),
             (NodeCode.MODE, self._mode_mask(rule)),
             (NodeCode.UNHEALTHY, self._healthy[:, :n]),
             (NodeCode.CORDONED, ~self._cordoned[:, :n]),
-            (NodeCode.TOO_SMALL, cards_that_fit(piece, self._empty_grid(), self._exists[:, :n], False)),
-            (NodeCode.NOT_IDLE, (grid.tenants == 0) | (not (piece.exclusive or rule.idle))),
-        ]
-        needs = [piece.asks_in(phase) for phase in piece.phases()]
-        stages += [(NodeCode.MEMORY, grid.memory >= memory_needed(asks, grid.size)) for asks in needs]
-        stages += [(NodeCode.CORES, grid.cores >= max(1, sum(ask.cores for ask in asks))) for asks in needs]
-        stages += [(NodeCode.SLOTS, grid.slots >= piece.slots * len(asks)) for asks in needs]
-        for code, mask in _merged(stages):
-            left &= mask
-            verdict.set_few(left, code, piece.cards)
-        for row in np.flatnonzero(verdict.open & ~enough(piece, left, question)):
-            miss = piece_miss(piece, rule, self._view(int(row)))  # NUMA or links: rare, and asks for a look
-            if miss is not None:
-                verdict.set_row(int(row), miss[0], piece.cards, miss[1])
+        )
+        return Facts(exists=self._exists[:, :n], rules=rules, empty=self._empty_grid())
 
     # ---- how it is done: arrays -------------------------------------------------------------------------------------
 
@@ -430,42 +411,6 @@ class Fleet:
         mask = np.zeros(len(self._nodes), dtype=np.bool_)
         mask[[self._rows[name] for name in names if name in self._rows]] = True
         return mask
-
-
-_CODES = tuple(NodeCode)
-_NUMBER = {code: number for number, code in enumerate(_CODES)}
-
-
-class _Verdict:
-    """Per node the first miss; later ones do not count."""
-
-    def __init__(self, nodes: int) -> None:
-        self.codes = np.zeros(nodes, dtype=np.int8)
-        self.wanted = np.zeros(nodes, dtype=np.int64)
-        self.found = np.zeros(nodes, dtype=np.int64)
-        self.open = np.ones(nodes, dtype=np.bool_)
-
-    def set_few(self, left: Mask, code: NodeCode, wanted: int) -> None:
-        number = count(left)
-        self.set_where(number < wanted, code, wanted, number)
-
-    def set_where(self, mask: Mask, code: NodeCode, wanted: int, found: Any) -> None:
-        new = mask & self.open
-        self.codes[new], self.wanted[new] = _NUMBER[code], wanted
-        self.found[new] = found if np.isscalar(found) else found[new]
-        self.open &= ~new
-
-    def set_row(self, row: int, code: NodeCode, wanted: int, found: int) -> None:
-        self.codes[row], self.wanted[row], self.found[row] = _NUMBER[code], wanted, found
-        self.open[row] = False
-
-
-def _merged(stages: list[tuple[NodeCode, Mask]]) -> list[tuple[NodeCode, Mask]]:
-    """One mask per code: a rule that holds in every phase of the pod's life."""
-    merged: dict[NodeCode, Mask] = {}
-    for code, mask in stages:
-        merged[code] = merged[code] & mask if code in merged else mask
-    return list(merged.items())
 
 
 def _usable(card: Card, node: Node) -> bool:

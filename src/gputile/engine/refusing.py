@@ -1,0 +1,93 @@
+"""Why nodes do not fit, for all nodes at once: the rules of `placing`, in its order, as masks over all cards.
+
+Each rule narrows the cards that are left; the first that leaves a node with too few is that node's reason.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gputile.engine.fitting import Question, cards_that_fit, enough, memory_needed, nodes_that_fit
+from gputile.engine.grid import Grid, Mask, count
+from gputile.engine.pieces import Piece
+from gputile.model.refusals import NodeCode
+from gputile.model.requests import PodRequest
+
+CODES = tuple(NodeCode)
+_NUMBER = {code: number for number, code in enumerate(CODES)}
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is true of the cards, whoever is on them."""
+
+    exists: Mask
+    rules: tuple[tuple[NodeCode, Mask], ...]  # model, UUID, mode, health, cordon: where each is satisfied
+    empty: Grid  # the cluster with nobody on it
+
+
+class Verdict:
+    """Per node the first miss; later ones do not count."""
+
+    def __init__(self, nodes: int) -> None:
+        self.codes = np.zeros(nodes, dtype=np.int8)  # positions in CODES
+        self.wanted = np.zeros(nodes, dtype=np.int64)
+        self.found = np.zeros(nodes, dtype=np.int64)
+        self.open = np.ones(nodes, dtype=np.bool_)
+
+    def set_few(self, left: Mask, code: NodeCode, wanted: int) -> None:
+        number = count(left)
+        self.set_where(number < wanted, code, wanted, number)
+
+    def set_where(self, mask: Mask, code: NodeCode, wanted: int, found: Any) -> None:
+        new = mask & self.open
+        self.codes[new], self.wanted[new] = _NUMBER[code], wanted
+        self.found[new] = found if np.isscalar(found) else found[new]
+        self.open &= ~new
+
+    def set_row(self, row: int, code: NodeCode, wanted: int, found: int) -> None:
+        self.codes[row], self.wanted[row], self.found[row] = _NUMBER[code], wanted, found
+        self.open[row] = False
+
+
+Look = Callable[[Piece, int], tuple[NodeCode, int] | None]
+"""(piece, row): the scalar reason on one node."""
+
+
+def add_misses(verdict: Verdict, request: PodRequest, question: Question, facts: Facts, look: Look) -> None:
+    """Fill in the reason of every node that is still open and does not fit."""
+    for piece in question.pieces:
+        _add_piece_misses(verdict, piece, question, facts, look)
+    grid = question.grid
+    verdict.set_where(~nodes_that_fit(question), NodeCode.TOGETHER, len(question.pieces), 0)
+    verdict.set_where(grid.cpu < request.cpu, NodeCode.CPU, request.cpu, grid.cpu)
+    verdict.set_where(grid.host < request.memory, NodeCode.HOST_MEMORY, request.memory, grid.host)
+
+
+def _add_piece_misses(verdict: Verdict, piece: Piece, question: Question, facts: Facts, look: Look) -> None:
+    left = facts.exists.copy()
+    verdict.set_few(left, NodeCode.TOO_FEW_CARDS, piece.cards)
+    for code, mask in (*facts.rules, *_room_rules(piece, question, facts)):
+        left &= mask
+        verdict.set_few(left, code, piece.cards)
+    for row in np.flatnonzero(verdict.open & ~enough(piece, left, question)).tolist():
+        miss = look(piece, row)  # NUMA or links: rare, and worth a look at the node itself
+        if miss is not None:
+            verdict.set_row(row, miss[0], piece.cards, miss[1])
+
+
+def _room_rules(piece: Piece, question: Question, facts: Facts) -> list[tuple[NodeCode, Mask]]:
+    grid = question.grid
+    needs = [piece.asks_in(phase) for phase in piece.phases()]
+    wants_idle = piece.exclusive or question.rule.idle
+    memory = [grid.memory >= memory_needed(asks, grid.size) for asks in needs]
+    cores = [grid.cores >= max(1, sum(ask.cores for ask in asks)) for asks in needs]
+    slots = [grid.slots >= piece.slots * len(asks) for asks in needs]
+    return [
+        (NodeCode.TOO_SMALL, cards_that_fit(piece, facts.empty, facts.exists, False)),
+        (NodeCode.NOT_IDLE, (grid.tenants == 0) | (not wants_idle)),
+        (NodeCode.MEMORY, np.logical_and.reduce(memory)),
+        (NodeCode.CORES, np.logical_and.reduce(cores)),
+        (NodeCode.SLOTS, np.logical_and.reduce(slots)),
+    ]
