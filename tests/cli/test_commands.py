@@ -91,7 +91,8 @@ class TestRead:
     def test_constraints_are_told(self) -> None:
         text = (
             "kind: Pod\nmetadata: {name: p, annotations: {nvidia.com/use-gputype: 'T4,V100',"
-            " nvidia.com/nouse-gputype: P4, nvidia.com/use-gpuuuid: u1, nvidia.com/nouse-gpuuuid: u2, nvidia.com/numa-bind: 'true',"
+            " nvidia.com/nouse-gputype: P4, nvidia.com/use-gpuuuid: u1, nvidia.com/nouse-gpuuuid: u2,"
+            " nvidia.com/numa-bind: 'true',"
             " nvidia.com/vgpu-mode: mps, hami.io/gpu-scheduler-policy: 'mutex,spread', gputile.io/links: prefer,"
             " nvidia.com/gpu.model: V100}}\n"
             "spec: {containers: [{name: main, resources: {limits: {nvidia.com/gpu: 1}}}]}\n"

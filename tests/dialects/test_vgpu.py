@@ -203,7 +203,7 @@ def test_written_grant(
         "nvidia.com/predicate-node": "n1",
         "nvidia.com/predicate-time": str(AT),
     }
-    assert written.labels == {"nvidia.com/assigned-phase": "allocating"}
+    assert written.labels == {"nvidia.com/assigned-phase": "allocating", "nvidia.com/metrics-node": "n1"}
     assert written.env == env
     both = speaking.write_grant(given_)
     assert both.annotations == written.annotations | gputile.write_grant(given_).annotations
@@ -216,7 +216,7 @@ def test_the_domain_prefixes_what_is_written() -> None:
     assert set(written.annotations) == {
         f"example.com/{k}" for k in ("pre-allocated", "predicate-node", "predicate-time")
     }
-    assert set(written.labels) == {"example.com/assigned-phase"}
+    assert set(written.labels) == {"example.com/assigned-phase", "example.com/metrics-node"}
 
 
 PRE, REAL = "nvidia.com/pre-allocated", "nvidia.com/real-allocated"

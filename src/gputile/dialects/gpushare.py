@@ -22,6 +22,7 @@ from gputile.dialects.wire import (
     amount,
     card_memory,
     count_of,
+    decode_or_none,
     grant_by_index,
     indices_of,
     request,
@@ -29,7 +30,7 @@ from gputile.dialects.wire import (
     visible_devices,
 )
 from gputile.model.cards import Card
-from gputile.model.grants import Grant
+from gputile.model.grants import ContainerGrant, Grant
 from gputile.model.refusals import RequestCode
 from gputile.model.requests import Ask, PodRequest, Role
 from gputile.model.units import MiB, quantity
@@ -39,6 +40,7 @@ MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 INDEX, TOTAL, CARD_SIZE = "ALIYUN_COM_GPU_MEM_IDX", "ALIYUN_COM_GPU_MEM_POD", "ALIYUN_COM_GPU_MEM_DEV"
 ASSIGNED, ASSUME_TIME = "ALIYUN_COM_GPU_MEM_ASSIGNED", "ALIYUN_COM_GPU_MEM_ASSUME_TIME"
 ALLOCATION = "scheduler.framework.gpushare.allocation"
+_ALLOCATIONS = msgspec.json.Decoder(dict[int, dict[int, int]])
 
 
 def resources(settings: DialectSettings) -> frozenset[str]:
@@ -94,9 +96,7 @@ def _ask(role: Role, container: Container, cards: int, size: MiB) -> Ask:
             f"`{MEM}` of container `{container.name}` is {units}, which does not divide evenly over {cards} cards; "
             f"write {f'{lower} or ' if lower else ''}{upper}, or another `{COUNT}`",
         )
-    if cards == 1:
-        return Ask(container=container.name, role=role, cards=1, memory=card_memory(container, MEM, size))
-    return Ask(container=container.name, role=role, cards=cards, memory=units // cards * size)
+    return Ask(container=container.name, role=role, cards=cards, memory=card_memory(container, MEM, size, cards))
 
 
 def write_grant(award: Award) -> Written:
@@ -104,7 +104,7 @@ def write_grant(award: Award) -> Written:
     positions = {container.name: n for n, (_, container) in enumerate(_app_first(award.pod))}
     tiles = [tile for held in award.grant.containers for tile in held.tiles]
     indices = sorted({tile.index for tile in tiles})
-    total = sum(tile.memory for tile in tiles) // size
+    total = sum(use.memory for use in award.grant.uses().values()) // size
     card = award.card(indices[0])
     card_size = str((card.memory if card else 0) // size)
     annotations = {
@@ -125,13 +125,17 @@ def write_grant(award: Award) -> Written:
         held.container: visible_devices(held)
         | {
             INDEX: ",".join(str(tile.index) for tile in held.tiles),
-            TOTAL: str(total),
-            "ALIYUN_COM_GPU_MEM_CONTAINER": str(sum(tile.memory for tile in held.tiles) // size),
+            TOTAL: _units(held, size),  # of one Allocate call, which is one container
+            "ALIYUN_COM_GPU_MEM_CONTAINER": _units(held, size),
             CARD_SIZE: card_size,
         }
         for held in award.grant.containers
     }
     return Written(annotations=annotations, env=env)
+
+
+def _units(held: ContainerGrant, size: MiB) -> str:
+    return str(sum(tile.memory for tile in held.tiles) // size)
 
 
 def _app_first(pod: Pod) -> list[tuple[Role, Container]]:
@@ -151,13 +155,7 @@ def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], sett
 
 def _allocation(pod: Pod) -> dict[str, tuple[int, ...]]:
     """Card indices by container name from the newer annotation; nothing if it is absent or unreadable."""
-    said = pod.annotations.get(ALLOCATION)
-    if said is None:
-        return {}
-    try:
-        found = msgspec.json.decode(str(said), type=dict[int, dict[int, int]])
-    except msgspec.DecodeError:
-        return {}
+    found = decode_or_none(_ALLOCATIONS, pod.annotations.get(ALLOCATION)) or {}
     order = [container.name for _, container in _app_first(pod)]
     return {order[n]: tuple(cards) for n, cards in found.items() if 0 <= n < len(order)}
 

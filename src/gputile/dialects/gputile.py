@@ -9,6 +9,7 @@ version; both are written for pods and nodes of every dialect, and are the truth
 """
 
 from difflib import get_close_matches
+from typing import Annotated
 
 import msgspec
 
@@ -23,6 +24,7 @@ from gputile.dialects.wire import (
     Written,
     amount,
     card_memory,
+    decode,
     no_device,
     request,
     visible_devices,
@@ -103,11 +105,14 @@ def _nearest(word: str, known: tuple[str, ...]) -> str:
 # ---- grants ---------------------------------------------------------------------------------------------------------
 
 
+Amount = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
 class _Tile(msgspec.Struct):
     uuid: str
-    index: int
-    memory: MiB
-    cores: Percent
+    index: Amount
+    memory: Amount
+    cores: Amount
 
 
 class _Container(msgspec.Struct):
@@ -153,10 +158,11 @@ def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], sett
     said = pod.annotations.get(GRANT)
     if said is None:
         return None
-    try:
-        record = _GRANTS.decode(str(said))
-    except msgspec.DecodeError as wrong:
-        raise Unreadable(RequestCode.BAD_ANNOTATION, f"annotation `{GRANT}` cannot be read: {wrong}") from wrong
+    record = decode(_GRANTS, said, GRANT)
+    if record.version > VERSION:
+        raise Unreadable(
+            RequestCode.BAD_ANNOTATION, f"annotation `{GRANT}` has version {record.version}; update gputile to read it"
+        )
     if (record.pod, record.node) != (pod.uid, pod.node_name):
         raise Unreadable(
             RequestCode.BAD_ANNOTATION,
@@ -232,10 +238,7 @@ def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
     said = node.annotations.get(INVENTORY)
     if said is None:
         return None
-    try:
-        found = _INVENTORIES.decode(str(said))
-    except msgspec.DecodeError as wrong:
-        raise Unreadable(RequestCode.BAD_ANNOTATION, f"annotation `{INVENTORY}` cannot be read: {wrong}") from wrong
+    found = decode(_INVENTORIES, said, INVENTORY)
     cordoned = {part.strip() for part in str(node.annotations.get(CORDON) or "").split(",")}
     cards = tuple(
         Card(

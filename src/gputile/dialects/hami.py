@@ -24,8 +24,11 @@ from gputile.dialects.wire import (
     Written,
     amount,
     card_memory,
+    decode,
+    decode_or_none,
     names,
     no_device,
+    number,
     request,
     visible_devices,
     written,
@@ -155,9 +158,9 @@ def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], sett
 
 def _tile(device: str, index: dict[str, int]) -> Tile:
     parts = device.split(",")
-    if len(parts) < 4 or not (parts[2].isdecimal() and parts[3].isdecimal()):
+    if len(parts) < 4:
         raise Unreadable(RequestCode.BAD_ANNOTATION, f"annotation `{ALLOCATED}` has a device {device!r}")
-    return Tile(parts[0], index.get(parts[0], -1), int(parts[2][:9]), int(parts[3][:9]))
+    return Tile(parts[0], index.get(parts[0], -1), number(parts[2], ALLOCATED), number(parts[3], ALLOCATED))
 
 
 # ---- inventory ------------------------------------------------------------------------------------------------------
@@ -193,10 +196,7 @@ def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
     said = str(node.annotations.get(REGISTER) or "").strip()
     if not said:
         return None
-    try:
-        found = _REGISTERS.decode(said) if said.startswith("[") else list(_old_register(said))
-    except (msgspec.DecodeError, ValueError) as wrong:
-        raise Unreadable(RequestCode.BAD_ANNOTATION, f"annotation `{REGISTER}` cannot be read: {wrong}") from wrong
+    found = decode(_REGISTERS, said, REGISTER) if said.startswith("[") else list(_old_register(said))
     cordoned = names(node.annotations.get(CORDON))
     cards = tuple(
         Card(
@@ -221,27 +221,26 @@ def _old_register(said: str) -> Iterable[_Registered]:
     for position, text in enumerate(part for part in said.split(":") if part.strip()):
         fields = [field.strip() for field in text.split(",")]
         if len(fields) not in (7, 9):
-            raise ValueError(f"a card has {len(fields)} fields, not 7 or 9: {text!r}")
+            raise Unreadable(
+                RequestCode.BAD_ANNOTATION, f"annotation `{REGISTER}`: a card has {len(fields)} fields, not 7 or 9"
+            )
         yield _Registered(
             id=fields[0],
-            count=int(fields[1]),
-            devmem=int(fields[2]),
-            devcore=int(fields[3]),
+            count=number(fields[1], REGISTER),
+            devmem=number(fields[2], REGISTER),
+            devcore=number(fields[3], REGISTER),
             type=fields[4],
-            numa=int(fields[5]),
+            numa=number(fields[5], REGISTER),
             health=fields[6].lower() == "true",
-            index=int(fields[7]) if len(fields) == 9 else position,
+            index=number(fields[7], REGISTER) if len(fields) == 9 else position,
             mode=fields[8] if len(fields) == 9 else "",
         )
 
 
 def _links(node: NodeObject, cards: tuple[Card, ...]) -> tuple[tuple[int, ...], ...]:
     """Pair scores, if the agent was told to publish them; unreadable ones only cost the preference."""
-    said = node.annotations.get(SCORE)
-    if said is None:
+    found = decode_or_none(_SCORES, node.annotations.get(SCORE))
+    if found is None:
         return ()
-    try:
-        scores = {entry.uuid: entry.score for entry in _SCORES.decode(str(said))}
-    except msgspec.DecodeError:
-        return ()
+    scores = {entry.uuid: entry.score for entry in found}
     return tuple(tuple(scores.get(card.uuid, {}).get(peer.uuid, 0) for peer in cards) for card in cards)

@@ -25,7 +25,7 @@ class DialectSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """MiB per `nvidia.com/gpumem`, HAMi's `memoryFactor`."""
 
     vgpu_memory_factor: int = 1
-    """MiB per `vgpu-memory`, vgpu-manager's `--device-memory-factor`, where the node does not say."""
+    """MiB per `vgpu-memory`, vgpu-manager's `--device-memory-factor`."""
 
     vgpu_domain: str = "nvidia.com"
     """Prefix of vgpu-manager's names, its `--domain`."""

@@ -3,6 +3,7 @@
 Nothing here raises on bad input: a pod is a request, no request of ours, or a `BadRequest`.
 """
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -25,7 +26,7 @@ from gputile.model.cards import Card, Node
 from gputile.model.grants import Grant
 from gputile.model.refusals import BadRequest, NodeCode, RequestCode
 from gputile.model.requests import PodRequest
-from gputile.model.units import MiB, Millicores, host_mebibytes, millicores
+from gputile.model.units import MiB, Millicores, Quantity, host_mebibytes, millicores
 
 
 class Dialect(Protocol):
@@ -65,7 +66,7 @@ def read_pod(pod: Pod | Any, settings: DialectSettings = DEFAULTS) -> PodRequest
 def _read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
     warnings = gputile.check_names(pod)
     spoken = _spoken(pod, settings)
-    _refuse_resources_in_annotations(pod, spoken, settings)
+    _refuse_resources_in_annotations(pod, settings)
     if not spoken:
         return None
     if len(spoken) > 1:
@@ -86,30 +87,36 @@ def _read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
 
 def _spoken(pod: Pod, settings: DialectSettings) -> dict[str, str]:
     """The dialects in which the pod asks for something, each with the first resource that shows it."""
-    used = [
-        resource
-        for _, container in pod.containers()
-        if (found := container.resources) is not None
-        for resource in {**(found.limits or {}), **(found.requests or {})}
-        if str(written(container, resource)) not in ("0", "None")
-    ]
+    said = list(_said(pod))
+    used = [resource for resource, value in said if value not in (0, "0", None)]
     spoken: dict[str, str] = {}
     for dialect in DIALECTS:
         mine = dialect.resources(settings)
         first = next((resource for resource in used if resource in mine), None)
         if first is not None:
             spoken[dialect.NAME] = first
-    if hami.NAME in spoken:  # a share beside `nvidia.com/gpu` makes the whole pod a hami one
-        spoken.pop(nvidia.NAME, None)
+    if nvidia.NAME in spoken:  # a share beside `nvidia.com/gpu`, be it 0, makes the whole pod a hami one
+        share = next((resource for resource, _ in said if resource in hami.resources(settings)), None)
+        if share is not None:
+            del spoken[nvidia.NAME]
+            spoken[hami.NAME] = share
     return spoken
 
 
-def _refuse_resources_in_annotations(pod: Pod, spoken: dict[str, str], settings: DialectSettings) -> None:
+def _said(pod: Pod) -> Iterator[tuple[str, Quantity]]:
+    """Every resource that a container names, and what it says of it."""
+    for _, container in pod.containers():
+        found = container.resources
+        for resource in {**((found and found.limits) or {}), **((found and found.requests) or {})}:
+            yield resource, written(container, resource)
+
+
+def _refuse_resources_in_annotations(pod: Pod, settings: DialectSettings) -> None:
     """`nvidia.com/gpumem` as an annotation is silently ignored elsewhere, and a trap."""
-    used = set(spoken.values())
+    said = {resource for resource, _ in _said(pod)}
     for dialect in DIALECTS:
         for key in sorted(dialect.resources(settings) - {gpushare.COUNT}):
-            if key in pod.annotations and key not in used:
+            if key in pod.annotations and key not in said:
                 raise Unreadable(
                     RequestCode.RESOURCE_IN_ANNOTATION,
                     f"`{key}` is an annotation of the pod, where it has no effect; write "
@@ -143,7 +150,9 @@ def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings = DE
         asked = read_pod(pod, settings)
         if isinstance(asked, BadRequest) or asked is None:
             return asked
-        return BY_NAME[asked.dialect].read_grant(pod, asked, cards, settings)
+        # HAMi serves pods that ask for `nvidia.com/gpu` alone, too, and leaves its record on them.
+        family = hami if asked.dialect == nvidia.NAME else BY_NAME[asked.dialect]
+        return family.read_grant(pod, asked, cards, settings)
     except Unreadable as wrong:
         return wrong.bad
 
@@ -167,8 +176,8 @@ def read_node(node: NodeObject | Any, settings: DialectSettings = DEFAULTS) -> N
         name=node.name,
         cards=inventory.cards,
         links=inventory.links,
-        cpu=millicores(node.allocatable.get("cpu")) or 0,
-        memory=host_mebibytes(node.allocatable.get("memory")) or 0,
+        cpu=_countable(millicores(node.allocatable.get("cpu"))),
+        memory=_countable(host_mebibytes(node.allocatable.get("memory"))),
         pool=next((str(node.labels[key]) for key in vcuda.POOL_LABELS if node.labels.get(key)), ""),
         card_policy=_placement_label(node),
         fault=fault,
@@ -187,11 +196,19 @@ def _checked(found: Inventory) -> Inventory:
     """Two cards of one name, or a card of an impossible size, would let a tile be sold twice."""
     uuids = [card.uuid for card in found.cards]
     sizes_hold = all(
-        0 <= c.memory < 2**31 and 0 <= c.cores < 2**15 and 0 <= c.slots < 2**15 and c.uuid for c in found.cards
+        0 <= card.memory < 2**31
+        and max(card.cores, card.slots, card.index, card.numa) < 2**15
+        and min(card.cores, card.slots, card.index, card.numa + 1) >= 0
+        and card.uuid
+        for card in found.cards
     )
     if len(set(uuids)) != len(uuids) or len({c.index for c in found.cards}) != len(uuids) or not sizes_hold:
         raise Unreadable(RequestCode.MALFORMED, "two cards share a UUID or index, or a card has an impossible size")
     return found
+
+
+def _countable(amount: int | None) -> int:
+    return min(max(amount or 0, 0), 2**48)
 
 
 def _placement_label(node: NodeObject) -> str:

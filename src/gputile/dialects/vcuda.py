@@ -22,6 +22,7 @@ from gputile.dialects.wire import (
     amount,
     card_memory,
     count_of,
+    decode,
     grant_by_index,
     indices_of,
     no_device,
@@ -37,7 +38,7 @@ from gputile.model.units import ALL, MiB, quantity
 
 NAME = "vcuda"
 REGISTER = "tydic.io/nvidia-device-register"
-MODEL_LABELS = ("gaia.tencent.com/gpu-model", "tkestack.io/gpu-model")
+MODEL_LABELS = ("gaia.tencent.com/gpu-model", "tkestack.io/gpu-model", "gaia.nvidia.com/gpu-model")
 POOL_LABELS = ("gaia.tencent.com/gpu-pool", "tkestack.io/gpu-pool")
 
 
@@ -180,10 +181,7 @@ def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
 
 
 def _registered(register: str, settings: DialectSettings) -> Inventory:
-    try:
-        found = _REGISTERS.decode(register)
-    except msgspec.DecodeError as wrong:
-        raise Unreadable(RequestCode.BAD_ANNOTATION, f"annotation `{REGISTER}` cannot be read: {wrong}") from wrong
+    found = decode(_REGISTERS, register, REGISTER)
     return Inventory(
         tuple(
             Card(

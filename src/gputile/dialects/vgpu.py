@@ -21,8 +21,11 @@ from gputile.dialects.wire import (
     Written,
     amount,
     card_memory,
+    decode,
+    decode_or_none,
     names,
     no_device,
+    number,
     one_of,
     request,
     visible_devices,
@@ -101,6 +104,7 @@ def _ask(role: Role, container: Container, settings: DialectSettings) -> Ask:
 def _constraints(pod: Pod, domain: str, warnings: list[str]) -> Constraints:
     said = pod.annotations
     numa, links = one_of(said, f"{domain}/device-topology-mode", _TOPOLOGY) or (Wish.NO, Wish.NO)
+    one_of(said, f"{domain}/vgpu-compute-policy", {"none": 0, "balance": 0, "fixed": 0})  # its agent's business
     if one_of(said, f"{domain}/memory-scheduler-policy", {"virtual": True, "physical": False}):
         warnings.append(f"annotation `{domain}/memory-scheduler-policy: virtual` is read and not used")
     return Constraints(
@@ -119,10 +123,10 @@ def _constraints(pod: Pod, domain: str, warnings: list[str]) -> Constraints:
 
 
 def write_grant(award: Award) -> Written:
-    domain, factor = award.settings.vgpu_domain, award.settings.vgpu_memory_factor
+    domain = award.settings.vgpu_domain
     record = ";".join(
         f"{held.container}["
-        + ",".join(f"{tile.index}_{tile.uuid}_{tile.cores}_{tile.memory // factor}" for tile in held.tiles)
+        + ",".join(f"{tile.index}_{tile.uuid}_{tile.cores}_{tile.memory}" for tile in held.tiles)
         + "]"
         for held in award.grant.containers
     )
@@ -132,7 +136,7 @@ def write_grant(award: Award) -> Written:
             f"{domain}/predicate-node": award.grant.node,
             f"{domain}/predicate-time": str(award.at),
         },
-        labels={f"{domain}/assigned-phase": "allocating"},
+        labels={f"{domain}/assigned-phase": "allocating", f"{domain}/metrics-node": award.grant.node},
         env={held.container: _env(award, held) for held in award.grant.containers},
     )
 
@@ -158,7 +162,7 @@ def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], sett
     domain = settings.vgpu_domain
     found: dict[str, tuple[Tile, ...]] = {}
     for key in ("pre-allocated", "real-allocated"):
-        found |= _record(str(pod.annotations.get(f"{domain}/{key}") or ""), settings.vgpu_memory_factor)
+        found |= _record(str(pod.annotations.get(f"{domain}/{key}") or ""))
     containers = tuple(
         ContainerGrant(container.name, found[container.name], role)
         for role, container in pod.containers()
@@ -169,22 +173,23 @@ def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], sett
     return Grant(pod=pod.uid, node=pod.node_name, dialect=NAME, containers=containers)
 
 
-def _record(said: str, factor: int) -> dict[str, tuple[Tile, ...]]:
-    """`<container>[<index>_<uuid>_<cores>_<memory>,...];...`"""
+def _record(said: str) -> dict[str, tuple[Tile, ...]]:
+    """`<container>[<index>_<uuid>_<cores>_<MiB>,...];...`"""
     found: dict[str, tuple[Tile, ...]] = {}
     for part in filter(None, said.split(";")):
         container, opened, devices = part.partition("[")
         if not opened or not devices.endswith("]"):
             raise Unreadable(RequestCode.BAD_ANNOTATION, f"the allocation record has {part!r}")
-        found[container] = tuple(_tile(device, factor) for device in filter(None, devices[:-1].split(",")))
+        found[container] = tuple(_tile(device) for device in filter(None, devices[:-1].split(",")))
     return found
 
 
-def _tile(device: str, factor: int) -> Tile:
+def _tile(device: str) -> Tile:
     parts = device.split("_")
-    if len(parts) < 4 or not all(part.isdecimal() for part in (parts[0], parts[-2], parts[-1])):
+    if len(parts) < 4:
         raise Unreadable(RequestCode.BAD_ANNOTATION, f"the allocation record has a device {device!r}")
-    return Tile("_".join(parts[1:-2]), int(parts[0][:9]), int(parts[-1][:9]) * factor, int(parts[-2][:9]))
+    index, memory, cores = (number(parts[at], "the allocation record") for at in (0, -1, -2))
+    return Tile("_".join(parts[1:-2]), index, memory, cores)
 
 
 # ---- inventory ------------------------------------------------------------------------------------------------------
@@ -205,7 +210,6 @@ class _Registered(msgspec.Struct, rename="camel"):
 
 class _Config(msgspec.Struct, rename="camel"):
     device_split: int = 0
-    memory_factor: int = 0
 
 
 class _Topology(msgspec.Struct):
@@ -223,13 +227,9 @@ def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
     register = node.annotations.get(f"{domain}/node-device-register")
     if register is None:
         return None
-    try:
-        found = _REGISTERS.decode(str(register))
-        config = _CONFIGS.decode(str(node.annotations.get(f"{domain}/node-config-info", "{}")))
-    except msgspec.DecodeError as wrong:
-        raise Unreadable(
-            RequestCode.BAD_ANNOTATION, f"annotation `{domain}/node-device-register` cannot be read: {wrong}"
-        ) from wrong
+    found = decode(_REGISTERS, register, f"{domain}/node-device-register")
+    config_key = f"{domain}/node-config-info"
+    config = decode(_CONFIGS, node.annotations.get(config_key, "{}"), config_key)
     cards = tuple(
         Card(
             index=card.id,
@@ -250,13 +250,10 @@ def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
 
 def _links(node: NodeObject, cards: tuple[Card, ...], domain: str) -> tuple[tuple[int, ...], ...]:
     """The closest link of each pair; an unreadable table only costs the preference."""
-    said = node.annotations.get(f"{domain}/node-device-topology")
-    if said is None:
+    found = decode_or_none(_TOPOLOGIES, node.annotations.get(f"{domain}/node-device-topology"))
+    if found is None:
         return ()
-    try:
-        tables = {entry.index: entry.links for entry in _TOPOLOGIES.decode(str(said))}
-    except msgspec.DecodeError:
-        return ()
+    tables = {entry.index: entry.links for entry in found}
     return tuple(
         tuple(max(tables.get(card.index, {}).get(str(peer.index), [0]), default=0) for peer in cards) for card in cards
     )

@@ -5,7 +5,7 @@ sees the exception.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -16,13 +16,15 @@ from gputile.model.refusals import BadRequest, RequestCode
 from gputile.model.requests import Ask, Constraints, PodRequest, Role, phases
 from gputile.model.units import LARGEST_CARD, MiB, Millicores, Quantity, host_mebibytes, millicores, quantity
 
-Text: TypeAlias = Mapping[str, str | int | float | bool | None]
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**62), lt=2**62)]  # more digits are no number of anything
+Amounts: TypeAlias = dict[str, str | Number | float | None]
+Text: TypeAlias = Mapping[str, str | Number | float | bool | None]
 """Labels or annotations. In a hand-written manifest a value may be a number; Kubernetes would refuse it, we read it."""
 
 
 class Resources(msgspec.Struct, frozen=True):
-    limits: dict[str, Quantity] | None = None
-    requests: dict[str, Quantity] | None = None
+    limits: Amounts | None = None
+    requests: Amounts | None = None
 
 
 class Container(msgspec.Struct, frozen=True, rename="camel"):
@@ -44,7 +46,7 @@ class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
     containers: tuple[Container, ...] | None = None
     init_containers: tuple[Container, ...] | None = None
     node_name: str | None = None
-    overhead: dict[str, Quantity] | None = None
+    overhead: Amounts | None = None
 
 
 class Pod(msgspec.Struct, frozen=True):
@@ -84,8 +86,8 @@ class Pod(msgspec.Struct, frozen=True):
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    capacity: dict[str, Quantity] | None = None
-    allocatable: dict[str, Quantity] | None = None
+    capacity: Amounts | None = None
+    allocatable: Amounts | None = None
 
 
 class NodeObject(msgspec.Struct, frozen=True):
@@ -151,6 +153,25 @@ class Unreadable(Exception):
         self.bad = BadRequest(code, message)
 
 
+T = TypeVar("T")
+
+
+def decode(decoder: msgspec.json.Decoder[T], said: object, key: str) -> T:
+    """An annotation that is JSON. Whatever is wrong with it (broken, too deep, no UTF-8) is `Unreadable`."""
+    try:
+        return decoder.decode(str(said).encode())
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as wrong:
+        raise Unreadable(RequestCode.BAD_ANNOTATION, f"annotation `{key}` cannot be read: {wrong}") from wrong
+
+
+def decode_or_none(decoder: msgspec.json.Decoder[T], said: object) -> T | None:
+    """The same for annotations that only cost a preference when they are unreadable or absent."""
+    try:
+        return None if said is None else decode(decoder, said, "")
+    except Unreadable:
+        return None
+
+
 def convert_pod(obj: Any) -> Pod | BadRequest:
     """A pod as JSON, as our `Pod`. Any JSON value may come in."""
     try:
@@ -198,14 +219,14 @@ def _whole(said: Quantity, where: str) -> int:
     return int(value)
 
 
-def card_memory(container: Container, resource: str, unit: MiB) -> MiB:
-    """Memory per card in MiB, from a resource counted in `unit` MiB; refused when no card made is that large."""
-    units = amount(container, resource)
+def card_memory(container: Container, resource: str, unit: MiB, split: int = 1) -> MiB:
+    """Memory per card in MiB, from a resource counted in `unit` MiB that is split over cards; at most the largest card."""
+    units = amount(container, resource) // split
     if units * unit > LARGEST_CARD:
         raise Unreadable(
             RequestCode.OUT_OF_RANGE,
-            f"`{resource}` of container `{container.name}` is {units}, and one unit is {unit} MiB: no card has that "
-            f"much memory; write at most what `kubectl describe node` shows for one card",
+            f"`{resource}` of container `{container.name}` is {units} per card, and one unit is {unit} MiB: no "
+            f"card has that much memory; write at most what `kubectl describe node` shows for one card",
         )
     return units * unit
 
@@ -274,8 +295,8 @@ def host_needs(pod: Pod) -> tuple[Millicores, MiB]:
     alive = phases([role for role, _ in found])
     sums: dict[int, tuple[int, int]] = {}
     for (_, container), mine in zip(found, alive, strict=True):
-        cpu = millicores(_requested(container, "cpu")) or 0
-        memory = host_mebibytes(_requested(container, "memory")) or 0
+        cpu = max(0, millicores(_requested(container, "cpu")) or 0)
+        memory = max(0, host_mebibytes(_requested(container, "memory")) or 0)
         for phase in mine:
             before = sums.get(phase, (0, 0))
             sums[phase] = (before[0] + cpu, before[1] + memory)
@@ -318,6 +339,13 @@ def grant_by_index(
 def indices_of(said: object) -> tuple[int, ...]:
     """`"0,2"` as numbers; whatever is no index is left out, so that the count will not match."""
     return tuple(int(part) for part in names(said) if part.isdecimal() and len(part) < 6)
+
+
+def number(text: str, what: str) -> int:
+    """A number in a record of somebody else's; nine digits are enough for any card."""
+    if not text.isdecimal() or len(text) > 9:
+        raise Unreadable(RequestCode.BAD_ANNOTATION, f"{what} has {text[:20]!r} where a number should be")
+    return int(text)
 
 
 def count_of(amounts: Mapping[str, Quantity], resource: str) -> int:

@@ -55,7 +55,9 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
         """By card UUID: the most this pod ever holds at one time."""
         slots = int(self.dialect in SLOT_DIALECTS)
         if len(self.containers) == 1:
-            return {tile.uuid: Use(tile.memory, tile.cores, slots) for tile in self.containers[0].tiles}
+            uses = {tile.uuid: Use(tile.memory, tile.cores, slots) for tile in self.containers[0].tiles}
+            if len(uses) == len(self.containers[0].tiles):
+                return uses
         sums: dict[str, dict[int, Use]] = {}
         for held, alive in zip(self.containers, phases([c.role for c in self.containers]), strict=True):
             for tile in held.tiles:

@@ -32,7 +32,10 @@ class Wish(StrEnum):
 
 
 class Match(StrEnum):
-    """How a name in a list is compared with a card's model; case never counts."""
+    """How a name in a list is compared with a card's model.
+
+    Case never counts, and blanks, dashes and underscores are alike: node labels cannot hold blanks.
+    """
 
     NAME = "name"  # part of the model, but a number is never cut in two: "A10" is not "A100"
     SUBSTRING = "substring"  # any part of it, as HAMi and vgpu-manager compare
@@ -45,7 +48,11 @@ class ModelRule(msgspec.Struct, frozen=True):
     match: Match = Match.NAME
 
     def accepts(self, model: str) -> bool:
-        return any(_matches(name.lower(), model.lower(), self.match) for name in self.names)
+        return any(_matches(_plain(name), _plain(model), self.match) for name in self.names)
+
+
+def _plain(text: str) -> str:
+    return text.lower().replace("-", " ").replace("_", " ")
 
 
 def _matches(name: str, model: str, match: Match) -> bool:

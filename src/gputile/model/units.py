@@ -32,7 +32,7 @@ _SUFFIX = {
 
 def quantity(written: Quantity) -> Fraction | None:
     """The exact value of `"500m"`, `"4Gi"`, `"1e3"`, `7`; None if it is no quantity."""
-    if written is None or isinstance(written, bool):
+    if written is None or isinstance(written, bool) or (isinstance(written, int) and abs(written) > 10**30):
         return None
     match = _QUANTITY.fullmatch(str(written).strip())
     if match is None:
