@@ -183,6 +183,14 @@ class Cluster(RuleBasedStateMachine):
         if heard or self.state(pod) is not State.CONFIRMED:
             self.tell(Gone(pod))
 
+    @rule(pod=consumes(pods))
+    def a_pod_ends_while_the_watch_is_broken(self, pod: str) -> None:
+        if pod in self.truth:
+            self.watch_shows(pod)
+        self.delete(pod, heard=False)
+        self.relist()
+        assert self.state(pod) is None, "a pod that is gone is still held"
+
     @rule()
     def relist(self) -> None:
         self.tell(Listed(tuple(self.truth.values())))
@@ -198,6 +206,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(pod=pods)
     def another_scheduler_takes_a_pencilled_tile(self, pod: str) -> None:
+        self.pencil(pod)
         entry = self.ledger.entry(pod)
         if entry and entry.state is State.PENCILLED and entry.holding.grant is not None:
             self.born += 1
@@ -232,6 +241,12 @@ class Cluster(RuleBasedStateMachine):
         where = place(self.wishes[pod], NodeView.empty(self.nodes[name]))
         if isinstance(where, Placement) and pod not in self.truth:
             self.tell(Promised(self.holding(pod, where), self.now + 10))
+
+    @rule(pod=pods, name=st.sampled_from(NODES))
+    def a_promise_is_kept(self, pod: str, name: str) -> None:
+        self.promise(pod, name)
+        self.assume(pod)
+        self.bind_lands(pod, heard=True)
 
     @rule(seconds=st.sampled_from([0.5, 3.0, 40.0, 40.0]))
     def time_passes(self, seconds: float) -> None:
@@ -316,5 +331,5 @@ class Cluster(RuleBasedStateMachine):
         self.ledger.check()
 
 
-Cluster.TestCase.settings = settings(max_examples=200 * EFFORT, stateful_step_count=30)
+Cluster.TestCase.settings = settings(max_examples=150 * EFFORT, stateful_step_count=25)
 TestBook = Cluster.TestCase

@@ -118,3 +118,35 @@ def requests(draw: st.DrawFn, most: int = 3) -> PodRequest:
         cpu=draw(seldom(0, 2000, 6000)),
         memory=draw(seldom(0, 2000)),
     )
+
+
+@st.composite
+def tight_views(draw: st.DrawFn, name: str = "n") -> NodeView:
+    """Two or three plain cards with little room: where several containers meet and a greedy choice goes wrong."""
+    found = tuple(Card(index=n, uuid=f"u{n}", memory=8) for n in range(draw(st.integers(2, 3))))
+    free = [draw(st.sampled_from([*range(1, 9), 8, 8])) for _ in found]
+    rooms = tuple(Room(memory, 100, 10, int(memory < 8)) for memory in free)
+    return NodeView(node=Node(name=name, cards=found), rooms=rooms, cpu=0, memory=0)
+
+
+ROLES = st.sampled_from(
+    [
+        (Role.APP, Role.APP),
+        (Role.APP, Role.APP, Role.APP),
+        (Role.APP, Role.APP, Role.APP, Role.APP),
+        (Role.SIDECAR, Role.INIT, Role.APP),
+        (Role.INIT, Role.SIDECAR, Role.APP),
+    ]
+)
+
+
+@st.composite
+def crowded_requests(draw: st.DrawFn) -> PodRequest:
+    """Several containers with one card each."""
+    found = []
+    for n, role in enumerate(draw(ROLES)):
+        if draw(seldom(False, True)):
+            found.append(Ask.whole(f"c{n}", role, 1))
+        else:
+            found.append(Ask(container=f"c{n}", role=role, cards=1, memory=draw(st.integers(1, 6)), cores=0))
+    return PodRequest(dialect="gputile", asks=tuple(found))

@@ -1,8 +1,9 @@
 """Three answers to one question: the scalar `place`, the vectorised `Fleet`, and brute force.
 
-Seen to fail, by breaking the code on purpose: `Need.fits_cores` without the "sold out" rule (brute force disagreed),
-`_pair_fits` without `contested` (the fleet let two containers onto one card that bears one), `_greedy` taken as the
-last word (the fleet refused what fits after going back), sidecars left out of init phases, `_likeness` without slots.
+Seen to fail, by breaking the code on purpose: `Need.fits_cores` without the "sold out" rule; `_pair_fits` without
+`contested` (two containers on one card that bears one); `_greedy` taken as the last word (the fleet refused what fits
+after going back) or forgetting that a whole card is gone; exclusive containers allowed beside others of their pod;
+sidecars left out of the runs of later init containers; shares not booked.
 """
 
 from itertools import combinations, product
@@ -18,7 +19,7 @@ from gputile.model.grants import Use
 from gputile.model.refusals import NodeCode, Refusal
 from gputile.model.requests import PodRequest, Role, Wish
 from tests.effort import examples
-from tests.engine.strategies import requests, views
+from tests.engine.strategies import crowded_requests, requests, tight_views, views
 
 
 def brute_force(request: PodRequest, view: NodeView) -> bool:
@@ -73,7 +74,7 @@ def _alive(roles: list[Role], n: int, moment: int) -> bool:
     return n == moment or (roles[n] is Role.SIDECAR and n < moment)
 
 
-@examples(200)
+@examples(150)
 @given(requests(), views())
 def test_a_node_is_refused_only_if_no_assignment_exists(request: PodRequest, view: NodeView) -> None:
     assert fits(request, view) == brute_force(request, view)
@@ -92,7 +93,7 @@ def fleet_of(*found: NodeView) -> Fleet:
     return fleet
 
 
-@examples(120)
+@examples(100)
 @given(requests(), st.tuples(*(views(f"n{n}") for n in range(3))))
 def test_the_fleet_gives_the_answers_of_place(request: PodRequest, found: tuple[NodeView, ...]) -> None:
     fleet = fleet_of(*found)
@@ -102,6 +103,14 @@ def test_the_fleet_gives_the_answers_of_place(request: PodRequest, found: tuple[
     assert fitting == {name: isinstance(answer, Placement) for name, answer in answers.items()}
     refused = {refusal.node: refusal for refusal in fleet.refusals(request)}
     assert refused == {name: answer for name, answer in answers.items() if isinstance(answer, Refusal)}
+
+
+@examples(200)
+@given(crowded_requests(), tight_views())
+def test_several_containers_on_tight_cards(request: PodRequest, view: NodeView) -> None:
+    want = brute_force(request, view)
+    assert fits(request, view) == want
+    assert fleet_of(view).fits(request).tolist() == [want]
 
 
 @examples(80)

@@ -220,7 +220,7 @@ def _whole(said: Quantity, where: str) -> int:
 
 
 def card_memory(container: Container, resource: str, unit: MiB, split: int = 1) -> MiB:
-    """Memory per card in MiB, from a resource counted in `unit` MiB that is split over cards; at most the largest card."""
+    """Memory per card in MiB, of a resource counted in `unit` MiB and split over cards; at most the largest card."""
     units = amount(container, resource) // split
     if units * unit > LARGEST_CARD:
         raise Unreadable(

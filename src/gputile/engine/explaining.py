@@ -11,7 +11,7 @@ import msgspec
 
 from gputile.engine.fleet import Fleet
 from gputile.engine.pieces import Piece, cut
-from gputile.engine.placing import FACTS
+from gputile.engine.placing import FACTS, cases
 from gputile.engine.preempting import Holder, victims
 from gputile.model.cards import NodeView, Room
 from gputile.model.refusals import SENTENCE, NodeCode, Refusal
@@ -150,11 +150,8 @@ def _largest(view: NodeView) -> MiB:
 
 
 def _eligible_rooms(piece: Piece, request: PodRequest, view: NodeView) -> list[Room]:
-    return [
-        room
-        for card, room in zip(view.node.cards, view.rooms, strict=True)
-        if all(stage.passes(piece, request.constraints, card, room) for stage in FACTS)
-    ]
+    on_cards = cases(piece, request.constraints, view)
+    return [case.room for case in on_cards if all(stage.passes(case) for stage in FACTS)]
 
 
 def _nth(piece: Piece, free: list[int]) -> int:

@@ -68,6 +68,13 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
         """By phase, on a card of that size."""
         return tuple(_need(phase, self.asks_in(phase), card_memory, self.slots) for phase in self.phases())
 
+    def peak(self, card_memory: MiB) -> Need:
+        """The most it takes of a card at any time; a card that bears this bears the piece alone."""
+        needs = self.needs(card_memory)
+        if len(needs) == 1:
+            return needs[0]
+        return Need(0, max(n.memory for n in needs), max(n.cores for n in needs), max(n.slots for n in needs))
+
     def hardness(self) -> tuple[int, ...]:
         """Larger is harder to place: whole cards first, then many cards, then large tiles."""
         tile = max((ask.memory or 0, ask.memory_percent or 0, ask.cores) for ask in self.asks)

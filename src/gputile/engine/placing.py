@@ -54,34 +54,55 @@ def fits(request: PodRequest, view: NodeView) -> bool:
 # ---- which cards may serve ------------------------------------------------------------------------------------------
 
 
+class Case(msgspec.Struct, frozen=True):
+    """One piece on one card, by itself."""
+
+    need: Need  # the most it takes of the card at any time
+    idle: bool  # it wants a card that nobody holds
+    rule: Constraints
+    card: Card
+    room: Room
+
+
+def cases(piece: Piece, rule: Constraints, view: NodeView) -> list[Case]:
+    """The piece on each card of the node."""
+    needs = {size: piece.peak(size) for size in {card.memory for card in view.node.cards}}
+    idle = piece.exclusive or rule.idle
+    return [
+        Case(needs[card.memory], idle, rule, card, room) for card, room in zip(view.node.cards, view.rooms, strict=True)
+    ]
+
+
 class Stage(msgspec.Struct, frozen=True):
     """A rule that a card must pass, and the reason when too few pass it and those before."""
 
     code: NodeCode
-    passes: Callable[[Piece, Constraints, Card, Room], bool]
-
-
-def _every(piece: Piece, card: Card, holds: Callable[[Need], bool]) -> bool:
-    return all(holds(need) for need in piece.needs(card.memory))
+    passes: Callable[[Case], bool]
 
 
 FACTS = (
-    Stage(NodeCode.MODEL, lambda piece, rule, card, room: rule.accepts_model(card.model)),
-    Stage(NodeCode.UUID, lambda piece, rule, card, room: rule.accepts_uuid(card.uuid)),
-    Stage(NodeCode.MODE, lambda piece, rule, card, room: rule.accepts_mode(card.mode) and not card.in_mig_mode),
-    Stage(NodeCode.UNHEALTHY, lambda piece, rule, card, room: card.healthy),
-    Stage(NodeCode.CORDONED, lambda piece, rule, card, room: not card.cordoned),
-    Stage(NodeCode.TOO_SMALL, lambda piece, rule, card, room: _every(piece, card, lambda n: n.fits(Room.of(card)))),
+    Stage(NodeCode.MODEL, lambda case: case.rule.accepts_model(case.card.model)),
+    Stage(NodeCode.UUID, lambda case: case.rule.accepts_uuid(case.card.uuid)),
+    Stage(NodeCode.MODE, lambda case: case.rule.accepts_mode(case.card.mode) and not case.card.in_mig_mode),
+    Stage(NodeCode.UNHEALTHY, lambda case: case.card.healthy),
+    Stage(NodeCode.CORDONED, lambda case: not case.card.cordoned),
+    Stage(NodeCode.TOO_SMALL, lambda case: case.need.fits(Room.of(case.card))),
 )
 """Rules about the card itself; nobody's leaving changes them."""
 
 MOMENT = (
-    Stage(NodeCode.NOT_IDLE, lambda piece, rule, card, room: not (piece.exclusive or rule.idle) or not room.tenants),
-    Stage(NodeCode.MEMORY, lambda piece, rule, card, room: _every(piece, card, lambda n: n.fits_memory(room))),
-    Stage(NodeCode.CORES, lambda piece, rule, card, room: _every(piece, card, lambda n: n.fits_cores(room))),
-    Stage(NodeCode.SLOTS, lambda piece, rule, card, room: _every(piece, card, lambda n: n.fits_slots(room))),
+    Stage(NodeCode.NOT_IDLE, lambda case: not (case.idle and case.room.tenants)),
+    Stage(NodeCode.MEMORY, lambda case: case.need.fits_memory(case.room)),
+    Stage(NodeCode.CORES, lambda case: case.need.fits_cores(case.room)),
+    Stage(NodeCode.SLOTS, lambda case: case.need.fits_slots(case.room)),
 )
 """Rules about what is free of it now."""
+
+RULES = (*FACTS, *MOMENT)
+
+
+def _serves(case: Case) -> bool:
+    return all(stage.passes(case) for stage in RULES)
 
 
 # ---- the search -----------------------------------------------------------------------------------------------------
@@ -95,12 +116,10 @@ class _Move:
     """A piece that waits for its cards: what it needs of each, None where it could not go even alone."""
 
     def __init__(self, piece: Piece, view: NodeView, request: PodRequest) -> None:
-        self.piece, self.phases = piece, piece.phases()
+        self.piece, self.phases, self.is_init = piece, piece.phases(), piece.is_init
+        needs = {size: piece.needs(size) for size in {card.memory for card in view.node.cards}}
         self.needs = [
-            piece.needs(card.memory)
-            if all(stage.passes(piece, request.constraints, card, room) for stage in (*FACTS, *MOMENT))
-            else None
-            for card, room in zip(view.node.cards, view.rooms, strict=True)
+            needs[case.card.memory] if _serves(case) else None for case in cases(piece, request.constraints, view)
         ]
 
 
@@ -165,10 +184,16 @@ class _Board:
 
     def _rank(self, move: _Move, card: int) -> Rank:
         """Init containers go where their pod is anyway: the kubelet gives them those devices."""
-        links = sum(self.view.node.link(card, peer) for peer, room in enumerate(self.view.rooms) if not room.tenants)
-        stranger = int(move.piece.is_init and not self.held[card])
-        main = self.left[card][move.phases[0]]
-        return (stranger, *self.policy.rank_card(self._card(card), main, links, self.seed))
+        stranger = int(move.is_init and not self.held[card])
+        left = self.left[card][move.phases[0]]
+        return (stranger, *self.policy.rank_card(self._card(card), left, self._links(card), self.seed))
+
+    def _links(self, card: int) -> int:
+        """How closely the card is linked with those that are idle."""
+        node = self.view.node
+        if not node.links:
+            return 0
+        return sum(node.link(card, peer) for peer, room in enumerate(self.view.rooms) if not room.tenants)
 
     def _groups(self, fitting: list[int], wanted: int) -> list[list[int]]:
         """The cards to choose among: all, or those of one NUMA node after the other."""
@@ -264,9 +289,10 @@ def piece_miss(piece: Piece, rule: Constraints, view: NodeView) -> tuple[NodeCod
     """The first rule at which this piece alone finds too few cards, and how many it found."""
     if len(view.rooms) < piece.cards:
         return NodeCode.TOO_FEW_CARDS, len(view.rooms)
+    all_cases = cases(piece, rule, view)
     left = list(range(len(view.rooms)))
-    for stage in (*FACTS, *MOMENT):
-        left = [card for card in left if stage.passes(piece, rule, view.node.cards[card], view.rooms[card])]
+    for stage in RULES:
+        left = [card for card in left if stage.passes(all_cases[card])]
         if len(left) < piece.cards:
             return stage.code, len(left)
     if rule.numa is Wish.REQUIRE:

@@ -17,7 +17,7 @@ from gputile.model.grants import Use
 from gputile.model.requests import PodRequest
 from gputile.model.units import MiB, Millicores
 
-TRIES = 2000
+TRIES = 1000
 """How many sets are tried for the smallest. A node with so many tenants gets a small set instead of the smallest."""
 
 

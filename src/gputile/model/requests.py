@@ -86,6 +86,8 @@ class Constraints(msgspec.Struct, frozen=True, kw_only=True):
     card_policy: str | None = None
 
     def accepts_model(self, model: str) -> bool:
+        if not self.models and not self.not_models:
+            return True
         wanted = all(rule.accepts(model) for rule in self.models)
         return wanted and not any(rule.accepts(model) for rule in self.not_models)
 

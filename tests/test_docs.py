@@ -1,0 +1,41 @@
+"""Pages that list what the code defines must list all of it."""
+
+from pathlib import Path
+
+import pytest
+
+from gputile.cli.main import COMMANDS
+from gputile.dialects.speaking import DIALECTS
+from gputile.engine.policies import POLICIES
+from gputile.model.refusals import HAMI_ALIAS, SENTENCE, VGPU_ALIAS, NodeCode, RequestCode
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("code", list(NodeCode))
+def test_every_reason_is_on_its_page_with_its_words_and_aliases(code: NodeCode) -> None:
+    (line,) = [
+        line for line in (ROOT / "docs/refusals.md").read_text().splitlines() if line.startswith(f"| `{code}` |")
+    ]
+    for words in (SENTENCE[code], HAMI_ALIAS[code], VGPU_ALIAS[code]):
+        assert words in line
+
+
+@pytest.mark.parametrize("code", list(RequestCode))
+def test_every_bad_request_is_on_the_page(code: RequestCode) -> None:
+    assert f"| `{code}` |" in (ROOT / "docs/refusals.md").read_text()
+
+
+def test_every_dialect_and_policy_is_described_and_has_examples() -> None:
+    page, overview = (ROOT / "docs/dialects.md").read_text(), (ROOT / "docs/how-it-works.md").read_text()
+    for dialect in DIALECTS:
+        assert f"| {dialect.NAME}" in page
+        assert list((ROOT / "examples" / dialect.NAME).glob("*.yaml"))
+    for policy in POLICIES:
+        assert f"| `{policy}`" in overview
+
+
+def test_every_command_is_mentioned_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for command in COMMANDS:
+        assert f"gputile {command}" in readme or f"make {command}" in readme
