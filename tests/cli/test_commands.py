@@ -127,6 +127,15 @@ class TestRead:
         told = json.loads(run("read", "-f", "-", "-o", "json", "--gpushare-unit", "MiB", stdin=text).output)
         assert told["pods"][0]["containers"][0]["memory_mib"] == 3000
 
+    @pytest.mark.parametrize(("per_node", "mebibytes"), [(30218, 3000), (30, 3000 * 1024)], ids=["MiB", "GiB"])
+    def test_the_gpushare_unit_is_guessed_from_nodes_beside_the_pods(self, per_node: int, mebibytes: int) -> None:
+        node = "---\nkind: Node\nstatus: {allocatable: {aliyun.com/gpu-mem: %d, aliyun.com/gpu-count: 2}}\n" % per_node
+        text = POD % "aliyun.com/gpu-mem: 3000" + node
+        told = json.loads(run("read", "-f", "-", "-o", "json", "--gpushare-unit", "auto", stdin=text).output)
+        found = told["pods"][0]
+        assert found["refusal"] or found["containers"][0]["memory_mib"] == mebibytes
+        assert bool(found["refusal"]) == (mebibytes > 2**20)  # 3000 GiB is more than any card
+
 
 def test_a_bad_file_is_one_sentence_and_exit_code_2() -> None:
     command = [sys.executable, "-c", "from gputile.cli.main import main; main()", "read", "-f", "/nowhere.yaml"]

@@ -8,8 +8,10 @@ import click
 import msgspec
 import yaml
 
+from gputile.dialects import gpushare
 from gputile.dialects.settings import DialectSettings
 from gputile.dialects.speaking import read_pod
+from gputile.dialects.wire import NodeObject, convert_node
 from gputile.model.refusals import BadRequest
 from gputile.model.requests import Ask, Constraints, ModelRule, PodRequest, Role, Wish
 from gputile.model.units import show_memory
@@ -30,10 +32,10 @@ Examples:
 @click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
 @click.option(
     "--gpushare-unit",
-    type=click.Choice(["GiB", "MiB"]),
+    type=click.Choice(["GiB", "MiB", "auto"]),
     default="GiB",
     show_default=True,
-    help="What one aliyun.com/gpu-mem is; it is nowhere on the wire.",
+    help="What one aliyun.com/gpu-mem is; it is nowhere on the wire. auto guesses from the nodes among the objects.",
 )
 @click.option("--check", is_flag=True, help="Exit with 1 if any pod is refused.")
 def command(files: tuple[str, ...], output: str, gpushare_unit: Any, check: bool) -> None:
@@ -42,8 +44,10 @@ def command(files: tuple[str, ...], output: str, gpushare_unit: Any, check: bool
     Reads pods, and the pod templates of Deployments, StatefulSets, DaemonSets, Jobs, CronJobs and Lists. For each it
     shows the dialect, what every container asks for, the constraints, or why it is refused and what to write instead.
     """
-    settings = DialectSettings(gpushare_unit=gpushare_unit)
     found = [_load(name) for name in files]
+    nodes = [convert_node(node) for manifests in found for node in manifests.nodes]
+    known = [node for node in nodes if isinstance(node, NodeObject)]
+    settings = gpushare.resolved(DialectSettings(gpushare_unit=gpushare_unit), known)
     pods = [_understood(workload, settings) for manifests in found for workload in manifests.workloads]
     if output == "text":
         _print_text(pods, [kind for manifests in found for kind in manifests.others])

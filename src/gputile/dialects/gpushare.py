@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gputile.dialects.settings import UNIT, DialectSettings
+from gputile.dialects.settings import UNIT, DialectSettings, Unit
 from gputile.dialects.wire import (
     Award,
     Container,
@@ -48,17 +48,24 @@ def resources(settings: DialectSettings) -> frozenset[str]:
 
 
 def unit(settings: DialectSettings) -> MiB:
-    """MiB per unit. `auto` is resolved with `guess_unit` by whoever knows the nodes; until then GiB."""
+    """MiB per unit. `auto` is replaced with `resolved` by whoever knows the nodes; until then GiB."""
     return UNIT.get(settings.gpushare_unit, UNIT["GiB"])
 
 
-def guess_unit(nodes: Iterable[NodeObject]) -> str:
+def guess_unit(nodes: Iterable[NodeObject]) -> Unit:
     """As `kubectl inspect gpushare` guesses: over 100 units on a card of the first node with GPUs means MiB."""
     for node in nodes:
         count, memory = count_of(node.allocatable, COUNT), count_of(node.allocatable, MEM)
         if count and memory:
             return "MiB" if memory // count > 100 else "GiB"
     return "GiB"
+
+
+def resolved(settings: DialectSettings, nodes: Iterable[NodeObject]) -> DialectSettings:
+    """The settings with `auto` replaced by the guess from these nodes."""
+    if settings.gpushare_unit != "auto":
+        return settings
+    return msgspec.structs.replace(settings, gpushare_unit=guess_unit(nodes))
 
 
 def read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
