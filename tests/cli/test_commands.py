@@ -129,8 +129,8 @@ class TestRead:
 
     @pytest.mark.parametrize(("per_node", "mebibytes"), [(30218, 3000), (30, 3000 * 1024)], ids=["MiB", "GiB"])
     def test_the_gpushare_unit_is_guessed_from_nodes_beside_the_pods(self, per_node: int, mebibytes: int) -> None:
-        node = "---\nkind: Node\nstatus: {allocatable: {aliyun.com/gpu-mem: %d, aliyun.com/gpu-count: 2}}\n" % per_node
-        text = POD % "aliyun.com/gpu-mem: 3000" + node
+        allocatable = f"{{aliyun.com/gpu-mem: {per_node}, aliyun.com/gpu-count: 2}}"
+        text = POD % "aliyun.com/gpu-mem: 3000" + f"---\nkind: Node\nstatus: {{allocatable: {allocatable}}}\n"
         told = json.loads(run("read", "-f", "-", "-o", "json", "--gpushare-unit", "auto", stdin=text).output)
         found = told["pods"][0]
         assert found["refusal"] or found["containers"][0]["memory_mib"] == mebibytes
