@@ -117,6 +117,25 @@ def test_what_the_cluster_oversells_is_reported_once_and_can_be_lived_with() -> 
     assert free(made) == 6
 
 
+def test_pods_that_changed_places_are_no_conflict() -> None:
+    made = ledger(Confirmed(holds("a", 10, card=0)))
+    assert made.handle(Listed((holds("b", 10, card=0), holds("a", 10, card=1)))) == [Freed("n1")]
+    made.check()
+
+
+def test_a_mended_dispute_is_over_and_the_audit_is_strict_again() -> None:
+    made = ledger(CONFIRM, Confirmed(holds("b", 10)), Gone("a"))
+    made.fleet.hold("n1", grant("x", 9).uses())
+    with pytest.raises(DoubleBooked):
+        made.check()
+
+
+def test_a_card_whose_cores_are_sold_out_takes_nobody() -> None:
+    whole = Grant(pod="w", node="n1", dialect="hami", containers=(ContainerGrant("m", (Tile("GPU-n1-0", 0, 3, 100),)),))
+    made = ledger(Confirmed(Holding(pod="w", node="n1", grant=whole)))
+    assert made.handle(Assumed(holds("a", 1), 0)) == [Denied("a", "no room on GPU-n1-0 of node n1")]
+
+
 def test_a_card_that_comes_back_smaller_is_reported_with_the_pod_that_came_last() -> None:
     made = ledger(Confirmed(holds("a", 6, started=1)), Confirmed(holds("b", 6, started=2)))
     told = made.handle(NodeSeen(node("n1", cpu="8").cards(2, size=8).node()))

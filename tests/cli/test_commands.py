@@ -51,7 +51,8 @@ class TestRead:
                     "warnings": [],
                     "refusal": None,
                 }
-            ]
+            ],
+            "passed_over": [],
         }
 
     def test_a_refusal_has_code_and_message(self) -> None:
@@ -120,7 +121,9 @@ class TestRead:
         assert run("read", "-f", "-", stdin=POD % "gputile.io/gpu: -1").exit_code == 0
 
     def test_no_pods_is_said(self) -> None:
-        assert run("read", "-f", "-", stdin="kind: Service").output == "no pods found; passed over: Service\n"
+        assert run("read", "-f", "-", stdin="kind: Service").output == (
+            "no pods found\npassed over, because they make no pods that gputile knows of: Service\n"
+        )
 
     def test_the_gpushare_unit_is_a_flag(self) -> None:
         text = POD % "aliyun.com/gpu-mem: 3000"

@@ -52,7 +52,7 @@ def test_without_annotations_any_card_will_do(limits: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("limits", EVERY_DIALECT)
 def test_an_unknown_policy_is_refused_in_every_dialect(limits: dict[str, Any]) -> None:
-    want = No(RequestCode.UNKNOWN_POLICY, "write one of binpack, random, spread, topology")
+    want = No(RequestCode.UNKNOWN_POLICY, "write one of binpack, fragmentation, random, spread, tiling, topology")
     expect(pod(limits, annotations={"gputile.io/policy": "tetris"}), "", want)
 
 

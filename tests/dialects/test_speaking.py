@@ -565,3 +565,31 @@ def test_a_nasty_record_on_a_pod_never_raises(key: str, limits: dict[str, Any], 
 def test_a_number_of_5000_digits_is_refused_and_raises_nothing() -> None:
     """YAML can carry it in hexadecimal; Python will not print it."""
     assert isinstance(speaking.read_pod(pod({"nvidia.com/gpu": 16**5000})), BadRequest)
+
+
+class TestWhatWouldHurtLater:
+    """Values that read well and break something further on are refused or tamed at the door."""
+
+    @pytest.mark.parametrize("name", ["", "c0"], ids=["no-name", "the-name-of-another"])
+    def test_every_container_has_its_own_name(self, name: str) -> None:
+        manifest = pod(GPUTILE, GPUTILE)
+        manifest["spec"]["containers"][1]["name"] = name
+        found = speaking.read_pod(manifest)
+        assert isinstance(found, BadRequest)
+        assert found.code is RequestCode.MALFORMED
+
+    def test_more_cpu_than_there_is_stays_countable(self) -> None:
+        found = speaking.read_pod(pod(GPUTILE | {"cpu": "100E", "memory": "999E"}))
+        assert isinstance(found, PodRequest)
+        assert max(found.cpu, found.memory) <= 2**48
+
+    @pytest.mark.parametrize("priority", ["high", "-7"])
+    def test_a_priority_that_is_none_is_refused_before_the_grant_is_written(self, priority: str) -> None:
+        found = speaking.read_pod(pod({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1, "nvidia.com/priority": priority}))
+        assert isinstance(found, BadRequest)
+
+    def test_a_record_of_more_than_any_card_is_nonsense(self) -> None:
+        record = {"hami.io/vgpu-devices-allocated": "GPU-1,NVIDIA,999999999,1:;"}
+        bound = speaking.convert_pod(pod({"nvidia.com/gpu": 1}, annotations=record, on="n1"))
+        assert not isinstance(bound, BadRequest)
+        assert isinstance(speaking.read_grant(bound, ()), BadRequest)

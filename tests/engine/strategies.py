@@ -77,7 +77,8 @@ def asks(draw: st.DrawFn, name: str, role: Role, most_cards: int = 3) -> Ask:
         percent = draw(st.sampled_from([10, 50, 100]))
         return Ask(container=name, role=role, cards=count, memory_percent=percent, cores=cores)
     size = draw(st.integers(1, 8)) if kind == "memory" else 0
-    return Ask(container=name, role=role, cards=count, memory=size, cores=cores)
+    alone = cores == 100 and draw(st.booleans())  # as HAMi's pods with all cores and some memory
+    return Ask(container=name, role=role, cards=count, memory=size, cores=cores, exclusive=alone)
 
 
 @st.composite
@@ -146,7 +147,8 @@ def crowded_requests(draw: st.DrawFn) -> PodRequest:
     found = []
     for n, role in enumerate(draw(ROLES)):
         if draw(seldom(False, True)):
-            found.append(Ask.whole(f"c{n}", role, 1))
+            alone = Ask(container=f"c{n}", role=role, cards=1, memory=3, cores=100, exclusive=True)
+            found.append(draw(st.sampled_from([Ask.whole(f"c{n}", role, 1), alone])))
         else:
             found.append(Ask(container=f"c{n}", role=role, cards=1, memory=draw(st.integers(1, 6)), cores=0))
     return PodRequest(dialect="gputile", asks=tuple(found))

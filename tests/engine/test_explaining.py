@@ -12,7 +12,7 @@ from gputile.model.cards import NodeView
 from gputile.model.grants import Use
 from gputile.model.refusals import NodeCode
 from gputile.model.requests import ModelRule, PodRequest
-from gputile.testing.builders import ask, node, wants
+from gputile.testing.builders import NodeBuilder, ask, node, wants
 from tests.effort import examples
 from tests.engine.strategies import requests, views
 from tests.engine.test_agreement import fleet_of
@@ -62,7 +62,7 @@ def cluster() -> tuple[Fleet, dict[str, list[Holder]]]:
                 "  nearest: n1: too few idle GPUs: wants 2, found 0",
                 "  nearest: n2: fewer GPUs than wanted: wants 2, found 1",
                 "  would fit: a tile of at most 30720 MiB per card instead of the whole, on n1",
-                "  would fit: 1 cards per container instead of 2, on n2",
+                "  would fit: 1 card per container instead of 2, on n2",
                 "  would fit: as it is, once ns/p0, ns/p1 end on n1",
             ],
             id="whole-cards",
@@ -107,3 +107,51 @@ def test_any_refusal_can_be_explained_and_any_change_names_a_node(
     assert {change.node for change in told.changes} <= {"n0", "n1"}
     assert all(len(line) < 300 for line in told.lines())
     msgspec.json.encode(told)
+
+
+def one(*builders: NodeBuilder) -> Fleet:
+    return fleet_of(*(builder.view() for builder in builders))
+
+
+@pytest.mark.parametrize(
+    ("fleet", "request_", "text"),
+    [
+        pytest.param(
+            one(node("n").card(size="80Gi").taken(0, 0, 70).card(size="8Gi")),
+            wants(ask("10Gi", cores=50)),
+            "wants 50 % of the cores on one GPU, the freest has 30 %",
+            id="cores-are-those-of-cards-with-the-memory",
+        ),
+        pytest.param(
+            one(node("n").card(size="20Gi").taken(0, "10Gi")),
+            wants(ask("1Gi", name="a"), ask("15Gi", name="b")),
+            "wants 15 GiB on one GPU, the freest has 10 GiB",
+            id="of-several-containers-the-one-that-fails",
+        ),
+        pytest.param(
+            one(node("n").card(size="80Gi").card(size="16Gi")),
+            wants(ask("40Gi", cards=2)),
+            "wants 40 GiB on each of 2 GPUs, the largest has 16 GiB",
+            id="of-several-cards-the-one-that-decides",
+        ),
+        pytest.param(
+            one(node("n").card("A100", "80Gi").card("T4", "16Gi").taken(1, "1Gi")),
+            wants(ask(percent=100), models=(ModelRule(("T4",)),)),
+            "wants 16 GiB on one GPU, the freest has 15 GiB",
+            id="a-percentage-is-of-an-eligible-card",
+        ),
+    ],
+)
+def test_the_figures_are_those_of_the_card_that_decides(fleet: Fleet, request_: PodRequest, text: str) -> None:
+    assert explain(request_, fleet).misses[0].text == text
+
+
+def test_less_memory_is_named_in_steps_that_the_dialect_can_write() -> None:
+    fleet = one(node("n").card(size=5000))
+    asked = msgspec.structs.replace(wants(ask("6Gi"), dialect="gpushare"), block=1024)
+    assert explain(asked, fleet).changes[0].text == "at most 4096 MiB per card instead of 6144, on n"
+
+
+def test_a_percentage_is_called_what_it_is() -> None:
+    fleet = one(node("n").card(size=100).taken(0, 60))
+    assert explain(wants(ask(percent=50)), fleet).changes[0].text == "at most 40 MiB per card instead of 50 %, on n"

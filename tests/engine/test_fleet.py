@@ -2,9 +2,13 @@
 
 import pytest
 
+from gputile.engine.explaining import explain
 from gputile.engine.fleet import Fleet
+from gputile.engine.placing import Placement
+from gputile.model.errors import InputError
 from gputile.model.grants import Use
 from gputile.model.refusals import HAMI_ALIAS, SENTENCE, VGPU_ALIAS, NodeCode
+from gputile.model.requests import Ask, Role
 from gputile.testing.builders import NodeBuilder, ask, node, wants
 
 
@@ -103,3 +107,56 @@ def test_holding_on_an_unknown_node_or_card_changes_nothing() -> None:
 @pytest.mark.parametrize("words", [SENTENCE, HAMI_ALIAS, VGPU_ALIAS], ids=["sentences", "hami", "vgpu-manager"])
 def test_every_reason_has_its_words(words: dict[NodeCode, str]) -> None:
     assert set(words) == set(NodeCode)
+
+
+class TestOddClusters:
+    """What others do to a cluster must not confuse the arrays."""
+
+    def test_a_card_oversold_many_times_over_takes_nobody(self) -> None:
+        made = three()
+        for _ in range(3):
+            made.hold("n2", {"GPU-n2-0": Use(2**31 - 1, 2**31 - 1, 1)})
+        assert made.view("n2").rooms[0].memory < 0
+        assert made.best(wants(ask(1), uuids=frozenset({"GPU-n2-0"}))) == []
+
+    @pytest.mark.parametrize(("cards", "wanted", "fits"), [(256, 2, True), (255, 300, False), (300, 300, True)])
+    def test_nodes_with_hundreds_of_cards_are_counted_right(self, cards: int, wanted: int, fits: bool) -> None:
+        made = fleet(node("big").cards(cards, size=16))
+        assert made.fits(wants(ask(1, cards=wanted))).tolist() == [fits]
+        assert bool(made.best(wants(ask(1, cards=wanted)), "topology")) == fits
+
+    def test_a_pod_that_asks_for_no_cpu_fits_where_others_took_too_much(self) -> None:
+        made = fleet(node("n", cpu="4").cards(1, size=16))
+        made.hold("n", {}, cpu=5000)
+        assert made.best(wants(ask(1))) == ["n"]
+        assert [r.code for r in made.refusals(wants(ask(1), cpu=1))] == [NodeCode.CPU]
+
+    def test_an_exclusive_init_container_beside_a_sidecar_is_refused_as_place_does(self) -> None:
+        made = fleet(node("n").card(size=16))
+        alone = Ask(container="i", role=Role.INIT, cards=1, memory=3, cores=100, exclusive=True)
+        request = wants(ask(3, name="s", role=Role.SIDECAR), alone)
+        assert made.fits(request).tolist() == [isinstance(made.place(request, "n"), Placement)] == [False]
+
+    def test_a_pod_without_gpu_fits_by_cpu_and_memory_alone(self) -> None:
+        made = three()
+        assert made.fits(wants(cpu=5000)).tolist() == [False, True, True]
+        made.remove_node("n3")
+        assert made.best(wants(cpu=5000), "spread") == ["n2"]
+
+    def test_an_empty_fleet_answers(self) -> None:
+        assert Fleet().best(wants(ask(1))) == []
+        assert Fleet().refusals(wants(ask(1)), ["n"])[0].code is NodeCode.UNKNOWN_NODE
+        assert explain(wants(ask(1)), Fleet()).lines() == [
+            "0/0 nodes fit.",
+            "  no node is known yet; add one with GPUs, or see that its agent runs",
+        ]
+
+    def test_an_unknown_policy_is_said(self) -> None:
+        with pytest.raises(InputError, match="there is no policy 'tetris'; write one of binpack"):
+            three().best(wants(ask(1)), "tetris")
+
+    def test_slack_keeps_the_better_nodes(self) -> None:
+        made = fleet(*(node(f"n{n}", cpu="8").cards(1, size=16) for n in range(20)))
+        for n in range(20):
+            made.hold(f"n{n}", {}, cpu=n * 100)
+        assert made.best(wants(ask(1)), slack=100.0, keep=3) == ["n19", "n18", "n17"]

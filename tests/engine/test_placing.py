@@ -151,3 +151,23 @@ def test_a_pod_made_to_hurt_is_given_up_in_bounded_time() -> None:
     answer = place(wants(*awkward, dialect="vcuda"), view)
     assert isinstance(answer, Refusal)
     assert answer.code is NodeCode.SEARCH
+
+
+def test_sets_of_cards_that_are_alike_are_looked_at_once() -> None:
+    """Two containers of 14 whole cards on 24: there are two million sets, and none of them helps."""
+    view = node().cards(24, size=16).view()
+    answer = place(wants(ask(whole=True, cards=14, name="a"), ask(whole=True, cards=14, name="b")), view)
+    assert isinstance(answer, Refusal)
+    assert answer.code is NodeCode.TOGETHER
+
+
+def test_a_pod_that_asks_for_no_cpu_fits_where_others_took_too_much() -> None:
+    view = NodeView(node=two().node(), rooms=two().view().rooms, cpu=-1000, memory=-5)
+    assert isinstance(place(wants(ask(1)), view), Placement)
+    assert isinstance(place(wants(ask(1), cpu=1), view), Refusal)
+
+
+def test_who_takes_no_slot_does_not_mind_that_too_many_are_taken() -> None:
+    view = node().card(size=16, slots=1).taken(0, 2).taken(0, 2).view()
+    assert isinstance(place(wants(ask(2), dialect="nano"), view), Placement)
+    assert isinstance(place(wants(ask(2)), view), Refusal)

@@ -77,6 +77,15 @@ def test_cpu_is_freed_too() -> None:
     assert [h.pod for h in found] == ["a"]
 
 
+@pytest.mark.parametrize(("cards", "tenants", "wanted", "most"), [(8, 7, 1, 7), (8, 2, 4, 8)])
+def test_budgets_on_a_crowded_node_do_not_evict_everybody(cards: int, tenants: int, wanted: int, most: int) -> None:
+    view = node("n1").cards(cards, size=100).view()
+    pods = [holder(f"p{n:02}", n % cards, 9, budget_cost=1) for n in range(cards * tenants)]
+    found = victims(wants(ask(whole=True, cards=wanted)), held(view, pods), pods, priority=10)
+    assert found is not None
+    assert len(found) == most
+
+
 def test_a_crowded_node_gives_a_small_set_quickly() -> None:
     view = node("n1").cards(8, size=100).view()
     pods = [holder(f"p{n:02}", n % 8, 9) for n in range(80)]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gputile.dialects.settings import DialectSettings
 from gputile.dialects.speaking import read_grant
 from gputile.dialects.wire import convert_pod
 from gputile.model.errors import InputError
@@ -45,7 +46,7 @@ def test_what_does_not_fit_waits_with_an_explanation_and_fits_after_a_delete() -
 def test_a_pod_without_gpus_and_a_bad_one_are_told_apart() -> None:
     made = cluster()
     assert made.submit(workload({}))[0].asked is None
-    (bad,) = made.submit(workload({"gputile.io/memory": 3}))
+    (bad,) = cluster().submit(workload({"gputile.io/memory": 3}))
     assert isinstance(bad.asked, BadRequest)
     assert bad.asked.code is RequestCode.NO_DEVICE_RESOURCE
 
@@ -58,3 +59,28 @@ def test_a_single_pod_keeps_its_name() -> None:
 def test_a_node_that_is_none_is_refused_with_a_sentence() -> None:
     with pytest.raises(InputError, match="this is no node"):
         cluster().add_node({"metadata": 7})
+
+
+def test_random_draws_a_new_lot_for_every_pod() -> None:
+    made = MemoryCluster("random")
+    for name in ("n1", "n2", "n3", "n4"):
+        made.add_node(node(name, cpu="8").cards(4, "T4", "16Gi").manifest())
+    grants = [outcome.grant for outcome in made.submit(workload({"aliyun.com/gpu-mem": 1}, replicas=12))]
+    assert len({grant.node for grant in grants if grant}) > 1
+    assert len({grant.containers[0].tiles[0].index for grant in grants if grant}) > 1
+
+
+def test_the_gpushare_unit_is_guessed_and_written_in() -> None:
+    made = MemoryCluster(settings=DialectSettings(gpushare_unit="auto"))
+    capacity = {"aliyun.com/gpu-mem": 30218, "aliyun.com/gpu-count": 2}
+    made.add_node({"metadata": {"name": "n"}, "status": {"capacity": capacity, "allocatable": capacity}})
+    made.submit(workload({"aliyun.com/gpu-mem": 500}))
+    assert made.pods["ns/w-0"]["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_POD"] == "500"
+    assert made.ledger.fleet.view("n").rooms[0].memory == 15109 - 500
+
+
+def test_two_pods_of_one_name_are_refused() -> None:
+    made = cluster()
+    made.submit(workload({"gputile.io/gpu": 1}))
+    with pytest.raises(InputError, match="there are two pods ns/w-0"):
+        made.submit(workload({"gputile.io/gpu": 1}))

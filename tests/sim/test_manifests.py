@@ -2,7 +2,9 @@
 
 import pytest
 
+from gputile.dialects.speaking import read_pod
 from gputile.model.errors import InputError
+from gputile.model.refusals import BadRequest
 from gputile.sim.manifests import load
 
 POD = "spec: {containers: [{name: main}]}"
@@ -58,3 +60,35 @@ def test_bad_files_get_a_sentence(text: str, fragment: str) -> None:
     with pytest.raises(InputError, match=r"f\.yaml") as caught:
         load(text, "f.yaml")
     assert fragment in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        "a: !!int foo",
+        "a: !!bool foo",
+        "a: 0x_",
+        "a: " + "9" * 5000,
+        "kind: [a]",
+        "!!python/object:os.x {}",
+    ],
+    ids=["brackets", "bad-int", "bad-bool", "bad-hex", "long-number", "odd-kind", "a-python-object"],
+)
+def test_hostile_yaml_is_a_sentence_or_nothing(text: str) -> None:
+    try:
+        assert load(text, "f.yaml").workloads == ()
+    except InputError as wrong:
+        assert str(wrong).startswith("f.yaml")
+
+
+def test_a_template_that_is_missing_is_refused_when_read() -> None:
+    for text in ("kind: Deployment\nspec: 3", "kind: Pod"):
+        (workload,) = load(text, "f").workloads
+        assert isinstance(read_pod(workload.pod), BadRequest)
+
+
+def test_a_cronjob_counts_its_parallelism_and_odd_list_items_are_passed_over() -> None:
+    cron = "kind: CronJob\nspec: {jobTemplate: {spec: {parallelism: 4, template: {" + POD + "}}}}"
+    assert load(cron, "f").workloads[0].replicas == 4
+    assert load("kind: List\nitems: [7, {kind: Pod, " + POD + "}]", "f").others == ("int in a list",)

@@ -185,13 +185,15 @@ class Ledger:
         return [*self._shrunk(node), Freed(node.name)]
 
     def _shrunk(self, node: Node) -> list[Instruction]:
-        """A card that came back smaller than what is held of it: the pod that started last is named."""
+        """A card that came back smaller than what is held of it: pencils go, and the pod that came last is named."""
         done: list[Instruction] = []
-        for pod in sorted(self._on_node.get(node.name, ())):
-            self._drop(pod, State.PENCILLED)
         holders = sorted(self.holders(node.name), key=lambda holder: (holder.started, holder.pod), reverse=True)
         for holder in holders:
-            cards = self._oversold(self._entries[holder.pod].holding)
+            if self._oversold(self._entries[holder.pod].holding):
+                done += self._drop(holder.pod, State.PENCILLED)
+        for holder in holders:
+            entry = self._entries.get(holder.pod)
+            cards = self._oversold(entry.holding) if entry is not None else []
             new = [card for card in cards if card not in self._disputed]
             if new:
                 done.append(Conflict(holder.pod, node.name, tuple(new)))
@@ -234,14 +236,21 @@ class Ledger:
         return [Freed(entry.holding.node)]
 
     def _confirm(self, holding: Holding) -> list[Instruction]:
+        if self._is_confirmed(holding):
+            return []
+        return self._take_as_true(holding) + self._conflicts(holding)
+
+    def _is_confirmed(self, holding: Holding) -> bool:
+        before = self._entries.get(holding.pod)
+        return before is not None and before.state is State.CONFIRMED and before.holding == holding
+
+    def _take_as_true(self, holding: Holding) -> list[Instruction]:
         self._end_promise(holding.pod)
         before = self._entries.get(holding.pod)
-        if before is not None and before.state is State.CONFIRMED and before.holding == holding:
-            return []
         self._replace(holding.pod, Entry(State.CONFIRMED, holding))
-        moved = before is not None and (before.holding.node, before.holding.uses()) != (holding.node, holding.uses())
-        freed: list[Instruction] = [Freed(before.holding.node)] if moved and before is not None else []
-        return freed + self._conflicts(holding)
+        if before is None or (before.holding.node, before.holding.uses()) == (holding.node, holding.uses()):
+            return []
+        return [Freed(before.holding.node)]
 
     def _conflicts(self, holding: Holding) -> list[Instruction]:
         """Rub out the pencils that a confirmed pod stands on; report what overlaps even so."""
@@ -305,8 +314,11 @@ class Ledger:
         done: list[Instruction] = []
         for pod in missing:
             done += self._gone(pod)
-        for holding in holdings:
-            done += self._confirm(holding)
+        changed = [holding for holding in holdings if not self._is_confirmed(holding)]
+        for holding in changed:  # all of them before looking for conflicts: pods may have changed places
+            done += self._take_as_true(holding)
+        for holding in changed:
+            done += self._conflicts(holding)
         return done
 
     def _tick(self, now: float) -> list[Instruction]:
@@ -346,7 +358,10 @@ class Ledger:
 
     def _release(self, holding: Holding) -> None:
         self._on_node[holding.node].discard(holding.pod)
-        self.fleet.release(holding.node, holding.uses(), holding.cpu, holding.memory)
+        uses = holding.uses()
+        self.fleet.release(holding.node, uses, holding.cpu, holding.memory)
+        if self._disputed & uses.keys():
+            self._disputed -= uses.keys() - set(_cards_short(self.fleet, holding, taken=True))
 
     # ---- audit ------------------------------------------------------------------------------------------------------
 
@@ -367,9 +382,7 @@ class Ledger:
             if room != _room_left(Room.of(card), uses):
                 raise DoubleBooked(self._alarm(f"{card.uuid} of {name} is not what its holders leave of it", card.uuid))
             sold = _room_left(Room.of(card), [use for h in held if (use := h.uses().get(card.uuid)) is not None])
-            if min(sold.memory, sold.cores, sold.slots) >= 0:
-                self._disputed.discard(card.uuid)
-            elif card.uuid not in self._disputed:
+            if min(sold.memory, sold.cores, sold.slots) < 0 and card.uuid not in self._disputed:
                 raise DoubleBooked(self._alarm(f"{card.uuid} of {name} is booked beyond its size", card.uuid))
         cpu = view.node.cpu - sum(h.cpu for h in (*held, *promised))
         memory = view.node.memory - sum(h.memory for h in (*held, *promised))
@@ -381,6 +394,9 @@ class Ledger:
         return "\n".join([f"{what}. Story:", *lines])
 
 
+NOTHING = Use(0, 0, 0)
+
+
 def _cards_short(fleet: Fleet, holding: Holding, *, taken: bool = False) -> list[str]:
     """The cards that lack room for the holding; with `taken`, those that lack it although it is already off."""
     uses = holding.uses()
@@ -388,12 +404,15 @@ def _cards_short(fleet: Fleet, holding: Holding, *, taken: bool = False) -> list
         return sorted(uses) or [holding.node]
     view = fleet.view(holding.node)
     rooms = {card.uuid: room for card, room in zip(view.node.cards, view.rooms, strict=True)}
-    none = Use(0, 0, 0)
-    return [uuid for uuid, use in uses.items() if not _bears(rooms.get(uuid), none if taken else use)]
+    return [uuid for uuid, use in uses.items() if not _bears(rooms.get(uuid), NOTHING if taken else use)]
 
 
 def _bears(room: Room | None, use: Use) -> bool:
-    return room is not None and room.memory >= use.memory and room.cores >= use.cores and room.slots >= use.slots
+    """Whether the card takes this too; one whose cores are sold out takes nobody (but what is on it already stays)."""
+    if room is None:
+        return False
+    free_cores = room.cores >= max(use.cores, 1 if use != NOTHING else 0)
+    return room.memory >= use.memory and free_cores and (not use.slots or room.slots >= use.slots)
 
 
 def _room_left(room: Room, uses: list[Use]) -> Room:

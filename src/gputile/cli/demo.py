@@ -75,6 +75,8 @@ def _workloads(folder: Path) -> list[Workload]:
 def _submit(cluster: MemoryCluster, workload: Workload) -> list[Outcome]:
     """Schedule and show; returns the pods that wait."""
     outcomes = cluster.submit(workload)
+    if not outcomes:
+        return []
     first = outcomes[0]
     if isinstance(first.asked, PodRequest):
         wish = "; ".join(describe(ask) for ask in first.asked.asks if ask.cards)
@@ -82,7 +84,7 @@ def _submit(cluster: MemoryCluster, workload: Workload) -> list[Outcome]:
         _say(f"{click.style(head, bold=True)}: {wish}")
     for outcome in outcomes:
         _show_outcome(outcome)
-    return [outcome for outcome in outcomes if outcome.grant is None]
+    return [outcome for outcome in outcomes if outcome.grant is None and outcome.asked is not None]
 
 
 # ---- words ----------------------------------------------------------------------------------------------------------
@@ -119,6 +121,9 @@ def _show_node(node: Node) -> None:
 
 def _show_outcome(outcome: Outcome) -> None:
     name = outcome.pod.partition("/")[2]
+    if outcome.asked is None:
+        _say(f"{name}: asks for no GPU", indent=4)
+        return
     if outcome.grant is None:
         _say(f"{name}: {click.style('waits', fg='yellow')}, see below", indent=4)
         return
@@ -143,7 +148,7 @@ def _why(outcome: Outcome) -> str:
         "spread": "the emptiest",
         "random": "drawn by lot",
         "topology": "the best linked",
-    }[outcome.policy]
+    }.get(outcome.policy, "the best")
     return f"{reason} of {outcome.fitting} nodes that fit ({outcome.policy})"
 
 

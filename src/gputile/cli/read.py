@@ -12,6 +12,7 @@ from gputile.dialects import gpushare
 from gputile.dialects.settings import DialectSettings
 from gputile.dialects.speaking import read_pod
 from gputile.dialects.wire import NodeObject, convert_node
+from gputile.model.errors import InputError
 from gputile.model.refusals import BadRequest
 from gputile.model.requests import Ask, Constraints, ModelRule, PodRequest, Role, Wish
 from gputile.model.units import show_memory
@@ -49,10 +50,11 @@ def command(files: tuple[str, ...], output: str, gpushare_unit: Any, check: bool
     known = [node for node in nodes if isinstance(node, NodeObject)]
     settings = gpushare.resolved(DialectSettings(gpushare_unit=gpushare_unit), known)
     pods = [_understood(workload, settings) for manifests in found for workload in manifests.workloads]
+    passed_over = [kind for manifests in found for kind in manifests.others]
     if output == "text":
-        _print_text(pods, [kind for manifests in found for kind in manifests.others])
+        _print_text(pods, passed_over)
     else:
-        click.echo(_encoded({"pods": [_without_words(pod) for pod in pods]}, output))
+        click.echo(_encoded({"pods": [_without_words(pod) for pod in pods], "passed_over": passed_over}, output))
     if check and any(pod["refusal"] for pod in pods):
         raise SystemExit(1)
 
@@ -64,9 +66,12 @@ def _encoded(found: dict[str, Any], output: str) -> str:
 
 
 def _load(name: str) -> Manifests:
-    if name == "-":
-        return load(sys.stdin.read(), "standard input")
-    return load_file(Path(name))
+    if name != "-":
+        return load_file(Path(name))
+    try:
+        return load(sys.stdin.buffer.read().decode(), "standard input")
+    except UnicodeDecodeError as wrong:
+        raise InputError(f"standard input: cannot be read: {wrong}; give it YAML or JSON") from wrong
 
 
 # ---- the JSON contract (docs/read.md) -------------------------------------------------------------------------------
@@ -152,8 +157,9 @@ def _print_text(pods: list[dict[str, Any]], others: list[str]) -> None:
         for warning in pod["warnings"]:
             click.echo(f"  {click.style('note', fg='yellow')}: {warning}")
     if not pods:
-        passed_over = f"; passed over: {', '.join(others)}" if others else ""
-        click.echo(f"no pods found{passed_over}")
+        click.echo("no pods found")
+    if others:
+        click.echo(f"passed over, because they make no pods that gputile knows of: {', '.join(others)}")
 
 
 def _times(replicas: int) -> str:

@@ -72,7 +72,7 @@ def read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
     containers = list(pod.containers())
     cards = _card_count(pod, [container for _, container in containers])
     asks = tuple(_ask(role, container, cards, unit(settings)) for role, container in containers)
-    asked = request(NAME, pod, asks, together=True)
+    asked = request(NAME, pod, asks, together=True, block=unit(settings))
     if asked is None and any(amount(container, COUNT) for _, container in containers):
         raise Unreadable(
             RequestCode.NO_DEVICE_RESOURCE,
@@ -177,4 +177,5 @@ def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
             RequestCode.MALFORMED,
             f"node has `{MEM}` but no `{COUNT}`: its plugin may not patch nodes/status; restart it with that right",
         )
-    return Inventory(unnamed_cards(node, count, memory // count * unit(settings), slots=settings.slots_per_card))
+    size = unit(resolved(settings, [node]))
+    return Inventory(unnamed_cards(node, count, memory // count * size, slots=settings.slots_per_card))

@@ -63,6 +63,7 @@ def read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
 def _ask(role: Role, container: Container, settings: DialectSettings, warnings: list[str]) -> Ask:
     cards, cores, percent = amount(container, GPU), amount(container, CORES), amount(container, PERCENT)
     memory = card_memory(container, MEMORY, settings.hami_memory_factor)
+    amount(container, PRIORITY)  # refused here, not when the grant is written
     if percent > ALL:
         raise Unreadable(
             RequestCode.OUT_OF_RANGE,

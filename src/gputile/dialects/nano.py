@@ -75,7 +75,7 @@ def read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
         return None
     warnings: list[str] = []
     asks = tuple(_ask(role, container, spoken[0], settings, warnings) for role, container in pod.containers())
-    return request(NAME, pod, asks, warnings=warnings)
+    return request(NAME, pod, asks, block=unit(spoken[0], settings), warnings=warnings)
 
 
 def _spoken(pod: Pod) -> list[Generation]:

@@ -8,7 +8,7 @@ from gputile.dialects.wire import Pod, Unreadable, flag, names, one_of
 from gputile.model.refusals import RequestCode
 from gputile.model.requests import Constraints, Match, ModelRule, Wish
 
-POLICIES = ("binpack", "spread", "random", "topology")
+POLICIES = ("binpack", "spread", "random", "topology", "fragmentation", "tiling")
 POLICY = {name: name for name in POLICIES}
 WISH = {"prefer": Wish.PREFER, "require": Wish.REQUIRE, "no": Wish.NO}
 

@@ -26,7 +26,7 @@ from gputile.model.cards import Card, Node
 from gputile.model.grants import Grant
 from gputile.model.refusals import BadRequest, NodeCode, RequestCode
 from gputile.model.requests import PodRequest
-from gputile.model.units import MiB, Millicores, Quantity, host_mebibytes, millicores
+from gputile.model.units import LARGEST_CARD, MiB, Millicores, Quantity, host_mebibytes, millicores
 
 
 class Dialect(Protocol):
@@ -146,15 +146,23 @@ def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings = DE
     try:
         ours = gputile.read_grant(pod, None, cards, settings)
         if ours is not None:
-            return ours
+            return _possible(ours)
         asked = read_pod(pod, settings)
         if isinstance(asked, BadRequest) or asked is None:
             return asked
         # HAMi serves pods that ask for `nvidia.com/gpu` alone, too, and leaves its record on them.
         family = hami if asked.dialect == nvidia.NAME else BY_NAME[asked.dialect]
-        return family.read_grant(pod, asked, cards, settings)
+        return _possible(family.read_grant(pod, asked, cards, settings))
     except Unreadable as wrong:
         return wrong.bad
+
+
+def _possible(grant: Grant | None) -> Grant | None:
+    """A record that speaks of more than any card has is nonsense, whoever wrote it."""
+    tiles = [tile for held in (grant.containers if grant else ()) for tile in held.tiles]
+    if any(tile.memory > LARGEST_CARD or tile.cores > 2**15 for tile in tiles):
+        raise Unreadable(RequestCode.BAD_ANNOTATION, "the pod's allocation record speaks of more than any card has")
+    return grant
 
 
 # ---- nodes ----------------------------------------------------------------------------------------------------------

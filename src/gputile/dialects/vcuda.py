@@ -77,7 +77,7 @@ def read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
     _check_core_limit(pod, spoken[0])
     warnings: list[str] = []
     asks = tuple(_ask(role, container, spoken[0], warnings) for role, container in pod.containers())
-    return request(NAME, pod, asks, by_nvidia_keys(pod), warnings=warnings)
+    return request(NAME, pod, asks, by_nvidia_keys(pod), block=spoken[0].block, warnings=warnings)
 
 
 def _spoken(pod: Pod) -> list[Edition]:

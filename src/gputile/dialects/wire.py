@@ -272,11 +272,17 @@ def request(
     constraints: Constraints | None = None,
     *,
     together: bool = False,
+    block: MiB = 1,
     warnings: list[str] | None = None,
 ) -> PodRequest | None:
     """A request out of its parts, with the pod's CPU and memory; None when no container wants a card."""
     if not any(ask.cards for ask in asks):
         return None
+    names_used = [ask.container for ask in asks]
+    if not all(names_used) or len(set(names_used)) != len(names_used):
+        raise Unreadable(
+            RequestCode.MALFORMED, "two containers share a name, or one has none; give each container its own"
+        )
     cpu, memory = host_needs(pod)
     return PodRequest(
         dialect=dialect,
@@ -285,6 +291,7 @@ def request(
         constraints=constraints or Constraints(),
         cpu=cpu,
         memory=memory,
+        block=block,
         warnings=tuple(warnings or ()),
     )
 
@@ -303,9 +310,14 @@ def host_needs(pod: Pod) -> tuple[Millicores, MiB]:
     overhead = (pod.spec and pod.spec.overhead) or {}
     extra = (millicores(overhead.get("cpu")) or 0, host_mebibytes(overhead.get("memory")) or 0)
     return (
-        max((cpu for cpu, _ in sums.values()), default=0) + extra[0],
-        max((memory for _, memory in sums.values()), default=0) + extra[1],
+        _countable(max((cpu for cpu, _ in sums.values()), default=0) + max(0, extra[0])),
+        _countable(max((memory for _, memory in sums.values()), default=0) + max(0, extra[1])),
     )
+
+
+def _countable(amount: int) -> int:
+    """No node has that much; a number that arrays can bear."""
+    return min(amount, 2**48)
 
 
 def _requested(container: Container, resource: str) -> Quantity:
@@ -338,12 +350,12 @@ def grant_by_index(
 
 def indices_of(said: object) -> tuple[int, ...]:
     """`"0,2"` as numbers; whatever is no index is left out, so that the count will not match."""
-    return tuple(int(part) for part in names(said) if part.isdecimal() and len(part) < 6)
+    return tuple(int(part) for part in names(said) if part.isascii() and part.isdecimal() and len(part) < 6)
 
 
 def number(text: str, what: str) -> int:
     """A number in a record of somebody else's; nine digits are enough for any card."""
-    if not text.isdecimal() or len(text) > 9:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 9:
         raise Unreadable(RequestCode.BAD_ANNOTATION, f"{what} has {text[:20]!r} where a number should be")
     return int(text)
 

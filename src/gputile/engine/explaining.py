@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from gputile.engine.fleet import Fleet
-from gputile.engine.pieces import Piece, cut
-from gputile.engine.placing import FACTS, cases
+from gputile.engine.pieces import cut
+from gputile.engine.placing import RULES, Case, cases, piece_miss
 from gputile.engine.preempting import Holder, victims
 from gputile.model.cards import NodeView, Room
 from gputile.model.refusals import SENTENCE, NodeCode, Refusal
 from gputile.model.requests import Ask, ModelRule, PodRequest
-from gputile.model.units import MiB, show_memory
+from gputile.model.units import show_memory
 
 ABOVE_ALL = 2**31
 LOOK_FOR_PODS_ON = 8  # nodes
@@ -72,7 +72,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         told = [self.summary]
         told += [f"  nearest: {miss.node}: {miss.text}" for miss in self.misses[:misses]]
         told += [f"  would fit: {change.text}" for change in self.changes]
-        if not self.fitting and not self.changes:
+        if not self.nodes:
+            told.append("  no node is known yet; add one with GPUs, or see that its agent runs")
+        elif not self.fitting and not self.changes:
             told.append("  nothing smaller would fit either; add a node that has such cards")
         return told
 
@@ -113,20 +115,8 @@ def _miss(request: PodRequest, view: NodeView, refusal: Refusal) -> tuple[tuple[
 def _figures(request: PodRequest, view: NodeView, refusal: Refusal) -> tuple[float, str]:
     """How much is missing (as a part of what is wanted), and the sentence."""
     code, wanted, found = refusal.code, refusal.wanted, refusal.found
-    piece = _piece_of(request, refusal)
-    if code is NodeCode.MEMORY:
-        want = max(need.memory for need in piece.needs(_largest(view)))
-        best = _nth(piece, [room.memory for room in _eligible_rooms(piece, request, view)])
-        text = f"wants {show_memory(want)} on {_of_cards(wanted)}, {_free(best, show_memory)}"
-        return (want - best) / max(want, 1), text
-    if code is NodeCode.CORES:
-        want = max(1, max(need.cores for need in piece.needs(_largest(view))))
-        best = _nth(piece, [room.cores for room in _eligible_rooms(piece, request, view)])
-        text = f"wants {want} % of the cores on {_of_cards(wanted)}, {_free(best, lambda cores: f'{cores} %')}"
-        return (want - best) / want, text
-    if code is NodeCode.TOO_SMALL:
-        want = max(need.memory for need in piece.needs(_largest(view)))
-        return 1.0, f"wants {show_memory(want)} on one GPU, the largest has {show_memory(_largest(view))}"
+    if code in (NodeCode.MEMORY, NodeCode.CORES, NodeCode.TOO_SMALL):
+        return _card_figures(request, view, refusal)
     if code is NodeCode.MODEL:
         models = ", ".join(sorted({card.model or "unknown" for card in view.node.cards}))
         return 1.0, f"wants {_of_cards(wanted)} of another model, has {models}"
@@ -139,32 +129,43 @@ def _figures(request: PodRequest, view: NodeView, refusal: Refusal) -> tuple[flo
     return (wanted - found) / max(wanted, 1), f"{SENTENCE[code]}: wants {wanted}, found {found}"
 
 
-def _piece_of(request: PodRequest, refusal: Refusal) -> Piece:
-    """The piece that was refused: the first that wants as many cards."""
-    pieces = cut(request)
-    return next((piece for piece in pieces if piece.cards == refusal.wanted), pieces[0])
+def _card_figures(request: PodRequest, view: NodeView, refusal: Refusal) -> tuple[float, str]:
+    """Memory or cores: what the container wants against what the deciding card has."""
+    case = _deciding(request, view, refusal)
+    small = refusal.code is NodeCode.TOO_SMALL
+    room = Room.of(case.card) if small else case.room
+    most = "the largest" if small else "the freest"
+    cards = _of_cards(refusal.wanted)
+    if refusal.code is NodeCode.MEMORY or (small and not case.need.fits_memory(room)):
+        short = (case.need.memory - room.memory) / max(case.need.memory, 1)
+        has = f"{most} has {show_memory(room.memory)}" if room.memory > 0 else "none is free"
+        return short, f"wants {show_memory(case.need.memory)} on {cards}, {has}"
+    if refusal.code is NodeCode.CORES or not case.need.fits_cores(room):
+        want = max(1, case.need.cores)
+        has = f"{most} has {room.cores} %" if room.cores > 0 else "none is free"
+        return (want - room.cores) / want, f"wants {want} % of the cores on {cards}, {has}"
+    return 1.0, f"wants {case.need.slots} slots on {cards}, {most} has {room.slots}"
 
 
-def _largest(view: NodeView) -> MiB:
-    return max((card.memory for card in view.node.cards), default=0)
-
-
-def _eligible_rooms(piece: Piece, request: PodRequest, view: NodeView) -> list[Room]:
-    on_cards = cases(piece, request.constraints, view)
-    return [case.room for case in on_cards if all(stage.passes(case) for stage in FACTS)]
-
-
-def _nth(piece: Piece, free: list[int]) -> int:
-    """What the card has that decides: the n-th freest of them, if n are wanted."""
-    return sorted(free, reverse=True)[piece.cards - 1] if len(free) >= piece.cards else 0
+def _deciding(request: PodRequest, view: NodeView, refusal: Refusal) -> Case:
+    """The card that decides: of those left before the failed rule the n-th best, if n are wanted."""
+    rule = request.constraints
+    missed = (piece for piece in cut(request) if (piece_miss(piece, rule, view) or (None,))[0] is refusal.code)
+    left = cases(next(missed), rule, view)
+    for stage in RULES:
+        if stage.code is refusal.code:
+            break
+        left = [case for case in left if stage.passes(case)]
+    by_cores = refusal.code is NodeCode.CORES
+    if refusal.code is NodeCode.TOO_SMALL:
+        left.sort(key=lambda case: case.card.memory, reverse=True)
+    else:
+        left.sort(key=lambda case: case.room.cores if by_cores else case.room.memory, reverse=True)
+    return left[refusal.wanted - 1]
 
 
 def _of_cards(wanted: int) -> str:
     return "one GPU" if wanted == 1 else f"each of {wanted} GPUs"
-
-
-def _free(best: int, show: Callable[[int], str]) -> str:
-    return f"the freest has {show(best)}" if best > 0 else "none is free"
 
 
 # ---- the smallest change --------------------------------------------------------------------------------------------
@@ -201,31 +202,33 @@ def _most(least: int, below: int, fits: Callable[[int], bool]) -> int | None:
 
 def _less_memory(request: PodRequest, fleet: Fleet) -> Change | None:
     """Less memory in the container that wants most, the others unchanged. A whole card becomes a tile."""
-    largest = max((ask for ask in request.asks if ask.cards), key=lambda ask: (ask.memory is None, ask.memory or 0))
-    whole = largest.exclusive or largest.memory is None
+    average = fleet.average_card()
+    largest = max((ask for ask in request.asks if ask.cards), key=lambda ask: ask.memory_of(average))
+    block = request.block
 
-    def shrunk(memory: MiB) -> PodRequest:
-        return _with(
-            request,
-            lambda ask: (
-                msgspec.structs.replace(
-                    ask, memory=memory, memory_percent=None, exclusive=False, cores=0 if ask.exclusive else ask.cores
-                )
-                if ask is largest
-                else ask
-            ),
-        )
+    def shrunk(blocks: int) -> PodRequest:
+        def change(ask: Ask) -> Ask:
+            if ask is not largest:
+                return ask
+            cores = 0 if ask.exclusive else ask.cores
+            return msgspec.structs.replace(
+                ask, memory=blocks * block, memory_percent=None, exclusive=False, cores=cores
+            )
+
+        return _with(request, change)
 
     sizes = [card.memory for name in fleet.names() for card in fleet.view(name).node.cards]
-    below = max(sizes, default=0) if whole else largest.memory or 0
-    best = _most(1, below, lambda memory: bool(fleet.best(shrunk(memory), keep=1)))
+    below = max(sizes, default=0) if largest.memory is None or largest.exclusive else largest.memory
+    best = _most(1, below // block, lambda blocks: bool(fleet.best(shrunk(blocks), keep=1)))
     node = best and _node_for(shrunk(best), fleet)
     if not best or not node:
         return None
-    if whole:
-        return Change("share", f"a tile of at most {best} MiB per card instead of the whole, on {node}", node)
     container = f" in container {largest.container}" if sum(bool(ask.cards) for ask in request.asks) > 1 else ""
-    return Change("memory", f"at most {best} MiB per card{container} instead of {largest.memory}, on {node}", node)
+    instead = "the whole" if largest.exclusive else str(largest.memory or f"{largest.memory_percent} %")
+    what = "share" if largest.exclusive else "memory"
+    tile = "a tile of " if largest.exclusive else ""
+    text = f"{tile}at most {best * block} MiB per card{container} instead of {instead}, on {node}"
+    return Change(what, text, node)
 
 
 def _fewer_cores(request: PodRequest, fleet: Fleet) -> Change | None:
@@ -249,7 +252,8 @@ def _fewer_cards(request: PodRequest, fleet: Fleet) -> Change | None:
 
     best = _most(1, most, lambda cards: bool(fleet.best(shrunk(cards), keep=1)))
     node = None if best is None else _node_for(shrunk(best), fleet)
-    return Change("cards", f"{best} cards per container instead of {most}, on {node}", node) if node else None
+    cards = "1 card" if best == 1 else f"{best} cards"
+    return Change("cards", f"{cards} per container instead of {most}, on {node}", node) if node else None
 
 
 def _another_model(request: PodRequest, fleet: Fleet) -> Change | None:

@@ -32,6 +32,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 def nodes_that_fit(question: Question) -> Mask:
     """Cards only; CPU and memory of the host are the caller's to check."""
+    if not question.pieces:  # a pod without GPU: the host decides
+        return np.ones(question.eligible.shape[1], dtype=np.bool_)
     groups = _independent(question.pieces)
     answer = _group_fits(groups[0], question)
     for group in groups[1:]:
@@ -94,11 +96,11 @@ def memory_needed(asks: Sequence[Ask], size: Ints) -> Ints | int:
     if not percents:
         return fixed
     parts = [size if percent == 100 else _part(size, percent) for percent in percents]
-    return sum(parts[1:], parts[0] + np.int32(fixed) if fixed else parts[0])
+    return sum(parts[1:], parts[0] + fixed if fixed else parts[0])
 
 
 def _part(size: Ints, percent: int) -> Ints:
-    return (size.astype(np.int64) * percent // 100).astype(np.int32)
+    return size * percent // 100
 
 
 def enough(piece: Piece, mask: Mask, question: Question) -> Mask:
@@ -108,7 +110,7 @@ def enough(piece: Piece, mask: Mask, question: Question) -> Mask:
         return anywhere(mask)
     if rule.numa is Wish.REQUIRE:
         return _enough_on_one_numa(piece.cards, mask, question)
-    plenty: Mask = count(mask) >= min(piece.cards, 255)
+    plenty: Mask = count(mask) >= piece.cards
     if rule.links is Wish.REQUIRE:
         plenty &= question.linked(mask & plenty, piece.cards)
     return plenty
@@ -118,7 +120,7 @@ def _enough_on_one_numa(wanted: int, mask: Mask, question: Question) -> Mask:
     answer = np.zeros(mask.shape[1], dtype=np.bool_)
     for numa in np.unique(question.numa[mask]):
         here = mask & (question.numa == numa)
-        plenty = count(here) >= min(wanted, 255)
+        plenty = count(here) >= wanted
         if question.rule.links is Wish.REQUIRE:
             plenty &= question.linked(here & plenty, wanted)
         answer |= plenty
@@ -147,10 +149,11 @@ def _greedy(pieces: tuple[Piece, ...], rows: Rows, question: Question) -> Mask:
     every = np.arange(len(rows))
     for piece in sorted(pieces, key=Piece.hardness, reverse=True):
         mask = cards_that_fit(piece, grid, eligible, question.rule.idle)
-        done &= count(mask) >= min(piece.cards, 255)
-        fullest = np.argsort(np.where(mask, grid.memory, np.iinfo(np.int32).max), axis=0, kind="stable")
+        done &= count(mask) >= piece.cards
+        fullest = np.argsort(np.where(mask, grid.memory, np.iinfo(np.int64).max), axis=0, kind="stable")
         memory = memory_needed(piece.asks, grid.size)
         for chosen in fullest[: piece.cards]:
+            grid.tenants[chosen, every] += 1  # an exclusive piece may not follow
             if piece.exclusive:
                 grid.memory[chosen, every] = -1
                 continue

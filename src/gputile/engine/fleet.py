@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gputile.engine.fitting import Question, Rows, cards_that_fit, nodes_that_fit
-from gputile.engine.grid import Grid, Mask
+from gputile.engine.fitting import Question, Rows, cards_that_fit, memory_needed, nodes_that_fit
+from gputile.engine.fragmentation import Fragments, Look
+from gputile.engine.grid import Grid, Ints, Mask
+from gputile.engine.judging import Judge
+from gputile.engine.learning import Supply
 from gputile.engine.pieces import Piece, cut
-from gputile.engine.placing import fits, piece_miss
-from gputile.engine.policies import Scores, Sums, policy_named
+from gputile.engine.placing import Placement, fits, piece_miss, place
+from gputile.engine.policies import POLICIES, Scores, Sums, first_named, mixed
 from gputile.engine.refusing import CODES, Facts, Verdict, add_misses
 from gputile.engine.shares import CARD, ask_share, free_share
 from gputile.engine.topology import closeness, closest, largest_linked
@@ -40,7 +43,11 @@ class Fleet:
         self._modes: dict[str, int] = {}
         self._links: dict[tuple[tuple[int, ...], ...], int] = {(): 0}
         self._eligible: dict[tuple[Any, ...], Mask] = {}
+        self._moment = 0  # counts changes; each node knows when it was last touched
         self._allocate(cards=8, nodes=16)
+        self._judge = Judge(self)
+        self._average: int | None = None
+        self._node_prices: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None  # by model, by row
 
     # ---- nodes ------------------------------------------------------------------------------------------------------
 
@@ -110,6 +117,8 @@ class Fleet:
             if self._usable[at]:
                 after = free_share(int(self._memory[at]), int(self._cores[at]), size, core_size)
                 self._share[row] += after - before
+                self._card_share[at] = after
+        self._touch(row)
         self._cpu[row] -= sign * cpu
         self._host[row] -= sign * memory
 
@@ -125,14 +134,14 @@ class Fleet:
 
     def scores(self, request: PodRequest, fitting: Mask, policy: str | None = None, seed: int = 0) -> Scores:
         """By row: how good the node is under the policy; -inf where the pod does not fit."""
-        chosen = policy_named(request.constraints.node_policy, policy)
-        pieces = cut(request)
+        name = first_named(request.constraints.node_policy, policy)
+        chosen, pieces = POLICIES[name], cut(request)
+        if chosen.learns:
+            return np.where(fitting, self._judge.scores(request, name)[: len(fitting)], -np.inf)
         n = len(self._nodes)
         sums = Sums(
             cpu_left=(self._cpu[:n] - request.cpu).astype(np.float64),
-            cpu_size=self._cpu_size[:n],
             share_left=self._share[:n] - self._share_wanted(pieces),
-            share_size=self._share_size[:n],
             closeness=self._closeness(request, pieces, fitting) if chosen.by_links else None,
         )
         return np.where(fitting, chosen.score_nodes(sums, seed), -np.inf)
@@ -146,21 +155,49 @@ class Fleet:
         among: Iterable[str] | None = None,
         keep: int = KEEP,
         slack: float = 0.0,
+        shuffle: bool = False,
     ) -> list[str]:
-        """The best node and those as good as it (within `slack`), best first; nothing if none fits."""
+        """The best node and those as good as it (within `slack`), best first; nothing if none fits.
+
+        Ties come in the order in which nodes were added, or shuffled by the seed.
+        """
         fitting = self.fits(request)
         if among is not None:
             fitting &= self._named(among)
         scores = self.scores(request, fitting, policy, seed)
         if not fitting.any():
             return []
-        top = int(scores.argmax())
-        ties = np.flatnonzero(scores >= scores[top] - slack)
-        others = [row for row in ties[:keep].tolist() if row != top]
-        return [self._name(row) for row in (top, *others[: keep - 1])]
+        ties = np.flatnonzero(scores >= scores.max() - slack)
+        if shuffle:
+            ties = ties[np.argsort(mixed(ties.astype(np.uint64), seed))]
+        ties = ties[np.argsort(-scores[ties], kind="stable")]
+        return [self._name(row) for row in ties[:keep].tolist()]
+
+    def place(self, request: PodRequest, name: str, policy: str | None = None, seed: int = 0) -> Placement | Refusal:
+        """Choose the cards on one node, with what the policy has learnt."""
+        view, row = self.view(name), self._rows[name]
+        chosen = first_named(request.constraints.card_policy, view.node.card_policy, policy)
+        if not POLICIES[chosen].learns:
+            return place(request, view, policy, seed)
+        return place(request, view, policy, seed, lambda piece: self._judge.card_scores(request, piece, row, chosen))
+
+    # ---- learning ---------------------------------------------------------------------------------------------------
+
+    def learn(self, request: PodRequest) -> None:
+        """Count a pod that arrived, and renew what was learnt when that is due."""
+        self._judge.observe(request)
+        self._judge.refresh()
+
+    def learn_all(self, requests: list[PodRequest]) -> None:
+        """Take the mix of a whole list, as the literature does, and learn no more."""
+        self._judge.learn_all(requests)
+
+    def fragmentation(self) -> float:
+        """Idle GPU that the learnt workload could not use, in cards."""
+        return float(Fragments(self.look(np.arange(len(self._nodes))), self._judge.tables()).now.sum())
 
     def refusals(self, request: PodRequest, among: Iterable[str] | None = None) -> list[Refusal]:
-        """Why each node that does not fit does not; the same answers as `place` gives one by one."""
+        """Why each node that does not fit does not, as `place` would say one by one (but for `SearchTooLong`)."""
         names = list(self._rows) if among is None else list(among)
         fitting = self.fits(request)
         miss = self._misses(request)
@@ -179,7 +216,13 @@ class Fleet:
 
     def _fits(self, request: PodRequest, grid: Grid) -> Mask:
         question = self._question(request, cut(request), grid)
-        return nodes_that_fit(question) & (grid.cpu >= request.cpu) & (grid.host >= request.memory)
+        # What asks for none of it fits even where others took too much, as in Kubernetes.
+        answer = nodes_that_fit(question)
+        if request.cpu:
+            answer &= grid.cpu >= request.cpu
+        if request.memory:
+            answer &= grid.host >= request.memory
+        return answer & self._in_use[: len(self._nodes)]
 
     def _question(self, request: PodRequest, pieces: tuple[Piece, ...], grid: Grid) -> Question:
         return Question(
@@ -273,6 +316,72 @@ class Fleet:
                 mask[places[uuid], row] = False
         return mask
 
+    # ---- what it lends to the judge ---------------------------------------------------------------------------------
+
+    def look(self, rows: Rows) -> Look:
+        return Look(share=self._card_share[:, rows], model=self._model[:, rows], cpu=self._cpu[rows])
+
+    def tile_share(self, piece: Piece, rows: Rows) -> Ints:
+        """Card x node: the share of each card that one tile of the piece takes."""
+        asks = piece.asks_in(piece.phases()[0])
+        size = np.maximum(self._size[:, rows], 1)
+        by_memory = -(-memory_needed(asks, self._size[:, rows]) * CARD // size)
+        by_cores = sum(ask.cores for ask in asks) * (CARD // 100)
+        return np.asarray(np.maximum(by_memory, by_cores), dtype=np.int64)
+
+    def cards_for(self, piece: Piece, request: PodRequest, rows: Rows) -> Mask:
+        eligible = self._eligible_cards(request.constraints)[:, rows]
+        return cards_that_fit(piece, self.grid().columns(rows), eligible, request.constraints.idle)
+
+    def moment(self) -> int:
+        return self._moment
+
+    def touched_since(self, moment: int) -> Rows:
+        return np.flatnonzero(self._touched[: len(self._nodes)] > moment)
+
+    def supply(self) -> Supply:
+        n = len(self._nodes)
+        free = np.bincount(
+            self._model[:, :n].ravel(), weights=self._card_share[:, :n].ravel(), minlength=len(self._models)
+        )
+        cards = max(1, int(self._usable[:, :n].sum()))
+        return Supply(
+            models=tuple(self._models),
+            free=tuple((free / CARD).tolist()),
+            free_cpu=float(self._cpu[:n].sum()),
+            cpu_per_card=float(self._cpu_size[:n].sum()) / cards,
+        )
+
+    def average_card(self) -> int:
+        """MiB; made anew when a node changes."""
+        if self._average is None:
+            exists = self._exists[:, : len(self._nodes)]
+            self._average = int(self._size[:, : len(self._nodes)].sum()) // max(1, int(exists.sum()))
+        return self._average
+
+    def node_prices(self, by_model: NDArray[np.float64]) -> NDArray[np.float64]:
+        """By row: the mean price of the node's cards; made anew when prices or nodes change."""
+        if self._node_prices is None or self._node_prices[0] is not by_model:
+            n = len(self._nodes)
+            exists = self._exists[:, :n]
+            known = np.append(by_model, np.ones(len(self._models)))  # a model that came after the prices costs 1
+            prices = np.where(exists, known[self._model[:, :n]], 0.0).sum(axis=0)
+            self._node_prices = by_model, np.asarray(prices / np.maximum(exists.sum(axis=0), 1))
+        return self._node_prices[1]
+
+    def card_prices(self, piece: Piece, row: int, by_model: NDArray[np.float64]) -> NDArray[np.float64]:
+        """By card of one node: the price of the share that a tile takes."""
+        known = np.append(by_model, np.ones(len(self._models)))
+        tile = self.tile_share(piece, np.array([row]))[:, 0]
+        return np.asarray(tile / CARD * known[self._model[:, row]])
+
+    def shape(self) -> tuple[int, int]:
+        return len(self._size), len(self._nodes)
+
+    def _touch(self, row: int) -> None:
+        self._moment += 1
+        self._touched[row] = self._moment
+
     # ---- how it is done: scoring ------------------------------------------------------------------------------------
 
     def _share_wanted(self, pieces: tuple[Piece, ...]) -> Scores:
@@ -294,10 +403,10 @@ class Fleet:
         if piece.cards < 2:
             return answer
         mask = cards_that_fit(piece, self.grid(), self._eligible_cards(request.constraints), request.constraints.idle)
-        known: dict[tuple[int, bytes], int] = {}
+        known: dict[tuple[int, tuple[int, ...]], int] = {}
         for row, cards in self._card_sets(mask & fitting):
             node = self._known(row)
-            key = (int(self._link[row]), bytes(cards))
+            key = (int(self._link[row]), tuple(cards))
             if node.links and key not in known and len(cards) >= piece.cards:
                 known[key] = closeness(closest([], cards, piece.cards, node.link), node.link)
             answer[row] = known.get(key, 0)
@@ -332,19 +441,20 @@ class Fleet:
     # ---- how it is done: arrays -------------------------------------------------------------------------------------
 
     def _allocate(self, cards: int, nodes: int) -> None:
-        def ints() -> NDArray[np.int32]:
-            return np.zeros((cards, nodes), dtype=np.int32)
+        def ints() -> NDArray[np.int64]:
+            return np.zeros((cards, nodes), dtype=np.int64)
 
         def flags() -> Mask:
             return np.zeros((cards, nodes), dtype=np.bool_)
 
         self._size, self._core_size, self._slot_size = ints(), ints(), ints()
         self._memory, self._cores, self._slots, self._tenants = ints(), ints(), ints(), ints()
-        self._model, self._mode, self._numa = ints(), ints(), ints()
+        self._model, self._mode, self._numa, self._card_share = ints(), ints(), ints(), ints()
         self._exists, self._healthy, self._cordoned, self._usable = flags(), flags(), flags(), flags()
         self._cpu, self._host, self._share, self._host_size = (np.zeros(nodes, dtype=np.int64) for _ in range(4))
-        self._cpu_size, self._share_size, self._per_mebibyte = (np.zeros(nodes) for _ in range(3))
-        self._link = np.zeros(nodes, dtype=np.int64)
+        self._cpu_size, self._per_mebibyte = np.zeros(nodes), np.zeros(nodes)
+        self._in_use = np.zeros(nodes, dtype=np.bool_)
+        self._link, self._touched = np.zeros(nodes, dtype=np.int64), np.zeros(nodes, dtype=np.int64)
 
     def _grow(self, cards: int, nodes: int) -> None:
         """Make room for that many, doubling, so that growing stays cheap."""
@@ -368,12 +478,17 @@ class Fleet:
         in_use = [card for card in node.cards if _usable(card, node)]
         for position, card in enumerate(node.cards):
             self._write_card(position, row, card)
+        self._card_share[:, row] = 0
         for card in in_use:
-            self._usable[self._places[row][card.uuid], row] = True
+            at = self._places[row][card.uuid], row
+            self._usable[at] = True
+            self._card_share[at] = free_share(card.memory, card.cores, card.memory, card.cores)
+        self._touch(row)
+        self._average, self._node_prices = None, None
+        self._in_use[row] = bool(node.name) and not node.fault
         self._cpu[row] = self._cpu_size[row] = node.cpu
         self._host[row] = self._host_size[row] = node.memory
         self._share[row] = sum(free_share(c.memory, c.cores, c.memory, c.cores) for c in in_use)
-        self._share_size[row] = CARD * len(in_use)
         memory = sum(card.memory for card in node.cards)
         self._per_mebibyte[row] = CARD * len(node.cards) / memory if memory else 0.0
         self._link[row] = self._links.setdefault(node.links, len(self._links))

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-Ints: TypeAlias = NDArray[np.int32]
+Ints: TypeAlias = NDArray[np.int64]  # room for a card that others oversold a thousand times
 Longs: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
 
@@ -39,9 +39,9 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def count(mask: Mask) -> NDArray[np.uint8]:
-    """True entries per node. Cards of a node fit a byte."""
-    number: NDArray[np.uint8] = np.add.reduce(mask.view(np.uint8), axis=0, dtype=np.uint8)
+def count(mask: Mask) -> NDArray[np.uint16]:
+    """True entries per node."""
+    number: NDArray[np.uint16] = np.add.reduce(mask.view(np.uint8), axis=0, dtype=np.uint16)
     return number
 
 

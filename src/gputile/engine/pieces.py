@@ -28,11 +28,11 @@ class Need(msgspec.Struct, frozen=True):
         return room.cores >= max(self.cores, 1)
 
     def fits_slots(self, room: Room) -> bool:
-        return room.slots >= self.slots
+        return not self.slots or room.slots >= self.slots  # who takes none does not mind that none is left
 
     def fits_beside(self, left: Room) -> bool:
         """Whether it fits what containers of the same pod leave; for them the card is not sold out."""
-        return left.memory >= self.memory and left.cores >= self.cores and left.slots >= self.slots
+        return left.memory >= self.memory and left.cores >= self.cores and self.fits_slots(left)
 
     def off(self, room: Room) -> Room:
         """What is left of the room."""

@@ -5,12 +5,12 @@ favourite first and goes back when that leads nowhere), and otherwise says which
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, combinations
+from itertools import chain
 
 import msgspec
 
 from gputile.engine.pieces import Need, Piece, cut, phase_count
-from gputile.engine.policies import Rank, policy_named
+from gputile.engine.policies import POLICIES, Rank, first_named
 from gputile.engine.topology import all_linked, closest, largest_linked
 from gputile.model.cards import Card, NodeView, Room
 from gputile.model.grants import ContainerGrant, Grant, Tile, take
@@ -18,7 +18,11 @@ from gputile.model.refusals import NodeCode, Refusal
 from gputile.model.requests import Constraints, PodRequest, Wish
 
 SEARCH_STEPS = 5000
-"""How many sets of cards are tried before giving up. Real pods need a handful; only a pod made to hurt needs more."""
+"""How many sets of cards are looked at before giving up. Real pods need a handful."""
+
+
+Prefer = Callable[[Piece], list[float]]
+"""By card of the node, larger is better: where a piece should go."""
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -31,13 +35,18 @@ class Placement(msgspec.Struct, frozen=True):
         return Grant(pod=pod, node=self.node, dialect=dialect, containers=self.containers)
 
 
-def place(request: PodRequest, view: NodeView, policy: str | None = None, seed: int = 0) -> Placement | Refusal:
-    """Put every container of `request` on cards of the node, or say why not."""
+def place(
+    request: PodRequest, view: NodeView, policy: str | None = None, seed: int = 0, prefer: Prefer | None = None
+) -> Placement | Refusal:
+    """Put every container of `request` on cards of the node, or say why not.
+
+    `prefer` gives scores by card where a policy has learnt them (`Fleet.place`); else the policy's own order counts.
+    """
     pieces = cut(request)
     fault = _node_fault(view)
     if fault is not None:
         return fault
-    board = _Board(request, view, policy, seed, phase_count(pieces))
+    board = _Board(request, view, policy, seed, phase_count(pieces), prefer)
     found = _search([_Move(piece, view, request) for piece in _hardest_first(pieces)], board)
     miss = _card_miss(pieces, request, view, board) if found is None else _host_miss(request, view)
     if found is not None and miss is None:
@@ -116,6 +125,7 @@ class _Move:
     """A piece that waits for its cards: what it needs of each, None where it could not go even alone."""
 
     def __init__(self, piece: Piece, view: NodeView, request: PodRequest) -> None:
+        self.scores: list[float] | None = None  # by card, where a policy has learnt them
         self.piece, self.phases, self.is_init = piece, piece.phases(), piece.is_init
         needs = {size: piece.needs(size) for size in {card.memory for card in view.node.cards}}
         self.needs = [
@@ -129,9 +139,12 @@ NOTHING = Room(-1, -1, -1)  # what an exclusive container leaves to the others o
 class _Board:
     """The cards of one node while a placement is searched: what is left of each, in each phase of the pod."""
 
-    def __init__(self, request: PodRequest, view: NodeView, policy: str | None, seed: int, phases: int) -> None:
+    def __init__(
+        self, request: PodRequest, view: NodeView, policy: str | None, seed: int, phases: int, prefer: Prefer | None
+    ) -> None:
         self.request, self.view, self.seed = request, view, seed
-        self.policy = policy_named(request.constraints.card_policy, view.node.card_policy, policy)
+        self.policy = POLICIES[first_named(request.constraints.card_policy, view.node.card_policy, policy)]
+        self.prefer = prefer
         self.left = [[room] * phases for room in view.rooms]
         self.held = [0] * len(view.rooms)  # pieces of this pod on the card
         self.steps = 0
@@ -144,16 +157,22 @@ class _Board:
         """Sets of cards for the piece, the policy's favourite first; sets that differ in name only come once."""
         rank = {card: self._rank(move, card) for card, _ in enumerate(self.left) if self._admits(move, card)}
         fitting = sorted(rank, key=lambda card: (rank[card], card))
-        wanted = move.piece.cards
-        seen = set()
-        for group in self._groups(fitting, wanted):
-            for chosen in chain([self._favourite(group, rank, wanted)], combinations(group, wanted)):
-                if not self._allowed(chosen):
-                    continue
-                likeness = tuple(sorted(self._likeness(card) for card in chosen))
-                if likeness not in seen:
-                    seen.add(likeness)
+        for group in self._groups(fitting, move.piece.cards):
+            seen = set()
+            for chosen in chain([self._favourite(group, rank, move.piece.cards)], self._sets(group, move.piece.cards)):
+                self.steps += 1  # also for sets that are passed over: there may be a great many
+                if self.gave_up:
+                    return
+                if frozenset(chosen) not in seen and self._allowed(chosen):
+                    seen.add(frozenset(chosen))
                     yield chosen
+
+    def _sets(self, group: list[int], wanted: int) -> Iterator[Sequence[int]]:
+        """All sets of so many cards; of cards that are alike only how many are taken counts."""
+        alike: dict[object, list[int]] = {}
+        for card in group:
+            alike.setdefault(self._likeness(card), []).append(card)
+        return _pick(list(alike.values()), wanted)
 
     def put(self, move: _Move, chosen: Sequence[int]) -> list[list[Room]]:
         """Take the piece's needs off its cards; returns what was there, for `take_back`."""
@@ -185,6 +204,10 @@ class _Board:
     def _rank(self, move: _Move, card: int) -> Rank:
         """Init containers go where their pod is anyway: the kubelet gives them those devices."""
         stranger = int(move.is_init and not self.held[card])
+        if self.prefer is not None:
+            if move.scores is None:
+                move.scores = self.prefer(move.piece)
+            return (stranger, -move.scores[card])
         left = self.left[card][move.phases[0]]
         return (stranger, *self.policy.rank_card(self._card(card), left, self._links(card), self.seed))
 
@@ -228,15 +251,22 @@ class _Board:
         return (rooms, self._card(card).memory, self._card(card).cores, self._card(card).slots, its_own)
 
 
+def _pick(kinds: list[list[int]], wanted: int) -> Iterator[list[int]]:
+    """Every way to take so many cards from lists of cards that are alike; the first lists are used up first."""
+    if not wanted:
+        yield []
+    elif kinds:
+        for number in range(min(wanted, len(kinds[0])), -1, -1):
+            for rest in _pick(kinds[1:], wanted - number):
+                yield [*kinds[0][:number], *rest]
+
+
 def _search(moves: list[_Move], board: _Board) -> dict[str, Sequence[int]] | None:
     """Cards by container for all pieces, or None. Depth first, hardest piece first."""
     if not moves:
         return {}
     move, rest = moves[0], moves[1:]
     for chosen in board.choices(move):
-        board.steps += 1
-        if board.gave_up:
-            return None
         before = board.put(move, chosen)
         found = _search(rest, board)
         board.take_back(chosen, before)
@@ -267,9 +297,9 @@ def _node_fault(view: NodeView) -> Refusal | None:
 
 
 def _host_miss(request: PodRequest, view: NodeView) -> tuple[NodeCode, int, int] | None:
-    if request.cpu > view.cpu:
+    if request.cpu and request.cpu > view.cpu:
         return NodeCode.CPU, request.cpu, view.cpu
-    if request.memory > view.memory:
+    if request.memory and request.memory > view.memory:
         return NodeCode.HOST_MEMORY, request.memory, view.memory
     return None
 

@@ -1,7 +1,7 @@
 """How to choose among nodes and cards that fit. A policy is one row of `POLICIES`.
 
-Node scores: larger is better. `binpack` is BestFit and `spread` is least allocated, of CPU and GPU in equal parts, as
-the literature compares them (docs/packing.md); `topology` is binpack among the nodes whose cards are linked best.
+Node scores: larger is better. `binpack` (BestFit) leaves the least and `spread` (least allocated) the most, of CPU and
+GPU in equal parts, as the literature compares them; `topology` is binpack among the nodes whose cards are linked best.
 Card ranks: smaller is taken first; ties go to the better-linked set, then to the lower index.
 """
 
@@ -14,21 +14,20 @@ from numpy.typing import NDArray
 
 from gputile.engine.shares import CARD, room_share
 from gputile.model.cards import Card, Room
+from gputile.model.errors import InputError
 
 Scores: TypeAlias = NDArray[np.floating[Any]]
-Rank: TypeAlias = tuple[int, ...]
+Rank: TypeAlias = tuple[float, ...]
 
 LARGE_NODE_CPU = 128_000  # millicores
 LARGE_NODE_CARDS = 8 * CARD
 
 
 class Sums(msgspec.Struct, frozen=True):
-    """Per node: what would be left after the pod is placed, and what there is; as arrays over the fleet."""
+    """Per node: what would be left after the pod is placed; as arrays over the fleet."""
 
     cpu_left: Scores  # millicores
-    cpu_size: Scores
     share_left: Scores  # in shares.CARD
-    share_size: Scores
     closeness: Scores | None  # of the best-linked set of cards; None when the policy needs none
 
 
@@ -41,6 +40,7 @@ class Policy(msgspec.Struct, frozen=True):
 
     score_nodes: NodeScore  # (sums, seed)
     rank_card: CardRank  # (card, what is free of it, its links to the other free cards, seed)
+    learns: bool = False  # scored by `judging`; the two functions above serve where there is no fleet to ask
     by_links: bool = False  # several cards of one container: the best-linked set first
 
 
@@ -50,15 +50,14 @@ def _best_fit(sums: Sums, seed: int) -> Scores:
     return np.subtract(100.0, cpu + cards, dtype=np.float64)
 
 
-def _least_allocated(sums: Sums, seed: int) -> Scores:
-    cpu: Scores = sums.cpu_left / np.maximum(sums.cpu_size, 1.0)
-    cards: Scores = sums.share_left / np.maximum(sums.share_size, 1.0)
-    return (cpu + cards) * 50.0
+def _most_left(sums: Sums, seed: int) -> Scores:
+    """In whole percent, so that nodes that are about as empty tie and kube-scheduler's other wishes decide."""
+    return np.floor(np.subtract(100.0, _best_fit(sums, seed)))
 
 
 def _chance(sums: Sums, seed: int) -> Scores:
     rows = np.arange(len(sums.cpu_left), dtype=np.uint64)
-    return (_mixed(rows, seed) >> np.uint64(11)) * (100.0 / 2**53)
+    return (mixed(rows, seed) >> np.uint64(11)) * (100.0 / 2**53)
 
 
 def _linked(sums: Sums, seed: int) -> Scores:
@@ -66,7 +65,7 @@ def _linked(sums: Sums, seed: int) -> Scores:
     return closeness * 1000.0 + _best_fit(sums, seed)
 
 
-def _mixed(numbers: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
+def mixed(numbers: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
     """Whole numbers scattered over 64 bits (the finaliser of splitmix64)."""
     with np.errstate(over="ignore"):
         mixed = numbers * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
@@ -84,7 +83,7 @@ def _emptiest(card: Card, room: Room, links: int, seed: int) -> Rank:
 
 
 def _any_card(card: Card, room: Room, links: int, seed: int) -> Rank:
-    return (int(_mixed(np.array([card.index + 1], dtype=np.uint64), seed)[0]),)
+    return (int(mixed(np.array([card.index + 1], dtype=np.uint64), seed)[0]),)
 
 
 def _least_linked(card: Card, room: Room, links: int, seed: int) -> Rank:
@@ -94,13 +93,18 @@ def _least_linked(card: Card, room: Room, links: int, seed: int) -> Rank:
 
 POLICIES: dict[str, Policy] = {
     "binpack": Policy(_best_fit, _tightest),
-    "spread": Policy(_least_allocated, _emptiest),
+    "spread": Policy(_most_left, _emptiest),
     "random": Policy(_chance, _any_card),
     "topology": Policy(_linked, _least_linked, by_links=True),
+    "fragmentation": Policy(_best_fit, _tightest, learns=True),
+    "tiling": Policy(_best_fit, _tightest, learns=True),
 }
 DEFAULT_POLICY = "binpack"
 
 
-def policy_named(*names: str | None) -> Policy:
+def first_named(*names: str | None) -> str:
     """The first policy that is named, else the default."""
-    return POLICIES[next((name for name in names if name in POLICIES), DEFAULT_POLICY)]
+    name = next((name for name in names if name), DEFAULT_POLICY)
+    if name not in POLICIES:
+        raise InputError(f"there is no policy {name!r}; write one of {', '.join(POLICIES)}")
+    return name

@@ -5,8 +5,8 @@ all sets of pods whose leaving makes room it takes the one with the fewest broke
 priority (of its most important pod), then the fewest pods, then the latest started.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import combinations
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain, combinations, islice
 
 import msgspec
 
@@ -80,12 +80,9 @@ def victims(request: PodRequest, view: NodeView, holders: Iterable[Holder], prio
     if not room.made_by(lesser):
         return None
     # Leaving never takes room away, so each rule narrows the field before the next one looks at it.
-    choices: list[list[Holder]] = []
-    for forced, free in _cheapest_budgets(lesser, room):
-        field = _lowest_priorities(forced, free, room)
-        choices.append(_smallest(forced, field, room))
-    cheapest: list[Holder] = min(choices, key=cost)
-    return tuple(sorted(cheapest, key=lambda holder: holder.pod))
+    free = [holder for holder in lesser if not holder.budget_cost]
+    found = _smallest(_lowest_priorities(free, room), room) if room.made_by(free) else _cheapest(lesser, room)
+    return tuple(sorted(found, key=lambda holder: holder.pod))
 
 
 class _Room:
@@ -102,62 +99,40 @@ class _Room:
         return self._known[key]
 
 
-def _cheapest_budgets(lesser: list[Holder], room: _Room) -> Iterator[tuple[list[Holder], list[Holder]]]:
-    """Pairs of (pods with a budget that must go, pods that may go for free), all of the least budget cost."""
-    free = [holder for holder in lesser if holder.budget_cost == 0]
-    costly = [holder for holder in lesser if holder.budget_cost > 0]
-    if room.made_by(free):
-        yield [], free
-        return
-    sets = sorted(_subsets(costly), key=lambda chosen: cost(chosen)[0])
-    least: int | None = None
-    for chosen in sets:
-        if least is not None and cost(chosen)[0] != least:
-            return
-        if room.made_by([*chosen, *free]):
-            least = cost(chosen)[0]
-            yield list(chosen), free
-    if least is None:  # too many sets to look at: all of them together do make room
-        yield costly, free
+def _lowest_priorities(field: list[Holder], room: _Room) -> list[Holder]:
+    """Those up to the lowest priority at which there is room at all."""
+    for highest in sorted({holder.priority for holder in field}):
+        lower = [holder for holder in field if holder.priority <= highest]
+        if room.made_by(lower):
+            return lower
+    return field
 
 
-def _subsets(holders: list[Holder]) -> list[tuple[Holder, ...]]:
-    """All sets, or the smaller ones when there are too many."""
-    found: list[tuple[Holder, ...]] = []
-    for size in range(1, len(holders) + 1):
-        for chosen in combinations(holders, size):
-            found.append(chosen)
-            if len(found) >= TRIES:
-                return found
-    return found
-
-
-def _lowest_priorities(forced: list[Holder], free: list[Holder], room: _Room) -> list[Holder]:
-    """The free pods up to the lowest priority at which there is room at all."""
-    for highest in sorted({holder.priority for holder in (*forced, *free)}):
-        field = [holder for holder in free if holder.priority <= highest]
-        if all(holder.priority <= highest for holder in forced) and room.made_by([*forced, *field]):
-            return field
-    return free
-
-
-def _smallest(forced: list[Holder], field: list[Holder], room: _Room) -> list[Holder]:
+def _smallest(field: list[Holder], room: _Room) -> list[Holder]:
     """The fewest, then latest started, of the field; beyond `TRIES` sets, one from which nobody can be spared."""
-    if room.made_by(forced):
-        return forced
     tried = 0
     for size in range(1, len(field) + 1):
         best: list[Holder] | None = None
         for chosen in _sets_of(size, field, room):
             tried += 1
-            gone = [*forced, *chosen]
-            if (best is None or cost(gone) < cost(best)) and room.made_by(gone):
-                best = gone
             if tried > TRIES:
-                return best or _spare_whom_we_can(forced, field, room)
+                return best or _spare_whom_we_can(field, room)
+            if (best is None or cost(chosen) < cost(best)) and room.made_by(chosen):
+                best = list(chosen)
         if best is not None:
             return best
-    return [*forced, *field]
+    return field
+
+
+def _cheapest(field: list[Holder], room: _Room) -> list[Holder]:
+    """Where budgets must be broken: the cheapest of all sets; beyond `TRIES`, one from which nobody can be spared."""
+    sets = chain.from_iterable(_sets_of(size, field, room) for size in range(1, len(field) + 1))
+    tried = list(islice(sets, TRIES + 1))
+    if len(tried) > TRIES:
+        return _spare_whom_we_can(field, room)
+    enough: list[tuple[Holder, ...]] = [chosen for chosen in tried if room.made_by(chosen)]
+    cheapest: tuple[Holder, ...] = min(enough, key=cost)
+    return list(cheapest)
 
 
 def _sets_of(size: int, field: list[Holder], room: _Room) -> Iterator[tuple[Holder, ...]]:
@@ -177,11 +152,11 @@ def _sets_of(size: int, field: list[Holder], room: _Room) -> Iterator[tuple[Hold
                 yield chosen
 
 
-def _spare_whom_we_can(forced: Sequence[Holder], field: list[Holder], room: _Room) -> list[Holder]:
-    """Start with all and put back one by one, the most important and longest running first."""
+def _spare_whom_we_can(field: list[Holder], room: _Room) -> list[Holder]:
+    """Start with all and put back one by one: costly budgets first, then the important, then the longest running."""
     gone = list(field)
-    for holder in sorted(field, key=lambda holder: (-holder.priority, holder.started)):
+    for holder in sorted(field, key=lambda holder: (-holder.budget_cost, -holder.priority, holder.started)):
         fewer = [other for other in gone if other is not holder]
-        if room.made_by([*forced, *fewer]):
+        if room.made_by(fewer):
             gone = fewer
-    return [*forced, *gone]
+    return gone

@@ -61,8 +61,10 @@ def add_misses(verdict: Verdict, request: PodRequest, question: Question, facts:
         _add_piece_misses(verdict, piece, question, facts, look)
     grid = question.grid
     verdict.set_where(~nodes_that_fit(question), NodeCode.TOGETHER, len(question.pieces), 0)
-    verdict.set_where(grid.cpu < request.cpu, NodeCode.CPU, request.cpu, grid.cpu)
-    verdict.set_where(grid.host < request.memory, NodeCode.HOST_MEMORY, request.memory, grid.host)
+    if request.cpu:
+        verdict.set_where(grid.cpu < request.cpu, NodeCode.CPU, request.cpu, grid.cpu)
+    if request.memory:
+        verdict.set_where(grid.host < request.memory, NodeCode.HOST_MEMORY, request.memory, grid.host)
 
 
 def _add_piece_misses(verdict: Verdict, piece: Piece, question: Question, facts: Facts, look: Look) -> None:
@@ -83,7 +85,7 @@ def _room_rules(piece: Piece, question: Question, facts: Facts) -> list[tuple[No
     wants_idle = piece.exclusive or question.rule.idle
     memory = [grid.memory >= memory_needed(asks, grid.size) for asks in needs]
     cores = [grid.cores >= max(1, sum(ask.cores for ask in asks)) for asks in needs]
-    slots = [grid.slots >= piece.slots * len(asks) for asks in needs]
+    slots = [(grid.slots >= piece.slots * len(asks)) | (not piece.slots) for asks in needs]
     return [
         (NodeCode.TOO_SMALL, cards_that_fit(piece, facts.empty, facts.exists, False)),
         (NodeCode.NOT_IDLE, (grid.tenants == 0) | (not wants_idle)),

@@ -41,12 +41,15 @@ def _grow(chosen: list[int], candidates: Sequence[int], size: int, link: Link) -
 
 
 def largest_linked(candidates: Sequence[int], most: int, link: Link) -> int:
-    """The size, at most `most`, of the largest set of which all cards are linked with each other."""
+    """The size, at most `most`, of the largest set of which all cards are linked; a lower bound on huge nodes."""
+    steps = 0
 
     def grow(size: int, rest: Sequence[int]) -> int:
+        nonlocal steps
         best = size
         for position, card in enumerate(rest):
-            if best >= most:
+            steps += 1
+            if best >= most or steps > EXHAUSTIVE * 10:
                 break
             best = max(best, grow(size + 1, [other for other in rest[position + 1 :] if link(card, other) > 0]))
         return best

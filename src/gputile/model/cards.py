@@ -5,7 +5,7 @@ import msgspec
 from gputile.model.units import ALL, MiB, Millicores, Percent
 
 DEFAULT_SLOTS = 10
-"""How many tiles a card takes at most from the dialects that count slots (gputile, hami, vgpu)."""
+"""How many tiles a card takes at most from the dialects that count slots (`requests.SLOT_DIALECTS`)."""
 
 NO_NUMA = -1
 

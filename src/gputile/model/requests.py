@@ -128,6 +128,7 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True):
     constraints: Constraints = Constraints()
     cpu: Millicores = 0
     memory: MiB = 0  # main memory
+    block: MiB = 1  # GPU memory per card can be asked for in steps of this
     warnings: tuple[str, ...] = ()  # for the person who wrote the pod; they decide nothing
 
     @property

@@ -19,7 +19,7 @@ LARGEST_CARD: MiB = 1024 * 1024
 """No card made has a tebibyte of memory. A request beyond it is a slip of the unit, not a wish."""
 
 _QUANTITY = re.compile(
-    r"(?P<number>[+-]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30}))(?P<suffix>[numkMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,2})?"
+    r"(?P<number>[+-]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30}))(?P<suffix>[numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?"
 )
 _SUFFIX = {
     "n": Fraction(1, 10**9),

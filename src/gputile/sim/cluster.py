@@ -11,11 +11,11 @@ import msgspec
 
 from gputile.book.events import Assumed, Confirmed, Gone, Holding, NodeSeen, Pencilled
 from gputile.book.ledger import Ledger
-from gputile.dialects import speaking
+from gputile.dialects import gpushare, speaking
 from gputile.dialects.settings import DEFAULTS, DialectSettings
-from gputile.dialects.wire import Award, Pod, convert_pod
+from gputile.dialects.wire import Award, NodeObject, Pod, convert_node, convert_pod
 from gputile.engine.explaining import Explanation, explain
-from gputile.engine.placing import Placement, place
+from gputile.engine.placing import Placement
 from gputile.engine.policies import DEFAULT_POLICY
 from gputile.model.cards import Node
 from gputile.model.errors import InputError
@@ -64,6 +64,8 @@ class MemoryCluster:
         alone = workload.kind == "Pod"
         name = workload.name if alone else f"{workload.name}-{number}"
         key = f"{workload.namespace}/{name}"
+        if key in self.pods:
+            raise InputError(f"there are two pods {key}; give one of them another name")
         metadata = {**(pod.get("metadata") or {}), "name": name, "namespace": workload.namespace, "uid": f"uid-{key}"}
         self.pods[key] = {**pod, "apiVersion": "v1", "kind": "Pod", "metadata": metadata}
         return key
@@ -71,13 +73,14 @@ class MemoryCluster:
     def schedule(self, key: str) -> Outcome:
         self._clock += 1.0
         pod = convert_pod(self.pods[key])
-        asked = speaking.read_pod(pod, self.settings) if isinstance(pod, Pod) else pod
+        asked = speaking.read_pod(pod, self._settings_now()) if isinstance(pod, Pod) else pod
         if not isinstance(asked, PodRequest) or isinstance(pod, BadRequest):
             return Outcome(pod=key, asked=asked)
         with self.ledger.aside(pod.uid) as fleet:
-            best = fleet.best(asked, self.policy)
+            seed = int(self._clock)
+            best = fleet.best(asked, self.policy, seed=seed)
             fitting = int(fleet.fits(asked).sum())
-            where = place(asked, fleet.view(best[0]), self.policy) if best else None
+            where = fleet.place(asked, best[0], self.policy, seed) if best else None
         if not isinstance(where, Placement):
             holders = {name: self.ledger.holders(name) for name in self.nodes}
             return Outcome(pod=key, asked=asked, explanation=explain(asked, self.ledger.fleet, holders))
@@ -101,9 +104,9 @@ class MemoryCluster:
         for event in (Pencilled(holding, self._clock), Assumed(holding, self._clock)):
             denied = self.ledger.handle(event)
             assert not denied, denied
-        self._write(
-            key, Award(grant=grant, pod=pod, asked=asked, cards=self._cards(where.node), at=self._nanoseconds())
-        )
+        cards, at = self.ledger.fleet.view(where.node).node.cards, int(self._clock * 10**9)
+        settings = self._settings_now()
+        self._write(key, Award(grant=grant, pod=pod, asked=asked, cards=cards, at=at, settings=settings))
         self.ledger.handle(Confirmed(holding))
         return grant
 
@@ -115,8 +118,7 @@ class MemoryCluster:
         metadata["labels"] = {**(metadata.get("labels") or {}), **written.labels}
         self.pods[key]["spec"]["nodeName"] = award.grant.node
 
-    def _cards(self, name: str) -> Any:
-        return self.ledger.fleet.view(name).node.cards
-
-    def _nanoseconds(self) -> int:
-        return int(self._clock * 10**9)
+    def _settings_now(self) -> DialectSettings:
+        """With gpushare's unit guessed from the nodes, if it is to be guessed."""
+        nodes = [convert_node(manifest) for manifest in self.nodes.values()]
+        return gpushare.resolved(self.settings, [node for node in nodes if isinstance(node, NodeObject)])

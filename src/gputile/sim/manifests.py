@@ -9,6 +9,8 @@ import yaml
 
 from gputile.model.errors import InputError
 
+DEEPEST = 100  # levels; a pod has about fifteen
+
 _TEMPLATE_AT: dict[str, tuple[str, ...]] = {
     "Deployment": ("spec", "template"),
     "ReplicaSet": ("spec", "template"),
@@ -60,20 +62,38 @@ def load_file(path: Path) -> Manifests:
 def load(text: str, source: str) -> Manifests:
     """Every object in the text. `source` is how errors name it."""
     try:
+        _refuse_depth(text, source)
         documents = list(yaml.load_all(text, Loader=_Loader))
-        objects = [found for document in documents for found in _objects(document, source)]
     except yaml.YAMLError as wrong:
         mark = getattr(wrong, "problem_mark", None)
         where = f"{source}, line {mark.line + 1}" if mark else source
         problem = getattr(wrong, "problem", None) or str(wrong)
         raise InputError(f"{where}: this is no YAML: {problem}; mend the file and try again") from wrong
-    except RecursionError as wrong:
-        raise InputError(f"{source}: nested too deeply; mend the file and try again") from wrong
+    except (ValueError, KeyError, TypeError, AttributeError) as wrong:  # what PyYAML lets through for bad scalars
+        raise InputError(f"{source}: this is no YAML: {wrong}; mend the file and try again") from wrong
+    objects = [found for document in documents for found in _objects(document, source)]
     return Manifests(
         workloads=tuple(w for found in objects if (w := _workload(found)) is not None),
         nodes=tuple(found for found in objects if found.get("kind") == "Node"),
-        others=tuple(str(f.get("kind")) for f in objects if f.get("kind") != "Node" and _workload(f) is None),
+        others=tuple(
+            str(f.get("kind") or "an object without kind")
+            for f in objects
+            if f.get("kind") != "Node" and _workload(f) is None
+        ),
     )
+
+
+def _refuse_depth(text: str, source: str) -> None:
+    """libyaml builds what it reads by recursion in C, and a file of brackets would take the process down."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > DEEPEST:
+            line = event.start_mark.line + 1
+            raise InputError(f"{source}, line {line}: nested deeper than {DEEPEST} levels; mend the file and try again")
 
 
 def _objects(document: Any, source: str) -> Iterator[dict[str, Any]]:
@@ -87,9 +107,10 @@ def _objects(document: Any, source: str) -> Iterator[dict[str, Any]]:
     if str(document.get("kind", "")).endswith("List") and isinstance(items, list):
         kind = str(document["kind"]).removesuffix("List")
         for item in items:
-            if isinstance(item, dict) and kind:  # items of a PodList need not say that they are pods
-                item = {"kind": kind, **item}
-            yield from _objects(item, source)
+            if isinstance(item, dict):  # items of a PodList need not say that they are pods
+                yield from _objects({"kind": kind, **item} if kind else item, source)
+            else:
+                yield {"kind": f"{type(item).__name__} in a list"}
         return
     yield document
 
@@ -98,18 +119,18 @@ def _workload(found: dict[str, Any]) -> Workload | None:
     kind = found.get("kind")
     if kind == "Pod":
         return _made(found, found, 1)
-    if kind not in _TEMPLATE_AT:
+    if not isinstance(kind, str) or kind not in _TEMPLATE_AT:
         return None
     template: Any = found
+    spec: Any = None
     for key in _TEMPLATE_AT[kind]:
-        template = template.get(key) if isinstance(template, dict) else None
-    spec = found.get("spec")
+        spec, template = template, template.get(key) if isinstance(template, dict) else None
     said = spec.get("replicas", spec.get("parallelism", 1)) if isinstance(spec, dict) else 1
     return _made(found, template, said if isinstance(said, int) else 1)
 
 
 def _made(owner: dict[str, Any], pod: Any, replicas: int) -> Workload:
-    """A template that is no object stays what it is, so that reading it gives the refusal."""
+    """A template that is missing or no object is kept as a text, so that reading it gives the refusal."""
     metadata = owner.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
     return Workload(
@@ -117,5 +138,5 @@ def _made(owner: dict[str, Any], pod: Any, replicas: int) -> Workload:
         name=str(metadata.get("name") or metadata.get("generateName") or ""),
         namespace=str(metadata.get("namespace") or "default"),
         replicas=max(0, replicas),
-        pod=pod if isinstance(pod, dict) else {"spec": pod},
+        pod={"spec": "missing", **(pod if isinstance(pod, dict) else {})},
     )

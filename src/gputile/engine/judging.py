@@ -1,0 +1,220 @@
+"""Scores of the policies that learn, remembered per request and mended only where a node was touched.
+
+Room:  the learner, its tables, and a cache of node scores; asked by `fleet`, which lends its arrays.
+Door:  `Judge.scores` for all nodes, `Judge.card_scores` for the cards of one; `observe` and `refresh` to learn.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gputile.engine import tiling
+from gputile.engine.fitting import Rows
+from gputile.engine.fragmentation import Floats, Fragments, Look
+from gputile.engine.grid import Ints, Mask
+from gputile.engine.learning import (
+    PRICE_EVERY,
+    Learner,
+    Supply,
+    Tables,
+    cpu_asked_per_card,
+    model_prices,
+    tables,
+    task_of,
+)
+from gputile.engine.pieces import Piece, cut
+from gputile.engine.shares import CARD
+from gputile.model.requests import PodRequest
+
+REMEMBERED = 256  # requests
+
+
+class Site(Protocol):
+    """What the fleet lends."""
+
+    def look(self, rows: Rows) -> Look: ...
+    def tile_share(self, piece: Piece, rows: Rows) -> Ints: ...
+    def cards_for(self, piece: Piece, request: PodRequest, rows: Rows) -> Mask: ...
+    def touched_since(self, moment: int) -> Rows: ...
+    def moment(self) -> int: ...
+    def supply(self) -> Supply: ...
+    def average_card(self) -> int: ...
+    def node_prices(self, by_model: Floats) -> Floats: ...
+    def card_prices(self, piece: Piece, row: int, by_model: Floats) -> Floats: ...
+    def shape(self) -> tuple[int, int]: ...
+
+
+class Scored(msgspec.Struct):
+    """Scores of a request on some nodes; for a single piece also by card, 0 where its cards are all alike."""
+
+    nodes: Floats
+    cards: Floats  # card x node
+
+
+class Remembered(msgspec.Struct):
+    """Scores of one request on all nodes, and up to when they are right."""
+
+    nodes: Floats
+    cards: NDArray[np.float32]
+    moment: int = -1
+
+
+class Judge:
+    """One per fleet."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._learner = Learner()
+        self._tables: Tables | None = None
+        self._prices: Floats = np.ones(1)
+        self._starved = False
+        self._remembered: OrderedDict[tuple[object, ...], Remembered] = OrderedDict()
+
+    # ---- learning ---------------------------------------------------------------------------------------------------
+
+    def observe(self, request: PodRequest) -> None:
+        """Count a pod that arrived. Cheap; `refresh` does the work when it is due."""
+        self._learner.observe(task_of(request, self._site.average_card()))
+
+    def refresh(self) -> None:
+        """Make what is due: prices every hundred pods, tables at 100, 200, 400, ... pods."""
+        if self._tables is None or self._learner.due():
+            self.adopt(self.prepare())
+        if self._learner.arrivals % PRICE_EVERY == 0:
+            self._price()
+
+    def prepare(self) -> Tables:
+        """New tables beside the old ones; may be made elsewhere and adopted later."""
+        return self._learner.prepare(self._site.supply())
+
+    def adopt(self, new: Tables) -> None:
+        self._tables = new
+        self._remembered.clear()
+        self._price()
+
+    def learn_all(self, requests: list[PodRequest]) -> None:
+        """Take the mix from a whole list at once, as the literature does, and learn no more."""
+        counts = Learner(prior=0.0)
+        for request in requests:
+            counts.observe(task_of(request, self._site.average_card()))
+        self._learner = counts
+        self.adopt(tables(counts.asked(), self._site.supply()))
+
+    def _price(self) -> None:
+        supply = self._site.supply()
+        self._prices = model_prices(self._learner.asked(), supply)
+        asked = cpu_asked_per_card(self._learner.asked())
+        self._starved = asked > supply.free_cpu / max(sum(supply.free), 1e-9)
+
+    def tables(self) -> Tables:
+        if self._tables is None:
+            self.adopt(self.prepare())
+        assert self._tables is not None
+        return self._tables
+
+    # ---- judging ----------------------------------------------------------------------------------------------------
+
+    def scores(self, request: PodRequest, policy: str) -> Floats:
+        """By row: the node's score; meaningless where the pod does not fit."""
+        known = self._up_to_date(request, policy).nodes
+        size = task_of(request, self._site.average_card()).size
+        if policy != "tiling" or not size:
+            return known
+        return known - tiling.SCARCITY * size * self._site.node_prices(self._prices)
+
+    def card_scores(self, request: PodRequest, piece: Piece, row: int, policy: str) -> list[float]:
+        """By card of one node: larger is better."""
+        if len(cut(request)) == 1:
+            scores: Floats = self._up_to_date(request, policy).cards[:, row].astype(np.float64)
+        else:
+            rows = np.array([row])
+            scores = _piece_scores(piece, request, self._site, rows, self.tables(), policy).cards[:, 0]
+        if policy == "tiling":
+            scores = scores - tiling.SCARCITY * self._site.card_prices(piece, row, self._prices)
+        return [float(score) for score in scores]
+
+    def _up_to_date(self, request: PodRequest, policy: str) -> Remembered:
+        current = self.tables()  # before the key: new tables forget the old scores
+        key = _key(request, policy, self._starved)
+        known = self._remembered.get(key)
+        shape = self._site.shape()
+        if known is None or known.cards.shape != shape:
+            known = self._remembered[key] = Remembered(np.zeros(shape[1]), np.zeros(shape, dtype=np.float32))
+            if len(self._remembered) > REMEMBERED:
+                self._remembered.popitem(last=False)
+        rows = self._site.touched_since(known.moment)
+        if len(rows):
+            fresh = RULES[policy](request, self._site, rows, current, self._starved)
+            known.nodes[rows], known.cards[:, rows] = fresh.nodes, fresh.cards
+        known.moment = self._site.moment()
+        self._remembered.move_to_end(key)
+        return known
+
+
+def _key(request: PodRequest, policy: str, starved: bool) -> tuple[object, ...]:
+    """Requests that differ in names only share their scores."""
+    rule = request.constraints
+    asks = tuple((a.role, a.cards, a.memory, a.memory_percent, a.cores, a.exclusive) for a in request.asks)
+    facts = (rule.models, rule.not_models, rule.uuids, rule.not_uuids, rule.modes, rule.idle)
+    return (policy, starved, request.slots, request.together, request.cpu, asks, facts)
+
+
+# ---- the rules: scores of some nodes --------------------------------------------------------------------------------
+
+Rule = Callable[[PodRequest, Site, Rows, Tables, bool], Scored]
+
+
+def _tiling(request: PodRequest, site: Site, rows: Rows, current: Tables, starved: bool) -> Scored:
+    look, pieces = site.look(rows), cut(request)
+    if not pieces:
+        fragments = Fragments(look, current)
+        return Scored(
+            tiling.cpu_pod_scores(look, request.cpu, current, fragments, starved=starved), np.zeros(look.share.shape)
+        )
+    parts = [_piece_scores(piece, request, site, rows, current, "tiling") for piece in pieces]
+    size = sum((piece.cards * site.tile_share(piece, rows).max(axis=0) / CARD for piece in pieces), np.zeros(len(rows)))
+    nodes = sum((part.nodes for part in parts), tiling.node_scores(look, size, request.cpu, current))
+    return Scored(nodes, parts[0].cards)
+
+
+def _fragmentation(request: PodRequest, site: Site, rows: Rows, current: Tables, starved: bool) -> Scored:
+    """FGD as published; of several containers the one with the most cards decides."""
+    look, pieces = site.look(rows), cut(request)
+    if not pieces:
+        return Scored(_logistic(Fragments(look, current).gain_of_cpu(request.cpu)), np.zeros(look.share.shape))
+    piece = max(pieces, key=lambda piece: piece.cards)
+    return _piece_scores(piece, request, site, rows, current, "fragmentation")
+
+
+def _piece_scores(piece: Piece, request: PodRequest, site: Site, rows: Rows, current: Tables, policy: str) -> Scored:
+    """One piece by itself: by card, and by node the sum over the best cards that fit."""
+    look = site.look(rows)
+    fragments = Fragments(look, current)
+    if piece.exclusive:
+        gain = fragments.gain_of_whole_cards(piece.cards, request.cpu)
+        return Scored(tiling.GAIN * gain if policy == "tiling" else _logistic(gain), np.zeros(look.share.shape))
+    tile = site.tile_share(piece, rows)
+    gains = fragments.gain_of_tiles(tile, request.cpu)
+    cards = tiling.tile_scores(look, tile, current, gains) if policy == "tiling" else _logistic(gains)
+    return Scored(_best_cards(cards, site.cards_for(piece, request, rows), piece.cards), cards)
+
+
+def _logistic(gain: Floats) -> Floats:
+    """Whole percent of a logistic curve, so that many nodes tie."""
+    return np.floor(100.0 / (1.0 + np.exp(-gain)))
+
+
+def _best_cards(scores: Floats, fitting: Mask, wanted: int) -> Floats:
+    """Node: the sum over the best cards that fit."""
+    masked = np.where(fitting, scores, -1e6)
+    if wanted == 1:
+        return np.asarray(masked.max(axis=0))
+    return np.asarray(np.sort(masked, axis=0)[-wanted:].sum(axis=0))
+
+
+RULES: dict[str, Rule] = {"fragmentation": _fragmentation, "tiling": _tiling}
+"""The policies that learn, by name."""

@@ -1,0 +1,186 @@
+"""What the workload looks like, learnt from the pods so far: the tables that `fragmentation` and `tiling` score with.
+
+Room:  counts of arrivals and what follows from them. Online: it sees the pods so far and the fleet, never what comes.
+Door:  `Learner.observe` counts a pod; `Learner.due` says when the tables are stale; `Learner.prepare` makes new ones,
+       beside the old, for `judging` to swap in. After a restart, observing the cluster's pods rebuilds it all.
+
+A pod is a *task*: its CPU, how many cards it wants, the share of each in whole percent, and the models it accepts.
+Memory in MiB becomes a share of the fleet's average card, cores become a share as they are, and the larger counts,
+rounded up. Of several containers the task is the largest piece with the CPU of the whole pod. A pod that leaves stays
+counted: it was part of the workload; the fleet forgets it at once.
+"""
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gputile.engine.cutting import prices, values
+from gputile.engine.pieces import Piece, cut
+from gputile.engine.shares import CARD, ask_share
+from gputile.model.requests import Constraints, ModelRule, PodRequest
+from gputile.model.units import MiB, Millicores
+
+PERCENT = CARD // 100
+COVERED = 0.95  # of the pods; rarer tasks are left out, as in the literature
+FIRST_REFRESH = 100  # arrivals; then at 200, 400, 800, ... How early the first comes matters, how often does not
+PRICE_EVERY = 100  # arrivals
+PRIOR_PODS = 50.0
+PRIOR = ((1, 25, 1.0), (1, 50, 1.0), (1, 100, 2.0), (2, 100, 0.5), (4, 100, 0.25), (8, 100, 0.25))
+"""Before anything is known: cards, share of each, weight. Without it a point of allocation is lost."""
+PRIOR_CPU = 0.7  # of the cluster's CPU per card
+
+
+class Task(msgspec.Struct, frozen=True):
+    """A kind of pod."""
+
+    cpu: Millicores
+    cards: int
+    share: int  # percent of each card; 0 for a pod without GPU
+    models: tuple[ModelRule, ...] = ()
+    not_models: tuple[ModelRule, ...] = ()
+
+    @property
+    def size(self) -> float:
+        """In cards."""
+        return self.cards * self.share / 100
+
+    def accepts(self, model: str) -> bool:
+        return Constraints(models=self.models, not_models=self.not_models).accepts_model(model)
+
+
+def task_of(request: PodRequest, average_card: MiB) -> Task:
+    pieces = cut(request)
+    if not pieces:
+        return Task(request.cpu, 0, 0)
+    sizes = [(piece.cards, _percent_of_a_card(piece, average_card)) for piece in pieces]
+    cards, share = max(sizes, key=lambda found: found[0] * found[1])
+    rule = request.constraints
+    return Task(request.cpu, cards, max(1, min(share, 100)), rule.models, rule.not_models)
+
+
+def _percent_of_a_card(piece: Piece, average_card: MiB) -> int:
+    tiles = sum(ask_share(ask, average_card) for ask in piece.asks_in(piece.phases()[0]))
+    return -int(-tiles // PERCENT)
+
+
+class Supply(msgspec.Struct, frozen=True, kw_only=True):
+    """What the cluster offers, as far as learning cares."""
+
+    models: tuple[str, ...]  # in the order of the fleet's numbers
+    free: tuple[float, ...]  # free cards by model
+    free_cpu: float  # millicores
+    cpu_per_card: float  # millicores, of the whole cluster
+
+
+class Tables(msgspec.Struct, frozen=True, kw_only=True):
+    """What was learnt, as arrays over the popular tasks. Never changed, only replaced."""
+
+    weight: NDArray[np.float64]  # sums to 1
+    cpu: NDArray[np.int64]
+    cards: NDArray[np.int32]
+    share: NDArray[np.int32]  # in shares.CARD
+    accepts: NDArray[np.bool_] | None  # task x model; None when no task minds
+    value: NDArray[np.float64]  # V(r) for 0..100 percent of a card
+    rho: float  # millicores per card that GPU pods ask for
+
+
+class Learner:
+    """Counts pods; see the module."""
+
+    def __init__(self, *, prior: float = PRIOR_PODS) -> None:
+        self._counts: dict[Task, float] = {}
+        self._prior = prior
+        self._next = FIRST_REFRESH
+        self.arrivals = 0
+
+    def observe(self, task: Task) -> None:
+        self._counts[task] = self._counts.get(task, 0.0) + 1.0
+        self.arrivals += 1
+
+    def due(self) -> bool:
+        return self.arrivals >= self._next
+
+    def prepare(self, supply: Supply) -> Tables:
+        """New tables from all that was seen."""
+        while self._next <= self.arrivals:
+            self._next *= 2
+        counts = dict(self._counts)
+        for cards, share, weight in PRIOR:
+            cpu = round(PRIOR_CPU * supply.cpu_per_card * cards * share / 100)
+            task = Task(cpu, cards, share)
+            counts[task] = counts.get(task, 0.0) + self._prior * weight / sum(w for _, _, w in PRIOR)
+        return tables(counts, supply)
+
+    def asked(self) -> dict[Task, float]:
+        return self._counts
+
+
+def tables(counts: dict[Task, float], supply: Supply) -> Tables:
+    popular = _popular(counts)
+    weight = np.array([count for _, count in popular])
+    tasks = [task for task, _ in popular]
+    picky = any(task.models or task.not_models for task in tasks)
+    accepts = np.array([[task.accepts(model) for model in supply.models] for task in tasks]) if picky else None
+    return Tables(
+        weight=weight / weight.sum(),
+        cpu=np.array([task.cpu for task in tasks], dtype=np.int64),
+        cards=np.array([task.cards for task in tasks], dtype=np.int32),
+        share=np.array([task.share * PERCENT for task in tasks], dtype=np.int32),
+        accepts=accepts,
+        value=values(prices(_fractions(counts))),
+        rho=_cpu_per_card(counts),
+    )
+
+
+def _popular(counts: dict[Task, float]) -> list[tuple[Task, float]]:
+    """The most frequent tasks, until they cover enough of the pods."""
+    ranked = sorted(counts.items(), key=lambda found: -found[1])
+    enough, covered = COVERED * sum(counts.values()), 0.0
+    kept: list[tuple[Task, float]] = []
+    for task, count in ranked:
+        if covered >= enough:
+            break
+        kept.append((task, count))
+        covered += count
+    return kept
+
+
+def _fractions(counts: dict[Task, float]) -> dict[int, float]:
+    demand: dict[int, float] = {}
+    for task, count in counts.items():
+        if task.cards and task.share < 100:
+            demand[task.share] = demand.get(task.share, 0.0) + count * task.cards
+    return demand
+
+
+def _cpu_per_card(counts: dict[Task, float]) -> float:
+    gpu = [(task, count) for task, count in counts.items() if task.cards]
+    cards = sum(task.size * count for task, count in gpu)
+    return sum(task.cpu * count for task, count in gpu) / cards if cards else 0.0
+
+
+def model_prices(counts: dict[Task, float], supply: Supply) -> NDArray[np.float64]:
+    """By model: how scarce its cards are. 1 everywhere when no pod minds the model.
+
+    A set of models that pods insist on makes its cards dear as it fills up: the demand for the set, times all free
+    cards over the free cards in the set.
+    """
+    free = np.array(supply.free)
+    demand: dict[tuple[tuple[ModelRule, ...], tuple[ModelRule, ...]], float] = {}
+    for task, count in counts.items():
+        if task.cards:
+            key = (task.models, task.not_models)
+            demand[key] = demand.get(key, 0.0) + task.size * count
+    price = np.zeros(len(free))
+    total = sum(demand.values())
+    for (models, not_models), wanted in demand.items():
+        picky = Task(0, 1, 100, models, not_models)
+        inside = np.array([picky.accepts(model) for model in supply.models], dtype=np.bool_)
+        price[inside] += wanted / total * free.sum() / max(float(free[inside].sum()), 1e-9)
+    return price if total else np.ones(len(free))
+
+
+def cpu_asked_per_card(counts: dict[Task, float]) -> float:
+    """Millicores per card over all pods, those without GPU included."""
+    cards = sum(task.size * count for task, count in counts.items())
+    return sum(task.cpu * count for task, count in counts.items()) / cards if cards else 0.0

@@ -1,0 +1,222 @@
+"""Fragmentation and tiling: the meter against its definition, scores kept up to date against scores made anew."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputile.engine.fleet import Fleet
+from gputile.engine.fragmentation import Fragments, Look
+from gputile.engine.learning import FIRST_REFRESH, Learner, Supply, Task, model_prices, tables, task_of
+from gputile.engine.placing import Placement
+from gputile.engine.shares import CARD
+from gputile.model.grants import Use
+from gputile.model.requests import ModelRule, PodRequest
+from gputile.testing.builders import ask, node, wants
+from tests.effort import examples
+
+TASKS = {
+    Task(2000, 1, 30): 5.0,
+    Task(4000, 1, 60): 3.0,
+    Task(8000, 2, 100): 1.0,
+    Task(3000, 0, 0): 2.0,
+    Task(1000, 1, 50, (ModelRule(("T4",)),)): 2.0,
+}
+SUPPLY = Supply(models=("A100", "T4"), free=(8.0, 2.0), free_cpu=64_000.0, cpu_per_card=8000.0)
+
+
+def fragment_of(task: Task, shares: list[int], models: list[str], cpu: int) -> int:
+    """The definition, word for word."""
+    idle = sum(shares)
+    bear = [s for s, m in zip(shares, models, strict=True) if task.accepts(m) and s >= task.share * 100 and s > 0]
+    if not task.cards or cpu < task.cpu or len(bear) < task.cards:
+        return idle
+    return idle - sum(bear)
+
+
+def mean_fragment(shares: list[int], models: list[str], cpu: int) -> float:
+    total = sum(TASKS.values())
+    return sum(w / total * fragment_of(t, shares, models, cpu) for t, w in TASKS.items()) / CARD
+
+
+SHARES = st.lists(st.integers(0, 10).map(lambda n: n * 1000), min_size=3, max_size=3)
+MODELS = st.lists(st.sampled_from(["A100", "T4"]), min_size=3, max_size=3)
+
+
+@examples(80)
+@given(SHARES, MODELS, st.integers(0, 10_000), st.integers(0, 5), st.sampled_from([1, 3000]))
+def test_the_meter_and_its_gains_are_as_defined(
+    shares: list[int], models: list[str], cpu: int, tenths: int, pod_cpu: int
+) -> None:
+    learnt = tables(TASKS, SUPPLY)
+    look = Look(
+        share=np.array(shares, dtype=np.int64)[:, None],
+        model=np.array([SUPPLY.models.index(m) for m in models], dtype=np.int64)[:, None],
+        cpu=np.array([cpu], dtype=np.int64),
+    )
+    found = Fragments(look, learnt)
+    now = mean_fragment(shares, models, cpu)
+    assert found.now[0] == pytest.approx(now)
+    assert found.gain_of_cpu(pod_cpu)[0] == pytest.approx(now - mean_fragment(shares, models, cpu - pod_cpu))
+    tile = tenths * 1000
+    gains = found.gain_of_tiles(np.full((3, 1), tile, dtype=np.int64), pod_cpu)
+    for card in range(3):
+        if shares[card] >= tile:
+            after = [s - tile if n == card else s for n, s in enumerate(shares)]
+            assert gains[card, 0] == pytest.approx(now - mean_fragment(after, models, cpu - pod_cpu))
+    idle = [n for n, share in enumerate(shares) if share == CARD]
+    if len(idle) >= 2:
+        after = [0 if n in idle[:2] else s for n, s in enumerate(shares)]
+        want = now - mean_fragment(after, models, cpu - pod_cpu)
+        assert found.gain_of_whole_cards(2, pod_cpu)[0] == pytest.approx(want)
+
+
+def cluster() -> Fleet:
+    fleet = Fleet()
+    for name in ("n0", "n1", "n2"):
+        fleet.set_node(node(name, cpu="16").cards(2, "A100", 1000).card("T4", 500).node())
+    fleet.fragmentation()  # learns the prior from these nodes
+    return fleet
+
+
+REQUESTS: list[PodRequest] = [
+    wants(ask(percent=30), cpu=1000),
+    wants(ask(400), cpu=1000),
+    wants(ask(whole=True, cards=2), cpu=4000),
+    wants(ask(100, cards=2)),
+    wants(ask(200, name="a"), ask(100, name="b"), cpu=500),
+    wants(ask(100), models=(ModelRule(("T4",)),)),
+    wants(cpu=2000),
+]
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("hold"), st.integers(0, 2), st.integers(0, 2)),
+        st.tuples(st.just("ask"), st.integers(0, len(REQUESTS) - 1), st.just(0)),
+        st.tuples(st.just("node"), st.integers(0, 2), st.integers(1, 4)),
+        st.tuples(st.just("gone"), st.integers(0, 2), st.just(0)),
+    ),
+    max_size=12,
+)
+
+
+@pytest.mark.parametrize("policy", ["fragmentation", "tiling"])
+@examples(30)
+@given(STEPS)
+def test_scores_kept_up_to_date_equal_scores_made_anew(policy: str, steps: list[tuple[str, int, int]]) -> None:
+    kept = cluster()
+    log: list[tuple[str, int, int]] = []
+    for step in steps:
+        log.append(step)
+        play(kept, step, policy)
+    fresh = cluster()
+    for step in log:
+        if step[0] != "ask":
+            play(fresh, step, policy)
+    for request in REQUESTS:
+        fitting = kept.fits(request)
+        assert fitting.tolist() == fresh.fits(request).tolist()
+        assert kept.scores(request, fitting, policy).tolist() == pytest.approx(
+            fresh.scores(request, fitting, policy).tolist()
+        )
+        for name in kept.best(request, policy):
+            assert kept.place(request, name, policy) == fresh.place(request, name, policy)
+
+
+def play(fleet: Fleet, step: tuple[str, int, int], policy: str) -> None:
+    what, one, other = step
+    if what == "hold":
+        fleet.hold(f"n{one}", {f"GPU-n{one}-{other}": Use(90, 10, 1)}, 1000)
+    elif what == "ask":
+        fleet.best(REQUESTS[one], policy)
+    elif what == "node":
+        fleet.set_node(node(f"n{one}", cpu="16").cards(other, "A100", 1000).node())
+    else:
+        fleet.remove_node(f"n{one}")
+
+
+@pytest.mark.parametrize("policy", ["fragmentation", "tiling"])
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: "+".join(f"{a.cards}" for a in r.asks) or "cpu")
+def test_what_is_best_can_be_placed(policy: str, request_: PodRequest) -> None:
+    fleet = cluster()
+    fleet.hold("n1", {"GPU-n1-0": Use(700, 0, 1)}, 2000)
+    for name in fleet.best(request_, policy):
+        assert isinstance(fleet.place(request_, name, policy), Placement)
+
+
+def test_tiling_puts_a_tile_beside_the_one_it_completes() -> None:
+    """0.32 beside 0.65 leaves nothing of worth; beside 0.47 it spoils a half."""
+    fleet = Fleet()
+    fleet.set_node(node("n", cpu="64").cards(2, "A100", 100).node())
+    for percent in (65, 32, 47) * 100:
+        fleet.learn(wants(ask(percent=percent), cpu=1000))
+    fleet.hold("n", {"GPU-n-0": Use(47, 0, 1)}, 1000)
+    fleet.hold("n", {"GPU-n-1": Use(65, 0, 1)}, 1000)
+    placed = fleet.place(wants(ask(percent=32), cpu=1000), "n", "tiling")
+    assert isinstance(placed, Placement)
+    assert placed.containers[0].tiles[0].index == 1
+
+
+def test_tiling_does_not_strand_cards_on_a_node_without_cpu() -> None:
+    """A pod that needs much CPU goes where cards are not left without any, even if that node is emptier."""
+    fleet = Fleet()
+    fleet.set_node(node("rich", cpu="64").cards(2, "A100", 100).node())
+    fleet.set_node(node("poor", cpu="16").cards(2, "A100", 100).node())
+    for _ in range(200):
+        fleet.learn(wants(ask(percent=100), cpu=8000))
+    hungry = wants(ask(percent=50), cpu=14_000)
+    assert fleet.best(hungry, "tiling", keep=1) == ["rich"]
+    assert fleet.best(hungry, "binpack", keep=1) == ["poor"]
+
+
+def test_tiling_keeps_dear_models_for_those_who_insist() -> None:
+    fleet = Fleet()
+    fleet.set_node(node("dear", cpu="64").cards(2, "T4", 100).node())
+    fleet.set_node(node("plain", cpu="64").cards(8, "A100", 100).node())
+    for _ in range(100):
+        fleet.learn(wants(ask(whole=True), cpu=1000, models=(ModelRule(("T4",)),)))
+        fleet.learn(wants(ask(whole=True), cpu=1000))
+    assert fleet.best(wants(ask(whole=True), cpu=1000), "binpack", keep=1) == ["dear"]
+    assert fleet.best(wants(ask(whole=True), cpu=1000), "tiling", keep=1) == ["plain"]
+
+
+class TestLearning:
+    @pytest.mark.parametrize(
+        ("request_", "want"),
+        [
+            pytest.param(wants(ask(percent=30), cpu=5), Task(5, 1, 30), id="a-percentage-is-a-share"),
+            pytest.param(wants(ask(401)), Task(0, 1, 41), id="MiB-are-a-share-of-the-average-card-rounded-up"),
+            pytest.param(wants(ask(100, cores=60)), Task(0, 1, 60), id="cores-count-when-they-are-more"),
+            pytest.param(wants(ask(whole=True, cards=4)), Task(0, 4, 100), id="whole-cards"),
+            pytest.param(wants(ask(100, name="a"), ask(300, cards=2, name="b")), Task(0, 2, 30), id="the-largest"),
+            pytest.param(wants(ask(200, name="a"), ask(100, name="b"), together=True), Task(0, 1, 30), id="together"),
+            pytest.param(wants(cpu=7), Task(7, 0, 0), id="no-GPU"),
+            pytest.param(wants(ask(9999)), Task(0, 1, 100), id="never-more-than-a-card"),
+        ],
+    )
+    def test_a_pod_is_a_task(self, request_: PodRequest, want: Task) -> None:
+        assert task_of(request_, 1000) == want
+
+    def test_tables_are_due_at_100_200_400_pods(self) -> None:
+        learner, due = Learner(), []
+        for arrival in range(1, 900):
+            learner.observe(Task(1, 1, 50))
+            if learner.due():
+                due.append(arrival)
+                learner.prepare(SUPPLY)
+        assert due == [FIRST_REFRESH, 200, 400, 800]
+
+    def test_rare_tasks_are_left_out(self) -> None:
+        counts = {Task(1, 1, 50): 95.0, Task(2, 1, 60): 5.0}
+        assert len(tables(counts, SUPPLY).weight) == 1
+
+    def test_prices_are_one_when_nobody_minds_the_model(self) -> None:
+        assert model_prices({Task(1, 1, 50): 3.0}, SUPPLY).tolist() == pytest.approx([1, 1])
+
+    def test_a_model_that_pods_insist_on_is_dear(self) -> None:
+        counts = {Task(1, 1, 100): 1.0, Task(1, 1, 100, (ModelRule(("T4",)),)): 1.0}
+        assert model_prices(counts, SUPPLY).tolist() == pytest.approx([0.5, 0.5 + 0.5 * 10 / 2])
+
+    def test_the_mix_of_a_list_is_taken_as_it_is(self) -> None:
+        fleet = cluster()
+        fleet.learn_all([wants(ask(whole=True, cards=8), cpu=10)] * 3)
+        assert fleet.fragmentation() == pytest.approx(9.0), "no node can take eight cards: all nine are fragments"
