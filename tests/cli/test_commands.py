@@ -170,6 +170,62 @@ class TestDemo:
         assert f"({policy})" in done.output
 
 
+NODES = "sn,cpu_milli,memory_mib,gpu,model\n" + "".join(f"n{n},64000,262144,4,T4\n" for n in range(4))
+PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,scheduled_time,deletion_time\n" + "".join(
+    f"p{n},2000,1024,1,{share},0,100\n" for n, share in enumerate([300, 700, 1000, 500] * 3)
+)
+
+
+class TestSimulate:
+    @pytest.fixture
+    def lists(self, tmp_path: Path) -> tuple[str, ...]:
+        (tmp_path / "nodes.csv").write_text(NODES)
+        (tmp_path / "pods.csv").write_text(PODS)
+        return ("simulate", "--nodes", str(tmp_path / "nodes.csv"), "--pods", str(tmp_path / "pods.csv"), "--jobs", "1")
+
+    def test_a_table_with_a_row_per_policy(self, lists: tuple[str, ...]) -> None:
+        done = run(*lists, "--policy", "tiling,binpack", "--seeds", "2")
+        assert done.exit_code == 0, done.output
+        lines = [line.split()[0] for line in done.stdout.splitlines() if line.strip()]
+        assert lines[-3:] == ["policy", "tiling", "binpack"]
+
+    def test_json_csv_and_a_picture(self, lists: tuple[str, ...], tmp_path: Path) -> None:
+        done = run(*lists, "--policy", "binpack", "--seeds", "2", "-o", "json", "--out", str(tmp_path / "out"))
+        (row,) = json.loads(done.stdout[done.stdout.index("{") :])["rows"]
+        assert row["seeds"] == [42, 43]
+        assert 80 < row["final"]["mean"] <= 100
+        assert (tmp_path / "out/runs.csv").read_text().startswith("row,policy,seed,final")
+        assert len((tmp_path / "out/curves.csv").read_text().splitlines()) > 50
+        assert (tmp_path / "out/packing.png").read_bytes().startswith(b"\x89PNG")
+
+    def test_what_if_stands_beside_the_base(self, lists: tuple[str, ...]) -> None:
+        done = run(*lists, "--policy", "binpack", "--seeds", "1", "--what-if", "+2:T4:4x16Gi", "--what-if", "-n0")
+        assert done.exit_code == 0, done.output
+        assert "binpack +2:T4:4x16Gi" in done.stdout
+        assert "binpack -n0" in done.stdout
+
+    def test_leaving_shows_waiting(self, lists: tuple[str, ...], tmp_path: Path) -> None:
+        done = run(*lists, "--policy", "binpack", "--seeds", "1", "--leave", "--out", str(tmp_path / "out"))
+        assert done.exit_code == 0, done.output
+        assert "mean wait h" in done.stdout
+        assert (tmp_path / "out/steady.csv").exists()
+
+    @pytest.mark.parametrize(
+        ("arguments", "fragment"),
+        [
+            pytest.param(("--policy", "tetris"), "there is no such policy", id="policy"),
+            pytest.param(("--what-if", "-nobody"), "there is no node 'nobody'", id="what-if"),
+            pytest.param(("--what-if", "policy=x"), "there is no such policy", id="what-if-policy"),
+            pytest.param(("--pods", "/nowhere.csv"), "cannot be read", id="file"),
+        ],
+    )
+    def test_bad_input_is_told_before_any_work(
+        self, lists: tuple[str, ...], arguments: tuple[str, ...], fragment: str
+    ) -> None:
+        done = run(*lists, *arguments)
+        assert fragment in str(done.exception)
+
+
 def test_help_names_every_command_and_each_has_its_own() -> None:
     listed = run("--help").output
     for name in COMMANDS:

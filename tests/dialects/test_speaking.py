@@ -590,6 +590,6 @@ class TestWhatWouldHurtLater:
 
     def test_a_record_of_more_than_any_card_is_nonsense(self) -> None:
         record = {"hami.io/vgpu-devices-allocated": "GPU-1,NVIDIA,999999999,1:;"}
-        bound = speaking.convert_pod(pod({"nvidia.com/gpu": 1}, annotations=record, on="n1"))
+        bound = convert_pod(pod({"nvidia.com/gpu": 1}, annotations=record, on="n1"))
         assert not isinstance(bound, BadRequest)
         assert isinstance(speaking.read_grant(bound, ()), BadRequest)

@@ -11,6 +11,7 @@ from gputile.model.errors import GputileError
 COMMANDS = {
     "demo": "The main job on an embedded in-memory cluster; ends by itself.",
     "read": "Show how gputile understands the pods of a manifest.",
+    "simulate": "Replay a list of pods under one or more policies, before you buy.",
 }
 """Name and one line of help; the command itself is `gputile.cli.<name>.command`."""
 

@@ -5,7 +5,7 @@ Door:  `Fleet.best` answers a filter call, `Fleet.refusals` says why not, `hold`
        The fleet knows how much is held, not by whom: that is the book's.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from gputile.engine.fitting import Question, Rows, cards_that_fit, memory_needed
 from gputile.engine.fragmentation import Fragments, Look
 from gputile.engine.grid import Grid, Ints, Mask
 from gputile.engine.judging import Judge
-from gputile.engine.learning import Supply
+from gputile.engine.learning import Learner, Supply, Tables, tables, task_of
 from gputile.engine.pieces import Piece, cut
 from gputile.engine.placing import Placement, fits, piece_miss, place
 from gputile.engine.policies import POLICIES, Scores, Sums, first_named, mixed
@@ -194,7 +194,18 @@ class Fleet:
 
     def fragmentation(self) -> float:
         """Idle GPU that the learnt workload could not use, in cards."""
-        return float(Fragments(self.look(np.arange(len(self._nodes))), self._judge.tables()).now.sum())
+        return self._fragment(self._judge.tables())
+
+    def fragment_meter(self, requests: list[PodRequest]) -> Callable[[], float]:
+        """The same for a given workload: call what it returns at any time."""
+        counts = Learner(prior=0.0)
+        for request in requests:
+            counts.observe(task_of(request, self.average_card()))
+        mix = tables(counts.asked(), self.supply())
+        return lambda: self._fragment(mix)
+
+    def _fragment(self, mix: Tables) -> float:
+        return float(Fragments(self.look(np.arange(len(self._nodes))), mix).now.sum())
 
     def refusals(self, request: PodRequest, among: Iterable[str] | None = None) -> list[Refusal]:
         """Why each node that does not fit does not, as `place` would say one by one (but for `SearchTooLong`)."""

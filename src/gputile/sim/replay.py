@@ -1,0 +1,183 @@
+"""Replay a list of pods on a list of nodes with the production core, until more has arrived than fits.
+
+Pods come one by one, are never moved, and a pod that fits nowhere is dropped: the experiment that placement policies
+are compared by (docs/packing.md). What is measured is how much of the cluster's GPU is handed out.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from gputile.engine.fleet import Fleet
+from gputile.engine.placing import Placement
+from gputile.engine.policies import POLICIES
+from gputile.engine.shares import CARD, ask_share
+from gputile.model.cards import Node
+from gputile.model.grants import Use
+from gputile.model.requests import PodRequest
+from gputile.model.units import MiB
+from gputile.sim.lists import Job
+
+Tell = Callable[[float], None]
+"""Called with the part of the work that is done, 0 to 1."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """One replay."""
+
+    policy: str
+    seed: int = 42
+    ratio: float = 1.3  # GPU demand that arrives, over capacity
+    random_ties: bool = False  # a fresh draw among equally good nodes, instead of a fixed order
+    shuffle_nodes: bool = True  # that order is drawn once per replay; else it is the list's
+    mix_from_list: bool = False  # learn the mix from the whole list beforehand, as FGD's paper does
+
+
+class Point(msgspec.Struct, frozen=True):
+    """The cluster when so much had arrived, all in percent of its cards."""
+
+    arrived: float
+    allocated: float
+    fragment: float  # idle, and of no use to the list's pods
+
+
+class Held(msgspec.Struct, frozen=True):
+    """A pod that was placed."""
+
+    node: str
+    uses: Mapping[str, Use]
+    request: PodRequest
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one replay."""
+
+    plan: Plan
+    cards: int  # in the cluster
+    pods: int
+    refused: int
+    allocated_cards: float
+    final: float  # percent of the cards handed out at the end
+    at_full: float | None  # mean while the arrived load rounds to 100 %; None if it never got there
+    first_refusal: float | None  # arrived load when a GPU pod was first refused
+    fragment: float  # at the end
+    seconds: float
+    curve: tuple[Point, ...]
+
+
+def size_of(request: PodRequest, average_card: MiB) -> float:
+    """In cards."""
+    return sum(ask.cards * ask_share(ask, average_card) for ask in request.asks) / CARD
+
+
+def average_card(nodes: Sequence[Node]) -> MiB:
+    cards = [card.memory for node in nodes for card in node.cards]
+    return sum(cards) // max(1, len(cards))
+
+
+def arrivals(jobs: Sequence[Job], target: float, seed: int, average: MiB) -> list[Job]:
+    """The list, shuffled, then drawn from again until the target (in cards) is reached; or thinned out to it."""
+    dice = np.random.default_rng(seed)
+    order = [jobs[n] for n in dice.permutation(len(jobs))]
+    total = sum(size_of(job.request, average) for job in order)
+    while total > target and order:
+        total -= size_of(order.pop(int(dice.integers(len(order)))).request, average)
+    while any(job.request.asks for job in jobs):
+        drawn = jobs[int(dice.integers(len(jobs)))]
+        cards = max((ask.cards for ask in drawn.request.asks), default=1)
+        if total + size_of(drawn.request, average) / cards > target:
+            break
+        order.append(drawn)
+        total += size_of(drawn.request, average)
+    return order
+
+
+def replay(nodes: Sequence[Node], jobs: Sequence[Job], plan: Plan, tell: Tell, *, capacity: int | None = None) -> Run:
+    """`capacity` fixes how much arrives (and what 100 % is) when the cluster was changed and the demand was not."""
+    start = time.perf_counter()
+    fleet = fleet_of(nodes, plan)
+    cards = sum(len(node.cards) for node in nodes)
+    measure = capacity or cards
+    pods = arrivals(jobs, plan.ratio * measure, plan.seed, average_card(nodes))
+    meter = _Meter(fleet, [job.request for job in jobs], measure)
+    if plan.mix_from_list:
+        fleet.learn_all([job.request for job in jobs])
+    for number, job in enumerate(pods):
+        meter.count(job.request, schedule(fleet, job.request, plan, number) is not None)
+        if number % 100 == 0:
+            tell(number / len(pods))
+    return meter.run(plan, cards, len(pods), time.perf_counter() - start)
+
+
+def fleet_of(nodes: Sequence[Node], plan: Plan) -> Fleet:
+    order = np.random.default_rng(plan.seed + 1000).permutation(len(nodes)) if plan.shuffle_nodes else range(len(nodes))
+    fleet = Fleet()
+    for n in order:
+        fleet.set_node(nodes[n])
+    return fleet
+
+
+def schedule(fleet: Fleet, request: PodRequest, plan: Plan, number: int, *, again: bool = False) -> Held | None:
+    """Filter, place and hold one pod; None if it fits nowhere. A pod that is tried again is not learnt again."""
+    if not again and not plan.mix_from_list and POLICIES[plan.policy].learns:
+        fleet.learn(request)
+    seed = plan.seed * 1_000_003 + number
+    best = fleet.best(request, plan.policy, seed=seed, keep=1, shuffle=plan.random_ties)
+    if not best:
+        return None
+    placed = fleet.place(request, best[0], plan.policy, seed)
+    assert isinstance(placed, Placement), placed
+    held = Held(best[0], placed.grant("", request.dialect).uses(), request)
+    fleet.hold(held.node, held.uses, request.cpu, request.memory)
+    return held
+
+
+class _Meter:
+    """Counts what arrives and what is handed out, with a point of the curve per percent of load."""
+
+    def __init__(self, fleet: Fleet, mix: list[PodRequest], capacity: int) -> None:
+        self._fleet, self._capacity = fleet, capacity
+        self._fragment_meter = fleet.fragment_meter(mix)
+        self._arrived = self._allocated = 0.0
+        self._refused = 0
+        self._first: float | None = None
+        self._at_full: list[float] = []
+        self._curve: list[Point] = []
+
+    def count(self, request: PodRequest, fitted: bool) -> None:
+        size = size_of(request, self._fleet.average_card())
+        self._arrived += size
+        self._allocated += size if fitted else 0.0
+        self._refused += not fitted
+        if not fitted and size and self._first is None:
+            self._first = self._percent(self._arrived)
+        load = round(self._percent(self._arrived))
+        if load == 100 or (load > 100 and not self._at_full):  # on a small cluster one pod may pass over 100 %
+            self._at_full.append(self._percent(self._allocated))
+        if self._percent(self._arrived) >= len(self._curve):
+            self._add_point()
+
+    def _percent(self, cards: float) -> float:
+        return 100.0 * cards / self._capacity
+
+    def _add_point(self) -> None:
+        fragment = self._percent(self._fragment_meter())
+        self._curve.append(Point(self._percent(self._arrived), self._percent(self._allocated), fragment))
+
+    def run(self, plan: Plan, cards: int, pods: int, seconds: float) -> Run:
+        self._add_point()
+        return Run(
+            plan=plan,
+            cards=cards,
+            pods=pods,
+            refused=self._refused,
+            allocated_cards=self._allocated,
+            final=self._percent(self._allocated),
+            at_full=float(np.mean(self._at_full)) if self._at_full else None,
+            first_refusal=self._first,
+            fragment=self._curve[-1].fragment,
+            seconds=seconds,
+            curve=tuple(self._curve),
+        )

@@ -1,0 +1,148 @@
+"""The same pods, but they also end: a cluster in steady state instead of one that fills up.
+
+Pods are drawn from the list and arrive at random moments, so often that the work they bring keeps a given part of the
+cluster busy. The cluster starts as if it had always run: filled with pods drawn in proportion to how long they run,
+each somewhere in its life. A pod that fits nowhere waits; the waiting are tried again, oldest first, when one ends.
+"""
+
+import heapq
+import time
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from gputile.engine.fleet import Fleet
+from gputile.engine.placing import fits
+from gputile.model.cards import Node
+from gputile.model.errors import InputError
+from gputile.model.requests import PodRequest
+from gputile.sim.lists import Job
+from gputile.sim.replay import Held, Plan, Tell, average_card, fleet_of, schedule, size_of
+
+
+class SteadyRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one run; times in hours, means over time."""
+
+    plan: Plan
+    cards: int
+    pods: int
+    allocated: float  # percent of the cards
+    waiting: float  # pods
+    waited_share: float  # percent of the pods that did not start at once
+    mean_wait: float  # hours, over all pods; those still waiting at the end count up to then
+    p95_wait: float
+    never_started: int
+    seconds: float
+
+
+def steady(nodes: Sequence[Node], jobs: Sequence[Job], plan: Plan, tell: Tell, *, pods: int | None = None) -> SteadyRun:
+    start = time.perf_counter()
+    lasting = [job for job in jobs if job.seconds]
+    if not lasting:
+        raise InputError("the pod list has no times (scheduled_time, deletion_time), so pods cannot leave")
+    world = _World(nodes, lasting, plan)
+    world.fill()
+    total = pods or len(jobs)
+    for number in range(total):
+        world.arrive(number)
+        if number % 100 == 0:
+            tell(number / total)
+    return world.result(total, time.perf_counter() - start)
+
+
+class _Waiting(msgspec.Struct):
+    job: Job
+    since: float
+    number: int
+
+
+class _World:
+    def __init__(self, nodes: Sequence[Node], jobs: list[Job], plan: Plan) -> None:
+        self._jobs, self._plan = jobs, plan
+        self._fleet: Fleet = fleet_of(nodes, plan)
+        self._cards = sum(len(node.cards) for node in nodes)
+        self._average = average_card(nodes)
+        self._dice = np.random.default_rng(plan.seed)
+        self._sizes = np.array([size_of(job.request, self._average) for job in jobs])
+        self._seconds = np.array([job.seconds or 0.0 for job in jobs])
+        self._pause = float(np.mean(self._sizes * self._seconds)) / (plan.ratio * self._cards)
+        self._now = 0.0
+        self._ends: list[tuple[float, int, Held]] = []
+        self._queue: list[_Waiting] = []
+        self._held = self._busy = self._waited = 0.0  # cards now; cards x seconds; pods x seconds
+        self._waits: list[float] = []
+
+    def fill(self) -> None:
+        """As if the cluster had always run."""
+        chance = self._seconds / self._seconds.sum()
+        load = 0.0
+        number = -1
+        while True:
+            picked = int(self._dice.choice(len(self._jobs), p=chance))
+            load += float(self._sizes[picked])
+            if load > self._plan.ratio * self._cards:
+                return
+            self._start(self._jobs[picked], number, float(self._dice.random() * self._seconds[picked]))
+            number -= 1
+
+    def arrive(self, number: int) -> None:
+        self._advance(self._now + float(self._dice.exponential(self._pause)))
+        job = self._jobs[int(self._dice.integers(len(self._jobs)))]
+        if self._start(job, number, job.seconds or 0.0):
+            self._waits.append(0.0)
+        else:
+            self._queue.append(_Waiting(job, self._now, number))
+
+    def _advance(self, until: float) -> None:
+        """Let pods end up to a moment; whoever waits may take their place at once."""
+        while self._ends and self._ends[0][0] <= until:
+            at, _, held = heapq.heappop(self._ends)
+            self._pass_time(at)
+            request = held.request
+            self._fleet.release(held.node, held.uses, request.cpu, request.memory)
+            self._held -= size_of(request, self._average)
+            self._retry(held.node)
+        self._pass_time(until)
+
+    def _pass_time(self, until: float) -> None:
+        self._busy += self._held * (until - self._now)
+        self._waited += len(self._queue) * (until - self._now)
+        self._now = until
+
+    def _retry(self, node: str) -> None:
+        """Only the node that gained room can take anybody; a kind of pod that it refuses is not asked again."""
+        refused: set[tuple[PodRequest, ...]] = set()
+        for waiting in list(self._queue):
+            kind = (waiting.job.request,)
+            if kind in refused:
+                continue
+            if not fits(waiting.job.request, self._fleet.view(node)):
+                refused.add(kind)
+            elif self._start(waiting.job, waiting.number, waiting.job.seconds or 0.0, again=True):
+                self._queue.remove(waiting)
+                self._waits.append(self._now - waiting.since)
+
+    def _start(self, job: Job, number: int, seconds: float, *, again: bool = False) -> bool:
+        held = schedule(self._fleet, job.request, self._plan, number, again=again)
+        if held is None:
+            return False
+        self._held += size_of(job.request, self._average)
+        heapq.heappush(self._ends, (self._now + seconds, number, held))
+        return True
+
+    def result(self, pods: int, seconds: float) -> SteadyRun:
+        waits = np.array([*self._waits, *(self._now - waiting.since for waiting in self._queue)]) / 3600
+        span = max(self._now, 1e-9)
+        return SteadyRun(
+            plan=self._plan,
+            cards=self._cards,
+            pods=pods,
+            allocated=100 * self._busy / span / self._cards,
+            waiting=self._waited / span,
+            waited_share=100 * float(np.mean(waits > 0)),
+            mean_wait=float(waits.mean()),
+            p95_wait=float(np.quantile(waits, 0.95)),
+            never_started=len(self._queue),
+            seconds=seconds,
+        )

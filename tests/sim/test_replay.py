@@ -1,0 +1,174 @@
+"""Replays of small lists made here: what arrives, what is measured, and that it is the same every time."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from gputile.model.cards import Node
+from gputile.model.errors import InputError
+from gputile.model.requests import ModelRule
+from gputile.sim.lists import Job, load_jobs, load_nodes
+from gputile.sim.replay import Plan, arrivals, replay, size_of
+from gputile.sim.steady import steady
+from gputile.sim.what_if import change
+from gputile.testing.builders import ask, node, wants
+
+NODES_CSV = "sn,cpu_milli,memory_mib,gpu,model\nn1,64000,262144,2,P100\nn2,96000,262144,4,T4\n"
+PODS_CSV = (
+    "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,deletion_time,scheduled_time\n"
+    "p3,1000,1024,0,0,,0,50,0\n"
+    "p1,12000,16384,2,1000,,0,100,10\n"
+    "p2,6000,12288,1,460,P100|T4,5,105,\n"
+)
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return path
+
+
+class TestLists:
+    @pytest.mark.parametrize("name", ["nodes.csv", "nodes.csv.gz"])
+    def test_nodes(self, tmp_path: Path, name: str) -> None:
+        one, two = load_nodes(written(tmp_path, name, NODES_CSV))
+        assert (one.name, one.cpu, one.memory, len(one.cards)) == ("n1", 64000, 262144, 2)
+        assert {card.model for card in two.cards} == {"T4"}
+
+    def test_pods_are_sorted_by_name_with_their_shares_models_and_times(self, tmp_path: Path) -> None:
+        whole, part, plain = load_jobs(written(tmp_path, "pods.csv", PODS_CSV))
+        assert (whole.name, size_of(whole.request, 1000), whole.request.asks[0].exclusive) == ("p1", 2.0, True)
+        assert size_of(part.request, 1000) == pytest.approx(0.46)
+        assert part.request.constraints.models == (ModelRule(("P100", "T4")),)
+        assert (plain.request.asks, plain.request.cpu) == ((), 1000)
+        assert [job.seconds for job in (whole, part, plain)] == [90.0, 100.0, 50.0]
+
+    def test_manifests_serve_too(self, tmp_path: Path) -> None:
+        text = "kind: Deployment\nmetadata: {name: d}\nspec: {replicas: 2, template: {spec: {containers: [%s]}}}"
+        pods = written(tmp_path, "pods.yaml", text % "{name: m, resources: {limits: {gputile.io/gpu: 1}}}")
+        assert [job.name for job in load_jobs(pods)] == ["default/d-0", "default/d-1"]
+        nodes = written(
+            tmp_path, "nodes.yaml", "kind: Node\nmetadata: {name: n}\nstatus: {capacity: {nvidia.com/gpu: 2}}"
+        )
+        assert len(load_nodes(nodes)[0].cards) == 2
+
+    @pytest.mark.parametrize(
+        ("name", "text", "fragment"),
+        [
+            pytest.param("n.csv", "sn,cpu_milli\n", "line 1: expected the columns sn,", id="columns"),
+            pytest.param("n.csv", NODES_CSV + "n3,many,1,1,T4\n", "line 4: invalid literal", id="a-word"),
+            pytest.param("n.csv", NODES_CSV + "n3,-5,1,1,T4\n", "line 4: '-5' is no amount", id="negative"),
+            pytest.param("n.csv", NODES_CSV + "n3,5\n", "line 4", id="a-short-line"),
+            pytest.param("n.yaml", "kind: [", "this is no YAML", id="YAML"),
+        ],
+    )
+    def test_bad_files_are_told_with_line_and_what_was_expected(
+        self, tmp_path: Path, name: str, text: str, fragment: str
+    ) -> None:
+        path = written(tmp_path, name, text)
+        with pytest.raises(InputError, match=name) as caught:
+            load_nodes(path)
+        assert fragment in str(caught.value)
+
+    def test_a_broken_archive_is_told(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.csv.gz"
+        path.write_bytes(b"no gzip")
+        with pytest.raises(InputError, match="cannot be read"):
+            load_jobs(path)
+
+
+def small() -> list[Node]:
+    return [node(f"n{n}", cpu="32").cards(4, "A100", 1000).node() for n in range(6)]
+
+
+JOBS = [
+    *(Job(f"a{n}", wants(ask(percent=30), cpu=1000), 100.0) for n in range(6)),
+    *(Job(f"b{n}", wants(ask(percent=70), cpu=2000), 200.0) for n in range(6)),
+    *(Job(f"c{n}", wants(ask(whole=True, cards=2), cpu=4000), 300.0) for n in range(2)),
+    Job("d", wants(cpu=500), 50.0),
+]
+
+
+class TestArrivals:
+    def test_the_list_is_drawn_from_until_the_target_is_reached(self) -> None:
+        drawn = arrivals(JOBS, 30.0, 1, 1000)
+        total = sum(size_of(job.request, 1000) for job in drawn)
+        assert 28.0 <= total <= 32.0
+        assert {job.name for job in drawn} == {job.name for job in JOBS}
+
+    def test_a_list_that_is_too_long_is_thinned_out(self) -> None:
+        drawn = arrivals(JOBS, 5.0, 1, 1000)
+        assert sum(size_of(job.request, 1000) for job in drawn) <= 5.0
+
+    def test_a_seed_gives_the_same_list_and_another_another(self) -> None:
+        names = [[job.name for job in arrivals(JOBS, 30.0, seed, 1000)] for seed in (1, 1, 2)]
+        assert names[0] == names[1] != names[2]
+
+
+@pytest.mark.parametrize("policy", ["binpack", "spread", "random", "fragmentation", "tiling"])
+def test_a_replay_is_repeatable_and_measures_what_it_places(policy: str) -> None:
+    told: list[float] = []
+    plan = Plan(policy=policy, random_ties=policy == "spread")
+    one, other = (replay(small(), JOBS, plan, told.append) for _ in range(2))
+    assert one.curve == other.curve
+    assert one.cards == 24
+    assert 75.0 < one.final <= 100.0
+    assert one.allocated_cards == pytest.approx(one.final * 24 / 100)
+    assert one.at_full is not None
+    assert one.first_refusal is not None
+    assert one.refused > 0
+    assert told
+
+
+def test_the_mix_of_the_list_may_be_known_beforehand() -> None:
+    plan = Plan(policy="fragmentation", mix_from_list=True, shuffle_nodes=False)
+    assert replay(small(), JOBS, plan, lambda part: None).final > 75.0
+
+
+class TestWhatIf:
+    PLAN = Plan(policy="binpack")
+
+    def test_nodes_are_added_with_the_clusters_cpu_per_card(self) -> None:
+        nodes, _ = change("+2:L40S:8x48Gi", small(), self.PLAN)
+        assert [len(found.cards) for found in nodes[6:]] == [8, 8]
+        assert nodes[-1].cpu == 32_000 * 2
+        assert nodes[-1].cards[0].model == "L40S"
+
+    def test_nodes_are_taken_away_and_the_policy_changed(self) -> None:
+        nodes, plan = change("-n3, policy=spread", small(), self.PLAN)
+        assert [found.name for found in nodes] == ["n0", "n1", "n2", "n4", "n5"]
+        assert plan.policy == "spread"
+
+    @pytest.mark.parametrize("text", ["+x", "4:L40S:8x48Gi", "-nobody", "+1:T4:8x", "+1:T4:8xGi"])
+    def test_a_change_that_cannot_be_made_is_told(self, text: str) -> None:
+        with pytest.raises(InputError, match="--what-if"):
+            change(text, small(), self.PLAN)
+
+    def test_more_nodes_hand_out_more_of_the_same_demand(self) -> None:
+        base = replay(small(), JOBS, self.PLAN, lambda part: None)
+        nodes, plan = change("+3:L40S:4x48Gi", small(), self.PLAN)
+        more = replay(nodes, JOBS, plan, lambda part: None, capacity=24)
+        assert more.pods == base.pods
+        assert more.allocated_cards > base.allocated_cards
+        assert more.refused < base.refused
+
+
+class TestLeaving:
+    def test_a_steady_state_below_capacity(self) -> None:
+        run = steady(small(), JOBS, Plan(policy="tiling", ratio=0.6), lambda part: None, pods=400)
+        assert 45.0 < run.allocated < 75.0
+        assert run.mean_wait <= run.p95_wait or run.p95_wait == 0.0
+        assert run.never_started < 20
+
+    def test_beyond_capacity_pods_wait(self) -> None:
+        calm, busy = (
+            steady(small(), JOBS, Plan(policy="binpack", ratio=ratio), lambda part: None, pods=400)
+            for ratio in (0.5, 1.5)
+        )
+        assert busy.waiting > calm.waiting
+        assert busy.allocated > calm.allocated
+
+    def test_a_list_without_times_is_refused(self) -> None:
+        with pytest.raises(InputError, match="has no times"):
+            steady(small(), [Job("a", wants(ask(percent=30)))], Plan(policy="binpack"), lambda part: None)
