@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench lock clean
+.PHONY: help demo test check format bench pictures lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ format: $(READY) ## Let ruff rewrite the files
 
 bench: $(READY) ## Speed of the engine, as ratios against a plain copy of its arrays
 	$(BIN)/python -m bench.engine
+
+pictures: $(READY) ## Draw the pictures of docs/packing.md
+	$(BIN)/python -m bench.pictures
 
 lock: ## Pin the dependencies anew (needs uv)
 	uv pip compile pyproject.toml --extra dev --generate-hashes --no-emit-index-url \

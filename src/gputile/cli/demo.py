@@ -8,7 +8,7 @@ import click
 import gputile
 from gputile.cli.gpushare_table import table
 from gputile.cli.read import describe
-from gputile.engine.policies import POLICIES
+from gputile.engine.policies import DEFAULT_POLICY, POLICIES
 from gputile.model.cards import Node
 from gputile.model.errors import InputError
 from gputile.model.grants import ContainerGrant
@@ -28,7 +28,7 @@ WIDTH = 80
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="A folder with cluster.yaml and one folder of manifests per dialect. [default: those that come with gputile]",
 )
-@click.option("--policy", type=click.Choice(sorted(POLICIES)), default="binpack", show_default=True)
+@click.option("--policy", type=click.Choice(sorted(POLICIES)), default=DEFAULT_POLICY, show_default=True)
 def command(examples: Path | None, policy: str) -> None:
     """The main job on an embedded in-memory cluster; ends by itself.
 
@@ -148,6 +148,8 @@ def _why(outcome: Outcome) -> str:
         "spread": "the emptiest",
         "random": "drawn by lot",
         "topology": "the best linked",
+        "fragmentation": "least fragmented",
+        "tiling": "loses the least worth",
     }.get(outcome.policy, "the best")
     return f"{reason} of {outcome.fitting} nodes that fit ({outcome.policy})"
 

@@ -20,6 +20,7 @@ from gputile.model.units import show_memory
 
 ABOVE_ALL = 2**31
 LOOK_FOR_PODS_ON = 8  # nodes
+ANY = "binpack"  # whether something fits does not depend on the policy; this one learns nothing from questions
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -181,7 +182,7 @@ def _changes(
 
 
 def _node_for(request: PodRequest, fleet: Fleet) -> str | None:
-    found = fleet.best(request)
+    found = fleet.best(request, ANY)
     return found[0] if found else None
 
 
@@ -219,7 +220,7 @@ def _less_memory(request: PodRequest, fleet: Fleet) -> Change | None:
 
     sizes = [card.memory for name in fleet.names() for card in fleet.view(name).node.cards]
     below = max(sizes, default=0) if largest.memory is None or largest.exclusive else largest.memory
-    best = _most(1, below // block, lambda blocks: bool(fleet.best(shrunk(blocks), keep=1)))
+    best = _most(1, below // block, lambda blocks: bool(fleet.best(shrunk(blocks), ANY, keep=1)))
     node = best and _node_for(shrunk(best), fleet)
     if not best or not node:
         return None
@@ -239,7 +240,7 @@ def _fewer_cores(request: PodRequest, fleet: Fleet) -> Change | None:
     def shrunk(cores: int) -> PodRequest:
         return _with(request, lambda ask: msgspec.structs.replace(ask, cores=min(ask.cores, cores)))
 
-    best = _most(0, most, lambda cores: bool(fleet.best(shrunk(cores), keep=1)))
+    best = _most(0, most, lambda cores: bool(fleet.best(shrunk(cores), ANY, keep=1)))
     node = None if best is None else _node_for(shrunk(best), fleet)
     return Change("cores", f"at most {best} % of the cores instead of {most}, on {node}", node) if node else None
 
@@ -250,7 +251,7 @@ def _fewer_cards(request: PodRequest, fleet: Fleet) -> Change | None:
     def shrunk(cards: int) -> PodRequest:
         return _with(request, lambda ask: msgspec.structs.replace(ask, cards=min(ask.cards, cards)))
 
-    best = _most(1, most, lambda cards: bool(fleet.best(shrunk(cards), keep=1)))
+    best = _most(1, most, lambda cards: bool(fleet.best(shrunk(cards), ANY, keep=1)))
     node = None if best is None else _node_for(shrunk(best), fleet)
     cards = "1 card" if best == 1 else f"{best} cards"
     return Change("cards", f"{cards} per container instead of {most}, on {node}", node) if node else None

@@ -1,16 +1,16 @@
 """All nodes at once: which fit, which are best, and why the others do not.
 
-Room:  the arrays of `grid`, changed node by node and grant by grant; one thread, no I/O.
-Door:  `Fleet.best` answers a filter call, `Fleet.refusals` says why not, `hold` and `release` keep it up to date.
-       The fleet knows how much is held, not by whom: that is the book's.
+Room:  the arrays of `columns`, and the questions asked of them; one thread, no I/O.
+Door:  `Fleet.best` answers a filter call, `Fleet.place` chooses the cards, `Fleet.refusals` says why not; `hold` and
+       `release` keep it up to date, `learn` tells it what arrives.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gputile.engine.columns import Columns
 from gputile.engine.fitting import Question, Rows, cards_that_fit, memory_needed, nodes_that_fit
 from gputile.engine.fragmentation import Fragments, Look
 from gputile.engine.grid import Grid, Ints, Mask
@@ -20,10 +20,9 @@ from gputile.engine.pieces import Piece, cut
 from gputile.engine.placing import Placement, fits, piece_miss, place
 from gputile.engine.policies import POLICIES, Scores, Sums, first_named, mixed
 from gputile.engine.refusing import CODES, Facts, Verdict, add_misses
-from gputile.engine.shares import CARD, ask_share, free_share
+from gputile.engine.shares import CARD, ask_share
 from gputile.engine.topology import closeness, closest, largest_linked
-from gputile.model.cards import Card, Node, NodeView, Room
-from gputile.model.grants import Use
+from gputile.model.cards import NodeView
 from gputile.model.refusals import NodeCode, Refusal
 from gputile.model.requests import Constraints, PodRequest
 
@@ -31,100 +30,12 @@ KEEP = 16
 """How many equally good nodes are named at most."""
 
 
-class Fleet:
-    """The cluster's cards. A row is a node's column in the arrays; rows of removed nodes are used again."""
+class Fleet(Columns):
+    """The cluster, as questions are asked of it."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, int] = {}
-        self._nodes: list[Node | None] = []
-        self._places: list[dict[str, int]] = []  # by row: card UUID to its position
-        self._vacant: list[int] = []
-        self._models: dict[str, int] = {}
-        self._modes: dict[str, int] = {}
-        self._links: dict[tuple[tuple[int, ...], ...], int] = {(): 0}
-        self._eligible: dict[tuple[Any, ...], Mask] = {}
-        self._moment = 0  # counts changes; each node knows when it was last touched
-        self._allocate(cards=8, nodes=16)
+        super().__init__()
         self._judge = Judge(self)
-        self._average: int | None = None
-        self._node_prices: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None  # by model, by row
-
-    # ---- nodes ------------------------------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._rows
-
-    def names(self) -> list[str]:
-        return list(self._rows)
-
-    def node(self, name: str) -> Node | None:
-        row = self._rows.get(name)
-        return None if row is None else self._nodes[row]
-
-    def set_node(self, node: Node) -> None:
-        """Add or replace a node. It comes empty: whoever holds its tiles must hold them again."""
-        row = self._rows.get(node.name)
-        if row is None:
-            row = self._vacant.pop() if self._vacant else len(self._nodes)
-            if row == len(self._nodes):
-                self._nodes.append(None)
-                self._places.append({})
-            self._rows[node.name] = row
-        self._grow(len(node.cards), row + 1)
-        self._write_row(row, node)
-        self._eligible.clear()
-
-    def remove_node(self, name: str) -> None:
-        row = self._rows.pop(name, None)
-        if row is not None:
-            self._write_row(row, Node(name=""))
-            self._nodes[row] = None
-            self._vacant.append(row)
-            self._eligible.clear()
-
-    def view(self, name: str) -> NodeView:
-        """The node as `place` sees it."""
-        return self._view(self._rows[name])
-
-    # ---- holding ----------------------------------------------------------------------------------------------------
-
-    def hold(self, name: str, uses: Mapping[str, Use], cpu: int = 0, memory: int = 0) -> None:
-        """Take what a pod uses off the node. Unknown nodes and cards are passed over."""
-        self._book(name, uses, cpu, memory, 1)
-
-    def release(self, name: str, uses: Mapping[str, Use], cpu: int = 0, memory: int = 0) -> None:
-        """Give back what `hold` took."""
-        self._book(name, uses, cpu, memory, -1)
-
-    def _book(self, name: str, uses: Mapping[str, Use], cpu: int, memory: int, sign: int) -> None:
-        row = self._rows.get(name)
-        if row is None:
-            return
-        places = self._places[row]
-        for uuid, use in uses.items():
-            at = places.get(uuid, -1), row
-            if at[0] < 0:
-                continue
-            size, core_size = int(self._size[at]), int(self._core_size[at])
-            before = free_share(int(self._memory[at]), int(self._cores[at]), size, core_size)
-            self._memory[at] -= sign * use.memory
-            self._cores[at] -= sign * use.cores
-            self._slots[at] -= sign * use.slots
-            self._tenants[at] += sign
-            if self._usable[at]:
-                after = free_share(int(self._memory[at]), int(self._cores[at]), size, core_size)
-                self._share[row] += after - before
-                self._card_share[at] = after
-        self._touch(row)
-        self._cpu[row] -= sign * cpu
-        self._host[row] -= sign * memory
-
-    def free_shares(self) -> dict[str, int]:
-        """By node: the free share of its usable cards, in `shares.CARD`."""
-        return {name: int(self._share[row]) for name, row in self._rows.items()}
 
     # ---- asking -----------------------------------------------------------------------------------------------------
 
@@ -181,6 +92,22 @@ class Fleet:
             return place(request, view, policy, seed)
         return place(request, view, policy, seed, lambda piece: self._judge.card_scores(request, piece, row, chosen))
 
+    def refusals(self, request: PodRequest, among: Iterable[str] | None = None) -> list[Refusal]:
+        """Why each node that does not fit does not, as `place` would say one by one (but for `SearchTooLong`)."""
+        names = list(self._rows) if among is None else list(among)
+        fitting = self.fits(request)
+        miss = self._misses(request)
+        curable = self._fits(request, self._empty_grid())
+        refusals = []
+        for name in names:
+            row = self._rows.get(name)
+            if row is None:
+                refusals.append(Refusal(name, NodeCode.UNKNOWN_NODE, 1, 0, False))
+            elif not fitting[row]:
+                code, wanted, found = CODES[miss.codes[row]], int(miss.wanted[row]), int(miss.found[row])
+                refusals.append(Refusal(name, code, wanted, found, bool(curable[row])))
+        return refusals
+
     # ---- learning ---------------------------------------------------------------------------------------------------
 
     def learn(self, request: PodRequest) -> None:
@@ -207,22 +134,6 @@ class Fleet:
     def _fragment(self, mix: Tables) -> float:
         return float(Fragments(self.look(np.arange(len(self._nodes))), mix).now.sum())
 
-    def refusals(self, request: PodRequest, among: Iterable[str] | None = None) -> list[Refusal]:
-        """Why each node that does not fit does not, as `place` would say one by one (but for `SearchTooLong`)."""
-        names = list(self._rows) if among is None else list(among)
-        fitting = self.fits(request)
-        miss = self._misses(request)
-        curable = self._fits(request, self._empty_grid())
-        refusals = []
-        for name in names:
-            row = self._rows.get(name)
-            if row is None:
-                refusals.append(Refusal(name, NodeCode.UNKNOWN_NODE, 1, 0, False))
-            elif not fitting[row]:
-                code, wanted, found = CODES[miss.codes[row]], int(miss.wanted[row]), int(miss.found[row])
-                refusals.append(Refusal(name, code, wanted, found, bool(curable[row])))
-        return refusals
-
     # ---- how it is done: fitting ------------------------------------------------------------------------------------
 
     def _fits(self, request: PodRequest, grid: Grid) -> Mask:
@@ -244,33 +155,6 @@ class Fleet:
             numa=self._numa[:, : len(self._nodes)],
             linked=self._linked,
             search=lambda rows: self._search(request, rows, empty=grid.memory is grid.size),
-        )
-
-    def grid(self) -> Grid:
-        """The arrays as they are now; views, not copies."""
-        n = len(self._nodes)
-        return Grid(
-            size=self._size[:, :n],
-            memory=self._memory[:, :n],
-            cores=self._cores[:, :n],
-            slots=self._slots[:, :n],
-            tenants=self._tenants[:, :n],
-            cpu=self._cpu[:n],
-            host=self._host[:n],
-        )
-
-    def _empty_grid(self) -> Grid:
-        """The cluster with nobody on it. Its free memory *is* its size, which is how it is told apart."""
-        n = len(self._nodes)
-        size = self._size[:, :n]
-        return Grid(
-            size=size,
-            memory=size,
-            cores=self._core_size[:, :n],
-            slots=self._slot_size[:, :n],
-            tenants=np.zeros_like(size),
-            cpu=self._cpu_size[:n].astype(np.int64),
-            host=self._host_size[:n],
         )
 
     def _search(self, request: PodRequest, rows: Rows, *, empty: bool) -> Mask:
@@ -296,102 +180,6 @@ class Fleet:
 
     def _card_sets(self, mask: Mask) -> list[tuple[int, list[int]]]:
         return [(int(row), np.flatnonzero(mask[:, row]).tolist()) for row in np.flatnonzero(mask.any(axis=0))]
-
-    def _eligible_cards(self, rule: Constraints) -> Mask:
-        """Cards in use that satisfy the constraints; remembered until a node changes."""
-        key = (rule.models, rule.not_models, rule.uuids, rule.not_uuids, rule.modes)
-        found = self._eligible.get(key)
-        if found is None:
-            n = len(self._nodes)
-            found = self._usable[:, :n] & self._model_mask(rule) & self._uuid_mask(rule) & self._mode_mask(rule)
-            if len(self._eligible) >= 256:  # pods with UUID lists could fill memory with masks
-                self._eligible.clear()
-            self._eligible[key] = found
-        return found
-
-    def _model_mask(self, rule: Constraints) -> Mask:
-        accepted = np.array([rule.accepts_model(model) for model in self._models] or [True])
-        return accepted[self._model[:, : len(self._nodes)]]
-
-    def _mode_mask(self, rule: Constraints) -> Mask:
-        accepted = np.array([rule.accepts_mode(mode) and mode != "mig" for mode in self._modes] or [True])
-        return accepted[self._mode[:, : len(self._nodes)]]
-
-    def _uuid_mask(self, rule: Constraints) -> Mask:
-        mask = np.full((len(self._size), len(self._nodes)), not rule.uuids)
-        for row, places in enumerate(self._places):
-            if rule.uuids:
-                for uuid in rule.uuids & places.keys():
-                    mask[places[uuid], row] = True
-            for uuid in rule.not_uuids & places.keys():
-                mask[places[uuid], row] = False
-        return mask
-
-    # ---- what it lends to the judge ---------------------------------------------------------------------------------
-
-    def look(self, rows: Rows) -> Look:
-        return Look(share=self._card_share[:, rows], model=self._model[:, rows], cpu=self._cpu[rows])
-
-    def tile_share(self, piece: Piece, rows: Rows) -> Ints:
-        """Card x node: the share of each card that one tile of the piece takes."""
-        asks = piece.asks_in(piece.phases()[0])
-        size = np.maximum(self._size[:, rows], 1)
-        by_memory = -(-memory_needed(asks, self._size[:, rows]) * CARD // size)
-        by_cores = sum(ask.cores for ask in asks) * (CARD // 100)
-        return np.asarray(np.maximum(by_memory, by_cores), dtype=np.int64)
-
-    def cards_for(self, piece: Piece, request: PodRequest, rows: Rows) -> Mask:
-        eligible = self._eligible_cards(request.constraints)[:, rows]
-        return cards_that_fit(piece, self.grid().columns(rows), eligible, request.constraints.idle)
-
-    def moment(self) -> int:
-        return self._moment
-
-    def touched_since(self, moment: int) -> Rows:
-        return np.flatnonzero(self._touched[: len(self._nodes)] > moment)
-
-    def supply(self) -> Supply:
-        n = len(self._nodes)
-        free = np.bincount(
-            self._model[:, :n].ravel(), weights=self._card_share[:, :n].ravel(), minlength=len(self._models)
-        )
-        cards = max(1, int(self._usable[:, :n].sum()))
-        return Supply(
-            models=tuple(self._models),
-            free=tuple((free / CARD).tolist()),
-            free_cpu=float(self._cpu[:n].sum()),
-            cpu_per_card=float(self._cpu_size[:n].sum()) / cards,
-        )
-
-    def average_card(self) -> int:
-        """MiB; made anew when a node changes."""
-        if self._average is None:
-            exists = self._exists[:, : len(self._nodes)]
-            self._average = int(self._size[:, : len(self._nodes)].sum()) // max(1, int(exists.sum()))
-        return self._average
-
-    def node_prices(self, by_model: NDArray[np.float64]) -> NDArray[np.float64]:
-        """By row: the mean price of the node's cards; made anew when prices or nodes change."""
-        if self._node_prices is None or self._node_prices[0] is not by_model:
-            n = len(self._nodes)
-            exists = self._exists[:, :n]
-            known = np.append(by_model, np.ones(len(self._models)))  # a model that came after the prices costs 1
-            prices = np.where(exists, known[self._model[:, :n]], 0.0).sum(axis=0)
-            self._node_prices = by_model, np.asarray(prices / np.maximum(exists.sum(axis=0), 1))
-        return self._node_prices[1]
-
-    def card_prices(self, piece: Piece, row: int, by_model: NDArray[np.float64]) -> NDArray[np.float64]:
-        """By card of one node: the price of the share that a tile takes."""
-        known = np.append(by_model, np.ones(len(self._models)))
-        tile = self.tile_share(piece, np.array([row]))[:, 0]
-        return np.asarray(tile / CARD * known[self._model[:, row]])
-
-    def shape(self) -> tuple[int, int]:
-        return len(self._size), len(self._nodes)
-
-    def _touch(self, row: int) -> None:
-        self._moment += 1
-        self._touched[row] = self._moment
 
     # ---- how it is done: scoring ------------------------------------------------------------------------------------
 
@@ -449,98 +237,60 @@ class Fleet:
         )
         return Facts(exists=self._exists[:, :n], rules=rules, empty=self._empty_grid())
 
-    # ---- how it is done: arrays -------------------------------------------------------------------------------------
+    # ---- what it lends to the judge ---------------------------------------------------------------------------------
 
-    def _allocate(self, cards: int, nodes: int) -> None:
-        def ints() -> NDArray[np.int64]:
-            return np.zeros((cards, nodes), dtype=np.int64)
+    def look(self, rows: Rows) -> Look:
+        return Look(share=self._card_share[:, rows], model=self._model[:, rows], cpu=self._cpu[rows])
 
-        def flags() -> Mask:
-            return np.zeros((cards, nodes), dtype=np.bool_)
+    def tile_share(self, piece: Piece, rows: Rows) -> Ints:
+        """Card x node: the share of each card that one tile of the piece takes."""
+        asks = piece.asks_in(piece.phases()[0])
+        size = np.maximum(self._size[:, rows], 1)
+        by_memory = -(-memory_needed(asks, self._size[:, rows]) * CARD // size)
+        by_cores = sum(ask.cores for ask in asks) * (CARD // 100)
+        return np.asarray(np.maximum(by_memory, by_cores), dtype=np.int64)
 
-        self._size, self._core_size, self._slot_size = ints(), ints(), ints()
-        self._memory, self._cores, self._slots, self._tenants = ints(), ints(), ints(), ints()
-        self._model, self._mode, self._numa, self._card_share = ints(), ints(), ints(), ints()
-        self._exists, self._healthy, self._cordoned, self._usable = flags(), flags(), flags(), flags()
-        self._cpu, self._host, self._share, self._host_size = (np.zeros(nodes, dtype=np.int64) for _ in range(4))
-        self._cpu_size, self._per_mebibyte = np.zeros(nodes), np.zeros(nodes)
-        self._in_use = np.zeros(nodes, dtype=np.bool_)
-        self._link, self._touched = np.zeros(nodes, dtype=np.int64), np.zeros(nodes, dtype=np.int64)
+    def cards_for(self, piece: Piece, request: PodRequest, rows: Rows) -> Mask:
+        eligible = self._eligible_cards(request.constraints)[:, rows]
+        return cards_that_fit(piece, self.grid().columns(rows), eligible, request.constraints.idle)
 
-    def _grow(self, cards: int, nodes: int) -> None:
-        """Make room for that many, doubling, so that growing stays cheap."""
-        had_cards, had_nodes = self._size.shape
-        if cards <= had_cards and nodes <= had_nodes:
-            return
-        old = dict(vars(self))
-        self._allocate(max(cards, had_cards), max(nodes, had_nodes if nodes <= had_nodes else 2 * had_nodes))
-        for name, array in vars(self).items():
-            before = old[name]
-            if isinstance(before, np.ndarray) and before is not array:
-                array[tuple(slice(0, length) for length in before.shape)] = before
+    def moment(self) -> int:
+        return self._moment
 
-    def _write_row(self, row: int, node: Node) -> None:
-        self._nodes[row] = node
-        self._places[row] = {card.uuid: position for position, card in enumerate(node.cards)}
-        for array in (self._exists, self._healthy, self._cordoned, self._usable, self._size):
-            array[:, row] = 0
-        for array in (self._memory, self._cores, self._slots, self._tenants, self._core_size, self._slot_size):
-            array[:, row] = 0
-        in_use = [card for card in node.cards if _usable(card, node)]
-        for position, card in enumerate(node.cards):
-            self._write_card(position, row, card)
-        self._card_share[:, row] = 0
-        for card in in_use:
-            at = self._places[row][card.uuid], row
-            self._usable[at] = True
-            self._card_share[at] = free_share(card.memory, card.cores, card.memory, card.cores)
-        self._touch(row)
-        self._average, self._node_prices = None, None
-        self._in_use[row] = bool(node.name) and not node.fault
-        self._cpu[row] = self._cpu_size[row] = node.cpu
-        self._host[row] = self._host_size[row] = node.memory
-        self._share[row] = sum(free_share(c.memory, c.cores, c.memory, c.cores) for c in in_use)
-        memory = sum(card.memory for card in node.cards)
-        self._per_mebibyte[row] = CARD * len(node.cards) / memory if memory else 0.0
-        self._link[row] = self._links.setdefault(node.links, len(self._links))
+    def touched_since(self, moment: int) -> Rows:
+        return np.flatnonzero(self._touched[: len(self._nodes)] > moment)
 
-    def _write_card(self, position: int, row: int, card: Card) -> None:
-        at = position, row
-        self._exists[at], self._healthy[at], self._cordoned[at] = True, card.healthy, card.cordoned
-        self._size[at] = self._memory[at] = card.memory
-        self._core_size[at] = self._cores[at] = card.cores
-        self._slot_size[at] = self._slots[at] = card.slots
-        self._numa[at] = card.numa
-        self._model[at] = self._models.setdefault(card.model, len(self._models))
-        self._mode[at] = self._modes.setdefault(card.mode, len(self._modes))
-
-    def _view(self, row: int) -> NodeView:
-        node = self._known(row)
-        columns = (self._memory, self._cores, self._slots, self._tenants)
-        lines = zip(*(array[: len(node.cards), row].tolist() for array in columns), strict=True)
-        return NodeView(
-            node=node,
-            rooms=tuple(Room(*line) for line in lines),
-            cpu=int(self._cpu[row]),
-            memory=int(self._host[row]),
+    def supply(self) -> Supply:
+        n = len(self._nodes)
+        free = np.bincount(
+            self._model[:, :n].ravel(), weights=self._card_share[:, :n].ravel(), minlength=len(self._models)
+        )
+        cards = max(1, int(self._usable[:, :n].sum()))
+        return Supply(
+            models=tuple(self._models),
+            free=tuple((free / CARD).tolist()),
+            free_cpu=float(self._cpu[:n].sum()),
+            cpu_per_card=float(self._cpu_size[:n].sum()) / cards,
         )
 
-    def _known(self, row: int) -> Node:
-        node = self._nodes[row]
-        assert node is not None, "a removed node was asked for"
-        return node
+    def node_prices(self, by_model: NDArray[np.float64]) -> NDArray[np.float64]:
+        """By row: the mean price of the node's cards; made anew when prices or nodes change."""
+        if self._node_prices is None or self._node_prices[0] is not by_model:
+            n = len(self._nodes)
+            exists = self._exists[:, :n]
+            known = np.append(by_model, np.ones(len(self._models)))  # a model that came after the prices costs 1
+            prices = np.where(exists, known[self._model[:, :n]], 0.0).sum(axis=0)
+            self._node_prices = by_model, np.asarray(prices / np.maximum(exists.sum(axis=0), 1))
+        return self._node_prices[1]
 
-    def _name(self, row: int) -> str:
-        return self._known(row).name
+    def card_prices(self, piece: Piece, row: int, by_model: NDArray[np.float64]) -> NDArray[np.float64]:
+        """By card of one node: the price of the share that a tile takes."""
+        known = np.append(by_model, np.ones(len(self._models)))
+        tile = self.tile_share(piece, np.array([row]))[:, 0]
+        return np.asarray(tile / CARD * known[self._model[:, row]])
 
-    def _named(self, names: Iterable[str]) -> Mask:
-        mask = np.zeros(len(self._nodes), dtype=np.bool_)
-        mask[[self._rows[name] for name in names if name in self._rows]] = True
-        return mask
-
-
-def _usable(card: Card, node: Node) -> bool:
-    return card.healthy and not card.cordoned and not card.in_mig_mode and not node.fault
+    def shape(self) -> tuple[int, int]:
+        return len(self._size), len(self._nodes)
 
 
 def _without_host(request: PodRequest) -> PodRequest:

@@ -99,7 +99,7 @@ POLICIES: dict[str, Policy] = {
     "fragmentation": Policy(_best_fit, _tightest, learns=True),
     "tiling": Policy(_best_fit, _tightest, learns=True),
 }
-DEFAULT_POLICY = "binpack"
+DEFAULT_POLICY = "tiling"
 
 
 def first_named(*names: str | None) -> str:

@@ -76,6 +76,7 @@ class MemoryCluster:
         asked = speaking.read_pod(pod, self._settings_now()) if isinstance(pod, Pod) else pod
         if not isinstance(asked, PodRequest) or isinstance(pod, BadRequest):
             return Outcome(pod=key, asked=asked)
+        self.ledger.fleet.learn(asked)
         with self.ledger.aside(pod.uid) as fleet:
             seed = int(self._clock)
             best = fleet.best(asked, self.policy, seed=seed)
