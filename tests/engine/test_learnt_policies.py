@@ -149,6 +149,7 @@ def test_tiling_puts_a_tile_beside_the_one_it_completes() -> None:
     fleet.set_node(node("n", cpu="64").cards(2, "A100", 100).node())
     for percent in (65, 32, 47) * 100:
         fleet.learn(wants(ask(percent=percent), cpu=1000))
+    fleet.refresh()
     fleet.hold("n", {"GPU-n-0": Use(47, 0, 1)}, 1000)
     fleet.hold("n", {"GPU-n-1": Use(65, 0, 1)}, 1000)
     placed = fleet.place(wants(ask(percent=32), cpu=1000), "n", "tiling")
@@ -163,6 +164,7 @@ def test_tiling_does_not_strand_cards_on_a_node_without_cpu() -> None:
     fleet.set_node(node("poor", cpu="16").cards(2, "A100", 100).node())
     for _ in range(200):
         fleet.learn(wants(ask(percent=100), cpu=8000))
+    fleet.refresh()
     hungry = wants(ask(percent=50), cpu=14_000)
     assert fleet.best(hungry, "tiling", keep=1) == ["rich"]
     assert fleet.best(hungry, "binpack", keep=1) == ["poor"]
@@ -175,6 +177,7 @@ def test_tiling_keeps_dear_models_for_those_who_insist() -> None:
     for _ in range(100):
         fleet.learn(wants(ask(whole=True), cpu=1000, models=(ModelRule(("T4",)),)))
         fleet.learn(wants(ask(whole=True), cpu=1000))
+    fleet.refresh()
     assert fleet.best(wants(ask(whole=True), cpu=1000), "binpack", keep=1) == ["dear"]
     assert fleet.best(wants(ask(whole=True), cpu=1000), "tiling", keep=1) == ["plain"]
 
@@ -220,3 +223,26 @@ class TestLearning:
         fleet = cluster()
         fleet.learn_all([wants(ask(whole=True, cards=8), cpu=10)] * 3)
         assert fleet.fragmentation() == pytest.approx(9.0), "no node can take eight cards: all nine are fragments"
+
+    def test_after_a_restart_the_pods_of_the_cluster_teach_the_same(self) -> None:
+        pods = [REQUESTS[n % 6] for n in range(200)]
+        lived, restarted = cluster(), cluster()
+        for request in pods:
+            lived.learn(request)
+            lived.refresh()
+        restarted.relearn(pods)
+        for request in REQUESTS:
+            fitting = lived.fits(request)
+            want = lived.scores(request, fitting, "tiling").tolist()
+            assert restarted.scores(request, fitting, "tiling").tolist() == pytest.approx(want)
+
+    def test_counting_a_pod_changes_no_score_until_the_refresh(self) -> None:
+        fleet = cluster()
+        request = wants(ask(percent=32), cpu=1000)
+        fitting = fleet.fits(request)
+        before = fleet.scores(request, fitting, "tiling").tolist()
+        for _ in range(150):
+            fleet.learn(request)
+        assert fleet.scores(request, fitting, "tiling").tolist() == before
+        fleet.refresh()
+        assert fleet.scores(request, fitting, "tiling").tolist() != before

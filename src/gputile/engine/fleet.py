@@ -111,9 +111,16 @@ class Fleet(Columns):
     # ---- learning ---------------------------------------------------------------------------------------------------
 
     def learn(self, request: PodRequest) -> None:
-        """Count a pod that arrived, and renew what was learnt when that is due."""
+        """Count a pod that arrived. Cheap; what follows from it is `refresh`ed off the hot path."""
         self._judge.observe(request)
+
+    def refresh(self) -> None:
+        """Renew what was learnt, if that is due."""
         self._judge.refresh()
+
+    def relearn(self, requests: Iterable[PodRequest]) -> None:
+        """After a restart: forget all, and learn from the pods of the cluster."""
+        self._judge.relearn(requests)
 
     def learn_all(self, requests: list[PodRequest]) -> None:
         """Take the mix of a whole list, as the literature does, and learn no more."""

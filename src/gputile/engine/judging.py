@@ -5,7 +5,7 @@ Door:  `Judge.scores` for all nodes, `Judge.card_scores` for the cards of one; `
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import msgspec
@@ -95,6 +95,12 @@ class Judge:
         self._tables = new
         self._remembered.clear()
         self._price()
+
+    def relearn(self, requests: Iterable[PodRequest]) -> None:
+        self._learner = Learner()
+        for request in requests:
+            self.observe(request)
+        self.adopt(self.prepare())
 
     def learn_all(self, requests: list[PodRequest]) -> None:
         """Take the mix from a whole list at once, as the literature does, and learn no more."""

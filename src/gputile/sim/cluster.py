@@ -77,6 +77,7 @@ class MemoryCluster:
         if not isinstance(asked, PodRequest) or isinstance(pod, BadRequest):
             return Outcome(pod=key, asked=asked)
         self.ledger.fleet.learn(asked)
+        self.ledger.fleet.refresh()
         with self.ledger.aside(pod.uid) as fleet:
             seed = int(self._clock)
             best = fleet.best(asked, self.policy, seed=seed)

@@ -123,6 +123,7 @@ def schedule(fleet: Fleet, request: PodRequest, plan: Plan, number: int, *, agai
     """Filter, place and hold one pod; None if it fits nowhere. A pod that is tried again is not learnt again."""
     if not again and not plan.mix_from_list and POLICIES[plan.policy].learns:
         fleet.learn(request)
+        fleet.refresh()
     seed = plan.seed * 1_000_003 + number
     best = fleet.best(request, plan.policy, seed=seed, keep=1, shuffle=plan.random_ties)
     if not best:
