@@ -108,7 +108,7 @@ def _ask(role: Role, container: Container, cards: int, size: MiB) -> Ask:
 
 def write_grant(award: Award) -> Written:
     size = unit(award.settings)
-    positions = {container.name: n for n, (_, container) in enumerate(_app_first(award.pod))}
+    positions = award.pod.positions()
     tiles = [tile for held in award.grant.containers for tile in held.tiles]
     indices = sorted({tile.index for tile in tiles})
     total = sum(use.memory for use in award.grant.uses().values()) // size
@@ -145,11 +145,6 @@ def _units(held: ContainerGrant, size: MiB) -> str:
     return str(sum(tile.memory for tile in held.tiles) // size)
 
 
-def _app_first(pod: Pod) -> list[tuple[Role, Container]]:
-    """The allocation annotation counts containers from the first app container; init containers follow."""
-    return sorted(pod.containers(), key=lambda found: found[0] is not Role.APP)
-
-
 def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
     if asked is None:
         return None
@@ -163,8 +158,7 @@ def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], sett
 def _allocation(pod: Pod) -> dict[str, tuple[int, ...]]:
     """Card indices by container name from the newer annotation; nothing if it is absent or unreadable."""
     found = decode_or_none(_ALLOCATIONS, pod.annotations.get(ALLOCATION)) or {}
-    order = [container.name for _, container in _app_first(pod)]
-    return {order[n]: tuple(cards) for n, cards in found.items() if 0 <= n < len(order)}
+    return {name: tuple(found[position]) for name, position in pod.positions().items() if position in found}
 
 
 def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:

@@ -120,7 +120,7 @@ def _ask(role: Role, container: Container, edition: Edition, warnings: list[str]
 
 def write_grant(award: Award) -> Written:
     prefix = _spoken(award.pod)[0].prefix
-    positions = _positions(award.pod)
+    positions = award.pod.positions()
     annotations = {
         f"{prefix}/predicate-gpu-idx-{positions[held.container]}": ",".join(str(tile.index) for tile in held.tiles)
         for held in award.grant.containers
@@ -137,18 +137,12 @@ def write_grant(award: Award) -> Written:
     return Written(annotations=annotations, labels=labels, env=env)
 
 
-def _positions(pod: Pod) -> dict[str, int]:
-    """The index in the annotation is the position among `spec.containers`; init containers are counted after them."""
-    ordered = sorted(pod.containers(), key=lambda found: found[0] is not Role.APP)
-    return {container.name: n for n, (_, container) in enumerate(ordered)}
-
-
 def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
     spoken = _spoken(pod)
     if asked is None or not spoken:
         return None
     prefix = f"{spoken[0].prefix}/predicate-gpu-idx-"
-    indices = {name: indices_of(pod.annotations.get(f"{prefix}{n}")) for name, n in _positions(pod).items()}
+    indices = {name: indices_of(pod.annotations.get(f"{prefix}{n}")) for name, n in pod.positions().items()}
     return grant_by_index(pod, asked, cards, indices) if any(indices.values()) else None
 
 

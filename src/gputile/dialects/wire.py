@@ -84,6 +84,11 @@ class Pod(msgspec.Struct, frozen=True):
         for container in (self.spec and self.spec.containers) or ():
             yield Role.APP, container
 
+    def positions(self) -> dict[str, int]:
+        """Containers as gpushare and vcuda number them: from the first app container on, init containers after them."""
+        ordered = sorted(self.containers(), key=lambda found: found[0] is not Role.APP)
+        return {container.name: position for position, (_, container) in enumerate(ordered)}
+
 
 class NodeStatus(msgspec.Struct, frozen=True):
     capacity: Amounts | None = None
