@@ -1,10 +1,13 @@
 """Fragmentation and tiling: the meter against its definition, scores kept up to date against scores made anew."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gputile.engine import tiling
+from gputile.engine.cutting import values
 from gputile.engine.fleet import Fleet
 from gputile.engine.fragmentation import Fragments, Look
 from gputile.engine.learning import FIRST_REFRESH, Learner, Supply, Task, model_prices, tables, task_of
@@ -39,7 +42,7 @@ def mean_fragment(shares: list[int], models: list[str], cpu: int) -> float:
     return sum(w / total * fragment_of(t, shares, models, cpu) for t, w in TASKS.items()) / CARD
 
 
-SHARES = st.lists(st.integers(0, 10).map(lambda n: n * 1000), min_size=3, max_size=3)
+SHARES = st.lists(st.sampled_from([*range(0, 11_000, 1000), *[CARD] * 6]), min_size=3, max_size=3)
 MODELS = st.lists(st.sampled_from(["A100", "T4"]), min_size=3, max_size=3)
 
 
@@ -141,6 +144,68 @@ def test_what_is_best_can_be_placed(policy: str, request_: PodRequest) -> None:
     fleet.hold("n1", {"GPU-n1-0": Use(700, 0, 1)}, 2000)
     for name in fleet.best(request_, policy):
         assert isinstance(fleet.place(request_, name, policy), Placement)
+
+
+class TestTheRule:
+    """Each term of tiling, by its figures."""
+
+    LEARNT = msgspec.structs.replace(
+        tables({Task(8000, 1, 65): 1.0, Task(8000, 1, 47): 2.0, Task(8000, 1, 32): 1.0}, SUPPLY),
+        value=values({65: 2 / 3, 47: 1 / 2, 32: 1 / 3}),
+    )
+
+    def look(self, shares: list[int], cpu: int) -> Look:
+        column = np.array(shares, dtype=np.int64)[:, None]
+        return Look(share=column, model=np.zeros_like(column), cpu=np.array([cpu], dtype=np.int64))
+
+    def test_a_card_loses_what_its_remainder_was_worth(self) -> None:
+        look, tile = self.look([5300, 3500, CARD], 64_000), np.full((3, 1), 3200, dtype=np.int64)
+        lost = tiling.worth_lost(look, tile, self.LEARNT)[:, 0]
+        assert lost == pytest.approx([1 / 2, 1 / 3, 1 - 2 / 3], abs=1e-3)
+        assert tiling.tile_scores(look, tile, self.LEARNT, np.ones((3, 1)))[:, 0] == pytest.approx(0.1 - lost)
+
+    def test_idle_cards_beyond_the_cpu_are_stranded(self) -> None:
+        rho = self.LEARNT.rho
+        assert rho == pytest.approx(8000 * 4 / (0.65 + 2 * 0.47 + 0.32))
+        found = tiling.stranded(np.array([2.0, 2.0]), np.array([64_000, 8000]), self.LEARNT)
+        assert found == pytest.approx([0.0, 2.0 - 8000 / (0.85 * rho)])
+
+    def test_a_node_pays_for_what_a_pod_strands_there(self) -> None:
+        size, cpu = np.array([0.5]), 14_000
+        rich, poor = (
+            float(tiling.node_scores(self.look([CARD, CARD], host), size, cpu, self.LEARNT)[0])
+            for host in (64_000, 16_000)
+        )
+        served = 0.85 * self.LEARNT.rho
+        stranded = (1.5 - 2000 / served) - (2.0 - 16_000 / served)
+        best_fit = 0.005 * 48 / 128
+        assert rich - poor == pytest.approx(0.2 * stranded - best_fit)
+
+    def test_a_pod_without_gpu_strands_too_unless_cpu_is_short_everywhere(self) -> None:
+        look = self.look([CARD, CARD], 16_000)
+        fragments = Fragments(look, self.LEARNT)
+        plain, starved = (
+            float(tiling.cpu_pod_scores(look, 14_000, self.LEARNT, fragments, starved=short)[0])
+            for short in (False, True)
+        )
+        assert starved - plain == pytest.approx(0.2 * 14_000 / (0.85 * self.LEARNT.rho))
+
+    def test_the_scarcity_of_a_model_is_paid_by_the_size_of_the_pod(self) -> None:
+        fleet = Fleet()
+        fleet.set_node(node("dear", cpu="64").cards(2, "T4", 100).node())
+        fleet.set_node(node("plain", cpu="64").cards(2, "A100", 100).node())
+        request = wants(ask(whole=True, cards=2), cpu=1000)
+        fitting = fleet.fits(request)
+        before = fleet.scores(request, fitting, "tiling")
+        insists = wants(ask(whole=True), cpu=1000, models=(ModelRule(("T4",)),))
+        for _ in range(99):  # too few for new tables, and then one more for new prices
+            fleet.learn(insists)
+        fleet.learn(request)
+        fleet._judge._price()
+        after = fleet.scores(request, fitting, "tiling")
+        wanted_t4, wanted_any = 99 / 101, 2 / 101  # of the demand in cards
+        dear, plain = wanted_t4 * 4 / 2 + wanted_any, wanted_any
+        assert after - before == pytest.approx([-0.03 * 2 * (dear - 1), -0.03 * 2 * (plain - 1)])
 
 
 def test_tiling_puts_a_tile_beside_the_one_it_completes() -> None:

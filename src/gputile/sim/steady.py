@@ -53,6 +53,7 @@ def steady(nodes: Sequence[Node], jobs: Sequence[Job], plan: Plan, tell: Tell, *
 
 class _Waiting(msgspec.Struct):
     job: Job
+    seconds: float  # that it will run
     since: float
     number: int
 
@@ -83,16 +84,20 @@ class _World:
             load += float(self._sizes[picked])
             if load > self._plan.ratio * self._cards:
                 return
-            self._start(self._jobs[picked], number, float(self._dice.random() * self._seconds[picked]))
+            self._come(self._jobs[picked], number, float(self._dice.random() * self._seconds[picked]))
             number -= 1
 
     def arrive(self, number: int) -> None:
         self._advance(self._now + float(self._dice.exponential(self._pause)))
         job = self._jobs[int(self._dice.integers(len(self._jobs)))]
-        if self._start(job, number, job.seconds or 0.0):
+        self._come(job, number, job.seconds or 0.0)
+
+    def _come(self, job: Job, number: int, seconds: float) -> None:
+        """Start now, or wait."""
+        if self._start(job, number, seconds):
             self._waits.append(0.0)
         else:
-            self._queue.append(_Waiting(job, self._now, number))
+            self._queue.append(_Waiting(job, seconds, self._now, number))
 
     def _advance(self, until: float) -> None:
         """Let pods end up to a moment; whoever waits may take their place at once."""
@@ -119,7 +124,7 @@ class _World:
                 continue
             if not fits(waiting.job.request, self._fleet.view(node)):
                 refused.add(kind)
-            elif self._start(waiting.job, waiting.number, waiting.job.seconds or 0.0, again=True):
+            elif self._start(waiting.job, waiting.number, waiting.seconds, again=True):
                 self._queue.remove(waiting)
                 self._waits.append(self._now - waiting.since)
 
