@@ -10,7 +10,7 @@ from gputile.engine import tiling
 from gputile.engine.cutting import values
 from gputile.engine.fleet import Fleet
 from gputile.engine.fragmentation import Fragments, Look
-from gputile.engine.learning import FIRST_REFRESH, Learner, Supply, Task, model_prices, tables, task_of
+from gputile.engine.learning import FIRST_REFRESH, MOST_TASKS, Learner, Supply, Task, model_prices, tables, task_of
 from gputile.engine.placing import Placement
 from gputile.engine.shares import CARD
 from gputile.model.grants import Use
@@ -311,3 +311,21 @@ class TestLearning:
         assert fleet.scores(request, fitting, "tiling").tolist() == before
         fleet.refresh()
         assert fleet.scores(request, fitting, "tiling").tolist() != before
+
+    def test_a_model_that_comes_later_is_learnt_too(self) -> None:
+        fleet = cluster()
+        for _ in range(120):
+            fleet.learn(wants(ask(percent=50), cpu=1000, models=(ModelRule(("T4",)),)))
+        fleet.refresh()
+        fleet.set_node(node("new", cpu="16").cards(2, "H100", 1000).node())
+        request = wants(ask(percent=50), cpu=1000, models=(ModelRule(("H100",)),))
+        assert fleet.best(request, "tiling") == ["new"]
+        assert isinstance(fleet.place(request, "new", "tiling"), Placement)
+
+    def test_kinds_of_pods_that_never_recur_do_not_fill_memory(self) -> None:
+        learner = Learner()
+        for cpu in range(MOST_TASKS + 10):
+            learner.observe(Task(cpu, 1, 50))
+            learner.observe(Task(1, 1, 30))
+        assert len(learner.asked()) <= MOST_TASKS
+        assert learner.asked()[Task(1, 1, 30)] == MOST_TASKS + 10

@@ -296,6 +296,9 @@ class Fleet(Columns):
         tile = self.tile_share(piece, np.array([row]))[:, 0]
         return np.asarray(tile / CARD * known[self._model[:, row]])
 
+    def model_count(self) -> int:
+        return len(self._models)
+
     def shape(self) -> tuple[int, int]:
         return len(self._size), len(self._nodes)
 

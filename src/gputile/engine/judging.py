@@ -46,6 +46,7 @@ class Site(Protocol):
     def node_prices(self, by_model: Floats) -> Floats: ...
     def card_prices(self, piece: Piece, row: int, by_model: Floats) -> Floats: ...
     def shape(self) -> tuple[int, int]: ...
+    def model_count(self) -> int: ...
 
 
 class Scored(msgspec.Struct):
@@ -71,6 +72,7 @@ class Judge:
         self._learner = Learner()
         self._tables: Tables | None = None
         self._prices: Floats = np.ones(1)
+        self._priced_at = 0  # arrivals
         self._starved = False
         self._remembered: OrderedDict[tuple[object, ...], Remembered] = OrderedDict()
 
@@ -84,7 +86,7 @@ class Judge:
         """Make what is due: prices every hundred pods, tables at 100, 200, 400, ... pods."""
         if self._tables is None or self._learner.due():
             self.adopt(self.prepare())
-        if self._learner.arrivals % PRICE_EVERY == 0:
+        if self._learner.arrivals >= self._priced_at + PRICE_EVERY:
             self._price()
 
     def prepare(self) -> Tables:
@@ -112,12 +114,15 @@ class Judge:
 
     def _price(self) -> None:
         supply = self._site.supply()
+        self._priced_at = self._learner.arrivals
         self._prices = model_prices(self._learner.asked(), supply)
         asked = cpu_asked_per_card(self._learner.asked())
         self._starved = asked > supply.free_cpu / max(sum(supply.free), 1e-9)
 
     def tables(self) -> Tables:
-        if self._tables is None:
+        """What is known now. A model that came after the tables is nothing they could say a word about."""
+        accepts = None if self._tables is None else self._tables.accepts
+        if self._tables is None or (accepts is not None and accepts.shape[1] < self._site.model_count()):
             self.adopt(self.prepare())
         assert self._tables is not None
         return self._tables

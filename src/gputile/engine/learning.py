@@ -24,6 +24,7 @@ PERCENT = CARD // 100
 COVERED = 0.95  # of the pods; rarer tasks are left out, as in the literature
 FIRST_REFRESH = 100  # arrivals; then at 200, 400, 800, ... How early the first comes matters, how often does not
 PRICE_EVERY = 100  # arrivals
+MOST_TASKS = 5000  # kinds of pods that are told apart
 PRIOR_PODS = 50.0
 PRIOR = ((1, 25, 1.0), (1, 50, 1.0), (1, 100, 2.0), (2, 100, 0.5), (4, 100, 0.25), (8, 100, 0.25))
 """Before anything is known: cards, share of each, weight. Without it a point of allocation is lost."""
@@ -96,6 +97,8 @@ class Learner:
     def observe(self, task: Task) -> None:
         self._counts[task] = self._counts.get(task, 0.0) + 1.0
         self.arrivals += 1
+        if len(self._counts) > MOST_TASKS:  # every pod with a CPU of its own: keep what recurs
+            self._counts = dict(sorted(self._counts.items(), key=lambda found: -found[1])[: MOST_TASKS // 2])
 
     def due(self) -> bool:
         return self.arrivals >= self._next
