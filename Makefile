@@ -39,7 +39,7 @@ pictures: $(READY) ## Draw the pictures of docs/packing.md
 	$(BIN)/python -m bench.pictures
 
 lock: ## Pin the dependencies anew (needs uv)
-	uv pip compile pyproject.toml --extra dev --generate-hashes --no-emit-index-url \
+	uv pip compile pyproject.toml --extra dev --generate-hashes \
 	  --python-version 3.11 --universal --custom-compile-command "make lock" -o requirements.lock
 
 clean: ## Remove what the other targets made

@@ -19,14 +19,13 @@ from gputile.dialects.wire import (
     Written,
     convert_node,
     convert_pod,
-    host_needs,
     written,
 )
 from gputile.model.cards import Card, Node
 from gputile.model.grants import Grant
 from gputile.model.refusals import BadRequest, NodeCode, RequestCode
 from gputile.model.requests import PodRequest
-from gputile.model.units import LARGEST_CARD, MiB, Millicores, Quantity, host_mebibytes, millicores
+from gputile.model.units import LARGEST_CARD, Quantity, host_mebibytes, millicores
 
 
 class Dialect(Protocol):
@@ -122,11 +121,6 @@ def _refuse_resources_in_annotations(pod: Pod, settings: DialectSettings) -> Non
                     f"`{key}` is an annotation of the pod, where it has no effect; write "
                     f"`{key}: {pod.annotations[key]}` under `resources.limits` of the container",
                 )
-
-
-def pod_host_needs(pod: Pod) -> tuple[Millicores, MiB]:
-    """CPU and main memory of any pod, GPU or not."""
-    return host_needs(pod)
 
 
 # ---- grants ---------------------------------------------------------------------------------------------------------
