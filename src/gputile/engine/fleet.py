@@ -75,9 +75,9 @@ class Fleet(Columns):
         fitting = self.fits(request)
         if among is not None:
             fitting &= self._named(among)
-        scores = self.scores(request, fitting, policy, seed)
         if not fitting.any():
             return []
+        scores = self.scores(request, fitting, policy, seed)
         ties = np.flatnonzero(scores >= scores.max() - slack)
         if shuffle:
             ties = ties[np.argsort(mixed(ties.astype(np.uint64), seed))]
