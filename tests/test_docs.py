@@ -1,5 +1,6 @@
 """Pages that list what the code defines must list all of it."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,11 @@ def test_every_dialect_and_policy_is_described_and_has_examples() -> None:
         assert list((ROOT / "examples" / dialect.NAME).glob("*.yaml"))
     for policy in POLICIES:
         assert f"| `{policy}`" in overview
+
+
+def test_no_page_has_a_gap_that_was_to_be_filled() -> None:
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
+        assert not re.search(r"@[A-Z]+@", page.read_text()), page
 
 
 def test_every_command_is_mentioned_in_the_readme() -> None:

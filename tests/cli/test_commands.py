@@ -1,6 +1,7 @@
 """What a person types and reads."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -157,7 +158,7 @@ class TestDemo:
         assert done.output.count("waits, see below") == 1
         assert "0/4 nodes fit: 3 fewer GPUs than wanted, 1 too few GPUs of a wanted model." in done.output
         assert "GPU Memory(GiB)" in done.output
-        assert "split-over-four -> a100-1, GPU 0,1,2,3: 3 GiB each" in done.output
+        assert re.search(r"split-over-four -> \S+, GPU [0-9,]{7}: 3 GiB each", done.output)
 
     def test_it_reads_in_80_columns_but_for_the_wide_table(self) -> None:
         before_table = run("demo").output.partition("The cluster as `kubectl")[0]
@@ -217,6 +218,9 @@ class TestSimulate:
             pytest.param(("--what-if", "-nobody"), "there is no node 'nobody'", id="what-if"),
             pytest.param(("--what-if", "policy=x"), "there is no such policy", id="what-if-policy"),
             pytest.param(("--pods", "/nowhere.csv"), "cannot be read", id="file"),
+            pytest.param(("--ratio", "nan"), "--ratio must be a number", id="ratio"),
+            pytest.param(("--what-if", " "), "--what-if must say something", id="empty-what-if"),
+            pytest.param(("--out", "/proc/nope"), "cannot be made", id="folder"),
         ],
     )
     def test_bad_input_is_told_before_any_work(

@@ -208,6 +208,28 @@ class TestTheRule:
         assert after - before == pytest.approx([-0.03 * 2 * (dear - 1), -0.03 * 2 * (plain - 1)])
 
 
+@pytest.mark.parametrize("cards", [2, 4, 8])
+def test_memory_in_mib_and_a_percentage_of_the_same_size_score_alike(cards: int) -> None:
+    fleet = Fleet()
+    fleet.set_node(node("n", cpu="64").cards(cards, "A100", 1000).node())
+    fleet.set_node(node("wide", cpu="64").cards(8, "A100", 1000).node())
+    scores = [
+        fleet.scores(request, fleet.fits(request), "tiling").tolist()
+        for request in (wants(ask(130), cpu=1000), wants(ask(percent=13), cpu=1000))
+    ]
+    assert scores[0] == pytest.approx(scores[1])
+
+
+def test_a_fleet_without_cards_answers_after_constraints_were_learnt() -> None:
+    fleet = Fleet()
+    fleet.set_node(node("plain", cpu="8").node())
+    for _ in range(120):
+        fleet.learn(wants(ask(percent=50), models=(ModelRule(("T4",)),)))
+    fleet.refresh()
+    assert fleet.best(wants(cpu=1000), "tiling") == ["plain"]
+    assert isinstance(fleet.place(wants(cpu=1000), "plain", "tiling"), Placement)
+
+
 def test_tiling_puts_a_tile_beside_the_one_it_completes() -> None:
     """0.32 beside 0.65 leaves nothing of worth; beside 0.47 it spoils a half."""
     fleet = Fleet()
@@ -259,6 +281,8 @@ class TestLearning:
             pytest.param(wants(ask(200, name="a"), ask(100, name="b"), together=True), Task(0, 1, 30), id="together"),
             pytest.param(wants(cpu=7), Task(7, 0, 0), id="no-GPU"),
             pytest.param(wants(ask(9999)), Task(0, 1, 100), id="never-more-than-a-card"),
+            pytest.param(wants(ask(125)), Task(0, 1, 12), id="an-eighth-fits-eight-times"),
+            *(pytest.param(wants(ask(percent=p)), Task(0, 1, p), id=f"{p}-percent-is-{p}") for p in (7, 28, 34, 81)),
         ],
     )
     def test_a_pod_is_a_task(self, request_: PodRequest, want: Task) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gputile.engine.policies import POLICIES
 from gputile.model.cards import Node
 from gputile.model.errors import InputError
 from gputile.model.requests import ModelRule
@@ -42,7 +43,7 @@ class TestLists:
         assert size_of(part.request, 1000) == pytest.approx(0.46)
         assert part.request.constraints.models == (ModelRule(("P100", "T4")),)
         assert (plain.request.asks, plain.request.cpu) == ((), 1000)
-        assert [job.seconds for job in (whole, part, plain)] == [90.0, 100.0, 50.0]
+        assert [job.seconds for job in (whole, part, plain)] == [90.0, None, 50.0], "p2 was never scheduled"
 
     def test_manifests_serve_too(self, tmp_path: Path) -> None:
         text = "kind: Deployment\nmetadata: {name: d}\nspec: {replicas: 2, template: {spec: {containers: [%s]}}}"
@@ -52,6 +53,32 @@ class TestLists:
             tmp_path, "nodes.yaml", "kind: Node\nmetadata: {name: n}\nstatus: {capacity: {nvidia.com/gpu: 2}}"
         )
         assert len(load_nodes(nodes)[0].cards) == 2
+
+    def test_pods_without_gpu_count_in_manifests_too(self, tmp_path: Path) -> None:
+        text = "kind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: m, resources: {requests: {cpu: 2}}}]}"
+        (job,) = load_jobs(written(tmp_path, "pods.yaml", text))
+        assert (job.request.asks, job.request.cpu) == ((), 2000)
+
+    def test_a_list_from_a_spreadsheet_is_read(self, tmp_path: Path) -> None:
+        assert len(load_nodes(written(tmp_path, "NODES.CSV", "\ufeff" + NODES_CSV))) == 2
+
+    @pytest.mark.parametrize(
+        ("text", "fragment"),
+        [
+            pytest.param("p9,1,1,1,0,,0,1,0\n", "line 5: num_gpu without gpu_milli", id="no-share"),
+            pytest.param("p9,1,1,1,5,,0,inf,0\n", "line 5: it runs from", id="for-ever"),
+            pytest.param("p9,1,1,1,5,,0,soon,0\n", "line 5: could not convert", id="a-word"),
+            pytest.param('"p9,1,1,1,5\n', "unexpected end of data", id="an-open-quote"),
+        ],
+    )
+    def test_bad_pods_are_told(self, tmp_path: Path, text: str, fragment: str) -> None:
+        with pytest.raises(InputError, match=r"p\.csv") as caught:
+            load_jobs(written(tmp_path, "p.csv", PODS_CSV + text))
+        assert fragment in str(caught.value)
+
+    def test_two_nodes_of_one_name_are_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="there are two nodes 'n1'"):
+            load_nodes(written(tmp_path, "n.csv", NODES_CSV + "n1,1,1,1,T4\n"))
 
     @pytest.mark.parametrize(
         ("name", "text", "fragment"),
@@ -126,6 +153,23 @@ def test_the_mix_of_the_list_may_be_known_beforehand() -> None:
     assert replay(small(), JOBS, plan, lambda part: None).final > 75.0
 
 
+def test_nodes_without_gpu_take_the_pods_without_gpu() -> None:
+    nodes = [*small(), node("plain", cpu="500").node()]
+    for policy in POLICIES:
+        run = replay(nodes, JOBS, Plan(policy=policy), lambda part: None)
+        assert run.cards == 24
+
+
+def test_allocation_is_that_of_the_cards_taken_not_of_an_average_card() -> None:
+    nodes = [node("n", cpu="64").cards(2, "A100", "80Gi").cards(2, "T4", "16Gi").node()]
+    jobs = [Job(f"p{n}", wants(ask("80Gi")), 1.0) for n in range(5)]
+    run = replay(nodes, jobs, Plan(policy="binpack"), lambda part: None)
+    assert (run.allocated_cards, run.final) == (2.0, 50.0)
+    more, plan = change("+20:T4:4x16Gi", nodes, Plan(policy="binpack"))
+    changed = replay(more, jobs, plan, lambda part: None, base=nodes)
+    assert (changed.pods, changed.allocated_cards) == (run.pods, 2.0)
+
+
 class TestWhatIf:
     PLAN = Plan(policy="binpack")
 
@@ -145,10 +189,14 @@ class TestWhatIf:
         with pytest.raises(InputError, match="--what-if"):
             change(text, small(), self.PLAN)
 
+    def test_two_additions_have_names_of_their_own(self) -> None:
+        nodes, _ = change("+1:L40S:2x48Gi,+1:L40S:1x48Gi", small(), self.PLAN)
+        assert len({found.name for found in nodes}) == 8
+
     def test_more_nodes_hand_out_more_of_the_same_demand(self) -> None:
         base = replay(small(), JOBS, self.PLAN, lambda part: None)
         nodes, plan = change("+3:L40S:4x48Gi", small(), self.PLAN)
-        more = replay(nodes, JOBS, plan, lambda part: None, capacity=24)
+        more = replay(nodes, JOBS, plan, lambda part: None, base=small())
         assert more.pods == base.pods
         assert more.allocated_cards > base.allocated_cards
         assert more.refused < base.refused
@@ -169,6 +217,22 @@ class TestLeaving:
         assert busy.waiting > calm.waiting
         assert busy.allocated > calm.allocated
 
+    def test_the_same_work_comes_to_a_changed_cluster(self) -> None:
+        nodes, plan = change("+6:A100:4x1Gi", small(), Plan(policy="binpack", ratio=0.8))
+        base, more = (
+            steady(found, JOBS, plan, lambda part: None, base=small(), pods=300) for found in (small(), nodes)
+        )
+        assert more.hours == base.hours
+        assert more.allocated == pytest.approx(base.allocated / 2, rel=0.1)
+
+    def test_durations_can_be_cut_so_that_the_cluster_turns_over(self) -> None:
+        plan = Plan(policy="tiling", ratio=0.8, mix_from_list=True)
+        whole, cut = (
+            steady(small(), JOBS, plan, lambda part: None, pods=300, longest=seconds) for seconds in (1e9, 100.0)
+        )
+        assert cut.hours < whole.hours
+        assert cut.turned_over > 100.0
+
     def test_a_list_without_times_is_refused(self) -> None:
-        with pytest.raises(InputError, match="has no times"):
+        with pytest.raises(InputError, match="no GPU pod of the list has times"):
             steady(small(), [Job("a", wants(ask(percent=30)))], Plan(policy="binpack"), lambda part: None)

@@ -112,6 +112,9 @@ def _plot(out: Path, rows: dict[str, list[Run]]) -> None:
 
 
 STEADY = {
+    "hours": "hours",
+    "turned_over": "turned over %",
+    "cards": "cards",
     "allocated": "allocated %",
     "waiting": "waiting pods",
     "waited_share": "waited %",

@@ -1,9 +1,11 @@
 """`gputile simulate`: replay a list of pods under one or more policies, with the production core."""
 
+import math
+import multiprocessing
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
     what_if: str = ""
     leave: bool = False
+    arrivals: int | None = None
+    longest: float = float("inf")  # seconds
 
 
 @click.command("simulate", epilog=EXAMPLES)
@@ -84,6 +88,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     help="A changed cluster beside the base: +4:L40S:8x48Gi, -NODE, policy=NAME, joined by commas. May be repeated.",
 )
 @click.option("--leave", is_flag=True, help="Pods also end, after the list's own durations: a steady state.")
+@click.option(
+    "--arrivals", type=click.IntRange(min=1), help="With --leave: how many pods come. [default: as in the list]"
+)
+@click.option("--longest", type=click.FloatRange(min=0.001), help="With --leave: cut durations at so many hours.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for CSV files and plots.")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option(
@@ -100,6 +108,8 @@ def command(
     mix: str,
     what_ifs: tuple[str, ...],
     leave: bool,
+    arrivals: int | None,
+    longest: float | None,
     out: Path | None,
     output: str,
     jobs: int,
@@ -116,8 +126,26 @@ def command(
         shuffle_nodes=order == "shuffled",
         mix_from_list=mix == "list",
     )
-    tasks = _tasks(nodes, pods, _policies(policy), what_ifs, base, range(FIRST_SEED, FIRST_SEED + seeds), leave)
+    if not math.isfinite(base.ratio) or not all(what_if.strip() for what_if in what_ifs):
+        raise InputError("--ratio must be a number, and --what-if must say something")
+    tasks = [
+        Task(
+            name=f"{name} {what_if}".strip() if what_ifs else name,
+            nodes=nodes,
+            pods=pods,
+            plan=msgspec.structs.replace(base, policy=name, seed=seed),
+            what_if=what_if,
+            leave=leave,
+            arrivals=arrivals,
+            longest=3600 * longest if longest else float("inf"),
+        )
+        for name in _policies(policy)
+        for seed in range(FIRST_SEED, FIRST_SEED + seeds)
+        for what_if in ("", *dict.fromkeys(what_ifs))
+    ]
     _check(tasks)
+    if out is not None:
+        _make_folder(out)
     runs = _run_all(tasks, jobs)
     if leave:
         report_steady(runs, output, out)
@@ -126,24 +154,19 @@ def command(
 
 
 def _policies(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     unknown = [name for name in names if name not in POLICIES]
     if unknown or not names:
         raise InputError(f"--policy {text}: there is no such policy; write one or more of {', '.join(POLICIES)}")
     return names
 
 
-def _tasks(
-    nodes: Path, pods: Path, policies: list[str], what_ifs: Sequence[str], base: Plan, seeds: Iterable[int], leave: bool
-) -> list[Task]:
-    tasks = []
-    for policy in policies:
-        for seed in seeds:
-            plan = msgspec.structs.replace(base, policy=policy, seed=seed)
-            for what_if in ("", *what_ifs):
-                name = f"{policy} {what_if}".strip() if what_ifs else policy
-                tasks.append(Task(name=name, nodes=nodes, pods=pods, plan=plan, what_if=what_if, leave=leave))
-    return tasks
+def _make_folder(out: Path) -> None:
+    """Before the work, not after it."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as wrong:
+        raise InputError(f"--out {out}: cannot be made: {wrong.strerror}") from wrong
 
 
 # ---- running --------------------------------------------------------------------------------------------------------
@@ -154,7 +177,7 @@ def _lists(nodes: Path, pods: Path) -> tuple[tuple[Node, ...], tuple[Job, ...]]:
     found, jobs = load_nodes(nodes), load_jobs(pods)
     if not any(node.cards for node in found):
         raise InputError(f"{nodes}: no node with GPUs in it")
-    if not any(job.request.asks for job in jobs):
+    if not any(ask.cards for job in jobs for ask in job.request.asks):
         raise InputError(f"{pods}: no pod that asks for GPUs in it")
     return found, jobs
 
@@ -170,8 +193,16 @@ def _run(task: Task, tell: Callable[[float], None] = lambda part: None) -> Run |
     nodes, jobs = _lists(task.nodes, task.pods)
     changed, plan = change(task.what_if, nodes, task.plan)
     if task.leave:
-        return steady(changed, jobs, plan, tell)
-    return replay(changed, jobs, plan, tell, capacity=sum(len(node.cards) for node in nodes))
+        return steady(changed, jobs, plan, tell, base=nodes, pods=task.arrivals, longest=task.longest)
+    return replay(changed, jobs, plan, tell, base=nodes)
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _run_numbered(numbered: tuple[int, Task]) -> tuple[int, Run | SteadyRun]:
+    return numbered[0], _run(numbered[1])
 
 
 def _move_to(bar: Any, number: int, part: float) -> None:
@@ -187,10 +218,10 @@ def _run_all(tasks: list[Task], workers: int) -> dict[str, list[Any]]:
                 results[number] = _run(task, partial(_move_to, bar, number))
                 _move_to(bar, number, 1.0)
         else:
-            with ProcessPoolExecutor(min(workers, len(tasks))) as pool:
-                futures = {pool.submit(_run, task): number for number, task in enumerate(tasks)}
-                for future in as_completed(futures):
-                    results[futures[future]] = future.result()
+            # A pool that ends its workers when the block is left, by ^C or an error too.
+            with multiprocessing.Pool(min(workers, len(tasks)), _leave_interrupts_to_the_parent) as pool:
+                for number, result in pool.imap_unordered(_run_numbered, enumerate(tasks)):
+                    results[number] = result
                     bar.update(100)
     rows: dict[str, list[Any]] = {}
     for number, task in enumerate(tasks):

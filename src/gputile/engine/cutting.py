@@ -16,6 +16,7 @@ Floats = NDArray[np.float64]
 
 _PIVOTS = 2000  # far beyond what a hundred sizes need; a guard against rounding, not a tuning knob
 _EPSILON = 1e-9
+LEAVE = -1  # this percent of the card is left over
 
 
 def prices(demand: Mapping[int, float]) -> dict[int, float]:
@@ -56,17 +57,20 @@ def solve(sizes: NDArray[np.int64], wanted: Floats) -> tuple[Floats, float]:
 def _best_pattern(sizes: NDArray[np.int64], duals: Floats) -> tuple[Floats, float]:
     """The best-paying way to cut one card (an unbounded knapsack in percent)."""
     best = np.zeros(WHOLE + 1)
-    last = np.full(WHOLE + 1, -1)
+    last = np.full(WHOLE + 1, LEAVE)
     for room in range(1, WHOLE + 1):
-        best[room], last[room] = best[room - 1], -2  # -2: leave this percent
-        for number, size in enumerate(sizes.tolist()):
-            if size <= room and best[room - size] + duals[number] > best[room] + _EPSILON:
-                best[room], last[room] = best[room - size] + duals[number], number
+        fitting = int(np.searchsorted(sizes, room, side="right"))  # sizes are sorted
+        best[room] = best[room - 1]
+        if fitting:
+            worth = best[room - sizes[:fitting]] + duals[:fitting]
+            number = int(worth.argmax())
+            if worth[number] > best[room] + _EPSILON:
+                best[room], last[room] = worth[number], number
     pattern = np.zeros(len(sizes))
     room = WHOLE
     while room > 0:
         number = int(last[room])
-        if number < 0:
+        if number == LEAVE:
             room -= 1
         else:
             pattern[number] += 1

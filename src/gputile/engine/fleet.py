@@ -118,6 +118,13 @@ class Fleet(Columns):
         """Renew what was learnt, if that is due."""
         self._judge.refresh()
 
+    def prepare(self) -> Tables:
+        """What `refresh` would learn, made beside what is in use; hand it to `adopt` at a quiet moment."""
+        return self._judge.prepare()
+
+    def adopt(self, learnt: Tables) -> None:
+        self._judge.adopt(learnt)
+
     def relearn(self, requests: Iterable[PodRequest]) -> None:
         """After a restart: forget all, and learn from the pods of the cluster."""
         self._judge.relearn(requests)
@@ -125,6 +132,10 @@ class Fleet(Columns):
     def learn_all(self, requests: list[PodRequest]) -> None:
         """Take the mix of a whole list, as the literature does, and learn no more."""
         self._judge.learn_all(requests)
+
+    def free_cards(self) -> float:
+        """The free shares of all usable cards, added up."""
+        return float(self._share[: len(self._nodes)].sum()) / CARD
 
     def fragmentation(self) -> float:
         """Idle GPU that the learnt workload could not use, in cards."""
@@ -205,8 +216,8 @@ class Fleet(Columns):
     def _closeness(self, request: PodRequest, pieces: tuple[Piece, ...], fitting: Mask) -> Scores:
         """By row: how close the best set of cards is for the piece that wants most of them."""
         answer = np.zeros(len(self._nodes))
-        piece = max(pieces, key=lambda piece: piece.cards)
-        if piece.cards < 2:
+        piece = max(pieces, key=lambda piece: piece.cards, default=None)
+        if piece is None or piece.cards < 2:
             return answer
         mask = cards_that_fit(piece, self.grid(), self._eligible_cards(request.constraints), request.constraints.idle)
         known: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -226,7 +237,7 @@ class Fleet(Columns):
         for row, node in enumerate(self._nodes):
             if node is None or node.fault:
                 verdict.set_row(row, NodeCode(node.fault) if node else NodeCode.UNKNOWN_NODE, 1, 0)
-            elif not node.cards:
+            elif not node.cards and cut(request):
                 verdict.set_row(row, NodeCode.NO_CARDS, 1, 0)
         rule = request.constraints
         question = self._question(request, cut(request), self.grid())
@@ -252,10 +263,11 @@ class Fleet(Columns):
     def tile_share(self, piece: Piece, rows: Rows) -> Ints:
         """Card x node: the share of each card that one tile of the piece takes."""
         asks = piece.asks_in(piece.phases()[0])
-        size = np.maximum(self._size[:, rows], 1)
-        by_memory = -(-memory_needed(asks, self._size[:, rows]) * CARD // size)
-        by_cores = sum(ask.cores for ask in asks) * (CARD // 100)
-        return np.asarray(np.maximum(by_memory, by_cores), dtype=np.int64)
+        size = self._size[:, rows]
+        needed = -(-memory_needed(asks, size) * CARD // np.maximum(size, 1))
+        by_memory = np.where(size > 0, needed, 0)  # also where there is no card at all
+        by_cores = np.where(self._exists[:, rows], sum(ask.cores for ask in asks) * (CARD // 100), 0)
+        return np.asarray(np.maximum(by_memory, by_cores))
 
     def cards_for(self, piece: Piece, request: PodRequest, rows: Rows) -> Mask:
         eligible = self._eligible_cards(request.constraints)[:, rows]

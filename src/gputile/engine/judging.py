@@ -27,8 +27,8 @@ from gputile.engine.learning import (
     task_of,
 )
 from gputile.engine.pieces import Piece, cut
-from gputile.engine.shares import CARD
-from gputile.model.requests import PodRequest
+from gputile.engine.shares import CARD, ask_share
+from gputile.model.requests import PodRequest, Role
 
 REMEMBERED = 256  # requests
 
@@ -72,6 +72,7 @@ class Judge:
         self._learner = Learner()
         self._tables: Tables | None = None
         self._prices: Floats = np.ones(1)
+        self._fixed = False  # the mix was given, and is not learnt
         self._priced_at = 0  # arrivals
         self._starved = False
         self._remembered: OrderedDict[tuple[object, ...], Remembered] = OrderedDict()
@@ -80,11 +81,14 @@ class Judge:
 
     def observe(self, request: PodRequest) -> None:
         """Count a pod that arrived. Cheap; `refresh` does the work when it is due."""
-        self._learner.observe(task_of(request, self._site.average_card()))
+        if self._fixed:
+            self._learner.arrivals += 1  # prices follow the cluster even when the mix is given
+        else:
+            self._learner.observe(task_of(request, self._site.average_card()))
 
     def refresh(self) -> None:
         """Make what is due: prices every hundred pods, tables at 100, 200, 400, ... pods."""
-        if self._tables is None or self._learner.due():
+        if self._tables is None or (self._learner.due() and not self._fixed):
             self.adopt(self.prepare())
         if self._learner.arrivals >= self._priced_at + PRICE_EVERY:
             self._price()
@@ -109,7 +113,7 @@ class Judge:
         counts = Learner(prior=0.0)
         for request in requests:
             counts.observe(task_of(request, self._site.average_card()))
-        self._learner = counts
+        self._learner, self._fixed = counts, True
         self.adopt(tables(counts.asked(), self._site.supply()))
 
     def _price(self) -> None:
@@ -132,7 +136,9 @@ class Judge:
     def scores(self, request: PodRequest, policy: str) -> Floats:
         """By row: the node's score; meaningless where the pod does not fit."""
         known = self._up_to_date(request, policy).nodes
-        size = task_of(request, self._site.average_card()).size
+        average = self._site.average_card()
+        main = [ask for ask in request.asks if ask.role is not Role.INIT]
+        size = sum(ask.cards * ask_share(ask, average) for ask in main) / CARD
         if policy != "tiling" or not size:
             return known
         return known - tiling.SCARCITY * size * self._site.node_prices(self._prices)
@@ -143,7 +149,7 @@ class Judge:
             scores: Floats = self._up_to_date(request, policy).cards[:, row].astype(np.float64)
         else:
             rows = np.array([row])
-            scores = _piece_scores(piece, request, self._site, rows, self.tables(), policy).cards[:, 0]
+            scores = _piece_scores(piece, request, self._site, rows, self.tables(), policy, request.cpu).cards[:, 0]
         if policy == "tiling":
             scores = scores - tiling.SCARCITY * self._site.card_prices(piece, row, self._prices)
         return [float(score) for score in scores]
@@ -186,10 +192,22 @@ def _tiling(request: PodRequest, site: Site, rows: Rows, current: Tables, starve
         return Scored(
             tiling.cpu_pod_scores(look, request.cpu, current, fragments, starved=starved), np.zeros(look.share.shape)
         )
-    parts = [_piece_scores(piece, request, site, rows, current, "tiling") for piece in pieces]
-    size = sum((piece.cards * site.tile_share(piece, rows).max(axis=0) / CARD for piece in pieces), np.zeros(len(rows)))
-    nodes = sum((part.nodes for part in parts), tiling.node_scores(look, size, request.cpu, current))
-    return Scored(nodes, parts[0].cards)
+    parts = [  # the pod's CPU is taken once
+        _piece_scores(piece, request, site, rows, current, "tiling", 0 if number else request.cpu)
+        for number, piece in enumerate(pieces)
+    ]
+    nodes = tiling.node_scores(look, _size(pieces, request, site, rows), request.cpu, current)
+    return Scored(sum((part.nodes for part in parts), nodes), parts[0].cards)
+
+
+def _size(pieces: tuple[Piece, ...], request: PodRequest, site: Site, rows: Rows) -> Floats:
+    """By node: the cards that the pod takes in its main life, by the largest share on a card that fits."""
+    size = np.zeros(len(rows))
+    for piece in pieces:
+        if 0 in piece.phases():
+            fitting = site.cards_for(piece, request, rows)
+            size += piece.cards * np.where(fitting, site.tile_share(piece, rows), 0).max(axis=0) / CARD
+    return size
 
 
 def _fragmentation(request: PodRequest, site: Site, rows: Rows, current: Tables, starved: bool) -> Scored:
@@ -198,18 +216,20 @@ def _fragmentation(request: PodRequest, site: Site, rows: Rows, current: Tables,
     if not pieces:
         return Scored(_logistic(Fragments(look, current).gain_of_cpu(request.cpu)), np.zeros(look.share.shape))
     piece = max(pieces, key=lambda piece: piece.cards)
-    return _piece_scores(piece, request, site, rows, current, "fragmentation")
+    return _piece_scores(piece, request, site, rows, current, "fragmentation", request.cpu)
 
 
-def _piece_scores(piece: Piece, request: PodRequest, site: Site, rows: Rows, current: Tables, policy: str) -> Scored:
+def _piece_scores(
+    piece: Piece, request: PodRequest, site: Site, rows: Rows, current: Tables, policy: str, cpu: int
+) -> Scored:
     """One piece by itself: by card, and by node the sum over the best cards that fit."""
     look = site.look(rows)
     fragments = Fragments(look, current)
     if piece.exclusive:
-        gain = fragments.gain_of_whole_cards(piece.cards, request.cpu)
+        gain = fragments.gain_of_whole_cards(piece.cards, cpu)
         return Scored(tiling.GAIN * gain if policy == "tiling" else _logistic(gain), np.zeros(look.share.shape))
     tile = site.tile_share(piece, rows)
-    gains = fragments.gain_of_tiles(tile, request.cpu)
+    gains = fragments.gain_of_tiles(tile, cpu)
     cards = tiling.tile_scores(look, tile, current, gains) if policy == "tiling" else _logistic(gains)
     return Scored(_best_cards(cards, site.cards_for(piece, request, rows), piece.cards), cards)
 

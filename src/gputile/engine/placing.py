@@ -43,7 +43,7 @@ def place(
     `prefer` gives scores by card where a policy has learnt them (`Fleet.place`); else the policy's own order counts.
     """
     pieces = cut(request)
-    fault = _node_fault(view)
+    fault = _node_fault(view, pieces)
     if fault is not None:
         return fault
     board = _Board(request, view, policy, seed, phase_count(pieces), prefer)
@@ -287,11 +287,11 @@ def _grants(request: PodRequest, view: NodeView, found: dict[str, Sequence[int]]
 # ---- why not --------------------------------------------------------------------------------------------------------
 
 
-def _node_fault(view: NodeView) -> Refusal | None:
+def _node_fault(view: NodeView, pieces: tuple[Piece, ...]) -> Refusal | None:
     node = view.node
     if node.fault:
         return Refusal(node.name, NodeCode(node.fault), 1, 0, False)
-    if not node.cards:
+    if not node.cards and pieces:
         return Refusal(node.name, NodeCode.NO_CARDS, 1, 0, False)
     return None
 

@@ -26,7 +26,7 @@ def room_share(card: Card, room: Room) -> int:
 def ask_share(ask: Ask, card_memory: float) -> float:
     """The share of a card of that size which one tile of `ask` takes."""
     if ask.memory is None:
-        by_memory = (ask.memory_percent or 0) / ALL
+        by_memory = CARD * (ask.memory_percent or 0) / ALL  # in this order: 0.81 x 10000 is not 8100
     else:
-        by_memory = ask.memory / card_memory if card_memory else 0.0
-    return CARD * max(by_memory, ask.cores / ALL)
+        by_memory = CARD * ask.memory / card_memory if card_memory else 0.0
+    return max(by_memory, CARD * ask.cores / ALL)

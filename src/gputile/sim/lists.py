@@ -6,7 +6,9 @@ Nothing of such a list is kept in this project; a path is given by whoever repla
 
 import csv
 import gzip
+import math
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gputile.dialects import speaking
+from gputile.dialects.wire import Pod, convert_pod, host_needs
 from gputile.model.cards import Card, Node
 from gputile.model.errors import InputError
 from gputile.model.refusals import BadRequest
@@ -39,8 +42,13 @@ T = TypeVar("T")
 
 def load_nodes(path: Path) -> tuple[Node, ...]:
     if _is_csv(path):
-        return tuple(_rows(path, NODE_COLUMNS, _node))
-    return tuple(_yaml_node(manifest, path) for manifest in load(_text(path), str(path)).nodes)
+        nodes = tuple(_rows(path, NODE_COLUMNS, _node))
+    else:
+        nodes = tuple(_yaml_node(manifest, path) for manifest in load(_text(path), str(path)).nodes)
+    twice = [name for name, count in Counter(node.name for node in nodes).items() if count > 1]
+    if twice:
+        raise InputError(f"{path}: there are two nodes {twice[0]!r}; give one of them another name")
+    return nodes
 
 
 def load_jobs(path: Path) -> tuple[Job, ...]:
@@ -50,28 +58,28 @@ def load_jobs(path: Path) -> tuple[Job, ...]:
 
 
 def _is_csv(path: Path) -> bool:
-    return path.name.removesuffix(".gz").endswith(".csv")
+    return path.name.lower().removesuffix(".gz").endswith(".csv")
 
 
 def _text(path: Path) -> str:
     try:
         data = path.read_bytes()
-        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as wrong:
         raise InputError(f"{path}: cannot be read: {wrong}; name a .csv, .csv.gz or .yaml file") from wrong
 
 
 def _rows(path: Path, columns: tuple[str, ...], make: Callable[[dict[str, str]], T]) -> Iterator[T]:
-    lines = csv.DictReader(_text(path).splitlines())
+    lines = csv.DictReader(_text(path).splitlines(), strict=True)
     missing = [column for column in columns if column not in (lines.fieldnames or ())]
     if missing:
         raise InputError(f"{path}, line 1: expected the columns {', '.join(columns)}; missing: {', '.join(missing)}")
-    for row in lines:
-        try:
+    try:
+        for row in lines:
             yield make(row)
-        except (ValueError, TypeError, AttributeError) as wrong:
-            expected = "whole numbers where the column's name ends in _milli, _mib or gpu"
-            raise InputError(f"{path}, line {lines.line_num}: {wrong}; expected {expected}") from wrong
+    except (ValueError, TypeError, AttributeError, csv.Error) as wrong:
+        expected = f"{', '.join(columns)} with whole numbers, and times in seconds"
+        raise InputError(f"{path}, line {lines.line_num}: {wrong}; expected {expected}") from wrong
 
 
 def _node(row: dict[str, str]) -> Node:
@@ -84,6 +92,8 @@ def _node(row: dict[str, str]) -> Node:
 
 def _job(row: dict[str, str]) -> Job:
     cards, share = _count(row["num_gpu"]), _count(row["gpu_milli"])
+    if cards and not share:
+        raise ValueError("num_gpu without gpu_milli")
     models = tuple(filter(None, (row.get("gpu_spec") or "").split("|")))
     request = PodRequest(
         dialect="vcuda",  # counts no slots: the lists know none
@@ -111,8 +121,14 @@ def _count(text: str) -> int:
 
 
 def _seconds(row: dict[str, str]) -> float | None:
-    start, end = row.get("scheduled_time") or row.get("creation_time"), row.get("deletion_time")
-    return max(0.0, float(end) - float(start)) if start and end else None
+    """A pod that was never scheduled never ran."""
+    start, end = row.get("scheduled_time"), row.get("deletion_time")
+    if not start or not end:
+        return None
+    seconds = float(end) - float(start)
+    if not math.isfinite(seconds):
+        raise ValueError(f"it runs from {start!r} to {end!r}")
+    return max(0.0, seconds)
 
 
 def _yaml_node(manifest: dict[str, Any], path: Path) -> Node:
@@ -124,9 +140,13 @@ def _yaml_node(manifest: dict[str, Any], path: Path) -> Node:
 
 def _yaml_jobs(path: Path) -> Iterator[Job]:
     for workload in load(_text(path), str(path)).workloads:
-        request = speaking.read_pod(workload.pod)
-        if isinstance(request, BadRequest):
-            raise InputError(f"{path}: {workload.kind} {workload.name}: {request.message}")
-        for number in range(workload.replicas if request is not None else 0):
-            assert request is not None
+        pod = convert_pod(workload.pod)
+        request = speaking.read_pod(pod) if isinstance(pod, Pod) else pod
+        if isinstance(request, BadRequest) or isinstance(pod, BadRequest):
+            bad = request if isinstance(request, BadRequest) else pod
+            raise InputError(f"{path}: {workload.kind} {workload.name}: {bad}")
+        if request is None:  # CPU and memory count, too
+            cpu, memory = host_needs(pod)
+            request = PodRequest(dialect="", asks=(), cpu=cpu, memory=memory)
+        for number in range(workload.replicas):
             yield Job(f"{workload.namespace}/{workload.name}-{number}", request)

@@ -16,7 +16,7 @@ from gputile.engine.policies import POLICIES
 from gputile.engine.shares import CARD, ask_share
 from gputile.model.cards import Node
 from gputile.model.grants import Use
-from gputile.model.requests import PodRequest
+from gputile.model.requests import PodRequest, Role
 from gputile.model.units import MiB
 from gputile.sim.lists import Job
 
@@ -68,8 +68,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def size_of(request: PodRequest, average_card: MiB) -> float:
-    """In cards."""
-    return sum(ask.cards * ask_share(ask, average_card) for ask in request.asks) / CARD
+    """In cards of average size, in the pod's main life."""
+    main = [ask for ask in request.asks if ask.role is not Role.INIT]
+    return sum(ask.cards * ask_share(ask, average_card) for ask in main) / CARD
 
 
 def average_card(nodes: Sequence[Node]) -> MiB:
@@ -84,7 +85,7 @@ def arrivals(jobs: Sequence[Job], target: float, seed: int, average: MiB) -> lis
     total = sum(size_of(job.request, average) for job in order)
     while total > target and order:
         total -= size_of(order.pop(int(dice.integers(len(order)))).request, average)
-    while any(job.request.asks for job in jobs):
+    while any(size_of(job.request, average) for job in jobs):
         drawn = jobs[int(dice.integers(len(jobs)))]
         cards = max((ask.cards for ask in drawn.request.asks), default=1)
         if total + size_of(drawn.request, average) / cards > target:
@@ -94,14 +95,17 @@ def arrivals(jobs: Sequence[Job], target: float, seed: int, average: MiB) -> lis
     return order
 
 
-def replay(nodes: Sequence[Node], jobs: Sequence[Job], plan: Plan, tell: Tell, *, capacity: int | None = None) -> Run:
-    """`capacity` fixes how much arrives (and what 100 % is) when the cluster was changed and the demand was not."""
+def replay(
+    nodes: Sequence[Node], jobs: Sequence[Job], plan: Plan, tell: Tell, *, base: Sequence[Node] | None = None
+) -> Run:
+    """`base` says how much arrives, and what 100 % is, when the cluster was changed and the demand was not."""
     start = time.perf_counter()
+    base = base or nodes
     fleet = fleet_of(nodes, plan)
     cards = sum(len(node.cards) for node in nodes)
-    measure = capacity or cards
-    pods = arrivals(jobs, plan.ratio * measure, plan.seed, average_card(nodes))
-    meter = _Meter(fleet, [job.request for job in jobs], measure)
+    average, capacity = average_card(base), sum(len(node.cards) for node in base)
+    pods = arrivals(jobs, plan.ratio * capacity, plan.seed, average)
+    meter = _Meter(fleet, [job.request for job in jobs], capacity, average)
     if plan.mix_from_list:
         fleet.learn_all([job.request for job in jobs])
     for number, job in enumerate(pods):
@@ -121,8 +125,8 @@ def fleet_of(nodes: Sequence[Node], plan: Plan) -> Fleet:
 
 def schedule(fleet: Fleet, request: PodRequest, plan: Plan, number: int, *, again: bool = False) -> Held | None:
     """Filter, place and hold one pod; None if it fits nowhere. A pod that is tried again is not learnt again."""
-    if not again and not plan.mix_from_list and POLICIES[plan.policy].learns:
-        fleet.learn(request)
+    if not again and POLICIES[plan.policy].learns:
+        fleet.learn(request)  # of no effect when the mix was taken from the list
         fleet.refresh()
     seed = plan.seed * 1_000_003 + number
     best = fleet.best(request, plan.policy, seed=seed, keep=1, shuffle=plan.random_ties)
@@ -138,9 +142,10 @@ def schedule(fleet: Fleet, request: PodRequest, plan: Plan, number: int, *, agai
 class _Meter:
     """Counts what arrives and what is handed out, with a point of the curve per percent of load."""
 
-    def __init__(self, fleet: Fleet, mix: list[PodRequest], capacity: int) -> None:
-        self._fleet, self._capacity = fleet, capacity
+    def __init__(self, fleet: Fleet, mix: list[PodRequest], capacity: int, average: MiB) -> None:
+        self._fleet, self._capacity, self._average = fleet, capacity, average
         self._fragment_meter = fleet.fragment_meter(mix)
+        self._all = fleet.free_cards()
         self._arrived = self._allocated = 0.0
         self._refused = 0
         self._first: float | None = None
@@ -148,9 +153,9 @@ class _Meter:
         self._curve: list[Point] = []
 
     def count(self, request: PodRequest, fitted: bool) -> None:
-        size = size_of(request, self._fleet.average_card())
+        size = size_of(request, self._average)
         self._arrived += size
-        self._allocated += size if fitted else 0.0
+        self._allocated = self._all - self._fleet.free_cards()  # true shares, whatever cards the pods are on
         self._refused += not fitted
         if not fitted and size and self._first is None:
             self._first = self._percent(self._arrived)

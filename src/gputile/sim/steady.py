@@ -27,6 +27,8 @@ class SteadyRun(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
     cards: int
     pods: int
+    hours: float  # that were simulated
+    turned_over: float  # percent of the cards' worth that was given back in that time
     allocated: float  # percent of the cards
     waiting: float  # pods
     waited_share: float  # percent of the pods that did not start at once
@@ -36,12 +38,22 @@ class SteadyRun(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-def steady(nodes: Sequence[Node], jobs: Sequence[Job], plan: Plan, tell: Tell, *, pods: int | None = None) -> SteadyRun:
+def steady(
+    nodes: Sequence[Node],
+    jobs: Sequence[Job],
+    plan: Plan,
+    tell: Tell,
+    *,
+    base: Sequence[Node] | None = None,
+    pods: int | None = None,
+    longest: float = float("inf"),
+) -> SteadyRun:
+    """`base` says how much work comes, `pods` how many arrive, `longest` (seconds) cuts the durations."""
     start = time.perf_counter()
-    lasting = [job for job in jobs if job.seconds]
-    if not lasting:
-        raise InputError("the pod list has no times (scheduled_time, deletion_time), so pods cannot leave")
-    world = _World(nodes, lasting, plan)
+    lasting = [msgspec.structs.replace(job, seconds=min(job.seconds, longest)) for job in jobs if job.seconds]
+    if not any(job.request.asks for job in lasting):
+        raise InputError("no GPU pod of the list has times (scheduled_time, deletion_time), so pods cannot leave")
+    world = _World(nodes, lasting, plan, base or nodes)
     world.fill()
     total = pods or len(jobs)
     for number in range(total):
@@ -59,19 +71,23 @@ class _Waiting(msgspec.Struct):
 
 
 class _World:
-    def __init__(self, nodes: Sequence[Node], jobs: list[Job], plan: Plan) -> None:
+    def __init__(self, nodes: Sequence[Node], jobs: list[Job], plan: Plan, base: Sequence[Node]) -> None:
         self._jobs, self._plan = jobs, plan
         self._fleet: Fleet = fleet_of(nodes, plan)
         self._cards = sum(len(node.cards) for node in nodes)
-        self._average = average_card(nodes)
+        self._average = average_card(base)
+        self._load = plan.ratio * sum(len(node.cards) for node in base)  # cards' worth of work
+        if plan.mix_from_list:
+            self._fleet.learn_all([job.request for job in jobs])
         self._dice = np.random.default_rng(plan.seed)
         self._sizes = np.array([size_of(job.request, self._average) for job in jobs])
         self._seconds = np.array([job.seconds or 0.0 for job in jobs])
-        self._pause = float(np.mean(self._sizes * self._seconds)) / (plan.ratio * self._cards)
+        self._pause = float(np.mean(self._sizes * self._seconds)) / self._load
         self._now = 0.0
         self._ends: list[tuple[float, int, Held]] = []
         self._queue: list[_Waiting] = []
-        self._held = self._busy = self._waited = 0.0  # cards now; cards x seconds; pods x seconds
+        self._all = self._fleet.free_cards()
+        self._busy = self._waited = self._given_back = 0.0  # cards x seconds; pods x seconds; cards
         self._waits: list[float] = []
 
     def fill(self) -> None:
@@ -82,7 +98,7 @@ class _World:
         while True:
             picked = int(self._dice.choice(len(self._jobs), p=chance))
             load += float(self._sizes[picked])
-            if load > self._plan.ratio * self._cards:
+            if load > self._load:
                 return
             self._come(self._jobs[picked], number, float(self._dice.random() * self._seconds[picked]))
             number -= 1
@@ -95,7 +111,7 @@ class _World:
     def _come(self, job: Job, number: int, seconds: float) -> None:
         """Start now, or wait."""
         if self._start(job, number, seconds):
-            self._waits.append(0.0)
+            self._note(number, 0.0)
         else:
             self._queue.append(_Waiting(job, seconds, self._now, number))
 
@@ -106,12 +122,12 @@ class _World:
             self._pass_time(at)
             request = held.request
             self._fleet.release(held.node, held.uses, request.cpu, request.memory)
-            self._held -= size_of(request, self._average)
+            self._given_back += size_of(request, self._average)
             self._retry(held.node)
         self._pass_time(until)
 
     def _pass_time(self, until: float) -> None:
-        self._busy += self._held * (until - self._now)
+        self._busy += (self._all - self._fleet.free_cards()) * (until - self._now)
         self._waited += len(self._queue) * (until - self._now)
         self._now = until
 
@@ -126,28 +142,35 @@ class _World:
                 refused.add(kind)
             elif self._start(waiting.job, waiting.number, waiting.seconds, again=True):
                 self._queue.remove(waiting)
-                self._waits.append(self._now - waiting.since)
+                self._note(waiting.number, self._now - waiting.since)
 
     def _start(self, job: Job, number: int, seconds: float, *, again: bool = False) -> bool:
         held = schedule(self._fleet, job.request, self._plan, number, again=again)
         if held is None:
             return False
-        self._held += size_of(job.request, self._average)
         heapq.heappush(self._ends, (self._now + seconds, number, held))
         return True
 
+    def _note(self, number: int, wait: float) -> None:
+        """Only pods that arrived count, not those the cluster began with."""
+        if number >= 0:
+            self._waits.append(wait)
+
     def result(self, pods: int, seconds: float) -> SteadyRun:
-        waits = np.array([*self._waits, *(self._now - waiting.since for waiting in self._queue)]) / 3600
+        left = [waiting for waiting in self._queue if waiting.number >= 0]
+        waits = np.array([*self._waits, *(self._now - waiting.since for waiting in left)]) / 3600
         span = max(self._now, 1e-9)
         return SteadyRun(
             plan=self._plan,
             cards=self._cards,
             pods=pods,
+            hours=self._now / 3600,
+            turned_over=100 * self._given_back / self._cards,
             allocated=100 * self._busy / span / self._cards,
             waiting=self._waited / span,
             waited_share=100 * float(np.mean(waits > 0)),
             mean_wait=float(waits.mean()),
             p95_wait=float(np.quantile(waits, 0.95)),
-            never_started=len(self._queue),
+            never_started=len(left),
             seconds=seconds,
         )

@@ -28,7 +28,7 @@ def change(text: str, nodes: Sequence[Node], plan: Plan) -> tuple[tuple[Node, ..
         elif part.startswith("-"):
             changed = _without(part[1:], changed)
         else:
-            changed += _more(part, nodes)
+            changed += _more(part, nodes, len(changed))
     return changed, plan
 
 
@@ -39,7 +39,7 @@ def _without(name: str, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     return left
 
 
-def _more(part: str, nodes: Sequence[Node]) -> tuple[Node, ...]:
+def _more(part: str, nodes: Sequence[Node], first: int) -> tuple[Node, ...]:
     """New nodes, with as much CPU and main memory per card as the cluster has on average."""
     match = _MORE.fullmatch(part)
     size = host_mebibytes(match["size"]) if match else None
@@ -51,13 +51,12 @@ def _more(part: str, nodes: Sequence[Node]) -> tuple[Node, ...]:
         size = THOUSANDTHS  # a list that counts in thousandths of a card knows no MiB
     return tuple(
         Node(
-            name=f"what-if-{match['model']}-{n}",
+            name=f"what-if-{n}",
             cards=tuple(
-                Card(index=c, uuid=f"what-if-{match['model']}-{n}#{c}", memory=size, model=match["model"])
-                for c in range(cards)
+                Card(index=c, uuid=f"what-if-{n}#{c}", memory=size, model=match["model"]) for c in range(cards)
             ),
             cpu=sum(node.cpu for node in nodes) * cards // all_cards,
             memory=sum(node.memory for node in nodes) * cards // all_cards,
         )
-        for n in range(int(match["nodes"]))
+        for n in range(first, first + int(match["nodes"]))
     )
