@@ -208,7 +208,7 @@ class TestSimulate:
     def test_leaving_shows_waiting(self, lists: tuple[str, ...], tmp_path: Path) -> None:
         done = run(*lists, "--policy", "binpack", "--seeds", "1", "--leave", "--out", str(tmp_path / "out"))
         assert done.exit_code == 0, done.output
-        assert "mean wait h" in done.stdout
+        assert "mean wait min" in done.stdout
         assert (tmp_path / "out/steady.csv").exists()
 
     @pytest.mark.parametrize(

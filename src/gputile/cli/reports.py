@@ -118,8 +118,8 @@ STEADY = {
     "allocated": "allocated %",
     "waiting": "waiting pods",
     "waited_share": "waited %",
-    "mean_wait": "mean wait h",
-    "p95_wait": "p95 wait h",
+    "mean_wait": "mean wait min",
+    "p95_wait": "p95 wait min",
     "never_started": "never started",
     "seconds": "seconds",
 }

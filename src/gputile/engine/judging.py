@@ -54,6 +54,7 @@ class Scored(msgspec.Struct):
 
     nodes: Floats
     cards: Floats  # card x node
+    size: Floats = msgspec.field(default_factory=lambda: np.zeros(0))  # by node: the cards that the piece takes
 
 
 class Remembered(msgspec.Struct):
@@ -196,18 +197,11 @@ def _tiling(request: PodRequest, site: Site, rows: Rows, current: Tables, starve
         _piece_scores(piece, request, site, rows, current, "tiling", 0 if number else request.cpu)
         for number, piece in enumerate(pieces)
     ]
-    nodes = tiling.node_scores(look, _size(pieces, request, site, rows), request.cpu, current)
+    size = sum(
+        (part.size for piece, part in zip(pieces, parts, strict=True) if 0 in piece.phases()), np.zeros(len(rows))
+    )
+    nodes = tiling.node_scores(look, size, request.cpu, current)
     return Scored(sum((part.nodes for part in parts), nodes), parts[0].cards)
-
-
-def _size(pieces: tuple[Piece, ...], request: PodRequest, site: Site, rows: Rows) -> Floats:
-    """By node: the cards that the pod takes in its main life, by the largest share on a card that fits."""
-    size = np.zeros(len(rows))
-    for piece in pieces:
-        if 0 in piece.phases():
-            fitting = site.cards_for(piece, request, rows)
-            size += piece.cards * np.where(fitting, site.tile_share(piece, rows), 0).max(axis=0) / CARD
-    return size
 
 
 def _fragmentation(request: PodRequest, site: Site, rows: Rows, current: Tables, starved: bool) -> Scored:
@@ -227,11 +221,13 @@ def _piece_scores(
     fragments = Fragments(look, current)
     if piece.exclusive:
         gain = fragments.gain_of_whole_cards(piece.cards, cpu)
-        return Scored(tiling.GAIN * gain if policy == "tiling" else _logistic(gain), np.zeros(look.share.shape))
-    tile = site.tile_share(piece, rows)
+        nodes = tiling.GAIN * gain if policy == "tiling" else _logistic(gain)
+        return Scored(nodes, np.zeros(look.share.shape), np.full(len(rows), float(piece.cards)))
+    tile, fitting = site.tile_share(piece, rows), site.cards_for(piece, request, rows)
     gains = fragments.gain_of_tiles(tile, cpu)
     cards = tiling.tile_scores(look, tile, current, gains) if policy == "tiling" else _logistic(gains)
-    return Scored(_best_cards(cards, site.cards_for(piece, request, rows), piece.cards), cards)
+    size = piece.cards * np.where(fitting, tile, 0).max(axis=0) / CARD  # the largest share on a card that fits
+    return Scored(_best_cards(cards, fitting, piece.cards), cards, size)
 
 
 def _logistic(gain: Floats) -> Floats:

@@ -22,7 +22,7 @@ from gputile.sim.replay import Held, Plan, Tell, average_card, fleet_of, schedul
 
 
 class SteadyRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one run; times in hours, means over time."""
+    """What came of one run; means over time."""
 
     plan: Plan
     cards: int
@@ -32,7 +32,7 @@ class SteadyRun(msgspec.Struct, frozen=True, kw_only=True):
     allocated: float  # percent of the cards
     waiting: float  # pods
     waited_share: float  # percent of the pods that did not start at once
-    mean_wait: float  # hours, over all pods; those still waiting at the end count up to then
+    mean_wait: float  # minutes, over all pods; those still waiting at the end count up to then
     p95_wait: float
     never_started: int
     seconds: float
@@ -158,7 +158,7 @@ class _World:
 
     def result(self, pods: int, seconds: float) -> SteadyRun:
         left = [waiting for waiting in self._queue if waiting.number >= 0]
-        waits = np.array([*self._waits, *(self._now - waiting.since for waiting in left)]) / 3600
+        waits = np.array([*self._waits, *(self._now - waiting.since for waiting in left)]) / 60
         span = max(self._now, 1e-9)
         return SteadyRun(
             plan=self._plan,
