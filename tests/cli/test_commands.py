@@ -10,7 +10,8 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from gputile.cli.main import COMMANDS, cli
+from gputile.cli.group import cli
+from gputile.cli.main import COMMANDS, help_text
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DIALECTS = {"gpushare", "nano", "vcuda", "nvidia", "hami", "vgpu", "gputile"}
@@ -228,6 +229,14 @@ class TestSimulate:
     ) -> None:
         done = run(*lists, *arguments)
         assert fragment in str(done.exception)
+
+
+def test_the_list_of_commands_is_printed_without_loading_them() -> None:
+    script = "import sys; sys.argv = ['gputile', '--help']; from gputile.cli.main import main; main(); "
+    script += "assert not {'click', 'numpy', 'msgspec', 'yaml'} & sys.modules.keys()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == help_text() == run("--help").output.strip()
+    assert max(map(len, help_text().splitlines())) <= 80
 
 
 def test_help_names_every_command_and_each_has_its_own() -> None:

@@ -1,12 +1,11 @@
-"""The command `gputile`: its list of subcommands, and errors as sentences instead of tracebacks."""
+"""The command `gputile`: its list of subcommands, and errors as sentences instead of tracebacks.
+
+The list is printed without loading anything else, because a command that people type often should answer at once.
+"""
 
 import sys
-from importlib import import_module
-
-import click
 
 from gputile import __version__
-from gputile.model.errors import GputileError
 
 COMMANDS = {
     "demo": "The main job on an embedded in-memory cluster; ends by itself.",
@@ -16,35 +15,33 @@ COMMANDS = {
 """Name and one line of help; the command itself is `gputile.cli.<name>.command`."""
 
 
-class LazyGroup(click.Group):
-    """A group that imports a command only when it is run."""
+def help_text() -> str:
+    width = max(map(len, COMMANDS)) + 2
+    commands = "\n".join(f"  {name.ljust(width)}{line}" for name, line in sorted(COMMANDS.items()))
+    return f"""\
+Usage: gputile [OPTIONS] COMMAND [ARGS]...
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
+  gputile hands out GPUs on Kubernetes: whole cards, or tiles of a card.
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        found: click.Command = import_module(f"gputile.cli.{cmd_name}").command
-        return found
+  Start with `gputile demo`, or ask how your own manifests are understood:
+  `gputile read -f pod.yaml`. Every command has a --help of its own.
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(sorted(COMMANDS.items()))
+Options:
+  -V, --version  Show the version and exit.
+  -h, --help     Show this message and exit.
 
-
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, "-V", "--version")
-def cli() -> None:
-    """gputile hands out GPUs on Kubernetes: whole cards, or tiles of a card.
-
-    Start with `gputile demo`, or ask how your own manifests are understood: `gputile read -f pod.yaml`.
-    """
+Commands:
+{commands}"""
 
 
 def main() -> None:
-    try:
-        cli()
-    except GputileError as wrong:
-        click.echo(f"gputile: {wrong}", err=True)
-        sys.exit(2)
+    arguments = sys.argv[1:]
+    if arguments in ([], ["-h"], ["--help"]):
+        print(help_text())
+        return
+    if arguments in (["-V"], ["--version"]):
+        print(f"gputile {__version__}")
+        return
+    from gputile.cli.group import run
+
+    run()
