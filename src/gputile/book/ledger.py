@@ -84,6 +84,7 @@ class Ledger:
         self.fleet = Fleet()
         self._settings = settings or BookSettings()
         self._entries: dict[str, Entry] = {}
+        self._in_flight: set[str] = set()  # pencilled or assumed: few, and looked at on every tick
         self._on_node: dict[str, set[str]] = {}  # UIDs with an entry or an open promise there
         self._promises: dict[str, Promised] = {}
         self._disputed: set[str] = set()  # cards on which the cluster shows more than they have
@@ -102,7 +103,7 @@ class Ledger:
 
     def pencils(self) -> int:
         """How many pods are between filter and bind."""
-        return sum(entry.state is State.PENCILLED for entry in self._entries.values())
+        return sum(self._entries[pod].state is State.PENCILLED for pod in self._in_flight)
 
     def holders(self, node: str) -> list[Holder]:
         """The pods on a node, for preemption and explanation."""
@@ -323,7 +324,8 @@ class Ledger:
 
     def _tick(self, now: float) -> list[Instruction]:
         done: list[Instruction] = []
-        for pod, entry in list(self._entries.items()):
+        for pod in sorted(self._in_flight):
+            entry = self._entries[pod]
             if entry.deadline > now:
                 continue
             if entry.state is State.PENCILLED:
@@ -343,11 +345,14 @@ class Ledger:
         """The one place where a pod's entry changes; its promise holds exactly while it has no entry."""
         promised = self._open_promise(pod)
         before = self._entries.pop(pod, None)
+        self._in_flight.discard(pod)
         for holding in (promised, before.holding if before is not None else None):
             if holding is not None:
                 self._release(holding)
         if entry is not None:
             self._entries[pod] = entry
+            if entry.state is not State.CONFIRMED:
+                self._in_flight.add(pod)
         holds = entry.holding if entry is not None else self._open_promise(pod)
         if holds is not None:
             self._hold(holds)

@@ -84,7 +84,6 @@ def _print_table(rows: list[dict[str, str]]) -> None:
 
 
 def _write_runs(out: Path, rows: dict[str, list[Run]]) -> None:
-    out.mkdir(parents=True, exist_ok=True)
     fields = ("final", "at_full", "fragment", "first_refusal", "refused", "seconds")
     with (out / "runs.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -140,7 +139,6 @@ def report_steady(rows: dict[str, list[SteadyRun]], output: str, out: Path | Non
             ]
         )
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         with (out / "steady.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(["row", "policy", "seed", *STEADY])

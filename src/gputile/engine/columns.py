@@ -129,8 +129,8 @@ class Columns:
             host=self._host[:n],
         )
 
-    def _empty_grid(self) -> Grid:
-        """The cluster with nobody on it. Its free memory *is* its size, which is how it is told apart."""
+    def empty_grid(self) -> Grid:
+        """The cluster with nobody on it."""
         n = len(self._nodes)
         size = self._size[:, :n]
         return Grid(
@@ -223,7 +223,7 @@ class Columns:
         self._in_use[row] = bool(node.name) and not node.fault
         self._cpu[row] = self._cpu_size[row] = node.cpu
         self._host[row] = self._host_size[row] = node.memory
-        self._share[row] = sum(free_share(c.memory, c.cores, c.memory, c.cores) for c in in_use)
+        self._share[row] = self._card_share[:, row].sum()
         memory = sum(card.memory for card in node.cards)
         self._per_mebibyte[row] = CARD * len(node.cards) / memory if memory else 0.0
         self._link[row] = self._links.setdefault(node.links, len(self._links))

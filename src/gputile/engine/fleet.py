@@ -97,7 +97,7 @@ class Fleet(Columns):
         names = list(self._rows) if among is None else list(among)
         fitting = self.fits(request)
         miss = self._misses(request)
-        curable = self._fits(request, self._empty_grid())
+        curable = self._fits(request, self.empty_grid(), empty=True)
         refusals = []
         for name in names:
             row = self._rows.get(name)
@@ -154,8 +154,8 @@ class Fleet(Columns):
 
     # ---- how it is done: fitting ------------------------------------------------------------------------------------
 
-    def _fits(self, request: PodRequest, grid: Grid) -> Mask:
-        question = self._question(request, cut(request), grid)
+    def _fits(self, request: PodRequest, grid: Grid, *, empty: bool = False) -> Mask:
+        question = self._question(request, cut(request), grid, empty=empty)
         # What asks for none of it fits even where others took too much, as in Kubernetes.
         answer = nodes_that_fit(question)
         if request.cpu:
@@ -164,7 +164,7 @@ class Fleet(Columns):
             answer &= grid.host >= request.memory
         return answer & self._in_use[: len(self._nodes)]
 
-    def _question(self, request: PodRequest, pieces: tuple[Piece, ...], grid: Grid) -> Question:
+    def _question(self, request: PodRequest, pieces: tuple[Piece, ...], grid: Grid, *, empty: bool) -> Question:
         return Question(
             pieces=pieces,
             rule=request.constraints,
@@ -172,7 +172,7 @@ class Fleet(Columns):
             eligible=self._eligible_cards(request.constraints),
             numa=self._numa[:, : len(self._nodes)],
             linked=self._linked,
-            search=lambda rows: self._search(request, rows, empty=grid.memory is grid.size),
+            search=lambda rows: self._search(request, rows, empty=empty),
         )
 
     def _search(self, request: PodRequest, rows: Rows, *, empty: bool) -> Mask:
@@ -233,14 +233,14 @@ class Fleet(Columns):
 
     def _misses(self, request: PodRequest) -> Verdict:
         """By row: the first rule that is not met, and what was wanted and found."""
-        verdict = Verdict(len(self._nodes))
+        verdict, pieces = Verdict(len(self._nodes)), cut(request)
         for row, node in enumerate(self._nodes):
             if node is None or node.fault:
                 verdict.set_row(row, NodeCode(node.fault) if node else NodeCode.UNKNOWN_NODE, 1, 0)
-            elif not node.cards and cut(request):
+            elif not node.cards and pieces:
                 verdict.set_row(row, NodeCode.NO_CARDS, 1, 0)
         rule = request.constraints
-        question = self._question(request, cut(request), self.grid())
+        question = self._question(request, pieces, self.grid(), empty=False)
         add_misses(verdict, request, question, self._facts(rule), lambda p, row: piece_miss(p, rule, self._view(row)))
         return verdict
 
@@ -253,7 +253,7 @@ class Fleet(Columns):
             (NodeCode.UNHEALTHY, self._healthy[:, :n]),
             (NodeCode.CORDONED, ~self._cordoned[:, :n]),
         )
-        return Facts(exists=self._exists[:, :n], rules=rules, empty=self._empty_grid())
+        return Facts(exists=self._exists[:, :n], rules=rules, empty=self.empty_grid())
 
     # ---- what it lends to the judge ---------------------------------------------------------------------------------
 
