@@ -92,6 +92,10 @@ class Ledger:
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
+    def __len__(self) -> int:
+        """How many pods are in the book."""
+        return len(self._entries)
+
     def entry(self, pod: str) -> Entry | None:
         return self._entries.get(pod)
 
@@ -105,25 +109,28 @@ class Ledger:
         """How many pods are between filter and bind."""
         return sum(self._entries[pod].state is State.PENCILLED for pod in self._in_flight)
 
+    def in_flight(self) -> list[Entry]:
+        """Pods between filter and the day the cluster shows them bound."""
+        return [self._entries[pod] for pod in self._in_flight]
+
+    def on_node(self, node: str) -> list[Entry]:
+        """Every entry on a node, in the order of their UIDs."""
+        return [self._entries[pod] for pod in sorted(self._on_node.get(node, ())) if pod in self._entries]
+
     def holders(self, node: str) -> list[Holder]:
         """The pods on a node, for preemption and explanation."""
-        found = []
-        for pod in sorted(self._on_node.get(node, ())):
-            entry = self._entries.get(pod)
-            if entry is not None:
-                h = entry.holding
-                found.append(
-                    Holder(
-                        pod=pod,
-                        name=h.name,
-                        priority=h.priority,
-                        started=h.started,
-                        uses=h.uses(),
-                        cpu=h.cpu,
-                        memory=h.memory,
-                    )
-                )
-        return found
+        return [
+            Holder(
+                pod=h.pod,
+                name=h.name,
+                priority=h.priority,
+                started=h.started,
+                uses=h.uses(),
+                cpu=h.cpu,
+                memory=h.memory,
+            )
+            for h in (entry.holding for entry in self.on_node(node))
+        ]
 
     @contextmanager
     def aside(self, pod: str) -> Iterator[Fleet]:
@@ -375,12 +382,22 @@ class Ledger:
 
         Cards of which the cluster itself shows too much (reported as `Conflict`) are let pass until that is mended.
         """
+        for pod, entry in self._entries.items():
+            if pod not in self._on_node.get(entry.holding.node, ()):
+                raise DoubleBooked(self._alarm(f"pod {pod} is in the book but not on its node", pod))
+        for _ in self.checks():
+            pass
+
+    def checks(self) -> Iterator[str]:
+        """The same, node by node, for those who have other things to do in between; the book may change meanwhile."""
         for name in self.fleet.names():
-            self._check_node(self.fleet.view(name))
+            if name in self.fleet:
+                self._check_node(self.fleet.view(name))
+                yield name
 
     def _check_node(self, view: NodeView) -> None:
         name = view.node.name
-        held = [e.holding for e in self._entries.values() if e.holding.node == name]
+        held = [entry.holding for entry in self.on_node(name)]
         promised = [h for p in self._promises if (h := self._open_promise(p)) is not None and h.node == name]
         for card, room in zip(view.node.cards, view.rooms, strict=True):
             uses = [use for h in (*held, *promised) if (use := h.uses().get(card.uuid)) is not None]

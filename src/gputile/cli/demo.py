@@ -35,7 +35,7 @@ def command(examples: Path | None, policy: str) -> None:
     Schedules the example manifests of every dialect with the production core and shows who went where and why, the
     cluster as `kubectl inspect gpushare` prints it, and why the one that waits does.
     """
-    folder = examples or _examples()
+    folder = examples or examples_folder()
     cluster = MemoryCluster(policy)
     _title("gputile demo")
     _say("A cluster in memory, the real decision core, nothing to clean up afterwards.")
@@ -58,7 +58,7 @@ def command(examples: Path | None, policy: str) -> None:
     _say("examples/                     the manifests you just saw")
 
 
-def _examples() -> Path:
+def examples_folder() -> Path:
     """Beside the package when installed from a wheel, at the top of the checkout otherwise."""
     package = Path(gputile.__file__).parent
     found = next((p for p in (package / "examples", package.parents[1] / "examples") if p.is_dir()), None)

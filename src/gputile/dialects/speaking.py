@@ -168,10 +168,10 @@ def read_node(node: NodeObject | Any, settings: DialectSettings = DEFAULTS) -> N
         node = convert_node(node)
     if isinstance(node, BadRequest):
         return node
-    fault = ""
+    fault = agent = ""
     inventory = Inventory(())
     try:
-        inventory = _inventory(node, settings)
+        agent, inventory = _inventory(node, settings)
     except Unreadable:
         fault = NodeCode.BAD_INVENTORY
     return Node(
@@ -180,18 +180,20 @@ def read_node(node: NodeObject | Any, settings: DialectSettings = DEFAULTS) -> N
         links=inventory.links,
         cpu=_countable(millicores(node.allocatable.get("cpu"))),
         memory=_countable(host_mebibytes(node.allocatable.get("memory"))),
+        agent=agent,
         pool=next((str(node.labels[key]) for key in vcuda.POOL_LABELS if node.labels.get(key)), ""),
         card_policy=_placement_label(node),
         fault=fault,
     )
 
 
-def _inventory(node: NodeObject, settings: DialectSettings) -> Inventory:
+def _inventory(node: NodeObject, settings: DialectSettings) -> tuple[str, Inventory]:
+    """Whose word we take for the node's cards, and what it is."""
     for dialect in DIALECTS:
         found = dialect.read_cards(node, settings)
         if found is not None:
-            return _checked(found)
-    return Inventory(())
+            return dialect.NAME, _checked(found)
+    return "", Inventory(())
 
 
 def _checked(found: Inventory) -> Inventory:

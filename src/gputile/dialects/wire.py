@@ -40,6 +40,9 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
     uid: str | None = None
     annotations: Text | None = None
     labels: Text | None = None
+    resource_version: str | None = None
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
 
 
 class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
@@ -47,11 +50,21 @@ class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
     init_containers: tuple[Container, ...] | None = None
     node_name: str | None = None
     overhead: Amounts | None = None
+    priority: Number | None = None
+    preemption_policy: str | None = None
+    scheduler_name: str | None = None
+
+
+class PodStatus(msgspec.Struct, frozen=True, rename="camel"):
+    phase: str | None = None
+    start_time: str | None = None
+    nominated_node_name: str | None = None
 
 
 class Pod(msgspec.Struct, frozen=True):
     metadata: Metadata | None = None
     spec: PodSpec | None = None
+    status: PodStatus | None = None
 
     @property
     def annotations(self) -> Text:
@@ -76,6 +89,30 @@ class Pod(msgspec.Struct, frozen=True):
     @property
     def node_name(self) -> str:
         return (self.spec and self.spec.node_name) or ""
+
+    @property
+    def key(self) -> str:
+        """namespace/name, as people write it."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def priority(self) -> int:
+        return (self.spec and self.spec.priority) or 0
+
+    @property
+    def is_over(self) -> bool:
+        """Completed or failed: its containers are gone. A pod that is only asked to go still holds its cards."""
+        return bool(self.status and self.status.phase in ("Succeeded", "Failed"))
+
+    @property
+    def is_going(self) -> bool:
+        """Its deletion was asked for."""
+        return bool(self.metadata and self.metadata.deletion_timestamp)
+
+    @property
+    def is_admitted(self) -> bool:
+        """The kubelet has taken it in, and so has given it its devices."""
+        return bool(self.status and (self.status.start_time or self.status.phase not in (None, "", "Pending")))
 
     def containers(self) -> Iterator[tuple[Role, Container]]:
         """Every container in the order it starts: init containers first, sidecars among them."""

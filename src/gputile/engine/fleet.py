@@ -5,7 +5,7 @@ Door:  `Fleet.best` answers a filter call, `Fleet.place` chooses the cards, `Fle
        `release` keep it up to date, `learn` tells it what arrives.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,11 @@ class Fleet(Columns):
             closeness=self._closeness(request, pieces, fitting) if chosen.by_links else None,
         )
         return np.where(fitting, chosen.score_nodes(sums, seed), -np.inf)
+
+    def scores_of(self, names: Sequence[str], request: PodRequest, policy: str | None = None, seed: int = 0) -> Scores:
+        """The scores of these nodes, in their order; -inf also for strangers."""
+        scores = np.append(self.scores(request, self.fits(request), policy, seed), -np.inf)
+        return np.asarray(scores[[self._rows.get(name, -1) for name in names]])
 
     def best(
         self,

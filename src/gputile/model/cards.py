@@ -42,6 +42,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     cpu: Millicores = 0  # allocatable
     memory: MiB = 0  # allocatable main memory
     links: tuple[tuple[int, ...], ...] = ()  # by card position; larger is closer, 0 is no link; () is unknown
+    agent: str = ""  # the dialect whose agent says what cards it has; "" when none does
     pool: str = ""  # for quota
     card_policy: str = ""  # a node may prefer its own order of cards (gpushare's placement label)
     fault: NodeFault = ""

@@ -58,6 +58,8 @@ class NodeCode(StrEnum):
     HOST_MEMORY = "InsufficientMemory"
     QUOTA = "QuotaExceeded"
     PROMISED = "PromisedElsewhere"
+    AGENT_BUSY = "AgentBusy"
+    OTHER_AGENT = "OtherAgent"
 
 
 SENTENCE: dict[NodeCode, str] = {
@@ -84,6 +86,8 @@ SENTENCE: dict[NodeCode, str] = {
     NodeCode.HOST_MEMORY: "too little free main memory",
     NodeCode.QUOTA: "quota of the namespace used up",
     NodeCode.PROMISED: "room being made on another node",
+    NodeCode.AGENT_BUSY: "another pod starting under an agent that takes one at a time",
+    NodeCode.OTHER_AGENT: "run by another system's agent",
 }
 """Short and constant, because kube-scheduler groups nodes by identical text; figures belong to `explain`."""
 
@@ -111,6 +115,8 @@ HAMI_ALIAS: dict[NodeCode, str] = {
     NodeCode.HOST_MEMORY: "NodeUnfitPod",
     NodeCode.QUOTA: "ResourceQuotaNotFit",
     NodeCode.PROMISED: "NodeUnfitPod",
+    NodeCode.AGENT_BUSY: "NodeUnfitPod",
+    NodeCode.OTHER_AGENT: "NodeUnfitPod",
 }
 
 VGPU_ALIAS: dict[NodeCode, str] = {
@@ -137,6 +143,8 @@ VGPU_ALIAS: dict[NodeCode, str] = {
     NodeCode.HOST_MEMORY: "InsufficientGPUResources",
     NodeCode.QUOTA: "InsufficientGPUResources",
     NodeCode.PROMISED: "AlreadyScheduledElsewhere",
+    NodeCode.AGENT_BUSY: "AllocatorInternalError",
+    NodeCode.OTHER_AGENT: "NodeNotVGPUEnabled",
 }
 
 

@@ -1,0 +1,213 @@
+"""`gputile scheduler`: the process beside kube-scheduler, on a real cluster or on one in memory."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from gputile import __version__
+from gputile.cli.demo import examples_folder
+from gputile.kube.auth import load as load_access
+from gputile.kube.client import Client
+from gputile.kube.lease import Elector
+from gputile.kube.memory import MemoryApi
+from gputile.kube.values import Api, Json
+from gputile.model.errors import InputError
+from gputile.scheduler.leading import LABEL, Leader, SetLabel
+from gputile.scheduler.process import Process, describe
+from gputile.scheduler.settings import Settings, compose, names
+from gputile.sim.manifests import Manifests, load_file
+from gputile.telemetry import logs
+from gputile.telemetry.metrics import Metrics
+
+log = logging.getLogger("gputile.scheduler")
+
+EPILOG = """\b
+Examples:
+  gputile scheduler --cluster memory                       try the verbs with curl, no Kubernetes needed
+  kubectl get nodes,pods -A -o yaml > all.yaml
+  gputile scheduler --cluster memory --objects all.yaml    the same on a snapshot of your cluster
+  gputile scheduler --config settings.yaml                 in a cluster; see docs/install.md
+  gputile scheduler --kubeconfig ~/.kube/config --set leadership.enabled=false
+
+\b
+Settings come from --config (YAML), then variables such as GPUTILE_FILTER_KEEP, then --set; the later wins.
+--show-settings prints them all with their meaning. docs/scheduler.md explains the verbs, probes and metrics.
+"""
+
+
+@click.command("scheduler", epilog=EPILOG)
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings, as YAML.")
+@click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="One setting, such as filter.keep=4.")
+@click.option("--listen", metavar="HOST:PORT", help="Where to serve; port 0 takes a free one. Same as --set listen=...")
+@click.option("--policy", help="How nodes and cards are chosen. Same as --set policy=...")
+@click.option("--kubeconfig", help="A kubeconfig file. [default: $KUBECONFIG, the pod's own account, ~/.kube/config]")
+@click.option("--context", help="The context in it. [default: its current one]")
+@click.option("--cluster", type=click.Choice(["kubernetes", "memory"]), default="kubernetes", show_default=True)
+@click.option(
+    "--objects",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="With --cluster memory: nodes and pods, as `kubectl get nodes,pods -A -o yaml` prints them. "
+    "[default: the example cluster]",
+)
+@click.option("--show-settings", is_flag=True, help="Print the settings in force and exit.")
+def command(
+    config: Path | None,
+    sets: tuple[str, ...],
+    listen: str | None,
+    policy: str | None,
+    kubeconfig: str | None,
+    context: str | None,
+    cluster: str,
+    objects: Path | None,
+    show_settings: bool,
+) -> None:
+    """The process beside kube-scheduler: chooses nodes and cards, and binds.
+
+    Serves the extender verbs of every family on one port (/gputile/filter, /scheduler/bind, ...), /healthz, /readyz
+    and /metrics, and follows the cluster. Stops on SIGTERM or ^C, after the binds in flight.
+    """
+    quiet = {"log_level": "warning"} if cluster == "memory" else {}  # a person reads along there
+    document = _document(config) or quiet
+    settings = compose(document, os.environ, _flags(sets, listen, policy), str(config or "settings"))
+    if show_settings:
+        click.echo(yaml.safe_dump(describe(settings), sort_keys=False), nl=False)
+        return
+    if objects is not None and cluster != "memory":
+        raise InputError("--objects fills the cluster in memory; add --cluster memory")
+    logs.start(settings.log_level)
+    log.info("starting", extra=logs.fields(version=__version__, cluster=cluster, settings=describe(settings)))
+    _run(_main(settings, cluster, objects, kubeconfig, context))
+
+
+def _run(main: Any) -> None:
+    try:
+        import uvloop
+    except ImportError:  # Windows
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
+
+
+def _document(config: Path | None) -> Any:
+    if config is None:
+        return None
+    try:
+        return yaml.safe_load(config.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as wrong:
+        raise InputError(f"{config}: cannot be read: {wrong}; name a YAML file with --config") from wrong
+    except (yaml.YAMLError, ValueError) as wrong:
+        raise InputError(f"{config}: this is no YAML: {wrong}") from wrong
+
+
+def _flags(sets: tuple[str, ...], listen: str | None, policy: str | None) -> dict[str, str]:
+    found = {}
+    for one in sets:
+        name, equals, value = one.partition("=")
+        if not equals:
+            some = ", ".join(name for name, _ in list(names())[:3])
+            raise InputError(f"--set {one}: write NAME=VALUE, for example filter.keep=4; names are {some}, ...")
+        found[name.strip()] = value
+    found |= {"listen": listen} if listen else {}
+    return found | ({"policy": policy} if policy else {})
+
+
+async def _main(
+    settings: Settings, cluster: str, objects: Path | None, kubeconfig: str | None, context: str | None
+) -> None:
+    metrics = Metrics()
+    if cluster == "memory":
+        process = Process(_memory(objects), settings, metrics)
+    else:
+        process = _in_cluster(settings, metrics, kubeconfig, context)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    serving = asyncio.create_task(process.run(stop))
+    if cluster == "memory":
+        asyncio.get_running_loop().call_later(0.3, _greet, process)
+    await serving
+
+
+# ---- a real cluster -------------------------------------------------------------------------------------------------
+
+
+def _in_cluster(settings: Settings, metrics: Metrics, kubeconfig: str | None, context: str | None) -> Process:
+    access = load_access(kubeconfig, context, os.environ)
+    client = Client(access, settings.api)
+    if not settings.leadership.enabled:
+        return Process(client, settings, metrics)
+    leader = Leader(
+        metrics,
+        take_stock=lambda: process.take_stock(),
+        wait_out=settings.bind.timeout + settings.bind.attempt,
+        set_label=_labeller(client),
+    )
+    process = Process(client, settings, metrics, leader)
+    leases = client.leases(settings.leadership.namespace, settings.leadership.name)
+    leader.enter(Elector(leases, _identity(), settings.leadership, on_change=leader.on_change))
+    return process
+
+
+def _identity() -> str:
+    """Different for every process, also on one host."""
+    return f"{os.environ.get('POD_NAME') or socket.gethostname()}_{os.urandom(4).hex()}"
+
+
+def _labeller(client: Client) -> SetLabel:
+    """Marks our own pod, if we are one (POD_NAME and POD_NAMESPACE come from the downward API)."""
+    name, namespace = os.environ.get("POD_NAME"), os.environ.get("POD_NAMESPACE")
+
+    async def set_label(leads: bool) -> None:
+        if name and namespace:
+            await client.label_pod(namespace, name, {LABEL: "true" if leads else None})
+
+    return set_label
+
+
+# ---- a cluster in memory --------------------------------------------------------------------------------------------
+
+
+def _memory(objects: Path | None) -> Api:
+    if objects is not None:
+        found = load_file(objects)
+        if not found.nodes:
+            raise InputError(f"{objects}: there is no node in it; write it with `kubectl get nodes,pods -A -o yaml`")
+        return MemoryApi(found.nodes, _pods(found))
+    folder = examples_folder()
+    waiting = [load_file(path) for path in sorted(folder.glob("*/*.yaml"))]
+    return MemoryApi(load_file(folder / "cluster.yaml").nodes, [pod for found in waiting for pod in _pods(found)])
+
+
+def _pods(found: Manifests) -> list[Json]:
+    """The pods among the objects, as they are. Controllers make no pods here: a snapshot has them already."""
+    pods = []
+    for workload in found.workloads:
+        if workload.kind == "Pod":
+            metadata = {**(workload.pod.get("metadata") or {}), "name": workload.name, "namespace": workload.namespace}
+            pods.append({**workload.pod, "metadata": metadata})
+    return pods
+
+
+def _greet(process: Process) -> None:
+    """What a newcomer may try, on standard output; logs go to standard error."""
+    waiting = list(process.mirror.waiting.values())
+    url = f"http://{process.settings.host_and_port[0]}:{process.server.port}"
+    nodes = sorted(process.ledger.fleet.names())
+    click.echo(f"A cluster in memory at {url}: {len(nodes)} nodes, {len(process.ledger)} pods on them, ", nl=False)
+    click.echo(f"{len(waiting)} waiting. Try, in another terminal:\n")
+    click.echo(f"  curl -s {url}/gpushare-scheduler/inspect")
+    click.echo(f"  curl -s {url}/metrics")
+    if waiting:
+        pod = waiting[0].pod
+        click.echo(f"  curl -s {url}/gputile/filter-dryrun -d @examples/filter.json")
+        bind = f'{{"PodName":"{pod.name}","PodNamespace":"{pod.namespace}","PodUID":"{pod.uid}","Node":"{nodes[0]}"}}'
+        click.echo(f"  curl -s {url}/gputile/bind -d '{bind}'")
+    click.echo("\n^C ends it.")

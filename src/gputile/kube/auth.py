@@ -1,0 +1,502 @@
+"""Who we are to the API server: what a kubeconfig says, or the ServiceAccount of the pod we run in.
+
+Room:  finds the server, whom to trust and our credentials; reads tokens anew and runs exec plugins. No secret is ever
+       part of an error.
+Door:  `load` once at the start; then `Access.headers` before each request, `Access.rejected` after a 401.
+"""
+
+import asyncio
+import base64
+import difflib
+import json
+import os
+import ssl
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+import msgspec
+
+from gputile.model.errors import InputError
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # the same in every pod of every cluster
+TOKEN_AGE = 60.0  # seconds to go on with a token file once read
+EXPIRY_MARGIN = 30.0  # seconds before its end that a plugin's credential is no longer used
+PLUGIN_PATIENCE = 60.0  # seconds a plugin may take; some ask a cloud
+PLUGIN_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
+
+Clock: TypeAlias = Callable[[], float]
+T = TypeVar("T")
+
+# ---- a kubeconfig, as far as we read it -----------------------------------------------------------------------------
+
+
+class Cluster(msgspec.Struct, frozen=True, rename="kebab"):
+    server: str = ""
+    certificate_authority: str | None = None
+    certificate_authority_data: str | None = None
+    insecure_skip_tls_verify: bool = False
+    tls_server_name: str | None = None
+    proxy_url: str | None = None
+
+
+class Variable(msgspec.Struct, frozen=True):
+    name: str
+    value: str
+
+
+class Exec(msgspec.Struct, frozen=True, rename="camel"):
+    command: str
+    api_version: str
+    args: tuple[str, ...] | None = None
+    env: tuple[Variable, ...] | None = None
+    interactive_mode: str | None = None
+
+
+class User(msgspec.Struct, frozen=True, rename="kebab"):
+    token: str | None = None
+    token_file: str | None = msgspec.field(default=None, name="tokenFile")
+    client_certificate: str | None = None
+    client_certificate_data: str | None = None
+    client_key: str | None = None
+    client_key_data: str | None = None
+    username: str | None = None
+    password: str | None = None
+    exec: Exec | None = None
+    auth_provider: Any = None
+    impersonated: Any = msgspec.field(default=None, name="as")
+
+
+class Context(msgspec.Struct, frozen=True):
+    cluster: str = ""
+    user: str = ""
+    namespace: str | None = None
+
+
+class NamedCluster(msgspec.Struct, frozen=True):
+    name: str
+    cluster: Cluster | None = None
+
+
+class NamedUser(msgspec.Struct, frozen=True):
+    name: str
+    user: User | None = None
+
+
+class NamedContext(msgspec.Struct, frozen=True):
+    name: str
+    context: Context | None = None
+
+
+class Kubeconfig(msgspec.Struct, frozen=True, rename="kebab"):
+    current_context: str | None = None
+    clusters: tuple[NamedCluster, ...] | None = None
+    users: tuple[NamedUser, ...] | None = None
+    contexts: tuple[NamedContext, ...] | None = None
+
+
+class Entry(msgspec.Struct, Generic[T], frozen=True):
+    """One named thing, and the file that it came from: its relative paths start there."""
+
+    value: T
+    file: Path
+
+    def path(self, said: str) -> Path:
+        return self.file.parent / said
+
+    def content(self, data: str | None, said: str | None, what: str) -> bytes | None:
+        """Bytes that are either in the kubeconfig (base64) or in a file of their own."""
+        try:
+            if data:
+                return base64.b64decode(data, validate=True)
+            return self.path(said).read_bytes() if said else None
+        except ValueError:
+            raise InputError(f"{self.file}: {what}-data is no base64; write it again with `kubectl config`") from None
+        except OSError as wrong:
+            why = f"{self.file}: {what} {said!r} cannot be read: {wrong.strerror}; mend the path"
+            raise InputError(why) from wrong
+
+
+class Merged(msgspec.Struct, kw_only=True):
+    """Several kubeconfigs as one; of two entries with one name the first stands."""
+
+    current: str | None = None
+    clusters: dict[str, Entry[Cluster]] = msgspec.field(default_factory=dict)
+    users: dict[str, Entry[User]] = msgspec.field(default_factory=dict)
+    contexts: dict[str, Entry[Context]] = msgspec.field(default_factory=dict)
+
+    def add(self, config: Kubeconfig, file: Path) -> None:
+        self.current = self.current or config.current_context
+        for cluster in config.clusters or ():
+            self.clusters.setdefault(cluster.name, Entry(cluster.cluster or Cluster(), file))
+        for user in config.users or ():
+            self.users.setdefault(user.name, Entry(user.user or User(), file))
+        for context in config.contexts or ():
+            self.contexts.setdefault(context.name, Entry(context.context or Context(), file))
+
+
+# ---- where credentials come from ------------------------------------------------------------------------------------
+
+
+class Credential(msgspec.Struct, frozen=True):
+    authorization: str | None = None  # the whole header
+    certificate: bytes | None = None  # certificate and key, PEM
+
+
+class Source(Protocol):
+    """Credentials, good for now. `forget` after the server refused them."""
+
+    async def credential(self) -> Credential: ...
+
+    def forget(self) -> None: ...
+
+
+class Fixed:
+    """A token or password that stays as it is, or nothing at all."""
+
+    def __init__(self, authorization: str | None = None) -> None:
+        self._credential = Credential(authorization)
+
+    async def credential(self) -> Credential:
+        return self._credential
+
+    def forget(self) -> None:
+        """There is nothing else to offer."""
+
+
+class TokenFile:
+    """A token that somebody else, mostly the kubelet, keeps fresh in a file."""
+
+    def __init__(self, path: Path, clock: Clock = time.monotonic) -> None:
+        self._path, self._clock = path, clock
+        self._held: Credential | None = None
+        self._due = clock()
+
+    async def credential(self) -> Credential:
+        if self._held is None or self._clock() >= self._due:
+            self._held = self._read() or self._held
+            self._due = self._clock() + TOKEN_AGE
+        if self._held is None:
+            raise InputError(f"{self._path}: no token can be read from this file; mount one, or mend the path")
+        return self._held
+
+    def forget(self) -> None:
+        self._due = self._clock()
+
+    def _read(self) -> Credential | None:
+        """None while the file is away or empty: the token before may still be good."""
+        try:
+            token = self._path.read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            return None
+        return Credential(f"Bearer {token}") if token else None
+
+
+class PluginStatus(msgspec.Struct, frozen=True, rename="camel"):
+    token: str | None = None
+    client_certificate_data: str | None = None
+    client_key_data: str | None = None
+    expiration_timestamp: datetime | None = None
+
+
+class PluginAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    api_version: str
+    status: PluginStatus
+
+
+class Plugin:
+    """A command that prints credentials, as `aws` and `gcloud` have them. It is never asked to talk to a person."""
+
+    def __init__(self, spec: Exec, where: str, env: Mapping[str, str], wall: Clock = time.time) -> None:
+        self._spec, self._where, self._wall = spec, where, wall
+        self._env = {**env, **{one.name: one.value for one in spec.env or ()}, "KUBERNETES_EXEC_INFO": self._info()}
+        self._held: tuple[Credential, float] | None = None  # and when it ends
+        self._turn = asyncio.Lock()
+
+    async def credential(self) -> Credential:
+        async with self._turn:  # many requests wait for one run
+            if self._held is None or self._wall() >= self._held[1] - EXPIRY_MARGIN:
+                self._held = self._understood(await self._printed())
+            return self._held[0]
+
+    def forget(self) -> None:
+        self._held = None
+
+    def _info(self) -> str:
+        told = {"kind": "ExecCredential", "apiVersion": self._spec.api_version, "spec": {"interactive": False}}
+        return json.dumps(told)
+
+    async def _printed(self) -> bytes:
+        quiet, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
+        command = (self._spec.command, *(self._spec.args or ()))
+        try:
+            process = await asyncio.create_subprocess_exec(*command, stdin=quiet, stdout=pipe, env=self._env)
+        except OSError as wrong:
+            raise self._trouble(f"cannot be started: {wrong.strerror}; install it, or mend the path") from wrong
+        printed = await self._patiently(process)
+        if process.returncode:
+            raise self._trouble(f"ended with {process.returncode}; run it by hand to see why")
+        return printed
+
+    async def _patiently(self, process: asyncio.subprocess.Process) -> bytes:
+        try:
+            async with asyncio.timeout(PLUGIN_PATIENCE):
+                return (await process.communicate())[0]
+        except TimeoutError:
+            raise self._trouble(f"said nothing for {PLUGIN_PATIENCE:.0f} s; run it by hand to see why") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    def _understood(self, printed: bytes) -> tuple[Credential, float]:
+        try:
+            answer = msgspec.json.decode(printed, type=PluginAnswer)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise self._trouble("printed no ExecCredential with a status; run it by hand to see what it says") from None
+        if answer.api_version != self._spec.api_version:
+            raise self._trouble(f"answers in another apiVersion than {self._spec.api_version}; name its own there")
+        said = answer.status
+        if not said.token and not (said.client_certificate_data and said.client_key_data):
+            raise self._trouble("gave neither a token nor a certificate with its key; run it by hand to see why")
+        pair = f"{said.client_certificate_data}\n{said.client_key_data}\n".encode()
+        held = Credential(
+            f"Bearer {said.token}" if said.token else None, pair if said.client_certificate_data else None
+        )
+        return held, _seconds(said.expiration_timestamp)
+
+    def _trouble(self, what: str) -> InputError:
+        return InputError(f"{self._where}: exec plugin {self._spec.command!r} {what}")
+
+
+def _seconds(ends: datetime | None) -> float:
+    if ends is None:
+        return float("inf")
+    return (ends if ends.tzinfo else ends.replace(tzinfo=UTC)).timestamp()
+
+
+# ---- whom we trust, and who we are ----------------------------------------------------------------------------------
+
+
+class Trust(msgspec.Struct, frozen=True, kw_only=True):
+    """How the server proves itself."""
+
+    where: str = "the API server"  # for messages
+    tls: bool = False
+    authority: bytes | None = None  # PEM; None means whom this machine trusts
+    insecure: bool = False
+
+    def context(self, certificate: bytes | None = None) -> ssl.SSLContext | None:
+        """None without TLS."""
+        if not self.tls:
+            return None
+        try:
+            made = ssl.create_default_context(cadata=self.authority.decode("ascii") if self.authority else None)
+        except (ssl.SSLError, ValueError) as wrong:
+            raise InputError(f"{self.where}: its certificate-authority is no PEM certificate; replace it") from wrong
+        if self.insecure:
+            made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
+        if certificate:
+            self._present(made, certificate)
+        return made
+
+    def _present(self, made: ssl.SSLContext, certificate: bytes) -> None:
+        """OpenSSL takes a key only from a file: one that nobody else can read, and only for this moment."""
+        descriptor, name = tempfile.mkstemp(prefix="gputile-")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(certificate)
+            made.load_cert_chain(name, password=lambda: "")  # an encrypted key fails instead of asking
+        except (ssl.SSLError, ValueError, OSError) as wrong:
+            why = "the client certificate and its key do not belong together, are no PEM, or have a passphrase"
+            raise InputError(f"{self.where}: {why}; replace them") from wrong
+        finally:
+            os.unlink(name)
+
+
+class Access:
+    """A server, and what it takes to talk to it. Ask `headers` first: `ssl` may change with them."""
+
+    def __init__(
+        self,
+        server: str,
+        source: Source | None = None,
+        *,
+        trust: Trust | None = None,
+        certificate: bytes | None = None,
+        namespace: str = "default",
+        server_name: str | None = None,
+        proxy: str | None = None,
+    ) -> None:
+        self.server, self.namespace = server.rstrip("/"), namespace
+        self.server_name, self.proxy = server_name, proxy
+        self._source, self._trust = source or Fixed(), trust or Trust(tls=server.startswith("https:"))
+        self._certificate = certificate
+        self.ssl = self._trust.context(certificate)
+        self._offered: dict[str, str] = {}
+
+    async def headers(self) -> dict[str, str]:
+        """The Authorization header, where there is one. An `InputError` tells why there is none."""
+        found = await self._source.credential()
+        if found.certificate and found.certificate != self._certificate:
+            self.ssl = self._trust.context(found.certificate)
+            self._certificate = found.certificate
+        self._offered = {"Authorization": found.authorization} if found.authorization else {}
+        return self._offered
+
+    def rejected(self, headers: Mapping[str, str]) -> None:
+        """The server said 401 to these. If nobody has brought newer ones since, they are fetched anew."""
+        if headers == self._offered:
+            self._source.forget()
+
+
+# ---- finding it -----------------------------------------------------------------------------------------------------
+
+
+def load(
+    kubeconfig: str | None,
+    context: str | None,
+    env: Mapping[str, str],
+    *,
+    folder: Path = SERVICE_ACCOUNT,
+    clock: Clock = time.monotonic,
+    wall: Clock = time.time,
+) -> Access:
+    """The cluster meant: by `kubeconfig`, by $KUBECONFIG, by the pod we run in, or by ~/.kube/config.
+
+    Who names a context means a kubeconfig, even inside a pod.
+    """
+    named = [kubeconfig] if kubeconfig else [part for part in env.get("KUBECONFIG", "").split(":") if part]
+    if not named and not context and env.get("KUBERNETES_SERVICE_HOST"):
+        return _in_cluster(env, folder, clock)
+    files = [Path(part) for part in named or [f"{env.get('HOME', '')}/.kube/config"]]
+    found = [file for file in files if file.exists()]
+    if not found:
+        raise InputError(
+            f"no cluster is configured: there is no file {', '.join(map(str, files))}; name one with --kubeconfig or "
+            f"$KUBECONFIG, or run inside a pod with a ServiceAccount"
+        )
+    merged = Merged()
+    for file in found:
+        merged.add(_read(file), file)
+    return _chosen(merged, context, ", ".join(map(str, found)), env, clock, wall)
+
+
+def _in_cluster(env: Mapping[str, str], folder: Path, clock: Clock) -> Access:
+    host, port = env["KUBERNETES_SERVICE_HOST"], env.get("KUBERNETES_SERVICE_PORT") or "443"
+    try:
+        authority = (folder / "ca.crt").read_bytes()
+    except OSError as wrong:
+        why = (
+            f"{folder / 'ca.crt'}: cannot be read: {wrong.strerror}; set automountServiceAccountToken: true on the pod"
+        )
+        raise InputError(why) from wrong
+    namespace = folder / "namespace"
+    return Access(
+        f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
+        TokenFile(folder / "token", clock),
+        trust=Trust(where=str(folder), tls=True, authority=authority),
+        namespace=(namespace.read_text().strip() if namespace.exists() else "") or "default",
+    )
+
+
+def _read(file: Path) -> Kubeconfig:
+    import yaml
+
+    try:
+        return msgspec.convert(yaml.load(file.read_bytes(), yaml.CSafeLoader) or {}, Kubeconfig)
+    except OSError as wrong:
+        raise InputError(f"{file}: cannot be read: {wrong.strerror}; give us the right to") from wrong
+    except msgspec.ValidationError as wrong:
+        raise InputError(f"{file}: is no kubeconfig: {wrong}; compare `kubectl config view`") from wrong
+    except (yaml.YAMLError, RecursionError, ValueError) as wrong:  # its own words may quote a secret
+        mark = getattr(wrong, "problem_mark", None)
+        line = f" (line {mark.line + 1})" if mark else ""
+        raise InputError(f"{file}: is no YAML{line}; compare `kubectl config view`") from None
+
+
+def _chosen(
+    merged: Merged, context: str | None, where: str, env: Mapping[str, str], clock: Clock, wall: Clock
+) -> Access:
+    name = context or merged.current
+    if not name:
+        raise InputError(f"{where}: no current-context; name one of {_names(merged.contexts)} with --context")
+    chosen = _pick(merged.contexts, name, "context", where).value
+    spot = f"{where}, context {name!r}"
+    cluster = _pick(merged.clusters, chosen.cluster, "cluster", spot)
+    user = _pick(merged.users, chosen.user, "user", spot) if chosen.user else Entry(User(), cluster.file)
+    return Access(
+        _server(cluster.value, spot),
+        _source(user, spot, env, clock, wall),
+        trust=_trust(cluster, spot),
+        certificate=_certificate(user, spot),
+        namespace=chosen.namespace or "default",
+        server_name=cluster.value.tls_server_name,
+        proxy=cluster.value.proxy_url,
+    )
+
+
+def _names(known: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(known)) or "(there are none)"
+
+
+def _pick(known: Mapping[str, T], name: str, kind: str, where: str) -> T:
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {_names(known)}"
+    raise InputError(f"{where}: no {kind} is named {name!r}; {hint}")
+
+
+def _server(cluster: Cluster, where: str) -> str:
+    if not cluster.server.startswith(("http://", "https://")):
+        raise InputError(f"{where}: its server is {cluster.server!r}; write a URL such as https://host:6443")
+    return cluster.server
+
+
+def _trust(entry: Entry[Cluster], where: str) -> Trust:
+    cluster = entry.value
+    authority = entry.content(
+        cluster.certificate_authority_data, cluster.certificate_authority, "certificate-authority"
+    )
+    if authority and cluster.insecure_skip_tls_verify:
+        raise InputError(f"{where}: has a certificate-authority and insecure-skip-tls-verify; remove one of them")
+    tls = cluster.server.startswith("https:")
+    return Trust(where=where, tls=tls, authority=authority, insecure=cluster.insecure_skip_tls_verify)
+
+
+def _certificate(entry: Entry[User], where: str) -> bytes | None:
+    user = entry.value
+    certificate = entry.content(user.client_certificate_data, user.client_certificate, "client-certificate")
+    key = entry.content(user.client_key_data, user.client_key, "client-key")
+    if bool(certificate) != bool(key):
+        raise InputError(f"{where}: has only one of client-certificate and client-key; write both")
+    return certificate + b"\n" + key + b"\n" if certificate and key else None
+
+
+def _source(entry: Entry[User], where: str, env: Mapping[str, str], clock: Clock, wall: Clock) -> Source:
+    user = entry.value
+    if user.auth_provider or user.impersonated:
+        what = "auth-provider" if user.auth_provider else "impersonation (as)"
+        raise InputError(f"{where}: its user has {what}, which gputile does not speak; use a token or an exec plugin")
+    if user.exec:
+        return Plugin(_runnable(entry, user.exec, where), where, env, wall)
+    if user.token_file:
+        return TokenFile(entry.path(user.token_file), clock)
+    if user.username is not None and not user.token:
+        pair = base64.b64encode(f"{user.username}:{user.password or ''}".encode())
+        return Fixed(f"Basic {pair.decode()}")
+    return Fixed(f"Bearer {user.token}" if user.token else None)
+
+
+def _runnable(entry: Entry[User], spec: Exec, where: str) -> Exec:
+    """The plugin with its path made whole; a bare word is looked up in $PATH."""
+    if spec.api_version not in PLUGIN_VERSIONS:
+        raise InputError(f"{where}: exec apiVersion is {spec.api_version!r}; write {' or '.join(PLUGIN_VERSIONS)}")
+    if spec.interactive_mode == "Always":
+        raise InputError(f"{where}: its exec plugin must talk to a person (interactiveMode: Always); use another user")
+    command = str(entry.path(spec.command)) if "/" in spec.command else spec.command
+    return msgspec.structs.replace(spec, command=command)

@@ -1,0 +1,290 @@
+"""The API server over HTTP: the real `Api`.
+
+Room:  one session, one `request` that all calls go through, and the rule of what an answer means. 4xx is `Refused`:
+       nothing was written. 5xx, a time-out, a reset or an answer that is no answer is `Unclear`: it may have been.
+       A connection that never came about is `Refused` too. Only a 401 is tried again, once, with new credentials.
+Door:  `Client(access, settings)`, made inside the running loop; `close` it.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import TypeVar
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+import orjson
+from yarl import URL
+
+from gputile import __version__
+from gputile.dialects.wire import NodeObject, Pod
+from gputile.kube.auth import Access
+from gputile.kube.following import STATUS, UNREADABLE, Pause, ServerFeed, Status, follow
+from gputile.kube.lease import ServerLeases
+from gputile.kube.values import Binding, Json, Leases, Note, Refused, Seen, Unclear
+from gputile.model.errors import InputError
+
+T = TypeVar("T")
+COMPONENT = "gputile-scheduler"
+MERGE = "application/merge-patch+json"
+LONGEST_NAME, LONGEST_MESSAGE = 253, 1024  # of an Event
+WATCH_MARGIN = 30.0  # seconds beyond its own time-out that a watch may take to end
+
+
+class ClientSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How we use the API server."""
+
+    connections: int = 100
+    """Connections at once. Two are watches, each bind in flight needs one."""
+
+    request_timeout: float = 10.0
+    """Seconds for one request, where the caller does not say."""
+
+    page: int = 500
+    """Objects per page of a list, as kubectl has it."""
+
+    watch_timeout: int = 300
+    """Seconds after which the server may end a watch. It costs one request to go on."""
+
+    silence: float = 90.0
+    """Seconds without one byte after which a watch counts as dropped. Bookmarks come about once a minute."""
+
+
+class Client:
+    """The real `Api`."""
+
+    def __init__(
+        self,
+        access: Access,
+        settings: ClientSettings | None = None,
+        *,
+        instance: str = "",
+        wall: Callable[[], float] = time.time,
+        pause: Pause = asyncio.sleep,
+    ) -> None:
+        self._access, self._settings = access, settings or ClientSettings()
+        self._instance, self._wall, self._pause = instance, wall, pause
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=self._settings.connections, keepalive_timeout=30.0),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"User-Agent": f"gputile/{__version__}", "Accept": "application/json"},
+        )
+        self._pods = self._feed("/api/v1/pods", "Pod", Pod)
+        self._nodes = self._feed("/api/v1/nodes", "Node", NodeObject)
+
+    def _feed(self, path: str, kind: str, item: type[T]) -> ServerFeed[T]:
+        page, watch_timeout = self._settings.page, self._settings.watch_timeout
+        return ServerFeed(self, path, kind, item, page=page, watch_timeout=watch_timeout)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    def follow_pods(self) -> AsyncGenerator[Seen[Pod], None]:
+        return follow(self._pods, self._pause)
+
+    def follow_nodes(self) -> AsyncGenerator[Seen[NodeObject], None]:
+        return follow(self._nodes, self._pause)
+
+    async def pod(self, namespace: str, name: str) -> Pod | None:
+        try:
+            return _decoded(await self.request("GET", pod_path(namespace, name)), Pod)
+        except Refused as refused:
+            if refused.status == 404:
+                return None
+            raise
+
+    async def list_pods(self) -> tuple[Pod, ...]:
+        """All pods that can be read."""
+        return (await self._pods.list()).items
+
+    # ---- writing ----------------------------------------------------------------------------------------------------
+
+    async def bind(self, binding: Binding, timeout: float) -> None:
+        meta = {
+            "name": binding.name,
+            "namespace": binding.namespace,
+            "uid": binding.uid,
+            "annotations": binding.annotations,
+            "labels": binding.labels,
+        }
+        target = {"apiVersion": "v1", "kind": "Node", "name": binding.node}
+        body = {"apiVersion": "v1", "kind": "Binding", "metadata": meta, "target": target}
+        path = pod_path(binding.namespace, binding.name, "binding")
+        _decoded(await self.request("POST", path, body=body, timeout=timeout), Status)
+
+    async def patch_pod(
+        self, namespace: str, name: str, uid: str, annotations: dict[str, str | None], labels: dict[str, str | None]
+    ) -> None:
+        """Through pods/status, which lets us write metadata and needs no right to change what pods run."""
+        meta: Json = {"uid": uid}
+        if annotations:
+            meta["annotations"] = annotations
+        if labels:
+            meta["labels"] = labels
+        path = pod_path(namespace, name, "status")
+        await self.request("PATCH", path, body={"metadata": meta}, content_type=MERGE)
+
+    async def label_pod(self, namespace: str, name: str, labels: dict[str, str | None]) -> None:
+        """Set (or with None remove) labels of a pod; meant for our own."""
+        body = {"metadata": {"labels": labels}}
+        await self.request("PATCH", pod_path(namespace, name), body=body, content_type=MERGE)
+
+    async def evict(self, namespace: str, name: str, uid: str) -> None:
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        meta = {"name": name, "namespace": namespace}
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta, "deleteOptions": options}
+        await self.request("POST", pod_path(namespace, name, "eviction"), body=body)
+
+    async def note(self, note: Note) -> None:
+        now = datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        tail = f".{secrets.token_hex(8)}"
+        about = {"apiVersion": "v1", "kind": "Pod", "namespace": note.namespace, "name": note.pod, "uid": note.uid}
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": note.pod[: LONGEST_NAME - len(tail)] + tail, "namespace": note.namespace},
+            "involvedObject": about,
+            "type": note.kind,
+            "reason": note.reason,
+            "message": note.message[:LONGEST_MESSAGE],
+            "action": "Scheduling",
+            "source": {"component": COMPONENT},
+            "reportingComponent": COMPONENT,
+            "reportingInstance": self._instance,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        await self.request("POST", path_of("api", "v1", "namespaces", note.namespace, "events"), body=body)
+
+    def leases(self, namespace: str, name: str, timeout: float = 2.0) -> Leases:
+        """One Lease. The time-out is short: a leader that waits for an answer is a leader no more."""
+        return ServerLeases(self, namespace, name, timeout)
+
+    # ---- HTTP -------------------------------------------------------------------------------------------------------
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Json | None = None,
+        content_type: str = "application/json",
+        timeout: float | None = None,
+    ) -> bytes:
+        """The body of a 2xx answer; all other answers raise."""
+        limit = aiohttp.ClientTimeout(total=timeout or self._settings.request_timeout)
+        data = None if body is None else orjson.dumps(body)
+        kind = {} if body is None else {"Content-Type": content_type}
+        for again in (True, False):
+            async with self._answer(method, path, params, data, kind, limit) as response:
+                if not (response.status == 401 and again):
+                    return _content(response, await response.read())
+        raise AssertionError("the second answer is final")
+
+    async def stream(self, path: str, params: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
+        """A 200 answer piece by piece, as it comes; all other answers raise."""
+        settings = self._settings
+        limit = aiohttp.ClientTimeout(
+            total=settings.watch_timeout + WATCH_MARGIN,
+            sock_connect=settings.request_timeout,
+            sock_read=settings.silence,
+        )
+        for again in (True, False):
+            async with self._answer("GET", path, params, None, {}, limit) as response:
+                if response.status == 401 and again:
+                    continue
+                if response.status != 200:
+                    _content(response, await response.read())
+                async for chunk in response.content.iter_any():
+                    yield chunk
+                return
+
+    @asynccontextmanager
+    async def _answer(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None,
+        data: bytes | None,
+        headers: Mapping[str, str],
+        timeout: aiohttp.ClientTimeout,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer, whatever its status. What breaks on the wire, now or while it is read, becomes one of ours."""
+        said = f"{method} {path}"
+        try:
+            known = await self._access.headers()
+        except InputError as wrong:
+            raise Refused(401, "Unauthorized", f"{said}: not sent, we have no credentials: {wrong}") from wrong
+        try:
+            async with self._session.request(
+                method,
+                URL(self._access.server + path, encoded=True).with_query(params),
+                data=data,
+                headers={**headers, **known},
+                timeout=timeout,
+                allow_redirects=False,
+                ssl=self._access.ssl or True,
+                server_hostname=self._access.server_name,
+                proxy=self._access.proxy,
+            ) as response:
+                if response.status == 401:
+                    self._access.rejected(known)
+                yield response
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as wrong:
+            raise Refused(0, "Unreachable", f"{said}: no connection to {self._access.server}: {wrong}") from wrong
+        except TimeoutError as wrong:
+            raise Unclear(f"{said}: no answer in time") from wrong
+        except (aiohttp.ClientError, OSError, ValueError) as wrong:
+            raise Unclear(f"{said}: the answer broke off: {wrong or type(wrong).__name__}") from wrong
+
+
+# ---- paths and answers ----------------------------------------------------------------------------------------------
+
+
+def path_of(*parts: str) -> str:
+    """A path out of names; a name that would lead elsewhere is refused before it is sent."""
+    for part in parts:
+        if part in ("", ".", ".."):
+            raise Refused(0, "Invalid", f"{part!r} names no object; nothing was sent")
+    return "".join(f"/{quote(part, safe='')}" for part in parts)
+
+
+def pod_path(namespace: str, name: str, *sub: str) -> str:
+    return path_of("api", "v1", "namespaces", namespace, "pods", name, *sub)
+
+
+def _decoded(content: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except UNREADABLE as wrong:
+        raise Unclear(f"the server's answer cannot be read: {wrong}") from wrong
+
+
+def _content(response: aiohttp.ClientResponse, content: bytes) -> bytes:
+    """The body of an answer that says yes; any other raises what it says."""
+    if 200 <= response.status < 300:
+        return content
+    said = _status(content)
+    message = (
+        f"{response.method} {response.url.path}: HTTP {response.status}: {said.message or said.reason or '(no word)'}"
+    )
+    if 400 <= response.status < 500:
+        after = response.headers.get("Retry-After", "")
+        wait = float(after) if after.isascii() and after.isdecimal() else None
+        raise Refused(response.status, said.reason or "", message, retry_after=wait)
+    raise Unclear(message)
+
+
+def _status(content: bytes) -> Status:
+    try:
+        return STATUS.decode(content)
+    except UNREADABLE:
+        return Status(message=content[:300].decode(errors="replace").strip())

@@ -1,0 +1,139 @@
+"""What the scheduler wants of a cluster, as one Protocol; `client` serves it from a real API server, `memory` without.
+
+Errors:
+
+GputileError
+├── Refused      the API server said no; nothing was written
+└── Unclear      no answer, or one that does not tell: it may have been written
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+
+import msgspec
+
+from gputile.dialects.wire import NodeObject, Pod
+from gputile.model.errors import GputileError
+
+T = TypeVar("T")
+
+
+class Snapshot(msgspec.Struct, Generic[T], frozen=True):
+    """All there is, from one list. What is not in it is gone."""
+
+    items: tuple[T, ...]
+
+
+class Change(msgspec.Struct, Generic[T], frozen=True):
+    """One object, after what happened to it."""
+
+    kind: Literal["ADDED", "MODIFIED", "DELETED"]
+    item: T
+
+
+class Alive(msgspec.Struct, frozen=True):
+    """Nothing happened, and we would know: a bookmark came."""
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """The stream broke. What was told stands, and may be old until the next `Snapshot`, `Change` or `Alive`."""
+
+    why: str
+
+
+class Spoilt(msgspec.Struct, frozen=True):
+    """An object that cannot be read. It is left out of what is told, and named here."""
+
+    what: str  # kind namespace/name, as far as known
+    why: str
+
+
+Seen: TypeAlias = Snapshot[T] | Change[T] | Alive | Trouble | Spoilt
+
+
+class Binding(msgspec.Struct, frozen=True, kw_only=True):
+    """Node, annotations and labels of a pod, to be written at once."""
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    annotations: dict[str, str] = msgspec.field(default_factory=dict)
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """A Kubernetes Event about a pod."""
+
+    namespace: str
+    pod: str
+    uid: str
+    reason: str  # one CamelCase word, stable
+    message: str
+    kind: Literal["Normal", "Warning"] = "Warning"
+
+
+class Refused(GputileError):
+    """The API server said no; nothing was written."""
+
+    def __init__(self, status: int, reason: str, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message or reason or f"HTTP {status}")
+        self.status, self.reason = status, reason
+        self.retry_after = retry_after  # seconds, where the server named them
+
+
+class Unclear(GputileError):
+    """No answer, or one that does not tell: it may have been written."""
+
+
+class Api(Protocol):
+    """A cluster, as the scheduler uses it. Every call may raise `Refused` or `Unclear`."""
+
+    def follow_pods(self) -> AsyncIterator[Seen[Pod]]: ...
+
+    def follow_nodes(self) -> AsyncIterator[Seen[NodeObject]]: ...
+
+    async def pod(self, namespace: str, name: str) -> Pod | None:
+        """The pod as it is now, read from the store itself; None when there is none of that name."""
+
+    async def list_pods(self) -> tuple[Pod, ...]:
+        """All pods as they are now, read from the store itself."""
+
+    async def bind(self, binding: Binding, timeout: float) -> None:
+        """One attempt, one write."""
+
+    async def patch_pod(
+        self, namespace: str, name: str, uid: str, annotations: dict[str, str | None], labels: dict[str, str | None]
+    ) -> None:
+        """Set (or with None remove) annotations and labels, if the pod is still the one with this UID."""
+
+    async def evict(self, namespace: str, name: str, uid: str) -> None:
+        """Ask for the pod to go, budgets respected."""
+
+    async def note(self, note: Note) -> None:
+        """Write an Event about a pod."""
+
+    async def close(self) -> None: ...
+
+
+class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """`spec` of a coordination.k8s.io/v1 Lease."""
+
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class Leases(Protocol):
+    """Reading and writing one Lease; `version` is its resourceVersion, so that of two writers one loses."""
+
+    async def read(self) -> tuple[LeaseRecord, str] | None: ...
+
+    async def create(self, record: LeaseRecord) -> str: ...
+
+    async def write(self, record: LeaseRecord, version: str) -> str: ...
+
+
+Json: TypeAlias = dict[str, Any]

@@ -1,0 +1,237 @@
+"""bind: place on the chosen node against the present book, assume, and write it all in one API call.
+
+Room:  binds in flight. Several run at once, also on one node; nothing is locked: the book decides before each write.
+Door:  `Binder.bind`, which returns "" or why not; `Binder.finish` before the process stops.
+
+The Binding carries node, grant and the dialect's annotations and labels, and the pod's UID: a pod is bound if and only
+if it carries its grant. A definite no forgets the assumption. An answer that got lost keeps it: the bind may have
+landed, and only a look at the live pod can tell; until then the same pod is only ever offered the same cards again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from gputile.book.events import Assumed, Denied, Forgotten, Holding
+from gputile.book.ledger import State
+from gputile.dialects import speaking
+from gputile.dialects.gputile import GRANT
+from gputile.dialects.wire import Award, Pod
+from gputile.engine.placing import Placement
+from gputile.kube.values import Api, Binding, Refused, Unclear
+from gputile.model.refusals import SENTENCE, BadRequest
+from gputile.model.requests import PodRequest
+from gputile.scheduler.mirror import Mirror
+from gputile.scheduler.settings import Settings
+from gputile.scheduler.verbs import Extender, holding_of, seed_of
+from gputile.scheduler.wire import BindArgs
+from gputile.telemetry.logs import fields
+from gputile.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE = 0.05
+NOT_LEADING = "this gputile replica does not lead; the Service sends the next try to the one that does"
+
+
+class NoBind(Exception):
+    """Why this pod is not bound, in words for its event; `end` is how the metric counts it."""
+
+    def __init__(self, why: str, end: str = "refused") -> None:
+        super().__init__(why)
+        self.end = end
+
+
+class Binder:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        api: Api,
+        extender: Extender,
+        mirror: Mirror,
+        settings: Settings,
+        metrics: Metrics,
+        *,
+        leads: Callable[[], bool],
+        clock: Callable[[], float],
+        wall: Callable[[], int],
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._api, self._extender, self._mirror, self._ledger = api, extender, mirror, mirror.ledger
+        self._settings, self._metrics = settings, metrics
+        self._leads, self._clock, self._wall, self._pause = leads, clock, wall, pause
+        self._open: dict[str, tuple[str, asyncio.Task[str]]] = {}  # by UID: node and the bind in flight
+
+    async def bind(self, args: BindArgs) -> str:
+        """ "" when the pod is bound. A caller that goes away does not stop a bind in flight."""
+        node, task = self._open.get(args.uid, (args.node, None))
+        if node != args.node:
+            return f"the pod is being bound to node {node}; try again"
+        if task is None:
+            task = asyncio.create_task(self._answer(args))
+            self._open[args.uid] = (node, task)
+            task.add_done_callback(lambda _: self._open.pop(args.uid, None))
+        return await asyncio.shield(task)
+
+    async def finish(self) -> None:
+        """Wait for the binds in flight."""
+        await asyncio.gather(*(task for _, task in self._open.values()), return_exceptions=True)
+
+    async def _answer(self, args: BindArgs) -> str:
+        started = self._clock()
+        try:
+            await self._walk(args)
+        except NoBind as no:
+            self._metrics.binds.labels(no.end).inc()
+            why = str(no)
+            log.warning("not bound", extra=fields(pod=args.key, node=args.node, why=why, took=self._since(started)))
+            return why
+        self._metrics.binds.labels("bound").inc()
+        return ""
+
+    async def _walk(self, args: BindArgs) -> None:
+        if not self._leads():
+            raise NoBind(NOT_LEADING)
+        pod = await self._pod(args)
+        if pod.node_name == args.node:
+            return  # kube-scheduler repeats itself
+        if pod.node_name:
+            raise NoBind(f"the pod is bound to node {pod.node_name} already")
+        if pod.is_going or pod.is_over:
+            raise NoBind("the pod is being deleted, or has ended")
+        started = self._clock()
+        asked = self._extender.asked(pod)
+        if isinstance(asked, BadRequest):
+            raise NoBind(asked.message)
+        if asked is None:  # no cards asked for: bind it as kube-scheduler would
+            await self._write(_binding(pod, args.node, {}, {}), holds=False)
+            return
+        holding = self._assume(pod, asked, args.node)
+        award = self._award(pod, asked, holding)
+        written = speaking.write_grant(award)
+        self._metrics.stage("bind", "decide").observe(self._clock() - started)
+        await self._write(_binding(pod, args.node, written.annotations, written.labels), holds=True)
+        self._log_bound(pod, asked, holding, started)
+
+    async def _pod(self, args: BindArgs) -> Pod:
+        """The pod as our watch knows it; a live look only if the watch does not (yet), or the UID is not given."""
+        known = self._mirror.pod(args.uid) if args.uid else None
+        if known is not None:
+            return known
+        try:
+            live = await self._api.pod(args.namespace, args.name)
+        except (Refused, Unclear) as wrong:
+            raise NoBind(f"the pod cannot be looked up: {wrong}") from wrong
+        if live is None:
+            raise NoBind(f"there is no pod {args.key}")
+        if args.uid and live.uid != args.uid:
+            raise NoBind(f"pod {args.key} is another one now: its UID is {live.uid}, not {args.uid}")
+        return live
+
+    # ---- deciding: no await between looking and booking --------------------------------------------------------------
+
+    def _assume(self, pod: Pod, asked: PodRequest, node: str) -> Holding:
+        entry = self._ledger.entry(pod.uid)
+        if entry is not None and entry.state is not State.PENCILLED:
+            if entry.holding.node != node:
+                raise NoBind(f"the pod is {entry.state} on node {entry.holding.node}")
+            return entry.holding  # after a lost answer: the same cards again, whichever try lands
+        closed = self._extender.closed(node, pod.uid)
+        if closed is not None:
+            raise NoBind(f"{node}: {SENTENCE[closed]}", "conflict")
+        if node not in self._ledger.fleet:
+            raise NoBind(f"node {node} is unknown to gputile; it may have just gone")
+        with self._ledger.aside(pod.uid) as fleet:
+            where = fleet.place(asked, node, self._settings.policy, seed_of(pod.uid))
+        if not isinstance(where, Placement):
+            raise self._lost_race(pod, node, where.sentence)
+        holding = holding_of(pod, asked, where)
+        denied = [one for one in self._ledger.handle(Assumed(holding, self._clock())) if isinstance(one, Denied)]
+        if denied:
+            raise self._lost_race(pod, node, denied[0].why)
+        if entry is not None:
+            self._metrics.pencils.labels("bound" if entry.holding.node == node else "replaced").inc()
+        return holding
+
+    def _lost_race(self, pod: Pod, node: str, why: str) -> NoBind:
+        self._extender.shun(pod.uid, node)
+        return NoBind(f"{node} does not fit any more: {why}", "conflict")
+
+    def _award(self, pod: Pod, asked: PodRequest, holding: Holding) -> Award:
+        assert holding.grant is not None
+        node = self._ledger.fleet.node(holding.node)
+        cards = node.cards if node is not None else ()
+        settings = self._mirror.settings
+        return Award(grant=holding.grant, pod=pod, asked=asked, cards=cards, at=self._wall(), settings=settings)
+
+    # ---- writing ----------------------------------------------------------------------------------------------------
+
+    async def _write(self, binding: Binding, *, holds: bool) -> None:
+        """Try until there is a definite answer, or no time."""
+        deadline, delay = self._clock() + self._settings.bind.timeout, FIRST_PAUSE
+        landed, why = False, ""  # whether an attempt may have landed
+        while (left := deadline - self._clock()) > 0:
+            if not self._leads():
+                why = NOT_LEADING
+                break
+            started = self._clock()
+            try:
+                await self._api.bind(binding, min(left, self._settings.bind.attempt))
+                return
+            except Refused as no:
+                if no.status not in (0, 408, 429):
+                    await self._refused(binding, no, landed=landed, holds=holds)
+                    return
+                why, delay = str(no), max(delay, no.retry_after or 0.0)
+            except Unclear as wrong:
+                landed, why = True, str(wrong)
+            finally:
+                self._metrics.stage("bind", "api").observe(self._clock() - started)
+            await self._pause(min(delay, max(0.0, deadline - self._clock())))
+            delay *= 2
+        if landed:
+            raise NoBind(f"the API server's answer got lost ({why}); the cards are kept until it is known", "unclear")
+        self._forget(binding, holds=holds)
+        raise NoBind(f"the API server did not take the bind: {why}")
+
+    async def _refused(self, binding: Binding, no: Refused, *, landed: bool, holds: bool) -> None:
+        """A definite no to this attempt. If an earlier one may have landed, or somebody bound the pod, look at it."""
+        if no.status != 409 and not landed:
+            self._forget(binding, holds=holds)
+            raise NoBind(f"the API server refused the bind: {no}") from no
+        try:
+            live = await self._api.pod(binding.namespace, binding.name)
+        except (Refused, Unclear) as wrong:
+            raise NoBind(f"the bind may have landed, and the pod cannot be looked up: {wrong}", "unclear") from wrong
+        if live is not None and live.uid == binding.uid and _is_ours(live, binding):
+            return
+        self._forget(binding, holds=holds)
+        raise NoBind(f"the API server refused the bind: {no}") from no
+
+    def _forget(self, binding: Binding, *, holds: bool) -> None:
+        if holds:
+            self._ledger.handle(Forgotten(binding.uid))
+            self._extender.shun(binding.uid, binding.node)
+
+    # ---- words ------------------------------------------------------------------------------------------------------
+
+    def _log_bound(self, pod: Pod, asked: PodRequest, holding: Holding, started: float) -> None:
+        cards = {uuid: f"{use.memory}MiB/{use.cores}%" for uuid, use in holding.uses().items()}
+        extra = fields(pod=pod.key, node=holding.node, cards=cards, dialect=asked.dialect, took=self._since(started))
+        log.info("bound", extra=extra)
+
+    def _since(self, started: float) -> float:
+        return round(self._clock() - started, 4)
+
+
+def _binding(pod: Pod, node: str, annotations: dict[str, str], labels: dict[str, str]) -> Binding:
+    return Binding(
+        namespace=pod.namespace, name=pod.name, uid=pod.uid, node=node, annotations=annotations, labels=labels
+    )
+
+
+def _is_ours(live: Pod, binding: Binding) -> bool:
+    """Whether the pod shows what this Binding wrote."""
+    same_grant = live.annotations.get(GRANT) == binding.annotations.get(GRANT)
+    return live.node_name == binding.node and same_grant

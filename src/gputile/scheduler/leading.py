@@ -1,0 +1,118 @@
+"""Who may write: one replica, by a Lease, and only while it holds it.
+
+Room:  what this replica does when it comes to lead and when it ceases to. `kube.lease` holds the election itself.
+Door:  `Leader.may_write`, asked right before each write; `Leader.run`, which ends only when cancelled.
+
+A replica is ready when its book is synced, leader or not; the Service selects the leader's label, so that a rolling
+update never waits for a readiness that only a leader could have. Who takes over from a leader that vanished waits until
+the binds it may have sent are over, and lists all pods, before it books anything of its own.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from gputile.kube.lease import Elector, Term
+from gputile.kube.values import Refused, Unclear
+from gputile.telemetry.logs import fields
+from gputile.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+LABEL = "gputile.io/leader"
+ROUND = 0.5  # seconds between two looks whether the label says what it should
+
+SetLabel = Callable[[bool], Awaitable[None]]
+"""Mark our own pod as the leader's, or not."""
+
+
+class Leadership(Protocol):
+    def may_write(self) -> bool: ...
+
+    async def run(self) -> None: ...
+
+    async def step_down(self) -> None: ...
+
+
+class Alone:
+    """The only replica there can be: always leads."""
+
+    def may_write(self) -> bool:
+        return True
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def step_down(self) -> None:
+        return None
+
+
+class Leader:
+    """One replica of several; see the module's text."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        take_stock: Callable[[], Awaitable[None]],
+        wait_out: float,
+        set_label: SetLabel,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """`take_stock` lists all pods into the book; `wait_out` is how long a bind may be under way, in seconds."""
+        self._metrics, self._take_stock, self._wait_out = metrics, take_stock, wait_out
+        self._set_label, self._pause = set_label, pause
+        self._elector: Elector | None = None
+        self._term: Term | None = None
+        self._ready_for: Term | None = None  # the term for which the book is known to be right
+        self._labelled: bool | None = None  # what the label says; None: not known
+
+    def enter(self, elector: Elector) -> None:
+        """The election that this replica stands in; its changes come to `on_change`."""
+        self._elector = elector
+
+    def may_write(self) -> bool:
+        """Whether we lead, are ready to, and the lease is still ours at this very moment."""
+        leads = self._term is not None and self._ready_for is self._term
+        return leads and self._elector is not None and self._elector.holds()
+
+    async def on_change(self, term: Term | None) -> None:
+        self._term = term
+        log.info("leads" if term else "leads no more", extra=fields(inherited=term.inherited if term else None))
+
+    async def run(self) -> None:
+        assert self._elector is not None
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._elector.run())
+            tasks.create_task(self._keep_up())
+
+    async def _keep_up(self) -> None:
+        while True:
+            try:
+                await self.round()
+            except (Refused, Unclear) as wrong:
+                log.warning("leadership is not complete", extra=fields(why=str(wrong)))
+            await self._pause(ROUND)
+
+    async def round(self) -> None:
+        """Make ready for a new term, and let the label say what is true."""
+        term = self._term
+        if term is not None and self._ready_for is not term:
+            if term.inherited:
+                await self._pause(self._wait_out)
+            await self._take_stock()
+            self._ready_for = term
+        leads = self.may_write()
+        self._metrics.leads.set(int(leads))
+        if self._labelled is not leads:
+            await self._set_label(leads)
+            self._labelled = leads
+
+    async def step_down(self) -> None:
+        """On a graceful stop: let the next one lead at once."""
+        self._term = None
+        if self._elector is not None:
+            await self._elector.release()
+        if self._labelled:
+            await self._set_label(False)

@@ -1,0 +1,246 @@
+"""What our watch shows of the cluster, told to the book.
+
+Room:  pods and nodes as the API server last showed them, and which of them the book must hear about. No I/O, no await.
+Door:  `pods_listed`, `pod_changed`, `nodes_listed`, `node_changed`; each returns what the book wants done.
+
+A pod counts from its binding until its containers are gone: a terminal phase or its removal, not the wish to delete it.
+Whoever bound it, it is booked: by our grant, else by its own dialect's record. One that asks for cards and carries
+neither is `ungranted`, and the leader's to grant.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+import msgspec
+
+from gputile.book.events import Confirmed, Gone, Holding, Instruction, Listed, NodeGone, NodeSeen
+from gputile.book.ledger import Entry, Ledger, State
+from gputile.dialects import gpushare, speaking
+from gputile.dialects.gputile import GRANT
+from gputile.dialects.settings import DialectSettings
+from gputile.dialects.wire import NodeObject, Pod, host_needs
+from gputile.model.cards import Node
+from gputile.model.grants import Grant
+from gputile.model.refusals import BadRequest
+from gputile.model.requests import PodRequest
+
+GUESSING = frozenset({"gpushare", "vcuda", "hami", "vgpu"})
+"""Dialects whose own agents find out by age, amount or a lock which pod an allocation is for."""
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """A pod without a node that asks for cards."""
+
+    pod: Pod
+    asked: PodRequest | BadRequest
+
+
+class Mirror:
+    """See the module's text."""
+
+    def __init__(self, ledger: Ledger, settings: DialectSettings) -> None:
+        self.ledger = ledger
+        self.waiting: dict[str, Waiting] = {}
+        self.ungranted: dict[str, Pod] = {}
+        self.suspects: dict[str, tuple[Pod, str]] = {}  # pods whose grant was copied or edited, and what is wrong
+        self.fresh: dict[str, Pod] = {}  # bound pods with cards that were just seen so for the first time
+        self.arrivals: dict[str, PodRequest] = {}  # what waiting pods ask for that were just seen for the first time
+        self.guessing: set[str] = set()  # nodes whose agent guesses
+        self._settings = settings
+        self._bound: dict[str, Pod] = {}  # those that ask for cards
+        self._on_node: dict[str, set[str]] = {}
+        self._nodes: dict[str, NodeObject] = {}  # kept only to guess gpushare's unit
+        self._resolved = settings
+
+    @property
+    def settings(self) -> DialectSettings:
+        """With gpushare's unit guessed from the nodes, if it is to be guessed."""
+        return self._resolved
+
+    # ---- pods -------------------------------------------------------------------------------------------------------
+
+    def pods_listed(self, pods: Iterable[Pod]) -> list[Instruction]:
+        """One list shows all pods: what it does not show is gone."""
+        before = set(self.waiting)
+        for memory in (self.waiting, self.ungranted, self.suspects, self._bound, self._on_node):
+            memory.clear()
+        found = [holding for pod in pods if (holding := self._see(pod)) is not None]
+        for uid in before:
+            self.arrivals.pop(uid, None)
+        return self.ledger.handle(Listed(tuple(found)))
+
+    def pod_changed(self, pod: Pod, *, deleted: bool = False) -> list[Instruction]:
+        if deleted or pod.is_over:
+            self._forget(pod.uid)
+            return self.ledger.handle(Gone(pod.uid))
+        holding = self._see(pod)
+        return [] if holding is None else self.ledger.handle(Confirmed(holding))
+
+    def pod(self, uid: str) -> Pod | None:
+        """A pod that asks for cards, as last seen."""
+        waiting = self.waiting.get(uid)
+        return waiting.pod if waiting is not None else self._bound.get(uid)
+
+    def starting(self, node: str, but: str = "") -> str | None:
+        """The UID of a pod that was bound to the node and that its kubelet has not taken in yet, if there is one."""
+        found = self._on_node.get(node, ())
+        return next((uid for uid in found if uid != but and not self._bound[uid].is_admitted), None)
+
+    def take_fresh(self) -> list[tuple[str, Pod]]:
+        """The fresh ones, each handed out once."""
+        taken = list(self.fresh.items())
+        self.fresh.clear()
+        return taken
+
+    def take_arrivals(self) -> list[PodRequest]:
+        taken = list(self.arrivals.values())
+        self.arrivals.clear()
+        return taken
+
+    def granted(self, pod: Pod, grant: Grant) -> list[Instruction]:
+        """The leader has chosen cards for a pod that was bound around us; book them, whether written yet or not."""
+        self.ungranted.pop(pod.uid, None)
+        return self.ledger.handle(Confirmed(_holding(pod, grant)))
+
+    def _see(self, pod: Pod) -> Holding | None:
+        """Sort the pod in; what it holds, if it has a node."""
+        if pod.is_over:
+            return None
+        known = self.pod(pod.uid)
+        if not pod.node_name:
+            if known is None or _asks_otherwise(known, pod):
+                asked = speaking.read_pod(pod, self._resolved)
+                self._forget(pod.uid)
+            else:
+                asked = self.waiting[pod.uid].asked if pod.uid in self.waiting else None
+            if isinstance(asked, PodRequest) and known is None:
+                self.arrivals[pod.uid] = asked
+            if asked is not None:
+                self.waiting[pod.uid] = Waiting(pod, asked)
+            return None
+        return self._see_bound(pod, known)
+
+    def _see_bound(self, pod: Pod, known: Pod | None) -> Holding | None:
+        entry = self.ledger.entry(pod.uid)
+        same = known is not None and known.node_name and not _asks_otherwise(known, pod)
+        if same and entry is not None and entry.holding.node == pod.node_name:
+            self._bound[pod.uid] = pod  # only its status changed
+            return entry.holding
+        self._forget(pod.uid)
+        asked = speaking.read_pod(pod, self._resolved)
+        grant = self._believed(pod, entry)
+        if asked is not None or grant is not None:
+            self._bound[pod.uid] = pod
+            self._on_node.setdefault(pod.node_name, set()).add(pod.uid)
+        if grant is None and isinstance(asked, PodRequest):
+            self.ungranted[pod.uid] = pod
+        elif asked is not None:
+            self.fresh[pod.uid] = pod
+        return _holding(pod, grant)
+
+    def _believed(self, pod: Pod, entry: Entry | None) -> Grant | None:
+        """The grant on the pod, unless it was copied or edited; else the one that the book has for it already."""
+        found = self._grant(pod)
+        booked = entry.holding.grant if entry is not None and entry.holding.node == pod.node_name else None
+        if isinstance(found, BadRequest):
+            if GRANT in pod.annotations:
+                self.suspects[pod.uid] = (pod, found.message)
+            return booked
+        if found is None:
+            return booked
+        is_edited = booked not in (None, found) and GRANT in pod.annotations
+        if is_edited and entry is not None and entry.state is State.CONFIRMED:
+            self.suspects[pod.uid] = (
+                pod,
+                f"annotation `{GRANT}` was changed after the pod was bound; it has no effect",
+            )
+            return booked
+        return found
+
+    def _grant(self, pod: Pod) -> Grant | BadRequest | None:
+        node = self.ledger.fleet.node(pod.node_name)
+        return speaking.read_grant(pod, node.cards if node is not None else (), self._resolved)
+
+    def _forget(self, uid: str) -> None:
+        self.waiting.pop(uid, None)
+        self.ungranted.pop(uid, None)
+        self.suspects.pop(uid, None)
+        self.fresh.pop(uid, None)
+        pod = self._bound.pop(uid, None)
+        if pod is not None:
+            self._on_node.get(pod.node_name, set()).discard(uid)
+
+    # ---- nodes ------------------------------------------------------------------------------------------------------
+
+    def nodes_listed(self, nodes: Iterable[NodeObject]) -> list[Instruction]:
+        found = list(nodes)
+        names = {node.name for node in found}
+        done: list[Instruction] = []
+        for name in self.ledger.fleet.names():
+            if name not in names:
+                done += self._node_gone(name)
+        for node in found:
+            done += self.node_changed(node)
+        return done
+
+    def node_changed(self, node: NodeObject, *, deleted: bool = False) -> list[Instruction]:
+        if deleted:
+            return self._node_gone(node.name)
+        self._guess_unit(node)
+        read = speaking.read_node(node, self._resolved)
+        if isinstance(read, BadRequest):
+            return self._node_gone(node.name)
+        (self.guessing.add if read.agent in GUESSING else self.guessing.discard)(read.name)
+        before = self.ledger.fleet.node(read.name)
+        done = self.ledger.handle(NodeSeen(read))
+        if before is None or before.cards != read.cards:
+            done += self._read_grants_again(read)
+        return done
+
+    def _node_gone(self, name: str) -> list[Instruction]:
+        self._nodes.pop(name, None)
+        self.guessing.discard(name)
+        return self.ledger.handle(NodeGone(name))
+
+    def _read_grants_again(self, node: Node) -> list[Instruction]:
+        """Records that name cards by index mean something only once the cards are known."""
+        done: list[Instruction] = []
+        for uid in sorted(self._on_node.get(node.name, ())):
+            pod = self._bound.pop(uid)
+            holding = self._see_bound(pod, None)
+            if holding is not None:
+                done += self.ledger.handle(Confirmed(holding))
+        return done
+
+    def _guess_unit(self, node: NodeObject) -> None:
+        if self._settings.gpushare_unit == "auto":
+            self._nodes[node.name] = node
+            self._resolved = gpushare.resolved(self._settings, self._nodes.values())
+
+
+def _asks_otherwise(before: Pod, after: Pod) -> bool:
+    """Whether more than the status changed."""
+    return before.spec != after.spec or before.annotations != after.annotations or before.labels != after.labels
+
+
+def _holding(pod: Pod, grant: Grant | None) -> Holding:
+    cpu, memory = host_needs(pod)
+    return Holding(
+        pod=pod.uid,
+        node=pod.node_name,
+        name=pod.key,
+        grant=grant,
+        cpu=cpu,
+        memory=memory,
+        priority=pod.priority,
+        started=created(pod),
+    )
+
+
+def created(pod: Pod) -> float:
+    """When the pod was made, in seconds since 1970; 0 when nobody says."""
+    said = (pod.metadata and pod.metadata.creation_timestamp) or ""
+    try:
+        return datetime.fromisoformat(said).timestamp()
+    except ValueError:
+        return 0.0

@@ -1,0 +1,259 @@
+"""The scheduler process, put together: what runs side by side, in which order it starts and stops.
+
+Room:  the endless loops, each one small. Whatever goes wrong in one thing is said, and the loop goes on.
+Door:  `Process.run`, until `stop` is set.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+
+from gputile.book.events import Freed, Instruction, Pencilled, Tick
+from gputile.book.ledger import Ledger, State
+from gputile.dialects import speaking
+from gputile.dialects.wire import NodeObject, Pod
+from gputile.kube.values import Alive, Api, Change, Refused, Seen, Snapshot, Spoilt, Trouble, Unclear
+from gputile.model.errors import DoubleBooked
+from gputile.model.requests import PodRequest
+from gputile.scheduler.binding import Binder
+from gputile.scheduler.granting import Granter
+from gputile.scheduler.leading import Alone, Leadership
+from gputile.scheduler.mirror import Mirror
+from gputile.scheduler.server import Server
+from gputile.scheduler.settings import Settings
+from gputile.scheduler.verbs import Extender
+from gputile.scheduler.waiting import Teller
+from gputile.telemetry.logs import fields
+from gputile.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TICK = 0.25  # seconds
+STALE = 30.0  # seconds of a broken watch after which this replica calls itself not ready
+VOLUMES = 600.0  # seconds that a pencil is kept while kube-scheduler says that it prepares volumes
+NODES_PER_TICK = 50  # of the audit
+CERTIFICATES = 60.0  # seconds between two looks at the certificate files
+
+
+class Process:
+    """One replica."""
+
+    def __init__(self, api: Api, settings: Settings, metrics: Metrics, leadership: Leadership | None = None) -> None:
+        self.api, self.settings, self.metrics = api, settings, metrics
+        self.leadership: Leadership = leadership or Alone()
+        self.ledger = Ledger(settings.book)
+        self.mirror = Mirror(self.ledger, settings.dialects)
+        self._seen_at: dict[str, float] = {}  # by kind: when the API server last said anything
+        self._trouble: dict[str, float] = {}  # by kind: since when its watch is broken
+        self._listed = {"nodes": asyncio.Event(), "pods": asyncio.Event()}
+        self._pencilled_at: dict[str, float] = {}  # by pod: when filter first chose its node, for volumes
+        self._stopping = False
+        clock, wall, leads = time.monotonic, time.time_ns, self.may_write
+        self.extender = Extender(self.mirror, settings, metrics, clock)
+        self.binder = Binder(api, self.extender, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall)
+        self.granter = Granter(api, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall)
+        self.teller = Teller(api, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall)
+        self.extender.on_no = self.teller.refused
+        self.server = Server(self.extender, self.binder, self.mirror, settings, metrics, self, leads)
+
+    # ---- what others ask --------------------------------------------------------------------------------------------
+
+    def may_write(self) -> bool:
+        return self.is_synced() and self.leadership.may_write()
+
+    def is_synced(self) -> bool:
+        return all(event.is_set() for event in self._listed.values())
+
+    def why_not_ready(self) -> str:
+        if self._stopping:
+            return "stopping"
+        missing = [kind for kind, event in self._listed.items() if not event.is_set()]
+        if missing:
+            return f"not all {' and '.join(missing)} have been seen yet"
+        stale = [kind for kind, since in self._trouble.items() if time.monotonic() - since > STALE]
+        return f"the watch of {' and '.join(stale)} is broken" if stale else ""
+
+    # ---- life -------------------------------------------------------------------------------------------------------
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until told to stop; then finish the binds in flight and let go of the lease."""
+        await self.server.start()
+        loops: list[Coroutine[Any, Any, None]] = [
+            self._follow("nodes", self.api.follow_nodes, self._nodes_listed, self._node_changed),
+            self._follow("pods", self.api.follow_pods, self._pods_listed, self._pod_changed),
+            self._tick(),
+            self._audit(),
+            self._renew_certificates(),
+            self.granter.run(),
+            self.teller.run(),
+            self.leadership.run(),
+        ]
+        tasks = [asyncio.create_task(loop) for loop in loops]
+        waits = asyncio.create_task(stop.wait())
+        try:
+            done, _ = await asyncio.wait([*tasks, waits], return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {waits}:
+                task.result()  # a loop ends only by a bug: let it be seen
+        finally:
+            await self._stop([*tasks, waits])
+
+    async def _stop(self, tasks: list[asyncio.Task[Any]]) -> None:
+        self._stopping = True
+        log.info("stopping", extra=fields(pencils=self.ledger.pencils()))
+        await self.server.stop()
+        await self.binder.finish()
+        try:
+            await asyncio.wait_for(self.leadership.step_down(), 3.0)
+        except (Refused, Unclear, TimeoutError) as wrong:
+            log.warning("the lease could not be given back", extra=fields(why=str(wrong)))
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.api.close()
+        log.info("stopped")
+
+    # ---- following the cluster --------------------------------------------------------------------------------------
+
+    async def _follow(
+        self,
+        kind: str,
+        feed: Callable[[], AsyncIterator[Seen[T]]],
+        listed: Callable[[tuple[T, ...]], list[Instruction]],
+        changed: Callable[[T, bool], list[Instruction]],
+    ) -> None:
+        if kind == "pods":  # what a pod holds is often told by index, and means something only when cards are known
+            await self._listed["nodes"].wait()
+        async for seen in feed():
+            match seen:
+                case Trouble(why):
+                    self._trouble.setdefault(kind, time.monotonic())
+                    self.metrics.troubles.labels(kind).inc()
+                    log.warning("watch broken", extra=fields(kind=kind, why=why))
+                    continue
+                case Spoilt(what, why):
+                    self.metrics.spoilt.inc()
+                    log.warning("an object cannot be read", extra=fields(what=what, why=why))
+                    continue
+                case Snapshot(items):
+                    self.carry_out(listed(items))
+                    self._listed[kind].set()
+                    log.info("listed", extra=fields(kind=kind, count=len(items)))
+                case Change(how, item):
+                    self.carry_out(changed(item, how == "DELETED"))
+                case Alive():
+                    pass
+            self._trouble.pop(kind, None)
+            self._seen_at[kind] = time.monotonic()
+
+    def _nodes_listed(self, nodes: tuple[NodeObject, ...]) -> list[Instruction]:
+        return self.mirror.nodes_listed(nodes)
+
+    def _node_changed(self, node: NodeObject, deleted: bool) -> list[Instruction]:
+        return self.mirror.node_changed(node, deleted=deleted)
+
+    def _pods_listed(self, pods: tuple[Pod, ...]) -> list[Instruction]:
+        first = not self._listed["pods"].is_set()
+        done = self.mirror.pods_listed(pods)
+        if first:  # a restarted scheduler knows what its cluster is asked for
+            self.mirror.take_arrivals()
+            asked = (speaking.read_pod(pod, self.mirror.settings) for pod in pods)
+            self.ledger.fleet.relearn([one for one in asked if isinstance(one, PodRequest)])
+        return done
+
+    def _pod_changed(self, pod: Pod, deleted: bool) -> list[Instruction]:
+        return self.mirror.pod_changed(pod, deleted=deleted)
+
+    async def take_stock(self) -> None:
+        """List all pods anew: what a new leader does before it books anything."""
+        await asyncio.gather(*(event.wait() for event in self._listed.values()))
+        pods = await self.api.list_pods()
+        self.carry_out(self.mirror.pods_listed(pods))
+
+    def carry_out(self, instructions: list[Instruction]) -> None:
+        if any(isinstance(one, Freed) for one in instructions):
+            self.teller.room_appeared()
+        self.granter.carry_out(instructions)
+
+    # ---- time -------------------------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        while True:
+            self.tick(time.monotonic())
+            await asyncio.sleep(TICK)
+
+    def tick(self, now: float) -> None:
+        self._keep_pencils_for_volumes(now)
+        before = {e.holding.pod: e.holding.node for e in self.ledger.in_flight() if e.state is State.PENCILLED}
+        self.carry_out(self.ledger.handle(Tick(now)))
+        for pod, node in before.items():
+            if self.ledger.entry(pod) is None:
+                self.extender.shun(pod, node)
+                self.metrics.pencils.labels("expired").inc()
+        fleet = self.ledger.fleet
+        for asked in self.mirror.take_arrivals():
+            fleet.learn(asked)
+        fleet.refresh()
+        self.extender.forget_strangers()
+        self.granter.forget_strangers()
+        self._show(now)
+
+    def _keep_pencils_for_volumes(self, now: float) -> None:
+        """kube-scheduler nominates the node while it prepares volumes there; bind comes when it is done."""
+        pencils = {e.holding.pod: e for e in self.ledger.in_flight() if e.state is State.PENCILLED}
+        self._pencilled_at = {pod: self._pencilled_at.get(pod, now) for pod in pencils}
+        for pod, entry in pencils.items():
+            waiting = self.mirror.waiting.get(pod)
+            nominated = waiting.pod.status.nominated_node_name if waiting and waiting.pod.status else None
+            is_young = now - self._pencilled_at[pod] < VOLUMES
+            if (
+                nominated == entry.holding.node
+                and is_young
+                and entry.deadline - now < self.settings.book.pencil_ttl / 2
+            ):
+                self.carry_out(self.ledger.handle(Pencilled(entry.holding, now)))
+
+    def _show(self, now: float) -> None:
+        metrics = self.metrics
+        states = dict.fromkeys(State, 0)
+        for entry in self.ledger.in_flight():
+            states[entry.state] += 1
+        states[State.CONFIRMED] = len(self.ledger) - sum(states.values())
+        for state, count in states.items():
+            metrics.book.labels(state).set(count)
+        metrics.book.labels("waiting").set(len(self.mirror.waiting))
+        metrics.nodes.set(len(self.ledger.fleet))
+        metrics.synced.set(int(self.is_synced()))
+        for kind, at in self._seen_at.items():
+            metrics.lag.labels(kind).set(now - at)
+
+    async def _audit(self) -> None:
+        """Prove all the time, a few nodes at a time, that the book adds up."""
+        while True:
+            await asyncio.sleep(self.settings.audit)
+            try:
+                for number, _ in enumerate(self.ledger.checks(), start=1):
+                    if number % NODES_PER_TICK == 0:
+                        await asyncio.sleep(TICK)
+            except DoubleBooked as wrong:
+                self.metrics.conflicts.inc()
+                log.error("the book does not add up", extra=fields(story=str(wrong)))
+
+    async def _renew_certificates(self) -> None:
+        while True:
+            await asyncio.sleep(CERTIFICATES)
+            try:
+                self.server.renew_certificate()
+            except OSError as wrong:  # half-written files: the old one still serves
+                log.warning("the certificate cannot be read", extra=fields(why=str(wrong)))
+
+
+def describe(settings: Settings) -> dict[str, Any]:
+    """The settings in force, for the first log line."""
+    found: dict[str, Any] = msgspec.to_builtins(settings)
+    return found

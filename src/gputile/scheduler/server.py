@@ -1,0 +1,279 @@
+"""HTTP: every family's paths on one listener, each verb three steps: read, decide, write.
+
+Room:  the table of paths, TLS, and the limits on what a stranger may send. Decisions are made elsewhere.
+Door:  `Server.start`, `Server.stop`; `routes()` is the table.
+
+A verb always answers 200: kube-scheduler never reads the body of anything else, and the reason would be lost. A body
+that cannot be used gets its reason in `Error` and changes nothing.
+"""
+
+import logging
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+from urllib.parse import unquote
+
+import orjson
+from aiohttp import web
+from aiohttp.web_protocol import RequestPayloadError
+
+from gputile import __version__
+from gputile.scheduler import views, wire
+from gputile.scheduler.binding import NOT_LEADING, Binder
+from gputile.scheduler.mirror import Mirror
+from gputile.scheduler.settings import Settings, TlsSettings
+from gputile.scheduler.verbs import Extender
+from gputile.scheduler.wire import BadBody, FilterAnswer, FilterArgs
+from gputile.telemetry.logs import fields
+from gputile.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+JSON = "application/json"
+INSPECT = "/gpushare-scheduler/inspect"
+OPEN = frozenset({"/healthz", "/readyz", "/metrics", "/version"})
+"""What may be read without a client certificate: it says nothing about anybody's pods."""
+
+Verb = Callable[[bytes], Awaitable[bytes]]
+Page = Callable[[], web.Response]
+
+# Every family's extender paths: prefix, then the verb as its configuration names it.
+FAMILIES = {
+    "/gputile": ("filter", "prioritize", "bind", "preempt", "filter-dryrun"),
+    "/gpushare-scheduler": ("filter", "bind"),
+    "/scheduler": ("filter", "predicates", "priorities", "prioritize", "bind", "preempt", "filter-dryrun"),
+    "/apis/metrics.nvidia.com/v1alpha1/schedule": ("filter", "prioritize", "preempt", "bind"),
+    "/apis/nvidia-gpu-scheduler/v1/schedule": ("filter", "prioritize", "preempt", "bind"),
+    "": ("filter", "bind"),
+}
+SAME = {"predicates": "filter", "priorities": "prioritize"}
+
+
+class State(Protocol):
+    """What the probes ask the process."""
+
+    def is_synced(self) -> bool: ...
+
+    def why_not_ready(self) -> str: ...
+
+
+class Server:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        extender: Extender,
+        binder: Binder,
+        mirror: Mirror,
+        settings: Settings,
+        metrics: Metrics,
+        state: State,
+        leads: Callable[[], bool],
+    ) -> None:
+        self._extender, self._binder, self._mirror = extender, binder, mirror
+        self._settings, self._metrics, self._state, self._leads = settings, metrics, state, leads
+        verbs: dict[str, Verb] = {
+            "filter": self._filter,
+            "prioritize": self._prioritize,
+            "bind": self._bind,
+            "preempt": self._preempt,
+            "filter-dryrun": self._dry_run,
+        }
+        self._verbs = {path: verbs[verb] for path, verb in routes().items()}
+        self._pages: dict[str, Page] = {
+            "/healthz": lambda: _text("ok"),
+            "/readyz": self._ready,
+            "/metrics": lambda: web.Response(body=metrics.text(), content_type="text/plain", charset="utf-8"),
+            "/version": lambda: _text(__version__),
+            "/scheduler/status": lambda: _json(views.elastic_status(mirror.ledger)),
+            "/status": lambda: _json(views.percent_status(mirror.ledger)),
+            INSPECT: lambda: _json(views.inspect(mirror.ledger, mirror.settings)),
+        }
+        self._runner: web.ServerRunner | None = None
+        self._tls: ssl.SSLContext | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        host, port = self._settings.host_and_port
+        self._tls = tls_context(self._settings.tls)
+        self._runner = web.ServerRunner(web.Server(self._handle, access_log=None), shutdown_timeout=5.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port, ssl_context=self._tls, backlog=1024)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+        log.info("listening", extra=fields(host=host, port=self.port, tls=self._tls is not None))
+
+    async def stop(self) -> None:
+        """Answer what is being asked, then close."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def renew_certificate(self) -> None:
+        """Read certificate and key again; new connections get the new one."""
+        if self._tls is not None:
+            self._tls.load_cert_chain(self._settings.tls.certificate, self._settings.tls.key)
+
+    # ---- one request ------------------------------------------------------------------------------------------------
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        path = request.path.rstrip("/") or "/"
+        if self._settings.tls.client_ca and path not in OPEN and not _has_certificate(request):
+            return _text("send a client certificate that the configured CA signed", 403)
+        verb = self._verbs.get(path)
+        if verb is not None and request.method == "POST":
+            return await self._answer(request, path, verb)
+        if path.startswith(INSPECT + "/"):
+            name = unquote(path[len(INSPECT) + 1 :])
+            return _json(views.inspect(self._mirror.ledger, self._mirror.settings, name))
+        page = self._pages.get(path)
+        if page is not None:  # POST too, for nano's `/status` was registered so
+            return page()
+        if verb is not None:
+            return _text(f"{path} is a verb: POST to it what kube-scheduler sends", 405)
+        return _text(f"there is no {path} here; see docs/scheduler.md for the paths", 404)
+
+    async def _answer(self, request: web.BaseRequest, path: str, verb: Verb) -> web.Response:
+        try:
+            body = await self._body(request)
+            answer = await verb(body)
+        except BadBody as wrong:
+            log.warning("a request that cannot be used", extra=fields(path=path, why=str(wrong)[:500]))
+            self._metrics.verbs.labels(_verb_of(path), "unreadable").inc()
+            answer = _error(_verb_of(path), str(wrong))
+        return web.Response(body=answer, content_type=JSON)
+
+    async def _body(self, request: web.BaseRequest) -> bytes:
+        limit = self._settings.body_limit * 2**20
+        found = bytearray()
+        try:
+            async for chunk in request.content.iter_any():
+                found += chunk
+                if len(found) > limit:
+                    raise BadBody(f"the body is larger than {self._settings.body_limit} MiB; raise `body_limit`")
+        except RequestPayloadError as wrong:
+            raise BadBody(f"the body ended too soon: {wrong}") from wrong
+        return bytes(found)
+
+    # ---- the verbs --------------------------------------------------------------------------------------------------
+
+    async def _filter(self, body: bytes) -> bytes:
+        return self._filtered("filter", body, self._extender.filter)
+
+    async def _dry_run(self, body: bytes) -> bytes:
+        return self._filtered("filter-dryrun", body, self._extender.dry_run)
+
+    def _filtered(self, verb: str, body: bytes, decide: Callable[[FilterArgs], FilterAnswer]) -> bytes:
+        watch = Stopwatch(self._metrics, verb)
+        args = wire.read_filter(body)
+        watch.stage("read")
+        closed = self._closed(verb)
+        answer = FilterAnswer(error=closed) if closed else decide(args)
+        watch.stage("decide")
+        reply = wire.write_filter(answer, args)
+        watch.stage("write")
+        self._metrics.verbs.labels(verb, "error" if answer.error else "yes" if answer.names else "no").inc()
+        _log_filter(verb, args, answer)
+        return reply
+
+    async def _prioritize(self, body: bytes) -> bytes:
+        watch = Stopwatch(self._metrics, "prioritize")
+        args = wire.read_filter(body)
+        watch.stage("read")
+        scores = self._extender.prioritize(args)
+        watch.stage("decide")
+        self._metrics.verbs.labels("prioritize", "yes").inc()
+        return wire.write_prioritize(scores)
+
+    async def _bind(self, body: bytes) -> bytes:
+        args = wire.read_bind(body)
+        error = self._closed("bind") or await self._binder.bind(args)
+        self._metrics.verbs.labels("bind", "error" if error else "yes").inc()
+        return wire.write_bind(error)
+
+    async def _preempt(self, body: bytes) -> bytes:
+        watch = Stopwatch(self._metrics, "preempt")
+        args = wire.read_preempt(body)
+        watch.stage("read")
+        found = {} if self._closed("preempt") else self._extender.preempt(args)
+        watch.stage("decide")
+        self._metrics.verbs.labels("preempt", "yes" if found else "no").inc()
+        return wire.write_preempt(found)
+
+    def _closed(self, verb: str) -> str:
+        """Why this replica answers no verbs now; a dry run only needs the book."""
+        if not self._state.is_synced():
+            return "gputile has not seen the whole cluster yet; try again in a moment"
+        return "" if verb == "filter-dryrun" or self._leads() else NOT_LEADING
+
+    def _ready(self) -> web.Response:
+        why = self._state.why_not_ready()
+        return _text(why, 503) if why else _text("ok")
+
+
+class Stopwatch:
+    """The stages of one verb, each observed as it ends."""
+
+    def __init__(self, metrics: Metrics, verb: str) -> None:
+        self._metrics, self._verb, self._last = metrics, verb, time.perf_counter()
+
+    def stage(self, name: str) -> None:
+        now = time.perf_counter()
+        self._metrics.stage(self._verb, name).observe(now - self._last)
+        self._last = now
+
+
+def routes() -> dict[str, str]:
+    """Every path, and the verb it means."""
+    return {f"{prefix}/{verb}": SAME.get(verb, verb) for prefix, verbs in FAMILIES.items() for verb in verbs}
+
+
+def tls_context(settings: TlsSettings) -> ssl.SSLContext | None:
+    """None without a certificate. A client's certificate is asked for, and checked when it is sent."""
+    if not settings.certificate:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(settings.certificate, settings.key)
+    if settings.client_ca:
+        context.load_verify_locations(settings.client_ca)
+        context.verify_mode = ssl.CERT_OPTIONAL
+    return context
+
+
+def _has_certificate(request: web.BaseRequest) -> bool:
+    return bool(request.get_extra_info("peercert"))
+
+
+def _verb_of(path: str) -> str:
+    return routes()[path]
+
+
+def _error(verb: str, why: str) -> bytes:
+    """The reason in the shape that the verb answers in; prioritize and preempt have no room for one."""
+    match verb:
+        case "bind":
+            return wire.write_bind(why)
+        case "prioritize":
+            return wire.write_prioritize({})
+        case "preempt":
+            return wire.write_preempt({})
+        case _:
+            return wire.write_filter(FilterAnswer(error=why), None)
+
+
+def _log_filter(verb: str, args: FilterArgs, answer: FilterAnswer) -> None:
+    if log.isEnabledFor(logging.DEBUG) or answer.error:
+        level = logging.WARNING if answer.error else logging.DEBUG
+        refused = len(answer.failed) + len(answer.unresolvable)
+        found = fields(
+            verb=verb, pod=args.pod.key, nodes=len(args.names), fit=answer.names, refused=refused, error=answer.error
+        )
+        log.log(level, "filtered", extra=found)
+
+
+def _text(said: str, status: int = 200) -> web.Response:
+    return web.Response(text=said, status=status)
+
+
+def _json(found: object) -> web.Response:
+    return web.Response(body=orjson.dumps(found), content_type=JSON)

@@ -1,0 +1,277 @@
+"""filter, prioritize and preempt: decided from the book, at once, without a word to the API server.
+
+Room:  decisions and pencils; no I/O. What they cost is kube-scheduler's speed: it asks for one pod at a time and waits.
+Door:  `Extender.filter`, `.dry_run`, `.prioritize`, `.preempt`.
+
+filter answers with the best node and those as good as it, not with all that fit: kube-scheduler chooses among what it
+is given by its own scores, which spread, and would undo binpack and tiling. It pencils the pod in on the best one, for
+kube-scheduler filters the next pod before it binds this one; while another pencil is open the answer is that one node,
+so that pencil and choice agree.
+"""
+
+from collections.abc import Callable
+from zlib import crc32
+
+import msgspec
+import numpy as np
+
+from gputile.book.events import Denied, Holding, Pencilled, Rubbed
+from gputile.book.ledger import Entry, Ledger, State
+from gputile.dialects import speaking
+from gputile.dialects.wire import NodeObject, Pod
+from gputile.engine.fleet import Fleet
+from gputile.engine.placing import Placement, place
+from gputile.engine.policies import Scores
+from gputile.engine.preempting import victims
+from gputile.model.cards import NodeView
+from gputile.model.refusals import BadRequest, NodeCode, Refusal
+from gputile.model.requests import PodRequest
+from gputile.scheduler.mirror import GUESSING, Mirror, created
+from gputile.scheduler.settings import Settings
+from gputile.scheduler.wire import FilterAnswer, FilterArgs, Offer, PreemptArgs
+from gputile.telemetry.metrics import Metrics
+
+TOP_SCORE = 10
+"""What kube-scheduler expects of an extender at most."""
+
+
+class No(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod that fitted nowhere, for those who tell it why."""
+
+    pod: Pod
+    asked: PodRequest | BadRequest
+    nodes: int  # how many were asked about
+
+
+class Extender:
+    """See the module's text."""
+
+    def __init__(self, mirror: Mirror, settings: Settings, metrics: Metrics, clock: Callable[[], float]) -> None:
+        self._mirror, self._ledger, self._settings = mirror, mirror.ledger, settings
+        self._metrics, self._clock = metrics, clock
+        self._shy: dict[str, set[str]] = {}  # by pod: nodes that were offered to it and came to nothing
+        self.on_no: Callable[[No], None] = lambda no: None
+
+    # ---- filter -----------------------------------------------------------------------------------------------------
+
+    def filter(self, args: FilterArgs) -> FilterAnswer:
+        asked = self.asked(args.pod)
+        if asked is None:
+            return FilterAnswer(names=args.names)
+        if isinstance(asked, BadRequest):
+            return self._bad(args, asked)
+        return self._bound_already(args) or self._choose(args, asked)
+
+    def asked(self, pod: Pod) -> PodRequest | BadRequest | None:
+        """What the pod asks for; read once, when our watch saw it, as long as it is the same pod."""
+        known = self._mirror.waiting.get(pod.uid)
+        if known is not None and known.pod.spec == pod.spec and known.pod.annotations == pod.annotations:
+            return known.asked
+        return speaking.read_pod(pod, self._mirror.settings)
+
+    def _bad(self, args: FilterArgs, bad: BadRequest) -> FilterAnswer:
+        self._metrics.bad_requests.labels(bad.code).inc()
+        self.on_no(No(pod=args.pod, asked=bad, nodes=len(args.names)))
+        return FilterAnswer(unresolvable=dict.fromkeys(args.names, bad.message))
+
+    def _bound_already(self, args: FilterArgs) -> FilterAnswer | None:
+        """A bind whose answer was lost, or that kube-scheduler has not seen: only the node where it went will do."""
+        entry = self._ledger.entry(args.pod.uid)
+        if entry is None or entry.state is State.PENCILLED:
+            return None
+        if entry.holding.node in args.names:
+            return FilterAnswer(names=[entry.holding.node])
+        return FilterAnswer(error=f"the pod is being bound to node {entry.holding.node}; try again")
+
+    def _choose(self, args: FilterArgs, asked: PodRequest) -> FilterAnswer:
+        pod = args.pod
+        names = self._open_to(args.names, pod.uid)
+        self._offered_in_vain(pod.uid)
+        policy, seed = self._settings.policy, seed_of(pod.uid)
+        with self._ledger.aside(pod.uid) as fleet:
+            best = self._best(fleet, asked, names, pod.uid)
+            where = fleet.place(asked, best[0], policy, seed) if best else None
+        if not isinstance(where, Placement):
+            return self._nothing(args, asked)
+        others_open = self._ledger.pencils() > 0
+        pencilled = self._pencil(pod, asked, where)
+        return FilterAnswer(names=best[:1] if pencilled and others_open else best)
+
+    def _best(self, fleet: Fleet, asked: PodRequest, names: list[str], uid: str) -> list[str]:
+        """The best nodes; those that came to nothing for this pod only if there are no others."""
+        keep, slack = self._settings.filter.keep, self._settings.filter.slack
+        shy = self._shy.get(uid, ())
+        fresh = [name for name in names if name not in shy] if shy else names
+        for among in (fresh, names) if shy else (names,):
+            best = fleet.best(asked, self._settings.policy, seed=seed_of(uid), among=among, keep=keep, slack=slack)
+            if best:
+                return best
+        return []
+
+    def _pencil(self, pod: Pod, asked: PodRequest, where: Placement) -> bool:
+        """Hold the place until bind comes. Only for pods that our watch knows: others could never be rubbed out."""
+        if pod.uid not in self._mirror.waiting:
+            return False
+        holding = holding_of(pod, asked, where)
+        done = self._ledger.handle(Pencilled(holding, self._clock()))
+        return not any(isinstance(instruction, Denied) for instruction in done)
+
+    def _offered_in_vain(self, uid: str) -> None:
+        """A new filter call for a pod that is pencilled: its node was offered and did not become its home."""
+        entry = self._ledger.entry(uid)
+        if entry is not None and entry.state is State.PENCILLED:
+            self.shun(uid, entry.holding.node)
+            self._ledger.handle(Rubbed(uid))
+            self._metrics.pencils.labels("replaced").inc()
+
+    def shun(self, uid: str, node: str) -> None:
+        """Let the node rank last for this pod from now on."""
+        self._shy.setdefault(uid, set()).add(node)
+
+    def forgive(self, uid: str) -> None:
+        self._shy.pop(uid, None)
+
+    def forget_strangers(self) -> None:
+        """Drop what is remembered of pods that wait no more."""
+        for uid in [uid for uid in self._shy if uid not in self._mirror.waiting]:
+            del self._shy[uid]
+
+    # ---- nodes of other agents --------------------------------------------------------------------------------------
+
+    def closed(self, name: str, uid: str) -> NodeCode | None:
+        """Why a node run by an agent that guesses takes nobody now; None: it does, or its agent does not guess."""
+        node = self._ledger.fleet.node(name)
+        if node is None or node.agent not in GUESSING:
+            return None
+        if self._settings.other_agents == "refuse":
+            return NodeCode.OTHER_AGENT
+        in_flight = any(e.holding.node == name and e.holding.pod != uid for e in self._ledger.in_flight())
+        return NodeCode.AGENT_BUSY if in_flight or self._mirror.starting(name, but=uid) else None
+
+    def _open_to(self, names: list[str], uid: str) -> list[str]:
+        if not self._mirror.guessing:
+            return names
+        return [name for name in names if name not in self._mirror.guessing or self.closed(name, uid) is None]
+
+    # ---- why not ----------------------------------------------------------------------------------------------------
+
+    def _nothing(self, args: FilterArgs, asked: PodRequest) -> FilterAnswer:
+        self.on_no(No(pod=args.pod, asked=asked, nodes=len(args.names)))
+        with self._ledger.aside(args.pod.uid) as fleet:
+            refusals = self._refusals(fleet, asked, args)
+        for code, count in _counted(refusals).items():
+            self._metrics.refusals.labels(code).inc(count)
+        return FilterAnswer(
+            failed={r.node: r.sentence for r in refusals if r.curable},
+            unresolvable={r.node: r.sentence for r in refusals if not r.curable},
+        )
+
+    def _refusals(self, fleet: Fleet, asked: PodRequest, args: FilterArgs) -> list[Refusal]:
+        closed = {name: code for name in args.names if (code := self.closed(name, args.pod.uid)) is not None}
+        return [
+            *(Refusal(name, code, 1, 0, False) for name, code in closed.items()),
+            *fleet.refusals(asked, [name for name in args.names if name not in closed]),
+        ]
+
+    # ---- the other verbs --------------------------------------------------------------------------------------------
+
+    def dry_run(self, args: FilterArgs) -> FilterAnswer:
+        """All nodes that fit and why the others do not; nothing is held, nothing is told. For autoscalers.
+
+        A node that is not in the cluster (yet) is taken as it was sent, with nobody on it.
+        """
+        asked = speaking.read_pod(args.pod, self._mirror.settings)
+        if asked is None:
+            return FilterAnswer(names=args.names)
+        if isinstance(asked, BadRequest):
+            return FilterAnswer(unresolvable=dict.fromkeys(args.names, asked.message))
+        imagined = {name: node for name in args.names if name not in self._ledger.fleet and (node := args.node(name))}
+        with self._ledger.aside(args.pod.uid) as fleet:
+            known = [name for name in args.names if name not in imagined]
+            refusals = self._refusals(fleet, asked, msgspec.structs.replace(args, names=known))
+        refusals += [no for node in imagined.values() if (no := self._imagined(asked, node)) is not None]
+        refused = {refusal.node for refusal in refusals}
+        return FilterAnswer(
+            names=[name for name in args.names if name not in refused],
+            failed={r.node: r.sentence for r in refusals if r.curable},
+            unresolvable={r.node: r.sentence for r in refusals if not r.curable},
+        )
+
+    def _imagined(self, asked: PodRequest, sent: NodeObject) -> Refusal | None:
+        """Why the node would not take the pod even with nobody on it."""
+        node = speaking.read_node(sent, self._mirror.settings)
+        if isinstance(node, BadRequest):
+            return Refusal(sent.name, NodeCode.UNKNOWN_NODE, 1, 0, False)
+        answer = place(asked, NodeView.empty(node), self._settings.policy)
+        return answer if isinstance(answer, Refusal) else None
+
+    def prioritize(self, args: FilterArgs) -> dict[str, int]:
+        """The policy's score of each node, stretched over 0 to 10."""
+        asked = self.asked(args.pod)
+        if not isinstance(asked, PodRequest):
+            return dict.fromkeys(args.names, 0)
+        with self._ledger.aside(args.pod.uid) as fleet:
+            scores = fleet.scores_of(args.names, asked, self._settings.policy, seed_of(args.pod.uid))
+        return dict(zip(args.names, _stretched(scores), strict=True))
+
+    def preempt(self, args: PreemptArgs) -> dict[str, Offer]:
+        """Per node that kube-scheduler offers: the fewest pods whose leaving really makes room on its cards."""
+        asked = self.asked(args.pod)
+        if asked is None:
+            return args.offers
+        if isinstance(asked, BadRequest):
+            return {}
+        found = {name: self._victims(args.pod, asked, name, offer) for name, offer in args.offers.items()}
+        return {name: offer for name, offer in found.items() if offer is not None}
+
+    def _victims(self, pod: Pod, asked: PodRequest, name: str, offer: Offer) -> Offer | None:
+        if name not in self._ledger.fleet or self.closed(name, pod.uid) is not None:
+            return None
+        with self._ledger.aside(pod.uid) as fleet:
+            found = victims(asked, fleet.view(name), self._ledger.holders(name), pod.priority)
+        if found is None:
+            return None
+        return Offer(tuple(holder.pod for holder in found), offer.violations) if found else offer
+
+
+def holding_of(pod: Pod, asked: PodRequest, where: Placement) -> Holding:
+    """What the pod would hold there."""
+    return Holding(
+        pod=pod.uid,
+        node=where.node,
+        name=pod.key,
+        grant=where.grant(pod.uid, asked.dialect),
+        cpu=asked.cpu,
+        memory=asked.memory,
+        priority=pod.priority,
+        started=created(pod),
+    )
+
+
+def seed_of(uid: str) -> int:
+    """Dice of a pod's own, so that a replay gives the same answer."""
+    return crc32(uid.encode("utf-8", "replace"))
+
+
+def _counted(refusals: list[Refusal]) -> dict[NodeCode, int]:
+    found: dict[NodeCode, int] = {}
+    for refusal in refusals:
+        found[refusal.code] = found.get(refusal.code, 0) + 1
+    return found
+
+
+def _stretched(scores: Scores) -> list[int]:
+    """The best is 10, the worst that fits and all that do not are 0."""
+    real = scores[np.isfinite(scores)]
+    if not len(real):
+        return [0] * len(scores)
+    low, high = float(real.min()), float(real.max())
+    share = (scores - low) / (high - low) if high > low else np.where(np.isfinite(scores), 1.0, 0.0)
+    return [int(one) for one in np.rint(np.clip(share, 0.0, 1.0) * TOP_SCORE)]
+
+
+def entry_of(ledger: Ledger, uid: str, node: str) -> Entry | None:
+    """The book's entry of a pod that is assumed or confirmed on this node."""
+    entry = ledger.entry(uid)
+    wanted = entry is not None and entry.state is not State.PENCILLED and entry.holding.node == node
+    return entry if wanted else None

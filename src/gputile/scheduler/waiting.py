@@ -1,0 +1,173 @@
+"""Pods that wait: told why, and tried again when they fit.
+
+Room:  the pods that filter refused, what was said about each, and when. Beside the verbs, never in their way.
+Door:  `Teller.refused` takes a no; `Teller.run` tells and nudges until it is cancelled.
+
+kube-scheduler shows the short reasons; the figures and what would help come from here, as one Event per pod, few per
+second. kube-scheduler tries a refused pod again on any change of the cluster. It can be quicker than our own watch, be
+told no from a book that is a moment old, and then hear of nothing more: such a pod is nudged, by touching it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from gputile.book.ledger import Ledger
+from gputile.dialects.wire import Pod
+from gputile.engine.explaining import explain
+from gputile.kube.values import Api, Note, Refused, Unclear
+from gputile.model.refusals import BadRequest
+from gputile.model.requests import PodRequest
+from gputile.scheduler.mirror import Mirror
+from gputile.scheduler.settings import Settings
+from gputile.scheduler.verbs import No
+from gputile.telemetry.logs import fields
+from gputile.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+ROUND = 0.25  # seconds
+PATIENCE = 0.5  # seconds that kube-scheduler has to try by itself
+REST = 5.0  # seconds between two nudges of one pod
+REPEAT = 30 * 60.0  # seconds after which the same is said again, for Events are kept for an hour only
+NUDGES = 20  # per round
+MANY_NODES = 200
+"""With more nodes than this, only the holders of a sample are looked at for "who is in the way"."""
+
+NUDGE = "gputile.io/nudged"
+"""The annotation that a nudge touches."""
+
+
+class Story(msgspec.Struct):
+    """One waiting pod."""
+
+    pod: Pod
+    asked: PodRequest | BadRequest
+    refused_at: float
+    gains: int  # how often room had appeared when it was refused
+    told_at: float = -1e9
+    told: str = ""
+    nudged_at: float = -1e9
+
+
+class Teller:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        api: Api,
+        mirror: Mirror,
+        settings: Settings,
+        metrics: Metrics,
+        *,
+        leads: Callable[[], bool],
+        clock: Callable[[], float],
+        wall: Callable[[], int],
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._api, self._mirror, self._settings, self._metrics = api, mirror, settings.tell, metrics
+        self._leads, self._clock, self._wall, self._pause = leads, clock, wall, pause
+        self._stories: dict[str, Story] = {}
+        self._gains = 0
+        self._allowance = self._settings.per_second
+        self._allowed_at = clock()
+
+    def refused(self, no: No) -> None:
+        """A pod fitted nowhere. Called on the hot path: only takes note."""
+        uid = no.pod.uid
+        if uid not in self._mirror.waiting:
+            return  # a stranger; nobody reads its events
+        story = self._stories.get(uid)
+        if story is None:
+            self._stories[uid] = Story(no.pod, no.asked, self._clock(), self._gains)
+        else:
+            story.asked, story.refused_at, story.gains = no.asked, self._clock(), self._gains
+
+    def room_appeared(self) -> None:
+        self._gains += 1
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self.round()
+            except (Refused, Unclear) as wrong:
+                log.warning("a waiting pod could not be told", extra=fields(why=str(wrong)))
+            await self._pause(ROUND)
+
+    async def round(self) -> None:
+        for uid in [uid for uid in self._stories if uid not in self._mirror.waiting]:
+            del self._stories[uid]
+        if not self._leads():
+            return
+        if self._settings.nudge:
+            await self._nudge()
+        await self._tell()
+
+    # ---- telling ----------------------------------------------------------------------------------------------------
+
+    async def _tell(self) -> None:
+        now = self._clock()
+        earned = (now - self._allowed_at) * self._settings.per_second
+        self._allowance, self._allowed_at = min(self._settings.per_second, self._allowance + earned), now
+        known: dict[PodRequest | BadRequest, str] = {}  # equal pods wait for equal reasons
+        for uid, story in list(self._stories.items()):
+            if self._allowance < 1.0:
+                return
+            if now - story.told_at < self._settings.every:
+                continue
+            if story.asked not in known:
+                known[story.asked] = reason(story.asked, self._mirror.ledger)
+            said = known[story.asked]
+            is_news = said != story.told or now - story.told_at > REPEAT
+            story.told_at = now if is_news else story.told_at
+            if said and is_news:
+                story.told = said
+                self._allowance -= 1.0
+                await self._api.note(_note(uid, story.pod, said))
+                log.info("waits", extra=fields(pod=story.pod.key, why=said))
+
+    # ---- nudging ----------------------------------------------------------------------------------------------------
+
+    async def _nudge(self) -> None:
+        """Touch pods that were refused before room appeared, that fit now, and that nobody tried since."""
+        now = self._clock()
+        late = [
+            (uid, story)
+            for uid, story in self._stories.items()
+            if story.gains < self._gains and now - story.refused_at > PATIENCE and now - story.nudged_at > REST
+        ]
+        fits: dict[PodRequest, bool] = {}
+        nudged = 0
+        for uid, story in late:
+            if nudged == NUDGES:
+                return
+            if not isinstance(story.asked, PodRequest) or self._mirror.ledger.entry(uid) is not None:
+                continue
+            if story.asked not in fits:
+                fits[story.asked] = bool(self._mirror.ledger.fleet.fits(story.asked).any())
+            if not fits[story.asked]:
+                story.gains = self._gains  # looked at; wait for the next gain
+                continue
+            story.nudged_at = now
+            nudged += 1
+            self._metrics.nudges.inc()
+            await self._api.patch_pod(story.pod.namespace, story.pod.name, uid, {NUDGE: str(self._wall())}, {})
+
+
+def reason(asked: PodRequest | BadRequest, ledger: Ledger) -> str:
+    """Why a pod waits and what would help, as one text; "" when it fits by now."""
+    if isinstance(asked, BadRequest):
+        return asked.message
+    names = ledger.fleet.names()
+    holders = {name: ledger.holders(name) for name in names[:MANY_NODES]}
+    found = explain(asked, ledger.fleet, holders)
+    if found.fitting:
+        return ""
+    first, *rest = (line.strip() for line in found.lines())
+    return f"{first} {'; '.join(rest)}".strip()
+
+
+def _note(uid: str, pod: Pod, message: str) -> Note:
+    return Note(namespace=pod.namespace, pod=pod.name, uid=uid, reason="NoFittingGPU", message=message)

@@ -1,0 +1,46 @@
+"""Log lines as JSON: a constant sentence in `msg`, the rest as fields. A decision logs once, where it is made."""
+
+import logging
+import sys
+import time
+from typing import Any, TextIO
+
+import orjson
+
+_OURS = "_gputile_fields"
+
+
+def fields(**found: Any) -> dict[str, Any]:
+    """For `extra=` of a log call: what the line is about. Never a token, a certificate or a whole object."""
+    return {_OURS: found}
+
+
+class JsonLines(logging.Formatter):
+    """One object per line: time, level, logger, msg, then the fields; a traceback goes into `error`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": _utc(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "msg": record.getMessage(),
+            **getattr(record, _OURS, {}),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def _utc(seconds: float) -> str:
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{whole}.{int(seconds % 1 * 1000):03d}Z"
+
+
+def start(level: str, stream: TextIO | None = None) -> None:
+    """Send every log line of the process to the stream (standard error), from this level up."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    logging.getLogger("aiohttp.access").setLevel("WARNING")
