@@ -1,10 +1,10 @@
-# Four words run the project: demo, test, check, bench. Each does its own set-up in .venv.
+# A few words run the project: demo, test, e2e, check, bench. Each does its own set-up in .venv.
 PYTHON ?= python3
 BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench pictures lock clean
+.PHONY: help demo test e2e fuzz check format bench pictures lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +21,12 @@ demo: $(READY) ## The main job on an embedded in-memory cluster; ends by itself
 
 test: $(READY) ## Unit tests: no network, no sleeping
 	$(BIN)/python -m pytest
+
+e2e: $(READY) ## The same on a real API server and kube-scheduler (builds Kubernetes once; needs Go)
+	$(BIN)/python -m pytest tests/e2e -rs
+
+fuzz: $(READY) ## 100,000 mangled bodies to the scheduler's verbs
+	$(BIN)/python -m bench.fuzz
 
 check: $(READY) ## Format, lint, types, import directions
 	$(BIN)/ruff format --check .

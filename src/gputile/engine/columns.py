@@ -109,6 +109,9 @@ class Columns:
         """By node: the free share of its usable cards, in `shares.CARD`."""
         return {name: int(self._share[row]) for name, row in self._rows.items()}
 
+    def card_count(self) -> int:
+        return int(self._exists[:, : len(self._nodes)].sum())
+
     def average_card(self) -> int:
         """MiB; made anew when a node changes."""
         if self._average is None:

@@ -133,7 +133,7 @@ class Client:
     async def label_pod(self, namespace: str, name: str, labels: dict[str, str | None]) -> None:
         """Set (or with None remove) labels of a pod; meant for our own."""
         body = {"metadata": {"labels": labels}}
-        await self.request("PATCH", pod_path(namespace, name), body=body, content_type=MERGE)
+        await self.request("PATCH", pod_path(namespace, name, "status"), body=body, content_type=MERGE)
 
     async def evict(self, namespace: str, name: str, uid: str) -> None:
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}

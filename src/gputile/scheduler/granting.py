@@ -121,16 +121,23 @@ class Granter:
         if not isinstance(asked, PodRequest) or pod.node_name not in fleet:
             self._not_before[uid] = self._clock() + AGAIN
             return
-        where = fleet.place(asked, pod.node_name, self._settings.policy, seed_of(uid))
-        if not isinstance(where, Placement):
-            self._not_before[uid] = self._clock() + AGAIN
-            self._no_room(pod, where)
-            return
-        grant = where.grant(uid, asked.dialect)
+        grant = self._booked(uid, pod.node_name)
+        if grant is None:
+            where = fleet.place(asked, pod.node_name, self._settings.policy, seed_of(uid))
+            if not isinstance(where, Placement):
+                self._not_before[uid] = self._clock() + AGAIN
+                self._no_room(pod, where)
+                return
+            grant = where.grant(uid, asked.dialect)
         self.carry_out(self._mirror.granted(pod, grant))
         self._unwritten[uid] = grant
         self._metrics.around.inc()
         log.info("granted to a pod bound around us", extra=fields(pod=pod.key, node=pod.node_name))
+
+    def _booked(self, uid: str, node: str) -> Grant | None:
+        """Cards that the book has for the pod already: pencilled by filter before kube-scheduler itself bound it."""
+        entry = self._mirror.ledger.entry(uid)
+        return entry.holding.grant if entry is not None and entry.holding.node == node else None
 
     def _no_room(self, pod: Pod, refusal: Refusal) -> None:
         said = f"bound to {pod.node_name} by another scheduler, where gputile has no cards for it: {refusal.sentence}"

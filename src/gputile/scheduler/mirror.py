@@ -8,13 +8,13 @@ Whoever bound it, it is booked: by our grant, else by its own dialect's record. 
 neither is `ungranted`, and the leader's to grant.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime
 
 import msgspec
 
 from gputile.book.events import Confirmed, Gone, Holding, Instruction, Listed, NodeGone, NodeSeen
-from gputile.book.ledger import Entry, Ledger, State
+from gputile.book.ledger import Ledger, State
 from gputile.dialects import gpushare, speaking
 from gputile.dialects.gputile import GRANT
 from gputile.dialects.settings import DialectSettings
@@ -59,15 +59,16 @@ class Mirror:
 
     # ---- pods -------------------------------------------------------------------------------------------------------
 
-    def pods_listed(self, pods: Iterable[Pod]) -> list[Instruction]:
-        """One list shows all pods: what it does not show is gone."""
+    def pods_listed(self, pods: Iterable[Pod], unreadable: Collection[str] = ()) -> list[Instruction]:
+        """One list shows all pods: what it does not show is gone. What it shows and we cannot read (keys) stays."""
+        kept = [entry.holding for entry in self.ledger.entries() if entry.holding.name in unreadable]
         before = set(self.waiting)
-        for memory in (self.waiting, self.ungranted, self.suspects, self._bound, self._on_node):
+        for memory in (self.waiting, self.ungranted, self.fresh, self._bound, self._on_node):
             memory.clear()
         found = [holding for pod in pods if (holding := self._see(pod)) is not None]
         for uid in before:
             self.arrivals.pop(uid, None)
-        return self.ledger.handle(Listed(tuple(found)))
+        return self.ledger.handle(Listed((*found, *kept)))
 
     def pod_changed(self, pod: Pod, *, deleted: bool = False) -> list[Instruction]:
         if deleted or pod.is_over:
@@ -128,33 +129,28 @@ class Mirror:
             return entry.holding
         self._forget(pod.uid)
         asked = speaking.read_pod(pod, self._resolved)
-        grant = self._believed(pod, entry)
-        if asked is not None or grant is not None:
+        booked = entry.holding.grant if entry is not None and entry.holding.node == pod.node_name else None
+        shown = self._shown(pod, booked if entry is not None and entry.state is State.CONFIRMED else None)
+        if asked is not None or shown is not None:
             self._bound[pod.uid] = pod
             self._on_node.setdefault(pod.node_name, set()).add(pod.uid)
-        if grant is None and isinstance(asked, PodRequest):
-            self.ungranted[pod.uid] = pod
-        elif asked is not None:
+        if shown is not None:
             self.fresh[pod.uid] = pod
-        return _holding(pod, grant)
+        elif isinstance(asked, PodRequest):
+            self.ungranted[pod.uid] = pod
+        return _holding(pod, shown or booked)
 
-    def _believed(self, pod: Pod, entry: Entry | None) -> Grant | None:
-        """The grant on the pod, unless it was copied or edited; else the one that the book has for it already."""
+    def _shown(self, pod: Pod, confirmed: Grant | None) -> Grant | None:
+        """The grant that the pod carries, unless it was copied, or edited since it was confirmed."""
         found = self._grant(pod)
-        booked = entry.holding.grant if entry is not None and entry.holding.node == pod.node_name else None
         if isinstance(found, BadRequest):
             if GRANT in pod.annotations:
                 self.suspects[pod.uid] = (pod, found.message)
-            return booked
-        if found is None:
-            return booked
-        is_edited = booked not in (None, found) and GRANT in pod.annotations
-        if is_edited and entry is not None and entry.state is State.CONFIRMED:
-            self.suspects[pod.uid] = (
-                pod,
-                f"annotation `{GRANT}` was changed after the pod was bound; it has no effect",
-            )
-            return booked
+            return None
+        if found is not None and confirmed not in (None, found) and GRANT in pod.annotations:
+            why = f"annotation `{GRANT}` was changed after the pod was bound; that has no effect"
+            self.suspects[pod.uid] = (pod, why)
+            return confirmed
         return found
 
     def _grant(self, pod: Pod) -> Grant | BadRequest | None:
@@ -164,7 +160,6 @@ class Mirror:
     def _forget(self, uid: str) -> None:
         self.waiting.pop(uid, None)
         self.ungranted.pop(uid, None)
-        self.suspects.pop(uid, None)
         self.fresh.pop(uid, None)
         pod = self._bound.pop(uid, None)
         if pod is not None:

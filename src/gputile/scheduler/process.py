@@ -52,6 +52,10 @@ class Process:
         self._seen_at: dict[str, float] = {}  # by kind: when the API server last said anything
         self._trouble: dict[str, float] = {}  # by kind: since when its watch is broken
         self._listed = {"nodes": asyncio.Event(), "pods": asyncio.Event()}
+        self._unreadable: dict[str, set[str]] = {
+            "nodes": set(),
+            "pods": set(),
+        }  # by kind: what the last list held of them
         self._pencilled_at: dict[str, float] = {}  # by pod: when filter first chose its node, for volumes
         self._stopping = False
         clock, wall, leads = time.monotonic, time.time_ns, self.may_write
@@ -129,6 +133,7 @@ class Process:
     ) -> None:
         if kind == "pods":  # what a pod holds is often told by index, and means something only when cards are known
             await self._listed["nodes"].wait()
+        spoilt: set[str] = set()  # since the last list
         async for seen in feed():
             match seen:
                 case Trouble(why):
@@ -138,9 +143,11 @@ class Process:
                     continue
                 case Spoilt(what, why):
                     self.metrics.spoilt.inc()
+                    spoilt.add(what.rpartition(" ")[2])
                     log.warning("an object cannot be read", extra=fields(what=what, why=why))
                     continue
                 case Snapshot(items):
+                    self._unreadable[kind], spoilt = spoilt, set()
                     self.carry_out(listed(items))
                     self._listed[kind].set()
                     log.info("listed", extra=fields(kind=kind, count=len(items)))
@@ -159,7 +166,7 @@ class Process:
 
     def _pods_listed(self, pods: tuple[Pod, ...]) -> list[Instruction]:
         first = not self._listed["pods"].is_set()
-        done = self.mirror.pods_listed(pods)
+        done = self.mirror.pods_listed(pods, self._unreadable["pods"])
         if first:  # a restarted scheduler knows what its cluster is asked for
             self.mirror.take_arrivals()
             asked = (speaking.read_pod(pod, self.mirror.settings) for pod in pods)
@@ -173,7 +180,7 @@ class Process:
         """List all pods anew: what a new leader does before it books anything."""
         await asyncio.gather(*(event.wait() for event in self._listed.values()))
         pods = await self.api.list_pods()
-        self.carry_out(self.mirror.pods_listed(pods))
+        self.carry_out(self.mirror.pods_listed(pods, self._unreadable["pods"]))
 
     def carry_out(self, instructions: list[Instruction]) -> None:
         if any(isinstance(one, Freed) for one in instructions):
@@ -228,6 +235,7 @@ class Process:
             metrics.book.labels(state).set(count)
         metrics.book.labels("waiting").set(len(self.mirror.waiting))
         metrics.nodes.set(len(self.ledger.fleet))
+        metrics.cards.set(self.ledger.fleet.card_count())
         metrics.synced.set(int(self.is_synced()))
         for kind, at in self._seen_at.items():
             metrics.lag.labels(kind).set(now - at)

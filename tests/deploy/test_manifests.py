@@ -1,0 +1,257 @@
+"""The files of deploy/ say what the code needs, and no more. Whether a real API server takes them is tried in e2e."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gputile import __version__
+from gputile.dialects import gputile, speaking
+from gputile.dialects.settings import DEFAULTS
+from gputile.dialects.wire import Award
+from gputile.engine.placing import Placement, place
+from gputile.model.cards import NodeView
+from gputile.scheduler import leading
+from gputile.scheduler.settings import compose
+from gputile.testing.builders import pod
+from tests.dialects.doors import AT, SHELF, Manifest, object_of, read
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+NAME, NAMESPACE = "gputile-scheduler", "kube-system"
+
+
+def objects(file: str) -> dict[tuple[str, str], Any]:
+    """The objects of a file by kind and name."""
+    found = [each for each in yaml.safe_load_all((DEPLOY / file).read_text()) if each]
+    by_name = {(each["kind"], each["metadata"]["name"]): each for each in found}
+    assert len(by_name) == len(found)
+    return by_name
+
+
+def ours(kind: str) -> Any:
+    return objects("scheduler.yaml")[kind, NAME]
+
+
+# ---- rights ---------------------------------------------------------------------------------------------------------
+
+# Every right that the scheduler has. If a change widens this table, say in its review who needs the new right.
+RIGHTS = {
+    "ClusterRole": {
+        ("", "pods", "", "get list watch"),
+        ("", "nodes", "", "get list watch"),
+        ("", "pods/binding", "", "create"),
+        ("", "pods/status", "", "patch"),
+        ("", "pods/eviction", "", "create"),
+        ("", "events", "", "create"),
+    },
+    "Role": {
+        ("coordination.k8s.io", "leases", "", "create"),
+        ("coordination.k8s.io", "leases", NAME, "get update"),
+    },
+}
+
+
+@pytest.mark.parametrize("kind", ["ClusterRole", "Role"])
+def test_the_scheduler_has_these_rights_and_no_others(kind: str) -> None:
+    found = {
+        (group, resource, name, " ".join(sorted(rule["verbs"])))
+        for rule in ours(kind)["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for name in rule.get("resourceNames", [""])
+    }
+    assert found == RIGHTS[kind]
+    assert all("nonResourceURLs" not in rule for rule in ours(kind)["rules"])
+
+
+@pytest.mark.parametrize("kind", ["ClusterRole", "Role"])
+def test_the_rights_are_bound_to_the_scheduler_alone(kind: str) -> None:
+    binding = ours(f"{kind}Binding")
+    assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == (kind, NAME)
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}]
+    bindings = {key for key in objects("scheduler.yaml") if key[0].endswith("Binding")}
+    assert bindings == {("ClusterRoleBinding", NAME), ("RoleBinding", NAME)}
+
+
+# ---- the Deployment -------------------------------------------------------------------------------------------------
+
+
+def test_the_service_selects_the_leader_among_the_deployments_pods() -> None:
+    template, app = ours("Deployment")["spec"]["template"], {"app.kubernetes.io/name": NAME}
+    assert template["metadata"]["labels"] == app  # and not the leader's label: a pod is not born a leader
+    assert ours("Deployment")["spec"]["selector"]["matchLabels"] == app
+    assert ours("Service")["spec"]["selector"] == app | {leading.LABEL: "true"}
+    assert ours("PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == app
+
+
+def test_the_settings_are_ones_that_the_scheduler_knows() -> None:
+    settings = compose(yaml.safe_load(ours("ConfigMap")["data"]["settings.yaml"]), {}, {}, "settings.yaml")
+    (port,) = ours("Service")["spec"]["ports"]
+    (container,) = ours("Deployment")["spec"]["template"]["spec"]["containers"]
+    assert settings.host_and_port == ("0.0.0.0", port["port"])
+    assert container["ports"] == [{"name": port["targetPort"], "containerPort": port["port"]}]
+    assert (settings.leadership.namespace, settings.leadership.name) == (NAMESPACE, NAME)
+    mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
+    for path in (settings.tls.certificate, settings.tls.key, settings.tls.client_ca, container["args"][2]):
+        assert str(Path(path).parent) in mounts
+
+
+def test_the_schedulers_own_pods_never_wait_for_the_scheduler() -> None:
+    spec = ours("Deployment")["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    asked = {**container["resources"]["requests"], **container["resources"]["limits"]}
+    assert spec["schedulerName"] == "default-scheduler"
+    assert not resources() & set(asked)
+
+
+def test_the_images_version_is_ours() -> None:
+    assert ours("Deployment")["spec"]["template"]["spec"]["containers"][0]["image"] == f"gputile:{__version__}"
+    assert f"-t gputile:{__version__} " in (DEPLOY / "Containerfile").read_text()
+
+
+# ---- kube-scheduler -------------------------------------------------------------------------------------------------
+
+# One resource of each dialect goes through the kubelet; kube-scheduler counts it too.
+CARRIERS = {
+    "gputile.io/gpu",
+    "aliyun.com/gpu-mem",
+    "nano-gpu.io/gpu-core",
+    "nano-gpu/gpu-percent",
+    "elasticgpu.io/gpu-core",
+    "tencent.com/vcuda-core",
+    "nvidia.com/vcuda-core",
+    "nvidia.com/gpu",
+    "nvidia.com/vgpu-number",
+}
+
+
+def resources() -> set[str]:
+    """All that some dialect asks with."""
+    return {name for dialect in speaking.DIALECTS for name in dialect.resources(DEFAULTS)}
+
+
+def default_scheduler() -> Any:
+    return yaml.safe_load((DEPLOY / "kube-scheduler/default-scheduler.yaml").read_text())["extenders"]
+
+
+def second_scheduler() -> Any:
+    config = objects("kube-scheduler/second-scheduler.yaml")["ConfigMap", "gpu-scheduler"]["data"]["config.yaml"]
+    return yaml.safe_load(config)["extenders"]
+
+
+def old_policy() -> Any:
+    return json.loads((DEPLOY / "kube-scheduler/policy-before-1.23.json").read_text())["extenders"]
+
+
+EXTENDERS = pytest.mark.parametrize(
+    "extenders",
+    [
+        pytest.param(default_scheduler(), id="in the default scheduler"),
+        pytest.param(second_scheduler(), id="in the second scheduler"),
+        pytest.param(old_policy(), id="in the old policy"),
+    ],
+)
+
+
+@EXTENDERS
+def test_kube_scheduler_asks_about_every_resource_of_every_dialect_and_counts_the_carriers(extenders: Any) -> None:
+    (extender,) = extenders
+    managed = {each["name"]: each["ignoredByScheduler"] for each in extender["managedResources"]}
+    assert len(managed) == len(extender["managedResources"])
+    assert managed == {name: name not in CARRIERS for name in resources()}
+
+
+@EXTENDERS
+def test_kube_scheduler_is_set_up_for_a_narrow_reply_over_mutual_tls(extenders: Any) -> None:
+    (extender,) = extenders
+    verbs = {key: value for key, value in extender.items() if key.endswith("Verb")}
+    assert verbs == {"filterVerb": "filter", "bindVerb": "bind", "preemptVerb": "preempt"}
+    assert re.fullmatch(r"https://[^/]+:12345/gputile", extender["urlPrefix"])
+    assert extender["nodeCacheCapable"] is True
+    assert extender["ignorable"] is False
+    assert extender.get("enableHTTPS", extender.get("enableHttps")) is True
+    assert set(extender["tlsConfig"]) == {"serverName", "caFile", "certFile", "keyFile"}  # `insecure` is none of them
+
+
+@pytest.mark.parametrize("file", ["certificates.sh", "cert-manager.yaml"])
+def test_both_makers_of_certificates_fill_the_secrets_and_name_that_are_used(file: str) -> None:
+    text = (DEPLOY / file).read_text().replace("$service", NAME).replace("$namespace", NAMESPACE)
+    volumes = (
+        *ours("Deployment")["spec"]["template"]["spec"]["volumes"],
+        *objects("kube-scheduler/second-scheduler.yaml")["Deployment", "gpu-scheduler"]["spec"]["template"]["spec"][
+            "volumes"
+        ],
+    )
+    for secret in [volume["secret"]["secretName"] for volume in volumes if "secret" in volume]:
+        assert secret in text
+    for (extender,) in (default_scheduler(), second_scheduler(), old_policy()):
+        assert extender["tlsConfig"]["serverName"] in text
+
+
+# ---- admission ------------------------------------------------------------------------------------------------------
+
+
+def listed(variable: str) -> list[str]:
+    """The strings in a variable of the policy about records."""
+    policy = objects("admission.yaml")["ValidatingAdmissionPolicy", "gputile-records"]
+    (found,) = [each["expression"] for each in policy["spec"]["variables"] if each["name"] == variable]
+    return re.findall(r"'([^']*)'", found)
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        pytest.param(pod({"gputile.io/gpu": 2, "gputile.io/memory": 3000}), id="gputile"),
+        pytest.param(pod({"aliyun.com/gpu-mem": 3}), id="gpushare on one card"),
+        pytest.param(pod({"aliyun.com/gpu-mem": 4}, labels={"aliyun.com/gpu-count": "2"}), id="gpushare on two"),
+        pytest.param(pod({"nano-gpu.io/gpu-core": 20, "nano-gpu.io/gpu-memory": 2}), id="nano 1"),
+        pytest.param(pod({"nano-gpu/gpu-percent": 20}, {}), id="nano 2 with an idle container"),
+        pytest.param(pod({"elasticgpu.io/gpu-core": 20, "elasticgpu.io/gpu-memory": 200}), id="nano 3"),
+        pytest.param(pod({"tencent.com/vcuda-core": 20, "tencent.com/vcuda-memory": 2}), id="vcuda"),
+        pytest.param(pod({"nvidia.com/vcuda-core": 20, "nvidia.com/vcuda-memory": 2}), id="vcuda's fork"),
+        pytest.param(pod({"nvidia.com/gpu": 1}), id="nvidia"),
+        pytest.param(pod({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000}), id="hami"),
+        pytest.param(pod({"nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-memory": 3000}), id="vgpu"),
+    ],
+)
+def test_whatever_a_dialect_writes_on_a_pod_is_kept_from_others(manifest: Manifest) -> None:
+    asked = read(manifest)
+    placement = place(asked, NodeView.empty(SHELF))
+    assert isinstance(placement, Placement), placement
+    grant = placement.grant("uid-1", asked.dialect)
+    written = speaking.write_grant(
+        Award(grant=grant, pod=object_of(manifest), asked=asked, cards=SHELF.cards, at=AT, settings=DEFAULTS)
+    )
+    keys, beginnings = listed("keys"), tuple(listed("beginnings"))
+    assert gputile.GRANT in written.annotations
+    assert [
+        key for key in (*written.annotations, *written.labels) if not (key in keys or key.startswith(beginnings))
+    ] == []
+
+
+def test_promises_are_kept_from_others_and_what_users_write_is_not() -> None:
+    assert gputile.PROMISE in listed("keys")
+    inputs = {*gputile.SELECTIONS, "aliyun.com/gpu-count", "tencent.com/vcuda-core-limit", "nvidia.com/use-gputype"}
+    assert not inputs & set(listed("keys"))
+    assert not [key for key in inputs if key.startswith(tuple(listed("beginnings")))]
+
+
+def test_no_other_family_may_write_our_keys() -> None:
+    policy = objects("admission.yaml")["ValidatingAdmissionPolicy", "gputile-records"]
+    (others,) = [each["expression"] for each in policy["spec"]["variables"] if each["name"] == "others"]
+    allowed = [word for row in re.findall(r"\[([^]]*)\]", others) for word in re.findall(r"'([^']*)'", row)]
+    assert allowed
+    assert not [word for word in allowed if gputile.GRANT.startswith(word) or word.startswith("gputile.io/")]
+
+
+@pytest.mark.parametrize("file", ["admission.yaml", "admission-optional.yaml"])
+def test_every_policy_is_in_force_for_all_namespaces(file: str) -> None:
+    found = objects(file)
+    policies = {name for kind, name in found if kind.endswith("Policy")}
+    bindings = [each["spec"] for (kind, _), each in found.items() if kind.endswith("PolicyBinding")]
+    assert {binding["policyName"] for binding in bindings} == policies
+    assert all(binding.get("validationActions", ["Deny"]) == ["Deny"] for binding in bindings)
+    assert all("matchResources" not in binding for binding in bindings)

@@ -1,0 +1,6 @@
+"""End-to-end tests on a real API server and a real kube-scheduler, on one small machine.
+
+Room:  `programs` builds them, `control_plane` runs them, `nodes`, `kubelets` and `service` play what has no program
+       here, `api` is the witness: it asks the API server and shares no code with gputile.
+Door:  `make e2e`. Cases take the fixtures of `conftest.py`.
+"""

@@ -1,0 +1,294 @@
+"""The witness: what the API server itself says, over plain HTTP and with no code of gputile's.
+
+Room:  synchronous REST for tests. Any number of threads may share one `Kube`; connections are kept and reused.
+Door:  `Kube.get/find/list/create/apply/patch/delete`. A kind is `"Pod"` or `"apps/v1/Deployment"`.
+"""
+
+import select
+import socket
+import ssl
+import threading
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection, HTTPSConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import msgspec
+import yaml
+
+from tests.e2e.certificates import Pair
+
+Manifest = dict[str, Any]
+Manifests = list[Manifest]  # in `Kube`, `list` is a verb
+PATCHES = {
+    "merge": "application/merge-patch+json",
+    "strategic": "application/strategic-merge-patch+json",
+    "json": "application/json-patch+json",
+    "apply": "application/apply-patch+yaml",
+}
+VERSIONS = {  # kinds that may be named without their group
+    "Deployment": "apps/v1",
+    "StatefulSet": "apps/v1",
+    "ReplicaSet": "apps/v1",
+    "DaemonSet": "apps/v1",
+    "Job": "batch/v1",
+    "Lease": "coordination.k8s.io/v1",
+    "PodDisruptionBudget": "policy/v1",
+    "PriorityClass": "scheduling.k8s.io/v1",
+    "Role": "rbac.authorization.k8s.io/v1",
+    "RoleBinding": "rbac.authorization.k8s.io/v1",
+    "ClusterRole": "rbac.authorization.k8s.io/v1",
+    "ClusterRoleBinding": "rbac.authorization.k8s.io/v1",
+}
+TIMEOUT = 30.0
+
+
+class ApiError(Exception):
+    """The API server's no, with its words."""
+
+    def __init__(self, status: int, reason: str, message: str, asked: str) -> None:
+        super().__init__(f"{asked}: {status} {reason}: {message}")
+        self.status, self.reason, self.message = status, reason, message
+
+
+class Resource(msgspec.Struct, frozen=True):
+    """Where the objects of one kind live."""
+
+    version: str
+    plural: str
+    namespaced: bool
+
+    def path(self, namespace: str | None, *rest: str) -> str:
+        root = f"/apis/{self.version}" if "/" in self.version else f"/api/{self.version}"
+        inside = [f"namespaces/{namespace}"] if self.namespaced and namespace else []
+        return "/".join([root, *inside, self.plural, *(word for word in rest if word)])
+
+
+class Connections:
+    """Idle connections to one server. One that the server closed meanwhile is not handed out again."""
+
+    def __init__(self, server: str, context: ssl.SSLContext | None) -> None:
+        self._at, self._context = urlsplit(server), context
+        self._idle: list[HTTPConnection] = []
+        self._lock = threading.Lock()
+
+    def take(self) -> HTTPConnection:
+        with self._lock:
+            while self._idle:
+                connection = self._idle.pop()
+                if not _closed(connection):
+                    return connection
+                connection.close()
+        return self.new(TIMEOUT)
+
+    def new(self, timeout: float) -> HTTPConnection:
+        host, port = self._at.hostname or "", self._at.port
+        if self._context is None:
+            return HTTPConnection(host, port, timeout=timeout)
+        return HTTPSConnection(host, port, timeout=timeout, context=self._context)
+
+    def give(self, connection: HTTPConnection) -> None:
+        with self._lock:
+            self._idle.append(connection)
+
+    def close(self) -> None:
+        with self._lock:
+            while self._idle:
+                self._idle.pop().close()
+
+
+def _closed(connection: HTTPConnection) -> bool:
+    """An idle connection has nothing to say; one that is readable was closed by the other side."""
+    held: socket.socket | None = connection.sock
+    return held is None or bool(select.select([held], [], [], 0)[0])
+
+
+class Kube:
+    """An API server as seen by one user."""
+
+    def __init__(self, server: str, ca: Path | None = None, token: str = "", client: Pair | None = None) -> None:
+        self.server, self.ca, self.token = server, ca, token
+        context = _trust(ca, client) if server.startswith("https") else None
+        self.connections = Connections(server, context)
+        self._resources: dict[str, dict[str, Resource]] = {}
+
+    def __enter__(self) -> "Kube":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.connections.close()
+
+    def as_token(self, token: str) -> "Kube":
+        """The same server, as somebody else."""
+        return Kube(self.server, self.ca, token)
+
+    # --- one request
+
+    def request(self, method: str, path: str, body: Any = None, content: str = "application/json") -> Any:
+        """Send and decode; `ApiError` for a 4xx or 5xx. Never repeats itself: a lost answer is an OSError."""
+        status, data = self.raw(method, path, body, content)
+        if status >= 400:
+            raise _error(status, data, f"{method} {path}")
+        return msgspec.json.decode(data) if data[:1] in (b"{", b"[") else data.decode()
+
+    def raw(self, method: str, path: str, body: Any = None, content: str = "application/json") -> tuple[int, bytes]:
+        """Status and bytes, whatever the status."""
+        connection = self.connections.take()
+        try:
+            connection.request(method, path, None if body is None else msgspec.json.encode(body), self.headers(content))
+            answer = connection.getresponse()
+            data = answer.read()
+        except BaseException:
+            connection.close()
+            raise
+        if answer.will_close:
+            connection.close()
+        else:
+            self.connections.give(connection)
+        return answer.status, data
+
+    def headers(self, content: str = "application/json") -> dict[str, str]:
+        said = {"Content-Type": content, "Accept": "application/json"}
+        return {**said, "Authorization": f"Bearer {self.token}"} if self.token else said
+
+    def resource(self, kind: str) -> Resource:
+        """Looked up in the server's own discovery, once per group."""
+        version, _, name = kind.rpartition("/")
+        version = version or VERSIONS.get(name, "v1")
+        if name not in self._resources.get(version, {}):
+            self._resources[version] = self._discover(version)
+        if name not in self._resources[version]:
+            raise KeyError(f"the API server has no kind {name} in {version}; write it as group/version/Kind")
+        return self._resources[version][name]
+
+    def _discover(self, version: str) -> dict[str, Resource]:
+        root = f"/apis/{version}" if "/" in version else f"/api/{version}"
+        listed = self.request("GET", root)["resources"]
+        return {r["kind"]: Resource(version, r["name"], r["namespaced"]) for r in listed if "/" not in r["name"]}
+
+    # --- reading
+
+    def get(self, kind: str, name: str, namespace: str = "default") -> Manifest:
+        found: Manifest = self.request("GET", self.resource(kind).path(namespace, name))
+        return found
+
+    def find(self, kind: str, name: str, namespace: str = "default") -> Manifest | None:
+        """As `get`; None if there is none."""
+        try:
+            return self.get(kind, name, namespace)
+        except ApiError as no:
+            if no.status == 404:
+                return None
+            raise
+
+    def list(self, kind: str, namespace: str | None = None, labels: str = "", fields: str = "") -> Manifests:
+        """All of a kind; in all namespaces if none is named."""
+        query = selectors(labels, fields)
+        listed = self.request("GET", f"{self.resource(kind).path(namespace)}?{urlencode(query)}")
+        return listed["items"] or []
+
+    # --- writing
+
+    def create(self, manifest: Manifest, namespace: str | None = None, subresource: str = "") -> Manifest:
+        """POST; the namespace is the manifest's, else the argument, else `default`. With a subresource, to its name."""
+        inside = namespace_of(manifest, namespace)
+        name = manifest["metadata"]["name"] if subresource else ""
+        home = self.resource("Pod" if subresource in ("binding", "eviction") else kind_of(manifest))
+        made: Manifest = self.request("POST", home.path(inside, name, subresource), manifest)
+        return made
+
+    def create_many(self, manifests: Iterable[Manifest], namespace: str | None = None, threads: int = 4) -> Manifests:
+        """Create them all, several at once; the first refusal is raised."""
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(lambda manifest: self.create(manifest, namespace), manifests))
+
+    def apply(self, what: Manifest | Path, namespace: str | None = None) -> Manifests:
+        """Server-side apply of one manifest, or of all documents of a YAML file."""
+        return [self._apply(manifest, namespace) for manifest in manifests_of(what)]
+
+    def _apply(self, manifest: Manifest, namespace: str | None) -> Manifest:
+        path = self.resource(kind_of(manifest)).path(namespace_of(manifest, namespace), manifest["metadata"]["name"])
+        applied: Manifest = self.request("PATCH", f"{path}?fieldManager=e2e&force=true", manifest, PATCHES["apply"])
+        return applied
+
+    def patch(
+        self,
+        kind: str,
+        name: str,
+        body: Any,
+        namespace: str = "default",
+        subresource: str = "",
+        how: str = "merge",
+    ) -> Manifest:
+        """`how`: merge, strategic or json."""
+        path = self.resource(kind).path(namespace, name, subresource)
+        patched: Manifest = self.request("PATCH", path, body, PATCHES[how])
+        return patched
+
+    def delete(
+        self,
+        kind: str,
+        name: str,
+        namespace: str = "default",
+        grace: int | None = None,
+        only: Mapping[str, str] | None = None,
+    ) -> None:
+        """`only`: preconditions, `{"uid": ...}`."""
+        options: Manifest = {"preconditions": dict(only)} if only else {}
+        options |= {} if grace is None else {"gracePeriodSeconds": grace}
+        self.request("DELETE", self.resource(kind).path(namespace, name), options)
+
+    def delete_all(self, kind: str, namespace: str = "default", labels: str = "", grace: int | None = None) -> None:
+        """Everything of a kind in one namespace, in one call."""
+        options = {} if grace is None else {"gracePeriodSeconds": grace}
+        query = urlencode(selectors(labels))
+        self.request("DELETE", f"{self.resource(kind).path(namespace)}?{query}", options)
+
+    def token_for(self, service_account: str, namespace: str = "default", seconds: int = 3600) -> str:
+        """A token of a ServiceAccount, by TokenRequest."""
+        path = self.resource("ServiceAccount").path(namespace, service_account, "token")
+        wish = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"expirationSeconds": seconds},
+        }
+        return str(self.request("POST", path, wish)["status"]["token"])
+
+
+def kind_of(manifest: Manifest) -> str:
+    return f"{manifest['apiVersion']}/{manifest['kind']}"
+
+
+def namespace_of(manifest: Manifest, otherwise: str | None = None) -> str:
+    return manifest["metadata"].get("namespace") or otherwise or "default"
+
+
+def selectors(labels: str = "", fields: str = "") -> dict[str, str]:
+    both = {"labelSelector": labels, "fieldSelector": fields}
+    return {name: value for name, value in both.items() if value}
+
+
+def manifests_of(what: Manifest | Path) -> Manifests:
+    """One manifest, or the documents of a file; a `List` is taken apart."""
+    found = [what] if isinstance(what, dict) else [d for d in yaml.safe_load_all(what.read_text()) if d]
+    return [item for manifest in found for item in (manifest["items"] if manifest["kind"] == "List" else [manifest])]
+
+
+def _trust(ca: Path | None, client: Pair | None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=ca)
+    if client:
+        context.load_cert_chain(client.cert, client.key)
+    return context
+
+
+def _error(status: int, data: bytes, asked: str) -> ApiError:
+    try:
+        said = msgspec.json.decode(data)
+        return ApiError(status, said.get("reason", ""), said.get("message", ""), asked)
+    except (msgspec.DecodeError, AttributeError):
+        return ApiError(status, "", data.decode(errors="replace")[:500], asked)

@@ -1,0 +1,96 @@
+"""Fixtures of the end-to-end tests, which run only when they are asked for.
+
+Asked for means: `make e2e`, `GPUTILE_E2E=1`, or this folder named on pytest's command line. Where the programs cannot
+be built every test is skipped with the reason; with `GPUTILE_E2E_MUST_RUN=1` (CI) it fails instead.
+"""
+
+import os
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e import programs as building
+from tests.e2e.api import Kube
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.folders import cache, run_folder
+from tests.e2e.programs import ETCD, KUBERNETES, Programs, Unavailable
+
+HERE = Path(__file__).parent
+WANTED, MUST_RUN = "GPUTILE_E2E", "GPUTILE_E2E_MUST_RUN"
+SECONDS = 300  # for one test, without its fixtures: the first of them builds Kubernetes
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return None if _asked_for(config) else True
+
+
+def _asked_for(config: pytest.Config) -> bool:
+    named = (Path(config.invocation_params.dir, word.partition("::")[0]).resolve() for word in config.args)
+    return os.environ.get(WANTED) == "1" or any(path == HERE or HERE in path.parents for path in named)
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Only asked of us when this folder was named."""
+    there = all((cache() / source.key).is_dir() for source in (KUBERNETES, ETCD))
+    state = "built already" if there else "to be built first, about 8 minutes on two cores"
+    return [f"e2e: Kubernetes {KUBERNETES.version}, etcd {ETCD.version}, {state}; cache {cache()}"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SECONDS, func_only=True))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """A failed test shows the end of each program's log: their folder is gone after the run."""
+    report = yield
+    if report.failed:
+        planes = [it for it in getattr(item, "funcargs", {}).values() if isinstance(it, ControlPlane)]
+        report.sections += [(f"logs in {plane.folder}", plane.tails()) for plane in planes[:1]]
+    return report
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """pytest's own would stay in the machine's temporary folder; ours goes with the test."""
+    with run_folder() as folder:
+        (folder / "tmp").mkdir()
+        yield folder / "tmp"
+
+
+@pytest.fixture(scope="session")
+def programs(pytestconfig: pytest.Config) -> Programs:
+    """Built now if need be, with the progress on the terminal."""
+    capture: Any = pytestconfig.pluginmanager.getplugin("capturemanager")
+    try:
+        with capture.global_and_fixture_disabled():
+            return building.programs(lambda line: print(f"\n{line}", end="", flush=True))
+    except Unavailable as no:
+        reason = str(no)
+    if os.environ.get(MUST_RUN) == "1":
+        pytest.fail(f"e2e must run here ({MUST_RUN}=1) and cannot: {reason}", pytrace=False)
+    pytest.skip(f"e2e: {reason}")
+
+
+@pytest.fixture(scope="session")
+def control_plane(programs: Programs) -> Iterator[ControlPlane]:
+    """One etcd and API server for the whole session, without scheduler, controllers or nodes."""
+    with ControlPlane(programs) as plane:
+        yield plane
+
+
+@pytest.fixture
+def plane(control_plane: ControlPlane) -> Iterator[ControlPlane]:
+    """The session's control plane; its pods and nodes are removed after the test."""
+    yield control_plane
+    control_plane.clear()
+
+
+@pytest.fixture
+def kube(plane: ControlPlane) -> Kube:
+    """The API as the admin."""
+    return plane.kube

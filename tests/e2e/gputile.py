@@ -1,0 +1,142 @@
+"""Our own process in the tests, deployed as deploy/ says: its ServiceAccount and rights, its TLS, its extender stanza.
+
+Room:  replicas of `gputile scheduler` as child processes, each with a Pod object to carry the leader's label.
+Door:  `rights(plane)` once per control plane; `with Replica(plane) as gputile:`, then `gputile.extender()`.
+"""
+
+import json
+import sys
+from http.client import HTTPSConnection
+from pathlib import Path
+from ssl import create_default_context
+from typing import Any
+
+import yaml
+
+from tests.e2e.api import Manifest, manifests_of
+from tests.e2e.configs import write
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.processes import Child, free_port, wait_until
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+ACCOUNT, NAMESPACE = "gputile-scheduler", "kube-system"
+RIGHTS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+SERVER_NAME = "gputile-scheduler.kube-system.svc"
+
+
+def rights(plane: ControlPlane) -> None:
+    """The rights of deploy/scheduler.yaml and the policies of deploy/admission.yaml, exactly as written."""
+    for manifest in manifests_of(DEPLOY / "scheduler.yaml"):
+        if manifest["kind"] in RIGHTS:
+            plane.kube.apply(manifest)
+    plane.kube.apply(DEPLOY / "admission.yaml")
+
+
+class Replica:
+    """One `gputile scheduler`, serving when the `with` begins."""
+
+    def __init__(self, plane: ControlPlane, name: str = "gputile-0", *, leads: bool = True, **settings: Any) -> None:
+        """`settings` by their dotted names with `__` for the dot: `filter__keep=4`. `leads`: wait until it does."""
+        self.plane, self.name, self.port = plane, name, free_port()
+        self._sets = {key.replace("__", "."): value for key, value in settings.items()}
+        self._leads = leads
+        self._client = plane.authority.client("kube-scheduler")
+        self.child: Child
+
+    def __enter__(self) -> "Replica":
+        self._make_pod()
+        self.child = self.plane.run(self.name, self._argv(), self._env(), self.is_ready, 30)
+        if self._leads:
+            wait_until(self.leads, 30, f"{self.name} leads", [self.child])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.child.stop()
+        if self.plane.kube.find("Pod", self.name, NAMESPACE):
+            self.plane.kube.delete("Pod", self.name, NAMESPACE, grace=0)
+
+    def _make_pod(self) -> None:
+        """The Pod object that this process would run in; nothing runs it, and it asks for no node."""
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": self.name,
+                "namespace": NAMESPACE,
+                "labels": {"app.kubernetes.io/name": ACCOUNT},
+            },
+            "spec": {"schedulerName": "nobody", "containers": [{"name": "scheduler", "image": "gputile"}]},
+        }
+        self.plane.kube.create(pod)
+
+    def _argv(self) -> list[str | Path]:
+        folder, tls = self.plane.folder, self.plane.authority.server(self.name, ["127.0.0.1", SERVER_NAME])
+        document = next(m for m in manifests_of(DEPLOY / "scheduler.yaml") if m["kind"] == "ConfigMap")
+        settings = yaml.safe_load(document["data"]["settings.yaml"])
+        settings["listen"] = f"127.0.0.1:{self.port}"
+        settings["tls"] = {"certificate": str(tls.cert), "key": str(tls.key), "client_ca": str(self.plane.authority.ca)}
+        config = write(folder / f"{self.name}.settings.yaml", settings)
+        account = self.plane.kubeconfig_for(ACCOUNT, NAMESPACE)
+        sets = [f"--set={name}={value}" for name, value in self._sets.items()]
+        program = Path(sys.executable).with_name("gputile")
+        argv = [program, "scheduler", "--config", config, "--kubeconfig", account, *sets]
+        return [str(word) for word in argv]
+
+    def _env(self) -> dict[str, str]:
+        return {"POD_NAME": self.name, "POD_NAMESPACE": NAMESPACE}
+
+    # --- asking it
+
+    def request(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
+        """As kube-scheduler would, with its certificate."""
+        trust = create_default_context(cafile=self.plane.authority.ca)
+        trust.load_cert_chain(self._client.cert, self._client.key)
+        connection = HTTPSConnection("127.0.0.1", self.port, timeout=10, context=trust)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body))
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def is_ready(self) -> bool:
+        return self.request("GET", "/readyz")[0] == 200
+
+    def leads(self) -> bool:
+        pod = self.plane.kube.get("Pod", self.name, NAMESPACE)
+        return bool(pod["metadata"]["labels"].get("gputile.io/leader") == "true")
+
+    def count(self, metric: str, **labels: str) -> float:
+        """The sum of all samples of a metric that carry these labels."""
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        lines = self.request("GET", "/metrics")[1].splitlines()
+        found = [line for line in lines if line.startswith((f"{metric}{{", f"{metric} "))]
+        return sum(float(line.rpartition(" ")[2]) for line in found if all(pair in line for pair in wanted))
+
+    def logged(self, message: str) -> list[Manifest]:
+        """Its log lines with this message."""
+        lines = (self.plane.folder / f"{self.name}.log").read_text().splitlines()
+        found = [json.loads(line) for line in lines if line.startswith("{")]
+        return [line for line in found if line["msg"] == message]
+
+    # --- kube-scheduler's side
+
+    def config(self, file: str = "default-scheduler.yaml", port: int | None = None, **changes: Any) -> Manifest:
+        """A KubeSchedulerConfiguration of deploy/kube-scheduler with the addresses and files of this run."""
+        documents = manifests_of(DEPLOY / "kube-scheduler" / file)
+        config = next((d for d in documents if d["kind"] == "KubeSchedulerConfiguration"), None)
+        if config is None:  # inside the ConfigMap of a whole deployment
+            data = next(d for d in documents if d["kind"] == "ConfigMap")["data"]
+            config = yaml.safe_load(next(iter(data.values())))
+        stanza = config["extenders"][0]
+        stanza["urlPrefix"] = stanza["urlPrefix"].replace("CLUSTER-IP:12345", f"127.0.0.1:{port or self.port}")
+        stanza["urlPrefix"] = stanza["urlPrefix"].replace(f"{SERVER_NAME}:12345", f"127.0.0.1:{port or self.port}")
+        stanza["tlsConfig"] |= {
+            "caFile": str(self.plane.authority.ca),
+            "certFile": str(self._client.cert),
+            "keyFile": str(self._client.key),
+            "serverName": SERVER_NAME,
+        }
+        stanza.update(changes)
+        fast = {"qps": 5000, "burst": 5000}
+        return {**config, "leaderElection": {"leaderElect": False}, "clientConnection": fast}

@@ -1,0 +1,246 @@
+"""The ways to deploy: both forms of asking, a second scheduler, older paths, replicas, and rights as written."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from tests.e2e.api import ApiError, Kube
+from tests.e2e.audit import audit, grant
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.gputile import ACCOUNT, NAMESPACE, Replica, rights
+from tests.e2e.nodes import gpu_node, join
+from tests.e2e.pods import all_bound, first_with_node, node_of, pod, tile
+from tests.e2e.processes import wait_until
+from tests.e2e.programs import Programs
+from tests.e2e.service import Service
+from tests.e2e.watching import watch
+
+
+@pytest.mark.parametrize("names_only", [True, False], ids=["node-names", "whole-nodes"])
+def test_both_forms_of_asking_bind(plane: ControlPlane, kube: Kube, names_only: bool) -> None:
+    rights(plane)
+    space = plane.namespace(f"form-{str(names_only).lower()}")
+    join(kube, [gpu_node(f"n{n}", 2, 16000, "Tesla T4") for n in range(3)])
+    with Replica(plane) as gputile:
+        config = gputile.config(nodeCacheCapable=names_only)
+        with plane.start_scheduler(config=config), watch(kube, "Pod", space) as pods:
+            kube.create_many([tile(f"p{n}", 7000) for n in range(10)], space)
+            pods.wait_for(all_bound(10), 30, "all bound")
+    audit(kube, space)
+
+
+# One prefix and verb names per family, as their own documents configure kube-scheduler.
+OLD = [
+    pytest.param("gpushare-scheduler", {"filterVerb": "filter", "bindVerb": "bind"}, {}, id="gpushare"),
+    pytest.param(
+        "scheduler", {"filterVerb": "filter", "prioritizeVerb": "priorities", "bindVerb": "bind"}, {}, id="nano"
+    ),
+    pytest.param("scheduler", {"filterVerb": "predicates"}, {"nodeCacheCapable": False}, id="gpu-admission"),
+    pytest.param(
+        "apis/metrics.nvidia.com/v1alpha1/schedule",
+        {"filterVerb": "filter", "prioritizeVerb": "prioritize", "preemptVerb": "preempt"},
+        {"ignorable": True},
+        id="nvidia-gpu-scheduler",
+    ),
+    pytest.param(
+        "scheduler", {"filterVerb": "filter", "bindVerb": "bind", "preemptVerb": "preempt"}, {}, id="vgpu-manager"
+    ),
+]
+
+
+@pytest.mark.parametrize(("prefix", "verbs", "more"), OLD)
+def test_an_older_systems_stanza_works_as_it_is(
+    plane: ControlPlane, kube: Kube, prefix: str, verbs: dict[str, str], more: dict[str, Any], request: Any
+) -> None:
+    """Without a bindVerb kube-scheduler binds by itself; we see the pod, and grant it where it is."""
+    rights(plane)
+    space = plane.namespace(f"old-{request.node.callspec.id}")
+    join(kube, [gpu_node(f"n{n}", 2, 16000, "Tesla T4") for n in range(3)])
+    with Replica(plane) as gputile:
+        config = gputile.config(**more)
+        stanza = config["extenders"][0]
+        for verb in ("filterVerb", "prioritizeVerb", "bindVerb", "preemptVerb"):
+            stanza.pop(verb, None)
+        stanza |= {**verbs, "weight": 1, "urlPrefix": f"https://127.0.0.1:{gputile.port}/{prefix}"}
+        with plane.start_scheduler(config=config), watch(kube, "Pod", space) as pods:
+            kube.create_many([tile(f"p{n}", 7000) for n in range(4)], space)
+            pods.wait_for(all_bound(4), 30, "all bound")
+            pods.wait_for(lambda them: sum(grant(p) is not None for p in them.values()) == 4, 10, "all granted")
+    audit(kube, space)
+
+
+def test_a_second_scheduler_serves_only_its_own_pods(plane: ControlPlane, kube: Kube) -> None:
+    rights(plane)
+    space = plane.namespace("second")
+    join(kube, [gpu_node("n1", 2, 16000, "Tesla T4")])
+    with (
+        Replica(plane) as gputile,
+        plane.start_scheduler(),
+        plane.start_scheduler(name="gpu-scheduler", config=gputile.config("second-scheduler.yaml")),
+        watch(kube, "Pod", space) as pods,
+    ):
+        kube.create(tile("ours", 7000, schedulerName="gpu-scheduler"), space)
+        kube.create(pod("theirs", {"cpu": "1"}), space)
+        pods.wait_for(all_bound(2), 20, "both bound")
+        scheduled = {e["involvedObject"]["name"]: e.get("reportingComponent") for e in kube.list("Event", space)}
+        assert scheduled["theirs"] == "default-scheduler"
+        assert grant(first_with_node(pods, "ours")) is not None
+        assert [name for line in gputile.logged("bound") if (name := line["pod"]).startswith(space)] == [
+            f"{space}/ours"
+        ]
+
+
+# --- rights
+
+ALLOWED = {
+    ("", "pods", "get,list,watch"),
+    ("", "nodes", "get,list,watch"),
+    ("", "pods/binding", "create"),
+    ("", "pods/status", "patch"),
+    ("", "pods/eviction", "create"),
+    ("", "events", "create"),
+}
+
+
+def test_the_process_has_the_rights_of_deploy_and_no_others(plane: ControlPlane, kube: Kube) -> None:
+    rights(plane)
+    with kube.as_token(kube.token_for(ACCOUNT, NAMESPACE)) as ours:
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectRulesReview",
+            "spec": {"namespace": "default"},
+        }
+        said = ours.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", review)
+    found = {
+        (group, resource, ",".join(sorted(rule["verbs"])))
+        for rule in said["status"]["resourceRules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        if not group.endswith((".k8s.io",))  # what every user may ask about itself
+    }
+    assert found == ALLOWED
+
+
+def test_what_it_is_not_allowed_is_refused(plane: ControlPlane, kube: Kube) -> None:
+    rights(plane)
+    space = plane.namespace("rights")
+    kube.create(tile("somebody", 1000, schedulerName="nobody"), space)
+    with kube.as_token(kube.token_for(ACCOUNT, NAMESPACE)) as ours:
+        for attempt in (
+            lambda: ours.patch("Pod", "somebody", {"spec": {"containers": [{"name": "main", "image": "x"}]}}, space),
+            lambda: ours.delete("Pod", "somebody", space),
+            lambda: ours.list("Secret", space),
+            lambda: ours.create(tile("mine", 1), space),
+        ):
+            with pytest.raises(ApiError) as refused:
+                attempt()
+            assert refused.value.status == 403
+
+
+# --- labels
+
+
+def test_labels_the_api_server_drops_are_written_after_the_bind(programs: Programs) -> None:
+    """As on a Kubernetes before 1.35."""
+    with ControlPlane(programs, {"PodTopologyLabelsAdmission": False}) as plane:
+        rights(plane)
+        join(plane.kube, [gpu_node("n1", 2, 16000, "Tesla T4")])
+        wish = pod("elastic", {"elasticgpu.io/gpu-core": 20, "elasticgpu.io/gpu-memory": 10})
+        with (
+            Replica(plane) as gputile,
+            plane.start_scheduler(config=gputile.config()),
+            watch(plane.kube, "Pod", "default") as pods,
+        ):
+            plane.kube.create(wish)
+            pods.wait_for(all_bound(1), 20, "bound")
+            shown = first_with_node(pods, "elastic")["metadata"]
+            assert "elasticgpu.io/assumed" not in shown.get("labels", {}), "this server takes labels over after all"
+            assert grant({"metadata": shown}) is not None
+            pods.wait_for(
+                lambda them: them["default", "elastic"]["metadata"]["labels"]["elasticgpu.io/assumed"] == "true",
+                5,
+                "the label",
+            )
+
+
+# --- replicas
+
+
+def test_replicas_take_turns_and_the_service_follows(plane: ControlPlane, kube: Kube) -> None:
+    """A rolling update: both replicas are ready, one leads; it stops, the other leads; nothing waits for long."""
+    rights(plane)
+    space = plane.namespace("replicas")
+    join(kube, [gpu_node(f"n{n}", 4, 16000, "Tesla T4") for n in range(4)])
+    with Replica(plane, "gputile-a") as first, Replica(plane, "gputile-b", leads=False) as second:
+        ports = {replica.name: ("127.0.0.1", replica.port) for replica in (first, second)}
+        with (
+            Service(kube, NAMESPACE, ports) as service,
+            plane.start_scheduler(config=first.config(port=int(service.address.rpartition(":")[2]))),
+            watch(kube, "Pod", space) as pods,
+        ):
+            assert first.is_ready()
+            assert second.is_ready()
+            assert not second.leads()
+            kube.create_many([tile(f"before-{n}", 3000) for n in range(10)], space)
+            pods.wait_for(all_bound(10), 20, "ten bound by the first")
+            assert "does not lead" in second.request("POST", "/gputile/filter", asking("p"))[1]
+            first.child.stop()
+            kube.create_many([tile(f"after-{n}", 3000) for n in range(10)], space)
+            began = time.monotonic()
+            pods.wait_for(all_bound(20), 30, "ten more bound by the second")
+            print(f"handed over in {time.monotonic() - began:.1f} s")
+            assert second.leads()
+            audit(kube, space)
+
+
+def test_a_leader_that_vanishes_is_followed_within_15_seconds(plane: ControlPlane, kube: Kube) -> None:
+    rights(plane)
+    space = plane.namespace("vanished")
+    join(kube, [gpu_node(f"n{n}", 4, 16000, "Tesla T4") for n in range(2)])
+    with Replica(plane, "gputile-a") as first, Replica(plane, "gputile-b", leads=False) as second:
+        ports = {replica.name: ("127.0.0.1", replica.port) for replica in (first, second)}
+        with (
+            Service(kube, NAMESPACE, ports) as service,
+            plane.start_scheduler(config=first.config(port=int(service.address.rpartition(":")[2]))),
+            watch(kube, "Pod", space) as pods,
+        ):
+            kube.create(tile("before", 3000), space)
+            pods.wait_for(all_bound(1), 20, "bound by the first")
+            first.child.kill()
+            kube.delete("Pod", first.name, NAMESPACE, grace=0)  # as with a node that failed
+            kube.create(tile("after", 3000), space)
+            wait_until(second.leads, 15, "the second leads")
+            pods.wait_for(all_bound(2), 20, "bound by the second")
+            audit(kube, space)
+
+
+def asking(name: str) -> dict[str, Any]:
+    wish = tile(name, 1000)
+    wish["metadata"]["uid"] = "unknown"
+    return {"Pod": wish, "Nodes": None, "NodeNames": ["n0"]}
+
+
+# --- probes, and strangers
+
+
+def test_probes_need_no_certificate_and_verbs_do(plane: ControlPlane) -> None:
+    rights(plane)
+    with Replica(plane) as gputile, Kube(f"https://127.0.0.1:{gputile.port}", plane.authority.ca) as stranger:
+        for path in ("/healthz", "/readyz", "/metrics", "/version"):
+            assert stranger.raw("GET", path)[0] == 200
+        assert stranger.raw("POST", "/gputile/filter", asking("p"))[0] == 403
+        assert json.loads(gputile.request("POST", "/gputile/filter", asking("p"))[1])["Error"] == ""
+
+
+def test_it_stops_in_good_order(plane: ControlPlane, kube: Kube) -> None:
+    rights(plane)
+    with Replica(plane) as gputile:
+        assert gputile.leads()
+        gputile.child.stop()
+        assert gputile.child.status == 0
+        lease = kube.get("Lease", ACCOUNT, NAMESPACE)
+        assert not lease["spec"].get("holderIdentity")
+        assert not gputile.leads()
+        assert node_of(kube.get("Pod", gputile.name, NAMESPACE)) is None

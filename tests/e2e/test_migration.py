@@ -1,0 +1,198 @@
+"""Starting on a cluster that others filled, and living with pods that others bind."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.e2e.api import Kube, Manifest
+from tests.e2e.audit import grant, tiles
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.gputile import Replica, rights
+from tests.e2e.kubelets import FakeKubelets
+from tests.e2e.nodes import gpu_node, join, plain_node
+from tests.e2e.pods import events_of, node_of, pod, tile
+from tests.e2e.processes import wait_until
+from tests.e2e.watching import watch
+
+HAMI = {"count": 10, "devmem": 16000, "devcore": 100, "type": "NVIDIA-Tesla T4", "health": True}
+HAMI_CARDS = [{"id": "GPU-h0", **HAMI}, {"id": "GPU-h1", "index": 1, **HAMI}]
+VGPU = {"type": "Tesla T4", "core": 100, "memory": 16000, "number": 10, "healthy": True}
+VGPU_CARDS = [{"id": 0, "uuid": "GPU-v0", **VGPU}, {"id": 1, "uuid": "GPU-v1", **VGPU}]
+VGPU_CONFIG = {"deviceSplit": 10, "coresScaling": 1, "memoryFactor": 1, "memoryScaling": 1}
+
+# A node with two cards as the family's own agent leaves it, a pod on card 0 as its own scheduler and agent leave it,
+# and one more pod that fits beside it only if nobody believed that record: it has to go to card 1.
+FAMILIES: dict[str, tuple[Manifest, Manifest, Manifest]] = {
+    "gpushare": (
+        plain_node("theirs", {"aliyun.com/gpu-mem": 30, "aliyun.com/gpu-count": 2}),
+        pod(
+            "old",
+            {"aliyun.com/gpu-mem": 10},
+            annotations={
+                "ALIYUN_COM_GPU_MEM_IDX": "0",
+                "ALIYUN_COM_GPU_MEM_POD": "10",
+                "ALIYUN_COM_GPU_MEM_DEV": "15",
+                "ALIYUN_COM_GPU_MEM_ASSIGNED": "true",
+                "ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1763200000000000000",
+            },
+        ),
+        pod("new", {"aliyun.com/gpu-mem": 6}),
+    ),
+    "nano": (
+        plain_node("theirs", {"elasticgpu.io/gpu-core": 200, "elasticgpu.io/gpu-memory": 32000}),
+        pod(
+            "old",
+            {"elasticgpu.io/gpu-core": 60, "elasticgpu.io/gpu-memory": 1000},
+            annotations={"elasticgpu.io/assumed": "true", "elasticgpu.io/container-main": "0"},
+            labels={"elasticgpu.io/assumed": "true"},
+        ),
+        pod("new", {"elasticgpu.io/gpu-core": 50, "elasticgpu.io/gpu-memory": 1000}),
+    ),
+    "vcuda": (
+        plain_node("theirs", {"tencent.com/vcuda-core": 200, "tencent.com/vcuda-memory": 124}),
+        pod(
+            "old",
+            {"tencent.com/vcuda-core": 60, "tencent.com/vcuda-memory": 10},
+            annotations={
+                "tencent.com/predicate-gpu-idx-0": "0",
+                "tencent.com/predicate-node": "theirs",
+                "tencent.com/predicate-time": "1763200000000000000",
+                "tencent.com/gpu-assigned": "true",
+            },
+        ),
+        pod("new", {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 10}),
+    ),
+    "vgpu": (
+        plain_node(
+            "theirs",
+            {"nvidia.com/vgpu-number": 20},
+            annotations={
+                "nvidia.com/node-device-register": json.dumps(VGPU_CARDS),
+                "nvidia.com/node-config-info": json.dumps(VGPU_CONFIG),
+            },
+        ),
+        pod(
+            "old",
+            {"nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-memory": 9000, "nvidia.com/vgpu-cores": 60},
+            annotations={
+                "nvidia.com/predicate-node": "theirs",
+                "nvidia.com/pre-allocated": "main[0_GPU-v0_60_9000]",
+                "nvidia.com/real-allocated": "main[0_GPU-v0_60_9000]",
+            },
+            labels={"nvidia.com/assigned-phase": "succeed"},
+        ),
+        pod("new", {"nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-memory": 9000}),
+    ),
+    "hami": (
+        plain_node(
+            "theirs",
+            {"nvidia.com/gpu": 20},
+            annotations={"hami.io/node-nvidia-register": json.dumps(HAMI_CARDS)},
+        ),
+        pod(
+            "old",
+            {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 9000, "nvidia.com/gpucores": 60},
+            annotations={
+                "hami.io/vgpu-node": "theirs",
+                "hami.io/vgpu-devices-allocated": "GPU-h0,NVIDIA,9000,60:;",
+                "hami.io/bind-phase": "success",
+            },
+        ),
+        pod("new", {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 9000}),
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pods_of_another_system_are_booked_when_we_start(plane: ControlPlane, kube: Kube, family: str) -> None:
+    node, old, new = FAMILIES[family]
+    space = plane.namespace(f"was-{family}")
+    join(kube, [node])
+    theirs(plane, kube, space, old)
+    rights(plane)
+    with (
+        FakeKubelets(kube) as kubelets,
+        Replica(plane) as gputile,
+        plane.start_scheduler(config=gputile.config()),
+    ):
+        kubelets.pods.wait_for(lambda them: them[space, "old"]["status"]["phase"] == "Running", 10, "old runs")
+        kube.create(new, space)
+        kubelets.pods.wait_for(lambda them: node_of(them[space, "new"]), 15, "the new pod is bound")
+        assert [tile["index"] for tile in tiles(kube.get("Pod", "new", space))] == [1]
+        assert gputile.count("gputile_granted_around_total") == 0, "its own record was believed"
+        wait_until(lambda: gputile.count("gputile_book_pods", state="confirmed") == 2, 5, "both in the book")
+
+
+def theirs(plane: ControlPlane, kube: Kube, space: str, old: Manifest) -> None:
+    """A pod bound and annotated before we came: made before our policies are there."""
+    for name in ("gputile-records", "gputile-leader"):
+        if kube.find("admissionregistration.k8s.io/v1/ValidatingAdmissionPolicyBinding", name):
+            kube.delete("admissionregistration.k8s.io/v1/ValidatingAdmissionPolicyBinding", name)
+    made = {**old, "spec": {**old["spec"], "nodeName": "theirs"}}
+    wait_until(lambda: created(kube, made, space), 10, "the pod of the other system made")
+
+
+def created(kube: Kube, manifest: Manifest, space: str) -> bool:
+    """Policies that were just removed are in force for a moment."""
+    from tests.e2e.api import ApiError
+
+    try:
+        kube.create(manifest, space)
+    except ApiError as no:
+        if no.status == 403:
+            return False
+        raise
+    return True
+
+
+# --- bound around us
+
+
+@pytest.fixture
+def gputile(plane: ControlPlane) -> Any:
+    rights(plane)
+    with Replica(plane) as replica, plane.start_scheduler(config=replica.config()):
+        yield replica
+
+
+def test_a_pod_that_another_scheduler_bound_is_booked_and_granted(
+    plane: ControlPlane, kube: Kube, gputile: Replica
+) -> None:
+    space = plane.namespace("around")
+    join(kube, [gpu_node("n1", cards=1, memory=16000, model="Tesla T4")])
+    with watch(kube, "Pod", space) as pods:
+        kube.create(tile("around", 9000, nodeName="n1"), space)
+        took = pods.wait_for(lambda them: tiles(them[space, "around"]), 10, "it has a grant")
+        assert took < 2.0
+        kube.create(tile("late", 9000), space)
+        wait_until(lambda: events_of(kube, space, "late", "FailedScheduling"), 20, "the next one is refused")
+        assert node_of(pods.get(space, "late")) is None
+
+
+def test_a_copied_grant_is_ignored_and_reported(plane: ControlPlane, kube: Kube, gputile: Replica) -> None:
+    """Somebody copies a running pod with all its annotations, past the scheduler and our policies."""
+    space = plane.namespace("copied")
+    join(kube, [gpu_node("n1", cards=2, memory=16000, model="Tesla T4")])
+    with watch(kube, "Pod", space) as pods:
+        kube.create(tile("first", 9000), space)
+        pods.wait_for(lambda them: tiles(them[space, "first"]), 20, "the first is bound")
+        first = pods.get(space, "first")
+        assert first is not None
+        copy = tile("copy", 9000, nodeName="n1", annotations=first["metadata"]["annotations"])
+        theirs_now(kube, space, copy)
+        pods.wait_for(
+            lambda them: grant(them[space, "copy"])["pod"] == them[space, "copy"]["metadata"]["uid"],  # type: ignore[index]
+            10,
+            "it gets a grant of its own",
+        )
+        copied = pods.get(space, "copy")
+        assert copied is not None
+        assert tiles(copied)[0]["uuid"] != tiles(first)[0]["uuid"]
+        told = wait_until(lambda: events_of(kube, space, "copy", "GrantNotBelieved"), 10, "it is reported")
+        assert "belongs to pod" in told[0]["message"]
+
+
+def theirs_now(kube: Kube, space: str, manifest: Manifest) -> None:
+    kube.delete("admissionregistration.k8s.io/v1/ValidatingAdmissionPolicyBinding", "gputile-records")
+    wait_until(lambda: created(kube, manifest, space), 10, "the copy made")

@@ -1,0 +1,473 @@
+"""Kubeconfigs, pods and plugins: whom we find, as whom, and what a person reads when it goes wrong."""
+
+import asyncio
+import base64
+import os
+import ssl
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from gputile.kube import credentials
+from gputile.kube.auth import Access, Trust, load
+from gputile.kube.credentials import Exec, Plugin, TokenFile
+from gputile.model.errors import InputError
+from tests.kube.certificates import Authority, Issued
+
+AUTHORITY = Authority()
+ME = AUTHORITY.issue("me")
+SECRET = "s3cr3t-t0k3n"
+
+
+def encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def config(
+    user: Mapping[str, Any] | None = None, cluster: Mapping[str, Any] | None = None, name: str = "main", **top: Any
+) -> dict[str, Any]:
+    """A kubeconfig of one context, whose server is http://<name>."""
+    return {
+        "current-context": name,
+        "clusters": [{"name": name, "cluster": {"server": f"http://{name}", **(cluster or {})}}],
+        "users": [{"name": name, "user": user or {}}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
+        **top,
+    }
+
+
+def written(path: Path, content: object) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else orjson.dumps(content))  # JSON is YAML
+    return str(path)
+
+
+def headers(access: Access) -> dict[str, str]:
+    return asyncio.run(access.headers())
+
+
+# ---- which cluster --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pod_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "serviceaccount"
+    for name, content in {"ca.crt": AUTHORITY.pem, "token": b"pod-token\n", "namespace": b"gpus\n"}.items():
+        written(folder / name, content)
+    return folder
+
+
+POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "6443"}
+
+
+@pytest.mark.parametrize(
+    ("given", "context", "env", "server"),
+    [
+        pytest.param("flag", None, {"KUBECONFIG": "one", **POD}, "http://flag", id="the-flag-first"),
+        pytest.param(None, None, {"KUBECONFIG": "one", **POD}, "http://one", id="then-the-variable-even-in-a-pod"),
+        pytest.param(None, None, POD, "https://10.0.0.1:6443", id="then-the-pod"),
+        pytest.param(None, None, {}, "http://home", id="then-the-home-folder"),
+        pytest.param(None, "home", POD, "http://home", id="a-named-context-means-a-kubeconfig-even-in-a-pod"),
+        pytest.param(None, None, {"KUBECONFIG": "one:two"}, "http://one", id="of-several-files-the-first-is-current"),
+        pytest.param(None, "two", {"KUBECONFIG": "one:two"}, "http://two", id="and-all-contexts-can-be-named"),
+        pytest.param(
+            None, None, {"KUBECONFIG": "absent::two"}, "http://two", id="files-that-are-not-there-are-skipped"
+        ),
+        pytest.param(None, "one", {"KUBECONFIG": "one:again"}, "http://one", id="of-one-name-the-first-stands"),
+        pytest.param(
+            None, None, {**POD, "KUBERNETES_SERVICE_HOST": "fd00::1"}, "https://[fd00::1]:6443", id="a-pod-with-ipv6"
+        ),
+    ],
+)
+def test_which_cluster(
+    given: str | None, context: str | None, env: dict[str, str], server: str, tmp_path: Path, pod_folder: Path
+) -> None:
+    for name in ("flag", "one", "two"):
+        written(tmp_path / name, config(name=name))
+    written(tmp_path / "again", config(name="one", cluster={"server": "http://again"}))
+    written(tmp_path / ".kube" / "config", config(name="home"))
+    listed = ":".join(part and str(tmp_path / part) for part in env.get("KUBECONFIG", "").split(":"))
+    found = load(
+        given and str(tmp_path / given),
+        context,
+        {**env, "KUBECONFIG": listed, "HOME": str(tmp_path)},
+        folder=pod_folder,
+    )
+    assert found.server == server
+
+
+def test_the_pod_we_run_in(pod_folder: Path) -> None:
+    access = load(None, None, POD, folder=pod_folder)
+    assert (access.namespace, headers(access)) == ("gpus", {"Authorization": "Bearer pod-token"})
+    assert access.ssl is not None
+    assert access.ssl.verify_mode == ssl.CERT_REQUIRED
+    assert len(access.ssl.get_ca_certs()) == 1  # this one, and nobody else
+
+
+def test_a_rotated_token_is_read_after_a_minute_or_at_once_after_a_401(pod_folder: Path) -> None:
+    now = [0.0]
+    access = load(None, None, POD, folder=pod_folder, clock=lambda: now[0])
+    token = pod_folder / "token"
+    said: list[str] = []
+    steps = [(0, "t0", False), (59, "t1", False), (60, "t1", False), (61, "t2", True), (62, "", True), (63, "t3", True)]
+    for moment, content, rejected in steps:
+        now[0] = moment
+        token.write_text(content)
+        if rejected:
+            access.rejected({"Authorization": said[-1]})
+        said.append(headers(access)["Authorization"])
+    assert said == ["Bearer t0", "Bearer t0", "Bearer t1", "Bearer t2", "Bearer t2", "Bearer t3"]
+
+
+def test_a_401_to_an_older_token_drops_no_newer_one(pod_folder: Path) -> None:
+    access = load(None, None, POD, folder=pod_folder)
+    old = headers(access)
+    (pod_folder / "token").write_text("newer")
+    access.rejected(old)
+    assert headers(access) == {"Authorization": "Bearer newer"}
+    (pod_folder / "token").write_text("newest")
+    access.rejected(old)
+    assert headers(access) == {"Authorization": "Bearer newer"}
+
+
+# ---- a user of a kubeconfig -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("user", "want"),
+    [
+        pytest.param({}, None, id="nobody"),
+        pytest.param({"token": SECRET}, f"Bearer {SECRET}", id="a-token"),
+        pytest.param({"tokenFile": "deep/token"}, "Bearer filed", id="a-token-file-beside-the-kubeconfig"),
+        pytest.param({"token": SECRET, "tokenFile": "deep/token"}, "Bearer filed", id="the-file-goes-before-the-token"),
+        pytest.param({"username": "u", "password": "p"}, f"Basic {encoded(b'u:p')}", id="name-and-password"),
+    ],
+)
+def test_who_we_are(user: dict[str, Any], want: str | None, tmp_path: Path) -> None:
+    written(tmp_path / "deep" / "token", b"filed\n")
+    access = load(written(tmp_path / "config", config(user)), None, {})
+    assert headers(access).get("Authorization") == want
+
+
+def test_what_else_a_context_says(tmp_path: Path) -> None:
+    cluster = {"server": "http://h/k8s/", "tls-server-name": "api", "proxy-url": "http://proxy:3128"}
+    context = {"name": "main", "context": {"cluster": "main", "namespace": "team"}}
+    access = load(written(tmp_path / "c", config(cluster=cluster, contexts=[context])), None, {})
+    assert (access.server, access.server_name, access.proxy) == ("http://h/k8s", "api", "http://proxy:3128")
+    assert (access.namespace, headers(access)) == ("team", {})
+
+
+CLUSTERS = [
+    pytest.param({"certificate-authority-data": encoded(AUTHORITY.pem)}, ssl.CERT_REQUIRED, 1, id="authority-as-data"),
+    pytest.param({"certificate-authority": "deep/ca.crt"}, ssl.CERT_REQUIRED, 1, id="authority-beside-the-kubeconfig"),
+    pytest.param({"insecure-skip-tls-verify": True}, ssl.CERT_NONE, None, id="trusting-anybody"),
+    pytest.param({}, ssl.CERT_REQUIRED, None, id="trusting-whom-this-machine-trusts"),
+]
+
+
+@pytest.mark.parametrize(("cluster", "mode", "count"), CLUSTERS)
+def test_whom_we_trust(cluster: dict[str, Any], mode: ssl.VerifyMode, count: int | None, tmp_path: Path) -> None:
+    written(tmp_path / "deep" / "ca.crt", AUTHORITY.pem)
+    access = load(written(tmp_path / "c", config(cluster={"server": "https://h", **cluster})), None, {})
+    assert access.ssl is not None
+    assert access.ssl.verify_mode == mode
+    assert count is None or len(access.ssl.get_ca_certs()) == count
+
+
+@pytest.mark.parametrize(
+    "user",
+    [
+        pytest.param({"client-certificate": "me.crt", "client-key": "me.key"}, id="files"),
+        pytest.param(
+            {"client-certificate-data": encoded(ME.certificate), "client-key-data": encoded(ME.key)}, id="data"
+        ),
+        pytest.param({"client-certificate": "me.crt", "client-key-data": encoded(ME.key)}, id="one-of-each"),
+    ],
+)
+def test_a_client_certificate_leaves_no_file_behind(
+    user: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    written(tmp_path / "me.crt", ME.certificate)
+    written(tmp_path / "me.key", ME.key)
+    modes: list[int] = []
+    unlink = os.unlink
+
+    def watched_unlink(name: str) -> None:
+        modes.append(os.stat(name).st_mode & 0o777)
+        unlink(name)
+
+    monkeypatch.setattr(os, "unlink", watched_unlink)
+    load(written(tmp_path / "c", config(user, {"server": "https://h"})), None, {})
+    assert (modes, list(temporary.iterdir())) == ([0o600], [])
+
+
+# ---- what a person reads --------------------------------------------------------------------------------------------
+
+ENCRYPTED = load_pem_private_key(ME.key, None).private_bytes(
+    Encoding.PEM, PrivateFormat.TraditionalOpenSSL, BestAvailableEncryption(b"phrase")
+)
+PLUGIN = {"command": "x", "apiVersion": "client.authentication.k8s.io/v1"}
+
+
+@pytest.mark.parametrize(
+    ("content", "context", "words"),
+    [
+        pytest.param(config(name="prod-eu"), "prod-ue", ["'prod-ue'", "did you mean prod-eu?"], id="a-slip-of-the-pen"),
+        pytest.param(config(), "zzz", ["'zzz'", "there are: main"], id="no-such-context"),
+        pytest.param({**config(), "current-context": ""}, None, ["--context", "main"], id="no-current-context"),
+        pytest.param({}, None, ["no current-context", "(there are none)"], id="an-empty-file"),
+        pytest.param(b"", None, ["no current-context"], id="a-file-of-no-bytes"),
+        pytest.param({**config(), "clusters": None}, None, ["no cluster is named 'main'"], id="no-such-cluster"),
+        pytest.param({**config(), "users": None}, None, ["no user is named 'main'"], id="no-such-user"),
+        pytest.param(config(cluster={"server": "host:6443"}), None, ["'host:6443'", "https://"], id="no-url"),
+        pytest.param(b"a: b: " + SECRET.encode(), None, ["is no YAML (line 1)"], id="no-yaml"),
+        pytest.param(b"- " + SECRET.encode(), None, ["is no kubeconfig"], id="a-list"),
+        pytest.param(config({"token": [SECRET]}), None, ["$.users[0].user.token"], id="a-token-that-is-a-list"),
+        pytest.param(config({"tokenFile": 7, "token": SECRET}), None, ["tokenFile"], id="a-path-that-is-a-number"),
+        pytest.param(
+            config(cluster={"server": "https://h", "certificate-authority-data": encoded(SECRET.encode())}),
+            None,
+            ["certificate-authority", "PEM"],
+            id="an-authority-that-is-none",
+        ),
+        pytest.param(
+            config(cluster={"certificate-authority-data": f"!{SECRET}"}),
+            None,
+            ["no base64"],
+            id="data-that-is-no-base64",
+        ),
+        pytest.param(
+            config(cluster={"certificate-authority": "absent.crt"}), None, ["absent.crt", "mend"], id="an-absent-file"
+        ),
+        pytest.param(
+            config(cluster={"insecure-skip-tls-verify": True, "certificate-authority-data": encoded(AUTHORITY.pem)}),
+            None,
+            ["remove one of them"],
+            id="trusting-one-and-all",
+        ),
+        pytest.param(
+            config({"client-key-data": encoded(ME.key)}), None, ["write both"], id="a-key-without-its-certificate"
+        ),
+        pytest.param(
+            config(
+                {"client-certificate-data": encoded(ME.certificate), "client-key-data": encoded(ENCRYPTED)},
+                {"server": "https://h"},
+            ),
+            None,
+            ["passphrase"],
+            id="a-key-that-wants-a-person",
+        ),
+        pytest.param(
+            config({"auth-provider": {"name": "gcp"}}), None, ["auth-provider", "exec"], id="an-auth-provider"
+        ),
+        pytest.param(config({"token": SECRET, "as": "root"}), None, ["impersonation"], id="impersonation"),
+        pytest.param(
+            config({"exec": {**PLUGIN, "apiVersion": "client.authentication.k8s.io/v1alpha1"}}),
+            None,
+            ["v1alpha1", "v1beta1"],
+            id="a-plugin-of-old",
+        ),
+        pytest.param(
+            config({"exec": {**PLUGIN, "interactiveMode": "Always"}}),
+            None,
+            ["person"],
+            id="a-plugin-that-wants-a-person",
+        ),
+    ],
+)
+def test_a_bad_kubeconfig_says_what_to_do(
+    content: object, context: str | None, words: list[str], tmp_path: Path
+) -> None:
+    file = written(tmp_path / "config", content)
+    with pytest.raises(InputError) as caught:
+        load(file, context, {})
+    said = str(caught.value)
+    assert [word for word in [file, *words] if word not in said] == []
+    assert SECRET not in said
+
+
+def test_no_kubeconfig_at_all(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no cluster is configured: .*/\.kube/config.*--kubeconfig"):
+        load(None, None, {"HOME": str(tmp_path)})
+    with pytest.raises(InputError, match="absent"):
+        load(str(tmp_path / "absent"), None, POD)
+
+
+def test_a_pod_without_its_account_says_so(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="automountServiceAccountToken"):
+        load(None, None, POD, folder=tmp_path)
+
+
+def test_a_token_file_that_never_was_says_so(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no token can be read"):
+        asyncio.run(TokenFile(tmp_path / "token").credential())
+
+
+# ---- plugins --------------------------------------------------------------------------------------------------------
+
+V1, BETA = credentials.PLUGIN_VERSIONS
+
+
+def credential(version: str = V1, **status: str) -> str:
+    return orjson.dumps({"kind": "ExecCredential", "apiVersion": version, "status": status}).decode()
+
+
+def script(tmp_path: Path, body: str) -> Path:
+    """A plugin that counts its runs in the file `runs`."""
+    path = tmp_path / "bin" / "plugin"
+    written(path, f"#!/bin/sh\necho run >> '{tmp_path}/runs'\n{body}\n".encode())
+    path.chmod(0o700)
+    return path
+
+
+def runs(tmp_path: Path) -> int:
+    return len((tmp_path / "runs").read_text().split())
+
+
+def plugin_config(command: str = "bin/plugin", version: str = V1, **more: Any) -> dict[str, Any]:
+    return config({"exec": {"command": command, "apiVersion": version, "args": None, "env": None, **more}})
+
+
+@pytest.mark.parametrize("version", [V1, BETA])
+def test_a_plugin_brings_a_token(version: str, tmp_path: Path) -> None:
+    script(tmp_path, f"cat <<'X'\n{credential(version, token='t1')}\nX")
+    access = load(written(tmp_path / "config", plugin_config(version=version)), None, {})
+    assert headers(access) == {"Authorization": "Bearer t1"}
+
+
+@contextmanager
+def typing_person() -> Iterator[None]:
+    """Our own standard input has a line to read."""
+    before = os.dup(0)
+    reader, writer = os.pipe()
+    os.write(writer, b"yes\n")
+    os.dup2(reader, 0)
+    try:
+        yield
+    finally:
+        os.dup2(before, 0)
+        for descriptor in (before, reader, writer):
+            os.close(descriptor)
+
+
+def test_a_plugin_is_told_what_it_needs_and_is_never_asked_to_talk(tmp_path: Path) -> None:
+    body = (
+        'read line && exit 9\nprintf \'{"apiVersion":"%s","status":{"token":"%s-%s-%s"}}\' "$3" "$1" "$FLAVOUR" "$BASE"'
+    )
+    script(tmp_path, f"{body}\nprintf %s \"$KUBERNETES_EXEC_INFO\" > '{tmp_path}/info'")
+    wants = plugin_config(args=["a", "b", V1], env=[{"name": "FLAVOUR", "value": "mint"}])
+    access = load(written(tmp_path / "config", wants), None, {"BASE": "base", "PATH": os.environ["PATH"]})
+    with typing_person():
+        assert headers(access) == {"Authorization": "Bearer a-mint-base"}
+    told = {"kind": "ExecCredential", "apiVersion": V1, "spec": {"interactive": False}}
+    assert orjson.loads((tmp_path / "info").read_bytes()) == told
+
+
+def test_a_bare_command_is_found_by_path(tmp_path: Path) -> None:
+    script(tmp_path, f"echo '{credential(token='t1')}'")
+    access = load(written(tmp_path / "config", plugin_config("plugin")), None, {"PATH": f"{tmp_path}/bin:/bin"})
+    assert headers(access) == {"Authorization": "Bearer t1"}
+
+
+@pytest.mark.parametrize(
+    ("status", "moments", "want"),
+    [
+        pytest.param({}, [0, 1e9], 1, id="without-an-end-it-is-kept"),
+        pytest.param({"expirationTimestamp": "1970-01-01T01:00:00Z"}, [0, 3569], 1, id="kept-until-shortly-before"),
+        pytest.param({"expirationTimestamp": "1970-01-01T01:00:00Z"}, [0, 3570], 2, id="then-asked-for-again"),
+    ],
+)
+def test_a_plugin_runs_as_seldom_as_can_be(
+    status: dict[str, str], moments: list[float], want: int, tmp_path: Path
+) -> None:
+    now = [0.0]
+    script(tmp_path, f"echo '{credential(token='t', **status)}'")
+    access = load(written(tmp_path / "config", plugin_config()), None, {}, wall=lambda: now[0])
+    for moment in moments:
+        now[0] = moment
+        headers(access)
+    assert runs(tmp_path) == want
+
+
+def test_a_plugin_runs_again_after_a_401_and_once_for_many_requests(tmp_path: Path) -> None:
+    script(tmp_path, f"wc -l < '{tmp_path}/runs' | xargs printf '{credential(token='t%s')}'")
+
+    async def run() -> list[dict[str, str]]:
+        access = load(written(tmp_path / "config", plugin_config()), None, {"PATH": os.environ["PATH"]})
+        first = await asyncio.gather(*(access.headers() for _ in range(5)))
+        for old in first:
+            access.rejected(old)
+        return [*first, *await asyncio.gather(*(access.headers() for _ in range(5)))]
+
+    assert [found["Authorization"] for found in asyncio.run(run())] == ["Bearer t1"] * 5 + ["Bearer t2"] * 5
+    assert runs(tmp_path) == 2
+
+
+def test_a_plugin_brings_a_certificate(tmp_path: Path) -> None:
+    def said(issued: Issued) -> str:
+        pair = {"clientCertificateData": issued.certificate.decode(), "clientKeyData": issued.key.decode()}
+        return credential(**pair)
+
+    script(tmp_path, f"cat '{tmp_path}/answer'")
+    wants = plugin_config()
+    wants["clusters"][0]["cluster"]["server"] = "https://h"
+    access = load(written(tmp_path / "config", wants), None, {"PATH": os.environ["PATH"]})
+    contexts = [access.ssl]
+    for issued in (ME, ME, AUTHORITY.issue("me again")):
+        written(tmp_path / "answer", said(issued).encode())
+        access.rejected({})
+        assert headers(access) == {}
+        contexts.append(access.ssl)
+    none, first, same, second = contexts
+    assert none is not first
+    assert first is same  # connections that are open stay in use
+    assert first is not second
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        pytest.param("exit 3", "ended with 3", id="it-fails"),
+        pytest.param(f"echo {SECRET}", "printed no ExecCredential", id="it-prints-something-else"),
+        pytest.param(f"echo '{credential(BETA, token=SECRET)}'", "another apiVersion", id="it-speaks-another-version"),
+        pytest.param(f"echo '{credential()}'", "neither a token nor a certificate", id="it-brings-nothing"),
+        pytest.param(
+            f"echo '{credential(clientCertificateData=SECRET)}'", "neither a token", id="it-brings-half-a-certificate"
+        ),
+        pytest.param("exec sleep 30", "said nothing", id="it-hangs"),
+    ],
+)
+def test_a_plugin_that_fails_says_what_to_do(
+    body: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(credentials, "PLUGIN_PATIENCE", 0.05 if "sleep" in body else 10.0)
+    script(tmp_path, body)
+    access = load(written(tmp_path / "config", plugin_config()), None, {"PATH": os.environ["PATH"]})
+    with pytest.raises(InputError, match=r"by hand|name its own") as caught:
+        headers(access)
+    assert words in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_plugin_that_is_not_there_says_so() -> None:
+    plugin = Plugin(Exec("absent-plugin", V1), "config, context 'main'", {"PATH": ""})
+    with pytest.raises(InputError, match=r"context 'main': exec plugin 'absent-plugin' cannot be started.*install it"):
+        asyncio.run(plugin.credential())
+
+
+def test_plain_http_needs_no_context() -> None:
+    assert Trust().context(ME.pem) is None

@@ -1,0 +1,513 @@
+"""The client against a scripted API server: what it sends, and what it makes of every kind of answer."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+
+from gputile.dialects.wire import Pod
+from gputile.kube.auth import Access, Trust
+from gputile.kube.client import Client, ClientSettings
+from gputile.kube.credentials import TokenFile
+from gputile.kube.values import (
+    Alive,
+    Api,
+    Binding,
+    Change,
+    LeaseRecord,
+    Note,
+    Refused,
+    Seen,
+    Snapshot,
+    Trouble,
+    Unclear,
+)
+from tests.kube.certificates import Authority
+from tests.kube.server import Answer, Server, fails, hangs, line, listing, pod, resets, says, streams
+
+pytestmark = pytest.mark.asyncio
+
+DONE = says(201, {"kind": "Status", "status": "Success"})
+BINDING = Binding(
+    namespace="ns", name="p", uid="u1", node="n1", annotations={"gputile.io/grant": "{}"}, labels={"l": "v"}
+)
+SETTINGS = ClientSettings(page=2)
+SOON = 0.03  # seconds, where no answer will come; elsewhere time-outs are long, for a busy machine
+
+
+@asynccontextmanager
+async def serving(*script: Answer, settings: ClientSettings = SETTINGS) -> AsyncGenerator[tuple[Client, Server], None]:
+    async with Server(*script) as server:
+        client = Client(Access(server.url), settings, instance="pod-0", wall=lambda: 1_700_000_000.9, pause=no_pause)
+        try:
+            yield client, server
+        finally:
+            await client.close()
+
+
+async def no_pause(_: float) -> None:
+    pass
+
+
+def served(client: Client) -> Api:
+    """A `Client` is an `Api`; mypy says so."""
+    return client
+
+
+# ---- what an answer means -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "words"),
+    [
+        pytest.param(fails(409, "Conflict", "pod is already assigned"), 409, "already assigned", id="conflict"),
+        pytest.param(fails(404, "NotFound", "pods p not found"), 404, "not found", id="not-found"),
+        pytest.param(fails(403, "Forbidden", "not yours"), 403, "not yours", id="forbidden"),
+        pytest.param(fails(408, "Timeout", "too slow"), 408, "too slow", id="request-time-out"),
+        pytest.param(says(413, b"<html>large</html>"), 413, "<html>large", id="a-proxy's-page"),
+        pytest.param(says(400, b""), 400, "HTTP 400", id="no-word"),
+        pytest.param(says(422, [1]), 422, "[1]", id="json-that-is-no-status"),
+    ],
+)
+async def test_a_4xx_is_refused(answer: Answer, status: int, words: str) -> None:
+    async with serving(answer) as (client, server):
+        with pytest.raises(Refused, match="POST /api/v1/namespaces/ns/pods/p/binding") as caught:
+            await client.bind(BINDING, 5.0)
+    assert caught.value.status == status
+    assert words in str(caught.value)
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "want"),
+    [
+        pytest.param({"Retry_After": "7"}, 7.0, id="seconds"),
+        pytest.param({"Retry_After": "Wed, 21 Oct 2015 07:28:00 GMT"}, None, id="a-date-is-not-read"),
+        pytest.param({"Retry_After": "-1"}, None, id="nonsense-is-not-read"),
+        pytest.param({}, None, id="none"),
+    ],
+)
+async def test_too_many_requests_says_when_to_come_back(headers: dict[str, str], want: float | None) -> None:
+    async with serving(fails(429, "TooManyRequests", "slow down", **headers)) as (client, _):
+        with pytest.raises(Refused) as caught:
+            await client.bind(BINDING, 5.0)
+    assert (caught.value.status, caught.value.retry_after) == (429, want)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(fails(500, "InternalError", "etcd"), id="internal-error"),
+        pytest.param(fails(504, "Timeout", "etcd"), id="gateway-time-out"),
+        pytest.param(resets(), id="reset-before-the-answer"),
+        pytest.param(resets(b'{"kind": "Status"'), id="reset-in-the-middle-of-the-answer"),
+        pytest.param(says(201, b'{"kind": "Sta'), id="half-an-answer"),
+        pytest.param(says(200, b"<html>welcome</html>"), id="an-answer-of-somebody-else"),
+        pytest.param(says(307, None, Location="/elsewhere"), id="a-redirect-is-not-followed"),
+    ],
+)
+async def test_what_does_not_tell_is_unclear(answer: Answer) -> None:
+    async with serving(answer) as (client, server):
+        with pytest.raises(Unclear):
+            await client.bind(BINDING, 5.0)
+    assert len(server.asked) == 1  # one attempt, one write
+
+
+async def test_no_answer_in_time_is_unclear() -> None:
+    async with serving(hangs()) as (client, _):
+        with pytest.raises(Unclear, match="no answer in time"):
+            await client.bind(BINDING, SOON)
+
+
+async def test_a_bind_is_never_sent_twice_even_on_a_connection_that_was_kept() -> None:
+    """aiohttp repeats a GET or PUT by itself when a kept connection turns out to be dead; a POST must not be."""
+    async with serving(DONE, resets(), DONE) as (client, server):
+        await client.bind(BINDING, 5.0)
+        with pytest.raises(Unclear):
+            await client.bind(BINDING, 5.0)
+    assert len(server.asked) == 2
+
+
+async def test_a_connection_that_never_came_about_is_refused() -> None:
+    async with Server() as server:
+        url = server.url
+    client = Client(Access(url))
+    with pytest.raises(Refused) as caught:
+        await client.bind(BINDING, 5.0)
+    await client.close()
+    assert (caught.value.status, caught.value.reason) == (0, "Unreachable")
+
+
+async def test_a_name_that_leads_elsewhere_is_never_sent() -> None:
+    async with serving(says(404)) as (client, server):
+        for name in ("..", "."):
+            with pytest.raises(Refused):
+                await client.pod("ns", name)
+        assert server.asked == []
+        await client.pod("ns", "a/../b?x")
+        assert server.asked[0].line == "GET /api/v1/namespaces/ns/pods/a%2F..%2Fb%3Fx"
+
+
+# ---- credentials ----------------------------------------------------------------------------------------------------
+
+
+def authorizations(server: Server) -> list[str]:
+    return [asked.headers.get("Authorization", "") for asked in server.asked]
+
+
+async def test_a_401_is_tried_once_more_with_a_new_token(tmp_path: Any) -> None:
+    token = tmp_path / "token"
+    token.write_text("old")
+    async with Server(DONE, fails(401, "Unauthorized"), DONE) as server:
+        client = Client(Access(server.url, TokenFile(token)))
+        await client.bind(BINDING, 5.0)
+        token.write_text("new\n")
+        await client.bind(BINDING, 5.0)
+        await client.close()
+    assert authorizations(server) == ["Bearer old", "Bearer old", "Bearer new"]
+
+
+async def test_a_second_401_is_the_answer() -> None:
+    async with serving(fails(401, "Unauthorized", "who?"), fails(401, "Unauthorized", "who?")) as (client, server):
+        with pytest.raises(Refused, match=r"who\?"):
+            await client.list_pods()
+    assert len(server.asked) == 2
+
+
+async def test_without_credentials_nothing_is_sent(tmp_path: Any) -> None:
+    async with Server() as server:
+        client = Client(Access(server.url, TokenFile(tmp_path / "absent")))
+        with pytest.raises(Refused, match="no credentials") as caught:
+            await client.bind(BINDING, 5.0)
+        await client.close()
+    assert (caught.value.status, server.asked) == (401, [])
+
+
+async def test_the_server_is_known_by_the_name_in_the_kubeconfig_and_knows_us_by_our_certificate() -> None:
+    authority = Authority()
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cadata=authority.pem.decode())
+    tls.verify_mode = ssl.CERT_REQUIRED
+    authority.issue("api.internal").load_into(tls)
+    trust = Trust(tls=True, authority=authority.pem)
+    me = authority.issue("gputile").pem
+    async with Server(says(200, listing(pod("a"))), tls=tls) as server:
+        known = Client(Access(server.url, trust=trust, certificate=me, server_name="api.internal"))
+        unknown = Client(Access(server.url, trust=trust, certificate=me))
+        assert [found.name for found in await known.list_pods()] == ["a"]
+        with pytest.raises(Refused, match="certificate") as caught:
+            await unknown.list_pods()
+        await known.close()
+        await unknown.close()
+    assert caught.value.reason == "Unreachable"
+
+
+async def test_the_proxy_is_asked() -> None:
+    async with Server(says(200, listing(pod("a")))) as proxy:
+        client = Client(Access("http://api.invalid", proxy=proxy.url))
+        assert [found.name for found in await client.list_pods()] == ["a"]
+        await client.close()
+    assert proxy.asked[0].headers["Host"] == "api.invalid"
+
+
+# ---- what is sent ---------------------------------------------------------------------------------------------------
+
+POD = "/api/v1/namespaces/ns/pods/p"
+MERGE = "application/merge-patch+json"
+Call = Callable[[Client], Awaitable[object]]
+
+
+@pytest.mark.parametrize(
+    ("call", "line_", "kind", "body"),
+    [
+        pytest.param(
+            lambda client: client.bind(BINDING, 5.0),
+            f"POST {POD}/binding",
+            "application/json",
+            {
+                "apiVersion": "v1",
+                "kind": "Binding",
+                "metadata": {
+                    "name": "p",
+                    "namespace": "ns",
+                    "uid": "u1",
+                    "annotations": {"gputile.io/grant": "{}"},
+                    "labels": {"l": "v"},
+                },
+                "target": {"apiVersion": "v1", "kind": "Node", "name": "n1"},
+            },
+            id="bind",
+        ),
+        pytest.param(
+            lambda client: client.patch_pod("ns", "p", "u1", {"a": "1", "b": None}, {"l": None}),
+            f"PATCH {POD}/status",
+            MERGE,
+            {"metadata": {"uid": "u1", "annotations": {"a": "1", "b": None}, "labels": {"l": None}}},
+            id="patch-pod",
+        ),
+        pytest.param(
+            lambda client: client.patch_pod("ns", "p", "u1", {"a": "1"}, {}),
+            f"PATCH {POD}/status",
+            MERGE,
+            {"metadata": {"uid": "u1", "annotations": {"a": "1"}}},
+            id="patch-pod-leaves-out-what-is-empty",
+        ),
+        pytest.param(
+            lambda client: client.label_pod("ns", "p", {"leader": "true", "old": None}),
+            f"PATCH {POD}/status",
+            MERGE,
+            {"metadata": {"labels": {"leader": "true", "old": None}}},
+            id="label-pod",
+        ),
+        pytest.param(
+            lambda client: client.evict("ns", "p", "u1"),
+            f"POST {POD}/eviction",
+            "application/json",
+            {
+                "apiVersion": "policy/v1",
+                "kind": "Eviction",
+                "metadata": {"name": "p", "namespace": "ns"},
+                "deleteOptions": {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": "u1"}},
+            },
+            id="evict",
+        ),
+    ],
+)
+async def test_what_is_written(call: Call, line_: str, kind: str, body: object) -> None:
+    async with serving(DONE) as (client, server):
+        await call(client)
+    (asked,) = server.asked
+    assert (asked.line, asked.headers["Content-Type"], asked.body) == (line_, kind, body)
+    assert asked.headers["User-Agent"].startswith("gputile/")
+    assert asked.query == {}
+
+
+async def test_an_event_tells_all() -> None:
+    note = Note(namespace="ns", pod="p", uid="u1", reason="NoRoom", message="m" * 2000)
+    async with serving(DONE) as (client, server):
+        await client.note(note)
+    (asked,) = server.asked
+    name = asked.body["metadata"].pop("name")
+    stem, _, tail = name.rpartition(".")
+    assert (asked.line, stem, len(tail), int(tail, 16) >= 0) == ("POST /api/v1/namespaces/ns/events", "p", 16, True)
+    assert asked.body == {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"namespace": "ns"},
+        "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": "ns", "name": "p", "uid": "u1"},
+        "type": "Warning",
+        "reason": "NoRoom",
+        "message": "m" * 1024,
+        "action": "Scheduling",
+        "source": {"component": "gputile-scheduler"},
+        "reportingComponent": "gputile-scheduler",
+        "reportingInstance": "pod-0",
+        "firstTimestamp": "2023-11-14T22:13:20Z",
+        "lastTimestamp": "2023-11-14T22:13:20Z",
+        "count": 1,
+    }
+
+
+async def test_the_name_of_an_event_is_never_too_long() -> None:
+    async with serving(DONE) as (client, server):
+        await client.note(Note(namespace="ns", pod="p" * 253, uid="u1", reason="NoRoom", message="m"))
+    assert len(server.asked[0].body["metadata"]["name"]) == 253
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_pod_is_read_from_the_store_itself() -> None:
+    async with serving(says(200, pod("p", "5")), fails(404, "NotFound"), says(200, b"[]")) as (client, server):
+        found = await client.pod("ns", "p")
+        assert isinstance(found, Pod)
+        assert found.uid == "uid-p"
+        assert await client.pod("ns", "p") is None
+        with pytest.raises(Unclear):
+            await client.pod("ns", "p")
+    assert [asked.query for asked in server.asked] == [{}, {}, {}]
+
+
+async def test_all_pods_are_listed_page_by_page_and_again_when_a_page_expires() -> None:
+    script = (
+        says(200, listing(pod("old"), pod("older"), more="c+1/=&")),
+        fails(410, "Expired", "the continue token is too old"),
+        says(200, listing(pod("a"), pod("b", spec={"containers": 3}), pod("c"))),
+    )
+    async with serving(*script) as (client, server):
+        assert [found.name for found in await client.list_pods()] == ["a", "c"]
+    assert [asked.query for asked in server.asked] == [{"limit": "2"}, {"limit": "2", "continue": "c+1/=&"}, {}]
+
+
+async def taken(client: Client, count: int) -> list[Seen[Pod]]:
+    async with aclosing(client.follow_pods()) as stream:
+        return [await anext(stream) for _ in range(count)]
+
+
+def told(seen: Seen[Pod]) -> str:
+    match seen:
+        case Snapshot(items):
+            return f"all: {' '.join(item.name for item in items)}"
+        case Change(kind, item):
+            return f"{kind} {item.name}"
+        case Alive():
+            return "alive"
+        case Trouble():
+            return "trouble"
+    return f"spoilt {seen.what}"
+
+
+LARGE = pod("large", "3", status={"phase": "Running", "message": "x" * (1 << 20)})
+SMALL = line("ADDED", pod("a", "2"))
+BOOKMARK = line("BOOKMARK", {"kind": "Pod", "metadata": {"resourceVersion": "9"}})
+ERROR = line("ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"})
+HERE = says(200, listing(version="1"))
+
+
+@pytest.mark.parametrize(
+    ("script", "want", "last"),
+    [
+        pytest.param(
+            [HERE, streams(SMALL[:20], SMALL[20:] + BOOKMARK, then="hang")],
+            ["all: ", "ADDED a", "alive"],
+            "1",
+            id="lines-split-across-chunks",
+        ),
+        pytest.param(
+            [HERE, streams(line("MODIFIED", LARGE) + SMALL)],
+            ["all: ", "MODIFIED large", "ADDED a"],
+            "1",
+            id="a-line-of-a-mebibyte",
+        ),
+        pytest.param(
+            [HERE, streams(SMALL), streams(BOOKMARK)],
+            ["all: ", "ADDED a", "alive"],
+            "2",
+            id="a-watch-that-ends-is-taken-up-where-it-stood",
+        ),
+        pytest.param(
+            [HERE, streams(SMALL, then="reset"), streams(BOOKMARK)],
+            ["all: ", "ADDED a", "trouble", "alive"],
+            "2",
+            id="a-watch-that-is-cut-too-with-a-word",
+        ),
+        pytest.param(
+            [HERE, streams(SMALL, ERROR), says(200, listing(pod("b"), version="20")), streams(BOOKMARK)],
+            ["all: ", "ADDED a", "trouble", "all: b", "alive"],
+            "20",
+            id="expired-as-an-event",
+        ),
+        pytest.param(
+            [HERE, fails(410, "Expired"), says(200, listing(pod("b"), version="20")), streams(BOOKMARK)],
+            ["all: ", "trouble", "all: b", "alive"],
+            "20",
+            id="expired-as-a-status",
+        ),
+        pytest.param(
+            [HERE, fails(401, "Unauthorized"), streams(BOOKMARK)],
+            ["all: ", "alive"],
+            "1",
+            id="a-watch-with-an-old-token-is-tried-again-at-once",
+        ),
+        pytest.param(
+            [fails(500), fails(429, Retry_After="1"), resets(b"{"), HERE, fails(503), streams(BOOKMARK)],
+            ["trouble", "trouble", "trouble", "all: ", "trouble", "alive"],
+            "1",
+            id="a-server-in-trouble",
+        ),
+        pytest.param(
+            [says(200, listing(pod("a"), pod("b", spec=3))), streams(line("ADDED", pod("c", spec=3)), BOOKMARK)],
+            ["spoilt Pod ns/b", "all: a", "spoilt Pod ns/c", "alive"],
+            "10",
+            id="spoilt-objects-among-good-ones",
+        ),
+        pytest.param(
+            [says(200, listing(pod("a"), more="m")), resets(b"{"), HERE, streams(BOOKMARK)],
+            ["trouble", "all: ", "alive"],
+            "1",
+            id="a-list-that-breaks-midway-tells-nothing",
+        ),
+    ],
+)
+async def test_following(script: list[Answer], want: list[str], last: str) -> None:
+    async with serving(*script) as (client, server):
+        assert [told(seen) for seen in await taken(client, len(want))] == want
+    watches = [asked.query["resourceVersion"] for asked in server.asked if "watch" in asked.query]
+    assert watches[-1] == last
+
+
+async def test_silence_counts_as_dropped() -> None:
+    async with serving(HERE, streams(then="hang"), settings=ClientSettings(silence=SOON)) as (client, _):
+        assert [told(seen) for seen in await taken(client, 2)] == ["all: ", "trouble"]
+
+
+async def test_closing_closes_the_connection() -> None:
+    async with serving(HERE, streams(SMALL, then="hang")) as (client, server):
+        await taken(client, 2)
+        await asyncio.wait_for(server.left.wait(), 5.0)
+
+
+async def test_cancelling_closes_the_connection() -> None:
+    async with serving(HERE, streams(SMALL, then="hang")) as (client, server):
+        task = asyncio.ensure_future(taken(client, 3))
+        while len(server.asked) < 2:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        await asyncio.wait_for(server.left.wait(), 5.0)
+
+
+async def test_nodes_are_followed_too() -> None:
+    node = {"metadata": {"name": "n1"}, "status": {"allocatable": {"cpu": "4"}}}
+    async with serving(says(200, listing(node))) as (client, server), aclosing(client.follow_nodes()) as stream:
+        seen = await anext(stream)
+    assert isinstance(seen, Snapshot)
+    assert [item.name for item in seen.items] == ["n1"]
+    assert server.asked[0].line == "GET /api/v1/nodes"
+
+
+# ---- leases ---------------------------------------------------------------------------------------------------------
+
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
+RECORD = LeaseRecord(holder_identity="a", lease_duration_seconds=6, lease_transitions=1)
+
+
+def lease(version: str) -> dict[str, Any]:
+    spec = {"holderIdentity": "a", "leaseDurationSeconds": 6, "leaseTransitions": 1}
+    return {"kind": "Lease", "metadata": {"name": "gputile", "resourceVersion": version}, "spec": spec}
+
+
+async def test_a_lease_is_read_made_and_written_with_its_version() -> None:
+    script = (fails(404, "NotFound"), says(201, lease("5")), says(200, lease("6")), says(200, lease("7")))
+    async with serving(*script) as (client, server):
+        leases = client.leases("kube-system", "gputile")
+        assert await leases.read() is None
+        assert await leases.create(RECORD) == "5"
+        assert await leases.read() == (RECORD, "6")
+        assert await leases.write(RECORD, "6") == "7"
+    assert [asked.line for asked in server.asked] == [
+        f"GET {LEASES}/gputile",
+        f"POST {LEASES}",
+        f"GET {LEASES}/gputile",
+        f"PUT {LEASES}/gputile",
+    ]
+    assert server.asked[3].body["metadata"] == {"name": "gputile", "namespace": "kube-system", "resourceVersion": "6"}
+    assert orjson.dumps(server.asked[3].body["spec"]).startswith(b'{"holderIdentity":"a","leaseDurationSeconds":6')
+
+
+@pytest.mark.parametrize(
+    ("answer", "timeout", "want"),
+    [
+        pytest.param(fails(409, "Conflict"), 5.0, Refused, id="somebody-was-quicker"),
+        pytest.param(hangs(), SOON, Unclear, id="no-answer-in-time"),
+        pytest.param(says(200, {"metadata": {}}), 5.0, Unclear, id="an-answer-that-is-no-lease"),
+    ],
+)
+async def test_a_lease_that_cannot_be_written(answer: Answer, timeout: float, want: type[Exception]) -> None:
+    async with serving(answer) as (client, _):
+        with pytest.raises(want):
+            await client.leases("kube-system", "gputile", timeout).write(RECORD, "6")

@@ -1,0 +1,257 @@
+"""A scheduler without a process: its rooms on a scripted cluster in memory, with time that passes only when told to.
+
+The watch is not run. What the cluster would tell is kept in `api.events`, and `Rig.catch_up` delivers it, so that a
+test decides what our watch knows and when.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import msgspec
+from prometheus_client.core import Sample
+
+from gputile.book.events import Instruction
+from gputile.book.ledger import Ledger, State
+from gputile.dialects.gputile import GRANT
+from gputile.dialects.wire import NodeObject, Pod
+from gputile.kube.memory import MemoryApi
+from gputile.kube.values import Binding, Json, Note, Refused, Unclear
+from gputile.scheduler.binding import Binder
+from gputile.scheduler.granting import Granter
+from gputile.scheduler.mirror import Mirror
+from gputile.scheduler.settings import Settings
+from gputile.scheduler.verbs import Extender
+from gputile.scheduler.waiting import Teller
+from gputile.scheduler.wire import BindArgs, FilterAnswer, FilterArgs, read_filter
+from gputile.telemetry.metrics import Metrics
+from gputile.testing.builders import NodeBuilder, pod
+
+GPU, MEMORY, CORES = "gputile.io/gpu", "gputile.io/memory", "gputile.io/cores"
+
+
+def tile(memory: int, cores: int = 0, cards: int = 1, **rest: Any) -> Json:
+    """The limits of a container that wants this much of a card."""
+    return {GPU: cards, MEMORY: memory, CORES: cores, **rest}
+
+
+class Clock:
+    """Seconds that pass only when told to; `pause` is a sleep that takes no time and is written down."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.pauses: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+        await asyncio.sleep(0)
+
+
+class Lands(msgspec.Struct, frozen=True):
+    """The write works, and its answer gets lost."""
+
+    error: Exception = Unclear("connection reset")
+
+
+T = TypeVar("T")
+Step = Exception | Lands | Callable[[], Any] | None
+
+
+class ScriptedApi(MemoryApi):
+    """The cluster in memory, where a call can be told to fail, to fail after it was written, or to wait.
+
+    `script["bind"]` is what happens to the next calls of `bind`, in order; None and an empty script: it works.
+    """
+
+    def __init__(self, nodes: Iterable[Json] = (), pods: Iterable[Json] = ()) -> None:
+        self.script: dict[str, list[Step]] = {}
+        self.calls: list[str] = []
+        self.bindings: list[Binding] = []
+        self.timeouts: list[float] = []
+        self.patches: list[tuple[str, dict[str, str | None], dict[str, str | None]]] = []
+        self.events: list[tuple[str, str, Json]] = []
+        self.gates: dict[str, asyncio.Event] = {}  # by call: what it waits for before it does anything
+        super().__init__(nodes, pods)
+
+    async def pod(self, namespace: str, name: str) -> Pod | None:
+        lands = await self._play("pod")
+        found = await super().pod(namespace, name)
+        return _answer(found, lands)
+
+    async def list_pods(self) -> tuple[Pod, ...]:
+        found = await super().list_pods()
+        return _answer(found, await self._play("list_pods"))
+
+    async def bind(self, binding: Binding, timeout: float) -> None:
+        self.bindings.append(binding)
+        self.timeouts.append(timeout)
+        lands = await self._play("bind")
+        await super().bind(binding, timeout)
+        _answer(None, lands)
+
+    async def patch_pod(
+        self, namespace: str, name: str, uid: str, annotations: dict[str, str | None], labels: dict[str, str | None]
+    ) -> None:
+        self.patches.append((f"{namespace}/{name}", annotations, labels))
+        lands = await self._play("patch_pod")
+        await super().patch_pod(namespace, name, uid, annotations, labels)
+        _answer(None, lands)
+
+    async def note(self, note: Note) -> None:
+        lands = await self._play("note")
+        await super().note(note)
+        _answer(None, lands)
+
+    async def _play(self, call: str) -> Lands | None:
+        self.calls.append(call)
+        if call in self.gates:
+            await self.gates[call].wait()
+        steps = self.script.get(call) or [None]
+        step = steps.pop(0)
+        if isinstance(step, Exception):
+            raise step
+        if step is None or isinstance(step, Lands):
+            return step
+        step()
+        return None
+
+    def _tell(self, of: str, kind: str, item: Json) -> None:
+        self.events.append((of, kind, msgspec.json.decode(msgspec.json.encode(item))))
+        super()._tell(of, kind, item)
+
+
+def _answer(found: T, lands: Lands | None) -> T:
+    if lands is not None:
+        raise lands.error
+    return found
+
+
+class Rig:
+    """All rooms of the scheduler, as the process puts them together."""
+
+    def __init__(self, *nodes: NodeBuilder | Json, pods: Iterable[Json] = (), **settings: Any) -> None:
+        made = [one.manifest() if isinstance(one, NodeBuilder) else one for one in nodes]
+        self.api = ScriptedApi(made, pods)
+        self.settings = Settings(**{"policy": "binpack", **settings})
+        self.clock, self.metrics = Clock(), Metrics()
+        self.leading = True
+        self.mirror = Mirror(Ledger(self.settings.book), self.settings.dialects)
+        self.ledger = self.mirror.ledger
+        ticks = itertools.count(1_700_000_000_000_000_000)
+        common: Any = {
+            "leads": lambda: self.leading,
+            "clock": self.clock,
+            "wall": lambda: next(ticks),
+            "pause": self.clock.pause,
+        }
+        self.extender = Extender(self.mirror, self.settings, self.metrics, self.clock)
+        self.binder = Binder(self.api, self.extender, self.mirror, self.settings, self.metrics, **common)
+        self.granter = Granter(self.api, self.mirror, self.settings, self.metrics, **common)
+        self.teller = Teller(self.api, self.mirror, self.settings, self.metrics, **common)
+        self.extender.on_no = self.teller.refused
+        self.mirror.nodes_listed(msgspec.convert(one, NodeObject) for one in made)
+        self.carry_out(self.mirror.pods_listed(msgspec.convert(one, Pod) for one in self.api.pods.values()))
+        self.api.events.clear()
+
+    # ---- the cluster ------------------------------------------------------------------------------------------------
+
+    def arrive(self, *containers: Json, name: str = "web-0", seen: bool = True, **rest: Any) -> Pod:
+        """A new pod, which our watch shows at once unless told otherwise."""
+        made = self.api.add_pod(pod(*containers, name=name, uid=f"uid-{name}", **rest))
+        if seen:
+            self.catch_up()
+        return made
+
+    def change(self, name: str, **status: Any) -> None:
+        """The pod's status, spec or metadata, changed by somebody; the watch has not shown it yet."""
+        found = self.api.pods[f"default/{name}"]
+        for part, fields in status.items():
+            found[part] = {**(found.get(part) or {}), **fields}
+        self.api.add_pod(found)
+
+    def catch_up(self, count: int | None = None) -> list[Instruction]:
+        """Our watch delivers what it has not told yet."""
+        count = len(self.api.events) if count is None else count
+        told, self.api.events[:count] = self.api.events[:count], []
+        done: list[Instruction] = []
+        for of, kind, item in told:
+            if of == "Pod":
+                done += self.mirror.pod_changed(msgspec.convert(item, Pod), deleted=kind == "DELETED")
+            else:
+                done += self.mirror.node_changed(msgspec.convert(item, NodeObject), deleted=kind == "DELETED")
+        self.carry_out(done)
+        return done
+
+    def relist(self) -> None:
+        self.api.events.clear()
+        self.carry_out(self.mirror.pods_listed(msgspec.convert(one, Pod) for one in self.api.pods.values()))
+
+    def carry_out(self, done: list[Instruction]) -> None:
+        if any(type(one).__name__ == "Freed" for one in done):
+            self.teller.room_appeared()
+        self.granter.carry_out(done)
+
+    # ---- kube-scheduler ---------------------------------------------------------------------------------------------
+
+    def args(self, name: str = "web-0", nodes: Iterable[str] | None = None, *, whole: bool = False) -> FilterArgs:
+        return read_filter(self.body(name, nodes, whole=whole))
+
+    def body(self, name: str = "web-0", nodes: Iterable[str] | None = None, *, whole: bool = False) -> bytes:
+        names = list(self.api.nodes) if nodes is None else list(nodes)
+        items = [self.api.nodes[one] for one in names] if whole else None
+        said: Json = {
+            "Pod": self.api.pods[f"default/{name}"],
+            "Nodes": {"metadata": {}, "items": items} if whole else None,
+            "NodeNames": None if whole else names,
+        }
+        return msgspec.json.encode(said)
+
+    def filter(self, name: str = "web-0", nodes: Iterable[str] | None = None) -> FilterAnswer:
+        return self.extender.filter(self.args(name, nodes))
+
+    async def bind(self, name: str = "web-0", node: str = "n1", *, uid: str | None = None) -> str:
+        return await self.binder.bind(bind_args(name, node, uid=uid))
+
+    # ---- looking ----------------------------------------------------------------------------------------------------
+
+    def state(self, name: str = "web-0") -> State | None:
+        entry = self.ledger.entry(f"uid-{name}")
+        return entry.state if entry is not None else None
+
+    def node_of(self, name: str = "web-0") -> str | None:
+        entry = self.ledger.entry(f"uid-{name}")
+        return entry.holding.node if entry is not None else None
+
+    def free(self, node: str = "n1") -> list[int]:
+        """Free memory by card."""
+        return [room.memory for room in self.ledger.fleet.view(node).rooms]
+
+    def live(self, name: str = "web-0") -> Json:
+        return self.api.pods[f"default/{name}"]
+
+    def written(self, name: str = "web-0") -> Json | None:
+        """The grant that the pod carries in the cluster."""
+        said = self.live(name)["metadata"]["annotations"].get(GRANT)
+        found: Json | None = None if said is None else msgspec.json.decode(said)
+        return found
+
+    def count(self, name: str, **labels: str) -> float:
+        """A number that a scrape would show; 0 when it is not there (yet)."""
+        return sum(sample.value for sample in self._samples(name) if labels.items() <= sample.labels.items())
+
+    def _samples(self, name: str) -> Iterable[Sample]:
+        for family in self.metrics.registry.collect():
+            yield from (sample for sample in family.samples if sample.name == f"gputile_{name}")
+
+
+def bind_args(name: str = "web-0", node: str = "n1", *, uid: str | None = None) -> BindArgs:
+    return BindArgs(namespace="default", name=name, uid=f"uid-{name}" if uid is None else uid, node=node)
+
+
+def refused(status: int, retry_after: float | None = None) -> Refused:
+    return Refused(status, "Reason", f"the server said {status}", retry_after=retry_after)
