@@ -45,6 +45,8 @@ class Replica:
 
     def __enter__(self) -> "Replica":
         self._make_pod()
+        self._log = self.plane.folder / f"{self.name}.log"
+        self._before = self._log.stat().st_size if self._log.exists() else 0
         self.child = self.plane.run(self.name, self._argv(), self._env(), self.is_ready, 30)
         if self._leads:
             wait_until(self.leads, 30, f"{self.name} leads", [self.child])
@@ -114,8 +116,8 @@ class Replica:
         return sum(float(line.rpartition(" ")[2]) for line in found if all(pair in line for pair in wanted))
 
     def logged(self, message: str) -> list[Manifest]:
-        """Its log lines with this message."""
-        lines = (self.plane.folder / f"{self.name}.log").read_text().splitlines()
+        """Its log lines with this message; an earlier process of the same name wrote into the same file."""
+        lines = self._log.read_bytes()[self._before :].decode().splitlines()
         found = [json.loads(line) for line in lines if line.startswith("{")]
         return [line for line in found if line["msg"] == message]
 

@@ -244,3 +244,18 @@ def test_it_stops_in_good_order(plane: ControlPlane, kube: Kube) -> None:
         assert not lease["spec"].get("holderIdentity")
         assert not gputile.leads()
         assert node_of(kube.get("Pod", gputile.name, NAMESPACE)) is None
+
+
+def test_it_survives_a_restart_of_the_api_server(plane: ControlPlane, kube: Kube) -> None:
+    rights(plane)
+    space = plane.namespace("restart")
+    join(kube, [gpu_node("n1", 2, 16000, "Tesla T4")])
+    with Replica(plane) as gputile, plane.start_scheduler(config=gputile.config()):
+        kube.create(tile("before", 3000), space)
+        wait_until(lambda: node_of(kube.get("Pod", "before", space)), 20, "bound before")
+        plane.restart_api_server(kill=True)
+        kube.create(tile("after", 3000), space)
+        wait_until(lambda: node_of(kube.get("Pod", "after", space)), 60, "bound after")
+        assert gputile.is_ready()
+        assert gputile.child.alive
+        audit(kube, space)

@@ -196,3 +196,29 @@ def test_a_copied_grant_is_ignored_and_reported(plane: ControlPlane, kube: Kube,
 def theirs_now(kube: Kube, space: str, manifest: Manifest) -> None:
     kube.delete("admissionregistration.k8s.io/v1/ValidatingAdmissionPolicyBinding", "gputile-records")
     wait_until(lambda: created(kube, manifest, space), 10, "the copy made")
+
+
+# --- beside an agent that guesses
+
+
+def test_on_a_node_of_hamis_agent_pods_are_bound_one_at_a_time(
+    plane: ControlPlane, kube: Kube, gputile: Replica
+) -> None:
+    """Its agent takes the first pod in phase `allocating` for the one that asks: there must never be two."""
+    node, *_ = FAMILIES["hami"]
+    space = plane.namespace("one-at-a-time")
+    join(kube, [node])
+    wishes = [pod(f"p{n}", {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1000}) for n in range(4)]
+    with FakeKubelets(kube, start_after=1.0) as kubelets, watch(kube, "Pod", space) as pods:
+        kube.create_many(wishes, space)
+        kubelets.pods.wait_for(lambda them: sum(map(runs, them.values())) == 4, 40, "all four run")
+        events = pods.events
+    starting: set[str] = set()
+    for event in events:
+        name = event.object["metadata"]["name"]
+        (starting.add if node_of(event.object) and not runs(event.object) else starting.discard)(name)
+        assert len(starting) <= 1, f"{starting} were all on their way at once"
+
+
+def runs(found: Manifest) -> bool:
+    return bool(found["status"].get("phase") == "Running")

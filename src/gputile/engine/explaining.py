@@ -80,11 +80,20 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         return told
 
 
-def explain(request: PodRequest, fleet: Fleet, holders: Mapping[str, Iterable[Holder]] | None = None) -> Explanation:
-    """`holders` by node lets it name the pods that are in the way."""
+def explain(
+    request: PodRequest,
+    fleet: Fleet,
+    holders: Mapping[str, Iterable[Holder]] | None = None,
+    look_at: int | None = None,
+) -> Explanation:
+    """`holders` by node lets it name the pods that are in the way.
+
+    Reasons are counted over all nodes. Misses are looked at closely on all, or on the `look_at` that promise most.
+    """
     refusals = fleet.refusals(request)
+    likely = sorted(refusals, key=lambda no: (not no.curable, no.wanted - no.found)) if look_at else refusals
     misses = sorted(
-        (_miss(request, fleet.view(refusal.node), refusal) for refusal in refusals), key=lambda found: found[0]
+        (_miss(request, fleet.view(refusal.node), refusal) for refusal in likely[:look_at]), key=lambda found: found[0]
     )
     fitting = len(fleet) - len(refusals)
     changes = () if fitting else _changes(request, fleet, [miss for _, miss in misses], holders or {})

@@ -116,7 +116,7 @@ class Binder:
 
     async def _pod(self, args: BindArgs) -> Pod:
         """The pod as our watch knows it; a live look only if the watch does not (yet), or the UID is not given."""
-        known = self._mirror.pod(args.uid) if args.uid else None
+        known = (self._mirror.pod(args.uid) or self._extender.recent(args.uid)) if args.uid else None
         if known is not None:
             return known
         try:
@@ -137,9 +137,9 @@ class Binder:
             if entry.holding.node != node:
                 raise NoBind(f"the pod is {entry.state} on node {entry.holding.node}")
             return entry.holding  # after a lost answer: the same cards again, whichever try lands
-        closed = self._extender.closed(node, pod.uid)
-        if closed is not None:
-            raise NoBind(f"{node}: {SENTENCE[closed]}", "conflict")
+        closed = self._extender.closed([node], pod.uid)
+        if closed:
+            raise NoBind(f"{node}: {SENTENCE[closed[node]]}", "conflict")
         if node not in self._ledger.fleet:
             raise NoBind(f"node {node} is unknown to gputile; it may have just gone")
         with self._ledger.aside(pod.uid) as fleet:

@@ -44,7 +44,7 @@ class Mirror:
         self.ungranted: dict[str, Pod] = {}
         self.suspects: dict[str, tuple[Pod, str]] = {}  # pods whose grant was copied or edited, and what is wrong
         self.fresh: dict[str, Pod] = {}  # bound pods with cards that were just seen so for the first time
-        self.arrivals: dict[str, PodRequest] = {}  # what waiting pods ask for that were just seen for the first time
+        self.arrivals: list[PodRequest] = []  # what pods ask for that were just seen for the first time
         self.guessing: set[str] = set()  # nodes whose agent guesses
         self._settings = settings
         self._bound: dict[str, Pod] = {}  # those that ask for cards
@@ -61,13 +61,12 @@ class Mirror:
 
     def pods_listed(self, pods: Iterable[Pod], unreadable: Collection[str] = ()) -> list[Instruction]:
         """One list shows all pods: what it does not show is gone. What it shows and we cannot read (keys) stays."""
+        listed = list(pods)
+        alive = {pod.uid for pod in listed}
+        for uid in [uid for uid in (*self.waiting, *self._bound) if uid not in alive]:
+            self._forget(uid)
+        found = [holding for pod in listed if (holding := self._see(pod)) is not None]
         kept = [entry.holding for entry in self.ledger.entries() if entry.holding.name in unreadable]
-        before = set(self.waiting)
-        for memory in (self.waiting, self.ungranted, self.fresh, self._bound, self._on_node):
-            memory.clear()
-        found = [holding for pod in pods if (holding := self._see(pod)) is not None]
-        for uid in before:
-            self.arrivals.pop(uid, None)
         return self.ledger.handle(Listed((*found, *kept)))
 
     def pod_changed(self, pod: Pod, *, deleted: bool = False) -> list[Instruction]:
@@ -94,8 +93,7 @@ class Mirror:
         return taken
 
     def take_arrivals(self) -> list[PodRequest]:
-        taken = list(self.arrivals.values())
-        self.arrivals.clear()
+        taken, self.arrivals = self.arrivals, []
         return taken
 
     def granted(self, pod: Pod, grant: Grant) -> list[Instruction]:
@@ -115,7 +113,7 @@ class Mirror:
             else:
                 asked = self.waiting[pod.uid].asked if pod.uid in self.waiting else None
             if isinstance(asked, PodRequest) and known is None:
-                self.arrivals[pod.uid] = asked
+                self.arrivals.append(asked)
             if asked is not None:
                 self.waiting[pod.uid] = Waiting(pod, asked)
             return None
@@ -127,6 +125,10 @@ class Mirror:
         if same and entry is not None and entry.holding.node == pod.node_name:
             self._bound[pod.uid] = pod  # only its status changed
             return entry.holding
+        return self._read_bound(pod, known)
+
+    def _read_bound(self, pod: Pod, known: Pod | None) -> Holding:
+        entry = self.ledger.entry(pod.uid)
         self._forget(pod.uid)
         asked = speaking.read_pod(pod, self._resolved)
         booked = entry.holding.grant if entry is not None and entry.holding.node == pod.node_name else None
@@ -134,6 +136,8 @@ class Mirror:
         if asked is not None or shown is not None:
             self._bound[pod.uid] = pod
             self._on_node.setdefault(pod.node_name, set()).add(pod.uid)
+        if known is None and isinstance(asked, PodRequest):
+            self.arrivals.append(asked)
         if shown is not None:
             self.fresh[pod.uid] = pod
         elif isinstance(asked, PodRequest):
@@ -201,10 +205,8 @@ class Mirror:
         """Records that name cards by index mean something only once the cards are known."""
         done: list[Instruction] = []
         for uid in sorted(self._on_node.get(node.name, ())):
-            pod = self._bound.pop(uid)
-            holding = self._see_bound(pod, None)
-            if holding is not None:
-                done += self.ledger.handle(Confirmed(holding))
+            pod = self._bound[uid]
+            done += self.ledger.handle(Confirmed(self._read_bound(pod, pod)))
         return done
 
     def _guess_unit(self, node: NodeObject) -> None:

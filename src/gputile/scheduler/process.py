@@ -14,11 +14,9 @@ import msgspec
 
 from gputile.book.events import Freed, Instruction, Pencilled, Tick
 from gputile.book.ledger import Ledger, State
-from gputile.dialects import speaking
 from gputile.dialects.wire import NodeObject, Pod
 from gputile.kube.values import Alive, Api, Change, Refused, Seen, Snapshot, Spoilt, Trouble, Unclear
 from gputile.model.errors import DoubleBooked
-from gputile.model.requests import PodRequest
 from gputile.scheduler.binding import Binder
 from gputile.scheduler.granting import Granter
 from gputile.scheduler.leading import Alone, Leadership
@@ -168,9 +166,7 @@ class Process:
         first = not self._listed["pods"].is_set()
         done = self.mirror.pods_listed(pods, self._unreadable["pods"])
         if first:  # a restarted scheduler knows what its cluster is asked for
-            self.mirror.take_arrivals()
-            asked = (speaking.read_pod(pod, self.mirror.settings) for pod in pods)
-            self.ledger.fleet.relearn([one for one in asked if isinstance(one, PodRequest)])
+            self.ledger.fleet.relearn(self.mirror.take_arrivals())
         return done
 
     def _pod_changed(self, pod: Pod, deleted: bool) -> list[Instruction]:

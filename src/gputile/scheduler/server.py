@@ -86,9 +86,11 @@ class Server:
             "/readyz": self._ready,
             "/metrics": lambda: web.Response(body=metrics.text(), content_type="text/plain", charset="utf-8"),
             "/version": lambda: _text(__version__),
-            "/scheduler/status": lambda: _json(views.elastic_status(mirror.ledger)),
-            "/status": lambda: _json(views.percent_status(mirror.ledger)),
-            INSPECT: lambda: _json(views.inspect(mirror.ledger, mirror.settings)),
+        }
+        self._reports: dict[str, Callable[[], Awaitable[object]]] = {
+            INSPECT: lambda: views.inspect(mirror.ledger, mirror.settings),
+            "/scheduler/status": lambda: views.elastic_status(mirror.ledger),
+            "/status": lambda: views.percent_status(mirror.ledger),
         }
         self._runner: web.ServerRunner | None = None
         self._tls: ssl.SSLContext | None = None
@@ -125,9 +127,12 @@ class Server:
             return await self._answer(request, path, verb)
         if path.startswith(INSPECT + "/"):
             name = unquote(path[len(INSPECT) + 1 :])
-            return _json(views.inspect(self._mirror.ledger, self._mirror.settings, name))
+            return _json(await views.inspect(self._mirror.ledger, self._mirror.settings, name))
+        report = self._reports.get(path)
+        if report is not None:  # POST too, for nano's `/status` was registered so
+            return _json(await report())
         page = self._pages.get(path)
-        if page is not None:  # POST too, for nano's `/status` was registered so
+        if page is not None:
             return page()
         if verb is not None:
             return _text(f"{path} is a verb: POST to it what kube-scheduler sends", 405)

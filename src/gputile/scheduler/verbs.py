@@ -9,7 +9,8 @@ kube-scheduler filters the next pod before it binds this one; while another penc
 so that pencil and choice agree.
 """
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from zlib import crc32
 
 import msgspec
@@ -26,11 +27,12 @@ from gputile.engine.preempting import victims
 from gputile.model.cards import NodeView
 from gputile.model.refusals import BadRequest, NodeCode, Refusal
 from gputile.model.requests import PodRequest
-from gputile.scheduler.mirror import GUESSING, Mirror, created
+from gputile.scheduler.mirror import Mirror, created
 from gputile.scheduler.settings import Settings
 from gputile.scheduler.wire import FilterAnswer, FilterArgs, Offer, PreemptArgs
 from gputile.telemetry.metrics import Metrics
 
+RECENT = 1000  # pods
 TOP_SCORE = 10
 """What kube-scheduler expects of an extender at most."""
 
@@ -49,6 +51,7 @@ class Extender:
     def __init__(self, mirror: Mirror, settings: Settings, metrics: Metrics, clock: Callable[[], float]) -> None:
         self._mirror, self._ledger, self._settings = mirror, mirror.ledger, settings
         self._metrics, self._clock = metrics, clock
+        self._recent: OrderedDict[str, Pod] = OrderedDict()  # pods that kube-scheduler knew before our watch did
         self._shy: dict[str, set[str]] = {}  # by pod: nodes that were offered to it and came to nothing
         self.on_no: Callable[[No], None] = lambda no: None
 
@@ -61,6 +64,10 @@ class Extender:
         if isinstance(asked, BadRequest):
             return self._bad(args, asked)
         return self._bound_already(args) or self._choose(args, asked)
+
+    def recent(self, uid: str) -> Pod | None:
+        """A pod that was filtered a moment ago and that our watch has not shown yet: its bind need not look it up."""
+        return self._recent.get(uid)
 
     def asked(self, pod: Pod) -> PodRequest | BadRequest | None:
         """What the pod asks for; read once, when our watch saw it, as long as it is the same pod."""
@@ -111,6 +118,9 @@ class Extender:
     def _pencil(self, pod: Pod, asked: PodRequest, where: Placement) -> bool:
         """Hold the place until bind comes. Only for pods that our watch knows: others could never be rubbed out."""
         if pod.uid not in self._mirror.waiting:
+            self._recent[pod.uid] = pod
+            if len(self._recent) > RECENT:
+                self._recent.popitem(last=False)
             return False
         holding = holding_of(pod, asked, where)
         done = self._ledger.handle(Pencilled(holding, self._clock()))
@@ -138,20 +148,22 @@ class Extender:
 
     # ---- nodes of other agents --------------------------------------------------------------------------------------
 
-    def closed(self, name: str, uid: str) -> NodeCode | None:
-        """Why a node run by an agent that guesses takes nobody now; None: it does, or its agent does not guess."""
-        node = self._ledger.fleet.node(name)
-        if node is None or node.agent not in GUESSING:
-            return None
+    def closed(self, names: Iterable[str], uid: str) -> dict[str, NodeCode]:
+        """Which of these nodes take nobody now, because their agent guesses whose card it hands out, and why."""
+        guessing = self._mirror.guessing
+        mine = [name for name in names if name in guessing] if guessing else []
         if self._settings.other_agents == "refuse":
-            return NodeCode.OTHER_AGENT
-        in_flight = any(e.holding.node == name and e.holding.pod != uid for e in self._ledger.in_flight())
-        return NodeCode.AGENT_BUSY if in_flight or self._mirror.starting(name, but=uid) else None
+            return dict.fromkeys(mine, NodeCode.OTHER_AGENT)
+        busy = {e.holding.node for e in self._ledger.in_flight() if e.holding.pod != uid} if mine else set()
+        return {
+            name: NodeCode.AGENT_BUSY
+            for name in mine
+            if name in busy or self._mirror.starting(name, but=uid) is not None
+        }
 
     def _open_to(self, names: list[str], uid: str) -> list[str]:
-        if not self._mirror.guessing:
-            return names
-        return [name for name in names if name not in self._mirror.guessing or self.closed(name, uid) is None]
+        closed = self.closed(names, uid)
+        return [name for name in names if name not in closed] if closed else names
 
     # ---- why not ----------------------------------------------------------------------------------------------------
 
@@ -167,7 +179,7 @@ class Extender:
         )
 
     def _refusals(self, fleet: Fleet, asked: PodRequest, args: FilterArgs) -> list[Refusal]:
-        closed = {name: code for name in args.names if (code := self.closed(name, args.pod.uid)) is not None}
+        closed = self.closed(args.names, args.pod.uid)
         return [
             *(Refusal(name, code, 1, 0, False) for name, code in closed.items()),
             *fleet.refusals(asked, [name for name in args.names if name not in closed]),
@@ -225,7 +237,7 @@ class Extender:
         return {name: offer for name, offer in found.items() if offer is not None}
 
     def _victims(self, pod: Pod, asked: PodRequest, name: str, offer: Offer) -> Offer | None:
-        if name not in self._ledger.fleet or self.closed(name, pod.uid) is not None:
+        if name not in self._ledger.fleet or self.closed([name], pod.uid):
             return None
         with self._ledger.aside(pod.uid) as fleet:
             found = victims(asked, fleet.view(name), self._ledger.holders(name), pod.priority)

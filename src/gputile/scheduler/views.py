@@ -3,6 +3,8 @@
 Only names, keys and units are theirs (compat: rows in the order of their names, unknown nodes answered in words).
 """
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import orjson
@@ -11,15 +13,16 @@ from gputile.book.ledger import Entry, Ledger, State
 from gputile.dialects.settings import UNIT, DialectSettings
 from gputile.model.cards import Card, NodeView
 
+NODES_AT_ONCE = 20
 
-def inspect(ledger: Ledger, settings: DialectSettings, node: str | None = None) -> dict[str, Any]:
+
+async def inspect(ledger: Ledger, settings: DialectSettings, node: str | None = None) -> dict[str, Any]:
     """gpushare's inspect: memory in its unit, per node, card and pod."""
-    names = sorted(ledger.fleet.names()) if node is None else [node]
     if node is not None and node not in ledger.fleet:
         return {"nodes": [], "error": f"node {node} is unknown to gputile"}
     unit = UNIT[settings.gpushare_unit if settings.gpushare_unit != "auto" else "GiB"]
-    views = [ledger.fleet.view(name) for name in names]
-    return {"nodes": [_node(view, ledger.on_node(view.node.name), unit) for view in views if view.node.cards]}
+    views = with_cards(ledger, None if node is None else [node])
+    return {"nodes": [_node(view, ledger.on_node(view.node.name), unit) async for view in views]}
 
 
 def _node(view: NodeView, entries: list[Entry], unit: int) -> dict[str, Any]:
@@ -48,7 +51,7 @@ def _pod(entry: Entry, memory: int) -> dict[str, Any]:
     return {"name": name, "namespace": namespace, "usedGPU": memory}
 
 
-def percent_status(ledger: Ledger) -> dict[str, Any]:
+async def percent_status(ledger: Ledger) -> dict[str, Any]:
     """nano's status of generation 2: free and total percent per card."""
     return {
         view.node.name: {
@@ -60,11 +63,11 @@ def percent_status(ledger: Ledger) -> dict[str, Any]:
             ],
             "PlanCache": {},
         }
-        for view in _with_cards(ledger)
+        async for view in with_cards(ledger)
     }
 
 
-def elastic_status(ledger: Ledger) -> dict[str, str]:
+async def elastic_status(ledger: Ledger) -> dict[str, str]:
     """nano's status of generation 3: under each resource name a string that is JSON itself."""
     nodes = {
         view.node.name: [
@@ -76,12 +79,16 @@ def elastic_status(ledger: Ledger) -> dict[str, str]:
             }
             for card, room in zip(view.node.cards, view.rooms, strict=True)
         ]
-        for view in _with_cards(ledger)
+        async for view in with_cards(ledger)
     }
     encoded = orjson.dumps(nodes).decode()
     return {"elasticgpu.io/gpu-core": encoded, "elasticgpu.io/gpu-memory": encoded}
 
 
-def _with_cards(ledger: Ledger) -> list[NodeView]:
-    views = [ledger.fleet.view(name) for name in sorted(ledger.fleet.names())]
-    return [view for view in views if view.node.cards]
+async def with_cards(ledger: Ledger, names: list[str] | None = None) -> AsyncIterator[NodeView]:
+    """Nodes with cards, in the order of their names; verbs are answered in between."""
+    for number, name in enumerate(sorted(names or ledger.fleet.names()), start=1):
+        if name in ledger.fleet and (view := ledger.fleet.view(name)).node.cards:
+            yield view
+        if number % NODES_AT_ONCE == 0:
+            await asyncio.sleep(0)

@@ -10,13 +10,14 @@ told no from a book that is a moment old, and then hear of nothing more: such a 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 import msgspec
 
 from gputile.book.ledger import Ledger
 from gputile.dialects.wire import Pod
 from gputile.engine.explaining import explain
+from gputile.engine.preempting import Holder
 from gputile.kube.values import Api, Note, Refused, Unclear
 from gputile.model.refusals import BadRequest
 from gputile.model.requests import PodRequest
@@ -32,9 +33,9 @@ ROUND = 0.25  # seconds
 PATIENCE = 0.5  # seconds that kube-scheduler has to try by itself
 REST = 5.0  # seconds between two nudges of one pod
 REPEAT = 30 * 60.0  # seconds after which the same is said again, for Events are kept for an hour only
-NUDGES = 20  # per round
-MANY_NODES = 200
-"""With more nodes than this, only the holders of a sample are looked at for "who is in the way"."""
+NUDGES = 20  # per round and kind of pod
+LOOK_AT = 100  # nodes whose misses are looked at closely; looking at thousands would hold up the verbs
+SHARE = 0.05  # of the time that may be spent on explanations
 
 NUDGE = "gputile.io/nudged"
 """The annotation that a nudge touches."""
@@ -47,6 +48,7 @@ class Story(msgspec.Struct):
     asked: PodRequest | BadRequest
     refused_at: float
     gains: int  # how often room had appeared when it was refused
+    looked_at: float = -1e9
     told_at: float = -1e9
     told: str = ""
     nudged_at: float = -1e9
@@ -73,6 +75,7 @@ class Teller:
         self._gains = 0
         self._allowance = self._settings.per_second
         self._allowed_at = clock()
+        self._quiet_until = 0.0
 
     def refused(self, no: No) -> None:
         """A pod fitted nowhere. Called on the hot path: only takes note."""
@@ -115,15 +118,16 @@ class Teller:
         for uid, story in list(self._stories.items()):
             if self._allowance < 1.0:
                 return
-            if now - story.told_at < self._settings.every:
+            if now - story.looked_at < self._settings.every:
                 continue
             if story.asked not in known:
+                if now < self._quiet_until:
+                    return
                 known[story.asked] = reason(story.asked, self._mirror.ledger)
-            said = known[story.asked]
-            is_news = said != story.told or now - story.told_at > REPEAT
-            story.told_at = now if is_news else story.told_at
-            if said and is_news:
-                story.told = said
+                self._quiet_until = now + (self._clock() - now) / SHARE
+            said, story.looked_at = known[story.asked], now
+            if said and (said != story.told or now - story.told_at > REPEAT):
+                story.told, story.told_at = said, now
                 self._allowance -= 1.0
                 await self._api.note(_note(uid, story.pod, said))
                 log.info("waits", extra=fields(pod=story.pod.key, why=said))
@@ -138,31 +142,45 @@ class Teller:
             for uid, story in self._stories.items()
             if story.gains < self._gains and now - story.refused_at > PATIENCE and now - story.nudged_at > REST
         ]
-        fits: dict[PodRequest, bool] = {}
-        nudged = 0
+        room: dict[PodRequest, int] = {}  # nodes that would take such a pod: no use in waking more than that
         for uid, story in late:
-            if nudged == NUDGES:
-                return
             if not isinstance(story.asked, PodRequest) or self._mirror.ledger.entry(uid) is not None:
                 continue
-            if story.asked not in fits:
-                fits[story.asked] = bool(self._mirror.ledger.fleet.fits(story.asked).any())
-            if not fits[story.asked]:
+            if story.asked not in room:
+                room[story.asked] = min(NUDGES, int(self._mirror.ledger.fleet.fits(story.asked).sum()))
+            if not room[story.asked]:
                 story.gains = self._gains  # looked at; wait for the next gain
                 continue
+            room[story.asked] -= 1
             story.nudged_at = now
-            nudged += 1
             self._metrics.nudges.inc()
             await self._api.patch_pod(story.pod.namespace, story.pod.name, uid, {NUDGE: str(self._wall())}, {})
+
+
+class Holders(Mapping[str, list[Holder]]):
+    """The pods on each node, read from the book when somebody looks."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def __getitem__(self, node: str) -> list[Holder]:
+        return self._ledger.holders(node)
+
+    def __contains__(self, node: object) -> bool:
+        return isinstance(node, str) and node in self._ledger.fleet
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ledger.fleet.names())
+
+    def __len__(self) -> int:
+        return len(self._ledger.fleet)
 
 
 def reason(asked: PodRequest | BadRequest, ledger: Ledger) -> str:
     """Why a pod waits and what would help, as one text; "" when it fits by now."""
     if isinstance(asked, BadRequest):
         return asked.message
-    names = ledger.fleet.names()
-    holders = {name: ledger.holders(name) for name in names[:MANY_NODES]}
-    found = explain(asked, ledger.fleet, holders)
+    found = explain(asked, ledger.fleet, Holders(ledger), LOOK_AT)
     if found.fitting:
         return ""
     first, *rest = (line.strip() for line in found.lines())
