@@ -302,7 +302,8 @@ def test_a_lease_deleted_under_us_is_made_again() -> None:
     one.step()
     store.record = None
     one.step()
-    assert (one.term, store.record is not None, queued(one)) == (Term(0, False), True, [Term(0, False)])
+    again = [Term(0, False), None, Term(0, False)]  # another may have led in between: a new term, with a new look
+    assert (one.term, store.record is not None, queued(one)) == (Term(0, False), True, again)
 
 
 def test_of_two_who_see_it_expire_one_wins() -> None:

@@ -76,41 +76,51 @@ class ScriptedApi(MemoryApi):
         self.patches: list[tuple[str, dict[str, str | None], dict[str, str | None]]] = []
         self.events: list[tuple[str, str, Json]] = []
         self.gates: dict[str, asyncio.Event] = {}  # by call: what it waits for before it does anything
+        self.delays: list[int] = []  # how long (in turns of the loop) each call and each answer is under way
         super().__init__(nodes, pods)
 
     async def pod(self, namespace: str, name: str) -> Pod | None:
         lands = await self._play("pod")
         found = await super().pod(namespace, name)
-        return _answer(found, lands)
+        return await self._answer(found, lands)
 
     async def list_pods(self) -> tuple[Pod, ...]:
         found = await super().list_pods()
-        return _answer(found, await self._play("list_pods"))
+        return await self._answer(found, await self._play("list_pods"))
 
     async def bind(self, binding: Binding, timeout: float) -> None:
         self.bindings.append(binding)
         self.timeouts.append(timeout)
         lands = await self._play("bind")
         await super().bind(binding, timeout)
-        _answer(None, lands)
+        await self._answer(None, lands)
 
     async def patch_pod(
-        self, namespace: str, name: str, uid: str, annotations: dict[str, str | None], labels: dict[str, str | None]
+        self,
+        namespace: str,
+        name: str,
+        uid: str,
+        annotations: dict[str, str | None],
+        labels: dict[str, str | None],
+        *,
+        version: str | None = None,
+        timeout: float | None = None,
     ) -> None:
         self.patches.append((f"{namespace}/{name}", annotations, labels))
         lands = await self._play("patch_pod")
-        await super().patch_pod(namespace, name, uid, annotations, labels)
-        _answer(None, lands)
+        await super().patch_pod(namespace, name, uid, annotations, labels, version=version, timeout=timeout)
+        await self._answer(None, lands)
 
     async def note(self, note: Note) -> None:
         lands = await self._play("note")
         await super().note(note)
-        _answer(None, lands)
+        await self._answer(None, lands)
 
     async def _play(self, call: str) -> Lands | None:
         self.calls.append(call)
         if call in self.gates:
             await self.gates[call].wait()
+        await self._travel()
         steps = self.script.get(call) or [None]
         step = steps.pop(0)
         if isinstance(step, Exception):
@@ -120,15 +130,19 @@ class ScriptedApi(MemoryApi):
         step()
         return None
 
+    async def _answer(self, found: T, lands: Lands | None) -> T:
+        await self._travel()
+        if lands is not None:
+            raise lands.error
+        return found
+
+    async def _travel(self) -> None:
+        for _ in range(self.delays.pop() if self.delays else 0):
+            await asyncio.sleep(0)
+
     def _tell(self, of: str, kind: str, item: Json) -> None:
-        self.events.append((of, kind, msgspec.json.decode(msgspec.json.encode(item))))
         super()._tell(of, kind, item)
-
-
-def _answer(found: T, lands: Lands | None) -> T:
-    if lands is not None:
-        raise lands.error
-    return found
+        self.events.append((of, kind, msgspec.json.decode(msgspec.json.encode(item))))
 
 
 class Rig:
@@ -154,6 +168,7 @@ class Rig:
         self.granter = Granter(self.api, self.mirror, self.settings, self.metrics, **common)
         self.teller = Teller(self.api, self.mirror, self.settings, self.metrics, **common)
         self.extender.on_no = self.teller.refused
+        self.binder.look_up = self.granter.look_up
         self.mirror.nodes_listed(msgspec.convert(one, NodeObject) for one in made)
         self.carry_out(self.mirror.pods_listed(msgspec.convert(one, Pod) for one in self.api.pods.values()))
         self.api.events.clear()

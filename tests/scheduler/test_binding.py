@@ -10,10 +10,11 @@ from gputile.dialects.gputile import GRANT
 from gputile.kube.values import Json, Unclear
 from gputile.scheduler.binding import FIRST_PAUSE, NOT_LEADING
 from gputile.scheduler.settings import BindSettings
+from gputile.scheduler.verbs import RECENT
+from gputile.scheduler.wire import read_filter
 from gputile.testing.builders import node, pod
 from tests.scheduler.rig import MEMORY, Lands, Rig, Step, bind_args, refused, tile
-
-SOLD_TWICE = "binding.py _is_ours compares the grants' text, which holds the time: a repeated bind forgets a bound pod"
+from tests.scheduler.test_mirror import grant
 
 
 def rig(*, pods: Any = (), **settings: Any) -> Rig:
@@ -77,6 +78,35 @@ class TestOneCall:
         assert await r.bind() == ""
         assert r.api.calls == ["pod", "bind"]
         assert r.state() is State.ASSUMED
+
+    async def test_unless_filter_was_just_asked_about_it(self) -> None:
+        r = rig()
+        r.arrive(tile(3000), seen=False)
+        assert r.filter().names == ["n1", "n2"]
+        assert await r.bind() == ""
+        assert r.api.calls == ["bind"]
+        assert (r.state(), r.free()) == (State.ASSUMED, [13384, 16384])
+        r.catch_up()
+        assert (r.state(), r.free()) == (State.CONFIRMED, [13384, 16384])
+
+    async def test_one_that_filter_was_asked_about_and_that_went_meanwhile_leaves_nothing_behind(self) -> None:
+        r = rig()
+        r.arrive(tile(3000), seen=False)
+        r.filter()
+        r.api.delete_pod("default/web-0")
+        assert "refused the bind" in await r.bind()
+        assert (r.state(), r.free()) == (None, [16384, 16384])
+
+    def test_only_so_many_are_remembered(self) -> None:
+        r = rig()
+        r.arrive(tile(3000), seen=False)
+        r.filter()
+        assert r.extender.recent("uid-web-0") is not None
+        made = r.body()
+        for n in range(RECENT):
+            r.extender.filter(read_filter(made.replace(b"uid-web-0", f"uid-{n}".encode())))
+        assert r.extender.recent("uid-web-0") is None
+        assert len(r.ledger) == 0
 
     async def test_without_a_uid_the_live_pod_counts(self) -> None:
         r = rig()
@@ -161,9 +191,6 @@ class TestNotBound:
 
 
 class TestRepeats:
-    @pytest.mark.xfail(
-        strict=True, raises=AssertionError, reason="binding.py _award asserts a grant that may not be there"
-    )
     async def test_of_a_pod_that_somebody_else_bound_and_an_old_event_shows_unbound(self) -> None:
         r = rig()
         r.arrive(tile(3000))
@@ -189,7 +216,6 @@ class TestRepeats:
         assert len(r.api.bindings) == 1
         assert r.free() == [13384, 16384]
 
-    @pytest.mark.xfail(strict=True, reason=SOLD_TWICE)
     async def test_again_before_the_cluster_has_shown_it(self) -> None:
         """Answered by a look at the pod: the Binding is refused with 409, and it is ours."""
         r = rig()
@@ -216,9 +242,6 @@ class TestRepeats:
         assert await r.bind(node="n2") == "the pod is assumed on node n1"
         assert {binding.node for binding in r.api.bindings} == {"n1"}
 
-    @pytest.mark.xfail(
-        strict=True, reason="binding.py keys binds in flight by UID: two pods without one share an answer"
-    )
     async def test_two_pods_without_a_uid_are_two_pods(self) -> None:
         r = rig()
         r.arrive(tile(3000), name="a")
@@ -315,7 +338,6 @@ class TestAnswers:
         assert r.api.calls == ["bind", "bind", "pod"]
         assert r.state() is State.ASSUMED
 
-    @pytest.mark.xfail(strict=True, reason=SOLD_TWICE)
     async def test_a_lost_answer_that_landed_is_found_out_by_the_next_bind(self) -> None:
         """kube-scheduler comes again a second later; our watch still does not show the pod bound."""
         r = rig(bind=BindSettings(timeout=0.01))
@@ -325,7 +347,6 @@ class TestAnswers:
         assert await r.bind() == ""
         assert (r.state(), r.free()) == (State.ASSUMED, [13384, 16384]), "the pod is bound: its tile is not free"
 
-    @pytest.mark.xfail(strict=True, reason=SOLD_TWICE)
     async def test_a_landed_bind_that_is_repeated_does_not_sell_its_tile_twice(self) -> None:
         r = Rig(node("n1").card(size=16))
         r.arrive(tile(16), name="a")
@@ -335,6 +356,25 @@ class TestAnswers:
         assert await r.bind("b") != "", "a runs on that card"
         r.catch_up()
         assert r.count("conflicts_total") == 0
+
+    async def test_a_no_after_a_lost_answer_keeps_the_tile_while_the_earlier_try_may_land(self) -> None:
+        r = rig()
+        r.arrive(tile(3000))
+        r.api.script["bind"] = [Unclear("reset"), refused(403)]
+        assert "an earlier try is waited for" in await r.bind()
+        assert (r.state(), r.free()) == (State.ASSUMED, [13384, 16384])
+
+    async def test_cards_that_went_to_another_pod_meanwhile_are_not_sent_again(self) -> None:
+        """The cluster shows another pod on them: what became of this one's bind is looked up first."""
+        r = Rig(node("n1").card(size=16), bind=BindSettings(timeout=0.01))
+        r.arrive(tile(16))
+        r.api.script["bind"] = [Unclear("reset")]
+        await r.bind()
+        r.arrive(tile(16), name="b", annotations=grant(16, name="b"), on="n1")
+        assert "went to another pod" in await r.bind()
+        assert len(r.api.bindings) == 1
+        await r.granter.round()
+        assert r.state() is None
 
     async def test_a_pod_that_went_meanwhile_is_forgotten(self) -> None:
         r = rig()
@@ -375,9 +415,6 @@ class TestAnswers:
         r.api.script["bind"] = [refused(403)]
         assert "refused the bind" in await r.bind()
 
-    @pytest.mark.xfail(
-        strict=True, raises=TimeoutError, reason="binding.py: the looks at the live pod have no time limit"
-    )
     @pytest.mark.parametrize("seen", [True, False], ids=["after-a-conflict", "before-the-bind"])
     async def test_a_look_that_hangs_does_not_hang_the_bind(self, seen: bool) -> None:
         """The whole bind stays below kube-scheduler's httpTimeout."""

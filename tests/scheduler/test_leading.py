@@ -19,11 +19,16 @@ class Elector:
 
     def __init__(self) -> None:
         self.held = True
+        self.elected: Term | None = None
         self.released = 0
         self.running = asyncio.Event()
 
     def holds(self) -> bool:
         return self.held
+
+    @property
+    def term(self) -> Term | None:
+        return self.elected if self.held else None
 
     async def run(self) -> None:
         self.running.set()
@@ -47,6 +52,10 @@ class Replica:
             self.metrics, take_stock=self._take_stock, wait_out=6.0, set_label=self._label, pause=self._pause
         )
         self.leader.enter(self.elector)  # type: ignore[arg-type]
+
+    async def turn(self, term: Term | None) -> None:
+        self.elector.elected = term
+        await self.leader.on_change(term)
 
     async def _take_stock(self) -> None:
         self._tell("stock")
@@ -73,7 +82,7 @@ class Replica:
 
 async def test_a_term_of_ones_own_takes_stock_and_does_not_wait() -> None:
     r = Replica()
-    await r.leader.on_change(FIRST)
+    await r.turn(FIRST)
     assert not r.leader.may_write(), "the book is not right yet"
     await r.leader.round()
     assert r.leader.may_write()
@@ -83,7 +92,7 @@ async def test_a_term_of_ones_own_takes_stock_and_does_not_wait() -> None:
 
 async def test_an_inherited_term_waits_out_the_binds_that_may_be_under_way_and_then_takes_stock() -> None:
     r = Replica()
-    await r.leader.on_change(NEXT)
+    await r.turn(NEXT)
     assert not r.leader.may_write()
     await r.leader.round()
     assert r.leader.may_write()
@@ -92,13 +101,13 @@ async def test_an_inherited_term_waits_out_the_binds_that_may_be_under_way_and_t
 
 async def test_making_ready_happens_once_per_term() -> None:
     r = Replica()
-    await r.leader.on_change(NEXT)
+    await r.turn(NEXT)
     for _ in range(3):
         await r.leader.round()
     assert r.story == ["pause 6", "stock", "label True"]
-    await r.leader.on_change(None)
+    await r.turn(None)
     await r.leader.round()
-    await r.leader.on_change(Term(2, inherited=False))
+    await r.turn(Term(2, inherited=False))
     assert not r.leader.may_write()
     await r.leader.round()
     assert r.story[3:] == ["label False", "stock", "label True"]
@@ -115,7 +124,7 @@ async def test_who_does_not_lead_says_so_by_its_label() -> None:
 
 async def test_the_lease_is_asked_at_this_very_moment() -> None:
     r = Replica()
-    await r.leader.on_change(FIRST)
+    await r.turn(FIRST)
     await r.leader.round()
     r.elector.held = False
     assert not r.leader.may_write(), "no round has passed since"
@@ -129,11 +138,11 @@ async def test_a_term_that_ends_while_it_is_made_ready_does_not_count_for_the_ne
     r = Replica()
 
     async def stock() -> None:
-        await r.leader.on_change(None)
-        await r.leader.on_change(Term(5, inherited=False))
+        await r.turn(None)
+        await r.turn(Term(5, inherited=False))
 
     r.leader._take_stock = stock
-    await r.leader.on_change(FIRST)
+    await r.turn(FIRST)
     await r.leader.round()
     assert not r.leader.may_write()
 
@@ -141,7 +150,7 @@ async def test_a_term_that_ends_while_it_is_made_ready_does_not_count_for_the_ne
 async def test_a_stock_that_cannot_be_taken_is_taken_later() -> None:
     r = Replica()
     r.broken = {"stock": Unclear("timed out")}
-    await r.leader.on_change(FIRST)
+    await r.turn(FIRST)
     with pytest.raises(Unclear):
         await r.leader.round()
     assert not r.leader.may_write()
@@ -152,7 +161,7 @@ async def test_a_stock_that_cannot_be_taken_is_taken_later() -> None:
 async def test_a_label_that_cannot_be_set_is_set_later() -> None:
     r = Replica()
     r.broken = {"label True": Unclear("timed out")}
-    await r.leader.on_change(FIRST)
+    await r.turn(FIRST)
     with pytest.raises(Unclear):
         await r.leader.round()
     await r.leader.round()
@@ -163,7 +172,7 @@ async def test_a_label_that_cannot_be_set_is_set_later() -> None:
 async def test_the_loop_survives_failures_and_runs_beside_the_election() -> None:
     r = Replica()
     r.broken = {"stock": Unclear("timed out")}
-    await r.leader.on_change(FIRST)
+    await r.turn(FIRST)
     loop = asyncio.create_task(r.leader.run())
     await r.elector.running.wait()
     for _ in range(20):
@@ -175,36 +184,37 @@ async def test_the_loop_survives_failures_and_runs_beside_the_election() -> None
         await loop
 
 
-async def test_stepping_down_lets_go_at_once() -> None:
+@pytest.mark.parametrize("release", [True, False], ids=["at-once", "when-it-has-expired"])
+async def test_stepping_down_lets_go(release: bool) -> None:
     r = Replica()
-    await r.leader.on_change(FIRST)
+    await r.turn(FIRST)
     await r.leader.round()
-    await r.leader.step_down()
+    await r.leader.step_down(release=release)
     assert not r.leader.may_write()
-    assert r.elector.released == 1
+    assert r.elector.released == int(release)
     assert r.story[-1] == "label False"
 
 
 async def test_stepping_down_without_having_led_touches_no_label() -> None:
     r = Replica()
     await r.leader.round()
-    await r.leader.step_down()
+    await r.leader.step_down(release=True)
     assert r.story == ["label False"]
 
 
 async def test_without_an_election_nobody_leads() -> None:
     r = Replica()
     r.leader._elector = None
-    await r.leader.on_change(FIRST)
+    await r.turn(FIRST)
     await r.leader.round()
     assert not r.leader.may_write()
-    await r.leader.step_down()
+    await r.leader.step_down(release=True)
 
 
 async def test_alone() -> None:
     alone: Any = Alone()
     assert alone.may_write()
-    await alone.step_down()
+    await alone.step_down(release=True)
     running = asyncio.create_task(alone.run())
     await asyncio.sleep(0)
     assert not running.done()

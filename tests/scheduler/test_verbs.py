@@ -439,9 +439,6 @@ class TestPreempt:
         rig.filter("a")
         assert self.preempt(rig, {"aliyun.com/gpu-mem": 16}, 9, n1=Offer(("x",))) == {}
 
-    @pytest.mark.xfail(
-        strict=True, reason="verbs.py Extender._victims: holders() counts pencils, whose pods are not there"
-    )
     def test_a_pod_that_is_only_pencilled_is_no_victim(self) -> None:
         """kube-scheduler fails the whole preemption when a victim is not on the node."""
         rig = Rig(node("n1").card(size=16))

@@ -271,6 +271,12 @@ def test_what_is_handed_back_is_json() -> None:
     json.loads(write_filter(FilterAnswer(names=found.names), found))
 
 
+@pytest.mark.parametrize("said", [body(NodeNames=["node-a"]), body(Pod=None, NodeNames=["node-a"])])
+def test_a_missing_pod_is_told_in_gpushares_words(said: bytes) -> None:
+    with pytest.raises(BadBody, match="arg or pod is nil"):
+        read_filter(said)
+
+
 # ---- writing --------------------------------------------------------------------------------------------------------
 
 

@@ -56,8 +56,8 @@ class BookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pencil_ttl: float = 2.0
     """Seconds that filter's choice is held for bind."""
 
-    assume_ttl: float = 30.0
-    """Seconds after which an unconfirmed bind is looked up. Longer than one API-server restart."""
+    assume_ttl: float = 65.0
+    """Seconds after which an unconfirmed bind is looked up. Longer than an API server works on a request (60)."""
 
     story: int = 2000
     """How many events are remembered for the story of an alarm."""
@@ -104,6 +104,11 @@ class Ledger:
 
     def promise(self, pod: str) -> Promised | None:
         return self._promises.get(pod)
+
+    def oversold(self, pod: str) -> list[str]:
+        """The cards under a pod that hold more than they have."""
+        entry = self._entries.get(pod)
+        return self._oversold(entry.holding) if entry is not None else []
 
     def pencils(self) -> int:
         """How many pods are between filter and bind."""
@@ -369,7 +374,10 @@ class Ledger:
         self.fleet.hold(holding.node, holding.uses(), holding.cpu, holding.memory)
 
     def _release(self, holding: Holding) -> None:
-        self._on_node[holding.node].discard(holding.pod)
+        there = self._on_node[holding.node]
+        there.discard(holding.pod)
+        if not there:
+            del self._on_node[holding.node]
         uses = holding.uses()
         self.fleet.release(holding.node, uses, holding.cpu, holding.memory)
         if self._disputed & uses.keys():

@@ -10,7 +10,7 @@ from gputile import __version__
 COMMANDS = {
     "demo": "The main job on an embedded in-memory cluster; ends by itself.",
     "read": "Show how gputile understands the pods of a manifest.",
-    "scheduler": "The process beside kube-scheduler: chooses nodes and cards, and binds.",
+    "scheduler": "The process beside kube-scheduler: chooses cards, and binds.",
     "simulate": "Replay a list of pods under one or more policies, before you buy.",
 }
 """Name and one line of help; the command itself is `gputile.cli.<name>.command`."""

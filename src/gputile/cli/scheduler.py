@@ -68,7 +68,7 @@ def command(
     objects: Path | None,
     show_settings: bool,
 ) -> None:
-    """The process beside kube-scheduler: chooses nodes and cards, and binds.
+    """The process beside kube-scheduler: chooses cards, and binds.
 
     Serves the extender verbs of every family on one port (/gputile/filter, /scheduler/bind, ...), /healthz, /readyz
     and /metrics, and follows the cluster. Stops on SIGTERM or ^C, after the binds in flight.

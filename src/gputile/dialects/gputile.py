@@ -27,6 +27,7 @@ from gputile.dialects.wire import (
     decode,
     no_device,
     request,
+    unnamed,
     visible_devices,
 )
 from gputile.model.cards import DEFAULT_SLOTS, NO_NUMA, Card
@@ -38,6 +39,7 @@ from gputile.model.units import ALL, MiB, Percent
 NAME = "gputile"
 GPU, MEMORY, CORES = "gputile.io/gpu", "gputile.io/memory", "gputile.io/cores"
 GRANT, PROMISE, INVENTORY = "gputile.io/grant", "gputile.io/promise", "gputile.io/inventory"
+NUDGED = "gputile.io/nudged"  # touched, so that kube-scheduler tries the pod again
 CORDON = "gputile.io/cordon"
 SELECTIONS = tuple(
     f"gputile.io/{word}" for word in ("model", "not-model", "uuid", "not-uuid", "policy", "numa", "links")
@@ -90,7 +92,7 @@ def check_names(pod: Pod) -> list[str]:
                     f"container `{container.name}` asks for `{resource}`, which does not exist; write "
                     f"`{_nearest(resource, (GPU, MEMORY, CORES))}`",
                 )
-    known = (*SELECTIONS, GRANT, PROMISE, GPU, MEMORY, CORES)
+    known = (*SELECTIONS, GRANT, PROMISE, NUDGED, GPU, MEMORY, CORES)
     return [
         f"annotation `{key}` means nothing to gputile; did you mean `{_nearest(key, SELECTIONS)}`?"
         for key in pod.annotations
@@ -168,15 +170,27 @@ def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], sett
             RequestCode.BAD_ANNOTATION,
             f"annotation `{GRANT}` belongs to pod {record.pod} on node {record.node}, not to this pod; remove it",
         )
+    names = _true_names(record.node, cards)
     return Grant(
         pod=record.pod,
         node=record.node,
         dialect=record.dialect,
         containers=tuple(
-            ContainerGrant(c.name, tuple(Tile(t.uuid, t.index, t.memory, t.cores) for t in c.tiles), c.role)
+            ContainerGrant(
+                c.name,
+                tuple(Tile(names.get(t.uuid, t.uuid), t.index, t.memory, t.cores) for t in c.tiles),
+                c.role,
+            )
             for c in record.containers
         ),
     )
+
+
+def _true_names(node: str, cards: tuple[Card, ...]) -> dict[str, str]:
+    """From the names that we made up while an agent only counted cards, to those that a better agent gives."""
+    known = {card.uuid for card in cards}
+    made_up = {unnamed(node, card.index): card.uuid for card in cards}
+    return {name: uuid for name, uuid in made_up.items() if name not in known}
 
 
 # ---- inventory ------------------------------------------------------------------------------------------------------

@@ -409,7 +409,12 @@ def count_of(amounts: Mapping[str, Quantity], resource: str) -> int:
 
 
 def unnamed_cards(node: NodeObject, count: int, memory: MiB, **facts: Any) -> tuple[Card, ...]:
-    """Cards of which only number and average size are known. Their UUIDs are ours: `<node>#<index>`."""
+    """Cards of which only number and average size are known."""
     return tuple(
-        Card(index=index, uuid=f"{node.name}#{index}", memory=memory, **facts) for index in range(min(count, 1024))
+        Card(index=index, uuid=unnamed(node.name, index), memory=memory, **facts) for index in range(min(count, 1024))
     )
+
+
+def unnamed(node: str, index: int) -> str:
+    """The UUID that we make up for a card whose own is not known."""
+    return f"{node}#{index}"

@@ -20,6 +20,7 @@ from gputile.model.units import show_memory
 
 ABOVE_ALL = 2**31
 LOOK_FOR_PODS_ON = 8  # nodes
+STEPS = 300  # of a search, for each change that is tried
 ANY = "binpack"  # whether something fits does not depend on the policy; this one learns nothing from questions
 
 
@@ -191,7 +192,7 @@ def _changes(
 
 
 def _node_for(request: PodRequest, fleet: Fleet) -> str | None:
-    found = fleet.best(request, ANY)
+    found = fleet.best(request, ANY, steps=STEPS)
     return found[0] if found else None
 
 

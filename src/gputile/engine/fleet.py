@@ -17,7 +17,7 @@ from gputile.engine.grid import Grid, Ints, Mask
 from gputile.engine.judging import Judge
 from gputile.engine.learning import Learner, Supply, Tables, tables, task_of
 from gputile.engine.pieces import Piece, cut
-from gputile.engine.placing import Placement, fits, piece_miss, place
+from gputile.engine.placing import Placement, piece_miss, place, searched
 from gputile.engine.policies import POLICIES, Scores, Sums, first_named, mixed
 from gputile.engine.refusing import CODES, Facts, Verdict, add_misses
 from gputile.engine.shares import CARD, ask_share
@@ -25,6 +25,12 @@ from gputile.engine.topology import closeness, closest, largest_linked
 from gputile.model.cards import NodeView
 from gputile.model.refusals import NodeCode, Refusal
 from gputile.model.requests import Constraints, PodRequest
+
+SEARCH_BUDGET = 2000
+"""Sets of cards looked at for one question about all nodes: a fifth of a second, for pods of many containers."""
+
+LEAST_STEPS = 10
+"""What a search costs before it begins, in steps."""
 
 KEEP = 16
 """How many equally good nodes are named at most."""
@@ -39,9 +45,9 @@ class Fleet(Columns):
 
     # ---- asking -----------------------------------------------------------------------------------------------------
 
-    def fits(self, request: PodRequest) -> Mask:
-        """By row: whether the node takes the pod now."""
-        return self._fits(request, self.grid())
+    def fits(self, request: PodRequest, steps: int = SEARCH_BUDGET) -> Mask:
+        """By row: whether the node takes the pod now; `steps` bounds the search where arrays cannot tell."""
+        return self._fits(request, self.grid(), steps=steps)
 
     def scores(self, request: PodRequest, fitting: Mask, policy: str | None = None, seed: int = 0) -> Scores:
         """By row: how good the node is under the policy; -inf where the pod does not fit."""
@@ -72,12 +78,13 @@ class Fleet(Columns):
         keep: int = KEEP,
         slack: float = 0.0,
         shuffle: bool = False,
+        steps: int = SEARCH_BUDGET,
     ) -> list[str]:
         """The best node and those as good as it (within `slack`), best first; nothing if none fits.
 
         Ties come in the order in which nodes were added, or shuffled by the seed.
         """
-        fitting = self.fits(request)
+        fitting = self.fits(request, steps)
         if among is not None:
             fitting &= self._named(among)
         if not fitting.any():
@@ -159,8 +166,8 @@ class Fleet(Columns):
 
     # ---- how it is done: fitting ------------------------------------------------------------------------------------
 
-    def _fits(self, request: PodRequest, grid: Grid, *, empty: bool = False) -> Mask:
-        question = self._question(request, cut(request), grid, empty=empty)
+    def _fits(self, request: PodRequest, grid: Grid, *, empty: bool = False, steps: int = SEARCH_BUDGET) -> Mask:
+        question = self._question(request, cut(request), grid, empty=empty, steps=steps)
         # What asks for none of it fits even where others took too much, as in Kubernetes.
         answer = nodes_that_fit(question)
         if request.cpu:
@@ -169,7 +176,15 @@ class Fleet(Columns):
             answer &= grid.host >= request.memory
         return answer & self._in_use[: len(self._nodes)]
 
-    def _question(self, request: PodRequest, pieces: tuple[Piece, ...], grid: Grid, *, empty: bool) -> Question:
+    def _question(
+        self,
+        request: PodRequest,
+        pieces: tuple[Piece, ...],
+        grid: Grid,
+        *,
+        empty: bool,
+        steps: int = SEARCH_BUDGET,
+    ) -> Question:
         return Question(
             pieces=pieces,
             rule=request.constraints,
@@ -177,21 +192,26 @@ class Fleet(Columns):
             eligible=self._eligible_cards(request.constraints),
             numa=self._numa[:, : len(self._nodes)],
             linked=self._linked,
-            search=lambda rows: self._search(request, rows, empty=empty),
+            search=lambda rows: self._search(request, rows, empty=empty, steps=steps),
         )
 
-    def _search(self, request: PodRequest, rows: Rows, *, empty: bool) -> Mask:
-        """The scalar search; nodes whose cards are alike are searched once."""
+    def _search(self, request: PodRequest, rows: Rows, *, empty: bool, steps: int) -> Mask:
+        """The scalar search, on the emptiest nodes first; nodes whose cards are alike are searched once.
+
+        All nodes together get so many steps: a pod of many awkward containers must not hold up everybody else's.
+        """
         known: dict[tuple[object, ...], bool] = {}
         answers = np.zeros(len(rows), dtype=np.bool_)
         cards_only, eligible = _without_host(request), self._eligible_cards(request.constraints)
-        for position, row in enumerate(rows.tolist()):
+        for position in np.argsort(-self._share[rows], kind="stable").tolist():
+            row = int(rows[position])
             view = NodeView.empty(self._known(row)) if empty else self._view(row)
             sizes = tuple((card.memory, card.numa) for card in view.node.cards)
             likeness = (view.rooms, sizes, view.node.links, eligible[:, row].tobytes())
-            if likeness not in known:
-                known[likeness] = fits(cards_only, view)
-            answers[position] = known[likeness]
+            if likeness not in known and steps > 0:
+                known[likeness], spent = searched(cards_only, view, steps)
+                steps -= max(spent, LEAST_STEPS)
+            answers[position] = known.get(likeness, False)
         return answers
 
     def _linked(self, mask: Mask, wanted: int) -> Mask:

@@ -60,6 +60,16 @@ def fits(request: PodRequest, view: NodeView) -> bool:
     return isinstance(place(request, view), Placement)
 
 
+def searched(request: PodRequest, view: NodeView, steps: int = SEARCH_STEPS) -> tuple[bool, int]:
+    """Whether the node's cards take the pod, and how many sets of them were looked at; out of steps means no."""
+    pieces = cut(request)
+    if _node_fault(view, pieces) is not None:
+        return False, 1
+    board = _Board(request, view, None, 0, phase_count(pieces), None, steps)
+    found = _search([_Move(piece, view, request) for piece in _hardest_first(pieces)], board)
+    return found is not None, board.steps
+
+
 # ---- which cards may serve ------------------------------------------------------------------------------------------
 
 
@@ -140,18 +150,25 @@ class _Board:
     """The cards of one node while a placement is searched: what is left of each, in each phase of the pod."""
 
     def __init__(
-        self, request: PodRequest, view: NodeView, policy: str | None, seed: int, phases: int, prefer: Prefer | None
+        self,
+        request: PodRequest,
+        view: NodeView,
+        policy: str | None,
+        seed: int,
+        phases: int,
+        prefer: Prefer | None,
+        limit: int = SEARCH_STEPS,
     ) -> None:
         self.request, self.view, self.seed = request, view, seed
         self.policy = POLICIES[first_named(request.constraints.card_policy, view.node.card_policy, policy)]
         self.prefer = prefer
         self.left = [[room] * phases for room in view.rooms]
         self.held = [0] * len(view.rooms)  # pieces of this pod on the card
-        self.steps = 0
+        self.steps, self._limit = 0, limit
 
     @property
     def gave_up(self) -> bool:
-        return self.steps > SEARCH_STEPS
+        return self.steps > self._limit
 
     def choices(self, move: _Move) -> Iterator[Sequence[int]]:
         """Sets of cards for the piece, the policy's favourite first; sets that differ in name only come once."""

@@ -119,7 +119,15 @@ class Client:
         _decoded(await self.request("POST", path, body=body, timeout=timeout), Status)
 
     async def patch_pod(
-        self, namespace: str, name: str, uid: str, annotations: dict[str, str | None], labels: dict[str, str | None]
+        self,
+        namespace: str,
+        name: str,
+        uid: str,
+        annotations: dict[str, str | None],
+        labels: dict[str, str | None],
+        *,
+        version: str | None = None,
+        timeout: float | None = None,
     ) -> None:
         """Through pods/status, which lets us write metadata and needs no right to change what pods run."""
         meta: Json = {"uid": uid}
@@ -127,8 +135,10 @@ class Client:
             meta["annotations"] = annotations
         if labels:
             meta["labels"] = labels
+        if version:
+            meta["resourceVersion"] = version
         path = pod_path(namespace, name, "status")
-        await self.request("PATCH", path, body={"metadata": meta}, content_type=MERGE)
+        await self.request("PATCH", path, body={"metadata": meta}, content_type=MERGE, timeout=timeout)
 
     async def label_pod(self, namespace: str, name: str, labels: dict[str, str | None]) -> None:
         """Set (or with None remove) labels of a pod; meant for our own."""

@@ -109,6 +109,8 @@ class Elector:
 
     async def step(self) -> float:
         """One attempt to lead or to go on leading; says how many seconds to wait for the next."""
+        if self._term and not self.holds():  # frozen for too long: another may have led since
+            self._lose()
         try:
             kept = await self._attempt()
         except (GputileError, OSError):
@@ -141,13 +143,13 @@ class Elector:
                 if refused.status not in (404, 409):
                     raise
         found = await self._leases.read()
+        holder = found[0].holder_identity if found is not None else None
+        if self._term and holder != self._identity:  # another leads or led, or somebody removed the Lease
+            self._lose()
         if found is None:
             return await self._create()
         self._look(found)
-        holder = found[0].holder_identity
         if holder and holder != self._identity:
-            if self._term:
-                self._lose()
             return self._is_expired() and await self._write(found, inherited=True)
         return await self._write(found, inherited=bool(holder) and self._taking)
 

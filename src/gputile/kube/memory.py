@@ -25,6 +25,7 @@ class MemoryApi:
         self.nodes: dict[str, Json] = {str(node["metadata"]["name"]): node for node in nodes}
         self.pods: dict[str, Json] = {}
         self.notes: list[Note] = []
+        self._version = 0
         self._followers: dict[str, list[asyncio.Queue[tuple[str, Json]]]] = {"Pod": [], "Node": []}
         for pod in pods:
             self.add_pod(pod)
@@ -77,9 +78,19 @@ class MemoryApi:
         self._tell("Pod", "MODIFIED", pod)
 
     async def patch_pod(
-        self, namespace: str, name: str, uid: str, annotations: dict[str, str | None], labels: dict[str, str | None]
+        self,
+        namespace: str,
+        name: str,
+        uid: str,
+        annotations: dict[str, str | None],
+        labels: dict[str, str | None],
+        *,
+        version: str | None = None,
+        timeout: float | None = None,
     ) -> None:
         pod = self._the_pod(namespace, name, uid)
+        if version not in (None, pod["metadata"].get("resourceVersion")):
+            raise Refused(409, "Conflict", f"pod {name} has been changed since it was read")
         self._edit(pod, annotations, labels)
         self._tell("Pod", "MODIFIED", pod)
 
@@ -110,6 +121,8 @@ class MemoryApi:
             pod["metadata"][field] = {key: value for key, value in now.items() if value is not None}
 
     def _tell(self, of: str, kind: str, item: Json) -> None:
+        self._version += 1
+        item.setdefault("metadata", {})["resourceVersion"] = str(self._version)
         for queue in self._followers[of]:
             queue.put_nowait((kind, copy.deepcopy(item)))
 

@@ -96,16 +96,24 @@ class Api(Protocol):
     async def pod(self, namespace: str, name: str) -> Pod | None:
         """The pod as it is now, read from the store itself; None when there is none of that name."""
 
-    async def list_pods(self) -> tuple[Pod, ...]:
-        """All pods as they are now, read from the store itself."""
-
     async def bind(self, binding: Binding, timeout: float) -> None:
         """One attempt, one write."""
 
     async def patch_pod(
-        self, namespace: str, name: str, uid: str, annotations: dict[str, str | None], labels: dict[str, str | None]
+        self,
+        namespace: str,
+        name: str,
+        uid: str,
+        annotations: dict[str, str | None],
+        labels: dict[str, str | None],
+        *,
+        version: str | None = None,
+        timeout: float | None = None,
     ) -> None:
-        """Set (or with None remove) annotations and labels, if the pod is still the one with this UID."""
+        """Set (or with None remove) annotations and labels, if the pod is still the one with this UID.
+
+        With `version` (a resourceVersion) also only if nobody has changed it since it was read.
+        """
 
     async def evict(self, namespace: str, name: str, uid: str) -> None:
         """Ask for the pod to go, budgets respected."""

@@ -13,12 +13,13 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from gputile.book.events import Assumed, Denied, Forgotten, Holding
-from gputile.book.ledger import State
+from gputile.book.ledger import Entry, State
 from gputile.dialects import speaking
-from gputile.dialects.gputile import GRANT
 from gputile.dialects.wire import Award, Pod
 from gputile.engine.placing import Placement
 from gputile.kube.values import Api, Binding, Refused, Unclear
+from gputile.model.cards import Card
+from gputile.model.grants import Grant
 from gputile.model.refusals import SENTENCE, BadRequest
 from gputile.model.requests import PodRequest
 from gputile.scheduler.mirror import Mirror
@@ -62,16 +63,18 @@ class Binder:
         self._settings, self._metrics = settings, metrics
         self._leads, self._clock, self._wall, self._pause = leads, clock, wall, pause
         self._open: dict[str, tuple[str, asyncio.Task[str]]] = {}  # by UID: node and the bind in flight
+        self.look_up: Callable[[str], None] = lambda uid: None  # have a pod looked at, later
 
     async def bind(self, args: BindArgs) -> str:
         """ "" when the pod is bound. A caller that goes away does not stop a bind in flight."""
-        node, task = self._open.get(args.uid, (args.node, None))
+        name = args.uid or args.key
+        node, task = self._open.get(name, (args.node, None))
         if node != args.node:
             return f"the pod is being bound to node {node}; try again"
         if task is None:
             task = asyncio.create_task(self._answer(args))
-            self._open[args.uid] = (node, task)
-            task.add_done_callback(lambda _: self._open.pop(args.uid, None))
+            self._open[name] = (node, task)
+            task.add_done_callback(lambda _: self._open.pop(name, None))
         return await asyncio.shield(task)
 
     async def finish(self) -> None:
@@ -105,13 +108,14 @@ class Binder:
         if isinstance(asked, BadRequest):
             raise NoBind(asked.message)
         if asked is None:  # no cards asked for: bind it as kube-scheduler would
-            await self._write(_binding(pod, args.node, {}, {}), holds=False)
+            await self._write(_binding(pod, args.node), None, landed=False)
             return
-        holding = self._assume(pod, asked, args.node)
-        award = self._award(pod, asked, holding)
-        written = speaking.write_grant(award)
+        before = self._ledger.entry(pod.uid)
+        holding, grant = self._assume(pod, asked, args.node)
+        written = speaking.write_grant(self._award(pod, asked, grant))
+        binding = _binding(pod, args.node, written.annotations, written.labels)
         self._metrics.stage("bind", "decide").observe(self._clock() - started)
-        await self._write(_binding(pod, args.node, written.annotations, written.labels), holds=True)
+        await self._write(binding, grant, landed=before is not None and before.state is State.ASSUMED)
         self._log_bound(pod, asked, holding, started)
 
     async def _pod(self, args: BindArgs) -> Pod:
@@ -120,23 +124,24 @@ class Binder:
         if known is not None:
             return known
         try:
-            live = await self._api.pod(args.namespace, args.name)
-        except (Refused, Unclear) as wrong:
-            raise NoBind(f"the pod cannot be looked up: {wrong}") from wrong
+            live = await self._look(args.namespace, args.name)
+        except (Refused, Unclear, TimeoutError) as wrong:
+            raise NoBind(f"the pod cannot be looked up: {wrong or 'no answer in time'}") from wrong
         if live is None:
             raise NoBind(f"there is no pod {args.key}")
         if args.uid and live.uid != args.uid:
             raise NoBind(f"pod {args.key} is another one now: its UID is {live.uid}, not {args.uid}")
         return live
 
-    # ---- deciding: no await between looking and booking --------------------------------------------------------------
+    async def _look(self, namespace: str, name: str) -> Pod | None:
+        return await asyncio.wait_for(self._api.pod(namespace, name), self._settings.bind.attempt)
 
-    def _assume(self, pod: Pod, asked: PodRequest, node: str) -> Holding:
+    # ---- deciding: no await between looking and booking -------------------------------------------------------------
+
+    def _assume(self, pod: Pod, asked: PodRequest, node: str) -> tuple[Holding, Grant]:
         entry = self._ledger.entry(pod.uid)
         if entry is not None and entry.state is not State.PENCILLED:
-            if entry.holding.node != node:
-                raise NoBind(f"the pod is {entry.state} on node {entry.holding.node}")
-            return entry.holding  # after a lost answer: the same cards again, whichever try lands
+            return self._again(entry, node)
         closed = self._extender.closed([node], pod.uid)
         if closed:
             raise NoBind(f"{node}: {SENTENCE[closed[node]]}", "conflict")
@@ -152,25 +157,32 @@ class Binder:
             raise self._lost_race(pod, node, denied[0].why)
         if entry is not None:
             self._metrics.pencils.labels("bound" if entry.holding.node == node else "replaced").inc()
-        return holding
+        assert holding.grant is not None, "a placement is a grant"
+        return holding, holding.grant
+
+    def _again(self, entry: Entry, node: str) -> tuple[Holding, Grant]:
+        """After a lost answer: the same cards again, whichever try lands; unless they went to another pod meanwhile."""
+        holding = entry.holding
+        if holding.node != node:
+            raise NoBind(f"the pod is {entry.state} on node {holding.node}")
+        if holding.grant is None or self._ledger.oversold(holding.pod):
+            self.look_up(holding.pod)
+            raise NoBind("the cards of an earlier try went to another pod; what became of it is being looked up")
+        return holding, holding.grant
 
     def _lost_race(self, pod: Pod, node: str, why: str) -> NoBind:
         self._extender.shun(pod.uid, node)
         return NoBind(f"{node} does not fit any more: {why}", "conflict")
 
-    def _award(self, pod: Pod, asked: PodRequest, holding: Holding) -> Award:
-        assert holding.grant is not None
-        node = self._ledger.fleet.node(holding.node)
-        cards = node.cards if node is not None else ()
-        settings = self._mirror.settings
-        return Award(grant=holding.grant, pod=pod, asked=asked, cards=cards, at=self._wall(), settings=settings)
+    def _award(self, pod: Pod, asked: PodRequest, grant: Grant) -> Award:
+        cards, settings = self._cards(grant.node), self._mirror.settings
+        return Award(grant=grant, pod=pod, asked=asked, cards=cards, at=self._wall(), settings=settings)
 
     # ---- writing ----------------------------------------------------------------------------------------------------
 
-    async def _write(self, binding: Binding, *, holds: bool) -> None:
-        """Try until there is a definite answer, or no time."""
-        deadline, delay = self._clock() + self._settings.bind.timeout, FIRST_PAUSE
-        landed, why = False, ""  # whether an attempt may have landed
+    async def _write(self, binding: Binding, grant: Grant | None, *, landed: bool) -> None:
+        """Try until there is a definite answer, or no time. `landed`: an earlier try may have been written."""
+        deadline, delay, why = self._clock() + self._settings.bind.timeout, FIRST_PAUSE, ""
         while (left := deadline - self._clock()) > 0:
             if not self._leads():
                 why = NOT_LEADING
@@ -181,7 +193,7 @@ class Binder:
                 return
             except Refused as no:
                 if no.status not in (0, 408, 429):
-                    await self._refused(binding, no, landed=landed, holds=holds)
+                    await self._refused(binding, grant, no, landed=landed)
                     return
                 why, delay = str(no), max(delay, no.retry_after or 0.0)
             except Unclear as wrong:
@@ -192,25 +204,34 @@ class Binder:
             delay *= 2
         if landed:
             raise NoBind(f"the API server's answer got lost ({why}); the cards are kept until it is known", "unclear")
-        self._forget(binding, holds=holds)
+        self._forget(binding, grant)
         raise NoBind(f"the API server did not take the bind: {why}")
 
-    async def _refused(self, binding: Binding, no: Refused, *, landed: bool, holds: bool) -> None:
-        """A definite no to this attempt. If an earlier one may have landed, or somebody bound the pod, look at it."""
+    async def _refused(self, binding: Binding, grant: Grant | None, no: Refused, *, landed: bool) -> None:
+        """A definite no to this try. If an earlier one may have landed, or somebody bound the pod, look at it."""
         if no.status != 409 and not landed:
-            self._forget(binding, holds=holds)
+            self._forget(binding, grant)
             raise NoBind(f"the API server refused the bind: {no}") from no
         try:
-            live = await self._api.pod(binding.namespace, binding.name)
-        except (Refused, Unclear) as wrong:
+            live = await self._look(binding.namespace, binding.name)
+        except (Refused, Unclear, TimeoutError) as wrong:
             raise NoBind(f"the bind may have landed, and the pod cannot be looked up: {wrong}", "unclear") from wrong
-        if live is not None and live.uid == binding.uid and _is_ours(live, binding):
-            return
-        self._forget(binding, holds=holds)
+        if live is not None and live.uid == binding.uid and live.node_name == binding.node:
+            shown = speaking.read_grant(live, self._cards(binding.node), self._mirror.settings)
+            if grant is None or shown == grant:
+                return
+        is_free = live is not None and live.uid == binding.uid and not live.node_name
+        if landed and is_free:  # an earlier try may still be under way
+            raise NoBind(f"the API server refused the bind: {no}; an earlier try is waited for", "unclear") from no
+        self._forget(binding, grant)
         raise NoBind(f"the API server refused the bind: {no}") from no
 
-    def _forget(self, binding: Binding, *, holds: bool) -> None:
-        if holds:
+    def _cards(self, name: str) -> tuple[Card, ...]:
+        node = self._ledger.fleet.node(name)
+        return node.cards if node is not None else ()
+
+    def _forget(self, binding: Binding, grant: Grant | None) -> None:
+        if grant is not None:
             self._ledger.handle(Forgotten(binding.uid))
             self._extender.shun(binding.uid, binding.node)
 
@@ -225,13 +246,14 @@ class Binder:
         return round(self._clock() - started, 4)
 
 
-def _binding(pod: Pod, node: str, annotations: dict[str, str], labels: dict[str, str]) -> Binding:
+def _binding(
+    pod: Pod, node: str, annotations: dict[str, str] | None = None, labels: dict[str, str] | None = None
+) -> Binding:
     return Binding(
-        namespace=pod.namespace, name=pod.name, uid=pod.uid, node=node, annotations=annotations, labels=labels
+        namespace=pod.namespace,
+        name=pod.name,
+        uid=pod.uid,
+        node=node,
+        annotations=annotations or {},
+        labels=labels or {},
     )
-
-
-def _is_ours(live: Pod, binding: Binding) -> bool:
-    """Whether the pod shows what this Binding wrote."""
-    same_grant = live.annotations.get(GRANT) == binding.annotations.get(GRANT)
-    return live.node_name == binding.node and same_grant

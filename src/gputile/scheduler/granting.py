@@ -50,7 +50,8 @@ class Granter:
         self._verify: set[str] = set()
         self._conflicts: list[Conflict] = []
         self._unwritten: dict[str, Grant] = {}  # granted and booked, and not on the pod yet
-        self._not_before: dict[str, float] = {}  # by UID: when to try again
+        self._not_before: dict[str, float] = {}  # by UID: when to try again what failed
+        self._no_room_since: dict[str, float] = {}  # by UID: bound around us, and no cards for it
         self._reported: dict[str, str] = {}  # by UID: the last thing said about it
 
     def carry_out(self, instructions: Iterable[Instruction]) -> None:
@@ -59,39 +60,62 @@ class Granter:
             match instruction:
                 case Verify(pod):
                     self._metrics.expired.inc()
-                    self._verify.add(pod)
+                    self.look_up(pod)
                 case Conflict():
                     self._metrics.conflicts.inc()
                     self._conflicts.append(instruction)
-                case Freed():  # those who were refused may be granted now
-                    self._not_before.clear()
+                case Freed():
+                    self._no_room_since.clear()  # those who found none may be granted now
+
+    def look_up(self, uid: str) -> None:
+        """Let a live look decide what became of this pod's bind."""
+        self._verify.add(uid)
+
+    def new_term(self) -> None:
+        """We lead again, and another may have meanwhile: what we had not written yet is to be decided anew."""
+        for uid in list(self._unwritten):
+            pod = self._mirror.pod(uid)
+            if pod is not None and not self._mirror.is_granted(uid):
+                self._mirror.ungranted[uid] = pod
+        self._unwritten.clear()
+        for entry in self._mirror.ledger.in_flight():
+            if entry.state is State.ASSUMED:
+                self.look_up(entry.holding.pod)
 
     async def run(self) -> None:
         while True:
-            try:
-                await self.round()
-            except (Refused, Unclear) as wrong:
-                log.warning("a write to the API server failed", extra=fields(why=str(wrong)))
+            await self.round()
             await self._pause(ROUND)
 
     async def round(self) -> None:
-        """Everything that is due, once."""
+        """Everything that is due, once. What fails is tried again later, and holds nothing else up."""
         for uid in sorted(self._verify):
-            await self._look_up(uid)
+            await self._attempt(uid, self._look_up)
         if not self._leads():
+            self._mirror.suspects.clear()
+            self._conflicts.clear()
             return
         for uid in list(self._mirror.ungranted):
-            if self._is_due(uid):
+            if self._clock() >= self._no_room_since.get(uid, -AGAIN) + AGAIN:
                 self._grant(uid)
         for uid in list(self._unwritten):
-            if self._is_due(uid):
-                await self._write(uid)
-        for uid, pod in self._mirror.take_fresh():
-            await self._complete_labels(uid, pod)
-        await self._report()
+            await self._attempt(uid, self._write)
+        for uid in list(self._mirror.fresh):
+            await self._attempt(uid, self._complete_labels)
+        for uid in list(self._mirror.suspects):
+            await self._attempt(uid, self._report)
+        self._report_conflicts()
 
-    def _is_due(self, uid: str) -> bool:
-        return self._clock() >= self._not_before.get(uid, 0.0)
+    async def _attempt(self, uid: str, work: Callable[[str], Awaitable[None]]) -> None:
+        """One piece of work about one pod, unless it failed a moment ago. Whoever writes asks first who leads."""
+        if self._clock() < self._not_before.get(uid, 0.0):
+            return
+        try:
+            await asyncio.wait_for(work(uid), self._settings.bind.attempt + 1.0)
+            self._not_before.pop(uid, None)
+        except (Refused, Unclear, TimeoutError) as wrong:
+            self._not_before[uid] = self._clock() + AGAIN
+            log.warning("not done, and tried again", extra=fields(what=work.__name__, pod=uid, why=str(wrong)))
 
     # ---- binds whose answer got lost --------------------------------------------------------------------------------
 
@@ -102,14 +126,16 @@ class Granter:
             return
         namespace, _, name = entry.holding.name.partition("/")
         live = await self._api.pod(namespace, name)
+        self._verify.discard(uid)
+        if self._mirror.ledger.entry(uid) is not entry:
+            return  # the watch, or another bind, was quicker: what we have read is old
         if live is None or live.uid != uid:
-            self._mirror.ledger.handle(Gone(uid))
+            self.carry_out(self._mirror.ledger.handle(Gone(uid)))
         elif live.node_name:
             self.carry_out(self._mirror.pod_changed(live))
         else:
-            self._mirror.ledger.handle(Forgotten(uid))
+            self.carry_out(self._mirror.ledger.handle(Forgotten(uid)))
         log.info("bind looked up", extra=fields(pod=entry.holding.name, node=live.node_name if live else None))
-        self._verify.discard(uid)
 
     # ---- pods bound around us ---------------------------------------------------------------------------------------
 
@@ -119,13 +145,13 @@ class Granter:
         asked = speaking.read_pod(pod, self._mirror.settings)
         fleet = self._mirror.ledger.fleet
         if not isinstance(asked, PodRequest) or pod.node_name not in fleet:
-            self._not_before[uid] = self._clock() + AGAIN
+            self._no_room_since[uid] = self._clock()
             return
         grant = self._booked(uid, pod.node_name)
         if grant is None:
             where = fleet.place(asked, pod.node_name, self._settings.policy, seed_of(uid))
             if not isinstance(where, Placement):
-                self._not_before[uid] = self._clock() + AGAIN
+                self._no_room_since[uid] = self._clock()
                 self._no_room(pod, where)
                 return
             grant = where.grant(uid, asked.dialect)
@@ -145,14 +171,25 @@ class Granter:
 
     async def _write(self, uid: str) -> None:
         pod, grant = self._mirror.pod(uid), self._unwritten[uid]
-        if pod is None or pod.node_name != grant.node:
-            del self._unwritten[uid]  # gone, or not where it was
+        if pod is None or pod.node_name != grant.node or self._mirror.is_granted(uid):
+            del self._unwritten[uid]  # gone, or not where it was, or granted by another leader
             return
-        self._not_before[uid] = self._clock() + AGAIN
         written = self._written(pod, grant)
         if written is not None:
-            await self._api.patch_pod(pod.namespace, pod.name, uid, {**written.annotations}, {**written.labels})
-        del self._unwritten[uid]
+            await self._patch(pod, {**written.annotations}, {**written.labels}, only_if_unchanged=True)
+        self._unwritten.pop(uid, None)
+
+    async def _patch(
+        self, pod: Pod, annotations: dict[str, str | None], labels: dict[str, str | None], *, only_if_unchanged: bool
+    ) -> None:
+        """The lease is looked at right before; a write that hangs is given up before a new leader would begin."""
+        if not self._leads():
+            raise Refused(0, "NotLeading", "this replica leads no more")
+        version = pod.metadata.resource_version if only_if_unchanged and pod.metadata else None
+        timeout = self._settings.bind.attempt
+        await self._api.patch_pod(
+            pod.namespace, pod.name, pod.uid, annotations, labels, version=version, timeout=timeout
+        )
 
     def _written(self, pod: Pod, grant: Grant) -> Written | None:
         asked = speaking.read_pod(pod, self._mirror.settings)
@@ -165,42 +202,42 @@ class Granter:
 
     # ---- labels that the Binding could not bring --------------------------------------------------------------------
 
-    async def _complete_labels(self, uid: str, pod: Pod) -> None:
+    async def _complete_labels(self, uid: str) -> None:
         """API servers before 1.35 take only annotations over from a Binding. A label that is there stays as it is."""
+        pod = self._mirror.fresh[uid]
         entry = self._mirror.ledger.entry(uid)
         grant = entry.holding.grant if entry is not None else None
-        if grant is None or pod.is_admitted or uid in self._unwritten:
-            return
-        written = self._written(pod, grant)
+        written = self._written(pod, grant) if grant is not None and not pod.is_admitted else None
         missing = {key: value for key, value in (written.labels if written else {}).items() if key not in pod.labels}
-        if missing:
-            try:
-                await self._api.patch_pod(pod.namespace, pod.name, uid, {}, {**missing})
-            except (Refused, Unclear):
-                self._mirror.fresh[uid] = pod
+        try:
+            if missing:
+                await self._patch(pod, {}, {**missing}, only_if_unchanged=False)
+        except Refused as no:
+            if no.status in (0, 408, 429):
                 raise
+            log.warning("labels were refused", extra=fields(pod=pod.key, why=str(no)))
+        self._mirror.fresh.pop(uid, None)
 
     # ---- what people should know ------------------------------------------------------------------------------------
 
-    async def _report(self) -> None:
-        for conflict in self._conflicts:
-            log.error(
-                "more on a card than it has",
-                extra=fields(pod=conflict.pod, node=conflict.node, cards=list(conflict.cards)),
-            )
-        self._conflicts.clear()
-        for uid, (pod, why) in list(self._mirror.suspects.items()):
-            del self._mirror.suspects[uid]
-            if self._reported.get(uid) == why:
-                continue
+    async def _report(self, uid: str) -> None:
+        pod, why = self._mirror.suspects[uid]
+        if self._reported.get(uid) != why and self._leads():
+            note = Note(namespace=pod.namespace, pod=pod.name, uid=uid, reason="GrantNotBelieved", message=why)
+            await self._api.note(note)
             self._reported[uid] = why
             self._metrics.copied.inc()
             log.warning("a pod's record is not believed", extra=fields(pod=pod.key, node=pod.node_name, why=why))
-            note = Note(namespace=pod.namespace, pod=pod.name, uid=uid, reason="GrantNotBelieved", message=why)
-            await self._api.note(note)
+        self._mirror.suspects.pop(uid, None)
+
+    def _report_conflicts(self) -> None:
+        for conflict in self._conflicts:
+            found = fields(pod=conflict.pod, node=conflict.node, cards=list(conflict.cards))
+            log.error("more on a card than it has", extra=found)
+        self._conflicts.clear()
 
     def forget_strangers(self) -> None:
         """Drop what is remembered of pods that are gone."""
-        for memory in (self._reported, self._not_before):
+        for memory in (self._reported, self._not_before, self._no_room_since):
             for uid in [uid for uid in memory if self._mirror.pod(uid) is None]:
                 del memory[uid]

@@ -32,7 +32,7 @@ class Leadership(Protocol):
 
     async def run(self) -> None: ...
 
-    async def step_down(self) -> None: ...
+    async def step_down(self, *, release: bool) -> None: ...
 
 
 class Alone:
@@ -44,7 +44,7 @@ class Alone:
     async def run(self) -> None:
         await asyncio.Event().wait()
 
-    async def step_down(self) -> None:
+    async def step_down(self, *, release: bool) -> None:
         return None
 
 
@@ -64,7 +64,6 @@ class Leader:
         self._metrics, self._take_stock, self._wait_out = metrics, take_stock, wait_out
         self._set_label, self._pause = set_label, pause
         self._elector: Elector | None = None
-        self._term: Term | None = None
         self._ready_for: Term | None = None  # the term for which the book is known to be right
         self._labelled: bool | None = None  # what the label says; None: not known
 
@@ -74,11 +73,10 @@ class Leader:
 
     def may_write(self) -> bool:
         """Whether we lead, are ready to, and the lease is still ours at this very moment."""
-        leads = self._term is not None and self._ready_for is self._term
-        return leads and self._elector is not None and self._elector.holds()
+        term = self._elector.term if self._elector is not None else None
+        return term is not None and self._ready_for is term
 
     async def on_change(self, term: Term | None) -> None:
-        self._term = term
         log.info("leads" if term else "leads no more", extra=fields(inherited=term.inherited if term else None))
 
     async def run(self) -> None:
@@ -97,7 +95,7 @@ class Leader:
 
     async def round(self) -> None:
         """Make ready for a new term, and let the label say what is true."""
-        term = self._term
+        term = self._elector.term if self._elector is not None else None
         if term is not None and self._ready_for is not term:
             if term.inherited:
                 await self._pause(self._wait_out)
@@ -109,10 +107,13 @@ class Leader:
             await self._set_label(leads)
             self._labelled = leads
 
-    async def step_down(self) -> None:
-        """On a graceful stop: let the next one lead at once."""
-        self._term = None
-        if self._elector is not None:
+    async def step_down(self, *, release: bool) -> None:
+        """On a graceful stop, when `run` has ended: let the next one lead at once.
+
+        Without `release` the lease expires by itself, and the next one waits out what we may have sent.
+        """
+        self._ready_for = None
+        if self._elector is not None and release:
             await self._elector.release()
         if self._labelled:
             await self._set_label(False)

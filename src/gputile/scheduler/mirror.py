@@ -47,6 +47,7 @@ class Mirror:
         self.arrivals: list[PodRequest] = []  # what pods ask for that were just seen for the first time
         self.guessing: set[str] = set()  # nodes whose agent guesses
         self._settings = settings
+        self._seen: dict[str, Grant] = {}  # the grants that pods were seen to carry
         self._bound: dict[str, Pod] = {}  # those that ask for cards
         self._on_node: dict[str, set[str]] = {}
         self._nodes: dict[str, NodeObject] = {}  # kept only to guess gpushare's unit
@@ -63,15 +64,16 @@ class Mirror:
         """One list shows all pods: what it does not show is gone. What it shows and we cannot read (keys) stays."""
         listed = list(pods)
         alive = {pod.uid for pod in listed}
-        for uid in [uid for uid in (*self.waiting, *self._bound) if uid not in alive]:
-            self._forget(uid)
+        for uid in [uid for uid in (*self.waiting, *self._bound, *self._seen) if uid not in alive]:
+            self._lost(uid)
         found = [holding for pod in listed if (holding := self._see(pod)) is not None]
-        kept = [entry.holding for entry in self.ledger.entries() if entry.holding.name in unreadable]
+        confirmed = [e.holding for e in self.ledger.entries() if e.state is State.CONFIRMED]
+        kept = [holding for holding in confirmed if holding.name in unreadable]
         return self.ledger.handle(Listed((*found, *kept)))
 
     def pod_changed(self, pod: Pod, *, deleted: bool = False) -> list[Instruction]:
         if deleted or pod.is_over:
-            self._forget(pod.uid)
+            self._lost(pod.uid)
             return self.ledger.handle(Gone(pod.uid))
         holding = self._see(pod)
         return [] if holding is None else self.ledger.handle(Confirmed(holding))
@@ -86,15 +88,15 @@ class Mirror:
         found = self._on_node.get(node, ())
         return next((uid for uid in found if uid != but and not self._bound[uid].is_admitted), None)
 
-    def take_fresh(self) -> list[tuple[str, Pod]]:
-        """The fresh ones, each handed out once."""
-        taken = list(self.fresh.items())
-        self.fresh.clear()
-        return taken
-
     def take_arrivals(self) -> list[PodRequest]:
         taken, self.arrivals = self.arrivals, []
         return taken
+
+    def is_granted(self, uid: str) -> bool:
+        """Whether the pod carries a grant that is believed."""
+        pod = self._bound.get(uid)
+        found = self._grant(pod) if pod is not None else None
+        return isinstance(found, Grant) and found == self._seen.get(uid, found)
 
     def granted(self, pod: Pod, grant: Grant) -> list[Instruction]:
         """The leader has chosen cards for a pod that was bound around us; book them, whether written yet or not."""
@@ -104,6 +106,7 @@ class Mirror:
     def _see(self, pod: Pod) -> Holding | None:
         """Sort the pod in; what it holds, if it has a node."""
         if pod.is_over:
+            self._lost(pod.uid)
             return None
         known = self.pod(pod.uid)
         if not pod.node_name:
@@ -132,30 +135,41 @@ class Mirror:
         self._forget(pod.uid)
         asked = speaking.read_pod(pod, self._resolved)
         booked = entry.holding.grant if entry is not None and entry.holding.node == pod.node_name else None
-        shown = self._shown(pod, booked if entry is not None and entry.state is State.CONFIRMED else None)
+        shown = self._shown(pod, self._seen.get(pod.uid))
         if asked is not None or shown is not None:
             self._bound[pod.uid] = pod
             self._on_node.setdefault(pod.node_name, set()).add(pod.uid)
         if known is None and isinstance(asked, PodRequest):
             self.arrivals.append(asked)
         if shown is not None:
+            self._seen[pod.uid] = shown
             self.fresh[pod.uid] = pod
         elif isinstance(asked, PodRequest):
             self.ungranted[pod.uid] = pod
         return _holding(pod, shown or booked)
 
-    def _shown(self, pod: Pod, confirmed: Grant | None) -> Grant | None:
-        """The grant that the pod carries, unless it was copied, or edited since it was confirmed."""
+    def _shown(self, pod: Pod, before: Grant | None) -> Grant | None:
+        """The grant that the pod carries, unless it was copied, or is another than it carried before."""
         found = self._grant(pod)
         if isinstance(found, BadRequest):
             if GRANT in pod.annotations:
                 self.suspects[pod.uid] = (pod, found.message)
             return None
-        if found is not None and confirmed not in (None, found) and GRANT in pod.annotations:
-            why = f"annotation `{GRANT}` was changed after the pod was bound; that has no effect"
+        if found is not None and before not in (None, found) and GRANT in pod.annotations:
+            why = f"annotation `{GRANT}` was changed after the pod was bound; it is set right again"
             self.suspects[pod.uid] = (pod, why)
-            return confirmed
+            return None
+        if found is not None:
+            self._report_strange_cards(pod, found)
         return found
+
+    def _report_strange_cards(self, pod: Pod, grant: Grant) -> None:
+        """A grant may name a card that its node does not have (any more); the book cannot hold that for it."""
+        node = self.ledger.fleet.node(grant.node)
+        known = {card.uuid for card in node.cards} if node is not None else set()
+        strange = sorted(set(grant.uses()) - known)
+        if node is not None and strange:
+            self.suspects[pod.uid] = (pod, f"its grant names cards that node {grant.node} lacks: {', '.join(strange)}")
 
     def _grant(self, pod: Pod) -> Grant | BadRequest | None:
         node = self.ledger.fleet.node(pod.node_name)
@@ -167,7 +181,16 @@ class Mirror:
         self.fresh.pop(uid, None)
         pod = self._bound.pop(uid, None)
         if pod is not None:
-            self._on_node.get(pod.node_name, set()).discard(uid)
+            there = self._on_node.get(pod.node_name, set())
+            there.discard(uid)
+            if not there:
+                self._on_node.pop(pod.node_name, None)
+
+    def _lost(self, uid: str) -> None:
+        """The pod is gone for good."""
+        self._forget(uid)
+        self._seen.pop(uid, None)
+        self.suspects.pop(uid, None)
 
     # ---- nodes ------------------------------------------------------------------------------------------------------
 
@@ -206,6 +229,7 @@ class Mirror:
         done: list[Instruction] = []
         for uid in sorted(self._on_node.get(node.name, ())):
             pod = self._bound[uid]
+            self._seen.pop(uid, None)  # the same record may name another card now
             done += self.ledger.handle(Confirmed(self._read_bound(pod, pod)))
         return done
 

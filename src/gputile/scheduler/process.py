@@ -49,6 +49,8 @@ class Process:
         self.mirror = Mirror(self.ledger, settings.dialects)
         self._seen_at: dict[str, float] = {}  # by kind: when the API server last said anything
         self._trouble: dict[str, float] = {}  # by kind: since when its watch is broken
+        self._list_again = asyncio.Event()
+        self._stream = self._listed_stream = 0  # the number of the pods' stream, and of the last that brought a list
         self._listed = {"nodes": asyncio.Event(), "pods": asyncio.Event()}
         self._unreadable: dict[str, set[str]] = {
             "nodes": set(),
@@ -62,6 +64,7 @@ class Process:
         self.granter = Granter(api, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall)
         self.teller = Teller(api, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall)
         self.extender.on_no = self.teller.refused
+        self.binder.look_up = self.granter.look_up
         self.server = Server(self.extender, self.binder, self.mirror, settings, metrics, self, leads)
 
     # ---- what others ask --------------------------------------------------------------------------------------------
@@ -88,37 +91,44 @@ class Process:
         await self.server.start()
         loops: list[Coroutine[Any, Any, None]] = [
             self._follow("nodes", self.api.follow_nodes, self._nodes_listed, self._node_changed),
-            self._follow("pods", self.api.follow_pods, self._pods_listed, self._pod_changed),
+            self._follow_pods(),
             self._tick(),
             self._audit(),
             self._renew_certificates(),
-            self.granter.run(),
-            self.teller.run(),
-            self.leadership.run(),
         ]
         tasks = [asyncio.create_task(loop) for loop in loops]
+        writers = [asyncio.create_task(loop) for loop in (self.granter.run(), self.teller.run(), self.leadership.run())]
         waits = asyncio.create_task(stop.wait())
         try:
-            done, _ = await asyncio.wait([*tasks, waits], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([*tasks, *writers, waits], return_when=asyncio.FIRST_COMPLETED)
             for task in done - {waits}:
                 task.result()  # a loop ends only by a bug: let it be seen
         finally:
-            await self._stop([*tasks, waits])
+            await self._stop(writers, [*tasks, waits])
 
-    async def _stop(self, tasks: list[asyncio.Task[Any]]) -> None:
+    async def _stop(self, writers: list[asyncio.Task[Any]], others: list[asyncio.Task[Any]]) -> None:
+        """First those who write, then the lease; the watch goes on until the last bind has been seen."""
         self._stopping = True
         log.info("stopping", extra=fields(pencils=self.ledger.pencils()))
         await self.server.stop()
         await self.binder.finish()
+        await _end(writers)
+        settled = await self._settled()
         try:
-            await asyncio.wait_for(self.leadership.step_down(), 3.0)
+            await asyncio.wait_for(self.leadership.step_down(release=settled), 3.0)
         except (Refused, Unclear, TimeoutError) as wrong:
             log.warning("the lease could not be given back", extra=fields(why=str(wrong)))
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _end(others)
         await self.api.close()
-        log.info("stopped")
+        log.info("stopped", extra=fields(settled=settled))
+
+    async def _settled(self) -> bool:
+        """Whether the watch has shown every bind of ours. One that may still land must be waited out by the next."""
+        for _ in range(40):
+            if not any(entry.state is State.ASSUMED for entry in self.ledger.in_flight()):
+                return True
+            await asyncio.sleep(0.05)
+        return False
 
     # ---- following the cluster --------------------------------------------------------------------------------------
 
@@ -129,8 +139,6 @@ class Process:
         listed: Callable[[tuple[T, ...]], list[Instruction]],
         changed: Callable[[T, bool], list[Instruction]],
     ) -> None:
-        if kind == "pods":  # what a pod holds is often told by index, and means something only when cards are known
-            await self._listed["nodes"].wait()
         spoilt: set[str] = set()  # since the last list
         async for seen in feed():
             match seen:
@@ -148,6 +156,7 @@ class Process:
                     self._unreadable[kind], spoilt = spoilt, set()
                     self.carry_out(listed(items))
                     self._listed[kind].set()
+                    self._listed_stream = self._stream if kind == "pods" else self._listed_stream
                     log.info("listed", extra=fields(kind=kind, count=len(items)))
                 case Change(how, item):
                     self.carry_out(changed(item, how == "DELETED"))
@@ -173,10 +182,33 @@ class Process:
         return self.mirror.pod_changed(pod, deleted=deleted)
 
     async def take_stock(self) -> None:
-        """List all pods anew: what a new leader does before it books anything."""
+        """List all pods anew: what a new leader does before it books anything.
+
+        In the stream itself, so that the list and what is told after it come in their right order.
+        """
         await asyncio.gather(*(event.wait() for event in self._listed.values()))
-        pods = await self.api.list_pods()
-        self.carry_out(self.mirror.pods_listed(pods, self._unreadable["pods"]))
+        wanted = self._stream + 1
+        self._list_again.set()
+        while self._listed_stream < wanted:
+            await asyncio.sleep(0.02)
+        self.granter.new_term()
+
+    async def _follow_pods(self) -> None:
+        """What a pod holds is often told by index, and means something only when cards are known: nodes first."""
+        await self._listed["nodes"].wait()
+        while True:
+            self._list_again.clear()
+            self._stream += 1
+            stream = asyncio.create_task(
+                self._follow("pods", self.api.follow_pods, self._pods_listed, self._pod_changed)
+            )
+            again = asyncio.create_task(self._list_again.wait())
+            try:
+                await asyncio.wait([stream, again], return_when=asyncio.FIRST_COMPLETED)
+                if stream.done():
+                    stream.result()
+            finally:
+                await _end([stream, again])
 
     def carry_out(self, instructions: list[Instruction]) -> None:
         if any(isinstance(one, Freed) for one in instructions):
@@ -255,6 +287,12 @@ class Process:
                 self.server.renew_certificate()
             except OSError as wrong:  # half-written files: the old one still serves
                 log.warning("the certificate cannot be read", extra=fields(why=str(wrong)))
+
+
+async def _end(tasks: list[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def describe(settings: Settings) -> dict[str, Any]:

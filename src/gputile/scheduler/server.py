@@ -19,6 +19,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestPayloadError
 
 from gputile import __version__
+from gputile.dialects.wire import Pod
 from gputile.scheduler import views, wire
 from gputile.scheduler.binding import NOT_LEADING, Binder
 from gputile.scheduler.mirror import Mirror
@@ -98,10 +99,15 @@ class Server:
 
     async def start(self) -> None:
         host, port = self._settings.host_and_port
-        self._tls = tls_context(self._settings.tls)
-        self._runner = web.ServerRunner(web.Server(self._handle, access_log=None), shutdown_timeout=5.0)
+        self.renew_certificate()
+        listens_with = tls_context(self._settings.tls)
+        if listens_with is not None:
+            listens_with.sni_callback = self._newest
+        self._runner = web.ServerRunner(
+            web.Server(self._handle, access_log=None, auto_decompress=False), shutdown_timeout=5.0
+        )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port, ssl_context=self._tls, backlog=1024)
+        site = web.TCPSite(self._runner, host, port, ssl_context=listens_with, backlog=1024)
         await site.start()
         self.port = self._runner.addresses[0][1]
         log.info("listening", extra=fields(host=host, port=self.port, tls=self._tls is not None))
@@ -112,9 +118,13 @@ class Server:
             await self._runner.cleanup()
 
     def renew_certificate(self) -> None:
-        """Read certificate and key again; new connections get the new one."""
+        """Read certificate, key and CA again, for new connections. A mismatch raises and changes nothing."""
+        self._tls = tls_context(self._settings.tls)
+
+    def _newest(self, connection: ssl.SSLObject, name: str | None, listens_with: ssl.SSLContext) -> None:
+        """At each handshake: the certificate and CA of today, not of the start."""
         if self._tls is not None:
-            self._tls.load_cert_chain(self._settings.tls.certificate, self._settings.tls.key)
+            connection.context = self._tls
 
     # ---- one request ------------------------------------------------------------------------------------------------
 
@@ -151,6 +161,9 @@ class Server:
     async def _body(self, request: web.BaseRequest) -> bytes:
         limit = self._settings.body_limit * 2**20
         found = bytearray()
+        if request.headers.get("Expect", "").lower() == "100-continue":  # curl waits for it before a large body
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0
         try:
             async for chunk in request.content.iter_any():
                 found += chunk
@@ -170,9 +183,9 @@ class Server:
 
     def _filtered(self, verb: str, body: bytes, decide: Callable[[FilterArgs], FilterAnswer]) -> bytes:
         watch = Stopwatch(self._metrics, verb)
-        args = wire.read_filter(body)
+        args = self._read(body)
         watch.stage("read")
-        closed = self._closed(verb)
+        closed = self._closed(verb, args.pod)
         answer = FilterAnswer(error=closed) if closed else decide(args)
         watch.stage("decide")
         reply = wire.write_filter(answer, args)
@@ -183,7 +196,7 @@ class Server:
 
     async def _prioritize(self, body: bytes) -> bytes:
         watch = Stopwatch(self._metrics, "prioritize")
-        args = wire.read_filter(body)
+        args = self._read(body)
         watch.stage("read")
         scores = self._extender.prioritize(args)
         watch.stage("decide")
@@ -200,13 +213,23 @@ class Server:
         watch = Stopwatch(self._metrics, "preempt")
         args = wire.read_preempt(body)
         watch.stage("read")
-        found = {} if self._closed("preempt") else self._extender.preempt(args)
+        found = {} if self._closed("preempt", args.pod) else self._extender.preempt(args)
         watch.stage("decide")
         self._metrics.verbs.labels("preempt", "yes" if found else "no").inc()
         return wire.write_preempt(found)
 
-    def _closed(self, verb: str) -> str:
-        """Why this replica answers no verbs now; a dry run only needs the book."""
+    def _read(self, body: bytes) -> FilterArgs:
+        """No honest caller asks about many times more nodes than there are."""
+        args = wire.read_filter(body)
+        known = len(self._mirror.ledger.fleet)
+        if len(args.names) > 4 * known + 10_000:
+            raise BadBody(f"{len(args.names)} nodes are asked about, and the cluster has {known}")
+        return args
+
+    def _closed(self, verb: str, pod: Pod | None = None) -> str:
+        """Why this replica answers no verbs now. Pods without GPUs pass anywhere; a dry run only needs the book."""
+        if pod is not None and self._extender.asked(pod) is None:
+            return ""
         if not self._state.is_synced():
             return "gputile has not seen the whole cluster yet; try again in a moment"
         return "" if verb == "filter-dryrun" or self._leads() else NOT_LEADING

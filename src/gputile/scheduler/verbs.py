@@ -17,13 +17,13 @@ import msgspec
 import numpy as np
 
 from gputile.book.events import Denied, Holding, Pencilled, Rubbed
-from gputile.book.ledger import Entry, Ledger, State
+from gputile.book.ledger import State
 from gputile.dialects import speaking
 from gputile.dialects.wire import NodeObject, Pod
 from gputile.engine.fleet import Fleet
 from gputile.engine.placing import Placement, place
 from gputile.engine.policies import Scores
-from gputile.engine.preempting import victims
+from gputile.engine.preempting import Holder, victims
 from gputile.model.cards import NodeView
 from gputile.model.refusals import BadRequest, NodeCode, Refusal
 from gputile.model.requests import PodRequest
@@ -112,6 +112,8 @@ class Extender:
         for among in (fresh, names) if shy else (names,):
             best = fleet.best(asked, self._settings.policy, seed=seed_of(uid), among=among, keep=keep, slack=slack)
             if best:
+                if among is names:
+                    self._shy.pop(uid, None)  # all have had their chance: begin anew
                 return best
         return []
 
@@ -137,9 +139,6 @@ class Extender:
     def shun(self, uid: str, node: str) -> None:
         """Let the node rank last for this pod from now on."""
         self._shy.setdefault(uid, set()).add(node)
-
-    def forgive(self, uid: str) -> None:
-        self._shy.pop(uid, None)
 
     def forget_strangers(self) -> None:
         """Drop what is remembered of pods that wait no more."""
@@ -240,10 +239,15 @@ class Extender:
         if name not in self._ledger.fleet or self.closed([name], pod.uid):
             return None
         with self._ledger.aside(pod.uid) as fleet:
-            found = victims(asked, fleet.view(name), self._ledger.holders(name), pod.priority)
+            found = victims(asked, fleet.view(name), self._evictable(name), pod.priority)
         if found is None:
             return None
         return Offer(tuple(holder.pod for holder in found), offer.violations) if found else offer
+
+    def _evictable(self, node: str) -> list[Holder]:
+        """Pods that are really there; one between filter and bind cannot be evicted."""
+        bound = {e.holding.pod for e in self._ledger.on_node(node) if e.state is State.CONFIRMED}
+        return [holder for holder in self._ledger.holders(node) if holder.pod in bound]
 
 
 def holding_of(pod: Pod, asked: PodRequest, where: Placement) -> Holding:
@@ -280,10 +284,3 @@ def _stretched(scores: Scores) -> list[int]:
     low, high = float(real.min()), float(real.max())
     share = (scores - low) / (high - low) if high > low else np.where(np.isfinite(scores), 1.0, 0.0)
     return [int(one) for one in np.rint(np.clip(share, 0.0, 1.0) * TOP_SCORE)]
-
-
-def entry_of(ledger: Ledger, uid: str, node: str) -> Entry | None:
-    """The book's entry of a pod that is assumed or confirmed on this node."""
-    entry = ledger.entry(uid)
-    wanted = entry is not None and entry.state is not State.PENCILLED and entry.holding.node == node
-    return entry if wanted else None

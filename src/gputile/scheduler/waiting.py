@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 import msgspec
 
 from gputile.book.ledger import Ledger
+from gputile.dialects.gputile import NUDGED
 from gputile.dialects.wire import Pod
 from gputile.engine.explaining import explain
 from gputile.engine.preempting import Holder
@@ -36,9 +37,6 @@ REPEAT = 30 * 60.0  # seconds after which the same is said again, for Events are
 NUDGES = 20  # per round and kind of pod
 LOOK_AT = 100  # nodes whose misses are looked at closely; looking at thousands would hold up the verbs
 SHARE = 0.05  # of the time that may be spent on explanations
-
-NUDGE = "gputile.io/nudged"
-"""The annotation that a nudge touches."""
 
 
 class Story(msgspec.Struct):
@@ -70,6 +68,7 @@ class Teller:
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._api, self._mirror, self._settings, self._metrics = api, mirror, settings.tell, metrics
+        self._patience = settings.bind.attempt
         self._leads, self._clock, self._wall, self._pause = leads, clock, wall, pause
         self._stories: dict[str, Story] = {}
         self._gains = 0
@@ -126,7 +125,7 @@ class Teller:
                 known[story.asked] = reason(story.asked, self._mirror.ledger)
                 self._quiet_until = now + (self._clock() - now) / SHARE
             said, story.looked_at = known[story.asked], now
-            if said and (said != story.told or now - story.told_at > REPEAT):
+            if said and (said != story.told or now - story.told_at > REPEAT) and self._leads():
                 story.told, story.told_at = said, now
                 self._allowance -= 1.0
                 await self._api.note(_note(uid, story.pod, said))
@@ -151,10 +150,13 @@ class Teller:
             if not room[story.asked]:
                 story.gains = self._gains  # looked at; wait for the next gain
                 continue
+            if not self._leads():
+                return
             room[story.asked] -= 1
             story.nudged_at = now
             self._metrics.nudges.inc()
-            await self._api.patch_pod(story.pod.namespace, story.pod.name, uid, {NUDGE: str(self._wall())}, {})
+            key, touch = story.pod, {NUDGED: str(self._wall())}
+            await self._api.patch_pod(key.namespace, key.name, uid, {**touch}, {}, timeout=self._patience)
 
 
 class Holders(Mapping[str, list[Holder]]):

@@ -125,6 +125,8 @@ def read_preempt(body: bytes) -> PreemptArgs:
 
 def _keys(body: bytes) -> dict[str, msgspec.Raw]:
     try:
+        if not body.isascii():
+            body.decode()  # parts of it are handed back as they came, so all of it must be sound
         return {key.lower(): raw for key, raw in _KEYS.decode(body).items()}
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as wrong:
         raise BadBody(f"the body is no JSON object: {wrong}; send what kube-scheduler sends") from wrong
@@ -172,8 +174,8 @@ def _offers(found: Any, key: str) -> dict[str, Offer]:
 def _offer(victims: Any, key: str) -> Offer:
     said = _lowered(victims)
     pods, violations = said.get("pods") or [], said.get("numpdbviolations") or 0
-    if not isinstance(pods, list) or not isinstance(violations, int):
-        raise BadBody(f"`{key}` holds victims without a list of Pods")
+    if not isinstance(pods, list) or not isinstance(violations, int) or abs(violations) >= 2**31:
+        raise BadBody(f"`{key}` holds victims without a list of Pods and a number of violations")
     return Offer(tuple(_uid(pod) for pod in pods), violations)
 
 

@@ -58,7 +58,7 @@ class NodeBuilder:
             cpu=self._cpu,
             memory=self._host,
             links=self._links,
-            **self._facts,
+            **{"agent": "gputile", **self._facts},
         )
 
     def view(self) -> NodeView:

@@ -1,0 +1,192 @@
+"""`gputile scheduler`: help that teaches, settings that can be seen, and a cluster in memory to try it on."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from gputile.cli import scheduler
+from gputile.cli.scheduler import command
+from gputile.kube.memory import MemoryApi
+from gputile.model.errors import InputError
+from gputile.scheduler.settings import Settings, names
+from gputile.sim.manifests import load_file
+from gputile.testing.builders import node, pod
+
+
+@pytest.fixture(autouse=True)
+def _no_log_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command sends all log lines of the process to its standard error; here the process is pytest."""
+    monkeypatch.setattr("gputile.telemetry.logs.start", lambda level: None)
+
+
+def show(*arguments: str, env: dict[str, str] | None = None) -> Any:
+    done = CliRunner(env=env or {}).invoke(command, [*arguments, "--show-settings"], catch_exceptions=False)
+    assert done.exit_code == 0
+    return yaml.safe_load(done.output)
+
+
+def refusal(*arguments: str, env: dict[str, str] | None = None) -> str:
+    with pytest.raises(InputError) as no:
+        CliRunner(env=env or {}).invoke(command, arguments, catch_exceptions=False)
+    return str(no.value)
+
+
+def test_help_teaches() -> None:
+    said = CliRunner().invoke(command, ["--help"]).output
+    for line in (
+        "gputile scheduler --cluster memory ",
+        "kubectl get nodes,pods -A -o yaml",
+        "--objects",
+        "--show-settings",
+        "GPUTILE_FILTER_KEEP",
+        "docs/scheduler.md",
+        "SIGTERM",
+    ):
+        assert line in said
+
+
+def test_every_setting_is_shown_with_its_value() -> None:
+    found = show()
+    for name, _ in names():
+        inner: Any = found
+        for part in name.split("."):
+            inner = inner[part]
+    assert found["policy"] == Settings().policy
+
+
+def test_file_then_environment_then_flags(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("policy: spread\nfilter: {keep: 2, slack: 0.5}\n")
+    env = {"GPUTILE_FILTER_KEEP": "3", "GPUTILE_POLICY": "binpack"}
+    found = show("--config", str(file), "--set", "filter.keep=4", env=env)
+    assert (found["policy"], found["filter"]) == ("binpack", {"keep": 4, "slack": 0.5})
+    assert show("--listen", "0.0.0.0:1", "--policy", "random")["listen"] == "0.0.0.0:1"
+
+
+def test_a_person_who_tries_it_is_not_flooded_with_log_lines(tmp_path: Path) -> None:
+    assert show("--cluster", "memory")["log_level"] == "warning"
+    assert show("--cluster", "memory", "--set", "log_level=debug")["log_level"] == "debug"
+    assert show()["log_level"] == "info"
+
+
+def test_an_empty_file_is_no_settings(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").write_text("")
+    assert show("--config", str(tmp_path / "empty.yaml"))["policy"] == Settings().policy
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        pytest.param(("--objects", "all.yaml"), "add --cluster memory", id="objects-need-the-cluster-in-memory"),
+        pytest.param(("--set", "filter.keep"), "write NAME=VALUE", id="a-set-without-a-value"),
+        pytest.param(("--set", "filter.kep=4"), "did you mean `filter.keep`", id="a-set-of-nothing"),
+        pytest.param(("--set", "filter.keep=x"), "filter.keep", id="a-set-of-the-wrong-kind"),
+        pytest.param(("--listen", "nowhere"), "write HOST:PORT", id="listening-nowhere"),
+        pytest.param(("--policy", "tilling"), "did you mean tiling", id="a-policy-misspelt"),
+        pytest.param(("--config", "/nonexistent.yaml"), "name a YAML file", id="no-such-file"),
+        pytest.param(("--cluster", "memory", "--objects", "/nonexistent.yaml"), "nonexistent", id="no-such-objects"),
+    ],
+)
+def test_a_wrong_word_gets_a_sentence(arguments: tuple[str, ...], says: str) -> None:
+    assert says in refusal(*arguments)
+
+
+def test_a_wrong_variable_gets_a_sentence() -> None:
+    assert "did you mean GPUTILE_FILTER_KEEP" in refusal(env={"GPUTILE_FILTER_KEPT": "1"})
+
+
+@pytest.mark.parametrize("content", ["{", "a: b: c", "- x: [", "\x00"])
+def test_a_file_that_is_no_yaml(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(content)
+    assert "this is no YAML" in refusal("--config", str(file))
+
+
+def test_objects_without_a_node(tmp_path: Path) -> None:
+    file = tmp_path / "all.yaml"
+    file.write_text(json.dumps(pod()))
+    assert "there is no node in it" in refusal("--cluster", "memory", "--objects", str(file))
+
+
+def test_a_snapshot_is_taken_as_it_is(tmp_path: Path) -> None:
+    """What `kubectl get nodes,pods -A -o json` prints: a List."""
+    items = [node("n1").card().manifest(), pod(name="a", namespace="ml", uid="u-a", on="n1"), pod(name="b", uid="u-b")]
+    file = tmp_path / "all.json"
+    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    found = scheduler._memory(file)
+    assert isinstance(found, MemoryApi)
+    assert set(found.nodes) == {"n1"}
+    assert set(found.pods) == {"ml/a", "default/b"}
+    assert found.pods["ml/a"]["metadata"]["uid"] == "u-a"
+    assert found.pods["ml/a"]["spec"]["nodeName"] == "n1"
+
+
+def test_without_objects_it_is_the_example_cluster() -> None:
+    found = scheduler._memory(None)
+    assert isinstance(found, MemoryApi)
+    assert set(found.nodes) == {str(one["metadata"]["name"]) for one in _example_nodes()}
+    assert len(found.pods) > 5
+
+
+def _example_nodes() -> list[dict[str, Any]]:
+    return list(load_file(Path(__file__).parents[2] / "examples" / "cluster.yaml").nodes)
+
+
+def test_it_starts_answers_and_stops_on_sigterm() -> None:
+    script = "from gputile.cli.main import main; main()"
+    line = [sys.executable, "-c", script, "scheduler", "--cluster", "memory", "--listen", "127.0.0.1:0"]
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("GPUTILE_")}
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean) as running:
+        try:
+            assert running.stdout is not None
+            greeting = running.stdout.readline()
+            said = re.search(r"A cluster in memory at (http://127\.0\.0\.1:\d+): (\d+) nodes", greeting)
+            assert said is not None, greeting
+            assert _get(said[1] + "/readyz") == "ok"
+            assert len(json.loads(_get(said[1] + "/gpushare-scheduler/inspect"))["nodes"]) > 0
+            commands = running.stdout.readline() + running.stdout.readline() + running.stdout.readline()
+            assert f"curl -s {said[1]}/metrics" in commands
+            begun = time.monotonic()
+            running.send_signal(signal.SIGTERM)
+            rest, errors = running.communicate(timeout=10)
+            assert running.returncode == 0, errors
+            assert time.monotonic() - begun < 3
+            assert "Traceback" not in rest + errors
+        finally:
+            if running.poll() is None:
+                running.kill()
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return str(answer.read().decode())
+
+
+TRACEBACK = "process.py run: what keeps the server from starting is a traceback"
+
+
+@pytest.mark.xfail(strict=True, raises=OSError, reason=TRACEBACK)
+def test_a_port_that_is_taken_is_told_in_a_sentence() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert str(port) in refusal("--cluster", "memory", "--listen", f"127.0.0.1:{port}")
+
+
+@pytest.mark.xfail(strict=True, raises=OSError, reason=TRACEBACK)
+def test_a_certificate_that_is_not_there_is_told_in_a_sentence() -> None:
+    files = ("--set", "tls.certificate=/no.crt", "--set", "tls.key=/no.key")
+    assert "/no.crt" in refusal("--cluster", "memory", "--listen", "127.0.0.1:0", *files)
