@@ -174,10 +174,6 @@ def _get(url: str) -> str:
         return str(answer.read().decode())
 
 
-TRACEBACK = "process.py run: what keeps the server from starting is a traceback"
-
-
-@pytest.mark.xfail(strict=True, raises=OSError, reason=TRACEBACK)
 def test_a_port_that_is_taken_is_told_in_a_sentence() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -186,7 +182,6 @@ def test_a_port_that_is_taken_is_told_in_a_sentence() -> None:
         assert str(port) in refusal("--cluster", "memory", "--listen", f"127.0.0.1:{port}")
 
 
-@pytest.mark.xfail(strict=True, raises=OSError, reason=TRACEBACK)
 def test_a_certificate_that_is_not_there_is_told_in_a_sentence() -> None:
     files = ("--set", "tls.certificate=/no.crt", "--set", "tls.key=/no.key")
     assert "/no.crt" in refusal("--cluster", "memory", "--listen", "127.0.0.1:0", *files)

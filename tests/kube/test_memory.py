@@ -167,7 +167,6 @@ class TestObjects:
         assert {one.name for one in await found.list_pods()} == {"web-0", "web-1"}
         assert await found.pod("default", "web-2") is None
 
-    @pytest.mark.xfail(strict=True, reason="memory.py add_pod: a pod made anew under its old name gets its old UID")
     async def test_a_pod_made_anew_is_another_pod(self) -> None:
         nameless = pod()
         del nameless["metadata"]["uid"]

@@ -168,7 +168,7 @@ class Rig:
         self.granter = Granter(self.api, self.mirror, self.settings, self.metrics, **common)
         self.teller = Teller(self.api, self.mirror, self.settings, self.metrics, **common)
         self.extender.on_no = self.teller.refused
-        self.binder.look_up = self.granter.look_up
+        self.binder.look_up, self.binder.on_bound = self.granter.look_up, self.granter.landed.add
         self.mirror.nodes_listed(msgspec.convert(one, NodeObject) for one in made)
         self.carry_out(self.mirror.pods_listed(msgspec.convert(one, Pod) for one in self.api.pods.values()))
         self.api.events.clear()

@@ -137,9 +137,6 @@ class TestWaiting:
         rig.catch_up()
         assert rig.mirror.waiting == {}
 
-    @pytest.mark.xfail(
-        strict=True, reason="mirror.py: when the guessed unit changes, pods read before keep the old one"
-    )
     def test_gpushares_unit_is_guessed_for_pods_that_came_before_the_node(self) -> None:
         mirror = Mirror(Ledger(), DialectSettings(gpushare_unit="auto"))
         mirror.pods_listed([msgspec.convert(pod({"aliyun.com/gpu-mem": 3000}, uid="u"), Pod)])

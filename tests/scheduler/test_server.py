@@ -253,9 +253,6 @@ async def test_a_client_that_breaks_off_harms_nobody(sent: bytes) -> None:
         assert len(line.rig.ledger) == 0
 
 
-@pytest.mark.xfail(
-    strict=True, reason="server.py _body: a client that goes away is logged as an error with its traceback"
-)
 async def test_a_client_that_goes_away_is_no_error_of_ours(caplog: pytest.LogCaptureFixture) -> None:
     """kube-scheduler's time-out, for one."""
     async with serving() as line:

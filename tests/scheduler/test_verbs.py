@@ -227,7 +227,6 @@ class TestWhatThePodAsks:
         rig.api.pods["default/web-0"] = pod(tile(8), uid="uid-web-0")
         assert rig.filter().names == ["n1"]
 
-    @pytest.mark.xfail(strict=True, reason="verbs.py Extender.asked compares spec and annotations, and forgets labels")
     def test_also_when_only_a_label_changed(self) -> None:
         """gpushare's `gpu-count` is a label."""
         rig = Rig(gpushare_node("n1", cards=2, size=8))
@@ -283,7 +282,6 @@ class TestOtherAgents:
         assert await rig.bind() == f"n1: {OTHER}"
         assert rig.api.bindings == []
 
-    @pytest.mark.xfail(strict=True, reason="verbs.py Extender._imagined does not ask for `other_agents: refuse`")
     def test_a_dry_run_on_a_node_yet_to_come_refuses_as_filter_will(self) -> None:
         rig = Rig(other_agents="refuse")
         rig.api.add_node(gpushare_node("n1"))

@@ -154,7 +154,6 @@ class TestTelling:
         await rounds(r, 1)
         assert nudged(r) == ["default/web-0"]
 
-    @pytest.mark.xfail(strict=True, reason="waiting.py _tell remembers it as told before the Event was written")
     async def test_what_could_not_be_told_is_told_later(self) -> None:
         r = full(rig())
         r.arrive(tile(8))
@@ -269,7 +268,6 @@ class TestNudging:
         await rounds(r, ROUND)
         assert len(nudged(r)) == NUDGES
 
-    @pytest.mark.xfail(strict=True, reason="waiting.py _nudge: those beyond the count of nodes wait for the next gain")
     async def test_all_that_fit_are_nudged_also_several_on_one_node(self) -> None:
         """One card of 16 was freed: two pods of 8 fit there."""
         r = full(rig())

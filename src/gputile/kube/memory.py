@@ -26,6 +26,7 @@ class MemoryApi:
         self.pods: dict[str, Json] = {}
         self.notes: list[Note] = []
         self._version = 0
+        self._made: dict[str, int] = {}  # by key: how many pods of that name there were
         self._followers: dict[str, list[asyncio.Queue[tuple[str, Json]]]] = {"Pod": [], "Node": []}
         for pod in pods:
             self.add_pod(pod)
@@ -37,7 +38,9 @@ class MemoryApi:
         made = copy.deepcopy(pod)
         metadata = made.setdefault("metadata", {})
         key = f"{metadata.setdefault('namespace', 'default')}/{metadata['name']}"
-        metadata.setdefault("uid", f"uid-{key}")
+        if "uid" not in metadata:
+            self._made[key] = self._made.get(key, 0) + (key not in self.pods)
+            metadata["uid"] = f"uid-{key}" if self._made[key] == 1 else f"uid-{key}-{self._made[key]}"
         self._tell("Pod", "MODIFIED" if key in self.pods else "ADDED", made)
         self.pods[key] = made
         return msgspec.convert(made, Pod)

@@ -64,6 +64,7 @@ class Binder:
         self._leads, self._clock, self._wall, self._pause = leads, clock, wall, pause
         self._open: dict[str, tuple[str, asyncio.Task[str]]] = {}  # by UID: node and the bind in flight
         self.look_up: Callable[[str], None] = lambda uid: None  # have a pod looked at, later
+        self.on_bound: Callable[[str], None] = lambda uid: None  # the API server said yes
 
     async def bind(self, args: BindArgs) -> str:
         """ "" when the pod is bound. A caller that goes away does not stop a bind in flight."""
@@ -134,7 +135,8 @@ class Binder:
         return live
 
     async def _look(self, namespace: str, name: str) -> Pod | None:
-        return await asyncio.wait_for(self._api.pod(namespace, name), self._settings.bind.attempt)
+        async with asyncio.timeout(self._settings.bind.attempt):
+            return await self._api.pod(namespace, name)
 
     # ---- deciding: no await between looking and booking -------------------------------------------------------------
 
@@ -190,6 +192,7 @@ class Binder:
             started = self._clock()
             try:
                 await self._api.bind(binding, min(left, self._settings.bind.attempt))
+                self.on_bound(binding.uid)
                 return
             except Refused as no:
                 if no.status not in (0, 408, 429):

@@ -52,6 +52,8 @@ class Granter:
         self._unwritten: dict[str, Grant] = {}  # granted and booked, and not on the pod yet
         self._not_before: dict[str, float] = {}  # by UID: when to try again what failed
         self._no_room_since: dict[str, float] = {}  # by UID: bound around us, and no cards for it
+        self._crowded: dict[str, tuple[Pod, str]] = {}  # bound around us where there is no room, and what to say
+        self.landed: set[str] = set()  # binds that the API server said yes to, and that our watch has not shown yet
         self._reported: dict[str, str] = {}  # by UID: the last thing said about it
 
     def carry_out(self, instructions: Iterable[Instruction]) -> None:
@@ -103,7 +105,9 @@ class Granter:
         for uid in list(self._mirror.fresh):
             await self._attempt(uid, self._complete_labels)
         for uid in list(self._mirror.suspects):
-            await self._attempt(uid, self._report)
+            await self._attempt(uid, self._report_suspect)
+        for uid in list(self._crowded):
+            await self._attempt(uid, self._report_crowded)
         self._report_conflicts()
 
     async def _attempt(self, uid: str, work: Callable[[str], Awaitable[None]]) -> None:
@@ -111,7 +115,8 @@ class Granter:
         if self._clock() < self._not_before.get(uid, 0.0):
             return
         try:
-            await asyncio.wait_for(work(uid), self._settings.bind.attempt + 1.0)
+            async with asyncio.timeout(self._settings.bind.attempt + 1.0):
+                await work(uid)
             self._not_before.pop(uid, None)
         except (Refused, Unclear, TimeoutError) as wrong:
             self._not_before[uid] = self._clock() + AGAIN
@@ -133,7 +138,7 @@ class Granter:
             self.carry_out(self._mirror.ledger.handle(Gone(uid)))
         elif live.node_name:
             self.carry_out(self._mirror.pod_changed(live))
-        else:
+        elif uid not in self.landed:  # else the look was sent before a later try landed
             self.carry_out(self._mirror.ledger.handle(Forgotten(uid)))
         log.info("bind looked up", extra=fields(pod=entry.holding.name, node=live.node_name if live else None))
 
@@ -167,7 +172,7 @@ class Granter:
 
     def _no_room(self, pod: Pod, refusal: Refusal) -> None:
         said = f"bound to {pod.node_name} by another scheduler, where gputile has no cards for it: {refusal.sentence}"
-        self._mirror.suspects[pod.uid] = (pod, said)
+        self._crowded[pod.uid] = (pod, said)
 
     async def _write(self, uid: str) -> None:
         pod, grant = self._mirror.pod(uid), self._unwritten[uid]
@@ -220,15 +225,25 @@ class Granter:
 
     # ---- what people should know ------------------------------------------------------------------------------------
 
-    async def _report(self, uid: str) -> None:
+    async def _report_suspect(self, uid: str) -> None:
         pod, why = self._mirror.suspects[uid]
-        if self._reported.get(uid) != why and self._leads():
-            note = Note(namespace=pod.namespace, pod=pod.name, uid=uid, reason="GrantNotBelieved", message=why)
-            await self._api.note(note)
-            self._reported[uid] = why
+        if await self._tell(pod, "GrantNotBelieved", why):
             self._metrics.copied.inc()
-            log.warning("a pod's record is not believed", extra=fields(pod=pod.key, node=pod.node_name, why=why))
         self._mirror.suspects.pop(uid, None)
+
+    async def _report_crowded(self, uid: str) -> None:
+        pod, why = self._crowded[uid]
+        await self._tell(pod, "NoFittingGPU", why)
+        self._crowded.pop(uid, None)
+
+    async def _tell(self, pod: Pod, reason: str, why: str) -> bool:
+        """Once per pod, as long as there is nothing new to say."""
+        if self._reported.get(pod.uid) == why or not self._leads():
+            return False
+        await self._api.note(Note(namespace=pod.namespace, pod=pod.name, uid=pod.uid, reason=reason, message=why))
+        self._reported[pod.uid] = why
+        log.warning("told a pod", extra=fields(reason=reason, pod=pod.key, node=pod.node_name, why=why))
+        return True
 
     def _report_conflicts(self) -> None:
         for conflict in self._conflicts:
@@ -238,6 +253,7 @@ class Granter:
 
     def forget_strangers(self) -> None:
         """Drop what is remembered of pods that are gone."""
+        self.landed &= {entry.holding.pod for entry in self._mirror.ledger.in_flight()}
         for memory in (self._reported, self._not_before, self._no_room_since):
             for uid in [uid for uid in memory if self._mirror.pod(uid) is None]:
                 del memory[uid]

@@ -110,7 +110,7 @@ class Mirror:
             return None
         known = self.pod(pod.uid)
         if not pod.node_name:
-            if known is None or _asks_otherwise(known, pod):
+            if known is None or not is_same(known, pod):
                 asked = speaking.read_pod(pod, self._resolved)
                 self._forget(pod.uid)
             else:
@@ -124,7 +124,7 @@ class Mirror:
 
     def _see_bound(self, pod: Pod, known: Pod | None) -> Holding | None:
         entry = self.ledger.entry(pod.uid)
-        same = known is not None and known.node_name and not _asks_otherwise(known, pod)
+        same = known is not None and known.node_name and is_same(known, pod)
         if same and entry is not None and entry.holding.node == pod.node_name:
             self._bound[pod.uid] = pod  # only its status changed
             return entry.holding
@@ -208,13 +208,13 @@ class Mirror:
     def node_changed(self, node: NodeObject, *, deleted: bool = False) -> list[Instruction]:
         if deleted:
             return self._node_gone(node.name)
-        self._guess_unit(node)
+        done = self._guess_unit(node)
         read = speaking.read_node(node, self._resolved)
         if isinstance(read, BadRequest):
             return self._node_gone(node.name)
         (self.guessing.add if read.agent in GUESSING else self.guessing.discard)(read.name)
         before = self.ledger.fleet.node(read.name)
-        done = self.ledger.handle(NodeSeen(read))
+        done += self.ledger.handle(NodeSeen(read))
         if before is None or before.cards != read.cards:
             done += self._read_grants_again(read)
         return done
@@ -233,15 +233,25 @@ class Mirror:
             done += self.ledger.handle(Confirmed(self._read_bound(pod, pod)))
         return done
 
-    def _guess_unit(self, node: NodeObject) -> None:
-        if self._settings.gpushare_unit == "auto":
-            self._nodes[node.name] = node
-            self._resolved = gpushare.resolved(self._settings, self._nodes.values())
+    def _guess_unit(self, node: NodeObject) -> list[Instruction]:
+        """With another unit every gpushare pod says something else."""
+        if self._settings.gpushare_unit != "auto":
+            return []
+        self._nodes[node.name] = node
+        before, self._resolved = self._resolved, gpushare.resolved(self._settings, self._nodes.values())
+        if self._resolved == before:
+            return []
+        for uid, waiting in list(self.waiting.items()):
+            asked = speaking.read_pod(waiting.pod, self._resolved)
+            if asked is not None:
+                self.waiting[uid] = Waiting(waiting.pod, asked)
+        known = [found for name in self._on_node if (found := self.ledger.fleet.node(name)) is not None]
+        return [one for found in known for one in self._read_grants_again(found)]
 
 
-def _asks_otherwise(before: Pod, after: Pod) -> bool:
-    """Whether more than the status changed."""
-    return before.spec != after.spec or before.annotations != after.annotations or before.labels != after.labels
+def is_same(before: Pod, after: Pod) -> bool:
+    """Whether at most the status changed."""
+    return before.spec == after.spec and before.annotations == after.annotations and before.labels == after.labels
 
 
 def _holding(pod: Pod, grant: Grant | None) -> Holding:

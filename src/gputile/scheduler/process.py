@@ -16,7 +16,7 @@ from gputile.book.events import Freed, Instruction, Pencilled, Tick
 from gputile.book.ledger import Ledger, State
 from gputile.dialects.wire import NodeObject, Pod
 from gputile.kube.values import Alive, Api, Change, Refused, Seen, Snapshot, Spoilt, Trouble, Unclear
-from gputile.model.errors import DoubleBooked
+from gputile.model.errors import DoubleBooked, InputError
 from gputile.scheduler.binding import Binder
 from gputile.scheduler.granting import Granter
 from gputile.scheduler.leading import Alone, Leadership
@@ -64,7 +64,7 @@ class Process:
         self.granter = Granter(api, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall)
         self.teller = Teller(api, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall)
         self.extender.on_no = self.teller.refused
-        self.binder.look_up = self.granter.look_up
+        self.binder.look_up, self.binder.on_bound = self.granter.look_up, self.granter.landed.add
         self.server = Server(self.extender, self.binder, self.mirror, settings, metrics, self, leads)
 
     # ---- what others ask --------------------------------------------------------------------------------------------
@@ -88,7 +88,11 @@ class Process:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until told to stop; then finish the binds in flight and let go of the lease."""
-        await self.server.start()
+        try:
+            await self.server.start()
+        except InputError:
+            await self.api.close()
+            raise
         loops: list[Coroutine[Any, Any, None]] = [
             self._follow("nodes", self.api.follow_nodes, self._nodes_listed, self._node_changed),
             self._follow_pods(),
@@ -115,7 +119,8 @@ class Process:
         await _end(writers)
         settled = await self._settled()
         try:
-            await asyncio.wait_for(self.leadership.step_down(release=settled), 3.0)
+            async with asyncio.timeout(3.0):
+                await self.leadership.step_down(release=settled)
         except (Refused, Unclear, TimeoutError) as wrong:
             log.warning("the lease could not be given back", extra=fields(why=str(wrong)))
         await _end(others)
@@ -285,7 +290,7 @@ class Process:
             await asyncio.sleep(CERTIFICATES)
             try:
                 self.server.renew_certificate()
-            except OSError as wrong:  # half-written files: the old one still serves
+            except InputError as wrong:  # half-written files: the old ones still serve
                 log.warning("the certificate cannot be read", extra=fields(why=str(wrong)))
 
 

@@ -20,6 +20,7 @@ from aiohttp.web_protocol import RequestPayloadError
 
 from gputile import __version__
 from gputile.dialects.wire import Pod
+from gputile.model.errors import InputError
 from gputile.scheduler import views, wire
 from gputile.scheduler.binding import NOT_LEADING, Binder
 from gputile.scheduler.mirror import Mirror
@@ -108,7 +109,10 @@ class Server:
         )
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port, ssl_context=listens_with, backlog=1024)
-        await site.start()
+        try:
+            await site.start()
+        except OSError as wrong:
+            raise InputError(f"cannot listen on {host}:{port}: {wrong.strerror}; name another with --listen") from wrong
         self.port = self._runner.addresses[0][1]
         log.info("listening", extra=fields(host=host, port=self.port, tls=self._tls is not None))
 
@@ -169,7 +173,7 @@ class Server:
                 found += chunk
                 if len(found) > limit:
                     raise BadBody(f"the body is larger than {self._settings.body_limit} MiB; raise `body_limit`")
-        except RequestPayloadError as wrong:
+        except (RequestPayloadError, ConnectionError) as wrong:
             raise BadBody(f"the body ended too soon: {wrong}") from wrong
         return bytes(found)
 
@@ -261,10 +265,14 @@ def tls_context(settings: TlsSettings) -> ssl.SSLContext | None:
     if not settings.certificate:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(settings.certificate, settings.key)
-    if settings.client_ca:
-        context.load_verify_locations(settings.client_ca)
-        context.verify_mode = ssl.CERT_OPTIONAL
+    try:
+        context.load_cert_chain(settings.certificate, settings.key)
+        if settings.client_ca:
+            context.load_verify_locations(settings.client_ca)
+            context.verify_mode = ssl.CERT_OPTIONAL
+    except OSError as wrong:  # ssl.SSLError is one, too
+        files = ", ".join(file for file in (settings.certificate, settings.key, settings.client_ca) if file)
+        raise InputError(f"TLS cannot be set up from {files}: {wrong}; see the settings `tls.*`") from wrong
     return context
 
 

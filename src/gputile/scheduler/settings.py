@@ -18,6 +18,25 @@ from gputile.kube.client import ClientSettings
 from gputile.kube.lease import LeaseSettings
 from gputile.model.errors import InputError
 
+ABOVE_ZERO = (
+    "filter.keep",
+    "body_limit",
+    "audit",
+    "bind.timeout",
+    "bind.attempt",
+    "book.pencil_ttl",
+    "book.assume_ttl",
+    "tell.per_second",
+    "tell.every",
+    "leadership.duration",
+    "leadership.renew",
+    "leadership.retry",
+    "api.connections",
+    "api.request_timeout",
+    "api.page",
+    "api.watch_timeout",
+    "api.silence",
+)
 PREFIX = "GPUTILE_"
 SERVICE_LINKS = ("_SERVICE_HOST", "_SERVICE_PORT", "_PORT")
 """Kubernetes puts `<SERVICE>_PORT...` into every pod; a Service named gputile-... must not look like a setting."""
@@ -125,11 +144,13 @@ def checked(settings: Settings) -> Settings:
         raise InputError(f"setting `policy` is {settings.policy!r}; did you mean {near}? One of: {', '.join(POLICIES)}")
     if bool(settings.tls.certificate) != bool(settings.tls.key) or (settings.tls.client_ca and not settings.tls.key):
         raise InputError("settings `tls.certificate` and `tls.key` go together, and `tls.client_ca` needs both")
-    for name in ("bind.timeout", "bind.attempt", "audit", "book.pencil_ttl", "book.assume_ttl", "tell.per_second"):
-        if not _get(settings, name) > 0:
+    for name in ABOVE_ZERO:
+        if not 0 < _get(settings, name) < float("inf"):
             raise InputError(f"setting `{name}` is {_get(settings, name)}; write a number above 0")
-    if settings.filter.keep < 1 or settings.body_limit < 1:
-        raise InputError("settings `filter.keep` and `body_limit` are at least 1")
+    if not 0 <= settings.filter.slack < float("inf"):
+        raise InputError(f"setting `filter.slack` is {settings.filter.slack}; write 0 or more")
+    if settings.leadership.duration < 2 * settings.leadership.renew:
+        raise InputError("setting `leadership.duration` is at least twice `leadership.renew`, else the lease is lost")
     return settings
 
 

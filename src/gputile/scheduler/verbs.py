@@ -27,7 +27,7 @@ from gputile.engine.preempting import Holder, victims
 from gputile.model.cards import NodeView
 from gputile.model.refusals import BadRequest, NodeCode, Refusal
 from gputile.model.requests import PodRequest
-from gputile.scheduler.mirror import Mirror, created
+from gputile.scheduler.mirror import GUESSING, Mirror, created, is_same
 from gputile.scheduler.settings import Settings
 from gputile.scheduler.wire import FilterAnswer, FilterArgs, Offer, PreemptArgs
 from gputile.telemetry.metrics import Metrics
@@ -72,7 +72,7 @@ class Extender:
     def asked(self, pod: Pod) -> PodRequest | BadRequest | None:
         """What the pod asks for; read once, when our watch saw it, as long as it is the same pod."""
         known = self._mirror.waiting.get(pod.uid)
-        if known is not None and known.pod.spec == pod.spec and known.pod.annotations == pod.annotations:
+        if known is not None and is_same(known.pod, pod):
             return known.asked
         return speaking.read_pod(pod, self._mirror.settings)
 
@@ -213,6 +213,8 @@ class Extender:
         node = speaking.read_node(sent, self._mirror.settings)
         if isinstance(node, BadRequest):
             return Refusal(sent.name, NodeCode.UNKNOWN_NODE, 1, 0, False)
+        if node.agent in GUESSING and self._settings.other_agents == "refuse":
+            return Refusal(sent.name, NodeCode.OTHER_AGENT, 1, 0, False)
         answer = place(asked, NodeView.empty(node), self._settings.policy)
         return answer if isinstance(answer, Refusal) else None
 

@@ -126,9 +126,9 @@ class Teller:
                 self._quiet_until = now + (self._clock() - now) / SHARE
             said, story.looked_at = known[story.asked], now
             if said and (said != story.told or now - story.told_at > REPEAT) and self._leads():
-                story.told, story.told_at = said, now
                 self._allowance -= 1.0
                 await self._api.note(_note(uid, story.pod, said))
+                story.told, story.told_at = said, now
                 log.info("waits", extra=fields(pod=story.pod.key, why=said))
 
     # ---- nudging ----------------------------------------------------------------------------------------------------
@@ -141,18 +141,21 @@ class Teller:
             for uid, story in self._stories.items()
             if story.gains < self._gains and now - story.refused_at > PATIENCE and now - story.nudged_at > REST
         ]
-        room: dict[PodRequest, int] = {}  # nodes that would take such a pod: no use in waking more than that
+        room: dict[PodRequest, int] = {}  # nodes that would take such a pod: no use in waking more than that at once
+        woken: dict[PodRequest, int] = {}
         for uid, story in late:
             if not isinstance(story.asked, PodRequest) or self._mirror.ledger.entry(uid) is not None:
                 continue
             if story.asked not in room:
                 room[story.asked] = min(NUDGES, int(self._mirror.ledger.fleet.fits(story.asked).sum()))
-            if not room[story.asked]:
+            if room[story.asked] == 0:
                 story.gains = self._gains  # looked at; wait for the next gain
                 continue
+            if woken.get(story.asked, 0) == room[story.asked]:
+                continue  # enough for this round
             if not self._leads():
                 return
-            room[story.asked] -= 1
+            woken[story.asked] = woken.get(story.asked, 0) + 1
             story.nudged_at = now
             self._metrics.nudges.inc()
             key, touch = story.pod, {NUDGED: str(self._wall())}

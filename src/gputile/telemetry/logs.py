@@ -1,5 +1,6 @@
 """Log lines as JSON: a constant sentence in `msg`, the rest as fields. A decision logs once, where it is made."""
 
+import json
 import logging
 import sys
 import time
@@ -28,7 +29,10 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+        try:
+            return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+        except TypeError:  # half characters, numbers beyond 64 bits: no value may cost the line
+            return json.dumps(line, default=repr)
 
 
 def _utc(seconds: float) -> str:
