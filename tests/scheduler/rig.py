@@ -169,6 +169,7 @@ class Rig:
         self.teller = Teller(self.api, self.mirror, self.settings, self.metrics, **common)
         self.extender.on_no = self.teller.refused
         self.binder.look_up, self.binder.on_bound = self.granter.look_up, self.granter.landed.add
+        self.granter.is_busy = self.binder.is_busy
         self.mirror.nodes_listed(msgspec.convert(one, NodeObject) for one in made)
         self.carry_out(self.mirror.pods_listed(msgspec.convert(one, Pod) for one in self.api.pods.values()))
         self.api.events.clear()

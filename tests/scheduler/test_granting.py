@@ -311,6 +311,20 @@ class TestLookingUp:
         await rounds(r)
         assert (r.state(), r.free()) == (State.ASSUMED, [8, 16])
 
+    async def test_a_bind_that_is_under_way_during_the_look_keeps_its_tile(self) -> None:
+        """The repeated bind is sent, the look finds the pod unbound, and then the bind lands."""
+        r = self.rig()
+        await self.lost(r, landed=False)
+        gate = r.api.gates["bind"] = asyncio.Event()
+        bind = asyncio.create_task(r.bind())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        await rounds(r)
+        gate.set()
+        assert await bind == ""
+        assert r.live()["spec"]["nodeName"] == "n1"
+        assert r.free() == [8, 16], "the pod is bound: its tile is not free"
+
     async def test_a_new_term_looks_up_every_bind_in_flight(self) -> None:
         r = self.rig()
         r.arrive(tile(8))

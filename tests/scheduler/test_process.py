@@ -17,7 +17,7 @@ from gputile.kube.values import Alive, Change, Json, Seen, Snapshot, Spoilt, Tro
 from gputile.model.errors import DoubleBooked
 from gputile.scheduler import process as module
 from gputile.scheduler.leading import Alone, Leader
-from gputile.scheduler.process import STALE, VOLUMES, Process, describe
+from gputile.scheduler.process import STALE, VOLUMES, Process
 from gputile.scheduler.settings import Settings
 from gputile.scheduler.wire import read_filter
 from gputile.telemetry.metrics import Metrics
@@ -546,8 +546,3 @@ async def test_a_book_that_does_not_add_up_is_found_out(
         monkeypatch.setattr(replica.process.ledger, "checks", spoilt)
         await replica.until(lambda: value(replica.process, "conflicts_total"))
     assert "the book does not add up" in [record.message for record in caplog.records]
-
-
-def test_the_settings_in_force_can_be_shown() -> None:
-    shown = describe(settings())
-    assert (shown["policy"], shown["filter"]["keep"]) == ("binpack", 16)

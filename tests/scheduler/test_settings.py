@@ -1,5 +1,6 @@
 """Settings: where they come from, which wins, and a sentence for everything that is wrong with them."""
 
+import itertools
 import re
 from typing import Any
 
@@ -7,7 +8,7 @@ import msgspec
 import pytest
 
 from gputile.model.errors import InputError
-from gputile.scheduler.settings import Settings, compose, names
+from gputile.scheduler.settings import Settings, changed, compose, explained, names
 
 ALL = dict(names())
 
@@ -178,3 +179,17 @@ def test_every_setting_has_a_name_and_every_section_is_opened() -> None:
     assert {"listen", "filter.keep", "tls.client_ca", "leadership.renew", "dialects.nano_unit", "api.page"} <= set(ALL)
     assert "filter" not in ALL
     assert all(not isinstance(default, msgspec.Struct) for default in ALL.values())
+
+
+def test_every_setting_is_explained() -> None:
+    said = explained(Settings()).splitlines()
+    for line, following in itertools.pairwise(said):
+        is_value = ":" in following and not following.rstrip().endswith(":") and not following.lstrip().startswith("#")
+        assert not is_value or line.lstrip().startswith("#"), f"nobody says what this means: {following}"
+
+
+def test_only_what_was_changed_is_told_at_the_start() -> None:
+    assert changed(compose({"policy": "spread"}, {}, {"filter.keep": "4"}, "settings")) == {
+        "policy": "spread",
+        "filter.keep": 4,
+    }

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import yaml
 
 from gputile import __version__
 from gputile.cli.demo import examples_folder
+from gputile.dialects.wire import Pod
+from gputile.kube.auth import Access
 from gputile.kube.auth import load as load_access
 from gputile.kube.client import Client
 from gputile.kube.lease import Elector
@@ -20,8 +23,9 @@ from gputile.kube.memory import MemoryApi
 from gputile.kube.values import Api, Json
 from gputile.model.errors import InputError
 from gputile.scheduler.leading import LABEL, Leader, SetLabel
-from gputile.scheduler.process import Process, describe
-from gputile.scheduler.settings import Settings, compose, names
+from gputile.scheduler.process import Process
+from gputile.scheduler.settings import Settings, changed, compose, explained, names
+from gputile.scheduler.wire import FilterArgs
 from gputile.sim.manifests import Manifests, load_file
 from gputile.telemetry import logs
 from gputile.telemetry.metrics import Metrics
@@ -73,17 +77,16 @@ def command(
     Serves the extender verbs of every family on one port (/gputile/filter, /scheduler/bind, ...), /healthz, /readyz
     and /metrics, and follows the cluster. Stops on SIGTERM or ^C, after the binds in flight.
     """
-    quiet = {"log_level": "warning"} if cluster == "memory" else {}  # a person reads along there
-    document = _document(config) or quiet
-    settings = compose(document, os.environ, _flags(sets, listen, policy), str(config or "settings"))
+    settings = compose(_document(config), os.environ, _flags(sets, listen, policy), str(config or "settings"))
     if show_settings:
-        click.echo(yaml.safe_dump(describe(settings), sort_keys=False), nl=False)
+        click.echo(explained(settings), nl=False)
         return
     if objects is not None and cluster != "memory":
         raise InputError("--objects fills the cluster in memory; add --cluster memory")
+    access = load_access(kubeconfig, context, os.environ) if cluster == "kubernetes" else None
     logs.start(settings.log_level)
-    log.info("starting", extra=logs.fields(version=__version__, cluster=cluster, settings=describe(settings)))
-    _run(_main(settings, cluster, objects, kubeconfig, context))
+    log.info("starting", extra=logs.fields(version=__version__, cluster=cluster, settings=changed(settings)))
+    _run(_main(settings, access, objects))
 
 
 def _run(main: Any) -> None:
@@ -118,29 +121,24 @@ def _flags(sets: tuple[str, ...], listen: str | None, policy: str | None) -> dic
     return found | ({"policy": policy} if policy else {})
 
 
-async def _main(
-    settings: Settings, cluster: str, objects: Path | None, kubeconfig: str | None, context: str | None
-) -> None:
+async def _main(settings: Settings, access: Access | None, objects: Path | None) -> None:
+    """On the cluster that `access` opens, or on one in memory."""
     metrics = Metrics()
-    if cluster == "memory":
-        process = Process(_memory(objects), settings, metrics)
-    else:
-        process = _in_cluster(settings, metrics, kubeconfig, context)
+    process = _in_cluster(settings, metrics, access) if access else Process(_memory(objects), settings, metrics)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     serving = asyncio.create_task(process.run(stop))
-    if cluster == "memory":
-        asyncio.get_running_loop().call_later(0.3, _greet, process)
+    if access is None:
+        loop.call_later(0.3, _greet, process)
     await serving
 
 
 # ---- a real cluster -------------------------------------------------------------------------------------------------
 
 
-def _in_cluster(settings: Settings, metrics: Metrics, kubeconfig: str | None, context: str | None) -> Process:
-    access = load_access(kubeconfig, context, os.environ)
+def _in_cluster(settings: Settings, metrics: Metrics, access: Access) -> Process:
     client = Client(access, settings.api)
     if not settings.leadership.enabled:
         return Process(client, settings, metrics)
@@ -198,16 +196,33 @@ def _pods(found: Manifests) -> list[Json]:
 
 def _greet(process: Process) -> None:
     """What a newcomer may try, on standard output; logs go to standard error."""
-    waiting = list(process.mirror.waiting.values())
-    url = f"http://{process.settings.host_and_port[0]}:{process.server.port}"
-    nodes = sorted(process.ledger.fleet.names())
-    click.echo(f"A cluster in memory at {url}: {len(nodes)} nodes, {len(process.ledger)} pods on them, ", nl=False)
+    waiting = [one.pod for one in process.mirror.waiting.values()]
+    url = _url(process)
+    nodes = len(process.ledger.fleet)
+    click.echo(f"A cluster in memory at {url}: {nodes} nodes, {len(process.ledger)} pods on them, ", nl=False)
     click.echo(f"{len(waiting)} waiting. Try, in another terminal:\n")
+    click.echo(f"  curl -s {url}/gputile/filter-dryrun -d @examples/filter.json")
+    for line in _binds(process, waiting)[:2]:
+        click.echo(f"  curl -s {url}/gputile/bind -d '{line}'")
     click.echo(f"  curl -s {url}/gpushare-scheduler/inspect")
     click.echo(f"  curl -s {url}/metrics")
-    if waiting:
-        pod = waiting[0].pod
-        click.echo(f"  curl -s {url}/gputile/filter-dryrun -d @examples/filter.json")
-        bind = f'{{"PodName":"{pod.name}","PodNamespace":"{pod.namespace}","PodUID":"{pod.uid}","Node":"{nodes[0]}"}}'
-        click.echo(f"  curl -s {url}/gputile/bind -d '{bind}'")
-    click.echo("\n^C ends it.")
+    click.echo("\nWhat it decides is logged below. ^C ends it.")
+
+
+def _url(process: Process) -> str:
+    host = process.settings.host_and_port[0]
+    reachable = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+    return f"{'https' if process.settings.tls.certificate else 'http'}://{reachable}:{process.server.port}"
+
+
+def _binds(process: Process, waiting: list[Pod]) -> list[str]:
+    """Bodies that would bind a waiting pod to a node where it fits."""
+    names = process.ledger.fleet.names()
+    found = []
+    for pod in waiting:
+        fitting = process.extender.dry_run(FilterArgs(pod=pod, names=names)).names
+        if fitting:
+            node = fitting[0]
+            body = {"PodName": pod.name, "PodNamespace": pod.namespace, "PodUID": pod.uid, "Node": node}
+            found.append(msgspec.json.encode(body).decode())
+    return found

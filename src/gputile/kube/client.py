@@ -7,6 +7,7 @@ Door:  `Client(access, settings)`, made inside the running loop; `close` it.
 """
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
@@ -249,7 +250,9 @@ class Client:
                     self._access.rejected(known)
                 yield response
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as wrong:
-            raise Refused(0, "Unreachable", f"{said}: no connection to {self._access.server}: {wrong}") from wrong
+            number = wrong.errno or getattr(getattr(wrong, "os_error", None), "errno", None)
+            why = os.strerror(number) if number and not isinstance(wrong, aiohttp.ClientSSLError) else wrong
+            raise Refused(0, "Unreachable", f"{said}: no connection to {self._access.server}: {why}") from wrong
         except TimeoutError as wrong:
             raise Unclear(f"{said}: no answer in time") from wrong
         except (aiohttp.ClientError, OSError, ValueError) as wrong:

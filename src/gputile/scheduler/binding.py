@@ -78,6 +78,10 @@ class Binder:
             task.add_done_callback(lambda _: self._open.pop(name, None))
         return await asyncio.shield(task)
 
+    def is_busy(self, uid: str) -> bool:
+        """Whether a bind of this pod is under way."""
+        return uid in self._open
+
     async def finish(self) -> None:
         """Wait for the binds in flight."""
         await asyncio.gather(*(task for _, task in self._open.values()), return_exceptions=True)

@@ -53,6 +53,7 @@ class Granter:
         self._not_before: dict[str, float] = {}  # by UID: when to try again what failed
         self._no_room_since: dict[str, float] = {}  # by UID: bound around us, and no cards for it
         self._crowded: dict[str, tuple[Pod, str]] = {}  # bound around us where there is no room, and what to say
+        self.is_busy: Callable[[str], bool] = lambda uid: False  # whether a bind of this pod is under way
         self.landed: set[str] = set()  # binds that the API server said yes to, and that our watch has not shown yet
         self._reported: dict[str, str] = {}  # by UID: the last thing said about it
 
@@ -130,7 +131,9 @@ class Granter:
             self._verify.discard(uid)
             return
         namespace, _, name = entry.holding.name.partition("/")
-        live = await self._api.pod(namespace, name)
+        live = None if self.is_busy(uid) else await self._api.pod(namespace, name)
+        if self.is_busy(uid):
+            return  # a bind that is under way will tell, or be looked up in its turn
         self._verify.discard(uid)
         if self._mirror.ledger.entry(uid) is not entry:
             return  # the watch, or another bind, was quicker: what we have read is old

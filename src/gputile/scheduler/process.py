@@ -10,8 +10,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
-import msgspec
-
 from gputile.book.events import Freed, Instruction, Pencilled, Tick
 from gputile.book.ledger import Ledger, State
 from gputile.dialects.wire import NodeObject, Pod
@@ -65,6 +63,7 @@ class Process:
         self.teller = Teller(api, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall)
         self.extender.on_no = self.teller.refused
         self.binder.look_up, self.binder.on_bound = self.granter.look_up, self.granter.landed.add
+        self.granter.is_busy = self.binder.is_busy
         self.server = Server(self.extender, self.binder, self.mirror, settings, metrics, self, leads)
 
     # ---- what others ask --------------------------------------------------------------------------------------------
@@ -150,7 +149,7 @@ class Process:
                 case Trouble(why):
                     self._trouble.setdefault(kind, time.monotonic())
                     self.metrics.troubles.labels(kind).inc()
-                    log.warning("watch broken", extra=fields(kind=kind, why=why))
+                    log.warning("cannot follow the API server; trying again", extra=fields(kind=kind, why=why))
                     continue
                 case Spoilt(what, why):
                     self.metrics.spoilt.inc()
@@ -270,6 +269,7 @@ class Process:
         metrics.nodes.set(len(self.ledger.fleet))
         metrics.cards.set(self.ledger.fleet.card_count())
         metrics.synced.set(int(self.is_synced()))
+        metrics.leads.set(int(self.may_write()))
         for kind, at in self._seen_at.items():
             metrics.lag.labels(kind).set(now - at)
 
@@ -298,9 +298,3 @@ async def _end(tasks: list[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def describe(settings: Settings) -> dict[str, Any]:
-    """The settings in force, for the first log line."""
-    found: dict[str, Any] = msgspec.to_builtins(settings)
-    return found

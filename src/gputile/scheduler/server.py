@@ -8,6 +8,7 @@ that cannot be used gets its reason in `Error` and changes nothing.
 """
 
 import logging
+import os
 import ssl
 import time
 from collections.abc import Awaitable, Callable
@@ -112,7 +113,8 @@ class Server:
         try:
             await site.start()
         except OSError as wrong:
-            raise InputError(f"cannot listen on {host}:{port}: {wrong.strerror}; name another with --listen") from wrong
+            why = os.strerror(wrong.errno) if wrong.errno else str(wrong)
+            raise InputError(f"cannot listen on {host}:{port}: {why}; name another with --listen") from wrong
         self.port = self._runner.addresses[0][1]
         log.info("listening", extra=fields(host=host, port=self.port, tls=self._tls is not None))
 
@@ -187,7 +189,7 @@ class Server:
 
     def _filtered(self, verb: str, body: bytes, decide: Callable[[FilterArgs], FilterAnswer]) -> bytes:
         watch = Stopwatch(self._metrics, verb)
-        args = self._read(body)
+        args = self._read(body, every=self._mirror.ledger.fleet.names() if verb == "filter-dryrun" else None)
         watch.stage("read")
         closed = self._closed(verb, args.pod)
         answer = FilterAnswer(error=closed) if closed else decide(args)
@@ -222,9 +224,9 @@ class Server:
         self._metrics.verbs.labels("preempt", "yes" if found else "no").inc()
         return wire.write_preempt(found)
 
-    def _read(self, body: bytes) -> FilterArgs:
+    def _read(self, body: bytes, every: list[str] | None = None) -> FilterArgs:
         """No honest caller asks about many times more nodes than there are."""
-        args = wire.read_filter(body)
+        args = wire.read_filter(body, every)
         known = len(self._mirror.ledger.fleet)
         if len(args.names) > 4 * known + 10_000:
             raise BadBody(f"{len(args.names)} nodes are asked about, and the cluster has {known}")

@@ -4,6 +4,8 @@ Every room keeps its own settings and their meaning; here they are put together.
 nearest right name, because a setting that is silently ignored is found out in production.
 """
 
+import ast
+import inspect
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, Literal, get_type_hints
@@ -74,7 +76,7 @@ class TellSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Events about waiting pods that are written per second, over all pods."""
 
     every: float = 60.0
-    """Seconds between two such events about one pod, unless the reason changed."""
+    """Seconds between two such events about one pod; and only if there is something new to say."""
 
     nudge: bool = True
     """Touch a waiting pod that fits again, if kube-scheduler has not tried it within half a second by itself."""
@@ -131,7 +133,7 @@ def compose(document: Any, environment: Mapping[str, str], flags: Mapping[str, s
     try:
         return checked(msgspec.convert(tree, Settings, strict=False))
     except msgspec.ValidationError as wrong:
-        raise InputError(f"{source}: {wrong}; see `gputile scheduler --help`") from wrong
+        raise InputError(f"{source}: {wrong}; see `gputile scheduler --show-settings`") from wrong
 
 
 def checked(settings: Settings) -> Settings:
@@ -164,6 +166,40 @@ def names(of: type[msgspec.Struct] = Settings, before: str = "") -> Iterator[tup
             yield f"{before}{field.name}", field.default
 
 
+def explained(settings: Settings) -> str:
+    """The settings in force as YAML, each under its meaning."""
+    return "\n".join(_explained(settings, "")) + "\n"
+
+
+def _explained(settings: msgspec.Struct, indent: str) -> Iterator[str]:
+    meanings = _meanings(type(settings))
+    for field in msgspec.structs.fields(settings):
+        value = getattr(settings, field.name)
+        yield from (f"{indent}# {line.strip()}" for line in meanings.get(field.name, "").splitlines())
+        if isinstance(value, msgspec.Struct):
+            yield f"{indent}{field.name}:"
+            yield from _explained(value, indent + "  ")
+        else:
+            yield f"{indent}{field.name}: {msgspec.json.encode(value).decode()}"
+
+
+def _meanings(of: type[msgspec.Struct]) -> dict[str, str]:
+    """The text under each field, which the classes carry for readers; here it is for users."""
+    body = ast.parse(inspect.getsource(of)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+            found[field.target.id] = str(ast.literal_eval(text.value))
+    return found
+
+
+def changed(settings: Settings) -> dict[str, Any]:
+    """The settings that are not at their defaults, by their dotted names."""
+    usual = Settings()
+    return {name: _get(settings, name) for name, _ in names() if _get(settings, name) != _get(usual, name)}
+
+
 def _inner(of: type[msgspec.Struct], name: str) -> type[msgspec.Struct] | None:
     hint = get_type_hints(of)[name]
     return hint if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else None
@@ -189,7 +225,10 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
             found[by_variable[variable]] = value
         elif variable.startswith(PREFIX) and not _is_service_link(variable):
             near = _nearest(variable, list(by_variable))
-            raise InputError(f"there is no setting for the variable {variable}; did you mean {near}?")
+            raise InputError(
+                f"there is no setting for the variable {variable}; did you mean {near}? "
+                f"`gputile scheduler --show-settings` has them all"
+            )
     return found
 
 

@@ -4,6 +4,7 @@ Keys are read whatever their case (old clients write `pod`, `nodenames`, `nodeNa
 them. Whole nodes (`nodeCacheCapable: false`) are kept as the bytes they came in, for they are only handed back.
 """
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -89,13 +90,16 @@ class FilterAnswer(msgspec.Struct, frozen=True, kw_only=True):
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 
-def read_filter(body: bytes) -> FilterArgs:
+def read_filter(body: bytes, every: Iterable[str] | None = None) -> FilterArgs:
+    """`every`: the nodes to take where none are named; without it that is an error, for kube-scheduler names them."""
     keys = _keys(body)
     pod = _read_pod(keys)
     names = _decode(_NAMES, keys, "nodenames", "NodeNames")
     if names is not None:
         return FilterArgs(pod=pod, names=names)
     nodes = _decode(_NODES, keys, "nodes", "Nodes")
+    if nodes is None and every is not None:
+        return FilterArgs(pod=pod, names=sorted(every))
     if nodes is None:
         raise BadBody("cannot get node names: send NodeNames (nodeCacheCapable: true) or Nodes with items")
     whole = _by_name(nodes.items or [])
