@@ -534,3 +534,35 @@ async def test_a_pod_of_another_namespace_is_looked_up_there() -> None:
     args = bind_args(uid="uid-ml")
     assert await r.binder.bind(args) == ""
     assert r.api.bindings[0].namespace == "ml"
+
+
+class TestWhatWasPencilled:
+    async def test_is_what_is_bound(self) -> None:
+        """The book has held it since filter; another placement would only cost time."""
+        rig = Rig(node("n1").cards(2, size=16))
+        rig.arrive(tile(8))
+        rig.filter()
+        pencilled = rig.ledger.entry("uid-web-0")
+        assert await rig.bind() == ""
+        bound = rig.ledger.entry("uid-web-0")
+        assert pencilled is not None
+        assert bound is not None
+        assert bound.holding == pencilled.holding
+
+    async def test_but_not_on_a_card_that_fell_ill_meanwhile(self) -> None:
+        rig = Rig(node("n1").cards(2, size=16))
+        rig.arrive(tile(8))
+        rig.filter()
+        before = rig.ledger.entry("uid-web-0")
+        assert before is not None
+        (ill,) = before.holding.uses()
+        cards = [f"GPU-n1-{n}" for n in range(2)]
+        sick = node("n1")
+        for uuid in cards:
+            sick = sick.card(size=16, healthy=uuid != ill)
+        rig.api.add_node(sick.manifest())
+        rig.catch_up()
+        assert await rig.bind() == ""
+        after = rig.ledger.entry("uid-web-0")
+        assert after is not None
+        assert set(after.holding.uses()) == set(cards) - {ill}

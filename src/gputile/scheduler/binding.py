@@ -153,11 +153,7 @@ class Binder:
             raise NoBind(f"{node}: {SENTENCE[closed[node]]}", "conflict")
         if node not in self._ledger.fleet:
             raise NoBind(f"node {node} is unknown to gputile; it may have just gone")
-        with self._ledger.aside(pod.uid) as fleet:
-            where = fleet.place(asked, node, self._settings.policy, seed_of(pod.uid))
-        if not isinstance(where, Placement):
-            raise self._lost_race(pod, node, where.sentence)
-        holding = holding_of(pod, asked, where)
+        holding = self._pencilled(entry, node) or self._place(pod, asked, node)
         denied = [one for one in self._ledger.handle(Assumed(holding, self._clock())) if isinstance(one, Denied)]
         if denied:
             raise self._lost_race(pod, node, denied[0].why)
@@ -165,6 +161,20 @@ class Binder:
             self._metrics.pencils.labels("bound" if entry.holding.node == node else "replaced").inc()
         assert holding.grant is not None, "a placement is a grant"
         return holding, holding.grant
+
+    def _pencilled(self, entry: Entry | None, node: str) -> Holding | None:
+        """What filter pencilled in on this node: the book has held it since, so it is as good as a new placement."""
+        if entry is None or entry.holding.node != node or entry.holding.grant is None:
+            return None
+        usable = {card.uuid for card in self._cards(node) if card.healthy and not card.cordoned}
+        return entry.holding if usable.issuperset(entry.holding.uses()) else None
+
+    def _place(self, pod: Pod, asked: PodRequest, node: str) -> Holding:
+        with self._ledger.aside(pod.uid) as fleet:
+            where = fleet.place(asked, node, self._settings.policy, seed_of(pod.uid))
+        if not isinstance(where, Placement):
+            raise self._lost_race(pod, node, where.sentence)
+        return holding_of(pod, asked, where)
 
     def _again(self, entry: Entry, node: str) -> tuple[Holding, Grant]:
         """After a lost answer: the same cards again, whichever try lands; unless they went to another pod meanwhile."""
