@@ -451,3 +451,24 @@ async def test_the_loop_survives_what_the_api_server_says(caplog: pytest.LogCapt
     loop.cancel()
     assert r.written() is not None
     assert "not done, and tried again" in [record.message for record in caplog.records]
+
+
+async def test_pods_that_go_in_the_middle_of_a_round_break_nothing() -> None:
+    r = rig()
+    for name in ("a", "b"):
+        r.arrive(HAMI, name=name)
+        assert await r.bind(name) == ""
+        r.live(name)["metadata"]["labels"] = {}
+    r.api.events.clear()
+    for name in ("a", "b"):
+        r.api.add_pod(r.live(name))
+    r.catch_up()
+
+    def all_go() -> None:
+        for key in list(r.api.pods):
+            r.api.delete_pod(key)
+        r.catch_up()
+
+    r.api.script["patch_pod"] = [all_go]
+    await rounds(r, 2)
+    assert (r.mirror.fresh, len(r.ledger)) == ({}, 0)

@@ -8,6 +8,7 @@ Door:  `Granter.carry_out(instructions)`, and `Granter.run`, which ends only whe
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from itertools import islice
 
 from gputile.book.events import Conflict, Forgotten, Freed, Gone, Instruction, Verify
 from gputile.book.ledger import State
@@ -27,6 +28,7 @@ from gputile.telemetry.metrics import Metrics
 log = logging.getLogger(__name__)
 
 ROUND = 0.25  # seconds between two looks at what is to be done
+AT_ONCE = 200  # pods per round, so that verbs are answered in between
 AGAIN = 5.0  # seconds until something that failed is tried again
 
 
@@ -98,12 +100,12 @@ class Granter:
             self._mirror.suspects.clear()
             self._conflicts.clear()
             return
-        for uid in list(self._mirror.ungranted):
+        for uid in list(islice(self._mirror.ungranted, AT_ONCE)):
             if self._clock() >= self._no_room_since.get(uid, -AGAIN) + AGAIN:
                 self._grant(uid)
         for uid in list(self._unwritten):
             await self._attempt(uid, self._write)
-        for uid in list(self._mirror.fresh):
+        for uid in list(islice(self._mirror.fresh, AT_ONCE)):
             await self._attempt(uid, self._complete_labels)
         for uid in list(self._mirror.suspects):
             await self._attempt(uid, self._report_suspect)
@@ -212,7 +214,9 @@ class Granter:
 
     async def _complete_labels(self, uid: str) -> None:
         """API servers before 1.35 take only annotations over from a Binding. A label that is there stays as it is."""
-        pod = self._mirror.fresh[uid]
+        pod = self._mirror.fresh.get(uid)
+        if pod is None:
+            return  # gone meanwhile
         entry = self._mirror.ledger.entry(uid)
         grant = entry.holding.grant if entry is not None else None
         written = self._written(pod, grant) if grant is not None and not pod.is_admitted else None
@@ -229,8 +233,8 @@ class Granter:
     # ---- what people should know ------------------------------------------------------------------------------------
 
     async def _report_suspect(self, uid: str) -> None:
-        pod, why = self._mirror.suspects[uid]
-        if await self._tell(pod, "GrantNotBelieved", why):
+        pod, why = self._mirror.suspects.get(uid, (None, ""))
+        if pod is not None and await self._tell(pod, "GrantNotBelieved", why):
             self._metrics.copied.inc()
         self._mirror.suspects.pop(uid, None)
 
