@@ -233,12 +233,20 @@ class Ledger:
         if entry is not None and entry.state is not State.PENCILLED:
             repeated = state is State.ASSUMED and entry.state is state and entry.holding == holding
             return [] if repeated else [Denied(pod, f"the pod is {entry.state} on {entry.holding.node}")]
-        with self.aside(pod) as fleet:
-            short = _cards_short(fleet, holding)
+        short = [] if self._holds_already(pod, holding) else self._short_for(pod, holding)
         if short:
             return [Denied(pod, f"no room on {', '.join(short)} of node {holding.node}")]
         self._replace(pod, Entry(state, holding, deadline))
         return []
+
+    def _short_for(self, pod: str, holding: Holding) -> list[str]:
+        with self.aside(pod) as fleet:
+            return _cards_short(fleet, holding)
+
+    def _holds_already(self, pod: str, holding: Holding) -> bool:
+        """Whether exactly this is held for the pod: from pencil to bind to confirmed nothing moves on the cards."""
+        entry = self._entries.get(pod)
+        return entry is not None and entry.holding == holding
 
     def _drop(self, pod: str, state: State) -> list[Instruction]:
         """Take a pod out, if it is in this state; a later state is not undone by an earlier one's end."""
@@ -355,6 +363,10 @@ class Ledger:
 
     def _replace(self, pod: str, entry: Entry | None) -> None:
         """The one place where a pod's entry changes; its promise holds exactly while it has no entry."""
+        if entry is not None and self._holds_already(pod, entry.holding):
+            self._entries[pod] = entry
+            (self._in_flight.discard if entry.state is State.CONFIRMED else self._in_flight.add)(pod)
+            return
         promised = self._open_promise(pod)
         before = self._entries.pop(pod, None)
         self._in_flight.discard(pod)
