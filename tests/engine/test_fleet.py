@@ -2,13 +2,15 @@
 
 import pytest
 
+from gputile.engine import fleet as fleet_module
 from gputile.engine.explaining import explain
 from gputile.engine.fleet import Fleet
 from gputile.engine.placing import Placement
+from gputile.model.cards import NodeView
 from gputile.model.errors import InputError
 from gputile.model.grants import Use
 from gputile.model.refusals import HAMI_ALIAS, SENTENCE, VGPU_ALIAS, NodeCode
-from gputile.model.requests import Ask, Role
+from gputile.model.requests import Ask, PodRequest, Role
 from gputile.testing.builders import NodeBuilder, ask, node, wants
 
 
@@ -160,3 +162,21 @@ class TestOddClusters:
         for n in range(20):
             made.hold(f"n{n}", {}, cpu=n * 100)
         assert made.best(wants(ask(1)), slack=100.0, keep=3) == ["n19", "n18", "n17"]
+
+
+def test_a_pod_of_many_awkward_containers_is_searched_for_with_one_budget_for_all_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spent: list[int] = []
+
+    def counted(request: PodRequest, view: NodeView, steps: int) -> tuple[bool, int]:
+        spent.append(steps)
+        return False, steps // 2
+
+    monkeypatch.setattr(fleet_module, "searched", counted)
+    fleet = Fleet()
+    for number in range(50):  # all different, so that none is searched in another's place
+        fleet.set_node(node(f"n{number}").cards(8, size=81000 + number).node())
+    awkward = wants(*(ask(27000 + 300 * n, name=f"c{n}") for n in range(24)))
+    assert not fleet.fits(awkward).any()
+    assert len(spent) < 15, "the budget halves each time, and is for all of them"

@@ -502,3 +502,21 @@ def test_the_promise_is_not_kept_by_leading_never() -> None:
                     world.machines[who].go("works")
                 led += world.leaders()
     assert list(dict.fromkeys(led)) == ["a", "b", "c"]
+
+
+def test_a_leader_that_was_frozen_through_anothers_term_begins_a_new_one() -> None:
+    """The other has led and let go meanwhile: what we knew before we froze is old, so the turn must be told."""
+    now = [0.0]
+    store = Store()
+    one, two = Replica(store, "a", now), Replica(store, "b", now)
+    one.step()
+    before = one.term
+    two.step()
+    now[0] = 6.5
+    two.step()
+    assert two.term is not None
+    asyncio.run(two.elector.release())
+    one.step()
+    assert one.term is not None
+    assert one.term is not before
+    assert queued(one)[:2] == [before, None]

@@ -530,3 +530,15 @@ class TestStarting:
 )
 def test_when_a_pod_was_made(said: str | None, want: float) -> None:
     assert created(msgspec.convert({"metadata": {"creationTimestamp": said}}, Pod)) == want
+
+
+def test_a_grant_on_a_card_whose_name_was_made_up_holds_the_same_card_under_its_true_name() -> None:
+    """While an agent only counts cards we call them n1#0, n1#1; then ours comes and knows their UUIDs."""
+    rig = Rig(raw_node({"aliyun.com/gpu-mem": 2 * 16, "aliyun.com/gpu-count": 2}))
+    tiles = [{"uuid": "n1#1", "index": 1, "memory": 8, "cores": 0}]
+    annotations = grant(containers=[{"name": "c0", "tiles": tiles}])
+    rig.arrive(tile(8), annotations=annotations, on="n1")
+    rig.api.add_node(node("n1").cards(2, size=16).manifest())
+    rig.catch_up()
+    assert rig.free() == [16, 8]
+    assert rig.mirror.suspects == {}
