@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import ssl
 import subprocess
@@ -426,10 +427,11 @@ def test_an_old_go_is_said_so(empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_unreachable_module_proxy_is_said_so(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOPROXY", "http://127.0.0.1:9")
+    nobody = "http://127.0.0.1:9"  # the discard port of this machine: refuses at once
+    monkeypatch.setenv("GOPROXY", nobody)
     monkeypatch.setenv("GOMODCACHE", str(empty_cache / "modules"))
     monkeypatch.setenv("GOFLAGS", "-modcacherw")
-    with pytest.raises(Unavailable, match=r"cannot be fetched .*is GOPROXY=http://127\.0\.0\.1:9 reachable"):
+    with pytest.raises(Unavailable, match=f"cannot be fetched .*is GOPROXY={re.escape(nobody)} reachable"):
         building.programs(lambda line: None)
 
 
