@@ -45,6 +45,8 @@ RIGHTS = {
         ("", "nodes", "", "list watch"),
         ("", "pods/binding", "", "create"),
         ("", "pods/status", "", "patch"),
+        ("", "pods/eviction", "", "create"),
+        ("policy", "poddisruptionbudgets", "", "list"),
         ("", "events", "", "create"),
     },
     "Role": {

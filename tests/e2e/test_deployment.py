@@ -100,6 +100,8 @@ ALLOWED = {
     ("", "nodes", "list,watch"),
     ("", "pods/binding", "create"),
     ("", "pods/status", "patch"),
+    ("", "pods/eviction", "create"),
+    ("policy", "poddisruptionbudgets", "list"),
     ("", "events", "create"),
 }
 

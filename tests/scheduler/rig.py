@@ -16,13 +16,15 @@ from gputile.book.events import Instruction
 from gputile.book.ledger import Ledger, State
 from gputile.dialects.gputile import GRANT
 from gputile.dialects.wire import NodeObject, Pod
+from gputile.kube.budgets import Budget
 from gputile.kube.memory import MemoryApi
 from gputile.kube.values import Binding, Json, Note, Refused, Unclear
 from gputile.scheduler.binding import Binder
 from gputile.scheduler.granting import Granter
 from gputile.scheduler.mirror import Mirror
+from gputile.scheduler.preempting import Preemptor
 from gputile.scheduler.settings import Settings
-from gputile.scheduler.verbs import Extender
+from gputile.scheduler.verbs import Extender, No
 from gputile.scheduler.waiting import Teller
 from gputile.scheduler.wire import BindArgs, FilterAnswer, FilterArgs, read_filter
 from gputile.telemetry.metrics import Metrics
@@ -75,6 +77,8 @@ class ScriptedApi(MemoryApi):
         self.timeouts: list[float] = []
         self.patches: list[tuple[str, dict[str, str | None], dict[str, str | None]]] = []
         self.events: list[tuple[str, str, Json]] = []
+        self.evicted: list[str] = []
+        self.guards: list[Json] = []  # PodDisruptionBudgets
         self.gates: dict[str, asyncio.Event] = {}  # by call: what it waits for before it does anything
         self.delays: list[int] = []  # how long (in turns of the loop) each call and each answer is under way
         super().__init__(nodes, pods)
@@ -104,12 +108,28 @@ class ScriptedApi(MemoryApi):
         labels: dict[str, str | None],
         *,
         version: str | None = None,
+        nominate: str | None = None,
         timeout: float | None = None,
     ) -> None:
         self.patches.append((f"{namespace}/{name}", annotations, labels))
         lands = await self._play("patch_pod")
-        await super().patch_pod(namespace, name, uid, annotations, labels, version=version, timeout=timeout)
+        await super().patch_pod(
+            namespace, name, uid, annotations, labels, version=version, nominate=nominate, timeout=timeout
+        )
         await self._answer(None, lands)
+
+    async def evict(self, namespace: str, name: str, uid: str) -> None:
+        """The pod is asked to go; its containers are gone when the test says so."""
+        lands = await self._play("evict")
+        found = self._the_pod(namespace, name, uid)
+        self.evicted.append(f"{namespace}/{name}")
+        found["metadata"]["deletionTimestamp"] = "2023-11-14T22:13:50Z"  # the rig's time and a grace period
+        self._tell("Pod", "MODIFIED", found)
+        await self._answer(None, lands)
+
+    async def budgets(self) -> tuple[Budget, ...]:
+        lands = await self._play("budgets")
+        return await self._answer(msgspec.convert(self.guards, tuple[Budget, ...]), lands)
 
     async def note(self, note: Note) -> None:
         lands = await self._play("note")
@@ -167,12 +187,17 @@ class Rig:
         self.binder = Binder(self.api, self.extender, self.mirror, self.settings, self.metrics, **common)
         self.granter = Granter(self.api, self.mirror, self.settings, self.metrics, **common)
         self.teller = Teller(self.api, self.mirror, self.settings, self.metrics, **common)
-        self.extender.on_no = self.teller.refused
+        self.preemptor = Preemptor(self.api, self.extender, self.mirror, self.settings, self.metrics, **common)
+        self.extender.on_no = self._refused
         self.binder.look_up, self.binder.on_bound = self.granter.look_up, self.granter.landed.add
         self.granter.is_busy = self.binder.is_busy
         self.mirror.nodes_listed(msgspec.convert(one, NodeObject) for one in made)
         self.carry_out(self.mirror.pods_listed(msgspec.convert(one, Pod) for one in self.api.pods.values()))
         self.api.events.clear()
+
+    def _refused(self, no: No) -> None:
+        self.teller.refused(no)
+        self.preemptor.refused(no)
 
     # ---- the cluster ------------------------------------------------------------------------------------------------
 
@@ -197,7 +222,9 @@ class Rig:
         done: list[Instruction] = []
         for of, kind, item in told:
             if of == "Pod":
-                done += self.mirror.pod_changed(msgspec.convert(item, Pod), deleted=kind == "DELETED")
+                found = msgspec.convert(item, Pod)
+                done += self.mirror.pod_changed(found, deleted=kind == "DELETED")
+                self.preemptor.pod_seen(found)
             else:
                 done += self.mirror.node_changed(msgspec.convert(item, NodeObject), deleted=kind == "DELETED")
         self.carry_out(done)
@@ -206,6 +233,7 @@ class Rig:
     def relist(self) -> None:
         self.api.events.clear()
         self.carry_out(self.mirror.pods_listed(msgspec.convert(one, Pod) for one in self.api.pods.values()))
+        self.preemptor.recall()
 
     def carry_out(self, done: list[Instruction]) -> None:
         if any(type(one).__name__ == "Freed" for one in done):

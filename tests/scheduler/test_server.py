@@ -68,7 +68,7 @@ def rig(**settings: Any) -> Rig:
 @asynccontextmanager
 async def serving(r: Rig | None = None, client: ssl.SSLContext | bool = True) -> AsyncIterator[Line]:
     r, probes = r or rig(), Probes()
-    server = Server(r.extender, r.binder, r.mirror, r.settings, r.metrics, probes, lambda: r.leading)
+    server = Server(r.extender, r.preemptor, r.binder, r.mirror, r.settings, r.metrics, probes, lambda: r.leading)
     await server.start()
     connector = aiohttp.TCPConnector(ssl=client)
     try:

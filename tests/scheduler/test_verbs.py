@@ -217,7 +217,7 @@ class TestWhyNot:
         rig.filter()
         rig.arrive({MEMORY: 8}, name="bad")
         rig.filter("bad")
-        assert [(no.pod.name, no.nodes) for no in heard] == [("web-0", 1), ("bad", 1)]
+        assert [(no.pod.name, no.names) for no in heard] == [("web-0", ["n1"]), ("bad", ["n1"])]
 
 
 class TestWhatThePodAsks:
@@ -399,7 +399,7 @@ class TestPreempt:
 
     def preempt(self, rig: Rig, limits: Json, priority: int, **offers: Offer) -> dict[str, Offer]:
         found = self.arrive(rig, limits, "new", priority)
-        return rig.extender.preempt(PreemptArgs(pod=found, offers=offers))
+        return rig.preemptor.answer(PreemptArgs(pod=found, offers=offers))
 
     def test_the_fewest_and_least_important_that_really_make_room(self) -> None:
         """kube-scheduler offers the wrong one, for it knows only sums."""

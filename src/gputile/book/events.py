@@ -87,6 +87,12 @@ class Promised(msgspec.Struct, frozen=True):
     until: float
 
 
+class Withdrawn(msgspec.Struct, frozen=True):
+    """The room will not be made after all."""
+
+    pod: str
+
+
 class Listed(msgspec.Struct, frozen=True):
     """Every pod on a node, as one list of the cluster shows them. What is not in it is gone."""
 
@@ -108,6 +114,7 @@ Event: TypeAlias = (
     | Corrected
     | Gone
     | Promised
+    | Withdrawn
     | Listed
     | Tick
 )

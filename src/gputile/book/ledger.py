@@ -10,12 +10,13 @@
 
 A pencil is a hold for the moment between filter and bind. An assumption is a bind that may have reached the API server:
 it never expires by itself; past its deadline the ledger asks to `Verify` it. A promise keeps room for a pod that
-preempted; it holds while the pod holds nothing else, and ends when the pod is confirmed or gone, or in time.
+preempted; it holds while the pod holds nothing else, and ends when the pod is confirmed or gone, when it is withdrawn,
+or in time. Pods that are more important may take the room.
 
 What the cluster shows always wins: a confirmed pod pushes pencils off its cards, and what then overlaps is reported.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -42,6 +43,7 @@ from gputile.book.events import (
     Rubbed,
     Tick,
     Verify,
+    Withdrawn,
 )
 from gputile.engine.fleet import Fleet
 from gputile.engine.preempting import Holder
@@ -87,6 +89,7 @@ class Ledger:
         self._in_flight: set[str] = set()  # pencilled or assumed: few, and looked at on every tick
         self._on_node: dict[str, set[str]] = {}  # UIDs with an entry or an open promise there
         self._promises: dict[str, Promised] = {}
+        self._priorities: Counter[int] = Counter()  # of pods with a grant
         self._disputed: set[str] = set()  # cards on which the cluster shows more than they have
         self._story: deque[Event] = deque(maxlen=self._settings.story)
 
@@ -104,6 +107,14 @@ class Ledger:
 
     def promise(self, pod: str) -> Promised | None:
         return self._promises.get(pod)
+
+    def promises(self) -> list[Promised]:
+        """All that is being kept for somebody."""
+        return list(self._promises.values())
+
+    def lowest_priority(self) -> int | None:
+        """Of all pods that hold cards; None when nobody does."""
+        return min(self._priorities, default=None)
 
     def oversold(self, pod: str) -> list[str]:
         """The cards under a pod that hold more than they have."""
@@ -138,9 +149,12 @@ class Ledger:
         ]
 
     @contextmanager
-    def aside(self, pod: str) -> Iterator[Fleet]:
-        """The fleet as this pod may see it: its own pencil and promise do not stand in its way."""
+    def aside(self, pod: str, priority: int | None = None) -> Iterator[Fleet]:
+        """The fleet as this pod may see it: its own pencil and promise, and what is only promised to pods less
+        important than `priority`, do not stand in its way."""
         mine = [h for h in (self._pencil(pod), self._open_promise(pod)) if h is not None]
+        if priority is not None and self._promises:
+            mine += [h for p in self._promises if p != pod and (h := self._open_promise(p)) and h.priority < priority]
         for holding in mine:
             self._release(holding)
         try:
@@ -184,6 +198,9 @@ class Ledger:
                 return self._gone(pod)
             case Promised(holding, until):
                 return self._promise(holding, until)
+            case Withdrawn(pod):
+                promised = self._end_promise(pod)
+                return [] if promised is None else [Freed(promised.holding.node)]
             case Listed(holdings):
                 return self._listed(holdings)
             case Tick(now):
@@ -240,7 +257,7 @@ class Ledger:
         return []
 
     def _short_for(self, pod: str, holding: Holding) -> list[str]:
-        with self.aside(pod) as fleet:
+        with self.aside(pod, holding.priority) as fleet:
             return _cards_short(fleet, holding)
 
     def _holds_already(self, pod: str, holding: Holding) -> bool:
@@ -370,6 +387,8 @@ class Ledger:
         promised = self._open_promise(pod)
         before = self._entries.pop(pod, None)
         self._in_flight.discard(pod)
+        self._count_priority(before, -1)
+        self._count_priority(entry, 1)
         for holding in (promised, before.holding if before is not None else None):
             if holding is not None:
                 self._release(holding)
@@ -380,6 +399,13 @@ class Ledger:
         holds = entry.holding if entry is not None else self._open_promise(pod)
         if holds is not None:
             self._hold(holds)
+
+    def _count_priority(self, entry: Entry | None, by: int) -> None:
+        if entry is not None and entry.holding.grant is not None:
+            priority = entry.holding.priority
+            self._priorities[priority] += by
+            if not self._priorities[priority]:
+                del self._priorities[priority]
 
     def _hold(self, holding: Holding) -> None:
         self._on_node.setdefault(holding.node, set()).add(holding.pod)

@@ -138,13 +138,17 @@ class _Grant(msgspec.Struct):
 _GRANTS = msgspec.json.Decoder(_Grant)
 
 
-def write_grant(award: Award) -> Written:
-    grant = award.grant
+def _record(grant: Grant, at: int) -> _Grant:
     containers = [
         _Container(c.container, [_Tile(t.uuid, t.index, t.memory, t.cores) for t in c.tiles], c.role)
         for c in grant.containers
     ]
-    record = _Grant(VERSION, grant.pod, grant.node, grant.dialect, containers, award.at)
+    return _Grant(VERSION, grant.pod, grant.node, grant.dialect, containers, at)
+
+
+def write_grant(award: Award) -> Written:
+    grant = award.grant
+    record = _record(grant, award.at)
     env = {c.container: visible_devices(c) for c in grant.containers}
     if grant.dialect == NAME:
         for held in grant.containers:
@@ -170,7 +174,10 @@ def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], sett
             RequestCode.BAD_ANNOTATION,
             f"annotation `{GRANT}` belongs to pod {record.pod} on node {record.node}, not to this pod; remove it",
         )
-    names = _true_names(record.node, cards)
+    return _granted(record, _true_names(record.node, cards))
+
+
+def _granted(record: _Grant, names: dict[str, str]) -> Grant:
     return Grant(
         pod=record.pod,
         node=record.node,
@@ -191,6 +198,49 @@ def _true_names(node: str, cards: tuple[Card, ...]) -> dict[str, str]:
     known = {card.uuid for card in cards}
     made_up = {unnamed(node, card.index): card.uuid for card in cards}
     return {name: uuid for name, uuid in made_up.items() if name not in known}
+
+
+# ---- promises -------------------------------------------------------------------------------------------------------
+
+
+class Promise(msgspec.Struct, frozen=True):
+    """Room that is being made for a pod that waits: what it will hold, until when it is kept, and who has to go."""
+
+    grant: Grant
+    until: int  # nanoseconds since 1970
+    victims: tuple[str, ...]  # UIDs
+
+
+class _Promise(msgspec.Struct):
+    """`gputile.io/promise`, version 1. Keys are only ever added."""
+
+    version: int
+    grant: _Grant
+    until: int
+    victims: list[str] = msgspec.field(default_factory=list)
+
+
+_PROMISES = msgspec.json.Decoder(_Promise)
+
+
+def write_promise(promise: Promise, at: int) -> str:
+    """The value of the pod annotation `gputile.io/promise`."""
+    record = _Promise(VERSION, _record(promise.grant, at), promise.until, list(promise.victims))
+    return msgspec.json.encode(record).decode()
+
+
+def read_promise(pod: Pod) -> Promise | None:
+    """What was promised to this very pod; None when nothing was, or when nobody can read it: it would end anyway."""
+    said = pod.annotations.get(PROMISE)
+    if said is None:
+        return None
+    try:
+        record = decode(_PROMISES, said, PROMISE)
+    except Unreadable:
+        return None
+    if record.version > VERSION or record.grant.pod != pod.uid:
+        return None
+    return Promise(_granted(record.grant, {}), record.until, tuple(record.victims))
 
 
 # ---- inventory ------------------------------------------------------------------------------------------------------

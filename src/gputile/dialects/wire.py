@@ -52,6 +52,7 @@ class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
     overhead: Amounts | None = None
     priority: Number | None = None
     preemption_policy: str | None = None
+    termination_grace_period_seconds: Number | None = None
     scheduler_name: str | None = None
 
 
@@ -98,6 +99,17 @@ class Pod(msgspec.Struct, frozen=True):
     @property
     def priority(self) -> int:
         return (self.spec and self.spec.priority) or 0
+
+    @property
+    def grace(self) -> int:
+        """Seconds that it is given to end, once asked to."""
+        said = self.spec.termination_grace_period_seconds if self.spec else None
+        return 30 if said is None else max(0, said)
+
+    @property
+    def nominated(self) -> str:
+        """The node where room is being made for it, or its volumes are prepared."""
+        return (self.status and self.status.nominated_node_name) or ""
 
     @property
     def is_over(self) -> bool:

@@ -24,6 +24,7 @@ from yarl import URL
 from gputile import __version__
 from gputile.dialects.wire import NodeObject, Pod
 from gputile.kube.auth import Access
+from gputile.kube.budgets import Budget, BudgetList
 from gputile.kube.following import STATUS, UNREADABLE, Pause, ServerFeed, Status, follow
 from gputile.kube.lease import ServerLeases
 from gputile.kube.values import Binding, Json, Leases, Note, Refused, Seen, Unclear
@@ -32,6 +33,7 @@ from gputile.model.errors import InputError
 T = TypeVar("T")
 COMPONENT = "gputile-scheduler"
 MERGE = "application/merge-patch+json"
+BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
 LONGEST_NAME, LONGEST_MESSAGE = 253, 1024  # of an Event
 WATCH_MARGIN = 30.0  # seconds beyond its own time-out that a watch may take to end
 
@@ -104,6 +106,10 @@ class Client:
         """All pods that can be read."""
         return (await self._pods.list()).items
 
+    async def budgets(self) -> tuple[Budget, ...]:
+        """In one piece: clusters have few of them."""
+        return _decoded(await self.request("GET", BUDGETS), BudgetList).items
+
     # ---- writing ----------------------------------------------------------------------------------------------------
 
     async def bind(self, binding: Binding, timeout: float) -> None:
@@ -128,6 +134,7 @@ class Client:
         labels: dict[str, str | None],
         *,
         version: str | None = None,
+        nominate: str | None = None,
         timeout: float | None = None,
     ) -> None:
         """Through pods/status, which lets us write metadata and needs no right to change what pods run."""
@@ -138,8 +145,11 @@ class Client:
             meta["labels"] = labels
         if version:
             meta["resourceVersion"] = version
+        body: Json = {"metadata": meta}
+        if nominate is not None:
+            body["status"] = {"nominatedNodeName": nominate or None}
         path = pod_path(namespace, name, "status")
-        await self.request("PATCH", path, body={"metadata": meta}, content_type=MERGE, timeout=timeout)
+        await self.request("PATCH", path, body=body, content_type=MERGE, timeout=timeout)
 
     async def label_pod(self, namespace: str, name: str, labels: dict[str, str | None]) -> None:
         """Set (or with None remove) labels of a pod; meant for our own."""

@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from gputile.dialects.wire import NodeObject, Pod
+from gputile.kube.budgets import Budget
 from gputile.kube.values import Binding, Change, Json, Note, Refused, Seen, Snapshot, Spoilt
 
 T = TypeVar("T")
@@ -89,17 +90,23 @@ class MemoryApi:
         labels: dict[str, str | None],
         *,
         version: str | None = None,
+        nominate: str | None = None,
         timeout: float | None = None,
     ) -> None:
         pod = self._the_pod(namespace, name, uid)
         if version not in (None, pod["metadata"].get("resourceVersion")):
             raise Refused(409, "Conflict", f"pod {name} has been changed since it was read")
         self._edit(pod, annotations, labels)
+        if nominate is not None:
+            pod["status"] = {**(pod.get("status") or {}), "nominatedNodeName": nominate or None}
         self._tell("Pod", "MODIFIED", pod)
 
     async def evict(self, namespace: str, name: str, uid: str) -> None:
         self._the_pod(namespace, name, uid)
         self.delete_pod(f"{namespace}/{name}")
+
+    async def budgets(self) -> tuple[Budget, ...]:
+        return ()
 
     async def note(self, note: Note) -> None:
         self.notes.append(note)

@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 import msgspec
 
 from gputile.dialects.wire import NodeObject, Pod
+from gputile.kube.budgets import Budget
 from gputile.model.errors import GputileError
 
 T = TypeVar("T")
@@ -108,15 +109,20 @@ class Api(Protocol):
         labels: dict[str, str | None],
         *,
         version: str | None = None,
+        nominate: str | None = None,
         timeout: float | None = None,
     ) -> None:
         """Set (or with None remove) annotations and labels, if the pod is still the one with this UID.
 
-        With `version` (a resourceVersion) also only if nobody has changed it since it was read.
+        With `version` (a resourceVersion) also only if nobody has changed it since it was read. In the same write
+        `nominate` says on which node room is being made for it; "" takes that back.
         """
 
     async def evict(self, namespace: str, name: str, uid: str) -> None:
         """Ask for the pod to go, budgets respected."""
+
+    async def budgets(self) -> tuple[Budget, ...]:
+        """Every PodDisruptionBudget, as it is now."""
 
     async def note(self, note: Note) -> None:
         """Write an Event about a pod."""

@@ -174,7 +174,7 @@ class Binder:
             where = fleet.place(asked, node, self._settings.policy, seed_of(pod.uid))
         if not isinstance(where, Placement):
             raise self._lost_race(pod, node, where.sentence)
-        return holding_of(pod, asked, where)
+        return holding_of(pod, asked, where.grant(pod.uid, asked.dialect))
 
     def _again(self, entry: Entry, node: str) -> tuple[Holding, Grant]:
         """After a lost answer: the same cards again, whichever try lands; unless they went to another pod meanwhile."""

@@ -20,9 +20,10 @@ from gputile.scheduler.binding import Binder
 from gputile.scheduler.granting import Granter
 from gputile.scheduler.leading import Alone, Leadership
 from gputile.scheduler.mirror import Mirror
+from gputile.scheduler.preempting import Preemptor
 from gputile.scheduler.server import Server
 from gputile.scheduler.settings import Settings
-from gputile.scheduler.verbs import Extender
+from gputile.scheduler.verbs import Extender, No
 from gputile.scheduler.waiting import Teller
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
@@ -62,10 +63,17 @@ class Process:
         self.binder = Binder(api, self.extender, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall)
         self.granter = Granter(api, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall)
         self.teller = Teller(api, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall)
-        self.extender.on_no = self.teller.refused
+        self.preemptor = Preemptor(
+            api, self.extender, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall
+        )
+        self.extender.on_no = self._refused
         self.binder.look_up, self.binder.on_bound = self.granter.look_up, self.granter.landed.add
         self.granter.is_busy = self.binder.is_busy
-        self.server = Server(self.extender, self.binder, self.mirror, settings, metrics, self, leads)
+        self.server = Server(self.extender, self.preemptor, self.binder, self.mirror, settings, metrics, self, leads)
+
+    def _refused(self, no: No) -> None:
+        self.teller.refused(no)
+        self.preemptor.refused(no)
 
     # ---- what others ask --------------------------------------------------------------------------------------------
 
@@ -101,7 +109,10 @@ class Process:
             self._renew_certificates(),
         ]
         tasks = [asyncio.create_task(loop) for loop in loops]
-        writers = [asyncio.create_task(loop) for loop in (self.granter.run(), self.teller.run(), self.leadership.run())]
+        writers = [
+            asyncio.create_task(loop)
+            for loop in (self.granter.run(), self.teller.run(), self.preemptor.run(), self.leadership.run())
+        ]
         waits = asyncio.create_task(stop.wait())
         try:
             done, _ = await asyncio.wait([*tasks, *writers, waits], return_when=asyncio.FIRST_COMPLETED)
@@ -182,10 +193,14 @@ class Process:
         if first:  # a restarted scheduler knows what its cluster is asked for
             self.ledger.fleet.relearn(self.mirror.take_arrivals())
             gc.freeze()  # what lives from now on need not be looked at again: a full collection took 0.1 s
+        self.preemptor.recall()
         return done
 
     def _pod_changed(self, pod: Pod, deleted: bool) -> list[Instruction]:
-        return self.mirror.pod_changed(pod, deleted=deleted)
+        done = self.mirror.pod_changed(pod, deleted=deleted)
+        if pod.nominated:
+            self.preemptor.pod_seen(pod)
+        return done
 
     async def take_stock(self) -> None:
         """List all pods anew: what a new leader does before it books anything.
@@ -198,6 +213,7 @@ class Process:
         while self._listed_stream < wanted:
             await asyncio.sleep(0.02)
         self.granter.new_term()
+        self.preemptor.new_term()
 
     async def _follow_pods(self) -> None:
         """What a pod holds is often told by index, and means something only when cards are known: nodes first."""

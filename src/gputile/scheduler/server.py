@@ -25,6 +25,7 @@ from gputile.model.errors import InputError
 from gputile.scheduler import views, wire
 from gputile.scheduler.binding import NOT_LEADING, Binder
 from gputile.scheduler.mirror import Mirror
+from gputile.scheduler.preempting import Preemptor
 from gputile.scheduler.settings import Settings, TlsSettings
 from gputile.scheduler.verbs import Extender
 from gputile.scheduler.wire import BadBody, FilterAnswer, FilterArgs
@@ -67,6 +68,7 @@ class Server:
     def __init__(
         self,
         extender: Extender,
+        preemptor: Preemptor,
         binder: Binder,
         mirror: Mirror,
         settings: Settings,
@@ -74,7 +76,7 @@ class Server:
         state: State,
         leads: Callable[[], bool],
     ) -> None:
-        self._extender, self._binder, self._mirror = extender, binder, mirror
+        self._extender, self._preemptor, self._binder, self._mirror = extender, preemptor, binder, mirror
         self._settings, self._metrics, self._state, self._leads = settings, metrics, state, leads
         verbs: dict[str, Verb] = {
             "filter": self._filter,
@@ -219,7 +221,7 @@ class Server:
         watch = Stopwatch(self._metrics, "preempt")
         args = wire.read_preempt(body)
         watch.stage("read")
-        found = {} if self._closed("preempt", args.pod) else self._extender.preempt(args)
+        found = {} if self._closed("preempt", args.pod) else self._preemptor.answer(args)
         watch.stage("decide")
         self._metrics.verbs.labels("preempt", "yes" if found else "no").inc()
         return wire.write_preempt(found)

@@ -30,6 +30,8 @@ ABOVE_ZERO = (
     "book.assume_ttl",
     "tell.per_second",
     "tell.every",
+    "preempt.patience",
+    "preempt.margin",
     "leadership.duration",
     "leadership.renew",
     "leadership.retry",
@@ -82,6 +84,18 @@ class TellSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Touch a waiting pod that fits again, if kube-scheduler has not tried it within half a second by itself."""
 
 
+class PreemptSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    own: bool = True
+    """Evict less important pods also where kube-scheduler, which knows only sums, finds nobody to evict: where a node
+    has enough in sum and no single card fits. Off: only answer when kube-scheduler asks."""
+
+    patience: float = 1.0
+    """Seconds after a no that kube-scheduler has to find victims by itself."""
+
+    margin: float = 10.0
+    """Seconds beyond the longest grace period of the evicted pods for which the room they leave is kept."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     listen: str = "127.0.0.1:12345"
     """Address and port of the verbs, /healthz, /readyz and /metrics."""
@@ -105,6 +119,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     filter: FilterSettings = msgspec.field(default_factory=FilterSettings)
     bind: BindSettings = msgspec.field(default_factory=BindSettings)
     tell: TellSettings = msgspec.field(default_factory=TellSettings)
+    preempt: PreemptSettings = msgspec.field(default_factory=PreemptSettings)
     tls: TlsSettings = msgspec.field(default_factory=TlsSettings)
     leadership: LeaseSettings = msgspec.field(default_factory=LeaseSettings)
     book: BookSettings = msgspec.field(default_factory=BookSettings)

@@ -1,7 +1,7 @@
-"""filter, prioritize and preempt: decided from the book, at once, without a word to the API server.
+"""filter and prioritize: decided from the book, at once, without a word to the API server.
 
 Room:  decisions and pencils; no I/O. What they cost is kube-scheduler's speed: it asks for one pod at a time and waits.
-Door:  `Extender.filter`, `.dry_run`, `.prioritize`, `.preempt`.
+Door:  `Extender.filter`, `.dry_run`, `.prioritize`.
 
 filter answers with the best node and those as good as it, not with all that fit: kube-scheduler chooses among what it
 is given by its own scores, which spread, and would undo binpack and tiling. It pencils the pod in on the best one, for
@@ -23,13 +23,13 @@ from gputile.dialects.wire import NodeObject, Pod
 from gputile.engine.fleet import Fleet
 from gputile.engine.placing import Placement, place
 from gputile.engine.policies import Scores
-from gputile.engine.preempting import Holder, victims
 from gputile.model.cards import NodeView
+from gputile.model.grants import Grant
 from gputile.model.refusals import BadRequest, NodeCode, Refusal
 from gputile.model.requests import PodRequest
 from gputile.scheduler.mirror import GUESSING, Mirror, created, is_same
 from gputile.scheduler.settings import Settings
-from gputile.scheduler.wire import FilterAnswer, FilterArgs, Offer, PreemptArgs
+from gputile.scheduler.wire import FilterAnswer, FilterArgs
 from gputile.telemetry.metrics import Metrics
 
 RECENT = 1000  # pods
@@ -42,7 +42,7 @@ class No(msgspec.Struct, frozen=True, kw_only=True):
 
     pod: Pod
     asked: PodRequest | BadRequest
-    nodes: int  # how many were asked about
+    names: list[str]  # the nodes that were asked about
 
 
 class Extender:
@@ -78,7 +78,7 @@ class Extender:
 
     def _bad(self, args: FilterArgs, bad: BadRequest) -> FilterAnswer:
         self._metrics.bad_requests.labels(bad.code).inc()
-        self.on_no(No(pod=args.pod, asked=bad, nodes=len(args.names)))
+        self.on_no(No(pod=args.pod, asked=bad, names=args.names))
         return FilterAnswer(unresolvable=dict.fromkeys(args.names, bad.message))
 
     def _bound_already(self, args: FilterArgs) -> FilterAnswer | None:
@@ -95,14 +95,21 @@ class Extender:
         names = self._open_to(args.names, pod.uid)
         self._offered_in_vain(pod.uid)
         policy, seed = self._settings.policy, seed_of(pod.uid)
-        with self._ledger.aside(pod.uid) as fleet:
-            best = self._best(fleet, asked, names, pod.uid)
+        with self._ledger.aside(pod.uid, pod.priority) as fleet:
+            best = self._promised(fleet, asked, names, pod.uid) or self._best(fleet, asked, names, pod.uid)
             where = fleet.place(asked, best[0], policy, seed) if best else None
         if not isinstance(where, Placement):
             return self._nothing(args, asked)
         others_open = self._ledger.pencils() > 0
         pencilled = self._pencil(pod, asked, where)
         return FilterAnswer(names=best[:1] if pencilled and others_open else best)
+
+    def _promised(self, fleet: Fleet, asked: PodRequest, names: list[str], uid: str) -> list[str]:
+        """The node where room was made for this pod, as soon as it is there."""
+        promised = self._ledger.promise(uid)
+        if promised is None or promised.holding.node not in names:
+            return []
+        return fleet.best(asked, self._settings.policy, among=[promised.holding.node], keep=1)
 
     def _best(self, fleet: Fleet, asked: PodRequest, names: list[str], uid: str) -> list[str]:
         """The best nodes; those that came to nothing for this pod only if there are no others."""
@@ -124,7 +131,7 @@ class Extender:
             if len(self._recent) > RECENT:
                 self._recent.popitem(last=False)
             return False
-        holding = holding_of(pod, asked, where)
+        holding = holding_of(pod, asked, where.grant(pod.uid, asked.dialect))
         done = self._ledger.handle(Pencilled(holding, self._clock()))
         return not any(isinstance(instruction, Denied) for instruction in done)
 
@@ -167,8 +174,8 @@ class Extender:
     # ---- why not ----------------------------------------------------------------------------------------------------
 
     def _nothing(self, args: FilterArgs, asked: PodRequest) -> FilterAnswer:
-        self.on_no(No(pod=args.pod, asked=asked, nodes=len(args.names)))
-        with self._ledger.aside(args.pod.uid) as fleet:
+        self.on_no(No(pod=args.pod, asked=asked, names=args.names))
+        with self._ledger.aside(args.pod.uid, args.pod.priority) as fleet:
             refusals = self._refusals(fleet, asked, args)
         for code, count in _counted(refusals).items():
             self._metrics.refusals.labels(code).inc(count)
@@ -179,6 +186,9 @@ class Extender:
 
     def _refusals(self, fleet: Fleet, asked: PodRequest, args: FilterArgs) -> list[Refusal]:
         closed = self.closed(args.names, args.pod.uid)
+        promised = self._ledger.promise(args.pod.uid)
+        if promised is not None:  # else kube-scheduler would look for victims elsewhere too
+            closed |= {name: NodeCode.PROMISED for name in args.names if name != promised.holding.node}
         return [
             *(Refusal(name, code, 1, 0, False) for name, code in closed.items()),
             *fleet.refusals(asked, [name for name in args.names if name not in closed]),
@@ -227,38 +237,14 @@ class Extender:
             scores = fleet.scores_of(args.names, asked, self._settings.policy, seed_of(args.pod.uid))
         return dict(zip(args.names, _stretched(scores), strict=True))
 
-    def preempt(self, args: PreemptArgs) -> dict[str, Offer]:
-        """Per node that kube-scheduler offers: the fewest pods whose leaving really makes room on its cards."""
-        asked = self.asked(args.pod)
-        if asked is None:
-            return args.offers
-        if isinstance(asked, BadRequest):
-            return {}
-        found = {name: self._victims(args.pod, asked, name, offer) for name, offer in args.offers.items()}
-        return {name: offer for name, offer in found.items() if offer is not None}
 
-    def _victims(self, pod: Pod, asked: PodRequest, name: str, offer: Offer) -> Offer | None:
-        if name not in self._ledger.fleet or self.closed([name], pod.uid):
-            return None
-        with self._ledger.aside(pod.uid) as fleet:
-            found = victims(asked, fleet.view(name), self._evictable(name), pod.priority)
-        if found is None:
-            return None
-        return Offer(tuple(holder.pod for holder in found), offer.violations) if found else offer
-
-    def _evictable(self, node: str) -> list[Holder]:
-        """Pods that are really there; one between filter and bind cannot be evicted."""
-        bound = {e.holding.pod for e in self._ledger.on_node(node) if e.state is State.CONFIRMED}
-        return [holder for holder in self._ledger.holders(node) if holder.pod in bound]
-
-
-def holding_of(pod: Pod, asked: PodRequest, where: Placement) -> Holding:
-    """What the pod would hold there."""
+def holding_of(pod: Pod, asked: PodRequest, grant: Grant) -> Holding:
+    """What the pod would hold."""
     return Holding(
         pod=pod.uid,
-        node=where.node,
+        node=grant.node,
         name=pod.key,
-        grant=where.grant(pod.uid, asked.dialect),
+        grant=grant,
         cpu=asked.cpu,
         memory=asked.memory,
         priority=pod.priority,

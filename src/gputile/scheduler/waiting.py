@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 import msgspec
 
+from gputile.book.events import Promised
 from gputile.book.ledger import Ledger
 from gputile.dialects.gputile import NUDGED
 from gputile.dialects.wire import Pod
@@ -119,12 +120,14 @@ class Teller:
                 return
             if now - story.looked_at < self._settings.every:
                 continue
-            if story.asked not in known:
+            promised = self._mirror.ledger.promise(uid)
+            if promised is None and story.asked not in known:
                 if now < self._quiet_until:
                     return
                 known[story.asked] = reason(story.asked, self._mirror.ledger)
                 self._quiet_until = now + (self._clock() - now) / SHARE
-            said, story.looked_at = known[story.asked], now
+            said = known[story.asked] if promised is None else _being_made(promised)
+            story.looked_at = now
             if said and (said != story.told or now - story.told_at > REPEAT) and self._leads():
                 self._allowance -= 1.0
                 await self._api.note(_note(uid, story.pod, said))
@@ -188,8 +191,19 @@ def reason(asked: PodRequest | BadRequest, ledger: Ledger) -> str:
     found = explain(asked, ledger.fleet, Holders(ledger), LOOK_AT)
     if found.fitting:
         return ""
-    first, *rest = (line.strip() for line in found.lines())
+    first, *rest = (line.strip() for line in (*found.lines(), *_kept(ledger)))
     return f"{first} {'; '.join(rest)}".strip()
+
+
+def _kept(ledger: Ledger) -> list[str]:
+    """Room that looks free to a person and is not: it is kept for those for whom others were evicted."""
+    kept = [promised.holding for promised in ledger.promises() if ledger.entry(promised.holding.pod) is None]
+    more = f" and for {len(kept) - 1} more pods" if len(kept) > 1 else ""
+    return [f"room on node {kept[0].node} is kept for {kept[0].name}{more}"] if kept else []
+
+
+def _being_made(promised: Promised) -> str:
+    return f"room is being made for it on node {promised.holding.node}: less important pods are leaving"
 
 
 def _note(uid: str, pod: Pod, message: str) -> Note:

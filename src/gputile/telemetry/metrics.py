@@ -32,6 +32,11 @@ class Metrics:
         self.copied = self._counter("copied_grants_total", "Grants found on a pod or node they were not made for.")
         self.around = self._counter("granted_around_total", "Pods bound by somebody else that we granted cards.")
         self.nudges = self._counter("nudges_total", "Waiting pods that kube-scheduler was made to try again.")
+        self.preemptions = self._counter(
+            "preemptions_total", "Own preemptions by how they ended: bound, expired, withdrawn.", "end"
+        )
+        self.evictions = self._counter("evictions_total", "Pods evicted to make room.")
+        self.promises = self._gauge("promises", "Pods for which room is being kept.")
         self.troubles = self._counter("watch_troubles_total", "Times a watch broke.", "kind")
         self.lag = self._gauge("watch_silence_seconds", "Time since the API server last said anything.", "kind")
         self.book = self._gauge("book_pods", "Pods in the book, by state; waiting pods hold nothing.", "state")
