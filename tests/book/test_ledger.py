@@ -22,6 +22,7 @@ from gputile.book.events import (
     Rubbed,
     Tick,
     Verify,
+    Withdrawn,
 )
 from gputile.book.ledger import BookSettings, Ledger, State
 from gputile.model.errors import DoubleBooked
@@ -197,12 +198,37 @@ class TestPromises:
         assert free(made) == 6
         assert made.promise("a") is None
 
+    def test_it_can_be_withdrawn(self) -> None:
+        made = ledger(self.PROMISE)
+        assert made.handle(Withdrawn("a")) == [Freed("n1")]
+        assert (free(made), made.promises()) == (16, [])
+        assert made.handle(Withdrawn("a")) == []
+
+    def test_only_those_who_are_more_important_may_take_the_room(self) -> None:
+        made = ledger(Promised(holds("a", 10, priority=5), until=20))
+        for priority, seen in ((5, 6), (6, 16)):
+            with made.aside("b", priority) as fleet:
+                assert fleet.view("n1").rooms[0].memory == seen
+        assert made.handle(Pencilled(holds("b", 10, priority=5), 0)) != []
+        assert made.handle(Pencilled(holds("b", 10, priority=6), 0)) == []
+        made.check()
+
     def test_one_open_plan_per_pod(self) -> None:
         made = ledger(self.PROMISE, Promised(holds("a", 4, card=1), until=30))
         assert (free(made), free(made, 1)) == (16, 12)
 
     def test_a_bound_pod_needs_none(self) -> None:
         assert ledger(CONFIRM).handle(self.PROMISE) == [Denied("a", "the pod is confirmed on n1")]
+
+
+def test_the_lowest_priority_is_that_of_pods_with_cards() -> None:
+    made = ledger(Confirmed(Holding(pod="cpu", node="n1", priority=-7)))
+    assert made.lowest_priority() is None
+    for event in (Pencilled(holds("a", 1, priority=3), 0), Confirmed(holds("b", 1, priority=9))):
+        made.handle(event)
+    assert made.lowest_priority() == 3
+    made.handle(Gone("a"))
+    assert made.lowest_priority() == 9
 
 
 def test_the_audit_tells_the_story_of_a_lost_count() -> None:

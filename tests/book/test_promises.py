@@ -38,6 +38,7 @@ from gputile.book.events import (
     Rubbed,
     Tick,
     Verify,
+    Withdrawn,
 )
 from gputile.book.ledger import Ledger, State
 from gputile.engine.placing import Placement, place
@@ -93,11 +94,14 @@ class Cluster(RuleBasedStateMachine):
     def holding(self, pod: str, where: Placement) -> Holding:
         wish = self.wishes[pod]
         grant = where.grant(pod, wish.dialect)
-        return Holding(pod=pod, name=f"ns/{pod}", node=where.node, grant=grant, cpu=wish.cpu, started=self.now)
+        rank = int(pod[1:]) % 3  # so that some are more important than others
+        return Holding(
+            pod=pod, name=f"ns/{pod}", node=where.node, grant=grant, cpu=wish.cpu, started=self.now, priority=rank
+        )
 
     def choose(self, pod: str) -> Holding | None:
         """Filter and place, as the scheduler does."""
-        with self.ledger.aside(pod) as fleet:
+        with self.ledger.aside(pod, int(pod[1:]) % 3) as fleet:
             best = fleet.best(self.wishes[pod], "spread", seed=self.born)
             where = place(self.wishes[pod], fleet.view(best[0])) if best else None
         return self.holding(pod, where) if isinstance(where, Placement) else None
@@ -248,6 +252,11 @@ class Cluster(RuleBasedStateMachine):
         self.assume(pod)
         self.bind_lands(pod, heard=True)
 
+    @rule(pod=pods)
+    def a_promise_is_withdrawn(self, pod: str) -> None:
+        self.tell(Withdrawn(pod))
+        assert self.ledger.promise(pod) is None
+
     @rule(seconds=st.sampled_from([0.5, 3.0, 40.0, 40.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
@@ -300,6 +309,11 @@ class Cluster(RuleBasedStateMachine):
                 else:
                     assert card.uuid in self.contested, "sold twice, and nobody was told"
                     assert all(state is not State.PENCILLED for state, _ in tiles), "pencilled onto an oversold card"
+
+    @invariant()
+    def the_lowest_priority_is_known(self) -> None:
+        held = [entry.holding.priority for entry in self.ledger.entries() if entry.holding.grant is not None]
+        assert self.ledger.lowest_priority() == min(held, default=None)
 
     @invariant()
     def a_pod_that_runs_needs_no_promise(self) -> None:

@@ -141,7 +141,7 @@ def test_where_the_sums_suffice_and_no_card_does_room_is_made_and_kept(
         [why] = events_of(kube, space, "wanted", "Preempting")
         assert f"{space}/new" in why["message"]
         seen = [event.object for event in pods.events if event.object["metadata"]["name"] == "wanted"]
-        announced = [one for one in seen if "gputile.io/promise" in one["metadata"]["annotations"]]
+        announced = [one for one in seen if "gputile.io/promise" in one["metadata"].get("annotations", {})]
         assert announced[0]["status"]["nominatedNodeName"] == "n1", "in the same write"
         stays_so(kube, space, ["late"], 0.5)
         late = pods.get(space, "late")

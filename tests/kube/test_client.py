@@ -263,6 +263,20 @@ Call = Callable[[Client], Awaitable[object]]
             id="label-pod",
         ),
         pytest.param(
+            lambda client: client.patch_pod("ns", "p", "u1", {"a": "1"}, {}, nominate="n1"),
+            f"PATCH {POD}/status",
+            "application/merge-patch+json",
+            {"metadata": {"uid": "u1", "annotations": {"a": "1"}}, "status": {"nominatedNodeName": "n1"}},
+            id="patch-with-a-nomination",
+        ),
+        pytest.param(
+            lambda client: client.patch_pod("ns", "p", "u1", {"a": None}, {}, nominate=""),
+            f"PATCH {POD}/status",
+            "application/merge-patch+json",
+            {"metadata": {"uid": "u1", "annotations": {"a": None}}, "status": {"nominatedNodeName": None}},
+            id="patch-that-takes-a-nomination-back",
+        ),
+        pytest.param(
             lambda client: client.evict("ns", "p", "u1"),
             f"POST {POD}/eviction",
             "application/json",
