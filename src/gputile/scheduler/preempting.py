@@ -191,7 +191,7 @@ class Preemptor:
             holding = holding_of(waiting.pod, waiting.asked, promise.grant)
             self._ledger.handle(Promised(holding, self._clock() + seconds))
             there = {e.holding.pod: e.holding.name for e in self._ledger.on_node(promise.grant.node)}
-            left = {uid: there[uid] for uid in promise.victims if uid in there and not self._evicting.is_going(uid)}
+            left = {one: there[one] for one in promise.victims if one in there and not self._evicting.is_going(one)}
             self._open[uid] = Opened(waiting.pod, promise, left, announced=True)
 
     def _forget_strangers(self) -> None:
