@@ -4,6 +4,7 @@ Nothing here raises on bad input: a pod is a request, no request of ours, or a `
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, Protocol
 
 import msgspec
@@ -89,8 +90,7 @@ def _spoken(pod: Pod, settings: DialectSettings) -> dict[str, str]:
     said = list(_said(pod))
     used = [resource for resource, value in said if value not in (0, "0", None)]
     spoken: dict[str, str] = {}
-    for dialect in DIALECTS:
-        mine = dialect.resources(settings)
+    for dialect, mine in zip(DIALECTS, _resources(settings), strict=True):
         first = next((resource for resource in used if resource in mine), None)
         if first is not None:
             spoken[dialect.NAME] = first
@@ -100,6 +100,12 @@ def _spoken(pod: Pod, settings: DialectSettings) -> dict[str, str]:
             del spoken[nvidia.NAME]
             spoken[hami.NAME] = share
     return spoken
+
+
+@lru_cache(maxsize=4)
+def _resources(settings: DialectSettings) -> tuple[frozenset[str], ...]:
+    """By dialect the resources that it asks with; there is one set of settings, and every pod is read with it."""
+    return tuple(dialect.resources(settings) for dialect in DIALECTS)
 
 
 def _said(pod: Pod) -> Iterator[tuple[str, Quantity]]:
@@ -113,9 +119,9 @@ def _said(pod: Pod) -> Iterator[tuple[str, Quantity]]:
 def _refuse_resources_in_annotations(pod: Pod, settings: DialectSettings) -> None:
     """`nvidia.com/gpumem` as an annotation is silently ignored elsewhere, and a trap."""
     said = {resource for resource, _ in _said(pod)}
-    for dialect in DIALECTS:
-        for key in sorted(dialect.resources(settings) - {gpushare.COUNT}):
-            if key in pod.annotations and key not in said:
+    for resources in _resources(settings):
+        for key in sorted((resources & pod.annotations.keys()) - {gpushare.COUNT}):
+            if key not in said:
                 raise Unreadable(
                     RequestCode.RESOURCE_IN_ANNOTATION,
                     f"`{key}` is an annotation of the pod, where it has no effect; write "

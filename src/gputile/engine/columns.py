@@ -33,6 +33,7 @@ class Columns:
         self._average: int | None = None
         self._node_prices: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None  # by model, by row
         self._moment = 0  # counts changes; each node knows when it was last touched
+        self._gains = 0  # counts changes that may have made room
         self._allocate(cards=8, nodes=16)
 
     # ---- nodes and what is held of them -----------------------------------------------------------------------------
@@ -103,6 +104,7 @@ class Columns:
                 self._share[row] += after - before
                 self._card_share[at] = after
         self._touch(row)
+        self._gains += sign < 0
         self._cpu[row] -= sign * cpu
         self._host[row] -= sign * memory
 
@@ -223,6 +225,7 @@ class Columns:
             self._usable[at] = True
             self._card_share[at] = free_share(card.memory, card.cores, card.memory, card.cores)
         self._touch(row)
+        self._gains += 1
         self._average, self._node_prices = None, None
         self._in_use[row] = bool(node.name) and not node.fault
         self._cpu[row] = self._cpu_size[row] = node.cpu
@@ -265,7 +268,8 @@ class Columns:
     def _name(self, row: int) -> str:
         return self._known(row).name
 
-    def _named(self, names: Iterable[str]) -> Mask:
+    def named(self, names: Iterable[str]) -> Mask:
+        """By row: whether the node is among these."""
         mask = np.zeros(len(self._nodes), dtype=np.bool_)
         mask[self._rows_of(list(names))] = True
         return mask

@@ -86,7 +86,7 @@ class Fleet(Columns):
         """
         fitting = self.fits(request, steps)
         if among is not None:
-            fitting &= self._named(among)
+            fitting &= self.named(among)
         if not fitting.any():
             return []
         scores = self.scores(request, fitting, policy, seed)
@@ -299,7 +299,12 @@ class Fleet(Columns):
         return cards_that_fit(piece, self.grid().columns(rows), eligible, request.constraints.idle)
 
     def moment(self) -> int:
+        """Counts the changes: the same number, the same fleet."""
         return self._moment
+
+    def gains(self) -> int:
+        """Counts the changes that may have made room. While it stands, room only shrinks."""
+        return self._gains
 
     def touched_since(self, moment: int) -> Rows:
         return np.flatnonzero(self._touched[: len(self._nodes)] > moment)

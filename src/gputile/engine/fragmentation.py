@@ -18,6 +18,9 @@ from gputile.engine.shares import CARD
 Floats = NDArray[np.float64]
 
 
+FEW = 64  # nodes
+
+
 class Look(msgspec.Struct, frozen=True, kw_only=True):
     """Some nodes as scores see them."""
 
@@ -41,25 +44,29 @@ class Fragments:
 
     def _mean(self, count: NDArray[np.int32], small: Longs, idle: Longs, cpu: Longs) -> Floats:
         """The fragment, in cards, given per task how many cards bear it and what is idle on the others."""
-        tables = self._tables
-        lost = (count < tables.cards[:, None]) | (cpu < tables.cpu[:, None]) | (tables.cards == 0)[:, None]
-        fragment: Floats = tables.weight @ np.where(lost, idle, small)
+        tables, by_task = self._tables, (slice(None), *(None,) * cpu.ndim)
+        lost = (count < tables.cards[by_task]) | (cpu < tables.cpu[by_task]) | (tables.cards == 0)[by_task]
+        fragment: Floats = np.tensordot(tables.weight, np.where(lost, idle, small), axes=1)
         return fragment / CARD
 
     def gain_of_tiles(self, tile: Ints, cpu: int) -> Floats:
         """Card x node: the gain of placing one tile (a share of that card) there; no meaning where it does not fit."""
+        left = self._look.share - tile
+        if left.shape[1] > FEW:
+            return np.stack([self._gain_on(slice(card, card + 1), left, tile, cpu)[0] for card in range(len(left))])
+        return self._gain_on(slice(None), left, tile, cpu)
+
+    def _gain_on(self, cards: slice, left: Ints, tile: Ints, cpu: int) -> Floats:
+        """Card x node, for these cards. On few nodes all at once, for a call costs more than its work; else by card."""
         look, tables = self._look, self._tables
-        left = look.share - tile
-        gains = np.empty(left.shape)
-        for card in range(len(left)):
-            bears = left[card] >= np.maximum(tables.share, 1)[:, None]
-            if self._accepted is not None:
-                bears &= self._accepted[:, card]
-            bore = self._bears[:, card]
-            count = self._count - bore + bears
-            small = self._small - np.where(bore, 0, look.share[card]) + np.where(bears, 0, left[card])
-            gains[card] = self.now - self._mean(count, small, self._idle - tile[card], look.cpu - cpu)
-        return gains
+        bears = left[None, cards] >= np.maximum(tables.share, 1)[:, None, None]
+        if self._accepted is not None:
+            bears &= self._accepted[:, cards]
+        bore = self._bears[:, cards]
+        count = self._count[:, None] - bore + bears
+        small = self._small[:, None] - np.where(bore, 0, look.share[cards]) + np.where(bears, 0, left[cards])
+        cpu_left = np.broadcast_to(look.cpu - cpu, left[cards].shape)
+        return self.now - self._mean(count, small, self._idle - tile[cards], cpu_left)
 
     def gain_of_whole_cards(self, cards: int, cpu: int) -> Floats:
         """Node: the gain of taking idle cards, the first ones. Taken cards leave nothing behind."""

@@ -6,6 +6,7 @@ from what users write happens in `dialects/` and nowhere else.
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 from typing import TypeAlias
 
 MiB: TypeAlias = int
@@ -34,7 +35,13 @@ def quantity(written: Quantity) -> Fraction | None:
     """The exact value of `"500m"`, `"4Gi"`, `"1e3"`, `7`; None if it is no quantity."""
     if written is None or isinstance(written, bool) or (isinstance(written, int) and abs(written) > 10**30):
         return None
-    match = _QUANTITY.fullmatch(str(written).strip())
+    return _parsed(str(written).strip())
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> Fraction | None:
+    """Remembered: a cluster's pods say the same few things again and again."""
+    match = _QUANTITY.fullmatch(text)
     if match is None:
         return None
     number, suffix = Fraction(match["number"]), match["suffix"]

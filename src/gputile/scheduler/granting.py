@@ -12,7 +12,7 @@ from itertools import islice
 
 from gputile.book.events import Conflict, Forgotten, Freed, Gone, Instruction, Verify
 from gputile.book.ledger import State
-from gputile.dialects import speaking
+from gputile.dialects import gputile, speaking
 from gputile.dialects.wire import Award, Pod, Written
 from gputile.engine.placing import Placement
 from gputile.kube.values import Api, Note, Refused, Unclear
@@ -219,7 +219,8 @@ class Granter:
             return  # gone meanwhile
         entry = self._mirror.ledger.entry(uid)
         grant = entry.holding.grant if entry is not None else None
-        written = self._written(pod, grant) if grant is not None and not pod.is_admitted else None
+        may_lack = grant is not None and grant.dialect != gputile.NAME and not pod.is_admitted  # ours has no labels
+        written = self._written(pod, grant) if grant is not None and may_lack else None
         missing = {key: value for key, value in (written.labels if written else {}).items() if key not in pod.labels}
         try:
             if missing:

@@ -133,9 +133,10 @@ class Mirror:
     def _read_bound(self, pod: Pod, known: Pod | None) -> Holding:
         entry = self.ledger.entry(pod.uid)
         self._forget(pod.uid)
-        asked = speaking.read_pod(pod, self._resolved)
         booked = entry.holding.grant if entry is not None and entry.holding.node == pod.node_name else None
         shown = self._shown(pod, self._seen.get(pod.uid))
+        # A pod that was seen before and shows its grant has nothing more to say; most have both.
+        asked = speaking.read_pod(pod, self._resolved) if shown is None or known is None else None
         if asked is not None or shown is not None:
             self._bound[pod.uid] = pod
             self._on_node.setdefault(pod.node_name, set()).add(pod.uid)

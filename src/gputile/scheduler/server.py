@@ -269,6 +269,7 @@ def tls_context(settings: TlsSettings) -> ssl.SSLContext | None:
     if not settings.certificate:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.num_tickets = 0  # kube-scheduler never resumes a session; making tickets is a third of a handshake
     try:
         context.load_cert_chain(settings.certificate, settings.key)
         if settings.client_ca:

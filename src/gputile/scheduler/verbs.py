@@ -28,6 +28,7 @@ from gputile.model.grants import Grant
 from gputile.model.refusals import BadRequest, NodeCode, Refusal
 from gputile.model.requests import PodRequest
 from gputile.scheduler.mirror import GUESSING, Mirror, created, is_same
+from gputile.scheduler.remembering import Nos, Said
 from gputile.scheduler.settings import Settings
 from gputile.scheduler.wire import FilterAnswer, FilterArgs
 from gputile.telemetry.metrics import Metrics
@@ -53,6 +54,7 @@ class Extender:
         self._metrics, self._clock = metrics, clock
         self._recent: OrderedDict[str, Pod] = OrderedDict()  # pods that kube-scheduler knew before our watch did
         self._shy: dict[str, set[str]] = {}  # by pod: nodes that were offered to it and came to nothing
+        self._nos = Nos(mirror.ledger.fleet)
         self.on_no: Callable[[No], None] = lambda no: None
 
     # ---- filter -----------------------------------------------------------------------------------------------------
@@ -94,12 +96,19 @@ class Extender:
         pod = args.pod
         names = self._open_to(args.names, pod.uid)
         self._offered_in_vain(pod.uid)
+        refused_before = self._nos.again(asked, args) if self._may_remember(args, names) else None
+        if refused_before is not None:
+            self._metrics.remembered.inc()
+            return self._refused(args, asked, refused_before)
         policy, seed = self._settings.policy, seed_of(pod.uid)
         with self._ledger.aside(pod.uid, pod.priority) as fleet:
             best = self._promised(fleet, asked, names, pod.uid) or self._best(fleet, asked, names, pod.uid)
             where = fleet.place(asked, best[0], policy, seed) if best else None
         if not isinstance(where, Placement):
-            return self._nothing(args, asked)
+            said = self._nothing(args, asked)
+            if not best and self._may_remember(args, names):
+                self._nos.keep(asked, args, said)
+            return self._refused(args, asked, said)
         others_open = self._ledger.pencils() > 0
         pencilled = self._pencil(pod, asked, where)
         return FilterAnswer(names=best[:1] if pencilled and others_open else best)
@@ -173,16 +182,26 @@ class Extender:
 
     # ---- why not ----------------------------------------------------------------------------------------------------
 
-    def _nothing(self, args: FilterArgs, asked: PodRequest) -> FilterAnswer:
-        self.on_no(No(pod=args.pod, asked=asked, names=args.names))
+    def _may_remember(self, args: FilterArgs, names: list[str]) -> bool:
+        """Whether the answer is the same for every pod that asks the same: no node is closed, no room is its own."""
+        pod = args.pod
+        own = any(p.holding.pod == pod.uid or p.holding.priority < pod.priority for p in self._ledger.promises())
+        return names is args.names and not own
+
+    def _nothing(self, args: FilterArgs, asked: PodRequest) -> Said:
         with self._ledger.aside(args.pod.uid, args.pod.priority) as fleet:
             refusals = self._refusals(fleet, asked, args)
-        for code, count in _counted(refusals).items():
-            self._metrics.refusals.labels(code).inc(count)
-        return FilterAnswer(
+        answer = FilterAnswer(
             failed={r.node: r.sentence for r in refusals if r.curable},
             unresolvable={r.node: r.sentence for r in refusals if not r.curable},
         )
+        return Said(answer, _counted(refusals))
+
+    def _refused(self, args: FilterArgs, asked: PodRequest, said: Said) -> FilterAnswer:
+        self.on_no(No(pod=args.pod, asked=asked, names=args.names))
+        for code, count in said.reasons.items():
+            self._metrics.refusals.labels(code).inc(count)
+        return said.answer
 
     def _refusals(self, fleet: Fleet, asked: PodRequest, args: FilterArgs) -> list[Refusal]:
         closed = self.closed(args.names, args.pod.uid)

@@ -85,6 +85,7 @@ class FilterAnswer(msgspec.Struct, frozen=True, kw_only=True):
     failed: dict[str, str] = msgspec.field(default_factory=dict)
     unresolvable: dict[str, str] = msgspec.field(default_factory=dict)
     error: str = ""
+    written: bytes = b""  # by `write_filter`, where that was done before
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------
@@ -198,6 +199,8 @@ def _lowered(found: Any) -> dict[str, Any]:
 
 def write_filter(answer: FilterAnswer, args: FilterArgs | None) -> bytes:
     """In the form that was asked: names for names, whole nodes for whole nodes."""
+    if answer.written:
+        return answer.written
     reply: dict[str, Any] = {"Nodes": None, "NodeNames": None}
     if args is not None and args.whole is not None:
         reply["Nodes"] = {"metadata": {}, "items": [orjson.Fragment(bytes(args.whole[name])) for name in answer.names]}

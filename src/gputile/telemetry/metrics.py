@@ -23,6 +23,7 @@ class Metrics:
         )
         self._stages: dict[tuple[str, str], Histogram] = {}
         self.refusals = self._counter("refusals_total", "Nodes refused when nothing fitted, by reason.", "code")
+        self.remembered = self._counter("remembered_nos_total", "Answers no that were given again without a look.")
         self.bad_requests = self._counter("bad_requests_total", "Pods that no node can serve, by reason.", "code")
         self.pencils = self._counter("pencils_total", "Pencils by how they ended: bound, expired, replaced.", "end")
         self.binds = self._counter("binds_total", "Binds by how they ended: bound, conflict, refused, unclear.", "end")

@@ -1,0 +1,80 @@
+"""Answers no, remembered until room appears.
+
+Room:  what was last answered to each kind of pod that fitted nowhere, as it went over the wire.
+Door:  `Nos.again` finds the answer to the same question; `Nos.keep` remembers one.
+
+kube-scheduler tries a pod that an extender refused again on any change of the cluster. A queue of waiting pods, the
+normal state of a GPU cluster, is a steady rain of questions that all end in no. While room only shrinks a no stays a
+no: the same nodes are refused, eviction would cure the same ones, and every reason given still holds (another may hold
+by now as well). Except that containers do not fit together: each may soon not fit alone, and a bounded search may find
+in a smaller cluster what it missed. An answer with that reason is kept only as long as nothing changes at all.
+
+Who has room of its own that others do not see (a pencil, a promise) must not ask here.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from gputile.engine.fleet import Fleet
+from gputile.model.refusals import NodeCode
+from gputile.model.requests import PodRequest
+from gputile.scheduler.wire import FilterAnswer, FilterArgs, write_filter
+
+MOST = 64  # answers; one about 5,000 nodes has half a megabyte
+
+
+class Said(msgspec.Struct, frozen=True):
+    """One answer, and how many nodes it refuses for which reason."""
+
+    answer: FilterAnswer
+    reasons: Mapping[NodeCode, int]
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """The answers to pods that ask the same, all made since room last appeared."""
+
+    gains: int
+    answers: dict[bytes, tuple[int, Said]] = msgspec.field(default_factory=dict)  # by nodes: the moment, the answer
+
+
+class Nos:
+    """See the module's text."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._shapes: dict[PodRequest, Shape] = {}
+        self._kept = 0
+
+    def again(self, asked: PodRequest, args: FilterArgs) -> Said | None:
+        """What was said to such a pod about these nodes, in whatever order they are named, if it still holds."""
+        shape = self._shapes.get(asked)
+        if shape is None or shape.gains != self._fleet.gains():
+            return None
+        moment, said = shape.answers.get(self._nodes(args), (-1, None))
+        if said is None or (NodeCode.TOGETHER in said.reasons and moment != self._fleet.moment()):
+            return None
+        return said
+
+    def keep(self, asked: PodRequest, args: FilterArgs, said: Said) -> None:
+        """Remember an answer just made."""
+        nodes, gains = self._nodes(args), self._fleet.gains()
+        if not nodes:
+            return
+        if self._kept >= MOST:
+            self._shapes.clear()
+            self._kept = 0
+        shape = self._shapes.get(asked)
+        if shape is None or shape.gains != gains:
+            shape = self._shapes[asked] = Shape(gains)
+        answer = msgspec.structs.replace(said.answer, written=write_filter(said.answer, args))
+        shape.answers[nodes] = self._fleet.moment(), msgspec.structs.replace(said, answer=answer)
+        self._kept += 1
+
+    def _nodes(self, args: FilterArgs) -> bytes:
+        """The set of nodes, a byte for each there is. Empty, which means that no answer is kept: one is a stranger,
+        one is named twice, or they came whole and want to be answered whole."""
+        if args.whole is not None:
+            return b""
+        named = self._fleet.named(args.names)
+        return named.tobytes() if int(named.sum()) == len(args.names) else b""
