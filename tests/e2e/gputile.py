@@ -6,10 +6,10 @@ Door:  `rights(plane)` once per control plane; `with Replica(plane) as gputile:`
 
 import json
 import sys
-from http.client import HTTPSConnection
+from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
 from ssl import create_default_context
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
@@ -43,7 +43,7 @@ class Replica:
         self._client = plane.authority.client("kube-scheduler")
         self.child: Child
 
-    def __enter__(self) -> "Replica":
+    def __enter__(self) -> Self:
         self._make_pod()
         self._log = self.plane.folder / f"{self.name}.log"
         self._before = self._log.stat().st_size if self._log.exists() else 0
@@ -90,16 +90,19 @@ class Replica:
     # --- asking it
 
     def request(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
-        """As kube-scheduler would, with its certificate."""
-        trust = create_default_context(cafile=self.plane.authority.ca)
-        trust.load_cert_chain(self._client.cert, self._client.key)
-        connection = HTTPSConnection("127.0.0.1", self.port, timeout=10, context=trust)
+        connection = self.connection()
         try:
             connection.request(method, path, None if body is None else json.dumps(body))
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
         finally:
             connection.close()
+
+    def connection(self) -> HTTPConnection:
+        """As kube-scheduler would open it, with its certificate."""
+        trust = create_default_context(cafile=self.plane.authority.ca)
+        trust.load_cert_chain(self._client.cert, self._client.key)
+        return HTTPSConnection("127.0.0.1", self.port, timeout=10, context=trust)
 
     def is_ready(self) -> bool:
         return self.request("GET", "/readyz")[0] == 200

@@ -51,6 +51,10 @@ class FilterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     slack: float = 0.0
     """How much worse than the best a node's score may be and still count as equally good."""
 
+    narrow: bool = True
+    """Name the best nodes only. false: all that fit, for kube-scheduler's own scores to choose among, to which
+    `prioritizeVerb` adds ours. Slower (docs/performance.md), and its scores spread, so cards are packed less well."""
+
 
 class BindSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     timeout: float = 4.0
