@@ -19,11 +19,14 @@ from tests.e2e.control_plane import ControlPlane
 from tests.e2e.gputile import rights
 from tests.e2e.programs import Programs, programs
 
+from bench import freed as freeing
 from bench import rates as rating
+from bench import sizes
+from bench import waiting as crowd
 from bench.rates import VARIANTS
 from bench.stage import joined, say
 
-SECTIONS = ("rates",)
+SECTIONS = ("rates", "waiting", "latency", "size", "freed")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +37,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     pods: int
     rounds: int
     variants: tuple[str, ...]
+    waiting: int
+    bound: int
     plain: bool
     profile: bool
 
@@ -65,13 +70,21 @@ def numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int
 @click.option("--pods", default=3_000, show_default=True, help="Per turn.")
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--variants", default=",".join(VARIANTS), show_default=True, callback=words(VARIANTS))
+@click.option("--waiting", default=1_000, show_default=True, help="Pods that fit nowhere, in section waiting.")
+@click.option("--bound", default=30_000, show_default=True, help="Pods of the cluster in section size.")
 @click.option("--plain", is_flag=True, help="HTTP between kube-scheduler and gputile; deploy/ and the default: HTTPS.")
 @click.option("--profile", is_flag=True, help="Sample where our process spends its time, and print the top of it.")
 @click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures as JSON.")
 def main(only: tuple[str, ...], save: Path | None, **asked: Any) -> None:
     options = Options(**asked)
     built, found = programs(say), {}
-    measure: dict[str, Callable[[Programs, Options], Any]] = {"rates": rates}
+    measure: dict[str, Callable[[Programs, Options], Any]] = {
+        "rates": rates,
+        "waiting": waiting,
+        "latency": latency,
+        "size": size,
+        "freed": freed,
+    }
     for section in only:
         found[section] = measure[section](built, options)
         if save:
@@ -95,8 +108,47 @@ def rates(built: Programs, options: Options) -> list[rating.Row]:
                     profile=options.profile,
                 )
                 found += rating.rows(plan, rating.rates(plane, plan))
-                print("\n".join(["", *rating.lines(found), ""]), flush=True)
+                show(rating.lines(found))
     return found
+
+
+def waiting(built: Programs, options: Options) -> list[Any]:
+    """At the smaller size; kube-scheduler's own work per try grows with the nodes."""
+    with ControlPlane(built) as plane:
+        nodes = joined(plane.kube, min(options.nodes))
+        crowd.furnish(plane, nodes)
+        rights(plane)
+        priced = crowd.prices(plane, nodes)
+        show(priced.lines())
+        rate = crowd.beside(plane, options.waiting, options.pods, options.rounds)
+        show(rate.lines())
+    return [priced, rate]
+
+
+def latency(built: Programs, options: Options) -> list[sizes.Latency]:
+    with ControlPlane(built) as plane:
+        found = sizes.latencies(plane, (100, *options.nodes))
+    show(sizes.latency_lines(found))
+    return found
+
+
+def size(built: Programs, options: Options) -> sizes.Large:
+    with ControlPlane(built) as plane:
+        found = sizes.large(plane, joined(plane.kube, max(options.nodes)), options.bound)
+    show(found.lines())
+    return found
+
+
+def freed(built: Programs, options: Options) -> freeing.Freed:
+    with ControlPlane(built) as plane:
+        rights(plane)
+        found = freeing.freed(plane)
+    show(found.lines())
+    return found
+
+
+def show(lines: list[str]) -> None:
+    print("\n".join(["", *lines, ""]), flush=True)
 
 
 if __name__ == "__main__":
