@@ -99,8 +99,10 @@ class Tenant(Replica):
         """To be kept open by who asks often."""
         return HTTPConnection("127.0.0.1", self.port, timeout=10) if self._plain else super().connection()
 
-    def config(self, file: str = "default-scheduler.yaml", port: int | None = None, **changes: Any) -> Manifest:
-        config = super().config(file, port, **changes)
+    def config(
+        self, file: str = "default-scheduler.yaml", port: int | None = None, *, steers: bool = False, **changes: Any
+    ) -> Manifest:
+        config = super().config(file, port, steers=steers, **changes)
         for stanza in config["extenders"] if self._plain else ():
             stanza["urlPrefix"] = stanza["urlPrefix"].replace("https://", "http://")
             stanza["enableHTTPS"] = False

@@ -5,6 +5,7 @@ Room:  every card of the cluster has a tenant with 30 of its 80 GiB; the waiting
 Door:  `furnish` first; `beside` for the rates, `prices` for the price of a no and of a yes.
 """
 
+import signal
 import statistics
 from contextlib import ExitStack
 
@@ -12,6 +13,7 @@ import msgspec
 from tests.e2e.api import Manifest
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.pods import pod
+from tests.e2e.processes import wait_until
 
 from bench.rates import knows_all
 from bench.seating import Seat, seat_all
@@ -72,24 +74,36 @@ def beside(plane: ControlPlane, waiting: int, pods: int, rounds: int) -> Beside:
 
 
 def _turn(plane: ControlPlane, waiting: int, pods: int) -> tuple[float, float, float]:
-    """Pods per second, noes per pod, CPU of ours per pod. The waiting ones come first, so each was refused already
-    when the first pod that fits is bound; from then on they are tried again and again."""
+    """Pods per second, noes per pod bound, CPU of ours per pod bound.
+
+    First every waiting pod is refused once. Then kube-scheduler is frozen while the pods that fit are created, and
+    thawed: from the first binding to the last it has both to do, those that fit and those that it tries again.
+    """
     with ExitStack() as stack:
         tenant = stack.enter_context(Tenant(plane))
         plane.kube.create_many([_hopeless(n) for n in range(waiting)], SPACE, threads=8)
+        knows_all(tenant, waiting)
+        scheduler = stack.enter_context(plane.start_scheduler(config=configuration(tenant, 100)))
+        wait_until(lambda: _noes(tenant) >= waiting, 300, f"{waiting} pods refused", every=0.5)
+        seen = stack.enter_context(bindings(plane, SPACE, pods))
+        scheduler.child.signal(signal.SIGSTOP)
+        stack.callback(scheduler.child.signal, signal.SIGCONT)
         plane.kube.create_many([one_tile(f"p{n:05}") for n in range(pods)], SPACE, threads=8)
         knows_all(tenant, waiting + pods)
-        seen = stack.enter_context(bindings(plane, SPACE, pods))
-        stack.enter_context(plane.start_scheduler(config=configuration(tenant, 100)))
+        before = _noes(tenant)
+        scheduler.child.signal(signal.SIGCONT)
         seen.wait(900)
-        noes = tenant.count("gputile_verbs_total", verb="filter", result="no")
-        ours = seen.spent(tenant.name)
+        noes, ours = _noes(tenant) - before, seen.spent(tenant.name)
     removed(plane.kube, SPACE)
-    return seen.rate, max(0.0, noes - waiting) / pods, ours
+    return seen.rate, noes / pods, ours
+
+
+def _noes(tenant: Tenant) -> float:
+    return tenant.count("gputile_verbs_total", verb="filter", result="no")
 
 
 def _hopeless(number: int) -> Manifest:
-    return one_tile(f"w{number:05}", TOO_MUCH)
+    return one_tile(f"a{number:05}", TOO_MUCH)
 
 
 # ---- the price of a no ----------------------------------------------------------------------------------------------
@@ -121,7 +135,7 @@ def prices(plane: ControlPlane, nodes: list[str], calls: int = 600, rounds: int 
         kube.create_many([one_tile(f"p{n:05}") for n in range(calls * rounds)], SPACE, threads=8)
         knows_all(tenant, 200 + calls * rounds)
         found = kube.list("Pod", SPACE)
-        noes = [it for it in found if it["metadata"]["name"].startswith("w")]
+        noes = [it for it in found if it["metadata"]["name"].startswith("a")]
         yeses = [it for it in found if it["metadata"]["name"].startswith("p")]
         asker = Asker(tenant, nodes)
         asker.ask(noes)  # the first no of its kind

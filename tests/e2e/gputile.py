@@ -126,22 +126,42 @@ class Replica:
 
     # --- kube-scheduler's side
 
-    def config(self, file: str = "default-scheduler.yaml", port: int | None = None, **changes: Any) -> Manifest:
-        """A KubeSchedulerConfiguration of deploy/kube-scheduler with the addresses and files of this run."""
+    def config(
+        self, file: str = "default-scheduler.yaml", port: int | None = None, *, steers: bool = False, **changes: Any
+    ) -> Manifest:
+        """A KubeSchedulerConfiguration of deploy/kube-scheduler with the addresses and files of this run.
+
+        `steers`: with the stanza for pods without GPUs before ours. `changes` are those of our own stanza.
+        """
         documents = manifests_of(DEPLOY / "kube-scheduler" / file)
         config = next((d for d in documents if d["kind"] == "KubeSchedulerConfiguration"), None)
         if config is None:  # inside the ConfigMap of a whole deployment
             data = next(d for d in documents if d["kind"] == "ConfigMap")["data"]
             config = yaml.safe_load(next(iter(data.values())))
-        stanza = config["extenders"][0]
-        stanza["urlPrefix"] = stanza["urlPrefix"].replace("CLUSTER-IP:12345", f"127.0.0.1:{port or self.port}")
-        stanza["urlPrefix"] = stanza["urlPrefix"].replace(f"{SERVER_NAME}:12345", f"127.0.0.1:{port or self.port}")
-        stanza["tlsConfig"] |= {
+        (stanza,) = config["extenders"]
+        extenders = [*(_steering() if steers else []), {**stanza, **changes}]
+        fast = {"qps": 5000, "burst": 5000}
+        return {
+            **config,
+            "extenders": [self._reaching(one, port or self.port) for one in extenders],
+            "leaderElection": {"leaderElect": False},
+            "clientConnection": fast,
+        }
+
+    def _reaching(self, stanza: Manifest, port: int) -> Manifest:
+        url = stanza["urlPrefix"]
+        for host in ("CLUSTER-IP", SERVER_NAME):
+            url = url.replace(f"{host}:12345", f"127.0.0.1:{port}")
+        files = {
             "caFile": str(self.plane.authority.ca),
             "certFile": str(self._client.cert),
             "keyFile": str(self._client.key),
             "serverName": SERVER_NAME,
         }
-        stanza.update(changes)
-        fast = {"qps": 5000, "burst": 5000}
-        return {**config, "leaderElection": {"leaderElect": False}, "clientConnection": fast}
+        return {**stanza, "urlPrefix": url, "tlsConfig": {**stanza["tlsConfig"], **files}}
+
+
+def _steering() -> list[Manifest]:
+    text = (DEPLOY / "kube-scheduler" / "steer-cpu-pods.yaml").read_text()
+    stanzas: list[Manifest] = yaml.safe_load(text)["extenders"]
+    return stanzas

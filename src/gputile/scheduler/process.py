@@ -22,6 +22,7 @@ from gputile.scheduler.leading import Alone, Leadership
 from gputile.scheduler.mirror import Mirror
 from gputile.scheduler.server import Server
 from gputile.scheduler.settings import Settings
+from gputile.scheduler.steering import Steering
 from gputile.scheduler.verbs import Extender
 from gputile.scheduler.waiting import Teller
 from gputile.telemetry.logs import fields
@@ -65,7 +66,10 @@ class Process:
         self.extender.on_no = self.teller.refused
         self.binder.look_up, self.binder.on_bound = self.granter.look_up, self.granter.landed.add
         self.granter.is_busy = self.binder.is_busy
-        self.server = Server(self.extender, self.binder, self.mirror, settings, metrics, self, leads)
+        self.steering = Steering(self.mirror, settings, leads=leads, clock=clock)
+        self.server = Server(
+            self.extender, self.binder, self.mirror, settings, metrics, self, leads, steering=self.steering
+        )
 
     # ---- what others ask --------------------------------------------------------------------------------------------
 
@@ -241,6 +245,7 @@ class Process:
             fleet.learn(asked)
         fleet.refresh()
         self.extender.forget_strangers()
+        self.steering.forget_strangers()
         self.granter.forget_strangers()
         self._show(now)
 

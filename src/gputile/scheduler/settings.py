@@ -97,6 +97,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """On nodes run by the agents of gpushare, vcuda, HAMi or vgpu-manager, which guess whose card they hand out: bind
     one pod at a time until it has started, or none at all."""
 
+    steer_cpu_pods: bool = False
+    """Lead pods that ask for no GPU to nodes where they strand no card. Needs a second stanza in kube-scheduler's
+    configuration: see docs/scheduler.md."""
+
     body_limit: int = 64
     """MiB; a larger request is refused. 5,000 whole nodes (`nodeCacheCapable: false`) are about 50."""
 
