@@ -4,10 +4,10 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test e2e fuzz check format bench pictures lock clean
+.PHONY: help demo test e2e fuzz check format bench bench-scheduler bench-packing pictures lock clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(READY): requirements.lock pyproject.toml
 	@echo "Setting up .venv (once, about half a minute) ..."
@@ -40,6 +40,12 @@ format: $(READY) ## Let ruff rewrite the files
 
 bench: $(READY) ## Speed of the engine, as ratios against a plain copy of its arrays
 	$(BIN)/python -m bench.engine
+
+bench-scheduler: $(READY) ## Pods per second with and without gputile on a real kube-scheduler (ARGS="--help")
+	$(BIN)/python -m bench.scheduler $(ARGS)
+
+bench-packing: $(READY) ## The openb list through a real kube-scheduler: LIST=<folder of the lists>
+	$(BIN)/python -m bench.packing $(if $(LIST),$(LIST),--help) $(ARGS)
 
 pictures: $(READY) ## Draw the pictures of docs/packing.md
 	$(BIN)/python -m bench.pictures

@@ -71,7 +71,7 @@ def test_file_then_environment_then_flags(tmp_path: Path) -> None:
     file.write_text("policy: spread\nfilter: {keep: 2, slack: 0.5}\n")
     env = {"GPUTILE_FILTER_KEEP": "3", "GPUTILE_POLICY": "binpack"}
     found = show("--config", str(file), "--set", "filter.keep=4", env=env)
-    assert (found["policy"], found["filter"]) == ("binpack", {"keep": 4, "slack": 0.5})
+    assert (found["policy"], found["filter"]) == ("binpack", {"keep": 4, "slack": 0.5, "narrow": True})
     assert show("--listen", "0.0.0.0:1", "--policy", "random")["listen"] == "0.0.0.0:1"
 
 

@@ -178,6 +178,16 @@ def test_kube_scheduler_is_set_up_for_a_narrow_reply_over_mutual_tls(extenders: 
     assert set(extender["tlsConfig"]) == {"serverName", "caFile", "certFile", "keyFile"}  # `insecure` is none of them
 
 
+def test_the_steering_stanza_stops_nothing_and_binds_nothing() -> None:
+    (extender,) = yaml.safe_load((DEPLOY / "kube-scheduler/steer-cpu-pods.yaml").read_text())["extenders"]
+    (gpus,) = default_scheduler()
+    assert {key: value for key, value in extender.items() if key.endswith("Verb")} == {"filterVerb": "steer"}
+    assert extender["ignorable"] is True
+    assert "managedResources" not in extender
+    for same in ("urlPrefix", "nodeCacheCapable", "enableHTTPS", "tlsConfig"):
+        assert extender[same] == gpus[same]
+
+
 @pytest.mark.parametrize("file", ["certificates.sh", "cert-manager.yaml"])
 def test_both_makers_of_certificates_fill_the_secrets_and_name_that_are_used(file: str) -> None:
     text = (DEPLOY / file).read_text().replace("$service", NAME).replace("$namespace", NAMESPACE)

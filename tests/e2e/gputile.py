@@ -6,10 +6,10 @@ Door:  `rights(plane)` once per control plane; `with Replica(plane) as gputile:`
 
 import json
 import sys
-from http.client import HTTPSConnection
+from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
 from ssl import create_default_context
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
@@ -43,7 +43,7 @@ class Replica:
         self._client = plane.authority.client("kube-scheduler")
         self.child: Child
 
-    def __enter__(self) -> "Replica":
+    def __enter__(self) -> Self:
         self._make_pod()
         self._log = self.plane.folder / f"{self.name}.log"
         self._before = self._log.stat().st_size if self._log.exists() else 0
@@ -90,16 +90,19 @@ class Replica:
     # --- asking it
 
     def request(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
-        """As kube-scheduler would, with its certificate."""
-        trust = create_default_context(cafile=self.plane.authority.ca)
-        trust.load_cert_chain(self._client.cert, self._client.key)
-        connection = HTTPSConnection("127.0.0.1", self.port, timeout=10, context=trust)
+        connection = self.connection()
         try:
             connection.request(method, path, None if body is None else json.dumps(body))
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
         finally:
             connection.close()
+
+    def connection(self) -> HTTPConnection:
+        """As kube-scheduler would open it, with its certificate."""
+        trust = create_default_context(cafile=self.plane.authority.ca)
+        trust.load_cert_chain(self._client.cert, self._client.key)
+        return HTTPSConnection("127.0.0.1", self.port, timeout=10, context=trust)
 
     def is_ready(self) -> bool:
         return self.request("GET", "/readyz")[0] == 200
@@ -123,22 +126,42 @@ class Replica:
 
     # --- kube-scheduler's side
 
-    def config(self, file: str = "default-scheduler.yaml", port: int | None = None, **changes: Any) -> Manifest:
-        """A KubeSchedulerConfiguration of deploy/kube-scheduler with the addresses and files of this run."""
+    def config(
+        self, file: str = "default-scheduler.yaml", port: int | None = None, *, steers: bool = False, **changes: Any
+    ) -> Manifest:
+        """A KubeSchedulerConfiguration of deploy/kube-scheduler with the addresses and files of this run.
+
+        `steers`: with the stanza for pods without GPUs before ours. `changes` are those of our own stanza.
+        """
         documents = manifests_of(DEPLOY / "kube-scheduler" / file)
         config = next((d for d in documents if d["kind"] == "KubeSchedulerConfiguration"), None)
         if config is None:  # inside the ConfigMap of a whole deployment
             data = next(d for d in documents if d["kind"] == "ConfigMap")["data"]
             config = yaml.safe_load(next(iter(data.values())))
-        stanza = config["extenders"][0]
-        stanza["urlPrefix"] = stanza["urlPrefix"].replace("CLUSTER-IP:12345", f"127.0.0.1:{port or self.port}")
-        stanza["urlPrefix"] = stanza["urlPrefix"].replace(f"{SERVER_NAME}:12345", f"127.0.0.1:{port or self.port}")
-        stanza["tlsConfig"] |= {
+        (stanza,) = config["extenders"]
+        extenders = [*(_steering() if steers else []), {**stanza, **changes}]
+        fast = {"qps": 5000, "burst": 5000}
+        return {
+            **config,
+            "extenders": [self._reaching(one, port or self.port) for one in extenders],
+            "leaderElection": {"leaderElect": False},
+            "clientConnection": fast,
+        }
+
+    def _reaching(self, stanza: Manifest, port: int) -> Manifest:
+        url = stanza["urlPrefix"]
+        for host in ("CLUSTER-IP", SERVER_NAME):
+            url = url.replace(f"{host}:12345", f"127.0.0.1:{port}")
+        files = {
             "caFile": str(self.plane.authority.ca),
             "certFile": str(self._client.cert),
             "keyFile": str(self._client.key),
             "serverName": SERVER_NAME,
         }
-        stanza.update(changes)
-        fast = {"qps": 5000, "burst": 5000}
-        return {**config, "leaderElection": {"leaderElect": False}, "clientConnection": fast}
+        return {**stanza, "urlPrefix": url, "tlsConfig": {**stanza["tlsConfig"], **files}}
+
+
+def _steering() -> list[Manifest]:
+    text = (DEPLOY / "kube-scheduler" / "steer-cpu-pods.yaml").read_text()
+    stanzas: list[Manifest] = yaml.safe_load(text)["extenders"]
+    return stanzas

@@ -24,6 +24,7 @@ from gputile.scheduler.granting import Granter
 from gputile.scheduler.mirror import Mirror
 from gputile.scheduler.preempting import Preemptor
 from gputile.scheduler.settings import Settings
+from gputile.scheduler.steering import Steering
 from gputile.scheduler.verbs import Extender, No
 from gputile.scheduler.waiting import Teller
 from gputile.scheduler.wire import BindArgs, FilterAnswer, FilterArgs, read_filter
@@ -188,6 +189,7 @@ class Rig:
         self.granter = Granter(self.api, self.mirror, self.settings, self.metrics, **common)
         self.teller = Teller(self.api, self.mirror, self.settings, self.metrics, **common)
         self.preemptor = Preemptor(self.api, self.extender, self.mirror, self.settings, self.metrics, **common)
+        self.steering = Steering(self.mirror, self.settings, leads=lambda: self.leading, clock=self.clock)
         self.extender.on_no = self._refused
         self.binder.look_up, self.binder.on_bound = self.granter.look_up, self.granter.landed.add
         self.granter.is_busy = self.binder.is_busy
@@ -257,6 +259,9 @@ class Rig:
 
     def filter(self, name: str = "web-0", nodes: Iterable[str] | None = None) -> FilterAnswer:
         return self.extender.filter(self.args(name, nodes))
+
+    def steer(self, name: str = "web-0", nodes: Iterable[str] | None = None) -> list[str]:
+        return self.steering.filter(self.args(name, nodes)).names
 
     async def bind(self, name: str = "web-0", node: str = "n1", *, uid: str | None = None) -> str:
         return await self.binder.bind(bind_args(name, node, uid=uid))

@@ -24,7 +24,7 @@ from gputile.testing.builders import node
 from tests.kube.certificates import Authority
 from tests.scheduler.rig import MEMORY, Rig, tile
 
-VERBS = ("filter", "prioritize", "bind", "preempt", "filter-dryrun")
+VERBS = ("filter", "prioritize", "bind", "preempt", "filter-dryrun", "steer")
 
 
 class Probes:
@@ -68,7 +68,8 @@ def rig(**settings: Any) -> Rig:
 @asynccontextmanager
 async def serving(r: Rig | None = None, client: ssl.SSLContext | bool = True) -> AsyncIterator[Line]:
     r, probes = r or rig(), Probes()
-    server = Server(r.extender, r.preemptor, r.binder, r.mirror, r.settings, r.metrics, probes, lambda: r.leading)
+    rooms: Any = {"settings": r.settings, "metrics": r.metrics, "state": probes, "leads": lambda: r.leading}
+    server = Server(r.extender, r.preemptor, r.steering, r.binder, r.mirror, **rooms)
     await server.start()
     connector = aiohttp.TCPConnector(ssl=client)
     try:
@@ -116,6 +117,7 @@ PATHS = {
         "/gputile/preempt",
     ],
     "filter-dryrun": ["/scheduler/filter-dryrun", "/gputile/filter-dryrun"],
+    "steer": ["/gputile/steer"],
 }
 
 
@@ -138,9 +140,26 @@ async def test_every_path_reaches_its_verb() -> None:
             offers = {"n1": {"Pods": [], "NumPDBViolations": 0}}
             body = {"Pod": line.rig.live(), "NodeNameToVictims": None, "NodeNameToMetaVictims": offers}
             assert await line.post(path, body) == {"NodeNameToMetaVictims": offers}, path
+        for path in PATHS["steer"]:
+            assert (await line.post(path, line.rig.body()))["NodeNames"] == ["n1", "n2"], path
         for path in PATHS["bind"]:
             assert await line.post(path, bind_body()) == {"Error": ""}, path
             line.rig.catch_up()
+
+
+async def test_steering_over_http_leads_and_passes() -> None:
+    """The pod with GPUs passes even where no verb is served: this stanza must hold up nobody."""
+    async with serving(rig(steer_cpu_pods=True, policy="binpack")) as line:
+        line.rig.arrive({"cpu": "4"}, name="plain")
+        line.rig.arrive({"cpu": "60"}, name="large")
+        assert len((await line.post("/gputile/steer", line.rig.body("large")))["NodeNames"]) == 2
+        (full,) = (await line.post("/gputile/steer", line.rig.body("plain")))["NodeNames"]
+        assert full == line.rig.node_of("large")
+        line.rig.leading, line.probes.synced = False, False
+        answer = await line.post("/gputile/steer", line.rig.body())
+        assert (answer["NodeNames"], answer["Error"]) == (["n1", "n2"], "")
+        assert line.rig.count("verbs_total", verb="steer", result="yes") == 2
+        assert line.rig.count("verbs_total", verb="steer", result="passed") == 1
 
 
 async def test_a_slash_at_the_end_changes_nothing() -> None:
@@ -187,6 +206,7 @@ async def test_not_ready_says_why() -> None:
 SHAPES = {
     "filter": {"Nodes", "NodeNames", "FailedNodes", "FailedAndUnresolvableNodes", "Error"},
     "filter-dryrun": {"Nodes", "NodeNames", "FailedNodes", "FailedAndUnresolvableNodes", "Error"},
+    "steer": {"Nodes", "NodeNames", "FailedNodes", "FailedAndUnresolvableNodes", "Error"},
     "bind": {"Error"},
 }
 

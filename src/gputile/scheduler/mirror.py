@@ -46,6 +46,8 @@ class Mirror:
         self.fresh: dict[str, Pod] = {}  # bound pods with cards that were just seen so for the first time
         self.arrivals: list[PodRequest] = []  # what pods ask for that were just seen for the first time
         self.guessing: set[str] = set()  # nodes whose agent guesses
+        self.keeps_plain = False  # whether pods without GPUs are our business too: see `steering`
+        self.plain: dict[str, PodRequest] = {}  # pods without a node that ask for CPU or memory only, if they are
         self._settings = settings
         self._seen: dict[str, Grant] = {}  # the grants that pods were seen to carry
         self._bound: dict[str, Pod] = {}  # those that ask for cards
@@ -64,7 +66,7 @@ class Mirror:
         """One list shows all pods: what it does not show is gone. What it shows and we cannot read (keys) stays."""
         listed = list(pods)
         alive = {pod.uid for pod in listed}
-        for uid in [uid for uid in (*self.waiting, *self._bound, *self._seen) if uid not in alive]:
+        for uid in [uid for uid in (*self.waiting, *self.plain, *self._bound, *self._seen) if uid not in alive]:
             self._lost(uid)
         found = [holding for pod in listed if (holding := self._see(pod)) is not None]
         confirmed = [e.holding for e in self.ledger.entries() if e.state is State.CONFIRMED]
@@ -108,7 +110,7 @@ class Mirror:
         if pod.is_over:
             self._lost(pod.uid)
             return None
-        known = self.pod(pod.uid)
+        known, was_plain = self.pod(pod.uid), pod.uid in self.plain
         if not pod.node_name:
             if known is None or not is_same(known, pod):
                 asked = speaking.read_pod(pod, self._resolved)
@@ -119,8 +121,16 @@ class Mirror:
                 self.arrivals.append(asked)
             if asked is not None:
                 self.waiting[pod.uid] = Waiting(pod, asked)
+            elif self.keeps_plain:
+                self._see_plain(pod, is_new=not was_plain)
             return None
         return self._see_bound(pod, known)
+
+    def _see_plain(self, pod: Pod, *, is_new: bool) -> None:
+        """A pod without GPUs takes CPU that cards need; what arrives of these is learnt as well."""
+        asked = self.plain[pod.uid] = plain_request(pod)
+        if is_new:
+            self.arrivals.append(asked)
 
     def _see_bound(self, pod: Pod, known: Pod | None) -> Holding | None:
         entry = self.ledger.entry(pod.uid)
@@ -132,6 +142,7 @@ class Mirror:
 
     def _read_bound(self, pod: Pod, known: Pod | None) -> Holding:
         entry = self.ledger.entry(pod.uid)
+        is_new = known is None and entry is None and pod.uid not in self.plain
         self._forget(pod.uid)
         booked = entry.holding.grant if entry is not None and entry.holding.node == pod.node_name else None
         shown = self._shown(pod, self._seen.get(pod.uid))
@@ -142,6 +153,8 @@ class Mirror:
             self._on_node.setdefault(pod.node_name, set()).add(pod.uid)
         if known is None and isinstance(asked, PodRequest):
             self.arrivals.append(asked)
+        if self.keeps_plain and asked is None and is_new:
+            self.arrivals.append(plain_request(pod))
         if shown is not None:
             self._seen[pod.uid] = shown
             self.fresh[pod.uid] = pod
@@ -178,6 +191,7 @@ class Mirror:
 
     def _forget(self, uid: str) -> None:
         self.waiting.pop(uid, None)
+        self.plain.pop(uid, None)
         self.ungranted.pop(uid, None)
         self.fresh.pop(uid, None)
         pod = self._bound.pop(uid, None)
@@ -248,6 +262,12 @@ class Mirror:
                 self.waiting[uid] = Waiting(waiting.pod, asked)
         known = [found for name in self._on_node if (found := self.ledger.fleet.node(name)) is not None]
         return [one for found in known for one in self._read_grants_again(found)]
+
+
+def plain_request(pod: Pod) -> PodRequest:
+    """What a pod without GPUs asks of its node."""
+    cpu, memory = host_needs(pod)
+    return PodRequest(dialect="", asks=(), cpu=cpu, memory=memory)
 
 
 def is_same(before: Pod, after: Pod) -> bool:

@@ -23,6 +23,7 @@ from gputile.scheduler.mirror import Mirror
 from gputile.scheduler.preempting import Preemptor
 from gputile.scheduler.server import Server
 from gputile.scheduler.settings import Settings
+from gputile.scheduler.steering import Steering
 from gputile.scheduler.verbs import Extender, No
 from gputile.scheduler.waiting import Teller
 from gputile.telemetry.logs import fields
@@ -69,7 +70,18 @@ class Process:
         self.extender.on_no = self._refused
         self.binder.look_up, self.binder.on_bound = self.granter.look_up, self.granter.landed.add
         self.granter.is_busy = self.binder.is_busy
-        self.server = Server(self.extender, self.preemptor, self.binder, self.mirror, settings, metrics, self, leads)
+        self.steering = Steering(self.mirror, settings, leads=leads, clock=clock)
+        self.server = Server(
+            self.extender,
+            self.preemptor,
+            self.steering,
+            self.binder,
+            self.mirror,
+            settings=settings,
+            metrics=metrics,
+            state=self,
+            leads=leads,
+        )
 
     def _refused(self, no: No) -> None:
         self.teller.refused(no)
@@ -257,6 +269,7 @@ class Process:
             fleet.learn(asked)
         fleet.refresh()
         self.extender.forget_strangers()
+        self.steering.forget_strangers()
         self.granter.forget_strangers()
         self._show(now)
 

@@ -27,6 +27,7 @@ from gputile.scheduler.binding import NOT_LEADING, Binder
 from gputile.scheduler.mirror import Mirror
 from gputile.scheduler.preempting import Preemptor
 from gputile.scheduler.settings import Settings, TlsSettings
+from gputile.scheduler.steering import Steering
 from gputile.scheduler.verbs import Extender
 from gputile.scheduler.wire import BadBody, FilterAnswer, FilterArgs
 from gputile.telemetry.logs import fields
@@ -44,7 +45,7 @@ Page = Callable[[], web.Response]
 
 # Every family's extender paths: prefix, then the verb as its configuration names it.
 FAMILIES = {
-    "/gputile": ("filter", "prioritize", "bind", "preempt", "filter-dryrun"),
+    "/gputile": ("filter", "prioritize", "bind", "preempt", "filter-dryrun", "steer"),
     "/gpushare-scheduler": ("filter", "bind"),
     "/scheduler": ("filter", "predicates", "priorities", "prioritize", "bind", "preempt", "filter-dryrun"),
     "/apis/metrics.nvidia.com/v1alpha1/schedule": ("filter", "prioritize", "preempt", "bind"),
@@ -69,14 +70,17 @@ class Server:
         self,
         extender: Extender,
         preemptor: Preemptor,
+        steering: Steering,
         binder: Binder,
         mirror: Mirror,
+        *,
         settings: Settings,
         metrics: Metrics,
         state: State,
         leads: Callable[[], bool],
     ) -> None:
-        self._extender, self._preemptor, self._binder, self._mirror = extender, preemptor, binder, mirror
+        self._extender, self._preemptor, self._steering = extender, preemptor, steering
+        self._binder, self._mirror = binder, mirror
         self._settings, self._metrics, self._state, self._leads = settings, metrics, state, leads
         verbs: dict[str, Verb] = {
             "filter": self._filter,
@@ -84,6 +88,7 @@ class Server:
             "bind": self._bind,
             "preempt": self._preempt,
             "filter-dryrun": self._dry_run,
+            "steer": self._steer,
         }
         self._verbs = {path: verbs[verb] for path, verb in routes().items()}
         self._pages: dict[str, Page] = {
@@ -188,6 +193,16 @@ class Server:
 
     async def _dry_run(self, body: bytes) -> bytes:
         return self._filtered("filter-dryrun", body, self._extender.dry_run)
+
+    async def _steer(self, body: bytes) -> bytes:
+        """Nobody waits for this verb: whoever does not lead, or has not seen the cluster, lets every pod pass."""
+        watch = Stopwatch(self._metrics, "steer")
+        args = self._read(body)
+        watch.stage("read")
+        answer = self._steering.filter(args)
+        watch.stage("decide")
+        self._metrics.verbs.labels("steer", "yes" if answer.names is not args.names else "passed").inc()
+        return wire.write_filter(answer, args)
 
     def _filtered(self, verb: str, body: bytes, decide: Callable[[FilterArgs], FilterAnswer]) -> bytes:
         watch = Stopwatch(self._metrics, verb)

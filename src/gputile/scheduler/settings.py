@@ -53,6 +53,10 @@ class FilterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     slack: float = 0.0
     """How much worse than the best a node's score may be and still count as equally good."""
 
+    narrow: bool = True
+    """Name the best nodes only. false: all that fit, for kube-scheduler's own scores to choose among, to which
+    `prioritizeVerb` adds ours. Slower (docs/performance.md), and its scores spread, so cards are packed less well."""
+
 
 class BindSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     timeout: float = 4.0
@@ -106,6 +110,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     other_agents: Literal["one-at-a-time", "refuse"] = "one-at-a-time"
     """On nodes run by the agents of gpushare, vcuda, HAMi or vgpu-manager, which guess whose card they hand out: bind
     one pod at a time until it has started, or none at all."""
+
+    steer_cpu_pods: bool = False
+    """Lead pods that ask for no GPU to nodes where they strand no card. Needs a second stanza in kube-scheduler's
+    configuration: see docs/scheduler.md."""
 
     body_limit: int = 64
     """MiB; a larger request is refused. 5,000 whole nodes (`nodeCacheCapable: false`) are about 50."""

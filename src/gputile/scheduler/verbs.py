@@ -37,6 +37,9 @@ RECENT = 1000  # pods
 TOP_SCORE = 10
 """What kube-scheduler expects of an extender at most."""
 
+ANY_SCORE = 1e300
+"""Slack that every node has which fits; those that do not are at minus infinity."""
+
 
 class No(msgspec.Struct, frozen=True, kw_only=True):
     """A pod that fitted nowhere, for those who tell it why."""
@@ -111,7 +114,8 @@ class Extender:
             return self._refused(args, asked, said)
         others_open = self._ledger.pencils() > 0
         pencilled = self._pencil(pod, asked, where)
-        return FilterAnswer(names=best[:1] if pencilled and others_open else best)
+        alone = pencilled and others_open and self._settings.filter.narrow
+        return FilterAnswer(names=best[:1] if alone else best)
 
     def _promised(self, fleet: Fleet, asked: PodRequest, names: list[str], uid: str) -> list[str]:
         """The node where room was made for this pod, as soon as it is there."""
@@ -123,6 +127,8 @@ class Extender:
     def _best(self, fleet: Fleet, asked: PodRequest, names: list[str], uid: str) -> list[str]:
         """The best nodes; those that came to nothing for this pod only if there are no others."""
         keep, slack = self._settings.filter.keep, self._settings.filter.slack
+        if not self._settings.filter.narrow:
+            keep, slack = len(names), ANY_SCORE
         shy = self._shy.get(uid, ())
         fresh = [name for name in names if name not in shy] if shy else names
         for among in (fresh, names) if shy else (names,):

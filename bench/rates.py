@@ -1,0 +1,180 @@
+"""Pods per second through a real kube-scheduler: without an extender, with gputile, with gputile as a wide extender.
+
+Room:  rounds; in each every variant has its turn, in an order that changes from round to round, on the same nodes.
+Door:  `rates(plane, plan)` measures, `lines(plan, rounds)` is the table.
+
+How a rate is measured. All pods are created while no kube-scheduler runs; then it is started, lists nodes and pods, and
+finds its queue full. The clock runs from the first binding that a watch shows to the last. So neither the creation of
+pods (ours) nor the start of the program is in the figure, and no variant is ever short of work. Each turn begins with
+new processes, and without gputile's process where it is not the one measured: it would follow the watch and take CPU
+from the others. Pods are removed after each turn, nodes stay. What a variant is worth is the ratio of its median to the
+median of `none`; the spread is that of the ratios within a round, for a busy machine is busy for a whole round.
+
+The nodes advertise every resource that the pods ask for, so that without an extender kube-scheduler's own
+NodeResourcesFit counts them, and binds by itself.
+"""
+
+import statistics
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.processes import wait_until
+
+from bench import sampling
+from bench.stage import Tenant, bindings, configuration, one_tile, removed, say
+
+VARIANTS = ("none", "gputile", "echo")
+"""`echo`: all nodes that fit are named, and a prioritize call scores them; what most extenders do."""
+
+SPACE = "rates"
+GOALS = {(1_000, 100): 0.90, (5_000, 100): 0.95, (1_000, 0): 0.70, (5_000, 0): 0.70}
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    nodes: int
+    percentage: int = 100  # of nodes to score; 0 is kube-scheduler's default, a falling share
+    pods: int = 3_000
+    rounds: int = 5
+    variants: tuple[str, ...] = VARIANTS
+    plain: bool = False  # HTTP instead of HTTPS
+    profile: bool = False
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """One variant in one round; CPU in milliseconds per pod."""
+
+    variant: str
+    rate: float
+    ours: float
+    scheduler: float
+    api_server: float
+    load: float  # of the machine when it began
+
+
+def rates(plane: ControlPlane, plan: Plan) -> list[list[Turn]]:
+    """By round, its turns."""
+    plane.namespace(SPACE)
+    rounds = []
+    for number in range(plan.rounds):
+        shift = number % len(plan.variants)
+        order = plan.variants[shift:] + plan.variants[:shift]
+        rounds.append([turn(plane, plan, variant) for variant in order])
+        said = ", ".join(f"{it.variant} {it.rate:.0f}/s" for it in rounds[-1])
+        say(f"{plan.nodes:,} nodes, {plan.percentage} %: round {number + 1} of {plan.rounds}: {said}")
+    return rounds
+
+
+def turn(plane: ControlPlane, plan: Plan, variant: str) -> Turn:
+    kube = plane.kube
+    wishes = [one_tile(f"p{n:05}") for n in range(plan.pods)]
+    load = float(Path("/proc/loadavg").read_text().split()[0])
+    file = plane.folder / "profile.json" if plan.profile and variant != "none" else None
+    with ExitStack() as stack:
+        tenant = None if variant == "none" else stack.enter_context(_tenant(plane, plan, variant, file))
+        kube.create_many(wishes, SPACE, threads=8)
+        if tenant is not None:
+            knows_all(tenant, plan.pods)
+        changes = {"prioritizeVerb": "prioritize", "weight": 10} if variant == "echo" else {}
+        seen = stack.enter_context(bindings(plane, SPACE, plan.pods))
+        stack.enter_context(plane.start_scheduler(config=configuration(tenant, plan.percentage, **changes)))
+        seen.wait(600)
+    if file:
+        print(f"\n{variant} at {plan.nodes:,} nodes:\n{sampling.table(file)}\n")
+    removed(kube, SPACE)
+    return Turn(
+        variant=variant,
+        rate=seen.rate,
+        ours=seen.spent(tenant.name) if tenant else 0.0,
+        scheduler=seen.spent("kube-scheduler"),
+        api_server=seen.spent("kube-apiserver"),
+        load=load,
+    )
+
+
+def _tenant(plane: ControlPlane, plan: Plan, variant: str, file: Path | None) -> Tenant:
+    sets = {"filter__narrow": "false"} if variant == "echo" else {}
+    return Tenant(plane, plain=plan.plain, profile=file, **sets)
+
+
+def knows_all(tenant: Tenant, pods: int) -> None:
+    wait_until(lambda: tenant.count("gputile_book_pods", state="waiting") >= pods, 60, f"{pods} pods seen waiting")
+
+
+# ---- what came of it ------------------------------------------------------------------------------------------------
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A variant over all rounds."""
+
+    nodes: int
+    percentage: int
+    variant: str
+    pods: int
+    rounds: int
+    rate: float
+    rates: tuple[float, ...]
+    ratio: float | None  # of medians; None without `none`
+    ratios: tuple[float, ...]
+    ours_ms: float
+    scheduler_ms: float
+    api_server_ms: float
+    load: float
+
+
+def rows(plan: Plan, rounds: Sequence[Sequence[Turn]]) -> list[Row]:
+    by_round = [{it.variant: it for it in turns} for turns in rounds]
+    return [_row(plan, by_round, variant) for variant in plan.variants]
+
+
+def _row(plan: Plan, by_round: list[dict[str, Turn]], variant: str) -> Row:
+    mine = [turns[variant] for turns in by_round]
+    base = [turns["none"].rate for turns in by_round if "none" in turns]
+    rate = statistics.median(it.rate for it in mine)
+    return Row(
+        nodes=plan.nodes,
+        percentage=plan.percentage,
+        variant=variant,
+        pods=plan.pods,
+        rounds=len(by_round),
+        rate=rate,
+        rates=tuple(it.rate for it in mine),
+        ratio=rate / statistics.median(base) if base else None,
+        ratios=tuple(it.rate / none for it, none in zip(mine, base, strict=False)),
+        ours_ms=statistics.median(it.ours for it in mine),
+        scheduler_ms=statistics.median(it.scheduler for it in mine),
+        api_server_ms=statistics.median(it.api_server for it in mine),
+        load=statistics.median(it.load for it in mine),
+    )
+
+
+def lines(found: Sequence[Row]) -> list[str]:
+    said = [
+        f"{'nodes':>6} {'scored':>7}  {'variant':<8}{'pods/s':>7}{'min..max':>12}{'ratio':>7}{'min..max':>12}"
+        f"{'gputile':>9}{'kube-sch.':>10}{'API srv.':>9}   CPU ms per pod"
+    ]
+    for row in found:
+        scored = f"{row.percentage} %" if row.percentage else "default"
+        said.append(
+            f"{row.nodes:>6,} {scored:>7}  {row.variant:<8}{row.rate:>7.0f}{_spread(row.rates, '.0f'):>12}"
+            f"{row.ratio or 0:>7.2f}{_spread(row.ratios, '.2f'):>12}"
+            f"{row.ours_ms:>9.2f}{row.scheduler_ms:>10.2f}{row.api_server_ms:>9.2f}"
+        )
+    return [*said, *(line for row in found for line in _goal(row))]
+
+
+def _goal(row: Row) -> list[str]:
+    least = GOALS.get((row.nodes, row.percentage))
+    if row.variant != "gputile" or least is None or row.ratio is None:
+        return []
+    scored = f"{row.percentage} %" if row.percentage else "the default share"
+    return [
+        f"{'ok   ' if row.ratio >= least else 'UNDER'} {row.ratio:.2f}  (at least {least:.2f})  gputile against none, "
+        f"{row.nodes:,} nodes, {scored} scored"
+    ]
+
+
+def _spread(samples: Sequence[float], how: str) -> str:
+    return f"{min(samples):{how}}..{max(samples):{how}}" if samples else "-"

@@ -1,0 +1,155 @@
+"""Speed of gputile beside a real kube-scheduler: `make bench-scheduler`, docs/performance.md.
+
+    make bench-scheduler                                                all of it, about an hour on two cores
+    make bench-scheduler ARGS="--nodes 1000 --rounds 2 --pods 1000 --variants none,gputile"
+    make bench-scheduler ARGS="--only waiting,latency"
+
+Sections (`--only`): `rates` pods per second against no extender; `waiting` the same beside 1,000 pods that fit nowhere;
+`latency` of filter over HTTP; `size` memory and time to ready at 5,000 nodes and 30,000 pods; `freed` from a freed tile
+to the waiting pod bound. Needs the programs of `make e2e` (built once), and a machine that does nothing else.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.gputile import rights
+from tests.e2e.programs import Programs, programs
+
+from bench import freed as freeing
+from bench import rates as rating
+from bench import sizes
+from bench import waiting as crowd
+from bench.rates import VARIANTS
+from bench.stage import joined, say
+
+SECTIONS = ("rates", "waiting", "latency", "size", "freed")
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for on the command line."""
+
+    nodes: tuple[int, ...]
+    percentage: tuple[int, ...]
+    pods: int
+    rounds: int
+    variants: tuple[str, ...]
+    waiting: int
+    bound: int
+    plain: bool
+    profile: bool
+
+
+def words(known: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str], tuple[str, ...]]:
+    """A list with commas, each one of the known words."""
+
+    def read(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
+        found = tuple(word.strip() for word in value.split(",") if word.strip())
+        if strange := [word for word in found if word not in known]:
+            raise click.BadParameter(f"there is no {strange[0]!r}; known are {', '.join(known)}")
+        return found
+
+    return read
+
+
+def numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
+    """A list with commas."""
+    try:
+        return tuple(int(word) for word in value.split(","))
+    except ValueError as wrong:
+        raise click.BadParameter(f"{value!r} is no list of numbers such as 1000,5000") from wrong
+
+
+@click.command()
+@click.option("--only", default=",".join(SECTIONS), show_default=True, callback=words(SECTIONS), help="Sections.")
+@click.option("--nodes", default="1000,5000", show_default=True, callback=numbers, help="Sizes of the cluster.")
+@click.option("--percentage", default="100,0", show_default=True, callback=numbers, help="percentageOfNodesToScore.")
+@click.option("--pods", default=3_000, show_default=True, help="Per turn.")
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--variants", default=",".join(VARIANTS), show_default=True, callback=words(VARIANTS))
+@click.option("--waiting", default=1_000, show_default=True, help="Pods that fit nowhere, in section waiting.")
+@click.option("--bound", default=30_000, show_default=True, help="Pods of the cluster in section size.")
+@click.option("--plain", is_flag=True, help="HTTP between kube-scheduler and gputile; deploy/ and the default: HTTPS.")
+@click.option("--profile", is_flag=True, help="Sample where our process spends its time, and print the top of it.")
+@click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures as JSON.")
+def main(only: tuple[str, ...], save: Path | None, **asked: Any) -> None:
+    options = Options(**asked)
+    built, found = programs(say), {}
+    measure: dict[str, Callable[[Programs, Options], Any]] = {
+        "rates": rates,
+        "waiting": waiting,
+        "latency": latency,
+        "size": size,
+        "freed": freed,
+    }
+    for section in only:
+        found[section] = measure[section](built, options)
+        if save:
+            save.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+
+
+def rates(built: Programs, options: Options) -> list[rating.Row]:
+    found: list[rating.Row] = []
+    for nodes in options.nodes:
+        with ControlPlane(built) as plane:
+            rights(plane)
+            joined(plane.kube, nodes)
+            for percentage in options.percentage:
+                plan = rating.Plan(
+                    nodes=nodes,
+                    percentage=percentage,
+                    pods=options.pods,
+                    rounds=options.rounds,
+                    variants=options.variants,
+                    plain=options.plain,
+                    profile=options.profile,
+                )
+                found += rating.rows(plan, rating.rates(plane, plan))
+                show(rating.lines(found))
+    return found
+
+
+def waiting(built: Programs, options: Options) -> list[Any]:
+    """At the smaller size; kube-scheduler's own work per try grows with the nodes."""
+    with ControlPlane(built) as plane:
+        nodes = joined(plane.kube, min(options.nodes))
+        crowd.furnish(plane, nodes)
+        rights(plane)
+        priced = crowd.prices(plane, nodes)
+        show(priced.lines())
+        rate = crowd.beside(plane, options.waiting, options.pods, options.rounds)
+        show(rate.lines())
+    return [priced, rate]
+
+
+def latency(built: Programs, options: Options) -> list[sizes.Latency]:
+    with ControlPlane(built) as plane:
+        found = sizes.latencies(plane, (100, *options.nodes))
+    show(sizes.latency_lines(found))
+    return found
+
+
+def size(built: Programs, options: Options) -> sizes.Large:
+    with ControlPlane(built) as plane:
+        found = sizes.large(plane, joined(plane.kube, max(options.nodes)), options.bound)
+    show(found.lines())
+    return found
+
+
+def freed(built: Programs, options: Options) -> freeing.Freed:
+    with ControlPlane(built) as plane:
+        rights(plane)
+        found = freeing.freed(plane)
+    show(found.lines())
+    return found
+
+
+def show(lines: list[str]) -> None:
+    print("\n".join(["", *lines, ""]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

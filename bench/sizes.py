@@ -1,0 +1,136 @@
+"""How the process grows: filter's latency by the number of nodes, and memory and time to ready in a large cluster.
+
+Door:  `latencies(plane, sizes)`, `large(plane, nodes, pods)`.
+"""
+
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.gputile import rights
+from tests.e2e.nodes import gpu_node, join
+from tests.e2e.processes import wait_until
+
+from bench.rates import knows_all
+from bench.seating import Seat, seat_all
+from bench.stage import CARDS, TILE, Cost, Tenant, one_tile, quantile, removed, say
+from bench.waiting import Asker
+
+SPACE = "sizes"
+MEMORY_GOAL, READY_GOAL, GROWTH_GOAL = 300.0, 15.0, 4.0  # MiB, seconds, times
+
+
+# ---- latency --------------------------------------------------------------------------------------------------------
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds per filter call over HTTPS, seen by the caller; CPU of the process per call."""
+
+    nodes: int
+    calls: int
+    p50: float
+    p99: float
+    cpu: float
+
+
+def latencies(plane: ControlPlane, sizes: Sequence[int], calls: int = 1_000) -> list[Latency]:
+    """The cluster grows from size to size. Its nodes are empty and alike, so every answer is a draw among all."""
+    found: list[Latency] = []
+    plane.namespace(SPACE)
+    rights(plane)
+    for size in sorted(sizes):
+        there = found[-1].nodes if found else 0
+        say(f"{size:,} nodes")
+        join(plane.kube, [gpu_node(f"node-{n:05}", CARDS) for n in range(there, size)], 8)
+        found.append(_latency(plane, [f"node-{n:05}" for n in range(size)], calls))
+    return found
+
+
+def _latency(plane: ControlPlane, nodes: list[str], calls: int) -> Latency:
+    plane.kube.create_many([one_tile(f"p{n:05}") for n in range(calls)], SPACE, threads=8)
+    with Tenant(plane, book__pencil_ttl="0.05", log_level="warning") as tenant:
+        knows_all(tenant, calls)
+        asker = Asker(tenant, nodes)
+        bodies = [asker.body(found) for found in plane.kube.list("Pod", SPACE)]
+        before, took = Cost.of(tenant.child).cpu, []
+        for body in bodies:
+            began = time.perf_counter()
+            asker.send(body)
+            took.append(1000 * (time.perf_counter() - began))
+        cpu = 1000 * (Cost.of(tenant.child).cpu - before) / calls
+        asker.close()
+    removed(plane.kube, SPACE)
+    return Latency(nodes=len(nodes), calls=calls, p50=quantile(took, 0.5), p99=quantile(took, 0.99), cpu=cpu)
+
+
+def latency_lines(found: Sequence[Latency]) -> list[str]:
+    lines = [f"{'nodes':>7}{'p50 ms':>9}{'p99 ms':>9}{'CPU ms':>9}   filter over HTTPS, one connection, one at a time"]
+    lines += [f"{it.nodes:>7,}{it.p50:>9.2f}{it.p99:>9.2f}{it.cpu:>9.2f}" for it in found]
+    by_size = {it.nodes: it for it in found}
+    if {1_000, 5_000} <= set(by_size):
+        growth = by_size[5_000].p50 / by_size[1_000].p50
+        verdict = "ok   " if growth <= GROWTH_GOAL else "OVER "
+        lines.append(f"{verdict} {growth:.1f}  (at most {GROWTH_GOAL:g})  p50 at 5,000 nodes, times that at 1,000")
+    return lines
+
+
+# ---- a large cluster ------------------------------------------------------------------------------------------------
+
+
+class Large(msgspec.Struct, frozen=True, kw_only=True):
+    nodes: int
+    pods: int
+    rss: tuple[float, ...]  # MiB, once ready and leading, by start
+    ready: tuple[float, ...]  # seconds from the start of the program to /readyz
+
+    def lines(self) -> list[str]:
+        most, slowest = max(self.rss), max(self.ready)
+        at = f"at {self.nodes:,} nodes and {self.pods:,} bound pods, worst of {len(self.rss)}"
+        return [
+            f"{'ok   ' if most < MEMORY_GOAL else 'OVER '} {most:.0f}  (below {MEMORY_GOAL:g})  MiB of memory {at}",
+            f"{'ok   ' if slowest < READY_GOAL else 'OVER '} {slowest:.1f}  (below {READY_GOAL:g})  "
+            f"seconds from start to ready {at}",
+        ]
+
+
+def large(plane: ControlPlane, nodes: list[str], pods: int, starts: int = 3) -> Large:
+    """Ready is asked of a fresh process; memory is looked at when it leads and has ticked for a while."""
+    plane.namespace(SPACE)
+    say(f"{pods:,} pods are bound, each with a tile")
+    seat_all(plane.kube, SPACE, (_seat(n, nodes) for n in range(pods)))
+    rights(plane)
+    rss, ready = [], []
+    for _ in range(starts):
+        tenant = Clocked(plane)
+        with tenant:
+            wait_until(partial(_has_booked, tenant, pods), 60, "all are booked")
+            time.sleep(3)
+            rss.append(Cost.of(tenant.child).rss)
+            ready.append(tenant.took)
+            say(f"ready after {ready[-1]:.1f} s, {rss[-1]:.0f} MiB")
+    return Large(nodes=len(nodes), pods=pods, rss=tuple(rss), ready=tuple(ready))
+
+
+def _has_booked(tenant: Tenant, pods: int) -> bool:
+    return tenant.count("gputile_book_pods", state="confirmed") >= pods
+
+
+class Clocked(Tenant):
+    """Notes how long it took to be ready."""
+
+    took = 0.0
+
+    def is_ready(self) -> bool:
+        self._began = getattr(self, "_began", None) or time.monotonic()
+        answer = super().is_ready()
+        if answer and not self.took:
+            self.took = time.monotonic() - self._began
+        return answer
+
+
+def _seat(number: int, nodes: list[str]) -> Seat:
+    """Six or so pods a node, spread over its cards."""
+    node, turn = nodes[number % len(nodes)], number // len(nodes)
+    return Seat(one_tile(f"p{number:05}"), node, (turn % CARDS,), TILE)
