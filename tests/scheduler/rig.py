@@ -119,7 +119,7 @@ class ScriptedApi(MemoryApi):
         )
         await self._answer(None, lands)
 
-    async def evict(self, namespace: str, name: str, uid: str) -> None:
+    async def evict(self, namespace: str, name: str, uid: str, *, timeout: float | None = None) -> None:
         """The pod is asked to go; its containers are gone when the test says so."""
         lands = await self._play("evict")
         found = self._the_pod(namespace, name, uid)
@@ -188,7 +188,9 @@ class Rig:
         self.binder = Binder(self.api, self.extender, self.mirror, self.settings, self.metrics, **common)
         self.granter = Granter(self.api, self.mirror, self.settings, self.metrics, **common)
         self.teller = Teller(self.api, self.mirror, self.settings, self.metrics, **common)
-        self.preemptor = Preemptor(self.api, self.extender, self.mirror, self.settings, self.metrics, **common)
+        self.preemptor = Preemptor(
+            self.api, self.extender, self.mirror, self.settings, self.metrics, on_freed=self.carry_out, **common
+        )
         self.steering = Steering(self.mirror, self.settings, leads=lambda: self.leading, clock=self.clock)
         self.extender.on_no = self._refused
         self.binder.look_up, self.binder.on_bound = self.granter.look_up, self.granter.landed.add
@@ -235,9 +237,10 @@ class Rig:
     def relist(self) -> None:
         self.api.events.clear()
         self.carry_out(self.mirror.pods_listed(msgspec.convert(one, Pod) for one in self.api.pods.values()))
-        self.preemptor.recall()
+        self.preemptor.listed()
 
-    def carry_out(self, done: list[Instruction]) -> None:
+    def carry_out(self, done: Iterable[Instruction]) -> None:
+        done = list(done)
         if any(type(one).__name__ == "Freed" for one in done):
             self.teller.room_appeared()
         self.granter.carry_out(done)

@@ -211,12 +211,15 @@ class Promise(msgspec.Struct, frozen=True):
     victims: tuple[str, ...]  # UIDs
 
 
+Moment = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+
+
 class _Promise(msgspec.Struct):
     """`gputile.io/promise`, version 1. Keys are only ever added."""
 
     version: int
     grant: _Grant
-    until: int
+    until: Moment
     victims: list[str] = msgspec.field(default_factory=list)
 
 

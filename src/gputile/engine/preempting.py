@@ -5,7 +5,7 @@ all sets of pods whose leaving makes room it takes the one with the fewest broke
 priority (of its most important pod), then the fewest pods, then the latest started.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain, combinations, islice
 
 import msgspec
@@ -17,8 +17,14 @@ from gputile.model.grants import Use
 from gputile.model.requests import PodRequest
 from gputile.model.units import MiB, Millicores
 
-TRIES = 1000
+TRIES = 250
 """How many sets are tried for the smallest. A node with so many tenants gets a small set instead of the smallest."""
+
+LOOKS = 2000
+"""How many sets of one size are looked at on one card, before those that might do are tried."""
+
+Lawful = Callable[[Collection["Holder"]], bool]
+"""Whether these may all go at once."""
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,8 +77,13 @@ def cost(gone: Collection[Holder]) -> Cost:
     )
 
 
-def victims(request: PodRequest, view: NodeView, holders: Iterable[Holder], priority: int) -> tuple[Holder, ...] | None:
-    """The cheapest set of less important pods whose leaving makes room; None if none does, () if there is room."""
+def victims(
+    request: PodRequest, view: NodeView, holders: Iterable[Holder], priority: int, lawful: Lawful | None = None
+) -> tuple[Holder, ...] | None:
+    """The cheapest set of less important pods whose leaving makes room; None if none does, () if there is room.
+
+    With `lawful`, of those sets that it allows; and nobody goes whose eviction would break a budget.
+    """
     lesser = [holder for holder in holders if holder.priority < priority]
     room = _Room(request, view)
     if room.made_by(()):
@@ -81,8 +92,14 @@ def victims(request: PodRequest, view: NodeView, holders: Iterable[Holder], prio
         return None
     # Leaving never takes room away, so each rule narrows the field before the next one looks at it.
     free = [holder for holder in lesser if not holder.budget_cost]
-    found = _smallest(_lowest_priorities(free, room), room) if room.made_by(free) else _cheapest(lesser, room)
-    return tuple(sorted(found, key=lambda holder: holder.pod))
+    found = _of_the_least_important(free, room, lawful or _anybody) if room.made_by(free) else None
+    if found is None and lawful is None:
+        found = _cheapest(lesser, room)
+    return None if found is None else tuple(sorted(found, key=lambda holder: holder.pod))
+
+
+def _anybody(gone: Collection[Holder]) -> bool:
+    return True
 
 
 class _Room:
@@ -99,16 +116,16 @@ class _Room:
         return self._known[key]
 
 
-def _lowest_priorities(field: list[Holder], room: _Room) -> list[Holder]:
-    """Those up to the lowest priority at which there is room at all."""
+def _of_the_least_important(field: list[Holder], room: _Room, lawful: Lawful) -> list[Holder] | None:
+    """Of those up to the lowest priority at which a set is found at all."""
     for highest in sorted({holder.priority for holder in field}):
         lower = [holder for holder in field if holder.priority <= highest]
-        if room.made_by(lower):
-            return lower
-    return field
+        if room.made_by(lower) and (found := _smallest(lower, room, lawful)) is not None:
+            return found
+    return None
 
 
-def _smallest(field: list[Holder], room: _Room) -> list[Holder]:
+def _smallest(field: list[Holder], room: _Room, lawful: Lawful) -> list[Holder] | None:
     """The fewest, then latest started, of the field; beyond `TRIES` sets, one from which nobody can be spared."""
     tried = 0
     for size in range(1, len(field) + 1):
@@ -116,12 +133,17 @@ def _smallest(field: list[Holder], room: _Room) -> list[Holder]:
         for chosen in _sets_of(size, field, room):
             tried += 1
             if tried > TRIES:
-                return best or _spare_whom_we_can(field, room)
-            if (best is None or cost(chosen) < cost(best)) and room.made_by(chosen):
+                return best or _spared(field, room, lawful)
+            if (best is None or cost(chosen) < cost(best)) and lawful(chosen) and room.made_by(chosen):
                 best = list(chosen)
         if best is not None:
             return best
-    return field
+    return _spared(field, room, lawful)
+
+
+def _spared(field: list[Holder], room: _Room, lawful: Lawful) -> list[Holder] | None:
+    found = _spare_whom_we_can(field, room)
+    return found if lawful(found) else None
 
 
 def _cheapest(field: list[Holder], room: _Room) -> list[Holder]:
@@ -136,7 +158,7 @@ def _cheapest(field: list[Holder], room: _Room) -> list[Holder]:
 
 
 def _sets_of(size: int, field: list[Holder], room: _Room) -> Iterator[tuple[Holder, ...]]:
-    """Sets worth trying: for one tile on one card only pods that share a card, if the host has room anyway."""
+    """Sets worth trying: for one tile on one card only pods whose leaving that card would bear it, if the host does."""
     request, view = room.request, room.view
     pieces = cut(request)
     one_card = len(pieces) == 1 and pieces[0].cards == 1
@@ -144,12 +166,23 @@ def _sets_of(size: int, field: list[Holder], room: _Room) -> Iterator[tuple[Hold
         yield from combinations(field, size)
         return
     seen: set[tuple[str, ...]] = set()
-    for card in view.node.cards:
-        for chosen in combinations([holder for holder in field if card.uuid in holder.uses], size):
+    for card, free in zip(view.node.cards, view.rooms, strict=True):
+        need = pieces[0].peak(card.memory)
+        there = [holder for holder in field if card.uuid in holder.uses]
+        if not need.fits(_at_best(size, free, [holder.uses[card.uuid] for holder in there])):
+            continue
+        for chosen in islice(combinations(there, size), LOOKS):
             key = tuple(holder.pod for holder in chosen)
-            if key not in seen:
+            if key not in seen and need.fits(_freed(free, [holder.uses[card.uuid] for holder in chosen])):
                 seen.add(key)
                 yield chosen
+
+
+def _at_best(size: int, room: Room, uses: list[Use]) -> Room:
+    """More room than any so many of them can leave: as if each left the most of everything."""
+    most = (sorted(amounts, reverse=True)[:size] for amounts in zip(*map(msgspec.structs.astuple, uses), strict=True))
+    memory, cores, slots = (sum(amounts) for amounts in most) if uses else (0, 0, 0)
+    return Room(room.memory + memory, room.cores + cores, room.slots + slots, room.tenants)
 
 
 def _spare_whom_we_can(field: list[Holder], room: _Room) -> list[Holder]:

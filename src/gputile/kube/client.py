@@ -156,11 +156,11 @@ class Client:
         body = {"metadata": {"labels": labels}}
         await self.request("PATCH", pod_path(namespace, name, "status"), body=body, content_type=MERGE)
 
-    async def evict(self, namespace: str, name: str, uid: str) -> None:
+    async def evict(self, namespace: str, name: str, uid: str, *, timeout: float | None = None) -> None:
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
         meta = {"name": name, "namespace": namespace}
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta, "deleteOptions": options}
-        await self.request("POST", pod_path(namespace, name, "eviction"), body=body)
+        await self.request("POST", pod_path(namespace, name, "eviction"), body=body, timeout=timeout)
 
     async def note(self, note: Note) -> None:
         now = datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

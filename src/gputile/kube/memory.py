@@ -101,7 +101,7 @@ class MemoryApi:
             pod["status"] = {**(pod.get("status") or {}), "nominatedNodeName": nominate or None}
         self._tell("Pod", "MODIFIED", pod)
 
-    async def evict(self, namespace: str, name: str, uid: str) -> None:
+    async def evict(self, namespace: str, name: str, uid: str, *, timeout: float | None = None) -> None:
         self._the_pod(namespace, name, uid)
         self.delete_pod(f"{namespace}/{name}")
 

@@ -118,7 +118,7 @@ class Api(Protocol):
         `nominate` says on which node room is being made for it; "" takes that back.
         """
 
-    async def evict(self, namespace: str, name: str, uid: str) -> None:
+    async def evict(self, namespace: str, name: str, uid: str, *, timeout: float | None = None) -> None:
         """Ask for the pod to go, budgets respected."""
 
     async def budgets(self) -> tuple[Budget, ...]:

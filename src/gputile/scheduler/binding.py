@@ -170,7 +170,7 @@ class Binder:
         return entry.holding if usable.issuperset(entry.holding.uses()) else None
 
     def _place(self, pod: Pod, asked: PodRequest, node: str) -> Holding:
-        with self._ledger.aside(pod.uid) as fleet:
+        with self._ledger.aside(pod.uid, pod.priority) as fleet:
             where = fleet.place(asked, node, self._settings.policy, seed_of(pod.uid))
         if not isinstance(where, Placement):
             raise self._lost_race(pod, node, where.sentence)

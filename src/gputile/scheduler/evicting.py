@@ -1,45 +1,41 @@
 """Whom to evict for a pod, so that it fits on real cards: one node at a time, decided from the book. No I/O.
 
-Pods that are on their way out count as gone for free: nobody else is evicted for room that appears by itself. Pods
-between filter and bind cannot be evicted. Disruption budgets are weighed when kube-scheduler asks, as it does itself,
-and kept to the letter when we act on our own.
+Pods that are on their way out count as gone: nobody else is evicted for room that appears by itself. Pods between
+filter and bind, and those that should have left long ago and are stuck, cannot be evicted. Disruption budgets are
+weighed when kube-scheduler asks, as it does itself, and kept to the letter when we act on our own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from datetime import datetime
 
 import msgspec
 
-from gputile.book.ledger import State
+from gputile.book.ledger import Entry, State
 from gputile.dialects.wire import Pod
 from gputile.engine.placing import Placement, place
 from gputile.engine.preempting import Cost, Holder, cost, victims, without
 from gputile.kube.budgets import Budget
+from gputile.model.cards import NodeView
 from gputile.model.requests import PodRequest
 from gputile.scheduler.mirror import Mirror
 from gputile.scheduler.settings import Settings
 from gputile.scheduler.verbs import seed_of
 
-ALREADY_GOING = -(2**31)
-"""Below every priority: those who leave anyway are the first to be counted on."""
-
 STUCK = 10.0  # seconds after the end of its grace period from which on nobody counts on a pod's leaving
+UNKNOWN_GRACE = 300.0  # seconds, for pods without cards, of which we keep nothing but what they hold
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """On this node, once these pods have left, the pod is placed like this."""
 
     node: str
-    victims: tuple[Holder, ...]  # those that leave anyway too
+    victims: tuple[Holder, ...]  # to be evicted
+    leaving: tuple[Holder, ...]  # will be gone anyway, and are counted on
     where: Placement
 
     @property
-    def to_evict(self) -> tuple[Holder, ...]:
-        return tuple(holder for holder in self.victims if holder.priority != ALREADY_GOING)
-
-    @property
     def cost(self) -> Cost:
-        return cost(self.to_evict)
+        return cost(self.victims)
 
 
 class Forbidden(msgspec.Struct, frozen=True):
@@ -52,79 +48,138 @@ class Forbidden(msgspec.Struct, frozen=True):
 class Evicting:
     """See the module's text."""
 
-    def __init__(self, mirror: Mirror, settings: Settings, wall: Callable[[], int]) -> None:
-        self._mirror, self._ledger, self._policy, self._wall = mirror, mirror.ledger, settings.policy, wall
-        self.budgets: tuple[Budget, ...] = ()
+    def __init__(self, mirror: Mirror, settings: Settings, clock: Callable[[], float], wall: Callable[[], int]) -> None:
+        self._mirror, self._ledger, self._policy = mirror, mirror.ledger, settings.policy
+        self._clock, self._wall = clock, wall
+        self.budgets: tuple[Budget, ...] | None = None  # None: not known
         self.asked_to_go: set[str] = set()  # UIDs that we have evicted; the watch may not have shown it yet
+        self.unwilling: dict[str, float] = {}  # UIDs whose eviction was refused, and until when they are left alone
+
+    # ---- plans ------------------------------------------------------------------------------------------------------
 
     def plan(self, pod: Pod, asked: PodRequest, node: str) -> Plan | None:
-        """The cheapest way, budgets weighed; None if nobody's leaving helps. Without victims if there is room."""
-        return self._plan(pod, asked, node, self.holders(node, pod.priority))
+        """The cheapest way, budgets weighed; None if nobody's leaving helps, no victims if there is room."""
+        spent = [budget for budget in self.budgets or () if budget.allowed == 0]
+        holders = [
+            msgspec.structs.replace(holder, budget_cost=len(self._protectors(holder, spent)))
+            for holder in self._evictable(node, pod.priority)
+        ]
+        view = self._view(pod, node)
+        found = victims(asked, view, holders, pod.priority) if view is not None else None
+        return self._plan(pod, asked, node, found)
 
     def lawful_plan(self, pod: Pod, asked: PodRequest, node: str) -> Plan | Forbidden | None:
-        """The cheapest way that no budget forbids."""
-        everybody = self.holders(node, pod.priority)
-        willing = [holder for holder in everybody if not holder.budget_cost]
-        plan = self._plan(pod, asked, node, willing)
-        while plan is not None and (overdrawn := self._overdrawn(plan.to_evict)):
-            kept = max((h for h in plan.to_evict if self._protectors(h.pod, overdrawn)), key=lambda h: h.priority)
-            willing = [holder for holder in willing if holder is not kept]
-            plan = self._plan(pod, asked, node, willing)
+        """The cheapest way that no budget forbids. Pods without cards are left to kube-scheduler, which sees them."""
+        holders = [holder for holder in self._evictable(node, pod.priority) if holder.uses]
+        view = self._view(pod, node)
+        if view is None or not (holders or self._going_on(node)):
+            return None
+        willing = [holder for holder in holders if not self._is_unwilling(holder)]
+        plan = self._plan(pod, asked, node, victims(asked, view, willing, pod.priority, self._is_lawful))
         if plan is not None:
             return plan
-        unlawful = self._plan(pod, asked, node, everybody)
-        return None if unlawful is None else Forbidden(node, self._in_the_way(unlawful.to_evict))
+        unlawful = victims(asked, view, willing, pod.priority)
+        return Forbidden(node, self._overdrawn_by(unlawful)) if unlawful else None
 
-    def _plan(self, pod: Pod, asked: PodRequest, node: str, holders: Sequence[Holder]) -> Plan | None:
+    def still_serves(self, pod: Pod, asked: PodRequest, node: str, leaving: Collection[str]) -> bool:
+        """Whether the pod will fit there once these have left (and those who leave anyway)."""
+        view = self._view(pod, node)
+        if view is None:
+            return False
+        gone = [
+            holder for holder in self._ledger.holders(node) if holder.pod in leaving and not self.is_going(holder.pod)
+        ]
+        return isinstance(place(asked, without(view, gone), self._policy, seed_of(pod.uid)), Placement)
+
+    def fits_now(self, pod: Pod, asked: PodRequest, node: str) -> bool:
+        if node not in self._ledger.fleet:
+            return False
+        with self._ledger.aside(pod.uid, pod.priority) as fleet:
+            return isinstance(place(asked, fleet.view(node), self._policy, seed_of(pod.uid)), Placement)
+
+    def _plan(self, pod: Pod, asked: PodRequest, node: str, found: tuple[Holder, ...] | None) -> Plan | None:
+        view = self._view(pod, node)
+        if found is None or view is None:
+            return None
+        where = place(asked, without(view, found), self._policy, seed_of(pod.uid))
+        leaving = () if self.fits_now(pod, asked, node) else tuple(self._going_on(node))
+        return Plan(node=node, victims=found, leaving=leaving, where=where) if isinstance(where, Placement) else None
+
+    def _view(self, pod: Pod, node: str) -> NodeView | None:
+        """The node as this pod may see it, when those have left who leave anyway."""
         if node not in self._ledger.fleet:
             return None
         with self._ledger.aside(pod.uid, pod.priority) as fleet:
-            view = fleet.view(node)
-        found = victims(asked, view, holders, pod.priority)
-        if found is None:
-            return None
-        where = place(asked, without(view, found), self._policy, seed_of(pod.uid))
-        return Plan(node=node, victims=found, where=where) if isinstance(where, Placement) else None
+            return without(fleet.view(node), self._going_on(node))
 
     # ---- who is there -----------------------------------------------------------------------------------------------
 
-    def holders(self, node: str, below: int) -> list[Holder]:
-        """Less important pods that are really there, with what their eviction costs."""
-        bound = {e.holding.pod for e in self._ledger.on_node(node) if e.state is State.CONFIRMED}
-        found = [h for h in self._ledger.holders(node) if h.pod in bound and h.priority < below]
-        return [
-            msgspec.structs.replace(h, priority=ALREADY_GOING)
-            if self.is_going(h.pod)
-            else msgspec.structs.replace(h, budget_cost=len(self._protectors(h.pod, self._spent())))
-            for h in found
-        ]
+    def _evictable(self, node: str, below: int) -> list[Holder]:
+        """Less important pods that are really there, and would go if they were asked to."""
+        found = {e.holding.pod for e in self._confirmed(node) if e.holding.priority < below}
+        return [h for h in self._ledger.holders(node) if h.pod in found and not self._was_asked_to_go(h.pod)]
+
+    def _going_on(self, node: str) -> list[Holder]:
+        going = {e.holding.pod for e in self._confirmed(node) if self.is_going(e.holding.pod)}
+        return [holder for holder in self._ledger.holders(node) if holder.pod in going] if going else []
+
+    def _confirmed(self, node: str) -> list[Entry]:
+        return [entry for entry in self._ledger.on_node(node) if entry.state is State.CONFIRMED]
+
+    def _was_asked_to_go(self, uid: str) -> bool:
+        pod = self._mirror.pod(uid)
+        return uid in self.asked_to_go or (pod is not None and pod.is_going)
 
     def is_going(self, uid: str) -> bool:
         """Whether the pod will be gone in a moment; one that should be gone by now and is not, is stuck."""
         pod = self._mirror.pod(uid)
         if pod is None or not pod.is_going:
             return uid in self.asked_to_go
-        said = pod.metadata.deletion_timestamp if pod.metadata else None
-        return self._wall() / 1e9 < datetime.fromisoformat(said or "").timestamp() + STUCK
+        return self._wall() / 1e9 < _gone_by(pod) + STUCK
+
+    def seconds_left(self, holder: Holder) -> float:
+        """How long the pod may take to go."""
+        pod = self._mirror.pod(holder.pod)
+        if pod is None:
+            return UNKNOWN_GRACE
+        return max(0.0, _gone_by(pod) - self._wall() / 1e9) if pod.is_going else float(pod.grace)
 
     # ---- budgets ----------------------------------------------------------------------------------------------------
 
-    def violations(self, gone: Sequence[Holder]) -> int:
-        return sum(holder.budget_cost for holder in gone)
+    def violations(self, gone: Collection[Holder]) -> int:
+        """How many evictions the budgets do not allow."""
+        return sum(max(0, self._count(gone, budget) - budget.allowed) for budget in self.budgets or ())
 
-    def is_protected(self, uid: str) -> bool:
-        return bool(self._protectors(uid, self.budgets))
+    def is_protected(self, holder: Holder) -> bool:
+        return bool(self._protectors(holder, self.budgets or ()))
 
-    def _spent(self) -> list[Budget]:
-        return [budget for budget in self.budgets if budget.allowed == 0]
+    def _is_lawful(self, gone: Collection[Holder]) -> bool:
+        return not self._overdrawn_by(gone)
 
-    def _protectors(self, uid: str, budgets: Sequence[Budget]) -> list[Budget]:
-        pod = self._mirror.pod(uid) if budgets else None
+    def _overdrawn_by(self, gone: Collection[Holder]) -> tuple[str, ...]:
+        """Budgets that forbid that all of these go. Nobody under two budgets can be evicted: the API cannot do it."""
+        budgets = self.budgets or ()
+        over = {budget.key for budget in budgets if self._count(gone, budget) > budget.allowed}
+        for holder in gone:
+            mine = self._protectors(holder, budgets)
+            over |= {budget.key for budget in mine} if len(mine) > 1 else set()
+        return tuple(sorted(over))
+
+    def _count(self, gone: Collection[Holder], budget: Budget) -> int:
+        return sum(bool(self._protectors(holder, (budget,))) for holder in gone)
+
+    def _protectors(self, holder: Holder, budgets: Collection[Budget]) -> list[Budget]:
+        pod = self._mirror.pod(holder.pod) if budgets else None
         return [b for b in budgets if pod is not None and b.protects(pod.namespace, pod.labels)]
 
-    def _overdrawn(self, gone: Sequence[Holder]) -> list[Budget]:
-        """Budgets that allow some of these to go, but not all."""
-        return [b for b in self.budgets if sum(bool(self._protectors(h.pod, [b])) for h in gone) > b.allowed]
+    def _is_unwilling(self, holder: Holder) -> bool:
+        return self._clock() < self.unwilling.get(holder.pod, 0.0)
 
-    def _in_the_way(self, gone: Sequence[Holder]) -> tuple[str, ...]:
-        return tuple(sorted(budget.key for budget in self._overdrawn(gone)))
+
+def _gone_by(pod: Pod) -> float:
+    """When the pod's time is up, in seconds since 1970: so says its deletion timestamp. 0: nobody can read that."""
+    said = (pod.metadata and pod.metadata.deletion_timestamp) or ""
+    try:
+        return datetime.fromisoformat(said).timestamp()
+    except ValueError:
+        return 0.0

@@ -8,7 +8,7 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from gputile.book.events import Freed, Instruction, Pencilled, Tick
@@ -65,7 +65,15 @@ class Process:
         self.granter = Granter(api, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall)
         self.teller = Teller(api, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall)
         self.preemptor = Preemptor(
-            api, self.extender, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall
+            api,
+            self.extender,
+            self.mirror,
+            settings,
+            metrics,
+            leads=leads,
+            clock=clock,
+            wall=wall,
+            on_freed=self.carry_out,
         )
         self.extender.on_no = self._refused
         self.binder.look_up, self.binder.on_bound = self.granter.look_up, self.granter.landed.add
@@ -205,13 +213,12 @@ class Process:
         if first:  # a restarted scheduler knows what its cluster is asked for
             self.ledger.fleet.relearn(self.mirror.take_arrivals())
             gc.freeze()  # what lives from now on need not be looked at again: a full collection took 0.1 s
-        self.preemptor.recall()
+        self.preemptor.listed()
         return done
 
     def _pod_changed(self, pod: Pod, deleted: bool) -> list[Instruction]:
         done = self.mirror.pod_changed(pod, deleted=deleted)
-        if pod.nominated:
-            self.preemptor.pod_seen(pod)
+        self.preemptor.pod_seen(pod)
         return done
 
     async def take_stock(self) -> None:
@@ -244,7 +251,8 @@ class Process:
             finally:
                 await _end([stream, again])
 
-    def carry_out(self, instructions: list[Instruction]) -> None:
+    def carry_out(self, instructions: Iterable[Instruction]) -> None:
+        instructions = list(instructions)
         if any(isinstance(one, Freed) for one in instructions):
             self.teller.room_appeared()
         self.granter.carry_out(instructions)

@@ -149,12 +149,16 @@ class Teller:
         for uid, story in late:
             if not isinstance(story.asked, PodRequest) or self._mirror.ledger.entry(uid) is not None:
                 continue
-            if story.asked not in room:
-                room[story.asked] = min(NUDGES, int(self._mirror.ledger.fleet.fits(story.asked).sum()))
-            if room[story.asked] == 0:
+            if self._mirror.ledger.promise(uid) is not None:
+                fits = self._fits_where_promised(uid, story)
+            elif story.asked not in room:
+                fits = room[story.asked] = min(NUDGES, int(self._mirror.ledger.fleet.fits(story.asked).sum()))
+            else:
+                fits = room[story.asked]
+            if fits == 0:
                 story.gains = self._gains  # looked at; wait for the next gain
                 continue
-            if woken.get(story.asked, 0) == room[story.asked]:
+            if woken.get(story.asked, 0) >= fits:
                 continue  # enough for this round
             if not self._leads():
                 return
@@ -163,6 +167,12 @@ class Teller:
             self._metrics.nudges.inc()
             key, touch = story.pod, {NUDGED: str(self._wall())}
             await self._api.patch_pod(key.namespace, key.name, uid, {**touch}, {}, timeout=self._patience)
+
+    def _fits_where_promised(self, uid: str, story: Story) -> int:
+        """Its own promise must not stand in its way."""
+        assert isinstance(story.asked, PodRequest)
+        with self._mirror.ledger.aside(uid, story.pod.priority) as fleet:
+            return int(fleet.fits(story.asked).sum())
 
 
 class Holders(Mapping[str, list[Holder]]):
