@@ -37,7 +37,7 @@ SHARE = 0.1  # of the time that may be spent on looking
 AGAIN, LONGEST_AGAIN = 5.0, 60.0  # seconds until a pod for which nothing could be done is looked at again; doubled
 OLD = 360.0  # seconds; kube-scheduler tries every pod again within five minutes, if it is still its business
 THEIRS = 10.0  # seconds for which a preemption of kube-scheduler is waited for
-FRESH, STALE = 5.0, 30.0  # seconds: how old budgets may be when we act; how often they are read for the verb
+FRESH, STALE = 0.2, 30.0  # seconds: how old budgets may be when we act; how often they are read for the verb
 SAY_AGAIN = 60.0  # seconds between two events to one pod about budgets
 
 
