@@ -9,6 +9,7 @@ version; both are written for pods and nodes of every dialect, and are the truth
 """
 
 from difflib import get_close_matches
+from sys import intern
 from typing import Annotated
 
 import msgspec
@@ -171,10 +172,10 @@ def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], sett
             f"annotation `{GRANT}` belongs to pod {record.pod} on node {record.node}, not to this pod; remove it",
         )
     names = _true_names(record.node, cards)
-    return Grant(
-        pod=record.pod,
-        node=record.node,
-        dialect=record.dialect,
+    return Grant(  # of strings that are there already: a cluster has many grants
+        pod=pod.uid,
+        node=pod.node_name,
+        dialect=intern(record.dialect),
         containers=tuple(
             ContainerGrant(
                 c.name,
@@ -188,9 +189,7 @@ def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], sett
 
 def _true_names(node: str, cards: tuple[Card, ...]) -> dict[str, str]:
     """From the names that we made up while an agent only counted cards, to those that a better agent gives."""
-    known = {card.uuid for card in cards}
-    made_up = {unnamed(node, card.index): card.uuid for card in cards}
-    return {name: uuid for name, uuid in made_up.items() if name not in known}
+    return {unnamed(node, card.index): card.uuid for card in cards} | {card.uuid: card.uuid for card in cards}
 
 
 # ---- inventory ------------------------------------------------------------------------------------------------------

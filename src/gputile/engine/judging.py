@@ -105,8 +105,10 @@ class Judge:
 
     def relearn(self, requests: Iterable[PodRequest]) -> None:
         self._learner = Learner()
-        for request in requests:
-            self.observe(request)
+        found, average = list(requests), self._site.average_card()
+        kinds = {request: task_of(request, average) for request in set(found)}  # few, of many pods
+        for request in found:
+            self._learner.observe(kinds[request])
         self.adopt(self.prepare())
 
     def learn_all(self, requests: list[PodRequest]) -> None:
