@@ -105,6 +105,26 @@ def test_the_fleet_gives_the_answers_of_place(request: PodRequest, found: tuple[
     assert refused == {name: answer for name, answer in answers.items() if isinstance(answer, Refusal)}
 
 
+@examples(100)
+@given(
+    requests(most=1),
+    st.tuples(*(views(f"n{n}") for n in range(6))),
+    st.lists(st.sampled_from([f"n{n}" for n in range(6)] + ["stranger"]), unique=True),
+    st.sampled_from([0.0, 0.0, 2000.0]),
+    st.sampled_from(["binpack", "spread", "tiling"]),
+)
+def test_the_best_of_some_nodes_are_the_best_of_a_fleet_of_them(
+    request: PodRequest, found: tuple[NodeView, ...], some: list[str], slack: float, policy: str
+) -> None:
+    """Whether names are looked up one by one or all at once. Seen to fail with `_are_named` true for one of them."""
+    fleet = fleet_of(*found)
+    scores = dict(zip(some, fleet.scores_of(some, request, policy).tolist(), strict=True))
+    fitting = [name for name in fleet.names() if scores.get(name, float("-inf")) > float("-inf")]
+    top = max((scores[name] for name in fitting), default=0.0)
+    ties = sorted((name for name in fitting if scores[name] >= top - slack), key=lambda name: -scores[name])
+    assert fleet.best(request, policy, among=some, slack=slack, keep=3) == ties[:3]
+
+
 @examples(200)
 @given(crowded_requests(), tight_views())
 def test_several_containers_on_tight_cards(request: PodRequest, view: NodeView) -> None:
