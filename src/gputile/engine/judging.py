@@ -166,11 +166,10 @@ class Judge:
             known = self._remembered[key] = Remembered(np.zeros(shape[1]), np.zeros(shape, dtype=np.float32))
             if len(self._remembered) > REMEMBERED:
                 self._remembered.popitem(last=False)
-        rows = self._site.touched_since(known.moment)
-        if len(rows):
+        if known.moment != self._site.moment() and len(rows := self._site.touched_since(known.moment)):
             fresh = RULES[policy](request, self._site, rows, current, self._starved)
             known.nodes[rows], known.cards[:, rows] = fresh.nodes, fresh.cards
-        known.moment = self._site.moment()
+            known.moment = self._site.moment()
         self._remembered.move_to_end(key)
         return known
 
