@@ -249,7 +249,7 @@ class Process:
                 self.extender.shun(pod, node)
                 self.metrics.pencils.labels("expired").inc()
         fleet = self.ledger.fleet
-        for asked in self.mirror.take_arrivals():
+        for asked in self.mirror.take_arrivals() if self.is_synced() else ():  # the first list is learnt as a whole
             fleet.learn(asked)
         fleet.refresh()
         self.extender.forget_strangers()
