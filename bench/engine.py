@@ -1,6 +1,6 @@
 """Speed of the decision core, as ratios against baselines measured in the same run.
 
-    make bench        filter and score at 100 to 15,000 nodes x 8 cards; booking; start of the command
+    make bench        filter and score at 100 to 15,000 nodes x 8 cards; a repeated no; booking; start of the command
 
 The copy is a plain copy of the arrays that a filter reads: the least that any look at all cards can cost. The loop is
 what one would write in Python without arrays. Absolute times depend on the machine, ratios hardly.
@@ -13,13 +13,22 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import msgspec
 import numpy as np
 
+from gputile.book.events import Rubbed
+from gputile.book.ledger import Ledger
+from gputile.dialects.wire import NodeObject, Pod
 from gputile.engine.fleet import Fleet
 from gputile.model.cards import NodeView
 from gputile.model.grants import Use
 from gputile.model.requests import PodRequest
-from gputile.testing.builders import ask, node, wants
+from gputile.scheduler.mirror import Mirror
+from gputile.scheduler.settings import Settings
+from gputile.scheduler.verbs import Extender
+from gputile.scheduler.wire import read_filter, write_filter
+from gputile.telemetry.metrics import Metrics
+from gputile.testing.builders import ask, node, pod, wants
 
 SIZES = (100, 1_000, 5_000, 15_000)
 CASES: dict[str, PodRequest] = {
@@ -48,6 +57,7 @@ def main() -> None:
         show_goal(f"{case} at 5,000 nodes, times the copy", times[5_000, case] / copies[5_000], goal)
         show_goal(f"{case}, 15,000 nodes against 5,000", times[15_000, case] / times[5_000, case], 4.0)
     learnt_policies(copies[5_000])
+    repeated_no()
     booking()
     command_start()
 
@@ -142,6 +152,50 @@ def hold_and_release(fleet: Fleet, name: str) -> None:
     uses = {f"GPU-{name}-{card}": Use(4096, 10, 1) for card in range(2)}
     fleet.hold(name, uses, 1000, 1024)
     fleet.release(name, uses, 1000, 1024)
+
+
+def repeated_no() -> None:
+    """One filter call from body to reply: of a pod that fits, of one that fits nowhere, and of the same again."""
+    for nodes in (1_000, 5_000):
+        asking = Asking(nodes)
+        yes, no, again = (clock(work) for work in (asking.yes, asking.first_no, asking.no))
+        print(f"      {yes * 1e6:>6.0f} us a yes, {no * 1e6:.0f} us a first no, {again * 1e6:.0f} us the same no again")
+        show_goal(f"a repeated no at {nodes:,} nodes, times a yes", again / yes, 0.5)
+
+
+class Asking:
+    """A scheduler on a cluster where every card has a tenant, and one pod that wants a tile, one that wants all."""
+
+    def __init__(self, nodes: int) -> None:
+        self.ledger, settings = Ledger(), Settings(policy="tiling")
+        mirror = Mirror(self.ledger, settings.dialects)
+        self.extender = Extender(mirror, settings, Metrics(), time.monotonic)
+        self.names = [f"node-{number}" for number in range(nodes)]
+        for name in self.names:
+            mirror.node_changed(msgspec.convert(node(name).cards(8, "A100", "80Gi").manifest(), NodeObject))
+            for card in range(8):
+                self.ledger.fleet.hold(name, {f"GPU-{name}-{card}": Use(8192, 10, 1)})
+        self.bodies = {uid: self.body(mirror, uid, size) for uid, size in (("small", 4096), ("large", 81920))}
+
+    def body(self, mirror: Mirror, uid: str, size: int) -> bytes:
+        made = pod({"gputile.io/gpu": 1, "gputile.io/memory": size}, name=uid, uid=uid)
+        mirror.pod_changed(msgspec.convert(made, Pod))
+        return msgspec.json.encode({"Pod": made, "NodeNames": self.names})
+
+    def ask(self, uid: str) -> None:
+        args = read_filter(self.bodies[uid])
+        write_filter(self.extender.filter(args), args)
+
+    def yes(self) -> None:
+        self.ask("small")
+        self.ledger.handle(Rubbed("small"))
+
+    def no(self) -> None:
+        self.ask("large")
+
+    def first_no(self) -> None:
+        hold_and_release(self.ledger.fleet, "node-7")  # room appeared
+        self.ask("large")
 
 
 def booking() -> None:

@@ -259,6 +259,12 @@ def test_no_other_family_may_write_our_keys() -> None:
     assert not [word for word in allowed if gputile.GRANT.startswith(word) or word.startswith("gputile.io/")]
 
 
+def test_nobody_but_our_scheduler_is_spared_the_look_at_records() -> None:
+    policy = objects("admission.yaml")["ValidatingAdmissionPolicy", "gputile-records"]
+    spared = [condition["expression"] for condition in policy["spec"]["matchConditions"]]
+    assert spared == [f"request.userInfo.username != 'system:serviceaccount:{NAMESPACE}:{NAME}'"]
+
+
 @pytest.mark.parametrize("file", ["admission.yaml", "admission-optional.yaml"])
 def test_every_policy_is_in_force_for_all_namespaces(file: str) -> None:
     found = objects(file)

@@ -8,6 +8,7 @@ sidecars left out of the runs of later init containers; shares not booked.
 
 from itertools import combinations, product
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -103,6 +104,34 @@ def test_the_fleet_gives_the_answers_of_place(request: PodRequest, found: tuple[
     assert fitting == {name: isinstance(answer, Placement) for name, answer in answers.items()}
     refused = {refusal.node: refusal for refusal in fleet.refusals(request)}
     assert refused == {name: answer for name, answer in answers.items() if isinstance(answer, Refusal)}
+
+
+def renamed(view: NodeView, name: str) -> NodeView:
+    return msgspec.structs.replace(view, node=msgspec.structs.replace(view.node, name=name))
+
+
+@examples(100)
+@given(
+    requests(most=1),
+    st.tuples(views(), views()),
+    st.lists(st.integers(0, 1), min_size=1, max_size=6),
+    st.lists(st.sampled_from([f"n{n}" for n in range(6)] + ["stranger"]), unique=True),
+    st.sampled_from([0.0, 0.0, 2000.0]),
+    st.sampled_from(["binpack", "spread", "tiling"]),
+)
+def test_the_best_of_some_nodes_are_the_best_of_a_fleet_of_them(
+    request: PodRequest, kinds: tuple[NodeView, ...], made_of: list[int], some: list[str], slack: float, policy: str
+) -> None:
+    """Whether names are looked up one by one or all at once; nodes of two kinds, so that many are equally good.
+
+    Seen to fail with `_are_named` true when one of them is.
+    """
+    fleet = fleet_of(*(renamed(kinds[kind], f"n{n}") for n, kind in enumerate(made_of)))
+    scores = dict(zip(some, fleet.scores_of(some, request, policy).tolist(), strict=True))
+    fitting = [name for name in fleet.names() if scores.get(name, float("-inf")) > float("-inf")]
+    top = max((scores[name] for name in fitting), default=0.0)
+    ties = sorted((name for name in fitting if scores[name] >= top - slack), key=lambda name: -scores[name])
+    assert fleet.best(request, policy, among=some, slack=slack, keep=3) == ties[:3]
 
 
 @examples(200)

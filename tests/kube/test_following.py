@@ -1,6 +1,7 @@
 """The loop that follows, with scripted feeds; and how lines and objects come out of bytes."""
 
 import asyncio
+import weakref
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from itertools import pairwise
@@ -192,6 +193,19 @@ def test_what_is_asked_and_how_long_it_sleeps(plays: list[Any], asked: list[str]
     script = Script(*plays)
     seen_of(script)
     assert (script.asked, script.slept) == (asked, slept)
+
+
+async def test_a_list_is_not_kept_in_memory_while_the_watch_lasts() -> None:
+    class Thing:
+        pass
+
+    script: Any = Script(Listed((Thing(),), "1"), [Event("2", Alive())])  # type: ignore[arg-type]
+    async with aclosing(script.follow()) as stream:
+        told = await anext(stream)
+        thing = weakref.ref(told.items[0])
+        del told
+        await anext(stream)
+        assert thing() is None
 
 
 def test_tells_list_changes_and_gaps_in_order() -> None:

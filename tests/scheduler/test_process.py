@@ -419,7 +419,7 @@ async def ticking(monkeypatch: pytest.MonkeyPatch, *pods: Json, **more: Any) -> 
     api = cluster(node("n1").cards(2, size=16), node("n2").cards(2, size=16), pods=pods)
     process = Process(api, settings(**more), Metrics())
     process.mirror.nodes_listed(msgspec.convert(one, NodeObject) for one in api.nodes.values())
-    process.carry_out(process._pods_listed(await api.list_pods()))
+    await process._pods_listed(await api.list_pods())
     for event in process._listed.values():
         event.set()
     return process, clock
@@ -532,6 +532,47 @@ async def test_what_arrives_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
     process.tick(clock.now)
     process.tick(clock.now)
     assert len(learnt) == 1
+
+
+async def test_the_first_list_is_read_a_few_at_a_time_and_learnt_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between them the probes are answered, and ticks pass that must not take what is to be learnt."""
+    monkeypatch.setattr(module, "AT_ONCE", 2)
+    api = cluster(pods=tuple(pod(tile(1), name=f"p{n}", uid=f"uid-{n}") for n in range(5)))
+    process = Process(api, settings(), Metrics())
+    learnt: list[int] = []
+    monkeypatch.setattr(process.ledger.fleet, "relearn", lambda found: learnt.append(len(found)))
+    process.mirror.nodes_listed(msgspec.convert(one, NodeObject) for one in api.nodes.values())
+    reading = asyncio.create_task(process._pods_listed(await api.list_pods()))
+    seen = []
+    while not reading.done():
+        await asyncio.sleep(0)
+        seen.append(len(process.mirror.waiting))
+        process.tick(0.0)
+    assert seen[:3] == [2, 4, 5]
+    assert learnt == [5]
+
+
+async def test_a_later_list_is_taken_in_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a list would say that the other half is gone."""
+    monkeypatch.setattr(module, "AT_ONCE", 1)
+    process, _ = await ticking(monkeypatch)
+    later = [ScriptedApi().add_pod(pod(tile(1), name=f"p{n}", uid=f"uid-{n}")) for n in range(3)]
+    reading = asyncio.create_task(process._pods_listed(tuple(later)))
+    await asyncio.sleep(0)
+    assert reading.done()
+    assert len(process.mirror.waiting) == 3
+
+
+async def test_nodes_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 1)
+    process, _ = await ticking(monkeypatch)
+    listed = [msgspec.convert(node(name).cards(1).manifest(), NodeObject) for name in ("n2", "n3")]
+    reading = asyncio.create_task(process._nodes_listed(tuple(listed)))
+    seen = []
+    while not reading.done():
+        await asyncio.sleep(0)
+        seen.append(process.ledger.fleet.names())
+    assert seen == [["n2"], ["n2", "n3"], ["n2", "n3"]]
 
 
 async def test_a_book_that_does_not_add_up_is_found_out(

@@ -9,6 +9,7 @@ version; both are written for pods and nodes of every dialect, and are the truth
 """
 
 from difflib import get_close_matches
+from sys import intern
 from typing import Annotated
 
 import msgspec
@@ -174,14 +175,15 @@ def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], sett
             RequestCode.BAD_ANNOTATION,
             f"annotation `{GRANT}` belongs to pod {record.pod} on node {record.node}, not to this pod; remove it",
         )
-    return _granted(record, _true_names(record.node, cards))
+    return _granted(record, pod.uid, pod.node_name, _true_names(record.node, cards))
 
 
-def _granted(record: _Grant, names: dict[str, str]) -> Grant:
+def _granted(record: _Grant, pod: str, node: str, names: dict[str, str]) -> Grant:
+    """Of strings that are there already: a cluster has many grants."""
     return Grant(
-        pod=record.pod,
-        node=record.node,
-        dialect=record.dialect,
+        pod=pod,
+        node=node,
+        dialect=intern(record.dialect),
         containers=tuple(
             ContainerGrant(
                 c.name,
@@ -195,9 +197,7 @@ def _granted(record: _Grant, names: dict[str, str]) -> Grant:
 
 def _true_names(node: str, cards: tuple[Card, ...]) -> dict[str, str]:
     """From the names that we made up while an agent only counted cards, to those that a better agent gives."""
-    known = {card.uuid for card in cards}
-    made_up = {unnamed(node, card.index): card.uuid for card in cards}
-    return {name: uuid for name, uuid in made_up.items() if name not in known}
+    return {unnamed(node, card.index): card.uuid for card in cards} | {card.uuid: card.uuid for card in cards}
 
 
 # ---- promises -------------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def read_promise(pod: Pod) -> Promise | None:
         return None
     if record.version > VERSION or record.grant.pod != pod.uid:
         return None
-    return Promise(_granted(record.grant, {}), record.until, tuple(record.victims))
+    return Promise(_granted(record.grant, pod.uid, record.grant.node, {}), record.until, tuple(record.victims))
 
 
 # ---- inventory ------------------------------------------------------------------------------------------------------

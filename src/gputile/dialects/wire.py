@@ -263,14 +263,15 @@ def _whole(said: Quantity, where: str) -> int:
     value = quantity(said)
     if value is None or value.denominator != 1:
         raise Unreadable(RequestCode.NOT_A_NUMBER, f"{where} is {said!r}; write a whole number")
-    if value < 0:
+    number = value.numerator
+    if number < 0:
         raise Unreadable(RequestCode.NEGATIVE, f"{where} is {said}; write 0 or more")
-    if value >= 2**31:
+    if number >= 2**31:
         raise Unreadable(
             RequestCode.OUT_OF_RANGE,
             f"{where} is {said}, more than any node has; the number has a unit of its own, write no Gi or Mi",
         )
-    return int(value)
+    return number
 
 
 def card_memory(container: Container, resource: str, unit: MiB, split: int = 1) -> MiB:

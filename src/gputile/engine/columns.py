@@ -122,6 +122,15 @@ class Columns:
             self._average = int(self._size[:, : len(self._nodes)].sum()) // max(1, int(exists.sum()))
         return self._average
 
+    def largest_card(self) -> int:
+        """MiB; 0 where there is none."""
+        return int(self._size.max(initial=0))
+
+    def card_models(self) -> set[str]:
+        """Those of the cards that are there; a card that names none is left out."""
+        names = list(self._models)
+        return {names[number] for number in np.unique(self._model[self._exists]).tolist()} - {""}
+
     def grid(self) -> Grid:
         """The arrays as they are now; views, not copies."""
         n = len(self._nodes)

@@ -228,9 +228,8 @@ def _less_memory(request: PodRequest, fleet: Fleet) -> Change | None:
 
         return _with(request, change)
 
-    sizes = [card.memory for name in fleet.names() for card in fleet.view(name).node.cards]
-    below = max(sizes, default=0) if largest.memory is None or largest.exclusive else largest.memory
-    best = _most(1, below // block, lambda blocks: bool(fleet.best(shrunk(blocks), ANY, keep=1)))
+    below = fleet.largest_card() if largest.memory is None or largest.exclusive else largest.memory
+    best = _most(1, below // block, lambda blocks: bool(fleet.fits(shrunk(blocks)).any()))
     node = best and _node_for(shrunk(best), fleet)
     if not best or not node:
         return None
@@ -250,7 +249,7 @@ def _fewer_cores(request: PodRequest, fleet: Fleet) -> Change | None:
     def shrunk(cores: int) -> PodRequest:
         return _with(request, lambda ask: msgspec.structs.replace(ask, cores=min(ask.cores, cores)))
 
-    best = _most(0, most, lambda cores: bool(fleet.best(shrunk(cores), ANY, keep=1)))
+    best = _most(0, most, lambda cores: bool(fleet.fits(shrunk(cores)).any()))
     node = None if best is None else _node_for(shrunk(best), fleet)
     return Change("cores", f"at most {best} % of the cores instead of {most}, on {node}", node) if node else None
 
@@ -261,7 +260,7 @@ def _fewer_cards(request: PodRequest, fleet: Fleet) -> Change | None:
     def shrunk(cards: int) -> PodRequest:
         return _with(request, lambda ask: msgspec.structs.replace(ask, cards=min(ask.cards, cards)))
 
-    best = _most(1, most, lambda cards: bool(fleet.best(shrunk(cards), ANY, keep=1)))
+    best = _most(1, most, lambda cards: bool(fleet.fits(shrunk(cards)).any()))
     node = None if best is None else _node_for(shrunk(best), fleet)
     cards = "1 card" if best == 1 else f"{best} cards"
     return Change("cards", f"{cards} per container instead of {most}, on {node}", node) if node else None
@@ -271,8 +270,7 @@ def _another_model(request: PodRequest, fleet: Fleet) -> Change | None:
     rule = request.constraints
     if not rule.models and not rule.not_models:
         return None
-    models = {card.model for name in fleet.names() for card in fleet.view(name).node.cards if card.model}
-    for model in sorted(models):
+    for model in sorted(fleet.card_models()):
         only = msgspec.structs.replace(rule, models=(ModelRule((model,)),), not_models=())
         node = _node_for(msgspec.structs.replace(request, constraints=only), fleet)
         if node is not None:

@@ -5,7 +5,7 @@ Door:  `Fleet.best` answers a filter call, `Fleet.place` chooses the cards, `Fle
        `release` keep it up to date, `learn` tells it what arrives.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,9 @@ SEARCH_BUDGET = 2000
 
 LEAST_STEPS = 10
 """What a search costs before it begins, in steps."""
+
+FEW = 4
+"""Names that are looked up in a list one by one; all of them together cost as much as some five."""
 
 KEEP = 16
 """How many equally good nodes are named at most."""
@@ -74,7 +77,7 @@ class Fleet(Columns):
         policy: str | None = None,
         *,
         seed: int = 0,
-        among: Iterable[str] | None = None,
+        among: Collection[str] | None = None,
         keep: int = KEEP,
         slack: float = 0.0,
         shuffle: bool = False,
@@ -85,16 +88,24 @@ class Fleet(Columns):
         Ties come in the order in which nodes were added, or shuffled by the seed.
         """
         fitting = self.fits(request, steps)
-        if among is not None:
-            fitting &= self.named(among)
         if not fitting.any():
             return []
         scores = self.scores(request, fitting, policy, seed)
         ties = np.flatnonzero(scores >= scores.max() - slack)
+        if among is not None and not self._are_named(ties, among):
+            scores[~self.named(among)] = -np.inf
+            ties = np.flatnonzero((scores >= scores.max() - slack) & np.isfinite(scores))
         if shuffle:
             ties = ties[np.argsort(mixed(ties.astype(np.uint64), seed))]
         ties = ties[np.argsort(-scores[ties], kind="stable")]
         return [self._name(row) for row in ties[:keep].tolist()]
+
+    def _are_named(self, rows: Rows, among: Collection[str]) -> bool:
+        """Whether they are among these names: looked up one by one if they are few, which saves looking all names up.
+
+        The best node nearly always is.
+        """
+        return len(rows) <= FEW and all(self._name(row) in among for row in rows.tolist())
 
     def place(self, request: PodRequest, name: str, policy: str | None = None, seed: int = 0) -> Placement | Refusal:
         """Choose the cards on one node, with what the policy has learnt."""

@@ -46,8 +46,8 @@ class Fragments:
         """The fragment, in cards, given per task how many cards bear it and what is idle on the others."""
         tables, by_task = self._tables, (slice(None), *(None,) * cpu.ndim)
         lost = (count < tables.cards[by_task]) | (cpu < tables.cpu[by_task]) | (tables.cards == 0)[by_task]
-        fragment: Floats = np.tensordot(tables.weight, np.where(lost, idle, small), axes=1)
-        return fragment / CARD
+        fragment: Floats = tables.weight @ np.where(lost, idle, small).reshape(len(tables.weight), -1)
+        return fragment.reshape(cpu.shape) / CARD
 
     def gain_of_tiles(self, tile: Ints, cpu: int) -> Floats:
         """Card x node: the gain of placing one tile (a share of that card) there; no meaning where it does not fit."""

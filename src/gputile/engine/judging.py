@@ -105,8 +105,10 @@ class Judge:
 
     def relearn(self, requests: Iterable[PodRequest]) -> None:
         self._learner = Learner()
-        for request in requests:
-            self.observe(request)
+        found, average = list(requests), self._site.average_card()
+        kinds = {request: task_of(request, average) for request in set(found)}  # few, of many pods
+        for request in found:
+            self._learner.observe(kinds[request])
         self.adopt(self.prepare())
 
     def learn_all(self, requests: list[PodRequest]) -> None:
@@ -164,11 +166,10 @@ class Judge:
             known = self._remembered[key] = Remembered(np.zeros(shape[1]), np.zeros(shape, dtype=np.float32))
             if len(self._remembered) > REMEMBERED:
                 self._remembered.popitem(last=False)
-        rows = self._site.touched_since(known.moment)
-        if len(rows):
+        if known.moment != self._site.moment() and len(rows := self._site.touched_since(known.moment)):
             fresh = RULES[policy](request, self._site, rows, current, self._starved)
             known.nodes[rows], known.cards[:, rows] = fresh.nodes, fresh.cards
-        known.moment = self._site.moment()
+            known.moment = self._site.moment()
         self._remembered.move_to_end(key)
         return known
 

@@ -239,7 +239,7 @@ class Client:
         timeout: aiohttp.ClientTimeout,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """An answer, whatever its status. What breaks on the wire, now or while it is read, becomes one of ours."""
-        said = f"{method} {path}"
+        said, url = f"{method} {path}", URL(self._access.server + path, encoded=True)
         try:
             known = await self._access.headers()
         except InputError as wrong:
@@ -247,7 +247,7 @@ class Client:
         try:
             async with self._session.request(
                 method,
-                URL(self._access.server + path, encoded=True).with_query(params),
+                url.with_query(params) if params else url,
                 data=data,
                 headers={**headers, **known},
                 timeout=timeout,

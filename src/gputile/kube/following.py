@@ -81,6 +81,7 @@ async def follow(
                 for spoilt in listed.spoilt:
                     yield spoilt
                 yield Snapshot(listed.items)
+                del listed  # else all of it would stay in memory as long as the watch lasts
             begun, empty = clock(), True
             async with aclosing(feed.watch(version)) as events:
                 async for event in events:

@@ -136,7 +136,8 @@ class Mirror:
         entry = self.ledger.entry(pod.uid)
         same = known is not None and known.node_name and is_same(known, pod)
         if same and entry is not None and entry.holding.node == pod.node_name:
-            self._bound[pod.uid] = pod  # only its status changed
+            if pod != known:  # else it is kept, for a list shows thousands again that take as much memory
+                self._bound[pod.uid] = pod  # only its status changed
             return entry.holding
         return self._read_bound(pod, known)
 
@@ -211,14 +212,15 @@ class Mirror:
 
     def nodes_listed(self, nodes: Iterable[NodeObject]) -> list[Instruction]:
         found = list(nodes)
-        names = {node.name for node in found}
-        done: list[Instruction] = []
-        for name in self.ledger.fleet.names():
-            if name not in names:
-                done += self._node_gone(name)
+        done = self.only_nodes({node.name for node in found})
         for node in found:
             done += self.node_changed(node)
         return done
+
+    def only_nodes(self, names: Collection[str]) -> list[Instruction]:
+        """There are no others than these."""
+        gone = [name for name in self.ledger.fleet.names() if name not in names]
+        return [one for name in gone for one in self._node_gone(name)]
 
     def node_changed(self, node: NodeObject, *, deleted: bool = False) -> list[Instruction]:
         if deleted:

@@ -8,7 +8,7 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from gputile.book.events import Freed, Instruction, Pencilled, Tick
@@ -37,6 +37,7 @@ TICK = 0.25  # seconds
 STALE = 30.0  # seconds of a broken watch after which this replica calls itself not ready
 VOLUMES = 600.0  # seconds that a pencil is kept while kube-scheduler says that it prepares volumes
 NODES_PER_TICK = 50  # of the audit
+AT_ONCE = 200  # objects of a list that are read in one go: some 30 ms
 CERTIFICATES = 60.0  # seconds between two looks at the certificate files
 
 
@@ -172,7 +173,7 @@ class Process:
         self,
         kind: str,
         feed: Callable[[], AsyncIterator[Seen[T]]],
-        listed: Callable[[tuple[T, ...]], list[Instruction]],
+        listed: Callable[[tuple[T, ...]], Awaitable[None]],
         changed: Callable[[T, bool], list[Instruction]],
     ) -> None:
         spoilt: set[str] = set()  # since the last list
@@ -190,10 +191,11 @@ class Process:
                     continue
                 case Snapshot(items):
                     self._unreadable[kind], spoilt = spoilt, set()
-                    self.carry_out(listed(items))
+                    await listed(items)
                     self._listed[kind].set()
                     self._listed_stream = self._stream if kind == "pods" else self._listed_stream
                     log.info("listed", extra=fields(kind=kind, count=len(items)))
+                    del seen, items  # not to be kept until the next thing happens
                 case Change(how, item):
                     self.carry_out(changed(item, how == "DELETED"))
                 case Alive():
@@ -201,20 +203,30 @@ class Process:
             self._trouble.pop(kind, None)
             self._seen_at[kind] = time.monotonic()
 
-    def _nodes_listed(self, nodes: tuple[NodeObject, ...]) -> list[Instruction]:
-        return self.mirror.nodes_listed(nodes)
+    async def _nodes_listed(self, nodes: tuple[NodeObject, ...]) -> None:
+        self.carry_out(self.mirror.only_nodes({node.name for node in nodes}))
+        await self._take_in(nodes, self._node_changed)
 
     def _node_changed(self, node: NodeObject, deleted: bool) -> list[Instruction]:
         return self.mirror.node_changed(node, deleted=deleted)
 
-    def _pods_listed(self, pods: tuple[Pod, ...]) -> list[Instruction]:
+    async def _pods_listed(self, pods: tuple[Pod, ...]) -> None:
+        """At once, for what is not in the list is gone. The first is read before, as if the watch had told it."""
         first = not self._listed["pods"].is_set()
-        done = self.mirror.pods_listed(pods, self._unreadable["pods"])
+        if first:
+            await self._take_in(pods, self._pod_changed)
+        self.carry_out(self.mirror.pods_listed(pods, self._unreadable["pods"]))
         if first:  # a restarted scheduler knows what its cluster is asked for
             self.ledger.fleet.relearn(self.mirror.take_arrivals())
             gc.freeze()  # what lives from now on need not be looked at again: a full collection took 0.1 s
         self.preemptor.listed()
-        return done
+
+    async def _take_in(self, items: tuple[T, ...], changed: Callable[[T, bool], list[Instruction]]) -> None:
+        """A few at a time: meanwhile the probes are answered and the lease is kept."""
+        for start in range(0, len(items), AT_ONCE):
+            for item in items[start : start + AT_ONCE]:
+                self.carry_out(changed(item, False))
+            await asyncio.sleep(0)
 
     def _pod_changed(self, pod: Pod, deleted: bool) -> list[Instruction]:
         done = self.mirror.pod_changed(pod, deleted=deleted)
@@ -273,7 +285,7 @@ class Process:
                 self.extender.shun(pod, node)
                 self.metrics.pencils.labels("expired").inc()
         fleet = self.ledger.fleet
-        for asked in self.mirror.take_arrivals():
+        for asked in self.mirror.take_arrivals() if self.is_synced() else ():  # the first list is learnt as a whole
             fleet.learn(asked)
         fleet.refresh()
         self.extender.forget_strangers()
