@@ -84,6 +84,8 @@ def removed(kube: Kube, space: str) -> None:
 class Tenant(Replica):
     """Our process; `plain` speaks HTTP instead of the TLS of deploy/, `profile` samples where its time goes."""
 
+    patience = 180.0  # a slow start is a figure, not a failure
+
     def __init__(self, plane: ControlPlane, *, plain: bool = False, profile: Path | None = None, **sets: Any) -> None:
         without = {"tls__certificate": "", "tls__key": "", "tls__client_ca": ""} if plain else {}
         super().__init__(plane, **{**sets, **without})
