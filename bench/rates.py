@@ -14,6 +14,7 @@ The nodes advertise every resource that the pods ask for, so that without an ext
 NodeResourcesFit counts them, and binds by itself.
 """
 
+import signal
 import statistics
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -77,6 +78,8 @@ def turn(plane: ControlPlane, plan: Plan, variant: str) -> Turn:
         kube.create_many(wishes, SPACE, threads=8)
         if tenant is not None:
             knows_all(tenant, plan.pods)
+            if file:
+                tenant.child.signal(signal.SIGUSR1)
         changes = {"prioritizeVerb": "prioritize", "weight": 10} if variant == "echo" else {}
         seen = stack.enter_context(bindings(plane, SPACE, plan.pods))
         stack.enter_context(plane.start_scheduler(config=configuration(tenant, plan.percentage, **changes)))
@@ -100,7 +103,10 @@ def _tenant(plane: ControlPlane, plan: Plan, variant: str, file: Path | None) ->
 
 
 def knows_all(tenant: Tenant, pods: int) -> None:
-    wait_until(lambda: tenant.count("gputile_book_pods", state="waiting") >= pods, 60, f"{pods} pods seen waiting")
+    """Asked seldom: each look is a TLS handshake, which the process pays for."""
+    wait_until(
+        lambda: tenant.count("gputile_book_pods", state="waiting") >= pods, 60, f"{pods} seen waiting", every=0.5
+    )
 
 
 # ---- what came of it ------------------------------------------------------------------------------------------------

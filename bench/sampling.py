@@ -1,8 +1,9 @@
 """`python sampling.py FILE PROGRAM ARG...`: run a Python program and write down where its CPU time goes.
 
 Room:  a timer of the kernel counts CPU time, and at each beat the stack of the main thread is noted: C functions count
-       for the Python function that called them. Costs a few percent, where cProfile doubles what it looks at.
-Door:  as a script around `gputile scheduler`; `table(file)` prints what it wrote.
+       for the Python function that called them. Costs a few percent, where cProfile doubles what it looks at. SIGUSR1
+       forgets what was noted so far, so that a start is not in the picture.
+Door:  as a script around `gputile scheduler`; `table(file)` is what it wrote.
 """
 
 import atexit
@@ -12,41 +13,54 @@ import signal
 import sys
 from collections import Counter
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 BEAT = 0.002  # seconds of CPU time
 TOP = 30
 
 
-def main() -> None:
-    file, program = Path(sys.argv[1]), sys.argv[2]
-    alone: Counter[str] = Counter()
-    within: Counter[str] = Counter()
+class Notes:
+    """How often each function was at work, and how often it was on the stack."""
 
-    def beat(number: int, frame: FrameType | None) -> None:
+    def __init__(self) -> None:
+        self.alone: Counter[CodeType] = Counter()
+        self.within: Counter[CodeType] = Counter()
+
+    def beat(self, number: int, frame: FrameType | None) -> None:
         if frame is None:
             return
-        alone[_name(frame)] += 1
+        self.alone[frame.f_code] += 1
         stack = set()
         while frame is not None:
-            stack.add(_name(frame))
+            stack.add(frame.f_code)
             frame = frame.f_back
-        within.update(stack)
+        self.within.update(stack)
 
-    def write() -> None:
+    def forget(self, number: int, frame: FrameType | None) -> None:
+        self.alone.clear()
+        self.within.clear()
+
+    def write(self, file: Path) -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        file.write_text(json.dumps({"alone": alone, "within": within}))
+        file.write_text(json.dumps({"alone": _named(self.alone), "within": _named(self.within)}))
 
-    atexit.register(write)
-    signal.signal(signal.SIGPROF, beat)
+
+def _named(counts: Counter[CodeType]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for code, count in counts.items():
+        found[f"{'/'.join(Path(code.co_filename).parts[-2:])}:{code.co_firstlineno} {code.co_qualname}"] += count
+    return found
+
+
+def main() -> None:
+    file, program = Path(sys.argv[1]), sys.argv[2]
+    notes = Notes()
+    atexit.register(notes.write, file)
+    signal.signal(signal.SIGPROF, notes.beat)
+    signal.signal(signal.SIGUSR1, notes.forget)
     signal.setitimer(signal.ITIMER_PROF, BEAT, BEAT)
     sys.argv = sys.argv[2:]
     runpy.run_path(program, run_name="__main__")
-
-
-def _name(frame: FrameType) -> str:
-    code = frame.f_code
-    return f"{'/'.join(Path(code.co_filename).parts[-2:])}:{code.co_firstlineno} {code.co_qualname}"
 
 
 def table(file: Path) -> str:
@@ -55,8 +69,9 @@ def table(file: Path) -> str:
     beats = max(1, sum(found["alone"].values()))
     lines = [f"{beats} samples, one per {BEAT * 1000:g} ms of CPU time"]
     for title, kind in (("by itself", "alone"), ("with all that it calls", "within")):
+        below = [(name, count) for name, count in found[kind].items() if kind == "alone" or count < 0.97 * beats]
+        top = sorted(below, key=lambda item: -item[1])[:TOP]
         lines.append(f"\n{'share':>7}  {title}")
-        top = sorted(found[kind].items(), key=lambda item: -item[1])[:TOP]
         lines += [f"{100 * count / beats:>6.1f}%  {name}" for name, count in top]
     return "\n".join(lines)
 

@@ -35,6 +35,8 @@ def rights(plane: ControlPlane) -> None:
 class Replica:
     """One `gputile scheduler`, serving when the `with` begins."""
 
+    patience = 30.0  # seconds to be ready, and again to lead
+
     def __init__(self, plane: ControlPlane, name: str = "gputile-0", *, leads: bool = True, **settings: Any) -> None:
         """`settings` by their dotted names with `__` for the dot: `filter__keep=4`. `leads`: wait until it does."""
         self.plane, self.name, self.port = plane, name, free_port()
@@ -47,9 +49,9 @@ class Replica:
         self._make_pod()
         self._log = self.plane.folder / f"{self.name}.log"
         self._before = self._log.stat().st_size if self._log.exists() else 0
-        self.child = self.plane.run(self.name, self._argv(), self._env(), self.is_ready, 30)
+        self.child = self.plane.run(self.name, self._argv(), self._env(), self.is_ready, self.patience)
         if self._leads:
-            wait_until(self.leads, 30, f"{self.name} leads", [self.child])
+            wait_until(self.leads, self.patience, f"{self.name} leads", [self.child])
         return self
 
     def __exit__(self, *_: object) -> None:

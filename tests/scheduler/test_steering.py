@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from gputile.book.events import Tick
 from gputile.book.ledger import State
 from gputile.testing.builders import node
 from tests.scheduler.rig import Rig, tile
@@ -79,11 +80,11 @@ def test_kube_scheduler_has_the_last_word() -> None:
 
 
 def test_while_another_pod_is_on_its_way_one_node_is_named() -> None:
-    r = rig(node("n1", cpu="8"), node("n2", cpu="8"))
+    r = rig(node("n1", cpu="8"), node("n2", cpu="8"), node("n3", cpu="8"))
     r.arrive(CPU, name="a")
-    r.arrive(CPU, name="b")
-    r.steer("a")
-    assert len(r.steer("b")) == 1
+    r.arrive({"cpu": "6"}, name="b")
+    assert r.steer("a") == ["n1", "n2", "n3"]
+    assert r.steer("b") == ["n2"]
 
 
 def test_a_pod_that_goes_away_frees_its_pencil() -> None:
@@ -93,6 +94,14 @@ def test_a_pod_that_goes_away_frees_its_pencil() -> None:
     r.api.delete_pod("default/web-0")
     r.catch_up()
     assert r.state() is None
+    assert not r.mirror.plain
+
+
+def test_one_that_went_while_our_watch_was_broken_is_forgotten() -> None:
+    r = rig()
+    r.arrive(CPU)
+    r.api.delete_pod("default/web-0")
+    r.relist()
     assert not r.mirror.plain
 
 
@@ -132,6 +141,9 @@ def test_a_pod_that_comes_again_may_go_anywhere() -> None:
     r = rig(policy="tiling")
     r.arrive(CPU)
     assert r.steer() == ["n3"]
+    assert r.steer() == ["n1", "n2", "n3"]
+    r.ledger.handle(Tick(r.clock.now + 60))
+    assert r.state() is None, "its pencil has run out"
     assert r.steer() == ["n1", "n2", "n3"]
 
 
