@@ -45,6 +45,7 @@ RIGHTS = {
         ("", "nodes", "", "list watch"),
         ("", "pods/binding", "", "create"),
         ("", "pods/status", "", "patch"),
+        ("", "pods/eviction", "", "create"),
         ("", "events", "", "create"),
     },
     "Role": {

@@ -100,6 +100,7 @@ ALLOWED = {
     ("", "nodes", "list,watch"),
     ("", "pods/binding", "create"),
     ("", "pods/status", "patch"),
+    ("", "pods/eviction", "create"),
     ("", "events", "create"),
 }
 

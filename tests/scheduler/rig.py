@@ -116,6 +116,11 @@ class ScriptedApi(MemoryApi):
         await super().note(note)
         await self._answer(None, lands)
 
+    async def evict(self, namespace: str, name: str, uid: str) -> None:
+        lands = await self._play("evict")
+        await super().evict(namespace, name, uid)
+        await self._answer(None, lands)
+
     async def _play(self, call: str) -> Lands | None:
         self.calls.append(call)
         if call in self.gates:

@@ -25,6 +25,7 @@ from gputile.dialects.wire import (
     amount,
     card_memory,
     decode,
+    decode_or_none,
     no_device,
     request,
     unnamed,
@@ -184,6 +185,12 @@ def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], sett
             for c in record.containers
         ),
     )
+
+
+def granted_at(pod: Pod) -> int:
+    """When the grant on the pod was made, in nanoseconds since 1970; 0 when it carries none that can be read."""
+    record = decode_or_none(_GRANTS, pod.annotations.get(GRANT))
+    return record.at if record is not None else 0
 
 
 def _true_names(node: str, cards: tuple[Card, ...]) -> dict[str, str]:

@@ -93,6 +93,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """On nodes run by the agents of gpushare, vcuda, HAMi or vgpu-manager, which guess whose card they hand out: bind
     one pod at a time until it has started, or none at all."""
 
+    evict_overlaps: bool = True
+    """When two pods with our grants hold the same part of a card (a leader that was frozen may still be heard), evict
+    the one that came last and tell it, budgets respected. False: only say so, in the log."""
+
     body_limit: int = 64
     """MiB; a larger request is refused. 5,000 whole nodes (`nodeCacheCapable: false`) are about 50."""
 
