@@ -58,7 +58,7 @@ class FaultProxy:
         self._dark = False
         self._held = re.compile("(?!)")
         self._holding = 0
-        self._watches: set[web.Request] = set()
+        self._watches: dict[int, web.Request] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"proxy {name}", daemon=True)
 
@@ -143,7 +143,7 @@ class FaultProxy:
         await asyncio.sleep(0.1)  # lets TLS connections end; else they are reported as unclosed
 
     async def _cut(self) -> int:
-        watches = list(self._watches)
+        watches = list(self._watches.values())
         for request in watches:
             _tear(request)
         return len(watches)
@@ -204,14 +204,14 @@ class FaultProxy:
 
     async def _stream(self, request: web.Request, answer: Any, headers: dict[str, str]) -> web.StreamResponse:
         response = web.StreamResponse(status=answer.status, headers=headers)
-        self._watches.add(request)
+        self._watches[id(request)] = request
         try:
             await response.prepare(request)
             async for block in answer.content.iter_any():
                 await response.write(block)
             await response.write_eof()
         finally:
-            self._watches.discard(request)
+            self._watches.pop(id(request), None)
         return response
 
 

@@ -18,7 +18,7 @@ from tests.e2e.pods import container, pod, tile
 
 T = TypeVar("T")
 GIVE_UP = 120.0  # seconds of an API server that is away
-LIVE = 150  # pods at one time; about a quarter of them have to wait
+LIVE = 200  # pods at one time; about a quarter of them have to wait
 PACE = 0.012  # seconds between two actions
 
 Dice = random.Random
@@ -65,7 +65,7 @@ def _gpushare_two_cards(dice: Dice, name: str) -> Manifest:
 
 
 def _nano(dice: Dice, name: str) -> Manifest:
-    return pod(name, {"nano-gpu.io/gpu-core": dice.choice((10, 20)), "nano-gpu.io/gpu-memory": 2000})
+    return pod(name, {"nano-gpu.io/gpu-core": dice.choice((10, 20)), "nano-gpu.io/gpu-memory": 2})
 
 
 def _nano_first(dice: Dice, name: str) -> Manifest:
