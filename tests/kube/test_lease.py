@@ -280,6 +280,7 @@ def test_a_takeover_whose_answer_was_lost_is_still_an_inheritance() -> None:
     one.leases.lost, now[0] = False, 7.0
     one.step()
     assert one.term == Term(4, True)
+    assert one.elector.predecessor == "b"
 
 
 def test_a_lease_deleted_under_another_leader_is_not_taken_before_that_one_would_know() -> None:
@@ -294,6 +295,7 @@ def test_a_lease_deleted_under_another_leader_is_not_taken_before_that_one_would
     now[0] = 6.0
     one.step()
     assert one.term == Term(0, True)
+    assert one.elector.predecessor == "b"
 
 
 def test_a_lease_deleted_under_us_is_made_again() -> None:
