@@ -145,7 +145,7 @@ def _in_cluster(settings: Settings, metrics: Metrics, access: Access) -> Process
     leader = Leader(
         metrics,
         take_stock=lambda: process.take_stock(),
-        wait_out=settings.bind.timeout + settings.bind.attempt,
+        wait_out=2 * settings.bind.attempt,  # whoever leads looks at the lease before each attempt, not once per bind
         set_label=_labeller(client),
         take_label=_taker(client),
     )
