@@ -324,7 +324,7 @@ class Campaign:
 
     def _settle(self, scene: Scene, storm: Storm) -> truth.Cluster:
         """Until all is well, or what is not after `QUIET`."""
-        deadline, wrong = time.monotonic() + QUIET, ["not looked at"]
+        began, told = time.monotonic(), 0
         while True:
             name = scene.leads()
             leader = scene.replicas[name] if name else None
@@ -333,7 +333,11 @@ class Campaign:
             wrong += [f"{one} is not ready" for one, probe in scene.probes.items() if not probe.is_ready()]
             if not wrong:
                 return cluster
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - began
+            if waited > 10 * (told + 1):
+                told += 1
+                self._say(f"  not well after {waited:.0f} s: {'; '.join(wrong[:3])}")
+            if waited > QUIET:
                 raise AssertionError(f"not well {QUIET:.0f} s after the fault:\n" + "\n".join(wrong[:20]))
             time.sleep(0.3)
 
