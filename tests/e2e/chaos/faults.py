@@ -1,7 +1,7 @@
 """What breaks: one function per kind of fault, told where and for how long by the seed.
 
 Room:  each fault begins, lasts and heals inside its function; when it returns everything runs again. What a fault finds
-       out (how long a failover took) goes into `Scene.notes`.
+       out (how long a failover took) is kept by the scene.
 Door:  `FAULTS`, by name; each takes the scene and dice of its own.
 """
 

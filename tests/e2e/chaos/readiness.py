@@ -4,8 +4,8 @@ Room:  one thread per replica, and the list of lies.
 Door:  `with Readiness(replica, proxy) as probe:`; the faults tell it what they do (`born`, `dies`, `frozen`, `dark`).
 
 Known lies: ready although it is not running; although no list of pods and nodes has passed to it since it was born;
-although the API server has been out of its reach for longer than its word is good for. That it is ready again when all
-is well is asked by `truth`.
+although the API server has been out of its reach for longer than its word is good for; and not ready although it runs
+and nothing stands in its way.
 """
 
 import ssl
@@ -19,6 +19,8 @@ from tests.e2e.gputile import Replica
 EVERY, PATIENCE = 0.25, 2.0  # seconds; the second is the probe's timeoutSeconds in deploy/
 STALE = 30.0  # seconds that a replica may live on what it knows, as docs/scheduler.md has it
 SLACK = 5.0
+EXCUSED = 20.0  # seconds to start and to list on a busy machine
+AFTER_DARK = 45.0  # seconds: it asks an API server that was away for long every half minute
 
 
 class Readiness:
@@ -30,6 +32,7 @@ class Readiness:
         self.lies: list[str] = []
         self._now_ready = False
         self._born = time.monotonic()
+        self._excused_until = self._born + EXCUSED
         self._down_since: float | None = None  # killed or frozen
         self._dark_since: float | None = None  # the API server cannot be reached
         self._done = threading.Event()
@@ -53,16 +56,18 @@ class Readiness:
     def born(self) -> None:
         """Called right before it is started."""
         self._born, self._down_since, self._now_ready = time.monotonic(), None, False
+        self._excused_until = self._born + EXCUSED
 
     def down(self) -> None:
         """Called when it is dead, or stopped."""
         self._down_since, self._now_ready = time.monotonic(), False
 
     def thawed(self) -> None:
-        self._down_since = None
+        self._down_since, self._excused_until = None, time.monotonic() + EXCUSED
 
     def dark(self, since: float | None) -> None:
         self._dark_since = since
+        self._excused_until = time.monotonic() + AFTER_DARK
 
     # --- in the thread
 
@@ -74,7 +79,11 @@ class Readiness:
             self._now_ready = ready
             if ready:
                 self.ready_samples += 1
+                self._excused_until = max(self._excused_until, time.monotonic() + EXCUSED)
                 self._judge(began, time.monotonic())
+            elif self._down_since is None and self._dark_since is None and began > self._excused_until:
+                self._lie("not ready, though it runs and nothing stands in its way")
+                self._excused_until = began + EXCUSED
 
     def _probe(self) -> bool:
         connection = HTTPSConnection("127.0.0.1", self.replica.port, timeout=PATIENCE, context=self._trust)
