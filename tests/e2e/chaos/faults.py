@@ -188,5 +188,6 @@ FAULTS: dict[str, Callable[["Scene", Dice], None]] = {
         no_api_server_for_long,
     )
 }
-LONG = frozenset({"no-api-server-for-long"})  # too long for the short run
+LONG = frozenset({"no-api-server-for-long", "kill-all", "refuse-binds", "freeze-leader"})
+"""Not in the short run: too long, or near to another that is in it."""
 OVERLAPS = frozenset({"bind-from-the-grave", "freeze-leader"})  # after which two pods may hold one tile for a moment
