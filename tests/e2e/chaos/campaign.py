@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 import msgspec
 
 from gputile.audit.checking import stories
-from tests.e2e.api import Kube, Manifest
+from tests.e2e.api import Manifest
 from tests.e2e.chaos import truth
 from tests.e2e.chaos.faults import FAILOVER, FAULTS, LONG, OVERLAPS
 from tests.e2e.chaos.proxy import FaultProxy
@@ -72,6 +72,7 @@ class Summary(msgspec.Struct):
     failovers: list[tuple[str, float, float]] = []  # how, seconds until another led, and until it had bound a pod
     counts: Counter[str] = Counter()
     probes: int = 0
+    lies: list[str] = []
     looks: int = 0
     seconds: float = 0.0
 
@@ -81,7 +82,7 @@ class Summary(msgspec.Struct):
         lines.append(f"sold twice for a moment: {self.conflicts} cards; evicted and told: {self.evicted} pods")
         for how, led, bound in self.failovers:
             lines.append(f"failover ({how}): another led after {led:.1f} s, and bound a pod after {bound:.1f} s")
-        lines.append(f"readiness asked {self.probes} times, no lie; cards looked at {self.looks} times")
+        lines.append(f"readiness asked {self.probes} times, {len(self.lies)} lies; cards looked at {self.looks} times")
         lines.append("; ".join(f"{what}: {count}" for what, count in sorted(self.counts.items())))
         return "\n".join(lines)
 
@@ -243,37 +244,25 @@ class Campaign:
         self._pods, self._faults = pods, list(faults) or [name for name in FAULTS if long or name not in LONG]
         self.summary = Summary(seed)
 
-    def run(self, until: float = 0.0) -> Summary:
-        """All faults once; again and again with the next seeds until `until` (time.monotonic())."""
+    def run(self) -> Summary:
+        """One storm on a new control plane, with every fault in it once."""
         began = time.monotonic()
-        with ControlPlane(self._programs) as plane, Scene(plane, self.seed) as scene:
-            with truth.Watchman(scene.kubelets.pods, self._nodes(scene.kube)) as watchman:
-                seed = self.seed
-                while True:
-                    self._pass(scene, watchman, seed)
-                    seed += 1
-                    if time.monotonic() > until:
-                        break
-                self.summary.looks = watchman.looks
-            self._count(scene, began)
+        self._say(f"chaos: seed {self.seed} (replay it with `make chaos SEED={self.seed}`)")
+        with (
+            ControlPlane(self._programs) as plane,
+            Scene(plane, self.seed) as scene,
+            truth.Watchman(scene.kubelets.pods, scene.kube.list("Node")) as watchman,
+        ):
+            actions = plan(self.seed, self._pods)
+            storm = Storm(scene.kube, SPACE, actions, scene.finish)
+            try:
+                for one in rounds(self.seed, len(actions), self._faults):
+                    self._round(scene, storm, watchman, one)
+            finally:
+                self._count(scene, storm, watchman)
+                self.summary.seconds = time.monotonic() - began
+            assert not storm, "the storm is not over"
         return self.summary
-
-    def _nodes(self, kube: Kube) -> list[Manifest]:
-        return kube.list("Node")
-
-    def _pass(self, scene: Scene, watchman: truth.Watchman, seed: int) -> None:
-        """One storm with every fault in it."""
-        self._say(f"chaos: seed {seed} (replay it with `make chaos SEED={seed}`)")
-        actions = plan(seed, self._pods)
-        storm = Storm(scene.kube, SPACE, actions, scene.finish)
-        for one in rounds(seed, len(actions), self._faults):
-            self._round(scene, storm, watchman, one)
-        assert not storm, "the storm is not over"
-        self.summary.created += storm.created
-        self.summary.removed += storm.removed
-        self.summary.evicted += len(storm.evicted)
-        scene.kube.delete_all("Pod", SPACE, grace=0)
-        wait_until(lambda: not scene.kube.list("Pod", SPACE), 30, "the storm's pods gone")
 
     def _round(self, scene: Scene, storm: Storm, watchman: truth.Watchman, one: Round) -> None:
         began, evicted = time.monotonic(), len(storm.evicted)
@@ -341,16 +330,26 @@ class Campaign:
                 raise AssertionError(f"not well {QUIET:.0f} s after the fault:\n" + "\n".join(wrong[:20]))
             time.sleep(0.3)
 
-    def _count(self, scene: Scene, began: float) -> None:
+    def _count(self, scene: Scene, storm: Storm, watchman: truth.Watchman) -> None:
         summary = self.summary
-        summary.failovers = scene.failovers
-        summary.counts = scene.counts
+        summary.created, summary.removed, summary.evicted = storm.created, storm.removed, len(storm.evicted)
+        summary.failovers, summary.counts, summary.looks = scene.failovers, scene.counts, watchman.looks
         for proxy in scene.proxies.values():
             summary.counts.update(proxy.injected)
             summary.counts["requests through the proxies"] += proxy.requests
         summary.probes = sum(probe.samples for probe in scene.probes.values())
-        events = (
-            event.object for event in scene.kubelets.pods.events if event.object["metadata"]["namespace"] == SPACE
-        )
-        summary.bound = len({pod["metadata"]["uid"] for pod in events if pod["spec"].get("nodeName")})
-        summary.seconds = time.monotonic() - began
+        summary.lies = [lie for probe in scene.probes.values() for lie in probe.lies]
+        shown = (event.object for event in scene.kubelets.pods.events)
+        bound = {pod["metadata"]["uid"] for pod in shown if pod["spec"].get("nodeName")}
+        summary.bound = len(bound)
+
+
+def total(done: Sequence[Summary]) -> str:
+    """Several runs in a few lines."""
+    slowest = max((led for one in done for _, led, _ in one.failovers), default=0.0)
+    return (
+        f"chaos: {len(done)} storms (seeds {done[0].seed} to {done[-1].seed}), {sum(len(one.rounds) for one in done)} "
+        f"rounds in {sum(one.seconds for one in done) / 60:.0f} minutes, {sum(one.created for one in done)} pods, "
+        f"{sum(one.bound for one in done)} bound, {sum(one.evicted for one in done)} evicted and told; "
+        f"{sum(len(one.failovers) for one in done)} failovers, the slowest {slowest:.1f} s"
+    )
