@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test e2e fuzz check format bench bench-scheduler bench-packing pictures lock clean
+.PHONY: help demo test e2e chaos fuzz check format bench bench-scheduler bench-packing pictures lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ test: $(READY) ## Unit tests: no network, no sleeping
 
 e2e: $(READY) ## The same on a real API server and kube-scheduler (builds Kubernetes once; needs Go)
 	$(BIN)/python -m pytest tests/e2e -rs
+
+chaos: $(READY) ## Storms of pods while things break, on the real thing: SEED=7 to replay, MINUTES=30 to go on
+	$(BIN)/python -m tests.e2e.chaos $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES))
 
 fuzz: $(READY) ## 100,000 mangled bodies to the scheduler's verbs
 	$(BIN)/python -m bench.fuzz

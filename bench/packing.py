@@ -195,7 +195,7 @@ def run(plane: ControlPlane, lists: Lists, plan: Plan, *, steer: bool, flight: i
         pods.each(feeder.hear)
         feeder.feed(wishes)
     seconds = time.monotonic() - began
-    sold = sum(audit(plane.kube, SPACE).values())
+    sold = sum(audit(plane.kube).values())
     cards = sum(len(node.cards) for node in lists.nodes)
     return Result(
         policy=plan.policy,

@@ -140,7 +140,7 @@ def test_a_card_whose_cores_are_sold_out_takes_nobody() -> None:
 def test_a_card_that_comes_back_smaller_is_reported_with_the_pod_that_came_last() -> None:
     made = ledger(Confirmed(holds("a", 6, started=1)), Confirmed(holds("b", 6, started=2)))
     told = made.handle(NodeSeen(node("n1", cpu="8").cards(2, size=8).node()))
-    assert told == [Conflict("b", "n1", ("GPU-n1-0",)), Freed("n1")]
+    assert told == [Conflict("b", "n1", ("GPU-n1-0",), shrunk=True), Freed("n1")]
     made.check()
 
 

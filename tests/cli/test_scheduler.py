@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from gputile.cli import scheduler
 from gputile.cli.scheduler import command
 from gputile.kube.memory import MemoryApi
+from gputile.kube.values import Refused
 from gputile.model.errors import InputError
 from gputile.scheduler.settings import Settings, names
 from gputile.sim.manifests import load_file
@@ -179,3 +180,44 @@ def test_a_port_that_is_taken_is_told_in_a_sentence() -> None:
 def test_a_certificate_that_is_not_there_is_told_in_a_sentence() -> None:
     files = ("--set", "tls.certificate=/no.crt", "--set", "tls.key=/no.key")
     assert "/no.crt" in refusal("--cluster", "memory", "--listen", "127.0.0.1:0", *files)
+
+
+class Labels:
+    """The one call that the labellers make."""
+
+    def __init__(self, *answers: Exception) -> None:
+        self._answers = list(answers)
+        self.asked: list[tuple[str, str, dict[str, str | None]]] = []
+
+    async def label_pod(self, namespace: str, name: str, labels: dict[str, str | None]) -> None:
+        self.asked.append((namespace, name, labels))
+        if self._answers:
+            raise self._answers.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("identity", "touched"),
+    [
+        pytest.param("gputile-b_12ab", ["gputile-b"], id="another-replica"),
+        pytest.param("gputile-a_12ab", [], id="a-process-before-us-in-our-own-pod"),
+        pytest.param("", [], id="nobody"),
+    ],
+)
+async def test_the_label_of_a_leader_that_vanished_is_taken_off(
+    monkeypatch: pytest.MonkeyPatch, identity: str, touched: list[str]
+) -> None:
+    monkeypatch.setenv("POD_NAME", "gputile-a")
+    monkeypatch.setenv("POD_NAMESPACE", "kube-system")
+    client = Labels()
+    await scheduler._taker(client)(identity)  # type: ignore[arg-type]
+    assert client.asked == [("kube-system", name, {"gputile.io/leader": None}) for name in touched]
+
+
+async def test_a_pod_that_is_gone_took_its_label_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POD_NAME", "gputile-a")
+    monkeypatch.setenv("POD_NAMESPACE", "kube-system")
+    client = Labels(Refused(404, "NotFound", "no such pod"), Refused(403, "Forbidden", "no"))
+    take = scheduler._taker(client)  # type: ignore[arg-type]
+    await take("gputile-b_12ab")
+    with pytest.raises(Refused):
+        await take("gputile-b_12ab")

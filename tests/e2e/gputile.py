@@ -14,13 +14,14 @@ from typing import Any, Self
 import yaml
 
 from tests.e2e.api import Manifest, manifests_of
-from tests.e2e.configs import write
+from tests.e2e.configs import kubeconfig, write
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.processes import Child, free_port, wait_until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ACCOUNT, NAMESPACE = "gputile-scheduler", "kube-system"
 RIGHTS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+DAY = 24 * 3600  # seconds
 SERVER_NAME = "gputile-scheduler.kube-system.svc"
 
 
@@ -37,9 +38,13 @@ class Replica:
 
     patience = 30.0  # seconds to be ready, and again to lead
 
-    def __init__(self, plane: ControlPlane, name: str = "gputile-0", *, leads: bool = True, **settings: Any) -> None:
-        """`settings` by their dotted names with `__` for the dot: `filter__keep=4`. `leads`: wait until it does."""
+    def __init__(
+        self, plane: ControlPlane, name: str = "gputile-0", *, leads: bool = True, server: str = "", **settings: Any
+    ) -> None:
+        """`settings` by their dotted names with `__` for the dot: `filter__keep=4`. `leads`: wait until it does.
+        `server`: where it finds the API server, if there is something in between."""
         self.plane, self.name, self.port = plane, name, free_port()
+        self._server = server or plane.server
         self._sets = {key.replace("__", "."): value for key, value in settings.items()}
         self._leads = leads
         self._client = plane.authority.client("kube-scheduler")
@@ -80,7 +85,8 @@ class Replica:
         settings["listen"] = f"127.0.0.1:{self.port}"
         settings["tls"] = {"certificate": str(tls.cert), "key": str(tls.key), "client_ca": str(self.plane.authority.ca)}
         config = write(folder / f"{self.name}.settings.yaml", settings)
-        account = self.plane.kubeconfig_for(ACCOUNT, NAMESPACE)
+        token = self.plane.kube.token_for(ACCOUNT, NAMESPACE, DAY)
+        account = write(folder / f"{self.name}.kubeconfig", kubeconfig(self._server, self.plane.authority.ca, token))
         sets = [f"--set={name}={value}" for name, value in self._sets.items()]
         program = Path(sys.executable).with_name("gputile")
         argv = [program, "scheduler", "--config", config, "--kubeconfig", account, *sets]

@@ -10,7 +10,7 @@ import asyncio
 import socket
 import struct
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -31,8 +31,16 @@ class Service:
     """
 
     def __init__(
-        self, kube: Kube, namespace: str, backends: Mapping[str, Address], selector: str = LEADER, port: int = 0
+        self,
+        kube: Kube,
+        namespace: str,
+        backends: Mapping[str, Address],
+        selector: str = LEADER,
+        port: int = 0,
+        is_ready: Callable[[str], bool] = lambda pod: True,
     ) -> None:
+        """`is_ready`: what the pod's readiness probe says; nobody plays the kubelet that would ask."""
+        self._is_ready = is_ready
         self.backends, self.port = dict(backends), port or free_port()
         self.delay = 0.0  # seconds that every block of bytes is kept back, in both directions
         self._namespace = namespace
@@ -61,9 +69,10 @@ class Service:
         self._pods.close()
 
     def chosen(self) -> str | None:
-        """The pod that a new connection would reach: carries the label, is not going, and has a backend."""
+        """The pod that a new connection would reach: carries the label, is ready, not going, and has a backend."""
         pods = (pod["metadata"] for pod in self._pods.objects.values())
-        return next((p["name"] for p in pods if "deletionTimestamp" not in p and p["name"] in self.backends), None)
+        there = (p["name"] for p in pods if "deletionTimestamp" not in p and p["name"] in self.backends)
+        return next((name for name in there if self._is_ready(name)), None)
 
     @property
     def connections(self) -> int:

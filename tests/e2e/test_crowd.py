@@ -40,7 +40,7 @@ def test_a_thousand_pods_for_nine_hundred_tiles(plane: ControlPlane, kube: Kube)
         took = time.monotonic() - began
         wait_until(lambda: len(refused(pods)) == 100, 60, "the other 100 have their reason")
         assert len(bound(pods)) == 900
-        sold = audit(kube, space)
+        sold = audit(kube)
         assert set(sold.values()) == {16000}, "every card is full"
         conflicts = gputile.count("gputile_binds_total", end="conflict")
         binds = gputile.count("gputile_binds_total", end="bound")
@@ -50,7 +50,7 @@ def test_a_thousand_pods_for_nine_hundred_tiles(plane: ControlPlane, kube: Kube)
         assert_reasons(kube, space, refused(pods))
         for goes in sorted(bound(pods))[:20]:
             assert_room_is_taken(kube, space, pods, goes)
-        audit(kube, space)
+        audit(kube)
 
 
 def bound(pods: Watch) -> set[str]:

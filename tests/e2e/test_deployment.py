@@ -28,7 +28,7 @@ def test_both_forms_of_asking_bind(plane: ControlPlane, kube: Kube, names_only: 
         with plane.start_scheduler(config=config), watch(kube, "Pod", space) as pods:
             kube.create_many([tile(f"p{n}", 7000) for n in range(10)], space)
             pods.wait_for(all_bound(10), 30, "all bound")
-    audit(kube, space)
+    audit(kube)
 
 
 # One prefix and verb names per family, as their own documents configure kube-scheduler.
@@ -68,7 +68,7 @@ def test_an_older_systems_stanza_works_as_it_is(
             kube.create_many([tile(f"p{n}", 7000) for n in range(4)], space)
             pods.wait_for(all_bound(4), 30, "all bound")
             pods.wait_for(lambda them: sum(grant(p) is not None for p in them.values()) == 4, 10, "all granted")
-    audit(kube, space)
+    audit(kube)
 
 
 def test_a_second_scheduler_serves_only_its_own_pods(plane: ControlPlane, kube: Kube) -> None:
@@ -194,7 +194,7 @@ def test_replicas_take_turns_and_the_service_follows(plane: ControlPlane, kube: 
             pods.wait_for(all_bound(20), 30, "ten more bound by the second")
             print(f"handed over in {time.monotonic() - began:.1f} s")
             assert second.leads()
-            audit(kube, space)
+            audit(kube)
 
 
 def test_a_leader_that_vanishes_is_followed_within_15_seconds(plane: ControlPlane, kube: Kube) -> None:
@@ -215,7 +215,7 @@ def test_a_leader_that_vanishes_is_followed_within_15_seconds(plane: ControlPlan
             kube.create(tile("after", 3000), space)
             wait_until(second.leads, 15, "the second leads")
             pods.wait_for(all_bound(2), 20, "bound by the second")
-            audit(kube, space)
+            audit(kube)
 
 
 def asking(name: str) -> dict[str, Any]:
@@ -260,4 +260,4 @@ def test_it_survives_a_restart_of_the_api_server(plane: ControlPlane, kube: Kube
         wait_until(lambda: node_of(kube.get("Pod", "after", space)), 60, "bound after")
         assert gputile.is_ready()
         assert gputile.child.alive
-        audit(kube, space)
+        audit(kube)

@@ -118,7 +118,7 @@ def test_asked_the_fewest_on_one_card_go_although_kube_scheduler_offered_another
         assert gputile.count("gputile_evictions_total") == 0, "kube-scheduler evicted them"
         assert gputile.count("gputile_verbs_total", verb="preempt", result="yes") >= 1
         assert node_of(pods.get(space, "late")) is None
-        audit(kube, space)
+        audit(kube)
 
 
 # ---- (b) nobody asks ------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_where_the_sums_suffice_and_no_card_does_room_is_made_and_kept(
         assert node_of(late) is None
         assert gputile.count("gputile_evictions_total") == 1
         assert gputile.count("gputile_promises") == 0
-        audit(kube, space)
+        audit(kube)
 
 
 def test_a_promise_outlives_the_process_that_made_it(plane: ControlPlane, kube: Kube, classes: None) -> None:

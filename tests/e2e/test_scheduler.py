@@ -67,7 +67,7 @@ def test_the_examples_of_every_dialect_are_bound_with_grant_and_node_in_one_writ
                 assert not nodes or held["node"] in nodes
                 assert keys <= set(shown["metadata"]["annotations"])
             assert node_of(pods.get(space, "six-a100")) is None
-        audit(kube, space)
+        audit(kube)
         assert len(gputile.logged("bound")) == 12
     finally:
         controllers.stop()
@@ -206,7 +206,7 @@ def test_every_container_gets_its_own_tile_also_init_and_sidecar(
     assert by_container == {"prepare": 1, "helper": 1, "a": 1, "b": 1}
     init = next(t for t in tiles(found) if t["container"] == "prepare")
     assert init["uuid"] in {t["uuid"] for t in tiles(found) if t["container"] != "prepare"}
-    audit(kube, space)
+    audit(kube)
 
 
 # --- those who wait, and those who are none of our business

@@ -36,7 +36,7 @@ def test_pods_without_gpus_go_where_no_card_starves(plane: ControlPlane, kube: K
             one["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "4"
         kube.create_many(gpus, space)
         pods.wait_for(all_bound(PLAIN + 12), 30, "every card has its pod: no CPU was taken from it")
-        audit(kube, space)
+        audit(kube)
 
 
 def test_without_us_they_go_where_kube_scheduler_wants_and_gpu_pods_wait(plane: ControlPlane, kube: Kube) -> None:

@@ -386,31 +386,31 @@ HERE = says(200, listing(version="1"))
     [
         pytest.param(
             [HERE, streams(SMALL[:20], SMALL[20:] + BOOKMARK, then="hang")],
-            ["all: ", "ADDED a", "alive"],
+            ["all: ", "alive", "ADDED a", "alive"],
             "1",
             id="lines-split-across-chunks",
         ),
         pytest.param(
             [HERE, streams(line("MODIFIED", LARGE) + SMALL)],
-            ["all: ", "MODIFIED large", "ADDED a"],
+            ["all: ", "alive", "MODIFIED large", "ADDED a"],
             "1",
             id="a-line-of-a-mebibyte",
         ),
         pytest.param(
             [HERE, streams(SMALL), streams(BOOKMARK)],
-            ["all: ", "ADDED a", "alive"],
+            ["all: ", "alive", "ADDED a", "alive"],
             "2",
             id="a-watch-that-ends-is-taken-up-where-it-stood",
         ),
         pytest.param(
             [HERE, streams(SMALL, then="reset"), streams(BOOKMARK)],
-            ["all: ", "ADDED a", "trouble", "alive"],
+            ["all: ", "alive", "ADDED a", "trouble", "alive"],
             "2",
             id="a-watch-that-is-cut-too-with-a-word",
         ),
         pytest.param(
             [HERE, streams(SMALL, ERROR), says(200, listing(pod("b"), version="20")), streams(BOOKMARK)],
-            ["all: ", "ADDED a", "trouble", "all: b", "alive"],
+            ["all: ", "alive", "ADDED a", "trouble", "all: b", "alive"],
             "20",
             id="expired-as-an-event",
         ),
@@ -434,7 +434,7 @@ HERE = says(200, listing(version="1"))
         ),
         pytest.param(
             [says(200, listing(pod("a"), pod("b", spec=3))), streams(line("ADDED", pod("c", spec=3)), BOOKMARK)],
-            ["spoilt Pod ns/b", "all: a", "spoilt Pod ns/c", "alive"],
+            ["spoilt Pod ns/b", "all: a", "alive", "spoilt Pod ns/c", "alive"],
             "10",
             id="spoilt-objects-among-good-ones",
         ),
@@ -455,7 +455,7 @@ async def test_following(script: list[Answer], want: list[str], last: str) -> No
 
 async def test_silence_counts_as_dropped() -> None:
     async with serving(HERE, streams(then="hang"), settings=ClientSettings(silence=SOON)) as (client, _):
-        assert [told(seen) for seen in await taken(client, 2)] == ["all: ", "trouble"]
+        assert [told(seen) for seen in await taken(client, 3)] == ["all: ", "alive", "trouble"]
 
 
 async def test_closing_closes_the_connection() -> None:
@@ -466,7 +466,7 @@ async def test_closing_closes_the_connection() -> None:
 
 async def test_cancelling_closes_the_connection() -> None:
     async with serving(HERE, streams(SMALL, then="hang")) as (client, server):
-        task = asyncio.ensure_future(taken(client, 3))
+        task = asyncio.ensure_future(taken(client, 4))
         while len(server.asked) < 2:
             await asyncio.sleep(0.001)
         task.cancel()

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from gputile.dialects.wire import Metadata, Pod
-from gputile.kube.following import Event, Listed, ServerFeed, WatchError, follow, lines
+from gputile.kube.following import OPENED, Event, Listed, ServerFeed, WatchError, follow, lines
 from gputile.kube.values import Alive, Change, Refused, Seen, Snapshot, Spoilt, Trouble, Unclear
 from tests.kube.server import line, listing, pod
 
@@ -93,6 +93,41 @@ GONE = Refused(410, "Expired", "too old")
 
 def watched(version: str, seen: Change[str] | Alive | Spoilt = A) -> Event[str]:
     return Event(version, seen)
+
+
+def signs(script: Script) -> list[str]:
+    return [type(seen).__name__.lower() for seen in seen_of(script)]
+
+
+@pytest.mark.parametrize(
+    ("plays", "told"),
+    [
+        pytest.param([EMPTY, [OPENED]], ["snapshot", "alive", "trouble"], id="a-watch-that-begins-is-a-sign-of-life"),
+        pytest.param(
+            [EMPTY, [OPENED, DROPPED], [OPENED, 200.0]],
+            ["snapshot", "alive", "trouble", "alive"],
+            id="also-after-a-cut: a quiet cluster says nothing for a minute",
+        ),
+        pytest.param(
+            [EMPTY, [OPENED, 90.0, DROPPED], [OPENED, 90.0, DROPPED], [OPENED, 90.0]],
+            ["snapshot", "alive", "trouble", "trouble"],
+            id="not-after-one-that-began-so-and-brought-not-even-bookmarks",
+        ),
+        pytest.param(
+            [EMPTY, [OPENED, 90.0, DROPPED], [OPENED, watched("2"), DROPPED], [OPENED, 20.0]],
+            ["snapshot", "alive", "trouble", "change", "trouble", "alive"],
+            id="until-something-comes-again",
+        ),
+    ],
+)
+def test_what_shows_that_a_watch_is_well(plays: list[Any], told: list[str]) -> None:
+    assert signs(Script(*plays)) == told
+
+
+def test_a_watch_that_only_begins_is_not_asked_for_at_full_speed() -> None:
+    script = Script(EMPTY, [OPENED], [OPENED])
+    seen_of(script)
+    assert script.slept == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(

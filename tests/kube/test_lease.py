@@ -282,6 +282,23 @@ def test_a_takeover_whose_answer_was_lost_is_still_an_inheritance() -> None:
     assert one.term == Term(4, True)
 
 
+@pytest.mark.parametrize("deleted", [False, True], ids=["there", "deleted"])
+def test_who_was_followed_is_known_also_when_the_answer_got_lost(deleted: bool) -> None:
+    now = [0.0]
+    store = Store(held_by("b"))
+    one = Replica(store, "a", now)
+    one.step()
+    assert one.elector.predecessor == ""
+    if deleted:
+        store.record = None
+    one.leases.lost, now[0] = True, 6.0
+    one.step()
+    one.leases.lost, now[0] = False, 7.0
+    one.step()
+    assert one.elector.predecessor == "b"
+    assert one.elector.holds()
+
+
 def test_a_lease_deleted_under_another_leader_is_not_taken_before_that_one_would_know() -> None:
     now = [0.0]
     store = Store(held_by("b"))

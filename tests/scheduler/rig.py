@@ -79,6 +79,7 @@ class ScriptedApi(MemoryApi):
         self.patches: list[tuple[str, dict[str, str | None], dict[str, str | None]]] = []
         self.events: list[tuple[str, str, Json]] = []
         self.evicted: list[str] = []
+        self.at_once = False  # whether evicted pods are gone at once
         self.guards: list[Json] = []  # PodDisruptionBudgets
         self.gates: dict[str, asyncio.Event] = {}  # by call: what it waits for before it does anything
         self.delays: list[int] = []  # how long (in turns of the loop) each call and each answer is under way
@@ -120,12 +121,15 @@ class ScriptedApi(MemoryApi):
         await self._answer(None, lands)
 
     async def evict(self, namespace: str, name: str, uid: str, *, timeout: float | None = None) -> None:
-        """The pod is asked to go; its containers are gone when the test says so."""
+        """The pod is asked to go; with `at_once` its containers are gone too, else when the test says so."""
         lands = await self._play("evict")
         found = self._the_pod(namespace, name, uid)
         self.evicted.append(f"{namespace}/{name}")
-        found["metadata"]["deletionTimestamp"] = "2023-11-14T22:13:50Z"  # the rig's time and a grace period
-        self._tell("Pod", "MODIFIED", found)
+        if self.at_once:
+            await super().evict(namespace, name, uid)
+        else:
+            found["metadata"]["deletionTimestamp"] = "2023-11-14T22:13:50Z"  # the rig's time and a grace period
+            self._tell("Pod", "MODIFIED", found)
         await self._answer(None, lands)
 
     async def budgets(self) -> tuple[Budget, ...]:

@@ -21,6 +21,7 @@ class Elector:
         self.held = True
         self.elected: Term | None = None
         self.released = 0
+        self.predecessor = "gputile-0_abcd"
         self.running = asyncio.Event()
 
     def holds(self) -> bool:
@@ -49,7 +50,12 @@ class Replica:
         self.broken: dict[str, Exception] = {}
         self.metrics = Metrics()
         self.leader = Leader(
-            self.metrics, take_stock=self._take_stock, wait_out=6.0, set_label=self._label, pause=self._pause
+            self.metrics,
+            take_stock=self._take_stock,
+            wait_out=6.0,
+            set_label=self._label,
+            take_label=self._take_label,
+            pause=self._pause,
         )
         self.leader.enter(self.elector)  # type: ignore[arg-type]
 
@@ -62,6 +68,9 @@ class Replica:
 
     async def _label(self, leads: bool) -> None:
         self._tell(f"label {leads}")
+
+    async def _take_label(self, identity: str) -> None:
+        self._tell(f"take {identity}")
 
     async def _pause(self, seconds: float) -> None:
         assert not self.leader.may_write() or seconds == ROUND, "writes while it waits"
@@ -96,7 +105,7 @@ async def test_an_inherited_term_waits_out_the_binds_that_may_be_under_way_and_t
     assert not r.leader.may_write()
     await r.leader.round()
     assert r.leader.may_write()
-    assert r.story == ["pause 6", "stock", "label True"]
+    assert r.story == ["pause 6", "stock", "label True", "take gputile-0_abcd"]
 
 
 async def test_making_ready_happens_once_per_term() -> None:
@@ -104,13 +113,26 @@ async def test_making_ready_happens_once_per_term() -> None:
     await r.turn(NEXT)
     for _ in range(3):
         await r.leader.round()
-    assert r.story == ["pause 6", "stock", "label True"]
+    assert r.story == ["pause 6", "stock", "label True", "take gputile-0_abcd"]
     await r.turn(None)
     await r.leader.round()
     await r.turn(Term(2, inherited=False))
     assert not r.leader.may_write()
     await r.leader.round()
-    assert r.story[3:] == ["label False", "stock", "label True"]
+    assert r.story[4:] == ["label False", "stock", "label True"]
+
+
+async def test_the_label_of_one_that_vanished_is_taken_off_until_it_is() -> None:
+    """It may live, and not reach the API server; what kube-scheduler asks must not go there."""
+    r = Replica()
+    r.broken["take gputile-0_abcd"] = Unclear("reset")
+    await r.turn(NEXT)
+    with pytest.raises(Unclear):
+        await r.leader.round()
+    assert r.leader.may_write(), "that is no reason not to lead"
+    await r.leader.round()
+    await r.leader.round()
+    assert r.story == ["pause 6", "stock", "label True", "take gputile-0_abcd", "take gputile-0_abcd"]
 
 
 async def test_who_does_not_lead_says_so_by_its_label() -> None:

@@ -338,6 +338,7 @@ class Held:
     """An election that is won."""
 
     term = Term(1, inherited=True)
+    predecessor = ""
 
     async def run(self) -> None:
         await asyncio.Event().wait()

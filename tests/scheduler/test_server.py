@@ -312,6 +312,17 @@ async def test_before_the_cluster_is_seen_nothing_is_decided() -> None:
         assert line.rig.state() is None
 
 
+@pytest.mark.parametrize(("leads", "said"), [(True, ""), (False, "close")])
+async def test_who_does_not_lead_lets_the_connection_go_so_that_the_next_try_finds_the_leader(
+    leads: bool, said: str
+) -> None:
+    """A connection through a Service stays with its pod when the label moves on."""
+    async with serving() as line:
+        line.rig.leading = leads
+        async with line.http.post(line.url("/filter"), data=line.rig.body()) as answer:
+            assert answer.headers.get("Connection", "") == said
+
+
 async def test_who_does_not_lead_says_so_and_still_answers_dry_runs() -> None:
     async with serving() as line:
         line.rig.leading = False

@@ -139,6 +139,7 @@ class Conflict(msgspec.Struct, frozen=True):
     pod: str
     node: str
     cards: tuple[str, ...]
+    shrunk: bool = False  # nobody came: the node now says that it has less
 
 
 class Freed(msgspec.Struct, frozen=True):

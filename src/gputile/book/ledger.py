@@ -226,7 +226,7 @@ class Ledger:
             cards = self._oversold(entry.holding) if entry is not None else []
             new = [card for card in cards if card not in self._disputed]
             if new:
-                done.append(Conflict(holder.pod, node.name, tuple(new)))
+                done.append(Conflict(holder.pod, node.name, tuple(new), shrunk=True))
             self._disputed.update(cards)
         return done
 

@@ -20,9 +20,9 @@ from gputile.kube.auth import load as load_access
 from gputile.kube.client import Client
 from gputile.kube.lease import Elector
 from gputile.kube.memory import MemoryApi
-from gputile.kube.values import Api, Json
+from gputile.kube.values import Api, Json, Refused
 from gputile.model.errors import InputError
-from gputile.scheduler.leading import LABEL, Leader, SetLabel
+from gputile.scheduler.leading import LABEL, Leader, SetLabel, TakeLabel
 from gputile.scheduler.process import Process
 from gputile.scheduler.settings import Settings, changed, compose, explained, names
 from gputile.scheduler.wire import FilterArgs
@@ -145,8 +145,9 @@ def _in_cluster(settings: Settings, metrics: Metrics, access: Access) -> Process
     leader = Leader(
         metrics,
         take_stock=lambda: process.take_stock(),
-        wait_out=settings.bind.timeout + settings.bind.attempt,
+        wait_out=2 * settings.bind.attempt,  # whoever leads looks at the lease before each attempt, not once per bind
         set_label=_labeller(client),
+        take_label=_taker(client),
     )
     process = Process(client, settings, metrics, leader)
     leases = client.leases(settings.leadership.namespace, settings.leadership.name)
@@ -168,6 +169,22 @@ def _labeller(client: Client) -> SetLabel:
             await client.label_pod(namespace, name, {LABEL: "true" if leads else None})
 
     return set_label
+
+
+def _taker(client: Client) -> TakeLabel:
+    """Takes the label off another replica's pod. A container that was restarted in our own pod is no other replica."""
+    mine, namespace = os.environ.get("POD_NAME"), os.environ.get("POD_NAMESPACE")
+
+    async def take_label(identity: str) -> None:
+        name = identity.rpartition("_")[0]
+        if mine and namespace and name and name != mine:
+            try:
+                await client.label_pod(namespace, name, {LABEL: None})
+            except Refused as no:
+                if no.status != 404:  # gone with its label
+                    raise
+
+    return take_label
 
 
 # ---- a cluster in memory --------------------------------------------------------------------------------------------

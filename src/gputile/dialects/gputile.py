@@ -26,6 +26,7 @@ from gputile.dialects.wire import (
     amount,
     card_memory,
     decode,
+    decode_or_none,
     no_device,
     request,
     unnamed,
@@ -193,6 +194,12 @@ def _granted(record: _Grant, pod: str, node: str, names: dict[str, str]) -> Gran
             for c in record.containers
         ),
     )
+
+
+def granted_at(pod: Pod) -> int:
+    """When the grant on the pod was made, in nanoseconds since 1970; 0 when it carries none that can be read."""
+    record = decode_or_none(_GRANTS, pod.annotations.get(GRANT))
+    return record.at if record is not None else 0
 
 
 def _true_names(node: str, cards: tuple[Card, ...]) -> dict[str, str]:

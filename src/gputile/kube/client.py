@@ -211,7 +211,7 @@ class Client:
         raise AssertionError("the second answer is final")
 
     async def stream(self, path: str, params: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
-        """A 200 answer piece by piece, as it comes; all other answers raise."""
+        """A 200 answer piece by piece, as it comes, after an empty piece at its beginning; all other answers raise."""
         settings = self._settings
         limit = aiohttp.ClientTimeout(
             total=settings.watch_timeout + WATCH_MARGIN,
@@ -224,6 +224,7 @@ class Client:
                     continue
                 if response.status != 200:
                     _content(response, await response.read())
+                yield b""  # the server has said yes; on a quiet cluster nothing more may come for a minute
                 async for chunk in response.content.iter_any():
                     yield chunk
                 return

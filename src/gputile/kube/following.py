@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ from gputile.model.errors import GputileError
 FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0  # seconds between attempts
 LONGEST_WISH = 300.0  # seconds of a Retry-After that we honour
 TOO_SHORT = 1.0  # seconds: a watch that ends sooner, and empty, was no watch
+LATE = 75.0  # seconds after which at least a bookmark must have come; the server sends one a minute
 PATIENCE = 5  # broken watches in a row after which we list again, whatever the reason
 
 T = TypeVar("T")
@@ -40,6 +41,11 @@ class Event(msgspec.Struct, Generic[T], frozen=True):
 
     version: str | None
     seen: Change[T] | Alive | Spoilt
+
+
+OPENED: Event[Any] = Event(None, Alive())
+"""The server has begun to serve a watch. On a quiet cluster a minute may pass until it says more; yet it is well,
+unless the watch before was served in the same way and not even bookmarks came."""
 
 
 class WatchError(Refused):
@@ -72,11 +78,12 @@ async def follow(
     """List once, then watch on from where we stand. Ends only when cancelled or closed."""
     version: str | None = None
     pace = Pace(jitter)
+    begun, empty, deaf = clock(), False, False
     while True:
         try:
             if version is None:
                 listed = await feed.list()
-                version = listed.version
+                version, deaf = listed.version, False
                 pace.listed()
                 for spoilt in listed.spoilt:
                     yield spoilt
@@ -85,12 +92,17 @@ async def follow(
             begun, empty = clock(), True
             async with aclosing(feed.watch(version)) as events:
                 async for event in events:
-                    version, empty = event.version or version, False
+                    if event == OPENED:
+                        if not deaf:
+                            yield event.seen
+                        continue
+                    version, empty, deaf = event.version or version, False, False
                     pace.delivered()
                     yield event.seen
             if empty and clock() - begun < TOO_SHORT:
                 raise Unclear("the watch ended as soon as it began, without a word")
         except GputileError as broke:
+            deaf = deaf or (empty and clock() - begun > LATE)
             yield Trouble(_why(feed.what, "list" if version is None else "watch", broke))
             wait = pace.after(broke)
             version = None if pace.must_list(broke) else version
@@ -153,7 +165,8 @@ class Http(Protocol):
 
     async def request(self, method: str, path: str, *, params: Mapping[str, str] | None = None) -> bytes: ...
 
-    def stream(self, path: str, params: Mapping[str, str]) -> AsyncGenerator[bytes, None]: ...
+    def stream(self, path: str, params: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
+        """The first piece comes when the server has said yes, and may be empty."""
 
 
 class ListMeta(msgspec.Struct, frozen=True, rename="camel"):
@@ -247,10 +260,14 @@ class ServerFeed(Generic[T]):
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(self._watch_timeout),
         }
-        async with aclosing(self._http.stream(self._path, params)) as chunks, aclosing(lines(chunks)) as found:
-            async for line in found:
-                if line.strip():
-                    yield self._event(line)
+        async with aclosing(self._http.stream(self._path, params)) as chunks:
+            first = await anext(chunks, b"")
+            if not first:
+                yield OPENED
+            async with aclosing(lines(chunks, first)) as found:
+                async for line in found:
+                    if line.strip():
+                        yield self._event(line)
 
     def _event(self, line: bytes) -> Event[T]:
         try:
@@ -292,9 +309,12 @@ def watch_error(raw: msgspec.Raw) -> WatchError:
     return WatchError(said.code, said.reason or "", said.message or "the server broke the watch off")
 
 
-async def lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
+async def lines(chunks: AsyncIterable[bytes], first: bytes = b"") -> AsyncGenerator[bytes, None]:
     """Whole lines of any length out of pieces of any length. What is left at the end is half a line: dropped."""
-    begun: list[bytes] = []
+    *whole, rest = first.split(b"\n")
+    for line in whole:
+        yield line
+    begun = [rest]
     async for chunk in chunks:
         head, *tail = chunk.split(b"\n")
         begun.append(head)

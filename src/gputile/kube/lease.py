@@ -86,6 +86,7 @@ class Elector:
         self._term: Term | None = None
         self._seen: Sight | None = None  # the Lease as last read or written
         self._seen_at = NEVER  # when it last changed under our eyes
+        self.predecessor = ""  # the identity that we last took the Lease from, because it had expired
         self._taking = False  # we tried to take it from one who expired; if our name stands there, that worked
 
     @property
@@ -169,6 +170,7 @@ class Elector:
             return False
         sent, record = self._clock(), self._record(LeaseRecord(), 0)
         self._taking = others
+        self.predecessor = (holder or "") if others else self.predecessor
         self._won(record, await self._leases.create(record), sent, others)
         return True
 
@@ -177,6 +179,7 @@ class Elector:
         mine = before.holder_identity == self._identity
         record = self._record(before, (before.lease_transitions or 0) + (not mine))
         self._taking = inherited
+        self.predecessor = (before.holder_identity or "") if inherited and not mine else self.predecessor
         sent = self._clock()
         self._won(record, await self._leases.write(record, version), sent, inherited)
         return True

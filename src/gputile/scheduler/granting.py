@@ -21,6 +21,7 @@ from gputile.model.refusals import Refusal
 from gputile.model.requests import PodRequest
 from gputile.scheduler.mirror import Mirror
 from gputile.scheduler.settings import Settings
+from gputile.scheduler.settling import Settler
 from gputile.scheduler.verbs import seed_of
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
@@ -50,7 +51,7 @@ class Granter:
         self._api, self._mirror, self._settings, self._metrics = api, mirror, settings, metrics
         self._leads, self._clock, self._wall, self._pause = leads, clock, wall, pause
         self._verify: set[str] = set()
-        self._conflicts: list[Conflict] = []
+        self._settler = Settler(api, mirror, settings, metrics, leads=leads, clock=clock, wall=wall)
         self._unwritten: dict[str, Grant] = {}  # granted and booked, and not on the pod yet
         self._not_before: dict[str, float] = {}  # by UID: when to try again what failed
         self._no_room_since: dict[str, float] = {}  # by UID: bound around us, and no cards for it
@@ -68,7 +69,7 @@ class Granter:
                     self.look_up(pod)
                 case Conflict():
                     self._metrics.conflicts.inc()
-                    self._conflicts.append(instruction)
+                    self._settler.found(instruction)
                 case Freed():
                     self._no_room_since.clear()  # those who found none may be granted now
 
@@ -98,7 +99,6 @@ class Granter:
             await self._attempt(uid, self._look_up)
         if not self._leads():
             self._mirror.suspects.clear()
-            self._conflicts.clear()
             return
         for uid in list(islice(self._mirror.ungranted, AT_ONCE)):
             if self._clock() >= self._no_room_since.get(uid, -AGAIN) + AGAIN:
@@ -111,7 +111,7 @@ class Granter:
             await self._attempt(uid, self._report_suspect)
         for uid in list(self._crowded):
             await self._attempt(uid, self._report_crowded)
-        self._report_conflicts()
+        await self._settler.round()
 
     async def _attempt(self, uid: str, work: Callable[[str], Awaitable[None]]) -> None:
         """One piece of work about one pod, unless it failed a moment ago. Whoever writes asks first who leads."""
@@ -252,12 +252,6 @@ class Granter:
         self._reported[pod.uid] = why
         log.warning("told a pod", extra=fields(reason=reason, pod=pod.key, node=pod.node_name, why=why))
         return True
-
-    def _report_conflicts(self) -> None:
-        for conflict in self._conflicts:
-            found = fields(pod=conflict.pod, node=conflict.node, cards=list(conflict.cards))
-            log.error("more on a card than it has", extra=found)
-        self._conflicts.clear()
 
     def forget_strangers(self) -> None:
         """Drop what is remembered of pods that are gone."""

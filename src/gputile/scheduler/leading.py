@@ -5,7 +5,9 @@ Door:  `Leader.may_write`, asked right before each write; `Leader.run`, which en
 
 A replica is ready when its book is synced, leader or not; the Service selects the leader's label, so that a rolling
 update never waits for a readiness that only a leader could have. Who takes over from a leader that vanished waits until
-the binds it may have sent are over, and lists all pods, before it books anything of its own.
+the binds it may have sent are over, and lists all pods, before it books anything of its own. It takes the label off
+the one that vanished: if that one lives and cannot reach the API server, it could not do so itself, and would go on
+catching what kube-scheduler asks.
 """
 
 import asyncio
@@ -25,6 +27,13 @@ ROUND = 0.5  # seconds between two looks whether the label says what it should
 
 SetLabel = Callable[[bool], Awaitable[None]]
 """Mark our own pod as the leader's, or not."""
+
+TakeLabel = Callable[[str], Awaitable[None]]
+"""Take the leader's label off another replica, named by its identity in the Lease."""
+
+
+async def _leave_labels(identity: str) -> None:
+    return None
 
 
 class Leadership(Protocol):
@@ -58,14 +67,16 @@ class Leader:
         take_stock: Callable[[], Awaitable[None]],
         wait_out: float,
         set_label: SetLabel,
+        take_label: TakeLabel = _leave_labels,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`take_stock` lists all pods into the book; `wait_out` is how long a bind may be under way, in seconds."""
         self._metrics, self._take_stock, self._wait_out = metrics, take_stock, wait_out
-        self._set_label, self._pause = set_label, pause
+        self._set_label, self._take_label, self._pause = set_label, take_label, pause
         self._elector: Elector | None = None
         self._ready_for: Term | None = None  # the term for which the book is known to be right
         self._labelled: bool | None = None  # what the label says; None: not known
+        self._vanished = ""  # the leader whose label is still to be taken off
 
     def enter(self, elector: Elector) -> None:
         """The election that this replica stands in; its changes come to `on_change`."""
@@ -98,6 +109,7 @@ class Leader:
         term = self._elector.term if self._elector is not None else None
         if term is not None and self._ready_for is not term:
             if term.inherited:
+                self._vanished = self._elector.predecessor if self._elector is not None else ""
                 await self._pause(self._wait_out)
             await self._take_stock()
             self._ready_for = term
@@ -106,6 +118,9 @@ class Leader:
         if self._labelled is not leads:
             await self._set_label(leads)
             self._labelled = leads
+        if leads and self._vanished:
+            await self._take_label(self._vanished)
+        self._vanished = "" if leads else self._vanished
 
     async def step_down(self, *, release: bool) -> None:
         """On a graceful stop, when `run` has ended: let the next one lead at once.

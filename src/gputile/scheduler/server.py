@@ -169,7 +169,10 @@ class Server:
             log.warning("a request that cannot be used", extra=fields(path=path, why=str(wrong)[:500]))
             self._metrics.verbs.labels(_verb_of(path), "unreadable").inc()
             answer = _error(_verb_of(path), str(wrong))
-        return web.Response(body=answer, content_type=JSON)
+        response = web.Response(body=answer, content_type=JSON)
+        if not self._leads():
+            response.force_close()  # else kube-scheduler's connection, and so its next try, stays with us
+        return response
 
     async def _body(self, request: web.BaseRequest) -> bytes:
         limit = self._settings.body_limit * 2**20

@@ -115,6 +115,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Lead pods that ask for no GPU to nodes where they strand no card. Needs a second stanza in kube-scheduler's
     configuration: see docs/scheduler.md."""
 
+    evict_overlaps: bool = True
+    """When two pods with our grants hold the same part of a card (a leader that was frozen may still be heard), evict
+    the one that came last and tell it, budgets respected. False: only say so, in the log."""
+
     body_limit: int = 64
     """MiB; a larger request is refused. 5,000 whole nodes (`nodeCacheCapable: false`) are about 50."""
 

@@ -29,6 +29,7 @@ class Metrics:
         self.binds = self._counter("binds_total", "Binds by how they ended: bound, conflict, refused, unclear.", "end")
         self.expired = self._counter("assumed_expired_total", "Binds whose outcome had to be looked up.")
         self.conflicts = self._counter("conflicts_total", "Times the cluster showed more on a card than it has.")
+        self.evicted = self._counter("overlap_evictions_total", "Pods evicted because their card was sold twice.")
         self.spoilt = self._counter("unreadable_objects_total", "Objects of the API server that cannot be read.")
         self.copied = self._counter("copied_grants_total", "Grants found on a pod or node they were not made for.")
         self.around = self._counter("granted_around_total", "Pods bound by somebody else that we granted cards.")

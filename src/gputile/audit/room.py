@@ -1,0 +1,47 @@
+"""Whether a card has room for a pod that asks for one tile: by the auditor's own arithmetic.
+
+Room:  pure. Pods with several tiles are a search, which is the engine's; of them nothing is said here.
+Door:  `could_take(asked, free)`.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from gputile.model.cards import Card
+from gputile.model.requests import SLOT_DIALECTS, PodRequest
+from gputile.model.units import MiB, Percent
+
+
+class Free(msgspec.Struct, frozen=True):
+    """What is left of a card."""
+
+    card: Card
+    memory: MiB
+    cores: Percent
+    slots: int
+    tenants: int
+
+
+def could_take(asked: PodRequest, free: Mapping[str, Sequence[Free]]) -> list[str] | None:
+    """The nodes with a card that would take the pod, whatever else it needs; None: not for us to say."""
+    wanted = [ask for ask in asked.asks if ask.cards]
+    if len(wanted) != 1 or wanted[0].cards != 1:
+        return None
+    return [name for name, cards in free.items() if any(_takes(asked, one) for one in cards)]
+
+
+def _takes(asked: PodRequest, free: Free) -> bool:
+    (ask,) = (ask for ask in asked.asks if ask.cards)
+    card, rule = free.card, asked.constraints
+    if not (card.healthy and not card.cordoned and not card.in_mig_mode):
+        return False
+    if not (rule.accepts_model(card.model) and rule.accepts_uuid(card.uuid) and rule.accepts_mode(card.mode)):
+        return False
+    if (ask.exclusive or rule.idle) and free.tenants:
+        return False
+    return (
+        free.memory >= ask.memory_of(card.memory)
+        and free.cores >= max(ask.cores, 1)  # a card whose cores are sold out takes nobody
+        and (asked.dialect not in SLOT_DIALECTS or free.slots >= 1)
+    )

@@ -1,0 +1,98 @@
+"""`gputile audit`: where it reads, what it prints, how it exits."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from gputile.cli.group import cli
+from gputile.cli.group import run as run_command
+from gputile.model.errors import InputError
+from gputile.testing.builders import node
+from tests.audit.test_checking import holder
+
+N1 = node("n1").cards(2, "Tesla T4", 16000).manifest()
+RIGHT = [holder("a", (0, 9000, 0)), holder("b", (1, 9000, 0))]
+WRONG = [holder("a", (0, 9000, 0)), holder("b", (0, 9000, 0))]
+
+
+def run(*arguments: str, stdin: str | bytes | None = None) -> Result:
+    return CliRunner().invoke(cli, ["audit", *arguments], input=stdin)
+
+
+def listed(*objects: dict[str, Any], kind: str = "List") -> str:
+    return json.dumps({"apiVersion": "v1", "kind": kind, "items": list(objects)})
+
+
+def test_a_cluster_in_order() -> None:
+    said = run("-f", "-", stdin=listed(N1, *RIGHT))
+    assert said.exit_code == 0
+    assert said.output == (
+        "1 nodes with 2 cards, 2 pods on them (56 % of the memory sold), 0 waiting: nothing is sold twice, "
+        "every grant belongs to its pod\n"
+    )
+
+
+def test_a_card_sold_twice_is_told_with_its_story_and_exits_with_1() -> None:
+    said = run("-f", "-", stdin=listed(N1, *WRONG))
+    assert said.exit_code == 1
+    first, *rest = said.output.splitlines()
+    assert first.startswith("wrong: card GPU-n1-0 of node n1 is sold beyond its size: 18000 of 16000 MiB are held")
+    assert "default/a" in rest[0]
+    assert "came last" in rest[1]
+    assert "what to do: " in rest[2]
+    assert rest[-1].endswith(": 1 thing is wrong")
+
+
+def test_the_json_is_a_contract() -> None:
+    said = json.loads(run("-f", "-", "-o", "json", stdin=listed(N1, *WRONG)).output)
+    (found,) = said.pop("findings")
+    assert said == {
+        "right": False,
+        "nodes": 1,
+        "cards": 2,
+        "pods": 2,
+        "waiting": 0,
+        "memory_sold": 18000,
+        "memory": 32000,
+        "remarks": [],
+    }
+    assert (found["code"], found["node"], found["card"]["uuid"]) == ("oversold", "n1", "GPU-n1-0")
+    assert [held["pod"] for held in found["holders"]] == ["default/a", "default/b"]
+    assert found["holders"][0]["memory"] == 9000
+
+
+def test_pods_and_nodes_may_come_in_files_of_their_own_and_as_yaml(tmp_path: Path) -> None:
+    pods, nodes = tmp_path / "pods.yaml", tmp_path / "nodes.json"
+    nameless = [{key: value for key, value in one.items() if key != "kind"} for one in (RIGHT[0], N1)]
+    pods.write_text(yaml.safe_dump({"kind": "PodList", "items": nameless[:1]}))
+    nodes.write_text(listed(nameless[1], kind="NodeList"))
+    said = run("-f", str(pods), "-f", str(nodes), "-o", "json")
+    assert (said.exit_code, json.loads(said.output)["pods"]) == (0, 1), said.output
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        pytest.param(listed(*RIGHT), "there is no node", id="no-nodes"),
+        pytest.param(listed({"kind": "Node", "metadata": 5}), "a Node cannot be read", id="no-node-at-all"),
+        pytest.param(listed(N1, {"kind": "Pod", "spec": {"nodeName": 5}}), "a Pod cannot be read", id="no-pod"),
+        pytest.param("a: b: c", "no YAML", id="no-yaml"),
+        pytest.param(b"\xff\xfe{", "cannot be read", id="no-text"),
+    ],
+)
+def test_what_cannot_be_read_proves_nothing(content: str | bytes, why: str) -> None:
+    said = run("-f", "-", stdin=content)
+    assert isinstance(said.exception, InputError)
+    assert why in str(said.exception)
+
+
+def test_no_cluster_exits_with_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["gputile", "audit", "--kubeconfig", "/nowhere/at/all"])
+    with pytest.raises(SystemExit) as ended:
+        run_command()
+    assert ended.value.code == 2
+    assert "no cluster is configured" in capsys.readouterr().err

@@ -1,0 +1,239 @@
+"""The API server through a bad network: a TLS proxy that delays, loses, holds and invents answers.
+
+Room:  one thread with an event loop. It ends TLS with a certificate of the run, reads each request whole, and does to
+       it what the first matching rule says: before the API server has seen it, or after it did what was asked.
+Door:  `with FaultProxy(plane, name) as proxy:`; `proxy.server` for a kubeconfig; `inject`, `heal`, `cut_watches`,
+       `black_out`, `hold` and `release`.
+"""
+
+import asyncio
+import random
+import re
+import ssl
+import threading
+import time
+from collections import Counter
+from collections.abc import Coroutine
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
+from yarl import URL
+
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.processes import free_port
+
+T = TypeVar("T")
+HOP = {"host", "content-length", "transfer-encoding", "connection", "keep-alive"}
+LISTS = {"/api/v1/pods": "pods", "/api/v1/nodes": "nodes"}
+REASONS = {409: "Conflict", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens to some of the requests."""
+
+    what: Literal["answer", "lose", "reset", "delay"]
+    """answer: `status`, and the API server never sees it. lose: it is done, and `status` is answered. reset: it is
+    done, and the connection breaks. delay: it is done after `seconds`."""
+
+    share: float = 1.0  # of the requests that match
+    match: str = ""  # a regular expression, found in "METHOD /path"
+    status: int = 500
+    seconds: float = 0.0
+
+
+class FaultProxy:
+    """
+    open --inject--> breaking some requests --heal--> open
+    open --black_out--> dark: every connection is torn off --heal--> open
+    """
+
+    def __init__(self, plane: ControlPlane, name: str, seed: int = 0) -> None:
+        self.name, self.port = name, free_port()
+        self.injected: Counter[str] = Counter()
+        self.requests = 0
+        self.listed: dict[str, float] = {}  # by kind: time.monotonic() of the last whole list that went through
+        self._plane, self._dice = plane, random.Random(seed)
+        self._rules: tuple[Rule, ...] = ()
+        self._dark = False
+        self._held = re.compile("(?!)")
+        self._holding = 0
+        self._watches: dict[int, web.Request] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"proxy {name}", daemon=True)
+
+    @property
+    def server(self) -> str:
+        return f"https://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> "FaultProxy":
+        self._thread.start()
+        self._call(self._start())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.heal()
+        self._call(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    # --- what a test does to it
+
+    def inject(self, *rules: Rule) -> None:
+        self._rules = rules
+
+    def black_out(self) -> None:
+        """The API server is not to be reached at all, and nobody says so politely."""
+        self._dark = True
+        self.cut_watches()
+
+    def heal(self) -> None:
+        self._rules, self._dark = (), False
+        self.release()
+
+    def cut_watches(self) -> int:
+        """Tear all watches off in the middle; how many there were."""
+        return self._call(self._cut())
+
+    def hold(self, match: str) -> None:
+        """From now on such requests are taken and not passed on, until `release`; even if nobody waits any more."""
+        self._held = re.compile(match)
+
+    @property
+    def holding(self) -> int:
+        return self._holding
+
+    def release(self) -> None:
+        self._held = re.compile("(?!)")
+        self._loop.call_soon_threadsafe(self._let_go)
+
+    # --- in the loop
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
+
+    async def _start(self) -> None:
+        self._gate = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        authority = self._plane.authority
+        trust = ssl.create_default_context(cafile=authority.ca)
+        self._session = ClientSession(
+            connector=TCPConnector(limit=0, ssl=trust),
+            cookie_jar=DummyCookieJar(),
+            auto_decompress=False,
+            timeout=ClientTimeout(total=None, sock_connect=5),
+        )
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        pair = authority.server(f"proxy-{self.name}")
+        tls.load_cert_chain(pair.cert, pair.key)
+        app = web.Application(client_max_size=1 << 28)
+        app.router.add_route("*", "/{path:.*}", self._serve)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=tls).start()
+
+    async def _stop(self) -> None:
+        await self._cut()
+        await self._runner.cleanup()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._session.close()
+        await asyncio.sleep(0.1)  # lets TLS connections end; else they are reported as unclosed
+
+    async def _cut(self) -> int:
+        watches = list(self._watches.values())
+        for request in watches:
+            _tear(request)
+        return len(watches)
+
+    def _let_go(self) -> None:
+        self._gate.set()
+        self._gate = asyncio.Event()
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        """Beside the handler's task, so that a client that goes away does not call back what it has sent."""
+        body = await request.read()
+        task = asyncio.ensure_future(self._answer(request, body))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _answer(self, request: web.Request, body: bytes) -> web.StreamResponse:
+        self.requests += 1
+        said = f"{request.method} {request.rel_url.raw_path}"
+        rule = None if "watch" in request.query else self._pick(said)
+        if self._dark:
+            return _torn(request)
+        if rule is not None and rule.what == "delay":
+            await asyncio.sleep(rule.seconds)
+        if rule is not None and rule.what == "answer":
+            return _invented(rule.status)
+        if self._held.search(said):
+            self._holding += 1
+            await self._gate.wait()
+            self._holding -= 1
+        try:
+            answer = await self._pass_on(request, body)
+        except (ClientError, OSError, TimeoutError):
+            return _torn(request)  # the API server is away
+        if (rule is not None and rule.what == "reset") or self._dark:
+            return _torn(request)
+        return _invented(rule.status) if rule is not None and rule.what == "lose" else answer
+
+    def _pick(self, said: str) -> Rule | None:
+        for rule in self._rules:
+            if re.search(rule.match, said) and self._dice.random() < rule.share:
+                self.injected[f"{rule.what} {rule.status}" if rule.what in ("answer", "lose") else rule.what] += 1
+                return rule
+        return None
+
+    async def _pass_on(self, request: web.Request, body: bytes) -> web.StreamResponse:
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP}
+        url = URL(self._plane.server + request.rel_url.raw_path_qs, encoded=True)
+        async with self._session.request(request.method, url, headers=headers, data=body) as answer:
+            kept = {name: value for name, value in answer.headers.items() if name.lower() not in HOP}
+            if "watch" in request.query and answer.status == 200:
+                return await self._stream(request, answer, kept)
+            content = await answer.read()
+            kind = LISTS.get(request.path)
+            if kind and answer.status == 200 and b'"continue":"' not in content[:1000]:
+                self.listed[kind] = time.monotonic()
+            return web.Response(status=answer.status, body=content, headers=kept)
+
+    async def _stream(self, request: web.Request, answer: Any, headers: dict[str, str]) -> web.StreamResponse:
+        response = web.StreamResponse(status=answer.status, headers=headers)
+        self._watches[id(request)] = request
+        try:
+            await response.prepare(request)
+            async for block in answer.content.iter_any():
+                await response.write(block)
+            await response.write_eof()
+        finally:
+            self._watches.pop(id(request), None)
+        return response
+
+
+def _tear(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.abort()
+
+
+def _torn(request: web.Request) -> web.Response:
+    """The connection is gone; what is returned goes nowhere."""
+    _tear(request)
+    return web.Response(status=500)
+
+
+def _invented(status: int) -> web.Response:
+    said = {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "message": "invented by the proxy of the chaos tests",
+        "reason": REASONS.get(status, ""),
+        "code": status,
+    }
+    headers = {"Retry-After": "1"} if status == 429 else {}
+    return web.Response(status=status, body=msgspec.json.encode(said), content_type="application/json", headers=headers)
