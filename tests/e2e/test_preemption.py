@@ -111,7 +111,7 @@ def test_asked_the_fewest_on_one_card_go_although_kube_scheduler_offered_another
         )
         kube.create(ranked("whole", CARD, "high"), space)
         pods.wait_for(lambda _: len(asked_to_go(pods)) == 2, 20, "two are asked to go")
-        kube.create(ranked("late", CARD // 2, "middle"), space)
+        kube.create(ranked("late", CARD // 2, "low"), space)
         pods.wait_for(is_bound(space, "whole"), 40, "bound where room was made")
         assert asked_to_go(pods) == {"b1", "b2"}
         assert card_of(pods, space, "whole") == "GPU-n1-1"
