@@ -8,66 +8,29 @@ import pytest
 from gputile.book.events import Tick
 from gputile.dialects.gputile import PROMISE, read_promise
 from gputile.dialects.wire import Pod
-from gputile.kube.values import Json, Unclear
+from gputile.kube.values import Unclear
 from gputile.model.refusals import SENTENCE, NodeCode
+from gputile.scheduler.settings import PreemptSettings
 from gputile.scheduler.waiting import reason
 from gputile.scheduler.wire import Offer, PreemptArgs
-from gputile.testing.builders import node, pod
-from tests.scheduler.rig import Lands, Rig, refused, tile
-
-LOW, MIDDLE, HIGH = 5, 10, 1000
-
-
-def wish(name: str, limits: Json, priority: int, **rest: Any) -> Json:
-    spec = rest.pop("spec", {})
-    made = pod(limits, name=name, uid=f"uid-{name}", **rest)
-    made["spec"] |= {"priority": priority, **spec}
-    return made
-
-
-async def settle(rig: Rig, name: str, size: int, priority: int, **rest: Any) -> None:
-    """A pod that runs."""
-    rig.api.add_pod(wish(name, tile(size), priority, **rest))
-    rig.catch_up()
-    assert await rig.bind(name, rig.filter(name).names[0]) == ""
-    rig.catch_up()
-
-
-def arrive(rig: Rig, name: str, size: int, priority: int, **rest: Any) -> Pod:
-    made = rig.api.add_pod(wish(name, tile(size), priority, **rest))
-    rig.catch_up()
-    return made
-
-
-def gone(rig: Rig, name: str) -> None:
-    rig.api.delete_pod(f"default/{name}")
-    rig.catch_up()
-
-
-async def crowded(**settings: Any) -> Rig:
-    """Two cards of 16, each with 10 taken: enough in sum for another 10, and no single card has it."""
-    rig = Rig(node("n1").cards(2, size=16), node("n2").card(size=4), **settings)
-    await settle(rig, "middle", 10, MIDDLE)
-    await settle(rig, "low", 10, LOW)
-    return rig
-
-
-async def planned(rig: Rig, name: str = "wanted", size: int = 10, priority: int = HIGH, **rest: Any) -> None:
-    """A pod is refused, and kube-scheduler has had its second."""
-    arrive(rig, name, size, priority, **rest)
-    assert rig.filter(name).names == []
-    await rig.preemptor.round()
-    assert rig.api.evicted == []
-    rig.clock.now += 1.0
-    await rig.preemptor.round()
-
-
-def notes(rig: Rig, name: str) -> list[tuple[str, str]]:
-    return [(note.reason, note.message) for note in rig.api.notes if note.pod == name]
-
-
-def nominated(rig: Rig, name: str = "wanted") -> str | None:
-    return (rig.live(name).get("status") or {}).get("nominatedNodeName")
+from gputile.testing.builders import node
+from tests.scheduler.crowds import (
+    HIGH,
+    LOW,
+    MIDDLE,
+    arrive,
+    crowded,
+    gone,
+    guard,
+    heir_of,
+    nominated,
+    notes,
+    planned,
+    settle,
+    wish,
+)
+from tests.scheduler.rig import Lands, Rig, refused
+from tests.scheduler.test_verbs import gpushare_node
 
 
 class TestOwn:
@@ -142,6 +105,20 @@ class TestOwn:
         await planned(rig, size=16)
         assert sorted(rig.api.evicted) == ["default/a1", "default/a2"]
 
+    async def test_of_all_nodes_the_one_with_the_least_important_victim(self) -> None:
+        rig = Rig(node("n1").card(size=16), node("n2").card(size=16))
+        await settle(rig, "middle", 10, MIDDLE)
+        await settle(rig, "low", 10, LOW)
+        await planned(rig)
+        assert rig.api.evicted == ["default/low"]
+
+    async def test_the_room_is_kept_for_the_longest_grace_period_and_the_margin(self) -> None:
+        rig = Rig(node("n1").card(size=16), preempt=PreemptSettings(margin=7.0))
+        await settle(rig, "a", 8, LOW, spec={"terminationGracePeriodSeconds": 100})
+        await settle(rig, "b", 8, LOW)
+        await planned(rig, size=16)
+        assert [promised.until - rig.clock.now for promised in rig.ledger.promises()] == [107.0]
+
     async def test_several_wishes_do_not_count_on_the_same_room(self) -> None:
         rig = await crowded()
         arrive(rig, "second", 10, HIGH - 1)
@@ -182,7 +159,7 @@ class TestNobodyGoes:
         assert rig.ledger.promises() == []
 
     async def test_when_the_setting_is_off(self) -> None:
-        rig = await crowded(preempt=msgspec.convert({"own": False}, type(Rig().settings.preempt)))
+        rig = await crowded(preempt=PreemptSettings(own=False))
         await planned(rig)
         assert rig.api.evicted == []
 
@@ -217,6 +194,29 @@ class TestNobodyGoes:
         await planned(rig)
         assert rig.api.evicted == ["default/low"]
 
+    async def test_that_is_only_pencilled(self) -> None:
+        """It is on no node yet, so it cannot be evicted."""
+        rig = Rig(node("n1").card(size=16))
+        await settle(rig, "small", 6, LOW)
+        arrive(rig, "pencilled", 10, LOW)
+        assert rig.filter("pencilled").names == ["n1"]
+        await planned(rig)
+        assert rig.api.evicted == []
+
+    async def test_on_a_node_whose_agent_takes_one_pod_at_a_time(self) -> None:
+        rig = Rig(gpushare_node("n1"))
+        limits = {"aliyun.com/gpu-mem": 15}
+        rig.api.add_pod(wish("first", limits, LOW))
+        rig.catch_up()
+        assert await rig.bind("first", rig.filter("first").names[0]) == ""
+        rig.catch_up()
+        rig.api.add_pod(wish("wanted", limits, HIGH))
+        rig.catch_up()
+        rig.filter("wanted")
+        rig.clock.now += 1
+        await rig.preemptor.round()
+        assert rig.api.evicted == []
+
     async def test_when_room_has_appeared_meanwhile(self) -> None:
         rig = await crowded()
         arrive(rig, "wanted", 10, HIGH)
@@ -246,14 +246,6 @@ class TestNobodyGoes:
         rig.clock.now += 1
         await rig.preemptor.round()
         assert rig.api.evicted == ["default/low"]
-
-
-def guard(allowed: int, **selector: Any) -> Json:
-    return {
-        "metadata": {"name": "guard", "namespace": "default", "generation": 1},
-        "spec": {"selector": selector},
-        "status": {"disruptionsAllowed": allowed, "observedGeneration": 1},
-    }
 
 
 class TestBudgets:
@@ -286,6 +278,15 @@ class TestBudgets:
         await planned(rig, size=16)
         assert rig.api.evicted == []
         assert notes(rig, "wanted")[0][0] == "PreemptionBlocked"
+
+    async def test_those_under_a_budget_are_asked_first(self) -> None:
+        """If one of them may not go after all, nobody has gone for nothing."""
+        rig = Rig(node("n1").card(size=16))
+        await settle(rig, "a", 8, LOW)
+        await settle(rig, "b", 8, LOW, labels={"app": "db"})
+        rig.api.guards = [guard(1, matchLabels={"app": "db"})]
+        await planned(rig, size=16)
+        assert rig.api.evicted == ["default/b", "default/a"]
 
     async def test_budgets_that_cannot_be_read_stop_it(self) -> None:
         rig = await crowded()
@@ -358,9 +359,10 @@ class TestWhenItFails:
             await rig.preemptor.round()
         assert sorted(rig.api.evicted) == ["default/a", "default/b"]
 
-    async def test_a_victim_that_went_by_itself_need_not_be_evicted(self) -> None:
+    @pytest.mark.parametrize("status", [pytest.param(404, id="gone"), pytest.param(409, id="another-of-the-same-name")])
+    async def test_a_victim_that_went_by_itself_need_not_be_evicted(self, status: int) -> None:
         rig = await crowded()
-        rig.api.script["evict"] = [refused(404)]
+        rig.api.script["evict"] = [refused(status)]
         await planned(rig)
         assert len(rig.ledger.promises()) == 1
         rig.clock.now += 5
@@ -407,28 +409,28 @@ class TestWhenItFails:
 
 
 class TestANewLeader:
-    @staticmethod
-    def heir(rig: Rig) -> Rig:
-        """Another process that sees the same cluster."""
-        heir = Rig(*rig.api.nodes.values(), pods=[{**one} for one in rig.api.pods.values()])
-        heir.preemptor.new_term()
-        return heir
-
     async def test_keeps_what_was_promised(self) -> None:
         rig = await crowded()
         await planned(rig)
         gone(rig, "low")
-        heir = self.heir(rig)
+        heir = heir_of(rig)
         assert heir.ledger.promises()[0].holding == rig.ledger.promises()[0].holding
         arrive(heir, "late", 10, LOW)
         assert heir.filter("late").names == []
         assert heir.filter("wanted").names == ["n1"]
 
+    async def test_evicts_nobody_twice(self) -> None:
+        rig = await crowded()
+        await planned(rig)
+        heir = heir_of(rig)
+        await heir.preemptor.round()
+        assert heir.api.evicted == []
+
     async def test_finishes_the_evictions(self) -> None:
         rig = await crowded()
         rig.api.script["evict"] = [Unclear("the process died here")]
         await planned(rig)
-        heir = self.heir(rig)
+        heir = heir_of(rig)
         await heir.preemptor.round()
         assert heir.api.evicted == ["default/low"]
 
@@ -436,9 +438,16 @@ class TestANewLeader:
         rig = await crowded()
         await planned(rig)
         said = rig.live("wanted")["metadata"]["annotations"][PROMISE]
-        for told in (said.replace('"until":17', '"until":16'), said.replace("uid-wanted", "uid-other"), "{", "[]"):
+        newer = said.replace('{"version":1', '{"version":2', 1)
+        for told in (
+            said.replace('"until":17', '"until":16'),
+            said.replace("uid-wanted", "uid-other"),
+            newer,
+            "{",
+            "[]",
+        ):
             rig.live("wanted")["metadata"]["annotations"][PROMISE] = told
-            assert self.heir(rig).ledger.promises() == []
+            assert heir_of(rig).ledger.promises() == []
 
     async def test_a_nomination_that_outlived_its_promise_is_no_obstacle(self) -> None:
         rig = await crowded()
@@ -446,7 +455,7 @@ class TestANewLeader:
         annotations = rig.live("wanted")["metadata"]["annotations"]
         annotations[PROMISE] = annotations[PROMISE].replace('"until":17', '"until":16')
         rig.live("low")["metadata"].pop("deletionTimestamp")
-        heir = self.heir(rig)
+        heir = heir_of(rig)
         heir.filter("wanted")
         heir.clock.now += 1
         await heir.preemptor.round()

@@ -19,7 +19,7 @@ from gputile.model.refusals import BadRequest
 from gputile.model.requests import PodRequest
 from gputile.scheduler.evicting import Evicting, Forbidden, Plan
 from gputile.scheduler.mirror import Mirror
-from gputile.scheduler.promising import Freed, Promiser
+from gputile.scheduler.promising import OnFreed, Promiser
 from gputile.scheduler.settings import Settings
 from gputile.scheduler.verbs import Extender, No
 from gputile.scheduler.wire import Offer, PreemptArgs
@@ -74,7 +74,7 @@ class Preemptor:
         leads: Callable[[], bool],
         clock: Callable[[], float],
         wall: Callable[[], int],
-        on_freed: Freed,
+        on_freed: OnFreed,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._api, self._extender, self._mirror, self._ledger = api, extender, mirror, mirror.ledger

@@ -37,7 +37,7 @@ AGAIN = 5.0  # seconds until what failed is tried again
 REST, LONGEST_REST = 30.0, 1800.0  # seconds after a plan that came to nothing; doubled each time
 LONGEST_PROMISE = 3600.0  # seconds
 
-Freed = Callable[[Iterable[Instruction]], None]
+OnFreed = Callable[[Iterable[Instruction]], None]
 """Told what the book says when room that was kept is given back."""
 
 
@@ -81,7 +81,7 @@ class Promiser:
         leads: Callable[[], bool],
         clock: Callable[[], float],
         wall: Callable[[], int],
-        on_freed: Freed,
+        on_freed: OnFreed,
     ) -> None:
         self._api, self._mirror, self._ledger, self._evicting = api, mirror, mirror.ledger, evicting
         self._settings, self._attempt, self._metrics = settings.preempt, settings.bind.attempt, metrics
@@ -249,9 +249,7 @@ class Promiser:
                 await self.note(opened.pod, "PreemptionBlocked", f"{name} cannot be evicted yet: {no}")
             raise no
         else:
-            self._evicting.unwilling[victim] = (
-                self._clock() + LONGEST_REST if no.status != 429 else self._clock() + REST
-            )
+            self._evicting.unwilling[victim] = self._clock() + (REST if no.status == 429 else LONGEST_REST)
             self._fail(opened, "withdrawn", f"{name} may not be evicted: {no}")
             await self._clean_up(opened)
 
