@@ -29,6 +29,8 @@ class Columns:
         self._models: dict[str, int] = {}
         self._modes: dict[str, int] = {}
         self._links: dict[tuple[tuple[int, ...], ...], int] = {(): 0}
+        self._kinds: dict[tuple[object, ...], int] = {}
+        self._kind: list[int] = []  # by row: nodes of one kind differ in names only, and in what is held of them
         self._eligible: dict[tuple[Any, ...], Mask] = {}
         self._average: int | None = None
         self._node_prices: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None  # by model, by row
@@ -59,6 +61,7 @@ class Columns:
             if row == len(self._nodes):
                 self._nodes.append(None)
                 self._places.append({})
+                self._kind.append(0)
             self._rows[node.name] = row
         self._grow(len(node.cards), row + 1)
         self._write_row(row, node)
@@ -243,6 +246,7 @@ class Columns:
         memory = sum(card.memory for card in node.cards)
         self._per_mebibyte[row] = CARD * len(node.cards) / memory if memory else 0.0
         self._link[row] = self._links.setdefault(node.links, len(self._links))
+        self._kind[row] = self._kinds.setdefault(_kind(node), len(self._kinds))
 
     def _write_card(self, position: int, row: int, card: Card) -> None:
         at = position, row
@@ -253,6 +257,11 @@ class Columns:
         self._numa[at] = card.numa
         self._model[at] = self._models.setdefault(card.model, len(self._models))
         self._mode[at] = self._modes.setdefault(card.mode, len(self._modes))
+
+    def state(self, row: int) -> tuple[int, bytes]:
+        """All that scores of the node depend on, but the names of its cards."""
+        free = (self._memory[:, row], self._cores[:, row], self._slots[:, row], self._tenants[:, row])
+        return self._kind[row], b"".join((*(array.tobytes() for array in free), self._cpu[row].tobytes()))
 
     def _touch(self, row: int) -> None:
         self._moment += 1
@@ -293,3 +302,8 @@ class Columns:
 
 def _usable(card: Card, node: Node) -> bool:
     return card.healthy and not card.cordoned and not card.in_mig_mode and not node.fault
+
+
+def _kind(node: Node) -> tuple[object, ...]:
+    cards = tuple((c.memory, c.cores, c.slots, c.model, c.mode, c.healthy, c.cordoned) for c in node.cards)
+    return cards, node.cpu, node.fault
