@@ -89,13 +89,14 @@ REQUESTS: list[PodRequest] = [
     wants(ask(100, cards=2)),
     wants(ask(200, name="a"), ask(100, name="b"), cpu=500),
     wants(ask(100), models=(ModelRule(("T4",)),)),
+    wants(ask(100), uuids=("GPU-n0-0", "GPU-n1-2")),
     wants(cpu=2000),
 ]
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("hold"), st.integers(0, 2), st.integers(0, 2)),
         st.tuples(st.just("ask"), st.integers(0, len(REQUESTS) - 1), st.just(0)),
-        st.tuples(st.just("node"), st.integers(0, 2), st.integers(1, 4)),
+        st.tuples(st.just("node"), st.integers(0, 2), st.integers(1, 5)),
         st.tuples(st.just("gone"), st.integers(0, 2), st.just(0)),
     ),
     max_size=12,
@@ -103,7 +104,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize("policy", ["fragmentation", "tiling"])
-@examples(30)
+@examples(60)
 @given(STEPS)
 def test_scores_kept_up_to_date_equal_scores_made_anew(policy: str, steps: list[tuple[str, int, int]]) -> None:
     kept = cluster()
@@ -132,7 +133,9 @@ def play(fleet: Fleet, step: tuple[str, int, int], policy: str) -> None:
     elif what == "ask":
         fleet.best(REQUESTS[one], policy)
     elif what == "node":
-        fleet.set_node(node(f"n{one}", cpu="16").cards(other, "A100", 1000).node())
+        made = node(f"n{one}", cpu="16" if other < 5 else "2").card("A100", 1000)
+        made.cards(2, "T4" if other > 2 else "A100", 1000, healthy=other != 2, cordoned=other == 4)
+        fleet.set_node(made.node())
     else:
         fleet.remove_node(f"n{one}")
 

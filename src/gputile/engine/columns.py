@@ -305,5 +305,4 @@ def _usable(card: Card, node: Node) -> bool:
 
 
 def _kind(node: Node) -> tuple[object, ...]:
-    cards = tuple((c.memory, c.cores, c.slots, c.model, c.mode, c.healthy, c.cordoned) for c in node.cards)
-    return cards, node.cpu, node.fault
+    return tuple((c.memory, c.cores, c.slots, c.model, c.mode, c.healthy, c.cordoned) for c in node.cards), node.fault
