@@ -108,7 +108,8 @@ class Target:
 
     async def _ask(self, path: str, body: bytes) -> bytes:
         try:
-            return await self._verbs[path](body)
+            answer = self._verbs[path](body)
+            return answer if isinstance(answer, bytes) else await answer
         except BadBody as bad:
             return _error(routes()[path], str(bad))
 

@@ -16,32 +16,31 @@ from typing import Protocol
 from urllib.parse import unquote
 
 import orjson
-from aiohttp import web
-from aiohttp.web_protocol import RequestPayloadError
 
 from gputile import __version__
 from gputile.dialects.wire import Pod
 from gputile.model.errors import InputError
 from gputile.scheduler import views, wire
 from gputile.scheduler.binding import NOT_LEADING, Binder
+from gputile.scheduler.http import Listener, Request, Response
 from gputile.scheduler.mirror import Mirror
 from gputile.scheduler.preempting import Preemptor
 from gputile.scheduler.settings import Settings, TlsSettings
 from gputile.scheduler.steering import Steering
 from gputile.scheduler.verbs import Extender
-from gputile.scheduler.wire import BadBody, FilterAnswer, FilterArgs
+from gputile.scheduler.wire import BadBody, BindArgs, FilterAnswer, FilterArgs
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-JSON = "application/json"
+PLAIN = "text/plain; charset=utf-8"
 INSPECT = "/gpushare-scheduler/inspect"
 OPEN = frozenset({"/healthz", "/readyz", "/metrics", "/version"})
 """What may be read without a client certificate: it says nothing about anybody's pods."""
 
-Verb = Callable[[bytes], Awaitable[bytes]]
-Page = Callable[[], web.Response]
+Verb = Callable[[bytes], bytes | Awaitable[bytes]]
+Page = Callable[[], Response]
 
 # Every family's extender paths: prefix, then the verb as its configuration names it.
 FAMILIES = {
@@ -94,7 +93,7 @@ class Server:
         self._pages: dict[str, Page] = {
             "/healthz": lambda: _text("ok"),
             "/readyz": self._ready,
-            "/metrics": lambda: web.Response(body=metrics.text(), content_type="text/plain", charset="utf-8"),
+            "/metrics": lambda: Response(metrics.text(), content_type=PLAIN),
             "/version": lambda: _text(__version__),
         }
         self._reports: dict[str, Callable[[], Awaitable[object]]] = {
@@ -102,7 +101,7 @@ class Server:
             "/scheduler/status": lambda: views.elastic_status(mirror.ledger),
             "/status": lambda: views.percent_status(mirror.ledger),
         }
-        self._runner: web.ServerRunner | None = None
+        self._listener = Listener(self._handle, settings.body_limit * 2**20)
         self._tls: ssl.SSLContext | None = None
         self.port = 0
 
@@ -112,23 +111,16 @@ class Server:
         listens_with = tls_context(self._settings.tls)
         if listens_with is not None:
             listens_with.sni_callback = self._newest
-        self._runner = web.ServerRunner(
-            web.Server(self._handle, access_log=None, auto_decompress=False), shutdown_timeout=5.0
-        )
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port, ssl_context=listens_with, backlog=1024)
         try:
-            await site.start()
+            self.port = await self._listener.start(host, port, listens_with)
         except OSError as wrong:
             why = os.strerror(wrong.errno) if wrong.errno else str(wrong)
             raise InputError(f"cannot listen on {host}:{port}: {why}; name another with --listen") from wrong
-        self.port = self._runner.addresses[0][1]
         log.info("listening", extra=fields(host=host, port=self.port, tls=self._tls is not None))
 
     async def stop(self) -> None:
         """Answer what is being asked, then close."""
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await self._listener.stop()
 
     def renew_certificate(self) -> None:
         """Read certificate, key and CA again, for new connections. A mismatch raises and changes nothing."""
@@ -141,19 +133,19 @@ class Server:
 
     # ---- one request ------------------------------------------------------------------------------------------------
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    def _handle(self, request: Request) -> Response | Awaitable[Response]:
         path = request.path.rstrip("/") or "/"
-        if self._settings.tls.client_ca and path not in OPEN and not _has_certificate(request):
+        if self._settings.tls.client_ca and path not in OPEN and not request.is_known:
             return _text("send a client certificate that the configured CA signed", 403)
         verb = self._verbs.get(path)
         if verb is not None and request.method == "POST":
-            return await self._answer(request, path, verb)
+            return self._answer(request, path, verb)
         if path.startswith(INSPECT + "/"):
             name = unquote(path[len(INSPECT) + 1 :])
-            return _json(await views.inspect(self._mirror.ledger, self._mirror.settings, name))
+            return self._report(views.inspect(self._mirror.ledger, self._mirror.settings, name))
         report = self._reports.get(path)
         if report is not None:  # POST too, for nano's `/status` was registered so
-            return _json(await report())
+            return self._report(report())
         page = self._pages.get(path)
         if page is not None:
             return page()
@@ -161,43 +153,40 @@ class Server:
             return _text(f"{path} is a verb: POST to it what kube-scheduler sends", 405)
         return _text(f"there is no {path} here; see docs/scheduler.md for the paths", 404)
 
-    async def _answer(self, request: web.BaseRequest, path: str, verb: Verb) -> web.Response:
+    def _answer(self, request: Request, path: str, verb: Verb) -> Response | Awaitable[Response]:
+        """At once, but for bind, which waits for the API server."""
         try:
-            body = await self._body(request)
-            answer = await verb(body)
+            if request.is_too_large:
+                raise BadBody(f"the body is larger than {self._settings.body_limit} MiB; raise `body_limit`")
+            answer = verb(request.body)
         except BadBody as wrong:
-            log.warning("a request that cannot be used", extra=fields(path=path, why=str(wrong)[:500]))
-            self._metrics.verbs.labels(_verb_of(path), "unreadable").inc()
-            answer = _error(_verb_of(path), str(wrong))
-        response = web.Response(body=answer, content_type=JSON)
-        if not self._leads():
-            response.force_close()  # else kube-scheduler's connection, and so its next try, stays with us
-        return response
+            return self._answered(self._unusable(path, wrong))
+        return self._answered(answer) if isinstance(answer, bytes) else self._later(answer)
 
-    async def _body(self, request: web.BaseRequest) -> bytes:
-        limit = self._settings.body_limit * 2**20
-        found = bytearray()
-        if request.headers.get("Expect", "").lower() == "100-continue":  # curl waits for it before a large body
-            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            request.writer.output_size = 0
-        try:
-            async for chunk in request.content.iter_any():
-                found += chunk
-                if len(found) > limit:
-                    raise BadBody(f"the body is larger than {self._settings.body_limit} MiB; raise `body_limit`")
-        except (RequestPayloadError, ConnectionError) as wrong:
-            raise BadBody(f"the body ended too soon: {wrong}") from wrong
-        return bytes(found)
+    async def _later(self, answer: Awaitable[bytes]) -> Response:
+        return self._answered(await answer)
+
+    async def _report(self, found: Awaitable[object]) -> Response:
+        return Response(orjson.dumps(await found))
+
+    def _unusable(self, path: str, wrong: BadBody) -> bytes:
+        log.warning("a request that cannot be used", extra=fields(path=path, why=str(wrong)[:500]))
+        self._metrics.verbs.labels(_verb_of(path), "unreadable").inc()
+        return _error(_verb_of(path), str(wrong))
+
+    def _answered(self, answer: bytes) -> Response:
+        """Whoever does not lead lets go: else kube-scheduler's connection, and so its next try, stays with us."""
+        return Response(answer, close=not self._leads())
 
     # ---- the verbs --------------------------------------------------------------------------------------------------
 
-    async def _filter(self, body: bytes) -> bytes:
+    def _filter(self, body: bytes) -> bytes:
         return self._filtered("filter", body, self._extender.filter)
 
-    async def _dry_run(self, body: bytes) -> bytes:
+    def _dry_run(self, body: bytes) -> bytes:
         return self._filtered("filter-dryrun", body, self._extender.dry_run)
 
-    async def _steer(self, body: bytes) -> bytes:
+    def _steer(self, body: bytes) -> bytes:
         """Nobody waits for this verb: whoever does not lead, or has not seen the cluster, lets every pod pass."""
         watch = Stopwatch(self._metrics, "steer")
         args = self._read(body)
@@ -220,7 +209,7 @@ class Server:
         _log_filter(verb, args, answer)
         return reply
 
-    async def _prioritize(self, body: bytes) -> bytes:
+    def _prioritize(self, body: bytes) -> bytes:
         watch = Stopwatch(self._metrics, "prioritize")
         args = self._read(body)
         watch.stage("read")
@@ -229,13 +218,15 @@ class Server:
         self._metrics.verbs.labels("prioritize", "yes").inc()
         return wire.write_prioritize(scores)
 
-    async def _bind(self, body: bytes) -> bytes:
-        args = wire.read_bind(body)
+    def _bind(self, body: bytes) -> Awaitable[bytes]:
+        return self._bound(wire.read_bind(body))
+
+    async def _bound(self, args: BindArgs) -> bytes:
         error = self._closed("bind") or await self._binder.bind(args)
         self._metrics.verbs.labels("bind", "error" if error else "yes").inc()
         return wire.write_bind(error)
 
-    async def _preempt(self, body: bytes) -> bytes:
+    def _preempt(self, body: bytes) -> bytes:
         watch = Stopwatch(self._metrics, "preempt")
         args = wire.read_preempt(body)
         watch.stage("read")
@@ -260,7 +251,7 @@ class Server:
             return "gputile has not seen the whole cluster yet; try again in a moment"
         return "" if verb == "filter-dryrun" or self._leads() else NOT_LEADING
 
-    def _ready(self) -> web.Response:
+    def _ready(self) -> Response:
         why = self._state.why_not_ready()
         return _text(why, 503) if why else _text("ok")
 
@@ -299,10 +290,6 @@ def tls_context(settings: TlsSettings) -> ssl.SSLContext | None:
     return context
 
 
-def _has_certificate(request: web.BaseRequest) -> bool:
-    return bool(request.get_extra_info("peercert"))
-
-
 def _verb_of(path: str) -> str:
     return routes()[path]
 
@@ -330,9 +317,5 @@ def _log_filter(verb: str, args: FilterArgs, answer: FilterAnswer) -> None:
         log.log(level, "filtered", extra=found)
 
 
-def _text(said: str, status: int = 200) -> web.Response:
-    return web.Response(text=said, status=status)
-
-
-def _json(found: object) -> web.Response:
-    return web.Response(body=orjson.dumps(found), content_type=JSON)
+def _text(said: str, status: int = 200) -> Response:
+    return Response(said.encode(), status, PLAIN)

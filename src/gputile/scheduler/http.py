@@ -1,0 +1,343 @@
+"""A small HTTP/1.1 server: what kube-scheduler, probes and curl send, and no more.
+
+Room:  bytes in, one request at a time per connection, bytes out. It knows nothing of verbs.
+Door:  `Listener(answer, ...)`, then `start`, `stop`. `answer` returns a `Response`, or something to wait for.
+
+Ours, because what a general server does for every request (a task, streams, header objects) cost as much as deciding,
+and kube-scheduler waits for each answer before it goes on. An answer that needs no waiting is written in the same turn
+of the loop in which the last byte of its question came. Whatever is not plain HTTP/1.1 is refused, not guessed.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import cast
+
+import msgspec
+
+LONGEST_HEAD = 65536  # bytes
+LONGEST_LINE = 4096  # bytes, of a chunk's head
+IDLE = 300.0  # seconds; kube-scheduler drops idle connections after 90
+SLOW = 60.0  # seconds for a whole request
+SWEEP = 10.0  # seconds between two looks for connections that are too slow
+GOODBYE = 5.0  # seconds that requests have to end when we stop
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One question, whole."""
+
+    method: str
+    path: str
+    body: bytes
+    is_too_large: bool  # the body was longer than allowed, and is not here
+    is_known: bool  # came over TLS with a client certificate, which was checked
+
+
+class Response(msgspec.Struct, frozen=True):
+    body: bytes
+    status: int = 200
+    content_type: str = "application/json"
+    close: bool = False
+
+
+Answer = Callable[[Request], Response | Awaitable[Response]]
+
+
+class Malformed(Exception):
+    """What came is no request that we understand."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Head(msgspec.Struct, frozen=True):
+    """A request without its body."""
+
+    method: str
+    path: str
+    length: int  # of the body; meaningless where it comes in chunks
+    is_chunked: bool
+    closes: bool  # after the answer
+    asks_first: bool  # Expect: 100-continue
+
+
+def read_head(head: bytes) -> Head:
+    """The request line and those headers that matter here."""
+    line, *lines = head.split(b"\r\n")
+    parts = line.split(b" ")
+    if len(parts) != 3 or not parts[2].startswith(b"HTTP/1."):
+        raise Malformed(400, "this is no HTTP/1.1 request")
+    found: dict[bytes, bytes] = {}
+    for one in lines:
+        name, colon, value = one.partition(b":")
+        if not colon or not name or name != name.strip() or ((name := name.lower()) in found and name in SINGLE):
+            raise Malformed(400, "a header cannot be understood")
+        found[name] = value.strip()
+    return Head(
+        method=parts[0].decode("latin-1"),
+        path=_path(parts[1].decode("latin-1")),
+        length=_length(found),
+        is_chunked=_is_chunked(found),
+        closes=_closes(parts[2], found.get(b"connection", b"").lower()),
+        asks_first=found.get(b"expect", b"").lower() == b"100-continue",
+    )
+
+
+SINGLE = (b"content-length", b"transfer-encoding")
+
+
+def _path(target: str) -> str:
+    """Without a query; a proxy may send the whole address."""
+    if not target.startswith("/"):
+        target = "/" + target.partition("://")[2].partition("/")[2]
+    return target.partition("?")[0]
+
+
+def _length(found: dict[bytes, bytes]) -> int:
+    said = found.get(b"content-length", b"0")
+    if not (said.isdigit() and len(said) < 16):
+        raise Malformed(400, "Content-Length is no number")
+    return int(said)
+
+
+def _is_chunked(found: dict[bytes, bytes]) -> bool:
+    said = found.get(b"transfer-encoding", b"").lower()
+    if said and (said != b"chunked" or b"content-length" in found):
+        raise Malformed(400, "only a body of known length or in plain chunks is understood")
+    return bool(said)
+
+
+def _closes(version: bytes, connection: bytes) -> bool:
+    return b"close" in connection or (version == b"HTTP/1.0" and b"keep-alive" not in connection)
+
+
+class Body:
+    """Collects a body as it comes; what goes beyond the limit is counted and dropped."""
+
+    def __init__(self, head: Head, limit: int) -> None:
+        self._limit, self._chunked = limit, head.is_chunked
+        self._missing = 0 if head.is_chunked else head.length
+        self._found = bytearray()
+        self._size = 0
+        self._at_end = not head.is_chunked  # no further chunk comes
+        self._after_chunk = self._in_trailer = False
+
+    @property
+    def is_too_large(self) -> bool:
+        return self._size > self._limit
+
+    def content(self) -> bytes:
+        return b"" if self.is_too_large else bytes(self._found)
+
+    def take(self, buffer: bytearray) -> bool:
+        """Take what is there; whether the body is whole."""
+        while True:
+            if self._missing:
+                part = buffer[: self._missing]
+                del buffer[: len(part)]
+                self._missing -= len(part)
+                self._size += len(part)
+                if self.is_too_large:
+                    self._found.clear()
+                else:
+                    self._found += part
+                if self._missing:
+                    return False
+                self._after_chunk = self._chunked
+            if self._at_end:
+                return True
+            line = _line(buffer)
+            if line is None:
+                return False
+            self._next_chunk(line)
+
+    def _next_chunk(self, line: bytes) -> None:
+        if self._in_trailer:
+            self._at_end = not line
+        elif self._after_chunk:
+            if line:
+                raise Malformed(400, "a chunk is longer than it says")
+            self._after_chunk = False
+        else:
+            size = line.partition(b";")[0].strip()
+            if not size or len(size) > 12 or set(size.lower()) - set(b"0123456789abcdef"):
+                raise Malformed(400, "a chunk does not say how long it is")
+            self._missing = int(size, 16)
+            self._in_trailer = not self._missing
+
+
+def _line(buffer: bytearray) -> bytes | None:
+    end = buffer.find(b"\r\n")
+    if end < 0:
+        if len(buffer) > LONGEST_LINE:
+            raise Malformed(400, "a line is too long")
+        return None
+    line = bytes(buffer[:end])
+    del buffer[: end + 2]
+    return line
+
+
+class Connection(asyncio.Protocol):
+    """One client. Its requests are answered in their order."""
+
+    def __init__(self, listener: "Listener") -> None:
+        self._listener = listener
+        self._buffer = bytearray()
+        self._head: Head | None = None
+        self._body: Body | None = None
+        self._transport: asyncio.Transport | None = None
+        self._is_known = False
+        self.since = listener.now()  # when the last thing happened that counts
+        self.task: asyncio.Task[None] | None = None
+
+    # ---- what the loop calls ----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        self._is_known = bool(transport.get_extra_info("peercert"))
+        self._listener.connections.add(self)
+
+    def connection_lost(self, wrong: Exception | None) -> None:
+        """What is being worked on goes on: a bind that was asked for is a bind."""
+        self._transport = None
+        self._listener.connections.discard(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        if self.task is None:
+            self._work()
+        elif len(self._buffer) > LONGEST_HEAD and self._transport is not None:
+            self._transport.pause_reading()  # whoever sends on without hearing our answer has to wait
+
+    # ---- one request after the other --------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Answer all that is here, until something has to be waited for."""
+        try:
+            while self._transport is not None and self.task is None and (request := self._next()) is not None:
+                answer = self._listener.answer(request)
+                if isinstance(answer, Response):
+                    self._send(answer)
+                else:
+                    self.task = asyncio.ensure_future(self._wait_for(answer))
+        except Malformed as wrong:
+            self._head = self._head or Head("GET", "/", 0, False, True, False)
+            self._send(Response(str(wrong).encode(), wrong.status, "text/plain", close=True))
+
+    def _next(self) -> Request | None:
+        """The next whole request."""
+        if self._head is None and not self._begin():
+            return None
+        assert self._head is not None
+        assert self._body is not None
+        if not self._body.take(self._buffer):
+            return None
+        body = self._body
+        return Request(self._head.method, self._head.path, body.content(), body.is_too_large, self._is_known)
+
+    def _begin(self) -> bool:
+        while self._buffer.startswith(b"\r\n"):  # some clients end a body with one too many
+            del self._buffer[:2]
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._buffer) > LONGEST_HEAD:
+                raise Malformed(431, "the request's head is too long")
+            return False
+        self.since = self._listener.now()
+        self._head = read_head(bytes(self._buffer[:end]))
+        del self._buffer[: end + 4]
+        self._body = Body(self._head, self._listener.limit)
+        if self._head.asks_first and self._transport is not None:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return True
+
+    async def _wait_for(self, answer: Awaitable[Response]) -> None:
+        response: Response | None = None
+        try:
+            response = await answer
+        finally:
+            self.task = None
+            if response is None:  # a bug, or we are stopping
+                self.close()
+        self._send(response)
+        if self._transport is not None:
+            self._transport.resume_reading()
+        self._work()
+
+    def _send(self, response: Response) -> None:
+        head, self._head, self._body = self._head, None, None
+        self.since = self._listener.now()
+        if self._transport is None or head is None:
+            return
+        close = response.close or head.closes or self._listener.is_stopping
+        self._transport.write(_written(response, close=close, with_body=head.method != "HEAD"))
+        if close:
+            self._transport.close()
+
+    # ---- ends -------------------------------------------------------------------------------------------------------
+
+    def sweep(self, now: float) -> None:
+        """Let go of those who sleep, or take for ever to say what they want."""
+        patience = SLOW if self._head is not None or self._buffer else IDLE
+        if self.task is None and now - self.since > patience:
+            self.close()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+def _written(response: Response, *, close: bool, with_body: bool) -> bytes:
+    head = (
+        f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}\r\n"
+        f"Content-Type: {response.content_type}\r\nContent-Length: {len(response.body)}\r\n"
+        f"{CLOSE if close else ''}\r\n"
+    )
+    return head.encode() + response.body if with_body else head.encode()
+
+
+CLOSE = "Connection: close\r\n"
+
+
+class Listener:
+    """A socket, and all who came."""
+
+    def __init__(self, answer: Answer, limit: int) -> None:
+        """`limit`: the longest body, in bytes."""
+        self.answer, self.limit = answer, limit
+        self.connections: set[Connection] = set()
+        self.is_stopping = False
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
+        """Listen; the port, which matters if 0 was asked for."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: Connection(self), host, port, ssl=tls, backlog=1024)
+        self._sweeper = asyncio.create_task(self._sweep())
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """Answer what is being asked, then close."""
+        self.is_stopping = True
+        if self._server is None or self._sweeper is None:
+            return
+        self._server.close()
+        self._sweeper.cancel()
+        asked = [one.task for one in self.connections if one.task is not None]
+        if asked:
+            await asyncio.wait(asked, timeout=GOODBYE)
+        for connection in list(self.connections):
+            connection.close()
+        await asyncio.gather(self._sweeper, return_exceptions=True)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP)
+            for connection in list(self.connections):
+                connection.sweep(self.now())

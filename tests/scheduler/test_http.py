@@ -1,0 +1,249 @@
+"""HTTP as it comes over the wire: in pieces, in a row, broken, slow."""
+
+import asyncio
+from collections.abc import Awaitable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputile.scheduler.http import IDLE, SLOW, Body, Connection, Head, Listener, Malformed, Request, Response, read_head
+from tests.effort import examples
+
+
+def head(*lines: bytes) -> Head:
+    return read_head(b"\r\n".join(lines))
+
+
+POST = b"POST /gputile/filter HTTP/1.1"
+
+
+@pytest.mark.parametrize(
+    ("lines", "want"),
+    [
+        pytest.param([POST, b"content-length: 12"], ("POST", "/gputile/filter", 12, False, False), id="a-length"),
+        pytest.param([POST, b"Transfer-Encoding: Chunked"], ("POST", "/gputile/filter", 0, True, False), id="chunks"),
+        pytest.param([b"GET /healthz?x=1 HTTP/1.1"], ("GET", "/healthz", 0, False, False), id="without-its-query"),
+        pytest.param([b"GET http://h:1/readyz HTTP/1.1"], ("GET", "/readyz", 0, False, False), id="whole-address"),
+        pytest.param([b"GET / HTTP/1.1", b"Connection: close"], ("GET", "/", 0, False, True), id="closes"),
+        pytest.param([b"GET / HTTP/1.0"], ("GET", "/", 0, False, True), id="1.0-closes"),
+        pytest.param(
+            [b"GET / HTTP/1.0", b"Connection: keep-alive"], ("GET", "/", 0, False, False), id="1.0-may-stay-too"
+        ),
+    ],
+)
+def test_heads(lines: list[bytes], want: tuple[object, ...]) -> None:
+    found = head(*lines)
+    assert (found.method, found.path, found.length, found.is_chunked, found.closes) == want
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param([b"hello"], id="no-http"),
+        pytest.param([b"GET / HTTP/2.0"], id="another-version"),
+        pytest.param([POST, b"no colon"], id="no-header"),
+        pytest.param([POST, b" folded: 1"], id="a-folded-header"),
+        pytest.param([POST, b"Content-Length : 1"], id="a-space-before-the-colon"),
+        pytest.param([POST, b"Content-Length: -1"], id="a-negative-length"),
+        pytest.param([POST, b"Content-Length: 1e3"], id="a-length-that-is-no-number"),
+        pytest.param([POST, b"Content-Length: " + b"9" * 40], id="an-endless-length"),
+        pytest.param([POST, b"Content-Length: 1", b"content-length: 2"], id="two-lengths"),
+        pytest.param([POST, b"Content-Length: 1", b"Transfer-Encoding: chunked"], id="a-length-and-chunks"),
+        pytest.param([POST, b"Transfer-Encoding: gzip, chunked"], id="another-encoding"),
+    ],
+)
+def test_what_is_refused_and_not_guessed(lines: list[bytes]) -> None:
+    with pytest.raises(Malformed):
+        head(*lines)
+
+
+CHUNKS = head(POST, b"Transfer-Encoding: chunked")
+
+
+def test_a_body_in_chunks() -> None:
+    body = Body(CHUNKS, 100)
+    assert body.take(bytearray(b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nTrailer: x\r\n\r\n"))
+    assert body.content() == b"abcde"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"x\r\n", id="no-size"),
+        pytest.param(b"\r\n", id="an-empty-size"),
+        pytest.param(b"-1\r\n", id="a-negative-size"),
+        pytest.param(b"1\r\nabc\r\n", id="longer-than-it-says"),
+        pytest.param(b"1" * 5000, id="a-line-without-end"),
+    ],
+)
+def test_chunks_that_are_none(sent: bytes) -> None:
+    with pytest.raises(Malformed):
+        Body(CHUNKS, 100).take(bytearray(sent))
+
+
+def test_what_is_too_large_is_counted_and_dropped() -> None:
+    body = Body(head(POST, b"Content-Length: 11"), 10)
+    assert not body.take(bytearray(b"0123456789"))
+    assert body.take(bytearray(b"!"))
+    assert (body.is_too_large, body.content()) == (True, b"")
+
+
+# ---- a connection ---------------------------------------------------------------------------------------------------
+
+
+class Wire(asyncio.Transport):
+    """What the server writes, and whether it hung up."""
+
+    def __init__(self, *, known: bool = False) -> None:
+        super().__init__({"peercert": {"subject": ()} if known else None})
+        self.sent, self.closed, self.paused = b"", False, False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.sent += bytes(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+
+
+class Echo(Listener):
+    """Says what was asked; `/wait` waits for the test."""
+
+    def __init__(self) -> None:
+        super().__init__(self.reply, 100)
+        self.asked: list[Request] = []
+        self.gate = asyncio.Event()
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def reply(self, request: Request) -> Response | Awaitable[Response]:
+        self.asked.append(request)
+        return self._later(request) if request.path == "/wait" else Response(request.body)
+
+    async def _later(self, request: Request) -> Response:
+        await self.gate.wait()
+        return Response(request.body)
+
+
+def joined(listener: Echo, **facts: bool) -> tuple[Connection, Wire]:
+    connection, wire = Connection(listener), Wire(**facts)
+    connection.connection_made(wire)
+    return connection, wire
+
+
+def post(path: str, body: bytes) -> bytes:
+    return b"POST %s HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (path.encode(), len(body), body)
+
+
+def answers(wire: Wire) -> list[bytes]:
+    return [part.partition(b"\r\n\r\n")[2] for part in wire.sent.split(b"HTTP/1.1 200 OK\r\n")[1:]]
+
+
+@examples(50)
+@given(st.lists(st.integers(0, 200), max_size=12))
+async def test_requests_in_any_pieces_are_answered_in_their_order(cuts: list[int]) -> None:
+    chunked = b"POST /b HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\ntwo\r\n0\r\n\r\n"
+    whole = post("/a", b"one") + chunked + b"\r\n" + post("/c", b"")
+    listener = Echo()
+    connection, wire = joined(listener)
+    edges = sorted({0, len(whole), *(cut % len(whole) for cut in cuts)})
+    for start, end in pairwise(edges):
+        connection.data_received(whole[start:end])
+    assert answers(wire) == [b"one", b"two", b""]
+
+
+async def test_an_answer_that_takes_time_holds_back_the_next() -> None:
+    listener = Echo()
+    connection, wire = joined(listener)
+    connection.data_received(post("/wait", b"first") + post("/a", b"second"))
+    assert wire.sent == b""
+    connection.data_received(b"x" * 70_000)
+    assert wire.paused, "whoever sends on has to wait"
+    listener.gate.set()
+    await asyncio.sleep(0.01)
+    assert answers(wire)[0] == b"first"
+    assert b"second" in wire.sent
+    assert not wire.paused
+
+
+async def test_work_goes_on_when_its_client_has_gone() -> None:
+    listener = Echo()
+    connection, wire = joined(listener)
+    connection.data_received(post("/wait", b"bind"))
+    connection.connection_lost(None)
+    listener.gate.set()
+    assert connection.task is not None
+    await connection.task
+    assert wire.sent == b""
+
+
+async def test_nonsense_gets_a_reason_and_the_door() -> None:
+    connection, wire = joined(Echo())
+    connection.data_received(b"SSH-2.0-OpenSSH\r\n\r\n")
+    assert wire.sent.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert wire.closed
+
+
+async def test_an_endless_head() -> None:
+    connection, wire = joined(Echo())
+    connection.data_received(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20_000)
+    assert wire.sent.startswith(b"HTTP/1.1 431 ")
+    assert wire.closed
+
+
+async def test_a_head_request_gets_no_body() -> None:
+    connection, wire = joined(Echo())
+    connection.data_received(b"HEAD /healthz HTTP/1.1\r\nContent-Length: 2\r\n\r\nok")
+    assert wire.sent.endswith(b"Content-Length: 2\r\n\r\n")
+
+
+async def test_whoever_has_a_checked_certificate_is_known() -> None:
+    listener = Echo()
+    for known in (True, False):
+        connection, _ = joined(listener, known=known)
+        connection.data_received(post("/a", b""))
+    assert [request.is_known for request in listener.asked] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("sent", "seconds", "stays"),
+    [
+        pytest.param(post("/a", b"x"), IDLE - 1, True, id="idle-for-a-while"),
+        pytest.param(post("/a", b"x"), IDLE + 1, False, id="idle-for-too-long"),
+        pytest.param(b"POST /a HTTP/1.1\r\nContent-Length: 9\r\n\r\nx", SLOW + 1, False, id="half-a-request"),
+        pytest.param(b"POST /a", SLOW + 1, False, id="half-a-head"),
+        pytest.param(post("/wait", b"x"), IDLE + 1, True, id="we-are-the-slow-one"),
+    ],
+)
+async def test_who_is_let_go(sent: bytes, seconds: float, stays: bool) -> None:
+    listener = Echo()
+    connection, wire = joined(listener)
+    connection.data_received(sent)
+    listener.time = seconds
+    connection.sweep(listener.now())
+    assert wire.closed is not stays
+    if connection.task is not None:
+        listener.gate.set()
+        await connection.task
+
+
+async def test_a_bug_of_ours_closes_the_connection() -> None:
+    async def crash() -> Response:
+        raise RuntimeError("a bug")
+
+    connection, wire = Connection(Listener(lambda request: crash(), 100)), Wire()
+    connection.connection_made(wire)
+    connection.data_received(post("/a", b""))
+    assert connection.task is not None
+    with pytest.raises(RuntimeError, match="a bug"):
+        await connection.task
+    assert wire.closed
