@@ -311,6 +311,10 @@ class Cluster(RuleBasedStateMachine):
                     assert all(state is not State.PENCILLED for state, _ in tiles), "pencilled onto an oversold card"
 
     @invariant()
+    def pencils_are_counted(self) -> None:
+        assert self.ledger.pencils() == sum(e.state is State.PENCILLED for e in self.ledger.entries())
+
+    @invariant()
     def the_lowest_priority_is_known(self) -> None:
         held = [entry.holding.priority for entry in self.ledger.entries() if entry.holding.grant is not None]
         assert self.ledger.lowest_priority() == min(held, default=None)

@@ -87,6 +87,7 @@ class Ledger:
         self._settings = settings or BookSettings()
         self._entries: dict[str, Entry] = {}
         self._in_flight: set[str] = set()  # pencilled or assumed: few, and looked at on every tick
+        self._pencils = 0  # how many of them are pencilled
         self._on_node: dict[str, set[str]] = {}  # UIDs with an entry or an open promise there
         self._promises: dict[str, Promised] = {}
         self._priorities: Counter[int] = Counter()  # of pods with a grant
@@ -123,7 +124,7 @@ class Ledger:
 
     def pencils(self) -> int:
         """How many pods are between filter and bind."""
-        return sum(self._entries[pod].state is State.PENCILLED for pod in self._in_flight)
+        return self._pencils
 
     def in_flight(self) -> list[Entry]:
         """Pods between filter and the day the cluster shows them bound."""
@@ -380,6 +381,7 @@ class Ledger:
 
     def _replace(self, pod: str, entry: Entry | None) -> None:
         """The one place where a pod's entry changes; its promise holds exactly while it has no entry."""
+        self._pencils += _is_pencil(entry) - _is_pencil(self._entries.get(pod))
         if entry is not None and self._holds_already(pod, entry.holding):
             self._entries[pod] = entry
             (self._in_flight.discard if entry.state is State.CONFIRMED else self._in_flight.add)(pod)
@@ -460,6 +462,10 @@ class Ledger:
     def _alarm(self, what: str, about: str) -> str:
         lines = [f"  {event}" for event in self._story if about in repr(event)]
         return "\n".join([f"{what}. Story:", *lines])
+
+
+def _is_pencil(entry: Entry | None) -> bool:
+    return entry is not None and entry.state is State.PENCILLED
 
 
 NOTHING = Use(0, 0, 0)
