@@ -43,6 +43,16 @@ def remembered(rig: Rig) -> float:
     return rig.count("remembered_nos_total")
 
 
+def promise(rig: Rig, name: str) -> None:
+    """Keep room on n1 for a pod that waits."""
+    pod = rig.mirror.waiting[f"uid-{name}"].pod
+    asked = rig.extender.asked(pod)
+    assert isinstance(asked, PodRequest)
+    where = rig.ledger.fleet.place(asked, "n1")
+    assert isinstance(where, Placement)
+    rig.ledger.handle(Promised(holding_of(pod, asked, where.grant(pod.uid, asked.dialect)), 2000.0))
+
+
 class TestARepeatedNo:
     def test_is_not_looked_for_again(self) -> None:
         rig = full()
@@ -110,12 +120,7 @@ class TestARepeatedNo:
         rig = Rig(node("n1").cards(1, size=SIZE))
         for name in ("mine", "other"):
             rig.arrive(tile(5), name=name)
-        mine = rig.mirror.waiting["uid-mine"].pod
-        asked = rig.extender.asked(mine)
-        assert isinstance(asked, PodRequest)
-        where = rig.ledger.fleet.place(asked, "n1")
-        assert isinstance(where, Placement)
-        rig.ledger.handle(Promised(holding_of(mine, asked, where.grant(mine.uid, asked.dialect)), 2000.0))
+        promise(rig, "mine")
         assert rig.filter("other").names == []
         assert rig.filter("mine").names == ["n1"]
 
@@ -125,12 +130,7 @@ class TestARepeatedNo:
             rig.arrive(tile(5), name=name)
         rig.change("king", spec={"priority": 9})
         rig.catch_up()
-        mine = rig.mirror.waiting["uid-mine"].pod
-        asked = rig.extender.asked(mine)
-        assert isinstance(asked, PodRequest)
-        where = rig.ledger.fleet.place(asked, "n1")
-        assert isinstance(where, Placement)
-        rig.ledger.handle(Promised(holding_of(mine, asked, where.grant(mine.uid, asked.dialect)), 2000.0))
+        promise(rig, "mine")
         assert rig.filter("equal").names == []
         assert rig.filter("king").names == ["n1"]
 
