@@ -96,6 +96,18 @@ class TestTheLoopDies:
         await rig.preemptor.round()
 
 
+async def test_names_are_looked_up_once_for_each_list_that_came() -> None:
+    """A thousand pods may wait, each with thousands of names, and a round comes four times a second."""
+    rig = await crowded()
+    arrive(rig, "wanted", 17, HIGH)  # too large for any card
+    rig.filter("wanted")
+    await rig.preemptor.round()
+    shared = rig.preemptor._wishes["uid-wanted"].names
+    await rig.preemptor.round()
+    assert rig.preemptor._wishes["uid-wanted"].names is shared
+    assert shared == ("n1", "n2")
+
+
 class TestNeverBinds:
     async def test_the_promised_pod_is_nudged_when_its_room_is_there(self) -> None:
         rig = await crowded()

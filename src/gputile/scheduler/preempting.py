@@ -8,7 +8,7 @@ Door:  `Preemptor.answer` is the verb; `refused` and `pod_seen` hear what happen
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
@@ -46,7 +46,7 @@ class Wish(msgspec.Struct):
 
     pod: Pod
     asked: PodRequest
-    names: list[str]  # the nodes of its last filter call: they passed taints and affinity
+    names: Sequence[str]  # the nodes of its last filter call: they passed taints and affinity
     since: float
     heard: float
     not_before: float = 0.0
@@ -213,10 +213,10 @@ class Preemptor:
             self._share_names(wish)
 
     def _share_names(self, wish: Wish) -> None:
-        """Let the book's own strings stand for those of the request: thousands, for each pod that waits."""
+        """Once per list, as it came: let the book's own strings stand for those of the request, which are thousands."""
         if isinstance(wish.names, list):
             nodes = (self._ledger.fleet.node(name) for name in wish.names)
-            wish.names = Names(node.name for node in nodes if node is not None)
+            wish.names = tuple(node.name for node in nodes if node is not None)
 
     def _is_free(self, uid: str) -> bool:
         return (
@@ -303,10 +303,6 @@ class Preemptor:
         if wish.told != why and self._clock() >= wish.told_at + SAY_AGAIN:
             wish.told, wish.told_at = why, self._clock()
             await self._promiser.note(wish.pod, "PreemptionBlocked", why)
-
-
-class Names(list[str]):
-    """Names of nodes that the book knows."""
 
 
 def _is_nominated(pod: Pod) -> bool:

@@ -48,4 +48,3 @@ def start(level: str, stream: TextIO | None = None) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # we print none of it
-    logging.getLogger("aiohttp.access").setLevel("WARNING")
