@@ -22,7 +22,6 @@ from gputile.dialects.wire import Pod
 from gputile.model.errors import InputError
 from gputile.scheduler import views, wire
 from gputile.scheduler.binding import NOT_LEADING, Binder
-from gputile.scheduler.http import Listener, Request, Response
 from gputile.scheduler.mirror import Mirror
 from gputile.scheduler.preempting import Preemptor
 from gputile.scheduler.settings import Settings, TlsSettings
@@ -31,6 +30,7 @@ from gputile.scheduler.verbs import Extender
 from gputile.scheduler.wire import BadBody, BindArgs, FilterAnswer, FilterArgs
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
+from gputile.web.server import Listener, Request, Response
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,10 @@ from typing import cast
 
 import msgspec
 
+from gputile.web.bodies import Body, Malformed
+
 LONGEST_HEAD = 65536  # bytes
-LONGEST_LINE = 4096  # bytes, of a chunk's head
+LANDING = 65536  # bytes that are read at once
 IDLE = 300.0  # seconds; kube-scheduler drops idle connections after 90
 SLOW = 60.0  # seconds for a whole request
 SWEEP = 10.0  # seconds between two looks for connections that are too slow
@@ -44,21 +46,12 @@ class Response(msgspec.Struct, frozen=True):
 Answer = Callable[[Request], Response | Awaitable[Response]]
 
 
-class Malformed(Exception):
-    """What came is no request that we understand."""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status = status
-
-
 class Head(msgspec.Struct, frozen=True):
     """A request without its body."""
 
     method: str
     path: str
-    length: int  # of the body; meaningless where it comes in chunks
-    is_chunked: bool
+    length: int | None  # of the body; None where it comes in chunks
     closes: bool  # after the answer
     asks_first: bool  # Expect: 100-continue
 
@@ -78,8 +71,7 @@ def read_head(head: bytes) -> Head:
     return Head(
         method=parts[0].decode("latin-1"),
         path=_path(parts[1].decode("latin-1")),
-        length=_length(found),
-        is_chunked=_is_chunked(found),
+        length=None if _is_chunked(found) else _length(found),
         closes=_closes(parts[2], found.get(b"connection", b"").lower()),
         asks_first=found.get(b"expect", b"").lower() == b"100-continue",
     )
@@ -113,73 +105,7 @@ def _closes(version: bytes, connection: bytes) -> bool:
     return b"close" in connection or (version == b"HTTP/1.0" and b"keep-alive" not in connection)
 
 
-class Body:
-    """Collects a body as it comes; what goes beyond the limit is counted and dropped."""
-
-    def __init__(self, head: Head, limit: int) -> None:
-        self._limit, self._chunked = limit, head.is_chunked
-        self._missing = 0 if head.is_chunked else head.length
-        self._found = bytearray()
-        self._size = 0
-        self._at_end = not head.is_chunked  # no further chunk comes
-        self._after_chunk = self._in_trailer = False
-
-    @property
-    def is_too_large(self) -> bool:
-        return self._size > self._limit
-
-    def content(self) -> bytes:
-        return b"" if self.is_too_large else bytes(self._found)
-
-    def take(self, buffer: bytearray) -> bool:
-        """Take what is there; whether the body is whole."""
-        while True:
-            if self._missing:
-                part = buffer[: self._missing]
-                del buffer[: len(part)]
-                self._missing -= len(part)
-                self._size += len(part)
-                if self.is_too_large:
-                    self._found.clear()
-                else:
-                    self._found += part
-                if self._missing:
-                    return False
-                self._after_chunk = self._chunked
-            if self._at_end:
-                return True
-            line = _line(buffer)
-            if line is None:
-                return False
-            self._next_chunk(line)
-
-    def _next_chunk(self, line: bytes) -> None:
-        if self._in_trailer:
-            self._at_end = not line
-        elif self._after_chunk:
-            if line:
-                raise Malformed(400, "a chunk is longer than it says")
-            self._after_chunk = False
-        else:
-            size = line.partition(b";")[0].strip()
-            if not size or len(size) > 12 or set(size.lower()) - set(b"0123456789abcdef"):
-                raise Malformed(400, "a chunk does not say how long it is")
-            self._missing = int(size, 16)
-            self._in_trailer = not self._missing
-
-
-def _line(buffer: bytearray) -> bytes | None:
-    end = buffer.find(b"\r\n")
-    if end < 0:
-        if len(buffer) > LONGEST_LINE:
-            raise Malformed(400, "a line is too long")
-        return None
-    line = bytes(buffer[:end])
-    del buffer[: end + 2]
-    return line
-
-
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """One client. Its requests are answered in their order."""
 
     def __init__(self, listener: "Listener") -> None:
@@ -204,8 +130,11 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self._listener.connections.discard(self)
 
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
+    def get_buffer(self, hint: int) -> memoryview:
+        return self._listener.landing
+
+    def buffer_updated(self, count: int) -> None:
+        self._buffer += self._listener.landing[:count]
         if self.task is None:
             self._work()
         elif len(self._buffer) > LONGEST_HEAD and self._transport is not None:
@@ -223,7 +152,7 @@ class Connection(asyncio.Protocol):
                 else:
                     self.task = asyncio.ensure_future(self._wait_for(answer))
         except Malformed as wrong:
-            self._head = self._head or Head("GET", "/", 0, False, True, False)
+            self._head = self._head or Head("GET", "/", 0, True, False)
             self._send(Response(str(wrong).encode(), wrong.status, "text/plain", close=True))
 
     def _next(self) -> Request | None:
@@ -248,7 +177,7 @@ class Connection(asyncio.Protocol):
         self.since = self._listener.now()
         self._head = read_head(bytes(self._buffer[:end]))
         del self._buffer[: end + 4]
-        self._body = Body(self._head, self._listener.limit)
+        self._body = Body(self._head.length, self._listener.limit)
         if self._head.asks_first and self._transport is not None:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         return True
@@ -309,6 +238,8 @@ class Listener:
         self.answer, self.limit = answer, limit
         self.connections: set[Connection] = set()
         self.is_stopping = False
+        self.landing = memoryview(bytearray(LANDING))
+        """Where bytes arrive, whoever sent them: they are taken from here before the loop reads again."""
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
 

@@ -1,0 +1,33 @@
+"""A body as it comes: in chunks, broken, too large."""
+
+import pytest
+
+from gputile.web.bodies import Body, Malformed
+
+
+def test_a_body_in_chunks() -> None:
+    body = Body(None, 100)
+    assert body.take(bytearray(b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nTrailer: x\r\n\r\n"))
+    assert body.content() == b"abcde"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"x\r\n", id="no-size"),
+        pytest.param(b"\r\n", id="an-empty-size"),
+        pytest.param(b"-1\r\n", id="a-negative-size"),
+        pytest.param(b"1\r\nabc\r\n", id="longer-than-it-says"),
+        pytest.param(b"1" * 5000, id="a-line-without-end"),
+    ],
+)
+def test_chunks_that_are_none(sent: bytes) -> None:
+    with pytest.raises(Malformed):
+        Body(None, 100).take(bytearray(sent))
+
+
+def test_what_is_too_large_is_counted_and_dropped() -> None:
+    body = Body(11, 10)
+    assert not body.take(bytearray(b"0123456789"))
+    assert body.take(bytearray(b"!"))
+    assert (body.is_too_large, body.content()) == (True, b"")
