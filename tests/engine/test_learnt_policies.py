@@ -10,7 +10,17 @@ from gputile.engine import tiling
 from gputile.engine.cutting import values
 from gputile.engine.fleet import Fleet
 from gputile.engine.fragmentation import Fragments, Look
-from gputile.engine.learning import FIRST_REFRESH, MOST_TASKS, Learner, Supply, Task, model_prices, tables, task_of
+from gputile.engine.learning import (
+    FIRST_REFRESH,
+    MOST_TASKS,
+    PRICE_EVERY,
+    Learner,
+    Supply,
+    Task,
+    model_prices,
+    tables,
+    task_of,
+)
 from gputile.engine.placing import Placement
 from gputile.engine.shares import CARD
 from gputile.model.grants import Use
@@ -91,10 +101,15 @@ REQUESTS: list[PodRequest] = [
     wants(ask(100), models=(ModelRule(("T4",)),)),
     wants(ask(100), uuids=("GPU-n0-0", "GPU-n1-2")),
     wants(cpu=2000),
+    wants(ask(100), cpu=1000, host=300_000),
+    wants(ask(100), cpu=1000),
 ]
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("hold"), st.integers(0, 2), st.integers(0, 2)),
+        st.tuples(st.just("release"), st.integers(0, 2), st.integers(0, 2)),
+        st.tuples(st.just("host"), st.integers(0, 2), st.just(0)),
+        st.tuples(st.just("learn"), st.integers(0, len(REQUESTS) - 1), st.just(0)),
         st.tuples(st.just("ask"), st.integers(0, len(REQUESTS) - 1), st.just(0)),
         st.tuples(st.just("node"), st.integers(0, 2), st.integers(1, 5)),
         st.tuples(st.just("gone"), st.integers(0, 2), st.just(0)),
@@ -122,7 +137,8 @@ def test_scores_kept_up_to_date_equal_scores_made_anew(policy: str, steps: list[
         assert kept.scores(request, fitting, policy).tolist() == pytest.approx(
             fresh.scores(request, fitting, policy).tolist()
         )
-        for name in kept.best(request, policy):
+        assert kept.best(request, policy) == fresh.best(request, policy)
+        for name in kept.names():
             assert kept.place(request, name, policy) == fresh.place(request, name, policy)
 
 
@@ -131,7 +147,16 @@ def play(fleet: Fleet, step: tuple[str, int, int], policy: str) -> None:
     if what == "hold":
         fleet.hold(f"n{one}", {f"GPU-n{one}-{other}": Use(90, 10, 1)}, 1000)
     elif what == "ask":
-        fleet.best(REQUESTS[one], policy)
+        for name in fleet.best(REQUESTS[one], policy):
+            fleet.place(REQUESTS[one], name, policy)
+    elif what == "release":
+        fleet.release(f"n{one}", {f"GPU-n{one}-{other}": Use(90, 10, 1)}, 1000)
+    elif what == "host":
+        fleet.hold(f"n{one}", {}, 0, 300_000)
+    elif what == "learn":
+        for _ in range(PRICE_EVERY):
+            fleet.learn(REQUESTS[one])
+        fleet.refresh()
     elif what == "node":
         made = node(f"n{one}", cpu="16" if other < 5 else "2").card("A100", 1000)
         made.cards(2, "T4" if other > 2 else "A100", 1000, healthy=other != 2, cordoned=other == 4)

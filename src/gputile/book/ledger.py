@@ -307,7 +307,8 @@ class Ledger:
         """The cards under this pod that hold more than they have; room that is only promised does not count."""
         if holding.node not in self.fleet:
             return []
-        promised = [h for pod in self._on_node[holding.node] if (h := self._open_promise(pod)) is not None]
+        there = self._on_node[holding.node] if self._promises else ()
+        promised = [h for pod in there if (h := self._open_promise(pod)) is not None]
         for h in promised:
             self._release(h)
         short = _cards_short(self.fleet, holding, taken=True)
@@ -476,9 +477,7 @@ def _cards_short(fleet: Fleet, holding: Holding, *, taken: bool = False) -> list
     uses = holding.uses()
     if holding.node not in fleet:
         return sorted(uses) or [holding.node]
-    view = fleet.view(holding.node)
-    rooms = {card.uuid: room for card, room in zip(view.node.cards, view.rooms, strict=True)}
-    return [uuid for uuid, use in uses.items() if not _bears(rooms.get(uuid), NOTHING if taken else use)]
+    return [uuid for uuid, use in uses.items() if not _bears(fleet.room(holding.node, uuid), NOTHING if taken else use)]
 
 
 def _bears(room: Room | None, use: Use) -> bool:

@@ -79,6 +79,15 @@ class Columns:
         """The node as `place` sees it."""
         return self._view(self._rows[name])
 
+    def room(self, name: str, uuid: str) -> Room | None:
+        """What is free of one card of a node that is here; None if it lacks the card."""
+        row = self._rows[name]
+        position = self._places[row].get(uuid)
+        if position is None:
+            return None
+        at = position, row
+        return Room(int(self._memory[at]), int(self._cores[at]), int(self._slots[at]), int(self._tenants[at]))
+
     def hold(self, name: str, uses: Mapping[str, Use], cpu: int = 0, memory: int = 0) -> None:
         """Take what a pod uses off the node. Unknown nodes and cards are passed over."""
         self._book(name, uses, cpu, memory, 1)

@@ -41,6 +41,11 @@ def nodes_that_fit(question: Question) -> Mask:
     return answer
 
 
+def is_simple(pieces: Sequence[Piece], rule: Constraints) -> bool:
+    """Whether counting answers it, node by node: no search, and no set of cards that must be near each other."""
+    return not _wants_sets(rule) and (len(pieces) < 2 or (len(pieces) == 2 and _simple(tuple(pieces), rule)))
+
+
 def _independent(pieces: Sequence[Piece]) -> list[tuple[Piece, ...]]:
     """Groups that never run at the same time. A sidecar that outlives an init container ties all together."""
     if any(len(piece.phases()) > 1 for piece in pieces):

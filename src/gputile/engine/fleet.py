@@ -11,20 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputile.engine.columns import Columns
-from gputile.engine.fitting import Question, Rows, cards_that_fit, memory_needed, nodes_that_fit
+from gputile.engine.fitting import Question, Rows, cards_that_fit, is_simple, memory_needed, nodes_that_fit
 from gputile.engine.fragmentation import Fragments, Look
 from gputile.engine.grid import Grid, Ints, Mask
 from gputile.engine.judging import Judge
 from gputile.engine.learning import Learner, Supply, Tables, tables, task_of
 from gputile.engine.pieces import Piece, cut
-from gputile.engine.placing import Placement, piece_miss, place, searched
+from gputile.engine.placing import Placement, piece_miss, place, placed, searched
 from gputile.engine.policies import POLICIES, Scores, Sums, first_named, mixed
 from gputile.engine.refusing import CODES, Facts, Verdict, add_misses
 from gputile.engine.shares import CARD, ask_share
+from gputile.engine.standing import Choices, Standings
 from gputile.engine.topology import closeness, closest, largest_linked
 from gputile.model.cards import NodeView
 from gputile.model.refusals import NodeCode, Refusal
-from gputile.model.requests import Constraints, PodRequest
+from gputile.model.requests import Constraints, PodRequest, Wish
 
 SEARCH_BUDGET = 2000
 """Sets of cards looked at for one question about all nodes: a fifth of a second, for pods of many containers."""
@@ -45,6 +46,7 @@ class Fleet(Columns):
     def __init__(self) -> None:
         super().__init__()
         self._judge = Judge(self)
+        self._standings, self._choices = Standings(), Choices()
 
     # ---- asking -----------------------------------------------------------------------------------------------------
 
@@ -87,18 +89,35 @@ class Fleet(Columns):
 
         Ties come in the order in which nodes were added, or shuffled by the seed.
         """
-        fitting = self.fits(request, steps)
-        if not fitting.any():
+        scores = self._standing(request, policy, seed, steps)
+        top = scores.max(initial=-np.inf)
+        if top == -np.inf:
             return []
-        scores = self.scores(request, fitting, policy, seed)
-        ties = np.flatnonzero(scores >= scores.max() - slack)
+        ties = np.flatnonzero(scores >= top - slack)
         if among is not None and not self._are_named(ties, among):
-            scores[~self.named(among)] = -np.inf
+            scores = np.where(self.named(among), scores, -np.inf)
             ties = np.flatnonzero((scores >= scores.max() - slack) & np.isfinite(scores))
         if shuffle:
             ties = ties[np.argsort(mixed(ties.astype(np.uint64), seed))]
         ties = ties[np.argsort(-scores[ties], kind="stable")]
         return [self._name(row) for row in ties[:keep].tolist()]
+
+    def _standing(self, request: PodRequest, policy: str | None, seed: int, steps: int) -> Scores:
+        """By row: the score, -inf where the pod does not fit. To be read only: it may be what is remembered."""
+        name = first_named(request.constraints.node_policy, policy)
+        if not (POLICIES[name].learns and is_simple(cut(request), request.constraints)):
+            return self.scores(request, self.fits(request, steps), policy, seed)
+        known = self._standings.of(request, name, self._basis(), len(self._nodes))
+        if known.moment != self._moment:
+            rows = self.touched_since(known.moment)
+            fitting = self._fits(request, self.grid().columns(rows), rows)
+            known.scores[rows] = np.where(fitting, self._judge.scores(request, name, rows), -np.inf)
+            known.moment = self._moment
+        return known.scores
+
+    def _basis(self) -> tuple[int, int]:
+        """What scores rest on beside the node itself: what was learnt, and the average card, by which sizes count."""
+        return self._judge.lessons(), self.average_card()
 
     def _are_named(self, rows: Rows, among: Collection[str]) -> bool:
         """Whether they are among these names: looked up one by one if they are few, which saves looking all names up.
@@ -109,11 +128,21 @@ class Fleet(Columns):
 
     def place(self, request: PodRequest, name: str, policy: str | None = None, seed: int = 0) -> Placement | Refusal:
         """Choose the cards on one node, with what the policy has learnt."""
-        view, row = self.view(name), self._rows[name]
-        chosen = first_named(request.constraints.card_policy, view.node.card_policy, policy)
+        row = self._rows[name]
+        node = self._known(row)
+        chosen = first_named(request.constraints.card_policy, node.card_policy, policy)
         if not POLICIES[chosen].learns:
-            return place(request, view, policy, seed)
-        return place(request, view, policy, seed, lambda piece: self._judge.card_scores(request, piece, row, chosen))
+            return place(request, self._view(row), policy, seed)
+        alike = (chosen, request, self.state(row)) if _wants_any_one_card(request) else None
+        card = self._choices.get(alike, self._basis()) if alike else None
+        if card is not None and self._host[row] >= request.memory:
+            return placed(request, node, card)
+        answer = place(
+            request, self._view(row), policy, seed, lambda piece: self._judge.card_scores(request, piece, row, chosen)
+        )
+        if alike and isinstance(answer, Placement):
+            self._choices.keep(alike, self._places[row][answer.containers[0].tiles[0].uuid])
+        return answer
 
     def refusals(self, request: PodRequest, among: Iterable[str] | None = None) -> list[Refusal]:
         """Why each node that does not fit does not, as `place` would say one by one (but for `SearchTooLong`)."""
@@ -177,31 +206,45 @@ class Fleet(Columns):
 
     # ---- how it is done: fitting ------------------------------------------------------------------------------------
 
-    def _fits(self, request: PodRequest, grid: Grid, *, empty: bool = False, steps: int = SEARCH_BUDGET) -> Mask:
-        question = self._question(request, cut(request), grid, empty=empty, steps=steps)
+    def _fits(
+        self,
+        request: PodRequest,
+        grid: Grid,
+        rows: Rows | None = None,
+        *,
+        empty: bool = False,
+        steps: int = SEARCH_BUDGET,
+    ) -> Mask:
+        """`rows`: those that the grid has, if not all; only for what `is_simple`."""
+        question = self._question(request, cut(request), grid, rows, empty=empty, steps=steps)
         # What asks for none of it fits even where others took too much, as in Kubernetes.
         answer = nodes_that_fit(question)
         if request.cpu:
             answer &= grid.cpu >= request.cpu
         if request.memory:
             answer &= grid.host >= request.memory
-        return answer & self._in_use[: len(self._nodes)]
+        return answer & self._in_use[self._columns(rows)]
+
+    def _columns(self, rows: Rows | None) -> Rows | slice:
+        return slice(len(self._nodes)) if rows is None else rows
 
     def _question(
         self,
         request: PodRequest,
         pieces: tuple[Piece, ...],
         grid: Grid,
+        rows: Rows | None = None,
         *,
         empty: bool,
         steps: int = SEARCH_BUDGET,
     ) -> Question:
+        eligible = self._eligible_cards(request.constraints)
         return Question(
             pieces=pieces,
             rule=request.constraints,
             grid=grid,
-            eligible=self._eligible_cards(request.constraints),
-            numa=self._numa[:, : len(self._nodes)],
+            eligible=eligible if rows is None else eligible[:, rows],
+            numa=self._numa[:, self._columns(rows)],
             linked=self._linked,
             search=lambda rows: self._search(request, rows, empty=empty, steps=steps),
         )
@@ -354,6 +397,13 @@ class Fleet(Columns):
 
     def shape(self) -> tuple[int, int]:
         return len(self._size), len(self._nodes)
+
+
+def _wants_any_one_card(request: PodRequest) -> bool:
+    """One tile, whichever card it is on: its neighbours, links and names do not matter."""
+    rule, pieces = request.constraints, cut(request)
+    free = not (rule.uuids or rule.not_uuids) and (rule.numa, rule.links) == (Wish.NO, Wish.NO)
+    return free and len(pieces) == 1 and pieces[0].cards == 1
 
 
 def _without_host(request: PodRequest) -> PodRequest:

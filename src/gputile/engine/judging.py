@@ -28,6 +28,7 @@ from gputile.engine.learning import (
 )
 from gputile.engine.pieces import Piece, cut
 from gputile.engine.shares import CARD, ask_share
+from gputile.engine.standing import kind_of
 from gputile.model.requests import PodRequest, Role
 
 REMEMBERED = 256  # requests
@@ -83,6 +84,7 @@ class Judge:
         self._fixed = False  # the mix was given, and is not learnt
         self._priced_at = 0  # arrivals
         self._starved = False
+        self._lessons = 0
         self._remembered: OrderedDict[tuple[object, ...], Remembered] = OrderedDict()
 
     # ---- learning ---------------------------------------------------------------------------------------------------
@@ -128,6 +130,7 @@ class Judge:
 
     def _price(self) -> None:
         supply = self._site.supply()
+        self._lessons += 1
         self._priced_at = self._learner.arrivals
         self._prices = model_prices(self._learner.asked(), supply)
         asked = cpu_asked_per_card(self._learner.asked())
@@ -143,15 +146,21 @@ class Judge:
 
     # ---- judging ----------------------------------------------------------------------------------------------------
 
-    def scores(self, request: PodRequest, policy: str) -> Floats:
-        """By row: the node's score; meaningless where the pod does not fit."""
-        known = self._up_to_date(request, policy).nodes
+    def lessons(self) -> int:
+        """Counts what was learnt: while it stands, the score of a node that is not touched does."""
+        self.tables()
+        return self._lessons
+
+    def scores(self, request: PodRequest, policy: str, rows: Rows | None = None) -> Floats:
+        """By row (of these, if not of all): the node's score; meaningless where the pod does not fit."""
+        these = slice(None) if rows is None else rows
+        known = self._up_to_date(request, policy).nodes[these]
         average = self._site.average_card()
         main = [ask for ask in request.asks if ask.role is not Role.INIT]
         size = sum(ask.cards * ask_share(ask, average) for ask in main) / CARD
         if policy != "tiling" or not size:
             return known
-        return known - tiling.SCARCITY * size * self._site.node_prices(self._prices)
+        return known - tiling.SCARCITY * size * self._site.node_prices(self._prices)[these]
 
     def card_scores(self, request: PodRequest, piece: Piece, row: int, policy: str) -> list[float]:
         """By card of one node: larger is better."""
@@ -207,11 +216,7 @@ class Judge:
 
 
 def _key(request: PodRequest, policy: str, starved: bool) -> tuple[object, ...]:
-    """Requests that differ in names only share their scores."""
-    rule = request.constraints
-    asks = tuple((a.role, a.cards, a.memory, a.memory_percent, a.cores, a.exclusive) for a in request.asks)
-    facts = (rule.models, rule.not_models, rule.uuids, rule.not_uuids, rule.modes, rule.idle)
-    return (policy, starved, request.slots, request.together, request.cpu, asks, facts)
+    return (policy, starved, kind_of(request))
 
 
 # ---- the rules: scores of some nodes --------------------------------------------------------------------------------

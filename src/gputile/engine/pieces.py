@@ -1,6 +1,7 @@
 """A request cut into pieces: what goes onto the same cards together, and when it is there."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 import msgspec
 
@@ -91,8 +92,9 @@ def _need(phase: int, asks: Iterable[Ask], card_memory: MiB, slots: int) -> Need
     )
 
 
+@lru_cache(1024)
 def cut(request: PodRequest) -> tuple[Piece, ...]:
-    """The pieces of a request, in the pod's order."""
+    """The pieces of a request, in the pod's order. Remembered: it is asked at every turn, and most pods are alike."""
     alive = phases([ask.role for ask in request.asks])
     wanting = [(ask, mine) for ask, mine in zip(request.asks, alive, strict=True) if ask.cards]
     if request.together and wanting:

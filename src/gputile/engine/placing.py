@@ -4,7 +4,7 @@
 favourite first and goes back when that leads nowhere), and otherwise says which rule left too few cards.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
 import msgspec
@@ -12,7 +12,7 @@ import msgspec
 from gputile.engine.pieces import Need, Piece, cut, phase_count
 from gputile.engine.policies import POLICIES, Rank, first_named
 from gputile.engine.topology import all_linked, closest, largest_linked
-from gputile.model.cards import Card, NodeView, Room
+from gputile.model.cards import Card, Node, NodeView, Room
 from gputile.model.grants import ContainerGrant, Grant, Tile, take
 from gputile.model.refusals import NodeCode, Refusal
 from gputile.model.requests import Constraints, PodRequest, Wish
@@ -50,10 +50,16 @@ def place(
     found = _search([_Move(piece, view, request) for piece in _hardest_first(pieces)], board)
     miss = _card_miss(pieces, request, view, board) if found is None else _host_miss(request, view)
     if found is not None and miss is None:
-        return Placement(view.node.name, _grants(request, view, found))
+        return Placement(view.node.name, _grants(request, view.node, found))
     assert miss is not None, "cards were refused without a reason"
     empty = NodeView.empty(view.node)
     return Refusal(view.node.name, *miss, curable=view != empty and fits(request, empty))
+
+
+def placed(request: PodRequest, node: Node, card: int) -> Placement:
+    """All of the pod on one card, which is known to bear it."""
+    found = {ask.container: (card,) for ask in request.asks}
+    return Placement(node.name, _grants(request, node, found))
 
 
 def fits(request: PodRequest, view: NodeView) -> bool:
@@ -295,11 +301,11 @@ def _search(moves: list[_Move], board: _Board) -> dict[str, Sequence[int]] | Non
     return None
 
 
-def _grants(request: PodRequest, view: NodeView, found: dict[str, Sequence[int]]) -> tuple[ContainerGrant, ...]:
+def _grants(request: PodRequest, node: Node, found: Mapping[str, Sequence[int]]) -> tuple[ContainerGrant, ...]:
     grants = []
     for ask in request.asks:
         if ask.cards:
-            tiles: list[Tile] = [take(ask, view.node.cards[card]) for card in sorted(found[ask.container])]
+            tiles: list[Tile] = [take(ask, node.cards[card]) for card in sorted(found[ask.container])]
             grants.append(ContainerGrant(ask.container, tuple(tiles), ask.role))
     return tuple(grants)
 
