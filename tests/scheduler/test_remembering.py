@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.book.events import Promised, Tick
+from gputile.book.events import NodeSeen, Promised, Tick
 from gputile.engine.pieces import cut
 from gputile.engine.placing import RULES, Placement, cases, piece_miss
 from gputile.kube.values import Json
@@ -91,12 +91,19 @@ class TestARepeatedNo:
         assert list(rig.filter("late", ["n2"]).failed) == ["n2"]
         assert remembered(rig) == 0
 
-    def test_with_a_stranger_or_a_node_named_twice_is_looked_for(self) -> None:
+    def test_with_a_node_named_twice_is_looked_for(self) -> None:
+        rig = full()
+        for _ in range(2):
+            rig.filter("late", ["n1", "n1"])
+        assert remembered(rig) == 0
+
+    def test_about_a_stranger_holds_until_it_is_known(self) -> None:
         rig = full()
         for _ in range(2):
             assert rig.filter("late", ["n1", "n9"]).unresolvable == {"n9": SENTENCE[NodeCode.UNKNOWN_NODE]}
-            rig.filter("late", ["n1", "n1"])
-        assert remembered(rig) == 0
+        assert remembered(rig) == 1
+        rig.ledger.handle(NodeSeen(node("n9").cards(1, size=SIZE).node()))
+        assert rig.filter("late", ["n1", "n9"]).names == ["n9"]
 
     def test_about_whole_nodes_is_looked_for_and_answered_whole(self) -> None:
         rig = full()

@@ -1,6 +1,8 @@
 """The numbers: their names are a contract."""
 
-from gputile.telemetry.metrics import Metrics
+import pytest
+
+from gputile.telemetry.metrics import STAGES, Metrics
 
 NAMES = {
     "gputile_verbs_total": ("verb", "result"),
@@ -27,7 +29,9 @@ NAMES = {
 
 def test_every_name_is_there_and_stays() -> None:
     metrics = Metrics()
-    for one in vars(metrics).values():
+    metrics.stage("x", "x").observe(0.1)
+    for named in vars(metrics).values():
+        one = getattr(named, "_counter", named)
         if hasattr(one, "labels") and one._labelnames:
             one.labels(*("x" for _ in one._labelnames))
     samples = {sample.name: set(sample.labels) for family in metrics.registry.collect() for sample in family.samples}
@@ -41,10 +45,31 @@ def test_two_processes_in_one_have_a_registry_each() -> None:
     assert other.registry.get_sample_value("gputile_nudges_total") == 0
 
 
-def test_a_stage_is_looked_up_once() -> None:
+@pytest.mark.parametrize(
+    ("seconds", "le"),
+    [
+        pytest.param(0.0001, "0.0002", id="below-the-first-edge"),
+        pytest.param(0.001, "0.001", id="on-an-edge"),
+        pytest.param(7.0, "+Inf", id="beyond-all-edges"),
+    ],
+)
+def test_a_stage_is_a_histogram(seconds: float, le: str) -> None:
     metrics = Metrics()
-    assert metrics.stage("filter", "read") is metrics.stage("filter", "read")
-    metrics.stage("filter", "read").observe(0.001)
+    metrics.stage("filter", "read").observe(seconds)
+    labels = {"verb": "filter", "stage": "read"}
+    value = metrics.registry.get_sample_value
+    assert value("gputile_verb_seconds_count", labels) == 1
+    assert value("gputile_verb_seconds_sum", labels) == seconds
+    edges = [*map(str, STAGES), "+Inf"]
+    found = {edge: value("gputile_verb_seconds_bucket", {**labels, "le": edge}) for edge in edges}
+    assert [edge for edge in edges if found[edge] == 1] == edges[edges.index(le) :]
+
+
+def test_the_verbs_of_one_process_are_one_histogram() -> None:
+    metrics = Metrics()
+    for verb in ("filter", "bind"):
+        metrics.stage(verb, "decide").observe(0.001)
+        metrics.stage(verb, "decide").observe(0.002)
     said = metrics.text().decode()
-    assert 'gputile_verb_seconds_count{stage="read",verb="filter"} 1.0' in said
-    assert 'gputile_verb_seconds_bucket{le="0.001",stage="read",verb="filter"} 1.0' in said
+    assert said.count("# TYPE gputile_verb_seconds histogram") == 1
+    assert 'gputile_verb_seconds_count{stage="decide",verb="bind"} 2.0' in said

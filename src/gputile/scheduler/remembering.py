@@ -35,7 +35,8 @@ class Shape(msgspec.Struct, frozen=True):
     """The answers to pods that ask the same, all made since room last appeared."""
 
     gains: int
-    answers: dict[bytes, tuple[int, Said]] = msgspec.field(default_factory=dict)  # by nodes: the moment, the answer
+    answers: dict[frozenset[str], tuple[int, Said]] = msgspec.field(default_factory=dict)
+    """By the nodes that were asked about: the moment, and the answer."""
 
 
 class Nos:
@@ -51,14 +52,14 @@ class Nos:
         shape = self._shapes.get(asked)
         if shape is None or shape.gains != self._fleet.gains():
             return None
-        moment, said = shape.answers.get(self._nodes(args), (-1, None))
+        moment, said = shape.answers.get(_nodes(args), (-1, None))
         if said is None or (NodeCode.TOGETHER in said.reasons and moment != self._fleet.moment()):
             return None
         return said
 
     def keep(self, asked: PodRequest, args: FilterArgs, said: Said) -> None:
         """Remember an answer just made."""
-        nodes, gains = self._nodes(args), self._fleet.gains()
+        nodes, gains = _nodes(args), self._fleet.gains()
         if not nodes:
             return
         if self._kept >= MOST:
@@ -71,10 +72,11 @@ class Nos:
         shape.answers[nodes] = self._fleet.moment(), msgspec.structs.replace(said, answer=answer)
         self._kept += 1
 
-    def _nodes(self, args: FilterArgs) -> bytes:
-        """The set of nodes, a byte for each there is. Empty, which means that no answer is kept: one is a stranger,
-        one is named twice, or they came whole and want to be answered whole."""
-        if args.whole is not None:
-            return b""
-        named = self._fleet.named(args.names)
-        return named.tobytes() if int(named.sum()) == len(args.names) else b""
+
+def _nodes(args: FilterArgs) -> frozenset[str]:
+    """Whom it was asked about. Empty, which means that no answer is kept, where one is named twice, or they came whole
+    and want to be answered whole."""
+    if args.whole is not None:
+        return frozenset()
+    named = frozenset(args.names)
+    return named if len(named) == len(args.names) else frozenset()
