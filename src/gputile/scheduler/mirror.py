@@ -161,6 +161,8 @@ class Mirror:
             self.fresh[pod.uid] = pod
         elif isinstance(asked, PodRequest):
             self.ungranted[pod.uid] = pod
+        if entry is not None and booked is not None and known is not None and _is_as_booked(known, pod, shown, booked):
+            return entry.holding  # the usual: our own bind comes back
         return _holding(pod, shown or booked)
 
     def _shown(self, pod: Pod, before: Grant | None) -> Grant | None:
@@ -275,6 +277,19 @@ def plain_request(pod: Pod) -> PodRequest:
 def is_same(before: Pod, after: Pod) -> bool:
     """Whether at most the status changed."""
     return before.spec == after.spec and before.annotations == after.annotations and before.labels == after.labels
+
+
+def _is_as_booked(known: Pod, pod: Pod, shown: Grant | None, booked: Grant) -> bool:
+    """Whether the pod holds what the book has of it: the same cards, and of the host what it wanted before."""
+    before, after = known.spec, pod.spec
+    if before is None or after is None or shown not in (None, booked):
+        return False
+    return (before.containers, before.init_containers, before.overhead, before.priority) == (
+        after.containers,
+        after.init_containers,
+        after.overhead,
+        after.priority,
+    )
 
 
 def _holding(pod: Pod, grant: Grant | None) -> Holding:

@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 import time
+from functools import lru_cache
 from typing import Any, TextIO
 
 import orjson
@@ -36,8 +37,12 @@ class JsonLines(logging.Formatter):
 
 
 def _utc(seconds: float) -> str:
-    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-    return f"{whole}.{int(seconds % 1 * 1000):03d}Z"
+    return f"{_whole(int(seconds))}.{int(seconds % 1 * 1000):03d}Z"
+
+
+@lru_cache(1)
+def _whole(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
 def start(level: str, stream: TextIO | None = None) -> None:
@@ -47,4 +52,5 @@ def start(level: str, stream: TextIO | None = None) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    logging._srcfile = None  # documented: nobody looks up the line that logs
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # we print none of it
