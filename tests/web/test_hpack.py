@@ -2,8 +2,8 @@
 
 import pytest
 from hpack import Encoder
-from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from hpack.hpack import Decoder as OtherDecoder
+from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from hpack.table import HeaderTable
 from hypothesis import given
 from hypothesis import strategies as st

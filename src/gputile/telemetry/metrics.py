@@ -14,6 +14,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.verbs = self._counter("verbs_total", "Verbs answered.", "verb", "result")
+        self.connections = self._counter("connections_total", "Connections by what they speak.", "protocol")
         self.seconds = Histogram(
             "gputile_verb_seconds",
             "Time per verb and stage: read (the body), decide, api (the API server), write (the answer).",

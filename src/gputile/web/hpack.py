@@ -89,13 +89,13 @@ class Decoder:
         self._kept: list[Field] = []  # the newest last
         self._size, self._room = 0, TABLE
 
-    def decode(self, block: bytes) -> list[Field]:
+    def decode(self, block: bytes | bytearray) -> list[Field]:
         try:
             return self._decode(block)
         except IndexError:
             raise Malformed(400, "the headers end in the middle of one") from None
 
-    def _decode(self, block: bytes) -> list[Field]:
+    def _decode(self, block: bytes | bytearray) -> list[Field]:
         found: list[Field] = []
         at = size = 0
         while at < len(block):
@@ -129,7 +129,7 @@ class Decoder:
             raise Malformed(400, "a header refers to one that is not kept")
         return self._kept[-back]
 
-    def _literal(self, block: bytes, at: int, mask: int) -> tuple[Field, int]:
+    def _literal(self, block: bytes | bytearray, at: int, mask: int) -> tuple[Field, int]:
         index, at = number(block, at, mask)
         if index:
             name = self._field(index)[0]
@@ -144,7 +144,7 @@ class Decoder:
         self._size += len(field[0]) + len(field[1]) + OVERHEAD
         self._shrink()
 
-    def _resize(self, block: bytes, at: int) -> int:
+    def _resize(self, block: bytes | bytearray, at: int) -> int:
         self._room, at = number(block, at, 0x1F)
         if self._room > TABLE:
             raise Malformed(400, "a larger table of headers than we keep")
@@ -161,7 +161,7 @@ class Decoder:
             del self._kept[:gone]
 
 
-def number(block: bytes, at: int, mask: int) -> tuple[int, int]:
+def number(block: bytes | bytearray, at: int, mask: int) -> tuple[int, int]:
     """A number that begins in the low bits of a byte, and where it ends (section 5.1)."""
     found = block[at] & mask
     at += 1
@@ -176,7 +176,7 @@ def number(block: bytes, at: int, mask: int) -> tuple[int, int]:
     raise Malformed(400, "a number in the headers is too long")
 
 
-def _string(block: bytes, at: int) -> tuple[bytes, int]:
+def _string(block: bytes | bytearray, at: int) -> tuple[bytes, int]:
     is_packed = block[at] & 0x80
     length, at = number(block, at, 0x7F)
     end = at + length
