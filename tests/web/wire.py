@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import Awaitable
 
+from gputile.web.h2 import H2Connection
 from gputile.web.messages import Request, Response
-from gputile.web.server import Listener
+from gputile.web.server import Connection, Listener
 
 
 class Wire(asyncio.Transport):
@@ -38,6 +39,7 @@ class Echo(Listener):
     def __init__(self, limit: int = 100) -> None:
         super().__init__(self.reply, limit)
         self.asked: list[Request] = []
+        self.finished: list[Request] = []  # those of `/wait`
         self.gate = asyncio.Event()
         self.time = 0.0
 
@@ -52,10 +54,15 @@ class Echo(Listener):
 
     async def _later(self, request: Request) -> Response:
         await self.gate.wait()
+        self.finished.append(request)
         return Response(request.body)
 
+    async def idle(self) -> None:
+        """Until everything that takes time is answered."""
+        await asyncio.gather(*self._working)
 
-def hear(connection: asyncio.BufferedProtocol, sent: bytes) -> None:
+
+def hear(connection: Connection | H2Connection, sent: bytes) -> None:
     """As the loop does it."""
     while sent:
         landing = connection.get_buffer(-1)

@@ -1,7 +1,7 @@
 """The frames of HTTP/2 (RFC 9113, sections 4, 6 and 7): their numbers, their shapes, and what can be wrong with them.
 
 Room:  bytes to values and back. It keeps nothing.
-Door:  `frame` and its kin write; `HEAD`, `unpadded`, `settings_in` read; `Fault` ends a connection, `StreamFault` a stream.
+Door:  `frame` and its kin write, `HEAD` and `..._in` read; `Fault` ends a connection, `StreamFault` a stream.
 """
 
 from collections.abc import Iterator

@@ -8,7 +8,7 @@ handshake costs both sides more than the call. Over HTTP/2 one connection carrie
 
 Anybody in the network may connect, so everything that a stranger can make us keep or do is bounded: open streams and
 work for streams that were reset (`MOST_STREAMS`), bodies that are not whole (`MOST_BODIES`), answers that nobody
-fetches (`MOST_WAITING`), headers (`LONGEST_HEAD`), frames that ask for nothing (`MOST_NOISE`), and time (`SLOW`, `IDLE`).
+fetches (`MOST_WAITING`), headers (`LONGEST_HEAD`), frames that ask for nothing (`MOST_NOISE`), time (`SLOW`, `IDLE`).
 """
 
 import asyncio
@@ -282,7 +282,7 @@ class H2Connection(asyncio.BufferedProtocol):
             self._ask(stream)
 
     def _replenish(self, size: int) -> None:
-        """Padding and what nobody wants count too (section 6.9.1). A stream's own window is large enough for any body."""
+        """Padding and what nobody wants count too (section 6.9.1). A stream's window is large enough for any body."""
         self._taken += size
         if self._taken >= WINDOW // 2:
             self._out.say(frames.window_update(0, self._taken))
