@@ -1,101 +1,18 @@
-"""HTTP/2 as it comes over the wire: many at once, in pieces, against windows, broken, hostile."""
+"""HTTP/2 as it comes over the wire: many at once, in pieces, against windows, broken."""
 
-import asyncio
-from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
-from hpack import Decoder, Encoder
-from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame, SettingsFrame
+from hyperframe.frame import DataFrame, SettingsFrame
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gputile.web import frames, h2
 from gputile.web.frames import ACK, END_HEADERS, END_STREAM, PADDED, WITH_PRIORITY, Code, frame
-from gputile.web.h2 import H2Connection
-from gputile.web.messages import IDLE, LONGEST_HEAD, SLOW, Response
-from gputile.web.server import Listener
+from gputile.web.messages import LONGEST_HEAD
 from tests.effort import examples
-from tests.web.wire import Echo, Wire, hear
-
-Fields = list[tuple[bytes, bytes]]
-
-
-class Talk:
-    """A client of few words. What it hears is read by another implementation."""
-
-    def __init__(self, listener: Listener | None = None, *, known: bool = False, settings: bytes = b"") -> None:
-        self.listener = listener or Echo()
-        self.wire = Wire(known=known)
-        self.connection = H2Connection(self.listener)
-        self.connection.connection_made(self.wire)
-        self._encoder, self._decoder = Encoder(), Decoder()
-        self._decoder.max_allowed_table_size = 0
-        self._read, self.heard = 0, list[Frame]()
-        self._begin = frames.PREFACE + frame(frames.SETTINGS, payload=settings)
-
-    def say(self, *parts: bytes) -> "Talk":
-        hear(self.connection, self._begin + b"".join(parts))
-        self._begin = b""
-        return self
-
-    def block(self, path: str, fields: Fields) -> bytes:
-        begin = [(b":method", b"POST"), (b":scheme", b"https"), (b":path", path.encode()), (b":authority", b"x")]
-        return bytes(self._encoder.encode([*begin, *fields]))
-
-    def raw(self, fields: Fields) -> bytes:
-        return bytes(self._encoder.encode(fields))
-
-    def post(self, number: int, body: bytes = b"", path: str = "/a", fields: Fields | None = None) -> bytes:
-        if fields is None:
-            fields = [(b"content-length", b"%d" % len(body))]
-        begin = frame(frames.HEADERS, END_HEADERS | (0 if body else END_STREAM), number, self.block(path, fields))
-        pieces = [body[start : start + 65536] for start in range(0, len(body), 65536)]
-        ends = [0] * (len(pieces) - 1) + [END_STREAM]
-        return begin + b"".join(
-            frame(frames.DATA, end, number, piece) for end, piece in zip(ends, pieces, strict=False)
-        )
-
-    # ---- what came back ---------------------------------------------------------------------------------------------
-
-    def frames(self) -> list[Frame]:
-        """All so far."""
-        while self._read < len(self.wire.sent):
-            found, length = Frame.parse_frame_header(memoryview(self.wire.sent[self._read : self._read + 9]))
-            self._read += 9
-            found.parse_body(memoryview(self.wire.sent[self._read : self._read + length]))
-            self._read += length
-            self.heard.append(found)
-        return self.heard
-
-    def answers(self) -> dict[int, bytes]:
-        """The bodies of those answers that have ended."""
-        bodies: dict[int, bytes] = {}
-        for one in self.frames():
-            if isinstance(one, DataFrame):
-                bodies[one.stream_id] = bodies.get(one.stream_id, b"") + one.data
-        return {number: bodies.get(number, b"") for number in self.ended()}
-
-    def ended(self) -> list[int]:
-        return [one.stream_id for one in self.frames() if "END_STREAM" in one.flags]
-
-    def heads(self) -> list[dict[bytes, bytes]]:
-        """Of all answers; to be asked once, for the decoder remembers."""
-        blocks = [one.data for one in self.frames() if isinstance(one, HeadersFrame)]
-        return [dict(self._decoder.decode(block, raw=True)) for block in blocks]
-
-    def resets(self) -> dict[int, Code]:
-        return {one.stream_id: Code(one.error_code) for one in self.frames() if isinstance(one, RstStreamFrame)}
-
-    def farewell(self) -> tuple[int, Code] | None:
-        """The last stream, and why."""
-        found = [one for one in self.frames() if isinstance(one, GoAwayFrame)]
-        return (found[-1].last_stream_id, Code(found[-1].error_code)) if found else None
-
-
-def first_window(size: int) -> bytes:
-    return frames.SETTING.pack(frames.INITIAL_WINDOW_SIZE, size)
-
+from tests.web.talk import Fields, Talk, first_window
+from tests.web.wire import Echo, hear
 
 # ---- questions and answers ------------------------------------------------------------------------------------------
 
@@ -125,7 +42,7 @@ async def test_any_cutting_of_the_bytes_gives_the_same_answers(cuts: list[int]) 
     parts = [
         talk.post(1, b"one"),
         frame(frames.PING, 0, 0, b"12345678"),
-        headed(talk, 3, b"3"),
+        talk.headed(3, b"3"),
         frame(frames.PRIORITY, 0, 3, b"\0\0\0\0\x10"),
         padded,
     ]
@@ -141,8 +58,7 @@ async def test_any_cutting_of_the_bytes_gives_the_same_answers(cuts: list[int]) 
         frame(frames.HEADERS, END_HEADERS | END_STREAM, 5, talk.raw([(b"trailer", b"1")])),
         frame(frames.WINDOW_UPDATE, 0, 0, b"\0\0\1\0"),
     ]
-    whole = talk._begin + b"".join(parts)
-    talk._begin = b""
+    whole = talk.begin() + b"".join(parts)
     for start, end in pairwise(sorted({0, len(whole), *(cut % len(whole) for cut in cuts)})):
         hear(talk.connection, whole[start:end])
     assert talk.answers() == {1: b"one", 3: b"two", 5: b"three", 7: b"four"}
@@ -294,15 +210,11 @@ async def test_a_malformed_question_is_reset_and_harms_no_other(fields: Fields) 
     assert len(listener.asked) == 1
 
 
-def headed(talk: Talk, number: int = 1, length: bytes = b"5") -> bytes:
-    return frame(frames.HEADERS, END_HEADERS, number, talk.block("/a", [(b"content-length", length)]))
-
-
 async def test_a_body_that_is_not_as_long_as_it_says() -> None:
     listener = Echo()
     talk = Talk(listener).say()
-    talk.say(headed(talk, 1), frame(frames.DATA, 0, 1, b"123456"), frame(frames.DATA, END_STREAM, 1, b"late"))
-    talk.say(headed(talk, 3), frame(frames.DATA, END_STREAM, 3, b"1234"))
+    talk.say(talk.headed(1), frame(frames.DATA, 0, 1, b"123456"), frame(frames.DATA, END_STREAM, 1, b"late"))
+    talk.say(talk.headed(3), frame(frames.DATA, END_STREAM, 3, b"1234"))
     assert talk.resets() == {1: Code.PROTOCOL_ERROR, 3: Code.PROTOCOL_ERROR}
     assert listener.asked == []
 
@@ -385,238 +297,3 @@ async def test_nonsense_raises_nothing(sent: list[tuple[int, int, int, bytes]]) 
     talk = Talk().say(b"".join(frame(*one) for one in sent))
     talk.frames()
     talk.connection.connection_lost(None)
-
-
-# ---- floods ---------------------------------------------------------------------------------------------------------
-
-
-def ask_and_take_back(talk: Talk, numbers: Iterable[int]) -> list[bytes]:
-    return [talk.post(n, b"x", "/wait") + frames.reset(n, Code.CANCEL) for n in numbers]
-
-
-@pytest.mark.parametrize(
-    "noise",
-    [
-        pytest.param(frame(frames.PING, 0, 0, bytes(8)), id="pings"),
-        pytest.param(frame(frames.PING, ACK, 0, bytes(8)), id="answers-to-no-ping"),
-        pytest.param(frame(frames.SETTINGS), id="settings"),
-        pytest.param(frame(frames.SETTINGS, ACK), id="acknowledgements"),
-        pytest.param(frame(frames.PRIORITY, 0, 1, bytes(5)), id="priorities"),
-        pytest.param(frame(frames.DATA, 0, 1), id="empty-data"),
-        pytest.param(frames.window_update(0, 1), id="windows"),
-        pytest.param(frame(0xFA, 0, 0), id="unknown-frames"),
-    ],
-)
-async def test_a_flood_of_frames_that_ask_for_nothing(noise: bytes) -> None:
-    talk = Talk().say()
-    talk.say(headed(talk), noise * (h2.MOST_NOISE - 10))
-    assert talk.farewell() is None
-    talk.connection.sweep(1.0)
-    talk.say(noise * (h2.MOST_NOISE - 10))
-    assert talk.farewell() is None, "it is a matter of how many in which time"
-    talk.say(noise * 20)
-    assert talk.farewell() == (1, Code.ENHANCE_YOUR_CALM)
-
-
-async def test_a_flood_of_empty_continuations() -> None:
-    talk = Talk().say(frame(frames.HEADERS, 0, 1, b"\x82"), frame(frames.CONTINUATION, 0, 1) * (h2.MOST_NOISE + 1))
-    assert talk.farewell() == (0, Code.ENHANCE_YOUR_CALM)
-
-
-@pytest.mark.parametrize("piece", [b"\x00\x01a\x01b", b"\x82"], ids=["long-as-sent", "long-when-unpacked"])
-async def test_headers_without_end(piece: bytes) -> None:
-    talk = Talk().say(frame(frames.HEADERS, 0, 1, piece * 1000))
-    for _ in range(LONGEST_HEAD // len(piece * 1000) + 1):
-        talk.say(frame(frames.CONTINUATION, 0, 1, piece * 1000))
-        if talk.farewell():
-            break
-    else:
-        talk.say(frame(frames.CONTINUATION, END_HEADERS, 1))
-    assert talk.farewell() == (0, Code.ENHANCE_YOUR_CALM)
-
-
-async def test_windows_are_no_noise_where_large_answers_account_for_them() -> None:
-    talk = Talk(Echo(limit=10**6), settings=first_window(10**6)).say(frames.window_update(0, 10**9))
-    for number in range(1, 21, 2):
-        talk.say(talk.post(number, b"x" * 300_000), frames.window_update(0, 2000) * 150)
-    assert (len(talk.ended()), talk.farewell()) == (10, None)
-
-
-async def test_questions_that_are_taken_back_at_once() -> None:
-    """Work that was begun goes on, so it counts among what is open: nobody gets more by taking back."""
-    listener = Echo()
-    talk = Talk(listener).say()
-    talk.say(*ask_and_take_back(talk, range(1, 601, 2)))
-    assert len(listener.asked) == h2.MOST_STREAMS
-    assert set(talk.resets().values()) == {Code.REFUSED_STREAM}
-    assert len(talk.resets()) == 50
-    talk.say(*ask_and_take_back(talk, range(601, 1201, 2)))
-    assert talk.farewell() is not None
-    assert talk.farewell()[1] == Code.ENHANCE_YOUR_CALM  # type: ignore[index]
-    listener.gate.set()
-    await listener.idle()
-    assert len(listener.finished) == h2.MOST_STREAMS, "a bind that was asked for is a bind"
-    assert talk.ended() == []
-
-
-async def test_work_for_those_who_took_it_back_makes_room_when_it_is_done() -> None:
-    listener = Echo()
-    talk = Talk(listener).say()
-    talk.say(*ask_and_take_back(talk, range(1, 501, 2)))
-    talk.say(talk.post(501, b"x"))
-    assert talk.resets() == {501: Code.REFUSED_STREAM}
-    listener.gate.set()
-    await listener.idle()
-    talk.say(talk.post(503, b"y"))
-    assert talk.answers() == {503: b"y"}
-
-
-async def test_more_streams_than_announced() -> None:
-    talk = Talk().say()
-    talk.say(*(headed(talk, number) for number in range(1, 505, 2)))
-    assert talk.resets() == {501: Code.REFUSED_STREAM, 503: Code.REFUSED_STREAM}
-    talk.say(frame(frames.DATA, END_STREAM, 501, b"on its way"), frame(frames.DATA, END_STREAM, 1, b"12345"))
-    assert talk.answers() == {1: b"12345"}
-
-
-async def test_bodies_that_are_never_whole() -> None:
-    talk = Talk(Echo(limit=100)).say()
-    for number in (1, 3, 5, 7):
-        talk.say(headed(talk, number, b"101"), frame(frames.DATA, 0, number, b"x" * 100))
-    assert talk.resets() == {}
-    talk.say(headed(talk, 9), frame(frames.DATA, 0, 9, b"x"))
-    assert talk.resets() == {9: Code.ENHANCE_YOUR_CALM}
-    talk.say(frame(frames.DATA, END_STREAM, 1, b"x"), talk.post(11, b"x"))
-    assert talk.answers() == {1: b"", 11: b"x"}
-
-
-async def test_answers_that_nobody_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(h2, "MOST_WAITING", 150)
-    talk = Talk(settings=first_window(0)).say()
-    talk.say(*(talk.post(number, b"x" * 100) for number in (1, 3, 5)))
-    assert talk.resets() == {5: Code.REFUSED_STREAM}
-    talk.say(frames.reset(1, Code.CANCEL), talk.post(7, b""))
-    assert talk.ended() == [7]
-
-
-# ---- ends -----------------------------------------------------------------------------------------------------------
-
-
-async def test_who_does_not_lead_says_goodbye_behind_the_answer_and_takes_nothing_more() -> None:
-    """Go opens another connection, and asks again there whatever was above the last stream."""
-    listener = Echo()
-    talk = Talk(listener).say()
-    talk.say(talk.post(1, b"bind", "/wait"), talk.post(3, b"filter", "/close"), talk.post(5, b"next"))
-    assert talk.farewell() == (3, Code.NO_ERROR)
-    assert talk.answers() == {3: b"filter"}
-    assert [request.path for request in listener.asked] == ["/wait", "/close"]
-    talk.connection.sweep(1.0)
-    assert not talk.wire.closed, "somebody still waits"
-    listener.gate.set()
-    await listener.idle()
-    assert talk.answers() == {3: b"filter", 1: b"bind"}
-    talk.connection.sweep(2.0)
-    assert talk.wire.closed
-
-
-async def test_stopping_says_goodbye_first_and_answers_what_was_asked() -> None:
-    listener = Echo()
-    talk = Talk(listener).say()
-    talk.say(talk.post(1, b"bind", "/wait"))
-    await listener.start("127.0.0.1", 0, None)
-    stopping = asyncio.create_task(listener.stop())
-    await asyncio.sleep(0)
-    assert talk.farewell() == (1, Code.NO_ERROR)
-    assert not talk.wire.closed
-    listener.gate.set()
-    await stopping
-    assert talk.answers() == {1: b"bind"}
-    assert talk.wire.closed
-
-
-async def test_stopping_waits_for_work_whose_client_has_gone() -> None:
-    listener = Echo()
-    talk = Talk(listener).say()
-    talk.say(talk.post(1, b"bind", "/wait"))
-    talk.connection.connection_lost(None)
-    await listener.start("127.0.0.1", 0, None)
-    stopping = asyncio.create_task(listener.stop())
-    await asyncio.sleep(0)
-    assert not stopping.done()
-    listener.gate.set()
-    await stopping
-    assert len(listener.finished) == 1
-
-
-async def test_a_bug_of_ours_resets_its_own_stream_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks: list[asyncio.Task[None]] = []
-
-    async def crash() -> Response:
-        raise RuntimeError("a bug")
-
-    listener = Listener(lambda request: crash() if request.path == "/bug" else Response(b"fine"), 100)
-    monkeypatch.setattr(listener, "work", tasks.append)
-    talk = Talk(listener).say()
-    talk.say(talk.post(1, b"x", "/bug"))
-    with pytest.raises(RuntimeError, match="a bug"):
-        await tasks[0]
-    talk.say(talk.post(3, b"x"))
-    assert talk.resets() == {1: Code.INTERNAL_ERROR}
-    assert talk.answers() == {3: b"fine"}
-
-
-@pytest.mark.parametrize(
-    ("path", "seconds", "stays"),
-    [
-        pytest.param("/a", IDLE - 1, True, id="idle-for-a-while"),
-        pytest.param("/a", IDLE + 1, False, id="idle-for-too-long"),
-        pytest.param("/wait", IDLE + 1, True, id="we-are-the-slow-one"),
-    ],
-)
-async def test_who_is_let_go(path: str, seconds: float, stays: bool) -> None:
-    listener = Echo()
-    talk = Talk(listener).say()
-    talk.say(talk.post(1, b"x", path))
-    talk.say(frame(frames.PING, 0, 0, bytes(8)))
-    talk.connection.sweep(seconds)
-    assert talk.wire.closed is not stays
-    assert (talk.farewell() is None) is stays
-    listener.gate.set()
-    await listener.idle()
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        pytest.param(b"", id="no-preface"),
-        pytest.param(frames.PREFACE[:10], id="half-a-preface"),
-        pytest.param(frames.PREFACE, id="no-settings"),
-        pytest.param(frames.PREFACE + frame(frames.SETTINGS) + b"\0\0\x08", id="half-a-frame"),
-        pytest.param(frames.PREFACE + frame(frames.SETTINGS) + frame(frames.HEADERS, 0, 1), id="half-the-headers"),
-    ],
-)
-async def test_who_never_comes_to_the_point(sent: bytes) -> None:
-    talk = Talk()
-    hear(talk.connection, sent)
-    talk.connection.sweep(SLOW - 1)
-    assert not talk.wire.closed
-    talk.connection.sweep(SLOW + 1)
-    assert talk.wire.closed
-
-
-async def test_a_question_or_an_answer_that_stalls_is_reset_alone() -> None:
-    listener = Echo()
-    talk = Talk(listener, settings=first_window(2)).say()
-    talk.say(headed(talk, 1), talk.post(3, b"an answer that is not fetched"), talk.post(5, b"bind", "/wait"))
-    talk.connection.sweep(SLOW + 1)
-    assert talk.resets() == {1: Code.CANCEL, 3: Code.CANCEL}
-    assert not talk.wire.closed
-    listener.gate.set()
-    await listener.idle()
-
-
-async def test_who_does_not_even_read_the_farewell_is_cut_off() -> None:
-    talk = Talk().say()
-    talk.connection.pause_writing()
-    talk.connection.sweep(IDLE + 1)
-    assert talk.wire.aborted
