@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gputile.web import frames, h2
 from gputile.web.frames import ACK, END_HEADERS, END_STREAM, PADDED, WITH_PRIORITY, Code, frame
-from gputile.web.messages import LONGEST_HEAD
+from gputile.web.messages import LONGEST_HEAD, SLOW
 from tests.effort import examples
 from tests.web.talk import Fields, Talk, first_window
 from tests.web.wire import Echo, hear
@@ -289,6 +289,27 @@ async def test_a_begin_that_is_none(sent: bytes) -> None:
     hear(talk.connection, sent)
     assert talk.farewell() == (0, Code.PROTOCOL_ERROR)
     assert talk.wire.closed
+
+
+@examples(300)
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=6), st.booleans())
+async def test_a_spoilt_conversation_raises_nothing_and_asks_nothing_twice(
+    spots: list[tuple[int, int]], cuts: bool
+) -> None:
+    """Bytes of a good one are replaced or left out."""
+    listener = Echo()
+    talk = Talk(listener, settings=first_window(20))
+    parts = [talk.post(1, b"one"), frame(frames.PING, 0, 0, bytes(8)), talk.post(3, b"x" * 50), talk.headed(5)]
+    parts += [frames.window_update(3, 100), frame(frames.DATA, END_STREAM, 5, b"12345"), frames.reset(3, Code.CANCEL)]
+    said = bytearray(talk.begin() + b"".join(parts))
+    for where, what in spots:
+        at = where % len(said)
+        said[at : at + 1] = b"" if cuts else bytes((what,))
+    hear(talk.connection, bytes(said))
+    talk.frames()
+    assert len(listener.asked) <= 3
+    talk.connection.sweep(SLOW + 1)
+    talk.connection.connection_lost(None)
 
 
 @examples(300)

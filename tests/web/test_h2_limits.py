@@ -96,6 +96,19 @@ async def test_work_for_those_who_took_it_back_makes_room_when_it_is_done() -> N
     assert talk.answers() == {503: b"y"}
 
 
+async def test_questions_that_make_us_reset_them() -> None:
+    """The same the other way round: each is begun, and then spoilt so that it is our turn to end it."""
+    listener = Echo()
+    talk = Talk(listener).say()
+    talk.say(*(talk.post(n, b"x", "/wait") + frame(frames.DATA, 0, n, b"more") for n in range(1, 601, 2)))
+    assert len(listener.asked) == h2.MOST_STREAMS
+    talk.say(*(frame(frames.HEADERS, END_HEADERS, n, talk.raw([(b"a", b"b")])) for n in range(601, 1201, 2)))
+    assert talk.farewell() is not None
+    assert talk.farewell()[1] == Code.ENHANCE_YOUR_CALM  # type: ignore[index]
+    listener.gate.set()
+    await listener.idle()
+
+
 async def test_more_streams_than_announced() -> None:
     talk = Talk().say()
     talk.say(*(talk.headed(number) for number in range(1, 505, 2)))

@@ -31,7 +31,7 @@ MOST_WAITING = 16 * 2**20  # bytes of answers; who wants more has to fetch these
 MOST_NOISE = 1000  # frames between two sweeps that ask for nothing, beyond those that answers account for
 ACCOUNTED = 512  # bytes of an answer that account for one such frame: Go widens its windows at every 4 KiB
 MOST_CREDIT = 100_000  # frames
-RESET_NOISE = 2  # a question that is taken back is work for nothing
+RESET_NOISE = 2  # a question that is taken back, or has to be, is work for nothing
 WINDOW = 2**30  # bytes that we are ready to take, per stream and in sum: bodies are bounded by other means
 LARGEST_TAKEN = 2**17  # bytes of a frame
 WANTED = frames.settings(
@@ -180,6 +180,7 @@ class H2Connection(asyncio.BufferedProtocol):
                     self._note()
         except StreamFault as fault:
             self._reset(number, fault.code)
+            self._note(1 if fault.code == Code.REFUSED_STREAM else RESET_NOISE)
 
     def _note(self, times: int = 1) -> None:
         """A frame that asks for nothing. Some are needed; a flood of them is not."""
@@ -426,6 +427,7 @@ class H2Connection(asyncio.BufferedProtocol):
             return
         self._flush()
         self._transport = None
+        self._streams.clear()
         if self._out.is_held:
             transport.abort()  # he does not read: what we said would wait for ever
         else:
