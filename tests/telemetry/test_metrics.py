@@ -6,6 +6,7 @@ from gputile.telemetry.metrics import STAGES, Metrics
 
 NAMES = {
     "gputile_verbs_total": ("verb", "result"),
+    "gputile_connections_total": ("protocol",),
     "gputile_refusals_total": ("code",),
     "gputile_bad_requests_total": ("code",),
     "gputile_pencils_total": ("end",),

@@ -1,7 +1,6 @@
 """HTTP as it comes over the wire: in pieces, in a row, broken, slow."""
 
 import asyncio
-from collections.abc import Awaitable
 from itertools import pairwise
 
 import pytest
@@ -9,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputile.web.bodies import Malformed
-from gputile.web.server import IDLE, SLOW, Connection, Head, Listener, Request, Response, read_head
+from gputile.web.messages import IDLE, SLOW, Response
+from gputile.web.server import Connection, Head, Listener, read_head
 from tests.effort import examples
+from tests.web.wire import Echo, Wire, hear
 
 
 def head(*lines: bytes) -> Head:
@@ -61,60 +62,10 @@ def test_what_is_refused_and_not_guessed(lines: list[bytes]) -> None:
 # ---- a connection ---------------------------------------------------------------------------------------------------
 
 
-class Wire(asyncio.Transport):
-    """What the server writes, and whether it hung up."""
-
-    def __init__(self, *, known: bool = False) -> None:
-        super().__init__({"peercert": {"subject": ()} if known else None})
-        self.sent, self.closed, self.paused = b"", False, False
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.sent += bytes(data)
-
-    def close(self) -> None:
-        self.closed = True
-
-    def pause_reading(self) -> None:
-        self.paused = True
-
-    def resume_reading(self) -> None:
-        self.paused = False
-
-
-class Echo(Listener):
-    """Says what was asked; `/wait` waits for the test."""
-
-    def __init__(self) -> None:
-        super().__init__(self.reply, 100)
-        self.asked: list[Request] = []
-        self.gate = asyncio.Event()
-        self.time = 0.0
-
-    def now(self) -> float:
-        return self.time
-
-    def reply(self, request: Request) -> Response | Awaitable[Response]:
-        self.asked.append(request)
-        return self._later(request) if request.path == "/wait" else Response(request.body)
-
-    async def _later(self, request: Request) -> Response:
-        await self.gate.wait()
-        return Response(request.body)
-
-
 def joined(listener: Echo, **facts: bool) -> tuple[Connection, Wire]:
     connection, wire = Connection(listener), Wire(**facts)
     connection.connection_made(wire)
     return connection, wire
-
-
-def hear(connection: Connection, sent: bytes) -> None:
-    """As the loop does it."""
-    while sent:
-        landing = connection.get_buffer(-1)
-        piece, sent = sent[: len(landing)], sent[len(landing) :]
-        landing[: len(piece)] = piece
-        connection.buffer_updated(len(piece))
 
 
 def post(path: str, body: bytes) -> bytes:

@@ -30,7 +30,8 @@ from gputile.scheduler.verbs import Extender
 from gputile.scheduler.wire import BadBody, BindArgs, FilterAnswer, FilterArgs
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
-from gputile.web.server import Listener, Request, Response
+from gputile.web.messages import Request, Response
+from gputile.web.server import ALPN, Listener
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +102,9 @@ class Server:
             "/scheduler/status": lambda: views.elastic_status(mirror.ledger),
             "/status": lambda: views.percent_status(mirror.ledger),
         }
-        self._listener = Listener(self._handle, settings.body_limit * 2**20)
+        self._listener = Listener(
+            self._handle, settings.body_limit * 2**20, lambda protocol: metrics.connections.labels(protocol).inc()
+        )
         self._tls: ssl.SSLContext | None = None
         self.port = 0
 
@@ -278,6 +281,7 @@ def tls_context(settings: TlsSettings) -> ssl.SSLContext | None:
     if not settings.certificate:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(ALPN)
     context.num_tickets = 0  # kube-scheduler never resumes a session; making tickets is a third of a handshake
     try:
         context.load_cert_chain(settings.certificate, settings.key)

@@ -67,6 +67,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.verbs = self._tally("verbs_total", "Verbs answered.", "verb", "result")
+        self.connections = self._tally("connections_total", "Connections by what they speak.", "protocol")
         self._clocks = Clocks()
         self.registry.register(self._clocks)
         self.refusals = self._tally("refusals_total", "Nodes refused when nothing fitted, by reason.", "code")

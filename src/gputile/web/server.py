@@ -1,6 +1,6 @@
-"""A small HTTP/1.1 server: what kube-scheduler, probes and curl send, and no more.
+"""A small HTTP server: what kube-scheduler, probes and curl send, and no more.
 
-Room:  bytes in, one request at a time per connection, bytes out. It knows nothing of verbs.
+Room:  bytes in, one request at a time per connection, bytes out. It knows nothing of verbs. HTTP/2 is next door (`h2`).
 Door:  `Listener(answer, ...)`, then `start`, `stop`. `answer` returns a `Response`, or something to wait for.
 
 Ours, because what a general server does for every request (a task, streams, header objects) cost as much as deciding,
@@ -17,33 +17,13 @@ from typing import cast
 import msgspec
 
 from gputile.web.bodies import Body, Malformed
+from gputile.web.h2 import H2Connection
+from gputile.web.messages import IDLE, LONGEST_HEAD, SLOW, Answer, Guest, Host, Request, Response, path_of
 
-LONGEST_HEAD = 65536  # bytes
+ALPN = ("h2", "http/1.1")  # what is spoken over TLS, the better first
 LANDING = 65536  # bytes that are read at once
-IDLE = 300.0  # seconds; kube-scheduler drops idle connections after 90
-SLOW = 60.0  # seconds for a whole request
 SWEEP = 10.0  # seconds between two looks for connections that are too slow
 GOODBYE = 5.0  # seconds that requests have to end when we stop
-
-
-class Request(msgspec.Struct, frozen=True):
-    """One question, whole."""
-
-    method: str
-    path: str
-    body: bytes
-    is_too_large: bool  # the body was longer than allowed, and is not here
-    is_known: bool  # came over TLS with a client certificate, which was checked
-
-
-class Response(msgspec.Struct, frozen=True):
-    body: bytes
-    status: int = 200
-    content_type: str = "application/json"
-    close: bool = False
-
-
-Answer = Callable[[Request], Response | Awaitable[Response]]
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -70,7 +50,7 @@ def read_head(head: bytes) -> Head:
         found[name] = value.strip()
     return Head(
         method=parts[0].decode("latin-1"),
-        path=_path(parts[1].decode("latin-1")),
+        path=path_of(parts[1].decode("latin-1")),
         length=None if _is_chunked(found) else _length(found),
         closes=_closes(parts[2], found.get(b"connection", b"").lower()),
         asks_first=found.get(b"expect", b"").lower() == b"100-continue",
@@ -78,13 +58,6 @@ def read_head(head: bytes) -> Head:
 
 
 SINGLE = (b"content-length", b"transfer-encoding")
-
-
-def _path(target: str) -> str:
-    """Without a query; a proxy may send the whole address."""
-    if not target.startswith("/"):
-        target = "/" + target.partition("://")[2].partition("/")[2]
-    return target.partition("?")[0]
 
 
 def _length(found: dict[bytes, bytes]) -> int:
@@ -108,7 +81,7 @@ def _closes(version: bytes, connection: bytes) -> bool:
 class Connection(asyncio.BufferedProtocol):
     """One client. Its requests are answered in their order."""
 
-    def __init__(self, listener: "Listener") -> None:
+    def __init__(self, listener: Host) -> None:
         self._listener = listener
         self._buffer = bytearray()
         self._head: Head | None = None
@@ -123,12 +96,12 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
         self._is_known = bool(transport.get_extra_info("peercert"))
-        self._listener.connections.add(self)
+        self._listener.welcome(self, "http/1.1")
 
     def connection_lost(self, wrong: Exception | None) -> None:
         """What is being worked on goes on: a bind that was asked for is a bind."""
         self._transport = None
-        self._listener.connections.discard(self)
+        self._listener.forget(self)
 
     def get_buffer(self, hint: int) -> memoryview:
         return self._listener.landing
@@ -151,6 +124,7 @@ class Connection(asyncio.BufferedProtocol):
                     self._send(answer)
                 else:
                     self.task = asyncio.ensure_future(self._wait_for(answer))
+                    self._listener.work(self.task)
         except Malformed as wrong:
             self._head = self._head or Head("GET", "/", 0, True, False)
             self._send(Response(str(wrong).encode(), wrong.status, "text/plain", close=True))
@@ -213,6 +187,9 @@ class Connection(asyncio.BufferedProtocol):
         if self.task is None and now - self.since > patience:
             self.close()
 
+    def see_off(self) -> None:
+        """Nothing to say before there is an answer: it will say `Connection: close`."""
+
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
@@ -230,14 +207,28 @@ def _written(response: Response, *, close: bool, with_body: bool) -> bytes:
 CLOSE = "Connection: close\r\n"
 
 
+class Door(asyncio.BufferedProtocol):
+    """Opened by a TLS handshake, which has chosen what is spoken behind it (RFC 7301)."""
+
+    def __init__(self, listener: "Listener") -> None:
+        self._listener = listener
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        chosen = transport.get_extra_info("ssl_object").selected_alpn_protocol()
+        behind = H2Connection(self._listener) if chosen == "h2" else Connection(self._listener)
+        transport.set_protocol(behind)
+        behind.connection_made(transport)
+
+
 class Listener:
     """A socket, and all who came."""
 
-    def __init__(self, answer: Answer, limit: int) -> None:
-        """`limit`: the longest body, in bytes."""
-        self.answer, self.limit = answer, limit
-        self.connections: set[Connection] = set()
+    def __init__(self, answer: Answer, limit: int, came: Callable[[str], None] = lambda protocol: None) -> None:
+        """`limit`: the longest body, in bytes. `came` hears of every connection what it speaks."""
+        self.answer, self.limit, self._came = answer, limit, came
+        self.connections: set[Guest] = set()
         self.is_stopping = False
+        self._working: set[asyncio.Task[None]] = set()
         self.landing = memoryview(bytearray(LANDING))
         """Where bytes arrive, whoever sent them: they are taken from here before the loop reads again."""
         self._server: asyncio.Server | None = None
@@ -246,10 +237,23 @@ class Listener:
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
+    def welcome(self, guest: Guest, protocol: str) -> None:
+        self.connections.add(guest)
+        self._came(protocol)
+
+    def forget(self, guest: Guest) -> None:
+        self.connections.discard(guest)
+
+    def work(self, answering: asyncio.Task[None]) -> None:
+        """Kept here, for a client may go before it has its answer."""
+        self._working.add(answering)
+        answering.add_done_callback(self._working.discard)
+
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
         """Listen; the port, which matters if 0 was asked for."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self), host, port, ssl=tls, backlog=1024)
+        first: Callable[[], asyncio.BaseProtocol] = (lambda: Connection(self)) if tls is None else (lambda: Door(self))
+        self._server = await loop.create_server(first, host, port, ssl=tls, backlog=1024)
         self._sweeper = asyncio.create_task(self._sweep())
         return int(self._server.sockets[0].getsockname()[1])
 
@@ -260,9 +264,10 @@ class Listener:
             return
         self._server.close()
         self._sweeper.cancel()
-        asked = [one.task for one in self.connections if one.task is not None]
-        if asked:
-            await asyncio.wait(asked, timeout=GOODBYE)
+        for connection in list(self.connections):
+            connection.see_off()
+        if self._working:
+            await asyncio.wait(self._working, timeout=GOODBYE)
         for connection in list(self.connections):
             connection.close()
         await asyncio.gather(self._sweeper, return_exceptions=True)

@@ -1,0 +1,112 @@
+"""The frames of HTTP/2 (RFC 9113, sections 4, 6 and 7): their numbers, their shapes, and what can be wrong with them.
+
+Room:  bytes to values and back. It keeps nothing.
+Door:  `frame` and its kin write, `HEAD` and `..._in` read; `Fault` ends a connection, `StreamFault` a stream.
+"""
+
+from collections.abc import Iterator
+from enum import IntEnum
+from struct import Struct
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HEAD = Struct(">BHBBL")  # the length in two parts, type, flags, stream
+SETTING = Struct(">HL")
+WORD = Struct(">L")
+
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
+END_STREAM = ACK = 0x01
+END_HEADERS, PADDED, WITH_PRIORITY = 0x04, 0x08, 0x20
+ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = 2, 3, 4, 5, 6
+
+FIRST_WINDOW = 65535  # bytes that may be sent before anybody has said how many
+SMALLEST_FRAME = 16384  # bytes: the largest that everybody takes
+LARGEST_FRAME = 2**24 - 1  # bytes
+LARGEST = 2**31 - 1  # of a window, and of a stream's number
+
+
+class Code(IntEnum):
+    """Why something ends (section 7)."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    ENHANCE_YOUR_CALM = 11
+
+
+class Fault(Exception):
+    """The connection cannot go on (section 5.4.1)."""
+
+    def __init__(self, code: Code, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+class StreamFault(Exception):
+    """One stream cannot go on; the others can (section 5.4.2)."""
+
+    def __init__(self, code: Code, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+
+
+def unpadded(payload: bytearray) -> bytearray:
+    if not payload or payload[0] >= len(payload):
+        raise Fault(Code.PROTOCOL_ERROR, "a frame has more padding than room")
+    return payload[1 : len(payload) - payload[0]]
+
+
+def settings_in(payload: bytearray) -> Iterator[tuple[int, int]]:
+    """What the other side wants, each checked (section 6.5.2); the unknown is passed over."""
+    if len(payload) % SETTING.size:
+        raise Fault(Code.FRAME_SIZE_ERROR, "settings of a strange length")
+    for name, value in SETTING.iter_unpack(payload):
+        if name == INITIAL_WINDOW_SIZE and value > LARGEST:
+            raise Fault(Code.FLOW_CONTROL_ERROR, "a window beyond all windows")
+        if name == MAX_FRAME_SIZE and not SMALLEST_FRAME <= value <= LARGEST_FRAME:
+            raise Fault(Code.PROTOCOL_ERROR, "frames of a forbidden size")
+        if name == ENABLE_PUSH and value > 1:
+            raise Fault(Code.PROTOCOL_ERROR, "a push that is neither on nor off")
+        yield name, value
+
+
+def word_in(payload: bytearray) -> int:
+    if len(payload) != WORD.size:
+        raise Fault(Code.FRAME_SIZE_ERROR, "a frame of a strange length")
+    return int(WORD.unpack(payload)[0])
+
+
+# ---- writing --------------------------------------------------------------------------------------------------------
+
+
+def head(kind: int, flags: int, number: int, length: int) -> bytes:
+    return HEAD.pack(length >> 16, length & 0xFFFF, kind, flags, number)
+
+
+def frame(kind: int, flags: int = 0, number: int = 0, payload: bytes = b"") -> bytes:
+    return head(kind, flags, number, len(payload)) + payload
+
+
+def settings(wanted: dict[int, int]) -> bytes:
+    return frame(SETTINGS, payload=b"".join(SETTING.pack(name, value) for name, value in wanted.items()))
+
+
+def window_update(number: int, more: int) -> bytes:
+    return frame(WINDOW_UPDATE, 0, number, WORD.pack(more))
+
+
+def reset(number: int, code: Code) -> bytes:
+    return frame(RST_STREAM, 0, number, WORD.pack(code))
+
+
+def goaway(last: int, code: Code, why: str = "") -> bytes:
+    """`last`: the highest stream that we took. Whatever is above may be asked again elsewhere (section 6.8)."""
+    return frame(GOAWAY, payload=WORD.pack(last) + WORD.pack(code) + why.encode())

@@ -1,0 +1,440 @@
+"""HTTP/2 (RFC 9113) over TLS: many questions at once on one connection.
+
+Room:  bytes in, questions out to the listener, answers back. It knows nothing of verbs.
+Door:  `H2Connection`, to which a listener hands a transport whose handshake chose `h2`.
+
+kube-scheduler keeps two idle connections of HTTP/1.1 and opens a new one for every further bind under way; each
+handshake costs both sides more than the call. Over HTTP/2 one connection carries them all.
+
+Anybody in the network may connect, so everything that a stranger can make us keep or do is bounded: open streams and
+work for streams that were reset (`MOST_STREAMS`), bodies that are not whole (`MOST_BODIES`), answers that nobody
+fetches (`MOST_WAITING`), headers (`LONGEST_HEAD`), frames that ask for nothing (`MOST_NOISE`), time (`SLOW`, `IDLE`).
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import cast
+
+import msgspec
+
+from gputile.web import frames
+from gputile.web.bodies import Malformed
+from gputile.web.frames import ACK, END_HEADERS, END_STREAM, LARGEST, PADDED, WITH_PRIORITY, Code, Fault, StreamFault
+from gputile.web.hpack import NO_TABLE, Decoder, Field
+from gputile.web.messages import IDLE, LONGEST_HEAD, SLOW, Host, Request, Response
+from gputile.web.outbox import Outbox
+from gputile.web.streams import Stream, answer_fields, check_plain, read_fields
+
+MOST_STREAMS = 250
+MOST_BODIES = 4  # times the limit of one body, of all that are not whole
+MOST_WAITING = 16 * 2**20  # bytes of answers; who wants more has to fetch these first
+MOST_NOISE = 1000  # frames between two sweeps that ask for nothing, beyond those that answers account for
+ACCOUNTED = 512  # bytes of an answer that account for one such frame: Go widens its windows at every 4 KiB
+MOST_CREDIT = 100_000  # frames
+RESET_NOISE = 2  # a question that is taken back, or has to be, is work for nothing
+WINDOW = 2**30  # bytes that we are ready to take, per stream and in sum: bodies are bounded by other means
+LARGEST_TAKEN = 2**17  # bytes of a frame
+WANTED = frames.settings(
+    {
+        frames.MAX_CONCURRENT_STREAMS: MOST_STREAMS,
+        frames.INITIAL_WINDOW_SIZE: WINDOW,
+        frames.MAX_FRAME_SIZE: LARGEST_TAKEN,
+        frames.MAX_HEADER_LIST_SIZE: LONGEST_HEAD,
+    }
+) + frames.window_update(0, WINDOW - frames.FIRST_WINDOW)
+
+
+class Block(msgspec.Struct):
+    """Headers that come in several frames, with nothing in between."""
+
+    number: int
+    ends_stream: bool
+    content: bytearray
+    since: float
+
+
+class H2Connection(asyncio.BufferedProtocol):
+    """One client. Its questions are answered as soon as each can be."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._transport: asyncio.Transport | None = None
+        self._out: Outbox
+        self._is_known = False
+        self._buffer = bytearray()
+        self._stuck_since = host.now()  # when what is in the buffer began
+        self._is_greeted = self._is_set = False  # the preface came; the first settings came
+        self._decoder = Decoder(LONGEST_HEAD)
+        self._block: Block | None = None
+        self._streams: dict[int, Stream] = {}
+        self._highest = self._last = 0  # the highest stream that was opened, and that we took
+        self._orphans = 0  # streams that are gone, and still worked on
+        self._kept = 0  # bytes of bodies that are not whole
+        self._taken = 0  # bytes since we last widened the connection's window
+        self._noise = 0
+        self._is_leaving = False  # GOAWAY is said
+        self._prelude = NO_TABLE
+        self.since = host.now()  # when the last thing happened that counts
+
+    # ---- what the loop calls ----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        self._is_known = bool(transport.get_extra_info("peercert"))
+        self._out = Outbox(self._transport, self._streams)
+        self._host.welcome(self, "h2")
+        self._transport.write(WANTED)
+
+    def connection_lost(self, wrong: Exception | None) -> None:
+        """What is being worked on goes on: a bind that was asked for is a bind."""
+        self._transport = None
+        self._streams.clear()
+        self._host.forget(self)
+
+    def get_buffer(self, hint: int) -> memoryview:
+        return self._host.landing
+
+    def buffer_updated(self, count: int) -> None:
+        if self._transport is None:
+            return
+        if not self._buffer:
+            self._stuck_since = self._host.now()
+        self._buffer += self._host.landing[:count]
+        try:
+            self._work()
+        except Fault as fault:
+            self._end(fault.code, str(fault))
+        self._flush()
+
+    def pause_writing(self) -> None:
+        """Whoever does not read what we say has to wait with what he wants to say."""
+        if self._transport is not None:
+            self._out.is_held = True
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._transport is not None:
+            self._out.is_held = False
+            self._transport.resume_reading()
+            self._out.pump()
+            self._flush()
+
+    # ---- frames -----------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Take all frames that are whole."""
+        buffer = self._buffer
+        if not self._is_greeted and not self._greet():
+            return
+        at = 0
+        while len(buffer) - at >= frames.HEAD.size and self._transport is not None:
+            high, low, kind, flags, number = frames.HEAD.unpack_from(buffer, at)
+            length = high << 16 | low
+            if length > LARGEST_TAKEN:
+                raise Fault(Code.FRAME_SIZE_ERROR, "a frame is larger than we take")
+            begin = at + frames.HEAD.size
+            if len(buffer) < begin + length:
+                break
+            at = begin + length
+            self._take(kind, flags, number & LARGEST, buffer[begin:at])
+        if at:
+            del buffer[:at]
+            self._stuck_since = self._host.now()
+
+    def _greet(self) -> bool:
+        """The preface (section 3.4)."""
+        begin = bytes(self._buffer[: len(frames.PREFACE)])
+        if begin != frames.PREFACE[: len(begin)]:
+            raise Fault(Code.PROTOCOL_ERROR, "this is no HTTP/2")
+        self._is_greeted = len(begin) == len(frames.PREFACE)
+        if self._is_greeted:
+            del self._buffer[: len(begin)]
+        return self._is_greeted
+
+    def _take(self, kind: int, flags: int, number: int, payload: bytearray) -> None:
+        if not self._is_set and (kind != frames.SETTINGS or flags & ACK):
+            raise Fault(Code.PROTOCOL_ERROR, "settings come first")
+        if self._block is not None and (kind != frames.CONTINUATION or number != self._block.number):
+            raise Fault(Code.PROTOCOL_ERROR, "headers are cut in two")
+        if (kind in OF_STREAMS and not number) or (kind in OF_THE_CONNECTION and number):
+            raise Fault(Code.PROTOCOL_ERROR, "a frame is on the wrong stream")
+        try:
+            match kind:
+                case frames.DATA:
+                    self._data(flags, number, payload)
+                case frames.HEADERS:
+                    self._headers(flags, number, payload)
+                case frames.CONTINUATION:
+                    self._continuation(flags, payload)
+                case frames.WINDOW_UPDATE:
+                    self._window_update(number, payload)
+                case frames.RST_STREAM:
+                    self._reset_by_them(number, payload)
+                case frames.SETTINGS:
+                    self._settings(flags, payload)
+                case frames.PING:
+                    self._ping(flags, payload)
+                case frames.PUSH_PROMISE:
+                    raise Fault(Code.PROTOCOL_ERROR, "a client cannot promise anything")
+                case _:  # priorities, farewells, and what is yet to be invented
+                    self._note()
+        except StreamFault as fault:
+            self._reset(number, fault.code)
+            self._note(1 if fault.code == Code.REFUSED_STREAM else RESET_NOISE)
+
+    def _note(self, times: int = 1) -> None:
+        """A frame that asks for nothing. Some are needed; a flood of them is not."""
+        self._noise += times
+        if self._noise > MOST_NOISE:
+            raise Fault(Code.ENHANCE_YOUR_CALM, "too many frames that ask for nothing")
+
+    def _known(self, number: int) -> Stream | None:
+        """The stream, if it is still open. One that nobody has opened is an error (section 5.1)."""
+        if number > self._highest:
+            raise Fault(Code.PROTOCOL_ERROR, "a stream that was never opened")
+        return self._streams.get(number)
+
+    # ---- a question -------------------------------------------------------------------------------------------------
+
+    def _headers(self, flags: int, number: int, payload: bytearray) -> None:
+        if flags & PADDED:
+            payload = frames.unpadded(payload)
+        if flags & WITH_PRIORITY:
+            if len(payload) < PRIORITY_SIZE:
+                raise Fault(Code.FRAME_SIZE_ERROR, "headers without their priority")
+            del payload[:PRIORITY_SIZE]
+        self._block = Block(number, bool(flags & END_STREAM), payload, self._host.now())
+        self._add_to_block(flags)
+
+    def _continuation(self, flags: int, payload: bytearray) -> None:
+        if self._block is None:
+            raise Fault(Code.PROTOCOL_ERROR, "headers go on that never began")
+        if not payload:
+            self._note()
+        self._block.content += payload
+        self._add_to_block(flags)
+
+    def _add_to_block(self, flags: int) -> None:
+        block = self._block
+        assert block is not None
+        if len(block.content) > LONGEST_HEAD:
+            raise Fault(Code.ENHANCE_YOUR_CALM, "the headers are too long")
+        if flags & END_HEADERS:
+            self._block = None
+            self._begin(block)
+
+    def _begin(self, block: Block) -> None:
+        """The headers are whole. They are read even if nobody wants them, for later ones refer to them."""
+        try:
+            fields = self._decoder.decode(block.content)
+        except Malformed as wrong:
+            code = Code.ENHANCE_YOUR_CALM if wrong.status == TOO_LONG else Code.COMPRESSION_ERROR
+            raise Fault(code, str(wrong)) from wrong
+        if block.number <= self._highest:
+            self._trailers(block, fields)
+            return
+        if block.number % 2 == 0:
+            raise Fault(Code.PROTOCOL_ERROR, "a client's streams have odd numbers")
+        self._highest = block.number
+        if self._is_leaving:
+            self._note()
+            return  # above the last that GOAWAY named: it will be asked elsewhere
+        self._last = block.number
+        head = read_fields(fields)
+        if self._is_full():
+            raise StreamFault(Code.REFUSED_STREAM, "too much at once")
+        stream = Stream(block.number, head, self._out.first_window, block.since)
+        self._streams[block.number] = stream
+        self.since = block.since
+        if block.ends_stream:
+            self._ask(stream)
+
+    def _is_full(self) -> bool:
+        return len(self._streams) + self._orphans >= MOST_STREAMS or self._out.waiting > MOST_WAITING
+
+    def _trailers(self, block: Block, fields: list[Field]) -> None:
+        """Headers behind a body: nothing in them matters, but that it ends here."""
+        stream = self._streams.get(block.number)
+        if stream is None or stream.is_whole:
+            self._note()
+            raise StreamFault(Code.STREAM_CLOSED, "headers on a stream that has ended")
+        if not block.ends_stream:
+            raise StreamFault(Code.PROTOCOL_ERROR, "headers in the middle of a body")
+        for name, value in fields:
+            check_plain(name, value)
+        self._ask(stream)
+
+    def _data(self, flags: int, number: int, payload: bytearray) -> None:
+        self._replenish(len(payload))
+        stream = self._known(number)
+        if flags & PADDED:
+            payload = frames.unpadded(payload)
+        if stream is None:
+            self._note()  # on its way when the stream was reset
+            return
+        if stream.is_whole:
+            raise StreamFault(Code.STREAM_CLOSED, "a body goes on after its end")
+        if flags & END_STREAM == 0 and not payload:
+            self._note()
+        self._kept += stream.take(payload, self._host.limit)
+        if self._kept > MOST_BODIES * self._host.limit:
+            raise StreamFault(Code.ENHANCE_YOUR_CALM, "too many bodies at once")
+        if flags & END_STREAM:
+            self._ask(stream)
+
+    def _replenish(self, size: int) -> None:
+        """Padding and what nobody wants count too (section 6.9.1). A stream's window is large enough for any body."""
+        self._taken += size
+        if self._taken >= WINDOW // 2:
+            self._out.say(frames.window_update(0, self._taken))
+            self._taken = 0
+
+    # ---- an answer --------------------------------------------------------------------------------------------------
+
+    def _ask(self, stream: Stream) -> None:
+        stream.end()
+        body, stream.body = bytes(stream.body), bytearray()
+        self._kept -= len(body)
+        head, is_too_large = stream.head, stream.size > self._host.limit
+        answer = self._host.answer(Request(head.method, head.path, body, is_too_large, self._is_known))
+        if isinstance(answer, Response):
+            self._send(stream, answer)
+        else:
+            self._host.work(asyncio.ensure_future(self._wait_for(stream, answer)))
+
+    async def _wait_for(self, stream: Stream, answer: Awaitable[Response]) -> None:
+        response: Response | None = None
+        try:
+            response = await answer
+        finally:
+            if response is None:  # a bug, or we are stopping
+                self._reset(stream.number, Code.INTERNAL_ERROR)
+            if self._streams.get(stream.number) is not stream:
+                self._orphans -= 1
+            self._flush()
+        self._send(stream, response)
+        self._flush()
+
+    def _send(self, stream: Stream, response: Response) -> None:
+        if self._streams.get(stream.number) is not stream:
+            return  # nobody waits for it any more
+        self.since = stream.since = self._host.now()
+        body = response.body
+        self._noise = max(-MOST_CREDIT, self._noise - 1 - len(body) // ACCOUNTED)
+        fields = self._prelude + answer_fields(response.status, response.content_type, len(body))
+        self._prelude = b""
+        self._out.answer(stream, fields, b"" if stream.head.method == "HEAD" else body)
+        if response.close or self._host.is_stopping:
+            self.see_off()
+
+    def _flush(self) -> None:
+        if self._transport is not None:
+            self._out.flush()
+
+    # ---- the connection's own frames --------------------------------------------------------------------------------
+
+    def _settings(self, flags: int, payload: bytearray) -> None:
+        self._note()
+        if flags & ACK:
+            if payload:
+                raise Fault(Code.FRAME_SIZE_ERROR, "an acknowledgement with something in it")
+            return
+        self._is_set = True
+        for name, value in frames.settings_in(payload):
+            if name == frames.INITIAL_WINDOW_SIZE:
+                self._out.set_first_window(value)
+            elif name == frames.MAX_FRAME_SIZE:
+                self._out.largest = value
+        self._out.say(frames.frame(frames.SETTINGS, ACK))
+
+    def _ping(self, flags: int, payload: bytearray) -> None:
+        self._note()
+        if len(payload) != PING_SIZE:
+            raise Fault(Code.FRAME_SIZE_ERROR, "a ping of a strange length")
+        if not flags & ACK:
+            self._out.say(frames.frame(frames.PING, ACK, 0, bytes(payload)))
+
+    def _window_update(self, number: int, payload: bytearray) -> None:
+        self._note()
+        more = frames.word_in(payload) & LARGEST
+        stream = self._known(number) if number else None
+        if number and stream is None:
+            return  # it has its answer
+        if not more:
+            raise Fault(Code.PROTOCOL_ERROR, "a window is widened by nothing")
+        self._out.widen(stream, more)
+
+    # ---- ends -------------------------------------------------------------------------------------------------------
+
+    def _reset_by_them(self, number: int, payload: bytearray) -> None:
+        frames.word_in(payload)
+        stream = self._known(number)
+        self._note(RESET_NOISE)
+        if stream is not None:
+            self._drop(stream)
+
+    def _reset(self, number: int, code: Code) -> None:
+        stream = self._streams.get(number)
+        if stream is not None:
+            self._drop(stream)
+        if self._transport is not None:
+            self._out.say(frames.reset(number, code))
+
+    def _drop(self, stream: Stream) -> None:
+        """The answer has nobody to go to. Work that was begun goes on, and counts."""
+        del self._streams[stream.number]
+        self._out.forget(stream)
+        self._kept -= len(stream.body)
+        self._orphans += stream.is_working
+
+    def sweep(self, now: float) -> None:
+        """Let go of those who sleep, or take for ever to say what they want or to take what they wanted."""
+        self._noise = min(self._noise, 0)
+        for stream in list(self._streams.values()):
+            if not stream.is_working and now - stream.since > SLOW:
+                self._reset(stream.number, Code.CANCEL)
+        self._flush()
+        is_idle = not self._streams and not self._orphans
+        if self._is_stuck(now) or (is_idle and (self._is_leaving or now - self.since > IDLE)):
+            self.close()
+
+    def _is_stuck(self, now: float) -> bool:
+        """In the middle of a frame, or of headers."""
+        since = self._block.since if self._block is not None else self._stuck_since
+        is_half = self._buffer or self._block is not None or not self._is_set
+        return bool(is_half) and now - since > SLOW
+
+    def see_off(self) -> None:
+        """Take no further question, answer those that were asked. Go then opens another connection for its next."""
+        if self._transport is not None and not self._is_leaving:
+            self._is_leaving = True
+            self._out.say(frames.goaway(self._last, Code.NO_ERROR))
+            self._flush()
+
+    def close(self) -> None:
+        self.see_off()
+        self._hang_up()
+
+    def _end(self, code: Code, why: str) -> None:
+        """Something is wrong with all of it."""
+        if self._transport is not None:
+            self._out.say(frames.goaway(self._last, code, why))
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        transport = self._transport
+        if transport is None:
+            return
+        self._flush()
+        self._transport = None
+        self._streams.clear()
+        if self._out.is_held:
+            transport.abort()  # he does not read: what we said would wait for ever
+        else:
+            transport.close()
+
+
+OF_STREAMS = frozenset({frames.DATA, frames.HEADERS, frames.PRIORITY, frames.RST_STREAM, frames.CONTINUATION})
+OF_THE_CONNECTION = frozenset({frames.SETTINGS, frames.PING, frames.GOAWAY})
+PRIORITY_SIZE, PING_SIZE = 5, 8  # bytes
+TOO_LONG = 431

@@ -1,0 +1,118 @@
+"""One question over HTTP/2, from its headers to the last byte of its answer.
+
+Room:  what RFC 9113, section 8, asks of a request, and a body as it comes.
+Door:  `read_fields` checks headers, `Stream.take` collects a body, `answer_fields` writes the headers of an answer.
+"""
+
+import re
+from functools import lru_cache
+
+import msgspec
+
+from gputile.web.frames import Code, StreamFault
+from gputile.web.hpack import Field, written
+from gputile.web.messages import path_of
+
+NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")  # a token in lower case (section 8.2.1)
+VALUE = re.compile(rb"(?:[^\0\r\n\t ](?:[^\0\r\n]*[^\0\r\n\t ])?)?")  # no end of a line, no space at its ends
+OF_CONNECTIONS = frozenset({b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"})
+PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
+LONGEST_NUMBER = 15  # digits of a length
+
+
+class Head(msgspec.Struct, frozen=True):
+    """A request without its body."""
+
+    method: str
+    path: str
+    length: int | None  # of the body, where it was said
+
+
+def read_fields(fields: list[Field]) -> Head:
+    """Those headers that matter here; whatever is not as it should be is refused, not guessed."""
+    special: dict[bytes, bytes] = {}
+    length: int | None = None
+    is_special = True
+    for name, value in fields:
+        if name[:1] == b":":
+            if not is_special or name not in PSEUDO or name in special or not VALUE.fullmatch(value):
+                raise _malformed(f"{name!r} is out of place")
+            special[name] = value
+        else:
+            is_special = False
+            check_plain(name, value)
+            if name == b"content-length":
+                if length is not None:
+                    raise _malformed("two lengths")
+                length = _length(value)
+    path = special.get(b":path", b"")
+    if not (special.get(b":method") and special.get(b":scheme") and path[:1] == b"/"):
+        raise _malformed("no method, scheme or path")
+    return Head(special[b":method"].decode("latin-1"), path_of(path.decode("latin-1")), length)
+
+
+def check_plain(name: bytes, value: bytes) -> None:
+    """A header that is none of HTTP/2's own, in front of a body or behind it."""
+    if not NAME.fullmatch(name) or not VALUE.fullmatch(value):
+        raise _malformed(f"{name!r} is no header")
+    if name in OF_CONNECTIONS or (name == b"te" and value != b"trailers"):
+        raise _malformed(f"{name!r} has no meaning in HTTP/2")
+
+
+def _length(said: bytes) -> int:
+    if not (said.isdigit() and len(said) <= LONGEST_NUMBER):
+        raise _malformed("content-length is no number")
+    return int(said)
+
+
+def _malformed(why: str) -> StreamFault:
+    return StreamFault(Code.PROTOCOL_ERROR, why)
+
+
+class Stream:
+    """
+    asking --whole--> working --answered--> answering --last byte--> gone
+       |                 |                      |                     ^
+       +-----------------+--reset by either-----+---------------------+
+    """
+
+    __slots__ = ("body", "head", "is_whole", "number", "rest", "since", "size", "window")
+
+    def __init__(self, number: int, head: Head, window: int, since: float) -> None:
+        self.number, self.head = number, head
+        self.window = window  # bytes of the answer that the other side is ready to take
+        self.since = since  # when the last thing happened that counts
+        self.body, self.size = bytearray(), 0
+        self.is_whole = False  # the question
+        self.rest: memoryview | None = None  # of the answer, once there is one
+
+    @property
+    def is_working(self) -> bool:
+        return self.is_whole and self.rest is None
+
+    def take(self, data: bytearray, limit: int) -> int:
+        """A piece of the body; how many bytes more (or less) are kept. What goes beyond the limit is counted only."""
+        before = len(self.body)
+        self.size += len(data)
+        if self.head.length is not None and self.size > self.head.length:
+            raise _malformed("the body is longer than it says")
+        if self.size > limit:
+            self.body.clear()
+        else:
+            self.body += data
+        return len(self.body) - before
+
+    def end(self) -> None:
+        """The question is whole."""
+        if self.head.length not in (None, self.size):
+            raise _malformed("the body is shorter than it says")
+        self.is_whole = True
+
+
+def answer_fields(status: int, content_type: str, length: int) -> bytes:
+    return _constant_fields(status, content_type) + written(b"content-length", b"%d" % length)
+
+
+@lru_cache(64)
+def _constant_fields(status: int, content_type: str) -> bytes:
+    return written(b":status", b"%d" % status) + written(b"content-type", content_type.encode())

@@ -1,0 +1,46 @@
+"""The verbs over HTTP/2, as kube-scheduler asks them: chosen in the handshake, also after a certificate was renewed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gputile.scheduler.settings import TlsSettings
+from tests.kube.certificates import Authority
+from tests.scheduler.test_server import bind_body, client, rig, serving, written
+from tests.web.h2_client import connected, trusting
+
+
+async def test_the_verbs_over_http_2_with_a_certificate(tmp_path: Path) -> None:
+    authority = Authority()
+    context = client(authority, signed_by=authority)
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    async with serving(rig(tls=written(tmp_path, authority))) as line, connected(line.server.port, context) as h2:
+        assert json.loads(await h2.ask("/gputile/filter", line.rig.body()))["NodeNames"] == ["n1", "n2"]
+        assert json.loads(await h2.ask("/gputile/bind", json.dumps(bind_body()).encode())) == {"Error": ""}
+        line.rig.leading = False
+        assert "Error" in json.loads(await h2.ask("/gputile/filter", line.rig.body()))
+        await h2.until_farewell()
+        assert line.rig.count("connections_total", protocol="h2") == 1
+
+
+async def test_a_stranger_gets_no_verb(tmp_path: Path) -> None:
+    authority = Authority()
+    context = trusting(authority.pem, "h2")
+    async with serving(rig(tls=written(tmp_path, authority))) as line, connected(line.server.port, context) as h2:
+        assert await h2.ask("/gputile/filter", line.rig.body()) == (
+            b"send a client certificate that the configured CA signed"
+        )
+        assert h2.statuses == {1: b"403"}
+
+
+@pytest.mark.parametrize("name", ["localhost", None], ids=["with-sni", "without-sni"])
+async def test_a_renewed_certificate_changes_nothing_about_what_is_spoken(tmp_path: Path, name: str | None) -> None:
+    old, new = Authority(), Authority()
+    files = written(tmp_path, old)
+    async with serving(rig(tls=TlsSettings(certificate=files.certificate, key=files.key))) as line:
+        for authority in (old, new):
+            written(tmp_path, authority)
+            line.server.renew_certificate()
+            async with connected(line.server.port, trusting(authority.pem, "h2", "http/1.1"), name=name) as h2:
+                assert await h2.ask("/healthz", b"x") == b"ok"

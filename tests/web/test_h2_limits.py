@@ -1,0 +1,260 @@
+"""HTTP/2 from those who mean no good, or mean nothing any more: floods, stalls, goodbyes."""
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+
+from gputile.web import frames, h2
+from gputile.web.frames import ACK, END_HEADERS, END_STREAM, Code, frame
+from gputile.web.messages import IDLE, LONGEST_HEAD, SLOW, Response
+from gputile.web.server import Listener
+from tests.web.talk import Talk, first_window
+from tests.web.wire import Echo, hear
+
+# ---- floods ---------------------------------------------------------------------------------------------------------
+
+
+def ask_and_take_back(talk: Talk, numbers: Iterable[int]) -> list[bytes]:
+    return [talk.post(n, b"x", "/wait") + frames.reset(n, Code.CANCEL) for n in numbers]
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        pytest.param(frame(frames.PING, 0, 0, bytes(8)), id="pings"),
+        pytest.param(frame(frames.PING, ACK, 0, bytes(8)), id="answers-to-no-ping"),
+        pytest.param(frame(frames.SETTINGS), id="settings"),
+        pytest.param(frame(frames.SETTINGS, ACK), id="acknowledgements"),
+        pytest.param(frame(frames.PRIORITY, 0, 1, bytes(5)), id="priorities"),
+        pytest.param(frame(frames.DATA, 0, 1), id="empty-data"),
+        pytest.param(frames.window_update(0, 1), id="windows"),
+        pytest.param(frame(0xFA, 0, 0), id="unknown-frames"),
+    ],
+)
+async def test_a_flood_of_frames_that_ask_for_nothing(noise: bytes) -> None:
+    talk = Talk().say()
+    talk.say(talk.headed(), noise * (h2.MOST_NOISE - 10))
+    assert talk.farewell() is None
+    talk.connection.sweep(1.0)
+    talk.say(noise * (h2.MOST_NOISE - 10))
+    assert talk.farewell() is None, "it is a matter of how many in which time"
+    talk.say(noise * 20)
+    assert talk.farewell() == (1, Code.ENHANCE_YOUR_CALM)
+
+
+async def test_a_flood_of_empty_continuations() -> None:
+    talk = Talk().say(frame(frames.HEADERS, 0, 1, b"\x82"), frame(frames.CONTINUATION, 0, 1) * (h2.MOST_NOISE + 1))
+    assert talk.farewell() == (0, Code.ENHANCE_YOUR_CALM)
+
+
+@pytest.mark.parametrize("piece", [b"\x00\x01a\x01b", b"\x82"], ids=["long-as-sent", "long-when-unpacked"])
+async def test_headers_without_end(piece: bytes) -> None:
+    talk = Talk().say(frame(frames.HEADERS, 0, 1, piece * 1000))
+    for _ in range(LONGEST_HEAD // len(piece * 1000) + 1):
+        talk.say(frame(frames.CONTINUATION, 0, 1, piece * 1000))
+        if talk.farewell():
+            break
+    else:
+        talk.say(frame(frames.CONTINUATION, END_HEADERS, 1))
+    assert talk.farewell() == (0, Code.ENHANCE_YOUR_CALM)
+
+
+async def test_windows_are_no_noise_where_large_answers_account_for_them() -> None:
+    talk = Talk(Echo(limit=10**6), settings=first_window(10**6)).say(frames.window_update(0, 10**9))
+    for number in range(1, 21, 2):
+        talk.say(talk.post(number, b"x" * 300_000), frames.window_update(0, 2000) * 150)
+    assert (len(talk.ended()), talk.farewell()) == (10, None)
+
+
+async def test_questions_that_are_taken_back_at_once() -> None:
+    """Work that was begun goes on, so it counts among what is open: nobody gets more by taking back."""
+    listener = Echo()
+    talk = Talk(listener).say()
+    talk.say(*ask_and_take_back(talk, range(1, 601, 2)))
+    assert len(listener.asked) == h2.MOST_STREAMS
+    assert set(talk.resets().values()) == {Code.REFUSED_STREAM}
+    assert len(talk.resets()) == 50
+    talk.say(*ask_and_take_back(talk, range(601, 1201, 2)))
+    assert talk.farewell() is not None
+    assert talk.farewell()[1] == Code.ENHANCE_YOUR_CALM  # type: ignore[index]
+    listener.gate.set()
+    await listener.idle()
+    assert len(listener.finished) == h2.MOST_STREAMS, "a bind that was asked for is a bind"
+    assert talk.ended() == []
+
+
+async def test_work_for_those_who_took_it_back_makes_room_when_it_is_done() -> None:
+    listener = Echo()
+    talk = Talk(listener).say()
+    talk.say(*ask_and_take_back(talk, range(1, 501, 2)))
+    talk.say(talk.post(501, b"x"))
+    assert talk.resets() == {501: Code.REFUSED_STREAM}
+    listener.gate.set()
+    await listener.idle()
+    talk.say(talk.post(503, b"y"))
+    assert talk.answers() == {503: b"y"}
+
+
+async def test_questions_that_make_us_reset_them() -> None:
+    """The same the other way round: each is begun, and then spoilt so that it is our turn to end it."""
+    listener = Echo()
+    talk = Talk(listener).say()
+    talk.say(*(talk.post(n, b"x", "/wait") + frame(frames.DATA, 0, n, b"more") for n in range(1, 601, 2)))
+    assert len(listener.asked) == h2.MOST_STREAMS
+    talk.say(*(frame(frames.HEADERS, END_HEADERS, n, talk.raw([(b"a", b"b")])) for n in range(601, 1201, 2)))
+    assert talk.farewell() is not None
+    assert talk.farewell()[1] == Code.ENHANCE_YOUR_CALM  # type: ignore[index]
+    listener.gate.set()
+    await listener.idle()
+
+
+async def test_more_streams_than_announced() -> None:
+    talk = Talk().say()
+    talk.say(*(talk.headed(number) for number in range(1, 505, 2)))
+    assert talk.resets() == {501: Code.REFUSED_STREAM, 503: Code.REFUSED_STREAM}
+    talk.say(frame(frames.DATA, END_STREAM, 501, b"on its way"), frame(frames.DATA, END_STREAM, 1, b"12345"))
+    assert talk.answers() == {1: b"12345"}
+
+
+async def test_bodies_that_are_never_whole() -> None:
+    talk = Talk(Echo(limit=100)).say()
+    for number in (1, 3, 5, 7):
+        talk.say(talk.headed(number, b"101"), frame(frames.DATA, 0, number, b"x" * 100))
+    assert talk.resets() == {}
+    talk.say(talk.headed(9), frame(frames.DATA, 0, 9, b"x"))
+    assert talk.resets() == {9: Code.ENHANCE_YOUR_CALM}
+    talk.say(frame(frames.DATA, END_STREAM, 1, b"x"), talk.post(11, b"x"))
+    assert talk.answers() == {1: b"", 11: b"x"}
+
+
+async def test_answers_that_nobody_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(h2, "MOST_WAITING", 150)
+    talk = Talk(settings=first_window(0)).say()
+    talk.say(*(talk.post(number, b"x" * 100) for number in (1, 3, 5)))
+    assert talk.resets() == {5: Code.REFUSED_STREAM}
+    talk.say(frames.reset(1, Code.CANCEL), talk.post(7, b""))
+    assert talk.ended() == [7]
+
+
+# ---- ends -----------------------------------------------------------------------------------------------------------
+
+
+async def test_who_does_not_lead_says_goodbye_behind_the_answer_and_takes_nothing_more() -> None:
+    """Go opens another connection, and asks again there whatever was above the last stream."""
+    listener = Echo()
+    talk = Talk(listener).say()
+    talk.say(talk.post(1, b"bind", "/wait"), talk.post(3, b"filter", "/close"), talk.post(5, b"next"))
+    assert talk.farewell() == (3, Code.NO_ERROR)
+    assert talk.answers() == {3: b"filter"}
+    assert [request.path for request in listener.asked] == ["/wait", "/close"]
+    talk.connection.sweep(1.0)
+    assert not talk.wire.closed, "somebody still waits"
+    listener.gate.set()
+    await listener.idle()
+    assert talk.answers() == {3: b"filter", 1: b"bind"}
+    talk.connection.sweep(2.0)
+    assert talk.wire.closed
+
+
+async def test_stopping_says_goodbye_first_and_answers_what_was_asked() -> None:
+    listener = Echo()
+    talk = Talk(listener).say()
+    talk.say(talk.post(1, b"bind", "/wait"))
+    await listener.start("127.0.0.1", 0, None)
+    stopping = asyncio.create_task(listener.stop())
+    await asyncio.sleep(0)
+    assert talk.farewell() == (1, Code.NO_ERROR)
+    assert not talk.wire.closed
+    listener.gate.set()
+    await stopping
+    assert talk.answers() == {1: b"bind"}
+    assert talk.wire.closed
+
+
+async def test_stopping_waits_for_work_whose_client_has_gone() -> None:
+    listener = Echo()
+    talk = Talk(listener).say()
+    talk.say(talk.post(1, b"bind", "/wait"))
+    talk.connection.connection_lost(None)
+    await listener.start("127.0.0.1", 0, None)
+    stopping = asyncio.create_task(listener.stop())
+    await asyncio.sleep(0)
+    assert not stopping.done()
+    listener.gate.set()
+    await stopping
+    assert len(listener.finished) == 1
+
+
+async def test_a_bug_of_ours_resets_its_own_stream_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks: list[asyncio.Task[None]] = []
+
+    async def crash() -> Response:
+        raise RuntimeError("a bug")
+
+    listener = Listener(lambda request: crash() if request.path == "/bug" else Response(b"fine"), 100)
+    monkeypatch.setattr(listener, "work", tasks.append)
+    talk = Talk(listener).say()
+    talk.say(talk.post(1, b"x", "/bug"))
+    with pytest.raises(RuntimeError, match="a bug"):
+        await tasks[0]
+    talk.say(talk.post(3, b"x"))
+    assert talk.resets() == {1: Code.INTERNAL_ERROR}
+    assert talk.answers() == {3: b"fine"}
+
+
+@pytest.mark.parametrize(
+    ("path", "seconds", "stays"),
+    [
+        pytest.param("/a", IDLE - 1, True, id="idle-for-a-while"),
+        pytest.param("/a", IDLE + 1, False, id="idle-for-too-long"),
+        pytest.param("/wait", IDLE + 1, True, id="we-are-the-slow-one"),
+    ],
+)
+async def test_who_is_let_go(path: str, seconds: float, stays: bool) -> None:
+    listener = Echo()
+    talk = Talk(listener).say()
+    talk.say(talk.post(1, b"x", path))
+    talk.say(frame(frames.PING, 0, 0, bytes(8)))
+    talk.connection.sweep(seconds)
+    assert talk.wire.closed is not stays
+    assert (talk.farewell() is None) is stays
+    listener.gate.set()
+    await listener.idle()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"", id="no-preface"),
+        pytest.param(frames.PREFACE[:10], id="half-a-preface"),
+        pytest.param(frames.PREFACE, id="no-settings"),
+        pytest.param(frames.PREFACE + frame(frames.SETTINGS) + b"\0\0\x08", id="half-a-frame"),
+        pytest.param(frames.PREFACE + frame(frames.SETTINGS) + frame(frames.HEADERS, 0, 1), id="half-the-headers"),
+    ],
+)
+async def test_who_never_comes_to_the_point(sent: bytes) -> None:
+    talk = Talk()
+    hear(talk.connection, sent)
+    talk.connection.sweep(SLOW - 1)
+    assert not talk.wire.closed
+    talk.connection.sweep(SLOW + 1)
+    assert talk.wire.closed
+
+
+async def test_a_question_or_an_answer_that_stalls_is_reset_alone() -> None:
+    listener = Echo()
+    talk = Talk(listener, settings=first_window(2)).say()
+    talk.say(talk.headed(1), talk.post(3, b"an answer that is not fetched"), talk.post(5, b"bind", "/wait"))
+    talk.connection.sweep(SLOW + 1)
+    assert talk.resets() == {1: Code.CANCEL, 3: Code.CANCEL}
+    assert not talk.wire.closed
+    listener.gate.set()
+    await listener.idle()
+
+
+async def test_who_does_not_even_read_the_farewell_is_cut_off() -> None:
+    talk = Talk().say()
+    talk.connection.pause_writing()
+    talk.connection.sweep(IDLE + 1)
+    assert talk.wire.aborted
