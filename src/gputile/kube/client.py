@@ -8,6 +8,7 @@ Door:  `Client(access, settings)`, made inside the running loop; `close` it.
 """
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -285,11 +286,14 @@ def path_of(*parts: str) -> str:
     for part in parts:
         if part in ("", ".", ".."):
             raise Refused(0, "Invalid", f"{part!r} names no object; nothing was sent")
-    return "".join(f"/{quote(part, safe='')}" for part in parts)
+    return "".join([f"/{part if PLAIN(part) else quote(part, safe='')}" for part in parts])
+
+
+PLAIN = re.compile(r"[A-Za-z0-9._~-]+").fullmatch  # as nearly all names are; to quote takes four times as long
 
 
 def pod_path(namespace: str, name: str, *sub: str) -> str:
-    return path_of("api", "v1", "namespaces", namespace, "pods", name, *sub)
+    return f"/api/v1/namespaces{path_of(namespace, 'pods', name, *sub)}"
 
 
 def _decoded(content: bytes, kind: type[T]) -> T:

@@ -106,6 +106,11 @@ class Pool:
         if there:
             await asyncio.wait([connection.gone for connection in there])
 
+    @property
+    def open_now(self) -> int:
+        """Connections that are there."""
+        return len(self._all)
+
     # ---- asking -----------------------------------------------------------------------------------------------------
 
     async def request(
@@ -164,8 +169,6 @@ class Pool:
         try:
             async with asyncio.timeout_at(deadline):
                 while True:
-                    if self._is_closed:
-                        raise NotSent("we are closing")
                     if self._taken < self._limit:
                         self._taken += 1
                         return await self._connected(tls, deadline)
@@ -232,8 +235,11 @@ class Pool:
         """In a place that was taken for it, and is given up if nothing comes of it."""
         connection = Connection(self, self._loop, tls)
         try:
-            await self._connect(connection, deadline)
-            if self._is_closed or not connection.is_usable:
+            if not self._is_closed:
+                await self._connect(connection, deadline)
+            if self._is_closed:
+                raise NotSent("we are closing")
+            if not connection.is_usable:
                 raise NotSent("the connection was closed as soon as it was there")
             self._all.add(connection)
         except (OSError, ValueError) as wrong:
