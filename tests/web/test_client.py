@@ -158,7 +158,8 @@ async def test_what_is_no_answer_is_broken_and_asked_once(steps: list[Step]) -> 
 
 
 async def test_no_answer_in_time_closes_the_connection() -> None:
-    for steps in ([HANG], [HEAD, HANG], [HEAD + b"Content-Length: 9\r\n\r\nok", HANG]):
+    scripts: list[list[Step]] = [[HANG], [HEAD, HANG], [HEAD + b"Content-Length: 9\r\n\r\nok", HANG]]
+    for steps in scripts:
         async with asking(steps) as (pool, server):
             with pytest.raises(TimeoutError):
                 await ask(pool, "POST", timeout=SOON)
