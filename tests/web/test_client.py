@@ -221,6 +221,23 @@ async def test_a_connection_known_to_be_over_is_never_chosen(deed: Step) -> None
     assert server.connections == 2
 
 
+async def test_nor_is_one_chosen_between_its_end_and_the_news_of_it() -> None:
+    class Noting(Pool):
+        back: Connection
+
+        def give_back(self, connection: Connection) -> None:
+            super().give_back(connection)
+            self.back = connection
+
+    async with Server(WHOLE, WHOLE) as server:
+        pool = Noting(server.url)
+        await ask(pool)
+        pool.back.eof_received()  # as the loop says it, a turn before it says that the connection is lost
+        await ask(pool, "POST")
+        await pool.close()
+    assert server.connections == 2
+
+
 async def test_the_newest_idle_connection_is_chosen_and_old_ones_are_let_go() -> None:
     clock = Clock()
     async with asking(*[WHOLE] * 9, clock=clock) as (pool, server):
