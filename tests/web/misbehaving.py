@@ -31,7 +31,6 @@ class Server:
         self.asked: list[bytes] = []
         self.connections = 0
         self.left = asyncio.Event()  # a client went away while we had not done with it
-        self.release = asyncio.Event()
         self.url, self.port = "", 0
 
     async def __aenter__(self) -> Self:
@@ -97,6 +96,7 @@ class Proxy:
         self._answer, self._tls = answer, tls
         self._tasks: set[asyncio.Task[None]] = set()
         self.asked: list[bytes] = []
+        self.left = asyncio.Event()  # a client that was told no went away
         self.address = ""
 
     async def __aenter__(self) -> Self:
@@ -119,6 +119,9 @@ class Proxy:
             head = await reader.readuntil(b"\r\n\r\n")
             self.asked.append(head)
             writer.write(self._answer)
+            if self._answer.startswith(b"HTTP/1.1 407 "):
+                await reader.read()
+                self.left.set()
             if self._answer.startswith(b"HTTP/1.1 200 "):
                 host, _, port = head.split()[1].decode().rpartition(":")
                 there, back = await asyncio.open_connection(host, int(port))

@@ -190,10 +190,10 @@ class Pool:
         try:
             return await waiter
         except asyncio.CancelledError:
-            if waiter.cancelled():
-                self._waiting.remove(waiter)
-            else:
+            if not waiter.cancelled():
                 self._pass_on(waiter.result())
+            elif waiter in self._waiting:
+                self._waiting.remove(waiter)
             raise
 
     def _pass_on(self, connection: Connection | None) -> None:

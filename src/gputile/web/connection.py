@@ -161,8 +161,6 @@ class Connection(asyncio.BufferedProtocol):
         return self._home.landing
 
     def buffer_updated(self, count: int) -> None:
-        if self._is_over:
-            return
         if self._method is None or self._is_whole:  # nobody asked: whatever it is, it answers no later question
             self._is_over = True
             self.transport.abort()
