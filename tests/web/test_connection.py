@@ -233,6 +233,16 @@ async def test_each_byte_of_a_stream_ends_a_silence_until_its_time_is_over() -> 
         await home.connection.piece()
 
 
+async def test_a_tunnel_once_open_is_not_timed_any_more() -> None:
+    home = Home()
+    task = asyncio.ensure_future(home.connection.tunnel(b"CONNECT", 10.0))
+    await asyncio.sleep(0)
+    assert home.loop.timers == 1
+    home.hear(HEAD + b"\r\n")
+    assert await task == 200
+    assert (home.loop.timers, home.back, home.is_closed()) == (0, 0, False)
+
+
 async def test_silence_ends_a_stream() -> None:
     home = Home()
     await home.begins()
