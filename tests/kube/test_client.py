@@ -124,12 +124,31 @@ async def test_no_answer_in_time_is_unclear() -> None:
 
 
 async def test_a_bind_is_never_sent_twice_even_on_a_connection_that_was_kept() -> None:
-    """aiohttp repeats a GET or PUT by itself when a kept connection turns out to be dead; a POST must not be."""
+    """A GET is, when a kept connection turns out to be dead; a write must not be."""
     async with serving(DONE, resets(), DONE) as (client, server):
         await client.bind(BINDING, 5.0)
         with pytest.raises(Unclear):
             await client.bind(BINDING, 5.0)
     assert len(server.asked) == 2
+
+
+async def test_reading_goes_on_when_a_kept_connection_has_died() -> None:
+    async with serving(DONE, resets(), says(200, listing(pod("a")))) as (client, server):
+        await client.bind(BINDING, 5.0)
+        assert [found.name for found in await client.list_pods()] == ["a"]
+    assert [asked.method for asked in server.asked] == ["POST", "GET", "GET"]
+
+
+async def test_who_waited_for_a_free_connection_in_vain_has_written_nothing() -> None:
+    async with serving(hangs(), settings=ClientSettings(connections=1)) as (client, server):
+        first = asyncio.ensure_future(client.list_pods())
+        while not server.asked:
+            await asyncio.sleep(0.001)
+        with pytest.raises(Refused, match="no connection") as caught:
+            await client.bind(BINDING, SOON)
+        first.cancel()
+        await asyncio.wait([first])
+    assert (caught.value.status, caught.value.reason, len(server.asked)) == (0, "Unreachable", 1)
 
 
 async def test_a_connection_that_never_came_about_is_refused() -> None:
@@ -185,6 +204,18 @@ async def test_without_credentials_nothing_is_sent(tmp_path: Any) -> None:
             await client.bind(BINDING, 5.0)
         await client.close()
     assert (caught.value.status, server.asked) == (401, [])
+
+
+async def test_a_token_that_would_break_out_of_its_header_is_never_sent(tmp_path: Any) -> None:
+    token = tmp_path / "token"
+    token.write_text("a\r\nX-Remote-User: admin")
+    async with Server(DONE) as server:
+        client = Client(Access(server.url, TokenFile(token)))
+        with pytest.raises(Refused, match="no credentials") as caught:
+            await client.bind(BINDING, 5.0)
+        await client.close()
+    assert (caught.value.status, server.asked) == (401, [])
+    assert "admin" not in str(caught.value), "no secret is ever part of an error"
 
 
 async def test_the_server_is_known_by_the_name_in_the_kubeconfig_and_knows_us_by_our_certificate() -> None:

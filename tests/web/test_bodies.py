@@ -31,3 +31,12 @@ def test_what_is_too_large_is_counted_and_dropped() -> None:
     assert not body.take(bytearray(b"0123456789"))
     assert body.take(bytearray(b"!"))
     assert (body.is_too_large, body.content()) == (True, b"")
+
+
+def test_pieces_as_they_come() -> None:
+    body = Body(None, 100)
+    found = []
+    for sent in (b"3\r\nab", b"c\r\n2\r\nde", b"\r\n0\r\n\r\n"):
+        body.take(bytearray(sent))
+        found.append((body.held, body.pieces()))
+    assert found == [(2, b"ab"), (3, b"cde"), (0, b"")]

@@ -1,25 +1,24 @@
 """The API server over HTTP: the real `Api`.
 
-Room:  one session, one `request` that all calls go through, and the rule of what an answer means. 4xx is `Refused`:
-       nothing was written. 5xx, a time-out, a reset or an answer that is no answer is `Unclear`: it may have been.
-       A connection that never came about is `Refused` too. Only a 401 is tried again, once, with new credentials.
+Room:  one pool of connections, one `request` that all calls go through, and the rule of what an answer means. 4xx is
+       `Refused`: nothing was written. 5xx, a time-out, a reset or an answer that is no answer is `Unclear`: it may
+       have been. A connection that never came about is `Refused` too. Only a 401 is tried again, once, with new
+       credentials; and a GET, once, where a kept connection was dead.
 Door:  `Client(access, settings)`, made inside the running loop; `close` it.
 """
 
 import asyncio
-import os
+import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
-import aiohttp
 import msgspec
 import orjson
-from yarl import URL
 
 from gputile import __version__
 from gputile.dialects.wire import NodeObject, Pod
@@ -29,12 +28,19 @@ from gputile.kube.following import STATUS, UNREADABLE, Pause, ServerFeed, Status
 from gputile.kube.lease import ServerLeases
 from gputile.kube.values import Binding, Json, Leases, Note, Refused, Seen, Unclear
 from gputile.model.errors import InputError
+from gputile.web.client import Answer, Broken, NotSent, Pool, header
 
 T = TypeVar("T")
 COMPONENT = "gputile-scheduler"
 MERGE = "application/merge-patch+json"
 BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
 LONGEST_NAME, LONGEST_MESSAGE = 253, 1024  # of an Event
+HEADERS = (
+    header("User-Agent", f"gputile/{__version__}")
+    + header("Accept", "application/json")
+    + header("Accept-Encoding", "identity")  # to unpack costs more than to receive
+)
+KINDS = {kind: header("Content-Type", kind) for kind in ("application/json", MERGE)}
 WATCH_MARGIN = 30.0  # seconds beyond its own time-out that a watch may take to end
 
 
@@ -71,11 +77,14 @@ class Client:
     ) -> None:
         self._access, self._settings = access, settings or ClientSettings()
         self._instance, self._wall, self._pause = instance, wall, pause
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._settings.connections, keepalive_timeout=30.0),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"User-Agent": f"gputile/{__version__}", "Accept": "application/json"},
+        self._pool = Pool(
+            access.server,
+            connections=self._settings.connections,
+            server_name=access.server_name,
+            proxy=access.proxy,
         )
+        self._authorization: str | None = None
+        self._headers = HEADERS  # with the authorization
         self._pods = self._feed("/api/v1/pods", "Pod", Pod)
         self._nodes = self._feed("/api/v1/nodes", "Node", NodeObject)
 
@@ -84,7 +93,7 @@ class Client:
         return ServerFeed(self, path, kind, item, page=page, watch_timeout=watch_timeout)
 
     async def close(self) -> None:
-        await self._session.close()
+        await self._pool.close()
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -201,73 +210,72 @@ class Client:
         timeout: float | None = None,
     ) -> bytes:
         """The body of a 2xx answer; all other answers raise."""
-        limit = aiohttp.ClientTimeout(total=timeout or self._settings.request_timeout)
-        data = None if body is None else orjson.dumps(body)
-        kind = {} if body is None else {"Content-Type": content_type}
+        target = f"{path}?{urlencode(params)}" if params else path
+        data = b"" if body is None else orjson.dumps(body)
+        kind = b"" if body is None else KINDS[content_type]
+        limit = timeout or self._settings.request_timeout
         for again in (True, False):
-            async with self._answer(method, path, params, data, kind, limit) as response:
-                if not (response.status == 401 and again):
-                    return _content(response, await response.read())
+            known = await self._known(method, path)
+            try:
+                answer = await self._pool.request(
+                    method, target, self._headers + kind, data, tls=self._access.ssl, timeout=limit
+                )
+            except (NotSent, Broken, TimeoutError) as wrong:
+                raise self._meaning(f"{method} {path}", wrong) from wrong
+            if answer.status == 401:
+                self._access.rejected(known)
+                if again:
+                    continue
+            return _content(f"{method} {path}", answer)
         raise AssertionError("the second answer is final")
 
     async def stream(self, path: str, params: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
         """A 200 answer piece by piece, as it comes, after an empty piece at its beginning; all other answers raise."""
-        settings = self._settings
-        limit = aiohttp.ClientTimeout(
-            total=settings.watch_timeout + WATCH_MARGIN,
-            sock_connect=settings.request_timeout,
-            sock_read=settings.silence,
-        )
+        settings, target = self._settings, f"{path}?{urlencode(params)}"
         for again in (True, False):
-            async with self._answer("GET", path, params, None, {}, limit) as response:
-                if response.status == 401 and again:
-                    continue
-                if response.status != 200:
-                    _content(response, await response.read())
-                yield b""  # the server has said yes; on a quiet cluster nothing more may come for a minute
-                async for chunk in response.content.iter_any():
-                    yield chunk
-                return
+            known = await self._known("GET", path)
+            try:
+                opened = await self._pool.open(
+                    target,
+                    self._headers,
+                    tls=self._access.ssl,
+                    connect=settings.request_timeout,
+                    silence=settings.silence,
+                    timeout=settings.watch_timeout + WATCH_MARGIN,
+                )
+                with closing(opened) as answer:
+                    if answer.status == 401:
+                        self._access.rejected(known)
+                        if again:
+                            continue
+                    if answer.status != 200:
+                        _content(f"GET {path}", Answer(answer.status, answer.headers, await answer.read()))
+                    yield b""  # the server has said yes; on a quiet cluster nothing more may come for a minute
+                    async for piece in answer:
+                        yield piece
+                    return
+            except (NotSent, Broken, TimeoutError) as wrong:
+                raise self._meaning(f"GET {path}", wrong) from wrong
 
-    @asynccontextmanager
-    async def _answer(
-        self,
-        method: str,
-        path: str,
-        params: Mapping[str, str] | None,
-        data: bytes | None,
-        headers: Mapping[str, str],
-        timeout: aiohttp.ClientTimeout,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An answer, whatever its status. What breaks on the wire, now or while it is read, becomes one of ours."""
-        said, url = f"{method} {path}", URL(self._access.server + path, encoded=True)
+    async def _known(self, method: str, path: str) -> dict[str, str]:
+        """Our credentials, which from now on are part of `_headers`."""
         try:
             known = await self._access.headers()
-        except InputError as wrong:
-            raise Refused(401, "Unauthorized", f"{said}: not sent, we have no credentials: {wrong}") from wrong
-        try:
-            async with self._session.request(
-                method,
-                url.with_query(params) if params else url,
-                data=data,
-                headers={**headers, **known},
-                timeout=timeout,
-                allow_redirects=False,
-                ssl=self._access.ssl or True,
-                server_hostname=self._access.server_name,
-                proxy=self._access.proxy,
-            ) as response:
-                if response.status == 401:
-                    self._access.rejected(known)
-                yield response
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as wrong:
-            number = wrong.errno or getattr(getattr(wrong, "os_error", None), "errno", None)
-            why = os.strerror(number) if number and not isinstance(wrong, aiohttp.ClientSSLError) else wrong
-            raise Refused(0, "Unreachable", f"{said}: no connection to {self._access.server}: {why}") from wrong
-        except TimeoutError as wrong:
-            raise Unclear(f"{said}: no answer in time") from wrong
-        except (aiohttp.ClientError, OSError, ValueError) as wrong:
-            raise Unclear(f"{said}: the answer broke off: {wrong or type(wrong).__name__}") from wrong
+            if (authorization := known.get("Authorization")) != self._authorization:
+                said = header("Authorization", authorization) if authorization else b""
+                self._headers, self._authorization = HEADERS + said, authorization
+        except (InputError, NotSent) as wrong:
+            why = f"{method} {path}: not sent, we have no credentials: {wrong}"
+            raise Refused(401, "Unauthorized", why) from wrong
+        return known
+
+    def _meaning(self, said: str, wrong: Exception) -> Refused | Unclear:
+        """What breaks on the wire, as one of ours."""
+        if isinstance(wrong, NotSent):
+            return Refused(0, "Unreachable", f"{said}: no connection to {self._access.server}: {wrong}")
+        if isinstance(wrong, TimeoutError):
+            return Unclear(f"{said}: no answer in time")
+        return Unclear(f"{said}: the answer broke off: {wrong}")
 
 
 # ---- paths and answers ----------------------------------------------------------------------------------------------
@@ -278,11 +286,14 @@ def path_of(*parts: str) -> str:
     for part in parts:
         if part in ("", ".", ".."):
             raise Refused(0, "Invalid", f"{part!r} names no object; nothing was sent")
-    return "".join(f"/{quote(part, safe='')}" for part in parts)
+    return "".join([f"/{part if PLAIN(part) else quote(part, safe='')}" for part in parts])
+
+
+PLAIN = re.compile(r"[A-Za-z0-9._~-]+").fullmatch  # as nearly all names are; to quote takes four times as long
 
 
 def pod_path(namespace: str, name: str, *sub: str) -> str:
-    return path_of("api", "v1", "namespaces", namespace, "pods", name, *sub)
+    return f"/api/v1/namespaces{path_of(namespace, 'pods', name, *sub)}"
 
 
 def _decoded(content: bytes, kind: type[T]) -> T:
@@ -292,18 +303,16 @@ def _decoded(content: bytes, kind: type[T]) -> T:
         raise Unclear(f"the server's answer cannot be read: {wrong}") from wrong
 
 
-def _content(response: aiohttp.ClientResponse, content: bytes) -> bytes:
+def _content(said: str, answer: Answer) -> bytes:
     """The body of an answer that says yes; any other raises what it says."""
-    if 200 <= response.status < 300:
-        return content
-    said = _status(content)
-    message = (
-        f"{response.method} {response.url.path}: HTTP {response.status}: {said.message or said.reason or '(no word)'}"
-    )
-    if 400 <= response.status < 500:
-        after = response.headers.get("Retry-After", "")
+    if 200 <= answer.status < 300:
+        return answer.body
+    why = _status(answer.body)
+    message = f"{said}: HTTP {answer.status}: {why.message or why.reason or '(no word)'}"
+    if 400 <= answer.status < 500:
+        after = answer.headers.get("retry-after", "")
         wait = float(after) if after.isascii() and after.isdecimal() else None
-        raise Refused(response.status, said.reason or "", message, retry_after=wait)
+        raise Refused(answer.status, why.reason or "", message, retry_after=wait)
     raise Unclear(message)
 
 

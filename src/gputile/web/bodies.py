@@ -1,14 +1,15 @@
 """Bodies of HTTP/1.1 messages: of a known length, or in chunks.
 
 Room:  bytes that come in pieces of any size, put together. The same for what we are asked and what we are answered.
-Door:  `Body.take`, until it says that it is whole; `Malformed` where it can never be.
+Door:  `Body.take`, until it says that it is whole; `Malformed` where it can never be. Then `content`; or, for whoever
+       wants the pieces as they come, `pieces` after each `take`.
 """
 
 LONGEST_LINE = 4096  # bytes, of a chunk's head
 
 
 class Malformed(Exception):
-    """What came is no request that we understand."""
+    """What came is nothing that we understand."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -33,6 +34,17 @@ class Body:
 
     def content(self) -> bytes:
         return b"" if self.is_too_large else bytes(self._found)
+
+    @property
+    def held(self) -> int:
+        """Bytes that are here and were not asked for yet."""
+        return len(self._found)
+
+    def pieces(self) -> bytes:
+        """What has come since this was last asked."""
+        found = bytes(self._found)
+        self._found.clear()
+        return found
 
     def take(self, buffer: bytearray) -> bool:
         """Take what is there; whether the body is whole."""

@@ -1,0 +1,142 @@
+"""A server that says what it is told to, byte for byte, and remembers what it heard.
+
+async with Server([b"HTTP/1.1 200 OK\r\n", b"Content-Length: 0\r\n\r\n"], [HANG]) as server: ...
+"""
+
+import asyncio
+import ssl
+from enum import Enum
+from typing import Self, TypeAlias
+
+
+class Deed(Enum):
+    """What a server may do but speak."""
+
+    CLOSE = "close"
+    HALF_CLOSE = "go on listening, and never speak again"
+    RESET = "reset"
+    HANG = "hang until the client leaves"
+
+
+CLOSE, HALF_CLOSE, RESET, HANG = Deed
+Step: TypeAlias = bytes | Deed
+
+
+class Server:
+    """One list of steps per request, whichever connection it comes over. The pieces leave one by one."""
+
+    def __init__(self, *script: list[Step], tls: ssl.SSLContext | None = None) -> None:
+        self._script, self._tls = list(script), tls
+        self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self.asked: list[bytes] = []
+        self.connections = 0
+        self.left = asyncio.Event()  # a client went away while we had not done with it
+        self.url, self.port = "", 0
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
+        self.port = self._server.sockets[0].getsockname()[1]
+        self.url = f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for writer in self._open.values():
+            writer.transport.abort()
+        if self._open:
+            await asyncio.wait(list(self._open))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._open[task] = writer
+        self.connections += 1
+        try:
+            while self._script:
+                await self._hear(reader)
+                for step in self._script.pop(0):
+                    await self._do(step, reader, writer)
+            await reader.read()  # the client hangs up when it likes
+        except (OSError, EOFError):
+            pass
+        finally:
+            del self._open[task]
+            writer.transport.abort()
+
+    async def _hear(self, reader: asyncio.StreamReader) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
+        self.asked.append(head + await reader.readexactly(int(length or 0)))
+
+    async def _do(self, step: Step, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        match step:
+            case bytes():
+                writer.write(step)
+                await writer.drain()
+                await asyncio.sleep(0)  # so that it leaves on its own
+            case Deed.CLOSE:
+                writer.close()
+                raise EOFError
+            case Deed.HALF_CLOSE:
+                writer.write_eof()
+            case Deed.RESET:
+                writer.transport.abort()
+                raise EOFError
+            case Deed.HANG:
+                await reader.read()
+                self.left.set()
+                raise EOFError
+
+
+class Proxy:
+    """Tunnels whoever asks for it, and remembers how they asked."""
+
+    def __init__(self, answer: bytes = b"HTTP/1.1 200 Connection established\r\n\r\n", *,
+                 tls: ssl.SSLContext | None = None) -> None:  # fmt: skip
+        self._answer, self._tls = answer, tls
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.asked: list[bytes] = []
+        self.left = asyncio.Event()  # a client that was told no went away
+        self.address = ""
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            self.asked.append(head)
+            writer.write(self._answer)
+            if self._answer.startswith(b"HTTP/1.1 407 "):
+                await reader.read()
+                self.left.set()
+            if self._answer.startswith(b"HTTP/1.1 200 "):
+                host, _, port = head.split()[1].decode().rpartition(":")
+                there, back = await asyncio.open_connection(host, int(port))
+                try:
+                    await asyncio.gather(_carry(reader, back), _carry(there, writer))
+                finally:
+                    back.transport.abort()
+        except (OSError, EOFError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort()
+
+
+async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while piece := await reader.read(65536):
+        writer.write(piece)
+    writer.transport.abort()
