@@ -29,7 +29,7 @@ async def test_a_question_is_answered_in_the_turn_of_its_last_byte_and_in_one_wr
 async def test_the_first_words_are_settings_a_wide_window_and_an_acknowledgement() -> None:
     first, window, acknowledged = Talk().say().frames()
     assert isinstance(first, SettingsFrame)
-    assert first.settings == {3: h2.MOST_STREAMS, 4: h2.WINDOW, 5: h2.LARGEST_TAKEN, 6: LONGEST_HEAD}
+    assert first.settings == {3: h2.ASKED_STREAMS, 4: h2.WINDOW, 5: h2.LARGEST_TAKEN, 6: LONGEST_HEAD}
     assert (window.stream_id, window.window_increment) == (0, h2.WINDOW - 65535)  # type: ignore[attr-defined]
     assert "ACK" in acknowledged.flags
 

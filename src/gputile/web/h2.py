@@ -25,7 +25,13 @@ from gputile.web.messages import IDLE, LONGEST_HEAD, SLOW, Host, Request, Respon
 from gputile.web.outbox import Outbox
 from gputile.web.streams import Stream, answer_fields, check_plain, read_fields
 
-MOST_STREAMS = 250
+ASKED_STREAMS = 1
+"""Streams at once that we ask a client to keep to, so that it opens a connection for each, and keeps them all. Go counts
+a call that timed out until its connection answers again. So a client whose replica froze, or vanished with its node,
+loses one call per connection and then dials anew, as with HTTP/1.1; with more streams it would stay with the dead one
+until its own pings fail, for 45 seconds in kube-scheduler."""
+
+MOST_STREAMS = 250  # that we bear: a client may begin before it has read what we ask
 MOST_BODIES = 4  # times the limit of one body, of all that are not whole
 MOST_WAITING = 16 * 2**20  # bytes of answers; who wants more has to fetch these first
 MOST_NOISE = 1000  # frames between two sweeps that ask for nothing, beyond those that answers account for
@@ -36,7 +42,7 @@ WINDOW = 2**30  # bytes that we are ready to take, per stream and in sum: bodies
 LARGEST_TAKEN = 2**17  # bytes of a frame
 WANTED = frames.settings(
     {
-        frames.MAX_CONCURRENT_STREAMS: MOST_STREAMS,
+        frames.MAX_CONCURRENT_STREAMS: ASKED_STREAMS,
         frames.INITIAL_WINDOW_SIZE: WINDOW,
         frames.MAX_FRAME_SIZE: LARGEST_TAKEN,
         frames.MAX_HEADER_LIST_SIZE: LONGEST_HEAD,
