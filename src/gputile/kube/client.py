@@ -38,7 +38,7 @@ LONGEST_NAME, LONGEST_MESSAGE = 253, 1024  # of an Event
 HEADERS = (
     header("User-Agent", f"gputile/{__version__}")
     + header("Accept", "application/json")
-    + header("Accept-Encoding", "identity")  # to unpack costs more than to receive
+    + header("Accept-Encoding", "identity")  # we unpack nothing
 )
 KINDS = {kind: header("Content-Type", kind) for kind in ("application/json", MERGE)}
 WATCH_MARGIN = 30.0  # seconds beyond its own time-out that a watch may take to end
