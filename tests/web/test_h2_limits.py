@@ -7,7 +7,7 @@ import pytest
 
 from gputile.web import frames, h2
 from gputile.web.frames import ACK, END_HEADERS, END_STREAM, Code, frame
-from gputile.web.messages import IDLE, LONGEST_HEAD, SLOW, Response
+from gputile.web.messages import IDLE, SLOW, Response
 from gputile.web.server import Listener
 from tests.web.talk import Talk, first_window
 from tests.web.wire import Echo, hear
@@ -48,15 +48,15 @@ async def test_a_flood_of_empty_continuations() -> None:
     assert talk.farewell() == (0, Code.ENHANCE_YOUR_CALM)
 
 
-@pytest.mark.parametrize("piece", [b"\x00\x01a\x01b", b"\x82"], ids=["long-as-sent", "long-when-unpacked"])
-async def test_headers_without_end(piece: bytes) -> None:
-    talk = Talk().say(frame(frames.HEADERS, 0, 1, piece * 1000))
-    for _ in range(LONGEST_HEAD // len(piece * 1000) + 1):
-        talk.say(frame(frames.CONTINUATION, 0, 1, piece * 1000))
-        if talk.farewell():
-            break
-    else:
-        talk.say(frame(frames.CONTINUATION, END_HEADERS, 1))
+async def test_headers_that_never_end() -> None:
+    talk = Talk().say(frame(frames.HEADERS, 0, 1, b"\x82"), frame(frames.CONTINUATION, 0, 1, b"x" * 16384) * 3)
+    assert talk.farewell() is None
+    talk.say(frame(frames.CONTINUATION, 0, 1, b"x" * 16384))
+    assert talk.farewell() == (0, Code.ENHANCE_YOUR_CALM)
+
+
+async def test_headers_that_are_long_only_when_unpacked() -> None:
+    talk = Talk().say(frame(frames.HEADERS, END_HEADERS, 1, b"\x82" * 2000))
     assert talk.farewell() == (0, Code.ENHANCE_YOUR_CALM)
 
 
@@ -126,6 +126,20 @@ async def test_bodies_that_are_never_whole() -> None:
     assert talk.resets() == {9: Code.ENHANCE_YOUR_CALM}
     talk.say(frame(frames.DATA, END_STREAM, 1, b"x"), talk.post(11, b"x"))
     assert talk.answers() == {1: b"", 11: b"x"}
+
+
+async def test_bodies_that_are_whole_or_taken_back_count_no_longer() -> None:
+    talk = Talk(Echo(limit=100)).say()
+    for number in range(1, 21, 4):
+        talk.say(talk.post(number, b"x" * 100))
+        talk.say(
+            talk.headed(number + 2), frame(frames.DATA, 0, number + 2, b"abcd"), frames.reset(number + 2, Code.CANCEL)
+        )
+    for number in (21, 23, 25, 27):
+        talk.say(talk.headed(number, b"100"), frame(frames.DATA, 0, number, b"x" * 97))
+    for number in (21, 23, 25, 27):
+        talk.say(frame(frames.DATA, END_STREAM, number, b"abc"))
+    assert (talk.resets(), len(talk.ended())) == ({}, 9)
 
 
 async def test_answers_that_nobody_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,3 +272,14 @@ async def test_who_does_not_even_read_the_farewell_is_cut_off() -> None:
     talk.connection.pause_writing()
     talk.connection.sweep(IDLE + 1)
     assert talk.wire.aborted
+
+
+async def test_after_the_end_nothing_more_is_said() -> None:
+    """An answer that comes later, and would not fit into what is collected before it is written."""
+    listener = Echo(limit=10**6)
+    talk = Talk(listener, settings=first_window(10**6)).say(frames.window_update(0, 10**6))
+    talk.say(talk.post(1, b"x" * 400_000, "/wait"), frame(frames.PUSH_PROMISE, 0, 1))
+    writes = talk.wire.writes
+    listener.gate.set()
+    await listener.idle()
+    assert (talk.farewell(), talk.wire.writes) == ((1, Code.PROTOCOL_ERROR), writes)
