@@ -13,12 +13,20 @@ import h2.settings
 Settings = dict[h2.settings.SettingCodes, int]
 
 
+class Eager(h2.connection.H2Connection):
+    """Asks more at once than we ask it to, as clients may before they have read our settings."""
+
+    @property
+    def open_outbound_streams(self) -> int:
+        return 0
+
+
 class Client:
     """Many questions at once on one connection; `bodies` has the answers that are whole."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, settings: Settings) -> None:
         self._reader, self._writer = reader, writer
-        self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding=None))
+        self._h2 = Eager(h2.config.H2Configuration(client_side=True, header_encoding=None))
         self._h2.initiate_connection()
         if settings:
             self._h2.update_settings({int(name): value for name, value in settings.items()})

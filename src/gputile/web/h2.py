@@ -4,7 +4,7 @@ Room:  bytes in, questions out to the listener, answers back. It knows nothing o
 Door:  `H2Connection`, to which a listener hands a transport whose handshake chose `h2`.
 
 kube-scheduler keeps two idle connections of HTTP/1.1 and opens a new one for every further bind under way; each
-handshake costs both sides more than the call. Over HTTP/2 one connection carries them all.
+handshake costs both sides more than the call. Of HTTP/2 it keeps them all.
 
 Anybody in the network may connect, so everything that a stranger can make us keep or do is bounded: open streams and
 work for streams that were reset (`MOST_STREAMS`), bodies that are not whole (`MOST_BODIES`), answers that nobody
@@ -26,10 +26,10 @@ from gputile.web.outbox import Outbox
 from gputile.web.streams import Stream, answer_fields, check_plain, read_fields
 
 ASKED_STREAMS = 1
-"""Streams at once that we ask a client to keep to, so that it opens a connection for each, and keeps them all. Go counts
-a call that timed out until its connection answers again. So a client whose replica froze, or vanished with its node,
-loses one call per connection and then dials anew, as with HTTP/1.1; with more streams it would stay with the dead one
-until its own pings fail, for 45 seconds in kube-scheduler."""
+"""Streams at once that we ask a client to keep to, so that it opens a connection for each, and keeps them all. Go
+counts a call that timed out until its connection answers again. So a client whose replica froze, or vanished with its
+node, loses one call per connection and then dials anew, as with HTTP/1.1; with more streams it would stay with the dead
+one until its own pings fail: for 45 seconds in kube-scheduler."""
 
 MOST_STREAMS = 250  # that we bear: a client may begin before it has read what we ask
 MOST_BODIES = 4  # times the limit of one body, of all that are not whole
