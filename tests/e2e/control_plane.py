@@ -21,6 +21,8 @@ from tests.e2e.programs import Programs
 
 READY = 60.0  # seconds for a program to be ready; the API server needs 4 to 5 on two idle cores
 OPEN_PATHS = "/healthz,/livez,/readyz,/metrics"
+SEES_DEAD_CONNECTIONS = {"HTTP2_READ_IDLE_TIMEOUT_SECONDS": "5", "HTTP2_PING_TIMEOUT_SECONDS": "3"}
+"""What docs/install.md puts into kube-scheduler's environment."""
 USERS = {  # user: groups; each gets a token of its own
     "admin": "system:masters",
     "system:kube-scheduler": "",
@@ -223,7 +225,8 @@ class ControlPlane:
         made = config or scheduler_config(kubeconfig, *extenders, scheduler_names=scheduler_names, backoff=backoff)
         made = {**made, "clientConnection": {**made.get("clientConnection", {}), "kubeconfig": str(kubeconfig)}}
         file = write(self.folder / f"{name}.yaml", made)
-        scheduler = Scheduler(*self._serving(name, [self.programs.kube_scheduler, f"--config={file}", *flags]))
+        argv = [self.programs.kube_scheduler, f"--config={file}", *flags]
+        scheduler = Scheduler(*self._serving(name, argv, SEES_DEAD_CONNECTIONS))
         scheduler.wait()
         return scheduler
 
@@ -245,7 +248,9 @@ class ControlPlane:
         wait_until(lambda: door.raw("GET", "/healthz")[0] == 200, READY, "kube-controller-manager ready", [child])
         return child
 
-    def _serving(self, name: str, argv: Sequence[str | Path]) -> tuple[Child, Kube]:
+    def _serving(
+        self, name: str, argv: Sequence[str | Path], env: Mapping[str, str] | None = None
+    ) -> tuple[Child, Kube]:
         """Start a program that serves health and metrics to everybody on a port of its own."""
         port, tls = free_port(), self.authority.server(name)
         serving = [
@@ -256,7 +261,7 @@ class ControlPlane:
             f"--authorization-always-allow-paths={OPEN_PATHS}",
         ]
         door = self._stack.enter_context(Kube(f"https://127.0.0.1:{port}", self.authority.ca))
-        return self.run(name, [*argv, *serving]), door
+        return self.run(name, [*argv, *serving], env), door
 
     # --- who may come in
 
