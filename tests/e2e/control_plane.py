@@ -225,7 +225,7 @@ class ControlPlane:
         made = config or scheduler_config(kubeconfig, *extenders, scheduler_names=scheduler_names, backoff=backoff)
         made = {**made, "clientConnection": {**made.get("clientConnection", {}), "kubeconfig": str(kubeconfig)}}
         file = write(self.folder / f"{name}.yaml", made)
-        argv = [self.programs.kube_scheduler, f"--config={file}", *flags]
+        argv: list[str | Path] = [self.programs.kube_scheduler, f"--config={file}", *flags]
         scheduler = Scheduler(*self._serving(name, argv, SEES_DEAD_CONNECTIONS))
         scheduler.wait()
         return scheduler
