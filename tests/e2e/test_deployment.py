@@ -11,7 +11,7 @@ from tests.e2e.audit import audit, grant
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.gputile import ACCOUNT, NAMESPACE, Replica, rights
 from tests.e2e.nodes import gpu_node, join
-from tests.e2e.pods import all_bound, first_with_node, node_of, pod, tile
+from tests.e2e.pods import all_bound, events_of, first_with_node, node_of, pod, tile
 from tests.e2e.processes import wait_until
 from tests.e2e.programs import Programs
 from tests.e2e.service import Service
@@ -84,12 +84,15 @@ def test_a_second_scheduler_serves_only_its_own_pods(plane: ControlPlane, kube: 
         kube.create(tile("ours", 7000, schedulerName="gpu-scheduler"), space)
         kube.create(pod("theirs", {"cpu": "1"}), space)
         pods.wait_for(all_bound(2), 20, "both bound")
-        scheduled = {e["involvedObject"]["name"]: e.get("reportingComponent") for e in kube.list("Event", space)}
-        assert scheduled["theirs"] == "default-scheduler"
+        by = wait_until(lambda: events_of(kube, space, "theirs"), 10, "an event says who bound it")
+        assert {event["reportingComponent"] for event in by} == {"default-scheduler"}
         assert grant(first_with_node(pods, "ours")) is not None
-        assert [name for line in gputile.logged("bound") if (name := line["pod"]).startswith(space)] == [
-            f"{space}/ours"
-        ]
+        wait_until(lambda: f"{space}/ours" in names_bound(gputile), 10, "our process has written that it bound")
+        assert [name for name in names_bound(gputile) if name.startswith(space)] == [f"{space}/ours"]
+
+
+def names_bound(gputile: Replica) -> list[str]:
+    return [line["pod"] for line in gputile.logged("bound")]
 
 
 # --- rights

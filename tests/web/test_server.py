@@ -103,6 +103,22 @@ async def test_an_answer_that_takes_time_holds_back_the_next() -> None:
     assert not wire.paused
 
 
+async def test_whoever_does_not_read_our_answers_gets_no_more_of_them() -> None:
+    connection, wire = joined(Echo())
+    connection.pause_writing()
+    hear(connection, post("/a", b"one") + post("/a", b"two"))
+    assert (wire.sent, wire.paused) == (b"", True)
+    connection.resume_writing()
+    assert (answers(wire), wire.paused) == ([b"one", b"two"], False)
+
+
+async def test_whoever_never_reads_is_let_go_without_a_farewell() -> None:
+    connection, wire = joined(Echo())
+    connection.pause_writing()
+    connection.sweep(SLOW + 1)
+    assert wire.aborted
+
+
 async def test_work_goes_on_when_its_client_has_gone() -> None:
     listener = Echo()
     connection, wire = joined(listener)

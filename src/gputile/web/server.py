@@ -88,6 +88,7 @@ class Connection(asyncio.BufferedProtocol):
         self._body: Body | None = None
         self._transport: asyncio.Transport | None = None
         self._is_known = False
+        self._is_held = False  # the loop has more to send than the client fetches
         self.since = listener.now()  # when the last thing happened that counts
         self.task: asyncio.Task[None] | None = None
 
@@ -113,12 +114,25 @@ class Connection(asyncio.BufferedProtocol):
         elif len(self._buffer) > LONGEST_HEAD and self._transport is not None:
             self._transport.pause_reading()  # whoever sends on without hearing our answer has to wait
 
+    def pause_writing(self) -> None:
+        """Whoever does not read our answers is asked for no further question."""
+        self._is_held = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._is_held = False
+        if self._transport is not None:
+            self._transport.resume_reading()
+            if self.task is None:
+                self._work()
+
     # ---- one request after the other --------------------------------------------------------------------------------
 
     def _work(self) -> None:
         """Answer all that is here, until something has to be waited for."""
         try:
-            while self._transport is not None and self.task is None and (request := self._next()) is not None:
+            while self._is_free() and (request := self._next()) is not None:
                 answer = self._listener.answer(request)
                 if isinstance(answer, Response):
                     self._send(answer)
@@ -128,6 +142,9 @@ class Connection(asyncio.BufferedProtocol):
         except Malformed as wrong:
             self._head = self._head or Head("GET", "/", 0, True, False)
             self._send(Response(str(wrong).encode(), wrong.status, "text/plain", close=True))
+
+    def _is_free(self) -> bool:
+        return self._transport is not None and self.task is None and not self._is_held
 
     def _next(self) -> Request | None:
         """The next whole request."""
@@ -165,7 +182,7 @@ class Connection(asyncio.BufferedProtocol):
             if response is None:  # a bug, or we are stopping
                 self.close()
         self._send(response)
-        if self._transport is not None:
+        if self._transport is not None and not self._is_held:
             self._transport.resume_reading()
         self._work()
 
@@ -183,7 +200,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def sweep(self, now: float) -> None:
         """Let go of those who sleep, or take for ever to say what they want."""
-        patience = SLOW if self._head is not None or self._buffer else IDLE
+        patience = SLOW if self._head is not None or self._buffer or self._is_held else IDLE
         if self.task is None and now - self.since > patience:
             self.close()
 
@@ -192,7 +209,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         if self._transport is not None:
-            self._transport.close()
+            (self._transport.abort if self._is_held else self._transport.close)()
 
 
 def _written(response: Response, *, close: bool, with_body: bool) -> bytes:
