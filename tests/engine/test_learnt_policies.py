@@ -25,7 +25,7 @@ from gputile.engine.placing import Placement
 from gputile.engine.shares import CARD
 from gputile.model.grants import Use
 from gputile.model.requests import ModelRule, PodRequest
-from gputile.testing.builders import ask, node, wants
+from gputile.testing.builders import NodeBuilder, ask, node, wants
 from tests.effort import examples
 
 TASKS = {
@@ -163,6 +163,33 @@ def play(fleet: Fleet, step: tuple[str, int, int], policy: str) -> None:
         fleet.set_node(made.node())
     else:
         fleet.remove_node(f"n{one}")
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        pytest.param(node("n0").cards(1, "T4", 1000), id="another-model"),
+        pytest.param(node("n0").cards(1, "A100", 1000, healthy=False), id="a-sick-card"),
+        pytest.param(node("n0").cards(1, "A100", 1000, cordoned=True), id="a-cordoned-card"),
+        pytest.param(node("n0").cards(1, "A100", 1000, mode="mig"), id="a-card-in-pieces"),
+        pytest.param(node("n0").cards(1, "A100", 1000).facts(fault="AgentSilent"), id="a-silent-agent"),
+    ],
+)
+def test_a_node_with_as_much_free_may_yet_be_another(after: NodeBuilder) -> None:
+    """What is remembered of a node's state must not be taken for what another kind of node is worth."""
+    fleet, wish = Fleet(), wants(ask(100), models=(ModelRule(("A100",)),))
+    fleet.set_node(node("n0").cards(1, "A100", 1000).node())
+    assert fleet.best(wish, "tiling") == ["n0"]
+    fleet.set_node(after.node())
+    assert fleet.best(wish, "tiling") == []
+
+
+def test_a_row_without_a_node_is_no_node_without_cards() -> None:
+    fleet, wish = Fleet(), wants()
+    fleet.set_node(node("n0", cpu="0", host="0").node())
+    assert fleet.best(wish, "tiling") == ["n0"]
+    fleet.remove_node("n0")
+    assert fleet.best(wish, "tiling") == []
 
 
 @pytest.mark.parametrize("policy", ["fragmentation", "tiling"])

@@ -3,3 +3,8 @@
 Room:  the only one that reads environment, clock and terminal; composes everything else.
 Door:  `main.main`.
 """
+
+import os
+
+# Before NumPy is there: our arrays are small, and its threads would only wait for each other, awake.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

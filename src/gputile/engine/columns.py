@@ -268,9 +268,11 @@ class Columns:
         self._mode[at] = self._modes.setdefault(card.mode, len(self._modes))
 
     def state(self, row: int) -> tuple[int, bytes]:
-        """All that scores of the node depend on, but the names of its cards."""
-        free = (self._memory[:, row], self._cores[:, row], self._slots[:, row], self._tenants[:, row])
-        return self._kind[row], b"".join((*(array.tobytes() for array in free), self._cpu[row].tobytes()))
+        """All that an answer about the node rests on, but names, links and NUMA nodes."""
+        memory, cores = self._memory[:, row].tobytes(), self._cores[:, row].tobytes()
+        slots, tenants = self._slots[:, row].tobytes(), self._tenants[:, row].tobytes()
+        host = self._cpu[row].tobytes() + self._host[row].tobytes()
+        return self._kind[row], b"".join((memory, cores, slots, tenants, host))
 
     def _touch(self, row: int) -> None:
         self._moment += 1
@@ -314,4 +316,5 @@ def _usable(card: Card, node: Node) -> bool:
 
 
 def _kind(node: Node) -> tuple[object, ...]:
-    return tuple((c.memory, c.cores, c.slots, c.model, c.mode, c.healthy, c.cordoned) for c in node.cards), node.fault
+    cards = tuple((c.memory, c.cores, c.slots, c.model, c.mode, c.healthy, c.cordoned) for c in node.cards)
+    return cards, node.fault, bool(node.name)  # a row without a node is no node without cards

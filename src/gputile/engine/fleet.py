@@ -21,7 +21,7 @@ from gputile.engine.placing import Placement, piece_miss, place, placed, searche
 from gputile.engine.policies import POLICIES, Scores, Sums, first_named, mixed
 from gputile.engine.refusing import CODES, Facts, Verdict, add_misses
 from gputile.engine.shares import CARD, ask_share
-from gputile.engine.standing import Choices, Standings
+from gputile.engine.standing import Choices, Standing, Standings
 from gputile.engine.topology import closeness, closest, largest_linked
 from gputile.model.cards import NodeView
 from gputile.model.refusals import NodeCode, Refusal
@@ -34,7 +34,8 @@ LEAST_STEPS = 10
 """What a search costs before it begins, in steps."""
 
 FEW = 4
-"""Names that are looked up in a list one by one; all of them together cost as much as some five."""
+"""Names that are looked up in a list one by one: all of them together cost as much as some five. Nodes that are scored
+one by one likewise."""
 
 KEEP = 16
 """How many equally good nodes are named at most."""
@@ -109,11 +110,27 @@ class Fleet(Columns):
             return self.scores(request, self.fits(request, steps), policy, seed)
         known = self._standings.of(request, name, self._basis(), len(self._nodes))
         if known.moment != self._moment:
-            rows = self.touched_since(known.moment)
-            fitting = self._fits(request, self.grid().columns(rows), rows)
-            known.scores[rows] = np.where(fitting, self._judge.scores(request, name, rows), -np.inf)
+            self._mend(known, request, name)
             known.moment = self._moment
         return known.scores
+
+    def _mend(self, known: Standing, request: PodRequest, policy: str) -> None:
+        """Score the nodes that were touched; those that are few and in a state that was scored before are known."""
+        rows = self.touched_since(known.moment)
+        if len(rows) > FEW or not _is_same_for_alike(request.constraints):
+            known.scores[rows] = self._scored(request, policy, rows)
+            return
+        for row in rows.tolist():
+            state = self.state(row)
+            score = known.states.get(state)
+            if score is None:
+                score = float(self._scored(request, policy, np.array([row]))[0])
+                known.keep(state, score)
+            known.scores[row] = score
+
+    def _scored(self, request: PodRequest, policy: str, rows: Rows) -> Scores:
+        fitting = self._fits(request, self.grid().columns(rows), rows)
+        return np.where(fitting, self._judge.scores(request, policy, rows), -np.inf)
 
     def _basis(self) -> tuple[int, int]:
         """What scores rest on beside the node itself: what was learnt, and the average card, by which sizes count."""
@@ -135,7 +152,7 @@ class Fleet(Columns):
             return place(request, self._view(row), policy, seed)
         alike = (chosen, request, self.state(row)) if _wants_any_one_card(request) else None
         card = self._choices.get(alike, self._basis()) if alike else None
-        if card is not None and self._host[row] >= request.memory:
+        if card is not None:
             return placed(request, node, card)
         answer = place(
             request, self._view(row), policy, seed, lambda piece: self._judge.card_scores(request, piece, row, chosen)
@@ -402,8 +419,13 @@ class Fleet(Columns):
 def _wants_any_one_card(request: PodRequest) -> bool:
     """One tile, whichever card it is on: its neighbours, links and names do not matter."""
     rule, pieces = request.constraints, cut(request)
-    free = not (rule.uuids or rule.not_uuids) and (rule.numa, rule.links) == (Wish.NO, Wish.NO)
+    free = _is_same_for_alike(rule) and (rule.numa, rule.links) == (Wish.NO, Wish.NO)
     return free and len(pieces) == 1 and pieces[0].cards == 1
+
+
+def _is_same_for_alike(rule: Constraints) -> bool:
+    """Whether nodes that differ in names only are all the same to it."""
+    return not (rule.uuids or rule.not_uuids)
 
 
 def _without_host(request: PodRequest) -> PodRequest:

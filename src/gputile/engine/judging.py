@@ -34,10 +34,6 @@ from gputile.model.requests import PodRequest, Role
 REMEMBERED = 256  # requests
 
 
-FEW = 4  # nodes that changed; of more it is quicker to score them all at once
-STATES = 5000  # of nodes, that are remembered for one request
-
-
 class Site(Protocol):
     """What the fleet lends."""
 
@@ -45,7 +41,6 @@ class Site(Protocol):
     def tile_share(self, piece: Piece, rows: Rows) -> Ints: ...
     def cards_for(self, piece: Piece, request: PodRequest, rows: Rows) -> Mask: ...
     def touched_since(self, moment: int) -> Rows: ...
-    def state(self, row: int) -> tuple[int, bytes]: ...
     def moment(self) -> int: ...
     def supply(self) -> Supply: ...
     def average_card(self) -> int: ...
@@ -69,8 +64,6 @@ class Remembered(msgspec.Struct):
     nodes: Floats
     cards: NDArray[np.float32]
     moment: int = -1
-    states: dict[tuple[int, bytes], tuple[float, NDArray[np.float32]]] = msgspec.field(default_factory=dict)
-    """Nodes of one kind in one state have one score, and most states were seen before."""
 
 
 class Judge:
@@ -183,36 +176,11 @@ class Judge:
             if len(self._remembered) > REMEMBERED:
                 self._remembered.popitem(last=False)
         if known.moment != self._site.moment() and len(rows := self._site.touched_since(known.moment)):
-            rows = self._never_seen(known, request, rows)
-            if len(rows):
-                fresh = RULES[policy](request, self._site, rows, current, self._starved)
-                known.nodes[rows], known.cards[:, rows] = fresh.nodes, fresh.cards
-                self._keep_states(known, rows)
+            fresh = RULES[policy](request, self._site, rows, current, self._starved)
+            known.nodes[rows], known.cards[:, rows] = fresh.nodes, fresh.cards
             known.moment = self._site.moment()
         self._remembered.move_to_end(key)
         return known
-
-    def _never_seen(self, known: Remembered, request: PodRequest, rows: Rows) -> Rows:
-        """Give the nodes that are in a state that was scored before that score; the others are returned."""
-        rule = request.constraints
-        if len(rows) > FEW or rule.uuids or rule.not_uuids:
-            return rows
-        new = []
-        for row in rows.tolist():
-            found = known.states.get(self._site.state(row))
-            if found is None:
-                new.append(row)
-            else:
-                known.nodes[row], known.cards[:, row] = found
-        return np.array(new, dtype=np.intp)
-
-    def _keep_states(self, known: Remembered, rows: Rows) -> None:
-        if len(rows) > FEW:
-            return
-        if len(known.states) > STATES:
-            known.states.clear()
-        for row in rows.tolist():
-            known.states[self._site.state(row)] = float(known.nodes[row]), known.cards[:, row].copy()
 
 
 def _key(request: PodRequest, policy: str, starved: bool) -> tuple[object, ...]:

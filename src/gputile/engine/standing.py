@@ -1,7 +1,8 @@
 """What was found out about a request, kept for as long as it is true.
 
 Room:  two memories of the fleet. By request: how every node stands, mended only where a node was touched. By request
-       and state of a node: which card was chosen there, for most states were seen before, on this node or another.
+       and state of a node: how good it is and which card was chosen there, for nodes of one kind in one state are
+       alike, and most states were seen before.
 Door:  `Standings.of`, `Choices.get` and `.keep`. What decides is not here, but in `fitting`, `judging` and `placing`.
 """
 
@@ -15,7 +16,11 @@ from gputile.engine.policies import Scores
 from gputile.model.requests import PodRequest
 
 REQUESTS = 64  # whose standings are kept; one number per node each
+STATES = 5_000  # of nodes, for one request
 CHOICES = 20_000
+
+State = tuple[int, bytes]
+"""All that an answer about a node rests on, but names."""
 
 
 class Standing(msgspec.Struct):
@@ -23,6 +28,12 @@ class Standing(msgspec.Struct):
 
     scores: Scores
     moment: int = -1
+    states: dict[State, float] = msgspec.field(default_factory=dict)
+
+    def keep(self, state: State, score: float) -> None:
+        if len(self.states) >= STATES:
+            self.states.clear()
+        self.states[state] = score
 
 
 class Standings:
