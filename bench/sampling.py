@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 from types import CodeType, FrameType
 
-BEAT = 0.002  # seconds of CPU time
+BEAT = 0.002  # seconds of CPU time; a kernel may beat more slowly, so that only shares are told
 TOP = 30
 
 
@@ -67,7 +67,7 @@ def table(file: Path) -> str:
     """The functions that cost most, by themselves and with what they call."""
     found = json.loads(file.read_text())
     beats = max(1, sum(found["alone"].values()))
-    lines = [f"{beats} samples, one per {BEAT * 1000:g} ms of CPU time"]
+    lines = [f"{beats} samples"]
     for title, kind in (("by itself", "alone"), ("with all that it calls", "within")):
         below = [(name, count) for name, count in found[kind].items() if kind == "alone" or count < 0.97 * beats]
         top = sorted(below, key=lambda item: -item[1])[:TOP]
