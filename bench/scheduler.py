@@ -121,7 +121,7 @@ def waiting(built: Programs, options: Options) -> list[Any]:
         priced = crowd.prices(plane, nodes)
         show(priced.lines())
         rate = crowd.beside(plane, options.waiting, options.pods, options.rounds)
-        show(rate.lines())
+        show([*rate.lines(), *crowd.whole(priced, rate)])
     return [priced, rate]
 
 
