@@ -109,7 +109,9 @@ def _hopeless(number: int) -> Manifest:
 def whole(priced: "Prices", rate: Beside) -> list[str]:
     """The same no against all that a pod costs us that is bound: filter, bind, and hearing of it."""
     share = priced.no / rate.ours_ms[0]
-    return [f"{'ok   ' if share <= MOST else 'OVER '} {share:.2f}  (at most {MOST})  CPU of a repeated no, of a bound pod"]
+    return [
+        f"{'ok   ' if share <= MOST else 'OVER '} {share:.2f}  (at most {MOST})  CPU of a repeated no, of a bound pod"
+    ]
 
 
 # ---- the price of a no ----------------------------------------------------------------------------------------------
