@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.web.connection import LANDING, PLENTY, Answer, Broken, Connection
+from gputile.web.connection import PLENTY, Answer, Broken, Connection
+from gputile.web.messages import LANDING
 from tests.effort import examples
 
 HEAD = b"HTTP/1.1 200 OK\r\n"

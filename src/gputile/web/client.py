@@ -20,7 +20,8 @@ from typing import Self
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from gputile.web.answers import Head
-from gputile.web.connection import LANDING, Answer, Broken, Connection, NotSent
+from gputile.web.connection import Answer, Broken, Connection, NotSent
+from gputile.web.messages import LANDING
 
 __all__ = ["Answer", "Broken", "NotSent", "Pool", "Stream", "header"]
 

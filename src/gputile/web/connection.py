@@ -18,9 +18,8 @@ import msgspec
 
 from gputile.web.answers import UNTIL_CLOSE, Head, read_head
 from gputile.web.bodies import Body, Malformed
+from gputile.web.messages import LONGEST_HEAD
 
-LONGEST_HEAD = 65536  # bytes
-LANDING = 65536  # bytes that are read at once
 PLENTY = 262144  # bytes that wait for whoever reads a stream; no more are read before it comes for them
 NO_LIMIT = UNTIL_CLOSE
 

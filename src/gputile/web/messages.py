@@ -10,7 +10,8 @@ from typing import Protocol
 
 import msgspec
 
-LONGEST_HEAD = 65536  # bytes
+LONGEST_HEAD = 65536  # bytes, of a question or of an answer
+LANDING = 65536  # bytes that are read at once
 IDLE = 300.0  # seconds; kube-scheduler drops idle connections after 90
 SLOW = 60.0  # seconds for a whole request
 

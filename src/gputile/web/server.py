@@ -18,10 +18,9 @@ import msgspec
 
 from gputile.web.bodies import Body, Malformed
 from gputile.web.h2 import H2Connection
-from gputile.web.messages import IDLE, LONGEST_HEAD, SLOW, Answer, Guest, Host, Request, Response, path_of
+from gputile.web.messages import IDLE, LANDING, LONGEST_HEAD, SLOW, Answer, Guest, Host, Request, Response, path_of
 
 ALPN = ("h2", "http/1.1")  # what is spoken over TLS, the better first
-LANDING = 65536  # bytes that are read at once
 SWEEP = 10.0  # seconds between two looks for connections that are too slow
 GOODBYE = 5.0  # seconds that requests have to end when we stop
 
