@@ -37,6 +37,7 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[tuple[int, ...], ...] = ()  # by position in `gpus`; larger is closer, 0 is no link; () is unknown
     driver: str = ""  # its version
     cuda: str = ""  # the newest CUDA it serves, "12.4"
+    nameless: tuple[str, ...] = ()  # cards that the driver counts and that never said who they are; a sentence each
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
