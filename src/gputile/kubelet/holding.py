@@ -1,0 +1,139 @@
+"""Who holds which devices, as the kubelet says it.
+
+Room:  the device manager's checkpoint is the only place that names init containers, pods by their UID, and what
+       Allocate had answered, so it is read first; the podresources socket, the public API, is for those who compare.
+       Both are read anew each time: a file of some kilobytes, a call on a local socket.
+Door:  `read_checkpoint`, `PodResources.list`.
+"""
+
+import base64
+import binascii
+from pathlib import Path
+from typing import TypeAlias
+
+import grpc
+import msgspec
+
+from gputile.kubelet import messages as wire
+from gputile.kubelet.plugin import PLAIN_SOCKETS
+from gputile.kubelet.protobuf import Garbled, decode, decoder, encode
+from gputile.model.errors import GputileError
+
+CHECKPOINT = "kubelet_internal_checkpoint"
+PATIENCE = 5.0  # seconds
+
+
+class Unreadable(GputileError):
+    """The kubelet's word is not there, or is none that we understand."""
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """The devices of one resource that one container holds."""
+
+    pod: str  # UID
+    container: str
+    resource: str
+    ids: frozenset[str]
+    cdi: tuple[str, ...] = ()  # the CDI devices that Allocate named
+
+
+class Entry(msgspec.Struct, rename="pascal"):
+    pod_uid: str = msgspec.field(name="PodUID")
+    container_name: str
+    resource_name: str
+    device_ids: dict[str, list[str] | None] | list[str] | None = msgspec.field(name="DeviceIDs", default=None)
+    alloc_resp: str | None = None  # base64 of the answer
+
+
+class Entries(msgspec.Struct, rename="pascal"):
+    pod_device_entries: list[Entry] | None = None
+    registered_devices: dict[str, list[str] | None] | None = None
+
+
+class Checkpoint(msgspec.Struct, rename="pascal"):
+    data: Entries
+
+
+CHECKPOINTS = msgspec.json.Decoder(Checkpoint)
+
+
+def read_checkpoint(folder: Path) -> tuple[Held, ...]:
+    """All that the kubelet's device manager has given out; also to pods that ended since its last allocation."""
+    return tuple(_held(entry) for entry in _read(folder).pod_device_entries or ())
+
+
+def registered(folder: Path, resource: str) -> frozenset[str]:
+    """The devices that the kubelet last heard of for a resource, from whichever plugin."""
+    return frozenset((_read(folder).registered_devices or {}).get(resource) or ())
+
+
+def _read(folder: Path) -> Entries:
+    path = folder / CHECKPOINT
+    try:
+        return CHECKPOINTS.decode(path.read_bytes()).data
+    except FileNotFoundError:
+        return Entries()  # a kubelet that has never heard of a device
+    except (OSError, msgspec.DecodeError, RecursionError) as wrong:
+        raise Unreadable(f"{path} cannot be read: {wrong}") from wrong
+
+
+def _held(entry: Entry) -> Held:
+    return Held(
+        pod=entry.pod_uid,
+        container=entry.container_name,
+        resource=entry.resource_name,
+        ids=frozenset(_ids(entry)),
+        cdi=_cdi_devices(entry.alloc_resp or ""),
+    )
+
+
+def _ids(entry: Entry) -> list[str]:
+    """Since 1.20 they are sorted by NUMA node."""
+    if isinstance(entry.device_ids, dict):
+        return [one for ids in entry.device_ids.values() for one in ids or ()]
+    return entry.device_ids or []
+
+
+def _cdi_devices(answer: str) -> tuple[str, ...]:
+    """An answer that is none of ours, or none at all, names none."""
+    try:
+        said = decode(wire.Allocation, base64.b64decode(answer))
+    except (binascii.Error, ValueError, Garbled):
+        return ()
+    return tuple(device.name for device in said.cdi_devices)
+
+
+PodDevices: TypeAlias = dict[tuple[str, str, str, str], frozenset[str]]
+"""By namespace, pod, container and resource."""
+
+
+class PodResources:
+    """The podresources socket."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+
+    async def list(self) -> PodDevices:
+        """What app containers hold; init containers are not in it."""
+        try:
+            async with grpc.aio.insecure_channel(f"unix:{self._socket}", options=PLAIN_SOCKETS) as channel:
+                call = channel.unary_unary(
+                    wire.POD_RESOURCES,
+                    request_serializer=encode,
+                    response_deserializer=decoder(wire.PodResourceList),
+                )
+                said = await call(wire.Nothing(), timeout=PATIENCE)
+        except grpc.aio.AioRpcError as no:
+            raise Unreadable(f"{self._socket}: {no.details()}") from no
+        return _by_container(said)
+
+
+def _by_container(said: wire.PodResourceList) -> PodDevices:
+    """One entry per device since 1.21, one with many before; both are put together."""
+    found: PodDevices = {}
+    for pod in said.pods:
+        for container in pod.containers:
+            for device in container.devices:
+                key = (pod.namespace, pod.name, container.name, device.resource_name)
+                found[key] = found.get(key, frozenset()) | frozenset(device.ids)
+    return found

@@ -1,0 +1,213 @@
+"""One resource, served to the kubelet.
+
+Room:  the gRPC face of a device plugin: it converts and delegates. A kubelet that starts empties the folder of sockets
+       and knows nobody: we see its socket change, make ours anew and register again, for ever.
+Door:  `Door(plugin, folder).run()`; `Door.tell` when the devices changed.
+"""
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import grpc
+import msgspec
+
+from gputile.kubelet import messages as wire
+from gputile.kubelet.protobuf import Message, decoder, encode
+from gputile.model.errors import GputileError
+
+SOCKET = "kubelet.sock"
+LOOK = 0.5  # seconds between two looks at the kubelet's socket
+PATIENCE = 5.0  # seconds for the kubelet to answer a registration
+LARGEST = 16 * 2**20  # bytes of a message that we read; the kubelet itself reads 4 MiB
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+PLAIN_SOCKETS = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", LARGEST)]
+
+
+class Refused(GputileError):
+    """The plugin will not serve this container now; the kubelet shows the sentence on the pod, and tries again."""
+
+
+class Device(msgspec.Struct, frozen=True):
+    """What the kubelet counts."""
+
+    id: str
+    healthy: bool = True
+    numa: int = -1  # -1: nobody said
+
+
+class Plugin(Protocol):
+    """What one resource needs to know. All three are asked without a word about the pod."""
+
+    resource: str
+
+    def devices(self) -> tuple[Device, ...]: ...
+
+    def prefer(self, available: list[str], must_include: list[str], size: int) -> list[str]: ...
+
+    def allocate(self, ids: list[str]) -> wire.Allocation:
+        """May raise `Refused`; the kubelet then fails the pod for good."""
+
+    async def start(self, ids: list[str]) -> None:
+        """Before a container of these devices is made. May raise `Refused`."""
+
+
+class Door:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        plugin: Plugin,
+        folder: Path,
+        *,
+        may_register: Callable[[], str] = lambda: "",
+        on_turn: Callable[[str, str], None] = lambda resource, why: None,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """`may_register` says why it may not, or "". `on_turn` hears the resource, and why it is not registered ("": it
+        is), whenever that changes."""
+        self._plugin, self._folder, self._on_turn, self._pause = plugin, folder, on_turn, pause
+        self._may_register = may_register
+        self._endpoint = f"gputile-{re.sub('[^a-z0-9]+', '-', plugin.resource)}.sock"
+        self._changed = asyncio.Condition()
+        self._server: grpc.aio.Server | None = None
+        self._known: tuple[int, int] | None = None  # the kubelet's socket that we registered at
+        self.is_registered = False
+
+    async def run(self) -> None:
+        """Ends only when cancelled."""
+        told: str | None = None
+        try:
+            while True:
+                before, why = self._known, await self._step()
+                if why != told or before != self._known:
+                    self._on_turn(self._plugin.resource, why)
+                told = why
+                await self._pause(LOOK)
+        finally:
+            await self.close()
+
+    async def _step(self) -> str:
+        """Serve and be registered with the kubelet that runs now; else the reason why not."""
+        kubelet = _identity(self._folder / SOCKET)
+        if self._server is not None and self.is_registered and kubelet == self._known and self._is_there():
+            return ""
+        self.is_registered = False
+        if kubelet is None:
+            return f"there is no {self._folder / SOCKET}: no kubelet runs, or its folder is another"
+        no = self._may_register()
+        if no:
+            return no
+        if self._server is None or not self._is_there():
+            await self._serve()
+        try:
+            await self._register()
+        except grpc.RpcError as failed:
+            return str(_details(failed))
+        self.is_registered, self._known = True, kubelet
+        return ""
+
+    def _is_there(self) -> bool:
+        return (self._folder / self._endpoint).exists()
+
+    async def _serve(self) -> None:
+        await self.close()
+        (self._folder / self._endpoint).unlink(missing_ok=True)
+        server = grpc.aio.server(options=PLAIN_SOCKETS)
+        server.add_generic_rpc_handlers((self._handlers(),))
+        server.add_insecure_port(f"unix:{self._folder / self._endpoint}")
+        await server.start()
+        self._server = server
+
+    async def _register(self) -> None:
+        options = wire.Options(pre_start_required=True, get_preferred_allocation_available=True)
+        said = wire.Registration(endpoint=self._endpoint, resource_name=self._plugin.resource, options=options)
+        async with grpc.aio.insecure_channel(f"unix:{self._folder / SOCKET}", options=PLAIN_SOCKETS) as channel:
+            call = channel.unary_unary(
+                wire.REGISTER, request_serializer=encode, response_deserializer=decoder(wire.Nothing)
+            )
+            await call(said, timeout=PATIENCE)
+
+    async def tell(self) -> None:
+        """The devices changed: say them again to whoever listens."""
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def close(self) -> None:
+        """Leave the kubelet; it calls our devices unhealthy from now on."""
+        server, self._server, self.is_registered = self._server, None, False
+        if server is not None:
+            await server.stop(grace=None)
+            (self._folder / self._endpoint).unlink(missing_ok=True)
+
+    # ---- what the kubelet calls -------------------------------------------------------------------------------------
+
+    def _handlers(self) -> grpc.GenericRpcHandler:
+        calls = {
+            "GetDevicePluginOptions": _unary(self._options, wire.Nothing),
+            "GetPreferredAllocation": _unary(self._prefer, wire.PreferencesAsked),
+            "Allocate": _unary(self._allocate, wire.AllocationsAsked),
+            "PreStartContainer": _unary(self._start, wire.Ids),
+            "ListAndWatch": grpc.unary_stream_rpc_method_handler(
+                self._list_and_watch, request_deserializer=decoder(wire.Nothing), response_serializer=encode
+            ),
+        }
+        return grpc.method_handlers_generic_handler(wire.PLUGIN, calls)
+
+    async def _options(self, asked: wire.Nothing, context: Context) -> wire.Options:
+        return wire.Options(pre_start_required=True, get_preferred_allocation_available=True)
+
+    async def _list_and_watch(self, asked: wire.Nothing, context: Context) -> AsyncIterator[wire.Devices]:
+        said: tuple[Device, ...] | None = None
+        while True:
+            now = self._plugin.devices()
+            if now != said:
+                yield wire.Devices(devices=[_said(device) for device in now])
+                said = now
+            async with self._changed:
+                if self._plugin.devices() == said:
+                    await self._changed.wait()
+
+    async def _prefer(self, asked: wire.PreferencesAsked, context: Context) -> wire.Preferences:
+        chosen = [self._plugin.prefer(one.available, one.must_include, one.size) for one in asked.containers]
+        return wire.Preferences(containers=[wire.Ids(ids=ids) for ids in chosen])
+
+    async def _allocate(self, asked: wire.AllocationsAsked, context: Context) -> wire.Allocations:
+        try:
+            return wire.Allocations(containers=[self._plugin.allocate(one.ids) for one in asked.containers])
+        except Refused as no:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(no))
+            raise
+
+    async def _start(self, asked: wire.Ids, context: Context) -> wire.Nothing:
+        try:
+            await self._plugin.start(asked.ids)
+        except Refused as no:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(no))
+        return wire.Nothing()
+
+
+def _unary(answer: Callable[..., Awaitable[Message]], asked: type[Message]) -> "grpc.RpcMethodHandler[Any, Any]":
+    return grpc.unary_unary_rpc_method_handler(answer, request_deserializer=decoder(asked), response_serializer=encode)
+
+
+def _said(device: Device) -> wire.DeviceSaid:
+    nodes = [wire.NumaNode(id=device.numa)] if device.numa >= 0 else []
+    health = wire.HEALTHY if device.healthy else wire.UNHEALTHY
+    return wire.DeviceSaid(id=device.id, health=health, topology=wire.Topology(nodes=nodes))
+
+
+def _identity(socket: Path) -> tuple[int, int] | None:
+    """Of the file: a kubelet that starts makes another."""
+    try:
+        found = os.stat(socket)
+    except OSError:
+        return None
+    return found.st_ino, found.st_ctime_ns
+
+
+def _details(no: grpc.RpcError) -> object:
+    return no.details() if isinstance(no, grpc.aio.AioRpcError) else no

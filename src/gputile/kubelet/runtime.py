@@ -1,0 +1,74 @@
+"""The container runtime, asked over its CRI socket: whether it obeys CDI, and what runs.
+
+Its configuration says whether it obeys CDI (`Status`, verbose): a version would be a guess, for it is an option.
+"""
+
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+import msgspec
+
+from gputile.kubelet import messages as wire
+from gputile.kubelet.plugin import PLAIN_SOCKETS
+from gputile.kubelet.protobuf import Message, decoder, encode
+from gputile.model.errors import GputileError
+
+PATIENCE = 5.0  # seconds
+RUNNING = 1  # a container's state
+UID = "io.kubernetes.pod.uid"
+
+M = TypeVar("M", bound=Message)
+
+
+class Silent(GputileError):
+    """The runtime cannot be asked; the sentence says why."""
+
+
+class Cdi(msgspec.Struct, frozen=True):
+    """Whether the runtime obeys CDI, where it looks for specs, and how we know."""
+
+    works: bool
+    folders: tuple[str, ...] = ()
+    why: str = ""
+
+
+class Config(msgspec.Struct, rename={"enable_cdi": "enableCDI", "cdi_spec_dirs": "cdiSpecDirs"}):
+    enable_cdi: bool | None = None
+    cdi_spec_dirs: list[str] | None = None
+
+
+async def ask(socket: Path) -> Cdi:
+    """What the runtime behind the socket says of CDI."""
+    try:
+        said = await _call(socket, wire.RUNTIME_STATUS, wire.StatusAsked(verbose=True), wire.StatusSaid)
+    except Silent as no:
+        return Cdi(False, why=str(no))
+    return read_config(said.info.get("config", ""))
+
+
+async def running(socket: Path) -> dict[str, str]:
+    """The containers that run now, by their ID the UID of their pod; raises `Silent`."""
+    said = await _call(socket, wire.CONTAINERS, wire.Nothing(), wire.ContainersSaid)
+    return {one.id: one.labels.get(UID, "") for one in said.containers if one.state == RUNNING}
+
+
+async def _call(socket: Path, method: str, asked: Message, answer: type[M]) -> M:
+    try:
+        async with grpc.aio.insecure_channel(f"unix:{socket}", options=PLAIN_SOCKETS) as channel:
+            call = channel.unary_unary(method, request_serializer=encode, response_deserializer=decoder(answer))
+            said: M = await call(asked, timeout=PATIENCE)
+            return said
+    except grpc.aio.AioRpcError as no:
+        raise Silent(f"the runtime at {socket} cannot be asked: {no.details()}") from no
+
+
+def read_config(text: str) -> Cdi:
+    """containerd shows its configuration; whoever shows none has proven nothing."""
+    try:
+        config = msgspec.json.decode(text.encode(), type=Config)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return Cdi(False, why="the runtime does not show its configuration; if it obeys CDI, set `cdi: yes`")
+    if not config.enable_cdi:
+        return Cdi(False, why="CDI is off in the runtime's configuration; turn `enable_cdi` on")
+    return Cdi(True, tuple(config.cdi_spec_dirs or ()), "its configuration says so")

@@ -1,0 +1,84 @@
+"""Protocol buffers: known bytes, round trips, and bytes that are none."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputile.kubelet import messages as wire
+from gputile.kubelet.protobuf import Garbled, Message, decode, encode
+from tests.effort import examples
+
+
+@pytest.mark.parametrize(
+    ("message", "bytes_"),
+    [
+        pytest.param(wire.Nothing(), b"", id="nothing-is-nothing"),
+        pytest.param(wire.Options(), b"", id="defaults-are-not-sent"),
+        pytest.param(wire.Options(pre_start_required=True), b"\x08\x01", id="a-bool-is-a-number"),
+        pytest.param(wire.CdiDevice(name="a=b"), b"\x0a\x03a=b", id="text-has-its-length"),
+        pytest.param(wire.Ids(ids=["x", ""]), b"\x0a\x01x\x0a\x00", id="a-list-says-each-also-the-empty"),
+        pytest.param(wire.PreferenceAsked(size=300), b"\x18\xac\x02", id="numbers-of-several-bytes"),
+        pytest.param(wire.NumaNode(id=-1), b"\x08" + b"\xff" * 9 + b"\x01", id="a-negative-number-takes-ten-bytes"),
+        pytest.param(wire.Allocation(envs={"A": "1"}), b"\x0a\x06\x0a\x01A\x12\x011", id="a-map-is-pairs"),
+        pytest.param(
+            wire.Registration(endpoint="e", resource_name="r", options=wire.Options(pre_start_required=True)),
+            b"\x0a\x07v1beta1\x12\x01e\x1a\x01r\x22\x02\x08\x01",
+            id="a-message-in-a-message",
+        ),
+        pytest.param(
+            wire.Devices(devices=[wire.DeviceSaid(id="d", health="Healthy")]),
+            b"\x0a\x0c\x0a\x01d\x12\x07Healthy",
+            id="an-empty-message-inside-is-not-sent",
+        ),
+    ],
+)
+def test_known_bytes(message: Message, bytes_: bytes) -> None:
+    assert encode(message) == bytes_
+    assert decode(type(message), bytes_) == message
+
+
+TEXT = st.text(max_size=20)
+ALLOCATIONS = st.builds(
+    wire.Allocation,
+    envs=st.dictionaries(TEXT, TEXT, max_size=3),
+    mounts=st.lists(st.builds(wire.Mount, container_path=TEXT, host_path=TEXT, read_only=st.booleans()), max_size=2),
+    annotations=st.dictionaries(TEXT, TEXT, max_size=2),
+    cdi_devices=st.lists(st.builds(wire.CdiDevice, name=TEXT), max_size=2),
+)
+
+
+@given(ALLOCATIONS)
+@examples(100)
+def test_what_goes_out_comes_back(message: wire.Allocation) -> None:
+    assert decode(wire.Allocation, encode(message)) == message
+
+
+@given(st.binary(max_size=60))
+@examples(300)
+def test_any_bytes_are_a_message_or_garbled(data: bytes) -> None:
+    with suppress(Garbled):
+        assert isinstance(decode(wire.Allocation, data), wire.Allocation)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        pytest.param(b"\x0a\x05ab", "ends 3 bytes early", id="text-cut-short"),
+        pytest.param(b"\x18\xac", "middle of a number", id="a-number-cut-short"),
+        pytest.param(b"\x18" + b"\xff" * 11, "more than ten bytes", id="a-number-without-end"),
+        pytest.param(b"\x00\x01", "number 0", id="no-field"),
+        pytest.param(b"\x0b", "wire type 3", id="a-group"),
+        pytest.param(b"\x08\x01", "wrong wire type", id="a-number-where-text-belongs"),
+        pytest.param(b"\x0a\x01\xff", "no UTF-8", id="no-text"),
+    ],
+)
+def test_what_is_wrong_is_said(data: bytes, says: str) -> None:
+    with pytest.raises(Garbled, match=says):
+        decode(wire.PreferenceAsked, data)
+
+
+def test_fields_of_a_newer_version_are_skipped() -> None:
+    newer = b"\x0a\x01a" + b"\xa2\x06\x03new" + b"\xa9\x06" + bytes(8) + b"\xad\x06" + bytes(4)
+    assert decode(wire.CdiDevice, newer) == wire.CdiDevice(name="a")
