@@ -293,6 +293,42 @@ def test_a_broken_inventory_puts_the_node_out_of_use(annotations: dict[str, str]
     assert found.cards == ()
 
 
+ONE = {"index": 0, "uuid": "a", "memory": 16}
+
+
+@pytest.mark.parametrize(
+    ("allocatable", "cards", "fault"),
+    [
+        pytest.param({GPU: "0"}, [ONE], NodeCode.PLUGIN_GONE, id="the-kubelet-has-lost-the-plugin"),
+        pytest.param({GPU: 0}, [ONE], NodeCode.PLUGIN_GONE, id="zero-as-a-number"),
+        pytest.param({GPU: "10"}, [ONE], "", id="the-kubelet-has-devices"),
+        pytest.param({}, [ONE], "", id="a-node-that-does-not-name-the-resource-is-believed"),
+        pytest.param({"nvidia.com/gpu": "0"}, [ONE], "", id="other-resources-are-kube-schedulers-business"),
+        pytest.param({GPU: "some"}, [ONE], "", id="no-number-at-all"),
+        pytest.param({GPU: "0"}, [], "", id="no-cards-no-devices"),
+        pytest.param({GPU: "0"}, [ONE | {"healthy": False}], "", id="no-healthy-card-no-devices"),
+        pytest.param({GPU: "0"}, [ONE | {"mode": "mig"}], "", id="no-card-to-share-no-devices"),
+        pytest.param(
+            {GPU: "0"},
+            [ONE | {"healthy": False}, ONE | {"index": 1, "uuid": "b"}],
+            NodeCode.PLUGIN_GONE,
+            id="one-healthy-card-is-enough-to-miss-the-plugin",
+        ),
+    ],
+)
+def test_a_kubelet_without_our_plugin_puts_the_node_out_of_use(
+    allocatable: dict[str, Any], cards: list[dict[str, Any]], fault: str
+) -> None:
+    found = node_of(raw_node(allocatable=allocatable, annotations=inventory(*cards)))
+    assert found.fault == fault
+    assert len(found.cards) == len(cards), "what is held of them is still counted"
+
+
+def test_another_systems_node_may_say_zero() -> None:
+    theirs = {"aliyun.com/gpu-mem": 30, "aliyun.com/gpu-count": 2}
+    assert node_of(raw_node(theirs, allocatable={**theirs, GPU: "0"})).fault == ""
+
+
 CARDS = st.builds(
     Card,
     index=st.integers(0, 99),

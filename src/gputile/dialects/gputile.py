@@ -5,9 +5,11 @@
     gputile.io/cores: 30       of each 30 % of the cores; left out: none reserved, or all if memory is left out too
 
 The grant (`gputile.io/grant` on the pod) and the inventory (`gputile.io/inventory` on the node) are JSON with a
-version; both are written for pods and nodes of every dialect, and are the truth when others disagree.
+version; both are written for pods and nodes of every dialect, and are the truth when others disagree. So is what the
+agent says of pods that are gone while their containers still run (`gputile.io/lingering` on the node).
 """
 
+from collections.abc import Iterable
 from difflib import get_close_matches
 from sys import intern
 from typing import Annotated
@@ -36,16 +38,18 @@ from gputile.model.cards import DEFAULT_SLOTS, NO_NUMA, Card
 from gputile.model.grants import ContainerGrant, Grant, Tile
 from gputile.model.refusals import RequestCode
 from gputile.model.requests import Ask, PodRequest, Role
-from gputile.model.units import ALL, MiB, Percent
+from gputile.model.units import ALL, MiB, Percent, quantity
 
 NAME = "gputile"
 GPU, MEMORY, CORES = "gputile.io/gpu", "gputile.io/memory", "gputile.io/cores"
 GRANT, PROMISE, INVENTORY = "gputile.io/grant", "gputile.io/promise", "gputile.io/inventory"
 NUDGED = "gputile.io/nudged"  # touched, so that kube-scheduler tries the pod again
 CORDON = "gputile.io/cordon"
+LINGERING = "gputile.io/lingering"
 SELECTIONS = tuple(
-    f"gputile.io/{word}" for word in ("model", "not-model", "uuid", "not-uuid", "policy", "numa", "links")
+    f"gputile.io/{word}" for word in ("model", "not-model", "uuid", "not-uuid", "policy", "numa", "links", "isolation")
 )
+ISOLATION = "gputile.io/isolation"
 VERSION = 1
 
 
@@ -253,6 +257,46 @@ def read_promise(pod: Pod) -> Promise | None:
     return Promise(_granted(record.grant, pod.uid, record.grant.node, {}), record.until, tuple(record.victims))
 
 
+# ---- grants of pods that are gone -----------------------------------------------------------------------------------
+
+
+class _Lingering(msgspec.Struct):
+    """`gputile.io/lingering`, version 1. Keys are only ever added."""
+
+    version: int
+    grants: list[_Grant]
+
+
+_LINGERING = msgspec.json.Decoder(_Lingering)
+
+
+def write_lingering(grants: Iterable[Grant]) -> str:
+    """The value of the node annotation `gputile.io/lingering`: what pods hold that the API server no longer shows,
+    because their containers still run."""
+    return msgspec.json.encode(_Lingering(VERSION, [_record(grant, 0) for grant in grants])).decode()
+
+
+def read_lingering(node: NodeObject, cards: tuple[Card, ...]) -> tuple[Grant, ...]:
+    """One grant per pod, all of them on this node; anything else was not written by the node's agent, and raises."""
+    said = node.annotations.get(LINGERING)
+    if said is None:
+        return ()
+    record = decode(_LINGERING, said, LINGERING)
+    if record.version > VERSION:
+        raise Unreadable(
+            RequestCode.BAD_ANNOTATION,
+            f"annotation `{LINGERING}` has version {record.version}; update gputile to read it",
+        )
+    pods = {grant.pod for grant in record.grants}
+    if "" in pods or len(pods) != len(record.grants) or any(grant.node != node.name for grant in record.grants):
+        raise Unreadable(
+            RequestCode.BAD_ANNOTATION,
+            f"annotation `{LINGERING}` names a pod twice, one without a UID, or one of another node; restart the agent",
+        )
+    names = _true_names(node.name, cards)
+    return tuple(_granted(grant, grant.pod, node.name, names) for grant in record.grants)
+
+
 # ---- inventory ------------------------------------------------------------------------------------------------------
 
 
@@ -278,6 +322,7 @@ class _Inventory(msgspec.Struct, omit_defaults=True):
     cards: list[_Card]
     driver: str = ""
     cuda: str = ""
+    one_at_a_time: bool = False
 
 
 _INVENTORIES = msgspec.json.Decoder(_Inventory)
@@ -305,7 +350,8 @@ def write_inventory(inventory: Inventory) -> str:
                 links=near,
             )
         )
-    return msgspec.json.encode(_Inventory(VERSION, cards)).decode()
+    said = _Inventory(VERSION, cards, inventory.driver, inventory.cuda, inventory.one_at_a_time)
+    return msgspec.json.encode(said).decode()
 
 
 def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
@@ -331,6 +377,15 @@ def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
         )
         for c in found.cards
     )
-    if not any(c.links for c in found.cards):
-        return Inventory(cards)
-    return Inventory(cards, tuple(tuple(c.links.get(str(peer.index), 0) for peer in cards) for c in found.cards))
+    has_links = any(c.links for c in found.cards)
+    links = tuple(tuple(c.links.get(str(peer.index), 0) for peer in cards) for c in found.cards) if has_links else ()
+    return Inventory(cards, links, found.driver, found.cuda, found.one_at_a_time)
+
+
+def has_lost_its_plugin(node: NodeObject, cards: tuple[Card, ...]) -> bool:
+    """Whether the kubelet has nothing to hand out where there are cards to hand out: it would fail the pod for good.
+
+    A node that does not name the resource at all was described by somebody else, and is taken at its word.
+    """
+    in_use = any(card.healthy and not card.cordoned and not card.in_mig_mode for card in cards)
+    return in_use and quantity(node.allocatable.get(GPU)) == 0

@@ -157,6 +157,17 @@ def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings = DE
         return wrong.bad
 
 
+def read_lingering(node: NodeObject, cards: tuple[Card, ...]) -> tuple[Grant, ...] | BadRequest:
+    """What pods still hold that are gone while their containers run, as the node's agent says."""
+    try:
+        found = gputile.read_lingering(node, cards)
+        for grant in found:
+            _possible(grant)
+        return found
+    except Unreadable as wrong:
+        return wrong.bad
+
+
 def _possible(grant: Grant | None) -> Grant | None:
     """A record that speaks of more than any card has is nonsense, whoever wrote it."""
     tiles = [tile for held in (grant.containers if grant else ()) for tile in held.tiles]
@@ -169,7 +180,8 @@ def _possible(grant: Grant | None) -> Grant | None:
 
 
 def read_node(node: NodeObject | Any, settings: DialectSettings = DEFAULTS) -> Node | BadRequest:
-    """A node's cards, from whichever agent publishes them. A broken inventory gives a node that is out of use."""
+    """A node's cards, from whichever agent publishes them. A broken inventory, or a kubelet that has lost our agent,
+    gives a node that is out of use."""
     if not isinstance(node, NodeObject):
         node = convert_node(node)
     if isinstance(node, BadRequest):
@@ -180,6 +192,8 @@ def read_node(node: NodeObject | Any, settings: DialectSettings = DEFAULTS) -> N
         agent, inventory = _inventory(node, settings)
     except Unreadable:
         fault = NodeCode.BAD_INVENTORY
+    if agent == gputile.NAME and gputile.has_lost_its_plugin(node, inventory.cards):
+        fault = NodeCode.PLUGIN_GONE
     return Node(
         name=node.name,
         cards=inventory.cards,
@@ -187,6 +201,7 @@ def read_node(node: NodeObject | Any, settings: DialectSettings = DEFAULTS) -> N
         cpu=_countable(millicores(node.allocatable.get("cpu"))),
         memory=_countable(host_mebibytes(node.allocatable.get("memory"))),
         agent=agent,
+        one_at_a_time=inventory.one_at_a_time,
         pool=next((str(node.labels[key]) for key in vcuda.POOL_LABELS if node.labels.get(key)), ""),
         card_policy=_placement_label(node),
         fault=fault,

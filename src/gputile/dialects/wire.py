@@ -21,6 +21,9 @@ Amounts: TypeAlias = dict[str, str | Number | float | None]
 Text: TypeAlias = Mapping[str, str | Number | float | bool | None]
 """Labels or annotations. In a hand-written manifest a value may be a number; Kubernetes would refuse it, we read it."""
 
+TURNED_AWAY = frozenset({"UnexpectedAdmissionError", "TopologyAffinityError"})
+"""Reasons of a kubelet that does not take a pod in. Where too little is left of something it says `OutOf<resource>`."""
+
 
 class Resources(msgspec.Struct, frozen=True):
     limits: Amounts | None = None
@@ -60,6 +63,8 @@ class PodStatus(msgspec.Struct, frozen=True, rename="camel"):
     phase: str | None = None
     start_time: str | None = None
     nominated_node_name: str | None = None
+    reason: str | None = None
+    message: str | None = None
 
 
 class Pod(msgspec.Struct, frozen=True):
@@ -115,6 +120,12 @@ class Pod(msgspec.Struct, frozen=True):
     def is_over(self) -> bool:
         """Completed or failed: its containers are gone. A pod that is only asked to go still holds its cards."""
         return bool(self.status and self.status.phase in ("Succeeded", "Failed"))
+
+    @property
+    def was_turned_away(self) -> bool:
+        """The kubelet would not take it in, and has failed it for good; none of its containers ever ran."""
+        reason = (self.status and self.status.reason) or ""
+        return self.is_over and (reason in TURNED_AWAY or reason.startswith("OutOf") or "Allocate failed" in reason)
 
     @property
     def is_going(self) -> bool:
@@ -197,6 +208,9 @@ class Inventory(msgspec.Struct, frozen=True):
 
     cards: tuple[Card, ...]
     links: tuple[tuple[int, ...], ...] = ()
+    driver: str = ""
+    cuda: str = ""
+    one_at_a_time: bool = False
 
 
 class Unreadable(Exception):

@@ -44,6 +44,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[tuple[int, ...], ...] = ()  # by card position; larger is closer, 0 is no link; () is unknown
     agent: str = ""  # the dialect whose agent says what cards it has; "" when none does
     pool: str = ""  # for quota
+    one_at_a_time: bool = False  # its agent, though ours, cannot tell whose devices it gives out: its runtime lacks CDI
     card_policy: str = ""  # a node may prefer its own order of cards (gpushare's placement label)
     fault: NodeFault = ""
 

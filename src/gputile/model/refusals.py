@@ -38,6 +38,7 @@ class NodeCode(StrEnum):
     UNKNOWN_NODE = "UnknownNode"
     BAD_INVENTORY = "BadInventory"
     AGENT_SILENT = "AgentSilent"
+    PLUGIN_GONE = "PluginGone"
     NO_CARDS = "NoCards"
     TOO_FEW_CARDS = "TooFewCards"
     MODEL = "ModelMismatch"
@@ -66,6 +67,7 @@ SENTENCE: dict[NodeCode, str] = {
     NodeCode.UNKNOWN_NODE: "unknown to gputile",
     NodeCode.BAD_INVENTORY: "unreadable GPU inventory",
     NodeCode.AGENT_SILENT: "silent GPU agent",
+    NodeCode.PLUGIN_GONE: "no gputile device plugin at the kubelet",
     NodeCode.NO_CARDS: "no GPU",
     NodeCode.TOO_FEW_CARDS: "fewer GPUs than wanted",
     NodeCode.MODEL: "too few GPUs of a wanted model",
@@ -95,6 +97,7 @@ HAMI_ALIAS: dict[NodeCode, str] = {
     NodeCode.UNKNOWN_NODE: "NodeUnfitPod",
     NodeCode.BAD_INVENTORY: "NodeUnfitPod",
     NodeCode.AGENT_SILENT: "NodeUnfitPod",
+    NodeCode.PLUGIN_GONE: "NodeUnfitPod",
     NodeCode.NO_CARDS: "NodeInsufficientDevice",
     NodeCode.TOO_FEW_CARDS: "NodeInsufficientDevice",
     NodeCode.MODEL: "CardTypeMismatch",
@@ -123,6 +126,7 @@ VGPU_ALIAS: dict[NodeCode, str] = {
     NodeCode.UNKNOWN_NODE: "NodeCacheMiss",
     NodeCode.BAD_INVENTORY: "NodeBadVGPURegister",
     NodeCode.AGENT_SILENT: "NodeInfoBuildFailed",
+    NodeCode.PLUGIN_GONE: "NodeNotVGPUEnabled",
     NodeCode.NO_CARDS: "NodeNotVGPUEnabled",
     NodeCode.TOO_FEW_CARDS: "InsufficientGPUCards",
     NodeCode.MODEL: "DeviceTypeMismatch",
