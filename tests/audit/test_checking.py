@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gputile.audit.checking import audit, holds, stories
 from gputile.audit.report import Report, SeenPod
-from gputile.dialects.gputile import GRANT
+from gputile.dialects.gputile import GRANT, LINGERING, write_lingering
 from gputile.dialects.wire import NodeObject
 from gputile.model.grants import ContainerGrant, Grant, Tile
 from gputile.model.requests import Role
@@ -302,3 +302,60 @@ def test_a_model_that_is_not_there_is_no_room() -> None:
 
 def test_a_pod_that_just_came_is_not_remarked() -> None:
     assert remarks(look(waiting(TILE, born=JUST_NOW))) == []
+
+
+# ---- pods that are gone and whose containers run ---------------------------------------------------------------------
+
+
+def ghost(name: str, memory: int, index: int = 0, on: str = "n1") -> Grant:
+    tiles = (Tile(f"GPU-{on}-{index}", index, memory, 0),)
+    return Grant(pod=f"uid-{name}", node=on, dialect="gputile", containers=(ContainerGrant("c0", tiles),))
+
+
+def look_with(said: str, *pods: dict[str, Any]) -> Report:
+    """n1 has the annotation of its agent."""
+    made = node("n1").cards(2, "Tesla T4", SIZE).manifest()
+    made["metadata"]["annotations"][LINGERING] = said
+    return audit([msgspec.convert(made, NodeObject)], [msgspec.convert(one, SeenPod) for one in pods], now=NOW)
+
+
+def test_what_a_deleted_pods_containers_still_use_is_held() -> None:
+    report = look_with(write_lingering([ghost("gone", 9000)]), holder("p1", (0, 7000, 0)))
+    assert (codes(report), remarks(report)) == ([], ["lingering"])
+    assert report.memory_sold == 16000
+    assert "uid-gone" in report.remarks[0].what
+
+
+def test_sold_while_they_use_it_is_sold_twice_and_the_cure_is_not_to_delete_a_pod() -> None:
+    report = look_with(write_lingering([ghost("gone", 9000)]), holder("p1", (0, 9000, 0)))
+    assert codes(report) == ["oversold"]
+    assert "end them on the node" in report.findings[0].todo
+    assert any("deleted/uid-gone" in line for line in stories(report.findings))
+
+
+def test_a_pod_that_is_there_is_counted_once() -> None:
+    report = look_with(write_lingering([ghost("p1", 9000)]), holder("p1", (0, 9000, 0)))
+    assert (report.is_right, remarks(report), report.memory_sold) == (True, [], 9000)
+
+
+def test_one_that_has_ended_and_is_named_still_holds() -> None:
+    over = with_status(holder("p1", (0, 9000, 0)), THEN, phase="Failed")
+    report = look_with(write_lingering([ghost("p1", 9000)]), over)
+    assert (remarks(report), report.memory_sold) == (["lingering"], 9000)
+
+
+def test_a_card_that_the_node_has_no_more_holds_nothing() -> None:
+    assert look_with(write_lingering([ghost("gone", 9000, index=7)])).memory_sold == 0
+
+
+def test_an_agents_word_that_cannot_be_read_proves_nothing() -> None:
+    report = look_with("{", holder("p1", (0, 9000, 0)))
+    assert codes(report) == ["unreadable-node"]
+    assert report.memory_sold == 9000, "the cards are known all the same"
+
+
+def test_a_kubelet_without_our_plugin_is_no_unreadable_node() -> None:
+    made = node("n1").cards(2, "Tesla T4", SIZE).manifest()
+    made["status"]["allocatable"]["gputile.io/gpu"] = "0"
+    report = audit([msgspec.convert(made, NodeObject)], [msgspec.convert(holder("p1", (0, 9000, 0)), SeenPod)], now=NOW)
+    assert (report.is_right, report.memory_sold) == (True, 9000)

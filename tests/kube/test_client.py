@@ -16,6 +16,7 @@ from gputile.kube.credentials import TokenFile
 from gputile.kube.values import (
     Alive,
     Api,
+    Beat,
     Binding,
     Change,
     LeaseRecord,
@@ -513,6 +514,16 @@ async def test_nodes_are_followed_too() -> None:
     assert isinstance(seen, Snapshot)
     assert [item.name for item in seen.items] == ["n1"]
     assert server.asked[0].line == "GET /api/v1/nodes"
+
+
+async def test_the_leases_of_a_namespace_are_followed_and_little_of_them_is_read() -> None:
+    spec = {"holderIdentity": "n1", "leaseDurationSeconds": 10, "renewTime": "now", "leaseTransitions": "odd"}
+    found = [{"metadata": {"name": "n1", "labels": 7}, "spec": spec}, {"metadata": {"name": "n2"}, "spec": None}]
+    async with serving(says(200, listing(*found))) as (client, server), aclosing(client.follow_leases("ns")) as stream:
+        seen = await anext(stream)
+    assert isinstance(seen, Snapshot)
+    assert [(lease.name, lease.beat) for lease in seen.items] == [("n1", Beat("n1", 10, "now")), ("n2", Beat())]
+    assert server.asked[0].line == "GET /apis/coordination.k8s.io/v1/namespaces/ns/leases"
 
 
 # ---- leases ---------------------------------------------------------------------------------------------------------

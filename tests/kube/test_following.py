@@ -276,6 +276,26 @@ def test_trouble_says_what_to_do(broke: Exception, words: list[str]) -> None:
     assert [word for word in words if word not in trouble.why] == []
 
 
+@pytest.mark.parametrize(
+    ("path", "what", "rule"),
+    [
+        pytest.param("/api/v1/pods", "pods", 'apiGroups: [""], resources: [pods]', id="of-the-core"),
+        pytest.param(
+            "/apis/coordination.k8s.io/v1/namespaces/ns/leases",
+            "leases.coordination.k8s.io",
+            '(or Role): {apiGroups: ["coordination.k8s.io"], resources: [leases]',
+            id="of-a-group-in-one-namespace",
+        ),
+    ],
+)
+def test_a_missing_right_is_named_as_it_has_to_be_written(path: str, what: str, rule: str) -> None:
+    script = Script(Refused(403, "Forbidden", "no"), EMPTY)
+    script.what = ServerFeed(Pages(), path, "Any", Pod).what
+    (trouble,) = [one for one in seen_of(script) if isinstance(one, Trouble)]
+    assert script.what == what
+    assert rule in trouble.why
+
+
 def test_jitter_halves_the_wait_at_most() -> None:
     async def slept(chance: float) -> float:
         script = Script(DROPPED, EMPTY)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gputile.kube.memory import MemoryApi
-from gputile.kube.values import Api, Binding, Change, Note, Refused, Snapshot, Spoilt
+from gputile.kube.values import Api, Beat, Binding, Change, Note, Refused, Snapshot, Spoilt
 from gputile.testing.builders import node, pod
 
 
@@ -112,6 +112,20 @@ class TestFollowing:
             ("ADDED", "n2"),
             ("MODIFIED", "n1"),
             ("DELETED", "n1"),
+        ]
+
+    async def test_leases_too(self) -> None:
+        found = api()
+        found.add_lease("n1", holderIdentity="n1", renewTime="1")
+        feed = found.follow_leases("any")
+        (listed,) = await first(feed, 1)
+        assert [(lease.name, lease.beat.renew_time) for lease in listed.items] == [("n1", "1")]
+        found.add_lease("n1", renewTime="2")
+        found.delete_lease("n1")
+        changes = await first(feed, 2)
+        assert [(change.kind, change.item.beat) for change in changes] == [
+            ("MODIFIED", Beat("n1", None, "2")),
+            ("DELETED", Beat("n1", None, "2")),
         ]
 
     async def test_everybody_who_follows_hears_everything(self) -> None:

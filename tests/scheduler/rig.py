@@ -18,7 +18,7 @@ from gputile.dialects.gputile import GRANT
 from gputile.dialects.wire import NodeObject, Pod
 from gputile.kube.budgets import Budget
 from gputile.kube.memory import MemoryApi
-from gputile.kube.values import Binding, Json, Note, Refused, Unclear
+from gputile.kube.values import Binding, Heartbeat, Json, Note, Refused, Unclear
 from gputile.scheduler.binding import Binder
 from gputile.scheduler.granting import Granter
 from gputile.scheduler.mirror import Mirror
@@ -179,7 +179,7 @@ class Rig:
         self.settings = Settings(**{"policy": "binpack", **settings})
         self.clock, self.metrics = Clock(), Metrics()
         self.leading = True
-        self.mirror = Mirror(Ledger(self.settings.book), self.settings.dialects)
+        self.mirror = Mirror(Ledger(self.settings.book), self.settings.dialects, self.settings.agents, self.clock)
         self.ledger = self.mirror.ledger
         ticks = itertools.count(1_700_000_000_000_000_000)
         common: Any = {
@@ -233,8 +233,22 @@ class Rig:
                 found = msgspec.convert(item, Pod)
                 done += self.mirror.pod_changed(found, deleted=kind == "DELETED")
                 self.preemptor.pod_seen(found)
+            elif of == "Lease":
+                lease = msgspec.convert(item, Heartbeat)
+                done += self.mirror.agents_changed(self.mirror.agents.changed(lease, deleted=kind == "DELETED"))
             else:
                 done += self.mirror.node_changed(msgspec.convert(item, NodeObject), deleted=kind == "DELETED")
+        self.carry_out(done)
+        return done
+
+    def wait(self, seconds: float, *, blind: bool = False) -> list[Instruction]:
+        """Time passes, as the process lets it pass: looking at agents and deleted pods again and again."""
+        done: list[Instruction] = []
+        end = self.clock.now + seconds
+        while self.clock.now < end:
+            self.clock.now = min(end, self.clock.now + 1.0)
+            done += self.mirror.agents_changed(self.mirror.agents.look())
+            done += self.mirror.lingering.tick(blind=blind)
         self.carry_out(done)
         return done
 

@@ -7,9 +7,10 @@ import pytest
 
 from gputile.book.events import Conflict, Freed
 from gputile.book.ledger import Ledger, State
+from gputile.dialects import gputile
 from gputile.dialects.gputile import GRANT
 from gputile.dialects.settings import DialectSettings
-from gputile.dialects.wire import NodeObject, Pod
+from gputile.dialects.wire import Inventory, NodeObject, Pod
 from gputile.kube.values import Json
 from gputile.model.requests import PodRequest
 from gputile.scheduler.mirror import Mirror, created
@@ -488,6 +489,13 @@ class TestNodes:
     )
     def test_which_agents_guess(self, capacity: Json, guesses: bool) -> None:
         assert Rig(raw_node(capacity)).mirror.guessing == ({"n1"} if guesses else set())
+
+    def test_our_own_agent_guesses_where_the_runtime_lacks_cdi(self) -> None:
+        built = node("n1").card().node()
+        said = gputile.write_inventory(Inventory(built.cards, one_at_a_time=True))
+        manifest = node("n1").card().manifest()
+        manifest["metadata"]["annotations"][gputile.INVENTORY] = said
+        assert Rig(manifest).mirror.guessing == {"n1"}
 
     def test_gpushares_unit_is_guessed_from_the_nodes(self) -> None:
         mirror = Mirror(Ledger(), DialectSettings(gpushare_unit="auto"))

@@ -7,14 +7,18 @@ from typing import Any
 import msgspec
 import pytest
 
+from gputile.cli.composing import explained
+from gputile.cli.scheduler import SETTINGS
 from gputile.model.errors import InputError
-from gputile.scheduler.settings import Settings, changed, compose, explained, names
+from gputile.scheduler.settings import Settings
 
-ALL = dict(names())
+ALL = SETTINGS.names()
 
 
 def settings(document: Any = None, env: dict[str, str] | None = None, **flags: str) -> Settings:
-    return compose(document, env or {}, {name.replace("__", "."): value for name, value in flags.items()}, "s.yaml")
+    return SETTINGS.compose(
+        document, env or {}, {name.replace("__", "."): value for name, value in flags.items()}, "s.yaml"
+    )
 
 
 def test_nothing_said_gives_the_defaults() -> None:
@@ -135,7 +139,7 @@ def test_a_wrong_name_is_refused_with_the_nearest_right_one(wrong: Any, says: st
 )
 def test_a_wrong_value_is_refused_in_a_sentence(name: str, value: str, says: str) -> None:
     with pytest.raises(InputError, match=re.escape(says)):
-        compose(None, {}, {name: value}, "settings")
+        SETTINGS.compose(None, {}, {name: value}, "settings")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +157,7 @@ def test_a_wrong_value_is_refused_in_a_sentence(name: str, value: str, says: str
 )
 def test_a_value_that_breaks_the_process_is_refused(name: str, value: str) -> None:
     with pytest.raises(InputError):
-        compose(None, {}, {name: value}, "settings")
+        SETTINGS.compose(None, {}, {name: value}, "settings")
 
 
 @pytest.mark.parametrize("document", [[], "policy", 7, True])
@@ -189,7 +193,7 @@ def test_every_setting_is_explained() -> None:
 
 
 def test_only_what_was_changed_is_told_at_the_start() -> None:
-    assert changed(compose({"policy": "spread"}, {}, {"filter.keep": "4"}, "settings")) == {
+    assert SETTINGS.changed(SETTINGS.compose({"policy": "spread"}, {}, {"filter.keep": "4"}, "settings")) == {
         "policy": "spread",
         "filter.keep": 4,
     }

@@ -5,7 +5,7 @@ Door:  `audit(nodes, pods, ...)`.
 
 What a pod holds of a card is the most its containers hold of it at one time: init containers run one after the other,
 sidecars beside all that start after them, the others together. Which container is what is read from the pod, not from
-its grant.
+its grant. Pods that are gone and whose containers still run, as the agent of their node says, hold what they held.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,13 +18,14 @@ from gputile.audit.room import Free, could_take
 from gputile.dialects import gpushare
 from gputile.dialects.gputile import GRANT, granted_at
 from gputile.dialects.settings import DialectSettings
-from gputile.dialects.speaking import read_grant, read_node, read_pod
+from gputile.dialects.speaking import read_grant, read_lingering, read_node, read_pod
 from gputile.dialects.wire import NodeObject
 from gputile.model.cards import Card, Node
 from gputile.model.grants import Grant
-from gputile.model.refusals import BadRequest
+from gputile.model.refusals import BadRequest, NodeCode
 from gputile.model.requests import SLOT_DIALECTS, PodRequest, Role
 
+DELETED = "deleted"  # the phase, so to speak, of a pod that is gone
 YOUNG = 60.0  # seconds that the leader has to grant cards to a pod that was bound around it
 DIMENSIONS = ("memory", "cores", "slots")
 UNITS = {"memory": "MiB", "cores": "% of its cores", "slots": "slots"}
@@ -50,14 +51,20 @@ class _Audit:
         self._homes: dict[str, str] = {}  # by card: its node
         self._sold: dict[str, list[Held]] = {}
         self._waiting: list[tuple[SeenPod, PodRequest]] = []
+        self._lingering: list[Grant] = []
         self._holding = 0
         for found in objects:
             self._see_node(found)
 
     def report(self, pods: Iterable[SeenPod]) -> Report:
+        alive: set[str] = set()
         for pod in pods:
             if not pod.is_over:
+                alive.add(pod.uid)
                 self._see_pod(pod)
+        for grant in self._lingering:
+            if grant.pod not in alive:
+                self._see_lingering(grant)
         for node in self._nodes.values():
             for card in node.cards:
                 self._see_card(node, card)
@@ -79,11 +86,17 @@ class _Audit:
 
     def _see_node(self, found: NodeObject) -> None:
         node = read_node(found, self._settings)
-        if isinstance(node, BadRequest) or node.fault:
+        if isinstance(node, BadRequest) or node.fault == NodeCode.BAD_INVENTORY:
             why = node.message if isinstance(node, BadRequest) else "what it says of its cards cannot be read"
             self._find(Code.UNREADABLE_NODE, f"node {found.name}: {why}", "look at its annotations", node=found.name)
             return
         self._nodes[node.name] = node
+        lingering = read_lingering(found, node.cards)
+        if isinstance(lingering, BadRequest):
+            todo = "restart the node's agent, or remove the annotation if it has none"
+            self._find(Code.UNREADABLE_NODE, f"node {node.name}: {lingering.message}", todo, node=node.name)
+        else:
+            self._lingering += lingering
         for card in node.cards:
             if card.uuid in self._homes:
                 what = f"card {card.uuid} is said to be in node {self._homes[card.uuid]} and in node {node.name}"
@@ -159,6 +172,15 @@ class _Audit:
         for uuid, (memory, cores, slots) in holds(grant, roles).items():
             if uuid in cards:
                 self._sold.setdefault(uuid, []).append(_held(pod, grant, memory, cores, slots))
+
+    def _see_lingering(self, grant: Grant) -> None:
+        what = f"containers of pod {grant.pod}, which was deleted, still run on node {grant.node} and hold their cards"
+        self._remark(Code.LINGERING, what, node=grant.node)
+        cards = {card.uuid for card in self._nodes[grant.node].cards}
+        for uuid, amounts in holds(grant, {held.container: held.role for held in grant.containers}).items():
+            if uuid in cards:
+                held = Held(f"{DELETED}/{grant.pod}", grant.pod, *amounts, by="gputile", phase=DELETED)
+                self._sold.setdefault(uuid, []).append(held)
 
     def _find_in(self, pod: SeenPod, code: Code, said: str) -> None:
         todo = f"kubectl {_delete(pod.key)}, so that it gets a new one; and find out who wrote it"
@@ -293,6 +315,8 @@ def _cure(held: list[Held]) -> str:
     """What to do about a card that is sold twice."""
     if any(one.going for one in held):
         return "a pod on it is being deleted; look again in a moment"
+    if any(one.phase == DELETED for one in held):
+        return "containers of a deleted pod still run on it; end them on the node, or wait until they have ended"
     others = sorted({one.by for one in held} - {"gputile"})
     if others:
         return (

@@ -49,6 +49,7 @@ class Code(StrEnum):
     NOT_AS_ASKED = "not-as-asked"
     OUT_OF_USE = "card-out-of-use"
     COULD_GO = "could-go"
+    LINGERING = "lingering"
 
 
 class Held(msgspec.Struct, frozen=True):

@@ -26,13 +26,12 @@ from gputile.kube.auth import Access
 from gputile.kube.budgets import Budget, BudgetList
 from gputile.kube.following import STATUS, UNREADABLE, Pause, ServerFeed, Status, follow
 from gputile.kube.lease import ServerLeases
-from gputile.kube.values import Binding, Json, Leases, Note, Refused, Seen, Unclear
+from gputile.kube.values import Binding, Heartbeat, Json, Leases, Note, Refused, Seen, Unclear
 from gputile.model.errors import InputError
 from gputile.web.client import Answer, Broken, NotSent, Pool, header
 
 T = TypeVar("T")
-COMPONENT = "gputile-scheduler"
-MERGE = "application/merge-patch+json"
+MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
 BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
 LONGEST_NAME, LONGEST_MESSAGE = 253, 1024  # of an Event
 HEADERS = (
@@ -40,7 +39,7 @@ HEADERS = (
     + header("Accept", "application/json")
     + header("Accept-Encoding", "identity")  # we unpack nothing
 )
-KINDS = {kind: header("Content-Type", kind) for kind in ("application/json", MERGE)}
+KINDS = {kind: header("Content-Type", kind) for kind in ("application/json", MERGE, STRATEGIC)}
 WATCH_MARGIN = 30.0  # seconds beyond its own time-out that a watch may take to end
 
 
@@ -48,7 +47,7 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How we use the API server."""
 
     connections: int = 100
-    """Connections at once. Two are watches, each bind in flight needs one."""
+    """Connections at once. Three are watches, each bind in flight needs one."""
 
     request_timeout: float = 10.0
     """Seconds for one request, where the caller does not say."""
@@ -71,12 +70,13 @@ class Client:
         access: Access,
         settings: ClientSettings | None = None,
         *,
+        component: str = "gputile-scheduler",
         instance: str = "",
         wall: Callable[[], float] = time.time,
         pause: Pause = asyncio.sleep,
     ) -> None:
         self._access, self._settings = access, settings or ClientSettings()
-        self._instance, self._wall, self._pause = instance, wall, pause
+        self._component, self._instance, self._wall, self._pause = component, instance, wall, pause
         self._pool = Pool(
             access.server,
             connections=self._settings.connections,
@@ -85,12 +85,13 @@ class Client:
         )
         self._authorization: str | None = None
         self._headers = HEADERS  # with the authorization
-        self._pods = self._feed("/api/v1/pods", "Pod", Pod)
-        self._nodes = self._feed("/api/v1/nodes", "Node", NodeObject)
+        self._pods = self.feed("/api/v1/pods", "Pod", Pod)
+        self._nodes = self.feed("/api/v1/nodes", "Node", NodeObject)
 
-    def _feed(self, path: str, kind: str, item: type[T]) -> ServerFeed[T]:
+    def feed(self, path: str, kind: str, item: type[T], **selector: str) -> ServerFeed[T]:
+        """A collection to list and watch, such as `feed(path, "Pod", Pod, fieldSelector="spec.nodeName=a")`."""
         page, watch_timeout = self._settings.page, self._settings.watch_timeout
-        return ServerFeed(self, path, kind, item, page=page, watch_timeout=watch_timeout)
+        return ServerFeed(self, path, kind, item, page=page, watch_timeout=watch_timeout, selector=selector)
 
     async def close(self) -> None:
         await self._pool.close()
@@ -102,6 +103,10 @@ class Client:
 
     def follow_nodes(self) -> AsyncGenerator[Seen[NodeObject], None]:
         return follow(self._nodes, self._pause)
+
+    def follow_leases(self, namespace: str) -> AsyncGenerator[Seen[Heartbeat], None]:
+        path = f"/apis/coordination.k8s.io/v1/namespaces{path_of(namespace, 'leases')}"
+        return follow(self.feed(path, "Lease", Heartbeat), self._pause)
 
     async def pod(self, namespace: str, name: str) -> Pod | None:
         try:
@@ -184,8 +189,8 @@ class Client:
             "reason": note.reason,
             "message": note.message[:LONGEST_MESSAGE],
             "action": "Scheduling",
-            "source": {"component": COMPONENT},
-            "reportingComponent": COMPONENT,
+            "source": {"component": self._component},
+            "reportingComponent": self._component,
             "reportingInstance": self._instance,
             "firstTimestamp": now,
             "lastTimestamp": now,

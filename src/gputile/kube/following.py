@@ -57,7 +57,7 @@ class Feed(Protocol[T]):
 
     @property
     def what(self) -> str:
-        """The resource, as RBAC names it."""
+        """The resource, with its group where it has one: `pods`, `leases.coordination.k8s.io`."""
 
     async def list(self) -> Listed[T]: ...
 
@@ -153,8 +153,9 @@ def _why(what: str, verb: str, broke: GputileError) -> str:
         return said
     if broke.status == 401:
         return f"{said}; the server does not know us: check the token, or the kubeconfig's user"
-    line = f'{{apiGroups: [""], resources: [{what}], verbs: [get, list, watch]}}'
-    return f"{said}; add this rule to our ClusterRole: {line}"
+    resource, _, group = what.partition(".")
+    line = f'{{apiGroups: ["{group}"], resources: [{resource}], verbs: [get, list, watch]}}'
+    return f"{said}; add this rule to our ClusterRole{' (or Role)' if group else ''}: {line}"
 
 
 # ---- the feed -------------------------------------------------------------------------------------------------------
@@ -215,15 +216,25 @@ class ServerFeed(Generic[T]):
     """A collection of the API server, item by item, so that one spoilt object spoils no other."""
 
     def __init__(
-        self, http: Http, path: str, kind: str, item: type[T], *, page: int = 500, watch_timeout: int = 300
+        self,
+        http: Http,
+        path: str,
+        kind: str,
+        item: type[T],
+        *,
+        page: int = 500,
+        watch_timeout: int = 300,
+        selector: Mapping[str, str] | None = None,
     ) -> None:
-        self._http, self._path, self._kind = http, path, kind
+        """`selector` narrows what is listed and watched, such as `fieldSelector`."""
+        self._http, self._path, self._kind, self._selector = http, path, kind, dict(selector or {})
         self._item: msgspec.json.Decoder[T] = msgspec.json.Decoder(item)
         self._page, self._watch_timeout = page, watch_timeout
 
     @property
     def what(self) -> str:
-        return self._path.rpartition("/")[2]
+        resource = self._path.rpartition("/")[2]
+        return f"{resource}.{self._path.split('/')[2]}" if self._path.startswith("/apis/") else resource
 
     async def list(self) -> Listed[T]:
         """All objects. Where the pages expire under our hands, all at once instead: that cannot expire."""
@@ -237,7 +248,7 @@ class ServerFeed(Generic[T]):
     async def _paged(self, limit: int) -> Listed[T]:
         items: list[T] = []
         spoilt: list[Spoilt] = []
-        params = {"limit": str(limit)} if limit else {}
+        params = self._selector | ({"limit": str(limit)} if limit else {})
         while True:
             body = self._body(await self._http.request("GET", self._path, params=params))
             for raw in body.items or ():
@@ -245,7 +256,7 @@ class ServerFeed(Generic[T]):
                 spoilt.append(found) if isinstance(found, Spoilt) else items.append(found)
             if not body.metadata.next:
                 return Listed(tuple(items), body.metadata.resource_version, tuple(spoilt))
-            params = {"limit": str(limit), "continue": body.metadata.next}
+            params = self._selector | {"limit": str(limit), "continue": body.metadata.next}
 
     def _body(self, answer: bytes) -> ListBody:
         try:
@@ -255,6 +266,7 @@ class ServerFeed(Generic[T]):
 
     async def watch(self, version: str) -> AsyncGenerator[Event[T], None]:
         params = {
+            **self._selector,
             "watch": "true",
             "resourceVersion": version,
             "allowWatchBookmarks": "true",

@@ -8,27 +8,28 @@ UID, and a second one gets 409.
 import asyncio
 import copy
 from collections.abc import AsyncIterator, Iterable
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from gputile.dialects.wire import NodeObject, Pod
 from gputile.kube.budgets import Budget
-from gputile.kube.values import Binding, Change, Json, Note, Refused, Seen, Snapshot, Spoilt
+from gputile.kube.values import Binding, Change, Heartbeat, Json, Note, Refused, Seen, Snapshot, Spoilt
 
 T = TypeVar("T")
 
 
 class MemoryApi:
-    """Pods by namespace/name, nodes by name, and the queues of those who follow them."""
+    """Pods by namespace/name, nodes by name, Leases (of one namespace) by name, and the queues of those who follow."""
 
     def __init__(self, nodes: Iterable[Json] = (), pods: Iterable[Json] = ()) -> None:
         self.nodes: dict[str, Json] = {str(node["metadata"]["name"]): node for node in nodes}
         self.pods: dict[str, Json] = {}
+        self.leases: dict[str, Json] = {}
         self.notes: list[Note] = []
         self._version = 0
         self._made: dict[str, int] = {}  # by key: how many pods of that name there were
-        self._followers: dict[str, list[asyncio.Queue[tuple[str, Json]]]] = {"Pod": [], "Node": []}
+        self._followers: dict[str, list[asyncio.Queue[tuple[str, Json]]]] = {"Pod": [], "Node": [], "Lease": []}
         for pod in pods:
             self.add_pod(pod)
 
@@ -57,6 +58,15 @@ class MemoryApi:
     def delete_node(self, name: str) -> None:
         self._tell("Node", "DELETED", self.nodes.pop(name))
 
+    def add_lease(self, name: str, **spec: Any) -> None:
+        """Create or renew a Lease; `spec` as Kubernetes has it."""
+        lease: Json = {"metadata": {"name": name}, "spec": {**self.leases.get(name, {}).get("spec", {}), **spec}}
+        self._tell("Lease", "MODIFIED" if name in self.leases else "ADDED", lease)
+        self.leases[name] = lease
+
+    def delete_lease(self, name: str) -> None:
+        self._tell("Lease", "DELETED", self.leases.pop(name))
+
     # ---- what the scheduler does ------------------------------------------------------------------------------------
 
     def follow_pods(self) -> AsyncIterator[Seen[Pod]]:
@@ -64,6 +74,9 @@ class MemoryApi:
 
     def follow_nodes(self) -> AsyncIterator[Seen[NodeObject]]:
         return self._follow("Node", self.nodes, NodeObject)
+
+    def follow_leases(self, namespace: str) -> AsyncIterator[Seen[Heartbeat]]:
+        return self._follow("Lease", self.leases, Heartbeat)
 
     async def pod(self, namespace: str, name: str) -> Pod | None:
         found = self.pods.get(f"{namespace}/{name}")

@@ -87,12 +87,42 @@ class Unclear(GputileError):
     """No answer, or one that does not tell: it may have been written."""
 
 
+class Beat(msgspec.Struct, frozen=True, rename="camel"):
+    """What changes in a Lease each time its holder says that it is alive, and how long that holds."""
+
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    renew_time: str | None = None
+
+
+class LeaseName(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """A Lease, as far as it says whether its holder is alive. Thousands of these come in a minute: no more is read."""
+
+    metadata: LeaseName = LeaseName()
+    spec: Beat | None = None
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
+    def beat(self) -> Beat:
+        return self.spec or Beat()
+
+
 class Api(Protocol):
     """A cluster, as the scheduler uses it. Every call may raise `Refused` or `Unclear`."""
 
     def follow_pods(self) -> AsyncIterator[Seen[Pod]]: ...
 
     def follow_nodes(self) -> AsyncIterator[Seen[NodeObject]]: ...
+
+    def follow_leases(self, namespace: str) -> AsyncIterator[Seen[Heartbeat]]:
+        """All Leases of one namespace."""
 
     async def pod(self, namespace: str, name: str) -> Pod | None:
         """The pod as it is now, read from the store itself; None when there is none of that name."""

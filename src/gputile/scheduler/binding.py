@@ -166,7 +166,10 @@ class Binder:
         """What filter pencilled in on this node: the book has held it since, so it is as good as a new placement."""
         if entry is None or entry.holding.node != node or entry.holding.grant is None:
             return None
-        usable = {card.uuid for card in self._cards(node) if card.healthy and not card.cordoned}
+        found = self._ledger.fleet.node(node)
+        if found is None or found.fault:
+            return None
+        usable = {card.uuid for card in found.cards if card.healthy and not card.cordoned}
         return entry.holding if usable.issuperset(entry.holding.uses()) else None
 
     def _place(self, pod: Pod, asked: PodRequest, node: str) -> Holding:
@@ -240,7 +243,10 @@ class Binder:
         is_free = live is not None and live.uid == binding.uid and not live.node_name
         if landed and is_free:  # an earlier try may still be under way
             raise NoBind(f"the API server refused the bind: {no}; an earlier try is waited for", "unclear") from no
-        self._forget(binding, grant)
+        if landed and (live is None or live.uid != binding.uid):
+            self._mirror.vanished(binding.uid)  # an earlier try may have landed, and its containers may run
+        else:
+            self._forget(binding, grant)
         raise NoBind(f"the API server refused the bind: {no}") from no
 
     def _cards(self, name: str) -> tuple[Card, ...]:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import islice
 
-from gputile.book.events import Conflict, Forgotten, Freed, Gone, Instruction, Verify
+from gputile.book.events import Conflict, Forgotten, Freed, Instruction, Verify
 from gputile.book.ledger import State
 from gputile.dialects import gputile, speaking
 from gputile.dialects.wire import Award, Pod, Written
@@ -99,6 +99,7 @@ class Granter:
             await self._attempt(uid, self._look_up)
         if not self._leads():
             self._mirror.suspects.clear()
+            self._mirror.turned_away.clear()
             return
         for uid in list(islice(self._mirror.ungranted, AT_ONCE)):
             if self._clock() >= self._no_room_since.get(uid, -AGAIN) + AGAIN:
@@ -111,6 +112,8 @@ class Granter:
             await self._attempt(uid, self._report_suspect)
         for uid in list(self._crowded):
             await self._attempt(uid, self._report_crowded)
+        for uid in list(islice(self._mirror.turned_away, AT_ONCE)):
+            await self._attempt(uid, self._report_turned_away)
         await self._settler.round()
 
     async def _attempt(self, uid: str, work: Callable[[str], Awaitable[None]]) -> None:
@@ -140,7 +143,7 @@ class Granter:
         if self._mirror.ledger.entry(uid) is not entry:
             return  # the watch, or another bind, was quicker: what we have read is old
         if live is None or live.uid != uid:
-            self.carry_out(self._mirror.ledger.handle(Gone(uid)))
+            self.carry_out(self._mirror.vanished(uid))
         elif live.node_name:
             self.carry_out(self._mirror.pod_changed(live))
         elif uid not in self.landed:  # else the look was sent before a later try landed
@@ -244,6 +247,12 @@ class Granter:
         await self._tell(pod, "NoFittingGPU", why)
         self._crowded.pop(uid, None)
 
+    async def _report_turned_away(self, uid: str) -> None:
+        pod = self._mirror.turned_away.get(uid)
+        if pod is not None and await self._tell(pod, "AdmissionFailed", _turned_away(pod)):
+            self._metrics.turned_away.inc()
+        self._mirror.turned_away.pop(uid, None)
+
     async def _tell(self, pod: Pod, reason: str, why: str) -> bool:
         """Once per pod, as long as there is nothing new to say."""
         if self._reported.get(pod.uid) == why or not self._leads():
@@ -259,3 +268,11 @@ class Granter:
         for memory in (self._reported, self._not_before, self._no_room_since):
             for uid in [uid for uid in memory if self._mirror.pod(uid) is None]:
                 del memory[uid]
+
+
+def _turned_away(pod: Pod) -> str:
+    said = [word for word in (pod.status and (pod.status.reason, pod.status.message)) or () if word]
+    return (
+        f"the kubelet of node {pod.node_name} did not take the pod in ({': '.join(said)}); its tile is free again, and "
+        "the pod that its controller makes in its place is placed anew; one without a controller has to be made again"
+    )

@@ -3,26 +3,34 @@
 Room:  pods and nodes as the API server last showed them, and which of them the book must hear about. No I/O, no await.
 Door:  `pods_listed`, `pod_changed`, `nodes_listed`, `node_changed`; each returns what the book wants done.
 
-A pod counts from its binding until its containers are gone: a terminal phase or its removal, not the wish to delete it.
+A pod counts from its binding until its containers are gone: a terminal phase or its removal, not the wish to delete it,
+and if it was removed by force, until the node's agent has had time to say that they run on (`lingering`).
 Whoever bound it, it is booked: by our grant, else by its own dialect's record. One that asks for cards and carries
 neither is `ungranted`, and the leader's to grant.
 """
 
-from collections.abc import Collection, Iterable
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
 
 import msgspec
 
-from gputile.book.events import Confirmed, Gone, Holding, Instruction, Listed, NodeGone, NodeSeen
+from gputile.book.events import Confirmed, Holding, Instruction, Listed, NodeGone, NodeSeen
 from gputile.book.ledger import Ledger, State
-from gputile.dialects import gpushare, speaking
+from gputile.dialects import gpushare, gputile, speaking
 from gputile.dialects.gputile import GRANT
 from gputile.dialects.settings import DialectSettings
 from gputile.dialects.wire import NodeObject, Pod, host_needs
 from gputile.model.cards import Node
 from gputile.model.grants import Grant
-from gputile.model.refusals import BadRequest
+from gputile.model.refusals import BadRequest, NodeCode
 from gputile.model.requests import PodRequest
+from gputile.scheduler.agents import Agents, AgentSettings
+from gputile.scheduler.lingering import Lingering
+from gputile.telemetry.logs import fields
+
+log = logging.getLogger(__name__)
 
 GUESSING = frozenset({"gpushare", "vcuda", "hami", "vgpu"})
 """Dialects whose own agents find out by age, amount or a lock which pod an allocation is for."""
@@ -38,8 +46,17 @@ class Waiting(msgspec.Struct, frozen=True):
 class Mirror:
     """See the module's text."""
 
-    def __init__(self, ledger: Ledger, settings: DialectSettings) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        settings: DialectSettings,
+        agents: AgentSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.ledger = ledger
+        self.agents = Agents(clock)
+        self.lingering = Lingering(ledger, self.agents, (agents or AgentSettings()).linger, clock)
+        self.turned_away: dict[str, Pod] = {}  # pods with cards whose kubelet just failed them, for good
         self.waiting: dict[str, Waiting] = {}
         self.ungranted: dict[str, Pod] = {}
         self.suspects: dict[str, tuple[Pod, str]] = {}  # pods whose grant was copied or edited, and what is wrong
@@ -66,19 +83,48 @@ class Mirror:
         """One list shows all pods: what it does not show is gone. What it shows and we cannot read (keys) stays."""
         listed = list(pods)
         alive = {pod.uid for pod in listed}
+        done = self._missing(alive, unreadable)
         for uid in [uid for uid in (*self.waiting, *self.plain, *self._bound, *self._seen) if uid not in alive]:
             self._lost(uid)
+        for pod in listed:
+            if not pod.is_over:
+                done += self.lingering.shown(pod.uid, pod.node_name)
+            elif self.ledger.entry(pod.uid) is not None or self.pod(pod.uid) is not None:
+                done += self._over(pod)
+        self.turned_away = {uid: pod for uid, pod in self.turned_away.items() if uid in alive}
         found = [holding for pod in listed if (holding := self._see(pod)) is not None]
         confirmed = [e.holding for e in self.ledger.entries() if e.state is State.CONFIRMED]
         kept = [holding for holding in confirmed if holding.name in unreadable]
-        return self.ledger.handle(Listed((*found, *kept)))
+        return done + self.ledger.handle(Listed((*found, *kept, *self.lingering.holdings())))
+
+    def _missing(self, alive: Collection[str], unreadable: Collection[str]) -> list[Instruction]:
+        """Pods with cards that a list no longer shows: how they went, the watch did not tell us."""
+        gone = [e.holding for e in self.ledger.entries() if e.state is State.CONFIRMED and e.holding.pod not in alive]
+        return [one for h in gone if h.name not in unreadable for one in self.lingering.vanished(h.pod)]
 
     def pod_changed(self, pod: Pod, *, deleted: bool = False) -> list[Instruction]:
-        if deleted or pod.is_over:
+        if pod.is_over:
+            return self._over(pod, deleted=deleted)
+        if deleted:
             self._lost(pod.uid)
-            return self.ledger.handle(Gone(pod.uid))
+            was_bound = pod.spec is None or bool(pod.node_name)  # one that could not be read says nothing
+            return self.lingering.vanished(pod.uid) if was_bound else self.lingering.ended(pod.uid)
+        done = self.lingering.shown(pod.uid, pod.node_name)
         holding = self._see(pod)
-        return [] if holding is None else self.ledger.handle(Confirmed(holding))
+        return done if holding is None else done + self.ledger.handle(Confirmed(holding))
+
+    def _over(self, pod: Pod, *, deleted: bool = False) -> list[Instruction]:
+        """The pod has ended, and its containers with it."""
+        if pod.was_turned_away and not deleted and self.pod(pod.uid) is not None:
+            self.turned_away[pod.uid] = pod
+        if deleted:
+            self.turned_away.pop(pod.uid, None)
+        self._lost(pod.uid)
+        return self.lingering.ended(pod.uid)
+
+    def vanished(self, uid: str) -> list[Instruction]:
+        """A live look found no such pod, and our watch may be late."""
+        return self.lingering.vanished(uid)
 
     def pod(self, uid: str) -> Pod | None:
         """A pod that asks for cards, as last seen."""
@@ -231,17 +277,42 @@ class Mirror:
         read = speaking.read_node(node, self._resolved)
         if isinstance(read, BadRequest):
             return self._node_gone(node.name)
-        (self.guessing.add if read.agent in GUESSING else self.guessing.discard)(read.name)
+        guesses = read.agent in GUESSING or read.one_at_a_time
+        (self.guessing.add if guesses else self.guessing.discard)(read.name)
         before = self.ledger.fleet.node(read.name)
-        done += self.ledger.handle(NodeSeen(read))
+        done += self.ledger.handle(NodeSeen(self._judged(read)))
         if before is None or before.cards != read.cards:
             done += self._read_grants_again(read)
-        return done
+        return done + self._linger(node, read)
 
     def _node_gone(self, name: str) -> list[Instruction]:
         self._nodes.pop(name, None)
         self.guessing.discard(name)
-        return self.ledger.handle(NodeGone(name))
+        return self.lingering.node_gone(name) + self.ledger.handle(NodeGone(name))
+
+    def _linger(self, node: NodeObject, read: Node) -> list[Instruction]:
+        """What its agent says of pods that are gone. What cannot be read changes nothing; what it said before stays."""
+        told = speaking.read_lingering(node, read.cards)
+        if isinstance(told, BadRequest):
+            log.warning("an agent's word is passed over", extra=fields(node=read.name, why=told.message))
+            return []
+        return self.lingering.told(read.name, told, self.waiting)
+
+    # ---- agents -----------------------------------------------------------------------------------------------------
+
+    def agents_changed(self, nodes: Iterable[str]) -> list[Instruction]:
+        """The agents of these nodes have fallen silent, spoken again, come or gone."""
+        known = [node for name in nodes if (node := self.ledger.fleet.node(name)) is not None]
+        turned = [judged for node in known if (judged := self._judged(node)) is not node]
+        return [one for node in turned for one in self.ledger.handle(NodeSeen(node))]
+
+    def _judged(self, node: Node) -> Node:
+        """Out of use while its agent, if it is ours, is silent. What is wrong with the node itself counts first."""
+        if node.fault not in ("", NodeCode.AGENT_SILENT):
+            return node
+        silent = node.agent == gputile.NAME and self.agents.is_silent(node.name)
+        fault = NodeCode.AGENT_SILENT if silent else ""
+        return node if node.fault == fault else msgspec.structs.replace(node, fault=fault)
 
     def _read_grants_again(self, node: Node) -> list[Instruction]:
         """Records that name cards by index mean something only once the cards are known."""

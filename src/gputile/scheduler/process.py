@@ -48,7 +48,7 @@ class Process:
         self.api, self.settings, self.metrics = api, settings, metrics
         self.leadership: Leadership = leadership or Alone()
         self.ledger = Ledger(settings.book)
-        self.mirror = Mirror(self.ledger, settings.dialects)
+        self.mirror = Mirror(self.ledger, settings.dialects, settings.agents)
         self._seen_at: dict[str, float] = {}  # by kind: when the API server last said anything
         self._trouble: dict[str, float] = {}  # by kind: since when its watch is broken
         self._list_again = asyncio.Event()
@@ -129,6 +129,8 @@ class Process:
             self._audit(),
             self._renew_certificates(),
         ]
+        if self.settings.agents.namespace:
+            loops.append(self._follow_agents())
         tasks = [asyncio.create_task(loop) for loop in loops]
         writers = [
             asyncio.create_task(loop)
@@ -263,6 +265,32 @@ class Process:
             finally:
                 await _end([stream, again])
 
+    async def _follow_agents(self) -> None:
+        """Nobody waits for this, and it makes nobody unready: a cluster without agents of ours has no such Leases."""
+        mirror, said = self.mirror, ""
+        async for seen in self.api.follow_leases(self.settings.agents.namespace):
+            match seen:
+                case Trouble(why):
+                    mirror.agents.deaf()
+                    self.metrics.troubles.labels("leases").inc()
+                    if why != said:
+                        said = why
+                        log.warning("the agents' leases cannot be followed; trying again", extra=fields(why=why))
+                    continue
+                case Spoilt(what, why):
+                    self.metrics.spoilt.inc()
+                    log.warning("an object cannot be read", extra=fields(what=what, why=why))
+                    continue
+                case Snapshot(leases):
+                    self.carry_out(mirror.agents_changed(mirror.agents.listed(leases)))
+                case Change(how, lease):
+                    for node in mirror.agents.changed(lease, deleted=how == "DELETED"):
+                        log.info("an agent came, stopped or spoke again", extra=fields(node=node, how=how))
+                        self.carry_out(mirror.agents_changed([node]))
+                case Alive():
+                    mirror.agents.heard()
+            self._seen_at["leases"] = time.monotonic()
+
     def carry_out(self, instructions: Iterable[Instruction]) -> None:
         instructions = list(instructions)
         if any(isinstance(one, Freed) for one in instructions):
@@ -278,6 +306,7 @@ class Process:
 
     def tick(self, now: float) -> None:
         self._keep_pencils_for_volumes(now)
+        self._look_at_agents()
         before = {e.holding.pod: e.holding.node for e in self.ledger.in_flight() if e.state is State.PENCILLED}
         self.carry_out(self.ledger.handle(Tick(now)))
         for pod, node in before.items():
@@ -292,6 +321,13 @@ class Process:
         self.steering.forget_strangers()
         self.granter.forget_strangers()
         self._show(now)
+
+    def _look_at_agents(self) -> None:
+        fallen = self.mirror.agents.look()
+        for node in fallen:
+            log.warning("the agent of a node has fallen silent", extra=fields(node=node))
+        self.carry_out(self.mirror.agents_changed(fallen))
+        self.carry_out(self.mirror.lingering.tick(blind=bool(self._trouble)))
 
     def _keep_pencils_for_volumes(self, now: float) -> None:
         """kube-scheduler nominates the node while it prepares volumes there; bind comes when it is done."""
@@ -319,6 +355,9 @@ class Process:
         metrics.book.labels("waiting").set(len(self.mirror.waiting))
         metrics.nodes.set(len(self.ledger.fleet))
         metrics.cards.set(self.ledger.fleet.card_count())
+        for word, count in self.mirror.agents.counts().items():
+            metrics.agents.labels(word).set(count)
+        metrics.lingering.set(len(self.mirror.lingering))
         metrics.synced.set(int(self.is_synced()))
         metrics.leads.set(int(self.may_write()))
         for kind, at in self._seen_at.items():

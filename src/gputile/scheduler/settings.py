@@ -1,14 +1,7 @@
-"""Settings of the scheduler process: one YAML file, then the environment, then flags; the later wins.
+"""Settings of the scheduler process. Every room keeps its own settings and their meaning; here they are together."""
 
-Every room keeps its own settings and their meaning; here they are put together. Unknown keys are refused with the
-nearest right name, because a setting that is silently ignored is found out in production.
-"""
-
-import ast
-import inspect
-from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from typing import Any, Literal, get_type_hints
+from typing import Literal
 
 import msgspec
 
@@ -19,6 +12,7 @@ from gputile.engine.policies import DEFAULT_POLICY, POLICIES
 from gputile.kube.client import ClientSettings
 from gputile.kube.lease import LeaseSettings
 from gputile.model.errors import InputError
+from gputile.scheduler.agents import AgentSettings
 
 ABOVE_ZERO = (
     "filter.keep",
@@ -32,6 +26,7 @@ ABOVE_ZERO = (
     "tell.every",
     "preempt.patience",
     "preempt.margin",
+    "agents.linger",
     "leadership.duration",
     "leadership.renew",
     "leadership.retry",
@@ -41,9 +36,6 @@ ABOVE_ZERO = (
     "api.watch_timeout",
     "api.silence",
 )
-PREFIX = "GPUTILE_"
-SERVICE_LINKS = ("_SERVICE_HOST", "_SERVICE_PORT", "_PORT")
-"""Kubernetes puts `<SERVICE>_PORT...` into every pod; a Service named gputile-... must not look like a setting."""
 
 
 class FilterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -132,6 +124,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     bind: BindSettings = msgspec.field(default_factory=BindSettings)
     tell: TellSettings = msgspec.field(default_factory=TellSettings)
     preempt: PreemptSettings = msgspec.field(default_factory=PreemptSettings)
+    agents: AgentSettings = msgspec.field(default_factory=AgentSettings)
     tls: TlsSettings = msgspec.field(default_factory=TlsSettings)
     leadership: LeaseSettings = msgspec.field(default_factory=LeaseSettings)
     book: BookSettings = msgspec.field(default_factory=BookSettings)
@@ -144,148 +137,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return host.strip("[]"), int(port)
 
 
-# ---- putting them together ------------------------------------------------------------------------------------------
-
-
-def compose(document: Any, environment: Mapping[str, str], flags: Mapping[str, str], source: str) -> Settings:
-    """Defaults, then the file, then GPUTILE_..., then flags (`filter.keep=4`). `source` is how errors name the file."""
-    tree = document if document is not None else {}
-    if not isinstance(tree, dict):
-        raise InputError(f"{source}: settings are a YAML mapping such as `policy: tiling`, not {type(tree).__name__}")
-    _refuse_unknown(tree, Settings, source, "")
-    for name, value in _from_environment(environment).items():
-        tree = _set(tree, name, value)
-    for name, value in flags.items():
-        tree = _set(tree, _known(name, "--set"), value)
-    try:
-        return checked(msgspec.convert(tree, Settings, strict=False))
-    except msgspec.ValidationError as wrong:
-        raise InputError(f"{source}: {wrong}; see `gputile scheduler --show-settings`") from wrong
-
-
 def checked(settings: Settings) -> Settings:
     """What types cannot say."""
     host, _, port = settings.listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise InputError(f"setting `listen` is {settings.listen!r}; write HOST:PORT, such as 0.0.0.0:12345")
     if settings.policy not in POLICIES:
-        near = _nearest(settings.policy, list(POLICIES))
+        near = get_close_matches(settings.policy, POLICIES, n=1, cutoff=0)[0]
         raise InputError(f"setting `policy` is {settings.policy!r}; did you mean {near}? One of: {', '.join(POLICIES)}")
     if bool(settings.tls.certificate) != bool(settings.tls.key) or (settings.tls.client_ca and not settings.tls.key):
         raise InputError("settings `tls.certificate` and `tls.key` go together, and `tls.client_ca` needs both")
-    for name in ABOVE_ZERO:
-        if not 0 < _get(settings, name) < float("inf"):
-            raise InputError(f"setting `{name}` is {_get(settings, name)}; write a number above 0")
     if not 0 <= settings.filter.slack < float("inf"):
         raise InputError(f"setting `filter.slack` is {settings.filter.slack}; write 0 or more")
     if settings.leadership.duration < 2 * settings.leadership.renew:
         raise InputError("setting `leadership.duration` is at least twice `leadership.renew`, else the lease is lost")
     return settings
-
-
-def names(of: type[msgspec.Struct] = Settings, before: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting by its dotted name, with its default."""
-    for field in msgspec.structs.fields(of):
-        inner = _inner(of, field.name)
-        if inner is not None:
-            yield from names(inner, f"{before}{field.name}.")
-        else:
-            yield f"{before}{field.name}", field.default
-
-
-def explained(settings: Settings) -> str:
-    """The settings in force as YAML, each under its meaning."""
-    return "\n".join(_explained(settings, "")) + "\n"
-
-
-def _explained(settings: msgspec.Struct, indent: str) -> Iterator[str]:
-    meanings = _meanings(type(settings))
-    for field in msgspec.structs.fields(settings):
-        value = getattr(settings, field.name)
-        yield from (f"{indent}# {line.strip()}" for line in meanings.get(field.name, "").splitlines())
-        if isinstance(value, msgspec.Struct):
-            yield f"{indent}{field.name}:"
-            yield from _explained(value, indent + "  ")
-        else:
-            yield f"{indent}{field.name}: {msgspec.json.encode(value).decode()}"
-
-
-def _meanings(of: type[msgspec.Struct]) -> dict[str, str]:
-    """The text under each field, which the classes carry for readers; here it is for users."""
-    body = ast.parse(inspect.getsource(of)).body[0]
-    assert isinstance(body, ast.ClassDef)
-    found = {}
-    for field, text in zip(body.body, body.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-            found[field.target.id] = str(ast.literal_eval(text.value))
-    return found
-
-
-def changed(settings: Settings) -> dict[str, Any]:
-    """The settings that are not at their defaults, by their dotted names."""
-    usual = Settings()
-    return {name: _get(settings, name) for name, _ in names() if _get(settings, name) != _get(usual, name)}
-
-
-def _inner(of: type[msgspec.Struct], name: str) -> type[msgspec.Struct] | None:
-    hint = get_type_hints(of)[name]
-    return hint if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else None
-
-
-def _refuse_unknown(tree: dict[Any, Any], of: type[msgspec.Struct], source: str, before: str) -> None:
-    known = [field.name for field in msgspec.structs.fields(of)]
-    for key, value in tree.items():
-        if key not in known:
-            near = _nearest(f"{before}{key}", [name for name, _ in names()] + [f"{before}{name}" for name in known])
-            raise InputError(f"{source}: there is no setting `{before}{key}`; did you mean `{near}`?")
-        inner = _inner(of, key)
-        if inner is not None and isinstance(value, dict):
-            _refuse_unknown(value, inner, source, f"{before}{key}.")
-
-
-def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """`GPUTILE_FILTER_KEEP` is `filter.keep`."""
-    by_variable = {PREFIX + name.upper().replace(".", "_"): name for name, _ in names()}
-    found = {}
-    for variable, value in environment.items():
-        if variable in by_variable:
-            found[by_variable[variable]] = value
-        elif variable.startswith(PREFIX) and not _is_service_link(variable):
-            near = _nearest(variable, list(by_variable))
-            raise InputError(
-                f"there is no setting for the variable {variable}; did you mean {near}? "
-                f"`gputile scheduler --show-settings` has them all"
-            )
-    return found
-
-
-def _is_service_link(variable: str) -> bool:
-    return any(part in variable for part in SERVICE_LINKS)
-
-
-def _known(name: str, where: str) -> str:
-    every = [known for known, _ in names()]
-    if name not in every:
-        raise InputError(f"{where}: there is no setting `{name}`; did you mean `{_nearest(name, every)}`?")
-    return name
-
-
-def _nearest(word: str, known: list[str]) -> str:
-    """The right name for a wrong one; a forgotten section (`keep` for `filter.keep`) is the likeliest slip."""
-    same_end = [name for name in known if name.rpartition(".")[2] == word.rpartition(".")[2]]
-    return (same_end or get_close_matches(word, known, n=1, cutoff=0))[0]
-
-
-def _set(tree: dict[Any, Any], name: str, value: str) -> dict[Any, Any]:
-    head, _, rest = name.partition(".")
-    if not rest:
-        return {**tree, head: value}
-    inner = tree.get(head)
-    return {**tree, head: _set(inner if isinstance(inner, dict) else {}, rest, value)}
-
-
-def _get(settings: msgspec.Struct, name: str) -> Any:
-    found: Any = settings
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found

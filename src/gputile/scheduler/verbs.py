@@ -173,14 +173,16 @@ class Extender:
         """Which of these nodes take nobody now, because their agent guesses whose card it hands out, and why."""
         guessing = self._mirror.guessing
         mine = [name for name in names if name in guessing] if guessing else []
+        others: dict[str, NodeCode] = {}
         if self._settings.other_agents == "refuse":
-            return dict.fromkeys(mine, NodeCode.OTHER_AGENT)
+            others = {name: NodeCode.OTHER_AGENT for name in mine if self._is_others(name)}
         busy = {e.holding.node for e in self._ledger.in_flight() if e.holding.pod != uid} if mine else set()
-        return {
-            name: NodeCode.AGENT_BUSY
-            for name in mine
-            if name in busy or self._mirror.starting(name, but=uid) is not None
-        }
+        busy_ones = [name for name in mine if name in busy or self._mirror.starting(name, but=uid) is not None]
+        return dict.fromkeys(busy_ones, NodeCode.AGENT_BUSY) | others
+
+    def _is_others(self, name: str) -> bool:
+        node = self._ledger.fleet.node(name)
+        return node is not None and node.agent in GUESSING
 
     def _open_to(self, names: list[str], uid: str) -> list[str]:
         closed = self.closed(names, uid)

@@ -81,6 +81,7 @@ class Metrics:
         self.spoilt = self._counter("unreadable_objects_total", "Objects of the API server that cannot be read.")
         self.copied = self._counter("copied_grants_total", "Grants found on a pod or node they were not made for.")
         self.around = self._counter("granted_around_total", "Pods bound by somebody else that we granted cards.")
+        self.turned_away = self._counter("admission_failures_total", "Pods bound to a node whose kubelet failed them.")
         self.nudges = self._counter("nudges_total", "Waiting pods that kube-scheduler was made to try again.")
         self.preemptions = self._tally(
             "preemptions_total", "Own preemptions by how they ended: bound, expired, withdrawn.", "end"
@@ -92,6 +93,8 @@ class Metrics:
         self.book = self._gauge("book_pods", "Pods in the book, by state; waiting pods hold nothing.", "state")
         self.cards = self._gauge("cards", "Cards in the fleet.")
         self.nodes = self._gauge("nodes", "Nodes in the fleet, those without cards too.")
+        self.agents = self._gauge("agents", "Leases of node agents, by state: alive, silent.", "state")
+        self.lingering = self._gauge("lingering_pods", "Pods that are gone, and whose tiles are still held.")
         self.leads = self._gauge("leads", "1 while this replica leads.")
         self.synced = self._gauge("synced", "1 while the book shows the cluster.")
 
