@@ -17,11 +17,11 @@ import yaml
 from click.testing import CliRunner
 
 from gputile.cli import scheduler
-from gputile.cli.scheduler import command
+from gputile.cli.scheduler import SETTINGS, command
 from gputile.kube.memory import MemoryApi
 from gputile.kube.values import Refused
 from gputile.model.errors import InputError
-from gputile.scheduler.settings import Settings, names
+from gputile.scheduler.settings import Settings
 from gputile.sim.manifests import load_file
 from gputile.testing.builders import node, pod
 
@@ -60,7 +60,7 @@ def test_help_teaches() -> None:
 
 def test_every_setting_is_shown_with_its_value() -> None:
     found = show()
-    for name, _ in names():
+    for name in SETTINGS.names():
         inner: Any = found
         for part in name.split("."):
             inner = inner[part]

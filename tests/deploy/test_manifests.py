@@ -9,18 +9,19 @@ import pytest
 import yaml
 
 from gputile import __version__
+from gputile.cli.scheduler import SETTINGS
 from gputile.dialects import gputile, speaking
 from gputile.dialects.settings import DEFAULTS
 from gputile.dialects.wire import Award
 from gputile.engine.placing import Placement, place
 from gputile.model.cards import NodeView
 from gputile.scheduler import leading
-from gputile.scheduler.settings import compose
 from gputile.testing.builders import pod
 from tests.dialects.doors import AT, SHELF, Manifest, object_of, read
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 NAME, NAMESPACE = "gputile-scheduler", "kube-system"
+AGENTS = "gputile-agents"
 
 
 def objects(file: str) -> dict[tuple[str, str], Any]:
@@ -39,7 +40,7 @@ def ours(kind: str) -> Any:
 
 # Every right that the scheduler has. If a change widens this table, say in its review who needs the new right.
 RIGHTS = {
-    "ClusterRole": {
+    ("ClusterRole", NAME): {
         ("", "pods", "", "list watch"),
         ("", "pods", "", "get"),
         ("", "nodes", "", "list watch"),
@@ -49,33 +50,50 @@ RIGHTS = {
         ("policy", "poddisruptionbudgets", "", "list"),
         ("", "events", "", "create"),
     },
-    "Role": {
+    ("Role", NAME): {
         ("coordination.k8s.io", "leases", "", "create"),
         ("coordination.k8s.io", "leases", NAME, "get update"),
     },
+    ("Role", f"{NAME}-agents"): {
+        ("coordination.k8s.io", "leases", "", "list watch"),
+    },
 }
+HOMES = {("Role", NAME): NAMESPACE, ("Role", f"{NAME}-agents"): AGENTS, ("ClusterRole", NAME): None}
 
 
-@pytest.mark.parametrize("kind", ["ClusterRole", "Role"])
-def test_the_scheduler_has_these_rights_and_no_others(kind: str) -> None:
+@pytest.mark.parametrize("role", list(RIGHTS))
+def test_the_scheduler_has_these_rights_and_no_others(role: tuple[str, str]) -> None:
+    made = objects("scheduler.yaml")[role]
     found = {
         (group, resource, name, " ".join(sorted(rule["verbs"])))
-        for rule in ours(kind)["rules"]
+        for rule in made["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for name in rule.get("resourceNames", [""])
     }
-    assert found == RIGHTS[kind]
-    assert all("nonResourceURLs" not in rule for rule in ours(kind)["rules"])
+    assert found == RIGHTS[role]
+    assert made["metadata"].get("namespace") == HOMES[role]
+    assert all("nonResourceURLs" not in rule for rule in made["rules"])
 
 
-@pytest.mark.parametrize("kind", ["ClusterRole", "Role"])
-def test_the_rights_are_bound_to_the_scheduler_alone(kind: str) -> None:
-    binding = ours(f"{kind}Binding")
-    assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == (kind, NAME)
+@pytest.mark.parametrize("role", list(RIGHTS))
+def test_the_rights_are_bound_to_the_scheduler_alone(role: tuple[str, str]) -> None:
+    kind, name = role
+    binding = objects("scheduler.yaml")[f"{kind}Binding", name]
+    assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == role
+    assert binding["metadata"].get("namespace") == HOMES[role]
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}]
-    bindings = {key for key in objects("scheduler.yaml") if key[0].endswith("Binding")}
-    assert bindings == {("ClusterRoleBinding", NAME), ("RoleBinding", NAME)}
+
+
+def test_there_are_no_other_roles_and_bindings() -> None:
+    found = {key for key in objects("scheduler.yaml") if "Role" in key[0]}
+    assert found == {*RIGHTS, *((f"{kind}Binding", name) for kind, name in RIGHTS)}
+
+
+def test_the_agents_namespace_is_the_one_that_the_scheduler_looks_at() -> None:
+    settings = SETTINGS.compose(yaml.safe_load(ours("ConfigMap")["data"]["settings.yaml"]), {}, {}, "settings.yaml")
+    assert ("Namespace", settings.agents.namespace) in objects("scheduler.yaml")
+    assert settings.agents.namespace == AGENTS
 
 
 # ---- the Deployment -------------------------------------------------------------------------------------------------
@@ -90,7 +108,7 @@ def test_the_service_selects_the_leader_among_the_deployments_pods() -> None:
 
 
 def test_the_settings_are_ones_that_the_scheduler_knows() -> None:
-    settings = compose(yaml.safe_load(ours("ConfigMap")["data"]["settings.yaml"]), {}, {}, "settings.yaml")
+    settings = SETTINGS.compose(yaml.safe_load(ours("ConfigMap")["data"]["settings.yaml"]), {}, {}, "settings.yaml")
     (port,) = ours("Service")["spec"]["ports"]
     (container,) = ours("Deployment")["spec"]["template"]["spec"]["containers"]
     assert settings.host_and_port == ("0.0.0.0", port["port"])

@@ -8,6 +8,7 @@ import sys
 from gputile import __version__
 
 COMMANDS = {
+    "agent": "The process on each GPU node: gives containers their cards.",
     "audit": "Prove that no card is sold twice, or tell what is wrong.",
     "demo": "The main job on an embedded in-memory cluster; ends by itself.",
     "read": "Show how gputile understands the pods of a manifest.",

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 import msgspec
-import yaml
 
 from gputile import __version__
+from gputile.cli.composing import Composer, document, explained
 from gputile.cli.demo import examples_folder
 from gputile.dialects.wire import Pod
 from gputile.kube.auth import Access
@@ -24,13 +24,15 @@ from gputile.kube.values import Api, Json, Refused
 from gputile.model.errors import InputError
 from gputile.scheduler.leading import LABEL, Leader, SetLabel, TakeLabel
 from gputile.scheduler.process import Process
-from gputile.scheduler.settings import Settings, changed, compose, explained, names
+from gputile.scheduler.settings import ABOVE_ZERO, Settings, checked
 from gputile.scheduler.wire import FilterArgs
 from gputile.sim.manifests import Manifests, load_file
 from gputile.telemetry import logs
 from gputile.telemetry.metrics import Metrics
 
 log = logging.getLogger("gputile.scheduler")
+
+SETTINGS = Composer(Settings, checked, ABOVE_ZERO, "gputile scheduler", "filter.keep=4")
 
 EPILOG = """\b
 Examples:
@@ -77,7 +79,8 @@ def command(
     Serves the extender verbs of every family on one port (/gputile/filter, /scheduler/bind, ...), /healthz, /readyz
     and /metrics, and follows the cluster. Stops on SIGTERM or ^C, after the binds in flight.
     """
-    settings = compose(_document(config), os.environ, _flags(sets, listen, policy), str(config or "settings"))
+    flags = SETTINGS.flags(sets, listen=listen, policy=policy)
+    settings = SETTINGS.compose(document(config), os.environ, flags, str(config or "settings"))
     if show_settings:
         click.echo(explained(settings), nl=False)
         return
@@ -85,7 +88,7 @@ def command(
         raise InputError("--objects fills the cluster in memory; add --cluster memory")
     access = load_access(kubeconfig, context, os.environ) if cluster == "kubernetes" else None
     logs.start(settings.log_level)
-    log.info("starting", extra=logs.fields(version=__version__, cluster=cluster, settings=changed(settings)))
+    log.info("starting", extra=logs.fields(version=__version__, cluster=cluster, settings=SETTINGS.changed(settings)))
     _run(_main(settings, access, objects))
 
 
@@ -96,29 +99,6 @@ def _run(main: Any) -> None:
         asyncio.run(main)
     else:
         uvloop.run(main)
-
-
-def _document(config: Path | None) -> Any:
-    if config is None:
-        return None
-    try:
-        return yaml.safe_load(config.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as wrong:
-        raise InputError(f"{config}: cannot be read: {wrong}; name a YAML file with --config") from wrong
-    except (yaml.YAMLError, ValueError) as wrong:
-        raise InputError(f"{config}: this is no YAML: {wrong}") from wrong
-
-
-def _flags(sets: tuple[str, ...], listen: str | None, policy: str | None) -> dict[str, str]:
-    found = {}
-    for one in sets:
-        name, equals, value = one.partition("=")
-        if not equals:
-            some = ", ".join(name for name, _ in list(names())[:3])
-            raise InputError(f"--set {one}: write NAME=VALUE, for example filter.keep=4; names are {some}, ...")
-        found[name.strip()] = value
-    found |= {"listen": listen} if listen else {}
-    return found | ({"policy": policy} if policy else {})
 
 
 async def _main(settings: Settings, access: Access | None, objects: Path | None) -> None:

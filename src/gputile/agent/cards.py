@@ -1,0 +1,90 @@
+"""The node's cards: what the driver shows, what health says of it, and what follows for kubelet and API server.
+
+Room:  no I/O, no await; time is told.
+Door:  `seen`, `struck`, `no_driver`; `now`, `carriers`, `wanted`.
+"""
+
+from collections.abc import Collection
+
+from gputile.agent.health import Health
+from gputile.agent.inventory import inventory, labels
+from gputile.agent.reporting import Wanted
+from gputile.agent.settings import AgentSettings
+from gputile.dialects import gputile, hami
+from gputile.dialects.carrying import Carrier, carriers, plain
+from gputile.kubelet.runtime import Cdi
+from gputile.model.cards import Card
+from gputile.nvml.values import Sight, Xid
+from gputile.telemetry.agent_metrics import AgentMetrics
+
+
+class Cards:
+    """See the module's text."""
+
+    def __init__(self, settings: AgentSettings, metrics: AgentMetrics) -> None:
+        self._settings, self._metrics = settings, metrics
+        health = settings.health
+        self._health = Health(health.probation, health.ignore_xids, health.fatal_xids)
+        self._sight = Sight()
+        self._no_driver = ""
+
+    def seen(self, sight: Sight, now: float) -> None:
+        self._sight, self._no_driver = sight, ""
+        self._health.seen(sight, now)
+
+    def no_driver(self, why: str) -> None:
+        """The driver does not answer: cards that were there are out of use until it does."""
+        self._no_driver = why
+
+    def struck(self, xid: Xid, now: float) -> list[str]:
+        return self._health.struck(xid, [gpu.uuid for gpu in self._sight.gpus], now)
+
+    def faults(self) -> dict[str, str]:
+        if self._no_driver:
+            return {gpu.uuid: self._no_driver for gpu in self._sight.gpus}
+        return self._health.faults()
+
+    def now(self, cordoned: Collection[str] = ()) -> tuple[Card, ...]:
+        slots = self._settings.dialects.slots_per_card
+        return inventory(self._sight, self.faults(), slots, cordoned).cards
+
+    def carriers(self) -> list[Carrier]:
+        serve, settings = self._settings.serve, self._settings.dialects
+        shared = hami.NAME in serve
+        return [one for name in serve for one in carriers(name, self.now(), settings, shares_nvidia=shared)]
+
+    def wanted(self, cordoned: Collection[str], cdi: Cdi) -> Wanted:
+        """What the node should say. A cordon is a person's word about the card, not part of the inventory."""
+        cards = self.now()
+        in_use = sum(card.healthy and card.uuid not in cordoned for card in cards)
+        self._metrics.cards.labels("in use").set(in_use)
+        self._metrics.cards.labels("out of use").set(len(cards) - in_use)
+        resources: dict[str, int] = {}
+        for name in self._settings.serve:
+            resources |= plain(name, cards, self._settings.dialects)
+        reason, message = self._condition(cards, cdi)
+        return Wanted(
+            annotations={gputile.INVENTORY: self._written(one_at_a_time=not cdi.works) if cards else None},
+            labels=labels(self._sight, self._settings.isolation),
+            resources=resources if cards else {},
+            is_well=reason == "Serving",
+            reason=reason,
+            message=message,
+        )
+
+    def _written(self, *, one_at_a_time: bool) -> str:
+        slots = self._settings.dialects.slots_per_card
+        return gputile.write_inventory(inventory(self._sight, self.faults(), slots, one_at_a_time=one_at_a_time))
+
+    def _condition(self, cards: tuple[Card, ...], cdi: Cdi) -> tuple[str, str]:
+        """One word and a sentence."""
+        if self._no_driver:
+            return "NoDriver", self._no_driver
+        if not cards:
+            return "NoGPU", "the driver shows no card"
+        if not cdi.works:
+            return "NoCDI", f"pods are started one at a time, for the runtime does not obey CDI: {cdi.why}"
+        out = [f"card {card.index}: {card.reason}" for card in cards if not card.healthy]
+        if out:
+            return "CardsOutOfUse", "; ".join(out)
+        return "Serving", f"{len(cards)} cards, isolation {self._settings.isolation}"

@@ -1,0 +1,81 @@
+"""What the node has on its file system for containers: device nodes, the driver, CDI specs, MPS, a preload library.
+
+Door:  `NodeFiles`, the real `isolating.Host`. Files are looked at when a container starts: drivers come and go.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gputile.agent.isolating import COMMON_NODES, Json
+from gputile.agent.settings import FolderSettings
+from gputile.nvml.values import Sight
+
+
+class NodeFiles:
+    """See the module's text."""
+
+    def __init__(self, folders: FolderSettings) -> None:
+        self._folders = folders
+        self.sight = Sight()
+
+    def node_of(self, uuid: str) -> str:
+        minor = next((gpu.minor for gpu in self.sight.gpus if gpu.uuid == uuid), -1)
+        path = Path(self._folders.dev) / f"nvidia{minor}"
+        return str(path) if minor >= 0 and path.exists() else ""
+
+    def common_nodes(self) -> list[str]:
+        return [str(path) for name in COMMON_NODES if (path := Path(self._folders.dev) / name).exists()]
+
+    def driver(self) -> str:
+        return self._folders.driver if Path(self._folders.driver).is_dir() else ""
+
+    def mps(self) -> str:
+        return self._folders.mps if Path(self._folders.mps).is_dir() else ""
+
+    def preload(self) -> str:
+        return self._folders.preload if Path(self._folders.preload).is_file() else ""
+
+    def nvidia_edits(self, uuid: str) -> list[Json]:
+        """By UUID, else by index, as `nvidia-ctk cdi generate` names devices; first what all of them share."""
+        index = next((gpu.index for gpu in self.sight.gpus if gpu.uuid == uuid), None)
+        for wanted in (uuid, str(index)):
+            for spec in self._nvidia_specs():
+                device = next((one for one in spec.devices if one.name == wanted), None)
+                if device is not None:
+                    return [spec.container_edits, device.container_edits]
+        return []
+
+    def _nvidia_specs(self) -> Iterator["Spec"]:
+        for folder in self._folders.nvidia_cdi:
+            for path in sorted(Path(folder).glob("*")):
+                if path.suffix in (".json", ".yaml", ".yml"):
+                    spec = _read(path)
+                    if spec is not None and spec.kind == "nvidia.com/gpu":
+                        yield spec
+
+
+class SpecDevice(msgspec.Struct, rename="camel"):
+    name: str
+    container_edits: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Spec(msgspec.Struct, rename="camel"):
+    kind: str
+    devices: list[SpecDevice] = msgspec.field(default_factory=list)
+    container_edits: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+def _read(path: Path) -> Spec | None:
+    """A spec that cannot be read is somebody else's trouble; the runtime says so too."""
+    import yaml
+
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".json":
+            return msgspec.json.decode(content, type=Spec)
+        return msgspec.convert(yaml.safe_load(content), Spec)
+    except (OSError, msgspec.DecodeError, yaml.YAMLError, ValueError, RecursionError):
+        return None

@@ -1,0 +1,150 @@
+"""What a container sees of its cards, as edits of a CDI spec.
+
+Room:  one function per isolation, from the tiles to the edits; the files that they need are looked at by whoever calls.
+       An isolation that the node cannot serve raises `CannotServe`: no container starts with less than was asked for.
+Door:  `edits(isolation, held, env, host)`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+
+from gputile.model.errors import GputileError
+from gputile.model.grants import ContainerGrant
+from gputile.model.units import ALL
+
+Json: TypeAlias = dict[str, Any]
+
+COMMON_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+"""Device nodes that all cards share."""
+
+
+class CannotServe(GputileError):
+    """This node cannot give the container what it asks for; the sentence says why."""
+
+
+class Host(Protocol):
+    """What the node has."""
+
+    def node_of(self, uuid: str) -> str:
+        """The card's device node, "" when it has none."""
+
+    def common_nodes(self) -> list[str]:
+        """Those of `COMMON_NODES` that there are, with their folder."""
+
+    def driver(self) -> str:
+        """The folder of the driver's libraries, "" when there is none."""
+
+    def nvidia_edits(self, uuid: str) -> list[Json]:
+        """The edits that NVIDIA's own CDI specs have for the card; empty when they do not name it."""
+
+    def mps(self) -> str:
+        """The pipe folder of MPS, "" when no daemon is there."""
+
+    def preload(self) -> str:
+        """The library that limits, "" when it is not installed."""
+
+
+def edits(isolation: str, held: ContainerGrant, env: Mapping[str, str], host: Host) -> Json:
+    """CDI containerEdits: the dialect's environment, and what the isolation adds."""
+    make = MAKERS.get(isolation)
+    if make is None:
+        raise CannotServe(f"isolation {isolation!r} is not known; write one of {', '.join(MAKERS)}")
+    return _merged([{"env": [f"{key}={value}" for key, value in env.items()]}, *make(held, host)])
+
+
+def _none(held: ContainerGrant, host: Host) -> list[Json]:
+    return []
+
+
+def _devices(held: ContainerGrant, host: Host) -> list[Json]:
+    nodes = []
+    for uuid in _cards(held):
+        path = host.node_of(uuid)
+        if not path:
+            raise CannotServe(f"isolation `devices`: there is no device node of card {uuid} on this node")
+        nodes.append(path)
+    added: Json = {"deviceNodes": [{"path": path} for path in (*nodes, *host.common_nodes())]}
+    driver = host.driver()
+    if driver:
+        added |= {"mounts": [_mount(driver)], "env": [f"LD_LIBRARY_PATH={driver}/lib64:{driver}/lib"]}
+    return [added]
+
+
+def _cdi(held: ContainerGrant, host: Host) -> list[Json]:
+    found = []
+    for uuid in _cards(held):
+        mine = host.nvidia_edits(uuid)
+        if not mine:
+            raise CannotServe(
+                f"isolation `cdi`: no CDI spec of this node names the card {uuid}; make one with "
+                f"`nvidia-ctk cdi generate`"
+            )
+        found += [one for one in mine if one not in found]
+    return found
+
+
+def _mps(held: ContainerGrant, host: Host) -> list[Json]:
+    pipes = host.mps()
+    if not pipes:
+        raise CannotServe("isolation `mps`: there is no pipe folder of an MPS control daemon on this node; start it")
+    limits = ",".join(f"{position}={tile.memory}M" for position, tile in enumerate(held.tiles))
+    env = [f"CUDA_MPS_PIPE_DIRECTORY={pipes}", f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT={limits}"]
+    cores = min((tile.cores for tile in held.tiles if tile.cores), default=ALL)
+    return [{"env": [*env, f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={cores}"], "mounts": [_mount(pipes, read_only=False)]}]
+
+
+def _preload(held: ContainerGrant, host: Host) -> list[Json]:
+    library = host.preload()
+    if not library:
+        raise CannotServe("isolation `preload`: the limiting library is not installed on this node")
+    env = [f"CUDA_DEVICE_MEMORY_LIMIT_{position}={tile.memory}m" for position, tile in enumerate(held.tiles)]
+    cores = min((tile.cores for tile in held.tiles if tile.cores), default=0)
+    env += [f"CUDA_DEVICE_SM_LIMIT={cores}"] if cores else []
+    return [{"env": [*env, f"LD_PRELOAD={library}"], "mounts": [_mount(library)]}]
+
+
+MAKERS: dict[str, Callable[[ContainerGrant, Host], list[Json]]] = {
+    "none": _none,
+    "devices": _devices,
+    "cdi": _cdi,
+    "mps": _mps,
+    "preload": _preload,
+}
+
+
+def _cards(held: ContainerGrant) -> list[str]:
+    """Each once, in the order of the tiles."""
+    return list(dict.fromkeys(tile.uuid for tile in held.tiles))
+
+
+def _mount(path: str, *, read_only: bool = True) -> Json:
+    options = ["ro" if read_only else "rw", "nosuid", "nodev", "bind"]
+    return {"hostPath": path, "containerPath": path, "options": options}
+
+
+def _merged(many: list[Json]) -> Json:
+    """CDI edits are lists; what is said twice is kept once, and of an environment variable the last word."""
+    found: Json = {}
+    for one in many:
+        for key, items in one.items():
+            if isinstance(items, list):
+                found[key] = [*found.get(key, []), *(item for item in items if item not in found.get(key, []))]
+            else:
+                found[key] = items
+    if "env" in found:
+        found["env"] = list({line.partition("=")[0]: line for line in found["env"]}.values())
+    return found
+
+
+# ---- the spec -------------------------------------------------------------------------------------------------------
+
+KIND = "gputile.io/slot"
+CDI_VERSION = "0.5.0"  # the oldest that has all we say
+
+
+def spec(slot: str, container_edits: Json) -> bytes:
+    """A CDI spec with this one device."""
+    device = {"name": slot, "containerEdits": container_edits}
+    return msgspec.json.encode({"cdiVersion": CDI_VERSION, "kind": KIND, "devices": [device]})

@@ -1,0 +1,374 @@
+"""The agent process, put together: what runs side by side, in which order it starts and stops.
+
+Room:  the endless loops, each one small. Whatever goes wrong in one thing is said once, and the loop goes on.
+Door:  `Agent.run`, until `stop` is set.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gputile.agent.cards import Cards
+from gputile.agent.hosting import NodeFiles
+from gputile.agent.lingering import Lingering
+from gputile.agent.reporting import Reporter
+from gputile.agent.residents import Residents
+from gputile.agent.serving import CardPlugin, Shared
+from gputile.agent.settings import AgentSettings
+from gputile.agent.slots import Slots
+from gputile.agent.truth import compare
+from gputile.agent.using import over_use, used_by_pods
+from gputile.dialects.carrying import Carrier
+from gputile.dialects.wire import NodeObject, Pod
+from gputile.kube.node import Heartbeat, NodeClient
+from gputile.kube.values import Alive, Change, Note, Refused, Seen, Snapshot, Spoilt, Trouble, Unclear
+from gputile.kubelet import runtime
+from gputile.kubelet.holding import Unreadable, registered
+from gputile.kubelet.plugin import Door
+from gputile.nvml.values import Driver, NoDriver
+from gputile.telemetry.agent_metrics import AgentMetrics
+from gputile.telemetry.logs import fields
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+REPORT = 1.0  # seconds between two looks at what runs, and at what stands on the node
+SPOKE = 8.0  # seconds after which our word is too old for a heartbeat: see docs/decisions/0014
+SWEEP = 10.0  # seconds between two rounds of cleaning and comparing
+ALLOWANCE = 512  # MiB of a card that a process may take beyond its grant: what the driver needs for itself
+XID_WAIT = 2.0  # seconds; the driver is asked again after it, so that we can stop
+
+
+class Agent:
+    """One node's agent."""
+
+    def __init__(
+        self,
+        client: NodeClient,
+        heartbeat: Heartbeat,
+        driver: Driver,
+        settings: AgentSettings,
+        metrics: AgentMetrics,
+        *,
+        cdi: runtime.Cdi,
+    ) -> None:
+        self.client, self.heartbeat, self.driver = client, heartbeat, driver
+        self.settings, self.metrics, self.cdi = settings, metrics, cdi
+        self.residents = Residents(settings.dialects)
+        self.reporter = Reporter(client, metrics)
+        self.cards = Cards(settings, metrics)
+        self.slots = Slots(Path(settings.folders.cdi))
+        self._plugins = Path(settings.folders.plugins)
+        self.host = NodeFiles(settings.folders)
+        self.shared = Shared(
+            self.residents,
+            self.slots,
+            self.host,
+            self._plugins,
+            isolation=settings.isolation,
+            hold=settings.hold,
+            early=not cdi.works,
+        )
+        self._doors: dict[str, tuple[CardPlugin, Door, asyncio.Task[None]]] = {}
+        self._node_seen, self._looked = asyncio.Event(), asyncio.Event()
+        self._lingering = Lingering()
+        self._running: dict[str, str] | None = None  # container IDs with their pods; None: the runtime does not say
+        self._spoke_at = -SPOKE  # when the node last said all that we know
+        self._news = asyncio.Event()  # there is something to say
+        self._said: dict[str, str] = {}  # by subject: what was last said about it
+
+    # ---- life -------------------------------------------------------------------------------------------------------
+
+    async def run(self, stop: asyncio.Event) -> None:
+        self.metrics.has_cdi.set(int(self.cdi.works))
+        loops: list[Coroutine[Any, Any, None]] = [
+            self._follow("pods", self.client.follow_pods, self.residents.listed, self._pod_changed),
+            self._follow("node", self.client.follow_node, self._nodes_listed, self._node_changed),
+            self._look(),
+            self._hear_errors(),
+            self._beat(),
+            self._report(),
+            self._tidy(),
+        ]
+        tasks = [asyncio.create_task(loop) for loop in loops]
+        waits = asyncio.create_task(stop.wait())
+        try:
+            done, _ = await asyncio.wait([*tasks, waits], return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {waits}:
+                task.result()  # a loop ends only by a bug: let it be seen
+        finally:
+            await self._stop([*tasks, waits])
+
+    async def _stop(self, tasks: list[asyncio.Task[Any]]) -> None:
+        """First tell the scheduler, so that no pod is sent to a plugin that is gone; then leave the kubelet."""
+        log.info("stopping")
+        try:
+            async with asyncio.timeout(3.0):
+                await self.heartbeat.withdraw(time.time())
+        except (Refused, Unclear, TimeoutError) as wrong:
+            log.warning("the node could not be withdrawn", extra=fields(why=str(wrong)))
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for _, _, serving in self._doors.values():
+            serving.cancel()
+        await asyncio.gather(*(serving for _, _, serving in self._doors.values()), return_exceptions=True)
+        self.driver.close()
+        await self.client.close()
+
+    def why_not_ready(self) -> str:
+        if not self.residents.is_listed:
+            return "the node's pods have not been seen yet"
+        if not self._node_seen.is_set():
+            return f"the node {self.settings.node} has not been seen yet"
+        return "" if self._looked.is_set() else "the driver has not been asked yet"
+
+    def _say(self, subject: str, what: str, level: int = logging.WARNING, **more: object) -> None:
+        """Once, until there is something else to say."""
+        if self._said.get(subject) != what:
+            self._said[subject] = what
+            if what:
+                log.log(level, subject, extra=fields(why=what, **more))
+
+    # ---- following the cluster --------------------------------------------------------------------------------------
+
+    async def _follow(
+        self,
+        kind: str,
+        feed: Callable[[], AsyncIterator[Seen[T]]],
+        listed: Callable[[tuple[T, ...]], Awaitable[None]],
+        changed: Callable[[T, bool], Awaitable[None]],
+    ) -> None:
+        async for seen in feed():
+            match seen:
+                case Trouble(why):
+                    self._say(f"cannot follow the {kind}; trying again", why)
+                    continue
+                case Spoilt(what, why):
+                    log.warning("an object cannot be read", extra=fields(what=what, why=why))
+                    continue
+                case Snapshot(items):
+                    await listed(items)
+                case Change(how, item):
+                    await changed(item, how == "DELETED")
+                case Alive():
+                    pass
+            self._say(f"cannot follow the {kind}; trying again", "")
+
+    async def _pod_changed(self, pod: Pod, deleted: bool) -> None:
+        await self.residents.changed(pod, deleted=deleted)
+
+    async def _nodes_listed(self, nodes: tuple[NodeObject, ...]) -> None:
+        if not nodes:
+            self._say("the node is not there", f"no node is called {self.settings.node}")
+        for node in nodes:
+            await self._node_changed(node, False)
+
+    async def _node_changed(self, node: NodeObject, deleted: bool) -> None:
+        if deleted:
+            return
+        before = self.reporter.cordoned()
+        self.reporter.seen(node)
+        if not self._node_seen.is_set():
+            self._lingering.recall(self.reporter.named_before())
+        self._node_seen.set()
+        if self.reporter.cordoned() != before:
+            await self._cards_changed()
+
+    # ---- cards ------------------------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(self.settings.look)
+
+    async def look(self) -> None:
+        try:
+            sight = await asyncio.to_thread(self.driver.look)
+        except NoDriver as no:
+            self._say("there is no GPU to serve; looking again", str(no), logging.INFO)
+            self.metrics.has_driver.set(0)
+            self.cards.no_driver(str(no))
+        else:
+            none = "" if sight.gpus else "the driver shows no card"
+            self._say("there is no GPU to serve; looking again", none, logging.INFO)
+            self.metrics.has_driver.set(1)
+            self.host.sight = sight
+            self.cards.seen(sight, time.monotonic())
+        await self._cards_changed()
+        self._looked.set()
+
+    async def _hear_errors(self) -> None:
+        while True:
+            try:
+                xid = await asyncio.to_thread(self.driver.wait, XID_WAIT)
+            except NoDriver:
+                await asyncio.sleep(self.settings.look)
+                continue
+            if xid is None:
+                continue
+            self.metrics.xids.labels(str(xid.number)).inc()
+            hit = self.cards.struck(xid, time.monotonic())
+            log.warning("the driver reports an error", extra=fields(xid=xid.number, card=xid.uuid, out_of_use=hit))
+            if hit:
+                await self._cards_changed()
+                await self._tell_tenants(set(hit))
+
+    async def _cards_changed(self) -> None:
+        """Everybody who shows cards shows them as they are now."""
+        cordoned = self.reporter.cordoned()
+        now = self.cards.now(cordoned)
+        self.shared.cards = {card.uuid: card for card in now}
+        await self.residents.cards_are(now)
+        self._open_doors()
+        for _, door, _ in list(self._doors.values()):
+            await door.tell()
+        wanted = self.cards.wanted(cordoned, self.cdi)
+        if wanted != self.reporter.wanted:
+            self.reporter.wanted = wanted
+            self._news.set()
+
+    def _open_doors(self) -> None:
+        for carrier in self.cards.carriers():
+            if carrier.fault:
+                self._say(f"{carrier.resource} is not served", carrier.fault)
+            known = self._doors.get(carrier.resource)
+            if known is not None:
+                known[0].carrier = carrier
+            elif carrier.devices:
+                self._open(carrier)
+
+    def _open(self, carrier: Carrier) -> None:
+        plugin = CardPlugin(carrier, self.shared, self.metrics)
+        door = Door(plugin, self._plugins, may_register=lambda: self._rival(plugin), on_turn=self._turned)
+        self._doors[carrier.resource] = (plugin, door, asyncio.create_task(door.run()))
+
+    def _rival(self, plugin: CardPlugin) -> str:
+        """Whether another plugin serves the name now. A kubelet would let us win, and that plugin's pods lose."""
+        try:
+            there = registered(self._plugins, plugin.resource)
+        except Unreadable:
+            return ""
+        ours = {name for name, _ in plugin.carrier.devices}
+        if self.reporter.offers(plugin.resource) and there - ours:
+            return f"another device plugin of this node serves {plugin.resource}; take it away, or out of `serve`"
+        return ""
+
+    def _turned(self, resource: str, why: str) -> None:
+        self.metrics.registered.labels(resource).set(int(not why))
+        if why:
+            log.warning("cannot register with the kubelet; trying again", extra=fields(resource=resource, why=why))
+        else:
+            log.info("registered with the kubelet", extra=fields(resource=resource))
+
+    async def _tell_tenants(self, uuids: set[str]) -> None:
+        """Whoever is on a card that failed should hear it: moving on is theirs to decide."""
+        for one in self.residents.all():
+            hit = sorted(uuids & set(one.grant.uses())) if one.grant is not None else []
+            if hit:
+                faults = self.cards.faults()
+                said = "; ".join(f"{uuid}: {faults.get(uuid, '')}" for uuid in hit)
+                await self._note(one.pod, "GPUUnhealthy", f"a card that this pod holds is out of use: {said}")
+
+    async def _note(self, pod: Pod, reason: str, message: str) -> None:
+        try:
+            await self.client.note(
+                Note(namespace=pod.namespace, pod=pod.name, uid=pod.uid, reason=reason, message=message)
+            )
+        except (Refused, Unclear) as wrong:
+            log.warning("an event could not be written", extra=fields(pod=pod.key, why=str(wrong)))
+
+    # ---- the API server ---------------------------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        while True:
+            why = await self._beat_once()
+            self.metrics.beats.labels("failed" if why else "renewed").inc()
+            self._say("the heartbeat is missing", why)
+            await asyncio.sleep(self.settings.heartbeat.renew)
+
+    async def _beat_once(self) -> str:
+        """It says that the node's word is fresh: what runs was compared with the pods, and is written there."""
+        if time.monotonic() - self._spoke_at > SPOKE:
+            return "the node has not said lately what runs on it"
+        try:
+            await self.heartbeat.beat(time.time())
+        except (Refused, Unclear) as wrong:
+            return str(wrong)
+        return ""
+
+    async def _report(self) -> None:
+        await asyncio.gather(self._looked.wait(), self._node_seen.wait(), self.residents.wait_listed())
+        while True:
+            try:
+                await self.report()
+                why = ""
+            except (Refused, Unclear, runtime.Silent) as wrong:
+                why = str(wrong)
+            self._say("the node cannot say how it is; trying again", why)
+            await self._wait_for_news()
+
+    async def _wait_for_news(self) -> None:
+        """At most a second."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REPORT):
+                await self._news.wait()
+        self._news.clear()
+
+    async def report(self) -> None:
+        """Compare what runs with the pods, and write what differs."""
+        if self._running is not None or await self._asks_runtime():
+            self._running = await runtime.running(Path(self.settings.runtime))
+            lingers = self._lingering.compare(self.residents.all(), set(self._running.values()))
+            self.reporter.lingers(lingers)
+        await self.reporter.step(time.time())
+        self._spoke_at = time.monotonic()
+
+    async def _asks_runtime(self) -> bool:
+        """Whether there is a runtime's socket to ask; one that ever answered must go on answering."""
+        there = await asyncio.to_thread(Path(self.settings.runtime).exists)
+        told = "" if there else f"there is no {self.settings.runtime}: pods deleted by force are not noticed"
+        self._say("the runtime cannot be asked what runs", told)
+        return there
+
+    # ---- cleaning and comparing -------------------------------------------------------------------------------------
+
+    async def _tidy(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP)
+            if self.residents.is_listed:
+                self.tidy()
+                await self._audit_use()
+
+    async def _audit_use(self) -> None:
+        """Who takes more of a card than granted is told; nobody is stopped by us."""
+        if not self.settings.audit_use:
+            return
+        used: dict[tuple[str, str], int] = {}
+        try:
+            for uuid in self.shared.cards:
+                processes = await asyncio.to_thread(self.driver.processes, uuid)
+                used |= used_by_pods(uuid, processes, self._running or {}, Path("/proc"))
+        except NoDriver:
+            return
+        found = over_use(self.residents.all(), used, ALLOWANCE)
+        self.metrics.over_use.set(len(found))
+        for one in found:
+            if self._said.get(f"over-use of {one.pod.pod.uid}") != one.card:
+                self._said[f"over-use of {one.pod.pod.uid}"] = one.card
+                await self._note(one.pod.pod, "GPUOverUse", one.sentence)
+
+    def tidy(self) -> None:
+        swept = self.slots.sweep({one.pod.uid for one in self.residents.all()})
+        self.metrics.swept.inc(swept)
+        devices = {resource: dict(plugin.carrier.devices) for resource, (plugin, _, _) in self._doors.items()}
+        found = compare(self.residents.all(), self.shared.held_or_none(), devices, self.shared.cards)
+        self.metrics.elsewhere.set(found.elsewhere)
+        for kind, stories in found.disagreements.items():
+            self.metrics.disagreements.labels(kind).set(len(stories))
+            self._say(f"the node disagrees with its grants: {kind}", "; ".join(stories[:5]))

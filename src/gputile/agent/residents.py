@@ -1,0 +1,138 @@
+"""The pods of this node, as the API server shows them, and what they were granted.
+
+Room:  no I/O. The first grant that a pod shows is the one that counts: a later edit changes nothing, and is reported.
+Door:  `listed`, `changed`; `grant_of`, `wait_for`, `expected`.
+"""
+
+import asyncio
+from collections.abc import Collection, Iterable
+
+import msgspec
+
+from gputile.agent.preferring import Expected
+from gputile.dialects import gputile, speaking
+from gputile.dialects.settings import DialectSettings
+from gputile.dialects.wire import Award, Pod, Unreadable, amount, visible_devices
+from gputile.model.cards import Card
+from gputile.model.grants import ContainerGrant, Grant
+from gputile.model.refusals import BadRequest
+from gputile.model.requests import PodRequest
+
+
+class Resident(msgspec.Struct, frozen=True):
+    """A pod that is on this node and not over."""
+
+    pod: Pod
+    grant: Grant | None
+    fault: str = ""  # why its grant is not believed
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """Who was granted first."""
+        return gputile.granted_at(self.pod), self.pod.uid
+
+
+class Residents:
+    """See the module's text."""
+
+    def __init__(self, settings: DialectSettings) -> None:
+        self._settings = settings
+        self._cards: tuple[Card, ...] = ()
+        self._known: dict[str, Resident] = {}
+        self._news = asyncio.Condition()
+        self._is_listed = asyncio.Event()
+
+    # ---- what is seen -----------------------------------------------------------------------------------------------
+
+    async def listed(self, pods: Iterable[Pod]) -> None:
+        alive = {pod.uid: pod for pod in pods if not pod.is_over}
+        self._known = {uid: self._seen(pod) for uid, pod in alive.items()}
+        self._is_listed.set()
+        await self._tell()
+
+    async def changed(self, pod: Pod, *, deleted: bool) -> None:
+        if deleted or pod.is_over:
+            self._known.pop(pod.uid, None)
+        else:
+            self._known[pod.uid] = self._seen(pod)
+        await self._tell()
+
+    async def cards_are(self, cards: tuple[Card, ...]) -> None:
+        """Records that name cards by index mean something only when the cards are known."""
+        if cards != self._cards:
+            self._cards = cards
+            self._known = {uid: self._read(one.pod) for uid, one in self._known.items()}
+            await self._tell()
+
+    async def _tell(self) -> None:
+        async with self._news:
+            self._news.notify_all()
+
+    def _seen(self, pod: Pod) -> Resident:
+        known = self._known.get(pod.uid)
+        found = self._read(pod)
+        if known is None or known.grant is None or found.grant == known.grant:
+            return found
+        return Resident(pod, known.grant, "its grant was changed after it was made; the first one counts")
+
+    def _read(self, pod: Pod) -> Resident:
+        found = speaking.read_grant(pod, self._cards, self._settings)
+        if isinstance(found, BadRequest):
+            return Resident(pod, None, found.message)
+        return Resident(pod, found)
+
+    # ---- what is asked ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_listed(self) -> bool:
+        return self._is_listed.is_set()
+
+    async def wait_listed(self) -> None:
+        await self._is_listed.wait()
+
+    def get(self, uid: str) -> Resident | None:
+        return self._known.get(uid)
+
+    def all(self) -> list[Resident]:
+        """Those who were granted first come first."""
+        return sorted(self._known.values(), key=lambda one: one.order)
+
+    async def wait_for(self, uid: str, seconds: float) -> Resident | None:
+        """The pod once it shows a grant; without one, as it is when the time is over."""
+        try:
+            async with asyncio.timeout(seconds), self._news:
+                await self._news.wait_for(lambda: (found := self.get(uid)) is not None and found.grant is not None)
+        except TimeoutError:
+            pass
+        return self.get(uid)
+
+    def earlier(self, than: Resident) -> list[Grant]:
+        """The grants that came before."""
+        return [one.grant for one in self.all() if one.grant is not None and one.order < than.order]
+
+    def expected(self, resource: str, served: Collection[tuple[str, str]]) -> list[Expected]:
+        """Containers that will ask for this resource and that the kubelet has not `served` yet, first granted first."""
+        found = []
+        for one in self.all():
+            for held in one.grant.containers if one.grant else ():
+                if (one.pod.uid, held.container) not in served:
+                    found.append(Expected(held, self._size(one.pod, held.container, resource)))
+        return [one for one in found if one.size]
+
+    @staticmethod
+    def _size(pod: Pod, container: str, resource: str) -> int:
+        """How many devices of the resource the container asks for."""
+        mine = next((found for _, found in pod.containers() if found.name == container), None)
+        try:
+            return amount(mine, resource) if mine is not None else 0
+        except Unreadable:
+            return 0
+
+    def env_of(self, one: Resident, held: ContainerGrant) -> dict[str, str]:
+        """The environment that the pod's dialect promises this container; its cards in any case."""
+        asked = speaking.read_pod(one.pod, self._settings)
+        if one.grant is None or not isinstance(asked, PodRequest):
+            return visible_devices(held)
+        at, settings = gputile.granted_at(one.pod), self._settings
+        award = Award(grant=one.grant, pod=one.pod, asked=asked, cards=self._cards, at=at, settings=settings)
+        return visible_devices(held) | speaking.write_grant(award).env.get(held.container, {})

@@ -1,0 +1,182 @@
+"""One resource of the kubelet's: devices out, and before a container starts exactly its card.
+
+Room:  Allocate is asked without a word about the pod, so it decides nothing: it answers with a slot, a CDI device that
+       does not exist yet. When the container is about to be made the kubelet's checkpoint names the pod and container
+       that own the slot; their grant fills it. Init containers may lend their devices to the container that follows:
+       then two containers own the same devices, each its own slot, and both are filled. So nothing is ever guessed.
+
+       On a node whose runtime does not obey CDI, `early`, the environment must be given at Allocate: the devices are
+       those of the booked card (we steer, and the scheduler binds one pod at a time), and the start compares.
+Door:  `CardPlugin`, one per resource; `Shared` is what they have in common.
+"""
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+from gputile.agent.isolating import CannotServe, Host, edits
+from gputile.agent.overlapping import overlap
+from gputile.agent.preferring import prefer
+from gputile.agent.residents import Resident, Residents
+from gputile.agent.slots import Slots, device_name, new_slot, slots_of
+from gputile.dialects.carrying import Carrier
+from gputile.dialects.gputile import ISOLATION
+from gputile.kubelet.holding import Held, Unreadable, read_checkpoint
+from gputile.kubelet.messages import Allocation, CdiDevice
+from gputile.kubelet.plugin import Device, Refused
+from gputile.model.cards import Card
+from gputile.model.grants import ContainerGrant
+from gputile.telemetry.agent_metrics import AgentMetrics
+from gputile.telemetry.logs import fields
+
+log = logging.getLogger(__name__)
+
+NO_CARD = {"NVIDIA_VISIBLE_DEVICES": "void"}
+"""For a runtime that ignores CDI: no card, where an image's own default might say all."""
+
+
+class Shared:
+    """What all resources of the node have in common."""
+
+    def __init__(
+        self, residents: Residents, slots: Slots, host: Host, plugins: Path, *, isolation: str, hold: float, early: bool
+    ) -> None:
+        self.residents, self.slots, self.host = residents, slots, host
+        self.isolation, self.hold, self.early = isolation, hold, early
+        self.cards: dict[str, Card] = {}
+        self._plugins = plugins
+
+    def held(self) -> tuple[Held, ...]:
+        try:
+            return read_checkpoint(self._plugins)
+        except Unreadable as no:
+            raise Refused(f"gputile cannot tell whose devices these are: {no}") from no
+
+    def held_or_none(self) -> tuple[Held, ...] | None:
+        """For those who only look."""
+        try:
+            return self.held()
+        except Refused:
+            return None
+
+    def is_usable(self, uuid: str) -> bool:
+        card = self.cards.get(uuid)
+        return card is not None and card.healthy and not card.cordoned
+
+
+class CardPlugin:
+    """The `Plugin` of one carrier."""
+
+    def __init__(self, carrier: Carrier, shared: Shared, metrics: AgentMetrics) -> None:
+        self.resource, self.carrier, self._shared, self._metrics = carrier.resource, carrier, shared, metrics
+
+    # ---- devices ----------------------------------------------------------------------------------------------------
+
+    def devices(self) -> tuple[Device, ...]:
+        shared = self._shared
+        usable = {uuid: shared.is_usable(uuid) for uuid in {uuid for _, uuid in self.carrier.devices}}
+        numa = {uuid: card.numa for uuid, card in shared.cards.items()}
+        return tuple(Device(name, usable[uuid], numa.get(uuid, -1)) for name, uuid in self.carrier.devices)
+
+    def prefer(self, available: list[str], must_include: list[str], size: int) -> list[str]:
+        try:
+            served = {(one.pod, one.container) for one in self._shared.held() if one.resource == self.resource}
+        except Refused:
+            served = set()
+        expected = self._shared.residents.expected(self.resource, served)
+        return prefer(available, must_include, size, expected, dict(self.carrier.devices))
+
+    # ---- allocation -------------------------------------------------------------------------------------------------
+
+    def allocate(self, ids: list[str]) -> Allocation:
+        self._metrics.allocations.labels(self.resource).inc()
+        if self._shared.early:
+            return self._allocate_early(ids)
+        return Allocation(envs=NO_CARD, cdi_devices=[CdiDevice(name=device_name(new_slot()))])
+
+    def _allocate_early(self, ids: list[str]) -> Allocation:
+        """Without CDI the kubelet must be told now, by the devices it took."""
+        residents, cards = self._shared.residents, self._cards_of(ids)
+        served = {(one.pod, one.container) for one in self._shared.held() if one.resource == self.resource}
+        for one in residents.all():
+            for held in one.grant.containers if one.grant else ():
+                if (one.pod.uid, held.container) not in served and {tile.uuid for tile in held.tiles} == cards:
+                    return Allocation(envs=self._edits(one, held, only_env=True))
+        raise Refused("no pod of this node that waits for its devices was granted the cards of those it is to get")
+
+    def _cards_of(self, ids: Iterable[str]) -> set[str]:
+        card_of = dict(self.carrier.devices)
+        return {card_of.get(name, "") for name in ids}
+
+    # ---- the start of a container -----------------------------------------------------------------------------------
+
+    async def start(self, ids: list[str]) -> None:
+        try:
+            owners = self._owners(ids)
+            for owner in owners:
+                await self._start(owner)
+        except Refused as no:
+            self._metrics.starts.labels("refused").inc()
+            log.warning("a container may not start", extra=fields(resource=self.resource, why=str(no)))
+            raise
+        self._metrics.starts.labels("served").inc()
+
+    def _owners(self, ids: list[str]) -> list[Held]:
+        """All containers of exactly these devices; several only when one pod's init containers lent them on."""
+        wanted = frozenset(ids)
+        owners = [one for one in self._shared.held() if one.resource == self.resource and one.ids == wanted]
+        if not owners:
+            raise Refused("the kubelet's checkpoint does not say yet which container has these devices")
+        return owners
+
+    async def _start(self, owner: Held) -> None:
+        one = await self._granted(owner)
+        held = self._container(one, owner.container)
+        self._check(one, held, owner)
+        if self._shared.early:
+            return
+        found = slots_of(owner.cdi)
+        if not found:
+            raise Refused("these devices were given out before gputile's agent served CDI; delete the pod")
+        container_edits = self._edits(one, held)
+        for slot in found:
+            self._shared.slots.fill(owner.pod, slot, container_edits)
+        said = fields(
+            pod=one.pod.key, container=owner.container, cards=[tile.index for tile in held.tiles], slots=found
+        )
+        log.info("a container may start", extra=said)
+
+    async def _granted(self, owner: Held) -> Resident:
+        """The pod with its grant. A pod that came around us is granted by the leader in a moment; we wait for that."""
+        one = await self._shared.residents.wait_for(owner.pod, self._shared.hold)
+        if one is None:
+            raise Refused(f"gputile's agent has not heard of the pod {owner.pod} yet")
+        if one.grant is None:
+            why = one.fault or "is the gputile scheduler running?"
+            raise Refused(f"the pod has no grant of a card yet ({why})")
+        return one
+
+    @staticmethod
+    def _container(one: Resident, name: str) -> ContainerGrant:
+        found = next((held for held in (one.grant.containers if one.grant else ()) if held.container == name), None)
+        if found is None:
+            raise Refused(f"the pod's grant names no card for its container `{name}`")
+        return found
+
+    def _check(self, one: Resident, held: ContainerGrant, owner: Held) -> None:
+        assert one.grant is not None
+        why = overlap(one.grant, self._shared.residents.earlier(one), self._shared.cards)
+        if why:
+            raise Refused(why)
+        if self._shared.early and self._cards_of(owner.ids) != {tile.uuid for tile in held.tiles}:
+            raise Refused(
+                "the kubelet took devices of another card than was booked, and this node's runtime knows no CDI"
+            )
+
+    def _edits(self, one: Resident, held: ContainerGrant, *, only_env: bool = False) -> dict[str, str]:
+        isolation = str(one.pod.annotations.get(ISOLATION) or self._shared.isolation)
+        env = self._shared.residents.env_of(one, held)
+        try:
+            return env if only_env else edits(isolation, held, env, self._shared.host)
+        except CannotServe as no:
+            raise Refused(str(no)) from no

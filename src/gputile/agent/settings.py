@@ -1,0 +1,133 @@
+"""Settings of the agent process."""
+
+from typing import Literal
+
+import msgspec
+
+from gputile.dialects.carrying import SERVED
+from gputile.dialects.settings import DialectSettings
+from gputile.kube.client import ClientSettings
+from gputile.model.errors import InputError
+
+ABOVE_ZERO = (
+    "look",
+    "hold",
+    "heartbeat.renew",
+    "heartbeat.duration",
+    "health.probation",
+    "api.request_timeout",
+    "api.watch_timeout",
+    "api.silence",
+)
+Isolation = Literal["none", "devices", "cdi", "mps", "preload"]
+ISOLATIONS: tuple[Isolation, ...] = ("none", "devices", "cdi", "mps", "preload")
+
+
+class FolderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where things are, as the agent sees them."""
+
+    plugins: str = "/var/lib/kubelet/device-plugins"
+    """The kubelet's folder of device plugins."""
+
+    pod_resources: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    """The kubelet's socket that says who holds what."""
+
+    cdi: str = "/var/run/cdi"
+    """Where the runtime looks for CDI specs and we may write ours."""
+
+    nvidia_cdi: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
+    """Where NVIDIA's own CDI specs are, for the isolation `cdi`."""
+
+    dev: str = "/dev"
+    """Where the cards' device nodes are, for the isolation `devices`."""
+
+    driver: str = "/usr/local/nvidia"
+    """The driver's libraries and tools on the host, for the isolation `devices`; mounted at the same place."""
+
+    mps: str = "/tmp/nvidia-mps"
+    """The pipe folder of the MPS control daemon on the host, for the isolation `mps`."""
+
+    preload: str = "/usr/local/vgpu/libvgpu.so"
+    """A library that limits memory and cores, installed on the host by its own project, for the isolation `preload`."""
+
+
+class HeartbeatSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The Lease that says that the agent lives."""
+
+    namespace: str = "gputile-agents"
+    """Where the Leases are, one per node."""
+
+    renew: float = 3.0
+    """Seconds between renewals."""
+
+    duration: float = 9.0
+    """Seconds without a renewal after which the scheduler uses the node no more."""
+
+
+class HealthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a card is out of use."""
+
+    probation: float = 300.0
+    """Seconds that a card must be without a new fault before it is used again."""
+
+    ignore_xids: tuple[int, ...] = ()
+    """XID numbers that never mark a card, besides those that applications cause."""
+
+    fatal_xids: tuple[int, ...] = ()
+    """XID numbers that mark a card, besides those that hardware causes."""
+
+
+class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    node: str = ""
+    """The node's name. In the DaemonSet it is NODE_NAME of the downward API."""
+
+    serve: tuple[str, ...] = ("gputile",)
+    """Dialects whose resources the node offers: gputile, gpushare, nano, vcuda, nvidia, hami, vgpu."""
+
+    isolation: Isolation = "none"
+    """How a container is kept to its card, unless the pod says otherwise: see docs/agent.md."""
+
+    cdi: Literal["auto", "yes", "no"] = "auto"
+    """Whether the runtime obeys CDI. auto: ask it at `runtime`; where it cannot be asked, the answer is no."""
+
+    runtime: str = "/run/containerd/containerd.sock"
+    """The runtime's CRI socket, asked once for `cdi: auto`."""
+
+    hold: float = 10.0
+    """Seconds that a container's start waits for its pod's grant, before the kubelet is told to try again."""
+
+    look: float = 5.0
+    """Seconds between two looks at the cards."""
+
+    audit_use: bool = False
+    """Compare what processes use of each card with the grants. Needs the host's process names (hostPID)."""
+
+    listen: str = "127.0.0.1:12346"
+    """Address and port of /healthz, /readyz and /metrics."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """From which level on log lines are written."""
+
+    folders: FolderSettings = msgspec.field(default_factory=FolderSettings)
+    heartbeat: HeartbeatSettings = msgspec.field(default_factory=HeartbeatSettings)
+    health: HealthSettings = msgspec.field(default_factory=HealthSettings)
+    dialects: DialectSettings = msgspec.field(default_factory=DialectSettings)
+    api: ClientSettings = msgspec.field(default_factory=lambda: ClientSettings(connections=10))
+
+    @property
+    def host_and_port(self) -> tuple[str, int]:
+        host, _, port = self.listen.rpartition(":")
+        return host.strip("[]"), int(port)
+
+
+def checked(settings: AgentSettings) -> AgentSettings:
+    """What types cannot say."""
+    host, _, port = settings.listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise InputError(f"setting `listen` is {settings.listen!r}; write HOST:PORT, such as 0.0.0.0:12346")
+    strange = [name for name in settings.serve if name not in SERVED]
+    if strange or not settings.serve:
+        raise InputError(f"setting `serve` names {', '.join(strange) or 'nothing'}; write some of {', '.join(SERVED)}")
+    if settings.heartbeat.duration < 2 * settings.heartbeat.renew:
+        raise InputError("setting `heartbeat.duration` is at least twice `heartbeat.renew`, else a node comes and goes")
+    return settings

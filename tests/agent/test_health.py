@@ -1,0 +1,68 @@
+"""When a card is out of use, and when it is used again."""
+
+import pytest
+
+from gputile.agent.health import APPLICATION_XIDS, HARDWARE_XIDS, Health
+from gputile.nvml.values import Gpu, Sight, Xid
+
+
+def sight(**faults: str) -> Sight:
+    cards = ("a", "b")
+    return Sight(
+        gpus=tuple(Gpu(index=n, uuid=u, model="T4", memory=1, fault=faults.get(u, "")) for n, u in enumerate(cards))
+    )
+
+
+@pytest.mark.parametrize(
+    ("xid", "hit"),
+    [
+        pytest.param(Xid(31, "a"), [], id="a-programs-page-fault-is-not-the-cards"),
+        pytest.param(Xid(43, "a"), [], id="a-stopped-channel-is-not-the-cards"),
+        pytest.param(Xid(48, "a"), ["a"], id="a-double-bit-error-is"),
+        pytest.param(Xid(79, "b"), ["b"], id="fallen-off-the-bus"),
+        pytest.param(Xid(79), ["a", "b"], id="nobody-says-which-so-all"),
+        pytest.param(Xid(999, "a"), [], id="an-unknown-number-marks-nobody"),
+    ],
+)
+def test_which_errors_mark_a_card(xid: Xid, hit: list[str]) -> None:
+    health = Health(300)
+    assert health.struck(xid, ["a", "b"], 0) == hit
+    assert set(health.faults()) == set(hit)
+
+
+def test_no_number_is_in_both_lists() -> None:
+    assert not APPLICATION_XIDS & set(HARDWARE_XIDS)
+
+
+def test_settings_move_numbers_from_one_list_to_the_other() -> None:
+    health = Health(300, ignored=[48], fatal=[31, 999])
+    assert [health.struck(Xid(number, "a"), ["a"], 0) for number in (48, 31, 999)] == [[], ["a"], ["a"]]
+
+
+@pytest.mark.parametrize(
+    ("events", "at", "is_fit"),
+    [
+        pytest.param([(0, "xid")], 299, False, id="on-probation"),
+        pytest.param([(0, "xid")], 300, True, id="probation-is-over"),
+        pytest.param([(0, "xid"), (200, "xid")], 300, False, id="another-error-begins-it-anew"),
+        pytest.param([(0, "xid"), (200, "xid")], 500, True, id="and-it-passes"),
+        pytest.param([(0, "fault"), (250, "fault")], 300, False, id="a-fault-that-is-still-there"),
+        pytest.param([(0, "fault")], 300, True, id="a-fault-that-went"),
+    ],
+)
+def test_probation(events: list[tuple[float, str]], at: float, is_fit: bool) -> None:
+    health = Health(300)
+    for when, what in events:
+        if what == "xid":
+            health.struck(Xid(79, "a"), ["a", "b"], when)
+        else:
+            health.seen(sight(a="lost"), when)
+    health.seen(sight(), at)
+    assert ("a" not in health.faults()) is is_fit
+    assert "b" not in health.faults()
+
+
+def test_the_reason_is_in_words() -> None:
+    health = Health(300)
+    health.struck(Xid(79, "a"), ["a"], 0)
+    assert health.faults() == {"a": "XID 79: fallen off the bus"}

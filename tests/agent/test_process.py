@@ -1,0 +1,215 @@
+"""The agent put together, on a scripted kubelet, a fake driver and a node in memory."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from gputile.agent.process import Agent
+from gputile.agent.settings import AgentSettings, FolderSettings, HealthSettings, HeartbeatSettings
+from gputile.dialects import gputile, speaking
+from gputile.dialects.wire import NodeObject, Pod
+from gputile.kube.node import Heartbeat, NodeClient
+from gputile.kube.values import Change, Note, Seen, Snapshot
+from gputile.kubelet import messages as wire
+from gputile.kubelet.holding import CHECKPOINT
+from gputile.kubelet.runtime import Cdi
+from gputile.nvml.fake import FakeDriver
+from gputile.nvml.values import Gpu
+from gputile.telemetry.agent_metrics import AgentMetrics
+from tests.agent.rig import Kubelet, granted, tile
+from tests.kubelet.kubelet import ScriptedKubelet
+
+
+class NodeInMemory:
+    """The part of the API server that an agent sees."""
+
+    def __init__(self) -> None:
+        self.node: dict[str, Any] = {"metadata": {"name": "n1", "annotations": {}, "labels": {}}, "status": {}}
+        self.pods: asyncio.Queue[Seen[Pod]] = asyncio.Queue()
+        self.nodes: asyncio.Queue[Seen[NodeObject]] = asyncio.Queue()
+        self.notes: list[Note] = []
+        self.writes: list[dict[str, Any]] = []
+        self.beats: list[str] = []
+        self.pods.put_nowait(Snapshot(()))
+        self.nodes.put_nowait(Snapshot((self._object(),)))
+
+    def _object(self) -> NodeObject:
+        return msgspec.convert(self.node, NodeObject)
+
+    async def follow_pods(self) -> AsyncIterator[Seen[Pod]]:
+        while True:
+            yield await self.pods.get()
+
+    async def follow_node(self) -> AsyncIterator[Seen[NodeObject]]:
+        while True:
+            yield await self.nodes.get()
+
+    async def patch(self, annotations: dict[str, str | None], labels: dict[str, str | None]) -> None:
+        self.writes.append({"annotations": annotations, "labels": labels})
+        for part, said in (("annotations", annotations), ("labels", labels)):
+            now = {**self.node["metadata"][part], **said}
+            self.node["metadata"][part] = {key: value for key, value in now.items() if value is not None}
+        self.nodes.put_nowait(Change("MODIFIED", self._object()))
+
+    async def patch_status(self, resources: dict[str, int | None], conditions: list[dict[str, Any]]) -> None:
+        self.writes.append({"resources": resources, "conditions": conditions})
+        self.node["status"].setdefault("allocatable", {}).update({k: str(v) for k, v in resources.items()})
+        self.nodes.put_nowait(Change("MODIFIED", self._object()))
+
+    def annotate(self, **annotations: str) -> None:
+        self.node["metadata"]["annotations"] |= annotations
+        self.nodes.put_nowait(Change("MODIFIED", self._object()))
+
+    async def note(self, note: Note) -> None:
+        self.notes.append(note)
+
+    async def close(self) -> None: ...
+
+    async def beat(self, now: float) -> None:
+        self.beats.append("beat")
+
+    async def withdraw(self, now: float) -> None:
+        self.beats.append("withdrawn")
+
+    def inventory(self) -> list[dict[str, Any]]:
+        said = self.node["metadata"]["annotations"].get(gputile.INVENTORY)
+        return json.loads(said)["cards"] if said else []
+
+
+GPUS = tuple(Gpu(index=n, uuid=f"GPU-{n}", model="T4", memory=16384, minor=n) for n in range(4))
+
+
+class Rig:
+    def __init__(self, folder: Path, driver: FakeDriver) -> None:
+        self.api, self.driver, self.folder = NodeInMemory(), driver, folder
+        folders = FolderSettings(plugins=str(folder), cdi=str(folder / "cdi"))
+        settings = AgentSettings(
+            node="n1",
+            folders=folders,
+            look=0.01,
+            hold=2.0,
+            heartbeat=HeartbeatSettings(renew=0.01),
+            health=HealthSettings(probation=0.3),
+        )
+        self.agent = Agent(
+            cast(NodeClient, self.api),
+            cast(Heartbeat, self.api),
+            driver,
+            settings,
+            AgentMetrics(),
+            cdi=Cdi(True),
+        )
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        async with asyncio.timeout(10):
+            while not holds():
+                await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def running(
+    folder: Path, *gpus: Gpu, offered: dict[str, str] | None = None
+) -> AsyncIterator[tuple[Rig, ScriptedKubelet]]:
+    rig, stop = Rig(folder, FakeDriver(gpus)), asyncio.Event()
+    rig.api.node["status"]["allocatable"] = {**(offered or {})}
+    rig.api.annotate()
+    async with ScriptedKubelet(folder) as kubelet:
+        task = asyncio.create_task(rig.agent.run(stop))
+        try:
+            yield rig, kubelet
+        finally:
+            stop.set()
+            await task
+
+
+async def test_it_publishes_registers_and_withdraws(tmp_path: Path) -> None:
+    async with running(tmp_path, *GPUS) as (rig, kubelet):
+        await rig.until(lambda: rig.api.inventory() and kubelet.registrations and rig.api.beats)
+        assert [card["uuid"] for card in rig.api.inventory()] == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
+        node = speaking.read_node(rig.api.node)
+        assert getattr(node, "agent", "") == "gputile"
+        await rig.until(lambda: rig.api.node["status"]["allocatable"])
+        assert rig.api.node["status"]["allocatable"] == {"gputile.io/memory": "65536", "gputile.io/cores": "400"}
+        assert rig.api.node["metadata"]["labels"]["gputile.io/gpu-model"] == "T4"
+        assert rig.agent.why_not_ready() == ""
+    assert rig.api.beats[-1] == "withdrawn"
+
+
+async def test_nothing_is_written_twice(tmp_path: Path) -> None:
+    async with running(tmp_path, *GPUS) as (rig, _):
+        await rig.until(lambda: len(rig.api.writes) >= 2)
+        before = len(rig.api.beats)
+        await rig.until(lambda: len(rig.api.beats) > before + 20)
+        assert len(rig.api.writes) == 2
+
+
+async def test_a_container_starts_with_its_card(tmp_path: Path) -> None:
+    async with running(tmp_path, *GPUS) as (rig, kubelet):
+        await rig.until(lambda: kubelet.registrations)
+        rig.api.pods.put_nowait(Change("ADDED", granted("a", tile(2))))
+        given = await kubelet.call(
+            "Allocate", wire.AllocationsAsked(containers=[wire.Ids(ids=["GPU-0::0"])]), wire.Allocations
+        )
+        Kubelet(tmp_path).gave("a", "c0", ["GPU-0::0"], given.containers[0])
+        await kubelet.call("PreStartContainer", wire.Ids(ids=["GPU-0::0"]), wire.Nothing)
+        (spec,) = (tmp_path / "cdi").glob("gputile.io-slot_a_*.json")
+        assert "NVIDIA_VISIBLE_DEVICES=GPU-2" in spec.read_text()
+
+
+async def test_a_card_that_fails_leaves_and_comes_back(tmp_path: Path) -> None:
+    async with running(tmp_path, *GPUS) as (rig, _):
+        await rig.until(lambda: rig.api.inventory())
+        rig.api.pods.put_nowait(Change("ADDED", granted("a", tile(2))))
+        await rig.until(lambda: rig.agent.residents.get("a"))
+        rig.driver.report(79, "GPU-2")
+        await rig.until(lambda: not all(card.get("healthy", True) for card in rig.api.inventory()))
+        assert [card["index"] for card in rig.api.inventory() if not card.get("healthy", True)] == [2]
+        assert rig.api.inventory()[2]["reason"] == "XID 79: fallen off the bus"
+        await rig.until(lambda: rig.api.notes)
+        assert (rig.api.notes[0].pod, rig.api.notes[0].reason) == ("a", "GPUUnhealthy")
+        await rig.until(lambda: all(card.get("healthy", True) for card in rig.api.inventory()))
+
+
+async def test_a_cordoned_card_leaves_the_kubelet(tmp_path: Path) -> None:
+    async with running(tmp_path, *GPUS) as (rig, kubelet):
+        await rig.until(lambda: kubelet.registrations and rig.api.inventory())
+        watch = kubelet.watch()
+        first = await anext(watch)
+        assert all(device.health == "Healthy" for device in first.devices)
+        rig.api.annotate(**{gputile.CORDON: "GPU-1"})
+        second = await anext(watch)
+        assert {device.id[:5] for device in second.devices if device.health != "Healthy"} == {"GPU-1"}
+        await watch.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_node_without_a_driver_stays_healthy_and_looks_again(tmp_path: Path) -> None:
+    async with running(tmp_path) as (rig, kubelet):
+        await rig.until(lambda: rig.agent.why_not_ready() == "" and rig.api.writes)
+        assert rig.api.inventory() == []
+        assert kubelet.registrations == []
+        rig.driver.put(*GPUS)
+        await rig.until(lambda: kubelet.registrations and rig.api.inventory())
+
+
+async def test_a_name_that_another_plugin_serves_is_left_to_it(tmp_path: Path) -> None:
+    said = {"Data": {"RegisteredDevices": {"gputile.io/gpu": ["theirs-0"]}}, "Checksum": 1}
+    (tmp_path / CHECKPOINT).write_text(json.dumps(said))
+    async with running(tmp_path, *GPUS, offered={"gputile.io/gpu": "8"}) as (rig, kubelet):
+        await rig.until(lambda: rig.api.inventory() and rig.api.beats)
+        assert kubelet.registrations == []
+        rig.api.node["status"]["allocatable"]["gputile.io/gpu"] = "0"
+        rig.api.annotate(touched="1")
+        await rig.until(lambda: kubelet.registrations)
+
+
+async def test_a_number_that_the_kubelet_drops_is_restored(tmp_path: Path) -> None:
+    async with running(tmp_path, *GPUS) as (rig, _):
+        await rig.until(lambda: rig.api.node["status"].get("allocatable"))
+        rig.api.node["status"]["allocatable"]["gputile.io/memory"] = "0"
+        rig.api.annotate(touched="1")
+        await rig.until(lambda: rig.api.node["status"]["allocatable"]["gputile.io/memory"] == "65536")
