@@ -249,13 +249,19 @@ class Kube:
         query = urlencode(selectors(labels))
         self.request("DELETE", f"{self.resource(kind).path(namespace)}?{query}", options)
 
-    def token_for(self, service_account: str, namespace: str = "default", seconds: int = 3600) -> str:
-        """A token of a ServiceAccount, by TokenRequest."""
+    def token_for(
+        self,
+        service_account: str,
+        namespace: str = "default",
+        seconds: int = 3600,
+        bound: Mapping[str, str] | None = None,
+    ) -> str:
+        """A token of a ServiceAccount, by TokenRequest; `bound` to a Node or Pod, which it then names."""
         path = self.resource("ServiceAccount").path(namespace, service_account, "token")
         wish = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenRequest",
-            "spec": {"expirationSeconds": seconds},
+            "spec": {"expirationSeconds": seconds, **({"boundObjectRef": dict(bound)} if bound else {})},
         }
         return str(self.request("POST", path, wish)["status"]["token"])
 

@@ -5,18 +5,21 @@ be built every test is skipped with the reason; with `GPUTILE_E2E_MUST_RUN=1` (C
 """
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+from tests.e2e import node_programs as building_nodes
 from tests.e2e import programs as building
 from tests.e2e.api import Kube
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.folders import cache, run_folder
-from tests.e2e.programs import ETCD, KUBERNETES, Programs, Unavailable
+from tests.e2e.node_programs import CONTAINERD, NodePrograms
+from tests.e2e.programs import ETCD, KUBERNETES, Programs, Tell, Unavailable
 
+T = TypeVar("T")
 HERE = Path(__file__).parent
 WANTED, MUST_RUN = "GPUTILE_E2E", "GPUTILE_E2E_MUST_RUN"
 SECONDS = 300  # for one test, without its fixtures: the first of them builds Kubernetes
@@ -33,9 +36,11 @@ def _asked_for(config: pytest.Config) -> bool:
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """Only asked of us when this folder was named."""
-    there = all((cache() / source.key).is_dir() for source in (KUBERNETES, ETCD))
-    state = "built already" if there else "to be built first, about 8 minutes on two cores"
-    return [f"e2e: Kubernetes {KUBERNETES.version}, etcd {ETCD.version}, {state}; cache {cache()}"]
+    sources = (KUBERNETES, ETCD, CONTAINERD)
+    there = all((cache() / source.key).is_dir() for source in sources)
+    state = "built already" if there else "to be built first, about 12 minutes on two cores"
+    versions = ", ".join(f"{source.name} {source.version}" for source in sources)
+    return [f"e2e: {versions}, {state}; cache {cache()}"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -65,10 +70,20 @@ def tmp_path() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def programs(pytestconfig: pytest.Config) -> Programs:
     """Built now if need be, with the progress on the terminal."""
-    capture: Any = pytestconfig.pluginmanager.getplugin("capturemanager")
+    return _built_or_skipped(pytestconfig, building.programs)
+
+
+@pytest.fixture(scope="session")
+def node_programs(pytestconfig: pytest.Config) -> NodePrograms:
+    """For tests that start a `Machine`: they are skipped where a machine cannot be."""
+    return _built_or_skipped(pytestconfig, building_nodes.node_programs)
+
+
+def _built_or_skipped(config: pytest.Config, build: Callable[[Tell], T]) -> T:
+    capture: Any = config.pluginmanager.getplugin("capturemanager")
     try:
         with capture.global_and_fixture_disabled():
-            return building.programs(lambda line: print(f"\n{line}", end="", flush=True))
+            return build(lambda line: print(f"\n{line}", end="", flush=True))
     except Unavailable as no:
         reason = str(no)
     if os.environ.get(MUST_RUN) == "1":

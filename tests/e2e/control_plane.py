@@ -7,7 +7,7 @@ Door:  `with ControlPlane(programs) as plane:`; then `plane.kube`, `plane.start_
 import os
 import secrets
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -146,6 +146,11 @@ class ControlPlane:
         if ready:
             wait_until(ready, seconds, f"{name} ready", [child])
         return child
+
+    def forget(self, children: Iterable[Child]) -> None:
+        """Drop programs that are done with: their logs will not be shown."""
+        done = set(children)
+        self._children = {name: child for name, child in self._children.items() if child not in done}
 
     def _start_etcd(self) -> None:
         client, peer = (f"http://127.0.0.1:{port}" for port in (self._etcd_port, free_port()))

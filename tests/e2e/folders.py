@@ -1,7 +1,7 @@
 """Where the end-to-end tests keep things: one cache outside the checkout, one folder per run in it.
 
 Room:  a run's folder is locked while its process lives. What a killed run left behind is removed by the next one.
-Door:  `cache()`, `locked(path)`, `run_folder()`.
+Door:  `cache()`, `made_once(key, make)`, `locked(path)`, `run_folder()`, `owned(folder)`.
 """
 
 import fcntl
@@ -36,6 +36,32 @@ def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[N
         yield
 
 
+def made_once(key: str, make: Callable[[Path], None], waiting: Callable[[], None] = lambda: None) -> Path:
+    """The folder `key` of the cache, filled by `make(folder)` if it is not there yet.
+
+    It is filled under another name and renamed when it is whole: an interrupted `make` leaves nothing half done.
+    """
+    ready, building = cache() / key, cache() / f"building-{key}"
+    if ready.is_dir():
+        return ready
+    with locked(cache() / "build.lock", waiting):
+        if not ready.is_dir():
+            _sweep_unfinished()
+            building.mkdir()
+            try:
+                make(building)
+                building.rename(ready)
+            finally:
+                shutil.rmtree(building, ignore_errors=True)
+    return ready
+
+
+def _sweep_unfinished() -> None:
+    """Called under the lock: whatever is still called building-* was interrupted."""
+    for left in cache().glob("building-*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
 @contextmanager
 def run_folder() -> Iterator[Path]:
     """A fresh folder for one run, removed at the end unless `GPUTILE_E2E_KEEP=1`."""
@@ -60,11 +86,12 @@ def run_folder() -> Iterator[Path]:
 def _sweep(runs: Path) -> None:
     """Remove the folders whose process is gone."""
     for folder in runs.iterdir():
-        if not (folder / "kept").exists() and not _owned(folder):
+        if not (folder / "kept").exists() and not owned(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _owned(folder: Path) -> bool:
+def owned(folder: Path) -> bool:
+    """Whether the run of this folder still lives."""
     with suppress(FileNotFoundError), (folder / "owner").open() as owner:
         try:
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -20,7 +20,7 @@ from tests.e2e.processes import Child, free_port, wait_until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ACCOUNT, NAMESPACE = "gputile-scheduler", "kube-system"
-RIGHTS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+RIGHTS = ("Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 DAY = 24 * 3600  # seconds
 SERVER_NAME = "gputile-scheduler.kube-system.svc"
 

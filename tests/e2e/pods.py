@@ -1,9 +1,11 @@
 """Pods for the end-to-end tests, and what became of them."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 from tests.e2e.api import Kube, Manifest
+from tests.e2e.images import IDLE, IMAGE
 from tests.e2e.watching import Watch
 
 
@@ -32,6 +34,24 @@ def container(name: str, limits: Mapping[str, Any] | None = None, **more: Any) -
 def tile(name: str, memory: int, cards: int = 1, **more: Any) -> Manifest:
     """In our own dialect."""
     return pod(name, {"gputile.io/gpu": cards, "gputile.io/memory": memory}, **more)
+
+
+def real(manifest: Manifest, node: str = "", says: str = "") -> Manifest:
+    """The same pod (or Deployment, or any kind with a pod template), such that a real machine can run it.
+
+    Its image is ours, there is no ServiceAccount token to wait for, and it ends within a second of its deletion.
+    `node`: bound there at once, around every scheduler. `says`: what each container runs before it idles, in place of
+    its own command; an init container ends after that. One without command just idles, or ends.
+    """
+    made = deepcopy(manifest)
+    spec = made["spec"]["template"]["spec"] if "template" in made["spec"] else made["spec"]
+    for one in (*spec.get("initContainers", []), *spec["containers"]):
+        ends = one in spec.get("initContainers", []) and one.get("restartPolicy") != "Always"
+        one.update(image=IMAGE, imagePullPolicy="Never")
+        if says or "command" not in one:
+            one["command"] = ["/bin/sh", "-c", f"{says}\n{'' if ends else IDLE}"]
+    spec.update(automountServiceAccountToken=False, enableServiceLinks=False, terminationGracePeriodSeconds=1)
+    return {**made, "spec": {**made["spec"], "nodeName": node}} if node else made
 
 
 def node_of(found: Manifest | None) -> str | None:

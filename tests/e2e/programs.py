@@ -3,6 +3,7 @@
 Room:  the `tool` lines of tools/*/go.mod name them, and their `require` lines the versions; nothing else does.
        A build happens in a folder of its own that is renamed at the end: an interrupted one leaves nothing half done.
 Door:  `programs(tell)`; `Unavailable` says why there are none. `python -m tests.e2e.programs` builds and prints them.
+       `built(source, tell)` for other sources: those of a node are in node_programs.py.
 """
 
 import hashlib
@@ -13,12 +14,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from tests.e2e.folders import cache, locked
+from tests.e2e.folders import cache, made_once
 from tests.e2e.processes import Child, interruptible, last_lines
 
 TOOLS = Path(__file__).parent / "tools"
@@ -55,6 +57,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     module: str  # whose version is the version of the programs
     rename: Mapping[str, str] = {}
+    tags: Sequence[str] = ()  # of the build: parts to leave out
 
     @property
     def folder(self) -> Path:
@@ -73,7 +76,12 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         major, minor, _ = self.version.removeprefix("v").split(".", 2)
         said = {"gitVersion": self.version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
         marks = " ".join(f"-X k8s.io/component-base/version.{name}={value}" for name, value in said.items())
-        return ["-trimpath", "-buildvcs=false", "-ldflags", f"-s -w {marks}"]
+        return [*self.choice, "-trimpath", "-buildvcs=false", "-ldflags", f"-s -w {marks}"]
+
+    @property
+    def choice(self) -> list[str]:
+        """Which files are compiled."""
+        return ["-tags", ",".join(self.tags)] if self.tags else []
 
     @property
     def key(self) -> str:
@@ -92,7 +100,7 @@ ETCD = Source(name="etcd", module="go.etcd.io/etcd/server/v3", rename={"server":
 
 def programs(tell: Tell = print) -> Programs:
     """All programs, built now if the cache has them not (about 8 minutes on two cores)."""
-    etcd, kubernetes = _built(ETCD, tell), _built(KUBERNETES, tell)
+    etcd, kubernetes = built(ETCD, tell), built(KUBERNETES, tell)
     return Programs(
         etcd=etcd / "etcd",
         kube_apiserver=kubernetes / "kube-apiserver",
@@ -104,25 +112,14 @@ def programs(tell: Tell = print) -> Programs:
     )
 
 
-def _built(source: Source, tell: Tell) -> Path:
-    ready = cache() / source.key
-    if ready.is_dir():
-        return ready
-    with locked(cache() / "build.lock", lambda: tell("e2e: another run is building; waiting for it")):
-        if not ready.is_dir():
-            _sweep()
-            _build(source, ready, tell)
-    return ready
+def built(source: Source, tell: Tell) -> Path:
+    """The folder with the programs of `source`, built now if the cache has them not."""
+    waiting = partial(tell, "e2e: another run is building; waiting for it")
+    return made_once(source.key, partial(_build, source, tell), waiting)
 
 
-def _sweep() -> None:
-    """Called under the lock: whatever is still called building-* was interrupted."""
-    for left in cache().glob("building-*"):
-        shutil.rmtree(left, ignore_errors=True)
-
-
-def _build(source: Source, ready: Path, tell: Tell) -> None:
-    go, building = _go(source), cache() / f"building-{source.key}"
+def _build(source: Source, tell: Tell, building: Path) -> None:
+    go, ready = _go(source), cache() / source.key
     free = shutil.disk_usage(cache()).free
     tell(f"e2e: building {source.name} {source.version} into {ready}, once ({free / GIB:.0f} GB of disk are free)")
     if free < NEEDS:
@@ -130,18 +127,13 @@ def _build(source: Source, ready: Path, tell: Tell) -> None:
     total, log = _packages(go, source, tell), cache() / f"{source.key}.log"
     began = time.monotonic()
     log.unlink(missing_ok=True)
-    building.mkdir()
-    try:
-        argv = [go, "build", "-v", "-o", f"{building}/", *source.flags, "tool"]
-        _run(Child(f"go build of {source.name}", argv, log, _go_env(), source.folder), total, tell)
-        for old, new in source.rename.items():
-            if (building / old).exists():
-                (building / old).rename(building / new)
-        building.rename(ready)
-        log.unlink()
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    size = sum(file.stat().st_size for file in ready.iterdir()) / 1e6
+    argv = [go, "build", "-v", "-o", f"{building}/", *source.flags, "tool"]
+    _run(Child(f"go build of {source.name}", argv, log, _go_env(), source.folder), total, tell)
+    for old, new in source.rename.items():
+        if (building / old).exists():
+            (building / old).rename(building / new)
+    log.unlink()
+    size = sum(file.stat().st_size for file in building.iterdir()) / 1e6
     tell(f"e2e: built {source.name} {source.version} in {_clock(began)}: {size:.0f} MB in {ready}")
 
 
@@ -171,7 +163,7 @@ def _progress(log: Path, total: int) -> str:
 def _packages(go: str, source: Source, tell: Tell) -> int:
     """How many packages the programs are made of. To know, Go fetches the modules, so a missing network shows here."""
     tell(f"e2e: fetching the Go modules of {source.name} (if Go's module cache has them not)")
-    listed = _ask(go, "list", "-deps", "tool", cwd=source.folder)
+    listed = _ask(go, "list", "-deps", *source.choice, "tool", cwd=source.folder)
     if listed.returncode == 0:
         return len(listed.stdout.splitlines())
     last = (listed.stderr.strip().splitlines() or ["(Go said nothing)"])[-1]
@@ -208,13 +200,14 @@ def _clock(since: float) -> str:
     return f"{minutes}:{seconds:02d}"
 
 
-def main() -> None:
+def announce(build: Callable[[Tell], msgspec.Struct]) -> None:
+    """Build from a terminal: progress as it comes, then the paths."""
     try:
-        built = programs(lambda line: print(line, flush=True))
+        made = build(lambda line: print(line, flush=True))
     except (Unavailable, BuildFailed) as reason:
         sys.exit(f"e2e: {reason}")
-    print("\n".join(str(path) for path in msgspec.structs.astuple(built) if isinstance(path, Path)))
+    print("\n".join(str(path) for path in msgspec.structs.astuple(made) if isinstance(path, Path)))
 
 
 if __name__ == "__main__":
-    main()
+    announce(programs)

@@ -1,0 +1,283 @@
+"""Real nodes: what the cases lean on holds, and nothing of a machine outlives it."""
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import cgroups
+from tests.e2e.api import Kube, Manifest
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.disks import OWN, TUNED
+from tests.e2e.machines import Container, Machine
+from tests.e2e.node_programs import PACKAGES, NodePrograms, fetched
+from tests.e2e.pods import container, pod, real
+from tests.e2e.processes import wait_until
+from tests.e2e.programs import Unavailable
+
+ROOT = Path(__file__).parents[2]
+Machines = tuple[Machine, Machine]
+
+
+@pytest.fixture(scope="module")
+def machines(control_plane: ControlPlane, node_programs: NodePrograms) -> Iterator[Machines]:
+    """Two at once. Cases here leave `plane` alone: it would remove their nodes."""
+    with Machine(control_plane, "node-a", labels={"e2e": "a"}) as one, Machine(control_plane, "node-b") as other:
+        yield one, other
+
+
+@pytest.fixture
+def kube(control_plane: ControlPlane) -> Kube:
+    return control_plane.kube
+
+
+def running(machine: Machine, name: str, containers: int = 1) -> list[Container]:
+    """The containers of a pod, when they run and the API server knows it."""
+    wait_until(lambda: phase(machine.plane.kube, name) == "Running", 30, f"{name} Running", [machine.kubelet])
+    found = [it for it in machine.containers() if it.pod == name]
+    assert len(found) == containers
+    return found
+
+
+def phase(kube: Kube, name: str) -> str:
+    return str(kube.get("Pod", name)["status"]["phase"])
+
+
+def said(machine: Machine, name: str, container: str = "main") -> dict[str, str]:
+    """The environment that a container printed."""
+    lines = wait_until(lambda: machine.logs(name, container), 10, f"a word of {name}").splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+# --- pods
+
+
+def test_each_of_two_machines_runs_its_own_pod(machines: Machines, kube: Kube) -> None:
+    for machine in machines:
+        one = container("main", env=[{"name": "WHERE", "value": machine.name}])
+        kube.create(real(pod(f"on-{machine.name}", {}, containers=[one]), machine.name, says="env"))
+    for machine in machines:
+        (found,) = running(machine, f"on-{machine.name}")
+        assert said(machine, found.pod)["WHERE"] == machine.name == found.env["WHERE"]
+        assert machine.inside(found.pod, "main", "sh", "-c", "echo $WHERE") == f"{machine.name}\n"
+    assert not {it.id for it in machines[0].containers()} & {it.id for it in machines[1].containers()}
+    assert kube.get("Node", "node-a")["metadata"]["labels"]["e2e"] == "a"
+
+
+def test_kube_scheduler_takes_a_machine_as_any_node(
+    control_plane: ControlPlane, machines: Machines, kube: Kube
+) -> None:
+    with control_plane.start_scheduler():
+        kube.create(real(pod("anywhere", {"cpu": "100m"}, nodeSelector={"e2e": "a"})))
+        running(machines[0], "anywhere")
+
+
+def test_init_containers_end_and_sidecars_stay(machines: Machines, kube: Kube) -> None:
+    inits = [container("first"), container("side", restartPolicy="Always")]
+    kube.create(real(pod("stages", {}, initContainers=inits), "node-a", says="echo I=$HOSTNAME"))
+    assert {it.name for it in running(machines[0], "stages", 2)} == {"side", "main"}
+    assert said(machines[0], "stages", "first") == {"I": "stages"}
+
+
+def test_a_container_that_ends_is_started_again(machines: Machines, kube: Kube) -> None:
+    kube.create(real(pod("again", {}), "node-b", says="echo START=$(date +%s%N)"))
+    (before,), first = running(machines[1], "again"), said(machines[1], "again")
+    machines[1].inside("again", "main", "kill", "1")
+    after = wait_until(lambda: started_after(machines[1], before), 20, "the container started again")
+    assert after
+    assert after.env == before.env
+    assert said(machines[1], "again") != first
+
+
+def started_after(machine: Machine, before: Container) -> Container | None:
+    found = [it for it in machine.containers() if (it.pod, it.name) == (before.pod, before.name)]
+    return next((it for it in found if it.id != before.id), None)
+
+
+def test_a_deleted_pod_is_gone_with_its_containers(machines: Machines, kube: Kube) -> None:
+    kube.create(real(pod("short", {}), "node-b"))
+    running(machines[1], "short")
+    kube.delete("Pod", "short")
+    wait_until(lambda: not kube.find("Pod", "short"), 10, "the pod gone")
+    assert not [it for it in machines[1].containers() if it.pod == "short"]
+
+
+# --- what breaks, and what goes on
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["kubelet-stopped", "kubelet-killed"])
+def test_containers_outlive_the_kubelet(machines: Machines, kube: Kube, kill: bool) -> None:
+    name = f"outlives-{kill}".lower()
+    kube.create(real(pod(name, {}), "node-a"))
+    before = running(machines[0], name)
+    machines[0].restart_kubelet(kill)
+    assert running(machines[0], name) == before
+
+
+def test_containers_outlive_containerd(machines: Machines, kube: Kube) -> None:
+    kube.create(real(pod("held", {}), "node-a"))
+    before = running(machines[0], "held")
+    machines[0].stop_containerd()
+    assert not machines[0].disk.containerd_socket.exists()
+    machines[0].start_containerd()
+    assert running(machines[0], "held") == before
+    assert machines[0].inside("held", "main", "echo", "hello") == "hello\n"
+
+
+def test_a_program_runs_on_the_machine_and_stops_in_its_own_time(machines: Machines) -> None:
+    disk, log = machines[1].disk, machines[1].plane.folder / "node-b-visitor.log"
+    script = (
+        "trap 'sleep 0.3; echo bye; exit 3' TERM; mkdir -p /var/run/cdi; hostname > /var/run/cdi/here.txt; "
+        "ls /var/lib/kubelet; cat /etc/cdi/there.txt; ls -l /dev/gpu0; echo up; while :; do sleep 0.1; done"
+    )
+    os.mknod(disk.dev / "gpu0", stat.S_IFCHR | 0o600, os.makedev(195, 0))
+    (disk.static_cdi / "there.txt").write_text("seen\n")
+    child = machines[1].run("visitor", ["sh", "-c", script], ready=lambda: "up" in log.read_text())
+    assert (disk.cdi / "here.txt").read_text() == "node-b\n"
+    assert Path(f"/proc/{machines[1].pid_of(child)}/comm").read_text() == "sh\n"
+    child.stop()
+    assert child.status == 3
+    words = log.read_text().split()
+    assert {"device-plugins", "pod-resources", "seen", "crw-------", "/dev/gpu0"} <= set(words)
+    assert not Path("/dev/gpu0").exists()
+    assert words[-1] == "bye"
+
+
+def test_a_reboot_ends_every_container_and_the_kubelet_starts_them_again(machines: Machines, kube: Kube) -> None:
+    machine = machines[1]
+    kube.create(real(pod("back", {}), "node-b", says="echo START=$(date +%s%N)"))
+    (before,), first, boot = running(machine, "back"), said(machine, "back"), boot_id(kube, "node-b")
+    visitor = machine.run("sleeper", ["sleep", "1000"])
+    machine.disk.cdi.mkdir(exist_ok=True)
+    for file in (machine.disk.cdi / "a.json", machine.disk.checkpoint, machine.disk.device_plugins / "x.sock"):
+        file.touch()
+    machine.shut_down()
+    assert not visitor.alive
+    assert machine.disk.checkpoint.exists()
+    machine.boot()
+    assert not machine.disk.cdi.exists()
+    assert not (machine.disk.device_plugins / "x.sock").exists()
+    wait_until(lambda: started_after(machine, before), 30, "the container again", [machine.kubelet])
+    assert said(machine, "back") != first
+    assert boot_id(kube, "node-b") != boot
+    wait_until(lambda: restarts(kube, "back") == 1, 10, "the restart counted")
+
+
+def boot_id(kube: Kube, node: str) -> str:
+    return str(kube.get("Node", node)["status"]["nodeInfo"]["bootID"])
+
+
+def restarts(kube: Kube, name: str) -> int:
+    found: Manifest = kube.get("Pod", name)
+    return int(found["status"]["containerStatuses"][0]["restartCount"])
+
+
+# --- nothing is left behind
+
+
+def traces(machine: str = "") -> dict[str, object]:
+    """What a machine could leave on the host."""
+    places = [*OWN.values(), *(place for place in ("/run/netns", "/opt", "/usr/libexec") if Path(place).is_dir())]
+    groups = (path for hierarchy in cgroups.hierarchies() for path in hierarchy.glob(f"*{machine}*"))
+    return {
+        "mounts": Path("/proc/self/mountinfo").read_text(),
+        "links": sorted(os.listdir("/sys/class/net")),
+        "files": {place: sorted(os.listdir(place)) for place in places},
+        "kernel": {file: Path("/proc", file).read_text() for file in TUNED},
+        "cgroups": sorted(str(path) for path in groups),
+    }
+
+
+def family(pids: list[int]) -> list[int]:
+    """These processes and all below them."""
+    children = [file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/children")]  # a list per thread
+    below = [int(word) for file in children for word in file.read_text().split()]
+    return [*pids, *family(below)] if below else pids
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_nothing_is_left_of_a_machine(control_plane: ControlPlane, node_programs: NodePrograms, kube: Kube) -> None:
+    before, children = traces("node-c"), len(control_plane.children)
+    with Machine(control_plane, "node-c") as machine:
+        machine.run("sleeper", ["sleep", "1000"])
+        kube.create(real(pod("left", {}), "node-c"))
+        (left,) = running(machine, "left")
+        pids = family([child.pid for child in control_plane.children[children:] if child.pid])
+        commands = {Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids}
+        assert {"kubelet", "containerd", "containerd-shim", "sh", "sleep"} <= commands
+        assert traces("node-c")["cgroups"] != before["cgroups"]
+        assert (machine.disk.bundles / left.id).is_dir()
+    assert not [pid for pid in pids if alive(pid)]
+    assert traces("node-c") == before
+    assert not machine.disk.folder.exists()
+    assert not kube.find("Node", "node-c")
+    assert not kube.find("Pod", "left")
+    assert len(control_plane.children) == children
+
+
+HOLDER = """
+import time
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.machines import Machine
+from tests.e2e.pods import pod, real
+from tests.e2e.processes import wait_until
+from tests.e2e.programs import programs
+with ControlPlane(programs()) as plane, Machine(plane, "node-k") as machine:
+    plane.kube.create(real(pod("left", {}), "node-k"))
+    wait_until(machine.containers, 30, "a container")
+    print(plane.folder.name, flush=True)
+    time.sleep(300)
+"""
+
+
+def test_a_killed_run_takes_its_machines_along(control_plane: ControlPlane, node_programs: NodePrograms) -> None:
+    before = traces("node-k")
+    with subprocess.Popen([sys.executable, "-c", HOLDER], cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout
+        group = cgroups.group_name(run.stdout.readline().strip(), "node-k")
+        pids = family([run.pid])
+        assert len(pids) > 15
+        run.kill()
+    wait_until(lambda: not [pid for pid in pids if alive(pid)], 10, "its processes to be gone")
+    left = {key: value for key, value in traces("node-k").items() if key != "cgroups"}
+    assert left == {key: value for key, value in before.items() if key != "cgroups"}
+    assert any((hierarchy / group).exists() for hierarchy in cgroups.hierarchies())
+    cgroups.sweep(lambda name: name not in group)  # as the next machine does
+    assert traces("node-k") == before
+
+
+# --- what comes from Debian
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        pytest.param("", "there is no `apt-get` here", id="no-apt"),
+        pytest.param("echo 'E: no such package' >&2; exit 100", "`apt-get` failed.*no such package", id="no-network"),
+    ],
+)
+def test_packages_that_cannot_be_had_are_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, reason: str
+) -> None:
+    tools, kept = tmp_path / "bin", tmp_path / "cache"
+    tools.mkdir()
+    if script:
+        (tools / "apt-get").write_text(f"#!/bin/sh\n{script}\n")
+        (tools / "apt-get").chmod(0o755)
+    monkeypatch.setenv("GPUTILE_E2E_CACHE", str(kept))
+    monkeypatch.setenv("PATH", str(tools))
+    told: list[str] = []
+    with pytest.raises(Unavailable, match=reason):
+        fetched(told.append)
+    assert all(package in told[0] for package in PACKAGES)
+    assert [it.name for it in kept.iterdir()] == ["build.lock"]
