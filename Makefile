@@ -41,8 +41,9 @@ format: $(READY) ## Let ruff rewrite the files
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY) ## Speed of the engine, as ratios against a plain copy of its arrays
+bench: $(READY) ## Speed of the engine, as ratios against a plain copy of its arrays; memory of the agent
 	$(BIN)/python -m bench.engine
+	$(BIN)/python -m bench.agent
 
 bench-scheduler: $(READY) ## Pods per second with and without gputile on a real kube-scheduler (ARGS="--help")
 	$(BIN)/python -m bench.scheduler $(ARGS)

@@ -99,6 +99,9 @@ class NodeAgent:
         found = [line for line in lines if line.startswith((f"{metric}{{", f"{metric} "))]
         return sum(float(line.rpartition(" ")[2]) for line in found if all(pair in line for pair in wanted))
 
+    def is_healthy(self) -> bool:
+        return self._get("/healthz") == "ok\n"
+
     def _get(self, path: str) -> str:
         connection = HTTPConnection("127.0.0.1", self._port, timeout=10)
         try:

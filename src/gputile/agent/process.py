@@ -368,6 +368,7 @@ class Agent:
         self.metrics.swept.inc(swept)
         devices = {resource: dict(plugin.carrier.devices) for resource, (plugin, _, _) in self._doors.items()}
         found = compare(self.residents.all(), self.shared.held_or_none(), devices, self.shared.cards)
+        self.metrics.compared.inc()
         self.metrics.elsewhere.set(found.elsewhere)
         for kind, stories in found.disagreements.items():
             self.metrics.disagreements.labels(kind).set(len(stories))

@@ -18,6 +18,7 @@ class AgentMetrics:
         self.allocations = self._counter("allocations_total", "Calls of Allocate by the kubelet.", "resource")
         self.xids = self._counter("xids_total", "Errors that the driver reported.", "xid")
         self.writes = self._counter("node_writes_total", "Writes to our node by what: inventory, status.", "what")
+        self.compared = self._counter("comparisons_total", "Rounds of comparing the node with its grants.")
         self.disagreements = self._gauge(
             "disagreements", "Where the kubelet, the specs or the processes contradict the grants now.", "kind"
         )

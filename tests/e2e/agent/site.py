@@ -1,0 +1,120 @@
+"""Two machines with agents, our scheduler and kube-scheduler, and what can be seen there."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gputile.kubelet.holding import PodDevices, PodResources
+from tests.e2e import agents
+from tests.e2e.agents import NodeAgent, two_models
+from tests.e2e.api import Manifest
+from tests.e2e.audit import grant
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.gputile import Replica, rights
+from tests.e2e.machines import Container, Machine
+from tests.e2e.pods import node_of, real
+from tests.e2e.processes import wait_until
+from tests.e2e.programs import Programs
+
+ON_A: dict[str, Any] = {"nodeSelector": {"kubernetes.io/hostname": "node-a"}}
+ON_B: dict[str, Any] = {"nodeSelector": {"kubernetes.io/hostname": "node-b"}}
+PATIENCE = 60.0  # seconds for a pod to run
+SHOW_ENV = "env"
+DEAF = ["/bin/sh", "-c", "trap '' TERM; while true; do sleep 1; done"]  # ends only when it is killed
+
+# Where node-a has what isolations need; nothing of it is there unless a case puts it there.
+FOLDERS = {
+    "folders__driver": "/var/lib/nvidia",
+    "folders__mps": "/var/lib/nvidia-mps",
+    "folders__preload": "/var/lib/vgpu/libvgpu.so",
+}
+
+
+class Site:
+    """See the module's text."""
+
+    def __init__(self, plane: ControlPlane, gputile: Replica, a: NodeAgent, b: NodeAgent) -> None:
+        self.plane, self.kube, self.gputile, self.a, self.b = plane, plane.kube, gputile, a, b
+        self._spaces = 0
+
+    def space(self) -> str:
+        self._spaces += 1
+        return self.plane.namespace(f"agents-{self._spaces}")
+
+    def clear(self, space: str) -> None:
+        self.kube.delete_all("Pod", space, grace=0)
+        wait_until(lambda: not self.containers(space), 30, f"no containers of {space}")
+
+    # --- pods
+
+    def run(self, *pods: Manifest, space: str) -> dict[str, Manifest]:
+        """Create them all at once and wait until they run and have said what they see."""
+        made = {one["metadata"]["name"] for one in pods}
+        self.kube.create_many([real(one, says=SHOW_ENV) for one in pods], space)
+        wait_until(lambda: made <= self.running(space), PATIENCE, f"{len(pods)} pods run in {space}")
+        return {found["metadata"]["name"]: found for found in self.kube.list("Pod", space)}
+
+    def running(self, space: str) -> set[str]:
+        """Names of the pods that run."""
+        there = self.kube.list("Pod", space)
+        return {found["metadata"]["name"] for found in there if found["status"].get("phase") == "Running"}
+
+    def phase(self, name: str, space: str) -> str:
+        return str(self.kube.get("Pod", name, space)["status"].get("phase"))
+
+    def is_bound(self, name: str, space: str) -> bool:
+        return node_of(self.kube.get("Pod", name, space)) is not None
+
+    # --- containers
+
+    def machine_of(self, found: Manifest) -> Machine:
+        return {"node-a": self.a, "node-b": self.b}[str(node_of(found))].machine
+
+    def containers(self, space: str, name: str = "") -> dict[str, Container]:
+        """Those that run on the machines for the pods of a namespace, or for one of them, by ID."""
+        every = [*self.a.machine.containers(), *self.b.machine.containers()]
+        return {one.id: one for one in every if one.namespace == space and name in ("", one.pod)}
+
+    def env(self, found: Manifest, name: str = "main") -> dict[str, str]:
+        """What the container itself printed."""
+        meta = found["metadata"]
+        lines = self.machine_of(found).logs(meta["name"], name, meta["namespace"]).splitlines()
+        return dict(line.split("=", 1) for line in lines if "=" in line)
+
+    def devices(self, space: str) -> PodDevices:
+        """What the kubelets say over their podresources sockets."""
+        found: PodDevices = {}
+        for agent in (self.a, self.b):
+            found |= asyncio.run(PodResources(agent.machine.disk.pod_resources).list())
+        return {key: ids for key, ids in found.items() if key[0] == space}
+
+    def assert_own_cards(self, space: str) -> None:
+        """Every container of every pod sees exactly what its grant says."""
+        pods = self.kube.list("Pod", space)
+        assert pods
+        for found in pods:
+            held = grant(found)
+            assert held is not None, found["metadata"]["name"]
+            for part in held["containers"]:
+                seen, tiles = self.env(found, part["name"]), part["tiles"]
+                uuids = ",".join(one["uuid"] for one in tiles)
+                assert seen["NVIDIA_VISIBLE_DEVICES"] == uuids, f"{found['metadata']['name']}/{part['name']}"
+                if held["dialect"] == "gputile":
+                    assert seen["GPUTILE_MEMORY_MIB"] == ",".join(str(one["memory"]) for one in tiles)
+
+
+@contextmanager
+def site(programs: Programs) -> Iterator[Site]:
+    with ControlPlane(programs) as plane:
+        rights(plane)
+        agents.rights(plane)
+        with Machine(plane, "node-a") as a, Machine(plane, "node-b") as b:
+            old_words, new_words = "gputile,gpushare,nano,vcuda,nvidia", "gputile,hami,vgpu"
+            with (
+                Replica(plane) as gputile,
+                plane.start_scheduler(config=gputile.config()),
+                NodeAgent(a, two_models("a"), serve=old_words, health__probation=2, look=1, **FOLDERS) as first,
+                NodeAgent(b, two_models("b"), serve=new_words, health__probation=2, look=1) as second,
+            ):
+                yield Site(plane, gputile, first, second)

@@ -1,0 +1,51 @@
+"""A node whose runtime does not obey CDI: the agent finds out, says so, and still gives each container its own card."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.agent.site import ON_B, PATIENCE, Site
+from tests.e2e.agents import condition
+from tests.e2e.audit import audit
+from tests.e2e.pods import events_of, real, tile
+from tests.e2e.processes import wait_until
+
+
+@pytest.fixture
+def no_cdi(site: Site) -> Iterator[None]:
+    """node-b's containerd is told to ignore CDI."""
+    _set(site, "enable_cdi = true", "enable_cdi = false")
+    yield
+    _set(site, "enable_cdi = false", "enable_cdi = true")
+
+
+def _set(site: Site, old: str, new: str) -> None:
+    machine = site.b.machine
+    file = machine.disk.folder / "containerd.toml"
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+    site.b.child.stop()
+    machine.stop_containerd()
+    machine.start_containerd()
+    site.b.start()
+
+
+def test_pods_still_get_their_own_cards_one_at_a_time(site: Site, space: str, no_cdi: None) -> None:
+    wait_until(lambda: condition(site.kube.get("Node", "node-b"))["reason"] == "NoCDI", 15, "the node says it")
+    assert site.b.count("gputile_agent_has_cdi") == 0
+    site.run(*(tile(f"p{n}", 2048, **ON_B) for n in range(6)), space=space)
+    site.assert_own_cards(space)
+    audit(site.kube)
+
+
+def test_a_pod_around_the_scheduler_never_sees_a_wrong_card(site: Site, space: str, no_cdi: None) -> None:
+    site.kube.create(real(tile("around", 2048), node="node-b"), space)
+
+    def over() -> bool:
+        return site.phase("around", space) in ("Running", "Failed")
+
+    wait_until(over, PATIENCE, "it runs or was turned away")
+    if site.phase("around", space) == "Running":
+        site.assert_own_cards(space)
+    else:
+        assert events_of(site.kube, space, "around")
