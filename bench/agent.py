@@ -31,7 +31,7 @@ def resident(child: Child) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) * 1024 / 1e6
 
 
-async def measure(plane: ControlPlane, folder: Path) -> list[tuple[str, float]]:
+async def measure(plane: ControlPlane, folder: Path, serve: str) -> list[tuple[str, float]]:
     plugins = folder / "plugins"
     plugins.mkdir()
     hardware = folder / "hardware"
@@ -41,7 +41,7 @@ async def measure(plane: ControlPlane, folder: Path) -> list[tuple[str, float]]:
         Path(sys.executable).with_name("gputile"), "agent", "--node", NODE,
         "--kubeconfig", plane.kubeconfig("bench-agent", token),
         f"--set=folders.plugins={plugins}", f"--set=folders.cdi={folder / 'cdi'}", "--set=cdi=yes",
-        "--set=listen=127.0.0.1:0", "--set=runtime=/nowhere",
+        "--set=listen=127.0.0.1:0", "--set=runtime=/nowhere", f"--set=serve={serve}",
     ]  # fmt: skip
     found = []
     async with ScriptedKubelet(plugins) as kubelet:
@@ -65,14 +65,15 @@ def _published(plane: ControlPlane) -> bool:
 
 
 @click.command()
-def main() -> None:
+@click.option("--serve", default="gputile", show_default=True, help="Dialects to serve, e.g. gputile,vcuda,nano.")
+def main(serve: str) -> None:
     """Print the agent's memory, and whether it is below its goal."""
     with ControlPlane(programs()) as plane, tempfile.TemporaryDirectory() as folder:
         scheduler_rights(plane)
         rights(plane)
         join(plane.kube, [plain_node(NODE)])
         began = time.monotonic()
-        found = asyncio.run(measure(plane, Path(folder)))
+        found = asyncio.run(measure(plane, Path(folder), serve))
     for what, size in found:
         print(f"agent {what}: {size:.0f} MB")
     worst = max(size for _, size in found)

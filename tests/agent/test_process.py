@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+import pytest
 
 from gputile.agent.process import Agent
 from gputile.agent.settings import AgentSettings, FolderSettings, HealthSettings, HeartbeatSettings
@@ -205,6 +206,28 @@ async def test_a_name_that_another_plugin_serves_is_left_to_it(tmp_path: Path) -
         rig.api.node["status"]["allocatable"]["gputile.io/gpu"] = "0"
         rig.api.annotate(touched="1")
         await rig.until(lambda: kubelet.registrations)
+
+
+@pytest.mark.parametrize(
+    ("known", "stolen"),
+    [
+        pytest.param(["GPU-0::0", "GPU-3::9"], 0, id="ours"),
+        pytest.param(["GPU-0::0", "theirs-0"], 1, id="theirs"),
+        pytest.param(["GPU-9::0"], 0, id="of-a-card-that-is-no-longer-here"),
+    ],
+)
+async def test_a_plugin_that_takes_our_name_over_is_noticed(tmp_path: Path, known: list[str], stolen: int) -> None:
+    removed = Gpu(index=4, uuid="GPU-9", model="T4", memory=16384, minor=4)
+    async with running(tmp_path, *GPUS, removed) as (rig, kubelet):
+        await rig.until(lambda: kubelet.registrations and len(rig.api.inventory()) == 5)
+        await anext(kubelet.watch())
+        rig.driver.put(*GPUS)
+        await rig.until(lambda: len(rig.api.inventory()) == 4)
+        said = {"Data": {"RegisteredDevices": {"gputile.io/gpu": known}}, "Checksum": 1}
+        (tmp_path / CHECKPOINT).write_text(json.dumps(said))
+        rig.agent.tidy()
+        told = f'gputile_agent_disagreements{{kind="stolen-name"}} {float(stolen)}'
+        assert told in rig.agent.metrics.text().decode()
 
 
 async def test_a_number_that_the_kubelet_drops_is_restored(tmp_path: Path) -> None:

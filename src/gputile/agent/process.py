@@ -250,14 +250,16 @@ class Agent:
 
     def _rival(self, plugin: CardPlugin) -> str:
         """Whether another plugin serves the name now. A kubelet would let us win, and that plugin's pods lose."""
-        try:
-            there = registered(self._plugins, plugin.resource)
-        except Unreadable:
-            return ""
-        ours = {name for name, _ in plugin.carrier.devices}
-        if self.reporter.offers(plugin.resource) and there - ours:
+        if self.reporter.offers(plugin.resource) and self._strangers(plugin):
             return f"another device plugin of this node serves {plugin.resource}; take it away, or out of `serve`"
         return ""
+
+    def _strangers(self, plugin: CardPlugin) -> frozenset[str]:
+        """Devices of another plugin under our resource's name."""
+        try:
+            return plugin.strangers(registered(self._plugins, plugin.resource))
+        except Unreadable:
+            return frozenset()
 
     def _turned(self, resource: str, why: str) -> None:
         self.metrics.registered.labels(resource).set(int(not why))
@@ -368,6 +370,11 @@ class Agent:
         self.metrics.swept.inc(swept)
         devices = {resource: dict(plugin.carrier.devices) for resource, (plugin, _, _) in self._doors.items()}
         found = compare(self.residents.all(), self.shared.held_or_none(), devices, self.shared.cards)
+        found.disagreements["stolen-name"] += [
+            f"another device plugin took {resource} over; take it away and restart the agent"
+            for resource, (plugin, door, _) in self._doors.items()
+            if door.is_registered and self._strangers(plugin)
+        ]
         self.metrics.compared.inc()
         self.metrics.elsewhere.set(found.elsewhere)
         for kind, stories in found.disagreements.items():

@@ -69,6 +69,7 @@ class CardPlugin:
 
     def __init__(self, carrier: Carrier, shared: Shared, metrics: AgentMetrics) -> None:
         self.resource, self.carrier, self._shared, self._metrics = carrier.resource, carrier, shared, metrics
+        self._offered: set[str] = set()
 
     # ---- devices ----------------------------------------------------------------------------------------------------
 
@@ -76,7 +77,12 @@ class CardPlugin:
         shared = self._shared
         usable = {uuid: shared.is_usable(uuid) for uuid in {uuid for _, uuid in self.carrier.devices}}
         numa = {uuid: card.numa for uuid, card in shared.cards.items()}
+        self._offered.update(name for name, _ in self.carrier.devices)
         return tuple(Device(name, usable[uuid], numa.get(uuid, -1)) for name, uuid in self.carrier.devices)
+
+    def strangers(self, registered: frozenset[str]) -> frozenset[str]:
+        """Of the devices that the kubelet knows for our resource, those that were never ours: another plugin's."""
+        return registered - self._offered - {name for name, _ in self.carrier.devices}
 
     def prefer(self, available: list[str], must_include: list[str], size: int) -> list[str]:
         try:

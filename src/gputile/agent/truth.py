@@ -10,7 +10,7 @@ from gputile.kubelet.holding import Held
 from gputile.model.cards import Card
 from gputile.model.grants import Grant
 
-KINDS = ("ungranted", "unnamed", "edited", "overlap", "unknown-card", "checkpoint")
+KINDS = ("ungranted", "unnamed", "edited", "overlap", "unknown-card", "stolen-name", "checkpoint")
 
 
 class Findings(msgspec.Struct, frozen=True):

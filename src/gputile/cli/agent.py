@@ -17,7 +17,7 @@ from gputile.kube.auth import Access
 from gputile.kube.auth import load as load_access
 from gputile.kube.client import Client
 from gputile.kube.node import Heartbeat, NodeClient
-from gputile.kubelet.runtime import Cdi, ask
+from gputile.kubelet.runtime import Cdi, Silent, ask
 from gputile.model.errors import InputError
 from gputile.nvml.real import RealDriver
 from gputile.nvml.values import Driver
@@ -26,6 +26,7 @@ from gputile.telemetry.agent_metrics import AgentMetrics
 
 log = logging.getLogger("gputile.agent")
 
+ASK_AGAIN = (1.0, 2.0, 4.0)  # seconds; a runtime that is being restarted answers soon
 SETTINGS = Composer(AgentSettings, checked, ABOVE_ZERO, "gputile agent", "isolation=devices")
 
 EPILOG = """\b
@@ -82,7 +83,10 @@ async def _main(settings: AgentSettings, access: Access, driver: Driver) -> None
     leases = client.leases(settings.heartbeat.namespace, settings.node)
     heartbeat = Heartbeat(leases, settings.node, max(1, round(settings.heartbeat.duration)))
     cdi = await _cdi(settings)
-    log.info("CDI", extra=logs.fields(works=cdi.works, why=cdi.why, folders=cdi.folders))
+    if cdi.works:
+        log.info("the runtime obeys CDI", extra=logs.fields(folders=cdi.folders))
+    else:
+        log.warning("the runtime does not obey CDI: pods start one at a time", extra=logs.fields(why=cdi.why))
     agent = Agent(NodeClient(client, settings.node), heartbeat, driver, settings, metrics, cdi=cdi)
     server = Server(settings, metrics, agent.why_not_ready)
     stop = asyncio.Event()
@@ -100,4 +104,10 @@ async def _cdi(settings: AgentSettings) -> Cdi:
     """Whether the runtime obeys CDI: as set, else as it says itself."""
     if settings.cdi != "auto":
         return Cdi(settings.cdi == "yes", why="the setting `cdi` says so")
-    return await ask(Path(settings.runtime))
+    for pause in (*ASK_AGAIN, 0.0):
+        try:
+            return await ask(Path(settings.runtime), settings.folders.cdi)
+        except Silent as no:
+            why = str(no)
+        await asyncio.sleep(pause)
+    return Cdi(False, why=why)

@@ -20,7 +20,7 @@ from gputile.kubelet.protobuf import Message, decoder, encode
 from gputile.model.errors import GputileError
 
 SOCKET = "kubelet.sock"
-LOOK = 0.5  # seconds between two looks at the kubelet's socket
+LOOK = 0.1  # seconds between two looks at the socket; a kubelet that starts fails the pods it meets before we register
 PATIENCE = 5.0  # seconds for the kubelet to answer a registration
 LARGEST = 16 * 2**20  # bytes of a message that we read; the kubelet itself reads 4 MiB
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"

@@ -38,13 +38,10 @@ class Config(msgspec.Struct, rename={"enable_cdi": "enableCDI", "cdi_spec_dirs":
     cdi_spec_dirs: list[str] | None = None
 
 
-async def ask(socket: Path) -> Cdi:
-    """What the runtime behind the socket says of CDI."""
-    try:
-        said = await _call(socket, wire.RUNTIME_STATUS, wire.StatusAsked(verbose=True), wire.StatusSaid)
-    except Silent as no:
-        return Cdi(False, why=str(no))
-    return read_config(said.info.get("config", ""))
+async def ask(socket: Path, folder: str) -> Cdi:
+    """What the runtime behind the socket says of CDI; our specs are in `folder`. Raises `Silent`."""
+    said = await _call(socket, wire.RUNTIME_STATUS, wire.StatusAsked(verbose=True), wire.StatusSaid)
+    return read_config(said.info.get("config", ""), folder)
 
 
 async def running(socket: Path) -> dict[str, str]:
@@ -63,7 +60,7 @@ async def _call(socket: Path, method: str, asked: Message, answer: type[M]) -> M
         raise Silent(f"the runtime at {socket} cannot be asked: {no.details()}") from no
 
 
-def read_config(text: str) -> Cdi:
+def read_config(text: str, folder: str) -> Cdi:
     """containerd shows its configuration; whoever shows none has proven nothing."""
     try:
         config = msgspec.json.decode(text.encode(), type=Config)
@@ -71,4 +68,14 @@ def read_config(text: str) -> Cdi:
         return Cdi(False, why="the runtime does not show its configuration; if it obeys CDI, set `cdi: yes`")
     if not config.enable_cdi:
         return Cdi(False, why="CDI is off in the runtime's configuration; turn `enable_cdi` on")
-    return Cdi(True, tuple(config.cdi_spec_dirs or ()), "its configuration says so")
+    folders = tuple(config.cdi_spec_dirs or ())
+    if folders and _plain(folder) not in map(_plain, folders):
+        looks = " and ".join(folders)
+        return Cdi(False, why=f"it looks for CDI specs in {looks}, and ours are in {folder}; set `folders.cdi`")
+    return Cdi(True, folders, "its configuration says so")
+
+
+def _plain(folder: str) -> str:
+    """/var/run is a link to /run on every system of today."""
+    path = folder.rstrip("/")
+    return path.removeprefix("/var") if path.startswith("/var/run/") else path
