@@ -84,13 +84,13 @@ def test_init_containers_end_and_sidecars_stay(machines: Machines, kube: Kube) -
 
 
 def test_a_container_that_ends_is_started_again(machines: Machines, kube: Kube) -> None:
-    kube.create(real(pod("again", {}), "node-b", says="echo START=$(date +%s%N)"))
+    kube.create(real(pod("again", {}), "node-b", says="echo START=$(cat /proc/sys/kernel/random/uuid)"))
     (before,), first = running(machines[1], "again"), said(machines[1], "again")
     machines[1].inside("again", "main", "kill", "1")
     after = wait_until(lambda: started_after(machines[1], before), 20, "the container started again")
     assert after
     assert after.env == before.env
-    assert said(machines[1], "again") != first
+    wait_until(lambda: said(machines[1], "again") != first, 10, "a word of the new one")
 
 
 def started_after(machine: Machine, before: Container) -> Container | None:
@@ -149,7 +149,7 @@ def test_a_program_runs_on_the_machine_and_stops_in_its_own_time(machines: Machi
 
 def test_a_reboot_ends_every_container_and_the_kubelet_starts_them_again(machines: Machines, kube: Kube) -> None:
     machine = machines[1]
-    kube.create(real(pod("back", {}), "node-b", says="echo START=$(date +%s%N)"))
+    kube.create(real(pod("back", {}), "node-b", says="echo START=$(cat /proc/sys/kernel/random/uuid)"))
     (before,), first, boot = running(machine, "back"), said(machine, "back"), boot_id(kube, "node-b")
     visitor = machine.run("sleeper", ["sleep", "1000"])
     machine.disk.cdi.mkdir(exist_ok=True)
@@ -246,8 +246,8 @@ def test_a_killed_run_takes_its_machines_along(control_plane: ControlPlane, node
         assert run.stdout
         group = cgroups.group_name(run.stdout.readline().strip(), "node-k")
         pids = family([run.pid])
-        assert len(pids) > 15
         run.kill()
+    assert len(pids) > 10  # programs of the control plane, of the machine and of its container
     wait_until(lambda: not [pid for pid in pids if alive(pid)], 10, "its processes to be gone")
     left = {key: value for key, value in traces("node-k").items() if key != "cgroups"}
     assert left == {key: value for key, value in before.items() if key != "cgroups"}

@@ -82,7 +82,7 @@ async def test_it_registers_with_what_it_can_do(tmp_path: Path) -> None:
         (said,) = kubelet.registrations
         assert said == wire.Registration(
             version="v1beta1",
-            endpoint="gputile-gputile-io-gpu.sock",
+            endpoint="gputile-gputile-io-gpu-1.sock",
             resource_name="gputile.io/gpu",
             options=wire.Options(pre_start_required=True, get_preferred_allocation_available=True),
         )
@@ -163,6 +163,15 @@ async def test_a_kubelet_that_was_restarted_hears_of_it_again(tmp_path: Path) ->
             await turns.wait(lambda said: len(said) > before and said[-1] == "")
             given = await again.call("PreStartContainer", wire.Ids(ids=["a"]), wire.Nothing)
     assert given == wire.Nothing()
+
+
+async def test_sockets_that_a_killed_process_left_are_removed_and_others_stay(tmp_path: Path) -> None:
+    for name in ("gputile-gputile-io-gpu.sock", "gputile-gputile-io-gpu-7.sock", "gputile-gputile-io-gpux-1.sock"):
+        (tmp_path / name).touch()
+    async with ScriptedKubelet(tmp_path), opened(Echo(), tmp_path) as (_, turns):
+        await turns.wait(lambda said: said[-1:] == [""])
+        left = {path.name for path in tmp_path.glob("gputile-*")}
+    assert left == {"gputile-gputile-io-gpu-1.sock", "gputile-gputile-io-gpux-1.sock"}
 
 
 async def test_a_name_that_it_may_not_take_is_not_registered_until_it_may(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Door:  `Door(plugin, folder).run()`; `Door.tell` when the devices changed.
 """
 
 import asyncio
+import itertools
 import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -71,7 +72,9 @@ class Door:
         is), whenever that changes."""
         self._plugin, self._folder, self._on_turn, self._pause = plugin, folder, on_turn, pause
         self._may_register = may_register
-        self._endpoint = f"gputile-{re.sub('[^a-z0-9]+', '-', plugin.resource)}.sock"
+        self._name = f"gputile-{re.sub('[^a-z0-9]+', '-', plugin.resource)}"
+        self._endpoint = f"{self._name}.sock"
+        self._servers = itertools.count(1)
         self._changed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
         self._known: tuple[int, int] | None = None  # the kubelet's socket that we registered at
@@ -114,13 +117,21 @@ class Door:
         return (self._folder / self._endpoint).exists()
 
     async def _serve(self) -> None:
+        """At a name of its own each time: gRPC removes a closed server's socket when it gets round to it."""
         await self.close()
-        (self._folder / self._endpoint).unlink(missing_ok=True)
+        self._remove_sockets()
+        self._endpoint = f"{self._name}-{next(self._servers)}.sock"
         server = grpc.aio.server(options=PLAIN_SOCKETS)
         server.add_generic_rpc_handlers((self._handlers(),))
         server.add_insecure_port(f"unix:{self._folder / self._endpoint}")
         await server.start()
         self._server = server
+
+    def _remove_sockets(self) -> None:
+        """Also those of a process before us that was killed."""
+        mine = re.compile(rf"{re.escape(self._name)}(-\d+)?\.sock")
+        for path in [path for path in self._folder.glob("gputile-*.sock") if mine.fullmatch(path.name)]:
+            path.unlink(missing_ok=True)
 
     async def _register(self) -> None:
         options = wire.Options(pre_start_required=True, get_preferred_allocation_available=True)
