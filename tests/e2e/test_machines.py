@@ -86,7 +86,7 @@ def test_init_containers_end_and_sidecars_stay(machines: Machines, kube: Kube) -
 def test_a_container_that_ends_is_started_again(machines: Machines, kube: Kube) -> None:
     kube.create(real(pod("again", {}), "node-b", says="echo START=$(cat /proc/sys/kernel/random/uuid)"))
     (before,), first = running(machines[1], "again"), said(machines[1], "again")
-    machines[1].inside("again", "main", "kill", "1")
+    machines[1].ctr("tasks", "kill", "--signal", "SIGKILL", before.id)
     after = wait_until(lambda: started_after(machines[1], before), 20, "the container started again")
     assert after
     assert after.env == before.env
