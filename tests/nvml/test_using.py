@@ -18,7 +18,9 @@ def card() -> StubCard:
 
 def used(hardware: Hardware, one: StubCard) -> tuple[Process, ...]:
     hardware.put(StubCards([one]))
-    return hardware.driver.processes(UUID)
+    found = hardware.driver.processes(UUID)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize(
