@@ -177,8 +177,9 @@ class Server:
         return Response(orjson.dumps(await found))
 
     async def _numbers(self, request: Request) -> Response:
+        """Our own numbers; and those of the cluster from the leader only, so that nobody adds them up twice."""
         to_all = not self._settings.tls.client_ca or self._settings.metrics.pods_to == "anyone"
-        cluster = await self._figures.text(names_pods=to_all or request.is_known)
+        cluster = await self._figures.text(names_pods=to_all or request.is_known) if self._leads() else b""
         return Response(self._metrics.text() + cluster, content_type=PAGE_TYPE)
 
     def _unusable(self, path: str, wrong: BadBody) -> bytes:
