@@ -17,11 +17,11 @@ from gputile.dialects.use import write_use
 from gputile.kubelet.runtime import Runs
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant
-from gputile.model.units import ALL, MiB
+from gputile.model.units import MiB
 from gputile.model.usage import Used, together
 from gputile.nvml.values import Driver, NoDriver
 from gputile.telemetry import figures, hami_figures
-from gputile.telemetry.figures import MIB, Family, Page, labelled
+from gputile.telemetry.figures import MIB, Page, labelled
 
 ALLOWANCE: MiB = 512
 """Of a card that a process may take beyond its grant: what the driver needs for itself."""
@@ -96,9 +96,7 @@ class Meter:
             for container, cards in sorted(usage.get(pod.uid, {}).items()):
                 for uuid, used in sorted(cards.items()):
                     labels = labelled(figures.AGENT_CONTAINER, pod.namespace, pod.name, pod.uid, container, uuid)
-                    _add_use(
-                        page, labels, used, figures.AGENT_CONTAINER_MEMORY_USED, figures.AGENT_CONTAINER_CORES_USED
-                    )
+                    page.add_use(figures.AGENT_CONTAINER_MEMORY_USED, figures.AGENT_CONTAINER_CORES_USED, labels, used)
             if self._hami and one.grant is not None:
                 for held in one.grant.containers:
                     _add_hami(page, (pod.namespace, pod.name), held, usage.get(pod.uid, {}))
@@ -108,18 +106,11 @@ class Meter:
     def _add_card(page: Page, card: Card, used: list[Used]) -> None:
         labels = labelled(figures.AGENT_CARD, card.uuid, str(card.index), card.model)
         page.add(figures.AGENT_CARD_PROCESSES, labels, len(used))
-        _add_use(page, labels, together(used), figures.AGENT_CARD_MEMORY_USED, figures.AGENT_CARD_CORES_USED)
+        page.add_use(figures.AGENT_CARD_MEMORY_USED, figures.AGENT_CARD_CORES_USED, labels, together(used))
 
 
 def _all(seen: Mapping[str, list[Part]]) -> list[Part]:
     return [part for parts in seen.values() for part in parts]
-
-
-def _add_use(page: Page, labels: str, used: Used, memory: Family, cores: Family) -> None:
-    if used.memory is not None:
-        page.add(memory, labels, used.memory * MIB)
-    if used.cores is not None:
-        page.add(cores, labels, used.cores / ALL)
 
 
 def _add_hami(page: Page, pod: tuple[str, str], held: ContainerGrant, usage: Mapping[str, Mapping[str, Used]]) -> None:

@@ -24,7 +24,7 @@ from gputile.scheduler.mirror import Mirror, Waiting
 from gputile.scheduler.settings import MetricsSettings
 from gputile.scheduler.using import used_on
 from gputile.telemetry import figures as to
-from gputile.telemetry.figures import MIB, Family, Page, labelled
+from gputile.telemetry.figures import MIB, Page, labelled
 from gputile.telemetry.hami_figures import HAMI_FAMILIES
 
 AT_ONCE = 10  # nodes; some two milliseconds
@@ -200,14 +200,7 @@ def _add_card(page: Page, node: str, card: Card, room: Room, *, usable: bool, us
     page.add(to.CARD_MEMORY_ALLOCATED, labels, (card.memory - room.memory) * MIB)
     page.add(to.CARD_CORES_ALLOCATED, labels, _ratio(card.cores - room.cores, card.cores))
     if used is not None:
-        _add_used(page, labels, used, to.CARD_MEMORY_USED, to.CARD_CORES_USED)
-
-
-def _add_used(page: Page, labels: str, used: Used, memory: Family, cores: Family) -> None:
-    if used.memory is not None:
-        page.add(memory, labels, used.memory * MIB)
-    if used.cores is not None:
-        page.add(cores, labels, used.cores / ALL)
+        page.add_use(to.CARD_MEMORY_USED, to.CARD_CORES_USED, labels, used)
 
 
 def _add_pod(page: Page, name: str, grant: Grant, usage: Mapping[str, Mapping[str, Used]]) -> None:
@@ -226,7 +219,7 @@ def _add_pod(page: Page, name: str, grant: Grant, usage: Mapping[str, Mapping[st
                 page.add(to.CONTAINER_MEMORY_ALLOCATED, labels, memory * MIB)
                 page.add(to.CONTAINER_CORES_ALLOCATED, labels, cores / ALL)
             if uuid in used:
-                _add_used(page, labels, used[uuid], to.CONTAINER_MEMORY_USED, to.CONTAINER_CORES_USED)
+                page.add_use(to.CONTAINER_MEMORY_USED, to.CONTAINER_CORES_USED, labels, used[uuid])
 
 
 def _held(container: ContainerGrant) -> dict[str, tuple[int, int]]:

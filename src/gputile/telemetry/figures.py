@@ -10,6 +10,9 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from gputile.model.units import ALL
+from gputile.model.usage import Used
+
 MIB = 1024 * 1024
 PAGE_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -31,6 +34,13 @@ class Page:
     def add(self, family: Family, labels: str, value: float) -> None:
         """`labels`: what `labelled` made of the family's labels."""
         self._lines[family].append(f"{family.name}{labels} {value}\n")
+
+    def add_use(self, memory: Family, cores: Family, labels: str, used: Used) -> None:
+        """What is not known is left out."""
+        if used.memory is not None:
+            self.add(memory, labels, used.memory * MIB)
+        if used.cores is not None:
+            self.add(cores, labels, used.cores / ALL)
 
     def parts(self) -> Iterator[bytes]:
         """The text, family by family."""
