@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test e2e chaos fuzz check format bench bench-scheduler bench-packing pictures lock clean
+.PHONY: help demo test e2e chaos fuzz check format bench bench-scheduler bench-scrape bench-packing pictures lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ bench: $(READY) ## Speed of the engine, as ratios against a plain copy of its ar
 
 bench-scheduler: $(READY) ## Pods per second with and without gputile on a real kube-scheduler (ARGS="--help")
 	$(BIN)/python -m bench.scheduler $(ARGS)
+
+bench-scrape: $(READY) ## How long a scrape of the scheduler's /metrics takes, and what it holds up
+	$(BIN)/python -m bench.scrape
 
 bench-packing: $(READY) ## The openb list through a real kube-scheduler: LIST=<folder of the lists>
 	$(BIN)/python -m bench.packing $(if $(LIST),$(LIST),--help) $(ARGS)

@@ -9,6 +9,7 @@ from gputile.cli.main import COMMANDS
 from gputile.dialects.speaking import DIALECTS
 from gputile.engine.policies import POLICIES
 from gputile.model.refusals import HAMI_ALIAS, SENTENCE, VGPU_ALIAS, NodeCode, RequestCode
+from tests.telemetry import names
 
 ROOT = Path(__file__).parents[1]
 
@@ -34,6 +35,15 @@ def test_every_dialect_and_policy_is_described_and_has_examples() -> None:
         assert list((ROOT / "examples" / dialect.NAME).glob("*.yaml"))
     for policy in POLICIES:
         assert f"| `{policy}`" in overview
+
+
+def test_every_metric_is_on_its_page_with_its_labels_and_no_other() -> None:
+    page = (ROOT / "docs/metrics.md").read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if re.match(r"\| `(gputile|hami)_", line)]
+    named = [re.fullmatch(r"(\w+)(?:\{(.*)\})?", name) for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    listed = {found[1]: tuple((found[2] or "").split(",")) if found[2] else () for found in named if found}
+    assert len(listed) == len(named)
+    assert listed == {**names.scheduler(), **names.agent(), **names.hami()}
 
 
 def test_no_page_has_a_gap_that_was_to_be_filled() -> None:

@@ -13,17 +13,22 @@ import pytest
 from gputile.agent.process import Agent
 from gputile.agent.settings import AgentSettings, FolderSettings, HealthSettings, HeartbeatSettings
 from gputile.dialects import gputile, speaking
+from gputile.dialects.use import read_use
 from gputile.dialects.wire import NodeObject, Pod
 from gputile.kube.node import Heartbeat, NodeClient
 from gputile.kube.values import Change, Note, Seen, Snapshot
 from gputile.kubelet import messages as wire
 from gputile.kubelet.holding import CHECKPOINT
-from gputile.kubelet.runtime import Cdi
+from gputile.kubelet.messages import ContainerSaid
+from gputile.kubelet.runtime import NAME, RUNNING, Cdi
+from gputile.kubelet.runtime import UID as UID_LABEL
+from gputile.model.usage import Used
 from gputile.nvml.fake import FakeDriver
-from gputile.nvml.values import Gpu
+from gputile.nvml.values import Gpu, Process
 from gputile.telemetry.agent_metrics import AgentMetrics
 from tests.agent.rig import Kubelet, granted, tile
 from tests.kubelet.kubelet import ScriptedKubelet
+from tests.kubelet.test_runtime import runtime
 
 
 class NodeInMemory:
@@ -36,6 +41,7 @@ class NodeInMemory:
         self.notes: list[Note] = []
         self.writes: list[dict[str, Any]] = []
         self.beats: list[str] = []
+        self.uses: list[str] = []  # what each beat said of use
         self.pods.put_nowait(Snapshot(()))
         self.nodes.put_nowait(Snapshot((self._object(),)))
 
@@ -71,8 +77,9 @@ class NodeInMemory:
 
     async def close(self) -> None: ...
 
-    async def beat(self, now: float) -> None:
+    async def beat(self, now: float, use: str = "") -> None:
         self.beats.append("beat")
+        self.uses.append(use)
 
     async def withdraw(self, now: float) -> None:
         self.beats.append("withdrawn")
@@ -82,11 +89,12 @@ class NodeInMemory:
         return json.loads(said)["cards"] if said else []
 
 
+UID = "0f3c1a2b-1111-2222-3333-444455556666"
 GPUS = tuple(Gpu(index=n, uuid=f"GPU-{n}", model="T4", memory=16384, minor=n) for n in range(4))
 
 
 class Rig:
-    def __init__(self, folder: Path, driver: FakeDriver) -> None:
+    def __init__(self, folder: Path, driver: FakeDriver, **more: Any) -> None:
         self.api, self.driver, self.folder = NodeInMemory(), driver, folder
         folders = FolderSettings(plugins=str(folder), cdi=str(folder / "cdi"))
         settings = AgentSettings(
@@ -96,6 +104,7 @@ class Rig:
             hold=2.0,
             heartbeat=HeartbeatSettings(renew=0.01),
             health=HealthSettings(probation=0.3),
+            **more,
         )
         self.agent = Agent(
             cast(NodeClient, self.api),
@@ -114,9 +123,9 @@ class Rig:
 
 @asynccontextmanager
 async def running(
-    folder: Path, *gpus: Gpu, offered: dict[str, str] | None = None
+    folder: Path, *gpus: Gpu, offered: dict[str, str] | None = None, **more: Any
 ) -> AsyncIterator[tuple[Rig, ScriptedKubelet]]:
-    rig, stop = Rig(folder, FakeDriver(gpus)), asyncio.Event()
+    rig, stop = Rig(folder, FakeDriver(gpus), **more), asyncio.Event()
     rig.api.node["status"]["allocatable"] = {**(offered or {})}
     rig.api.annotate()
     async with ScriptedKubelet(folder) as kubelet:
@@ -236,3 +245,38 @@ async def test_a_number_that_the_kubelet_drops_is_restored(tmp_path: Path) -> No
         rig.api.node["status"]["allocatable"]["gputile.io/memory"] = "0"
         rig.api.annotate(touched="1")
         await rig.until(lambda: rig.api.node["status"]["allocatable"]["gputile.io/memory"] == "65536")
+
+
+async def test_the_heartbeat_says_what_containers_use(tmp_path: Path) -> None:
+    socket = tmp_path / "cri.sock"
+    said_to_run = ContainerSaid(id="c" * 64, state=RUNNING, labels={UID_LABEL: UID, NAME: "c0"})
+    async with (
+        runtime(socket, said_to_run),
+        running(tmp_path, *GPUS, report_use=True, runtime=str(socket)) as (rig, _),
+    ):
+        rig.agent.meter._proc = tmp_path
+        (tmp_path / "7").mkdir()
+        (tmp_path / "7" / "cgroup").write_text(f"0::/kubepods/pod{UID}/{'c' * 64}\n")
+        rig.api.pods.put_nowait(Change("ADDED", granted(UID, tile(0, memory=4096))))
+        rig.driver.use("GPU-0", Process(pid=7, memory=3000, cores=40))
+        await rig.until(lambda: rig.api.uses and '"c0":[3000,40]' in rig.api.uses[-1])
+        said = read_use(rig.api.uses[-1])
+        assert said is not None
+        assert said.pods == {UID: {"c0": {"GPU-0": Used(3000, 40)}}}
+        assert said.cards == {gpu.uuid for gpu in GPUS}
+        text = rig.agent.metrics.text().decode()
+        assert f'gputile_agent_container_memory_used_bytes{{namespace="default",pod="{UID}",' in text
+        assert rig.api.notes == []
+        rig.driver.use("GPU-0", Process(pid=7, memory=5000))
+        await rig.until(lambda: rig.api.notes)
+        rig.driver.vanish()
+        await rig.until(lambda: rig.api.uses[-1] == "")
+    assert [(note.reason, note.uid) for note in rig.api.notes] == [("GPUOverUse", UID)]
+
+
+async def test_it_says_nothing_of_use_unless_it_is_told_to(tmp_path: Path) -> None:
+    async with running(tmp_path, *GPUS) as (rig, _):
+        rig.driver.use("GPU-0", Process(pid=7, memory=3000))
+        await rig.until(lambda: len(rig.api.uses) > 5)
+        assert set(rig.api.uses) == {""}
+        assert "gputile_agent_container_memory_used_bytes" not in rig.agent.metrics.text().decode()

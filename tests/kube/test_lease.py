@@ -14,7 +14,7 @@ With EFFORT=20 also: no margin at all (clocks that run apart), and 1. for the re
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import closing, suppress
 from itertools import product
 from typing import Any
@@ -25,7 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputile.kube.lease import Elector, LeaseSettings, Term
-from gputile.kube.values import LeaseRecord, Refused, Unclear
+from gputile.kube.values import NO_WORDS, LeaseRecord, Refused, Unclear
 from tests.effort import examples
 
 SETTINGS = LeaseSettings()
@@ -69,11 +69,11 @@ class Memory:
         self._call("read")
         return None if self.store.record is None else (self.store.record, str(self.store.version))
 
-    async def create(self, record: LeaseRecord) -> str:
+    async def create(self, record: LeaseRecord, annotations: Mapping[str, str] = NO_WORDS) -> str:
         self._call("create")
         return self._answer(self.store.create(record))
 
-    async def write(self, record: LeaseRecord, version: str) -> str:
+    async def write(self, record: LeaseRecord, version: str, annotations: Mapping[str, str] = NO_WORDS) -> str:
         self._call("write")
         return self._answer(self.store.write(record, version))
 
@@ -419,10 +419,10 @@ class Wire:
         found: tuple[LeaseRecord | None, str] = await self._send(lambda: (self._store.record, str(self._store.version)))
         return None if found[0] is None else (found[0], found[1])
 
-    async def create(self, record: LeaseRecord) -> str:
+    async def create(self, record: LeaseRecord, annotations: Mapping[str, str] = NO_WORDS) -> str:
         return str(await self._send(lambda: self._store.create(record)))
 
-    async def write(self, record: LeaseRecord, version: str) -> str:
+    async def write(self, record: LeaseRecord, version: str, annotations: Mapping[str, str] = NO_WORDS) -> str:
         return str(await self._send(lambda: self._store.write(record, version)))
 
     async def _send(self, act: Any) -> Any:

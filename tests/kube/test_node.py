@@ -77,3 +77,14 @@ async def test_withdrawing_leaves_no_holder() -> None:
     async with serving(says(200, lease("1")), says(200, lease("2"))) as (client, server):
         await Heartbeat(client.leases("gputile-agents", "n1"), "n1", 9).withdraw(0)
     assert server.asked[-1].body["spec"]["holderIdentity"] == ""
+
+
+async def test_a_beat_says_what_containers_use_and_the_next_one_need_not() -> None:
+    script = (fails(404, "NotFound"), *(says(200, lease(str(n))) for n in range(1, 5)))
+    async with serving(*script) as (client, server):
+        heart = Heartbeat(client.leases("gputile-agents", "n1"), "n1", 9)
+        await heart.beat(0, "use-1")
+        await heart.beat(1)
+        await heart.withdraw(2)
+    written = [asked.body["metadata"].get("annotations") for asked in server.asked[1:]]
+    assert written == [{"gputile.io/use": "use-1"}, {"gputile.io/use": "use-1"}, None, None]

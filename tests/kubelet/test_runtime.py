@@ -12,7 +12,7 @@ import pytest
 from gputile.kubelet import messages as wire
 from gputile.kubelet.plugin import Context
 from gputile.kubelet.protobuf import decoder, encode
-from gputile.kubelet.runtime import Silent, ask, read_config, running
+from gputile.kubelet.runtime import NAME, RUNNING, UID, Runs, Silent, ask, read_config, running
 
 OURS = "/var/run/cdi"
 
@@ -39,17 +39,18 @@ def test_whether_it_obeys_cdi_is_what_its_configuration_says(config: object, wor
 
 @asynccontextmanager
 async def runtime(folder: Path) -> AsyncIterator[Path]:
-    """A runtime with one container that runs and one that has ended."""
+    """A runtime with a container that runs, one that has ended, and one that is no pod's."""
 
     async def status(asked: wire.StatusAsked, context: Context) -> wire.StatusSaid:
         return wire.StatusSaid(info={"config": json.dumps({"enableCDI": asked.verbose})})
 
     async def containers(asked: wire.Nothing, context: Context) -> wire.ContainersSaid:
-        labels = {"io.kubernetes.pod.uid": "uid-a"}
+        labels = {UID: "uid-a", NAME: "main"}
         return wire.ContainersSaid(
             containers=[
-                wire.ContainerSaid(id="runs", state=1, labels=labels),
+                wire.ContainerSaid(id="runs", state=RUNNING, labels=labels),
                 wire.ContainerSaid(id="ended", state=2, labels=labels),
+                wire.ContainerSaid(id="nobodys", state=RUNNING),
             ]
         )
 
@@ -69,7 +70,7 @@ async def runtime(folder: Path) -> AsyncIterator[Path]:
 async def test_a_runtime_is_asked_over_its_socket(tmp_path: Path) -> None:
     async with runtime(tmp_path) as socket:
         assert (await ask(socket, OURS)).works
-        assert await running(socket) == {"runs": "uid-a"}
+        assert await running(socket) == {"runs": Runs("uid-a", "main"), "nobodys": Runs("", "")}
 
 
 async def test_one_that_is_not_there_is_silent(tmp_path: Path) -> None:

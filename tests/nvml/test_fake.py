@@ -40,7 +40,7 @@ def test_fake_processes_leave_with_their_card() -> None:
     assert driver.processes("GPU-fake-1") == (Process(pid=7, memory=1),)
     assert driver.processes("GPU-fake-0") == ()
     fake.put(*cards(1))
-    assert driver.processes("GPU-fake-1") == ()
+    assert driver.processes("GPU-fake-1") is None
 
 
 def test_fake_errors_come_in_order_and_once() -> None:

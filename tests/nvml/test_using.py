@@ -18,7 +18,9 @@ def card() -> StubCard:
 
 def used(hardware: Hardware, one: StubCard) -> tuple[Process, ...]:
     hardware.put(StubCards([one]))
-    return hardware.driver.processes(UUID)
+    found = hardware.driver.processes(UUID)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize(
@@ -88,9 +90,9 @@ def test_who_is_busy_and_holds_nothing_is_not_listed(hardware: Hardware) -> None
 
 @pytest.mark.parametrize("code", [LOST, UNKNOWN])
 @pytest.mark.parametrize("function", ["*", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetComputeRunningProcesses_v3"])
-def test_a_card_that_does_not_answer_has_nobody(hardware: Hardware, function: str, code: int) -> None:
+def test_of_a_card_that_does_not_answer_nobody_knows(hardware: Hardware, function: str, code: int) -> None:
     hardware.put(StubCards([card().process(7, 1)]).fail(0, code, function))
-    assert hardware.driver.processes(UUID) == ()
+    assert hardware.driver.processes(UUID) is None
 
 
 @pytest.mark.parametrize("code", [LOST, UNKNOWN, NOT_SUPPORTED, INSUFFICIENT_SIZE])
@@ -101,9 +103,17 @@ def test_a_measure_that_fails_costs_only_the_measure(hardware: Hardware, code: i
     assert hardware.driver.processes(UUID) == (Process(pid=7, memory=1),)
 
 
-def test_a_card_that_is_gone_has_nobody(hardware: Hardware) -> None:
+def test_of_a_card_that_is_gone_nobody_knows(hardware: Hardware) -> None:
     hardware.put(StubCards.of(1))
-    assert hardware.driver.processes(UUID) == ()
+    assert hardware.driver.processes(UUID) is None
+
+
+def test_a_card_that_lists_no_process_at_all_is_not_idle(hardware: Hardware) -> None:
+    machine = StubCards([card().process(7, 1)])
+    for version in (2, 3):
+        machine.fail(0, NOT_SUPPORTED, f"nvmlDeviceGetComputeRunningProcesses_v{version}")
+    hardware.put(machine)
+    assert hardware.driver.processes(UUID) is None
 
 
 def test_a_list_that_is_not_supported_is_empty(hardware: Hardware) -> None:
@@ -126,4 +136,4 @@ def test_a_driver_that_is_gone_is_no_empty_card(hardware: Hardware, function: st
     with pytest.raises(NoDriver):
         hardware.driver.processes(UUID)
     hardware.put(machine.heal_driver())
-    assert len(hardware.driver.processes(UUID)) == 1
+    assert hardware.driver.processes(UUID) == (Process(pid=7, memory=1),)

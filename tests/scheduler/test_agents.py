@@ -14,7 +14,7 @@ import pytest
 
 from gputile.book.events import Freed
 from gputile.dialects.gputile import INVENTORY, NUDGED
-from gputile.kube.values import Beat, Heartbeat, Json, LeaseName
+from gputile.kube.values import Beat, Heartbeat, Json, LeaseName, LeaseWords
 from gputile.model.refusals import SENTENCE, NodeCode
 from gputile.scheduler.agents import ASLEEP, USUAL, Agents
 from gputile.testing.builders import node
@@ -24,8 +24,9 @@ from tests.scheduler.rig import Clock, Rig, tile
 SILENT = SENTENCE[NodeCode.AGENT_SILENT]
 
 
-def lease(name: str, renewed: str, lasts: int | None = 10, holder: str | None = None) -> Heartbeat:
-    return Heartbeat(LeaseName(name), Beat(name if holder is None else holder, lasts, renewed))
+def lease(name: str, renewed: str, lasts: int | None = 10, holder: str | None = None, use: str = "") -> Heartbeat:
+    metadata = LeaseName(name, LeaseWords(use) if use else None)
+    return Heartbeat(metadata, Beat(name if holder is None else holder, lasts, renewed))
 
 
 class Ward:
@@ -357,3 +358,48 @@ def test_another_systems_node_is_not_judged_by_a_lease_that_was_left_behind() ->
     rig = Cluster(theirs)
     rig.beat("n1", holderIdentity="")
     assert rig.fault() == ""
+
+
+class TestWhatTheySayOfUse:
+    """Known only while it is fresh: what is old is not known."""
+
+    def ward(self) -> Ward:
+        ward = Ward()
+        ward.agents.changed(lease("n1", "1", use="old"))
+        ward.agents.changed(lease("n1", "2", use="new"))
+        return ward
+
+    def test_the_last_word_counts(self) -> None:
+        assert self.ward().agents.use("n1") == "new"
+
+    def test_a_lease_that_was_not_seen_renewed_may_be_old(self) -> None:
+        ward = Ward()
+        ward.agents.listed([lease("n1", "1", use="old")])
+        assert ward.agents.use("n1") == ""
+
+    def test_a_lease_that_somebody_else_touched_says_nothing_new(self) -> None:
+        ward = self.ward()
+        ward.agents.changed(lease("n1", "2", use="forged"))
+        assert ward.agents.use("n1") == "new"
+
+    def test_an_agent_that_says_nothing_any_more(self) -> None:
+        ward = self.ward()
+        ward.renew("n1")
+        assert ward.agents.use("n1") == ""
+
+    def test_it_is_forgotten_with_the_leases_own_time_also_while_our_watch_is_broken(self) -> None:
+        ward = self.ward()
+        ward.agents.deaf()
+        ward.clock.now += 10
+        assert ward.agents.use("n1") == "new"
+        ward.clock.now += 1
+        assert ward.agents.use("n1") == ""
+
+    @pytest.mark.parametrize("deleted", [True, False], ids=["the-lease-is-gone", "the-agent-withdrew"])
+    def test_it_ends_with_the_agent(self, deleted: bool) -> None:
+        ward = self.ward()
+        ward.agents.changed(lease("n1", "3", holder="", use="new"), deleted=deleted)
+        assert ward.agents.use("n1") == ""
+
+    def test_a_node_without_a_lease(self) -> None:
+        assert self.ward().agents.use("n2") == ""

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 from gputile.agent.cards import Cards
 from gputile.agent.hosting import NodeFiles
 from gputile.agent.lingering import Lingering
+from gputile.agent.metering import Meter
 from gputile.agent.reporting import Reporter
 from gputile.agent.residents import Residents
 from gputile.agent.serving import CardPlugin, Shared
 from gputile.agent.settings import AgentSettings
 from gputile.agent.slots import Slots
 from gputile.agent.truth import compare
-from gputile.agent.using import over_use, used_by_pods
 from gputile.dialects.carrying import Carrier
 from gputile.dialects.wire import NodeObject, Pod
 from gputile.kube.node import Heartbeat, NodeClient
@@ -40,7 +40,6 @@ T = TypeVar("T")
 REPORT = 1.0  # seconds between two looks at what runs, and at what stands on the node
 SPOKE = 8.0  # seconds after which our word is too old for a heartbeat: see docs/decisions/0014
 SWEEP = 10.0  # seconds between two rounds of cleaning and comparing
-ALLOWANCE = 512  # MiB of a card that a process may take beyond its grant: what the driver needs for itself
 XID_WAIT = 2.0  # seconds; the driver is asked again after it, so that we can stop
 
 
@@ -77,7 +76,9 @@ class Agent:
         self._doors: dict[str, tuple[CardPlugin, Door, asyncio.Task[None]]] = {}
         self._node_seen, self._looked = asyncio.Event(), asyncio.Event()
         self._lingering = Lingering()
-        self._running: dict[str, str] | None = None  # container IDs with their pods; None: the runtime does not say
+        lasts = settings.heartbeat.duration
+        self.meter = Meter(driver, self.residents, lasts=lasts, clock=time.monotonic, hami=settings.hami_metrics)
+        self._running: dict[str, runtime.Runs] | None = None  # by container ID; None: the runtime does not say
         self._spoke_at = -SPOKE  # when the node last said all that we know
         self._news = asyncio.Event()  # there is something to say
         self._said: dict[str, str] = {}  # by subject: what was last said about it
@@ -95,6 +96,9 @@ class Agent:
             self._report(),
             self._tidy(),
         ]
+        if self.settings.report_use:
+            self.metrics.page = self.meter.page
+            loops.append(self._measure())
         tasks = [asyncio.create_task(loop) for loop in loops]
         waits = asyncio.create_task(stop.wait())
         try:
@@ -299,7 +303,7 @@ class Agent:
         if time.monotonic() - self._spoke_at > SPOKE:
             return "the node has not said lately what runs on it"
         try:
-            await self.heartbeat.beat(time.time())
+            await self.heartbeat.beat(time.time(), self.meter.said())
         except (Refused, Unclear) as wrong:
             return str(wrong)
         return ""
@@ -326,7 +330,7 @@ class Agent:
         """Compare what runs with the pods, and write what differs."""
         if self._running is not None or await self._asks_runtime():
             self._running = await runtime.running(Path(self.settings.runtime))
-            lingers = self._lingering.compare(self.residents.all(), set(self._running.values()))
+            lingers = self._lingering.compare(self.residents.all(), {one.pod for one in self._running.values()})
             self.reporter.lingers(lingers)
         await self.reporter.step(time.time())
         self._spoke_at = time.monotonic()
@@ -345,25 +349,21 @@ class Agent:
             await asyncio.sleep(SWEEP)
             if self.residents.is_listed:
                 self.tidy()
-                await self._audit_use()
 
-    async def _audit_use(self) -> None:
-        """Who takes more of a card than granted is told; nobody is stopped by us."""
-        if not self.settings.audit_use:
-            return
-        used: dict[tuple[str, str], int] = {}
-        try:
-            for uuid in self.shared.cards:
-                processes = await asyncio.to_thread(self.driver.processes, uuid)
-                used |= used_by_pods(uuid, processes, self._running or {}, Path("/proc"))
-        except NoDriver:
-            return
-        found = over_use(self.residents.all(), used, ALLOWANCE)
+    async def _measure(self) -> None:
+        """Beside the heartbeat, which must not wait for a driver; each renewal says what was last seen."""
+        await self.residents.wait_listed()
+        while True:
+            await self.measure()
+            await asyncio.sleep(self.settings.heartbeat.renew)
+
+    async def measure(self) -> None:
+        """Look at what containers use. Who takes more of a card than granted is told; nobody is stopped by us."""
+        await self.meter.look(self.shared.cards.values(), self._running or {})
+        found = self.meter.over_use()
         self.metrics.over_use.set(len(found))
-        for one in found:
-            if self._said.get(f"over-use of {one.pod.pod.uid}") != one.card:
-                self._said[f"over-use of {one.pod.pod.uid}"] = one.card
-                await self._note(one.pod.pod, "GPUOverUse", one.sentence)
+        for one in self.meter.untold(found):
+            await self._note(one.pod.pod, "GPUOverUse", one.sentence)
 
     def tidy(self) -> None:
         swept = self.slots.sweep({one.pod.uid for one in self.residents.all()})

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from gputile.agent.settings import AgentSettings
 from gputile.model.errors import InputError
 from gputile.telemetry.agent_metrics import AgentMetrics
+from gputile.telemetry.figures import PAGE_TYPE
 from gputile.telemetry.logs import fields
 from gputile.web.messages import Request, Response
 from gputile.web.server import Listener
@@ -45,5 +46,5 @@ class Server:
                 why = self._why_not_ready()
                 return Response(f"{why or 'ok'}\n".encode(), 503 if why else 200, content_type=PLAIN)
             case "/metrics":
-                return Response(self._metrics.text(), content_type=PLAIN)
+                return Response(self._metrics.text(), content_type=PAGE_TYPE)
         return Response(b"there are /healthz, /readyz and /metrics\n", 404, content_type=PLAIN)

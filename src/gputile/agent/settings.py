@@ -99,8 +99,12 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     look: float = 5.0
     """Seconds between two looks at the cards."""
 
-    audit_use: bool = False
-    """Compare what processes use of each card with the grants. Needs the host's process names (hostPID)."""
+    report_use: bool = False
+    """Ask the driver what each container's processes use of the cards, say it on the Lease and in /metrics, and tell
+    pods that take more than they were granted. Needs the host's process numbers (hostPID)."""
+
+    hami_metrics: bool = False
+    """Show what `report_use` finds under HAMi's names too, for dashboards made for HAMi."""
 
     listen: str = "127.0.0.1:12346"
     """Address and port of /healthz, /readyz and /metrics."""

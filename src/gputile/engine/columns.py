@@ -124,6 +124,10 @@ class Columns:
         """By node: the free share of its usable cards, in `shares.CARD`."""
         return {name: int(self._share[row]) for name, row in self._rows.items()}
 
+    def free_shares_of(self, names: Iterable[str]) -> list[int]:
+        """The same for these nodes, each of which must be here, in their order."""
+        return [int(self._share[self._rows[name]]) for name in names]
+
     def card_count(self) -> int:
         return int(self._exists[:, : len(self._nodes)].sum())
 

@@ -210,6 +210,12 @@ class Fleet(Columns):
         """Idle GPU that the learnt workload could not use, in cards."""
         return self._fragment(self._judge.tables())
 
+    def fragments(self, names: Sequence[str]) -> list[float]:
+        """The same for these nodes, each of which must be here, in their order."""
+        rows = np.array([self._rows[name] for name in names], dtype=np.intp)
+        found: list[float] = Fragments(self.look(rows), self._judge.tables()).now.tolist()
+        return found
+
     def fragment_meter(self, requests: list[PodRequest]) -> Callable[[], float]:
         """The same for a given workload: call what it returns at any time."""
         counts = Learner(prior=0.0)

@@ -15,13 +15,13 @@ Door:  `Elector.run` for ever; `Elector.holds` right before each write; `Elector
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Protocol, TypeAlias
 
 import msgspec
 
-from gputile.kube.values import Json, LeaseRecord, Leases, Refused, Unclear
+from gputile.kube.values import NO_WORDS, Json, LeaseRecord, Leases, Refused, Unclear
 from gputile.model.errors import GputileError
 
 NEVER = -math.inf
@@ -247,15 +247,17 @@ class ServerLeases:
             raise
         return found.spec or LeaseRecord(), found.metadata.resource_version
 
-    async def create(self, record: LeaseRecord) -> str:
-        return (await self._ask("POST", self._all, self._body(record))).metadata.resource_version
+    async def create(self, record: LeaseRecord, annotations: Mapping[str, str] = NO_WORDS) -> str:
+        return (await self._ask("POST", self._all, self._body(record, annotations))).metadata.resource_version
 
-    async def write(self, record: LeaseRecord, version: str) -> str:
-        body = self._body(record, resourceVersion=version)
+    async def write(self, record: LeaseRecord, version: str, annotations: Mapping[str, str] = NO_WORDS) -> str:
+        body = self._body(record, annotations, resourceVersion=version)
         return (await self._ask("PUT", f"{self._all}/{self._name}", body)).metadata.resource_version
 
-    def _body(self, record: LeaseRecord, **extra: str) -> Json:
-        meta = {"name": self._name, "namespace": self._namespace, **extra}
+    def _body(self, record: LeaseRecord, annotations: Mapping[str, str], **extra: str) -> Json:
+        meta: Json = {"name": self._name, "namespace": self._namespace, **extra}
+        if annotations:
+            meta["annotations"] = dict(annotations)
         spec = msgspec.to_builtins(record)
         return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
 

@@ -7,7 +7,7 @@ UID, and a second one gets 409.
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -58,9 +58,10 @@ class MemoryApi:
     def delete_node(self, name: str) -> None:
         self._tell("Node", "DELETED", self.nodes.pop(name))
 
-    def add_lease(self, name: str, **spec: Any) -> None:
+    def add_lease(self, name: str, annotations: Mapping[str, str] | None = None, **spec: Any) -> None:
         """Create or renew a Lease; `spec` as Kubernetes has it."""
-        lease: Json = {"metadata": {"name": name}, "spec": {**self.leases.get(name, {}).get("spec", {}), **spec}}
+        metadata: Json = {"name": name, **({"annotations": dict(annotations)} if annotations else {})}
+        lease: Json = {"metadata": metadata, "spec": {**self.leases.get(name, {}).get("spec", {}), **spec}}
         self._tell("Lease", "MODIFIED" if name in self.leases else "ADDED", lease)
         self.leases[name] = lease
 

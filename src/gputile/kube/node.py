@@ -8,6 +8,7 @@ Door:  `NodeClient(client, name)`.
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 
+from gputile.dialects.use import USE
 from gputile.dialects.wire import NodeObject, Pod
 from gputile.kube.client import MERGE, STRATEGIC, Client, path_of
 from gputile.kube.following import follow
@@ -55,21 +56,22 @@ class Heartbeat:
         self._leases, self._node, self._duration = leases, node, duration
         self._version: str | None = None
 
-    async def beat(self, now: float) -> None:
-        """Renew it, or make it; after another's write it is read again."""
-        await self._write(LeaseRecord(holder_identity=self._node, lease_duration_seconds=self._duration), now)
+    async def beat(self, now: float, use: str = "") -> None:
+        """Renew it, or make it; after another's write it is read again. `use`: what containers use, said beside it."""
+        record = LeaseRecord(holder_identity=self._node, lease_duration_seconds=self._duration)
+        await self._write(record, now, {USE: use} if use else {})
 
     async def withdraw(self, now: float) -> None:
         """Say that nobody holds it: the scheduler uses the node no more, at once."""
-        await self._write(LeaseRecord(holder_identity="", lease_duration_seconds=1), now)
+        await self._write(LeaseRecord(holder_identity="", lease_duration_seconds=1), now, {})
 
-    async def _write(self, record: LeaseRecord, now: float) -> None:
+    async def _write(self, record: LeaseRecord, now: float, words: dict[str, str]) -> None:
         stamped = _at(record, now)
         if self._version is None:
             found = await self._leases.read()
-            self._version = found[1] if found is not None else await self._leases.create(stamped)
+            self._version = found[1] if found is not None else await self._leases.create(stamped, words)
         try:
-            self._version = await self._leases.write(stamped, self._version)
+            self._version = await self._leases.write(stamped, self._version, words)
         except Refused:
             self._version = None
             raise

@@ -7,11 +7,12 @@ GputileError
 └── Unclear      no answer, or one that does not tell: it may have been written
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
+from gputile.dialects.use import USE
 from gputile.dialects.wire import NodeObject, Pod
 from gputile.kube.budgets import Budget
 from gputile.model.errors import GputileError
@@ -95,12 +96,18 @@ class Beat(msgspec.Struct, frozen=True, rename="camel"):
     renew_time: str | None = None
 
 
+class LeaseWords(msgspec.Struct, frozen=True, rename={"use": USE}):
+    use: str | None = None
+
+
 class LeaseName(msgspec.Struct, frozen=True):
     name: str = ""
+    annotations: LeaseWords | None = None
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
-    """A Lease, as far as it says whether its holder is alive. Thousands of these come in a minute: no more is read."""
+    """A Lease, as far as it says whether its holder is alive, and what it has to say. Thousands of these come in a
+    minute: no more is read, and what is said is not understood before somebody asks."""
 
     metadata: LeaseName = LeaseName()
     spec: Beat | None = None
@@ -112,6 +119,12 @@ class Heartbeat(msgspec.Struct, frozen=True):
     @property
     def beat(self) -> Beat:
         return self.spec or Beat()
+
+    @property
+    def use(self) -> str:
+        """What the node's containers use, as its agent wrote it; "" when it says nothing."""
+        words = self.metadata.annotations
+        return (words.use if words is not None else None) or ""
 
 
 class Api(Protocol):
@@ -170,14 +183,18 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     lease_transitions: int | None = None
 
 
+NO_WORDS: Mapping[str, str] = {}
+
+
 class Leases(Protocol):
     """Reading and writing one Lease; `version` is its resourceVersion, so that of two writers one loses."""
 
     async def read(self) -> tuple[LeaseRecord, str] | None: ...
 
-    async def create(self, record: LeaseRecord) -> str: ...
+    async def create(self, record: LeaseRecord, annotations: Mapping[str, str] = NO_WORDS) -> str: ...
 
-    async def write(self, record: LeaseRecord, version: str) -> str: ...
+    async def write(self, record: LeaseRecord, version: str, annotations: Mapping[str, str] = NO_WORDS) -> str:
+        """All of it: annotations that are not given are gone."""
 
 
 Json: TypeAlias = dict[str, Any]

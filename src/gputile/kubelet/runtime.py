@@ -16,7 +16,7 @@ from gputile.model.errors import GputileError
 
 PATIENCE = 5.0  # seconds
 RUNNING = 1  # a container's state
-UID = "io.kubernetes.pod.uid"
+UID, NAME = "io.kubernetes.pod.uid", "io.kubernetes.container.name"
 
 M = TypeVar("M", bound=Message)
 
@@ -33,6 +33,13 @@ class Cdi(msgspec.Struct, frozen=True):
     why: str = ""
 
 
+class Runs(msgspec.Struct, frozen=True):
+    """A container that runs, as the kubelet had it labelled."""
+
+    pod: str  # UID
+    container: str = ""
+
+
 class Config(msgspec.Struct, rename={"enable_cdi": "enableCDI", "cdi_spec_dirs": "cdiSpecDirs"}):
     enable_cdi: bool | None = None
     cdi_spec_dirs: list[str] | None = None
@@ -44,10 +51,11 @@ async def ask(socket: Path, folder: str) -> Cdi:
     return read_config(said.info.get("config", ""), folder)
 
 
-async def running(socket: Path) -> dict[str, str]:
-    """The containers that run now, by their ID the UID of their pod; raises `Silent`."""
+async def running(socket: Path) -> dict[str, Runs]:
+    """The containers that run now, by their ID; raises `Silent`."""
     said = await _call(socket, wire.CONTAINERS, wire.Nothing(), wire.ContainersSaid)
-    return {one.id: one.labels.get(UID, "") for one in said.containers if one.state == RUNNING}
+    alive = [one for one in said.containers if one.state == RUNNING]
+    return {one.id: Runs(one.labels.get(UID, ""), one.labels.get(NAME, "")) for one in alive}
 
 
 async def _call(socket: Path, method: str, asked: Message, answer: type[M]) -> M:

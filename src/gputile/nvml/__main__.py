@@ -39,7 +39,7 @@ def aligned(lines: list[tuple[str, ...]]) -> Iterator[str]:
         yield "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip()
 
 
-def _line(gpu: Gpu, processes: tuple[Process, ...]) -> tuple[str, ...]:
+def _line(gpu: Gpu, processes: tuple[Process, ...] | None) -> tuple[str, ...]:
     return (
         str(gpu.index),
         gpu.uuid,
@@ -48,7 +48,7 @@ def _line(gpu: Gpu, processes: tuple[Process, ...]) -> tuple[str, ...]:
         "-" if gpu.numa < 0 else str(gpu.numa),
         gpu.pci or "-",
         "-" if gpu.minor < 0 else f"/dev/nvidia{gpu.minor}",
-        ", ".join(map(_process, processes)) or "-",
+        "?" if processes is None else ", ".join(map(_process, processes)) or "-",
         gpu.fault or "well",
     )
 

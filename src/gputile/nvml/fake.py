@@ -75,9 +75,9 @@ class FakeDriver:
         self._check()
         return self.sight
 
-    def processes(self, uuid: str) -> tuple[Process, ...]:
+    def processes(self, uuid: str) -> tuple[Process, ...] | None:
         self._check()
-        return self.used.get(uuid, ()) if any(gpu.uuid == uuid for gpu in self.sight.gpus) else ()
+        return self.used.get(uuid, ()) if any(gpu.uuid == uuid for gpu in self.sight.gpus) else None
 
     def wait(self, seconds: float) -> Xid | None:
         self._check()

@@ -46,14 +46,14 @@ class RealDriver:
             self._before = sight.gpus
             return sight
 
-    def processes(self, uuid: str) -> tuple[Process, ...]:
+    def processes(self, uuid: str) -> tuple[Process, ...] | None:
         with self._turn, self._asking() as nvml:
             try:
                 return using.processes(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid), self._now())
             except nvml.NVMLError as failed:
                 if failed.value in DRIVER_IS_GONE:
                     raise
-                return ()
+                return None
 
     def wait(self, seconds: float) -> Xid | None:
         return self._ears.wait(seconds)

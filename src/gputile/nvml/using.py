@@ -17,10 +17,14 @@ LATELY = 10.0
 """Seconds over which a process counts as busy. Samples come about every second; older ones tell of other work."""
 
 
-def processes(nvml: Nvml, handle: Any, now: float) -> tuple[Process, ...]:
+def processes(nvml: Nvml, handle: Any, now: float) -> tuple[Process, ...] | None:
+    """None when not even those that compute are said; a card need not know the other lists."""
     held: dict[int, MiB | None] = {}
     for kind in ("Compute", "Graphics", "MPSCompute"):
-        for pid, memory in _sums(_running(nvml, handle, kind)).items():
+        listed = _running(nvml, handle, kind)
+        if listed is None and kind == "Compute":
+            return None
+        for pid, memory in _sums(listed or ()).items():
             held[pid] = _larger(held.get(pid), memory)
     busy = _busy(nvml, handle, now)
     return tuple(
@@ -29,13 +33,13 @@ def processes(nvml: Nvml, handle: Any, now: float) -> tuple[Process, ...]:
     )
 
 
-def _running(nvml: Nvml, handle: Any, kind: str) -> Iterable[Any]:
+def _running(nvml: Nvml, handle: Any, kind: str) -> list[Any] | None:
     """Drivers before 510 know only the second version of the question. (Both answers have the fields we read.)"""
     for version in (3, 2):
         listed = ask(nvml, getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_v{version}"), handle)
         if listed is not None:
             return list(listed)
-    return ()
+    return None
 
 
 def _sums(listed: Iterable[Any]) -> dict[int, MiB | None]:

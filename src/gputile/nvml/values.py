@@ -61,8 +61,8 @@ class Driver(Protocol):
     def look(self) -> Sight:
         """The cards as they are now. A card that was there and does not answer is shown with its `fault`."""
 
-    def processes(self, uuid: str) -> tuple[Process, ...]:
-        """Who uses the card now. A card that is gone has nobody."""
+    def processes(self, uuid: str) -> tuple[Process, ...] | None:
+        """Who uses the card now; None when nobody can say: the card is gone, or does not answer."""
 
     def wait(self, seconds: float) -> Xid | None:
         """The next error, or None when none came in that time. Only one thread waits at a time."""

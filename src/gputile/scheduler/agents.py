@@ -43,6 +43,7 @@ class Sight(msgspec.Struct):
     beat: Beat
     renewed: float  # when we last saw it change
     since: float  # from when on its silence counts: later than that, if we could not see
+    use: str = ""  # what the node's containers use, as the agent wrote it
 
     @property
     def lasts(self) -> float:
@@ -76,6 +77,13 @@ class Agents:
     def renewed(self, node: str) -> float:
         """When we last saw the agent renew its Lease; one that is silent never did."""
         return -math.inf if node in self._silent or node not in self._sights else self._sights[node].renewed
+
+    def use(self, node: str) -> str:
+        """What the agent last wrote of its containers' use; "" when it wrote nothing, or nothing lately."""
+        sight = self._sights.get(node)
+        if sight is None or node in self._silent or self._clock() - sight.renewed > sight.lasts:
+            return ""
+        return sight.use
 
     @property
     def is_blind(self) -> bool:
@@ -119,7 +127,8 @@ class Agents:
         if sight is not None and beat == sight.beat:
             return []  # listed again, or touched by somebody else
         now = self._clock()
-        seen = self._sights[name] = Sight(beat, now, now)
+        # One that we have not seen renewed may be old, and what it says of use, too.
+        seen = self._sights[name] = Sight(beat, now, now, lease.use if sight is not None else "")
         self._due = min(self._due, seen.until)
         was, left = name in self._silent, not beat.holder_identity
         (self._silent.add if left else self._silent.discard)(name)

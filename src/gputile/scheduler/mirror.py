@@ -58,6 +58,7 @@ class Mirror:
         self.lingering = Lingering(ledger, self.agents, (agents or AgentSettings()).linger, clock)
         self.turned_away: dict[str, Pod] = {}  # pods with cards whose kubelet just failed them, for good
         self.waiting: dict[str, Waiting] = {}
+        self.hindrances: dict[str, NodeCode] = {}  # by waiting pod: why most nodes were last refused
         self.ungranted: dict[str, Pod] = {}
         self.suspects: dict[str, tuple[Pod, str]] = {}  # pods whose grant was copied or edited, and what is wrong
         self.fresh: dict[str, Pod] = {}  # bound pods with cards that were just seen so for the first time
@@ -130,6 +131,10 @@ class Mirror:
         """A pod that asks for cards, as last seen."""
         waiting = self.waiting.get(uid)
         return waiting.pod if waiting is not None else self._bound.get(uid)
+
+    def bound_count(self) -> int:
+        """How many pods with a node ask for cards."""
+        return len(self._bound)
 
     def starting(self, node: str, but: str = "") -> str | None:
         """The UID of a pod that was bound to the node and that its kubelet has not taken in yet, if there is one."""
@@ -240,6 +245,7 @@ class Mirror:
 
     def _forget(self, uid: str) -> None:
         self.waiting.pop(uid, None)
+        self.hindrances.pop(uid, None)
         self.plain.pop(uid, None)
         self.ungranted.pop(uid, None)
         self.fresh.pop(uid, None)

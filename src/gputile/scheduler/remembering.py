@@ -30,6 +30,11 @@ class Said(msgspec.Struct, frozen=True):
     answer: FilterAnswer
     reasons: Mapping[NodeCode, int]
 
+    @property
+    def main_reason(self) -> NodeCode:
+        """What refuses the most nodes, those without any card left aside if there are others."""
+        return max(self.reasons, key=lambda code: (code is not NodeCode.NO_CARDS, self.reasons[code]))
+
 
 class Shape(msgspec.Struct, frozen=True):
     """The answers to pods that ask the same, all made since room last appeared."""

@@ -22,12 +22,14 @@ from gputile.dialects.wire import Pod
 from gputile.model.errors import InputError
 from gputile.scheduler import views, wire
 from gputile.scheduler.binding import NOT_LEADING, Binder
+from gputile.scheduler.figures import Figures
 from gputile.scheduler.mirror import Mirror
 from gputile.scheduler.preempting import Preemptor
 from gputile.scheduler.settings import Settings, TlsSettings
 from gputile.scheduler.steering import Steering
 from gputile.scheduler.verbs import Extender
 from gputile.scheduler.wire import BadBody, BindArgs, FilterAnswer, FilterArgs
+from gputile.telemetry.figures import PAGE_TYPE
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
 from gputile.web.messages import Request, Response
@@ -38,7 +40,7 @@ log = logging.getLogger(__name__)
 PLAIN = "text/plain; charset=utf-8"
 INSPECT = "/gpushare-scheduler/inspect"
 OPEN = frozenset({"/healthz", "/readyz", "/metrics", "/version"})
-"""What may be read without a client certificate: it says nothing about anybody's pods."""
+"""What may be read without a client certificate: it names nobody's pods, unless `metrics.pods_to` says so."""
 
 Verb = Callable[[bytes], bytes | Awaitable[bytes]]
 Page = Callable[[], Response]
@@ -94,9 +96,9 @@ class Server:
         self._pages: dict[str, Page] = {
             "/healthz": lambda: _text("ok"),
             "/readyz": self._ready,
-            "/metrics": lambda: Response(metrics.text(), content_type=PLAIN),
             "/version": lambda: _text(__version__),
         }
+        self._figures = Figures(mirror, settings.metrics)
         self._reports: dict[str, Callable[[], Awaitable[object]]] = {
             INSPECT: lambda: views.inspect(mirror.ledger, mirror.settings),
             "/scheduler/status": lambda: views.elastic_status(mirror.ledger),
@@ -149,6 +151,8 @@ class Server:
         report = self._reports.get(path)
         if report is not None:  # POST too, for nano's `/status` was registered so
             return self._report(report())
+        if path == "/metrics":
+            return self._numbers(request)
         page = self._pages.get(path)
         if page is not None:
             return page()
@@ -171,6 +175,12 @@ class Server:
 
     async def _report(self, found: Awaitable[object]) -> Response:
         return Response(orjson.dumps(await found))
+
+    async def _numbers(self, request: Request) -> Response:
+        """Our own numbers; and those of the cluster from the leader only, so that nobody adds them up twice."""
+        to_all = not self._settings.tls.client_ca or self._settings.metrics.pods_to == "anyone"
+        cluster = await self._figures.text(names_pods=to_all or request.is_known) if self._leads() else b""
+        return Response(self._metrics.text() + cluster, content_type=PAGE_TYPE)
 
     def _unusable(self, path: str, wrong: BadBody) -> bytes:
         log.warning("a request that cannot be used", extra=fields(path=path, why=str(wrong)[:500]))

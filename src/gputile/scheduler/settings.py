@@ -80,6 +80,23 @@ class TellSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Touch a waiting pod that fits again, if kube-scheduler has not tried it within half a second by itself."""
 
 
+class MetricsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What /metrics shows of the cluster: see docs/metrics.md."""
+
+    cards: int = 10_000
+    """Up to so many cards in the cluster each has series of its own; with more, only nodes and models do. 0: none."""
+
+    pods: int = 10_000
+    """Up to so many pods with cards each has series of its own, and each of its containers. 0: none."""
+
+    pods_to: Literal["certified", "anyone"] = "certified"
+    """Who sees names of pods and namespaces. certified: only who sends a client certificate, where `tls.client_ca` asks
+    for one."""
+
+    hami: bool = False
+    """Show cards and pods under HAMi's names too, for dashboards made for HAMi."""
+
+
 class PreemptSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     own: bool = True
     """Evict less important pods also where kube-scheduler, which knows only sums, finds nobody to evict: where a node
@@ -123,6 +140,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     filter: FilterSettings = msgspec.field(default_factory=FilterSettings)
     bind: BindSettings = msgspec.field(default_factory=BindSettings)
     tell: TellSettings = msgspec.field(default_factory=TellSettings)
+    metrics: MetricsSettings = msgspec.field(default_factory=MetricsSettings)
     preempt: PreemptSettings = msgspec.field(default_factory=PreemptSettings)
     agents: AgentSettings = msgspec.field(default_factory=AgentSettings)
     tls: TlsSettings = msgspec.field(default_factory=TlsSettings)

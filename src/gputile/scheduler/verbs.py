@@ -207,6 +207,8 @@ class Extender:
 
     def _refused(self, args: FilterArgs, asked: PodRequest, said: Said) -> FilterAnswer:
         self.on_no(No(pod=args.pod, asked=asked, names=args.names))
+        if args.pod.uid in self._mirror.waiting and said.reasons:
+            self._mirror.hindrances[args.pod.uid] = said.main_reason
         for code, count in said.reasons.items():
             self._metrics.refusals.labels(code).inc(count)
         return said.answer

@@ -1,5 +1,7 @@
 """The numbers of the agent process, for Prometheus. Names and labels are a contract: they are only ever added."""
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, generate_latest
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -23,8 +25,9 @@ class AgentMetrics:
             "disagreements", "Where the kubelet, the specs or the processes contradict the grants now.", "kind"
         )
         self.elsewhere = self._gauge("ids_elsewhere", "Containers whose device IDs name another card than their grant.")
-        self.over_use = self._gauge("over_use", "Containers that use more memory of a card than granted.")
+        self.over_use = self._gauge("over_use", "Pods that use more memory of a card than granted, each card counted.")
         self.swept = self._counter("swept_specs_total", "CDI specs removed because their pod is gone.")
+        self.page: Callable[[], bytes] = bytes  # figures that are made when somebody asks: see `figures`
         self.beats = self._counter("heartbeats_total", "Renewals of the Lease by how they ended.", "end")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -35,4 +38,4 @@ class AgentMetrics:
 
     def text(self) -> bytes:
         """What a scrape gets."""
-        return generate_latest(self.registry)
+        return generate_latest(self.registry) + self.page()

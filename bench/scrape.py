@@ -1,0 +1,105 @@
+"""How long a scrape of the scheduler's /metrics takes, and how long verbs wait for it meanwhile.
+
+    make bench-scrape        100 to 5,000 nodes x 8 cards with 6 pods on each: as set by default, with all, with HAMi's
+
+"held up" is the longest time for which nothing else was answered. Both in CPU time, which other programs do not change.
+"""
+
+import asyncio
+import gc
+import time
+
+import numpy as np
+
+from gputile.book.events import Confirmed, Holding, NodeSeen
+from gputile.book.ledger import Ledger
+from gputile.dialects.settings import DEFAULTS
+from gputile.dialects.use import write_use
+from gputile.dialects.wire import Pod
+from gputile.kube.values import Beat, Heartbeat, LeaseName, LeaseWords
+from gputile.model.grants import ContainerGrant, Grant, Tile
+from gputile.model.usage import Usage, Used
+from gputile.scheduler.figures import Figures
+from gputile.scheduler.mirror import Mirror
+from gputile.scheduler.settings import MetricsSettings
+from gputile.testing.builders import ask, node, wants
+
+SIZES = (100, 1_000, 5_000)
+CARDS, PODS = 8, 6  # per node
+MANY = 10**6
+CASES = {
+    "default": MetricsSettings(),
+    "all cards and pods": MetricsSettings(cards=MANY, pods=MANY),
+    "and HAMi's names": MetricsSettings(cards=MANY, pods=MANY, hami=True),
+}
+GOALS = {"took, default, 5,000 nodes": 2.0, "held up, default": 0.05}  # seconds
+
+
+def main() -> None:
+    print(f"{'nodes':>7}{'cards':>8}{'pods':>8}  {'case':<20}{'took':>9}{'held up':>10}{'series':>10}{'MB':>8}")
+    worst, default = 0.0, 0.0
+    for nodes in SIZES:
+        mirror = cluster(nodes)
+        gc.collect()
+        gc.freeze()  # as the process does after its first list
+        for case, settings in CASES.items():
+            took, held_up, text = asyncio.run(measured(Figures(mirror, settings)))
+            if case == "default":
+                worst, default = max(worst, held_up), took
+            series = sum(not line.startswith(b"#") for line in text.splitlines())
+            figures = f"{took * 1000:>6.0f} ms{held_up * 1000:>7.1f} ms{series:>10}{len(text) / 1e6:>8.1f}"
+            print(f"{nodes:>7}{nodes * CARDS:>8}{nodes * PODS:>8}  {case:<20}{figures}")
+    print()
+    for (what, goal), found in zip(GOALS.items(), (default, worst), strict=True):
+        print(f"{'ok  ' if found <= goal else 'SLOW'} {what}: {found:.3f} s, at most {goal} s")
+
+
+def cluster(nodes: int) -> Mirror:
+    """Nodes with six pods each, whose agents say what they use."""
+    ledger, dice = Ledger(), np.random.default_rng(7)
+    mirror = Mirror(ledger, DEFAULTS)
+    ledger.fleet.learn_all([wants(ask(size, cores=20), cpu=1000) for size in ("4Gi", "20Gi", "32Gi")])
+    for number in range(nodes):
+        name = f"node-{number}"
+        ledger.handle(NodeSeen(node(name, cpu="128").cards(CARDS, "NVIDIA A100-SXM4-80GB", "80Gi").node()))
+        usage: Usage = {}
+        for n in range(PODS):
+            holding = pod(name, number * PODS + n, int(dice.integers(0, CARDS)), int(dice.choice([4096, 20480])))
+            ledger.handle(Confirmed(holding))
+            mirror._bound[holding.pod] = Pod()
+            usage[holding.pod] = {"main": {uuid: Used(3000, 40) for uuid in holding.uses()}}
+        use = write_use(usage, [f"GPU-{name}-{card}" for card in range(CARDS)])
+        for beat in ("1", "2"):
+            mirror.agents.changed(Heartbeat(LeaseName(name, LeaseWords(use)), Beat(name, 3600, beat)))
+    return mirror
+
+
+def pod(node_name: str, number: int, card: int, memory: int) -> Holding:
+    uid = f"0f3c1a2b-1111-2222-3333-{number:012}"
+    part = ContainerGrant("main", (Tile(f"GPU-{node_name}-{card}", card, memory, 20),))
+    grant = Grant(pod=uid, node=node_name, dialect="gputile", containers=(part,))
+    return Holding(pod=uid, node=node_name, name=f"team-{number % 20}/train-{number}", grant=grant, cpu=1000)
+
+
+async def measured(figures: Figures) -> tuple[float, float, bytes]:
+    """Seconds, the longest gap between two turns of somebody else, and the text."""
+    gaps: list[float] = []
+
+    async def watch() -> None:
+        before = time.thread_time()
+        while True:
+            await asyncio.sleep(0)
+            gaps.append((now := time.thread_time()) - before)
+            before = now
+
+    watching = asyncio.create_task(watch())
+    began = time.thread_time()
+    text = await figures.text()
+    took = time.thread_time() - began
+    await asyncio.sleep(0)
+    watching.cancel()
+    return took, max(gaps), text
+
+
+if __name__ == "__main__":
+    main()

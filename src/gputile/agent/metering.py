@@ -1,0 +1,125 @@
+"""What the containers of this node use, looked at again and again.
+
+Room:  the last look, and how old it is. One that is too old is worth nothing: a driver may hang for minutes, and what
+       is not known is not said.
+Door:  `Meter.look`; then `said` for the Lease, `page` for /metrics, `over_use` for those who take too much.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from gputile.agent import using
+from gputile.agent.residents import Residents
+from gputile.agent.using import OverUse, Part
+from gputile.dialects.use import write_use
+from gputile.kubelet.runtime import Runs
+from gputile.model.cards import Card
+from gputile.model.grants import ContainerGrant
+from gputile.model.units import MiB
+from gputile.model.usage import Used, together
+from gputile.nvml.values import Driver, NoDriver
+from gputile.telemetry import figures, hami_figures
+from gputile.telemetry.figures import MIB, Page, labelled
+
+ALLOWANCE: MiB = 512
+"""Of a card that a process may take beyond its grant: what the driver needs for itself."""
+
+
+class Meter:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        residents: Residents,
+        *,
+        lasts: float,
+        clock: Callable[[], float],
+        hami: bool = False,
+        proc: Path = using.PROC,
+    ) -> None:
+        """`lasts`: seconds for which a look is believed."""
+        self._driver, self._residents, self._lasts, self._clock = driver, residents, lasts, clock
+        self._hami, self._proc = hami, proc
+        self._cards: tuple[Card, ...] = ()
+        self._seen: dict[str, list[Part]] = {}  # by card that answered
+        self._at = -math.inf  # when that was
+        self._told: dict[str, set[str]] = {}  # by pod: the cards about whose over-use it was told
+
+    async def look(self, cards: Iterable[Card], containers: Mapping[str, Runs]) -> None:
+        """`containers`: those that run, by their ID. A driver that is gone leaves nothing known."""
+        cards, began = tuple(cards), self._clock()
+        pods = {one.pod.uid for one in self._residents.all()}
+        uuids = [card.uuid for card in cards]
+        try:
+            seen = await asyncio.to_thread(using.look, self._driver, uuids, containers, pods, self._proc)
+        except NoDriver:
+            self._at = -math.inf
+            return
+        self._cards, self._seen, self._at = cards, seen, began
+
+    def _fresh(self) -> dict[str, list[Part]]:
+        """By card that answered lately."""
+        return self._seen if self._clock() - self._at <= self._lasts else {}
+
+    def said(self) -> str:
+        """For the Lease; "" when nothing is known."""
+        seen = self._fresh()
+        return write_use(using.usage(_all(seen)), seen) if seen else ""
+
+    def over_use(self) -> list[OverUse]:
+        """Those who take more of a card than granted, now."""
+        return using.over_use(self._residents.all(), using.by_pod(_all(self._fresh())), ALLOWANCE)
+
+    def untold(self, found: Iterable[OverUse]) -> list[OverUse]:
+        """Those of them that were not told yet; a pod hears of a card once."""
+        self._told = {uid: cards for uid, cards in self._told.items() if self._residents.get(uid) is not None}
+        new = [one for one in found if one.card not in self._told.get(one.pod.pod.uid, ())]
+        for one in new:
+            self._told.setdefault(one.pod.pod.uid, set()).add(one.card)
+        return new
+
+    # ---- figures ----------------------------------------------------------------------------------------------------
+
+    def page(self) -> bytes:
+        """For /metrics."""
+        page = Page((*figures.AGENT_FAMILIES, *(hami_figures.HAMI_AGENT_FAMILIES if self._hami else ())))
+        seen = self._fresh()
+        usage = using.usage(_all(seen))
+        for card in self._cards:
+            if card.uuid in seen:
+                self._add_card(page, card, [part.used for part in seen[card.uuid]])
+        for one in self._residents.all():
+            pod = one.pod
+            for container, cards in sorted(usage.get(pod.uid, {}).items()):
+                for uuid, used in sorted(cards.items()):
+                    labels = labelled(figures.AGENT_CONTAINER, pod.namespace, pod.name, pod.uid, container, uuid)
+                    page.add_use(figures.AGENT_CONTAINER_MEMORY_USED, figures.AGENT_CONTAINER_CORES_USED, labels, used)
+            if self._hami and one.grant is not None:
+                for held in one.grant.containers:
+                    _add_hami(page, (pod.namespace, pod.name), held, usage.get(pod.uid, {}))
+        return page.text()
+
+    @staticmethod
+    def _add_card(page: Page, card: Card, used: list[Used]) -> None:
+        labels = labelled(figures.AGENT_CARD, card.uuid, str(card.index), card.model)
+        page.add(figures.AGENT_CARD_PROCESSES, labels, len(used))
+        page.add_use(figures.AGENT_CARD_MEMORY_USED, figures.AGENT_CARD_CORES_USED, labels, together(used))
+
+
+def _all(seen: Mapping[str, list[Part]]) -> list[Part]:
+    return [part for parts in seen.values() for part in parts]
+
+
+def _add_hami(page: Page, pod: tuple[str, str], held: ContainerGrant, usage: Mapping[str, Mapping[str, Used]]) -> None:
+    for position, tile in enumerate(held.tiles):
+        labels = labelled(hami_figures.USED, hami_figures.ZONE, *pod, held.container, str(position), tile.uuid)
+        used = usage.get(held.container, {}).get(tile.uuid, Used())
+        page.add(hami_figures.VGPU_MEMORY_LIMIT, labels, tile.memory * MIB)
+        if used.memory is not None:
+            page.add(hami_figures.VGPU_MEMORY_USED, labels, used.memory * MIB)
+            page.add(hami_figures.CONTAINER_MEMORY, labels, used.memory * MIB)
+        if used.cores is not None:
+            page.add(hami_figures.CONTAINER_UTILIZATION, labels, used.cores)

@@ -1,0 +1,118 @@
+"""The Grafana dashboard: every metric and label that it names is one that we show."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gputile.telemetry.figures import FAMILIES, Family
+from tests.telemetry.names import Names, agent, samples, scheduler
+
+FILE = Path(__file__).parents[2] / "deploy/grafana/gputile.json"
+BOARD = json.loads(FILE.read_text())
+PANELS: list[Any] = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
+KNOWN = samples({**scheduler(), **agent()})
+FROM_PROMETHEUS = {"instance", "job"}  # labels that every series gets when it is scraped
+
+# PromQL, as far as the dashboard uses it.
+TEXT = re.compile(r'"[^"]*"')
+SELECTOR = re.compile(r"([a-zA-Z_:][\w:]*)\s*(\{[^}]*\})?")
+GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
+FUNCTIONS = {"sum", "count", "max", "min", "topk", "bottomk", "rate", "increase", "histogram_quantile", "vector"}
+OPERATORS = {"or", "and", "unless", "bool"}
+
+
+def wrong_in(expression: str, legend: str = "", known: Names = KNOWN) -> list[str]:
+    """What the expression or its legend names that nobody shows."""
+    wrong, grouped = [], GROUPING.findall(expression)
+    bare = re.sub(r"\[\w+\]", "", GROUPING.sub("", expression))
+    labels: set[str] = set(FROM_PROMETHEUS)
+    for name, braces in SELECTOR.findall(re.sub(r"(?<![\w:])[\d.]+", "", bare)):
+        if name in FUNCTIONS | OPERATORS:
+            continue
+        if name not in known:
+            wrong.append(f"no metric {name}")
+            continue
+        labels |= set(known[name])
+        matched = [part.split("=")[0].rstrip("!") for part in TEXT.sub("", braces or "{}")[1:-1].split(",") if part]
+        wrong += [f"no label {one.strip()} on {name}" for one in matched if one.strip() not in known[name]]
+    kept = {one.strip() for names in grouped for one in names.split(",")}
+    wrong += [f"no label {one} to group by" for one in sorted(kept - labels)]
+    left = kept if grouped else labels
+    return wrong + [f"no label {one} for the legend" for one in re.findall(r"\{\{(\w+)\}\}", legend) if one not in left]
+
+
+def questions() -> Iterator[Any]:
+    for panel in PANELS:
+        for target in panel["targets"]:
+            yield pytest.param(target["expr"], target.get("legendFormat", ""), id=f"{panel['title']}-{target['refId']}")
+
+
+@pytest.mark.parametrize(("expression", "legend"), list(questions()))
+def test_it_asks_only_for_what_we_show(expression: str, legend: str) -> None:
+    assert wrong_in(expression, legend) == []
+
+
+def test_its_variables_too() -> None:
+    queries = [one["query"]["query"] for one in BOARD["templating"]["list"] if one["type"] == "query"]
+    assert queries
+    for query in queries:
+        found = re.fullmatch(r"label_values\((\w+), (\w+)\)", query)
+        assert found is not None, query
+        assert found[2] in KNOWN[found[1]]
+
+
+@pytest.mark.parametrize(
+    ("expression", "legend", "wrong"),
+    [
+        pytest.param("sum(gputile_node_memory_byte)", "", "no metric gputile_node_memory_byte", id="a-name"),
+        pytest.param(
+            'gputile_node_pods{nod=~"$node"}', "", "no label nod on gputile_node_pods", id="a-label-that-is-matched"
+        ),
+        pytest.param(
+            'gputile_node_pods{node="a", stat!="b,c=d"}',
+            "",
+            "no label stat on gputile_node_pods",
+            id="the-second-label-that-is-matched",
+        ),
+        pytest.param(
+            "sum by (stage, verbs) (rate(gputile_verb_seconds_bucket[5m]))",
+            "",
+            "no label verbs to group by",
+            id="a-label-to-group-by",
+        ),
+        pytest.param("gputile_node_pods", "{{nodes}}", "no label nodes for the legend", id="a-label-in-the-legend"),
+        pytest.param(
+            "sum by (code) (gputile_node_fault)", "{{node}}", "no label node for the legend", id="a-label-summed-away"
+        ),
+        pytest.param("summ(gputile_node_pods)", "", "no metric summ", id="a-function"),
+        pytest.param("topk(10, gputile_free_cards) or gputile_x", "", "no metric gputile_x", id="after-an-operator"),
+    ],
+)
+def test_a_typo_is_found(expression: str, legend: str, wrong: str) -> None:
+    assert wrong_in(expression, legend) == [wrong]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_everything_about_the_cluster_is_on_it(family: Family) -> None:
+    assert re.search(rf"\b{family.name}\b", FILE.read_text())
+
+
+def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
+    ids = [panel["id"] for panel in BOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    places = [
+        (x, y)
+        for at in (panel["gridPos"] for panel in BOARD["panels"])
+        for x in range(at["x"], at["x"] + at["w"])
+        for y in range(at["y"], at["y"] + at["h"])
+    ]
+    assert len(set(places)) == len(places)
+    assert max(x for x, _ in places) == 23
+
+
+def test_it_is_tidy() -> None:
+    assert FILE.read_text() == json.dumps(BOARD, indent=2, ensure_ascii=False) + "\n"
