@@ -28,7 +28,7 @@ from gputile.nvml.values import Gpu, Process
 from gputile.telemetry.agent_metrics import AgentMetrics
 from tests.agent.rig import Kubelet, granted, tile
 from tests.kubelet.kubelet import ScriptedKubelet
-from tests.kubelet.test_runtime import runtime
+from tests.kubelet.runtime import runtime
 
 
 class NodeInMemory:

@@ -1,18 +1,13 @@
 """What a runtime says over its CRI socket: whether it obeys CDI, and what runs."""
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-import grpc
 import pytest
 
 from gputile.kubelet import messages as wire
-from gputile.kubelet.plugin import Context
-from gputile.kubelet.protobuf import decoder, encode
 from gputile.kubelet.runtime import NAME, RUNNING, UID, Runs, Silent, ask, read_config, running
+from tests.kubelet.runtime import runtime
 
 OURS = "/var/run/cdi"
 
@@ -37,38 +32,14 @@ def test_whether_it_obeys_cdi_is_what_its_configuration_says(config: object, wor
     assert says in found.why
 
 
-@asynccontextmanager
-async def runtime(folder: Path) -> AsyncIterator[Path]:
-    """A runtime with a container that runs, one that has ended, and one that is no pod's."""
-
-    async def status(asked: wire.StatusAsked, context: Context) -> wire.StatusSaid:
-        return wire.StatusSaid(info={"config": json.dumps({"enableCDI": asked.verbose})})
-
-    async def containers(asked: wire.Nothing, context: Context) -> wire.ContainersSaid:
-        labels = {UID: "uid-a", NAME: "main"}
-        return wire.ContainersSaid(
-            containers=[
-                wire.ContainerSaid(id="runs", state=RUNNING, labels=labels),
-                wire.ContainerSaid(id="ended", state=2, labels=labels),
-                wire.ContainerSaid(id="nobodys", state=RUNNING),
-            ]
-        )
-
-    server = grpc.aio.server()
-    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-        "Status": grpc.unary_unary_rpc_method_handler(status, decoder(wire.StatusAsked), encode),
-        "ListContainers": grpc.unary_unary_rpc_method_handler(containers, decoder(wire.Nothing), encode),
-    }
-    handler = grpc.method_handlers_generic_handler("runtime.v1.RuntimeService", methods)
-    server.add_generic_rpc_handlers((handler,))
-    server.add_insecure_port(f"unix:{folder / 'runtime.sock'}")
-    await server.start()
-    yield folder / "runtime.sock"
-    await server.stop(None)
-
-
 async def test_a_runtime_is_asked_over_its_socket(tmp_path: Path) -> None:
-    async with runtime(tmp_path) as socket:
+    socket, labels = tmp_path / "cri.sock", {UID: "uid-a", NAME: "main"}
+    said = (
+        wire.ContainerSaid(id="runs", state=RUNNING, labels=labels),
+        wire.ContainerSaid(id="ended", state=2, labels=labels),
+        wire.ContainerSaid(id="nobodys", state=RUNNING),
+    )
+    async with runtime(socket, *said):
         assert (await ask(socket, OURS)).works
         assert await running(socket) == {"runs": Runs("uid-a", "main"), "nobodys": Runs("", "")}
 
@@ -76,3 +47,5 @@ async def test_a_runtime_is_asked_over_its_socket(tmp_path: Path) -> None:
 async def test_one_that_is_not_there_is_silent(tmp_path: Path) -> None:
     with pytest.raises(Silent, match="cannot be asked"):
         await ask(tmp_path / "nobody.sock", OURS)
+    with pytest.raises(Silent, match="cannot be asked"):
+        await running(tmp_path / "nobody.sock")
