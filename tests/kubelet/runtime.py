@@ -1,0 +1,35 @@
+"""A scripted container runtime: it obeys CDI, and says that these containers are there."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from gputile.kubelet import messages as wire
+from gputile.kubelet.plugin import Context
+from gputile.kubelet.protobuf import decoder, encode
+
+
+@asynccontextmanager
+async def runtime(socket: Path, *containers: wire.ContainerSaid) -> AsyncIterator[None]:
+    async def status(asked: wire.StatusAsked, context: Context) -> wire.StatusSaid:
+        return wire.StatusSaid(info={"config": json.dumps({"enableCDI": True})} if asked.verbose else {})
+
+    async def there(asked: wire.Nothing, context: Context) -> wire.ContainersSaid:
+        return wire.ContainersSaid(containers=list(containers))
+
+    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Status": grpc.unary_unary_rpc_method_handler(status, decoder(wire.StatusAsked), encode),
+        "ListContainers": grpc.unary_unary_rpc_method_handler(there, decoder(wire.Nothing), encode),
+    }
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("runtime.v1.RuntimeService", methods),))
+    server.add_insecure_port(f"unix:{socket}")
+    await server.start()
+    try:
+        yield
+    finally:
+        await server.stop(None)
