@@ -66,3 +66,21 @@ def test_the_reason_is_in_words() -> None:
     health = Health(300)
     health.struck(Xid(79, "a"), ["a"], 0)
     assert health.faults() == {"a": "XID 79: fallen off the bus"}
+
+
+def test_only_news_is_told() -> None:
+    health = Health(300)
+    assert health.struck(Xid(79, "a"), ["a"], 0) == ["a"]
+    assert health.struck(Xid(79, "a"), ["a"], 1) == []  # its probation begins anew, and nobody need hear of it
+    assert health.struck(Xid(48, "a"), ["a"], 2) == ["a"]
+    assert health.seen(sight(b="lost"), 3) == ["b"]
+    assert health.seen(sight(b="lost"), 4) == []
+
+
+def test_marks_outlive_the_agent_and_begin_their_probation_anew() -> None:
+    health = Health(300)
+    health.recall({"a": "XID 74: NVLink error", "b": "no driver"}, 100)
+    health.seen(sight(), 101)
+    assert health.faults() == {"a": "XID 74: NVLink error"}  # what the driver shows by itself is seen again, or over
+    health.seen(sight(), 400)
+    assert health.faults() == {}

@@ -1,12 +1,13 @@
 """What a container sees of its cards under each isolation."""
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
 from gputile.agent.hosting import NodeFiles
-from gputile.agent.isolating import CannotServe, edits
+from gputile.agent.isolating import CannotServe, Json, edits, spec
 from gputile.agent.settings import ISOLATIONS, FolderSettings
 from gputile.model.grants import ContainerGrant, Tile
 from gputile.nvml.values import Gpu, Sight
@@ -30,8 +31,8 @@ def host(tmp_path: Path) -> NodeFiles:
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / "dev").mkdir(exist_ok=True)
         (tmp_path / "dev" / name).touch()
-    for folder in ("driver", "mps", "cdi"):
-        (tmp_path / folder).mkdir()
+    for folder in ("driver", "mps/control", "cdi"):
+        (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "limit.so").touch()
     (tmp_path / "cdi" / "nvidia.yaml").write_text(yaml.safe_dump(NVIDIA))
     (tmp_path / "cdi" / "broken.json").write_text("{")
@@ -111,7 +112,7 @@ def test_the_dialects_own_limit_is_said_once(host: NodeFiles) -> None:
     [
         ("devices", "no device node of card GPU-a"),
         ("cdi", "no CDI spec of this node names the card GPU-a"),
-        ("mps", "MPS control daemon"),
+        ("mps", "control pipe of an MPS daemon"),
         ("preload", "not installed"),
         ("steel", "'steel' is not known; write one of none, devices, cdi, mps, preload"),
     ],
@@ -128,3 +129,36 @@ def test_what_a_bare_node_cannot_serve_is_refused(tmp_path: Path, isolation: str
 
 def test_every_isolation_that_can_be_set_is_made(host: NodeFiles) -> None:
     assert all(edits(isolation, HELD, ENV, host)["env"] for isolation in ISOLATIONS)
+
+
+def test_limits_go_by_the_cards_place_on_the_bus_and_count_all_its_tiles(host: NodeFiles) -> None:
+    tiles = (Tile("GPU-b", 1, 2048, 0), Tile("GPU-a", 0, 1024, 0), Tile("GPU-b", 1, 1024, 0))
+    env = edits("preload", ContainerGrant("main", tiles), ENV, host)["env"]
+    assert {line for line in env if "MEMORY_LIMIT" in line} == {
+        "CUDA_DEVICE_MEMORY_LIMIT_0=1024m",
+        "CUDA_DEVICE_MEMORY_LIMIT_1=3072m",
+    }
+
+
+def test_a_tile_without_memory_is_not_limited_to_none(host: NodeFiles) -> None:
+    env = edits("mps", ContainerGrant("main", (Tile("GPU-a", 0, 0, 30),)), ENV, host)["env"]
+    assert not any("MEM_LIMIT" in line for line in env)
+
+
+@pytest.mark.parametrize(
+    ("more", "version"),
+    [({}, "0.5.0"), ({"additionalGids": [44]}, "0.7.0"), ({"additionalGids": [44], "netDevices": []}, "1.1.0")],
+)
+def test_a_spec_says_the_version_that_knows_all_of_it(more: Json, version: str) -> None:
+    assert json.loads(spec("aa", {"env": [], **more}))["cdiVersion"] == version
+
+
+def test_nvidias_specs_are_read_again_only_when_they_change(
+    host: NodeFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = host.nvidia_edits("GPU-a")
+    with monkeypatch.context() as none:
+        none.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} was read again"))
+        assert host.nvidia_edits("GPU-a") == before
+    (tmp_path / "cdi" / "nvidia.yaml").write_text(yaml.safe_dump({**NVIDIA, "devices": []}))
+    assert host.nvidia_edits("GPU-a") == []

@@ -45,3 +45,11 @@ class TestLingering:
         lingering.recall([one.grant])
         assert [grant.pod for grant in lingering.compare([], {"a"})] == ["a"]
         assert lingering.compare([], set()) == ()
+
+    async def test_where_nobody_says_what_runs_no_name_is_let_go(self) -> None:
+        lingering = Lingering()
+        (one,) = await residents(granted("a", tile(0)))
+        assert isinstance(one.grant, Grant)
+        lingering.recall([one.grant])
+        assert [grant.pod for grant in lingering.kept([])] == ["a"]
+        assert lingering.kept([one]) == ()

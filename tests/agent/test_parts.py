@@ -23,40 +23,48 @@ BY_UUID = {card.uuid: card for card in CARDS}
 DEVICES = {f"GPU-{card}::{n}": f"GPU-{card}" for card in range(4) for n in range(10)}
 
 
-def held(*cards: int, name: str = "c0") -> ContainerGrant:
-    return ContainerGrant(name, tuple(tile(card) for card in cards))
+def held(*cards: int, name: str = "c0", memory: int = 4096) -> ContainerGrant:
+    return ContainerGrant(name, tuple(tile(card, memory) for card in cards))
+
+
+def expected(size: int, *cards: int) -> Expected:
+    return Expected("a", held(*cards), size)
 
 
 class TestPreferring:
     @pytest.mark.parametrize(
-        ("expected", "must", "size", "want"),
+        ("waiting", "must", "size", "want"),
         [
-            pytest.param([Expected(held(2), 1)], [], 1, ["GPU-2::0"], id="the-booked-card"),
-            pytest.param([Expected(held(3, 1), 2)], [], 2, ["GPU-3::0", "GPU-1::0"], id="one-of-each-card"),
-            pytest.param([Expected(held(3, 3), 2)], [], 2, ["GPU-3::0", "GPU-3::1"], id="two-tiles-of-one-card"),
-            pytest.param([Expected(held(2), 3)], [], 3, ["GPU-2::0", "GPU-2::1", "GPU-2::2"], id="many-of-one-card"),
+            pytest.param([expected(1, 2)], [], 1, ["GPU-2::0"], id="the-booked-card"),
+            pytest.param([expected(2, 3, 1)], [], 2, ["GPU-3::0", "GPU-1::0"], id="one-of-each-card"),
+            pytest.param([expected(2, 3, 3)], [], 2, ["GPU-3::0", "GPU-3::1"], id="two-tiles-of-one-card"),
+            pytest.param([expected(3, 2)], [], 3, ["GPU-2::0", "GPU-2::1", "GPU-2::2"], id="many-of-one-card"),
             pytest.param(
-                [Expected(held(1), 2), Expected(held(2), 1)], [], 1, ["GPU-2::0"], id="only-who-asks-for-as-many"
+                [expected(2, 1), expected(1, 2)],
+                [],
+                1,
+                ["GPU-2::0"],
+                id="only-who-asks-for-as-many",
             ),
-            pytest.param([Expected(held(1), 1), Expected(held(2), 1)], [], 1, ["GPU-1::0"], id="first-granted-first"),
-            pytest.param([Expected(held(2), 1)], ["GPU-2::7"], 1, ["GPU-2::7"], id="what-must-be-taken"),
+            pytest.param([expected(1, 1), expected(1, 2)], [], 1, ["GPU-1::0"], id="first-granted-first"),
+            pytest.param([expected(1, 2)], ["GPU-2::7"], 1, ["GPU-2::7"], id="what-must-be-taken"),
             pytest.param(
-                [Expected(held(2), 1), Expected(held(0), 1)],
+                [expected(1, 2), expected(1, 0)],
                 ["GPU-0::7"],
                 1,
                 ["GPU-0::7"],
                 id="what-must-be-taken-tells-who-it-is",
             ),
             pytest.param([], [], 1, ["GPU-0::0"], id="nobody-is-expected"),
-            pytest.param([Expected(held(2), 1)], ["GPU-0::1"], 1, ["GPU-0::1"], id="must-wins-over-a-wish"),
+            pytest.param([expected(1, 2)], ["GPU-0::1"], 1, ["GPU-0::1"], id="must-wins-over-a-wish"),
         ],
     )
-    def test_which_devices(self, expected: list[Expected], must: list[str], size: int, want: list[str]) -> None:
-        assert prefer(list(DEVICES), must, size, expected, DEVICES) == want
+    def test_which_devices(self, waiting: list[Expected], must: list[str], size: int, want: list[str]) -> None:
+        assert prefer(list(DEVICES), must, size, waiting, DEVICES) == want
 
     def test_a_card_without_devices_left_is_no_preference(self) -> None:
         free = [name for name in DEVICES if not name.startswith("GPU-2")]
-        assert prefer(free, [], 1, [Expected(held(2), 1)], DEVICES) == ["GPU-0::0"]
+        assert prefer(free, [], 1, [expected(1, 2)], DEVICES) == ["GPU-0::0"]
 
 
 def grant(uid: str, *parts: ContainerGrant) -> Grant:
@@ -87,6 +95,7 @@ class TestOverlapping:
                 "",
                 id="no-cores-reserved-overlap-nobody",
             ),
+            pytest.param(grant("a", held(0, memory=20000)), [], "", id="alone-on-a-card-that-became-smaller"),
             pytest.param(
                 grant("a", held(0), ContainerGrant("i", (tile(0, 16384),), Role.INIT)),
                 [],
@@ -148,8 +157,8 @@ class TestInventory:
         assert label_value(text) == value
 
 
-def entry(pod: str, *ids: str, container: str = "c0") -> Held:
-    return Held(pod=pod, container=container, resource=gputile.GPU, ids=frozenset(ids))
+def entry(pod: str, *ids: str, container: str = "c0", cdi: tuple[str, ...] = ("gputile.io/slot=1",)) -> Held:
+    return Held(pod=pod, container=container, resource=gputile.GPU, ids=frozenset(ids), cdi=cdi)
 
 
 class TestTruth:
@@ -161,6 +170,13 @@ class TestTruth:
             pytest.param([ungranted("a")], [entry("a", "GPU-0::1")], {"ungranted": 1}, 0, id="no-grant"),
             pytest.param(
                 [granted("a", tile(0))], [entry("a", "GPU-0::1", container="x")], {"unnamed": 1}, 0, id="no-container"
+            ),
+            pytest.param(
+                [granted("a", tile(0))],
+                [entry("a", "GPU-0::1", cdi=())],
+                {"not-served": 1},
+                0,
+                id="served-by-another-plugin-with-devices-of-the-same-names",
             ),
             pytest.param([granted("a", tile(0))], [entry("gone", "GPU-0::1")], {}, 0, id="a-pod-that-ended"),
             pytest.param(

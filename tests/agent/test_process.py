@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,13 +11,15 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from gputile.agent import process
+from gputile.agent.doors import cancelled
 from gputile.agent.process import Agent
 from gputile.agent.settings import AgentSettings, FolderSettings, HealthSettings, HeartbeatSettings
 from gputile.dialects import gputile, speaking
 from gputile.dialects.use import read_use
 from gputile.dialects.wire import NodeObject, Pod
 from gputile.kube.node import Heartbeat, NodeClient
-from gputile.kube.values import Change, Note, Seen, Snapshot
+from gputile.kube.values import Alive, Change, Note, Refused, Seen, Snapshot, Trouble
 from gputile.kubelet import messages as wire
 from gputile.kubelet.holding import CHECKPOINT
 from gputile.kubelet.messages import ContainerSaid
@@ -24,9 +27,9 @@ from gputile.kubelet.runtime import NAME, RUNNING, Cdi
 from gputile.kubelet.runtime import UID as UID_LABEL
 from gputile.model.usage import Used
 from gputile.nvml.fake import FakeDriver
-from gputile.nvml.values import Gpu, Process
+from gputile.nvml.values import Gpu, Process, Sight
 from gputile.telemetry.agent_metrics import AgentMetrics
-from tests.agent.rig import Kubelet, granted, tile
+from tests.agent.rig import CARDS, Kubelet, granted, tile
 from tests.kubelet.kubelet import ScriptedKubelet
 from tests.kubelet.runtime import runtime
 
@@ -41,6 +44,7 @@ class NodeInMemory:
         self.notes: list[Note] = []
         self.writes: list[dict[str, Any]] = []
         self.beats: list[str] = []
+        self.refusals = 0  # of the next withdrawals
         self.uses: list[str] = []  # what each beat said of use
         self.pods.put_nowait(Snapshot(()))
         self.nodes.put_nowait(Snapshot((self._object(),)))
@@ -82,6 +86,9 @@ class NodeInMemory:
         self.uses.append(use)
 
     async def withdraw(self, now: float) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise Refused(409, "Conflict", "the Lease has been modified")
         self.beats.append("withdrawn")
 
     def inventory(self) -> list[dict[str, Any]]:
@@ -280,3 +287,82 @@ async def test_it_says_nothing_of_use_unless_it_is_told_to(tmp_path: Path) -> No
         await rig.until(lambda: len(rig.api.uses) > 5)
         assert set(rig.api.uses) == {""}
         assert "gputile_agent_container_memory_used_bytes" not in rig.agent.metrics.text().decode()
+
+
+# ---- what goes wrong ------------------------------------------------------------------------------------------------
+
+
+async def test_an_agent_that_does_not_hear_of_its_pods_is_silent(tmp_path: Path) -> None:
+    """Else the scheduler would take its silence about a pod for a word that its containers are gone."""
+    async with running(tmp_path, *GPUS) as (rig, _):
+        await rig.until(lambda: rig.api.beats)
+        rig.api.pods.put_nowait(Trouble("403: forbidden"))
+        await rig.until(lambda: 'heartbeats_total{end="failed"}' in rig.agent.metrics.text().decode())
+        before = len(rig.api.beats)
+        await asyncio.sleep(0.05)
+        assert len(rig.api.beats) == before
+        rig.api.pods.put_nowait(Alive())
+        await rig.until(lambda: len(rig.api.beats) > before)
+
+
+async def test_pods_on_a_card_that_the_driver_lost_are_told_once(tmp_path: Path) -> None:
+    async with running(tmp_path, *GPUS) as (rig, _):
+        rig.api.pods.put_nowait(Change("ADDED", granted("a", tile(2))))
+        await rig.until(lambda: rig.agent.residents.get("a") and rig.api.inventory())
+        rig.driver.fail("GPU-2")
+        await rig.until(lambda: rig.api.notes)
+        before = len(rig.api.beats)
+        await rig.until(lambda: len(rig.api.beats) > before + 10)
+        assert [(note.pod, note.reason) for note in rig.api.notes] == [("a", "GPUUnhealthy")]
+
+
+async def test_a_mark_of_the_agent_before_us_still_counts(tmp_path: Path) -> None:
+    cards = [{"index": 1, "uuid": "GPU-1", "memory": 16384, "healthy": False, "reason": "XID 74: NVLink error"}]
+    said = json.dumps({"version": 1, "cards": cards})
+    rig = Rig(tmp_path, FakeDriver(GPUS))
+    rig.api.node["metadata"]["annotations"][gputile.INVENTORY] = said
+    await rig.agent._nodes_listed((rig.api._object(),))
+    await rig.agent.look()
+    assert [card.reason for card in rig.agent.cards.now() if not card.healthy] == ["XID 74: NVLink error"]
+
+
+async def test_a_driver_that_hangs_takes_the_cards_out_of_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "HANGS", 0.05)
+    rig, hang = Rig(tmp_path, FakeDriver(GPUS)), threading.Event()
+    await rig.agent.look()
+    calm = rig.driver.look
+    asked: list[int] = []
+
+    def look() -> Sight:
+        asked.append(1)
+        hang.wait(5)
+        return calm()
+
+    rig.driver.look = look  # type: ignore[method-assign]
+    await rig.agent.look()
+    await rig.agent.look()
+    assert {card.reason for card in rig.agent.cards.now()} == {"the driver has not answered for 0.05 seconds"}
+    assert len(asked) == 1  # no second question before it has answered the first
+    hang.set()
+    await rig.agent.look()
+    assert all(card.healthy for card in rig.agent.cards.now())
+    await cancelled(rig.agent.doors.tasks())
+
+
+async def test_the_last_word_on_the_lease_is_the_withdrawal(tmp_path: Path) -> None:
+    async with running(tmp_path, *GPUS) as (rig, _):
+        await rig.until(lambda: rig.api.beats)
+        rig.api.refusals = 1  # a heartbeat was on its way
+    assert rig.api.beats[-1] == "withdrawn"
+
+
+async def test_an_edited_grant_stays_the_first_one_when_cards_change(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, FakeDriver(GPUS))
+    await rig.agent.residents.cards_are(CARDS)
+    await rig.agent.residents.listed([granted("a", tile(0))])
+    await rig.agent.residents.changed(granted("a", tile(3)), deleted=False)
+    await rig.agent.residents.cards_are(CARDS[:3])
+    one = rig.agent.residents.get("a")
+    assert one
+    assert one.grant
+    assert (set(one.grant.uses()), bool(one.fault)) == ({"GPU-0"}, True)

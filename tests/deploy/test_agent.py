@@ -82,7 +82,6 @@ def test_it_is_given_the_folders_that_its_settings_name() -> None:
     folders, runtime = settings().folders, settings().runtime
     assert writable == {
         folders.plugins: True,
-        str(Path(folders.pod_resources).parent): False,
         folders.cdi: True,
         str(Path(runtime).parent): False,
         str(Path(container["args"][2]).parent): False,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gputile.kubelet import messages as wire
-from gputile.kubelet.holding import CHECKPOINT, Held, Unreadable, _by_container, read_checkpoint, registered
+from gputile.kubelet.holding import CHECKPOINT, Held, Unreadable, read_checkpoint, registered
 from gputile.kubelet.protobuf import encode
 
 ANSWER = base64.b64encode(encode(wire.Allocation(cdi_devices=[wire.CdiDevice(name="gputile.io/slot=ab")]))).decode()
@@ -79,15 +79,3 @@ def test_a_checkpoint_that_nobody_understands(tmp_path: Path, text: str) -> None
     (tmp_path / CHECKPOINT).write_text(text)
     with pytest.raises(Unreadable, match=CHECKPOINT):
         read_checkpoint(tmp_path)
-
-
-def test_podresources_put_together() -> None:
-    one_each = [wire.ContainerDevices(resource_name="r", ids=[name]) for name in "ab"]
-    many = wire.ContainerDevices(resource_name="s", ids=["x", "y"])
-    pod = wire.PodResource(
-        name="p", namespace="ns", containers=[wire.ContainerResources(name="c", devices=[*one_each, many])]
-    )
-    assert _by_container(wire.PodResourceList(pods=[pod])) == {
-        ("ns", "p", "c", "r"): frozenset("ab"),
-        ("ns", "p", "c", "s"): frozenset("xy"),
-    }

@@ -25,10 +25,10 @@ class Echo:
     def devices(self) -> tuple[Device, ...]:
         return self.has
 
-    def prefer(self, available: list[str], must_include: list[str], size: int) -> list[str]:
+    async def prefer(self, available: list[str], must_include: list[str], size: int) -> list[str]:
         return [*must_include, *available][:size]
 
-    def allocate(self, ids: list[str]) -> wire.Allocation:
+    async def allocate(self, ids: list[str]) -> wire.Allocation:
         if "b" in ids:
             raise Refused("b is broken")
         return wire.Allocation(envs={"IDS": ",".join(ids)})
@@ -172,6 +172,38 @@ async def test_sockets_that_a_killed_process_left_are_removed_and_others_stay(tm
         await turns.wait(lambda said: said[-1:] == [""])
         left = {path.name for path in tmp_path.glob("gputile-*")}
     assert left == {"gputile-gputile-io-gpu-1.sock", "gputile-gputile-io-gpux-1.sock"}
+
+
+async def test_a_folder_without_room_for_a_socket_is_borne(tmp_path: Path) -> None:
+    endpoint = tmp_path / "gputile-gputile-io-gpu-1.sock"
+    endpoint.mkdir()  # no socket can be made there
+    async with ScriptedKubelet(tmp_path) as kubelet, opened(Echo(), tmp_path) as (_, turns):
+        await turns.wait(lambda said: any("cannot serve in" in one for one in said))
+        endpoint.rmdir()
+        await turns.wait(lambda said: said[-1] == "")
+        assert kubelet.registrations
+
+
+async def test_a_kubelet_that_stopped_listening_hears_of_it_again(tmp_path: Path) -> None:
+    turns, now = Turns(), [0.0]
+    door = Door(Echo(), tmp_path, on_turn=turns.hear, pause=soon, clock=lambda: now[0])
+    async with ScriptedKubelet(tmp_path) as kubelet:
+        running = asyncio.create_task(door.run())
+        await turns.wait(lambda said: said[-1:] == [""])
+        async with aclosing(kubelet.watch()) as watch:  # type: ignore[type-var]
+            await anext(watch)
+            now[0] += 100
+            await asyncio.sleep(0.02)
+            assert turns.said == [""]  # it listens
+        while door._listeners:
+            await asyncio.sleep(0)
+        now[0] += 100
+        await turns.wait(
+            lambda said: said[-2:] == ["the kubelet does not listen to our devices; registering again", ""]
+        )
+        assert len(kubelet.registrations) == 2
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_name_that_it_may_not_take_is_not_registered_until_it_may(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ from gputile.dialects.gputile import LINGERING, write_lingering
 from gputile.dialects.wire import Metadata, Pod
 from gputile.kube.values import Json, Unclear
 from gputile.model.grants import ContainerGrant, Grant, Tile
+from gputile.scheduler.agents import AgentSettings
 from gputile.scheduler.lingering import NOBODYS, SETTLE
 from gputile.testing.builders import node
 from tests.scheduler.rig import Rig, tile
 from tests.scheduler.test_mirror import grant
 
-LINGER = 15.0  # the default
+LINGER = AgentSettings().linger
 WORST = LINGER + 3 + SETTLE  # and the next renewal of an agent that renews every other second, and what that takes
 
 

@@ -4,7 +4,7 @@ Room:  no I/O, no await; time is told.
 Door:  `seen`, `struck`, `no_driver`; `now`, `carriers`, `wanted`.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from gputile.agent.health import Health
 from gputile.agent.inventory import inventory, labels
@@ -28,9 +28,14 @@ class Cards:
         self._sight = Sight()
         self._no_driver = ""
 
-    def seen(self, sight: Sight, now: float) -> None:
+    def recall(self, cards: Iterable[Card], now: float) -> None:
+        """What the node said of its cards before we came."""
+        self._health.recall({card.uuid: card.reason for card in cards if not card.healthy}, now)
+
+    def seen(self, sight: Sight, now: float) -> list[str]:
+        """The cards that are newly out of use."""
         self._sight, self._no_driver = sight, ""
-        self._health.seen(sight, now)
+        return self._health.seen(sight, now)
 
     def no_driver(self, why: str) -> None:
         """The driver does not answer: cards that were there are out of use until it does."""

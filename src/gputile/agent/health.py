@@ -9,7 +9,7 @@ An application can make the driver report an error (a wild pointer, an out-of-bo
 and its other tenants must not suffer. Only errors that hardware or driver cause mark it.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -38,6 +38,9 @@ HARDWARE_XIDS = {
 """Faults of the card, with words for people. What stands in neither list is counted and does not mark the card."""
 
 
+XID = "XID "  # how the reason of such a mark begins
+
+
 class Mark(msgspec.Struct, frozen=True):
     """A card out of use: why, and since when nothing more has happened to it."""
 
@@ -54,23 +57,33 @@ class Health:
         self._fatal = {**HARDWARE_XIDS, **{number: "as set" for number in fatal if number not in HARDWARE_XIDS}}
         self._marks: dict[str, Mark] = {}
 
-    def seen(self, sight: Sight, now: float) -> None:
-        """What the driver says of each card at the moment; a fault that is still there keeps probation from passing."""
-        for gpu in sight.gpus:
-            if gpu.fault:
-                self._marks[gpu.uuid] = Mark(gpu.fault, now)
+    def recall(self, faults: Mapping[str, str], now: float) -> None:
+        """What an agent before us had marked. Faults that the driver shows by itself will be seen again; XIDs not."""
+        for uuid, reason in faults.items():
+            if reason.startswith(XID):
+                self._marks.setdefault(uuid, Mark(reason, now))
+
+    def seen(self, sight: Sight, now: float) -> list[str]:
+        """What the driver says of each card at the moment; a fault that is still there keeps probation from passing.
+        Returns the cards that are newly out of use, or for another reason."""
+        hit = [gpu.uuid for gpu in sight.gpus if gpu.fault and self._mark(gpu.uuid, gpu.fault, now)]
         for uuid, mark in list(self._marks.items()):
             if now - mark.last >= self._probation:
                 del self._marks[uuid]
+        return hit
+
+    def _mark(self, uuid: str, reason: str, now: float) -> bool:
+        """Whether that is news."""
+        before, self._marks[uuid] = self._marks.get(uuid), Mark(reason, now)
+        return before is None or before.reason != reason
 
     def struck(self, xid: Xid, uuids: Iterable[str], now: float) -> list[str]:
-        """The cards that an error marks: its own, or all when the driver does not say which."""
+        """The cards that an error takes out of use, or for another reason: its own, or all when the driver does not say
+        which. One that is out of use for that already is no news, and its probation begins anew."""
         if xid.number in self._ignored or xid.number not in self._fatal:
             return []
         hit = [xid.uuid] if xid.uuid else list(uuids)
-        for uuid in hit:
-            self._marks[uuid] = Mark(f"XID {xid.number}: {self._fatal[xid.number]}", now)
-        return hit
+        return [uuid for uuid in hit if self._mark(uuid, f"{XID}{xid.number}: {self._fatal[xid.number]}", now)]
 
     def faults(self) -> dict[str, str]:
         """By UUID, why a card is out of use."""

@@ -11,6 +11,7 @@ import msgspec
 
 from gputile.agent.isolating import COMMON_NODES, Json
 from gputile.agent.settings import FolderSettings
+from gputile.agent.slots import PREFIX
 from gputile.nvml.values import Sight
 
 
@@ -19,6 +20,7 @@ class NodeFiles:
 
     def __init__(self, folders: FolderSettings) -> None:
         self._folders = folders
+        self._specs: dict[Path, tuple[tuple[int, ...], Spec | None]] = {}
         self.sight = Sight()
 
     def node_of(self, uuid: str) -> str:
@@ -33,7 +35,8 @@ class NodeFiles:
         return self._folders.driver if Path(self._folders.driver).is_dir() else ""
 
     def mps(self) -> str:
-        return self._folders.mps if Path(self._folders.mps).is_dir() else ""
+        """Served only where the daemon's control pipe is: without it CUDA would run, and be limited by nobody."""
+        return self._folders.mps if (Path(self._folders.mps) / "control").exists() else ""
 
     def preload(self) -> str:
         return self._folders.preload if Path(self._folders.preload).is_file() else ""
@@ -51,10 +54,22 @@ class NodeFiles:
     def _nvidia_specs(self) -> Iterator["Spec"]:
         for folder in self._folders.nvidia_cdi:
             for path in sorted(Path(folder).glob("*")):
-                if path.suffix in (".json", ".yaml", ".yml"):
-                    spec = _read(path)
+                if path.suffix in (".json", ".yaml", ".yml") and not path.name.startswith(PREFIX):
+                    spec = self._spec(path)
                     if spec is not None and spec.kind == "nvidia.com/gpu":
                         yield spec
+
+    def _spec(self, path: Path) -> "Spec | None":
+        """Read once, until it changes: a large one takes a tenth of a second."""
+        try:
+            found = path.stat()
+        except OSError:
+            return None
+        stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
+        known = self._specs.get(path)
+        if known is None or known[0] != stamp:
+            known = self._specs[path] = (stamp, _read(path))
+        return known[1]
 
 
 class SpecDevice(msgspec.Struct, rename="camel"):

@@ -12,7 +12,7 @@ import msgspec
 
 from gputile.model.errors import GputileError
 from gputile.model.grants import ContainerGrant
-from gputile.model.units import ALL
+from gputile.model.units import ALL, MiB
 
 Json: TypeAlias = dict[str, Any]
 
@@ -88,9 +88,9 @@ def _cdi(held: ContainerGrant, host: Host) -> list[Json]:
 def _mps(held: ContainerGrant, host: Host) -> list[Json]:
     pipes = host.mps()
     if not pipes:
-        raise CannotServe("isolation `mps`: there is no pipe folder of an MPS control daemon on this node; start it")
-    limits = ",".join(f"{position}={tile.memory}M" for position, tile in enumerate(held.tiles))
-    env = [f"CUDA_MPS_PIPE_DIRECTORY={pipes}", f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT={limits}"]
+        raise CannotServe("isolation `mps`: there is no control pipe of an MPS daemon on this node; start the daemon")
+    limits = ",".join(f"{position}={memory}M" for position, memory in _memories(held))
+    env = [f"CUDA_MPS_PIPE_DIRECTORY={pipes}", *([f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT={limits}"] if limits else [])]
     cores = min((tile.cores for tile in held.tiles if tile.cores), default=ALL)
     return [{"env": [*env, f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={cores}"], "mounts": [_mount(pipes, read_only=False)]}]
 
@@ -99,7 +99,7 @@ def _preload(held: ContainerGrant, host: Host) -> list[Json]:
     library = host.preload()
     if not library:
         raise CannotServe("isolation `preload`: the limiting library is not installed on this node")
-    env = [f"CUDA_DEVICE_MEMORY_LIMIT_{position}={tile.memory}m" for position, tile in enumerate(held.tiles)]
+    env = [f"CUDA_DEVICE_MEMORY_LIMIT_{position}={memory}m" for position, memory in _memories(held)]
     cores = min((tile.cores for tile in held.tiles if tile.cores), default=0)
     env += [f"CUDA_DEVICE_SM_LIMIT={cores}"] if cores else []
     return [{"env": [*env, f"LD_PRELOAD={library}"], "mounts": [_mount(library)]}]
@@ -117,6 +117,14 @@ MAKERS: dict[str, Callable[[ContainerGrant, Host], list[Json]]] = {
 def _cards(held: ContainerGrant) -> list[str]:
     """Each once, in the order of the tiles."""
     return list(dict.fromkeys(tile.uuid for tile in held.tiles))
+
+
+def _memories(held: ContainerGrant) -> list[tuple[int, MiB]]:
+    """By the card's position in the container, which is that on the bus: a card is there once, with all its tiles."""
+    found: dict[int, MiB] = {}
+    for tile in held.tiles:
+        found[tile.index] = found.get(tile.index, 0) + tile.memory
+    return [(position, found[index]) for position, index in enumerate(sorted(found)) if found[index]]
 
 
 def _mount(path: str, *, read_only: bool = True) -> Json:
@@ -141,10 +149,13 @@ def _merged(many: list[Json]) -> Json:
 # ---- the spec -------------------------------------------------------------------------------------------------------
 
 KIND = "gputile.io/slot"
-CDI_VERSION = "0.5.0"  # the oldest that has all we say
+CDI_VERSION = "0.5.0"  # the oldest that has all we say ourselves
+SINCE = {"netDevices": "1.1.0", "additionalGids": "0.7.0", "intelRdt": "0.7.0"}
+"""What NVIDIA's specs may say besides, and in which version; newest first."""
 
 
 def spec(slot: str, container_edits: Json) -> bytes:
-    """A CDI spec with this one device."""
+    """A CDI spec with this one device. A runtime passes over one that says more than its version knows."""
     device = {"name": slot, "containerEdits": container_edits}
-    return msgspec.json.encode({"cdiVersion": CDI_VERSION, "kind": KIND, "devices": [device]})
+    version = next((since for key, since in SINCE.items() if key in container_edits), CDI_VERSION)
+    return msgspec.json.encode({"cdiVersion": version, "kind": KIND, "devices": [device]})

@@ -21,9 +21,14 @@ class Lingering:
         for grant in grants:
             self._granted.setdefault(grant.pod, grant)
 
+    def kept(self, residents: Iterable[Resident]) -> tuple[Grant, ...]:
+        """Those that nobody shows us any more, when nobody says what runs: none of them is let go."""
+        here = {one.pod.uid for one in residents}
+        return tuple(grant for uid, grant in sorted(self._granted.items()) if uid not in here)
+
     def compare(self, residents: Iterable[Resident], running: Collection[str]) -> tuple[Grant, ...]:
         """`running`: the UIDs of pods with containers that run. Those of them that nobody shows us any more linger."""
         here = {one.pod.uid: one for one in residents}
         self._granted |= {uid: one.grant for uid, one in here.items() if one.grant is not None}
         self._granted = {uid: grant for uid, grant in self._granted.items() if uid in here or uid in running}
-        return tuple(grant for uid, grant in sorted(self._granted.items()) if uid not in here)
+        return self.kept(here.values())

@@ -19,7 +19,7 @@ def overlap(grant: Grant, earlier: Iterable[Grant], cards: Mapping[str, Card]) -
             ("MiB of memory", card.memory, before.memory, use.memory),
             ("percent of the cores", card.cores, before.cores, use.cores),
         ):
-            if wanted and taken + wanted > size:
+            if wanted and taken and taken + wanted > size:  # alone on a card that became smaller, it overlaps nobody
                 return (
                     f"its grant of {wanted} {what} of card {card.index} ({uuid}) overlaps earlier ones, which hold "
                     f"{taken} of {size}"

@@ -14,6 +14,7 @@ from gputile.model.grants import ContainerGrant
 class Expected(msgspec.Struct, frozen=True):
     """A container that has been granted its cards and not yet got its devices."""
 
+    pod: str  # UID
     held: ContainerGrant
     size: int  # how many devices it will ask for
 

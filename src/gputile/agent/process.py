@@ -13,23 +13,22 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gputile.agent.cards import Cards
+from gputile.agent.doors import Doors, cancelled
 from gputile.agent.hosting import NodeFiles
 from gputile.agent.lingering import Lingering
 from gputile.agent.metering import Meter
-from gputile.agent.reporting import Reporter
+from gputile.agent.reporting import Reporter, Wanted
 from gputile.agent.residents import Residents
-from gputile.agent.serving import CardPlugin, Shared
+from gputile.agent.serving import Shared
 from gputile.agent.settings import AgentSettings
 from gputile.agent.slots import Slots
 from gputile.agent.truth import compare
-from gputile.dialects.carrying import Carrier
 from gputile.dialects.wire import NodeObject, Pod
 from gputile.kube.node import Heartbeat, NodeClient
 from gputile.kube.values import Alive, Change, Note, Refused, Seen, Snapshot, Spoilt, Trouble, Unclear
 from gputile.kubelet import runtime
-from gputile.kubelet.holding import Unreadable, registered
-from gputile.kubelet.plugin import Door
-from gputile.nvml.values import Driver, NoDriver
+from gputile.model.cards import Card
+from gputile.nvml.values import Driver, NoDriver, Sight
 from gputile.telemetry.agent_metrics import AgentMetrics
 from gputile.telemetry.logs import fields
 
@@ -37,9 +36,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+PODS = "pods"
 REPORT = 1.0  # seconds between two looks at what runs, and at what stands on the node
 SPOKE = 8.0  # seconds after which our word is too old for a heartbeat: see docs/decisions/0014
 SWEEP = 10.0  # seconds between two rounds of cleaning and comparing
+HANGS = 30.0  # seconds after which a driver that does not answer is out of use
 XID_WAIT = 2.0  # seconds; the driver is asked again after it, so that we can stop
 
 
@@ -70,25 +71,30 @@ class Agent:
             self.host,
             self._plugins,
             isolation=settings.isolation,
+            pods_choose=settings.pods_choose_isolation,
             hold=settings.hold,
             early=not cdi.works,
         )
-        self._doors: dict[str, tuple[CardPlugin, Door, asyncio.Task[None]]] = {}
+        self.doors = Doors(self._plugins, self.shared, metrics, self._say, self._is_offered)
         self._node_seen, self._looked = asyncio.Event(), asyncio.Event()
         self._lingering = Lingering()
         lasts = settings.heartbeat.duration
         self.meter = Meter(driver, self.residents, lasts=lasts, clock=time.monotonic, hami=settings.hami_metrics)
         self._running: dict[str, runtime.Runs] | None = None  # by container ID; None: the runtime does not say
         self._spoke_at = -SPOKE  # when the node last said all that we know
+        self._deaf = ""  # why we do not hear of the node's pods
         self._news = asyncio.Event()  # there is something to say
         self._said: dict[str, str] = {}  # by subject: what was last said about it
+        self._shown: tuple[tuple[Card, ...], Wanted] | None = None  # what everybody was last told
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._looking: asyncio.Task[Sight] | None = None  # the driver was asked, and has not answered
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event) -> None:
         self.metrics.has_cdi.set(int(self.cdi.works))
         loops: list[Coroutine[Any, Any, None]] = [
-            self._follow("pods", self.client.follow_pods, self.residents.listed, self._pod_changed),
+            self._follow(PODS, self.client.follow_pods, self.residents.listed, self._pod_changed),
             self._follow("node", self.client.follow_node, self._nodes_listed, self._node_changed),
             self._look(),
             self._hear_errors(),
@@ -99,31 +105,38 @@ class Agent:
         if self.settings.report_use:
             self.metrics.page = self.meter.page
             loops.append(self._measure())
-        tasks = [asyncio.create_task(loop) for loop in loops]
+        self._tasks = {asyncio.create_task(loop) for loop in loops}
         waits = asyncio.create_task(stop.wait())
+        self._tasks.add(waits)
         try:
-            done, _ = await asyncio.wait([*tasks, waits], return_when=asyncio.FIRST_COMPLETED)
-            for task in done - {waits}:
-                task.result()  # a loop ends only by a bug: let it be seen
+            while not waits.done():
+                all_tasks = self._tasks | self.doors.tasks()
+                done, _ = await asyncio.wait(all_tasks, timeout=REPORT, return_when=asyncio.FIRST_COMPLETED)
+                for task in done - {waits}:
+                    task.result()  # a loop ends only by a bug: let it be seen
         finally:
-            await self._stop([*tasks, waits])
+            await self._stop()
 
-    async def _stop(self, tasks: list[asyncio.Task[Any]]) -> None:
+    async def _stop(self) -> None:
         """First tell the scheduler, so that no pod is sent to a plugin that is gone; then leave the kubelet."""
         log.info("stopping")
-        try:
-            async with asyncio.timeout(3.0):
-                await self.heartbeat.withdraw(time.time())
-        except (Refused, Unclear, TimeoutError) as wrong:
-            log.warning("the node could not be withdrawn", extra=fields(why=str(wrong)))
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for _, _, serving in self._doors.values():
-            serving.cancel()
-        await asyncio.gather(*(serving for _, _, serving in self._doors.values()), return_exceptions=True)
+        await cancelled(self._tasks)  # no heartbeat after the withdrawal
+        await self._withdraw()
+        await cancelled(self.doors.tasks())
         self.driver.close()
         await self.client.close()
+
+    async def _withdraw(self) -> None:
+        """Twice, for the first may meet a heartbeat that was on its way."""
+        why = ""
+        for _ in range(2):
+            try:
+                async with asyncio.timeout(2.0):
+                    await self.heartbeat.withdraw(time.time())
+                return
+            except (Refused, Unclear, TimeoutError) as wrong:
+                why = str(wrong)
+        log.warning("the node could not be withdrawn", extra=fields(why=why))
 
     def why_not_ready(self) -> str:
         if not self.residents.is_listed:
@@ -152,6 +165,7 @@ class Agent:
             match seen:
                 case Trouble(why):
                     self._say(f"cannot follow the {kind}; trying again", why)
+                    self._deaf = why if kind == PODS else self._deaf
                     continue
                 case Spoilt(what, why):
                     log.warning("an object cannot be read", extra=fields(what=what, why=why))
@@ -163,6 +177,7 @@ class Agent:
                 case Alive():
                     pass
             self._say(f"cannot follow the {kind}; trying again", "")
+            self._deaf = "" if kind == PODS else self._deaf
 
     async def _pod_changed(self, pod: Pod, deleted: bool) -> None:
         await self.residents.changed(pod, deleted=deleted)
@@ -175,11 +190,13 @@ class Agent:
 
     async def _node_changed(self, node: NodeObject, deleted: bool) -> None:
         if deleted:
+            self.reporter.gone()
             return
         before = self.reporter.cordoned()
         self.reporter.seen(node)
         if not self._node_seen.is_set():
             self._lingering.recall(self.reporter.named_before())
+            self.cards.recall(self.reporter.inventory_before(), time.monotonic())
         self._node_seen.set()
         if self.reporter.cordoned() != before:
             await self._cards_changed()
@@ -192,8 +209,9 @@ class Agent:
             await asyncio.sleep(self.settings.look)
 
     async def look(self) -> None:
+        hit: list[str] = []
         try:
-            sight = await asyncio.to_thread(self.driver.look)
+            sight = await self._ask_driver()
         except NoDriver as no:
             self._say("there is no GPU to serve; looking again", str(no), logging.INFO)
             self.metrics.has_driver.set(0)
@@ -203,9 +221,20 @@ class Agent:
             self._say("there is no GPU to serve; looking again", none, logging.INFO)
             self.metrics.has_driver.set(1)
             self.host.sight = sight
-            self.cards.seen(sight, time.monotonic())
+            hit = self.cards.seen(sight, time.monotonic())
         await self._cards_changed()
         self._looked.set()
+        await self._tell_tenants(set(hit))
+
+    async def _ask_driver(self) -> Sight:
+        """A driver that hangs is as good as none; it is not asked a second time before it has answered."""
+        if self._looking is None:
+            self._looking = asyncio.create_task(asyncio.to_thread(self.driver.look))
+        done, _ = await asyncio.wait({self._looking}, timeout=HANGS)
+        if not done:
+            raise NoDriver(f"the driver has not answered for {HANGS:g} seconds")
+        looking, self._looking = self._looking, None
+        return looking.result()
 
     async def _hear_errors(self) -> None:
         while True:
@@ -226,51 +255,19 @@ class Agent:
     async def _cards_changed(self) -> None:
         """Everybody who shows cards shows them as they are now."""
         cordoned = self.reporter.cordoned()
-        now = self.cards.now(cordoned)
+        now, wanted = self.cards.now(cordoned), self.cards.wanted(cordoned, self.cdi)
+        if (now, wanted) == self._shown:
+            return
+        self._shown = now, wanted
         self.shared.cards = {card.uuid: card for card in now}
         await self.residents.cards_are(now)
-        self._open_doors()
-        for _, door, _ in list(self._doors.values()):
-            await door.tell()
-        wanted = self.cards.wanted(cordoned, self.cdi)
-        if wanted != self.reporter.wanted:
-            self.reporter.wanted = wanted
-            self._news.set()
+        await self.doors.show(self.cards.carriers())
+        self.reporter.wanted = wanted
+        self._news.set()
 
-    def _open_doors(self) -> None:
-        for carrier in self.cards.carriers():
-            if carrier.fault:
-                self._say(f"{carrier.resource} is not served", carrier.fault)
-            known = self._doors.get(carrier.resource)
-            if known is not None:
-                known[0].carrier = carrier
-            elif carrier.devices:
-                self._open(carrier)
-
-    def _open(self, carrier: Carrier) -> None:
-        plugin = CardPlugin(carrier, self.shared, self.metrics)
-        door = Door(plugin, self._plugins, may_register=lambda: self._rival(plugin), on_turn=self._turned)
-        self._doors[carrier.resource] = (plugin, door, asyncio.create_task(door.run()))
-
-    def _rival(self, plugin: CardPlugin) -> str:
-        """Whether another plugin serves the name now. A kubelet would let us win, and that plugin's pods lose."""
-        if self.reporter.offers(plugin.resource) and self._strangers(plugin):
-            return f"another device plugin of this node serves {plugin.resource}; take it away, or out of `serve`"
-        return ""
-
-    def _strangers(self, plugin: CardPlugin) -> frozenset[str]:
-        """Devices of another plugin under our resource's name."""
-        try:
-            return plugin.strangers(registered(self._plugins, plugin.resource))
-        except Unreadable:
-            return frozenset()
-
-    def _turned(self, resource: str, why: str) -> None:
-        self.metrics.registered.labels(resource).set(int(not why))
-        if why:
-            log.warning("cannot register with the kubelet; trying again", extra=fields(resource=resource, why=why))
-        else:
-            log.info("registered with the kubelet", extra=fields(resource=resource))
+    def _is_offered(self, resource: str) -> bool:
+        """Whether the node has devices of the resource, of whomever; true as long as we have not seen it."""
+        return not self._node_seen.is_set() or self.reporter.offers(resource)
 
     async def _tell_tenants(self, uuids: set[str]) -> None:
         """Whoever is on a card that failed should hear it: moving on is theirs to decide."""
@@ -302,6 +299,8 @@ class Agent:
         """It says that the node's word is fresh: what runs was compared with the pods, and is written there."""
         if time.monotonic() - self._spoke_at > SPOKE:
             return "the node has not said lately what runs on it"
+        if self._deaf:
+            return f"the node's pods cannot be followed: {self._deaf}"
         try:
             await self.heartbeat.beat(time.time(), self.meter.said())
         except (Refused, Unclear) as wrong:
@@ -331,7 +330,10 @@ class Agent:
         if self._running is not None or await self._asks_runtime():
             self._running = await runtime.running(Path(self.settings.runtime))
             lingers = self._lingering.compare(self.residents.all(), {one.pod for one in self._running.values()})
-            self.reporter.lingers(lingers)
+        else:
+            lingers = self._lingering.kept(self.residents.all())
+        self.shared.lingering = lingers
+        self.reporter.lingers(lingers)
         await self.reporter.step(time.time())
         self._spoke_at = time.monotonic()
 
@@ -368,13 +370,10 @@ class Agent:
     def tidy(self) -> None:
         swept = self.slots.sweep({one.pod.uid for one in self.residents.all()})
         self.metrics.swept.inc(swept)
-        devices = {resource: dict(plugin.carrier.devices) for resource, (plugin, _, _) in self._doors.items()}
-        found = compare(self.residents.all(), self.shared.held_or_none(), devices, self.shared.cards)
-        found.disagreements["stolen-name"] += [
-            f"another device plugin took {resource} over; take it away and restart the agent"
-            for resource, (plugin, door, _) in self._doors.items()
-            if door.is_registered and self._strangers(plugin)
-        ]
+        devices = self.doors.devices()
+        held, cards = self.shared.held_or_none(), self.shared.cards
+        found = compare(self.residents.all(), held, devices, cards, has_slots=self.cdi.works)
+        found.disagreements["stolen-name"] += self.doors.stolen()
         self.metrics.compared.inc()
         self.metrics.elsewhere.set(found.elsewhere)
         for kind, stories in found.disagreements.items():

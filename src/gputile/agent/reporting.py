@@ -11,13 +11,18 @@ from datetime import UTC, datetime
 import msgspec
 
 from gputile.dialects import gputile
+from gputile.dialects.settings import DEFAULTS
 from gputile.dialects.wire import NodeObject, Unreadable, names
 from gputile.kube.node import NodeClient
 from gputile.kube.values import Json
+from gputile.model.cards import Card
 from gputile.model.grants import Grant
+from gputile.model.units import quantity
 from gputile.telemetry.agent_metrics import AgentMetrics
 
 CONDITION = "GputileAgent"
+OURS = "gputile.io/"
+AGAIN = 10.0  # seconds after which the same is written again, if our watch has not shown it yet
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,11 +43,26 @@ class Reporter:
         self._client, self._metrics = client, metrics
         self._node: NodeObject | None = None
         self._said: tuple[bool, str, str] | None = None  # the condition as last written
+        self._sums: set[str] = set()  # resources that we put on the node
+        self._written: tuple[NodeObject, Wanted, str | None] | None = None  # what was last written, and on which node
+        self._written_at = 0.0
         self._lingers: str | None = None  # who has no pod any more and runs on, as it should stand on the node
         self.wanted: Wanted | None = None
 
     def seen(self, node: NodeObject) -> None:
         self._node = node
+
+    def gone(self) -> None:
+        """The node was deleted: one that comes by the same name has none of our words."""
+        self._said = None
+
+    def inventory_before(self) -> tuple[Card, ...]:
+        """The cards as an agent before us last wrote them."""
+        try:
+            found = gputile.read_cards(self._node, DEFAULTS) if self._node is not None else None
+        except Unreadable:
+            return ()
+        return found.cards if found is not None else ()
 
     def cordoned(self) -> frozenset[str]:
         """Cards that a person took out of use, by annotation of the node."""
@@ -67,31 +87,46 @@ class Reporter:
         node, wanted = self._node, self.wanted
         if node is None or wanted is None:
             return
+        if self._written == (node, wanted, self._lingers) and now - self._written_at < AGAIN:
+            return  # written, and our watch is late
+        self._written = None
         annotations = _differing(node.annotations, {**wanted.annotations, gputile.LINGERING: self._lingers})
         labels = _differing(node.labels, wanted.labels)
         if annotations or labels:
             await self._client.patch(annotations, labels)
             self._metrics.writes.labels("inventory").inc()
-        resources = {name: n for name, n in wanted.resources.items() if str(node.allocatable.get(name)) != str(n)}
+        resources = self._differing_sums(node, wanted)
         condition = (wanted.is_well, wanted.reason, wanted.message)
         if resources or condition != self._said:
-            said = [] if condition == self._said else [_condition(wanted, now)]
-            await self._client.patch_status({**resources}, said)
+            said = [] if condition == self._said else [self._condition(wanted, now)]
+            await self._client.patch_status(resources, said)
             self._said = condition
             self._metrics.writes.labels("status").inc()
+        if annotations or labels or resources:
+            self._written, self._written_at = (node, wanted, self._lingers), now
+
+    def _differing_sums(self, node: NodeObject, wanted: Wanted) -> dict[str, int | None]:
+        """Compared as amounts: the API server writes 1000 as 1k. What we said and no longer say is taken away."""
+        there = node.allocatable
+        self._sums |= {name for name in there if name.startswith(OURS)} | set(wanted.resources)
+        self._sums.discard(gputile.GPU)  # the kubelet's word
+        found: dict[str, int | None] = {
+            name: amount for name, amount in wanted.resources.items() if quantity(there.get(name)) != amount
+        }
+        return found | {name: None for name in self._sums if name not in wanted.resources and name in there}
+
+    def _condition(self, wanted: Wanted, now: float) -> Json:
+        at = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        turned = self._said is None or self._said[0] is not wanted.is_well
+        return {
+            "type": CONDITION,
+            "status": "True" if wanted.is_well else "False",
+            "reason": wanted.reason,
+            "message": wanted.message,
+            "lastHeartbeatTime": at,
+            **({"lastTransitionTime": at} if turned else {}),
+        }
 
 
 def _differing(now: Mapping[str, object], wanted: Mapping[str, str | None]) -> dict[str, str | None]:
     return {key: value for key, value in wanted.items() if now.get(key) != value}
-
-
-def _condition(wanted: Wanted, now: float) -> Json:
-    at = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {
-        "type": CONDITION,
-        "status": "True" if wanted.is_well else "False",
-        "reason": wanted.reason,
-        "message": wanted.message,
-        "lastHeartbeatTime": at,
-        "lastTransitionTime": at,
-    }

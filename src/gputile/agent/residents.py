@@ -5,7 +5,7 @@ Door:  `listed`, `changed`; `grant_of`, `wait_for`, `expected`.
 """
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
@@ -61,7 +61,7 @@ class Residents:
         """Records that name cards by index mean something only when the cards are known."""
         if cards != self._cards:
             self._cards = cards
-            self._known = {uid: self._read(one.pod) for uid, one in self._known.items()}
+            self._known = {uid: one if _is_settled(one) else self._read(one.pod) for uid, one in self._known.items()}
             await self._tell()
 
     async def _tell(self) -> None:
@@ -99,12 +99,16 @@ class Residents:
 
     async def wait_for(self, uid: str, seconds: float) -> Resident | None:
         """The pod once it shows a grant; without one, as it is when the time is over."""
+        await self.wait_until(lambda: (found := self.get(uid)) is not None and found.grant is not None, seconds)
+        return self.get(uid)
+
+    async def wait_until(self, holds: Callable[[], bool], seconds: float) -> None:
+        """Until something is seen after which it holds, or the time is over."""
         try:
             async with asyncio.timeout(seconds), self._news:
-                await self._news.wait_for(lambda: (found := self.get(uid)) is not None and found.grant is not None)
+                await self._news.wait_for(holds)
         except TimeoutError:
             pass
-        return self.get(uid)
 
     def earlier(self, than: Resident) -> list[Grant]:
         """The grants that came before."""
@@ -116,7 +120,7 @@ class Residents:
         for one in self.all():
             for held in one.grant.containers if one.grant else ():
                 if (one.pod.uid, held.container) not in served:
-                    found.append(Expected(held, self._size(one.pod, held.container, resource)))
+                    found.append(Expected(one.pod.uid, held, self._size(one.pod, held.container, resource)))
         return [one for one in found if one.size]
 
     @staticmethod
@@ -131,8 +135,13 @@ class Residents:
     def env_of(self, one: Resident, held: ContainerGrant) -> dict[str, str]:
         """The environment that the pod's dialect promises this container; its cards in any case."""
         asked = speaking.read_pod(one.pod, self._settings)
-        if one.grant is None or not isinstance(asked, PodRequest):
+        if one.grant is None or not isinstance(asked, PodRequest) or one.grant.dialect != asked.dialect:
             return visible_devices(held)
         at, settings = gputile.granted_at(one.pod), self._settings
         award = Award(grant=one.grant, pod=one.pod, asked=asked, cards=self._cards, at=at, settings=settings)
         return visible_devices(held) | speaking.write_grant(award).env.get(held.container, {})
+
+
+def _is_settled(one: Resident) -> bool:
+    """Whether it has a grant of ours, which names cards by UUID, whatever cards are there; and the first one counts."""
+    return one.grant is not None and gputile.GRANT in one.pod.annotations

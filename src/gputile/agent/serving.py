@@ -14,9 +14,9 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from gputile.agent.isolating import CannotServe, Host, edits
+from gputile.agent.isolating import CannotServe, Host, Json, edits
 from gputile.agent.overlapping import overlap
-from gputile.agent.preferring import prefer
+from gputile.agent.preferring import Expected, prefer
 from gputile.agent.residents import Resident, Residents
 from gputile.agent.slots import Slots, device_name, new_slot, slots_of
 from gputile.dialects.carrying import Carrier
@@ -25,7 +25,7 @@ from gputile.kubelet.holding import Held, Unreadable, read_checkpoint
 from gputile.kubelet.messages import Allocation, CdiDevice
 from gputile.kubelet.plugin import Device, Refused
 from gputile.model.cards import Card
-from gputile.model.grants import ContainerGrant
+from gputile.model.grants import ContainerGrant, Grant
 from gputile.telemetry.agent_metrics import AgentMetrics
 from gputile.telemetry.logs import fields
 
@@ -39,11 +39,21 @@ class Shared:
     """What all resources of the node have in common."""
 
     def __init__(
-        self, residents: Residents, slots: Slots, host: Host, plugins: Path, *, isolation: str, hold: float, early: bool
+        self,
+        residents: Residents,
+        slots: Slots,
+        host: Host,
+        plugins: Path,
+        *,
+        isolation: str,
+        pods_choose: bool,
+        hold: float,
+        early: bool,
     ) -> None:
         self.residents, self.slots, self.host = residents, slots, host
-        self.isolation, self.hold, self.early = isolation, hold, early
+        self.isolation, self.pods_choose, self.hold, self.early = isolation, pods_choose, hold, early
         self.cards: dict[str, Card] = {}
+        self.lingering: tuple[Grant, ...] = ()  # what runs on of pods that are gone
         self._plugins = plugins
 
     def held(self) -> tuple[Held, ...]:
@@ -84,31 +94,43 @@ class CardPlugin:
         """Of the devices that the kubelet knows for our resource, those that were never ours: another plugin's."""
         return registered - self._offered - {name for name, _ in self.carrier.devices}
 
-    def prefer(self, available: list[str], must_include: list[str], size: int) -> list[str]:
+    async def prefer(self, available: list[str], must_include: list[str], size: int) -> list[str]:
+        if self._shared.early:  # then it decides: wait for the one who asks
+            await self._shared.residents.wait_until(lambda: bool(self._expected(size)), self._shared.hold)
+        return prefer(available, must_include, size, self._expected(size), dict(self.carrier.devices))
+
+    def _expected(self, size: int) -> list[Expected]:
+        """Containers that were granted cards, will ask for as many devices, and have not got them yet."""
         try:
             served = {(one.pod, one.container) for one in self._shared.held() if one.resource == self.resource}
         except Refused:
             served = set()
-        expected = self._shared.residents.expected(self.resource, served)
-        return prefer(available, must_include, size, expected, dict(self.carrier.devices))
+        return [one for one in self._shared.residents.expected(self.resource, served) if one.size == size]
 
     # ---- allocation -------------------------------------------------------------------------------------------------
 
-    def allocate(self, ids: list[str]) -> Allocation:
+    async def allocate(self, ids: list[str]) -> Allocation:
         self._metrics.allocations.labels(self.resource).inc()
         if self._shared.early:
-            return self._allocate_early(ids)
+            return await self._allocate_early(ids)
         return Allocation(envs=NO_CARD, cdi_devices=[CdiDevice(name=device_name(new_slot()))])
 
-    def _allocate_early(self, ids: list[str]) -> Allocation:
+    async def _allocate_early(self, ids: list[str]) -> Allocation:
         """Without CDI the kubelet must be told now, by the devices it took."""
-        residents, cards = self._shared.residents, self._cards_of(ids)
-        served = {(one.pod, one.container) for one in self._shared.held() if one.resource == self.resource}
-        for one in residents.all():
-            for held in one.grant.containers if one.grant else ():
-                if (one.pod.uid, held.container) not in served and {tile.uuid for tile in held.tiles} == cards:
-                    return Allocation(envs=self._edits(one, held, only_env=True))
-        raise Refused("no pod of this node that waits for its devices was granted the cards of those it is to get")
+        cards = self._cards_of(ids)
+
+        def owner() -> Expected | None:
+            waiting = self._expected(len(ids))
+            return next((one for one in waiting if {tile.uuid for tile in one.held.tiles} == cards), None)
+
+        await self._shared.residents.wait_until(lambda: owner() is not None, self._shared.hold)
+        found = owner()
+        one = self._shared.residents.get(found.pod) if found is not None else None
+        if found is None or one is None:
+            raise Refused("no pod of this node that waits for its devices was granted the cards of those it is to get")
+        if self._isolation(one) != "none":
+            raise Refused(f"isolation `{self._isolation(one)}` needs CDI, which this node's runtime does not obey")
+        return Allocation(envs=self._shared.residents.env_of(one, found.held))
 
     def _cards_of(self, ids: Iterable[str]) -> set[str]:
         card_of = dict(self.carrier.devices)
@@ -138,10 +160,11 @@ class CardPlugin:
     async def _start(self, owner: Held) -> None:
         one = await self._granted(owner)
         held = self._container(one, owner.container)
-        self._check(one, held, owner)
-        if self._shared.early:
-            return
         found = slots_of(owner.cdi)
+        self._check(one)
+        if not found and self._shared.early:
+            self._compare(held, owner)
+            return
         if not found:
             raise Refused("these devices were given out before gputile's agent served CDI; delete the pod")
         container_edits = self._edits(one, held)
@@ -169,20 +192,28 @@ class CardPlugin:
             raise Refused(f"the pod's grant names no card for its container `{name}`")
         return found
 
-    def _check(self, one: Resident, held: ContainerGrant, owner: Held) -> None:
+    def _check(self, one: Resident) -> None:
         assert one.grant is not None
-        why = overlap(one.grant, self._shared.residents.earlier(one), self._shared.cards)
+        others = [grant for grant in self._shared.lingering if grant.pod != one.grant.pod]
+        why = overlap(one.grant, [*others, *self._shared.residents.earlier(one)], self._shared.cards)
         if why:
             raise Refused(why)
-        if self._shared.early and self._cards_of(owner.ids) != {tile.uuid for tile in held.tiles}:
+
+    def _compare(self, held: ContainerGrant, owner: Held) -> None:
+        if self._cards_of(owner.ids) != {tile.uuid for tile in held.tiles}:
             raise Refused(
                 "the kubelet took devices of another card than was booked, and this node's runtime knows no CDI"
             )
 
-    def _edits(self, one: Resident, held: ContainerGrant, *, only_env: bool = False) -> dict[str, str]:
-        isolation = str(one.pod.annotations.get(ISOLATION) or self._shared.isolation)
+    def _isolation(self, one: Resident) -> str:
+        wanted, usual = str(one.pod.annotations.get(ISOLATION) or ""), self._shared.isolation
+        if wanted not in ("", usual) and not self._shared.pods_choose:
+            raise Refused(f"this node's isolation is `{usual}`, and pods may not choose: take `{ISOLATION}` away")
+        return wanted or usual
+
+    def _edits(self, one: Resident, held: ContainerGrant) -> Json:
         env = self._shared.residents.env_of(one, held)
         try:
-            return env if only_env else edits(isolation, held, env, self._shared.host)
+            return edits(self._isolation(one), held, env, self._shared.host)
         except CannotServe as no:
             raise Refused(str(no)) from no

@@ -19,6 +19,7 @@ ABOVE_ZERO = (
     "api.watch_timeout",
     "api.silence",
 )
+LONGEST_HOLD = 25.0  # seconds
 Isolation = Literal["none", "devices", "cdi", "mps", "preload"]
 ISOLATIONS: tuple[Isolation, ...] = ("none", "devices", "cdi", "mps", "preload")
 
@@ -28,9 +29,6 @@ class FolderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     plugins: str = "/var/lib/kubelet/device-plugins"
     """The kubelet's folder of device plugins."""
-
-    pod_resources: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
-    """The kubelet's socket that says who holds what."""
 
     cdi: str = "/var/run/cdi"
     """Where the runtime looks for CDI specs and we may write ours."""
@@ -77,6 +75,11 @@ class HealthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """XID numbers that mark a card, besides those that hardware causes."""
 
 
+API = ClientSettings(connections=10, watch_timeout=20, silence=24)
+"""A watch that has fallen silent must be noticed before the scheduler takes our silence for an answer: see
+docs/decisions/0014-force-deleted-pods.md."""
+
+
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     node: str = ""
     """The node's name. In the DaemonSet it is NODE_NAME of the downward API."""
@@ -86,6 +89,9 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     isolation: Isolation = "none"
     """How a container is kept to its card, unless the pod says otherwise: see docs/agent.md."""
+
+    pods_choose_isolation: bool = True
+    """Whether a pod may ask for another isolation by its annotation `gputile.io/isolation`, also for a weaker one."""
 
     cdi: Literal["auto", "yes", "no"] = "auto"
     """Whether the runtime obeys CDI. auto: ask it at `runtime`; where it cannot be asked, the answer is no."""
@@ -116,7 +122,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     heartbeat: HeartbeatSettings = msgspec.field(default_factory=HeartbeatSettings)
     health: HealthSettings = msgspec.field(default_factory=HealthSettings)
     dialects: DialectSettings = msgspec.field(default_factory=DialectSettings)
-    api: ClientSettings = msgspec.field(default_factory=lambda: ClientSettings(connections=10))
+    api: ClientSettings = API
 
     @property
     def host_and_port(self) -> tuple[str, int]:
@@ -129,6 +135,10 @@ def checked(settings: AgentSettings) -> AgentSettings:
     host, _, port = settings.listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise InputError(f"setting `listen` is {settings.listen!r}; write HOST:PORT, such as 0.0.0.0:12346")
+    if settings.hold > LONGEST_HOLD:
+        raise InputError(
+            f"setting `hold` is at most {LONGEST_HOLD:g}: a kubelet waits 30 seconds for a container's start"
+        )
     strange = [name for name in settings.serve if name not in SERVED]
     if strange or not settings.serve:
         raise InputError(f"setting `serve` names {', '.join(strange) or 'nothing'}; write some of {', '.join(SERVED)}")

@@ -10,11 +10,13 @@ import os
 import re
 import secrets
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from gputile.agent.isolating import KIND, Json, spec
 
-FILE = re.compile(r"gputile\.io-slot_(?P<pod>[^_]+)_(?P<slot>[0-9a-f]+)\.json")
+PREFIX = "gputile.io-slot_"
+FILE = re.compile(re.escape(PREFIX) + r"(?P<pod>[^_]+)_(?P<slot>[0-9a-f]+)\.json")
 
 
 def new_slot() -> str:
@@ -39,22 +41,23 @@ class Slots:
 
     def fill(self, pod: str, slot: str, container_edits: Json) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"gputile.io-slot_{pod}_{slot}.json"
+        path = self._folder / f"{PREFIX}{pod}_{slot}.json"
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         draft.write_bytes(spec(slot, container_edits))
         draft.replace(path)
 
     def filled(self) -> dict[str, str]:
         """Slots that have a spec, with the UID of their pod."""
-        found = (FILE.fullmatch(path.name) for path in self._folder.glob("gputile.io-slot_*.json"))
+        found = (FILE.fullmatch(path.name) for path in self._folder.glob(f"{PREFIX}*.json"))
         return {match["slot"]: match["pod"] for match in found if match}
 
     def sweep(self, alive: Collection[str]) -> int:
         """Remove the specs of all pods but these, and drafts that nobody finished."""
-        gone = [path for path in self._folder.glob("gputile.io-slot_*.json") if not _is_of(path, alive)]
-        drafts = [path for path in self._folder.glob(".gputile.io-slot_*") if not path.name.endswith(f".{os.getpid()}")]
+        gone = [path for path in self._folder.glob(f"{PREFIX}*.json") if not _is_of(path, alive)]
+        drafts = [path for path in self._folder.glob(f".{PREFIX}*") if not path.name.endswith(f".{os.getpid()}")]
         for path in (*gone, *drafts):
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # it is tried again at the next sweep
+                path.unlink()
         return len(gone)
 
 

@@ -6,11 +6,13 @@ import msgspec
 
 from gputile.agent.overlapping import overlap
 from gputile.agent.residents import Resident
+from gputile.agent.slots import slots_of
+from gputile.dialects import gputile
 from gputile.kubelet.holding import Held
 from gputile.model.cards import Card
 from gputile.model.grants import Grant
 
-KINDS = ("ungranted", "unnamed", "edited", "overlap", "unknown-card", "stolen-name", "checkpoint")
+KINDS = ("ungranted", "unnamed", "edited", "overlap", "unknown-card", "stolen-name", "not-served", "checkpoint")
 
 
 class Findings(msgspec.Struct, frozen=True):
@@ -25,8 +27,11 @@ def compare(
     held: Iterable[Held] | None,
     devices: Mapping[str, Mapping[str, str]],
     cards: Mapping[str, Card],
+    *,
+    has_slots: bool = True,
 ) -> Findings:
-    """`devices`: by resource of ours, the card of each device. `held` is None when the kubelet's word is unreadable."""
+    """`devices`: by resource of ours, the card of each device. `held` is None when the kubelet's word is unreadable.
+    `has_slots`: whether containers get theirs by a slot, so that one without was served by another plugin."""
     found: dict[str, list[str]] = {kind: [] for kind in KINDS}
     if held is None:
         found["checkpoint"].append("the kubelet's device checkpoint cannot be read")
@@ -36,6 +41,8 @@ def compare(
         one = by_uid.get(entry.pod)
         if one is None or entry.resource not in devices:
             continue  # over, or not ours
+        if has_slots and not slots_of(entry.cdi) and gputile.GRANT in one.pod.annotations:
+            found["not-served"].append(f"{one.pod.key} got its {entry.resource} from another device plugin")
         if one.grant is None:
             found["ungranted"].append(f"{one.pod.key} holds {entry.resource} and has no grant")
             continue

@@ -65,7 +65,7 @@ def look(
 def owner_of(pid: int, containers: Mapping[str, Runs], pods: Collection[str], proc: Path) -> Runs | None:
     """Whose process this is; without the container's name where only the pod is certain. None: nobody's, or gone."""
     try:
-        groups = (proc / str(pid) / "cgroup").read_text()
+        groups = (proc / str(pid) / "cgroup").read_text(errors="replace")
     except OSError:
         return None
     named = POD.search(groups)  # the outermost, where a pod runs containers of its own

@@ -15,7 +15,7 @@ from gputile.model.cards import Card
 from gputile.model.units import ALL
 
 LARGEST_MESSAGE = 4 * 2**20 - 2**16  # bytes that a kubelet reads, with some room
-PER_DEVICE = 15  # bytes besides its name: "Healthy", its NUMA node, the lengths
+PER_DEVICE = 21  # bytes besides its name: "Unhealthy", its NUMA node, the lengths
 
 SERVED = (gputile.NAME, gpushare.NAME, nano.NAME, vcuda.NAME, nvidia.NAME, hami.NAME, vgpu.NAME)
 

@@ -3,5 +3,5 @@
 Room:  `protobuf` and `messages` (the wire), `plugin` (one gRPC server per resource, registered again whenever the
        kubelet starts), `holding` (its checkpoint and its podresources socket), `runtime` (the CRI socket beside it).
        Nothing here decides which card is whose.
-Door:  `plugin.Door`, `holding.read_checkpoint`, `holding.PodResources`, `runtime.ask`, `runtime.running`.
+Door:  `plugin.Door`, `holding.read_checkpoint`, `runtime.ask`, `runtime.running`.
 """

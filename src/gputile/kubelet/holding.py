@@ -1,22 +1,18 @@
 """Who holds which devices, as the kubelet says it.
 
 Room:  the device manager's checkpoint is the only place that names init containers, pods by their UID, and what
-       Allocate had answered, so it is read first; the podresources socket, the public API, is for those who compare.
-       Both are read anew each time: a file of some kilobytes, a call on a local socket.
-Door:  `read_checkpoint`, `PodResources.list`.
+       Allocate had answered. It is read anew each time: a file of some kilobytes.
+Door:  `read_checkpoint`, `registered`.
 """
 
 import base64
 import binascii
 from pathlib import Path
-from typing import TypeAlias
 
-import grpc
 import msgspec
 
 from gputile.kubelet import messages as wire
-from gputile.kubelet.plugin import PLAIN_SOCKETS
-from gputile.kubelet.protobuf import Garbled, decode, decoder, encode
+from gputile.kubelet.protobuf import Garbled, decode
 from gputile.model.errors import GputileError
 
 CHECKPOINT = "kubelet_internal_checkpoint"
@@ -101,39 +97,3 @@ def _cdi_devices(answer: str) -> tuple[str, ...]:
     except (binascii.Error, ValueError, Garbled):
         return ()
     return tuple(device.name for device in said.cdi_devices)
-
-
-PodDevices: TypeAlias = dict[tuple[str, str, str, str], frozenset[str]]
-"""By namespace, pod, container and resource."""
-
-
-class PodResources:
-    """The podresources socket."""
-
-    def __init__(self, socket: Path) -> None:
-        self._socket = socket
-
-    async def list(self) -> PodDevices:
-        """What app containers hold; init containers are not in it."""
-        try:
-            async with grpc.aio.insecure_channel(f"unix:{self._socket}", options=PLAIN_SOCKETS) as channel:
-                call = channel.unary_unary(
-                    wire.POD_RESOURCES,
-                    request_serializer=encode,
-                    response_deserializer=decoder(wire.PodResourceList),
-                )
-                said = await call(wire.Nothing(), timeout=PATIENCE)
-        except grpc.aio.AioRpcError as no:
-            raise Unreadable(f"{self._socket}: {no.details()}") from no
-        return _by_container(said)
-
-
-def _by_container(said: wire.PodResourceList) -> PodDevices:
-    """One entry per device since 1.21, one with many before; both are put together."""
-    found: PodDevices = {}
-    for pod in said.pods:
-        for container in pod.containers:
-            for device in container.devices:
-                key = (pod.namespace, pod.name, container.name, device.resource_name)
-                found[key] = found.get(key, frozenset()) | frozenset(device.ids)
-    return found

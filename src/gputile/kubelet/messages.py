@@ -10,7 +10,6 @@ from gputile.kubelet.protobuf import Message
 VERSION = "v1beta1"
 REGISTER = "/v1beta1.Registration/Register"
 PLUGIN = "v1beta1.DevicePlugin"
-POD_RESOURCES = "/v1.PodResourcesLister/List"
 RUNTIME_STATUS = "/runtime.v1.RuntimeService/Status"
 CONTAINERS = "/runtime.v1.RuntimeService/ListContainers"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
@@ -101,29 +100,6 @@ class Allocation(Message):
 
 class Allocations(Message):
     containers: list[Allocation] = field(default_factory=list)
-
-
-# ---- podresources ---------------------------------------------------------------------------------------------------
-
-
-class ContainerDevices(Message):
-    resource_name: str = ""
-    ids: list[str] = field(default_factory=list)
-
-
-class ContainerResources(Message):
-    name: str = ""
-    devices: list[ContainerDevices] = field(default_factory=list)
-
-
-class PodResource(Message):
-    name: str = ""
-    namespace: str = ""
-    containers: list[ContainerResources] = field(default_factory=list)
-
-
-class PodResourceList(Message):
-    pods: list[PodResource] = field(default_factory=list)
 
 
 # ---- the runtime ----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import os
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -47,9 +48,9 @@ class Plugin(Protocol):
 
     def devices(self) -> tuple[Device, ...]: ...
 
-    def prefer(self, available: list[str], must_include: list[str], size: int) -> list[str]: ...
+    async def prefer(self, available: list[str], must_include: list[str], size: int) -> list[str]: ...
 
-    def allocate(self, ids: list[str]) -> wire.Allocation:
+    async def allocate(self, ids: list[str]) -> wire.Allocation:
         """May raise `Refused`; the kubelet then fails the pod for good."""
 
     async def start(self, ids: list[str]) -> None:
@@ -67,16 +68,19 @@ class Door:
         may_register: Callable[[], str] = lambda: "",
         on_turn: Callable[[str, str], None] = lambda resource, why: None,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`may_register` says why it may not, or "". `on_turn` hears the resource, and why it is not registered ("": it
         is), whenever that changes."""
         self._plugin, self._folder, self._on_turn, self._pause = plugin, folder, on_turn, pause
-        self._may_register = may_register
+        self._may_register, self._clock = may_register, clock
         self._name = f"gputile-{re.sub('[^a-z0-9]+', '-', plugin.resource)}"
         self._endpoint = f"{self._name}.sock"
         self._servers = itertools.count(1)
         self._changed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
+        self._listeners = 0  # open streams of devices
+        self._heard = 0.0  # when there last was one
         self._known: tuple[int, int] | None = None  # the kubelet's socket that we registered at
         self.is_registered = False
 
@@ -97,21 +101,33 @@ class Door:
         """Serve and be registered with the kubelet that runs now; else the reason why not."""
         kubelet = _identity(self._folder / SOCKET)
         if self._server is not None and self.is_registered and kubelet == self._known and self._is_there():
-            return ""
+            if self._is_heard():
+                return ""
+            self.is_registered = False
+            return "the kubelet does not listen to our devices; registering again"
         self.is_registered = False
         if kubelet is None:
             return f"there is no {self._folder / SOCKET}: no kubelet runs, or its folder is another"
         no = self._may_register()
         if no:
             return no
-        if self._server is None or not self._is_there():
-            await self._serve()
         try:
+            if self._server is None or not self._is_there():
+                await self._serve()
             await self._register()
         except grpc.RpcError as failed:
             return str(_details(failed))
-        self.is_registered, self._known = True, kubelet
+        except (OSError, RuntimeError) as failed:  # no room for a socket, a folder that is gone
+            return f"cannot serve in {self._folder}: {failed}"
+        self.is_registered, self._known, self._heard = True, kubelet, self._clock()
         return ""
+
+    def _is_heard(self) -> bool:
+        """Whether the kubelet follows our devices, or still has time to begin."""
+        now = self._clock()
+        if self._listeners:
+            self._heard = now
+        return now - self._heard < PATIENCE
 
     def _is_there(self) -> bool:
         return (self._folder / self._endpoint).exists()
@@ -173,22 +189,26 @@ class Door:
 
     async def _list_and_watch(self, asked: wire.Nothing, context: Context) -> AsyncIterator[wire.Devices]:
         said: tuple[Device, ...] | None = None
-        while True:
-            now = self._plugin.devices()
-            if now != said:
-                yield wire.Devices(devices=[_said(device) for device in now])
-                said = now
-            async with self._changed:
-                if self._plugin.devices() == said:
-                    await self._changed.wait()
+        self._listeners += 1
+        try:
+            while True:
+                now = self._plugin.devices()
+                if now != said:
+                    yield wire.Devices(devices=[_said(device) for device in now])
+                    said = now
+                async with self._changed:
+                    if self._plugin.devices() == said:
+                        await self._changed.wait()
+        finally:
+            self._listeners -= 1
 
     async def _prefer(self, asked: wire.PreferencesAsked, context: Context) -> wire.Preferences:
-        chosen = [self._plugin.prefer(one.available, one.must_include, one.size) for one in asked.containers]
+        chosen = [await self._plugin.prefer(one.available, one.must_include, one.size) for one in asked.containers]
         return wire.Preferences(containers=[wire.Ids(ids=ids) for ids in chosen])
 
     async def _allocate(self, asked: wire.AllocationsAsked, context: Context) -> wire.Allocations:
         try:
-            return wire.Allocations(containers=[self._plugin.allocate(one.ids) for one in asked.containers])
+            return wire.Allocations(containers=[await self._plugin.allocate(one.ids) for one in asked.containers])
         except Refused as no:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(no))
             raise

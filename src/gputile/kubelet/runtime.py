@@ -62,10 +62,12 @@ async def _call(socket: Path, method: str, asked: Message, answer: type[M]) -> M
     try:
         async with grpc.aio.insecure_channel(f"unix:{socket}", options=PLAIN_SOCKETS) as channel:
             call = channel.unary_unary(method, request_serializer=encode, response_deserializer=decoder(answer))
-            said: M = await call(asked, timeout=PATIENCE)
-            return said
+            said: M | None = await call(asked, timeout=PATIENCE)
     except grpc.aio.AioRpcError as no:
         raise Silent(f"the runtime at {socket} cannot be asked: {no.details()}") from no
+    if said is None:  # gRPC's word for an answer that could not be read
+        raise Silent(f"what the runtime at {socket} answers cannot be read")
+    return said
 
 
 def read_config(text: str, folder: str) -> Cdi:

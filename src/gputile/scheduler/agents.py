@@ -32,7 +32,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     namespace: str = "gputile-agents"
     """Where each agent keeps the Lease of its node. Empty: agents are not followed, and nobody is silent."""
 
-    linger: float = 15.0
+    linger: float = 30.0
     """Seconds that an agent has to tell of containers that run on although their pod was deleted by force. The pod's
     tile is not sold again before; and not before the agent has then shown that it is alive. Only where there is one."""
 

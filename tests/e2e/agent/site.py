@@ -1,11 +1,9 @@
 """Two machines with agents, our scheduler and kube-scheduler, and what can be seen there."""
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gputile.kubelet.holding import PodDevices, PodResources
 from tests.e2e import agents
 from tests.e2e.agents import NodeAgent, two_models
 from tests.e2e.api import Manifest
@@ -13,6 +11,7 @@ from tests.e2e.audit import grant
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.gputile import Replica, rights
 from tests.e2e.machines import Container, Machine
+from tests.e2e.pod_resources import Devices, pod_resources
 from tests.e2e.pods import node_of, real
 from tests.e2e.processes import wait_until
 from tests.e2e.programs import Programs
@@ -82,11 +81,10 @@ class Site:
         lines = self.machine_of(found).logs(meta["name"], name, meta["namespace"]).splitlines()
         return dict(line.split("=", 1) for line in lines if "=" in line)
 
-    def devices(self, space: str) -> PodDevices:
+    def devices(self, space: str) -> Devices:
         """What the kubelets say over their podresources sockets."""
-        found: PodDevices = {}
-        for agent in (self.a, self.b):
-            found |= asyncio.run(PodResources(agent.machine.disk.pod_resources).list())
+        sockets = [agent.machine.disk.pod_resources for agent in (self.a, self.b)]
+        found = pod_resources(sockets[0]) | pod_resources(sockets[1])
         return {key: ids for key, ids in found.items() if key[0] == space}
 
     def assert_own_cards(self, space: str) -> None:

@@ -26,7 +26,7 @@ def equipped(site: Site) -> Iterator[Disk]:
     for node in nodes:
         os.mknod(node, 0o666 | stat.S_IFCHR, NULL)
     lib = disk.folder / "lib"
-    for folder in ("nvidia/lib64", "nvidia-mps", "vgpu"):
+    for folder in ("nvidia/lib64", "nvidia-mps/control", "vgpu"):
         (lib / folder).mkdir(parents=True)
     (lib / "nvidia" / "lib64" / "libcuda.so.1").write_text("the driver's")
     (lib / "vgpu" / "libvgpu.so").write_text("")

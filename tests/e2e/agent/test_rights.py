@@ -35,6 +35,21 @@ def test_an_agent_may_write_to_no_other_node_and_to_no_pod(site: Site, space: st
             "a label taken away": lambda: agent.patch(
                 "Node", "node-a", {"metadata": {"labels": {"kubernetes.io/hostname": None}}}
             ),
+            "its own node's owners": lambda: agent.patch(
+                "Node",
+                "node-a",
+                {"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "y"}]}},
+            ),
+            "what others say of its own node": lambda: agent.patch(
+                "Node",
+                "node-a",
+                {"status": {"conditions": [{"type": "Ready", "status": "False"}]}},
+                subresource="status",
+                how="strategic",
+            ),
+            "its own node's CPU": lambda: agent.patch(
+                "Node", "node-a", {"status": {"allocatable": {"cpu": "1"}}}, subresource="status"
+            ),
             "taints of its own node": lambda: agent.patch("Node", "node-a", {"spec": {"unschedulable": True}}),
         }
         for what, attempt in forbidden.items():
