@@ -77,6 +77,11 @@ class Agents:
         """When we last saw the agent renew its Lease; one that is silent never did."""
         return -math.inf if node in self._silent or node not in self._sights else self._sights[node].renewed
 
+    def renew_time(self, node: str) -> str | None:
+        """What the agent itself wrote as the time of its last renewal; for people."""
+        sight = self._sights.get(node)
+        return sight.beat.renew_time if sight is not None else None
+
     @property
     def is_blind(self) -> bool:
         """Whether agents may have said something that we have not heard."""

@@ -131,6 +131,13 @@ class Mirror:
         waiting = self.waiting.get(uid)
         return waiting.pod if waiting is not None else self._bound.get(uid)
 
+    def bound(self) -> Collection[str]:
+        """The UIDs of all pods with a node that ask for cards or hold them."""
+        return self._bound.keys()
+
+    def bound_to(self, node: str) -> Collection[str]:
+        return self._on_node.get(node, ())
+
     def starting(self, node: str, but: str = "") -> str | None:
         """The UID of a pod that was bound to the node and that its kubelet has not taken in yet, if there is one."""
         found = self._on_node.get(node, ())
