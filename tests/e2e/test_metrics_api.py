@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPSConnection
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +28,7 @@ GPU_INFO, POD_RESOURCE = "metrics.nvidia.com/v1alpha1/GpuInfo", "metrics.nvidia.
 ROOT, OLD_ROOT = "/apis/metrics.nvidia.com/v1alpha1", "/apis/nvidia-gpu-scheduler/v1"
 API_SERVICES = ("v1alpha1.metrics.nvidia.com", "v1.nvidia-gpu-scheduler")
 NODE, SIZE = "gpu-1", 16000
+NAMESPACES = ("default", "team-a", "team-b")
 SECOND = 1.0  # what the API promises: a pod that comes or goes is seen within it
 
 
@@ -81,16 +81,30 @@ def remove(plane: ControlPlane) -> None:
     plane.kube.delete("Secret", SECRET, HOME)
 
 
-@pytest.fixture
-def served(plane: ControlPlane, kube: Kube) -> Iterator[Served]:
-    port = free_port()
+@pytest.fixture(scope="module")
+def deployed(control_plane: ControlPlane) -> Iterator[Served]:
+    port, plane = free_port(), control_plane
     deploy(plane, port)
-    join(kube, [gpu_node(NODE, cards=2, memory=SIZE, model="Tesla T4", labels={"pool": "small"}), gpu_node("gpu-2")])
+    join(plane.kube, [gpu_node(NODE, 2, SIZE, "Tesla T4", labels={"pool": "small"}), gpu_node("gpu-2")])
     with Replica(plane, metrics_api__listen=f"127.0.0.1:{port}") as replica:
         found = Served(plane, replica, port)
         wait_until(found.is_available, 60, "the APIServices are available", [replica.child])
         yield found
     remove(plane)
+    plane.clear()
+
+
+@pytest.fixture
+def served(deployed: Served) -> Iterator[Served]:
+    """One for all tests; the pods of each go with it."""
+    yield deployed
+    for namespace in NAMESPACES:
+        deployed.plane.kube.delete_all("Pod", namespace, grace=0)
+
+
+@pytest.fixture
+def kube(deployed: Served) -> Kube:
+    return deployed.plane.kube
 
 
 def user(plane: ControlPlane, name: str, namespace: str, role: str = "") -> Kube:
@@ -150,7 +164,6 @@ def test_kubectl_prints_useful_columns(served: Served, kube: Kube) -> None:
     ]
     named = plane.kubectl("get", "podresources", "-A", "--field-selector", f"spec.nodeName={NODE}", "-o", "name")
     assert named.split() == ["podresource.metrics.nvidia.com/train"]
-    assert "device_busy" in plane.kubectl("explain", "gpuinfos.spec")
     raw = json.loads(plane.kubectl("get", "--raw", f"{OLD_ROOT}/gpupods"))
     assert [item["metadata"]["name"] for item in raw["items"]] == ["default-train"]
     assert columns(plane.kubectl("get", "gpunodes"))[1][0] == NODE
@@ -387,4 +400,12 @@ def test_a_second_replica_serves_the_same_certificate_and_answers_reads(served: 
         path = f"{ROOT}/gpuinfos?watch=true&resourceVersion={other_place}"
         status, answer = second.direct(served.plane.front_proxy, path, **said)
         assert (status, answer["reason"]) == (410, "Expired")
-    assert Path(DEPLOY / "metrics-api.yaml").exists()
+
+
+def test_kubectl_explains_the_fields(served: Served, kube: Kube) -> None:
+    """Last, for the API server fetches what we say of them when it likes to, and first asked before we listened."""
+    wait_until(lambda: f"apis/{ROOT[6:]}" in kube.request("GET", "/openapi/v3")["paths"], 90, "our OpenAPI is known")
+    assert "device_busy" in served.plane.kubectl("explain", "gpuinfos.spec")
+    assert "MiB that the container holds" in served.plane.kubectl("explain", "podresources", "--recursive=false") + str(
+        kube.request("GET", f"/openapi/v3{ROOT}")
+    )
