@@ -164,6 +164,20 @@ def test_fields(text: str, matches: bool) -> None:
     assert selecting.fields(text)(BODY) is matches
 
 
+@pytest.mark.parametrize(
+    ("path", "want"),
+    [
+        pytest.param("gpuinfos/n1", "n1", id="get"),
+        pytest.param("gpuinfos?fieldSelector=metadata.name%3Dn1", "n1", id="a-list-of-one"),
+        pytest.param("gpuinfos?watch=1&fieldSelector=node%3Dn2,metadata.name%3D%3Dn1", "n1", id="a-watch-of-one"),
+        pytest.param("gpuinfos?fieldSelector=metadata.name!%3Dn1", "", id="all-but-one"),
+        pytest.param("gpuinfos", "", id="all"),
+    ],
+)
+def test_a_right_to_one_object_is_a_right_to_list_and_watch_it(path: str, want: str) -> None:
+    assert ask(f"{ROOT}/{path}").only == want
+
+
 @pytest.mark.parametrize("body", [{"metadata": {"name": "x"}, "spec": {"device_node": "n1"}, "status": {}}])
 def test_a_node_is_found_by_its_name_too(body: dict[str, Any]) -> None:
     assert selecting.fields("node=n1")(body)

@@ -62,6 +62,8 @@ def test_everybody_else_is_unauthorized(request_: Request) -> None:
 def test_without_names_any_certificate_of_the_ca_is_believed() -> None:
     front = FrontProxy.read(DATA | {"requestheader-allowed-names": "[]"})
     assert front.user(asked(caller="whoever")).name == "jane"
+    with pytest.raises(Status):
+        front.user(asked(known=False, caller=""))
 
 
 def test_the_headers_are_those_that_the_api_server_names() -> None:

@@ -32,6 +32,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     verb: Literal["get", "list", "watch"]
     namespace: str = ""  # "" is all of them
     name: str = ""
+    only: str = ""  # the name that a field selector narrows a list or watch to
     matches: Match = selecting.anything
     shape: Shape = Shape()
     is_old: bool = False  # the events (or the list) of nvidia-gpu-scheduler
@@ -79,6 +80,7 @@ def read_ask(request: Request) -> Ask | None:
         verb="get" if place.name else "watch" if watches else "list",
         namespace=place.namespace,
         name=place.name,
+        only=place.name or selecting.only_name(query.get("fieldSelector", "")),
         matches=_matches(query),
         shape=shape,
         is_old=events == "v0.1" or (found.is_old and shape.kind == "plain" and events != "standard"),

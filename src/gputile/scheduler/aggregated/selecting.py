@@ -1,7 +1,7 @@
 """Label and field selectors, as kubectl and client-go write them.
 
 Room:  text in, a question about an object out. What cannot be understood is `BadSelector`, with what to write instead.
-Door:  `labels(text)`, `fields(text)`; each gives a predicate on an object's JSON.
+Door:  `labels(text)`, `fields(text)`; each gives a predicate on an object's JSON. `only_name(text)`.
 """
 
 import re
@@ -82,6 +82,13 @@ FIELDS: dict[str, Callable[[Json], str]] = {
 def fields(text: str) -> Match:
     """`metadata.name=a`, `spec.nodeName!=b`; with commas between them all must hold."""
     return all_of([_field(term.strip()) for term in text.split(",") if term.strip()])
+
+
+def only_name(text: str) -> str:
+    """The one name that a field selector lets through, if it names one: RBAC may allow just that."""
+    found = (PAIR.fullmatch(term.strip()) for term in text.split(","))
+    named = (one["value"] for one in found if one and one["key"] == "metadata.name" and one["how"] != "!=")
+    return next(named, "")
 
 
 def _field(term: str) -> Match:

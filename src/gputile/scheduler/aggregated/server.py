@@ -123,7 +123,7 @@ class ApiServer:
             message = f"{ask.resource.plural} can be read, listed and watched; they change with the pods and nodes"
             raise Status(405, "MethodNotAllowed", message)
         found_at = ask.resource
-        wanted = Attributes(ask.verb, found_at.group, found_at.version, found_at.plural, ask.namespace, ask.name)
+        wanted = Attributes(ask.verb, found_at.group, found_at.version, found_at.plural, ask.namespace, ask.only)
         await self._authorizer.check(user, wanted)
         if not self._is_synced():
             raise Status(503, "ServiceUnavailable", "gputile has not seen the whole cluster yet; try again in a moment")
