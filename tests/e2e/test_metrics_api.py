@@ -2,6 +2,7 @@
 
 import base64
 import json
+import socket
 import ssl
 import subprocess
 import threading
@@ -302,10 +303,14 @@ def old_stream(kube: Kube, path: str) -> Iterator[list[Manifest]]:
         except (OSError, ValueError, AttributeError):  # closed under our hands
             return
 
-    threading.Thread(target=read, daemon=True).start()
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    held: socket.socket = connection.sock
     try:
         yield lines
     finally:
+        socket.socket.shutdown(held, socket.SHUT_RDWR)  # past SSL's own, which would wait for the reader
+        reader.join(10)
         connection.close()
 
 

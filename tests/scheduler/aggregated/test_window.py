@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gputile.kube.values import Json
-from gputile.scheduler.aggregated.objects import brand
+from gputile.scheduler.aggregated.objects import PodUse, brand
 from gputile.testing.builders import node
 from tests.scheduler.aggregated.shop import OLD_ROOT, ROOT, Shop, held
 
@@ -57,8 +57,8 @@ async def test_a_pod_has_all_the_fields_of_v0_1_and_what_it_holds() -> None:
 async def test_live_use_is_shown_where_the_agent_tells_it() -> None:
     shop = Shop()
     await shop.run("web")
-    use = {("n1", "uid-web", "c0", "GPU-n1-0"): {"memory": 5}}
-    shop.window.use = lambda *place: use.get(place)
+    told: dict[str, PodUse] = {"uid-web": {"c0": {"GPU-n1-0": {"memory": 5}, "GPU-n1-1": {}}, "": {"GPU-n1-0": {}}}}
+    shop.window.use = told.get
     before = await shop.version(f"{ROOT}/podresources")
     found = shop.get(f"{ROOT}/namespaces/default/podresources/web")
     assert found["spec"]["containers_device"][0]["device_info"][0]["use"] == {"memory": 5}

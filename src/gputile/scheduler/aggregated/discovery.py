@@ -128,7 +128,7 @@ DEVICE = _object(
     use=_object(
         "What its processes use, where the agent tells; what is not known is absent.",
         memory={**WHOLE, "description": "MiB."},
-        utilisation={**WHOLE, "description": "Percent."},
+        cores={**WHOLE, "description": "Percent of the card's cores."},
     ),
 )
 AMOUNT = _object("How much there is, and how much is held.", total=WHOLE, held=WHOLE)

@@ -21,12 +21,14 @@ UNKNOWN = "UnKnow"  # as v0.1 spells it
 
 Json = dict[str, Any]
 
-LiveUse = Callable[[str, str, str, str], Mapping[str, int] | None]
-"""By node, pod UID, container and card: what the node's agent says is in use (`memory` in MiB, `utilisation` in
-percent), each only where the driver tells; None where nothing is known."""
+PodUse = Mapping[str, Mapping[str, Mapping[str, int]]]
+"""By container and card: what is in use (`memory` in MiB, `cores` in percent of the card), as far as it is known."""
+
+LiveUse = Callable[[str], PodUse | None]
+"""By pod UID, what the node's agent says of it; None where it says nothing."""
 
 
-def nothing_known(node: str, pod: str, container: str, card: str) -> Mapping[str, int] | None:
+def nothing_known(pod: str) -> PodUse | None:
     return None
 
 
@@ -165,25 +167,21 @@ def _tile(tile: Tile, card: Card | None, node: str) -> Json:
     return {**known, "index": tile.index, "memory": tile.memory, "cores": tile.cores}
 
 
-def with_use(body: Json, use: LiveUse) -> Json:
+def with_use(body: Json, use: PodUse | None) -> Json:
     """With what the containers really use, where their node's agent tells."""
-    node, pod = body["spec"]["node_name"], body["metadata"].get("uid", "")
-    containers = [
-        {
-            **held,
-            "device_info": [
-                _used(tile, use(node, pod, held["container_name"], tile["device_id"])) for tile in held["device_info"]
-            ],
-        }
-        for held in body["spec"]["containers_device"]
-    ]
-    if containers == body["spec"]["containers_device"]:
+    if not use:
         return body
+    containers = [_with_use(held, use.get(held["container_name"], {})) for held in body["spec"]["containers_device"]]
     return {**body, "spec": {**body["spec"], "containers_device": containers}}
 
 
-def _used(tile: Json, use: Mapping[str, int] | None) -> Json:
-    return {**tile, "use": dict(use)} if use else tile
+def _with_use(held: Json, use: Mapping[str, Mapping[str, int]]) -> Json:
+    known = {card: dict(figures) for card, figures in use.items() if figures}
+    tiles = [
+        {**tile, "use": known[tile["device_id"]]} if tile["device_id"] in known else tile
+        for tile in held["device_info"]
+    ]
+    return {**held, "device_info": tiles}
 
 
 def _metadata(name: str, namespace: str | None, uid: str, created: str | None, labels: Mapping[str, str]) -> Json:

@@ -31,7 +31,7 @@ class Window:
     def __init__(self, mirror: Mirror, history: int, wall: Wall, mark: int) -> None:
         """`mark`: a number by chance that tells our resourceVersions from those of other replicas."""
         self._mirror, self._wall = mirror, wall
-        self.use: LiveUse = nothing_known
+        self.use: LiveUse = nothing_known  # whoever understands what agents say of use is put in here
         born = int(wall() * 1000)
         self.nodes, self.pods = Collection(history, born, mark), Collection(history, born, mark)
         self._facts: dict[str, NodeFacts] = {}
@@ -149,4 +149,4 @@ class Window:
         return objects.with_heartbeat(item.body, self._mirror.agents.renew_time(item.key[1]))
 
     def pod_as_of_now(self, item: Item) -> Json:
-        return objects.with_use(item.body, self.use)
+        return objects.with_use(item.body, self.use(item.uid))
