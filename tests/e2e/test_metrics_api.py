@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.api import ApiError, Kube, Manifest, manifests_of
+from tests.e2e.api import ApiError, Kube, Manifest, kind_of, manifests_of, namespace_of
 from tests.e2e.certificates import Pair
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.gputile import DEPLOY, Replica, rights
@@ -76,10 +76,9 @@ def deploy(plane: ControlPlane, port: int) -> None:
 
 
 def remove(plane: ControlPlane) -> None:
-    """Other tests' API servers have no such groups."""
-    for name in API_SERVICES:
-        plane.kube.delete("APIService", name)
-    plane.kube.delete("Secret", SECRET, HOME)
+    """Other tests' schedulers have no such rights, and their API servers no such groups."""
+    for manifest in reversed(manifests_of(DEPLOY / "metrics-api.yaml")):
+        plane.kube.delete(kind_of(manifest), manifest["metadata"]["name"], namespace_of(manifest))
 
 
 @pytest.fixture(scope="module")
