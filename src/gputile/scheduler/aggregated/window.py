@@ -20,7 +20,7 @@ from gputile.scheduler.aggregated.objects import LiveUse, NodeFacts, nothing_kno
 from gputile.scheduler.mirror import Mirror
 
 SOON = 0.05  # seconds in which changes are gathered
-AT_ONCE = 200  # objects that are looked at in one go
+AT_ONCE = 50  # objects that are looked at in one go: some 5 ms
 
 Wall = Callable[[], float]
 
