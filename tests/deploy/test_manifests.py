@@ -16,6 +16,8 @@ from gputile.dialects.wire import Award
 from gputile.engine.placing import Placement, place
 from gputile.model.cards import NodeView
 from gputile.scheduler import leading
+from gputile.scheduler.aggregated.resources import API_SERVICES
+from gputile.scheduler.aggregated.settings import MetricsApiSettings
 from gputile.testing.builders import pod
 from tests.dialects.doors import AT, SHELF, Manifest, object_of, read
 
@@ -61,17 +63,20 @@ RIGHTS = {
 HOMES = {("Role", NAME): NAMESPACE, ("Role", f"{NAME}-agents"): AGENTS, ("ClusterRole", NAME): None}
 
 
-@pytest.mark.parametrize("role", list(RIGHTS))
-def test_the_scheduler_has_these_rights_and_no_others(role: tuple[str, str]) -> None:
-    made = objects("scheduler.yaml")[role]
-    found = {
+def rules_of(role: Any) -> set[tuple[str, str, str, str]]:
+    return {
         (group, resource, name, " ".join(sorted(rule["verbs"])))
-        for rule in made["rules"]
+        for rule in role["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for name in rule.get("resourceNames", [""])
     }
-    assert found == RIGHTS[role]
+
+
+@pytest.mark.parametrize("role", list(RIGHTS))
+def test_the_scheduler_has_these_rights_and_no_others(role: tuple[str, str]) -> None:
+    made = objects("scheduler.yaml")[role]
+    assert rules_of(made) == RIGHTS[role]
     assert made["metadata"].get("namespace") == HOMES[role]
     assert all("nonResourceURLs" not in rule for rule in made["rules"])
 
@@ -94,6 +99,65 @@ def test_the_agents_namespace_is_the_one_that_the_scheduler_looks_at() -> None:
     settings = SETTINGS.compose(yaml.safe_load(ours("ConfigMap")["data"]["settings.yaml"]), {}, {}, "settings.yaml")
     assert ("Namespace", settings.agents.namespace) in objects("scheduler.yaml")
     assert settings.agents.namespace == AGENTS
+
+
+# ---- the metrics API ------------------------------------------------------------------------------------------------
+
+API = "gputile-metrics-api"
+API_RIGHTS = {
+    ("ClusterRole", API): {
+        ("authorization.k8s.io", "subjectaccessreviews", "", "create"),
+        ("apiregistration.k8s.io", "apiservices", "v1alpha1.metrics.nvidia.com", "get patch"),
+        ("apiregistration.k8s.io", "apiservices", "v1.nvidia-gpu-scheduler", "get patch"),
+    },
+    ("Role", API): {("", "secrets", "gputile-metrics-tls", "get list patch watch")},
+    ("ClusterRole", "gputile-metrics-view"): {
+        ("metrics.nvidia.com", "podresources", "", "get list watch"),
+        ("metrics.nvidia.com", "gpuinfos", "", "get list watch"),
+        ("nvidia-gpu-scheduler", "gpupods", "", "get list watch"),
+        ("nvidia-gpu-scheduler", "gpunodes", "", "get list watch"),
+    },
+    ("ClusterRole", "gputile-metrics-extender"): {
+        ("metrics.nvidia.com", "schedule", "", "create"),
+        ("nvidia-gpu-scheduler", "schedule", "", "create"),
+    },
+}
+
+
+@pytest.mark.parametrize("role", list(API_RIGHTS))
+def test_the_metrics_api_has_these_rights_and_gives_these(role: tuple[str, str]) -> None:
+    assert rules_of(objects("metrics-api.yaml")[role]) == API_RIGHTS[role]
+
+
+def test_the_metrics_api_has_no_other_roles_and_its_rights_go_to_the_scheduler() -> None:
+    found = objects("metrics-api.yaml")
+    assert {key for key in found if key[0] in ("Role", "ClusterRole")} == set(API_RIGHTS)
+    scheduler = [{"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}]
+    for key in (("ClusterRoleBinding", API), ("RoleBinding", API), ("RoleBinding", f"{API}-front-proxy")):
+        assert found[key]["subjects"] == scheduler
+    (extender,) = found["ClusterRoleBinding", "gputile-metrics-extender"]["subjects"]
+    assert (extender["kind"], extender["name"]) == ("User", "system:kube-scheduler")
+    reader = found["RoleBinding", f"{API}-front-proxy"]["roleRef"]
+    assert (reader["kind"], reader["name"]) == ("Role", "extension-apiserver-authentication-reader")
+
+
+def test_the_api_services_lead_to_what_the_code_serves() -> None:
+    found = objects("metrics-api.yaml")
+    defaults = MetricsApiSettings()
+    services = {name: made["spec"] for (kind, name), made in found.items() if kind == "APIService"}
+    assert set(services) == set(API_SERVICES)
+    for name, spec in services.items():
+        assert name == f"{spec['version']}.{spec['group']}"
+        assert spec["service"] == {"name": defaults.service, "namespace": defaults.namespace, "port": 443}
+        assert "insecureSkipTLSVerify" not in spec
+    service = found["Service", defaults.service]["spec"]
+    assert service["selector"] == ours("Service")["spec"]["selector"]
+    (port,) = service["ports"]
+    line = next(line for line in (DEPLOY / "scheduler.yaml").read_text().splitlines() if "# metrics_api:" in line)
+    (said,) = re.findall(r"listen: ([0-9.:]+)", line)
+    assert said == f"0.0.0.0:{port['targetPort']}"
+    assert ("Secret", defaults.secret) in found
+    assert "data" not in found["Secret", defaults.secret]
 
 
 # ---- the Deployment -------------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ VERSIONS = {  # kinds that may be named without their group
     "RoleBinding": "rbac.authorization.k8s.io/v1",
     "ClusterRole": "rbac.authorization.k8s.io/v1",
     "ClusterRoleBinding": "rbac.authorization.k8s.io/v1",
+    "APIService": "apiregistration.k8s.io/v1",
 }
 TIMEOUT = 30.0
 

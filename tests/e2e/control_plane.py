@@ -23,6 +23,7 @@ READY = 60.0  # seconds for a program to be ready; the API server needs 4 to 5 o
 OPEN_PATHS = "/healthz,/livez,/readyz,/metrics"
 SEES_DEAD_CONNECTIONS = {"HTTP2_READ_IDLE_TIMEOUT_SECONDS": "5", "HTTP2_PING_TIMEOUT_SECONDS": "3"}
 """What docs/install.md puts into kube-scheduler's environment."""
+FRONT_PROXY = "front-proxy-client"
 USERS = {  # user: groups; each gets a token of its own
     "admin": "system:masters",
     "system:kube-scheduler": "",
@@ -204,9 +205,25 @@ class ControlPlane:
             f"--service-account-signing-key-file={accounts.key}",
             "--service-cluster-ip-range=10.96.0.0/16",
             "--allow-privileged=true",
+            *self._aggregation_flags(),
         ]
         gates = ",".join(f"{name}={str(on).lower()}" for name, on in self._gates.items())
         return [*flags, *([f"--feature-gates={gates}"] if gates else []), *self._more]
+
+    def _aggregation_flags(self) -> list[str]:
+        """The API server as the front proxy of aggregated APIs, with a CA that signs nothing else."""
+        self.front_authority = Authority.found(self.folder / "front-proxy", "gputile e2e front proxy")
+        self.front_proxy = self.front_authority.client(FRONT_PROXY)
+        return [
+            f"--requestheader-client-ca-file={self.front_authority.ca}",
+            f"--requestheader-allowed-names={FRONT_PROXY}",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-uid-headers=X-Remote-Uid",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+            f"--proxy-client-cert-file={self.front_proxy.cert}",
+            f"--proxy-client-key-file={self.front_proxy.key}",
+        ]
 
     def _token_file(self) -> Path:
         lines = [f'{self._tokens[user]},{user},{user},"{groups}"' for user, groups in USERS.items()]

@@ -52,6 +52,17 @@ class Client:
         await self.flush()
         return number
 
+    async def get(self, path: str, headers: list[tuple[str, str]]) -> int:
+        """The number of the stream; `heard` says what has come of its answer."""
+        number = self._h2.get_next_available_stream_id()
+        fields = [(":method", "GET"), (":scheme", "https"), (":path", path), (":authority", "x"), *headers]
+        self._h2.send_headers(number, fields, end_stream=True)
+        await self.flush()
+        return number
+
+    def heard(self, number: int) -> bytes:
+        return self.bodies.get(number) or self._parts.get(number, b"")
+
     async def ping(self) -> None:
         """Say it, and hear what comes of it."""
         self.pings += 1

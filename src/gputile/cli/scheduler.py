@@ -15,6 +15,7 @@ from gputile import __version__
 from gputile.cli.composing import Composer, document, explained
 from gputile.cli.demo import examples_folder
 from gputile.dialects.wire import Pod
+from gputile.kube.aggregation import Aggregation
 from gputile.kube.auth import Access
 from gputile.kube.auth import load as load_access
 from gputile.kube.client import Client
@@ -120,8 +121,9 @@ async def _main(settings: Settings, access: Access | None, objects: Path | None)
 
 def _in_cluster(settings: Settings, metrics: Metrics, access: Access) -> Process:
     client = Client(access, settings.api)
+    aggregated = Aggregation(client)
     if not settings.leadership.enabled:
-        return Process(client, settings, metrics)
+        return Process(client, settings, metrics, aggregated=aggregated)
     leader = Leader(
         metrics,
         take_stock=lambda: process.take_stock(),
@@ -129,7 +131,7 @@ def _in_cluster(settings: Settings, metrics: Metrics, access: Access) -> Process
         set_label=_labeller(client),
         take_label=_taker(client),
     )
-    process = Process(client, settings, metrics, leader)
+    process = Process(client, settings, metrics, leader, aggregated)
     leases = client.leases(settings.leadership.namespace, settings.leadership.name)
     leader.enter(Elector(leases, _identity(), settings.leadership, on_change=leader.on_change))
     return process

@@ -85,6 +85,11 @@ class Agents:
             return ""
         return sight.use
 
+    def renew_time(self, node: str) -> str | None:
+        """What the agent itself wrote as the time of its last renewal; for people."""
+        sight = self._sights.get(node)
+        return sight.beat.renew_time if sight is not None else None
+
     @property
     def is_blind(self) -> bool:
         """Whether agents may have said something that we have not heard."""

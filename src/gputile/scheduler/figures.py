@@ -56,7 +56,7 @@ class Figures:
 
     async def text(self, *, names_pods: bool = True) -> bytes:
         """What a scrape gets. `names_pods`: whether whoever asks may see pods and namespaces."""
-        cards, pods = self._ledger.fleet.card_count(), self._mirror.bound_count()
+        cards, pods = self._ledger.fleet.card_count(), len(self._mirror.bound())
         shown = Shown(cards <= self._settings.cards, names_pods and pods <= self._settings.pods)
         page = Page((*to.FAMILIES, *(HAMI_FAMILIES if self._settings.hami else ())))
         page.add(to.LEFT_OUT, labelled(to.LEFT_OUT.labels, "cards"), 0 if shown.cards else cards)

@@ -132,9 +132,12 @@ class Mirror:
         waiting = self.waiting.get(uid)
         return waiting.pod if waiting is not None else self._bound.get(uid)
 
-    def bound_count(self) -> int:
-        """How many pods with a node ask for cards."""
-        return len(self._bound)
+    def bound(self) -> Collection[str]:
+        """The UIDs of all pods with a node that ask for cards or hold them."""
+        return self._bound.keys()
+
+    def bound_to(self, node: str) -> Collection[str]:
+        return self._on_node.get(node, ())
 
     def starting(self, node: str, but: str = "") -> str | None:
         """The UID of a pod that was bound to the node and that its kubelet has not taken in yet, if there is one."""

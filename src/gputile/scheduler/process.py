@@ -16,6 +16,7 @@ from gputile.book.ledger import Ledger, State
 from gputile.dialects.wire import NodeObject, Pod
 from gputile.kube.values import Alive, Api, Change, Refused, Seen, Snapshot, Spoilt, Trouble, Unclear
 from gputile.model.errors import DoubleBooked, InputError
+from gputile.scheduler.aggregated.serving import Aggregated, MetricsApi
 from gputile.scheduler.binding import Binder
 from gputile.scheduler.granting import Granter
 from gputile.scheduler.leading import Alone, Leadership
@@ -44,7 +45,15 @@ CERTIFICATES = 60.0  # seconds between two looks at the certificate files
 class Process:
     """One replica."""
 
-    def __init__(self, api: Api, settings: Settings, metrics: Metrics, leadership: Leadership | None = None) -> None:
+    def __init__(
+        self,
+        api: Api,
+        settings: Settings,
+        metrics: Metrics,
+        leadership: Leadership | None = None,
+        aggregated: Aggregated | None = None,
+    ) -> None:
+        """`aggregated`: what serving the aggregated metrics API needs, where `metrics_api.listen` wants it served."""
         self.api, self.settings, self.metrics = api, settings, metrics
         self.leadership: Leadership = leadership or Alone()
         self.ledger = Ledger(settings.book)
@@ -91,6 +100,22 @@ class Process:
             state=self,
             leads=leads,
         )
+        self.metrics_api = self._metrics_api(aggregated)
+
+    def _metrics_api(self, aggregated: Aggregated | None) -> MetricsApi | None:
+        if not self.settings.metrics_api.listen:
+            return None
+        if aggregated is None:
+            raise InputError("`metrics_api.listen` needs an API server in front; leave it empty here")
+        return MetricsApi(
+            aggregated,
+            self.mirror,
+            self.server.verb,
+            settings=self.settings,
+            metrics=self.metrics,
+            is_synced=self.is_synced,
+            leads=self.may_write,
+        )
 
     def _refused(self, no: No) -> None:
         self.teller.refused(no)
@@ -131,6 +156,8 @@ class Process:
         ]
         if self.settings.agents.namespace:
             loops.append(self._follow_agents())
+        if self.metrics_api is not None:
+            loops.append(self.metrics_api.run())
         tasks = [asyncio.create_task(loop) for loop in loops]
         writers = [
             asyncio.create_task(loop)
@@ -149,6 +176,8 @@ class Process:
         self._stopping = True
         log.info("stopping", extra=fields(pencils=self.ledger.pencils()))
         await self.server.stop()
+        if self.metrics_api is not None:
+            await self.metrics_api.stop()
         await self.binder.finish()
         await _end(writers)
         settled = await self._settled()
@@ -208,9 +237,14 @@ class Process:
     async def _nodes_listed(self, nodes: tuple[NodeObject, ...]) -> None:
         self.carry_out(self.mirror.only_nodes({node.name for node in nodes}))
         await self._take_in(nodes, self._node_changed)
+        if self.metrics_api is not None:
+            self.metrics_api.window.all_changed()
 
     def _node_changed(self, node: NodeObject, deleted: bool) -> list[Instruction]:
-        return self.mirror.node_changed(node, deleted=deleted)
+        done = self.mirror.node_changed(node, deleted=deleted)
+        if self.metrics_api is not None:
+            self.metrics_api.window.node_changed(node, deleted=deleted)
+        return done
 
     async def _pods_listed(self, pods: tuple[Pod, ...]) -> None:
         """At once, for what is not in the list is gone. The first is read before, as if the watch had told it."""
@@ -222,6 +256,8 @@ class Process:
             self.ledger.fleet.relearn(self.mirror.take_arrivals())
             gc.freeze()  # what lives from now on need not be looked at again: a full collection took 0.1 s
         self.preemptor.listed()
+        if self.metrics_api is not None:
+            self.metrics_api.window.all_changed()
 
     async def _take_in(self, items: tuple[T, ...], changed: Callable[[T, bool], list[Instruction]]) -> None:
         """A few at a time: meanwhile the probes are answered and the lease is kept."""
@@ -233,6 +269,8 @@ class Process:
     def _pod_changed(self, pod: Pod, deleted: bool) -> list[Instruction]:
         done = self.mirror.pod_changed(pod, deleted=deleted)
         self.preemptor.pod_seen(pod)
+        if self.metrics_api is not None:
+            self.metrics_api.window.pod_changed(pod)
         return done
 
     async def take_stock(self) -> None:
@@ -282,19 +320,22 @@ class Process:
                     log.warning("an object cannot be read", extra=fields(what=what, why=why))
                     continue
                 case Snapshot(leases):
-                    self.carry_out(mirror.agents_changed(mirror.agents.listed(leases)))
+                    self._judge_agents(mirror.agents.listed(leases))
                 case Change(how, lease):
                     for node in mirror.agents.changed(lease, deleted=how == "DELETED"):
                         log.info("an agent came, stopped or spoke again", extra=fields(node=node, how=how))
-                        self.carry_out(mirror.agents_changed([node]))
+                        self._judge_agents([node])
                 case Alive():
                     mirror.agents.heard()
             self._seen_at["leases"] = time.monotonic()
 
     def carry_out(self, instructions: Iterable[Instruction]) -> None:
         instructions = list(instructions)
-        if any(isinstance(one, Freed) for one in instructions):
+        freed = [one.node for one in instructions if isinstance(one, Freed)]
+        if freed:
             self.teller.room_appeared()
+        if freed and self.metrics_api is not None:
+            self.metrics_api.window.touched(freed)
         self.granter.carry_out(instructions)
 
     # ---- time -------------------------------------------------------------------------------------------------------
@@ -326,8 +367,14 @@ class Process:
         fallen = self.mirror.agents.look()
         for node in fallen:
             log.warning("the agent of a node has fallen silent", extra=fields(node=node))
-        self.carry_out(self.mirror.agents_changed(fallen))
+        self._judge_agents(fallen)
         self.carry_out(self.mirror.lingering.tick(blind=bool(self._trouble)))
+
+    def _judge_agents(self, nodes: list[str]) -> None:
+        """They have fallen silent, spoken again, come or gone."""
+        self.carry_out(self.mirror.agents_changed(nodes))
+        if self.metrics_api is not None and nodes:
+            self.metrics_api.window.touched(nodes)
 
     def _keep_pencils_for_volumes(self, now: float) -> None:
         """kube-scheduler nominates the node while it prepares volumes there; bind comes when it is done."""

@@ -160,6 +160,12 @@ class Server:
             return _text(f"{path} is a verb: POST to it what kube-scheduler sends", 405)
         return _text(f"there is no {path} here; see docs/scheduler.md for the paths", 404)
 
+    def verb(self, request: Request) -> Response | Awaitable[Response] | None:
+        """A verb that came another way, its caller checked there; None where the path names none."""
+        path = request.path.rstrip("/")
+        verb = self._verbs.get(path)
+        return self._answer(request, path, verb) if verb is not None else None
+
     def _answer(self, request: Request, path: str, verb: Verb) -> Response | Awaitable[Response]:
         """At once, but for bind, which waits for the API server."""
         try:

@@ -13,6 +13,7 @@ from gputile.kube.client import ClientSettings
 from gputile.kube.lease import LeaseSettings
 from gputile.model.errors import InputError
 from gputile.scheduler.agents import AgentSettings
+from gputile.scheduler.aggregated.settings import MetricsApiSettings
 
 ABOVE_ZERO = (
     "filter.keep",
@@ -35,6 +36,9 @@ ABOVE_ZERO = (
     "api.page",
     "api.watch_timeout",
     "api.silence",
+    "metrics_api.days",
+    "metrics_api.history",
+    "metrics_api.remember",
 )
 
 
@@ -148,18 +152,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     book: BookSettings = msgspec.field(default_factory=BookSettings)
     dialects: DialectSettings = msgspec.field(default_factory=DialectSettings)
     api: ClientSettings = msgspec.field(default_factory=ClientSettings)
+    metrics_api: MetricsApiSettings = msgspec.field(default_factory=MetricsApiSettings)
 
     @property
     def host_and_port(self) -> tuple[str, int]:
-        host, _, port = self.listen.rpartition(":")
-        return host.strip("[]"), int(port)
+        return host_and_port(self.listen)
+
+
+def host_and_port(listen: str) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def checked(settings: Settings) -> Settings:
     """What types cannot say."""
-    host, _, port = settings.listen.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise InputError(f"setting `listen` is {settings.listen!r}; write HOST:PORT, such as 0.0.0.0:12345")
+    _check_address("listen", settings.listen)
+    if settings.metrics_api.listen:
+        _check_address("metrics_api.listen", settings.metrics_api.listen)
+    if bool(settings.metrics_api.certificate) != bool(settings.metrics_api.key):
+        raise InputError("settings `metrics_api.certificate` and `metrics_api.key` go together")
     if settings.policy not in POLICIES:
         near = get_close_matches(settings.policy, POLICIES, n=1, cutoff=0)[0]
         raise InputError(f"setting `policy` is {settings.policy!r}; did you mean {near}? One of: {', '.join(POLICIES)}")
@@ -170,3 +181,9 @@ def checked(settings: Settings) -> Settings:
     if settings.leadership.duration < 2 * settings.leadership.renew:
         raise InputError("setting `leadership.duration` is at least twice `leadership.renew`, else the lease is lost")
     return settings
+
+
+def _check_address(name: str, said: str) -> None:
+    host, _, port = said.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise InputError(f"setting `{name}` is {said!r}; write HOST:PORT, such as 0.0.0.0:12345")

@@ -95,6 +95,7 @@ class Metrics:
         self.nodes = self._gauge("nodes", "Nodes in the fleet, those without cards too.")
         self.agents = self._gauge("agents", "Leases of node agents, by state: alive, silent.", "state")
         self.lingering = self._gauge("lingering_pods", "Pods that are gone, and whose tiles are still held.")
+        self.api_requests = self._tally("metrics_api_requests_total", "Asked of it.", "resource", "verb", "code")
         self.leads = self._gauge("leads", "1 while this replica leads.")
         self.synced = self._gauge("synced", "1 while the book shows the cluster.")
 

@@ -13,6 +13,7 @@ fetches (`MOST_WAITING`), headers (`LONGEST_HEAD`), frames that ask for nothing 
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import aclosing
 from typing import cast
 
 import msgspec
@@ -21,9 +22,9 @@ from gputile.web import frames
 from gputile.web.bodies import Malformed
 from gputile.web.frames import ACK, END_HEADERS, END_STREAM, LARGEST, PADDED, WITH_PRIORITY, Code, Fault, StreamFault
 from gputile.web.hpack import NO_TABLE, Decoder, Field
-from gputile.web.messages import IDLE, LONGEST_HEAD, SLOW, Host, Request, Response
+from gputile.web.messages import IDLE, LONGEST_HEAD, SLOW, Host, Reply, Request, Response, Streamed, common_name
 from gputile.web.outbox import Outbox
-from gputile.web.streams import Stream, answer_fields, check_plain, read_fields
+from gputile.web.streams import Stream, answer_fields, check_plain, read_fields, stream_fields
 
 ASKED_STREAMS = 1
 """Streams at once that we ask a client to keep to, so that it opens a connection for each, and keeps them all. Go
@@ -66,7 +67,7 @@ class H2Connection(asyncio.BufferedProtocol):
         self._host = host
         self._transport: asyncio.Transport | None = None
         self._out: Outbox
-        self._is_known = False
+        self._is_known, self._caller = False, ""
         self._buffer = bytearray()
         self._stuck_since = host.now()  # when what is in the buffer began
         self._is_greeted = self._is_set = False  # the preface came; the first settings came
@@ -86,7 +87,8 @@ class H2Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
-        self._is_known = bool(transport.get_extra_info("peercert"))
+        certificate = transport.get_extra_info("peercert")
+        self._is_known, self._caller = bool(certificate), common_name(certificate)
         self._out = Outbox(self._transport, self._streams)
         self._host.welcome(self, "h2")
         self._transport.write(WANTED)
@@ -94,7 +96,7 @@ class H2Connection(asyncio.BufferedProtocol):
     def connection_lost(self, wrong: Exception | None) -> None:
         """What is being worked on goes on: a bind that was asked for is a bind."""
         self._transport = None
-        self._streams.clear()
+        self._let_go()
         self._host.forget(self)
 
     def get_buffer(self, hint: int) -> memoryview:
@@ -302,14 +304,18 @@ class H2Connection(asyncio.BufferedProtocol):
         body, stream.body = bytes(stream.body), bytearray()
         self._kept -= len(body)
         head, is_too_large = stream.head, stream.size > self._host.limit
-        answer = self._host.answer(Request(head.method, head.path, body, is_too_large, self._is_known))
+        answer = self._host.answer(
+            Request(head.method, head.path, body, is_too_large, self._is_known, head.query, head.fields, self._caller)
+        )
         if isinstance(answer, Response):
             self._send(stream, answer)
+        elif isinstance(answer, Streamed):
+            self._host.work(asyncio.ensure_future(self._pour(stream, answer)))
         else:
             self._host.work(asyncio.ensure_future(self._wait_for(stream, answer)))
 
-    async def _wait_for(self, stream: Stream, answer: Awaitable[Response]) -> None:
-        response: Response | None = None
+    async def _wait_for(self, stream: Stream, answer: Awaitable[Reply]) -> None:
+        response: Reply | None = None
         try:
             response = await answer
         finally:
@@ -318,17 +324,49 @@ class H2Connection(asyncio.BufferedProtocol):
             if self._streams.get(stream.number) is not stream:
                 self._orphans -= 1
             self._flush()
+        if isinstance(response, Streamed):
+            await self._pour(stream, response)
+            return
         self._send(stream, response)
         self._flush()
+
+    async def _pour(self, stream: Stream, streamed: Streamed) -> None:
+        """Piece by piece, the next when this one has gone. Whoever resets the stream, or hangs up, ends it."""
+        stream.pouring = asyncio.current_task()
+        try:
+            async with aclosing(streamed.pieces) as pieces:
+                if self._streams.get(stream.number) is not stream:
+                    return
+                self._out.begin(stream, self._headed(stream_fields(streamed.status, streamed.content_type)))
+                self._flush()
+                async for piece in pieces:
+                    self._account(stream, len(piece))
+                    self._out.add(stream, piece)
+                    self._flush()
+                    await stream.all_taken()
+            stream.pouring = None
+            self._out.end(stream)
+        finally:
+            if stream.pouring is not None:  # a bug, or we are stopping, or nobody listens
+                stream.pouring = None
+                if self._streams.get(stream.number) is stream:
+                    self._reset(stream.number, Code.INTERNAL_ERROR)
+            self._flush()
+
+    def _headed(self, fields: bytes) -> bytes:
+        prelude, self._prelude = self._prelude, b""
+        return prelude + fields
+
+    def _account(self, stream: Stream, size: int) -> None:
+        self.since = stream.since = self._host.now()
+        self._noise = max(-MOST_CREDIT, self._noise - 1 - size // ACCOUNTED)
 
     def _send(self, stream: Stream, response: Response) -> None:
         if self._streams.get(stream.number) is not stream:
             return  # nobody waits for it any more
-        self.since = stream.since = self._host.now()
         body = response.body
-        self._noise = max(-MOST_CREDIT, self._noise - 1 - len(body) // ACCOUNTED)
-        fields = self._prelude + answer_fields(response.status, response.content_type, len(body))
-        self._prelude = b""
+        self._account(stream, len(body))
+        fields = self._headed(answer_fields(response.status, response.content_type, len(body)))
         self._out.answer(stream, fields, b"" if stream.head.method == "HEAD" else body)
         if response.close or self._host.is_stopping:
             self.see_off()
@@ -392,12 +430,14 @@ class H2Connection(asyncio.BufferedProtocol):
         self._out.forget(stream)
         self._kept -= len(stream.body)
         self._orphans += stream.is_working
+        if stream.pouring is not None:
+            stream.pouring.cancel()
 
     def sweep(self, now: float) -> None:
         """Let go of those who sleep, or take for ever to say what they want or to take what they wanted."""
         self._noise = min(self._noise, 0)
         for stream in list(self._streams.values()):
-            if not stream.is_working and now - stream.since > SLOW:
+            if not stream.waits_for_us and now - stream.since > SLOW:
                 self._reset(stream.number, Code.CANCEL)
         self._flush()
         is_idle = not self._streams and not self._orphans
@@ -433,11 +473,17 @@ class H2Connection(asyncio.BufferedProtocol):
             return
         self._flush()
         self._transport = None
-        self._streams.clear()
+        self._let_go()
         if self._out.is_held:
             transport.abort()  # he does not read: what we said would wait for ever
         else:
             transport.close()
+
+    def _let_go(self) -> None:
+        for stream in self._streams.values():
+            if stream.pouring is not None:
+                stream.pouring.cancel()
+        self._streams.clear()
 
 
 OF_STREAMS = frozenset({frames.DATA, frames.HEADERS, frames.PRIORITY, frames.RST_STREAM, frames.CONTINUATION})

@@ -1,12 +1,13 @@
 """What is asked and what is answered, whichever HTTP carried it.
 
 Room:  values, and what a connection and its listener know of each other.
-Door:  `Request` in, `Response` out; `Host` and `Guest` are the two sides of the threshold.
+Door:  `Request` in, `Response` (or, piece by piece, `Streamed`) out; `Host` and `Guest` are the two sides of the
+       threshold.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -24,6 +25,17 @@ class Request(msgspec.Struct, frozen=True):
     body: bytes
     is_too_large: bool  # the body was longer than allowed, and is not here
     is_known: bool  # came over TLS with a client certificate, which was checked
+    query: str = ""
+    fields: Sequence[tuple[bytes, bytes]] = ()  # headers as they came, their names in lower case
+    caller: str = ""  # the common name in that certificate
+
+    def header(self, name: str) -> str:
+        """The first of this name (in lower case); "" where there is none."""
+        return next(iter(self.headers(name)), "")
+
+    def headers(self, name: str) -> list[str]:
+        wanted = name.encode()
+        return [value.decode("latin-1") for found, value in self.fields if found == wanted]
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -33,7 +45,17 @@ class Response(msgspec.Struct, frozen=True):
     close: bool = False
 
 
-Answer = Callable[[Request], Response | Awaitable[Response]]
+class Streamed(msgspec.Struct, frozen=True):
+    """An answer whose end nobody knows yet. A piece is asked for when the client has taken the one before; the
+    generator is closed when the client has gone."""
+
+    pieces: AsyncGenerator[bytes, None]
+    status: int = 200
+    content_type: str = "application/json"
+
+
+Reply = Response | Streamed
+Answer = Callable[[Request], Reply | Awaitable[Reply]]
 
 
 class Guest(Protocol):
@@ -66,8 +88,15 @@ class Host(Protocol):
         """Something is being answered that takes time, and we stop only after it."""
 
 
-def path_of(target: str) -> str:
-    """Without a query; a proxy may send the whole address."""
+def parted(target: str) -> tuple[str, str]:
+    """Path and query; a proxy may send the whole address."""
     if not target.startswith("/"):
         target = "/" + target.partition("://")[2].partition("/")[2]
-    return target.partition("?")[0]
+    path, _, query = target.partition("?")
+    return path, query
+
+
+def common_name(certificate: Mapping[str, Any] | None) -> str:
+    """Of the subject of a certificate, as `ssl` shows it."""
+    parts = [pair for part in (certificate or {}).get("subject", ()) for pair in part]
+    return next((str(value) for name, value in parts if name == "commonName"), "")

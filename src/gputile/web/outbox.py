@@ -1,7 +1,8 @@
 """What we say on one connection of HTTP/2: control frames at once, bodies as far as the other side lets us.
 
 Room:  both windows (RFC 9113, section 5.2), the answers that wait for them, and one write for all that can go.
-Door:  `say`, `answer`, then `flush`; `widen` and `set_first_window` when the other side makes room.
+Door:  `say`, `answer` (or `begin`, `add`, `end`), then `flush`; `widen` and `set_first_window` when the other side
+       makes room.
 """
 
 import asyncio
@@ -65,6 +66,24 @@ class Outbox:
         self.waiting += len(body)
         self._push(stream)
 
+    def begin(self, stream: Stream, fields: bytes) -> None:
+        """An answer that comes piece by piece."""
+        stream.rest, stream.is_open = memoryview(b""), True
+        self.say(frame(HEADERS, END_HEADERS, stream.number, fields))
+
+    def add(self, stream: Stream, piece: bytes) -> None:
+        """Its next piece; the one before has gone."""
+        if piece:
+            stream.rest = memoryview(piece)
+            self._queue[stream.number] = stream
+            self.waiting += len(piece)
+            self._push(stream)
+
+    def end(self, stream: Stream) -> None:
+        self.say(frame(DATA, END_STREAM, stream.number))
+        stream.is_open = False
+        del self._streams[stream.number]
+
     def pump(self) -> None:
         """Send what can go, the oldest answer first."""
         for stream in list(self._queue.values()):
@@ -79,10 +98,14 @@ class Outbox:
             self._window -= size
             stream.window -= size
             self.waiting -= size
-            self.say(head(DATA, 0 if stream.rest else END_STREAM, stream.number, size))
+            self.say(head(DATA, 0 if stream.rest or stream.is_open else END_STREAM, stream.number, size))
             self.say(piece)
         if not stream.rest:
-            del self._queue[stream.number], self._streams[stream.number]
+            del self._queue[stream.number]
+            if stream.is_open:
+                stream.wake()
+            else:
+                del self._streams[stream.number]
 
     def forget(self, stream: Stream) -> None:
         """Nobody wants this answer any more."""

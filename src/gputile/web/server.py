@@ -1,7 +1,8 @@
 """A small HTTP server: what kube-scheduler, probes and curl send, and no more.
 
 Room:  bytes in, one request at a time per connection, bytes out. It knows nothing of verbs. HTTP/2 is next door (`h2`).
-Door:  `Listener(answer, ...)`, then `start`, `stop`. `answer` returns a `Response`, or something to wait for.
+Door:  `Listener(answer, ...)`, then `start`, `stop`. `answer` returns a `Response`, a `Streamed`, or something to
+       wait for.
 
 Ours, because what a general server does for every request (a task, streams, header objects) cost as much as deciding,
 and kube-scheduler waits for each answer before it goes on. An answer that needs no waiting is written in the same turn
@@ -11,6 +12,7 @@ of the loop in which the last byte of its question came. Whatever is not plain H
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from http import HTTPStatus
 from typing import cast
 
@@ -18,7 +20,21 @@ import msgspec
 
 from gputile.web.bodies import Body, Malformed
 from gputile.web.h2 import H2Connection
-from gputile.web.messages import IDLE, LANDING, LONGEST_HEAD, SLOW, Answer, Guest, Host, Request, Response, path_of
+from gputile.web.messages import (
+    IDLE,
+    LANDING,
+    LONGEST_HEAD,
+    SLOW,
+    Answer,
+    Guest,
+    Host,
+    Reply,
+    Request,
+    Response,
+    Streamed,
+    common_name,
+    parted,
+)
 
 ALPN = ("h2", "http/1.1")  # what is spoken over TLS, the better first
 SWEEP = 10.0  # seconds between two looks for connections that are too slow
@@ -33,6 +49,9 @@ class Head(msgspec.Struct, frozen=True):
     length: int | None  # of the body; None where it comes in chunks
     closes: bool  # after the answer
     asks_first: bool  # Expect: 100-continue
+    query: str = ""
+    fields: list[tuple[bytes, bytes]] = []
+    knows_chunks: bool = True  # HTTP/1.0 does not
 
 
 def read_head(head: bytes) -> Head:
@@ -42,17 +61,23 @@ def read_head(head: bytes) -> Head:
     if len(parts) != 3 or not parts[2].startswith(b"HTTP/1."):
         raise Malformed(400, "this is no HTTP/1.1 request")
     found: dict[bytes, bytes] = {}
+    fields: list[tuple[bytes, bytes]] = []
     for one in lines:
         name, colon, value = one.partition(b":")
         if not colon or not name or name != name.strip() or ((name := name.lower()) in found and name in SINGLE):
             raise Malformed(400, "a header cannot be understood")
-        found[name] = value.strip()
+        found[name] = value = value.strip()
+        fields.append((name, value))
+    path, query = parted(parts[1].decode("latin-1"))
     return Head(
         method=parts[0].decode("latin-1"),
-        path=path_of(parts[1].decode("latin-1")),
+        path=path,
         length=None if _is_chunked(found) else _length(found),
         closes=_closes(parts[2], found.get(b"connection", b"").lower()),
         asks_first=found.get(b"expect", b"").lower() == b"100-continue",
+        query=query,
+        fields=fields,
+        knows_chunks=parts[2] != b"HTTP/1.0",
     )
 
 
@@ -86,8 +111,10 @@ class Connection(asyncio.BufferedProtocol):
         self._head: Head | None = None
         self._body: Body | None = None
         self._transport: asyncio.Transport | None = None
-        self._is_known = False
+        self._is_known, self._caller = False, ""
         self._is_held = False  # the loop has more to send than the client fetches
+        self._pouring = False  # the task brings an answer piece by piece
+        self._room: asyncio.Future[None] | None = None  # what it waits for while we are held
         self.since = listener.now()  # when the last thing happened that counts
         self.task: asyncio.Task[None] | None = None
 
@@ -95,12 +122,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
-        self._is_known = bool(transport.get_extra_info("peercert"))
+        certificate = transport.get_extra_info("peercert")
+        self._is_known, self._caller = bool(certificate), common_name(certificate)
         self._listener.welcome(self, "http/1.1")
 
     def connection_lost(self, wrong: Exception | None) -> None:
-        """What is being worked on goes on: a bind that was asked for is a bind."""
+        """What is being worked on goes on: a bind that was asked for is a bind. Nobody needs to be told any more."""
         self._transport = None
+        if self._pouring and self.task is not None:
+            self.task.cancel()
         self._listener.forget(self)
 
     def get_buffer(self, hint: int) -> memoryview:
@@ -121,6 +151,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._is_held = False
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
         if self._transport is not None:
             self._transport.resume_reading()
             if self.task is None:
@@ -136,7 +168,8 @@ class Connection(asyncio.BufferedProtocol):
                 if isinstance(answer, Response):
                     self._send(answer)
                 else:
-                    self.task = asyncio.ensure_future(self._wait_for(answer))
+                    later = self._pour(answer) if isinstance(answer, Streamed) else self._wait_for(answer)
+                    self.task = asyncio.ensure_future(later)
                     self._listener.work(self.task)
         except Malformed as wrong:
             self._head = self._head or Head("GET", "/", 0, True, False)
@@ -153,8 +186,17 @@ class Connection(asyncio.BufferedProtocol):
         assert self._body is not None
         if not self._body.take(self._buffer):
             return None
-        body = self._body
-        return Request(self._head.method, self._head.path, body.content(), body.is_too_large, self._is_known)
+        head, body = self._head, self._body
+        return Request(
+            head.method,
+            head.path,
+            body.content(),
+            body.is_too_large,
+            self._is_known,
+            head.query,
+            head.fields,
+            self._caller,
+        )
 
     def _begin(self) -> bool:
         while self._buffer.startswith(b"\r\n"):  # some clients end a body with one too many
@@ -172,15 +214,57 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         return True
 
-    async def _wait_for(self, answer: Awaitable[Response]) -> None:
-        response: Response | None = None
+    async def _wait_for(self, answer: Awaitable[Reply]) -> None:
+        response: Reply | None = None
         try:
             response = await answer
         finally:
-            self.task = None
+            if not isinstance(response, Streamed):
+                self.task = None
             if response is None:  # a bug, or we are stopping
                 self.close()
+        if isinstance(response, Streamed):
+            await self._pour(response)
+            return
         self._send(response)
+        self._go_on()
+
+    async def _pour(self, streamed: Streamed) -> None:
+        """Piece by piece, the next when the client has fetched this one; its end ends it, too."""
+        head, is_whole, self._pouring = self._head, False, True
+        knows_chunks = head is not None and head.knows_chunks
+        try:
+            async with aclosing(streamed.pieces) as pieces:
+                self._open(streamed, knows_chunks=knows_chunks)
+                async for piece in pieces:
+                    self._write(b"%x\r\n%b\r\n" % (len(piece), piece) if knows_chunks and piece else piece)
+                    await self._fetched()
+            is_whole = True
+        finally:
+            self.task, self._pouring = None, False
+            self._head = self._body = None
+            if is_whole and knows_chunks:
+                self._write(b"0\r\n\r\n")
+            if not is_whole or not knows_chunks or head is None or head.closes or self._listener.is_stopping:
+                self.close()
+        self._go_on()
+
+    def _open(self, streamed: Streamed, *, knows_chunks: bool) -> None:
+        """The head. Where chunks are not understood, the answer ends with the connection."""
+        coding = "Transfer-Encoding: chunked\r\n" if knows_chunks else CLOSE
+        self._write(f"{_begun(streamed.status, streamed.content_type)}{coding}\r\n".encode())
+
+    def _write(self, part: bytes) -> None:
+        self.since = self._listener.now()
+        if self._transport is not None:
+            self._transport.write(part)
+
+    async def _fetched(self) -> None:
+        while self._is_held:
+            self._room = asyncio.get_running_loop().create_future()
+            await self._room
+
+    def _go_on(self) -> None:
         if self._transport is not None and not self._is_held:
             self._transport.resume_reading()
         self._work()
@@ -200,7 +284,7 @@ class Connection(asyncio.BufferedProtocol):
     def sweep(self, now: float) -> None:
         """Let go of those who sleep, or take for ever to say what they want."""
         patience = SLOW if self._head is not None or self._buffer or self._is_held else IDLE
-        if self.task is None and now - self.since > patience:
+        if (self.task is None or (self._pouring and self._is_held)) and now - self.since > patience:
             self.close()
 
     def see_off(self) -> None:
@@ -212,12 +296,13 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _written(response: Response, *, close: bool, with_body: bool) -> bytes:
-    head = (
-        f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}\r\n"
-        f"Content-Type: {response.content_type}\r\nContent-Length: {len(response.body)}\r\n"
-        f"{CLOSE if close else ''}\r\n"
-    )
+    begun = _begun(response.status, response.content_type)
+    head = f"{begun}Content-Length: {len(response.body)}\r\n{CLOSE if close else ''}\r\n"
     return head.encode() + response.body if with_body else head.encode()
+
+
+def _begun(status: int, content_type: str) -> str:
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: {content_type}\r\n"
 
 
 CLOSE = "Connection: close\r\n"

@@ -4,6 +4,7 @@ Room:  what RFC 9113, section 8, asks of a request, and a body as it comes.
 Door:  `read_fields` checks headers, `Stream.take` collects a body, `answer_fields` writes the headers of an answer.
 """
 
+import asyncio
 import re
 from functools import lru_cache
 
@@ -11,7 +12,7 @@ import msgspec
 
 from gputile.web.frames import Code, StreamFault
 from gputile.web.hpack import Field, written
-from gputile.web.messages import path_of
+from gputile.web.messages import parted
 
 NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")  # a token in lower case (section 8.2.1)
 VALUE = re.compile(rb"(?:[^\0\r\n\t ](?:[^\0\r\n]*[^\0\r\n\t ])?)?")  # no end of a line, no space at its ends
@@ -26,6 +27,8 @@ class Head(msgspec.Struct, frozen=True):
     method: str
     path: str
     length: int | None  # of the body, where it was said
+    query: str = ""
+    fields: list[Field] = []
 
 
 def read_fields(fields: list[Field]) -> Head:
@@ -48,7 +51,8 @@ def read_fields(fields: list[Field]) -> Head:
     path = special.get(b":path", b"")
     if not (special.get(b":method") and special.get(b":scheme") and path[:1] == b"/"):
         raise _malformed("no method, scheme or path")
-    return Head(special[b":method"].decode("latin-1"), path_of(path.decode("latin-1")), length)
+    where, query = parted(path.decode("latin-1"))
+    return Head(special[b":method"].decode("latin-1"), where, length, query, fields)
 
 
 def check_plain(name: bytes, value: bytes) -> None:
@@ -74,9 +78,23 @@ class Stream:
     asking --whole--> working --answered--> answering --last byte--> gone
        |                 |                      |                     ^
        +-----------------+--reset by either-----+---------------------+
+
+    While it answers piece by piece it is open: an empty `rest` means that we have nothing to say, not that all is said.
     """
 
-    __slots__ = ("body", "head", "is_whole", "number", "rest", "since", "size", "window")
+    __slots__ = (
+        "body",
+        "head",
+        "is_open",
+        "is_whole",
+        "number",
+        "pouring",
+        "rest",
+        "since",
+        "size",
+        "taken",
+        "window",
+    )
 
     def __init__(self, number: int, head: Head, window: int, since: float) -> None:
         self.number, self.head = number, head
@@ -85,10 +103,27 @@ class Stream:
         self.body, self.size = bytearray(), 0
         self.is_whole = False  # the question
         self.rest: memoryview | None = None  # of the answer, once there is one
+        self.is_open = False  # more of the answer may come
+        self.pouring: asyncio.Task[None] | None = None  # who brings it
+        self.taken: asyncio.Future[None] | None = None  # what that one waits for: the other side has taken all
 
     @property
     def is_working(self) -> bool:
         return self.is_whole and self.rest is None
+
+    @property
+    def waits_for_us(self) -> bool:
+        return self.is_working or (self.is_open and not self.rest)
+
+    async def all_taken(self) -> None:
+        """Until the other side has made room for all that there is to say."""
+        while self.rest:
+            self.taken = asyncio.get_running_loop().create_future()
+            await self.taken
+
+    def wake(self) -> None:
+        if self.taken is not None and not self.taken.done():
+            self.taken.set_result(None)
 
     def take(self, data: bytearray, limit: int) -> int:
         """A piece of the body; how many bytes more (or less) are kept. What goes beyond the limit is counted only."""
@@ -111,6 +146,11 @@ class Stream:
 
 def answer_fields(status: int, content_type: str, length: int) -> bytes:
     return _constant_fields(status, content_type) + written(b"content-length", b"%d" % length)
+
+
+def stream_fields(status: int, content_type: str) -> bytes:
+    """Of an answer that does not say how long it is."""
+    return _constant_fields(status, content_type)
 
 
 @lru_cache(64)

@@ -1,0 +1,418 @@
+"""The aggregated metrics API behind a real API server's aggregation layer: kubectl, users, watches, certificates."""
+
+import base64
+import json
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPSConnection
+from typing import Any
+
+import pytest
+
+from tests.e2e.api import ApiError, Kube, Manifest, kind_of, manifests_of, namespace_of
+from tests.e2e.certificates import Pair
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.gputile import DEPLOY, Replica, rights
+from tests.e2e.nodes import gpu_node, join
+from tests.e2e.pods import tile
+from tests.e2e.processes import free_port, wait_until
+from tests.e2e.test_agents import AGENTS, Agent
+from tests.e2e.watching import Watch, watch
+
+HOME, SERVICE, SECRET = "kube-system", "gputile-metrics", "gputile-metrics-tls"
+GPU_INFO, POD_RESOURCE = "metrics.nvidia.com/v1alpha1/GpuInfo", "metrics.nvidia.com/v1alpha1/PodResource"
+ROOT, OLD_ROOT = "/apis/metrics.nvidia.com/v1alpha1", "/apis/nvidia-gpu-scheduler/v1"
+API_SERVICES = ("v1alpha1.metrics.nvidia.com", "v1.nvidia-gpu-scheduler")
+NODE, SIZE = "gpu-1", 16000
+NAMESPACES = ("default", "team-a", "team-b")
+SECOND = 1.0  # what the API promises: a pod that comes or goes is seen within it
+
+
+class Served:
+    """A replica that serves the metrics API, and the API server in front of it."""
+
+    def __init__(self, plane: ControlPlane, replica: Replica, port: int) -> None:
+        self.plane, self.replica, self.port = plane, replica, port
+
+    def is_available(self) -> bool:
+        found = [self.plane.kube.get("APIService", name) for name in API_SERVICES]
+        conditions = [one for each in found for one in each.get("status", {}).get("conditions", [])]
+        return [one["status"] for one in conditions if one["type"] == "Available"] == ["True", "True"]
+
+    def direct(
+        self, client: Pair | None = None, path: str = f"{ROOT}/gpuinfos", **headers: str
+    ) -> tuple[int, Manifest]:
+        """Around the API server."""
+        trust = ssl.create_default_context()
+        trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
+        if client is not None:
+            trust.load_cert_chain(client.cert, client.key)
+        connection = HTTPSConnection("127.0.0.1", self.port, timeout=10, context=trust)
+        try:
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+    def certificate(self) -> bytes:
+        return ssl.get_server_certificate(("127.0.0.1", self.port), timeout=10).encode()
+
+
+def deploy(plane: ControlPlane, port: int) -> None:
+    """deploy/metrics-api.yaml as written, but the Service leads to a process on this machine."""
+    rights(plane)
+    for manifest in manifests_of(DEPLOY / "metrics-api.yaml"):
+        if manifest["kind"] == "Service":
+            manifest = {**manifest, "spec": {"type": "ExternalName", "externalName": "localhost"}}
+        if manifest["kind"] == "APIService":
+            manifest["spec"]["service"]["port"] = port
+        plane.kube.apply(manifest)
+
+
+def remove(plane: ControlPlane) -> None:
+    """Other tests' schedulers have no such rights, and their API servers no such groups."""
+    for manifest in reversed(manifests_of(DEPLOY / "metrics-api.yaml")):
+        plane.kube.delete(kind_of(manifest), manifest["metadata"]["name"], namespace_of(manifest))
+
+
+@pytest.fixture(scope="module")
+def deployed(control_plane: ControlPlane) -> Iterator[Served]:
+    port, plane = free_port(), control_plane
+    deploy(plane, port)
+    join(plane.kube, [gpu_node(NODE, 2, SIZE, "Tesla T4", labels={"pool": "small"}), gpu_node("gpu-2")])
+    with Replica(plane, metrics_api__listen=f"127.0.0.1:{port}") as replica:
+        found = Served(plane, replica, port)
+        wait_until(found.is_available, 60, "the APIServices are available", [replica.child])
+        yield found
+    remove(plane)
+    plane.clear()
+
+
+@pytest.fixture
+def served(deployed: Served) -> Iterator[Served]:
+    """One for all tests; the pods of each go with it."""
+    yield deployed
+    for namespace in NAMESPACES:
+        deployed.plane.kube.delete_all("Pod", namespace, grace=0)
+
+
+@pytest.fixture
+def kube(deployed: Served) -> Kube:
+    return deployed.plane.kube
+
+
+def user(plane: ControlPlane, name: str, namespace: str, role: str = "") -> Kube:
+    """A ServiceAccount; with a role it may do that in its namespace."""
+    plane.kube.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": namespace}})
+    if role:
+        binding: Manifest = {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": name, "namespace": namespace},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
+        }
+        plane.kube.apply(binding)
+    return plane.kube.as_token(plane.kube.token_for(name, namespace))
+
+
+def on_card(kube: Kube, name: str, namespace: str = "default", memory: int = 4000, **more: Any) -> None:
+    """A pod bound around us: the leader grants it a card."""
+    kube.create({**tile(name, memory, **more)}, namespace)
+    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}}
+    kube.create({**binding, "target": {"kind": "Node", "name": NODE}}, namespace, "binding")
+
+
+def until_shown(pods: Watch, name: str, namespace: str = "default", seconds: float = SECOND) -> float:
+    return pods.wait_for(lambda found: found[namespace, name], seconds, f"{name} is shown")
+
+
+# ---- kubectl --------------------------------------------------------------------------------------------------------
+
+
+def columns(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()]
+
+
+def test_kubectl_prints_useful_columns(served: Served, kube: Kube) -> None:
+    plane = served.plane
+    with watch(kube, POD_RESOURCE) as pods:
+        on_card(kube, "train", memory=6000)
+        until_shown(pods, "train", seconds=5)
+    header, *rows = columns(plane.kubectl("get", "gpuinfos"))
+    assert header == ["NAME", "CARDS", "BUSY", "MEMORY", "SICK", "HEALTH", "HEARTBEAT", "MODELS", "AGE"]
+    assert rows[0][:6] == [NODE, "2", "1", "6000/32000Mi", "0", "UnKnow"]
+    header, *rows = columns(plane.kubectl("get", "podresources", "-A"))
+    assert header == ["NAMESPACE", "NAME", "NODE", "PHASE", "CARDS", "MEMORY", "CORES", "USED", "AGE"]
+    assert rows[0][:4] == ["default", "train", NODE, "Pending"]
+    assert rows[0][5] == "6000Mi"
+    wide = plane.kubectl("get", "podresources", "-o", "wide")
+    assert "Tesla T4" in wide
+    assert "GPU-gpu-1-" in wide
+    whole = json.loads(plane.kubectl("get", "podresource", "train", "-o", "json"))
+    assert whole["apiVersion"] == "metrics.nvidia.com/v1alpha1"
+    (held,) = whole["spec"]["containers_device"]
+    assert held["device_info"][0]["memory"] == 6000
+    assert plane.kubectl("get", "gpuinfos", "-l", "pool=small", "-o", "name").split() == [
+        f"gpuinfo.metrics.nvidia.com/{NODE}"
+    ]
+    named = plane.kubectl("get", "podresources", "-A", "--field-selector", f"spec.nodeName={NODE}", "-o", "name")
+    assert named.split() == ["podresource.metrics.nvidia.com/train"]
+    raw = json.loads(plane.kubectl("get", "--raw", f"{OLD_ROOT}/gpupods"))
+    assert [item["metadata"]["name"] for item in raw["items"]] == ["default-train"]
+    assert columns(plane.kubectl("get", "gpunodes"))[1][0] == NODE
+
+
+def test_kubectl_watches(served: Served, kube: Kube) -> None:
+    plane = served.plane
+    command = [str(plane.programs.kubectl), "get", "podresources", "-A", "-w"]
+    env = {"KUBECONFIG": str(plane.admin_kubeconfig), "HOME": str(plane.folder), "PATH": "/usr/bin:/bin"}
+    lines: list[str] = []
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
+        assert child.stdout is not None
+        reader = threading.Thread(target=lambda: lines.extend(child.stdout or ()), daemon=True)
+        reader.start()
+        try:
+            time.sleep(1)
+            on_card(kube, "watched")
+            wait_until(lambda: any("watched" in line for line in lines), 5, f"kubectl shows the pod: {lines}")
+        finally:
+            child.terminate()
+    assert lines[0].split()[:3] == ["NAMESPACE", "NAME", "NODE"]
+
+
+# ---- who may --------------------------------------------------------------------------------------------------------
+
+
+def test_a_user_sees_the_namespaces_that_the_api_server_lets_it_see(served: Served, kube: Kube) -> None:
+    plane = served.plane
+    for namespace in ("team-a", "team-b"):
+        plane.namespace(namespace)
+    with watch(kube, POD_RESOURCE) as pods:
+        for namespace in ("team-a", "team-b"):
+            on_card(kube, "work", namespace)
+            until_shown(pods, "work", namespace, seconds=5)
+    viewer, nobody = user(plane, "viewer", "team-a", "gputile-metrics-view"), user(plane, "nobody", "team-a")
+    with viewer, nobody:
+        assert [one["metadata"]["namespace"] for one in viewer.list(POD_RESOURCE, "team-a")] == ["team-a"]
+        for who, path in (
+            (viewer, f"{ROOT}/podresources"),
+            (viewer, f"{ROOT}/namespaces/team-b/podresources"),
+            (viewer, f"{ROOT}/gpuinfos"),
+            (nobody, f"{ROOT}/namespaces/team-a/podresources"),
+            (nobody, f"{ROOT}/namespaces/team-a/podresources?watch=true"),
+            (nobody, f"{ROOT}/namespaces/team-a/podresources/work"),
+        ):
+            with pytest.raises(ApiError) as no:
+                who.request("GET", path)
+            assert (no.value.status, no.value.reason) == (403, "Forbidden"), path
+
+
+def test_the_role_for_viewers_is_part_of_view(served: Served, kube: Kube) -> None:
+    """The controller that puts them together does not run here; the label is what it looks for."""
+    role = kube.get("ClusterRole", "gputile-metrics-view")
+    assert role["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
+    assert {"metrics.nvidia.com"} < {group for rule in role["rules"] for group in rule["apiGroups"]}
+
+
+def test_only_the_front_proxy_is_believed(served: Served) -> None:
+    plane = served.plane
+    said = {"X-Remote-User": "admin", "X-Remote-Group": "system:masters"}
+    status, answer = served.direct(None, **said)
+    assert (status, answer["kind"], answer["reason"]) == (401, "Status", "Unauthorized")
+    stranger = plane.front_authority.client("somebody-else")  # of the right CA
+    assert served.direct(stranger, **said)[0] == 401
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        served.direct(plane.authority.client("front-proxy-client"), **said)  # of another CA
+    assert served.direct(plane.front_proxy)[0] == 401  # for nobody
+    assert served.direct(plane.front_proxy, **said)[0] == 200
+    status, answer = served.direct(plane.front_proxy, **{"X-Remote-User": "mallory"})
+    assert (status, answer["reason"]) == (403, "Forbidden")
+    assert "mallory" in answer["message"]
+
+
+# ---- verbs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("root", [ROOT, OLD_ROOT])
+def test_extender_verbs_work_through_the_api_server(served: Served, kube: Kube, root: str) -> None:
+    pod = kube.create(tile("asks", 4000))
+    args = {"Pod": pod, "Nodes": None, "NodeNames": [NODE, "gpu-2"]}
+    wait_until(lambda: served.replica.count("gputile_book_pods", state="waiting") == 1, 5, "the pod is known")
+    with served.plane.kube_as("system:kube-scheduler") as scheduler:
+        answer = scheduler.request("POST", f"{root}/schedule/filter", args)
+        assert answer["NodeNames"] == [NODE]
+        assert answer["Error"] == ""
+        scores = scheduler.request("POST", f"{root}/schedule/prioritize", args)
+        assert {one["Host"] for one in scores} == {NODE, "gpu-2"}
+    with user(served.plane, "nobody", "default") as nobody, pytest.raises(ApiError) as no:
+        nobody.request("POST", f"{root}/schedule/filter", args)
+    assert no.value.status == 403
+
+
+# ---- watches --------------------------------------------------------------------------------------------------------
+
+
+def test_a_pod_that_comes_or_goes_is_seen_within_a_second(served: Served, kube: Kube) -> None:
+    with watch(kube, POD_RESOURCE) as pods, watch(kube, GPU_INFO) as nodes:
+        for number in range(5):
+            on_card(kube, f"quick-{number}", memory=2000)
+            assert until_shown(pods, f"quick-{number}") < SECOND
+        nodes.wait_for(lambda found: len(found["", NODE]["spec"]["device_busy"]) >= 1, SECOND, "a card is busy")
+        for number in range(5):
+            kube.delete("Pod", f"quick-{number}", grace=0)
+        pods.wait_for(lambda found: not found, SECOND, "all are gone")
+        assert served.replica.count("gputile_connections_total", protocol="h2") > 0, "the API server speaks HTTP/2"
+        nodes.wait_for(lambda found: found["", NODE]["spec"]["device_busy"] == [], SECOND, "no card is busy")
+
+
+def test_a_dead_agent_is_seen_and_so_is_its_return(served: Served, kube: Kube) -> None:
+    with watch(kube, GPU_INFO) as nodes:
+
+        def health(wanted: str) -> Any:
+            return lambda found: found["", NODE]["status"]["node_health"] == wanted
+
+        with Agent(kube, NODE):
+            nodes.wait_for(health("True"), SECOND + 0.5, "the agent is alive")
+        assert nodes.wait_for(health("False"), 10, "the agent is dead") < 10
+        with Agent(kube, NODE):
+            nodes.wait_for(health("True"), SECOND + 0.5, "the agent is back")
+    kube.delete_all("Lease", AGENTS)
+
+
+@contextmanager
+def old_stream(kube: Kube, path: str) -> Iterator[list[Manifest]]:
+    """What an old client reads, line by line."""
+    connection = kube.connections.new(timeout=60)
+    connection.request("GET", path, headers=kube.headers())
+    answer = connection.getresponse()
+    assert answer.status == 200
+    lines: list[Manifest] = []
+
+    def read() -> None:
+        try:
+            while line := answer.readline():
+                lines.append(json.loads(line))
+        except (OSError, ValueError, AttributeError):  # closed under our hands
+            return
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    held: socket.socket = connection.sock
+    try:
+        yield lines
+    finally:
+        socket.socket.shutdown(held, socket.SHUT_RDWR)  # past SSL's own, which would wait for the reader
+        reader.join(10)
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "shape"),
+    [
+        pytest.param(f"{ROOT}/podresources?watch=true&events=v0.1", "Object", id="v0.1"),
+        pytest.param(f"{OLD_ROOT}/gpupods?watch=true", "GpuPod", id="v0.2"),
+    ],
+)
+def test_old_clients_hear_what_they_are_used_to(served: Served, kube: Kube, path: str, shape: str) -> None:
+    with watch(kube, POD_RESOURCE) as pods:
+        on_card(kube, "before")
+        until_shown(pods, "before", seconds=5)
+    with old_stream(kube, path) as lines:
+        wait_until(lambda: lines, 5, "the list is replayed")
+        assert (lines[0]["Type"], lines[0][shape]["spec"]["pod_name"]) == ("SYNCED", "before")
+        kube.delete("Pod", "before", grace=0)
+        wait_until(lambda: any(line["Type"] == "DELETED" for line in lines), 5, "the end is told")
+        assert lines[-1][shape]["spec"]["pod_namespace"] == "default"
+
+
+def test_a_watch_goes_on_over_restarts_of_both_sides(served: Served, kube: Kube) -> None:
+    plane, replica = served.plane, served.replica
+    with watch(kube, POD_RESOURCE) as pods:
+        on_card(kube, "first")
+        until_shown(pods, "first", seconds=5)
+        replica.child.kill()
+        replica.child.restart()
+        wait_until(replica.is_ready, 30, "we are back", [replica.child])
+        wait_until(replica.leads, 30, "and lead", [replica.child])
+        wait_until(served.is_available, 60, "and are reached", [replica.child])
+        on_card(kube, "second")
+        until_shown(pods, "second", seconds=10)
+        kube.delete("Pod", "first", grace=0)
+        pods.wait_for(lambda found: set(found) == {("default", "second")}, 5, "the first is gone")
+        plane.restart_api_server()
+        wait_until(served.is_available, 60, "the API server reaches us again", [replica.child])
+        on_card(kube, "third")
+        until_shown(pods, "third", seconds=10)
+        on_card(kube, "fourth")
+        assert until_shown(pods, "fourth") < SECOND
+        kube.delete("Pod", "second", grace=0)
+        pods.wait_for(lambda found: ("default", "second") not in found, SECOND, "the second is gone")
+
+
+# ---- certificates ---------------------------------------------------------------------------------------------------
+
+
+def bundle(kube: Kube, service: str) -> bytes:
+    return base64.b64decode(kube.get("APIService", service)["spec"].get("caBundle", ""))
+
+
+def test_a_certificate_is_made_anew_and_nobody_notices(served: Served, kube: Kube) -> None:
+    before = served.certificate()
+    failures: list[str] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        with Kube(kube.server, kube.ca, kube.token) as asking:
+            while not over.wait(0.05):
+                status, answer = asking.raw("GET", f"{ROOT}/gpuinfos")
+                if status != 200:
+                    failures.append(answer.decode())
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    try:
+        kube.patch("Secret", SECRET, {"data": None}, HOME)
+        wait_until(lambda: served.certificate() != before, 30, "another certificate is served")
+        time.sleep(1)
+    finally:
+        over.set()
+        thread.join(10)
+    assert failures == []
+    for service in API_SERVICES:
+        assert bundle(kube, service).startswith(served.certificate().strip())
+        assert before.strip() in bundle(kube, service)
+    kube.patch("APIService", API_SERVICES[0], {"spec": {"caBundle": None, "insecureSkipTLSVerify": True}})
+    wait_until(lambda: bundle(kube, API_SERVICES[0]), 30, "the caBundle is set right again")
+
+
+def test_a_second_replica_serves_the_same_certificate_and_answers_reads(served: Served, kube: Kube) -> None:
+    port = free_port()
+    with Replica(served.plane, "gputile-1", leads=False, metrics_api__listen=f"127.0.0.1:{port}") as other:
+        second = Served(served.plane, other, port)
+        wait_until(lambda: other.logged("the metrics API is listening"), 30, "it listens", [other.child])
+        assert second.certificate() == served.certificate()
+        said = {"X-Remote-User": "admin", "X-Remote-Group": "system:masters"}
+        status, answer = second.direct(served.plane.front_proxy, **said)
+        assert (status, len(answer["items"])) == (200, 2)
+        other_place = served.direct(served.plane.front_proxy, **said)[1]["metadata"]["resourceVersion"]
+        path = f"{ROOT}/gpuinfos?watch=true&resourceVersion={other_place}"
+        status, answer = second.direct(served.plane.front_proxy, path, **said)
+        assert (status, answer["reason"]) == (410, "Expired")
+
+
+def test_kubectl_explains_the_fields(served: Served, kube: Kube) -> None:
+    """Last, for the API server fetches what we say of them when it likes to, and first asked before we listened."""
+    for name in API_SERVICES:
+        kube.patch("APIService", name, {"metadata": {"annotations": {"e2e": "look again"}}})
+    wait_until(lambda: f"apis/{ROOT[6:]}" in kube.request("GET", "/openapi/v3")["paths"], 90, "our OpenAPI is known")
+    assert "device_busy" in served.plane.kubectl("explain", "gpuinfos.spec")
+    assert "MiB that the container holds" in served.plane.kubectl("explain", "podresources", "--recursive=false") + str(
+        kube.request("GET", f"/openapi/v3{ROOT}")
+    )
