@@ -11,7 +11,7 @@ import msgspec
 
 from gputile.engine.fleet import Fleet
 from gputile.engine.pieces import cut
-from gputile.engine.placing import RULES, Case, cases, piece_miss
+from gputile.engine.placing import Case, cases, piece_miss, rules_of
 from gputile.engine.preempting import Holder, victims
 from gputile.model.cards import NodeView, Room
 from gputile.model.refusals import SENTENCE, NodeCode, Refusal
@@ -21,6 +21,14 @@ from gputile.model.units import show_memory
 ABOVE_ALL = 2**31
 LOOK_FOR_PODS_ON = 8  # nodes
 STEPS = 300  # of a search, for each change that is tried
+WITHOUT_FIGURES = (
+    NodeCode.TOGETHER,
+    NodeCode.SEARCH,
+    NodeCode.NO_CARDS,
+    NodeCode.QUOTA_POOL,
+    NodeCode.QUOTA_MODEL,
+    NodeCode.QUOTA,  # of which the namespace has the figures, and no node
+)
 ANY = "binpack"  # whether something fits does not depend on the policy; this one learns nothing from questions
 
 
@@ -135,7 +143,7 @@ def _figures(request: PodRequest, view: NodeView, refusal: Refusal) -> tuple[flo
         return (wanted - found) / wanted, f"wants {wanted / 1000:g} CPU, {max(found, 0) / 1000:g} free"
     if code is NodeCode.HOST_MEMORY:
         return (wanted - found) / wanted, f"wants {show_memory(wanted)} main memory, {max(found, 0)} MiB free"
-    if code in (NodeCode.TOGETHER, NodeCode.SEARCH, NodeCode.NO_CARDS) or code == view.node.fault:
+    if code in WITHOUT_FIGURES or code == view.node.fault:
         return 1.0, SENTENCE[code]
     return (wanted - found) / max(wanted, 1), f"{SENTENCE[code]}: wants {wanted}, found {found}"
 
@@ -163,7 +171,7 @@ def _deciding(request: PodRequest, view: NodeView, refusal: Refusal) -> Case:
     rule = request.constraints
     missed = (piece for piece in cut(request) if (piece_miss(piece, rule, view) or (None,))[0] is refusal.code)
     left = cases(next(missed), rule, view)
-    for stage in RULES:
+    for stage in rules_of(rule):
         if stage.code is refusal.code:
             break
         left = [case for case in left if stage.passes(case)]
