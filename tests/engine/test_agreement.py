@@ -70,7 +70,7 @@ def _allowed(request: PodRequest, view: NodeView, chosen: dict[int, tuple[int, .
 
 def _in_quota(rule: Constraints, card: Card, pool: str) -> bool:
     left = rule.allowance
-    return left is None or (not left.pools or pool in left.pools) and (card.model, card.memory) in left.affordable
+    return left is None or ((not left.pools or pool in left.pools) and (card.model, card.memory) in left.affordable)
 
 
 def _alive(roles: list[Role], n: int, moment: int) -> bool:

@@ -128,7 +128,6 @@ MOMENT = (
 """Rules about what is free of it now."""
 
 
-
 def _makes(case: Case, of: Callable[[Allowance], frozenset[Make]]) -> bool:
     allowance = case.rule.allowance
     return allowance is None or (case.card.model, case.card.memory) in of(allowance)
