@@ -15,6 +15,7 @@ from gputile.book.events import Holding
 from gputile.engine.allowing import Allowing
 from gputile.engine.fleet import Fleet
 from gputile.engine.quota import Spent, add, cost_of, overrun, subtract
+from gputile.model.cards import Node
 from gputile.model.quotas import EVERYBODY, Amount, Quota, Quotas, quota_of
 from gputile.model.requests import PodRequest
 
@@ -116,16 +117,19 @@ class Spending:
                 held = subtract(held, spent)
         return held
 
-    def objection(self, holding: Holding) -> str:
-        """Why the pod may not hold this, in words; "" when it may. What it holds already is not counted twice."""
+    def objection(self, holding: Holding, node: Node | None = None) -> str:
+        """Why the pod may not hold this, in words; "" when it may. What it holds already is not counted twice.
+
+        `node`: where it is, if that is not in the fleet (yet).
+        """
         namespace = _namespace(holding)
-        quota, node = self.quota(namespace), self._fleet.node(holding.node)
-        if quota is None or node is None:
+        quota, node = self.quota(namespace), node or self._fleet.node(holding.node)
+        if quota is None or node is None or holding.grant is None:
             return ""
         if not quota.admits_pool(node.pool):
             return f"{_pool_sentence(namespace, quota, node.pool)}; {_advice(namespace, quota)}"
         held = self._without(self.held(namespace), namespace, [holding.pod])
-        found = overrun(quota, held, self._cost(holding))
+        found = overrun(quota, held, cost_of(holding.grant, node))
         return "" if found is None else f"{found.sentence(namespace)}; {_advice(namespace, quota)}"
 
     def objections(self, namespace: str, asked: PodRequest) -> list[str]:
