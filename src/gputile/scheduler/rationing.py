@@ -123,6 +123,7 @@ class Rationer:
         same = before is not None and found is not None and before.text(source.key) == found.text(source.key)
         if source.known and (same or before is found):
             return  # only its labels or annotations, or a list that shows nothing new
+        source.keep_at = 0.0
         if found is None:
             self._accept(source, {}, None)
             return
@@ -163,7 +164,7 @@ class Rationer:
 
     def _put_in_force(self, source: Source, read: Quotas, text: str | None) -> None:
         changed = read != source.good
-        source.good, source.text, source.keep_at = read, text, 0.0
+        source.good, source.text = read, text
         if not changed:
             return
         by_key = {source.key: source.good for source in self.sources}
