@@ -14,12 +14,13 @@ from gputile.engine.fleet import Fleet
 from gputile.engine.placing import Placement, place
 from gputile.engine.quota import Overrun, Spent, cost_of, overrun
 from gputile.model.cards import Card, Node, NodeView
-from gputile.model.quotas import Quota
+from gputile.model.quotas import Amount, Quota
 from gputile.model.requests import Allowance, Constraints, Make, PodRequest
 
 REQUESTS = 1000  # whose costs are remembered
 CLOSEST = "binpack"  # containers of a pod share cards where they can: what it costs at least
 MANY_SLOTS = 2**15
+NOTHING = Amount()
 SAID = 3  # limits that are named, of those in the way
 
 
@@ -42,8 +43,9 @@ class Allowing:
         return asked.allowed(Allowance(frozenset(quota.pools), listed, possible, affordable))
 
     def objections(self, asked: PodRequest, quota: Quota, held: Spent) -> list[Overrun]:
-        """The limits in the way, each once, those that leave most first; none if some make may be had."""
-        found = [overrun(quota, held, self._cost(asked, make)) for make in self._makes(asked)]
+        """The limits in the way, each once; none if some make that the pod fits on may be had."""
+        costs = [self._cost(asked, make) for make in self._makes(asked)]
+        found = [overrun(quota, held, spent) for spent in costs if any(amount != NOTHING for amount in spent.values())]
         if None in found:
             return []
         by_limit = {(over.model, over.what): over for over in found if over is not None}
@@ -66,10 +68,10 @@ class Allowing:
 
 
 def _cost(asked: PodRequest, make: Make) -> Spent:
-    """What the pod would cost on such cards. One that is too large for them costs nothing there: others refuse it."""
+    """What the pod would cost on such cards; nothing where it is too large for them, for which others refuse it."""
     model, memory = make
     number = sum(ask.cards for ask in asked.asks)
     cards = [Card(index=n, uuid=str(n), model=model, memory=memory, slots=MANY_SLOTS) for n in range(number)]
     node = Node(name="imagined", cards=tuple(cards), cpu=asked.cpu, memory=asked.memory)
     where = place(msgspec.structs.replace(asked, constraints=Constraints()), NodeView.empty(node), CLOSEST)
-    return cost_of(where.grant("", asked.dialect), node) if isinstance(where, Placement) else {}
+    return cost_of(where.grant("", asked.dialect), node) if isinstance(where, Placement) else {model: NOTHING}
