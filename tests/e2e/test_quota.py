@@ -4,8 +4,11 @@ What was bound is read from the API objects, event by event: a pod too many for 
 """
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +25,7 @@ from tests.e2e.processes import TookTooLong, wait_until
 from tests.e2e.watching import Watch, watch
 
 T4, CARD = "Tesla T4", 16000
+PROGRAM = Path(sys.executable).with_name("gputile")
 OURS, OLD = "gputile-quota", "gpuquota"
 
 
@@ -137,9 +141,35 @@ def test_two_hundred_pods_of_one_namespace_race_for_a_quota_of_fifty(cluster: Co
             pods.wait_for(is_gone(space, goes), 10, f"{goes} gone")
             pods.wait_for(all_bound(50), 10, "another is let in as soon as quota frees")
         assert most_at_once(pods) == 50
+        assert_the_command_shows_it(cluster, space)
         held = [held for pod in kube.list("Pod", space) for held in tiles(pod)]
         assert sum(one["memory"] for one in held) == 50 * (CARD // 10)
         audit(kube)
+
+
+def assert_the_command_shows_it(plane: ControlPlane, space: str) -> None:
+    """`gputile quota`, as the admin; and as a user of that namespace with the rights of docs/quota.md."""
+    rules = [
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]},
+        {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [OURS, OLD], "verbs": ["get"]},
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
+    ]
+    subject = {"kind": "ServiceAccount", "name": "default", "namespace": space}
+    for kind, home, some in (
+        ("ClusterRole", None, rules[:1]),
+        ("Role", NAMESPACE, rules[1:2]),
+        ("Role", space, rules[2:]),
+    ):
+        group, meta = "rbac.authorization.k8s.io", {"name": "sees-quota", **({"namespace": home} if home else {})}
+        made = {"apiVersion": f"{group}/v1", "metadata": meta}
+        plane.kube.apply({**made, "kind": kind, "rules": some}, home)
+        role = {"apiGroup": group, "kind": kind, "name": "sees-quota"}
+        plane.kube.apply({**made, "kind": f"{kind}Binding", "roleRef": role, "subjects": [subject]}, home)
+    for kubeconfig in (plane.admin_kubeconfig, plane.kubeconfig_for("default", space)):
+        words: list[str | Path] = [PROGRAM, "quota", space, "-o", "json", "--kubeconfig", kubeconfig]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+        [row] = json.loads(done.stdout)["quotas"]
+        assert (row["cards"], row["pods"], row["waiting"]) == ({"used": 5.0, "limit": 5.0}, 50, 140)
 
 
 def names(pods: Watch) -> list[str]:

@@ -1,6 +1,6 @@
 """Quota in the verbs: filter and bind, what is remembered, who is told and nudged, who may be evicted for whom.
 
-Seen to fail, each alone: `_choose` or `_place` without `allowed`, `_choose` without `beyond_quota`, `Teller._nudge` with
+Seen to fail, each alone: `_choose` or `_place` without `allowed`, `_choose` without `beyond_quota`, the nudge with
 what the pod asks instead of what it may have, a purse that gives back the quota of every namespace, or none.
 """
 
@@ -304,6 +304,7 @@ class TestPreemption:
 
     async def test_nobody_else_goes_for_a_pod_whose_quota_is_used_up(self) -> None:
         rig = rationed(node("n1").cards(2, size=16), default=cards(1))
+        ration(rig, **{"default": cards(1), "team-b": cards(9)})
         await settle(rig, "mine", 16, HIGH)
         await theirs(rig, "theirs", 16, LOW)
         await planned(rig, size=16)
