@@ -197,6 +197,7 @@ class TestWaiting:
         assert "default holds 1 of 1 A100; this pod needs 1 more; wait until a pod of default ends" in said
         assert HERE in said
         assert "add a node" not in said
+        assert "on n2" not in said.partition("would fit")[2], "no change leads to a model that it may not have"
 
     async def test_namespaces_that_ask_the_same_wait_for_their_own_reasons(self) -> None:
         rig = self.full()

@@ -32,6 +32,10 @@ WITHOUT_FIGURES = (
 ANY = "binpack"  # whether something fits does not depend on the policy; this one learns nothing from questions
 
 
+Allow = Callable[[PodRequest], PodRequest]
+"""The request, and nothing that quota does not leave to it."""
+
+
 class Reason(msgspec.Struct, frozen=True):
     """A reason, and on how many nodes it is the first."""
 
@@ -100,8 +104,10 @@ def explain(
     holders: Mapping[str, Iterable[Holder]] | None = None,
     look_at: int | None = None,
     after: After | None = None,
+    allow: Allow | None = None,
 ) -> Explanation:
-    """`holders` by node lets it name the pods that are in the way, `after` those who hold the quota.
+    """`holders` by node lets it name the pods that are in the way, `after` those who hold the quota. `allow` says what
+    quota leaves to a changed request.
 
     Reasons are counted over all nodes. Misses are looked at closely on all, or on the `look_at` that promise most.
     """
@@ -111,7 +117,7 @@ def explain(
         (_miss(request, fleet.view(refusal.node), refusal) for refusal in likely[:look_at]), key=lambda found: found[0]
     )
     fitting = len(fleet) - len(refusals)
-    changes = () if fitting else _changes(request, fleet, [miss for _, miss in misses], holders or {}, after)
+    changes = () if fitting else _changes(request, fleet, [miss for _, miss in misses], holders or {}, after, allow)
     return Explanation(
         nodes=len(fleet),
         fitting=fitting,
@@ -202,15 +208,16 @@ def _changes(
     misses: list[Miss],
     holders: Mapping[str, Iterable[Holder]],
     after: After | None,
+    allow: Allow | None,
 ) -> Iterable[Change]:
     tries = (_less_memory, _fewer_cores, _fewer_cards, _another_model)
-    changes = [change for attempt in tries if (change := attempt(request, fleet)) is not None]
+    changes = [change for attempt in tries if (change := attempt(request, fleet, allow)) is not None]
     in_the_way = _pods_in_the_way(request, fleet, misses, holders, after)
     return [*changes, in_the_way] if in_the_way else changes
 
 
-def _node_for(request: PodRequest, fleet: Fleet) -> str | None:
-    found = fleet.best(request, ANY, steps=STEPS)
+def _node_for(request: PodRequest, fleet: Fleet, allow: Allow | None) -> str | None:
+    found = fleet.best(request if allow is None else allow(request), ANY, steps=STEPS)
     return found[0] if found else None
 
 
@@ -229,7 +236,7 @@ def _most(least: int, below: int, fits: Callable[[int], bool]) -> int | None:
     return low
 
 
-def _less_memory(request: PodRequest, fleet: Fleet) -> Change | None:
+def _less_memory(request: PodRequest, fleet: Fleet, allow: Allow | None) -> Change | None:
     """Less memory in the container that wants most, the others unchanged. A whole card becomes a tile."""
     average = fleet.average_card()
     largest = max((ask for ask in request.asks if ask.cards), key=lambda ask: ask.memory_of(average))
@@ -248,7 +255,7 @@ def _less_memory(request: PodRequest, fleet: Fleet) -> Change | None:
 
     below = fleet.largest_card() if largest.memory is None or largest.exclusive else largest.memory
     best = _most(1, below // block, lambda blocks: bool(fleet.fits(shrunk(blocks)).any()))
-    node = best and _node_for(shrunk(best), fleet)
+    node = best and _node_for(shrunk(best), fleet, allow)
     if not best or not node:
         return None
     container = f" in container {largest.container}" if sum(bool(ask.cards) for ask in request.asks) > 1 else ""
@@ -259,7 +266,7 @@ def _less_memory(request: PodRequest, fleet: Fleet) -> Change | None:
     return Change(what, text, node)
 
 
-def _fewer_cores(request: PodRequest, fleet: Fleet) -> Change | None:
+def _fewer_cores(request: PodRequest, fleet: Fleet, allow: Allow | None) -> Change | None:
     most = max(ask.cores for ask in request.asks)
     if not most or any(ask.exclusive for ask in request.asks):
         return None
@@ -268,29 +275,29 @@ def _fewer_cores(request: PodRequest, fleet: Fleet) -> Change | None:
         return _with(request, lambda ask: msgspec.structs.replace(ask, cores=min(ask.cores, cores)))
 
     best = _most(0, most, lambda cores: bool(fleet.fits(shrunk(cores)).any()))
-    node = None if best is None else _node_for(shrunk(best), fleet)
+    node = None if best is None else _node_for(shrunk(best), fleet, allow)
     return Change("cores", f"at most {best} % of the cores instead of {most}, on {node}", node) if node else None
 
 
-def _fewer_cards(request: PodRequest, fleet: Fleet) -> Change | None:
+def _fewer_cards(request: PodRequest, fleet: Fleet, allow: Allow | None) -> Change | None:
     most = max(ask.cards for ask in request.asks)
 
     def shrunk(cards: int) -> PodRequest:
         return _with(request, lambda ask: msgspec.structs.replace(ask, cards=min(ask.cards, cards)))
 
     best = _most(1, most, lambda cards: bool(fleet.fits(shrunk(cards)).any()))
-    node = None if best is None else _node_for(shrunk(best), fleet)
+    node = None if best is None else _node_for(shrunk(best), fleet, allow)
     cards = "1 card" if best == 1 else f"{best} cards"
     return Change("cards", f"{cards} per container instead of {most}, on {node}", node) if node else None
 
 
-def _another_model(request: PodRequest, fleet: Fleet) -> Change | None:
+def _another_model(request: PodRequest, fleet: Fleet, allow: Allow | None) -> Change | None:
     rule = request.constraints
     if not rule.models and not rule.not_models:
         return None
     for model in sorted(fleet.card_models()):
         only = msgspec.structs.replace(rule, models=(ModelRule((model,)),), not_models=())
-        node = _node_for(msgspec.structs.replace(request, constraints=only), fleet)
+        node = _node_for(msgspec.structs.replace(request, constraints=only), fleet, allow)
         if node is not None:
             return Change("model", f"the model {model}, on {node}", node)
     return None

@@ -93,15 +93,20 @@ def overrun(quota: Quota | None, held: Spent, more: Spent) -> Overrun | None:
 
 def _passes(limit: Limit, held: Spent, more: Spent) -> Overrun | None:
     """A limit counts all models it covers together."""
-    has = total(held, limit)
-    wants = total(more, limit)
-    for what in KINDS:
-        most = getattr(limit, what)
-        if most is not None and getattr(has, what) + getattr(wants, what) > most:
-            return Overrun(limit.model, what, getattr(has, what), getattr(wants, what), most)
+    has, wants = total(held, limit), total(more, limit)
+    if limit.cards is not None and has.cards + wants.cards > limit.cards:
+        return Overrun(limit.model, "cards", has.cards, wants.cards, limit.cards)
+    if limit.memory is not None and has.memory + wants.memory > limit.memory:
+        return Overrun(limit.model, "memory", has.memory, wants.memory, limit.memory)
+    if limit.cores is not None and has.cores + wants.cores > limit.cores:
+        return Overrun(limit.model, "cores", has.cores, wants.cores, limit.cores)
     return None
 
 
 def total(spent: Spent, limit: Limit) -> Amount:
     """All that counts against the limit."""
-    return sum((amount for model, amount in spent.items() if limit.covers(model)), Amount())
+    cards = memory = cores = 0
+    for model, amount in spent.items():  # asked at every turn of a filter call: plain sums take a third of the time
+        if limit.covers(model):
+            cards, memory, cores = cards + amount.cards, memory + amount.memory, cores + amount.cores
+    return Amount(cards, memory, cores)

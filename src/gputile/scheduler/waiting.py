@@ -203,7 +203,14 @@ def reason(asked: PodRequest | BadRequest, ledger: Ledger, namespace: str = "") 
         return asked.message
     spending = ledger.spending
     purse = spending.purse(namespace, asked)
-    found = explain(purse(()), ledger.fleet, Holders(ledger), LOOK_AT, lambda gone: purse([one.pod for one in gone]))
+    found = explain(
+        purse(()),
+        ledger.fleet,
+        Holders(ledger),
+        LOOK_AT,
+        after=lambda gone: purse([one.pod for one in gone]),
+        allow=lambda changed: spending.allowed(namespace, changed.allowed(None)),
+    )
     if found.fitting:
         return ""
     quota = spending.objections(namespace, asked)
