@@ -59,7 +59,8 @@ def test_the_old_key_is_json() -> None:
         pytest.param("!!python/object:os.system {}", "is not the YAML that it should be", id="a-tag"),
         pytest.param("a: 1\n---\nb: 2", "is not the YAML that it should be", id="two-documents"),
         pytest.param("\x00", "is not the YAML that it should be", id="no-text"),
-        pytest.param("[" * 10_000, "is not the YAML that it should be", id="very-deep"),
+        pytest.param("[" * 1_000_000, "is nested too deeply", id="very-deep"),
+        pytest.param("- " * 100_000, "is nested too deeply", id="very-deep-in-lines"),
         pytest.param("2026-13-45: {}", "is not the YAML that it should be", id="a-day-that-never-was"),
     ],
 )  # fmt: skip

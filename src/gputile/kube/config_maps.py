@@ -12,6 +12,7 @@ from gputile.dialects.quotas import OLD_KEY, OUR_KEY, read_old, read_ours
 from gputile.model.errors import InputError
 from gputile.model.quotas import Quotas
 
+DEEPEST = 10  # lists and mappings inside each other; the loader, which is C, would crash on very many
 LAST_GOOD = "gputile.io/last-good-quota"
 """Annotation with the text that was last understood: a process that starts after a slip must know it too."""
 
@@ -59,8 +60,13 @@ def _yaml(text: str, title: str) -> Any:
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, loader)):
-            raise InputError(f"{title}: `{OUR_KEY}` refers to itself with `*name`; write it out")
+        depth = 0
+        for event in yaml.parse(text, loader):  # piece by piece, before anything is built of it
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise InputError(f"{title}: `{OUR_KEY}` is nested too deeply; see docs/quota.md")
+            if isinstance(event, yaml.AliasEvent):
+                raise InputError(f"{title}: `{OUR_KEY}` refers to itself with `*name`; write it out")
         _refuse_twins(yaml.compose(text, loader), title)
         return yaml.load(text, loader)
     except (yaml.YAMLError, RecursionError, ValueError) as wrong:
