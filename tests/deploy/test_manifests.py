@@ -55,6 +55,8 @@ RIGHTS = {
     ("Role", NAME): {
         ("coordination.k8s.io", "leases", "", "create"),
         ("coordination.k8s.io", "leases", NAME, "get update"),
+        ("", "configmaps", "gputile-quota", "list patch watch"),
+        ("", "configmaps", "gpuquota", "list patch watch"),
     },
     ("Role", f"{NAME}-agents"): {
         ("coordination.k8s.io", "leases", "", "list watch"),
@@ -158,6 +160,12 @@ def test_the_api_services_lead_to_what_the_code_serves() -> None:
     assert said == f"0.0.0.0:{port['targetPort']}"
     assert ("Secret", defaults.secret) in found
     assert "data" not in found["Secret", defaults.secret]
+
+
+def test_the_quotas_that_it_may_read_are_those_that_it_follows() -> None:
+    settings = SETTINGS.compose(yaml.safe_load(ours("ConfigMap")["data"]["settings.yaml"]), {}, {}, "settings.yaml")
+    names = {name for _, resource, name, _ in RIGHTS["Role", NAME] if resource == "configmaps"}
+    assert (settings.quota.namespace, {settings.quota.name, settings.quota.old_name}) == (NAMESPACE, names)
 
 
 # ---- the Deployment -------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from gputile.book.ledger import Ledger
 from gputile.dialects.settings import DEFAULTS
 from gputile.dialects.use import USE, write_use
 from gputile.model.grants import ContainerGrant, Grant, Tile
+from gputile.model.quotas import Limit, Quota
 from gputile.model.usage import Usage, Used
 from gputile.scheduler.figures import AT_ONCE, NOT_TRIED, Figures
 from gputile.scheduler.mirror import Mirror
@@ -276,6 +277,7 @@ async def test_labels_are_as_the_families_say_and_every_family_can_be_seen() -> 
     rig.arrive(tile(1), name="waits")
     broken = node("n3").card().facts(fault="PluginGone").node()
     rig.ledger.handle(NodeSeen(broken))
+    rig.ledger.spending.set({"default": Quota((Limit(model="*", cards=800),))}, [])
     found = await scrape(rig, hami=True)
     seen = {sample.name: tuple(sample.labels) for sample in found.samples}
     assert seen == {family.name: family.labels for family in (*FAMILIES, *HAMI_FAMILIES)}

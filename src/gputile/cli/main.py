@@ -11,6 +11,7 @@ COMMANDS = {
     "agent": "The process on each GPU node: gives containers their cards.",
     "audit": "Prove that no card is sold twice, or tell what is wrong.",
     "demo": "The main job on an embedded in-memory cluster; ends by itself.",
+    "quota": "What namespaces may hold, and what they hold.",
     "read": "Show how gputile understands the pods of a manifest.",
     "scheduler": "The process beside kube-scheduler: chooses cards, and binds.",
     "simulate": "Replay a list of pods under one or more policies, before you buy.",

@@ -11,8 +11,8 @@ import msgspec
 
 from gputile.engine.fleet import Fleet
 from gputile.engine.pieces import cut
-from gputile.engine.placing import RULES, Case, cases, piece_miss
-from gputile.engine.preempting import Holder, victims
+from gputile.engine.placing import Case, cases, piece_miss, rules_of
+from gputile.engine.preempting import After, Holder, victims
 from gputile.model.cards import NodeView, Room
 from gputile.model.refusals import SENTENCE, NodeCode, Refusal
 from gputile.model.requests import Ask, ModelRule, PodRequest
@@ -21,7 +21,19 @@ from gputile.model.units import show_memory
 ABOVE_ALL = 2**31
 LOOK_FOR_PODS_ON = 8  # nodes
 STEPS = 300  # of a search, for each change that is tried
+WITHOUT_FIGURES = (
+    NodeCode.TOGETHER,
+    NodeCode.SEARCH,
+    NodeCode.NO_CARDS,
+    NodeCode.QUOTA_POOL,
+    NodeCode.QUOTA_MODEL,
+    NodeCode.QUOTA,  # of which the namespace has the figures, and no node
+)
 ANY = "binpack"  # whether something fits does not depend on the policy; this one learns nothing from questions
+
+
+Allow = Callable[[PodRequest], PodRequest]
+"""The request, and nothing that quota does not leave to it."""
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -69,6 +81,11 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         told = ", ".join(f"{reason.nodes} {reason.sentence}" for reason in self.reasons)
         return f"{head}: {told}." if told else f"{head}."
 
+    @property
+    def is_about_quota(self) -> bool:
+        """Whether the pod's namespace may not have what some node has."""
+        return any(reason.code in (NodeCode.QUOTA, NodeCode.QUOTA_MODEL) for reason in self.reasons)
+
     def lines(self, misses: int = 3) -> list[str]:
         """The whole story for a terminal: summary, the nearest misses, what would help."""
         told = [self.summary]
@@ -76,7 +93,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         told += [f"  would fit: {change.text}" for change in self.changes]
         if not self.nodes:
             told.append("  no node is known yet; add one with GPUs, or see that its agent runs")
-        elif not self.fitting and not self.changes:
+        elif not self.fitting and not self.changes and not self.is_about_quota:
             told.append("  nothing smaller would fit either; add a node that has such cards")
         return told
 
@@ -86,8 +103,11 @@ def explain(
     fleet: Fleet,
     holders: Mapping[str, Iterable[Holder]] | None = None,
     look_at: int | None = None,
+    after: After | None = None,
+    allow: Allow | None = None,
 ) -> Explanation:
-    """`holders` by node lets it name the pods that are in the way.
+    """`holders` by node lets it name the pods that are in the way, `after` those who hold the quota. `allow` says what
+    quota leaves to a changed request.
 
     Reasons are counted over all nodes. Misses are looked at closely on all, or on the `look_at` that promise most.
     """
@@ -97,7 +117,7 @@ def explain(
         (_miss(request, fleet.view(refusal.node), refusal) for refusal in likely[:look_at]), key=lambda found: found[0]
     )
     fitting = len(fleet) - len(refusals)
-    changes = () if fitting else _changes(request, fleet, [miss for _, miss in misses], holders or {})
+    changes = () if fitting else _changes(request, fleet, [miss for _, miss in misses], holders or {}, after, allow)
     return Explanation(
         nodes=len(fleet),
         fitting=fitting,
@@ -135,7 +155,7 @@ def _figures(request: PodRequest, view: NodeView, refusal: Refusal) -> tuple[flo
         return (wanted - found) / wanted, f"wants {wanted / 1000:g} CPU, {max(found, 0) / 1000:g} free"
     if code is NodeCode.HOST_MEMORY:
         return (wanted - found) / wanted, f"wants {show_memory(wanted)} main memory, {max(found, 0)} MiB free"
-    if code in (NodeCode.TOGETHER, NodeCode.SEARCH, NodeCode.NO_CARDS) or code == view.node.fault:
+    if code in WITHOUT_FIGURES or code == view.node.fault:
         return 1.0, SENTENCE[code]
     return (wanted - found) / max(wanted, 1), f"{SENTENCE[code]}: wants {wanted}, found {found}"
 
@@ -163,7 +183,7 @@ def _deciding(request: PodRequest, view: NodeView, refusal: Refusal) -> Case:
     rule = request.constraints
     missed = (piece for piece in cut(request) if (piece_miss(piece, rule, view) or (None,))[0] is refusal.code)
     left = cases(next(missed), rule, view)
-    for stage in RULES:
+    for stage in rules_of(rule):
         if stage.code is refusal.code:
             break
         left = [case for case in left if stage.passes(case)]
@@ -183,16 +203,21 @@ def _of_cards(wanted: int) -> str:
 
 
 def _changes(
-    request: PodRequest, fleet: Fleet, misses: list[Miss], holders: Mapping[str, Iterable[Holder]]
+    request: PodRequest,
+    fleet: Fleet,
+    misses: list[Miss],
+    holders: Mapping[str, Iterable[Holder]],
+    after: After | None,
+    allow: Allow | None,
 ) -> Iterable[Change]:
     tries = (_less_memory, _fewer_cores, _fewer_cards, _another_model)
-    changes = [change for attempt in tries if (change := attempt(request, fleet)) is not None]
-    in_the_way = _pods_in_the_way(request, fleet, misses, holders)
+    changes = [change for attempt in tries if (change := attempt(request, fleet, allow)) is not None]
+    in_the_way = _pods_in_the_way(request, fleet, misses, holders, after)
     return [*changes, in_the_way] if in_the_way else changes
 
 
-def _node_for(request: PodRequest, fleet: Fleet) -> str | None:
-    found = fleet.best(request, ANY, steps=STEPS)
+def _node_for(request: PodRequest, fleet: Fleet, allow: Allow | None) -> str | None:
+    found = fleet.best(request if allow is None else allow(request), ANY, steps=STEPS)
     return found[0] if found else None
 
 
@@ -211,7 +236,7 @@ def _most(least: int, below: int, fits: Callable[[int], bool]) -> int | None:
     return low
 
 
-def _less_memory(request: PodRequest, fleet: Fleet) -> Change | None:
+def _less_memory(request: PodRequest, fleet: Fleet, allow: Allow | None) -> Change | None:
     """Less memory in the container that wants most, the others unchanged. A whole card becomes a tile."""
     average = fleet.average_card()
     largest = max((ask for ask in request.asks if ask.cards), key=lambda ask: ask.memory_of(average))
@@ -230,7 +255,7 @@ def _less_memory(request: PodRequest, fleet: Fleet) -> Change | None:
 
     below = fleet.largest_card() if largest.memory is None or largest.exclusive else largest.memory
     best = _most(1, below // block, lambda blocks: bool(fleet.fits(shrunk(blocks)).any()))
-    node = best and _node_for(shrunk(best), fleet)
+    node = best and _node_for(shrunk(best), fleet, allow)
     if not best or not node:
         return None
     container = f" in container {largest.container}" if sum(bool(ask.cards) for ask in request.asks) > 1 else ""
@@ -241,7 +266,7 @@ def _less_memory(request: PodRequest, fleet: Fleet) -> Change | None:
     return Change(what, text, node)
 
 
-def _fewer_cores(request: PodRequest, fleet: Fleet) -> Change | None:
+def _fewer_cores(request: PodRequest, fleet: Fleet, allow: Allow | None) -> Change | None:
     most = max(ask.cores for ask in request.asks)
     if not most or any(ask.exclusive for ask in request.asks):
         return None
@@ -250,42 +275,46 @@ def _fewer_cores(request: PodRequest, fleet: Fleet) -> Change | None:
         return _with(request, lambda ask: msgspec.structs.replace(ask, cores=min(ask.cores, cores)))
 
     best = _most(0, most, lambda cores: bool(fleet.fits(shrunk(cores)).any()))
-    node = None if best is None else _node_for(shrunk(best), fleet)
+    node = None if best is None else _node_for(shrunk(best), fleet, allow)
     return Change("cores", f"at most {best} % of the cores instead of {most}, on {node}", node) if node else None
 
 
-def _fewer_cards(request: PodRequest, fleet: Fleet) -> Change | None:
+def _fewer_cards(request: PodRequest, fleet: Fleet, allow: Allow | None) -> Change | None:
     most = max(ask.cards for ask in request.asks)
 
     def shrunk(cards: int) -> PodRequest:
         return _with(request, lambda ask: msgspec.structs.replace(ask, cards=min(ask.cards, cards)))
 
     best = _most(1, most, lambda cards: bool(fleet.fits(shrunk(cards)).any()))
-    node = None if best is None else _node_for(shrunk(best), fleet)
+    node = None if best is None else _node_for(shrunk(best), fleet, allow)
     cards = "1 card" if best == 1 else f"{best} cards"
     return Change("cards", f"{cards} per container instead of {most}, on {node}", node) if node else None
 
 
-def _another_model(request: PodRequest, fleet: Fleet) -> Change | None:
+def _another_model(request: PodRequest, fleet: Fleet, allow: Allow | None) -> Change | None:
     rule = request.constraints
     if not rule.models and not rule.not_models:
         return None
     for model in sorted(fleet.card_models()):
         only = msgspec.structs.replace(rule, models=(ModelRule((model,)),), not_models=())
-        node = _node_for(msgspec.structs.replace(request, constraints=only), fleet)
+        node = _node_for(msgspec.structs.replace(request, constraints=only), fleet, allow)
         if node is not None:
             return Change("model", f"the model {model}, on {node}", node)
     return None
 
 
 def _pods_in_the_way(
-    request: PodRequest, fleet: Fleet, misses: list[Miss], holders: Mapping[str, Iterable[Holder]]
+    request: PodRequest,
+    fleet: Fleet,
+    misses: list[Miss],
+    holders: Mapping[str, Iterable[Holder]],
+    after: After | None,
 ) -> Change | None:
     """The fewest pods whose end would make room, on the nearest nodes."""
     found: list[tuple[int, str, tuple[Holder, ...]]] = []
     curable = [miss for miss in misses if miss.curable and miss.node in holders]
     for miss in curable[:LOOK_FOR_PODS_ON]:
-        gone = victims(request, fleet.view(miss.node), holders[miss.node], ABOVE_ALL)
+        gone = victims(request, fleet.view(miss.node), holders[miss.node], ABOVE_ALL, after=after)
         if gone:
             found.append((len(gone), miss.node, gone))
     if not found:

@@ -21,6 +21,7 @@ from gputile.model.units import ALL
 from gputile.model.usage import Usage, Used, together
 from gputile.scheduler.hami_figures import HamiFigures
 from gputile.scheduler.mirror import Mirror, Waiting
+from gputile.scheduler.quota_figures import add_quotas
 from gputile.scheduler.settings import MetricsSettings
 from gputile.scheduler.using import used_on
 from gputile.telemetry import figures as to
@@ -62,6 +63,8 @@ class Figures:
         page.add(to.LEFT_OUT, labelled(to.LEFT_OUT.labels, "cards"), 0 if shown.cards else cards)
         page.add(to.LEFT_OUT, labelled(to.LEFT_OUT.labels, "pods"), 0 if shown.pods else pods)
         self._add_waiting(page, names_pods=names_pods)
+        if names_pods:
+            add_quotas(page, self._ledger.spending)
         await self._add_nodes(page, shown)
         done = []
         for part in page.parts():

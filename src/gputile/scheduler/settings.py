@@ -14,6 +14,7 @@ from gputile.kube.lease import LeaseSettings
 from gputile.model.errors import InputError
 from gputile.scheduler.agents import AgentSettings
 from gputile.scheduler.aggregated.settings import MetricsApiSettings
+from gputile.scheduler.rationing import QuotaSettings
 
 ABOVE_ZERO = (
     "filter.keep",
@@ -146,6 +147,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tell: TellSettings = msgspec.field(default_factory=TellSettings)
     metrics: MetricsSettings = msgspec.field(default_factory=MetricsSettings)
     preempt: PreemptSettings = msgspec.field(default_factory=PreemptSettings)
+    quota: QuotaSettings = msgspec.field(default_factory=QuotaSettings)
     agents: AgentSettings = msgspec.field(default_factory=AgentSettings)
     tls: TlsSettings = msgspec.field(default_factory=TlsSettings)
     leadership: LeaseSettings = msgspec.field(default_factory=LeaseSettings)

@@ -68,6 +68,7 @@ def escaped(value: str) -> str:
 
 NODE = ("node",)
 MODEL = ("model",)
+QUOTA = ("namespace", "model", "kind")
 CARD = ("node", "uuid", "index", "model")
 POD = ("namespace", "pod", "uid", "node", "uuid")
 CONTAINER = ("namespace", "pod", "uid", "container", "node", "uuid")
@@ -75,6 +76,8 @@ CONTAINER = ("namespace", "pod", "uid", "container", "node", "uuid")
 FREE_CARDS = Family("gputile_free_cards", "Free shares of all usable cards, added up, in cards.")
 FRAGMENTED_CARDS = Family("gputile_fragmented_cards", "Of the free cards, what the pods seen so far could not use.")
 WAITING_PODS = Family("gputile_waiting_pods", "Pods that wait for cards, by what hinders them.", ("namespace", "why"))
+QUOTA_USED = Family("gputile_quota_used", "Held of what a quota counts: cards, memory in bytes, or cores.", QUOTA)
+QUOTA_LIMIT = Family("gputile_quota_limit", "What a quota allows at most, in the same units.", QUOTA)
 LEFT_OUT = Family("gputile_series_left_out", "Cards and pods without series of their own here: see docs.", ("kind",))
 
 MODEL_CARDS = Family("gputile_model_cards", "Cards by model and state, in the whole cluster.", ("model", "state"))
@@ -122,6 +125,8 @@ FAMILIES = (
     FREE_CARDS,
     FRAGMENTED_CARDS,
     WAITING_PODS,
+    QUOTA_USED,
+    QUOTA_LIMIT,
     LEFT_OUT,
     MODEL_CARDS,
     MODEL_IDLE_CARDS,
