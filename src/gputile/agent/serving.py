@@ -35,6 +35,9 @@ NO_CARD = {"NVIDIA_VISIBLE_DEVICES": "void"}
 """For a runtime that ignores CDI: no card, where an image's own default might say all."""
 
 
+STEER = 0.5  # seconds
+
+
 class Shared:
     """What all resources of the node have in common."""
 
@@ -95,8 +98,9 @@ class CardPlugin:
         return registered - self._offered - {name for name, _ in self.carrier.devices}
 
     async def prefer(self, available: list[str], must_include: list[str], size: int) -> list[str]:
-        if self._shared.early:  # then it decides: wait for the one who asks
-            await self._shared.residents.wait_until(lambda: bool(self._expected(size)), self._shared.hold)
+        """Where it decides, the one who asks is waited for; else a moment: the kubelet's watch may be before ours."""
+        patience = self._shared.hold if self._shared.early else min(STEER, self._shared.hold)
+        await self._shared.residents.wait_until(lambda: bool(self._expected(size)), patience)
         return prefer(available, must_include, size, self._expected(size), dict(self.carrier.devices))
 
     def _expected(self, size: int) -> list[Expected]:

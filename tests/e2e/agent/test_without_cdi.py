@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.agent.site import ON_B, PATIENCE, Site
+from tests.e2e.agent.site import ON_B, PATIENCE, SHOW_ENV, Site
 from tests.e2e.agents import condition
 from tests.e2e.audit import audit
-from tests.e2e.pods import events_of, real, tile
+from tests.e2e.pods import real, tile
 from tests.e2e.processes import wait_until
 
 
@@ -38,14 +38,13 @@ def test_pods_still_get_their_own_cards_one_at_a_time(site: Site, space: str, no
     audit(site.kube)
 
 
-def test_a_pod_around_the_scheduler_never_sees_a_wrong_card(site: Site, space: str, no_cdi: None) -> None:
-    site.kube.create(real(tile("around", 2048), node="node-b"), space)
+def test_a_pod_around_the_scheduler_is_waited_for_and_sees_its_own_card(site: Site, space: str, no_cdi: None) -> None:
+    site.kube.create(real(tile("around", 2048), node="node-b", says=SHOW_ENV), space)
+    wait_until(lambda: site.phase("around", space) == "Running", PATIENCE, "it runs")
+    site.assert_own_cards(space)
 
-    def over() -> bool:
-        return site.phase("around", space) in ("Running", "Failed")
 
-    wait_until(over, PATIENCE, "it runs or was turned away")
-    if site.phase("around", space) == "Running":
-        site.assert_own_cards(space)
-    else:
-        assert events_of(site.kube, space, "around")
+def test_an_isolation_that_needs_cdi_is_refused_with_a_reason(site: Site, space: str, no_cdi: None) -> None:
+    site.kube.create(real(tile("wants-more", 2048, annotations={"gputile.io/isolation": "devices"}, **ON_B)), space)
+    wait_until(lambda: site.phase("wants-more", space) == "Failed", PATIENCE, "the kubelet turned it away")
+    assert "isolation `devices` needs CDI" in site.kube.get("Pod", "wants-more", space)["status"]["message"]
