@@ -1,0 +1,171 @@
+"""How commands speak: forms of output, tables and bars that know how wide the terminal is.
+
+Room:  text and colours only; it decides nothing. Colours are for terminals: click takes them out of a pipe, and
+       `NO_COLOR` takes them out everywhere (`group` says so once).
+Door:  `output_option` and `emit` for programs; `Paper`, `table` and `bar` for people.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+FORMS = ("text", "wide", "json", "yaml")
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+LEVELS = "▁▂▃▄▅▆▇█"
+NARROWEST = 60  # columns for which tables are made; below, lines wrap as the terminal likes
+
+
+def output_option(*forms: str) -> Callable[[F], F]:
+    """`-o`, with those of `FORMS` that the command has; `text` is what it prints without."""
+    return click.option(
+        "-o", "--output", type=click.Choice(forms or FORMS), default="text", show_default=True, help="How to print."
+    )
+
+
+def emit(found: Any, output: str) -> None:
+    """JSON or YAML on standard output."""
+    click.echo(encoded(found, output))
+
+
+def encoded(found: Any, output: str) -> str:
+    plain = msgspec.to_builtins(found, str_keys=True)
+    if output == "yaml":
+        import yaml
+
+        return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).rstrip()
+    return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode()
+
+
+class Paper(msgspec.Struct, frozen=True):
+    """What is written on: a terminal of some size, or a pipe that takes lines of any length."""
+
+    columns: int = 0  # 0: no limit
+    lines: int = 0
+    blocks: bool = True  # whether it can show more than ASCII
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.columns > 0
+
+
+def paper() -> Paper:
+    """Standard output, as it is now. $COLUMNS counts in a pipe too: who sets it wants it."""
+    encoding = (sys.stdout.encoding or "").lower().replace("-", "")
+    blocks = encoding.startswith("utf")
+    if not sys.stdout.isatty() and not os.environ.get("COLUMNS", "").isdecimal():
+        return Paper(blocks=blocks)
+    size = shutil.get_terminal_size()
+    return Paper(max(size.columns, NARROWEST), size.lines if sys.stdout.isatty() else 0, blocks)
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+def width(text: str) -> int:
+    return len(click.unstyle(text)) if "\x1b" in text else len(text)
+
+
+def padded(text: str, wide: int, right: bool = False) -> str:
+    fill = " " * (wide - width(text))
+    return fill + text if right else text + fill
+
+
+def shortened(text: str, wide: int) -> str:
+    """With a mark where something is left out. Long names of one kind differ at their end, so that stays."""
+    if len(text) <= wide:
+        return text
+    end = 6 if wide >= 16 else 0
+    return f"{text[: wide - 1 - end]}…{text[len(text) - end :]}"
+
+
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Sequence[int] = (),
+    shrink: Sequence[int] = (),
+    columns: int = 0,
+    indent: int = 0,
+) -> list[str]:
+    """Lines of aligned cells, two spaces apart. Where it is too wide, the columns in `shrink` (plain text) give way, the
+    widest first."""
+    cells = [list(row) for row in rows]
+    wide = [max(width(line[n]) for line in (list(header), *cells)) for n in range(len(header))]
+    for column in sorted(shrink, key=lambda n: -wide[n]):
+        spare = indent + sum(wide) + 2 * (len(wide) - 1) - columns
+        if columns and spare > 0:
+            wide[column] = max(wide[column] - spare, len(header[column]), 8)
+            for row in cells:
+                row[column] = shortened(row[column], wide[column])
+    styled = [click.style(name, bold=True) for name in header]
+    return [" " * indent + _line(line, wide, right) for line in (styled, *cells)]
+
+
+def _line(cells: Sequence[str], wide: Sequence[int], right: Sequence[int]) -> str:
+    made = [padded(cell, wide[n], n in right) for n, cell in enumerate(cells)]
+    return "  ".join(made).rstrip()
+
+
+# ---- bars -----------------------------------------------------------------------------------------------------------
+
+
+def bar(share: float, wide: int, blocks: bool = True) -> str:
+    """A share of 0 to 1 as a bar; coloured by how full it is. More than all is drawn full, and red."""
+    inside = min(max(share, 0.0), 1.0)
+    if not blocks:
+        full = round(inside * wide)
+        return f"[{'#' * full}{'.' * (wide - full)}]"
+    eighths = round(inside * wide * 8)
+    if 0 < share and not eighths:
+        eighths = 1  # a sliver is not nothing
+    whole, rest = divmod(eighths, 8)
+    text = "█" * whole + (EIGHTHS[rest] if rest else "")
+    return click.style(text, fg=colour(share)) + click.style("·" * (wide - len(text)), dim=True)
+
+
+def level(share: float, blocks: bool = True) -> str:
+    """One card as one sign: how much of it is taken."""
+    if share <= 0:
+        return click.style("·" if blocks else ".", dim=True)
+    if not blocks:
+        return "#" if share >= 1 else str(min(9, int(share * 10)))
+    return click.style(LEVELS[7 if share >= 1 else int(share * 7)], fg=colour(share))
+
+
+def colour(share: float) -> str:
+    return "red" if share > 1 else "yellow" if share > 0.85 else "green"
+
+
+def percent(part: int, whole: int) -> str:
+    """Truncated, so that 100 % means all."""
+    return f"{100 * part // whole} %" if whole else "-"
+
+
+def size(mebibytes: int) -> str:
+    """Short, for columns: `512Mi`, `79.5Gi`, `5.0Ti`."""
+    if mebibytes < 1024:
+        return f"{mebibytes}Mi" if mebibytes else "0"
+    unit, amount = ("Gi", mebibytes / 1024) if mebibytes < 1024 * 10_000 else ("Ti", mebibytes / 1024**2)
+    return f"{amount:.0f}{unit}" if amount == int(amount) else f"{amount:.1f}{unit}"
+
+
+def since(seconds: float) -> str:
+    """An age as kubectl shows it."""
+    whole = max(0, int(seconds))
+    for unit, letter, next_unit in ((86400, "d", 3600), (3600, "h", 60), (60, "m", 1)):
+        if whole >= 2 * unit:
+            rest = whole % unit // next_unit
+            small = {"d": "h", "h": "m", "m": "s"}[letter]
+            return f"{whole // unit}{letter}" + (f"{rest}{small}" if rest and whole < 10 * unit else "")
+    return f"{whole}s"
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
