@@ -1,0 +1,75 @@
+"""The scheduler's own book, built here from one look at a cluster: so that an answer does not need our server.
+
+Room:  the production core (mirror, ledger, fleet) fed with lists instead of a watch. What only the running scheduler
+       knows is missing: pencils of the last seconds, and how long it has seen an agent silent. An agent is taken to be
+       silent here if its Lease says so by this machine's clock.
+Door:  `booked(seen, settings, leases, now)`.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+import msgspec
+
+from gputile.book.events import Holding, NodeSeen, Promised
+from gputile.book.ledger import Ledger
+from gputile.cli.cluster import Seen
+from gputile.dialects.gputile import NAME, read_promise
+from gputile.dialects.settings import DialectSettings
+from gputile.dialects.wire import Pod, host_needs
+from gputile.kube.values import Heartbeat
+from gputile.model.refusals import NodeCode
+from gputile.scheduler.agents import USUAL
+from gputile.scheduler.mirror import Mirror
+
+CLOCKS_DIFFER = 10.0  # seconds that two machines' clocks may be apart
+
+
+def booked(seen: Seen, settings: DialectSettings, leases: Iterable[Heartbeat], now: float) -> Mirror:
+    """`now` in seconds since 1970."""
+    mirror = Mirror(Ledger(), settings)
+    mirror.nodes_listed(seen.nodes)
+    mirror.pods_listed(seen.pods)
+    for lease in leases:
+        if silent_for(lease, now) is not None:
+            _put_out_of_use(mirror.ledger, lease.name)
+    for pod in seen.pods:
+        if not pod.node_name and not pod.is_over:
+            _keep_promise(mirror.ledger, pod, now)
+    mirror.ledger.fleet.learn_all(mirror.take_arrivals())
+    mirror.ledger.fleet.refresh()
+    return mirror
+
+
+def silent_for(lease: Heartbeat, now: float) -> float | None:
+    """Seconds since the agent was last heard; None while it counts as alive."""
+    beat = lease.beat
+    try:
+        age = now - datetime.fromisoformat(beat.renew_time or "").timestamp()
+    except ValueError:
+        age = 0.0
+    lasts = beat.lease_duration_seconds or USUAL
+    return max(age, 0.0) if not beat.holder_identity or age > lasts + CLOCKS_DIFFER else None
+
+
+def _put_out_of_use(ledger: Ledger, name: str) -> None:
+    node = ledger.fleet.node(name)
+    if node is not None and node.agent == NAME and not node.fault:
+        ledger.handle(NodeSeen(msgspec.structs.replace(node, fault=NodeCode.AGENT_SILENT)))
+
+
+def _keep_promise(ledger: Ledger, pod: Pod, now: float) -> None:
+    promise = read_promise(pod)
+    if promise is None or promise.until < now * 1e9:
+        return
+    cpu, memory = host_needs(pod)
+    holding = Holding(
+        pod=pod.uid,
+        node=promise.grant.node,
+        name=pod.key,
+        grant=promise.grant,
+        cpu=cpu,
+        memory=memory,
+        priority=pod.priority,
+    )
+    ledger.handle(Promised(holding, promise.until / 1e9))

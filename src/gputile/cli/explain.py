@@ -1,0 +1,108 @@
+"""`gputile explain`: why a pod waits and what would help, or why it is where it is."""
+
+import time
+from typing import Any
+
+import click
+
+from gputile.cli.accounting import Account, account
+from gputile.cli.booking import booked
+from gputile.cli.cluster import Seen, Unseen, Where, cluster_options, fell_back, namespace_option, unit_option
+from gputile.cli.naming import complete_pod, pod_named
+from gputile.cli.showing import emit, output_option, paper
+from gputile.cli.telling import lines_of
+from gputile.dialects.settings import DialectSettings
+from gputile.dialects.wire import Pod
+from gputile.engine.policies import DEFAULT_POLICY, POLICIES
+from gputile.kube.values import Heartbeat
+from gputile.scheduler.agents import AgentSettings
+
+AGENTS = AgentSettings().namespace
+
+EPILOG = """\b
+Examples:
+  gputile explain web-0                      in the namespace of your context
+  gputile explain web-0 -n team-a            or team-a/web-0
+  gputile explain web-0 -o wide              with more of the nodes that nearly fit
+  gputile explain web-0 -o json | jq .changes
+  kubectl get nodes,pods,events -A -o json > all.json && gputile explain web-0 -f all.json
+
+\b
+The scheduler's own core decides, here, on what nodes and pods say now; the scheduler itself is not asked.
+Exit codes: 0 it has its cards, or asks for none; 1 it waits, or is refused; 2 it could not be found or read.
+"""
+
+
+@click.command("explain", epilog=EPILOG)
+@click.argument("pod", shell_complete=complete_pod)
+@namespace_option
+@output_option()
+@click.option(
+    "--policy",
+    type=click.Choice(sorted(POLICIES)),
+    default=DEFAULT_POLICY,
+    show_default=True,
+    help="The scheduler's setting, to say what it would choose.",
+)
+@unit_option
+@cluster_options
+def command(
+    pod: str,
+    namespace: str | None,
+    output: str,
+    policy: str,
+    gpushare_unit: Any,
+    files: tuple[str, ...],
+    kubeconfig: str | None,
+    context: str | None,
+) -> None:
+    """Why POD waits and what would help, or why it is where it is.
+
+    Per reason the number of nodes, the nearest misses with figures, the smallest change that would fit, and who is in
+    the way. Needs the right to list nodes and pods; Leases and Events tell more where they may be read.
+    """
+    where = Where(kubeconfig=kubeconfig, context=context, namespace_said=namespace, files=files)
+    seen = where.look()
+    found = pod_named(pod, where.namespace if "/" not in pod.removeprefix("pod/") else "", seen.pods)
+    leases, events = _besides(where, seen, found)
+    now = time.time()
+    mirror = booked(seen, DialectSettings(gpushare_unit=gpushare_unit), leases, now)
+    told = account(found, mirror, events, policy)
+    if output in ("json", "yaml"):
+        emit(told, output)
+    else:
+        for line in lines_of(told, paper(), now, wide=output == "wide"):
+            click.echo(line)
+    raise SystemExit(_code(told))
+
+
+def _code(told: Account) -> int:
+    return 1 if told.state in ("waits", "refused", "fits") else 0
+
+
+def _besides(where: Where, seen: Seen, pod: Pod) -> tuple[list[Heartbeat], list[Any]]:
+    """Leases of the agents and events of the pod; without the right to see them it goes on, and says so."""
+    import msgspec
+
+    if where.files:
+        leases = [msgspec.json.decode(raw, type=Heartbeat) for kind, raw in seen.others if kind == "Lease"]
+        events = [msgspec.json.decode(raw) for kind, raw in seen.others if kind == "Event"]
+        return leases, [event for event in events if _is_about(event, pod)]
+    path = f"/api/v1/namespaces/{pod.namespace}/events?fieldSelector=involvedObject.name%3D{pod.name}"
+    answers = where.get({"leases": f"/apis/coordination.k8s.io/v1/namespaces/{AGENTS}/leases", "events": path})
+    for what, without in (
+        ("leases", f"Leases in {AGENTS} cannot be read, so every agent counts as alive"),
+        ("events", "events cannot be read, so what the scheduler said is missing"),
+    ):
+        if isinstance(answers[what], Unseen):
+            fell_back(f"{without} ({answers[what].why})")
+            answers[what] = None
+    items = {name: (answer or {}).get("items") or [] for name, answer in answers.items()}
+    events = [event for event in items["events"] if _is_about(event, pod)]
+    return [msgspec.convert(lease, Heartbeat) for lease in items["leases"]], events
+
+
+def _is_about(event: Any, pod: Pod) -> bool:
+    """An earlier pod of the same name has events too."""
+    about = event.get("involvedObject") or {}
+    return about.get("name") == pod.name and about.get("uid", pod.uid) in (pod.uid, "", None)

@@ -1,0 +1,150 @@
+"""A pod's `Account` as lines for a person: first the answer, then the figures, then what to do."""
+
+import textwrap
+
+import click
+
+from gputile.cli.accounting import Account, TileTold
+from gputile.cli.drawing import age, short_model
+from gputile.cli.showing import Paper, plural, size, table
+
+MISSES, MORE_MISSES = 3, 20
+TEXT = 100  # columns of running text, at most
+
+
+def lines_of(told: Account, sheet: Paper, now: float, *, wide: bool) -> list[str]:
+    lines = [_headline(told, now), ""]
+    if told.asks:
+        lines += _section("asks", [f"{told.asks[0]} ({told.dialect})", *told.asks[1:]], sheet)
+    lines += [line for warning in told.warnings for line in _section("note", [warning], sheet)]
+    lines += {
+        "no-gpu": _plain,
+        "refused": _refused,
+        "waits": _waits,
+        "fits": _fits,
+        "placed": _placed,
+        "ungranted": _ungranted,
+        "over": _over,
+    }[told.state](told, sheet, wide)
+    return lines + _events(told, sheet, now)
+
+
+def _headline(told: Account, now: float) -> str:
+    name = click.style(told.pod, bold=True)
+    since = age(told.created, now)
+    waits = f" since {since}" if since != "-" else ""
+    words = {
+        "no-gpu": "asks for no GPU",
+        "refused": click.style("cannot be placed anywhere", fg="red") + ": the request itself is wrong",
+        "waits": click.style(f"waits{waits}", fg="yellow") + f": none of {plural(told.nodes, 'node')} fits",
+        "fits": click.style(f"waits{waits}", fg="yellow") + f", though {plural(told.fitting, 'node')} would fit now",
+        "placed": click.style(f"is on {told.node}", fg="green"),
+        "ungranted": click.style(f"is on {told.node} without cards", fg="red") + ": nobody has granted it any",
+        "over": "is over",
+    }
+    return f"{name} {words[told.state]}"
+
+
+def _section(name: str, texts: list[str], sheet: Paper) -> list[str]:
+    """A word in the margin and text beside it."""
+    wide = min(sheet.columns or TEXT, TEXT) - 15
+    lines = [line for text in texts for line in textwrap.wrap(text, max(wide, 40)) or [""]]
+    return [f"  {name if number == 0 else '':<13}{line}" for number, line in enumerate(lines)]
+
+
+# ---- by state -------------------------------------------------------------------------------------------------------
+
+
+def _plain(told: Account, sheet: Paper, wide: bool) -> list[str]:
+    said = told.kube_scheduler or (f"it is on {told.node}" if told.node else "kube-scheduler alone places it")
+    return _section("so", [said], sheet)
+
+
+def _refused(told: Account, sheet: Paper, wide: bool) -> list[str]:
+    return _section("wrong", [told.refusal], sheet)
+
+
+def _waits(told: Account, sheet: Paper, wide: bool) -> list[str]:
+    lines = []
+    if told.promised_on:
+        lines += _section("soon", [f"room is being made on {told.promised_on}: less important pods are leaving"], sheet)
+    reasons = [
+        f"{plural(one.nodes, 'node')}: {one.text}"
+        + (f" ({one.would_fit_when_empty} of them would fit if empty)" if one.would_fit_when_empty else "")
+        for one in told.reasons
+    ]
+    lines += _section("because", reasons or ["no node is known; add one with GPUs, or see that its agent runs"], sheet)
+    shown = told.misses[: MORE_MISSES if wide else MISSES]
+    lines += _section("nearest", [f"{miss.node}: {miss.text}" for miss in shown], sheet)
+    if told.changes:
+        lines += _section("would fit", [f"{change.text}" for change in told.changes], sheet)
+    elif told.nodes:
+        lines += _section("would fit", ["nothing smaller; add a node that has such cards"], sheet)
+    return lines + _kube_scheduler(told, sheet)
+
+
+def _fits(told: Account, sheet: Paper, wide: bool) -> list[str]:
+    others = f" and {told.fitting - len(told.fitting_on)} more" if told.fitting > len(told.fitting_on) else ""
+    lines = _section("cards", [f"there is room on {', '.join(told.fitting_on)}{others}"], sheet)
+    why = "taints, affinity or another of kube-scheduler's own rules may forbid it, or it was not asked yet"
+    lines += _section("so", [f"{why}; it is {told.scheduler} that has to try. `gputile doctor` looks at it"], sheet)
+    return lines + _kube_scheduler(told, sheet)
+
+
+def _kube_scheduler(told: Account, sheet: Paper) -> list[str]:
+    return _section("kube-sched.", [told.kube_scheduler], sheet) if told.kube_scheduler else []
+
+
+def _placed(told: Account, sheet: Paper, wide: bool) -> list[str]:
+    header = ["CONTAINER", "GPU", "MODEL", "MEMORY", "CORES", "SHARED WITH"] + ["UUID"] * wide
+    rows = [[*_tile(tile, wide), *([tile.uuid] * wide)] for tile in told.tiles]
+    lines = [*table(header, rows, right=(1, 3, 4), shrink=(2, 5), columns=sheet.columns, indent=2), ""]
+    when = f", {told.at}" if told.at else ""
+    lines += _section("granted", [f"by {told.by}{when}"], sheet)
+    return lines + _section("why there", [_why(told)], sheet) if told.policy else lines
+
+
+def _tile(tile: TileTold, wide: bool) -> list[str]:
+    few = tile.neighbours if wide else tile.neighbours[:2]
+    more = f" +{len(tile.neighbours) - len(few)}" if len(tile.neighbours) > len(few) else ""
+    return [
+        tile.container,
+        str(tile.index),
+        short_model(tile.model),
+        size(tile.memory),
+        f"{tile.cores} %" if tile.cores else "-",
+        ", ".join(few) + more or "nobody",
+    ]
+
+
+def _why(told: Account) -> str:
+    others = f"{plural(told.alternatives, 'other node')} would take it now"
+    if not told.alternatives:
+        return "no other node would take it now"
+    verdict = {
+        "best": f"and under {told.policy} it is the best",
+        "as good as the best": f"and under {told.policy} none is better",
+        "another": f"and today {told.policy} would choose {told.best_now}; when it came the cluster was another",
+        "": "but this node itself would not, as it is now",
+    }[told.rank]
+    return f"{others}, {verdict}"
+
+
+def _ungranted(told: Account, sheet: Paper, wide: bool) -> list[str]:
+    todo = "the leading gputile scheduler grants cards to such pods within a second; see `gputile doctor`"
+    return _section("so", [f"it was bound around gputile, by {told.scheduler}; {todo}"], sheet)
+
+
+def _over(told: Account, sheet: Paper, wide: bool) -> list[str]:
+    return _section("so", [told.refusal or f"it ended on {told.node or 'no node'} and holds nothing"], sheet)
+
+
+def _events(told: Account, sheet: Paper, now: float) -> list[str]:
+    if not told.events:
+        return []
+    lines = ["", click.style("  events", bold=True)]
+    for said in told.events:
+        head = f"{age(said.at, now):>5}  {said.reason} ({said.by or 'unknown'}{f', {said.count}x' if said.count > 1 else ''})"
+        wrap = min(sheet.columns or TEXT, TEXT) - 9
+        lines += [f"  {head}", *(f"         {line}" for line in textwrap.wrap(said.message, max(wrap, 40)))]
+    return lines
