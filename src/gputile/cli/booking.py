@@ -7,23 +7,19 @@ Door:  `booked(seen, settings, leases, now)`.
 """
 
 from collections.abc import Iterable
-from datetime import datetime
 
 import msgspec
 
 from gputile.book.events import Holding, NodeSeen, Promised
 from gputile.book.ledger import Ledger
 from gputile.cli.cluster import Seen
+from gputile.cli.heartbeats import silent_for
 from gputile.dialects.gputile import NAME, read_promise
 from gputile.dialects.settings import DialectSettings
 from gputile.dialects.wire import Pod, host_needs
 from gputile.kube.values import Heartbeat
 from gputile.model.refusals import NodeCode
-from gputile.scheduler.agents import USUAL
 from gputile.scheduler.mirror import Mirror
-
-CLOCKS_DIFFER = 10.0  # seconds that two machines' clocks may be apart
-
 
 def booked(seen: Seen, settings: DialectSettings, leases: Iterable[Heartbeat], now: float) -> Mirror:
     """`now` in seconds since 1970."""
@@ -39,17 +35,6 @@ def booked(seen: Seen, settings: DialectSettings, leases: Iterable[Heartbeat], n
     mirror.ledger.fleet.learn_all(mirror.take_arrivals())
     mirror.ledger.fleet.refresh()
     return mirror
-
-
-def silent_for(lease: Heartbeat, now: float) -> float | None:
-    """Seconds since the agent was last heard; None while it counts as alive."""
-    beat = lease.beat
-    try:
-        age = now - datetime.fromisoformat(beat.renew_time or "").timestamp()
-    except ValueError:
-        age = 0.0
-    lasts = beat.lease_duration_seconds or USUAL
-    return max(age, 0.0) if not beat.holder_identity or age > lasts + CLOCKS_DIFFER else None
 
 
 def _put_out_of_use(ledger: Ledger, name: str) -> None:

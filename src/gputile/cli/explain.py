@@ -1,23 +1,23 @@
 """`gputile explain`: why a pod waits and what would help, or why it is where it is."""
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from gputile.cli.accounting import Account, account
-from gputile.cli.booking import booked
 from gputile.cli.cluster import Seen, Unseen, Where, cluster_options, fell_back, namespace_option, unit_option
 from gputile.cli.naming import complete_pod, pod_named
 from gputile.cli.showing import emit, output_option, paper
-from gputile.cli.telling import lines_of
 from gputile.dialects.settings import DialectSettings
 from gputile.dialects.wire import Pod
-from gputile.engine.policies import DEFAULT_POLICY, POLICIES
-from gputile.kube.values import Heartbeat
-from gputile.scheduler.agents import AgentSettings
+from gputile.model.errors import InputError
 
-AGENTS = AgentSettings().namespace
+if TYPE_CHECKING:
+    from gputile.cli.accounting import Account
+    from gputile.kube.values import Heartbeat
+
+AGENTS = "gputile-agents"  # the default of the scheduler's setting agents.namespace
 
 EPILOG = """\b
 Examples:
@@ -37,13 +37,7 @@ Exit codes: 0 it has its cards, or asks for none; 1 it waits, or is refused; 2 i
 @click.argument("pod", shell_complete=complete_pod)
 @namespace_option
 @output_option()
-@click.option(
-    "--policy",
-    type=click.Choice(sorted(POLICIES)),
-    default=DEFAULT_POLICY,
-    show_default=True,
-    help="The scheduler's setting, to say what it would choose.",
-)
+@click.option("--policy", default="tiling", show_default=True, help="The scheduler's setting: what would it choose?")
 @unit_option
 @cluster_options
 def command(
@@ -66,23 +60,43 @@ def command(
     found = pod_named(pod, where.namespace if "/" not in pod.removeprefix("pod/") else "", seen.pods)
     leases, events = _besides(where, seen, found)
     now = time.time()
-    mirror = booked(seen, DialectSettings(gpushare_unit=gpushare_unit), leases, now)
-    told = account(found, mirror, events, policy)
+    told = _account(found, seen, DialectSettings(gpushare_unit=gpushare_unit), policy, leases, events, now)
     if output in ("json", "yaml"):
         emit(told, output)
     else:
+        from gputile.cli.telling import lines_of
+
         for line in lines_of(told, paper(), now, wide=output == "wide"):
             click.echo(line)
     raise SystemExit(_code(told))
 
 
-def _code(told: Account) -> int:
+def _account(
+    pod: Any,
+    seen: Seen,
+    settings: DialectSettings,
+    policy: str,
+    leases: "list[Heartbeat]",
+    events: list[Any],
+    now: float,
+) -> "Account":
+    """The engine and its arrays are loaded only now: `--help` needs neither."""
+    from gputile.cli.accounting import account
+    from gputile.cli.booking import booked
+    from gputile.engine.policies import POLICIES
+
+    if policy not in POLICIES:
+        raise InputError(f"--policy {policy}: there is no such policy; write one of {', '.join(sorted(POLICIES))}")
+    return account(pod, booked(seen, settings, leases, now), events, policy)
+
+
+def _code(told: "Account") -> int:
     return 1 if told.state in ("waits", "refused", "fits") else 0
 
 
-def _besides(where: Where, seen: Seen, pod: Pod) -> tuple[list[Heartbeat], list[Any]]:
+def _besides(where: Where, seen: Seen, pod: Pod) -> "tuple[list[Heartbeat], list[Any]]":
     """Leases of the agents and events of the pod; without the right to see them it goes on, and says so."""
-    import msgspec
+    from gputile.kube.values import Heartbeat
 
     if where.files:
         leases = [msgspec.json.decode(raw, type=Heartbeat) for kind, raw in seen.others if kind == "Lease"]

@@ -1,15 +1,15 @@
 """The subcommands as a click group; each is imported only when it is run."""
 
+import gc
 import os
 import sys
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 import click
 
 from gputile import __version__
-from gputile.cli.main import COMMANDS, help_text, program
+from gputile.cli.main import COMMANDS, COMPLETION, help_text, program
 from gputile.model.errors import GputileError
 
 if TYPE_CHECKING:
@@ -26,14 +26,18 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         found: click.Command = import_module(f"gputile.cli.{cmd_name}").command
+        gc.enable()
         return found
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        near = get_close_matches(args[0], COMMANDS, n=1)
-        if args[0] not in COMMANDS and near and not ctx.resilient_parsing:
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        if args[0] not in COMMANDS and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            if near:
+                ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list["CompletionItem"]:
@@ -64,7 +68,7 @@ def wants_colour() -> bool | None:
 def run() -> None:
     """Run the command that was typed; what a person should read is a sentence, not a traceback."""
     try:
-        cli(prog_name=program())
+        cli(prog_name=program(), complete_var=COMPLETION)
     except GputileError as wrong:
         click.echo(f"gputile: {wrong}", err=True)
         sys.exit(2)

@@ -3,6 +3,8 @@
 The list is printed without loading anything else, because a command that people type often should answer at once.
 """
 
+import gc
+import os
 import sys
 
 from gputile import __version__
@@ -65,14 +67,19 @@ Options:
 docs/cli.md has pictures, the exit codes and the rights that it needs."""
 
 
+COMPLETION = "_GPUTILE_COMPLETE"
+"""Set by a shell that wants to know how a command could go on."""
+
+
 def main() -> None:
     arguments = sys.argv[1:]
-    if arguments in ([], ["-h"], ["--help"]):
+    if arguments in ([], ["-h"], ["--help"]) and COMPLETION not in os.environ:
         print(help_text())
         return
     if arguments in (["-V"], ["--version"]):
         print(f"gputile {__version__}")
         return
+    gc.disable()  # what is imported is no garbage, and looking for some takes a tenth of the start; `group` ends this
     from gputile.cli.group import run
 
     run()

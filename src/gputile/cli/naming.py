@@ -5,7 +5,6 @@ Door:  `node_named`, `pod_named`; `complete_node`, `complete_pod` for click.
 """
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any, Protocol, TypeVar
 
 import click
@@ -47,6 +46,8 @@ def pod_named(said: str, namespace: str, pods: Sequence[SeenPod]) -> SeenPod:
 
 
 def _hint(name: str, names: list[str], which: str) -> str:
+    from difflib import get_close_matches
+
     near = get_close_matches(name, names, n=3, cutoff=0.6)
     if near:
         return f"did you mean {' or '.join(near)}?"

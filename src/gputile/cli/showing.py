@@ -6,7 +6,6 @@ Door:  `output_option` and `emit` for programs; `Paper`, `table` and `bar` for p
 """
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -61,8 +60,18 @@ def paper() -> Paper:
     blocks = encoding.startswith("utf")
     if not sys.stdout.isatty() and not os.environ.get("COLUMNS", "").isdecimal():
         return Paper(blocks=blocks)
-    size = shutil.get_terminal_size()
-    return Paper(max(size.columns, NARROWEST), size.lines if sys.stdout.isatty() else 0, blocks)
+    columns, lines = _size()
+    return Paper(max(columns, NARROWEST), lines if sys.stdout.isatty() else 0, blocks)
+
+
+def _size() -> tuple[int, int]:
+    """$COLUMNS and $LINES, else the terminal's; as `shutil` has it, which takes longer to import than to write."""
+    said = [int(word) if (word := os.environ.get(name, "")).isdecimal() else 0 for name in ("COLUMNS", "LINES")]
+    try:
+        real = os.get_terminal_size(sys.stdout.fileno())
+    except (OSError, ValueError):
+        real = os.terminal_size((80, 24))
+    return said[0] or real.columns or 80, said[1] or real.lines or 24
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -83,6 +92,13 @@ def shortened(text: str, wide: int) -> str:
         return text
     end = 6 if wide >= 16 else 0
     return f"{text[: wide - 1 - end]}…{text[len(text) - end :]}"
+
+
+def wrapped(text: str, wide: int, hanging: str = "") -> list[str]:
+    """Running text. Names with dashes and paths stay whole, so that they can be copied."""
+    import textwrap
+
+    return textwrap.wrap(text, wide, subsequent_indent=hanging, break_on_hyphens=False, break_long_words=False)
 
 
 def table(

@@ -1,12 +1,10 @@
 """A pod's `Account` as lines for a person: first the answer, then the figures, then what to do."""
 
-import textwrap
-
 import click
 
 from gputile.cli.accounting import Account, TileTold
 from gputile.cli.drawing import age, short_model
-from gputile.cli.showing import Paper, plural, size, table
+from gputile.cli.showing import Paper, plural, size, table, wrapped
 
 MISSES, MORE_MISSES = 3, 20
 TEXT = 100  # columns of running text, at most
@@ -48,7 +46,7 @@ def _headline(told: Account, now: float) -> str:
 def _section(name: str, texts: list[str], sheet: Paper) -> list[str]:
     """A word in the margin and text beside it."""
     wide = min(sheet.columns or TEXT, TEXT) - 15
-    lines = [line for text in texts for line in textwrap.wrap(text, max(wide, 40)) or [""]]
+    lines = [line for text in texts for line in wrapped(text, max(wide, 40), "  ")]
     return [f"  {name if number == 0 else '':<13}{line}" for number, line in enumerate(lines)]
 
 
@@ -98,7 +96,7 @@ def _kube_scheduler(told: Account, sheet: Paper) -> list[str]:
 def _placed(told: Account, sheet: Paper, wide: bool) -> list[str]:
     header = ["CONTAINER", "GPU", "MODEL", "MEMORY", "CORES", "SHARED WITH"] + ["UUID"] * wide
     rows = [[*_tile(tile, wide), *([tile.uuid] * wide)] for tile in told.tiles]
-    lines = [*table(header, rows, right=(1, 3, 4), shrink=(2, 5), columns=sheet.columns, indent=2), ""]
+    lines = ["", *table(header, rows, right=(1, 3, 4), shrink=(2, 5), columns=sheet.columns, indent=2), ""]
     when = f", {told.at}" if told.at else ""
     lines += _section("granted", [f"by {told.by}{when}"], sheet)
     return lines + _section("why there", [_why(told)], sheet) if told.policy else lines
@@ -146,5 +144,5 @@ def _events(told: Account, sheet: Paper, now: float) -> list[str]:
     for said in told.events:
         head = f"{age(said.at, now):>5}  {said.reason} ({said.by or 'unknown'}{f', {said.count}x' if said.count > 1 else ''})"
         wrap = min(sheet.columns or TEXT, TEXT) - 9
-        lines += [f"  {head}", *(f"         {line}" for line in textwrap.wrap(said.message, max(wrap, 40)))]
+        lines += [f"  {head}", *(f"         {line}" for line in wrapped(said.message, max(wrap, 40)))]
     return lines
