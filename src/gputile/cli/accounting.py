@@ -226,4 +226,3 @@ def _told(events: list[Any]) -> tuple[Said, ...]:
         for event in events
     ]
     return tuple(sorted(found, key=lambda said: said.at)[-EVENTS_SHOWN:])
-

@@ -9,7 +9,7 @@ import msgspec
 from gputile.audit.checking import audit, stories
 from gputile.audit.report import Report
 from gputile.cli.cluster import Where, cluster_options
-from gputile.cli.showing import emit, output_option
+from gputile.cli.showing import PROGRAMS, emit, output_option
 from gputile.dialects.settings import DialectSettings
 
 EPILOG = """\b
@@ -28,7 +28,7 @@ Exit codes:
 
 
 @click.command("audit", epilog=EPILOG)
-@output_option("text", "json", "yaml")
+@output_option()
 @click.option(
     "--gpushare-unit",
     type=click.Choice(["GiB", "MiB", "auto"]),
@@ -47,7 +47,7 @@ def command(
     """
     seen = Where(kubeconfig=kubeconfig, context=context, files=files).look(complete=True)
     report = audit(seen.nodes, seen.pods, DialectSettings(gpushare_unit=gpushare_unit), time.time())
-    click.echo(_text(report)) if output == "text" else emit(_document(report), output)
+    emit(_document(report), output) if output in PROGRAMS else click.echo(_text(report))
     raise SystemExit(0 if report.is_right else 1)
 
 

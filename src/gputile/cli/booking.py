@@ -21,6 +21,7 @@ from gputile.kube.values import Heartbeat
 from gputile.model.refusals import NodeCode
 from gputile.scheduler.mirror import Mirror
 
+
 def booked(seen: Seen, settings: DialectSettings, leases: Iterable[Heartbeat], now: float) -> Mirror:
     """`now` in seconds since 1970."""
     mirror = Mirror(Ledger(), settings)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from gputile.cli.checks import FAIL, OK, UNKNOWN, WARN, Facts, Finding, items, meta, parsed
+from gputile.cli.checks import FAIL, WARN, Facts, Finding, fail, items, meta, ok, parsed, unknown, warn
 from gputile.cli.cluster import Unseen
 from gputile.dialects.gputile import GRANT
 
@@ -37,16 +37,16 @@ def _seen_configurations(facts: Facts) -> Iterable[Finding]:
     if isinstance(static, Unseen) or not items(static):
         text = "its pods cannot be seen (a managed control plane?), and there is no second scheduler `gpu-scheduler`"
         fix = "kubectl apply -f deploy/kube-scheduler/second-scheduler.yaml; or --scheduler-config FILE to check yours"
-        yield Finding(check=CHECK, state=UNKNOWN, text=text, fix=fix)
+        yield unknown(CHECK, text, fix)
         return
     without = [meta(pod).get("name") for pod in items(static) if not _has_config(pod)]
     if without:
         text = f"{', '.join(map(str, without))} runs without --config, so it never asks gputile"
-        yield Finding(check=CHECK, state=FAIL, text=text, fix="docs/install.md, step 3; or the second scheduler")
+        yield fail(CHECK, text, "docs/install.md, step 3; or the second scheduler")
         return
     text = "it has a --config, which is a file on the control plane and cannot be seen from here"
     fix = "on a control-plane node: gputile doctor --scheduler-config /etc/kubernetes/gputile/scheduler.yaml"
-    yield Finding(check=CHECK, state=UNKNOWN, text=text, fix=fix)
+    yield unknown(CHECK, text, fix)
 
 
 def _has_config(pod: Any) -> bool:
@@ -59,18 +59,18 @@ def configured(where: str, text: str) -> Iterable[Finding]:
     """One KubeSchedulerConfiguration, and each of its traps."""
     found = parsed(text)
     if found is None:
-        yield Finding(check=CHECK, state=FAIL, text=f"{where}: this is no configuration", fix=SEE)
+        yield fail(CHECK, f"{where}: this is no configuration", SEE)
         return
     extenders = [one for one in found.get("extenders") or () if isinstance(one, dict)]
     ours = [one for one in extenders if _is_ours(one)]
     if not ours:
-        yield Finding(check=CHECK, state=FAIL, text=f"{where}: no extender in it is gputile's", fix=SEE)
+        yield fail(CHECK, f"{where}: no extender in it is gputile's", SEE)
         return
     said = [*_stanza(ours[-1]), *_list(extenders, ours[-1]), *_whole(found)]
     for state, what, fix in said:
         yield Finding(check=CHECK, state=state, text=f"{where}: {what}", fix=fix)
     if not said:
-        yield Finding(check=CHECK, state=OK, text=f"{where}: asks gputile, and in the right way")
+        yield ok(CHECK, f"{where}: asks gputile, and in the right way")
 
 
 def _is_ours(extender: Any) -> bool:
@@ -134,20 +134,22 @@ def _was_asked(facts: Facts) -> Iterable[Finding]:
     if isinstance(facts.metrics, bytes):
         calls = sum(float(number) for number in ASKED.findall(facts.metrics))
         if calls:
-            yield Finding(check=check, state=OK, text=f"kube-scheduler has asked the leader {calls:,.0f} times")
+            yield ok(check, f"kube-scheduler has asked the leader {calls:,.0f} times")
         else:
             text = "kube-scheduler has never asked the leading scheduler since it started"
             fix = "create a pod with GPUs; if it waits without an event of gputile's, see `kube-scheduler`"
-            yield Finding(check=check, state=WARN, text=text, fix=fix)
+            yield warn(check, text, fix)
         return
     granted = sum(GRANT in pod.annotations for pod in facts.seen.pods)
     why = f" ({facts.metrics.why})" if isinstance(facts.metrics, Unseen) else ""
     if granted:
-        yield Finding(check=check, state=OK, text=f"{granted} pods carry grants; the scheduler's own count cannot be seen{why}")
+        yield ok(check, f"{granted} pods carry grants; the scheduler's own count cannot be seen{why}")
     else:
-        text = f"whether kube-scheduler ever asked cannot be seen: no pod carries a grant, no metrics are to be had{why}"
+        text = (
+            f"whether kube-scheduler ever asked cannot be seen: no pod carries a grant, no metrics are to be had{why}"
+        )
         fix = "kubectl apply -f examples/gputile/pod.yaml and see its events; or the right to get services/proxy"
-        yield Finding(check=check, state=UNKNOWN, text=text, fix=fix)
+        yield unknown(check, text, fix)
 
 
 def _versions(facts: Facts) -> Iterable[Finding]:
@@ -162,7 +164,6 @@ def _versions(facts: Facts) -> Iterable[Finding]:
     if tag is None or minor is None:
         return
     apart = int(minor[0]) - int(tag[2])
-    state = OK if apart == 0 else WARN if apart == 1 else FAIL
     text = f"gpu-scheduler runs {image}, the API server {server.get('gitVersion')}"
-    fix = "" if state == OK else "write your cluster's own version into deploy/kube-scheduler/second-scheduler.yaml"
-    yield Finding(check=CHECK, state=state, text=text, fix=fix)
+    fix = "write your cluster's own version into deploy/kube-scheduler/second-scheduler.yaml"
+    yield ok(CHECK, text) if apart == 0 else (warn if apart == 1 else fail)(CHECK, text, fix)

@@ -7,10 +7,11 @@ from typing import Any
 import click
 import msgspec
 
-from gputile.cli.checks import CHECKS, FAIL, NAME, OK, UNKNOWN, WARN, Facts, Finding
+from gputile.cli import checks_control, checks_nodes
+from gputile.cli.checks import FAIL, NAME, OK, UNKNOWN, WARN, Check, Facts, Finding
 from gputile.cli.checks_scheduler import kube_scheduler_asks
 from gputile.cli.cluster import Seen, Unseen, Where, cluster_options, unit_option
-from gputile.cli.showing import Paper, emit, output_option, paper, wrapped
+from gputile.cli.showing import PROGRAMS, Paper, emit, output_option, paper, wrapped
 from gputile.dialects import gpushare
 from gputile.dialects.settings import DialectSettings
 from gputile.model.errors import InputError
@@ -29,10 +30,11 @@ Exit codes: 0 nothing has failed, 1 something has, 2 nodes or pods could not be 
 SYSTEM, AGENTS = "/namespaces/kube-system", "/namespaces/gputile-agents"
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 APPS = "/apis/apps/v1"
+OURS = f"{NAME}%2Cgputile-agent%2Cgpu-scheduler"
 PATHS = {
     "scheduler": f"{APPS}{SYSTEM}/deployments/{NAME}",
     "agent": f"{APPS}{SYSTEM}/daemonsets/gputile-agent",
-    "our pods": f"/api/v1{SYSTEM}/pods?labelSelector=app.kubernetes.io%2Fname+in+%28{NAME}%2Cgputile-agent%2Cgpu-scheduler%29",
+    "our pods": f"/api/v1{SYSTEM}/pods?labelSelector=app.kubernetes.io%2Fname+in+%28{OURS}%29",
     "leader": f"/apis/coordination.k8s.io/v1{SYSTEM}/leases/{NAME}",
     "agents": f"/apis/coordination.k8s.io/v1{AGENTS}/leases",
     "policies": f"{ADMISSION}/validatingadmissionpolicies",
@@ -50,12 +52,26 @@ PATHS = {
     "version": "/version",
 }
 METRICS = f"/api/v1{SYSTEM}/services/https:{NAME}:https/proxy/metrics"
+CHECKS: tuple[Check, ...] = (
+    checks_control.scheduler_runs,
+    checks_control.images_come,
+    checks_control.somebody_leads,
+    kube_scheduler_asks,
+    checks_control.policies_are_there,
+    checks_control.webhooks_answer,
+    checks_control.api_is_served,
+    checks_nodes.agents_live,
+    checks_nodes.nodes_tell_their_cards,
+    checks_nodes.runtimes_obey,
+    checks_nodes.nobody_else_hands_out,
+    checks_nodes.pods_come_by_us,
+)
 NOT_IN_FILE = Unseen("the file has none of that kind", "put it into the file (JSON), or look at the cluster itself")
 SIGNS = {OK: ("ok", "green"), WARN: ("warn", "yellow"), FAIL: ("FAIL", "red"), UNKNOWN: ("?", "cyan")}
 
 
 @click.command("doctor", epilog=EPILOG)
-@output_option("text", "json", "yaml")
+@output_option()
 @click.option(
     "--scheduler-config",
     metavar="FILE",
@@ -81,8 +97,8 @@ def command(
     seen = where.look()
     facts = _facts(where, seen, gpushare.resolved(DialectSettings(gpushare_unit=gpushare_unit), seen.nodes))
     facts.objects = {**facts.objects, "scheduler config": config}
-    findings = [finding for check in (*CHECKS, kube_scheduler_asks) for finding in check(facts)]
-    if output in ("json", "yaml"):
+    findings = [finding for check in CHECKS for finding in check(facts)]
+    if output in PROGRAMS:
         emit({"healthy": _code(findings) == 0, "findings": findings}, output)
     else:
         click.echo("\n".join(lines_of(findings, paper())))
@@ -176,5 +192,10 @@ def lines_of(findings: list[Finding], sheet: Paper) -> list[str]:
         if finding.fix:
             lines += [" " * margin + line for line in wrapped(f"fix: {finding.fix}", room)]
     counts = {state: sum(finding.state == state for finding in findings) for state in SIGNS}
-    words = [f"{counts[OK]} in order", f"{counts[WARN]} to look at", f"{counts[FAIL]} wrong", f"{counts[UNKNOWN]} unknown"]
+    words = [
+        f"{counts[OK]} in order",
+        f"{counts[WARN]} to look at",
+        f"{counts[FAIL]} wrong",
+        f"{counts[UNKNOWN]} unknown",
+    ]
     return [*lines, "", ", ".join(words)]

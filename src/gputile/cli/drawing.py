@@ -94,7 +94,9 @@ def _nodes(found: Picture, sheet: Paper, order: str, wide: bool) -> list[str]:
     rows = [_row(node, sheet) for node in nodes]
     if wide:
         header += ["ADDRESS", "AGENT", "POOL"]
-        rows = [[*row, node.address, node.agent or "-", node.pool or "-"] for row, node in zip(rows, nodes, strict=True)]
+        rows = [
+            [*row, node.address, node.agent or "-", node.pool or "-"] for row, node in zip(rows, nodes, strict=True)
+        ]
     remarks = [_remark(node) for node in nodes]
     if any(remarks):
         header.append("REMARK")
@@ -193,7 +195,9 @@ def _card_lines(card: CardSeen, sheet: Paper, now: float, wide: bool) -> list[st
     long = 20 if not sheet.columns or sheet.columns >= 100 else 10
     memory = bar(card.memory_held / card.memory if card.memory else 0.0, long, sheet.blocks)
     held = f"{size(card.memory_held)} of {size(card.memory)}"
-    state = "" if card.state == "ok" else click.style(f"  {card.state}{': ' * bool(card.reason)}{card.reason}", fg="red")
+    state = (
+        "" if card.state == "ok" else click.style(f"  {card.state}{': ' * bool(card.reason)}{card.reason}", fg="red")
+    )
     model = short_model(card.model)
     head = f"GPU {card.index}  {memory} {percent(card.memory_held, card.memory):>5}  {held:<18}"
     lines = [f"{head}{card.cores_held:>3} % cores  {model}{state}"]
@@ -223,4 +227,3 @@ def age(said: str, now: float) -> str:
         return since(now - datetime.fromisoformat(said).timestamp())
     except ValueError:
         return "-"
-

@@ -8,7 +8,7 @@ import msgspec
 
 from gputile.cli.cluster import Seen, Unseen, Where, cluster_options, fell_back, namespace_option, unit_option
 from gputile.cli.naming import complete_pod, pod_named
-from gputile.cli.showing import emit, output_option, paper
+from gputile.cli.showing import PROGRAMS, emit, output_option, paper
 from gputile.dialects.settings import DialectSettings
 from gputile.dialects.wire import Pod
 from gputile.model.errors import InputError
@@ -61,7 +61,7 @@ def command(
     leases, events = _besides(where, seen, found)
     now = time.time()
     told = _account(found, seen, DialectSettings(gpushare_unit=gpushare_unit), policy, leases, events, now)
-    if output in ("json", "yaml"):
+    if output in PROGRAMS:
         emit(told, output)
     else:
         from gputile.cli.telling import lines_of

@@ -13,7 +13,7 @@ import click
 from gputile import __version__
 from gputile.cli.cluster import Where, cluster_options, fell_back
 from gputile.cli.gpushare_table import details, document, shared, summary
-from gputile.cli.showing import emit
+from gputile.cli.showing import PROGRAMS, emit, output_option
 from gputile.dialects.gpushare import MEM
 from gputile.model.errors import GputileError, InputError
 
@@ -36,7 +36,7 @@ Exit codes: 0 printed, 1 nodes or pods could not be read, 2 wrong usage.
 @click.command("kubectl inspect gpushare", epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("node", required=False)
 @click.option("-d", "details_wanted", is_flag=True, help="Details: the pods of each node.")
-@click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
+@output_option()
 @click.option(
     "--unit", type=click.Choice(["GiB", "MiB"]), help="What one aliyun.com/gpu-mem is. [default: guessed from nodes]"
 )
@@ -57,7 +57,7 @@ def command(
     if not nodes and node is not None:
         raise InputError(f'nodes "{node}" not found')
     found = shared(nodes, seen.pods, unit)
-    if output != "text":
+    if output in PROGRAMS:
         emit(document(found), output)
         return
     click.echo(details(found) if details_wanted else summary(found), nl=False)

@@ -92,7 +92,9 @@ def _row(found: ShownNode, pods: list[Pod], settings: DialectSettings) -> Row:
     return Row(
         found.name,
         found.address,
-        tuple((_units(memory, card.memory, size), card.memory // size) for memory, card in zip(used, cards, strict=True)),
+        tuple(
+            (_units(memory, card.memory, size), card.memory // size) for memory, card in zip(used, cards, strict=True)
+        ),
         tuple(sorted(rows, key=lambda row: (not sum(row.cards), row.namespace, row.name))),
     )
 

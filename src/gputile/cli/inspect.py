@@ -9,7 +9,7 @@ from gputile.cli.cluster import Where, cluster_options, unit_option
 from gputile.cli.drawing import cluster_lines, node_lines
 from gputile.cli.naming import complete_node, node_named
 from gputile.cli.picture import picture
-from gputile.cli.showing import emit, output_option, paper
+from gputile.cli.showing import PROGRAMS, emit, output_option, paper
 from gputile.dialects.settings import DialectSettings
 
 EPILOG = """\b
@@ -46,7 +46,7 @@ def command(
     seen = Where(kubeconfig=kubeconfig, context=context, files=files).look()
     found = picture(seen, DialectSettings(gpushare_unit=gpushare_unit), time.time())
     chosen = [node_named(node, found.nodes)] if node is not None else list(found.nodes)
-    if output in ("json", "yaml"):
+    if output in PROGRAMS:
         emit(chosen[0] if node is not None else found, output)
         return
     sheet = paper()

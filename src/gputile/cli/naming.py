@@ -75,9 +75,7 @@ def _where(context: click.Context) -> Any:
     from gputile.cli.cluster import Where
 
     said = context.params
-    return Where(
-        kubeconfig=said.get("kubeconfig"), context=said.get("context"), namespace_said=said.get("namespace")
-    )
+    return Where(kubeconfig=said.get("kubeconfig"), context=said.get("context"), namespace_said=said.get("namespace"))
 
 
 def _names(context: click.Context, path: str) -> list[str]:

@@ -15,16 +15,17 @@ import msgspec
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-FORMS = ("text", "wide", "json", "yaml")
+PROGRAMS = ("json", "yaml")  # forms for programs, whose keys are contracts
+FORMS = ("text", "wide", *PROGRAMS)
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 LEVELS = "▁▂▃▄▅▆▇█"
 NARROWEST = 60  # columns for which tables are made; below, lines wrap as the terminal likes
 
 
-def output_option(*forms: str) -> Callable[[F], F]:
-    """`-o`, with those of `FORMS` that the command has; `text` is what it prints without."""
+def output_option() -> Callable[[F], F]:
+    """`-o`, the same for every command. Where there is nothing more to show, `wide` is `text`."""
     return click.option(
-        "-o", "--output", type=click.Choice(forms or FORMS), default="text", show_default=True, help="How to print."
+        "-o", "--output", type=click.Choice(FORMS), default="text", show_default=True, help="How to print."
     )
 
 
@@ -110,8 +111,8 @@ def table(
     columns: int = 0,
     indent: int = 0,
 ) -> list[str]:
-    """Lines of aligned cells, two spaces apart. Where it is too wide, the columns in `shrink` (plain text) give way, the
-    widest first."""
+    """Lines of aligned cells, two spaces apart. Where it is too wide, the columns in `shrink` (plain text) give way,
+    the widest first."""
     cells = [list(row) for row in rows]
     wide = [max(width(line[n]) for line in (list(header), *cells)) for n in range(len(header))]
     for column in sorted(shrink, key=lambda n: -wide[n]):
@@ -139,7 +140,7 @@ def bar(share: float, wide: int, blocks: bool = True) -> str:
         full = round(inside * wide)
         return f"[{'#' * full}{'.' * (wide - full)}]"
     eighths = round(inside * wide * 8)
-    if 0 < share and not eighths:
+    if share > 0 and not eighths:
         eighths = 1  # a sliver is not nothing
     whole, rest = divmod(eighths, 8)
     text = "█" * whole + (EIGHTHS[rest] if rest else "")

@@ -142,7 +142,8 @@ def _events(told: Account, sheet: Paper, now: float) -> list[str]:
         return []
     lines = ["", click.style("  events", bold=True)]
     for said in told.events:
-        head = f"{age(said.at, now):>5}  {said.reason} ({said.by or 'unknown'}{f', {said.count}x' if said.count > 1 else ''})"
+        often = f", {said.count}x" if said.count > 1 else ""
+        head = f"{age(said.at, now):>5}  {said.reason} ({said.by or 'unknown'}{often})"
         wrap = min(sheet.columns or TEXT, TEXT) - 9
         lines += [f"  {head}", *(f"         {line}" for line in wrapped(said.message, max(wrap, 40)))]
     return lines

@@ -9,7 +9,7 @@ from gputile.cli.cluster import Seen, Where, cluster_options, unit_option
 from gputile.cli.drawing import cluster_lines, node_lines
 from gputile.cli.naming import complete_node, node_named
 from gputile.cli.picture import Picture, picture
-from gputile.cli.showing import emit, output_option, paper
+from gputile.cli.showing import PROGRAMS, emit, output_option, paper
 from gputile.dialects.settings import DialectSettings
 
 EPILOG = """\b
@@ -63,7 +63,7 @@ def command(
         keep_drawing(where, draw)
         return
     found = picture(where.look(), settings, time.time())
-    if output in ("json", "yaml"):
+    if output in PROGRAMS:
         emit(found if node is None else node_named(node, found.nodes), output)
         return
     for line in drawn(found, node, output, order):

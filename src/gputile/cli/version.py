@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from gputile import __version__
-from gputile.cli.showing import emit, output_option
+from gputile.cli.showing import PROGRAMS, emit, output_option
 
 EPILOG = """\b
 Examples:
@@ -22,7 +22,7 @@ SCHEDULER = "/apis/apps/v1/namespaces/kube-system/deployments/gputile-scheduler"
 
 @click.command("version", epilog=EPILOG)
 @click.option("--client", is_flag=True, help="Ask no cluster.")
-@output_option("text", "json", "yaml")
+@output_option()
 @click.option("--context", help="The context in the kubeconfig. [default: its current one]")
 @click.option("--kubeconfig", metavar="FILE", help="[default: $KUBECONFIG, the pod's account, ~/.kube/config]")
 def command(client: bool, output: str, kubeconfig: str | None, context: str | None) -> None:
@@ -30,7 +30,7 @@ def command(client: bool, output: str, kubeconfig: str | None, context: str | No
     found: dict[str, str | None] = {"gputile": __version__}
     if not client:
         found |= _of_the_cluster(kubeconfig, context)
-    if output != "text":
+    if output in PROGRAMS:
         emit(found, output)
         return
     width = max(map(len, found)) + 2

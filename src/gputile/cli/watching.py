@@ -51,7 +51,10 @@ class Screen:
         fit = paper().lines - 1
         if len(lines) > fit:
             hidden = len(lines) - fit + 1
-            lines = [*lines[: fit - 1], click.style(f"... {hidden} more lines: enlarge the window, or --sort", dim=True)]
+            lines = [
+                *lines[: fit - 1],
+                click.style(f"... {hidden} more lines: enlarge the window, or --sort", dim=True),
+            ]
         click.echo(HOME + "".join(f"{line}{CLEAR_LINE}\n" for line in lines) + CLEAR_REST, nl=False)
 
 
