@@ -10,14 +10,16 @@ from collections.abc import Callable
 from datetime import datetime
 
 import click
+from msgspec import UNSET
 
-from gputile.cli.picture import CardSeen, NodeSeen, Picture, Sums
-from gputile.cli.showing import Paper, bar, level, percent, plural, shortened, since, size, table
+from gputile.cli.picture import CardSeen, NodeSeen, Picture, Sums, Tenant
+from gputile.cli.showing import Paper, bar, level, percent, plural, shortened, since, size, table, wrapped
 
 UNKNOWN = "unknown"
 BAR = 10
 MAKER = "NVIDIA "
 WAITING_SHOWN = 3
+INDENT = " " * 7
 
 
 def short_model(model: str) -> str:
@@ -169,7 +171,9 @@ def _waiting(found: Picture, sheet: Paper) -> list[str]:
     namespace, _, name = found.waiting[0].pod.partition("/")
     return [
         "",
-        click.style(f"{plural(len(found.waiting), 'pod')} waiting for cards, the oldest:", fg="yellow"),
+        click.style(
+            f"{plural(len(found.waiting), 'pod')} waiting for cards{', the oldest' * (more > 0)}:", fg="yellow"
+        ),
         *names,
         *([f"  and {more:,} more"] if more > 0 else []),
         f"why: gputile explain {name} -n {namespace}",
@@ -186,39 +190,59 @@ def node_lines(node: NodeSeen, sheet: Paper, now: float, *, wide: bool) -> list[
     if node.fault or node.cordoned:
         said = ", ".join(part for part in (node.fault, "cordoned" if node.cordoned else "") if part)
         lines.append(click.style(f"out of use: {said}", fg="red"))
-    for card in node.cards:
-        lines += ["", *_card_lines(card, sheet, now, wide)]
+    heads, rows = _pod_rows(node, sheet, now)
+    lines += ["", heads] if node.pods else [""]
+    for number, card in enumerate(node.cards):
+        if number and (card.pods or node.cards[number - 1].pods):
+            lines.append("")
+        lines += [*_card_lines(card, sheet, wide), *rows[card.uuid]]
     return lines
 
 
-def _card_lines(card: CardSeen, sheet: Paper, now: float, wide: bool) -> list[str]:
+def _card_lines(card: CardSeen, sheet: Paper, wide: bool) -> list[str]:
     long = 20 if not sheet.columns or sheet.columns >= 100 else 10
     memory = bar(card.memory_held / card.memory if card.memory else 0.0, long, sheet.blocks)
     held = f"{size(card.memory_held)} of {size(card.memory)}"
-    state = (
-        "" if card.state == "ok" else click.style(f"  {card.state}{': ' * bool(card.reason)}{card.reason}", fg="red")
-    )
-    model = short_model(card.model)
-    head = f"GPU {card.index}  {memory} {percent(card.memory_held, card.memory):>5}  {held:<18}"
-    lines = [f"{head}{card.cores_held:>3} % cores  {model}{state}"]
+    head = f"GPU {card.index:<2} {memory} {percent(card.memory_held, card.memory):>5}  {held:<18}"
+    lines = [f"{head}{card.cores_held:>3} % cores  {short_model(card.model)}"]
+    if card.state != "ok":
+        said = f"{card.state}: {card.reason}" if card.reason else card.state
+        lines += [INDENT + click.style(line, fg="red") for line in wrapped(said, (sheet.columns or 120) - len(INDENT))]
     if wide:
-        lines.append(f"       {card.uuid}, {card.slots_held} of {card.slots} slots")
-    if not card.pods:
-        return lines
+        lines.append(f"{INDENT}{card.uuid}, {card.slots_held} of {card.slots} slots")
+    return lines
+
+
+def _pod_rows(node: NodeSeen, sheet: Paper, now: float) -> tuple[str, dict[str, list[str]]]:
+    """The header, and by card the lines of its pods; aligned over the whole node."""
+    everyone = [(card.uuid, tenant) for card in node.cards for tenant in card.pods]
     header = ["POD", "MEMORY", "CORES", "AGE", "STATE", "BY"]
-    rows = [
-        [
-            tenant.pod,
-            size(tenant.memory),
-            f"{tenant.cores} %" if tenant.cores else "-",
-            age(tenant.since, now),
-            "leaving" if tenant.going else tenant.phase or "-",
-            tenant.by,
-        ]
-        for tenant in card.pods
+    rows = [_tenant(tenant, now) for _, tenant in everyone]
+    if any(tenant.used_memory is not UNSET for _, tenant in everyone):
+        header.append("USED")
+        rows = [[*row, _used(tenant)] for row, (_, tenant) in zip(rows, everyone, strict=True)]
+    first, *drawn = table(header, rows, right=(1, 2, 3), shrink=(0,), columns=sheet.columns, indent=len(INDENT))
+    by_card: dict[str, list[str]] = {card.uuid: [] for card in node.cards}
+    for (uuid, _), line in zip(everyone, drawn, strict=True):
+        by_card[uuid].append(line)
+    return first, by_card
+
+
+def _tenant(tenant: Tenant, now: float) -> list[str]:
+    return [
+        tenant.pod,
+        size(tenant.memory),
+        f"{tenant.cores} %" if tenant.cores else "-",
+        age(tenant.since, now),
+        "leaving" if tenant.going else tenant.phase or "-",
+        tenant.by,
     ]
-    drawn = table(header, rows, right=(1, 2, 3), shrink=(0,), columns=sheet.columns, indent=7)
-    return lines + drawn
+
+
+def _used(tenant: Tenant) -> str:
+    """What is not known is not zero."""
+    memory = "?" if tenant.used_memory is UNSET else size(tenant.used_memory)
+    return memory if tenant.utilisation is UNSET else f"{memory}, {tenant.utilisation} %"
 
 
 def age(said: str, now: float) -> str:

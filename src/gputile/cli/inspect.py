@@ -10,6 +10,7 @@ from gputile.cli.drawing import cluster_lines, node_lines
 from gputile.cli.naming import complete_node, node_named
 from gputile.cli.picture import picture
 from gputile.cli.showing import PROGRAMS, emit, output_option, paper
+from gputile.cli.using import live_use
 from gputile.dialects.settings import DialectSettings
 
 EPILOG = """\b
@@ -43,8 +44,8 @@ def command(
     Reads the grants that pods carry, or the records of the system that placed them. Needs the right to list nodes and
     pods, and nothing installed in the cluster.
     """
-    seen = Where(kubeconfig=kubeconfig, context=context, files=files).look()
-    found = picture(seen, DialectSettings(gpushare_unit=gpushare_unit), time.time())
+    where = Where(kubeconfig=kubeconfig, context=context, files=files)
+    found = picture(where.look(), DialectSettings(gpushare_unit=gpushare_unit), time.time(), live_use(where))
     chosen = [node_named(node, found.nodes)] if node is not None else list(found.nodes)
     if output in PROGRAMS:
         emit(chosen[0] if node is not None else found, output)

@@ -5,7 +5,10 @@ Room:  pure. What pods hold is summed up by the auditor, who needs nothing but n
 Door:  `picture(seen, settings, now)`.
 """
 
+from collections.abc import Mapping
+
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from gputile.audit.checking import audit
 from gputile.audit.report import Held
@@ -28,6 +31,8 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     since: str = ""
     phase: str = ""
     going: bool = False
+    used_memory: MiB | UnsetType = UNSET  # what its processes use, where the metrics API tells
+    utilisation: Percent | UnsetType = UNSET
 
 
 class CardSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,11 +99,17 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     findings: int  # things that `gputile audit` calls wrong
 
 
-def picture(seen: Seen, settings: DialectSettings, now: float) -> Picture:
+LiveUse = Mapping[tuple[str, str], Mapping[str, int]]
+"""By pod (namespace/name) and card: `memory` in MiB and `utilisation` in percent, as far as they are known."""
+
+
+def picture(seen: Seen, settings: DialectSettings, now: float, use: LiveUse | None = None) -> Picture:
     """`now` in seconds since 1970."""
     settings = gpushare.resolved(settings, seen.nodes)
     report = audit(seen.nodes, seen.pods, settings, now)
-    everyone = [_node(found, settings, report.sold) for found in sorted(seen.nodes, key=lambda one: one.name)]
+    everyone = [
+        _node(found, settings, report.sold, use or {}) for found in sorted(seen.nodes, key=lambda one: one.name)
+    ]
     nodes = tuple(node for node in everyone if node.cards or node.fault)
     return Picture(
         cluster=_sums(nodes),
@@ -110,7 +121,7 @@ def picture(seen: Seen, settings: DialectSettings, now: float) -> Picture:
     )
 
 
-def _node(found: ShownNode, settings: DialectSettings, sold: dict[str, tuple[Held, ...]]) -> NodeSeen:
+def _node(found: ShownNode, settings: DialectSettings, sold: Mapping[str, tuple[Held, ...]], use: LiveUse) -> NodeSeen:
     read = read_node(found, settings)
     node = read if isinstance(read, Node) else Node(name=found.name, fault=NodeCode.BAD_INVENTORY)
     return NodeSeen(
@@ -120,11 +131,11 @@ def _node(found: ShownNode, settings: DialectSettings, sold: dict[str, tuple[Hel
         pool=node.pool,
         cordoned=found.is_cordoned,
         fault=SENTENCE[NodeCode(node.fault)] if node.fault else "",
-        cards=tuple(_card(card, sold.get(card.uuid, ())) for card in node.cards),
+        cards=tuple(_card(card, sold.get(card.uuid, ()), use) for card in node.cards),
     )
 
 
-def _card(card: Card, held: tuple[Held, ...]) -> CardSeen:
+def _card(card: Card, held: tuple[Held, ...], use: LiveUse) -> CardSeen:
     return CardSeen(
         index=card.index,
         uuid=card.uuid,
@@ -137,7 +148,7 @@ def _card(card: Card, held: tuple[Held, ...]) -> CardSeen:
         slots_held=sum(one.slots for one in held),
         state=_state(card),
         reason=card.reason,
-        pods=tuple(_tenant(one) for one in sorted(held, key=lambda one: one.pod)),
+        pods=tuple(_tenant(one, use.get((one.pod, card.uuid), {})) for one in sorted(held, key=lambda one: one.pod)),
     )
 
 
@@ -145,7 +156,7 @@ def _state(card: Card) -> str:
     return "unhealthy" if not card.healthy else "cordoned" if card.cordoned else "mig" if card.in_mig_mode else "ok"
 
 
-def _tenant(held: Held) -> Tenant:
+def _tenant(held: Held, use: Mapping[str, int]) -> Tenant:
     return Tenant(
         pod=held.pod,
         memory=held.memory,
@@ -154,6 +165,8 @@ def _tenant(held: Held) -> Tenant:
         since=held.bound or held.granted,
         phase=held.phase,
         going=held.going,
+        used_memory=use.get("memory", UNSET),
+        utilisation=use.get("utilisation", UNSET),
     )
 
 

@@ -19,6 +19,7 @@ PROGRAMS = ("json", "yaml")  # forms for programs, whose keys are contracts
 FORMS = ("text", "wide", *PROGRAMS)
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 LEVELS = "▁▂▃▄▅▆▇█"
+LEAST = 12  # columns that a name is left with
 NARROWEST = 60  # columns for which tables are made; below, lines wrap as the terminal likes
 
 
@@ -111,14 +112,14 @@ def table(
     columns: int = 0,
     indent: int = 0,
 ) -> list[str]:
-    """Lines of aligned cells, two spaces apart. Where it is too wide, the columns in `shrink` (plain text) give way,
-    the widest first."""
+    """Lines of aligned cells, two spaces apart. Where it is too wide, the columns in `shrink` (plain text) give way, in
+    that order."""
     cells = [list(row) for row in rows]
     wide = [max(width(line[n]) for line in (list(header), *cells)) for n in range(len(header))]
-    for column in sorted(shrink, key=lambda n: -wide[n]):
+    for column in shrink:
         spare = indent + sum(wide) + 2 * (len(wide) - 1) - columns
-        if columns and spare > 0:
-            wide[column] = max(wide[column] - spare, len(header[column]), 8)
+        if columns and spare > 0 and wide[column] > LEAST:
+            wide[column] = max(wide[column] - spare, len(header[column]), LEAST)
             for row in cells:
                 row[column] = shortened(row[column], wide[column])
     styled = [click.style(name, bold=True) for name in header]

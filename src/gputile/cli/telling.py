@@ -2,9 +2,10 @@
 
 import click
 
-from gputile.cli.accounting import Account, TileTold
+from gputile.cli.accounting import Account, ReasonTold, TileTold
 from gputile.cli.drawing import age, short_model
 from gputile.cli.showing import Paper, plural, size, table, wrapped
+from gputile.model.refusals import NodeCode
 
 MISSES, MORE_MISSES = 3, 20
 TEXT = 100  # columns of running text, at most
@@ -66,19 +67,24 @@ def _waits(told: Account, sheet: Paper, wide: bool) -> list[str]:
     lines = []
     if told.promised_on:
         lines += _section("soon", [f"room is being made on {told.promised_on}: less important pods are leaving"], sheet)
-    reasons = [
-        f"{plural(one.nodes, 'node')}: {one.text}"
-        + (f" ({one.would_fit_when_empty} of them would fit if empty)" if one.would_fit_when_empty else "")
-        for one in told.reasons
-    ]
+    reasons = [f"{plural(one.nodes, 'node')}: {one.text}{_if_empty(one)}" for one in told.reasons]
     lines += _section("because", reasons or ["no node is known; add one with GPUs, or see that its agent runs"], sheet)
-    shown = told.misses[: MORE_MISSES if wide else MISSES]
-    lines += _section("nearest", [f"{miss.node}: {miss.text}" for miss in shown], sheet)
+    near = [miss for miss in told.misses if miss.code is not NodeCode.NO_CARDS]
+    shown = [f"{miss.node}: {miss.text}" for miss in near[: MORE_MISSES if wide else MISSES]]
+    lines += _section("nearest", shown, sheet)
     if told.changes:
         lines += _section("would fit", [f"{change.text}" for change in told.changes], sheet)
     elif told.nodes:
         lines += _section("would fit", ["nothing smaller; add a node that has such cards"], sheet)
     return lines + _kube_scheduler(told, sheet)
+
+
+def _if_empty(reason: ReasonTold) -> str:
+    """Whether it is others who are in the way, or the node itself."""
+    if not reason.would_fit_when_empty:
+        return ""
+    some = f"{reason.would_fit_when_empty} of them" if reason.would_fit_when_empty < reason.nodes else "all"
+    return f" ({some if reason.nodes > 1 else 'it'} would fit if empty)"
 
 
 def _fits(told: Account, sheet: Paper, wide: bool) -> list[str]:

@@ -10,6 +10,7 @@ from gputile.cli.drawing import cluster_lines, node_lines
 from gputile.cli.naming import complete_node, node_named
 from gputile.cli.picture import Picture, picture
 from gputile.cli.showing import PROGRAMS, emit, output_option, paper
+from gputile.cli.using import live_use
 from gputile.dialects.settings import DialectSettings
 
 EPILOG = """\b
@@ -62,7 +63,8 @@ def command(
 
         keep_drawing(where, draw)
         return
-    found = picture(where.look(), settings, time.time())
+    use = live_use(where) if node is not None else None
+    found = picture(where.look(), settings, time.time(), use)
     if output in PROGRAMS:
         emit(found if node is None else node_named(node, found.nodes), output)
         return
