@@ -142,6 +142,17 @@ class TestPlaced:
         assert said.exit_code == 0
         assert "no other node would take it now" in said.output
 
+    def test_how_the_choice_stands_today(self, tmp_path: Path) -> None:
+        """Asked again as if the pod were not there: its own tile must not stand in its way."""
+        twins = [node(name).cards(1, "Tesla T4", 16000) for name in ("n1", "n2")]
+        file = Cluster(*twins).add("whole", {"gputile.io/gpu": 1}).write(tmp_path)
+        found = told(file, "team/whole", "--policy", "binpack")
+        assert (found["alternatives"], found["rank"]) == (1, "as good as the best")
+        assert (
+            "1 other node would take it now, and under binpack none is better"
+            in run("team/whole", "--policy", "binpack", "-f", file, columns=160).output
+        )
+
     def test_a_pod_of_another_system_is_read_in_its_own_words(self, tmp_path: Path) -> None:
         held = {"hami.io/vgpu-devices-allocated": "GPU-n1-0,NVIDIA,9000,30:;", "hami.io/vgpu-node": "n1"}
         cluster = Cluster(node("n1").cards(1, "T4", 16000)).add("theirs", {"cpu": 1})

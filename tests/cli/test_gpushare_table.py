@@ -95,6 +95,11 @@ def test_a_node_without_address_is_unknown() -> None:
     assert "n     unknown    0/16" in table([sharing("n", "", 16, 1)], [])
 
 
+def test_pods_without_a_card_come_last() -> None:
+    told = table(NODES, [holding(1, "node-a", None, "a", "a"), *PODS], details)
+    assert [line.split()[0] for line in told.splitlines()[5:8]] == ["web-0", "web-1", "a"]
+
+
 def test_dashes_of_a_first_node_without_pods_are_ten() -> None:
     told = table([sharing("a", "10.0.0.1", 16, 1)], [], details)
     assert "Total :      16         \n----------\n" in told

@@ -130,6 +130,10 @@ def test_top_and_explain_without_a_server_of_ours(plane: ControlPlane, kube: Kub
     assert f"  {space}/second" in said
     assert max(map(len, said.splitlines())) <= 80
 
+    code, said, wrong = reader.run("gputile", "inspect", "n1")
+    assert (code, f"{space}/first" in said) == (0, True)
+    assert "no metrics API is served here" in wrong, "it says what it does without"
+
     code, said, _ = reader.run("gputile", "explain", "second", "-n", space)
     assert code == 1
     assert "none of 2 nodes fits" in said

@@ -25,7 +25,18 @@ DIALECTS = ("nvidia", "vcuda", "gpushare", "nano", "hami", "vgpu", "gputile")  #
 WIDTH = 80
 
 
-@click.command("demo")
+EPILOG = """\b
+Examples:
+  gputile demo
+  gputile demo --policy spread          the same pods under another policy
+  gputile demo --examples my-folder     your own cluster.yaml and manifests
+
+\b
+Exit codes: 0 shown, 2 the examples could not be read (docs/cli.md).
+"""
+
+
+@click.command("demo", epilog=EPILOG)
 @click.option(
     "--examples",
     type=click.Path(path_type=Path, exists=True, file_okay=False),

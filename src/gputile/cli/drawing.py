@@ -13,7 +13,7 @@ import click
 from msgspec import UNSET
 
 from gputile.cli.picture import CardSeen, NodeSeen, Picture, Sums, Tenant
-from gputile.cli.showing import Paper, bar, level, percent, plural, shortened, since, size, table, wrapped
+from gputile.cli.showing import TAIL, Paper, bar, level, percent, plural, shortened, since, size, table, wrapped
 
 UNKNOWN = "unknown"
 BAR = 10
@@ -87,7 +87,7 @@ def _models(found: Picture, sheet: Paper) -> list[str]:
         for model, total in found.models.items()
     ]
     header = ["MODEL", "CARDS", "IDLE", "MEMORY", "FREE"]
-    return table(header, rows, right=(1, 2, 4), shrink=(0,), columns=sheet.columns)
+    return table(header, rows, right=(1, 2, 4), shrink={0: 0}, columns=sheet.columns)
 
 
 def _nodes(found: Picture, sheet: Paper, order: str, wide: bool) -> list[str]:
@@ -103,7 +103,7 @@ def _nodes(found: Picture, sheet: Paper, order: str, wide: bool) -> list[str]:
     if any(remarks):
         header.append("REMARK")
         rows = [[*row, remark] for row, remark in zip(rows, remarks, strict=True)]
-    return table(header, rows, right=(4, 5, 6), shrink=(1, 0), columns=0 if wide else sheet.columns)
+    return table(header, rows, right=(4, 5, 6), shrink={1: 0, 0: TAIL}, columns=0 if wide else sheet.columns)
 
 
 # Smaller comes first; the name makes the order of equals repeatable.
@@ -221,7 +221,7 @@ def _pod_rows(node: NodeSeen, sheet: Paper, now: float) -> tuple[str, dict[str, 
     if any(tenant.used_memory is not UNSET for _, tenant in everyone):
         header.append("USED")
         rows = [[*row, _used(tenant)] for row, (_, tenant) in zip(rows, everyone, strict=True)]
-    first, *drawn = table(header, rows, right=(1, 2, 3), shrink=(0,), columns=sheet.columns, indent=len(INDENT))
+    first, *drawn = table(header, rows, right=(1, 2, 3), shrink={0: TAIL}, columns=sheet.columns, indent=len(INDENT))
     by_card: dict[str, list[str]] = {card.uuid: [] for card in node.cards}
     for (uuid, _), line in zip(everyone, drawn, strict=True):
         by_card[uuid].append(line)

@@ -1,10 +1,11 @@
 """The subcommands as a click group; each is imported only when it is run."""
 
 import gc
+import io
 import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -46,6 +47,14 @@ class LazyGroup(click.Group):
 
         return [CompletionItem(name, help=line) for name, line in COMMANDS.items() if name.startswith(incomplete)]
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """^C is how some commands end, and no error; 130 is what shells expect of it."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo(err=True)
+            ctx.exit(130)
+
     def get_help(self, ctx: click.Context) -> str:
         return help_text()
 
@@ -65,8 +74,16 @@ def wants_colour() -> bool | None:
     return True if os.environ.get("FORCE_COLOR") else None
 
 
+def show_what_we_can() -> None:
+    """A terminal that lacks a sign shows a question mark in its place, and no traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def run() -> None:
     """Run the command that was typed; what a person should read is a sentence, not a traceback."""
+    show_what_we_can()
     try:
         cli(prog_name=program(), complete_var=COMPLETION)
     except GputileError as wrong:

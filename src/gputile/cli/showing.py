@@ -7,7 +7,7 @@ Door:  `output_option` and `emit` for programs; `Paper`, `table` and `bar` for p
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -19,6 +19,7 @@ PROGRAMS = ("json", "yaml")  # forms for programs, whose keys are contracts
 FORMS = ("text", "wide", *PROGRAMS)
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 LEVELS = "▁▂▃▄▅▆▇█"
+TAIL = 5  # signs of a name's end that stay when it is cut: names of one kind differ there
 LEAST = 12  # columns that a name is left with
 NARROWEST = 60  # columns for which tables are made; below, lines wrap as the terminal likes
 
@@ -50,10 +51,6 @@ class Paper(msgspec.Struct, frozen=True):
     columns: int = 0  # 0: no limit
     lines: int = 0
     blocks: bool = True  # whether it can show more than ASCII
-
-    @property
-    def is_terminal(self) -> bool:
-        return self.columns > 0
 
 
 def paper() -> Paper:
@@ -88,11 +85,10 @@ def padded(text: str, wide: int, right: bool = False) -> str:
     return fill + text if right else text + fill
 
 
-def shortened(text: str, wide: int) -> str:
-    """With a mark where something is left out. Long names of one kind differ at their end, so that stays."""
+def shortened(text: str, wide: int, end: int = 0) -> str:
+    """With a mark where something is left out; so much of the end stays."""
     if len(text) <= wide:
         return text
-    end = 6 if wide >= 16 else 0
     return f"{text[: wide - 1 - end]}…{text[len(text) - end :]}"
 
 
@@ -108,20 +104,20 @@ def table(
     rows: Sequence[Sequence[str]],
     *,
     right: Sequence[int] = (),
-    shrink: Sequence[int] = (),
+    shrink: Mapping[int, int] | None = None,
     columns: int = 0,
     indent: int = 0,
 ) -> list[str]:
     """Lines of aligned cells, two spaces apart. Where it is too wide, the columns in `shrink` (plain text) give way, in
-    that order."""
+    that order; of their end so many signs stay as it says."""
     cells = [list(row) for row in rows]
     wide = [max(width(line[n]) for line in (list(header), *cells)) for n in range(len(header))]
-    for column in shrink:
+    for column, end in (shrink or {}).items():
         spare = indent + sum(wide) + 2 * (len(wide) - 1) - columns
         if columns and spare > 0 and wide[column] > LEAST:
             wide[column] = max(wide[column] - spare, len(header[column]), LEAST)
             for row in cells:
-                row[column] = shortened(row[column], wide[column])
+                row[column] = shortened(row[column], wide[column], end)
     styled = [click.style(name, bold=True) for name in header]
     return [" " * indent + _line(line, wide, right) for line in (styled, *cells)]
 
@@ -175,7 +171,7 @@ def size(mebibytes: int) -> str:
 
 
 def since(seconds: float) -> str:
-    """An age as kubectl shows it."""
+    """An age, much as kubectl shows it."""
     whole = max(0, int(seconds))
     for unit, letter, next_unit in ((86400, "d", 3600), (3600, "h", 60), (60, "m", 1)):
         if whole >= 2 * unit:

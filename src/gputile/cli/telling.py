@@ -102,7 +102,7 @@ def _kube_scheduler(told: Account, sheet: Paper) -> list[str]:
 def _placed(told: Account, sheet: Paper, wide: bool) -> list[str]:
     header = ["CONTAINER", "GPU", "MODEL", "MEMORY", "CORES", "SHARED WITH"] + ["UUID"] * wide
     rows = [[*_tile(tile, wide), *([tile.uuid] * wide)] for tile in told.tiles]
-    lines = ["", *table(header, rows, right=(1, 3, 4), shrink=(2, 5), columns=sheet.columns, indent=2), ""]
+    lines = ["", *table(header, rows, right=(1, 3, 4), shrink={2: 0, 5: 0}, columns=sheet.columns, indent=2), ""]
     when = f", {told.at}" if told.at else ""
     lines += _section("granted", [f"by {told.by}{when}"], sheet)
     return lines + _section("why there", [_why(told)], sheet) if told.policy else lines

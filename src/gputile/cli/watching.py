@@ -29,10 +29,8 @@ Draw = Callable[[Seen], list[str]]
 
 
 def keep_drawing(where: Where, draw: Draw) -> None:
-    try:
-        asyncio.run(_files(where.files, draw) if where.files else _cluster(where, draw))
-    except KeyboardInterrupt:
-        click.echo()
+    """Ends by ^C, or when the cluster cannot be read at all."""
+    asyncio.run(_files(where.files, draw) if where.files else _cluster(where, draw))
 
 
 class Screen:
