@@ -132,7 +132,7 @@ def test_top_and_explain_without_a_server_of_ours(plane: ControlPlane, kube: Kub
 
     code, said, wrong = reader.run("gputile", "inspect", "n1")
     assert (code, f"{space}/first" in said) == (0, True)
-    assert "no metrics API is served here" in wrong, "it says what it does without"
+    assert "and not what they use" in wrong, "it says what it does without"
 
     code, said, _ = reader.run("gputile", "explain", "second", "-n", space)
     assert code == 1
