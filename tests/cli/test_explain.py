@@ -32,7 +32,7 @@ def cluster(tmp_path: Path) -> str:
 
 
 def told(file: str, *arguments: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run(*arguments, "-f", file, "-o", "json").output)
+    found: dict[str, Any] = json.loads(run(*arguments, "-f", file, "-o", "json").stdout)
     return found
 
 
@@ -192,3 +192,20 @@ def test_what_is_not_there_is_said_with_what_is(cluster: str, arguments: tuple[s
     said = run(*arguments, "-f", cluster)
     assert isinstance(said.exception, InputError)
     assert why in str(said.exception)
+
+
+def test_quota_stands_in_the_way_and_its_line_is_named(tmp_path: Path) -> None:
+    quota = {
+        "kind": "ConfigMap",
+        "metadata": {"name": "gputile-quota", "namespace": "kube-system"},
+        "data": {"quota.yaml": json.dumps({"namespaces": {"team": {"limits": [{"model": "T4", "cards": 1}]}}})},
+    }
+    cluster = Cluster(node("n1").cards(4, "Tesla T4", 16000)).add("first", {"gputile.io/gpu": 1})
+    cluster.add("second", {"gputile.io/gpu": 1})
+    second = cluster.pod("second")
+    second["spec"]["nodeName"], second["metadata"]["annotations"] = None, {}
+    file = cluster.beside(quota).write(tmp_path)
+    found = told(file, "team/second")
+    assert found["state"] == "waits", found
+    assert "team holds 1 of 1 T4" in " ".join(found["quota"])
+    assert "quota        " in run("team/second", "-f", file).output

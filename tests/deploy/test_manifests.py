@@ -53,6 +53,8 @@ RIGHTS = {
     ("Role", NAME): {
         ("coordination.k8s.io", "leases", "", "create"),
         ("coordination.k8s.io", "leases", NAME, "get update"),
+        ("", "configmaps", "gputile-quota", "list patch watch"),
+        ("", "configmaps", "gpuquota", "list patch watch"),
     },
     ("Role", f"{NAME}-agents"): {
         ("coordination.k8s.io", "leases", "", "list watch"),
@@ -94,6 +96,12 @@ def test_the_agents_namespace_is_the_one_that_the_scheduler_looks_at() -> None:
     settings = SETTINGS.compose(yaml.safe_load(ours("ConfigMap")["data"]["settings.yaml"]), {}, {}, "settings.yaml")
     assert ("Namespace", settings.agents.namespace) in objects("scheduler.yaml")
     assert settings.agents.namespace == AGENTS
+
+
+def test_the_quotas_that_it_may_read_are_those_that_it_follows() -> None:
+    settings = SETTINGS.compose(yaml.safe_load(ours("ConfigMap")["data"]["settings.yaml"]), {}, {}, "settings.yaml")
+    names = {name for _, resource, name, _ in RIGHTS["Role", NAME] if resource == "configmaps"}
+    assert (settings.quota.namespace, {settings.quota.name, settings.quota.old_name}) == (NAMESPACE, names)
 
 
 # ---- the Deployment -------------------------------------------------------------------------------------------------

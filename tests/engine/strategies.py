@@ -5,7 +5,7 @@ from typing import TypeVar
 from hypothesis import strategies as st
 
 from gputile.model.cards import Card, Node, NodeView, Room
-from gputile.model.requests import Ask, Constraints, Match, ModelRule, PodRequest, Role, Wish
+from gputile.model.requests import Allowance, Ask, Constraints, Match, ModelRule, PodRequest, Role, Wish
 
 SIZES = st.sampled_from([4, 8, 8, 16])
 T = TypeVar("T")
@@ -45,6 +45,7 @@ def nodes(draw: st.DrawFn, name: str = "n", most: int = 4) -> Node:
         cpu=draw(st.sampled_from([4000, 8000])),
         memory=1000,
         links=draw(st.sampled_from([(), links])),
+        pool=draw(seldom("", "blue")),
         fault=draw(seldom("", "AgentSilent")),
     )
 
@@ -81,10 +82,21 @@ def asks(draw: st.DrawFn, name: str, role: Role, most_cards: int = 3) -> Ask:
     return Ask(container=name, role=role, cards=count, memory=size, cores=cores, exclusive=alone)
 
 
+MAKES = st.frozensets(st.tuples(MODELS, st.sampled_from([4, 8, 16])), min_size=4)
+
+
+@st.composite
+def allowances(draw: st.DrawFn) -> Allowance:
+    """What may be had now is part of what may ever be had, and that of what is listed."""
+    listed, possible, affordable = draw(MAKES), draw(MAKES), draw(MAKES)
+    pools = draw(seldom(frozenset[str](), frozenset({"blue"}), frozenset({"", "blue"})))
+    return Allowance(pools, listed, listed & possible, listed & possible & affordable)
+
+
 @st.composite
 def constraints(draw: st.DrawFn) -> Constraints:
     if draw(seldom(True, False)):
-        return Constraints()
+        return Constraints(allowance=draw(st.one_of(st.none(), st.none(), allowances())))
     rule = st.builds(ModelRule, st.lists(MODELS, min_size=1, max_size=2).map(tuple), st.sampled_from(list(Match)))
     uuids = st.sets(st.sampled_from(["u0", "u1", "u2"]), max_size=2).map(frozenset)
     return Constraints(
@@ -96,6 +108,7 @@ def constraints(draw: st.DrawFn) -> Constraints:
         numa=draw(st.sampled_from(list(Wish))),
         links=draw(st.sampled_from(list(Wish))),
         idle=draw(st.sampled_from([False, False, True])),
+        allowance=draw(st.one_of(st.none(), st.none(), allowances())),
     )
 
 

@@ -3,7 +3,7 @@
 Seen to fail, by breaking the code on purpose: `Need.fits_cores` without the "sold out" rule; `_pair_fits` without
 `contested` (two containers on one card that bears one); `_greedy` taken as the last word (the fleet refused what fits
 after going back) or forgetting that a whole card is gone; exclusive containers allowed beside others of their pod;
-sidecars left out of the runs of later init containers; shares not booked.
+sidecars left out of the runs of later init containers; shares not booked; what a quota lists taken for what it leaves.
 """
 
 from itertools import combinations, product
@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from gputile.engine.fleet import Fleet
 from gputile.engine.placing import Placement, fits, place
 from gputile.engine.shares import room_share
-from gputile.model.cards import NodeView
+from gputile.model.cards import Card, NodeView
 from gputile.model.grants import Use
 from gputile.model.refusals import NodeCode, Refusal
-from gputile.model.requests import PodRequest, Role, Wish
+from gputile.model.requests import Constraints, PodRequest, Role, Wish
 from tests.effort import examples
 from tests.engine.strategies import crowded_requests, requests, tight_views, views
 
@@ -49,6 +49,8 @@ def _allowed(request: PodRequest, view: NodeView, chosen: dict[int, tuple[int, .
                 return False
             if not (rule.accepts_model(card.model) and rule.accepts_uuid(card.uuid) and rule.accepts_mode(card.mode)):
                 return False
+            if not _in_quota(rule, card, node.pool):
+                return False
             if (request.asks[n].exclusive or rule.idle) and view.rooms[c].tenants:
                 return False
     roles = [ask.role for ask in request.asks]
@@ -64,6 +66,11 @@ def _allowed(request: PodRequest, view: NodeView, chosen: dict[int, tuple[int, .
             if room.cores < 1 or (len(here) > 1 and any(ask.exclusive for ask in here)):
                 return False
     return True
+
+
+def _in_quota(rule: Constraints, card: Card, pool: str) -> bool:
+    left = rule.allowance
+    return left is None or ((not left.pools or pool in left.pools) and (card.model, card.memory) in left.affordable)
 
 
 def _alive(roles: list[Role], n: int, moment: int) -> bool:
@@ -162,7 +169,7 @@ def test_every_policy_places_what_fits_and_never_sells_too_much(
 def test_a_refusal_is_curable_exactly_if_the_empty_node_would_fit(request: PodRequest, view: NodeView) -> None:
     answer = place(request, view)
     if isinstance(answer, Refusal) and answer.code not in (NodeCode.NO_CARDS, NodeCode.AGENT_SILENT):
-        assert answer.curable == fits(request, NodeView.empty(view.node))
+        assert answer.curable == fits(request.if_nobody_held, NodeView.empty(view.node))
 
 
 @examples(50)

@@ -2,8 +2,9 @@
 
 import pytest
 
-from gputile.engine.quota import Amount, Limit, Overrun, Quota, add, cost, overrun, subtract
+from gputile.engine.quota import Overrun, add, cost, overrun, subtract
 from gputile.model.grants import Use
+from gputile.model.quotas import Amount, Limit, Quota
 from gputile.testing.builders import node
 
 MIXED = node("n").cards(2, "NVIDIA A100-SXM4-80GB", 1000).card("Tesla T4", 100).node()
@@ -66,9 +67,9 @@ def test_the_sentence_says_who_holds_what() -> None:
 
 def test_pools_name_the_nodes_a_namespace_may_use() -> None:
     blue = node("n").facts(pool="blue").node()
-    assert Quota(pools=("blue",)).admits_node(blue)
-    assert not Quota(pools=("red",)).admits_node(blue)
-    assert Quota().admits_node(blue)
+    assert Quota(pools=("blue",)).admits_pool(blue.pool)
+    assert not Quota(pools=("red",)).admits_pool(blue.pool)
+    assert Quota().admits_pool(blue.pool)
 
 
 def test_what_is_added_can_be_taken_away() -> None:

@@ -2,7 +2,7 @@
 
 Seen to fail, by breaking the code on purpose: `Columns._book` or `_write_row` without counting the gain; `Nos.again`
 without its rule about containers that do not fit together; `Nos._nodes` as the number of nodes; `_may_remember` of the
-`Extender` forgetting promises, or closed nodes; `Nos.keep` never making room.
+`Extender` forgetting promises, or closed nodes; `Nos.keep` never making room; `Nos` asked without what quota leaves.
 """
 
 import asyncio
@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.book.events import NodeSeen, Promised, Tick
+from gputile.book.events import NodeSeen, Promised, QuotasSet, Tick
 from gputile.engine.pieces import cut
-from gputile.engine.placing import RULES, Placement, cases, piece_miss
+from gputile.engine.placing import RULES_UNDER_QUOTA, Placement, cases, piece_miss
 from gputile.kube.values import Json
+from gputile.model.quotas import Limit, Quota
 from gputile.model.refusals import SENTENCE, NodeCode
 from gputile.model.requests import PodRequest
 from gputile.scheduler.mirror import Mirror
@@ -36,6 +37,12 @@ WISHES: list[tuple[Json, ...]] = [
     ({"gputile.io/gpu": 1},),
     (tile(4), tile(6)),
     (tile(2), tile(4), tile(6)),
+]
+QUOTAS = [
+    None,
+    Quota((Limit(model="*", cards=100),)),
+    Quota((Limit(model="A100", cards=250, memory=20),)),
+    Quota((Limit(model="T4"),)),
 ]
 
 
@@ -208,11 +215,11 @@ def home(rig: Rig, name: str, wish: Json) -> None:
 @examples(60)
 @given(st.randoms(use_true_random=False))
 def test_every_answer_is_what_a_new_look_says(dice: random.Random) -> None:
-    """Pods come, are filtered again and again, bound, and end; nodes change; time passes."""
+    """Pods come, are filtered again and again, bound, and end; nodes and quotas change; time passes."""
     nodes = [node(f"n{n}").cards(2, size=SIZE) for n in range(3)]
     rig = Rig(*nodes)
     for step in range(40):
-        act = dice.choice(["arrive", "filter", "filter", "filter", "filter", "bind", "end", "node", "tick"])
+        act = dice.choice(["arrive", "filter", "filter", "filter", "filter", "bind", "end", "node", "quota", "tick"])
         names = [one["metadata"]["name"] for one in rig.api.pods.values()]
         waiting = [name for name in names if f"uid-{name}" in rig.mirror.waiting]
         if act == "arrive":
@@ -230,6 +237,8 @@ def test_every_answer_is_what_a_new_look_says(dice: random.Random) -> None:
         elif act == "node":
             rig.api.add_node(node(f"n{dice.randrange(3)}").cards(2, size=dice.choice([4, SIZE])).manifest())
             rig.catch_up()
+        elif act == "quota":
+            rig.ledger.handle(QuotasSet({"default": quota} if (quota := dice.choice(QUOTAS)) else {}))
         elif act == "tick":
             rig.clock.now += 1.5
             rig.carry_out(rig.ledger.handle(Tick(rig.clock())))
@@ -248,6 +257,7 @@ def check(rig: Rig, name: str, dice: random.Random) -> None:
     assert (found.failed.keys(), found.unresolvable.keys()) == (fresh.failed.keys(), fresh.unresolvable.keys())
     asked = rig.extender.asked(rig.mirror.waiting[f"uid-{name}"].pod)
     assert isinstance(asked, PodRequest)
+    asked = rig.ledger.spending.allowed("default", asked)
     for node_name, sentence in {**found.failed, **found.unresolvable}.items():
         assert still_true(asked, rig.mirror, node_name, sentence), (node_name, sentence, fresh)
     if found.written:
@@ -259,11 +269,11 @@ def check(rig: Rig, name: str, dice: random.Random) -> None:
 def still_true(asked: PodRequest, mirror: Mirror, name: str, sentence: str) -> bool:
     """Whether the rules up to the one that the sentence is about leave some container too few cards."""
     view = mirror.ledger.fleet.view(name)
-    codes = [stage.code for stage in RULES]
+    codes = [stage.code for stage in RULES_UNDER_QUOTA]
     code = next(code for code, said in SENTENCE.items() if said == sentence)
     if code is NodeCode.TOGETHER:  # each of them fits
         return all(piece_miss(piece, asked.constraints, view) is None for piece in cut(asked))
-    stages = RULES[: codes.index(code) + 1]
+    stages = RULES_UNDER_QUOTA[: codes.index(code) + 1]
     left = [
         sum(all(stage.passes(case) for stage in stages) for case in cases(piece, asked.constraints, view)) < piece.cards
         for piece in cut(asked)

@@ -169,7 +169,7 @@ class TestTelling:
     ) -> None:
         asked: list[object] = []
 
-        def counted(request: object, ledger: object) -> str:
+        def counted(request: object, ledger: object, namespace: str) -> str:
             asked.append(request)
             return "because"
 

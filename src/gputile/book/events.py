@@ -6,6 +6,7 @@ import msgspec
 
 from gputile.model.cards import Node
 from gputile.model.grants import Grant, Use
+from gputile.model.quotas import Quotas
 from gputile.model.units import MiB, Millicores
 
 
@@ -99,6 +100,12 @@ class Listed(msgspec.Struct, frozen=True):
     holdings: tuple[Holding, ...]
 
 
+class QuotasSet(msgspec.Struct, frozen=True):
+    """What namespaces may hold from now on."""
+
+    quotas: Quotas
+
+
 class Tick(msgspec.Struct, frozen=True):
     now: float
 
@@ -116,6 +123,7 @@ Event: TypeAlias = (
     | Promised
     | Withdrawn
     | Listed
+    | QuotasSet
     | Tick
 )
 
@@ -125,6 +133,7 @@ class Denied(msgspec.Struct, frozen=True):
 
     pod: str
     why: str
+    beyond_quota: bool = False  # the tile may be free, but its namespace may not have it
 
 
 class Verify(msgspec.Struct, frozen=True):
@@ -145,7 +154,7 @@ class Conflict(msgspec.Struct, frozen=True):
 class Freed(msgspec.Struct, frozen=True):
     """Room appeared on a node: pods that wait may fit now."""
 
-    node: str
+    node: str  # "": anywhere, for quotas changed
 
 
 Instruction: TypeAlias = Denied | Verify | Conflict | Freed

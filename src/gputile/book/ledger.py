@@ -23,6 +23,7 @@ from enum import StrEnum
 
 import msgspec
 
+from gputile.book.bearing import cards_short, room_left
 from gputile.book.events import (
     Assumed,
     Confirmed,
@@ -40,16 +41,18 @@ from gputile.book.events import (
     NodeSeen,
     Pencilled,
     Promised,
+    QuotasSet,
     Rubbed,
     Tick,
     Verify,
     Withdrawn,
 )
+from gputile.book.spending import Spending
 from gputile.engine.fleet import Fleet
 from gputile.engine.preempting import Holder
 from gputile.model.cards import Node, NodeView, Room
 from gputile.model.errors import DoubleBooked
-from gputile.model.grants import Grant, Use
+from gputile.model.grants import Grant
 
 
 class BookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,6 +87,7 @@ class Ledger:
 
     def __init__(self, settings: BookSettings | None = None) -> None:
         self.fleet = Fleet()
+        self.spending = Spending(self.fleet)
         self._settings = settings or BookSettings()
         self._entries: dict[str, Entry] = {}
         self._in_flight: set[str] = set()  # pencilled or assumed: few, and looked at on every tick
@@ -204,6 +208,9 @@ class Ledger:
                 return [] if promised is None else [Freed(promised.holding.node)]
             case Listed(holdings):
                 return self._listed(holdings)
+            case QuotasSet(quotas):
+                self.spending.set(quotas, self._holdings())
+                return [Freed("")]
             case Tick(now):
                 return self._tick(now)
 
@@ -235,7 +242,12 @@ class Ledger:
         entry = self._entries.get(pod)
         holding = entry.holding if entry is not None else self._open_promise(pod)
         if holding is not None:
-            self.fleet.hold(holding.node, holding.uses(), holding.cpu, holding.memory)
+            self._hold(holding)
+
+    def _holdings(self) -> list[Holding]:
+        """All that holds room: entries, and promises to those who have none."""
+        promised = [h for pod in self._promises if (h := self._open_promise(pod)) is not None]
+        return [*(entry.holding for entry in self._entries.values()), *promised]
 
     def _node_gone(self, name: str) -> list[Instruction]:
         """Pods stay in the book until the cluster says they are gone; the node may come back."""
@@ -254,12 +266,25 @@ class Ledger:
         short = [] if self._holds_already(pod, holding) else self._short_for(pod, holding)
         if short:
             return [Denied(pod, f"no room on {', '.join(short)} of node {holding.node}")]
+        over = self.beyond_quota(holding)
+        if over:
+            return [Denied(pod, over, beyond_quota=True)]
         self._replace(pod, Entry(state, holding, deadline))
         return []
 
     def _short_for(self, pod: str, holding: Holding) -> list[str]:
         with self.aside(pod, holding.priority) as fleet:
-            return _cards_short(fleet, holding)
+            return cards_short(fleet, holding)
+
+    def beyond_quota(self, holding: Holding) -> str:
+        """Why the pod's namespace may not have this, in words; "" when it may. Whatever the pod holds gives way to it,
+        and so does what is only promised to others less important."""
+        if not self.spending.quotas or holding.grant is None:
+            return ""
+        if not self._promises:
+            return self.spending.objection(holding)
+        with self.aside(holding.pod, holding.priority):
+            return self.spending.objection(holding)
 
     def _holds_already(self, pod: str, holding: Holding) -> bool:
         """Whether exactly this is held for the pod: from pencil to bind to confirmed nothing moves on the cards."""
@@ -311,7 +336,7 @@ class Ledger:
         promised = [h for pod in there if (h := self._open_promise(pod)) is not None]
         for h in promised:
             self._release(h)
-        short = _cards_short(self.fleet, holding, taken=True)
+        short = cards_short(self.fleet, holding, taken=True)
         for h in promised:
             self._hold(h)
         return short
@@ -413,6 +438,8 @@ class Ledger:
     def _hold(self, holding: Holding) -> None:
         self._on_node.setdefault(holding.node, set()).add(holding.pod)
         self.fleet.hold(holding.node, holding.uses(), holding.cpu, holding.memory)
+        if self.spending.quotas:
+            self.spending.charge(holding)
 
     def _release(self, holding: Holding) -> None:
         there = self._on_node[holding.node]
@@ -421,8 +448,10 @@ class Ledger:
             del self._on_node[holding.node]
         uses = holding.uses()
         self.fleet.release(holding.node, uses, holding.cpu, holding.memory)
+        if self.spending.quotas:
+            self.spending.refund(holding.pod)
         if self._disputed & uses.keys():
-            self._disputed -= uses.keys() - set(_cards_short(self.fleet, holding, taken=True))
+            self._disputed -= uses.keys() - set(cards_short(self.fleet, holding, taken=True))
 
     # ---- audit ------------------------------------------------------------------------------------------------------
 
@@ -434,6 +463,8 @@ class Ledger:
         for pod, entry in self._entries.items():
             if pod not in self._on_node.get(entry.holding.node, ()):
                 raise DoubleBooked(self._alarm(f"pod {pod} is in the book but not on its node", pod))
+        if not self.spending.is_right(self._holdings()):
+            raise DoubleBooked(self._alarm("what namespaces hold is not what their pods cost", ""))
         for _ in self.checks():
             pass
 
@@ -450,9 +481,9 @@ class Ledger:
         promised = [h for p in self._promises if (h := self._open_promise(p)) is not None and h.node == name]
         for card, room in zip(view.node.cards, view.rooms, strict=True):
             uses = [use for h in (*held, *promised) if (use := h.uses().get(card.uuid)) is not None]
-            if room != _room_left(Room.of(card), uses):
+            if room != room_left(Room.of(card), uses):
                 raise DoubleBooked(self._alarm(f"{card.uuid} of {name} is not what its holders leave of it", card.uuid))
-            sold = _room_left(Room.of(card), [use for h in held if (use := h.uses().get(card.uuid)) is not None])
+            sold = room_left(Room.of(card), [use for h in held if (use := h.uses().get(card.uuid)) is not None])
             if min(sold.memory, sold.cores, sold.slots) < 0 and card.uuid not in self._disputed:
                 raise DoubleBooked(self._alarm(f"{card.uuid} of {name} is booked beyond its size", card.uuid))
         cpu = view.node.cpu - sum(h.cpu for h in (*held, *promised))
@@ -467,31 +498,3 @@ class Ledger:
 
 def _is_pencil(entry: Entry | None) -> bool:
     return entry is not None and entry.state is State.PENCILLED
-
-
-NOTHING = Use(0, 0, 0)
-
-
-def _cards_short(fleet: Fleet, holding: Holding, *, taken: bool = False) -> list[str]:
-    """The cards that lack room for the holding; with `taken`, those that lack it although it is already off."""
-    uses = holding.uses()
-    if holding.node not in fleet:
-        return sorted(uses) or [holding.node]
-    return [uuid for uuid, use in uses.items() if not _bears(fleet.room(holding.node, uuid), NOTHING if taken else use)]
-
-
-def _bears(room: Room | None, use: Use) -> bool:
-    """Whether the card takes this too; one whose cores are sold out takes nobody (but what is on it already stays)."""
-    if room is None:
-        return False
-    free_cores = room.cores >= max(use.cores, 1 if use != NOTHING else 0)
-    return room.memory >= use.memory and free_cores and (not use.slots or room.slots >= use.slots)
-
-
-def _room_left(room: Room, uses: list[Use]) -> Room:
-    return Room(
-        room.memory - sum(use.memory for use in uses),
-        room.cores - sum(use.cores for use in uses),
-        room.slots - sum(use.slots for use in uses),
-        room.tenants + len(uses),
-    )

@@ -70,6 +70,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[ReasonTold, ...] = ()
     misses: tuple[Miss, ...] = ()  # nearest first
     changes: tuple[Change, ...] = ()  # each would let it fit
+    quota: tuple[str, ...] = ()  # which line of the namespace's quota stands in its way, and what to do
     promised_on: str = ""  # where room is being made for it
     kube_scheduler: str = ""  # its own word, from the pod's status
     # of one that has its cards
@@ -117,9 +118,12 @@ def _with(told: Account, **more: Any) -> Account:
 
 def _waiting(base: Account, pod: SeenPod, asked: PodRequest, mirror: Mirror) -> Account:
     promised = mirror.ledger.promise(pod.uid)
+    spending = mirror.ledger.spending
     with mirror.ledger.aside(pod.uid, pod.priority) as fleet:
-        found = explain(asked, fleet, Holders(mirror.ledger))
-        best = fleet.best(asked) if found.fitting else []
+        purse = spending.purse(pod.namespace, asked)
+        after = lambda gone: purse([one.pod for one in gone])  # noqa: E731
+        found = explain(purse(()), fleet, Holders(mirror.ledger), after=after)
+        best = fleet.best(purse(())) if found.fitting else []
     return _with(
         base,
         state="fits" if found.fitting else "waits",
@@ -129,6 +133,7 @@ def _waiting(base: Account, pod: SeenPod, asked: PodRequest, mirror: Mirror) -> 
         reasons=_reasons(found),
         misses=found.misses,
         changes=found.changes,
+        quota=tuple(spending.objections(pod.namespace, asked)),
         promised_on=promised.holding.node if promised is not None else "",
     )
 
@@ -185,8 +190,9 @@ def _compared(told: Account, pod: SeenPod, asked: PodRequest, mirror: Mirror, po
     name = asked.constraints.node_policy or policy
     mirror.ledger.handle(Gone(pod.uid))
     fleet: Fleet = mirror.ledger.fleet
-    best = fleet.best(asked, policy, keep=len(fleet))
-    fitting = int(fleet.fits(asked).sum())
+    may = mirror.ledger.spending.allowed(pod.namespace, asked)
+    best = fleet.best(may, policy, keep=len(fleet))
+    fitting = int(fleet.fits(may).sum())
     rank = ""
     if best:
         first = len(best) == 1 and best[0] == pod.node_name

@@ -3,14 +3,14 @@
 Room:  the production core (mirror, ledger, fleet) fed with lists instead of a watch. What only the running scheduler
        knows is missing: pencils of the last seconds, and how long it has seen an agent silent. An agent is taken to be
        silent here if its Lease says so by this machine's clock.
-Door:  `booked(seen, settings, leases, now)`.
+Door:  `booked(seen, settings, leases, quotas, now)`.
 """
 
 from collections.abc import Iterable
 
 import msgspec
 
-from gputile.book.events import Holding, NodeSeen, Promised
+from gputile.book.events import Holding, NodeSeen, Promised, QuotasSet
 from gputile.book.ledger import Ledger
 from gputile.cli.cluster import Seen
 from gputile.cli.heartbeats import silent_for
@@ -18,15 +18,18 @@ from gputile.dialects.gputile import NAME, read_promise
 from gputile.dialects.settings import DialectSettings
 from gputile.dialects.wire import Pod, host_needs
 from gputile.kube.values import Heartbeat
+from gputile.model.quotas import Quotas
 from gputile.model.refusals import NodeCode
 from gputile.scheduler.mirror import Mirror
 
 
-def booked(seen: Seen, settings: DialectSettings, leases: Iterable[Heartbeat], now: float) -> Mirror:
+def booked(seen: Seen, settings: DialectSettings, leases: Iterable[Heartbeat], quotas: Quotas, now: float) -> Mirror:
     """`now` in seconds since 1970."""
     mirror = Mirror(Ledger(), settings)
     mirror.nodes_listed(seen.nodes)
     mirror.pods_listed(seen.pods)
+    if quotas:
+        mirror.ledger.handle(QuotasSet(quotas))
     for lease in leases:
         if silent_for(lease, now) is not None:
             _put_out_of_use(mirror.ledger, lease.name)

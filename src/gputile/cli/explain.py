@@ -15,7 +15,6 @@ from gputile.model.errors import InputError
 
 if TYPE_CHECKING:
     from gputile.cli.accounting import Account
-    from gputile.kube.values import Heartbeat
 
 AGENTS = "gputile-agents"  # the default of the scheduler's setting agents.namespace
 
@@ -53,14 +52,14 @@ def command(
     """Why POD waits and what would help, or why it is where it is.
 
     Per reason the number of nodes, the nearest misses with figures, the smallest change that would fit, and who is in
-    the way. Needs the right to list nodes and pods; Leases and Events tell more where they may be read.
+    the way. Needs the right to list nodes and pods; Leases, Events and the
+    ConfigMap of quotas tell more where they may be read.
     """
     where = Where(kubeconfig=kubeconfig, context=context, namespace_said=namespace, files=files)
     seen = where.look()
     found = pod_named(pod, where.namespace if "/" not in pod.removeprefix("pod/") else "", seen.pods)
-    leases, events = _besides(where, seen, found)
-    now = time.time()
-    told = _account(found, seen, DialectSettings(gpushare_unit=gpushare_unit), policy, leases, events, now)
+    besides, now = _besides(where, seen, found), time.time()
+    told = _account(found, seen, DialectSettings(gpushare_unit=gpushare_unit), policy, besides, now)
     if output in PROGRAMS:
         emit(told, output)
     else:
@@ -71,15 +70,7 @@ def command(
     raise SystemExit(_code(told))
 
 
-def _account(
-    pod: Any,
-    seen: Seen,
-    settings: DialectSettings,
-    policy: str,
-    leases: "list[Heartbeat]",
-    events: list[Any],
-    now: float,
-) -> "Account":
+def _account(pod: Any, seen: Seen, settings: DialectSettings, policy: str, besides: "Besides", now: float) -> "Account":
     """The engine and its arrays are loaded only now: `--help` needs neither."""
     from gputile.cli.accounting import account
     from gputile.cli.booking import booked
@@ -87,33 +78,77 @@ def _account(
 
     if policy not in POLICIES:
         raise InputError(f"--policy {policy}: there is no such policy; write one of {', '.join(sorted(POLICIES))}")
-    return account(pod, booked(seen, settings, leases, now), events, policy)
+    mirror = booked(seen, settings, besides.leases, besides.quotas, now)
+    return account(pod, mirror, besides.events, policy)
 
 
 def _code(told: "Account") -> int:
     return 1 if told.state in ("waits", "refused", "fits") else 0
 
 
-def _besides(where: Where, seen: Seen, pod: Pod) -> "tuple[list[Heartbeat], list[Any]]":
-    """Leases of the agents and events of the pod; without the right to see them it goes on, and says so."""
+def _besides(where: Where, seen: Seen, pod: Pod) -> "Besides":
+    """Leases of the agents, quotas, and events of the pod; without the right to see them it goes on, and says so."""
     from gputile.kube.values import Heartbeat
 
-    if where.files:
-        leases = [msgspec.json.decode(raw, type=Heartbeat) for kind, raw in seen.others if kind == "Lease"]
-        events = [msgspec.json.decode(raw) for kind, raw in seen.others if kind == "Event"]
-        return leases, [event for event in events if _is_about(event, pod)]
-    path = f"/api/v1/namespaces/{pod.namespace}/events?fieldSelector=involvedObject.name%3D{pod.name}"
-    answers = where.get({"leases": f"/apis/coordination.k8s.io/v1/namespaces/{AGENTS}/leases", "events": path})
-    for what, without in (
-        ("leases", f"Leases in {AGENTS} cannot be read, so every agent counts as alive"),
-        ("events", "events cannot be read, so what the scheduler said is missing"),
-    ):
-        if isinstance(answers[what], Unseen):
-            fell_back(f"{without} ({answers[what].why})")
-            answers[what] = None
-    items = {name: (answer or {}).get("items") or [] for name, answer in answers.items()}
-    events = [event for event in items["events"] if _is_about(event, pod)]
-    return [msgspec.convert(lease, Heartbeat) for lease in items["leases"]], events
+    found = _in_file(seen) if where.files else _in_cluster(where, pod)
+    return Besides(
+        leases=[msgspec.convert(lease, Heartbeat) for lease in found["leases"]],
+        events=[event for event in found["events"] if _is_about(event, pod)],
+        quotas=_quotas(found["quotas"]),
+    )
+
+
+class Besides(msgspec.Struct, frozen=True):
+    """What is known besides nodes and pods."""
+
+    leases: list[Any]
+    events: list[Any]
+    quotas: dict[str, Any]  # by namespace
+
+
+KINDS = {"leases": "Lease", "events": "Event", "quotas": "ConfigMap"}
+WITHOUT = {
+    "leases": f"Leases in {AGENTS} cannot be read, so every agent counts as alive",
+    "events": "events cannot be read, so what the scheduler said is missing",
+    "quotas": "the ConfigMap of quotas cannot be read, so nobody has one here",
+    "old quotas": "the old ConfigMap of quotas cannot be read, so nobody has one here",
+}
+
+
+def _in_file(seen: Seen) -> dict[str, list[Any]]:
+    return {
+        name: [msgspec.json.decode(raw) for found, raw in seen.others if found == kind] for name, kind in KINDS.items()
+    }
+
+
+def _in_cluster(where: Where, pod: Pod) -> dict[str, list[Any]]:
+    from gputile.cli.quota import OLD, OURS
+
+    paths = {
+        "leases": f"/apis/coordination.k8s.io/v1/namespaces/{AGENTS}/leases",
+        "events": f"/api/v1/namespaces/{pod.namespace}/events?fieldSelector=involvedObject.name%3D{pod.name}",
+        "quotas": "/api/v1/namespaces/{}/configmaps/{}".format(*OURS.split("/")),
+        "old quotas": "/api/v1/namespaces/{}/configmaps/{}".format(*OLD.split("/")),
+    }
+    answers = where.get(paths)
+    for what, answer in answers.items():
+        if isinstance(answer, Unseen):
+            fell_back(f"{WITHOUT[what]} ({answer.why})")
+    known = {what: answer if isinstance(answer, dict) else {} for what, answer in answers.items()}
+    maps = [known[what] for what in ("quotas", "old quotas") if known[what]]
+    return {"leases": known["leases"].get("items") or [], "events": known["events"].get("items") or [], "quotas": maps}
+
+
+def _quotas(maps: list[Any]) -> dict[str, Any]:
+    """What the scheduler would have in force."""
+    from gputile.cli.quota import in_force
+    from gputile.kube.config_maps import ConfigMap
+
+    found = [msgspec.convert(one, ConfigMap) for one in maps]
+    quotas, broken = in_force({f"{one.metadata.namespace}/{one.name}": one for one in found})
+    for why in broken:
+        fell_back(f"{why}; what the scheduler understood last counts")
+    return dict(quotas)
 
 
 def _is_about(event: Any, pod: Pod) -> bool:

@@ -14,6 +14,7 @@ GROUPS = {
         "top": "How full the cluster, its nodes and its cards are; live with -w.",
         "inspect": "Who holds which part of which card, node by node.",
         "explain": "Why a pod waits and what would help, or why it is where it is.",
+        "quota": "What namespaces may hold of which GPU model, and hold now.",
         "audit": "Prove that no card is sold twice, or tell what is wrong.",
         "doctor": "Check the installation for known traps, each with its fix.",
     },

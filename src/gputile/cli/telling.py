@@ -72,9 +72,11 @@ def _waits(told: Account, sheet: Paper, wide: bool) -> list[str]:
     near = [miss for miss in told.misses if miss.code is not NodeCode.NO_CARDS]
     shown = [f"{miss.node}: {miss.text}" for miss in near[: MORE_MISSES if wide else MISSES]]
     lines += _section("nearest", shown, sheet)
+    if told.quota:
+        lines += _section("quota", list(told.quota), sheet)
     if told.changes:
         lines += _section("would fit", [f"{change.text}" for change in told.changes], sheet)
-    elif told.nodes:
+    elif told.nodes and not told.quota:
         lines += _section("would fit", ["nothing smaller; add a node that has such cards"], sheet)
     return lines + _kube_scheduler(told, sheet)
 

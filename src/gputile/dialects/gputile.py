@@ -43,6 +43,7 @@ from gputile.model.units import ALL, MiB, Percent, quantity
 NAME = "gputile"
 GPU, MEMORY, CORES = "gputile.io/gpu", "gputile.io/memory", "gputile.io/cores"
 GRANT, PROMISE, INVENTORY = "gputile.io/grant", "gputile.io/promise", "gputile.io/inventory"
+POOL = "gputile.io/pool"  # a label of nodes, for quota
 NUDGED = "gputile.io/nudged"  # touched, so that kube-scheduler tries the pod again
 CORDON = "gputile.io/cordon"
 LINGERING = "gputile.io/lingering"

@@ -202,7 +202,7 @@ def read_node(node: NodeObject | Any, settings: DialectSettings = DEFAULTS) -> N
         memory=_countable(host_mebibytes(node.allocatable.get("memory"))),
         agent=agent,
         one_at_a_time=inventory.one_at_a_time,
-        pool=next((str(node.labels[key]) for key in vcuda.POOL_LABELS if node.labels.get(key)), ""),
+        pool=next((str(node.labels[key]) for key in (gputile.POOL, *vcuda.POOL_LABELS) if node.labels.get(key)), ""),
         card_policy=_placement_label(node),
         fault=fault,
     )

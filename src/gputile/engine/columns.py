@@ -15,7 +15,7 @@ from gputile.engine.grid import Grid, Mask
 from gputile.engine.shares import CARD, free_share
 from gputile.model.cards import Card, Node, NodeView, Room
 from gputile.model.grants import Use
-from gputile.model.requests import Constraints
+from gputile.model.requests import Allowance, Constraints, Make
 
 
 class Columns:
@@ -28,6 +28,8 @@ class Columns:
         self._vacant: list[int] = []
         self._models: dict[str, int] = {}
         self._modes: dict[str, int] = {}
+        self._makes: dict[Make, int] = {}
+        self._pools: dict[str, int] = {"": 0}
         self._links: dict[tuple[tuple[int, ...], ...], int] = {(): 0}
         self._kinds: dict[tuple[object, ...], int] = {}
         self._kind: list[int] = []  # by row: nodes of one kind differ in names only, and in what is held of them
@@ -143,6 +145,10 @@ class Columns:
         names = list(self._models)
         return {names[number] for number in np.unique(self._model[self._exists]).tolist()} - {""}
 
+    def makes(self) -> tuple[Make, ...]:
+        """Those that were ever seen, in the order in which they came."""
+        return tuple(self._makes)
+
     def grid(self) -> Grid:
         """The arrays as they are now; views, not copies."""
         n = len(self._nodes)
@@ -174,11 +180,13 @@ class Columns:
 
     def _eligible_cards(self, rule: Constraints) -> Mask:
         """Cards in use that satisfy the constraints; remembered until a node changes."""
-        key = (rule.models, rule.not_models, rule.uuids, rule.not_uuids, rule.modes)
+        key = (rule.models, rule.not_models, rule.uuids, rule.not_uuids, rule.modes, rule.allowance)
         found = self._eligible.get(key)
         if found is None:
             n = len(self._nodes)
             found = self._usable[:, :n] & self._model_mask(rule) & self._uuid_mask(rule) & self._mode_mask(rule)
+            if rule.allowance is not None:
+                found = found & self._pool_mask(rule.allowance) & self._make_mask(rule.allowance.affordable)
             if len(self._eligible) >= 256:  # pods with UUID lists could fill memory with masks
                 self._eligible.clear()
             self._eligible[key] = found
@@ -191,6 +199,15 @@ class Columns:
     def _mode_mask(self, rule: Constraints) -> Mask:
         accepted = np.array([rule.accepts_mode(mode) and mode != "mig" for mode in self._modes] or [True])
         return accepted[self._mode[:, : len(self._nodes)]]
+
+    def _make_mask(self, among: frozenset[Make]) -> Mask:
+        accepted = np.array([make in among for make in self._makes] or [False])
+        return accepted[self._make[:, : len(self._nodes)]]
+
+    def _pool_mask(self, allowance: Allowance) -> Mask:
+        """By row, as one line, which stands for all cards of the node."""
+        accepted = np.array([allowance.admits_pool(pool) for pool in self._pools])
+        return accepted[self._pool[: len(self._nodes)]][np.newaxis, :]
 
     def _uuid_mask(self, rule: Constraints) -> Mask:
         mask = np.full((len(self._size), len(self._nodes)), not rule.uuids)
@@ -212,11 +229,12 @@ class Columns:
         self._size, self._core_size, self._slot_size = ints(), ints(), ints()
         self._memory, self._cores, self._slots, self._tenants = ints(), ints(), ints(), ints()
         self._model, self._mode, self._numa, self._card_share = ints(), ints(), ints(), ints()
+        self._make = ints()
         self._exists, self._healthy, self._cordoned, self._usable = flags(), flags(), flags(), flags()
         self._cpu, self._host, self._share, self._host_size = (np.zeros(nodes, dtype=np.int64) for _ in range(4))
         self._cpu_size, self._per_mebibyte = np.zeros(nodes), np.zeros(nodes)
         self._in_use = np.zeros(nodes, dtype=np.bool_)
-        self._link, self._touched = np.zeros(nodes, dtype=np.int64), np.zeros(nodes, dtype=np.int64)
+        self._link, self._touched, self._pool = (np.zeros(nodes, dtype=np.int64) for _ in range(3))
 
     def _grow(self, cards: int, nodes: int) -> None:
         """Make room for that many, doubling, so that growing stays cheap."""
@@ -255,6 +273,7 @@ class Columns:
         memory = sum(card.memory for card in node.cards)
         self._per_mebibyte[row] = CARD * len(node.cards) / memory if memory else 0.0
         self._link[row] = self._links.setdefault(node.links, len(self._links))
+        self._pool[row] = self._pools.setdefault(node.pool, len(self._pools))
         self._kind[row] = self._kinds.setdefault(_kind(node), len(self._kinds))
 
     def _write_card(self, position: int, row: int, card: Card) -> None:
@@ -266,6 +285,7 @@ class Columns:
         self._numa[at] = card.numa
         self._model[at] = self._models.setdefault(card.model, len(self._models))
         self._mode[at] = self._modes.setdefault(card.mode, len(self._modes))
+        self._make[at] = self._makes.setdefault((card.model, card.memory), len(self._makes))
 
     def state(self, row: int) -> tuple[int, bytes]:
         """All that an answer about the node rests on, but names, links and NUMA nodes."""
@@ -317,4 +337,4 @@ def _usable(card: Card, node: Node) -> bool:
 
 def _kind(node: Node) -> tuple[object, ...]:
     cards = tuple((c.memory, c.cores, c.slots, c.model, c.mode, c.healthy, c.cordoned) for c in node.cards)
-    return cards, node.fault, bool(node.name)  # a row without a node is no node without cards
+    return cards, node.pool, node.fault, bool(node.name)  # a row without a node is no node without cards

@@ -11,8 +11,8 @@ import msgspec
 
 from gputile.engine.fleet import Fleet
 from gputile.engine.pieces import cut
-from gputile.engine.placing import RULES, Case, cases, piece_miss
-from gputile.engine.preempting import Holder, victims
+from gputile.engine.placing import Case, cases, piece_miss, rules_of
+from gputile.engine.preempting import After, Holder, victims
 from gputile.model.cards import NodeView, Room
 from gputile.model.refusals import SENTENCE, NodeCode, Refusal
 from gputile.model.requests import Ask, ModelRule, PodRequest
@@ -21,6 +21,14 @@ from gputile.model.units import show_memory
 ABOVE_ALL = 2**31
 LOOK_FOR_PODS_ON = 8  # nodes
 STEPS = 300  # of a search, for each change that is tried
+WITHOUT_FIGURES = (
+    NodeCode.TOGETHER,
+    NodeCode.SEARCH,
+    NodeCode.NO_CARDS,
+    NodeCode.QUOTA_POOL,
+    NodeCode.QUOTA_MODEL,
+    NodeCode.QUOTA,  # of which the namespace has the figures, and no node
+)
 ANY = "binpack"  # whether something fits does not depend on the policy; this one learns nothing from questions
 
 
@@ -69,6 +77,11 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         told = ", ".join(f"{reason.nodes} {reason.sentence}" for reason in self.reasons)
         return f"{head}: {told}." if told else f"{head}."
 
+    @property
+    def is_about_quota(self) -> bool:
+        """Whether the pod's namespace may not have what some node has."""
+        return any(reason.code in (NodeCode.QUOTA, NodeCode.QUOTA_MODEL) for reason in self.reasons)
+
     def lines(self, misses: int = 3) -> list[str]:
         """The whole story for a terminal: summary, the nearest misses, what would help."""
         told = [self.summary]
@@ -76,7 +89,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         told += [f"  would fit: {change.text}" for change in self.changes]
         if not self.nodes:
             told.append("  no node is known yet; add one with GPUs, or see that its agent runs")
-        elif not self.fitting and not self.changes:
+        elif not self.fitting and not self.changes and not self.is_about_quota:
             told.append("  nothing smaller would fit either; add a node that has such cards")
         return told
 
@@ -86,8 +99,9 @@ def explain(
     fleet: Fleet,
     holders: Mapping[str, Iterable[Holder]] | None = None,
     look_at: int | None = None,
+    after: After | None = None,
 ) -> Explanation:
-    """`holders` by node lets it name the pods that are in the way.
+    """`holders` by node lets it name the pods that are in the way, `after` those who hold the quota.
 
     Reasons are counted over all nodes. Misses are looked at closely on all, or on the `look_at` that promise most.
     """
@@ -97,7 +111,7 @@ def explain(
         (_miss(request, fleet.view(refusal.node), refusal) for refusal in likely[:look_at]), key=lambda found: found[0]
     )
     fitting = len(fleet) - len(refusals)
-    changes = () if fitting else _changes(request, fleet, [miss for _, miss in misses], holders or {})
+    changes = () if fitting else _changes(request, fleet, [miss for _, miss in misses], holders or {}, after)
     return Explanation(
         nodes=len(fleet),
         fitting=fitting,
@@ -135,7 +149,7 @@ def _figures(request: PodRequest, view: NodeView, refusal: Refusal) -> tuple[flo
         return (wanted - found) / wanted, f"wants {wanted / 1000:g} CPU, {max(found, 0) / 1000:g} free"
     if code is NodeCode.HOST_MEMORY:
         return (wanted - found) / wanted, f"wants {show_memory(wanted)} main memory, {max(found, 0)} MiB free"
-    if code in (NodeCode.TOGETHER, NodeCode.SEARCH, NodeCode.NO_CARDS) or code == view.node.fault:
+    if code in WITHOUT_FIGURES or code == view.node.fault:
         return 1.0, SENTENCE[code]
     return (wanted - found) / max(wanted, 1), f"{SENTENCE[code]}: wants {wanted}, found {found}"
 
@@ -163,7 +177,7 @@ def _deciding(request: PodRequest, view: NodeView, refusal: Refusal) -> Case:
     rule = request.constraints
     missed = (piece for piece in cut(request) if (piece_miss(piece, rule, view) or (None,))[0] is refusal.code)
     left = cases(next(missed), rule, view)
-    for stage in RULES:
+    for stage in rules_of(rule):
         if stage.code is refusal.code:
             break
         left = [case for case in left if stage.passes(case)]
@@ -183,11 +197,15 @@ def _of_cards(wanted: int) -> str:
 
 
 def _changes(
-    request: PodRequest, fleet: Fleet, misses: list[Miss], holders: Mapping[str, Iterable[Holder]]
+    request: PodRequest,
+    fleet: Fleet,
+    misses: list[Miss],
+    holders: Mapping[str, Iterable[Holder]],
+    after: After | None,
 ) -> Iterable[Change]:
     tries = (_less_memory, _fewer_cores, _fewer_cards, _another_model)
     changes = [change for attempt in tries if (change := attempt(request, fleet)) is not None]
-    in_the_way = _pods_in_the_way(request, fleet, misses, holders)
+    in_the_way = _pods_in_the_way(request, fleet, misses, holders, after)
     return [*changes, in_the_way] if in_the_way else changes
 
 
@@ -279,13 +297,17 @@ def _another_model(request: PodRequest, fleet: Fleet) -> Change | None:
 
 
 def _pods_in_the_way(
-    request: PodRequest, fleet: Fleet, misses: list[Miss], holders: Mapping[str, Iterable[Holder]]
+    request: PodRequest,
+    fleet: Fleet,
+    misses: list[Miss],
+    holders: Mapping[str, Iterable[Holder]],
+    after: After | None,
 ) -> Change | None:
     """The fewest pods whose end would make room, on the nearest nodes."""
     found: list[tuple[int, str, tuple[Holder, ...]]] = []
     curable = [miss for miss in misses if miss.curable and miss.node in holders]
     for miss in curable[:LOOK_FOR_PODS_ON]:
-        gone = victims(request, fleet.view(miss.node), holders[miss.node], ABOVE_ALL)
+        gone = victims(request, fleet.view(miss.node), holders[miss.node], ABOVE_ALL, after=after)
         if gone:
             found.append((len(gone), miss.node, gone))
     if not found:

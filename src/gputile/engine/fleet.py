@@ -166,7 +166,7 @@ class Fleet(Columns):
         names = list(self._rows) if among is None else list(among)
         fitting = self.fits(request)
         miss = self._misses(request)
-        curable = self._fits(request, self.empty_grid(), empty=True)
+        curable = self._fits(request.if_nobody_held, self.empty_grid(), empty=True)
         refusals = []
         for name in names:
             row = self._rows.get(name)
@@ -349,7 +349,17 @@ class Fleet(Columns):
             (NodeCode.UNHEALTHY, self._healthy[:, :n]),
             (NodeCode.CORDONED, ~self._cordoned[:, :n]),
         )
-        return Facts(exists=self._exists[:, :n], rules=rules, empty=self.empty_grid())
+        return Facts(exists=self._exists[:, :n], rules=rules, empty=self.empty_grid(), quota=self._quota_rules(rule))
+
+    def _quota_rules(self, rule: Constraints) -> tuple[tuple[NodeCode, Mask], ...]:
+        allowance = rule.allowance
+        if allowance is None:
+            return ()
+        return (
+            (NodeCode.QUOTA_POOL, self._pool_mask(allowance)),
+            (NodeCode.QUOTA_MODEL, self._make_mask(allowance.listed)),
+            (NodeCode.QUOTA, self._make_mask(allowance.affordable)),
+        )
 
     # ---- what it lends to the judge ---------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from gputile.engine.topology import all_linked, closest, largest_linked
 from gputile.model.cards import Card, Node, NodeView, Room
 from gputile.model.grants import ContainerGrant, Grant, Tile, take
 from gputile.model.refusals import NodeCode, Refusal
-from gputile.model.requests import Constraints, PodRequest, Wish
+from gputile.model.requests import Allowance, Constraints, Make, PodRequest, Wish
 
 SEARCH_STEPS = 5000
 """How many sets of cards are looked at before giving up. Real pods need a handful."""
@@ -53,7 +53,9 @@ def place(
         return Placement(view.node.name, _grants(request, view.node, found))
     assert miss is not None, "cards were refused without a reason"
     empty = NodeView.empty(view.node)
-    return Refusal(view.node.name, *miss, curable=view != empty and fits(request, empty))
+    alone = request.if_nobody_held
+    changes = view != empty or alone is not request
+    return Refusal(view.node.name, *miss, curable=changes and fits(alone, empty))
 
 
 def placed(request: PodRequest, node: Node, card: int) -> Placement:
@@ -87,6 +89,7 @@ class Case(msgspec.Struct, frozen=True):
     rule: Constraints
     card: Card
     room: Room
+    pool: str  # of the node
 
 
 def cases(piece: Piece, rule: Constraints, view: NodeView) -> list[Case]:
@@ -94,7 +97,8 @@ def cases(piece: Piece, rule: Constraints, view: NodeView) -> list[Case]:
     needs = {size: piece.peak(size) for size in {card.memory for card in view.node.cards}}
     idle = piece.exclusive or rule.idle
     return [
-        Case(needs[card.memory], idle, rule, card, room) for card, room in zip(view.node.cards, view.rooms, strict=True)
+        Case(needs[card.memory], idle, rule, card, room, view.node.pool)
+        for card, room in zip(view.node.cards, view.rooms, strict=True)
     ]
 
 
@@ -123,11 +127,29 @@ MOMENT = (
 )
 """Rules about what is free of it now."""
 
+
+def _makes(case: Case, of: Callable[[Allowance], frozenset[Make]]) -> bool:
+    allowance = case.rule.allowance
+    return allowance is None or (case.card.model, case.card.memory) in of(allowance)
+
+
+QUOTA = (
+    Stage(NodeCode.QUOTA_POOL, lambda case: case.rule.allowance is None or case.rule.allowance.admits_pool(case.pool)),
+    Stage(NodeCode.QUOTA_MODEL, lambda case: _makes(case, lambda allowance: allowance.listed)),
+    Stage(NodeCode.QUOTA, lambda case: _makes(case, lambda allowance: allowance.affordable)),
+)
+"""Rules about the pod's namespace: before what is free, for no room helps a pod that may not have it."""
+
 RULES = (*FACTS, *MOMENT)
+RULES_UNDER_QUOTA = (*FACTS, *QUOTA, *MOMENT)
+
+
+def rules_of(rule: Constraints) -> tuple[Stage, ...]:
+    return RULES if rule.allowance is None else RULES_UNDER_QUOTA
 
 
 def _serves(case: Case) -> bool:
-    for stage in RULES:  # noqa: SIM110 - a plain loop takes half the time, and this is asked of every card
+    for stage in rules_of(case.rule):  # noqa: SIM110 - a plain loop takes half the time, and this is asked of every card
         if not stage.passes(case):
             return False
     return True
@@ -347,7 +369,7 @@ def piece_miss(piece: Piece, rule: Constraints, view: NodeView) -> tuple[NodeCod
         return NodeCode.TOO_FEW_CARDS, len(view.rooms)
     all_cases = cases(piece, rule, view)
     left = list(range(len(view.rooms)))
-    for stage in RULES:
+    for stage in rules_of(rule):
         left = [card for card in left if stage.passes(all_cases[card])]
         if len(left) < piece.cards:
             return stage.code, len(left)

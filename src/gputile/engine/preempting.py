@@ -27,6 +27,10 @@ Lawful = Callable[[Collection["Holder"]], bool]
 """Whether these may all go at once."""
 
 
+After = Callable[[Collection["Holder"]], PodRequest]
+"""What the pod may ask for once these have left: those of its own namespace give quota back."""
+
+
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
     """A pod on the node, as far as eviction cares."""
 
@@ -78,14 +82,20 @@ def cost(gone: Collection[Holder]) -> Cost:
 
 
 def victims(
-    request: PodRequest, view: NodeView, holders: Iterable[Holder], priority: int, lawful: Lawful | None = None
+    request: PodRequest,
+    view: NodeView,
+    holders: Iterable[Holder],
+    priority: int,
+    lawful: Lawful | None = None,
+    after: After | None = None,
 ) -> tuple[Holder, ...] | None:
     """The cheapest set of less important pods whose leaving makes room; None if none does, () if there is room.
 
-    With `lawful`, of those sets that it allows; and nobody goes whose eviction would break a budget.
+    With `lawful`, of those sets that it allows; and nobody goes whose eviction would break a budget. With `after`, room
+    is only what the quota of the pod's namespace lets it have.
     """
     lesser = [holder for holder in holders if holder.priority < priority]
-    room = _Room(request, view)
+    room = _Room(request, view, after)
     if room.made_by(()):
         return ()
     if not room.made_by(lesser):
@@ -105,14 +115,16 @@ def _anybody(gone: Collection[Holder]) -> bool:
 class _Room:
     """Asks whether a set of leavers makes room, and remembers the answer."""
 
-    def __init__(self, request: PodRequest, view: NodeView) -> None:
-        self.request, self.view = request, view
+    def __init__(self, request: PodRequest, view: NodeView, after: After | None) -> None:
+        self.request, self.view, self._after = request, view, after
+        self.is_about_cards = after is None or after(()).constraints.allowance is None  # and not about quota
         self._known: dict[frozenset[str], bool] = {}
 
     def made_by(self, gone: Collection[Holder]) -> bool:
         key = frozenset(holder.pod for holder in gone)
         if key not in self._known:
-            self._known[key] = fits(self.request, without(self.view, gone))
+            request = self.request if self._after is None else self._after(gone)
+            self._known[key] = fits(request, without(self.view, gone))
         return self._known[key]
 
 
@@ -161,7 +173,7 @@ def _sets_of(size: int, field: list[Holder], room: _Room) -> Iterator[tuple[Hold
     """Sets worth trying: for one tile on one card only pods whose leaving that card would bear it, if the host does."""
     request, view = room.request, room.view
     pieces = cut(request)
-    one_card = len(pieces) == 1 and pieces[0].cards == 1
+    one_card = len(pieces) == 1 and pieces[0].cards == 1 and room.is_about_cards
     if not one_card or request.cpu > view.cpu or request.memory > view.memory:
         yield from combinations(field, size)
         return

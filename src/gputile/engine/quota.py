@@ -1,8 +1,7 @@
-"""How much of which GPU model a namespace may hold. Arithmetic only: who holds what is the book's to say.
+"""The sums of quota. Arithmetic only: who holds what is the book's to say.
 
-A limit counts cards, memory and cores. Cards are counted by share: two pods with half a card each hold one card, and a
-tile's share is the larger of its part of the memory and of the cores. A namespace without a quota is unlimited; one
-with a quota may use only the models that it lists (`*` is any model) and, if it names pools, only nodes of those pools.
+A namespace without a quota is unlimited; one with a quota may use only the models that it lists (`*` is any model) and,
+if it names pools, only nodes of those pools.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,46 +10,11 @@ import msgspec
 
 from gputile.model.cards import Card, Node
 from gputile.model.grants import Grant, Use
-from gputile.model.requests import ModelRule
-from gputile.model.units import ALL, MiB, Percent
+from gputile.model.quotas import Amount, Limit, Quota
+from gputile.model.units import ALL, Percent
 
-ANY_MODEL = "*"
-
-
-class Amount(msgspec.Struct, frozen=True):
-    """What is held of one model, or would be."""
-
-    cards: Percent = 0  # 100 is one card
-    memory: MiB = 0
-    cores: Percent = 0
-
-    def __add__(self, other: "Amount") -> "Amount":
-        return Amount(self.cards + other.cards, self.memory + other.memory, self.cores + other.cores)
-
-    def __sub__(self, other: "Amount") -> "Amount":
-        return Amount(self.cards - other.cards, self.memory - other.memory, self.cores - other.cores)
-
-
-class Limit(msgspec.Struct, frozen=True, kw_only=True):
-    """The most that may be held of a model; None is no limit."""
-
-    model: str
-    cards: Percent | None = None  # 100 is one card
-    memory: MiB | None = None
-    cores: Percent | None = None
-
-    def covers(self, model: str) -> bool:
-        return self.model == ANY_MODEL or ModelRule((self.model,)).accepts(model)
-
-
-class Quota(msgspec.Struct, frozen=True):
-    """What one namespace may hold."""
-
-    limits: tuple[Limit, ...] = ()
-    pools: tuple[str, ...] = ()  # empty: nodes of any pool
-
-    def admits_node(self, node: Node) -> bool:
-        return not self.pools or node.pool in self.pools
+KINDS = ("cards", "memory", "cores")
+"""What a limit may count."""
 
 
 class Overrun(msgspec.Struct, frozen=True):
@@ -64,20 +28,21 @@ class Overrun(msgspec.Struct, frozen=True):
 
     def sentence(self, namespace: str) -> str:
         if not self.what:
-            return f"{namespace} has no quota for {self.model}"
+            return f"{namespace} has no quota for {self.model or 'cards of an unknown model'}"
         unit = {"cards": "", "memory": " MiB of", "cores": " % of the cores of"}[self.what]
-        show = _cards if self.what == "cards" else str
+        show = show_cards if self.what == "cards" else str
+        model = "cards of any model" if self.model == "*" else self.model
         return (
-            f"{namespace} holds {show(self.held)} of {show(self.limit)}{unit} {self.model}; "
+            f"{namespace} holds {show(self.held)} of {show(self.limit)}{unit} {model}; "
             f"this pod needs {show(self.wanted)} more"
         )
 
 
-def _cards(percent: int) -> str:
-    return f"{percent / ALL:g}"
+def show_cards(percent: int) -> str:
+    return f"{percent / ALL:.10g}"
 
 
-Spending = Mapping[str, Amount]
+Spent = Mapping[str, Amount]
 """By model: what a namespace holds, or a pod would cost."""
 
 
@@ -101,17 +66,17 @@ def _share(use: Use, card: Card) -> Percent:
     return max(by_memory, use.cores)
 
 
-def add(held: Spending, more: Spending) -> dict[str, Amount]:
+def add(held: Spent, more: Spent) -> dict[str, Amount]:
     return {model: held.get(model, Amount()) + more.get(model, Amount()) for model in {**held, **more}}
 
 
-def subtract(held: Spending, less: Spending) -> dict[str, Amount]:
+def subtract(held: Spent, less: Spent) -> dict[str, Amount]:
     """What is left; a model of which nothing is held any more is dropped."""
     left = {model: held.get(model, Amount()) - less.get(model, Amount()) for model in {**held, **less}}
     return {model: amount for model, amount in left.items() if amount != Amount()}
 
 
-def overrun(quota: Quota | None, held: Spending, more: Spending) -> Overrun | None:
+def overrun(quota: Quota | None, held: Spent, more: Spent) -> Overrun | None:
     """The first limit that `more` would pass; None when it may be granted."""
     if quota is None:
         return None
@@ -126,16 +91,17 @@ def overrun(quota: Quota | None, held: Spending, more: Spending) -> Overrun | No
     return None
 
 
-def _passes(limit: Limit, held: Spending, more: Spending) -> Overrun | None:
+def _passes(limit: Limit, held: Spent, more: Spent) -> Overrun | None:
     """A limit counts all models it covers together."""
-    has = _total(held, limit)
-    wants = _total(more, limit)
-    for what in ("cards", "memory", "cores"):
+    has = total(held, limit)
+    wants = total(more, limit)
+    for what in KINDS:
         most = getattr(limit, what)
         if most is not None and getattr(has, what) + getattr(wants, what) > most:
             return Overrun(limit.model, what, getattr(has, what), getattr(wants, what), most)
     return None
 
 
-def _total(spending: Spending, limit: Limit) -> Amount:
-    return sum((amount for model, amount in spending.items() if limit.covers(model)), Amount())
+def total(spent: Spent, limit: Limit) -> Amount:
+    """All that counts against the limit."""
+    return sum((amount for model, amount in spent.items() if limit.covers(model)), Amount())

@@ -25,6 +25,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     exists: Mask
     rules: tuple[tuple[NodeCode, Mask], ...]  # model, UUID, mode, health, cordon: where each is satisfied
     empty: Grid  # the cluster with nobody on it
+    quota: tuple[tuple[NodeCode, Mask], ...] = ()  # pool, model, amount: where the namespace's quota lets the pod be
 
 
 class Verdict:
@@ -88,6 +89,7 @@ def _room_rules(piece: Piece, question: Question, facts: Facts) -> list[tuple[No
     slots = [(grid.slots >= piece.slots * len(asks)) | (not piece.slots) for asks in needs]
     return [
         (NodeCode.TOO_SMALL, cards_that_fit(piece, facts.empty, facts.exists, False)),
+        *facts.quota,
         (NodeCode.NOT_IDLE, (grid.tenants == 0) | (not wants_idle)),
         (NodeCode.MEMORY, np.logical_and.reduce(memory)),
         (NodeCode.CORES, np.logical_and.reduce(cores)),

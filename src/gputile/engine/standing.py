@@ -81,5 +81,5 @@ def kind_of(request: PodRequest) -> Hashable:
     """Requests that differ only in names, and in what decides nothing, are of one kind."""
     asks = tuple((a.role, a.cards, a.memory, a.memory_percent, a.cores, a.exclusive) for a in request.asks)
     rule = request.constraints
-    facts = (rule.models, rule.not_models, rule.uuids, rule.not_uuids, rule.modes, rule.idle)
+    facts = (rule.models, rule.not_models, rule.uuids, rule.not_uuids, rule.modes, rule.idle, rule.allowance)
     return (request.slots, request.together, request.cpu, request.memory, asks, facts)

@@ -24,6 +24,7 @@ from gputile import __version__
 from gputile.dialects.wire import NodeObject, Pod
 from gputile.kube.auth import Access
 from gputile.kube.budgets import Budget, BudgetList
+from gputile.kube.config_maps import ConfigMap
 from gputile.kube.following import STATUS, UNREADABLE, Pause, ServerFeed, Status, follow
 from gputile.kube.lease import ServerLeases
 from gputile.kube.values import Binding, Heartbeat, Json, Leases, Note, Refused, Seen, Unclear
@@ -47,7 +48,7 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How we use the API server."""
 
     connections: int = 100
-    """Connections at once. Three are watches, each bind in flight needs one."""
+    """Connections at once. Five are watches, each bind in flight needs one."""
 
     request_timeout: float = 10.0
     """Seconds for one request, where the caller does not say."""
@@ -108,9 +109,21 @@ class Client:
         path = f"/apis/coordination.k8s.io/v1/namespaces{path_of(namespace, 'leases')}"
         return follow(self.feed(path, "Lease", Heartbeat), self._pause)
 
+    def follow_config_map(self, namespace: str, name: str) -> AsyncGenerator[Seen[ConfigMap], None]:
+        """By its name, so that the right to this one is enough."""
+        path = f"/api/v1/namespaces{path_of(namespace, 'configmaps')}"
+        return follow(self.feed(path, "ConfigMap", ConfigMap, fieldSelector=f"metadata.name={name}"), self._pause)
+
+    async def config_map(self, namespace: str, name: str) -> ConfigMap | None:
+        """As it is now; None when there is none of that name."""
+        return await self._find(f"/api/v1/namespaces{path_of(namespace, 'configmaps', name)}", ConfigMap)
+
     async def pod(self, namespace: str, name: str) -> Pod | None:
+        return await self._find(pod_path(namespace, name), Pod)
+
+    async def _find(self, path: str, kind: type[T]) -> T | None:
         try:
-            return _decoded(await self.request("GET", pod_path(namespace, name)), Pod)
+            return _decoded(await self.request("GET", path), kind)
         except Refused as refused:
             if refused.status == 404:
                 return None
@@ -170,6 +183,11 @@ class Client:
         body = {"metadata": {"labels": labels}}
         await self.request("PATCH", pod_path(namespace, name, "status"), body=body, content_type=MERGE)
 
+    async def annotate_config_map(self, namespace: str, name: str, uid: str, annotations: dict[str, str]) -> None:
+        body = {"metadata": {"uid": uid, "annotations": annotations}}
+        path = f"/api/v1/namespaces{path_of(namespace, 'configmaps', name)}"
+        await self.request("PATCH", path, body=body, content_type=MERGE)
+
     async def evict(self, namespace: str, name: str, uid: str, *, timeout: float | None = None) -> None:
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
         meta = {"name": name, "namespace": namespace}
@@ -179,7 +197,7 @@ class Client:
     async def note(self, note: Note) -> None:
         now = datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         tail = f".{secrets.token_hex(8)}"
-        about = {"apiVersion": "v1", "kind": "Pod", "namespace": note.namespace, "name": note.pod, "uid": note.uid}
+        about = {"apiVersion": "v1", "kind": note.about, "namespace": note.namespace, "name": note.pod, "uid": note.uid}
         body = {
             "apiVersion": "v1",
             "kind": "Event",

@@ -103,7 +103,8 @@ async def follow(
                 raise Unclear("the watch ended as soon as it began, without a word")
         except GputileError as broke:
             deaf = deaf or (empty and clock() - begun > LATE)
-            yield Trouble(_why(feed.what, "list" if version is None else "watch", broke))
+            forbidden = isinstance(broke, Refused) and broke.status == 403
+            yield Trouble(_why(feed.what, "list" if version is None else "watch", broke), forbidden)
             wait = pace.after(broke)
             version = None if pace.must_list(broke) else version
             if wait:

@@ -14,6 +14,7 @@ import msgspec
 
 from gputile.dialects.wire import NodeObject, Pod
 from gputile.kube.budgets import Budget
+from gputile.kube.config_maps import ConfigMap
 from gputile.kube.values import Binding, Change, Heartbeat, Json, Note, Refused, Seen, Snapshot, Spoilt
 
 T = TypeVar("T")
@@ -26,10 +27,16 @@ class MemoryApi:
         self.nodes: dict[str, Json] = {str(node["metadata"]["name"]): node for node in nodes}
         self.pods: dict[str, Json] = {}
         self.leases: dict[str, Json] = {}
+        self.config_maps: dict[str, Json] = {}  # by namespace/name
         self.notes: list[Note] = []
         self._version = 0
         self._made: dict[str, int] = {}  # by key: how many pods of that name there were
-        self._followers: dict[str, list[asyncio.Queue[tuple[str, Json]]]] = {"Pod": [], "Node": [], "Lease": []}
+        self._followers: dict[str, list[asyncio.Queue[tuple[str, Json]]]] = {
+            "Pod": [],
+            "Node": [],
+            "Lease": [],
+            "ConfigMap": [],
+        }
         for pod in pods:
             self.add_pod(pod)
 
@@ -67,6 +74,17 @@ class MemoryApi:
     def delete_lease(self, name: str) -> None:
         self._tell("Lease", "DELETED", self.leases.pop(name))
 
+    def add_config_map(self, namespace: str, name: str, data: dict[str, str]) -> None:
+        """Create or replace a ConfigMap."""
+        key = f"{namespace}/{name}"
+        metadata = {"name": name, "namespace": namespace, "uid": f"uid-{key}"}
+        made: Json = {"metadata": metadata, "data": data}
+        self._tell("ConfigMap", "MODIFIED" if key in self.config_maps else "ADDED", made)
+        self.config_maps[key] = made
+
+    def delete_config_map(self, namespace: str, name: str) -> None:
+        self._tell("ConfigMap", "DELETED", self.config_maps.pop(f"{namespace}/{name}"))
+
     # ---- what the scheduler does ------------------------------------------------------------------------------------
 
     def follow_pods(self) -> AsyncIterator[Seen[Pod]]:
@@ -77,6 +95,13 @@ class MemoryApi:
 
     def follow_leases(self, namespace: str) -> AsyncIterator[Seen[Heartbeat]]:
         return self._follow("Lease", self.leases, Heartbeat)
+
+    async def follow_config_map(self, namespace: str, name: str) -> AsyncIterator[Seen[ConfigMap]]:
+        key = f"{namespace}/{name}"
+        now = {key: self.config_maps[key]} if key in self.config_maps else {}
+        async for seen in self._follow("ConfigMap", now, ConfigMap):
+            if not isinstance(seen, Change) or seen.item.title == f"ConfigMap {key}":
+                yield seen
 
     async def pod(self, namespace: str, name: str) -> Pod | None:
         found = self.pods.get(f"{namespace}/{name}")
@@ -117,6 +142,13 @@ class MemoryApi:
     async def evict(self, namespace: str, name: str, uid: str, *, timeout: float | None = None) -> None:
         self._the_pod(namespace, name, uid)
         self.delete_pod(f"{namespace}/{name}")
+
+    async def annotate_config_map(self, namespace: str, name: str, uid: str, annotations: dict[str, str]) -> None:
+        found = self.config_maps.get(f"{namespace}/{name}")
+        if found is None or found["metadata"]["uid"] != uid:
+            raise Refused(404 if found is None else 409, "NotFound", f"there is no such ConfigMap {namespace}/{name}")
+        found["metadata"]["annotations"] = {**found["metadata"].get("annotations", {}), **annotations}
+        self._tell("ConfigMap", "MODIFIED", found)
 
     async def budgets(self) -> tuple[Budget, ...]:
         return ()

@@ -14,6 +14,7 @@ import msgspec
 
 from gputile.dialects.wire import NodeObject, Pod
 from gputile.kube.budgets import Budget
+from gputile.kube.config_maps import ConfigMap
 from gputile.model.errors import GputileError
 
 T = TypeVar("T")
@@ -40,6 +41,7 @@ class Trouble(msgspec.Struct, frozen=True):
     """The stream broke. What was told stands, and may be old until the next `Snapshot`, `Change` or `Alive`."""
 
     why: str
+    forbidden: bool = False  # the server said that we may not; trying again will hardly help
 
 
 class Spoilt(msgspec.Struct, frozen=True):
@@ -64,11 +66,12 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """A Kubernetes Event about a pod."""
+    """A Kubernetes Event about a pod, or a ConfigMap."""
 
     namespace: str
-    pod: str
+    pod: str  # its name
     uid: str
+    about: Literal["Pod", "ConfigMap"] = "Pod"
     reason: str  # one CamelCase word, stable
     message: str
     kind: Literal["Normal", "Warning"] = "Warning"
@@ -124,6 +127,9 @@ class Api(Protocol):
     def follow_leases(self, namespace: str) -> AsyncIterator[Seen[Heartbeat]]:
         """All Leases of one namespace."""
 
+    def follow_config_map(self, namespace: str, name: str) -> AsyncIterator[Seen[ConfigMap]]:
+        """One ConfigMap, which need not be there."""
+
     async def pod(self, namespace: str, name: str) -> Pod | None:
         """The pod as it is now, read from the store itself; None when there is none of that name."""
 
@@ -155,7 +161,10 @@ class Api(Protocol):
         """Every PodDisruptionBudget, as it is now."""
 
     async def note(self, note: Note) -> None:
-        """Write an Event about a pod."""
+        """Write an Event."""
+
+    async def annotate_config_map(self, namespace: str, name: str, uid: str, annotations: dict[str, str]) -> None:
+        """Set annotations of a ConfigMap, if it is still the one with this UID."""
 
     async def close(self) -> None: ...
 

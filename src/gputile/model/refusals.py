@@ -57,6 +57,8 @@ class NodeCode(StrEnum):
     SEARCH = "SearchTooLong"
     CPU = "InsufficientCpu"
     HOST_MEMORY = "InsufficientMemory"
+    QUOTA_POOL = "PoolNotAllowed"
+    QUOTA_MODEL = "ModelNotInQuota"
     QUOTA = "QuotaExceeded"
     PROMISED = "PromisedElsewhere"
     AGENT_BUSY = "AgentBusy"
@@ -86,6 +88,8 @@ SENTENCE: dict[NodeCode, str] = {
     NodeCode.SEARCH: "search for a placement given up",
     NodeCode.CPU: "too little free CPU",
     NodeCode.HOST_MEMORY: "too little free main memory",
+    NodeCode.QUOTA_POOL: "outside the pools of the namespace's quota",
+    NodeCode.QUOTA_MODEL: "too few GPUs of a model in the namespace's quota",
     NodeCode.QUOTA: "quota of the namespace used up",
     NodeCode.PROMISED: "room being made on another node",
     NodeCode.AGENT_BUSY: "another pod starting under an agent that takes one at a time",
@@ -116,6 +120,8 @@ HAMI_ALIAS: dict[NodeCode, str] = {
     NodeCode.SEARCH: "NodeUnfitPod",
     NodeCode.CPU: "NodeUnfitPod",
     NodeCode.HOST_MEMORY: "NodeUnfitPod",
+    NodeCode.QUOTA_POOL: "ResourceQuotaNotFit",
+    NodeCode.QUOTA_MODEL: "ResourceQuotaNotFit",
     NodeCode.QUOTA: "ResourceQuotaNotFit",
     NodeCode.PROMISED: "NodeUnfitPod",
     NodeCode.AGENT_BUSY: "NodeUnfitPod",
@@ -145,6 +151,8 @@ VGPU_ALIAS: dict[NodeCode, str] = {
     NodeCode.SEARCH: "AllocatorInternalError",
     NodeCode.CPU: "InsufficientGPUResources",
     NodeCode.HOST_MEMORY: "InsufficientGPUResources",
+    NodeCode.QUOTA_POOL: "InsufficientGPUResources",
+    NodeCode.QUOTA_MODEL: "InsufficientGPUResources",
     NodeCode.QUOTA: "InsufficientGPUResources",
     NodeCode.PROMISED: "AlreadyScheduledElsewhere",
     NodeCode.AGENT_BUSY: "AllocatorInternalError",

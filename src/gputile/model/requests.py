@@ -6,6 +6,7 @@ Door:  `PodRequest`; `phases` says which containers run at the same time.
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import TypeAlias
 
 import msgspec
 
@@ -71,6 +72,22 @@ def _cuts_number(text: str, at: int) -> bool:
     return 0 < at < len(text) and text[at - 1].isdigit() and text[at].isdigit()
 
 
+Make: TypeAlias = tuple[str, MiB]
+"""Model and memory of a card: cards of one make cost a quota the same."""
+
+
+class Allowance(msgspec.Struct, frozen=True):
+    """What the quota of its namespace leaves to a pod at one moment."""
+
+    pools: frozenset[str]  # empty: nodes of any pool
+    listed: frozenset[Make]  # makes of which the quota speaks at all
+    possible: frozenset[Make]  # those that the pod could have if its namespace held nothing
+    affordable: frozenset[Make]  # those that it may have now
+
+    def admits_pool(self, pool: str) -> bool:
+        return not self.pools or pool in self.pools
+
+
 class Constraints(msgspec.Struct, frozen=True, kw_only=True):
     """Which cards may serve the pod, and how to choose among them."""
 
@@ -84,6 +101,7 @@ class Constraints(msgspec.Struct, frozen=True, kw_only=True):
     idle: bool = False  # only cards that nobody holds
     node_policy: str | None = None  # None: the cluster's default
     card_policy: str | None = None
+    allowance: Allowance | None = None  # None: no quota stands in its way
 
     def accepts_model(self, model: str) -> bool:
         if not self.models and not self.not_models:
@@ -135,6 +153,19 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True):
     def slots(self) -> int:
         """Slots that one tile takes of its card."""
         return int(self.dialect in SLOT_DIALECTS)
+
+    @property
+    def if_nobody_held(self) -> "PodRequest":
+        """The same where its namespace holds nothing; the very same where that changes nothing."""
+        allowance = self.constraints.allowance
+        if allowance is None or allowance.affordable == allowance.possible:
+            return self
+        return self.allowed(msgspec.structs.replace(allowance, affordable=allowance.possible))
+
+    def allowed(self, allowance: Allowance | None) -> "PodRequest":
+        """The same under this allowance."""
+        rule = msgspec.structs.replace(self.constraints, allowance=allowance)
+        return msgspec.structs.replace(self, constraints=rule)
 
 
 def phases(roles: Sequence[Role]) -> list[tuple[int, ...]]:

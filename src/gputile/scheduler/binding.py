@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from gputile.book.events import Assumed, Denied, Forgotten, Holding
+from gputile.book.events import Assumed, Denied, Forgotten, Holding, Instruction
 from gputile.book.ledger import Entry, State
 from gputile.dialects import speaking
 from gputile.dialects.wire import Award, Pod
@@ -65,6 +65,7 @@ class Binder:
         self._open: dict[str, tuple[str, asyncio.Task[str]]] = {}  # by UID: node and the bind in flight
         self.look_up: Callable[[str], None] = lambda uid: None  # have a pod looked at, later
         self.on_bound: Callable[[str], None] = lambda uid: None  # the API server said yes
+        self.on_freed: Callable[[list[Instruction]], None] = lambda done: None  # what was assumed is free again
 
     async def bind(self, args: BindArgs) -> str:
         """ "" when the pod is bound. A caller that goes away does not stop a bind in flight."""
@@ -155,6 +156,8 @@ class Binder:
             raise NoBind(f"node {node} is unknown to gputile; it may have just gone")
         holding = self._pencilled(entry, node) or self._place(pod, asked, node)
         denied = [one for one in self._ledger.handle(Assumed(holding, self._clock())) if isinstance(one, Denied)]
+        if denied and denied[0].beyond_quota:
+            raise NoBind(denied[0].why, "conflict")
         if denied:
             raise self._lost_race(pod, node, denied[0].why)
         if entry is not None:
@@ -174,7 +177,8 @@ class Binder:
 
     def _place(self, pod: Pod, asked: PodRequest, node: str) -> Holding:
         with self._ledger.aside(pod.uid, pod.priority) as fleet:
-            where = fleet.place(asked, node, self._settings.policy, seed_of(pod.uid))
+            may = self._ledger.spending.allowed(pod.namespace, asked)
+            where = fleet.place(may, node, self._settings.policy, seed_of(pod.uid))
         if not isinstance(where, Placement):
             raise self._lost_race(pod, node, where.sentence)
         return holding_of(pod, asked, where.grant(pod.uid, asked.dialect))
@@ -255,7 +259,7 @@ class Binder:
 
     def _forget(self, binding: Binding, grant: Grant | None) -> None:
         if grant is not None:
-            self._ledger.handle(Forgotten(binding.uid))
+            self.on_freed(self._ledger.handle(Forgotten(binding.uid)))
             self._extender.shun(binding.uid, binding.node)
 
     # ---- words ------------------------------------------------------------------------------------------------------

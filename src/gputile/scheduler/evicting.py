@@ -2,7 +2,8 @@
 
 Pods that are on their way out count as gone: nobody else is evicted for room that appears by itself. Pods between
 filter and bind, and those that should have left long ago and are stuck, cannot be evicted. Disruption budgets are
-weighed when kube-scheduler asks, as it does itself, and kept to the letter when we act on our own.
+weighed when kube-scheduler asks, as it does itself, and kept to the letter when we act on our own. Whose namespace has
+used up its quota gets room only if pods of that same namespace leave: nobody else's leaving gives it back.
 """
 
 from collections.abc import Callable, Collection
@@ -13,7 +14,7 @@ import msgspec
 from gputile.book.ledger import Entry, State
 from gputile.dialects.wire import Pod
 from gputile.engine.placing import Placement, place
-from gputile.engine.preempting import Cost, Holder, cost, victims, without
+from gputile.engine.preempting import After, Cost, Holder, cost, victims, without
 from gputile.kube.budgets import Budget
 from gputile.model.cards import NodeView
 from gputile.model.requests import PodRequest
@@ -64,21 +65,22 @@ class Evicting:
             msgspec.structs.replace(holder, budget_cost=len(self._protectors(holder, spent)))
             for holder in self._evictable(node, pod.priority)
         ]
-        view = self._view(pod, node)
-        found = victims(asked, view, holders, pod.priority) if view is not None else None
-        return self._plan(pod, asked, node, found)
+        view, after = self._view(pod, node), self._after(pod, asked)
+        found = victims(asked, view, holders, pod.priority, after=after) if view is not None else None
+        return self._plan(pod, asked, node, found, after)
 
     def lawful_plan(self, pod: Pod, asked: PodRequest, node: str) -> Plan | Forbidden | None:
         """The cheapest way that no budget forbids. Pods without cards are left to kube-scheduler, which sees them."""
         holders = [holder for holder in self._evictable(node, pod.priority) if holder.uses]
-        view = self._view(pod, node)
+        view, after = self._view(pod, node), self._after(pod, asked)
         if view is None or not (holders or self._going_on(node)):
             return None
         willing = [holder for holder in holders if not self._is_unwilling(holder)]
-        plan = self._plan(pod, asked, node, victims(asked, view, willing, pod.priority, self._is_lawful))
+        found = victims(asked, view, willing, pod.priority, self._is_lawful, after)
+        plan = self._plan(pod, asked, node, found, after)
         if plan is not None:
             return plan
-        unlawful = victims(asked, view, willing, pod.priority)
+        unlawful = victims(asked, view, willing, pod.priority, after=after)
         return Forbidden(node, self._overdrawn_by(unlawful)) if unlawful else None
 
     def still_serves(self, pod: Pod, asked: PodRequest, node: str, leaving: Collection[str]) -> bool:
@@ -89,19 +91,34 @@ class Evicting:
         gone = [
             holder for holder in self._ledger.holders(node) if holder.pod in leaving and not self.is_going(holder.pod)
         ]
-        return isinstance(place(asked, without(view, gone), self._policy, seed_of(pod.uid)), Placement)
+        may = self._after(pod, asked)(gone)
+        return isinstance(place(may, without(view, gone), self._policy, seed_of(pod.uid)), Placement)
 
     def fits_now(self, pod: Pod, asked: PodRequest, node: str) -> bool:
         if node not in self._ledger.fleet:
             return False
         with self._ledger.aside(pod.uid, pod.priority) as fleet:
-            return isinstance(place(asked, fleet.view(node), self._policy, seed_of(pod.uid)), Placement)
+            may = self._ledger.spending.allowed(pod.namespace, asked)
+            return isinstance(place(may, fleet.view(node), self._policy, seed_of(pod.uid)), Placement)
 
-    def _plan(self, pod: Pod, asked: PodRequest, node: str, found: tuple[Holder, ...] | None) -> Plan | None:
+    def _after(self, pod: Pod, asked: PodRequest) -> After:
+        """What it may ask for once some have left. Only those of its own namespace give quota back, and those of them
+        who leave anyway have done so, wherever they are."""
+        spending = self._ledger.spending
+        with self._ledger.aside(pod.uid, pod.priority):
+            purse = spending.purse(pod.namespace, asked)
+        if purse(()) is asked:
+            return lambda gone: asked
+        leaving = {uid for uid in spending.pods(pod.namespace) if self.is_going(uid)}
+        return lambda gone: purse(leaving.union(holder.pod for holder in gone))
+
+    def _plan(
+        self, pod: Pod, asked: PodRequest, node: str, found: tuple[Holder, ...] | None, after: After
+    ) -> Plan | None:
         view = self._view(pod, node)
         if found is None or view is None:
             return None
-        where = place(asked, without(view, found), self._policy, seed_of(pod.uid))
+        where = place(after(found), without(view, found), self._policy, seed_of(pod.uid))
         leaving = () if self.fits_now(pod, asked, node) else tuple(self._going_on(node))
         return Plan(node=node, victims=found, leaving=leaving, where=where) if isinstance(where, Placement) else None
 

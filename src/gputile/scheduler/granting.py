@@ -22,7 +22,7 @@ from gputile.model.requests import PodRequest
 from gputile.scheduler.mirror import Mirror
 from gputile.scheduler.settings import Settings
 from gputile.scheduler.settling import Settler
-from gputile.scheduler.verbs import seed_of
+from gputile.scheduler.verbs import holding_of, seed_of
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
 
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 ROUND = 0.25  # seconds between two looks at what is to be done
 AT_ONCE = 200  # pods per round, so that verbs are answered in between
 AGAIN = 5.0  # seconds until something that failed is tried again
+PENDING = (None, "", "Pending")  # phases of a pod none of whose containers has started
 
 
 class Granter:
@@ -168,10 +169,21 @@ class Granter:
                 self._no_room(pod, where)
                 return
             grant = where.grant(uid, asked.dialect)
+            over = self._beyond_quota(pod, asked, grant)
+            if over:
+                self._no_room_since[uid] = self._clock()
+                self._crowded[uid] = (pod, f"bound to {pod.node_name} by another scheduler, beyond its quota: {over}")
+                return
         self.carry_out(self._mirror.granted(pod, grant))
         self._unwritten[uid] = grant
         self._metrics.around.inc()
         log.info("granted to a pod bound around us", extra=fields(pod=pod.key, node=pod.node_name))
+
+    def _beyond_quota(self, pod: Pod, asked: PodRequest, grant: Grant) -> str:
+        """Our own agents start no container without a grant, so its cards stay free. Whatever runs is booked."""
+        node = self._mirror.ledger.fleet.node(grant.node)
+        waits = node is not None and node.agent == gputile.NAME and (pod.status is None or pod.status.phase in PENDING)
+        return self._mirror.ledger.beyond_quota(holding_of(pod, asked, grant)) if waits else ""
 
     def _booked(self, uid: str, node: str) -> Grant | None:
         """Cards that the book has for the pod already: pencilled by filter before kube-scheduler itself bound it."""

@@ -184,15 +184,16 @@ class Preemptor:
             return
         await self._promiser.round()
         await self._try_to_read_budgets(STALE)
-        hopeless: set[tuple[PodRequest, int]] = set()
+        hopeless: set[tuple[PodRequest, int, str]] = set()
         for uid in sorted(self._wishes, key=lambda uid: self._wishes[uid].turn):
             wish = self._wishes.get(uid)
             if wish is None or not self._is_due(uid, wish) or self._clock() < self._quiet_until:
                 continue
-            if (wish.asked, wish.pod.priority) in hopeless:  # one like it was just looked at in vain
+            kind = (wish.asked, wish.pod.priority, wish.pod.namespace if self._ledger.spending.quotas else "")
+            if kind in hopeless:  # one like it was just looked at in vain
                 self._wait(wish)
             elif not await self._make_room(uid, wish):
-                hopeless.add((wish.asked, wish.pod.priority))
+                hopeless.add(kind)
 
     def new_term(self) -> None:
         """We lead (again): what is promised is what pods carry."""
@@ -283,7 +284,8 @@ class Preemptor:
         closed = self._extender.closed(known, wish.pod.uid)
         open_to_it = [name for name in known if name not in closed]
         with self._ledger.aside(wish.pod.uid, wish.pod.priority) as fleet:
-            refusals = fleet.refusals(wish.asked, open_to_it)
+            may = self._ledger.spending.allowed(wish.pod.namespace, wish.asked)
+            refusals = fleet.refusals(may, open_to_it)
         return [refusal.node for refusal in refusals if refusal.curable] if len(refusals) == len(open_to_it) else []
 
     async def _try_to_read_budgets(self, age: float) -> bool:

@@ -21,6 +21,7 @@ from gputile.scheduler.granting import Granter
 from gputile.scheduler.leading import Alone, Leadership
 from gputile.scheduler.mirror import Mirror
 from gputile.scheduler.preempting import Preemptor
+from gputile.scheduler.rationing import Rationer
 from gputile.scheduler.server import Server
 from gputile.scheduler.settings import Settings
 from gputile.scheduler.steering import Steering
@@ -28,6 +29,7 @@ from gputile.scheduler.verbs import Extender, No
 from gputile.scheduler.waiting import Teller
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
+from gputile.telemetry.quota_metrics import QuotaCollector
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +78,12 @@ class Process:
             wall=wall,
             on_freed=self.carry_out,
         )
+        self.rationer = Rationer(
+            api, self.ledger, settings.quota, metrics, leads=leads, clock=clock, carry_out=self.carry_out
+        )
+        self._listed["quotas"] = self.rationer.known  # a pod must not slip in before we know whether it may
+        metrics.registry.register(QuotaCollector(self.ledger.spending))
+        self.binder.on_freed = self.carry_out
         self.extender.on_no = self._refused
         self.binder.look_up, self.binder.on_bound = self.granter.look_up, self.granter.landed.add
         self.granter.is_busy = self.binder.is_busy
@@ -125,6 +133,7 @@ class Process:
         loops: list[Coroutine[Any, Any, None]] = [
             self._follow("nodes", self.api.follow_nodes, self._nodes_listed, self._node_changed),
             self._follow_pods(),
+            self.rationer.run(),
             self._tick(),
             self._audit(),
             self._renew_certificates(),

@@ -9,6 +9,9 @@ no: the same nodes are refused, eviction would cure the same ones, and every rea
 by now as well). Except that containers do not fit together: each may soon not fit alone, and a bounded search may find
 in a smaller cluster what it missed. An answer with that reason is kept only as long as nothing changes at all.
 
+Quota is part of the question: a request carries what its namespace may have now (`Allowance`). When quota frees, or is
+used up, it is another question.
+
 Who has room of its own that others do not see (a pencil, a promise) must not ask here.
 """
 

@@ -13,6 +13,7 @@ from gputile.kube.client import ClientSettings
 from gputile.kube.lease import LeaseSettings
 from gputile.model.errors import InputError
 from gputile.scheduler.agents import AgentSettings
+from gputile.scheduler.rationing import QuotaSettings
 
 ABOVE_ZERO = (
     "filter.keep",
@@ -124,6 +125,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     bind: BindSettings = msgspec.field(default_factory=BindSettings)
     tell: TellSettings = msgspec.field(default_factory=TellSettings)
     preempt: PreemptSettings = msgspec.field(default_factory=PreemptSettings)
+    quota: QuotaSettings = msgspec.field(default_factory=QuotaSettings)
     agents: AgentSettings = msgspec.field(default_factory=AgentSettings)
     tls: TlsSettings = msgspec.field(default_factory=TlsSettings)
     leadership: LeaseSettings = msgspec.field(default_factory=LeaseSettings)

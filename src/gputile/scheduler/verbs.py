@@ -25,7 +25,7 @@ from gputile.engine.placing import Placement, place
 from gputile.engine.policies import Scores
 from gputile.model.cards import NodeView
 from gputile.model.grants import Grant
-from gputile.model.refusals import BadRequest, NodeCode, Refusal
+from gputile.model.refusals import SENTENCE, BadRequest, NodeCode, Refusal
 from gputile.model.requests import PodRequest
 from gputile.scheduler.mirror import GUESSING, Mirror, created, is_same
 from gputile.scheduler.remembering import Nos, Said
@@ -99,19 +99,24 @@ class Extender:
         pod = args.pod
         names = self._open_to(args.names, pod.uid)
         self._offered_in_vain(pod.uid)
-        refused_before = self._nos.again(asked, args) if self._may_remember(args, names) else None
+        spending, space = self._ledger.spending, pod.namespace
+        remembers = self._may_remember(args, names)
+        refused_before = self._nos.again(spending.allowed(space, asked), args) if remembers else None
         if refused_before is not None:
             self._metrics.remembered.inc()
             return self._refused(args, asked, refused_before)
         policy, seed = self._settings.policy, seed_of(pod.uid)
         with self._ledger.aside(pod.uid, pod.priority) as fleet:
-            best = self._promised(fleet, asked, names, pod.uid) or self._best(fleet, asked, names, pod.uid)
-            where = fleet.place(asked, best[0], policy, seed) if best else None
+            may = spending.allowed(space, asked)  # what is not kept for others, and what quota leaves
+            best = self._promised(fleet, may, names, pod.uid) or self._best(fleet, may, names, pod.uid)
+            where = fleet.place(may, best[0], policy, seed) if best else None
         if not isinstance(where, Placement):
             said = self._nothing(args, asked)
             if not best and self._may_remember(args, names):
-                self._nos.keep(asked, args, said)
+                self._nos.keep(may, args, said)
             return self._refused(args, asked, said)
+        if spending.quotas and self._ledger.beyond_quota(holding_of(pod, asked, where.grant(pod.uid, asked.dialect))):
+            return self._refused(args, asked, _beyond_quota(args.names))
         others_open = self._ledger.pencils() > 0
         pencilled = self._pencil(pod, asked, where)
         alone = pencilled and others_open and self._settings.filter.narrow
@@ -212,6 +217,7 @@ class Extender:
         return said.answer
 
     def _refusals(self, fleet: Fleet, asked: PodRequest, args: FilterArgs) -> list[Refusal]:
+        asked = self._ledger.spending.allowed(args.pod.namespace, asked)
         closed = self.closed(args.names, args.pod.uid)
         promised = self._ledger.promise(args.pod.uid)
         if promised is not None:  # else kube-scheduler would look for victims elsewhere too
@@ -237,7 +243,7 @@ class Extender:
         with self._ledger.aside(args.pod.uid) as fleet:
             known = [name for name in args.names if name not in imagined]
             refusals = self._refusals(fleet, asked, msgspec.structs.replace(args, names=known))
-        refusals += [no for node in imagined.values() if (no := self._imagined(asked, node)) is not None]
+        refusals += [no for node in imagined.values() if (no := self._imagined(args.pod, asked, node)) is not None]
         refused = {refusal.node for refusal in refusals}
         return FilterAnswer(
             names=[name for name in args.names if name not in refused],
@@ -245,7 +251,7 @@ class Extender:
             unresolvable={r.node: r.sentence for r in refusals if not r.curable},
         )
 
-    def _imagined(self, asked: PodRequest, sent: NodeObject) -> Refusal | None:
+    def _imagined(self, pod: Pod, asked: PodRequest, sent: NodeObject) -> Refusal | None:
         """Why the node would not take the pod even with nobody on it."""
         node = speaking.read_node(sent, self._mirror.settings)
         if isinstance(node, BadRequest):
@@ -253,7 +259,10 @@ class Extender:
         if node.agent in GUESSING and self._settings.other_agents == "refuse":
             return Refusal(sent.name, NodeCode.OTHER_AGENT, 1, 0, False)
         answer = place(asked, NodeView.empty(node), self._settings.policy)
-        return answer if isinstance(answer, Refusal) else None
+        if isinstance(answer, Refusal):
+            return answer
+        over = self._ledger.spending.objection(holding_of(pod, asked, answer.grant(pod.uid, asked.dialect)), node)
+        return Refusal(sent.name, NodeCode.QUOTA, 1, 0, False) if over else None
 
     def prioritize(self, args: FilterArgs) -> dict[str, int]:
         """The policy's score of each node, stretched over 0 to 10."""
@@ -261,7 +270,8 @@ class Extender:
         if not isinstance(asked, PodRequest):
             return dict.fromkeys(args.names, 0)
         with self._ledger.aside(args.pod.uid) as fleet:
-            scores = fleet.scores_of(args.names, asked, self._settings.policy, seed_of(args.pod.uid))
+            may = self._ledger.spending.allowed(args.pod.namespace, asked)
+            scores = fleet.scores_of(args.names, may, self._settings.policy, seed_of(args.pod.uid))
         return dict(zip(args.names, _stretched(scores), strict=True))
 
 
@@ -282,6 +292,11 @@ def holding_of(pod: Pod, asked: PodRequest, grant: Grant) -> Holding:
 def seed_of(uid: str) -> int:
     """Dice of a pod's own, so that a replay gives the same answer."""
     return crc32(uid.encode("utf-8", "replace"))
+
+
+def _beyond_quota(names: list[str]) -> Said:
+    """Where the cards that are free now would cost more than others of their make: pieces of a pod on cards apart."""
+    return Said(FilterAnswer(failed=dict.fromkeys(names, SENTENCE[NodeCode.QUOTA])), {NodeCode.QUOTA: len(names)})
 
 
 def _counted(refusals: list[Refusal]) -> dict[NodeCode, int]:

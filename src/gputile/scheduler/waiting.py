@@ -114,19 +114,21 @@ class Teller:
         now = self._clock()
         earned = (now - self._allowed_at) * self._settings.per_second
         self._allowance, self._allowed_at = min(self._settings.per_second, self._allowance + earned), now
-        known: dict[PodRequest | BadRequest, str] = {}  # equal pods wait for equal reasons
+        known: dict[tuple[str, PodRequest | BadRequest], str] = {}  # equal pods wait for equal reasons
+        quotas = self._mirror.ledger.spending.quotas
         for uid, story in list(self._stories.items()):
             if self._allowance < 1.0:
                 return
             if now - story.looked_at < self._settings.every:
                 continue
             promised = self._mirror.ledger.promise(uid)
-            if promised is None and story.asked not in known:
+            namespace = story.pod.namespace if quotas else ""
+            if promised is None and (namespace, story.asked) not in known:
                 if now < self._quiet_until:
                     return
-                known[story.asked] = reason(story.asked, self._mirror.ledger)
+                known[namespace, story.asked] = reason(story.asked, self._mirror.ledger, namespace)
                 self._quiet_until = now + (self._clock() - now) / SHARE
-            said = known[story.asked] if promised is None else _being_made(promised)
+            said = known[namespace, story.asked] if promised is None else _being_made(promised)
             story.looked_at = now
             if said and (said != story.told or now - story.told_at > REPEAT) and self._leads():
                 self._allowance -= 1.0
@@ -149,20 +151,21 @@ class Teller:
         for uid, story in late:
             if not isinstance(story.asked, PodRequest) or self._mirror.ledger.entry(uid) is not None:
                 continue
+            may = self._mirror.ledger.spending.allowed(story.pod.namespace, story.asked)
             if self._mirror.ledger.promise(uid) is not None:
                 fits = self._fits_where_promised(uid, story)
-            elif story.asked not in room:
-                fits = room[story.asked] = min(NUDGES, int(self._mirror.ledger.fleet.fits(story.asked).sum()))
+            elif may not in room:
+                fits = room[may] = min(NUDGES, int(self._mirror.ledger.fleet.fits(may).sum()))
             else:
-                fits = room[story.asked]
+                fits = room[may]
             if fits == 0:
                 story.gains = self._gains  # looked at; wait for the next gain
                 continue
-            if woken.get(story.asked, 0) >= fits:
+            if woken.get(may, 0) >= fits:
                 continue  # enough for this round
             if not self._leads():
                 return
-            woken[story.asked] = woken.get(story.asked, 0) + 1
+            woken[may] = woken.get(may, 0) + 1
             story.nudged_at = now
             self._metrics.nudges.inc()
             key, touch = story.pod, {NUDGED: str(self._wall())}
@@ -172,7 +175,7 @@ class Teller:
         """Its own promise must not stand in its way."""
         assert isinstance(story.asked, PodRequest)
         with self._mirror.ledger.aside(uid, story.pod.priority) as fleet:
-            return int(fleet.fits(story.asked).sum())
+            return int(fleet.fits(self._mirror.ledger.spending.allowed(story.pod.namespace, story.asked)).sum())
 
 
 class Holders(Mapping[str, list[Holder]]):
@@ -194,14 +197,17 @@ class Holders(Mapping[str, list[Holder]]):
         return len(self._ledger.fleet)
 
 
-def reason(asked: PodRequest | BadRequest, ledger: Ledger) -> str:
-    """Why a pod waits and what would help, as one text; "" when it fits by now."""
+def reason(asked: PodRequest | BadRequest, ledger: Ledger, namespace: str = "") -> str:
+    """Why a pod (of this namespace, if it may have a quota) waits and what would help, as one text; "" when it fits."""
     if isinstance(asked, BadRequest):
         return asked.message
-    found = explain(asked, ledger.fleet, Holders(ledger), LOOK_AT)
+    spending = ledger.spending
+    purse = spending.purse(namespace, asked)
+    found = explain(purse(()), ledger.fleet, Holders(ledger), LOOK_AT, lambda gone: purse([one.pod for one in gone]))
     if found.fitting:
         return ""
-    first, *rest = (line.strip() for line in (*found.lines(), *_kept(ledger)))
+    quota = spending.objections(namespace, asked)
+    first, *rest = (line.strip() for line in (*found.lines(), *quota, *_kept(ledger)))
     return f"{first} {'; '.join(rest)}".strip()
 
 

@@ -95,6 +95,10 @@ class Metrics:
         self.nodes = self._gauge("nodes", "Nodes in the fleet, those without cards too.")
         self.agents = self._gauge("agents", "Leases of node agents, by state: alive, silent.", "state")
         self.lingering = self._gauge("lingering_pods", "Pods that are gone, and whose tiles are still held.")
+        self.quota_broken = self._gauge("quota_broken", "1 while a ConfigMap of quotas cannot be used.", "configmap")
+        self.quota_edits = self._tally(
+            "quota_edits_total", "Edits of quotas by what became of them: taken, refused.", "configmap", "result"
+        )
         self.leads = self._gauge("leads", "1 while this replica leads.")
         self.synced = self._gauge("synced", "1 while the book shows the cluster.")
 

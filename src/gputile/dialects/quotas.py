@@ -1,0 +1,132 @@
+"""Quotas as they are written: ours, and the ConfigMap that gpu-admission read.
+
+Room:  trees of YAML or JSON to `Quotas`, all or nothing: a document with one mistake is no document.
+Door:  `read_ours`, `read_old`, `merged`. What cannot be used raises `InputError`, which says where and what to write.
+"""
+
+from fractions import Fraction
+from typing import Any
+
+import msgspec
+
+from gputile.model.errors import InputError
+from gputile.model.quotas import ANY_MODEL, Limit, Quota, Quotas
+from gputile.model.units import ALL, MiB, Percent, quantity
+
+OUR_KEY, OLD_KEY = "quota.yaml", "gpu_quota"
+MOST = 10**9  # of anything: more is a slip
+
+Written = str | int | float | None
+"""A number, as YAML or JSON may carry it."""
+
+
+class LimitText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One limit, as a person writes it."""
+
+    model: str = ANY_MODEL
+    cards: Written = None
+    memory: Written = None
+    cores: Written = None
+
+
+class NamespaceText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    limits: tuple[LimitText, ...] | None = None  # not written: any model, as much as there is
+    pools: tuple[str, ...] = ()
+
+
+class DocumentText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    namespaces: dict[str, Any]
+
+
+def read_ours(tree: Any, source: str) -> Quotas:
+    """Ours: `namespaces`, each with `limits` and `pools`; see docs/quota.md."""
+    if tree is None:
+        raise InputError(f"{source}: `{OUR_KEY}` is empty; write `namespaces: {{}}` if nobody is to have a quota")
+    document = _converted(tree, DocumentText, f"{source}: `{OUR_KEY}`")
+    return {
+        name: _quota(_converted(value, NamespaceText, f"{source}: namespace `{name}`"), name, source)
+        for name, value in document.namespaces.items()
+    }
+
+
+def _quota(text: NamespaceText, name: str, source: str) -> Quota:
+    where = f"{source}: namespace `{name}`"
+    if not all(text.pools):
+        raise InputError(f"{where}: a pool has no name; write the value of a node's pool label")
+    limits = (LimitText(),) if text.limits is None else text.limits
+    return Quota(tuple(_limit(limit, where) for limit in limits), text.pools, source)
+
+
+def _limit(text: LimitText, where: str) -> Limit:
+    if not text.model:
+        raise InputError(f"{where}: a limit has an empty `model`; write a name such as A100, or leave it out for any")
+    where = f"{where}: model `{text.model}`"
+    return Limit(
+        model=text.model,
+        cards=_cards(text.cards, where),
+        memory=_memory(text.memory, where),
+        cores=_whole(text.cores, f"{where}: `cores` is {text.cores!r}; write percent of one card, such as 250", 1),
+    )
+
+
+def _cards(written: Written, where: str) -> Percent | None:
+    """In hundredths of a card."""
+    return _whole(written, f"{where}: `cards` is {written!r}; write a number such as 4 or 2.5", ALL)
+
+
+def _memory(written: Written, where: str) -> MiB | None:
+    """With its unit: a plain number could be bytes, as in Kubernetes, or MiB, as in pods."""
+    said = f"{where}: `memory` is {written!r}; write it with a unit, such as 160Gi"
+    if written is not None and not str(written).strip()[-1:].isalpha():
+        raise InputError(said)
+    return _whole(written, said, Fraction(1, 1024**2))
+
+
+def _whole(written: Written, said: str, unit: Fraction | int) -> int | None:
+    if written is None:
+        return None
+    number = quantity(written)
+    if number is None or number * unit % 1 or not 0 <= number * unit <= MOST:
+        raise InputError(said)
+    return int(number * unit)
+
+
+def _converted(tree: Any, kind: type[msgspec.Struct], where: str) -> Any:
+    try:
+        return msgspec.convert(tree, kind)
+    except msgspec.ValidationError as wrong:
+        raise InputError(f"{where}: {wrong}; see docs/quota.md") from wrong
+
+
+# ---- gpu-admission's ------------------------------------------------------------------------------------------------
+
+
+class OldText(msgspec.Struct, frozen=True):
+    """Of one namespace. Go reads JSON without regard to case and passes over what it does not know; so do we."""
+
+    quota: dict[str, int | float] | None = None
+    pool: tuple[str, ...] | None = None
+
+
+def read_old(text: str, source: str) -> Quotas:
+    """gpu-admission's: whole cards by model, and pools. No model listed means that nothing is allowed."""
+    try:
+        tree = msgspec.json.decode(text, type=dict[str, dict[str, Any]])
+    except (msgspec.DecodeError, RecursionError) as wrong:
+        raise InputError(f"{source}: `{OLD_KEY}` is not the JSON that it should be: {wrong}") from wrong
+    return {name: _old_quota(fields, name, source) for name, fields in tree.items()}
+
+
+def _old_quota(fields: dict[str, Any], name: str, source: str) -> Quota:
+    where = f"{source}: namespace `{name}`"
+    text: OldText = _converted({key.lower(): value for key, value in fields.items()}, OldText, where)
+    limits = [
+        Limit(model=model, cards=_cards(cards, f"{where}: model `{model}`"))
+        for model, cards in (text.quota or {}).items()
+    ]
+    return Quota(tuple(limits), text.pool or (), source)
+
+
+def merged(ours: Quotas, old: Quotas) -> Quotas:
+    """Namespace by namespace ours counts before the old; our `*` is for those that neither names."""
+    return {**old, **ours}

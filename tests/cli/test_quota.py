@@ -1,0 +1,143 @@
+"""`gputile quota`: what it reads, how it counts, what it prints, how it exits."""
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from gputile.cli.group import cli
+from gputile.model.errors import InputError
+from gputile.testing.builders import node, pod
+from tests.scheduler.test_mirror import grant
+
+N1 = node("n1").cards(4, "Tesla T4", 16).manifest()
+OURS = """
+namespaces:
+  team-a:
+    limits:
+      - {model: T4, cards: 1, memory: 1Gi}
+      - {cores: 50}
+    pools: [blue]
+  team-b: {limits: []}
+  "*": {limits: [{cards: 9}]}
+"""
+
+
+def run(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(cli, ["quota", *arguments], input=stdin)
+
+
+def config_map(text: str, name: str = "gputile-quota", key: str = "quota.yaml", **annotations: str) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "kube-system", "uid": "u", "annotations": annotations}
+    return {"kind": "ConfigMap", "metadata": metadata, "data": {key: text}}
+
+
+def holder(name: str, namespace: str = "team-a", index: int = 0, **status: Any) -> dict[str, Any]:
+    made = pod(
+        {"gputile.io/gpu": 1, "gputile.io/memory": 8},
+        name=name,
+        namespace=namespace,
+        uid=f"uid-{name}",
+        on="n1",
+        annotations=grant(8, index, name=name),
+    )
+    return {**made, "status": status}
+
+
+WAITS = pod({"gputile.io/gpu": 1}, name="waits", namespace="team-a", uid="uid-waits")
+PODS = [
+    holder("a"),
+    holder("b", index=1),
+    holder("ended", index=2, phase="Succeeded"),
+    WAITS,
+    holder("c", "team-c"),
+    pod({}, name="plain", namespace="team-d", uid="uid-plain"),
+]
+
+
+def saved(*objects: dict[str, Any]) -> str:
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": [{"kind": "Node", **N1}, *objects]})
+
+
+def test_a_line_for_every_limit() -> None:
+    said = run("-f", "-", stdin=saved(config_map(OURS), *PODS))
+    assert said.exit_code == 0
+    assert said.output == (
+        "NAMESPACE  MODEL               CARDS     MEMORY           CORES        POOLS  WAITING\n"
+        "team-a     T4                  1 of 1    16 MiB of 1 GiB  0 %          blue   1\n"
+        "team-a     any                 1         16 MiB           0 % of 50 %  blue   1\n"
+        "team-b     nothing is allowed  -         -                -            any    0\n"
+        "team-c     any                 0.5 of 9  8 MiB            0 %          any    0\n"
+    )
+
+
+def test_one_namespace_with_its_pods_and_where_it_is_written() -> None:
+    said = run("team-a", "-o", "wide", "-f", "-", stdin=saved(config_map(OURS), *PODS))
+    head, first, _ = said.output.splitlines()
+    assert head.split()[-3:] == ["PODS", "WRITTEN", "IN"]
+    assert first.endswith("2     ConfigMap kube-system/gputile-quota")
+
+
+@pytest.mark.parametrize("output", ["json", "yaml"])
+def test_the_json_is_a_contract_and_the_yaml_is_the_same(output: str) -> None:
+    said = run("team-a", "-o", output, "-f", "-", stdin=saved(config_map(OURS), *PODS)).output
+    found = json.loads(said) if output == "json" else yaml.safe_load(said)
+    assert found["broken"] == []
+    assert found["quotas"][0] == {
+        "namespace": "team-a",
+        "model": "T4",
+        "cards": {"used": 1.0, "limit": 1.0},
+        "memory": {"used": 16.0, "limit": 1024.0},
+        "cores": {"used": 0.0, "limit": None},
+        "pools": ["blue"],
+        "pods": 2,
+        "waiting": 1,
+        "source": "ConfigMap kube-system/gputile-quota",
+    }
+
+
+def test_where_both_name_a_namespace_ours_is_shown() -> None:
+    old = config_map('{"team-a": {"quota": {"T4": 7}}, "team-e": {"quota": {"T4": 3}}}', "gpuquota", "gpu_quota")
+    rows = json.loads(run("-o", "json", "-f", "-", stdin=saved(config_map(OURS), old)).output)["quotas"]
+    assert {(row["namespace"], row["source"].rpartition("/")[2]) for row in rows} == {
+        ("team-a", "gputile-quota"),
+        ("team-b", "gputile-quota"),
+        ("team-e", "gpuquota"),
+    }
+
+
+def test_what_cannot_be_used_is_said_and_the_last_good_one_is_shown() -> None:
+    last = {"gputile.io/last-good-quota": "namespaces: {team-a: {limits: [{cards: 3}]}}"}
+    said = run("-f", "-", stdin=saved(config_map("namespaces: [", **last), *PODS))
+    assert said.exit_code == 0
+    assert "is not the YAML that it should be" in said.stderr
+    assert "1 of 3" in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "want"),
+    [
+        pytest.param((), "no namespace has a quota: it may hold whatever is free; see docs/quota.md", id="nobody"),
+        pytest.param(("team-x",), "namespace team-x has no quota: it may hold whatever is free; see docs/quota.md",
+                     id="one"),
+    ],
+)  # fmt: skip
+def test_without_quotas(words: tuple[str, ...], want: str) -> None:
+    said = run(*words, "-f", "-", stdin=saved(*PODS))
+    assert (said.exit_code, said.output) == (0, f"{want}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin", "said"),
+    [
+        pytest.param(("-f", "-"), "{", "-: cannot be read", id="no-json"),
+        pytest.param(("-f", "none.json"), "", "none.json: cannot be read", id="no-file"),
+        pytest.param(("--configmap", "quota"), "", "write NAMESPACE/NAME", id="no-namespace"),
+    ],
+)
+def test_what_cannot_be_read_is_a_sentence(words: tuple[str, ...], stdin: str, said: str) -> None:
+    found = run(*words, stdin=stdin).exception
+    assert isinstance(found, InputError)
+    assert said in str(found)

@@ -1,0 +1,388 @@
+"""Quota in the verbs: filter and bind, what is remembered, who is told and nudged, who may be evicted for whom.
+
+Seen to fail, each alone: `_choose` or `_place` without `allowed`, `_choose` without `beyond_quota`, the nudge with
+what the pod asks instead of what it may have, a purse that gives back the quota of every namespace, or none.
+"""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from gputile.book.events import QuotasSet, Tick
+from gputile.book.ledger import State
+from gputile.dialects.gputile import NUDGED
+from gputile.dialects.wire import Pod
+from gputile.kube.values import Json
+from gputile.model.quotas import Limit, Quota
+from gputile.model.refusals import SENTENCE, NodeCode
+from gputile.scheduler.settings import PreemptSettings
+from gputile.scheduler.wire import FilterAnswer, FilterArgs, Offer
+from gputile.testing.builders import NodeBuilder, node, pod
+from tests.scheduler.crowds import HIGH, LOW, MIDDLE, arrive, ask, gone, notes, planned, settle, wish
+from tests.scheduler.rig import Rig, bind_args, refused, tile
+from tests.scheduler.test_waiting import nudged, rounds
+
+USED_UP, NOT_LISTED = SENTENCE[NodeCode.QUOTA], SENTENCE[NodeCode.QUOTA_MODEL]
+HERE = "ConfigMap kube-system/gputile-quota"
+
+
+def quota(*limits: Limit, pools: tuple[str, ...] = ()) -> Quota:
+    return Quota(limits, pools, HERE)
+
+
+def cards(number: int, model: str = "A100") -> Quota:
+    return quota(Limit(model=model, cards=100 * number))
+
+
+def ration(rig: Rig, **namespaces: Quota) -> None:
+    rig.carry_out(rig.ledger.handle(QuotasSet(namespaces)))
+
+
+def rationed(*nodes: NodeBuilder, default: Quota, **settings: Any) -> Rig:
+    rig = Rig(*(nodes or (node("n1").cards(4, size=16), node("n2").cards(4, "T4", 8))), **settings)
+    ration(rig, default=default)
+    return rig
+
+
+def other_filter(rig: Rig, name: str, namespace: str = "team-b") -> FilterAnswer:
+    made = rig.api.add_pod(pod(tile(16), name=name, namespace=namespace, uid=f"uid-{name}"))
+    rig.catch_up()
+    return rig.extender.filter(FilterArgs(pod=made, names=list(rig.api.nodes)))
+
+
+class TestFilter:
+    def test_what_filter_pencils_counts_for_the_next(self) -> None:
+        rig = rationed(default=cards(2))
+        for name in ("a", "b", "c"):
+            rig.arrive(tile(16), name=name)
+        assert (rig.filter("a").names, rig.filter("b").names) == (["n1"], ["n1"])
+        assert rig.filter("c") == FilterAnswer(
+            failed={"n1": USED_UP}, unresolvable={"n2": SENTENCE[NodeCode.TOO_SMALL]}
+        )
+        assert rig.count("refusals_total", code="QuotaExceeded") == 1
+
+    def test_other_namespaces_do_not_notice(self) -> None:
+        rig = rationed(default=cards(0))
+        rig.arrive(tile(16))
+        assert rig.filter().names == []
+        assert other_filter(rig, "theirs").names == ["n1"]
+
+    def test_a_model_that_is_not_listed_is_not_offered(self) -> None:
+        rig = rationed(default=cards(1, "T4"))
+        rig.arrive(tile(8))
+        assert rig.filter().names == ["n2"]
+        rig.arrive(tile(16), name="large")
+        assert rig.filter("large").unresolvable == {"n1": NOT_LISTED, "n2": SENTENCE[NodeCode.TOO_SMALL]}
+
+    def test_nor_is_a_node_of_another_pool(self) -> None:
+        blue = node("n1").cards(4, size=16).manifest()
+        blue["metadata"]["labels"] = {"gputile.io/pool": "blue"}
+        rig = Rig(blue, node("n2").cards(4, size=16))
+        ration(rig, default=quota(Limit(model="*"), pools=("red",)))
+        rig.arrive(tile(8))
+        assert rig.filter().unresolvable == dict.fromkeys(("n1", "n2"), SENTENCE[NodeCode.QUOTA_POOL])
+        ration(rig, default=quota(Limit(model="*"), pools=("blue",)))
+        assert rig.filter().names == ["n1"]
+
+    def test_the_other_model_is_taken_when_one_is_used_up(self) -> None:
+        rig = rationed(default=quota(Limit(model="A100", cards=50), Limit(model="T4", cards=100)))
+        for name in ("a", "b", "c"):
+            rig.arrive(tile(8), name=name)
+        assert {rig.filter("a").names[0], rig.filter("b").names[0]} == {"n1", "n2"}
+        assert rig.filter("c").names == []
+
+    def test_a_pod_that_could_never_have_it_is_beyond_cure(self) -> None:
+        rig = rationed(default=cards(1))
+        rig.arrive(tile(16, cards=2))
+        assert rig.filter().unresolvable["n1"] == USED_UP
+
+    def test_a_dry_run_says_the_same_also_of_nodes_that_are_not_there_yet(self) -> None:
+        rig = rationed(default=cards(1))
+        rig.arrive(tile(16), name="a")
+        rig.filter("a")
+        rig.arrive(tile(16), name="b")
+        rig.api.nodes["new"] = node("new").cards(8, "A100", 16).manifest()
+        answer = rig.extender.dry_run(rig.args("b", whole=True))
+        assert answer.names == []
+        assert {answer.failed["n1"], answer.unresolvable["new"]} == {USED_UP}
+        ration(rig, default=cards(2))
+        assert rig.extender.dry_run(rig.args("b", whole=True)).names == ["n1", "new"]
+
+    def test_prioritize_scores_only_what_may_be_had(self) -> None:
+        rig = rationed(default=cards(1, "T4"))
+        rig.arrive(tile(8))
+        assert rig.extender.prioritize(rig.args()) == {"n1": 0, "n2": 10}
+
+    def test_containers_that_would_cost_more_apart_are_not_let_in_beyond_the_quota(self) -> None:
+        """Alone on a card both fit; here memory is free on one card and cores on another, so they cost two shares."""
+        rig = Rig(node("n1").cards(2, size=16), policy="binpack")
+        ration(rig, **{"default": quota(Limit(model="A100", cards=70)), "team-b": quota(Limit(model="*"))})
+        for index, limits in enumerate((tile(2, cores=50), tile(10, cores=10))):
+            made = pod(limits, name=f"b{index}", namespace="team-b", uid=f"uid-b{index}",
+                       annotations={"gputile.io/uuid": f"GPU-n1-{index}"})  # fmt: skip
+            rig.extender.filter(FilterArgs(pod=rig.api.add_pod(made), names=["n1"]))
+            rig.catch_up()
+            rig.extender.filter(FilterArgs(pod=msgspec.convert(made, Pod), names=["n1"]))
+        rig.arrive(tile(9, cores=5), tile(1, cores=55))
+        assert rig.filter() == FilterAnswer(failed={"n1": USED_UP})
+        assert rig.state() is None
+
+
+class TestBind:
+    async def test_what_became_too_much_between_filter_and_bind_is_refused_in_words(self) -> None:
+        rig = rationed(default=cards(2))
+        for name in ("a", "b"):
+            rig.arrive(tile(16), name=name)
+            rig.filter(name)
+        assert await rig.bind("a") == ""
+        ration(rig, default=cards(1))
+        assert await rig.bind("b") == (
+            "default holds 1 of 1 A100; this pod needs 1 more; wait until a pod of default ends, or have its quota "
+            f"raised in {HERE}"
+        )
+        assert rig.count("binds_total", end="conflict") == 1
+
+    async def test_pods_that_filter_did_not_know_cannot_slip_in_together(self) -> None:
+        """kube-scheduler was quicker than our watch: nothing was pencilled, and both binds come at once."""
+        rig = rationed(default=cards(1))
+        for name in ("a", "b"):
+            rig.arrive(tile(16), name=name, seen=False)
+            assert rig.filter(name).names == ["n1"]
+        answers = await asyncio.gather(rig.bind("a"), rig.bind("b"))
+        assert sorted(answers)[0] == ""
+        assert sorted(answers)[1].startswith("n1 does not fit any more: quota of the namespace used up")
+        assert len(rig.api.bindings) == 1
+
+    async def test_a_bind_that_was_refused_gives_its_quota_back_and_others_hear_of_it(self) -> None:
+        rig = rationed(default=cards(1))
+        rig.binder.on_freed = rig.carry_out
+        rig.arrive(tile(16), name="a")
+        rig.filter("a")
+        rig.arrive(tile(16), name="b")
+        assert rig.filter("b").names == []
+        rig.api.script["bind"] = [refused(422)]
+        assert "the server said 422" in await rig.bind("a")
+        rig.clock.now += 1.0
+        await rounds(rig, 0.5)
+        assert nudged(rig) == ["default/b"]
+        assert rig.filter("b").names == ["n1"]
+
+    async def test_a_restarted_process_counts_what_it_finds(self) -> None:
+        rig = rationed(default=cards(1))
+        rig.arrive(tile(16), name="a")
+        assert await rig.bind("a", rig.filter("a").names[0]) == ""
+        heir = Rig(*rig.api.nodes.values(), pods=[{**one} for one in rig.api.pods.values()])
+        ration(heir, default=cards(1))
+        heir.arrive(tile(16), name="b")
+        assert heir.filter("b").failed == {"n1": USED_UP}
+        assert heir.filter("b").names == []
+
+
+class TestWaiting:
+    def full(self, **settings: Any) -> Rig:
+        rig = rationed(default=cards(1), **settings)
+        rig.arrive(tile(16), name="old", annotations=_grant("old"), on="n1")
+        rig.arrive(tile(16))
+        assert rig.filter().names == []
+        return rig
+
+    async def test_a_waiting_pod_hears_who_holds_what_and_what_to_do(self) -> None:
+        rig = self.full()
+        await rounds(rig, 0.25)
+        [(_, said)] = notes(rig, "web-0")
+        assert said.startswith("0/2 nodes fit: 1 quota of the namespace used up, 1 GPUs smaller than wanted. ")
+        assert "would fit: as it is, once default/old ends on n1" in said
+        assert "default holds 1 of 1 A100; this pod needs 1 more; wait until a pod of default ends" in said
+        assert HERE in said
+        assert "add a node" not in said
+
+    async def test_namespaces_that_ask_the_same_wait_for_their_own_reasons(self) -> None:
+        rig = self.full()
+        ration(rig, **{"default": cards(1), "team-b": cards(0)})
+        other_filter(rig, "theirs")
+        await rounds(rig, 0.25)
+        assert "default holds 1 of 1" in notes(rig, "web-0")[0][1]
+        assert "team-b holds 0 of 0" in notes(rig, "theirs")[0][1]
+
+    async def test_a_remembered_no_ends_when_quota_frees(self) -> None:
+        rig = self.full()
+        rig.filter()
+        assert rig.count("remembered_nos_total") == 1
+        gone(rig, "old")
+        assert rig.filter().names == ["n1"]
+
+    async def test_or_when_it_is_raised(self) -> None:
+        rig = self.full()
+        rig.filter()
+        ration(rig, default=cards(2))
+        assert rig.filter().names == ["n1"]
+
+    async def test_and_is_nobody_elses(self) -> None:
+        rig = self.full()
+        assert other_filter(rig, "theirs").names == ["n1"]
+
+    async def test_it_is_nudged_when_a_pod_of_its_own_namespace_ends(self) -> None:
+        rig = self.full()
+        rig.clock.now += 1.0
+        gone(rig, "old")
+        await rounds(rig, 0.5)
+        assert nudged(rig) == ["default/web-0"]
+
+    async def test_or_when_its_quota_is_raised(self) -> None:
+        rig = self.full()
+        rig.clock.now += 1.0
+        await rounds(rig, 0.5)
+        assert nudged(rig) == []
+        ration(rig, default=cards(2))
+        await rounds(rig, 0.5)
+        assert nudged(rig) == ["default/web-0"]
+
+    async def test_but_not_when_others_leave(self) -> None:
+        rig = self.full()
+        rig.api.add_pod(pod(tile(16), name="theirs", namespace="team-b", uid="uid-theirs", on="n1",
+                            annotations=_grant("theirs", 1)))  # fmt: skip
+        rig.catch_up()
+        rig.clock.now += 1.0
+        rig.api.delete_pod("team-b/theirs")
+        rig.catch_up()
+        await rounds(rig, 0.5)
+        assert nudged(rig) == []
+        assert NUDGED not in rig.live()["metadata"]["annotations"]
+
+    async def test_a_pencil_that_comes_to_nothing_frees_quota_too(self) -> None:
+        rig = rationed(default=cards(1))
+        for name in ("a", "b"):
+            rig.arrive(tile(16), name=name)
+            rig.filter(name)
+        assert rig.state("a") is State.PENCILLED
+        rig.clock.now += 3.0
+        rig.carry_out(rig.ledger.handle(Tick(rig.clock())))
+        await rounds(rig, 0.5)
+        assert sorted(nudged(rig)) == ["default/b"]
+
+
+def _grant(name: str, index: int = 0) -> dict[str, str]:
+    said = {
+        "version": 1,
+        "pod": f"uid-{name}",
+        "node": "n1",
+        "dialect": "gputile",
+        "containers": [
+            {"name": "c0", "tiles": [{"uuid": f"GPU-n1-{index}", "index": index, "memory": 16, "cores": 0}]}
+        ],
+    }
+    return {"gputile.io/grant": msgspec.json.encode(said).decode()}
+
+
+async def theirs(rig: Rig, name: str, size: int, priority: int) -> None:
+    """A pod of another namespace that runs."""
+    made = rig.api.add_pod(wish(name, tile(size), priority, namespace="team-b"))
+    rig.catch_up()
+    [on, *_] = rig.extender.filter(FilterArgs(pod=made, names=list(rig.api.nodes))).names
+    args = msgspec.structs.replace(bind_args(name, on), namespace="team-b")
+    assert await rig.binder.bind(args) == ""
+    rig.catch_up()
+
+
+class TestPreemption:
+    async def test_its_own_pod_goes_although_there_is_room(self) -> None:
+        rig = rationed(node("n1").cards(2, size=16), node("n2").cards(2, size=16), default=cards(1))
+        await settle(rig, "mine", 16, LOW)
+        await theirs(rig, "theirs", 16, LOW)
+        await planned(rig, size=16)
+        assert rig.api.evicted == ["default/mine"]
+        assert rig.ledger.promises() != []
+        arrive(rig, "late", 16, LOW)
+        gone(rig, "mine")
+        assert rig.filter("late").names == [], "the quota is kept for the pod too"
+        assert rig.filter("wanted").names == ["n1"]
+        assert await rig.bind("wanted") == ""
+        rig.catch_up()
+        rig.ledger.check()
+
+    async def test_nobody_else_goes_for_a_pod_whose_quota_is_used_up(self) -> None:
+        rig = rationed(node("n1").cards(2, size=16), default=cards(1))
+        ration(rig, **{"default": cards(1), "team-b": cards(9)})
+        await settle(rig, "mine", 16, HIGH)
+        await theirs(rig, "theirs", 16, LOW)
+        await planned(rig, size=16)
+        assert rig.api.evicted == []
+        assert ask(rig, "wanted", n1=Offer(("uid-theirs",))) == {}
+
+    async def test_asked_it_names_its_own_and_those_who_are_in_the_way(self) -> None:
+        """One card for quota, two for room: the own pod gives quota back, the other one the second card."""
+        rig = rationed(node("n1").cards(3, size=16), default=cards(2), preempt=PreemptSettings(own=False))
+        await settle(rig, "mine", 16, LOW)
+        await theirs(rig, "rock", 16, HIGH)
+        await theirs(rig, "theirs", 16, LOW)
+        rig.api.add_pod(wish("wanted", tile(16, cards=2), HIGH))
+        rig.catch_up()
+        assert rig.filter("wanted").failed == {"n1": USED_UP}
+        found = ask(rig, "wanted", n1=Offer(("uid-theirs",)))
+        assert found == {"n1": Offer(("uid-mine", "uid-theirs"))}
+
+    async def test_those_who_leave_anyway_are_counted_on_wherever_they_are(self) -> None:
+        rig = rationed(node("n1").card(size=16), node("n2").card(size=16), default=cards(2))
+        await settle(rig, "going", 16, LOW)
+        await settle(rig, "mine", 16, LOW)
+        metadata = {**rig.live("going")["metadata"], "deletionTimestamp": "2023-11-14T22:13:50Z"}
+        rig.change("going", metadata=metadata)
+        rig.catch_up()
+        await planned(rig, size=16)
+        assert rig.api.evicted == []
+
+    async def test_among_its_own_the_least_important_goes(self) -> None:
+        rig = rationed(node("n1").cards(4, size=16), default=cards(2))
+        await settle(rig, "middle", 16, MIDDLE)
+        await settle(rig, "low", 16, LOW)
+        await planned(rig, size=16)
+        assert rig.api.evicted == ["default/low"]
+
+
+class TestAroundUs:
+    def bound(self, rig: Rig, **status: Any) -> Json:
+        made = pod(tile(16), name="around", uid="uid-around", on="n1")
+        rig.api.add_pod({**made, "status": status})
+        rig.catch_up()
+        return made
+
+    async def test_a_pod_bound_by_another_scheduler_gets_no_card_beyond_its_quota(self) -> None:
+        rig = rationed(default=cards(0))
+        self.bound(rig, phase="Pending", startTime="2023-11-14T22:13:50Z")
+        await rig.granter.round()
+        assert rig.written("around") is None
+        [(reason, why)] = notes(rig, "around")
+        assert reason == "NoFittingGPU"
+        assert why.startswith("bound to n1 by another scheduler, beyond its quota: default holds 0 of 0 A100; ")
+        ration(rig, default=cards(1))
+        await rig.granter.round()
+        assert rig.written("around") is not None
+
+    async def test_one_that_runs_is_booked_all_the_same(self) -> None:
+        rig = rationed(default=cards(0))
+        self.bound(rig, phase="Running")
+        await rig.granter.round()
+        assert rig.written("around") is not None, "else its card would be sold again"
+        assert rig.ledger.spending.held("default")["A100"].cards == 100
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_no_order_of_filters_and_binds_lets_one_too_many_in(seed: int) -> None:
+    """Forty pods of which ten may be; filters and binds as they come, some answers lost, some pods ending."""
+    rig = rationed(node("n1").cards(8, size=16), node("n2").cards(8, size=16), default=cards(5))
+    names = [f"p{n}" for n in range(40)]
+    for name in names:
+        rig.arrive(tile(8), name=name, seen=hash((seed, name)) % 7 != 0)
+    for turn in range(3):
+        chosen = {name: found for name in names if (found := rig.filter(name).names)}
+        await asyncio.gather(*(rig.bind(name, on[0]) for name, on in chosen.items()))
+        rig.catch_up()
+        held = [one for one in rig.api.pods.values() if one["spec"].get("nodeName")]
+        assert len(held) <= 10
+        assert rig.ledger.spending.held("default")["A100"].cards == 50 * len(held)
+        for one in held[: turn + 1]:
+            gone(rig, one["metadata"]["name"])
+            names.remove(one["metadata"]["name"])
+        rig.ledger.check()
