@@ -35,13 +35,19 @@ def _headline(told: Account, now: float) -> str:
     words = {
         "no-gpu": "asks for no GPU",
         "refused": click.style("cannot be placed anywhere", fg="red") + ": the request itself is wrong",
-        "waits": click.style(f"waits{waits}", fg="yellow") + f": none of {plural(told.nodes, 'node')} fits",
+        "waits": click.style(f"waits{waits}", fg="yellow") + f": {_none_fits(told.nodes)}",
         "fits": click.style(f"waits{waits}", fg="yellow") + f", though {plural(told.fitting, 'node')} would fit now",
         "placed": click.style(f"is on {told.node}", fg="green"),
         "ungranted": click.style(f"is on {told.node} without cards", fg="red") + ": nobody has granted it any",
         "over": "is over",
     }
     return f"{name} {words[told.state]}"
+
+
+def _none_fits(nodes: int) -> str:
+    return (
+        f"none of {nodes:,} nodes fits" if nodes > 1 else "the only node does not fit" if nodes else "no node is known"
+    )
 
 
 def _section(name: str, texts: list[str], sheet: Paper) -> list[str]:
