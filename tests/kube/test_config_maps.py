@@ -1,10 +1,20 @@
 """A ConfigMap's text to quotas: YAML as people write it, and the slips that YAML itself would pass over."""
 
-import pytest
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
 
+import msgspec
+import pytest
+import yaml
+
+from gputile.kube.client import Client
 from gputile.kube.config_maps import ConfigMap, ConfigMapMeta, read_quotas
+from gputile.kube.values import Note, Seen, Snapshot, Trouble
 from gputile.model.errors import InputError
 from gputile.model.quotas import Limit, Quota
+from tests.kube.server import fails, listing, says
+from tests.kube.test_client import serving
 
 TITLE = "ConfigMap kube-system/gputile-quota"
 GOOD = """
@@ -19,6 +29,15 @@ namespaces:
 def test_yaml_is_read() -> None:
     want = {"team-a": Quota((Limit(model="A100", cards=400),), ("training",), TITLE)}
     assert read_quotas(GOOD, "quota.yaml", TITLE) == want
+
+
+def test_the_example_is_one() -> None:
+    example = yaml.safe_load((Path(__file__).parents[2] / "examples" / "quota.yaml").read_text())
+    found = msgspec.convert(example, ConfigMap)
+    assert (found.title, list(example["data"])) == (TITLE, ["quota.yaml"])
+    quotas = read_quotas(found.text("quota.yaml"), "quota.yaml", TITLE)
+    assert list(quotas) == ["team-a", "team-b", "visitors", "*"]
+    assert quotas["visitors"].limits == ()
 
 
 def test_the_old_key_is_json() -> None:
@@ -57,3 +76,43 @@ def test_an_object_has_its_texts_and_the_last_that_was_good() -> None:
     assert (found.title, found.text("quota.yaml"), found.text("other")) == ("ConfigMap ns/q", GOOD, None)
     assert found.last_good == "namespaces: {}"
     assert (ConfigMap().text("x"), ConfigMap().last_good) == (None, None)
+
+
+# ---- at the API server ----------------------------------------------------------------------------------------------
+
+
+def following(client: Client) -> AsyncGenerator[Seen[ConfigMap], None]:
+    return client.follow_config_map("ns", "q")
+
+
+async def test_one_config_map_is_followed_by_its_name() -> None:
+    found = {"metadata": {"name": "q", "namespace": "ns", "uid": "u"}, "data": {"quota.yaml": "x"}}
+    async with serving(says(200, listing(found))) as (client, server), aclosing(following(client)) as seen:
+        first = await anext(seen)
+    assert isinstance(first, Snapshot)
+    assert first.items == (ConfigMap(ConfigMapMeta("q", "ns", "u"), {"quota.yaml": "x"}),)
+    assert server.asked[0].line == "GET /api/v1/namespaces/ns/configmaps"
+    assert server.asked[0].query["fieldSelector"] == "metadata.name=q", "so that the right to this one is enough"
+
+
+async def test_without_the_right_to_follow_it_that_is_said() -> None:
+    async with serving(fails(403, "Forbidden")) as (client, _), aclosing(following(client)) as seen:
+        first = await anext(seen)
+    assert isinstance(first, Trouble)
+    assert first.forbidden
+
+
+async def test_a_config_map_is_read_and_annotated() -> None:
+    script = (fails(404, "NotFound"), says(200, {"metadata": {"name": "q"}, "data": None}), says(200, {}))
+    async with serving(*script) as (client, server):
+        assert await client.config_map("ns", "q") is None
+        assert await client.config_map("ns", "q") == ConfigMap(ConfigMapMeta("q"))
+        await client.annotate_config_map("ns", "q", "u", {"a": "b"})
+    assert server.asked[2].line == "PATCH /api/v1/namespaces/ns/configmaps/q"
+    assert server.asked[2].body == {"metadata": {"uid": "u", "annotations": {"a": "b"}}}
+
+
+async def test_an_event_may_be_about_a_config_map() -> None:
+    async with serving(says(201, {})) as (client, server):
+        await client.note(Note(namespace="ns", pod="q", uid="u", reason="R", message="m", about="ConfigMap"))
+    assert server.asked[0].body["involvedObject"]["kind"] == "ConfigMap"
