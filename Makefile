@@ -41,8 +41,9 @@ format: $(READY) ## Let ruff rewrite the files
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY) ## Speed of the engine, as ratios against a plain copy of its arrays; memory of the agent
+bench: $(READY) ## Speed of the engine, how soon commands start, memory of the agent, against baselines of the same run
 	$(BIN)/python -m bench.engine
+	$(BIN)/python -m bench.start
 	$(BIN)/python -m bench.agent
 
 bench-scheduler: $(READY) ## Pods per second with and without gputile on a real kube-scheduler (ARGS="--help")
@@ -54,8 +55,9 @@ bench-scrape: $(READY) ## How long a scrape of the scheduler's /metrics takes, a
 bench-packing: $(READY) ## The openb list through a real kube-scheduler: LIST=<folder of the lists>
 	$(BIN)/python -m bench.packing $(if $(LIST),$(LIST),--help) $(ARGS)
 
-pictures: $(READY) ## Draw the pictures of docs/packing.md
+pictures: $(READY) ## Draw the pictures of docs/packing.md and docs/cli.md
 	$(BIN)/python -m bench.pictures
+	$(BIN)/python -m bench.terminal
 
 lock: ## Pin the dependencies anew (needs uv)
 	uv pip compile pyproject.toml --extra dev --generate-hashes \

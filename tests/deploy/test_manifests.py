@@ -363,3 +363,12 @@ def test_every_policy_is_in_force_for_all_namespaces(file: str) -> None:
     assert {binding["policyName"] for binding in bindings} == policies
     assert all(binding.get("validationActions", ["Deny"]) == ["Deny"] for binding in bindings)
     assert all("matchResources" not in binding for binding in bindings)
+
+
+def test_the_readers_role_only_reads() -> None:
+    role = objects("reader.yaml")["ClusterRole", "gputile-reader"]
+    for rule in role["rules"]:
+        assert set(rule["verbs"]) <= {"get", "list", "watch"}, rule
+        assert "secrets" not in rule["resources"]
+        assert "*" not in (*rule["resources"], *rule["apiGroups"])
+        assert "services/proxy" not in rule["resources"] or rule["resourceNames"] == ["https:gputile-scheduler:https"]

@@ -15,6 +15,8 @@ from gputile.model.units import MiB, Percent
 
 class Condition(msgspec.Struct, frozen=True, rename="camel"):
     type: str | None = None
+    status: str | None = None
+    message: str | None = None
     last_transition_time: str | None = None
 
 

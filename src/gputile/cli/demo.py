@@ -4,10 +4,13 @@ from collections import Counter
 from pathlib import Path
 
 import click
+import msgspec
 
 import gputile
-from gputile.cli.gpushare_table import table
+from gputile.cli.cluster import ShownNode
+from gputile.cli.gpushare_table import shared, summary
 from gputile.cli.read import describe
+from gputile.dialects.wire import Pod
 from gputile.engine.policies import DEFAULT_POLICY, POLICIES
 from gputile.model.cards import Node
 from gputile.model.errors import InputError
@@ -22,7 +25,18 @@ DIALECTS = ("nvidia", "vcuda", "gpushare", "nano", "hami", "vgpu", "gputile")  #
 WIDTH = 80
 
 
-@click.command("demo")
+EPILOG = """\b
+Examples:
+  gputile demo
+  gputile demo --policy spread          the same pods under another policy
+  gputile demo --examples my-folder     your own cluster.yaml and manifests
+
+\b
+Exit codes: 0 shown, 2 the examples could not be read (docs/cli.md).
+"""
+
+
+@click.command("demo", epilog=EPILOG)
 @click.option(
     "--examples",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -50,7 +64,9 @@ def command(examples: Path | None, policy: str) -> None:
     cluster.ledger.check()
     _say("Audit: no card is sold beyond its size.", fg="green")
     _title("The cluster as `kubectl inspect gpushare` prints it")
-    click.echo(table(cluster.nodes.values(), cluster.pods.values()), nl=False)
+    nodes = [msgspec.convert(found, ShownNode) for found in cluster.nodes.values()]
+    pods = [msgspec.convert(found, Pod) for found in cluster.pods.values()]
+    click.echo(summary(shared(nodes, pods)), nl=False)
     _title("Where to go next")
     _say("gputile read -f pod.yaml      how your own manifests are understood")
     _say("gputile demo --policy spread  the same pods under another policy")

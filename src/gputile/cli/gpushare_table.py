@@ -1,22 +1,36 @@
-"""The table of `kubectl inspect gpushare`, byte for byte, but with rows sorted by name.
+"""The tables of `kubectl inspect gpushare`, byte for byte, but with rows sorted by name.
 
 The original divides a node's memory evenly over its cards. Where an inventory says better, a card shows its true size,
-and tiles of every dialect count, not only gpushare's.
+and tiles of every dialect count, not only gpushare's. A pod that holds parts of several cards is one row.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
+from gputile.cli.cluster import ShownNode
 from gputile.dialects import gpushare, speaking
 from gputile.dialects.settings import UNIT, DialectSettings
-from gputile.dialects.wire import NodeObject, Pod, convert_node, convert_pod, count_of
-from gputile.model.cards import Node
+from gputile.dialects.wire import Pod, count_of
+from gputile.model.cards import Card, Node
 from gputile.model.grants import Grant
 from gputile.model.refusals import BadRequest
 from gputile.model.requests import PodRequest
 from gputile.model.units import MiB
+
+
+class PodRow(msgspec.Struct, frozen=True):
+    """One pod on its node, in units of the table."""
+
+    name: str
+    namespace: str
+    cards: tuple[int, ...]  # what it holds of each, by position
+    pending: int  # what it asks for, on a card nobody knows
+
+    @property
+    def used(self) -> int:
+        return sum(self.cards) + self.pending
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -25,7 +39,11 @@ class Row(msgspec.Struct, frozen=True):
     name: str
     address: str
     cards: tuple[tuple[int, int], ...]  # used and total, by position
-    pending: int  # asked for on this node, on a card nobody knows
+    pods: tuple[PodRow, ...]
+
+    @property
+    def pending(self) -> int:
+        return sum(pod.pending for pod in self.pods)
 
     @property
     def used(self) -> int:
@@ -36,50 +54,63 @@ class Row(msgspec.Struct, frozen=True):
         return sum(total for _, total in self.cards)
 
 
-def table(nodes: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]], unit: str | None = None) -> str:
-    """The summary of all nodes that share GPU memory, from objects as the API server gives them."""
-    shown = [(obj, found) for obj in nodes if isinstance(found := convert_node(dict(obj)), NodeObject)]
-    shared = [(obj, found) for obj, found in shown if count_of(found.allocatable, gpushare.MEM)]
-    unit = unit or (gpushare.guess_unit(found for _, found in shared) if shared else "")
+class Shared(msgspec.Struct, frozen=True):
+    """All nodes that share GPU memory, and what one of their units is; "" where there are none."""
+
+    rows: tuple[Row, ...]
+    unit: str
+
+    @property
+    def used(self) -> int:
+        return sum(row.used for row in self.rows)
+
+    @property
+    def total(self) -> int:
+        return sum(row.total for row in self.rows)
+
+
+def shared(nodes: Iterable[ShownNode], pods: Iterable[Pod], unit: str | None = None) -> Shared:
+    """What the tables show. `unit`: as its plugin is set; else guessed, as the original does."""
+    found = sorted((node for node in nodes if count_of(node.allocatable, gpushare.MEM)), key=lambda node: node.name)
+    unit = unit or (gpushare.guess_unit(found) if found else "")
     settings = DialectSettings(gpushare_unit="MiB" if unit == "MiB" else "GiB")
-    everyone = [pod for obj in pods if _runs(obj) and isinstance(pod := convert_pod(dict(obj)), Pod)]
-    rows = [
-        _row(found, _address(obj), [pod for pod in everyone if pod.node_name == found.name], settings)
-        for obj, found in sorted(shared, key=lambda pair: pair[1].name)
-    ]
-    return _printed(rows, unit)
+    here: dict[str, list[Pod]] = {node.name: [] for node in found}
+    for pod in pods:
+        if not pod.is_over and pod.node_name in here:
+            here[pod.node_name].append(pod)
+    return Shared(tuple(_row(node, here[node.name], settings) for node in found), unit)
 
 
-def _runs(pod: Mapping[str, Any]) -> bool:
-    return (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
-
-
-def _address(node: Mapping[str, Any]) -> str:
-    addresses = (node.get("status") or {}).get("addresses") or ()
-    return next((str(a.get("address")) for a in addresses if a.get("type") == "InternalIP"), "unknown")
-
-
-def _row(found: NodeObject, address: str, pods: list[Pod], settings: DialectSettings) -> Row:
+def _row(found: ShownNode, pods: list[Pod], settings: DialectSettings) -> Row:
     node = speaking.read_node(found, settings)
     cards = node.cards if isinstance(node, Node) else ()
-    grants = [(pod, speaking.read_grant(pod, cards, settings)) for pod in pods]
-    held = [tile for _, grant in grants if isinstance(grant, Grant) for tile in _tiles(grant)]
-    pending = sum(_asked(pod, settings) for pod, grant in grants if not isinstance(grant, Grant))
     size = UNIT[settings.gpushare_unit]
-    used = {card.uuid: sum(memory for uuid, memory in held if uuid == card.uuid) for card in cards}
-    columns = tuple((_units(used[card.uuid], card.memory, size), card.memory // size) for card in cards)
-    return Row(found.name, address, columns, pending // size)
+    grants = [(pod, speaking.read_grant(pod, cards, settings)) for pod in pods]
+    held = [grant.uses() for _, grant in grants if isinstance(grant, Grant)]
+    used = [sum(uses[card.uuid].memory for uses in held if card.uuid in uses) for card in cards]
+    rows = [row for pod, grant in grants if (row := _pod(pod, grant, cards, settings)).used]
+    return Row(
+        found.name,
+        found.address,
+        tuple(
+            (_units(memory, card.memory, size), card.memory // size) for memory, card in zip(used, cards, strict=True)
+        ),
+        tuple(sorted(rows, key=lambda row: (not sum(row.cards), row.namespace, row.name))),
+    )
 
 
-def _tiles(grant: Grant) -> list[tuple[str, MiB]]:
-    return [(uuid, use.memory) for uuid, use in grant.uses().items()]
+def _pod(pod: Pod, grant: Grant | BadRequest | None, cards: Sequence[Card], settings: DialectSettings) -> PodRow:
+    size = UNIT[settings.gpushare_unit]
+    if not isinstance(grant, Grant):
+        return PodRow(pod.name, pod.namespace, (0,) * len(cards), _asked(pod, settings) // size)
+    uses = grant.uses()
+    held = tuple(_units(uses[card.uuid].memory, card.memory, size) if card.uuid in uses else 0 for card in cards)
+    return PodRow(pod.name, pod.namespace, held, 0)
 
 
 def _asked(pod: Pod, settings: DialectSettings) -> MiB:
     asked = speaking.read_pod(pod, settings)
-    if isinstance(asked, BadRequest) or not isinstance(asked, PodRequest):
-        return 0
-    return sum((ask.memory or 0) * ask.cards for ask in asked.asks)
+    return sum((ask.memory or 0) * ask.cards for ask in asked.asks) if isinstance(asked, PodRequest) else 0
 
 
 def _units(memory: MiB, of: MiB, size: MiB) -> int:
@@ -90,24 +121,48 @@ def _units(memory: MiB, of: MiB, size: MiB) -> int:
 # ---- print as Go's tabwriter does -----------------------------------------------------------------------------------
 
 
-def _printed(rows: list[Row], unit: str) -> str:
-    widest = max((len(row.cards) for row in rows), default=0)
-    pending = any(row.pending for row in rows)
+def summary(found: Shared) -> str:
+    """One line per node."""
+    widest = max((len(row.cards) for row in found.rows), default=0)
+    pending = any(row.pending for row in found.rows)
     header = ["NAME", "IPADDRESS", *(f"GPU{n}(Allocated/Total)" for n in range(widest))]
-    header += ["PENDING(Allocated)"] * pending + [f"GPU Memory({unit})"]
-    lines = [header, *(_cells(row, widest, pending) for row in rows)]
-    dashes = len("\t".join(lines[1])) + 1 + 20 if rows else 0
-    used, total = sum(row.used for row in rows), sum(row.total for row in rows)
-    percent = used * 100 // total if total else 0
-    return "\n".join(
-        [
-            *_aligned(lines),
-            "-" * dashes,
-            "Allocated/Total GPU Memory In Cluster:",
-            f"{used}/{total} ({percent}%)  ",
-            "",
-        ]
-    )
+    header += ["PENDING(Allocated)"] * pending + [f"GPU Memory({found.unit})"]
+    lines = [header, *(_cells(row, widest, pending) for row in found.rows)]
+    dashes = len("\t".join(lines[1])) + 1 + 20 if found.rows else 0
+    total = ["Allocated/Total GPU Memory In Cluster:", f"{_total(found.used, found.total)}  ", ""]
+    return "\n".join([*_aligned(lines), "-" * dashes, *total])
+
+
+def details(found: Shared) -> str:
+    """A table of pods for each node."""
+    lines: list[str] = []
+    dashes = 0
+    for row in found.rows:
+        pods = [_pod_cells(pod, bool(row.pending)) for pod in row.pods]
+        dashes = dashes or sum(len("\t".join(cells)) + 2 for cells in pods) + 10
+        lines += ["", *_aligned([["NAME:", row.name], ["IPADDRESS:", row.address]]), ""]
+        lines += [*_pod_table(row, pods), "-" * dashes]
+    total = f"Allocated/Total GPU Memory In Cluster:  {_total(found.used, found.total)}  "
+    return "\n".join([*lines, "", "", total, ""])
+
+
+def _pod_table(row: Row, pods: list[list[str]]) -> list[str]:
+    """Every cell ends with a tab, so the last is padded too; the two sums stand in the first columns."""
+    header = ["NAME", "NAMESPACE", *(f"GPU{n}(Allocated)" for n in range(len(row.cards)))]
+    header += ["Pending(Allocated)"] * bool(row.pending)
+    percent = row.used * 100 // row.total if row.total else 0
+    sums = [["Allocated :", f"{row.used} ({percent}%)"], ["Total :", f"{row.total}"]]
+    lines = [header, *pods, *sums]
+    widths = [max(len(line[n]) for line in lines if n < len(line)) + 2 for n in range(len(header))]
+    return ["".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)) for line in lines]
+
+
+def _pod_cells(pod: PodRow, pending: bool) -> list[str]:
+    return [pod.name, pod.namespace, *map(str, pod.cards), *([str(pod.pending)] * pending)]
+
+
+def _total(used: int, total: int) -> str:
+    return f"{used}/{total} ({used * 100 // total if total else 0}%)"
 
 
 def _cells(row: Row, widest: int, pending: bool) -> list[str]:
@@ -120,3 +175,36 @@ def _aligned(lines: list[list[str]]) -> list[str]:
     """Every cell but the last is as wide as its column and two spaces."""
     widths = [max(len(line[n]) for line in lines) + 2 for n in range(len(lines[0]) - 1)]
     return ["".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)) + line[-1] for line in lines]
+
+
+# ---- for programs ---------------------------------------------------------------------------------------------------
+
+
+def document(found: Shared) -> dict[str, Any]:
+    """The JSON of gpushare's own extender (`/gpushare-scheduler/inspect`), with the unit, and what has no card yet."""
+    return {
+        "unit": found.unit,
+        "totalGPU": found.total,
+        "usedGPU": found.used,
+        "nodes": [
+            {
+                "name": row.name,
+                "address": row.address,
+                "totalGPU": row.total,
+                "usedGPU": row.used,
+                "devs": [_device(row, number) for number in range(len(row.cards))],
+                "pending": [_holder(pod, pod.pending) for pod in row.pods if pod.pending],
+            }
+            for row in found.rows
+        ],
+    }
+
+
+def _device(row: Row, number: int) -> dict[str, Any]:
+    used, total = row.cards[number]
+    pods = [_holder(pod, pod.cards[number]) for pod in row.pods if pod.cards[number]]
+    return {"id": number, "totalGPU": total, "usedGPU": used, "pods": pods}
+
+
+def _holder(pod: PodRow, used: int) -> dict[str, Any]:
+    return {"name": pod.name, "namespace": pod.namespace, "usedGPU": used}

@@ -1,26 +1,59 @@
 """The subcommands as a click group; each is imported only when it is run."""
 
+import gc
+import io
+import os
 import sys
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gputile import __version__
-from gputile.cli.main import COMMANDS, help_text
+from gputile.cli.main import COMMANDS, COMPLETION, help_text, program
 from gputile.model.errors import GputileError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
 class LazyGroup(click.Group):
     """A group that imports a command only when it is run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
         found: click.Command = import_module(f"gputile.cli.{cmd_name}").command
+        gc.enable()
         return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            if near:
+                ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list["CompletionItem"]:
+        """From the list alone: a shell that completes should not wait for every command to be loaded."""
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(name, help=line) for name, line in COMMANDS.items() if name.startswith(incomplete)]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """^C is how some commands end, and no error; 130 is what shells expect of it."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo(err=True)
+            ctx.exit(130)
 
     def get_help(self, ctx: click.Context) -> str:
         return help_text()
@@ -28,14 +61,31 @@ class LazyGroup(click.Group):
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", prog_name="gputile")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """See `help_text`."""
+    ctx.color = wants_colour()
+
+
+def wants_colour() -> bool | None:
+    """None: as click sees fit, which is colours on a terminal and none in a pipe."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return True if os.environ.get("FORCE_COLOR") else None
+
+
+def show_what_we_can() -> None:
+    """A terminal that lacks a sign shows a question mark in its place, and no traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def run() -> None:
     """Run the command that was typed; what a person should read is a sentence, not a traceback."""
+    show_what_we_can()
     try:
-        cli(prog_name="gputile")
+        cli(prog_name=program(), complete_var=COMPLETION)
     except GputileError as wrong:
         click.echo(f"gputile: {wrong}", err=True)
         sys.exit(2)

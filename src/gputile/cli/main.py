@@ -3,49 +3,84 @@
 The list is printed without loading anything else, because a command that people type often should answer at once.
 """
 
+import gc
+import os
 import sys
 
 from gputile import __version__
 
-COMMANDS = {
-    "agent": "The process on each GPU node: gives containers their cards.",
-    "audit": "Prove that no card is sold twice, or tell what is wrong.",
-    "demo": "The main job on an embedded in-memory cluster; ends by itself.",
-    "quota": "What namespaces may hold, and what they hold.",
-    "read": "Show how gputile understands the pods of a manifest.",
-    "scheduler": "The process beside kube-scheduler: chooses cards, and binds.",
-    "simulate": "Replay a list of pods under one or more policies, before you buy.",
+GROUPS = {
+    "Look at a cluster": {
+        "top": "How full the cluster, its nodes and its cards are; live with -w.",
+        "inspect": "Who holds which part of which card, node by node.",
+        "explain": "Why a pod waits and what would help, or why it is where it is.",
+        "quota": "What namespaces may hold of which GPU model, and hold now.",
+        "audit": "Prove that no card is sold twice, or tell what is wrong.",
+        "doctor": "Check the installation for known traps, each with its fix.",
+    },
+    "Before you apply, before you buy": {
+        "read": "Show how gputile understands the pods of a manifest.",
+        "simulate": "Replay a list of pods under one or more policies.",
+        "demo": "The main job on an embedded in-memory cluster; ends by itself.",
+    },
+    "Processes": {
+        "scheduler": "The process beside kube-scheduler: chooses cards, and binds.",
+        "agent": "The process on each GPU node: gives containers their cards.",
+    },
+    "Other": {
+        "completion": "Print a script that completes commands in your shell.",
+        "version": "The versions of this program, the scheduler and the cluster.",
+    },
 }
-"""Name and one line of help; the command itself is `gputile.cli.<name>.command`."""
+"""By heading: name and one line of help; the command itself is `gputile.cli.<name>.command`."""
+
+COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}
+
+
+def program() -> str:
+    """How a person calls us: as a plugin of kubectl, or by our own name."""
+    return "kubectl gputile" if sys.argv[0].rpartition("/")[2].startswith("kubectl-gputile") else "gputile"
 
 
 def help_text() -> str:
     width = max(map(len, COMMANDS)) + 2
-    commands = "\n".join(f"  {name.ljust(width)}{line}" for name, line in sorted(COMMANDS.items()))
+    groups = []
+    for heading, commands in GROUPS.items():
+        lines = "\n".join(f"  {name.ljust(width)}{line}" for name, line in commands.items())
+        groups.append(f"{heading}:\n{lines}")
+    listed = "\n\n".join(groups)
     return f"""\
-Usage: gputile [OPTIONS] COMMAND [ARGS]...
+Usage: {program()} COMMAND [ARGS]...
 
   gputile hands out GPUs on Kubernetes: whole cards, or tiles of a card.
 
-  Start with `gputile demo`, or ask how your own manifests are understood:
-  `gputile read -f pod.yaml`. Every command has a --help of its own.
+{listed}
+
+Examples:
+  {program()} top                        what is free?
+  {program()} explain web-0 -n team-a    why does it wait?
+  {program()} read -f pod.yaml           how is my manifest understood?
 
 Options:
   -V, --version  Show the version and exit.
-  -h, --help     Show this message and exit.
+  -h, --help     Show this message and exit. Every command has its own.
 
-Commands:
-{commands}"""
+docs/cli.md has pictures, the exit codes and the rights that it needs."""
+
+
+COMPLETION = "_GPUTILE_COMPLETE"
+"""Set by a shell that wants to know how a command could go on."""
 
 
 def main() -> None:
     arguments = sys.argv[1:]
-    if arguments in ([], ["-h"], ["--help"]):
+    if arguments in ([], ["-h"], ["--help"]) and COMPLETION not in os.environ:
         print(help_text())
         return
     if arguments in (["-V"], ["--version"]):
         print(f"gputile {__version__}")
         return
+    gc.disable()  # what is imported is no garbage, and looking for some takes a tenth of the start; `group` ends this
     from gputile.cli.group import run
 
     run()

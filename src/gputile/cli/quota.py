@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ def command(
         if place.count("/") != 1:
             raise InputError(f"{place!r} names no ConfigMap; write NAMESPACE/NAME, such as {OURS}")
     cluster = _from_files(files) if files else asyncio.run(_from_cluster(kubeconfig, context, places, namespace))
-    quotas, broken = _quotas(cluster, configmap, old_configmap)
+    quotas, broken = in_force(cluster.maps, configmap, old_configmap)
     settings = DialectSettings(gpushare_unit=gpushare_unit)
     rows = list(_rows(quotas, _held(cluster, settings), namespace))
     for one in broken:
@@ -148,12 +148,12 @@ def _from_files(files: tuple[str, ...]) -> Cluster:
     return Cluster(tuple(nodes), tuple(pods), {f"{m.metadata.namespace}/{m.name}": m for m in maps})
 
 
-def _quotas(cluster: Cluster, ours: str, old: str) -> tuple[Quotas, list[str]]:
+def in_force(maps: Mapping[str, ConfigMap], ours: str = OURS, old: str = OLD) -> tuple[Quotas, list[str]]:
     """What is in force, as the scheduler would have it, and what is wrong with what is written."""
     broken: list[str] = []
     read: list[Quotas] = []
     for place, key in ((ours, OUR_KEY), (old, OLD_KEY)):
-        found = cluster.maps.get(place)
+        found = maps.get(place)
         try:
             read.append({} if found is None else read_quotas(found.text(key), key, found.title))
         except InputError as wrong:

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
-import yaml
 
+from gputile.cli.showing import PROGRAMS, emit, output_option
 from gputile.dialects import gpushare
 from gputile.dialects.settings import DialectSettings
 from gputile.dialects.speaking import read_pod
@@ -23,6 +22,9 @@ Examples:
   gputile read -f pod.yaml
   kubectl get pods -A -o yaml | gputile read -f - -o json
   helm template chart | gputile read -f - --check
+
+\b
+Exit codes: 0 read, 1 with --check: a pod is refused, 2 a file could not be read (docs/cli.md).
 """
 
 
@@ -30,7 +32,7 @@ Examples:
 @click.option(
     "-f", "--file", "files", multiple=True, required=True, help="A YAML or JSON file, or - for standard input."
 )
-@click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
+@output_option()
 @click.option(
     "--gpushare-unit",
     type=click.Choice(["GiB", "MiB", "auto"]),
@@ -51,18 +53,12 @@ def command(files: tuple[str, ...], output: str, gpushare_unit: Any, check: bool
     settings = gpushare.resolved(DialectSettings(gpushare_unit=gpushare_unit), known)
     pods = [_understood(workload, settings) for manifests in found for workload in manifests.workloads]
     passed_over = [kind for manifests in found for kind in manifests.others]
-    if output == "text":
-        _print_text(pods, passed_over)
+    if output in PROGRAMS:
+        emit({"pods": [_without_words(pod) for pod in pods], "passed_over": passed_over}, output)
     else:
-        click.echo(_encoded({"pods": [_without_words(pod) for pod in pods], "passed_over": passed_over}, output))
+        _print_text(pods, passed_over)
     if check and any(pod["refusal"] for pod in pods):
         raise SystemExit(1)
-
-
-def _encoded(found: dict[str, Any], output: str) -> str:
-    if output == "yaml":
-        return yaml.safe_dump(found, sort_keys=False, allow_unicode=True).rstrip()
-    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode()
 
 
 def _load(name: str) -> Manifests:

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
+from gputile.cli.showing import PROGRAMS, emit
 from gputile.sim.replay import Run
 from gputile.sim.steady import SteadyRun
 
 
 def report_runs(rows: dict[str, list[Run]], output: str, out: Path | None, *, compares: bool) -> None:
     """One row per policy, or per changed cluster when they are compared."""
-    if output == "json":
-        _print_json([_summary(name, runs) for name, runs in rows.items()])
+    if output in PROGRAMS:
+        emit({"rows": [_summary(name, runs) for name, runs in rows.items()]}, output)
     else:
         _print_table([_cells(name, runs, compares) for name, runs in rows.items()])
     if out is not None:
@@ -129,8 +129,9 @@ def report_steady(rows: dict[str, list[SteadyRun]], output: str, out: Path | Non
         name: {field: _mean_sd([float(getattr(run, field)) for run in runs]) for field in STEADY}
         for name, runs in rows.items()
     }
-    if output == "json":
-        _print_json([{"name": name, "policy": rows[name][0].plan.policy, **told} for name, told in figures.items()])
+    if output in PROGRAMS:
+        told_rows = [{"name": name, "policy": rows[name][0].plan.policy, **told} for name, told in figures.items()]
+        emit({"rows": told_rows}, output)
     else:
         _print_table(
             [
@@ -146,7 +147,3 @@ def report_steady(rows: dict[str, list[SteadyRun]], output: str, out: Path | Non
                 for run in runs:
                     writer.writerow([name, run.plan.policy, run.plan.seed, *(getattr(run, f) for f in STEADY)])
         click.echo(f"wrote {out / 'steady.csv'}", err=True)
-
-
-def _print_json(rows: list[dict[str, Any]]) -> None:
-    click.echo(msgspec.json.format(msgspec.json.encode({"rows": rows})).decode())

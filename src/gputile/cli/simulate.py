@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from gputile.cli.reports import report_runs, report_steady
+from gputile.cli.showing import output_option
 from gputile.engine.policies import POLICIES
 from gputile.model.cards import Node
 from gputile.model.errors import InputError
@@ -93,7 +94,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.option("--longest", type=click.FloatRange(min=0.001), help="With --leave: cut durations at so many hours.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for CSV files and plots.")
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@output_option()
 @click.option(
     "--jobs", type=click.IntRange(min=1), default=os.cpu_count() or 1, help="Worker processes. [default: all cores]"
 )

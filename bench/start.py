@@ -1,0 +1,74 @@
+"""How long commands take to start, as ratios against `python -c pass` of the same run.
+
+make bench            prints a table and fails above the limits
+
+A person who types a command wants the answer, not a pause: 150 ms where an empty Python takes 20, so 7.5 times that.
+Measured is the time on the processor, of which the best of several turns counts: on a busy machine the rest is chance.
+Python's own cache of compiled files is filled first, as an installed program has it.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from gputile.testing.builders import node
+
+TURNS = 10
+LIMIT = 7.5  # of `python -c pass`
+COMMANDS: dict[tuple[str, ...], float | None] = {
+    ("gputile", "--help"): LIMIT,
+    ("gputile", "version", "--client"): LIMIT,
+    ("gputile", "top", "-f", "FILE"): LIMIT,
+    ("gputile", "inspect", "-f", "FILE"): LIMIT,
+    ("gputile", "audit", "-f", "FILE"): LIMIT,
+    ("kubectl-inspect-gpushare", "-f", "FILE"): LIMIT,
+    ("gputile", "explain", "--help"): LIMIT,
+    ("gputile", "doctor", "-f", "FILE"): None,  # reads YAML
+}
+NOTHING = ("python", "-c", "pass")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "cluster.json"
+        nodes = [{**node(name).cards(8).manifest(), "kind": "Node"} for name in ("n1", "n2")]
+        file.write_text(json.dumps({"kind": "List", "items": nodes}))
+        best = measured({words: argv(words, str(file)) for words in (NOTHING, *COMMANDS)})
+    print(f"{'command':<36}{'CPU ms':>8}{'x python':>10}{'limit':>8}")
+    over = []
+    for words, took in best.items():
+        ratio, limit = took / best[NOTHING], COMMANDS.get(words)
+        print(f"{' '.join(words):<36}{took * 1000:>8.1f}{ratio:>10.1f}{limit or '-':>8}")
+        if limit is not None and ratio > limit:
+            over.append(" ".join(words))
+    if over:
+        sys.exit(f"slower to start than {LIMIT} times an empty Python: {', '.join(over)}")
+
+
+def argv(words: tuple[str, ...], file: str) -> list[str]:
+    program = sys.executable if words[0] == "python" else str(Path(sys.executable).with_name(words[0]))
+    return [program, *(file if word == "FILE" else word for word in words[1:])]
+
+
+def measured(commands: dict[tuple[str, ...], list[str]]) -> dict[tuple[str, ...], float]:
+    """Seconds on the processor; in turns, so that a busy moment hits all alike."""
+    best: dict[tuple[str, ...], float] = {}
+    for turn in range(TURNS + 1):
+        for words, command in commands.items():
+            took = _run(command)
+            if turn:  # the first fills caches
+                best[words] = min(took, best.get(words, took))
+    return best
+
+
+def _run(command: list[str]) -> float:
+    nowhere = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    _, _, used = os.wait4(os.posix_spawn(command[0], command, env, file_actions=nowhere), 0)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""The pictures of docs/cli.md: what the commands really print, on a made-up cluster, drawn as a terminal draws it.
+
+make pictures         writes docs/cli-*.png
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import yaml
+
+mpl.use("Agg")  # no screen
+import matplotlib.pyplot as plt
+
+from gputile.sim.cluster import MemoryCluster
+from gputile.sim.manifests import Workload
+from gputile.testing.builders import node, pod
+
+DOCS, DEPLOY = (Path(__file__).parents[1] / folder for folder in ("docs", "deploy"))
+COLUMNS = 92
+SHOTS = {
+    "cli-top.png": ("top",),
+    "cli-node.png": ("top", "a100-2"),
+    "cli-explain.png": ("explain", "llm-70b", "-n", "research"),
+    "cli-doctor.png": ("doctor",),
+}
+PAPER, INK = "#1e1e24", "#e4e4e4"
+COLOURS = {"31": "#ff6b68", "32": "#7ccf6f", "33": "#e8c35d", "36": "#67c6d8"}
+DIM = "#6c6c74"
+SGR = re.compile(r"\x1b\[([0-9;]*)m")
+CELL = (0.0835, 0.192)  # inches: width and height of a sign
+SIZE = 10  # points
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "cluster.json"
+        file.write_text(json.dumps({"kind": "List", "items": cluster()}))
+        for name, words in SHOTS.items():
+            draw(f"gputile {' '.join(words)}", printed([*words, "-f", str(file)]), DOCS / name)
+            print(f"wrote {name}")
+
+
+def printed(words: list[str]) -> str:
+    env = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(COLUMNS)}
+    program = Path(sys.executable).with_name("gputile")
+    return subprocess.run([program, *words], env=env, stdout=subprocess.PIPE, text=True, check=False).stdout
+
+
+def draw(command: str, text: str, path: Path) -> None:
+    lines = [f"\x1b[32m$\x1b[0m {command}", *text.rstrip("\n").split("\n")]
+    width, height = (COLUMNS + 2) * CELL[0], (len(lines) + 1) * CELL[1]
+    figure = plt.figure(figsize=(width, height), facecolor=PAPER)
+    for row, line in enumerate(lines, start=1):
+        column = 1
+        for style, word in runs(line):
+            for sign in word:
+                x, y = column * CELL[0] / width, 1 - (row + 0.25) * CELL[1] / height
+                if sign != " ":
+                    figure.text(x, y, sign, family="DejaVu Sans Mono", size=SIZE, **style)
+                column += 1
+    figure.savefig(path, dpi=120, facecolor=PAPER)
+    plt.close(figure)
+
+
+def runs(line: str) -> list[tuple[dict[str, Any], str]]:
+    """Pieces of one style."""
+    style: dict[str, Any] = {"color": INK}
+    found, at = [], 0
+    for match in SGR.finditer(line):
+        found.append((dict(style), line[at : match.start()]))
+        for code in match[1].split(";"):
+            if code in ("", "0"):
+                style = {"color": INK}
+            elif code == "1":
+                style["weight"] = "bold"
+            elif code == "2":
+                style["color"] = DIM
+            else:
+                style["color"] = COLOURS.get(code, INK)
+        at = match.end()
+    return [*found, (style, line[at:])]
+
+
+# ---- a cluster to look at -------------------------------------------------------------------------------------------
+
+
+def cluster() -> list[dict[str, Any]]:
+    memory = MemoryCluster("tiling")
+    built = [
+        node("a100-1").cards(8, "NVIDIA A100-SXM4-80GB", 81920),
+        node("a100-2")
+        .cards(7, "NVIDIA A100-SXM4-80GB", 81920)
+        .card("NVIDIA A100-SXM4-80GB", 81920, healthy=False, reason="XID 79: the GPU has fallen off the bus"),
+        node("l40s-1").cards(4, "NVIDIA L40S", 46068),
+        node("l40s-2").cards(4, "NVIDIA L40S", 46068),
+        node("t4-1").cards(4, "Tesla T4", 15360),
+        node("cpu-1"),
+    ]
+    for number, one in enumerate(built, start=11):
+        memory.add_node(one.manifest(f"10.0.0.{number}"))
+    for namespace, name, count, limits in (
+        ("research", "llm-13b", 2, {"gputile.io/gpu": 4}),
+        ("team-a", "serve", 9, {"gputile.io/gpu": 1, "gputile.io/memory": 20000, "gputile.io/cores": 30}),
+        ("team-a", "embed", 6, {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 6000, "nvidia.com/gpucores": 20}),
+        ("team-b", "notebook", 7, {"aliyun.com/gpu-mem": 5}),
+        ("team-b", "train", 3, {"gputile.io/gpu": 1}),
+        ("research", "llm-70b", 1, {"gputile.io/gpu": 8}),
+    ):
+        made = pod(limits, name=name, namespace=namespace)
+        kind = "Pod" if count == 1 else "Deployment"
+        memory.submit(Workload(kind=kind, name=name, namespace=namespace, replicas=count, pod=made))
+    return [
+        *({**one, "kind": "Node"} for one in memory.nodes.values()),
+        *map(_aged, memory.pods.values()),
+        *installation([one.node().name for one in built]),
+    ]
+
+
+def installation(nodes: list[str]) -> list[dict[str, Any]]:
+    """What `doctor` looks at: two replicas, an agent that fell silent, a policy that somebody deleted."""
+    leader = pod({}, name="gputile-scheduler-7d9f-x2k", namespace="kube-system", labels={"gputile.io/leader": "true"})
+    now, policies = datetime.now(UTC), ("gputile-records", "gputile-agents")
+    config = (DEPLOY / "kube-scheduler" / "second-scheduler.yaml").read_text()
+    data = next(one["data"] for one in yaml.safe_load_all(config) if one["kind"] == "ConfigMap")
+    return [
+        leader,
+        _object("Deployment", "gputile-scheduler", spec={"replicas": 2}, status={"readyReplicas": 2}),
+        _object("DaemonSet", "gputile-agent"),
+        _object("ConfigMap", "gpu-scheduler", data=data),
+        _object("EndpointSlice", "some-webhook"),
+        _object("MutatingWebhookConfiguration", "none-for-pods"),
+        _lease("gputile-scheduler", now, "kube-system"),
+        *(_lease(name, now - timedelta(minutes=9 * (name == "t4-1"))) for name in nodes),
+        *(_object("ValidatingAdmissionPolicy", name) for name in policies),
+        *(_object("ValidatingAdmissionPolicyBinding", name, spec={"policyName": name}) for name in policies),
+    ]
+
+
+def _object(kind: str, name: str, namespace: str = "kube-system", **more: Any) -> dict[str, Any]:
+    return {"kind": kind, "metadata": {"name": name, "namespace": namespace}, **more}
+
+
+def _lease(name: str, renewed: datetime, namespace: str = "gputile-agents") -> dict[str, Any]:
+    said = renewed.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    spec = {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": said}
+    return _object("Lease", name, namespace, spec=spec)
+
+
+def _aged(found: dict[str, Any]) -> dict[str, Any]:
+    """As a cluster has it: with times and a phase. The grant's own time is that of the memory's clock, so none."""
+    made = (datetime.now(UTC) - timedelta(hours=3, minutes=12)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    placed = bool(found["spec"].get("nodeName"))
+    status: dict[str, Any] = {"phase": "Running" if placed else "Pending"}
+    if placed:
+        status["conditions"] = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": made}]
+    return {**found, "metadata": {**found["metadata"], "creationTimestamp": made}, "status": status}
+
+
+if __name__ == "__main__":
+    main()

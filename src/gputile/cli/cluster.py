@@ -1,0 +1,273 @@
+"""What a command sees of a cluster: the one of a kubeconfig, or a snapshot of one in a file.
+
+Room:  options that all commands share, and reading. Only nodes and pods are needed; what else is asked for and may not
+       be read is told on stderr, and the command goes on without it.
+Door:  `cluster_options` for the flags, `Where.look()` for one look, `Where.get()` for a few more objects.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import msgspec
+
+from gputile.audit.report import SeenPod
+from gputile.dialects.wire import NodeObject, NodeStatus
+from gputile.model.errors import InputError
+
+if TYPE_CHECKING:
+    from gputile.kube.auth import Access
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+LISTED_BY = "kubectl get nodes,pods -A -o json"
+RIGHTS = "deploy/reader.yaml has a ClusterRole with the rights that these commands need"
+
+
+class Address(msgspec.Struct, frozen=True):
+    type: str = ""
+    address: str = ""
+
+
+class ShownStatus(NodeStatus, frozen=True):
+    addresses: tuple[Address, ...] | None = None
+
+
+class ShownSpec(msgspec.Struct, frozen=True):
+    unschedulable: bool = False
+
+
+class ShownNode(NodeObject, frozen=True):
+    """A node with what a table shows of it besides its cards."""
+
+    status: ShownStatus | None = None
+    spec: ShownSpec | None = None
+
+    @property
+    def address(self) -> str:
+        said = (self.status and self.status.addresses) or ()
+        return next((one.address for one in said if one.type == "InternalIP"), "unknown")
+
+    @property
+    def is_cordoned(self) -> bool:
+        return bool(self.spec and self.spec.unschedulable)
+
+
+class Seen(msgspec.Struct, kw_only=True):
+    """One look."""
+
+    nodes: list[ShownNode]
+    pods: list[SeenPod]
+    others: list[tuple[str, bytes]] = []  # from a file: objects of other kinds, as JSON
+
+
+class Unseen(msgspec.Struct, frozen=True):
+    """Something that may be there and cannot be read."""
+
+    why: str
+    fix: str = RIGHTS
+
+
+class Where(msgspec.Struct, frozen=True, kw_only=True):
+    """Where to look: what the shared options say."""
+
+    kubeconfig: str | None = None
+    context: str | None = None
+    namespace_said: str | None = None
+    files: tuple[str, ...] = ()
+
+    def access(self) -> "Access":
+        from gputile.kube.auth import load
+
+        return load(self.kubeconfig, self.context, os.environ)
+
+    @property
+    def namespace(self) -> str:
+        """As kubectl has it: the flag, else the context's, else `default`."""
+        if self.namespace_said or self.files:
+            return self.namespace_said or "default"
+        return self.access().namespace
+
+    def look(self, *, complete: bool = False) -> Seen:
+        """All nodes and pods. One that cannot be read is told and left out; with `complete` it is an error."""
+        if self.files:
+            return from_files(self.files)
+        seen: Seen = _run(_from_cluster(self.access(), complete))
+        return seen
+
+    def get(self, paths: Mapping[str, str]) -> dict[str, Any]:
+        """Further objects by a name of the caller's: JSON, bytes if it is none, `Unseen` with the reason, None if it is
+        not there."""
+        return dict(_run(_ask(self.access(), paths)))
+
+
+def cluster_options(command: F) -> F:
+    """--kubeconfig, --context, --objects; the command gets `where`."""
+    options = (
+        click.option(
+            "-f",
+            "--objects",
+            "--file",
+            "files",
+            multiple=True,
+            metavar="FILE",
+            help=f"Instead of a cluster: what `{LISTED_BY}` printed; YAML too, - is stdin.",
+        ),
+        click.option("--context", help="The context in the kubeconfig. [default: its current one]"),
+        click.option("--kubeconfig", metavar="FILE", help="[default: $KUBECONFIG, the pod's account, ~/.kube/config]"),
+    )
+    for option in options:
+        command = option(command)
+    return command
+
+
+namespace_option = click.option("-n", "--namespace", "namespace", help="[default: that of the context]")
+
+unit_option = click.option(
+    "--gpushare-unit",
+    type=click.Choice(["GiB", "MiB", "auto"]),
+    default="auto",
+    show_default=True,
+    help="What one aliyun.com/gpu-mem is; it is nowhere on the wire. auto guesses from the nodes.",
+)
+
+
+def fell_back(what: str) -> None:
+    """Tell a person, and no script, what we do without."""
+    click.echo(f"gputile: {what}", err=True)
+
+
+# ---- from the API server --------------------------------------------------------------------------------------------
+
+
+def _run(what: Any) -> Any:
+    import asyncio
+
+    return asyncio.run(what)
+
+
+async def _from_cluster(access: "Access", complete: bool) -> Seen:
+    import asyncio
+
+    from gputile.kube.client import Client
+    from gputile.kube.values import Refused, Unclear
+
+    client = Client(access)
+    try:
+        pods, nodes = await asyncio.gather(
+            client.feed("/api/v1/pods", "Pod", SeenPod).list(), client.feed("/api/v1/nodes", "Node", ShownNode).list()
+        )
+    except (Refused, Unclear) as wrong:
+        raise InputError(f"pods and nodes cannot be listed: {wrong}{_advice(wrong)}") from wrong
+    finally:
+        await client.close()
+    for spoilt in (*pods.spoilt, *nodes.spoilt):
+        if complete:
+            raise InputError(f"{spoilt.what} cannot be read ({spoilt.why}), so nothing is proven; correct it first")
+        fell_back(f"{spoilt.what} is left out, it cannot be read: {spoilt.why}")
+    return Seen(nodes=list(nodes.items), pods=list(pods.items))
+
+
+def _advice(wrong: Exception) -> str:
+    status = getattr(wrong, "status", None)
+    if status == 403:
+        return f"; {RIGHTS}"
+    if status == 401:
+        return "; the server does not know you: log in again, or mend the kubeconfig's user"
+    return "; is the cluster up, and the right --context chosen?" if status == 0 else ""
+
+
+async def _ask(access: "Access", paths: Mapping[str, str]) -> dict[str, Any]:
+    import asyncio
+
+    from gputile.kube.client import Client
+    from gputile.kube.values import Refused, Unclear
+
+    client = Client(access)
+
+    async def one(path: str) -> Any:
+        try:
+            return _json(await client.request("GET", path))
+        except (Refused, Unclear) as wrong:
+            return None if getattr(wrong, "status", None) == 404 else Unseen(str(wrong))
+
+    try:
+        return dict(zip(paths, await asyncio.gather(*map(one, paths.values())), strict=True))
+    finally:
+        await client.close()
+
+
+def _json(content: bytes) -> Any:
+    """What is no JSON (/metrics, /version of the scheduler) stays bytes."""
+    try:
+        return msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return content
+
+
+# ---- from files -----------------------------------------------------------------------------------------------------
+
+
+class _Object(msgspec.Struct):
+    kind: str | None = None
+    items: list[msgspec.Raw] | None = None
+
+
+def from_files(files: tuple[str, ...]) -> Seen:
+    found = [one for name in files for one in _objects(_bytes(name), name)]
+    nodes = [_decoded(raw, ShownNode, "Node") for kind, raw in found if kind == "Node"]
+    pods = [_decoded(raw, SeenPod, "Pod") for kind, raw in found if kind == "Pod"]
+    if not nodes:
+        raise InputError(f"{', '.join(files)}: there is no node; write it with `{LISTED_BY}`")
+    return Seen(nodes=nodes, pods=pods, others=[one for one in found if one[0] not in ("Node", "Pod")])
+
+
+def _bytes(name: str) -> bytes:
+    try:
+        if name == "-":
+            return sys.stdin.buffer.read()
+        with open(name, "rb") as file:  # pathlib would cost a twentieth of the command's start
+            return file.read()
+    except OSError as wrong:
+        raise InputError(f"{name}: cannot be read: {wrong}; name a YAML or JSON file") from wrong
+
+
+def _objects(content: bytes, source: str) -> list[tuple[str, bytes]]:
+    """Every object with its kind, as JSON. YAML, which is read a thousand times more slowly, only if it is no JSON."""
+    try:
+        return _in_json(content)
+    except msgspec.DecodeError:
+        pass
+    from gputile.sim.manifests import load
+
+    try:
+        manifests = load(content.decode(), source)
+    except UnicodeDecodeError as wrong:
+        raise InputError(f"{source}: cannot be read: {wrong}; give it YAML or JSON") from wrong
+    pods = [workload.pod for workload in manifests.workloads if workload.kind == "Pod"]
+    return [
+        *(("Node", msgspec.json.encode(node)) for node in manifests.nodes),
+        *(("Pod", msgspec.json.encode(pod)) for pod in pods),
+    ]
+
+
+def _in_json(content: bytes) -> list[tuple[str, bytes]]:
+    whole = msgspec.json.decode(content, type=_Object)
+    if whole.items is None:
+        return [(whole.kind or "", content)]
+    kind = (whole.kind or "").removesuffix("List")
+    return [(_kind(raw) or kind, bytes(raw)) for raw in whole.items]
+
+
+def _kind(raw: msgspec.Raw) -> str:
+    return msgspec.json.decode(raw, type=_Object).kind or ""
+
+
+def _decoded(raw: bytes, kind: type[T], word: str) -> T:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as wrong:
+        raise InputError(f"a {word} cannot be read: {wrong}; is it what kubectl printed?") from wrong

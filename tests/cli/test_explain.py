@@ -1,0 +1,211 @@
+"""`gputile explain`: the same reasons as the scheduler's, in words, in JSON, and as an exit code."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gputile.cli.group import cli
+from gputile.dialects.gputile import Promise, write_promise
+from gputile.model.errors import InputError
+from gputile.model.grants import ContainerGrant, Grant, Tile
+from gputile.testing.builders import node
+from tests.cli.clusters import Cluster, tile
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def run(*arguments: str, columns: int = 80) -> Result:
+    return CliRunner().invoke(cli, ["explain", *arguments], env={"COLUMNS": str(columns)})
+
+
+def full() -> Cluster:
+    cluster = Cluster(node("t4-1").cards(2, "Tesla T4", 16000), node("p4-1").cards(1, "Tesla P4", 8000), node("cpu-1"))
+    return cluster.add("web-0", tile(12000)).add("web-1", tile(9000, cores=50)).add("late", tile(10000))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> str:
+    return full().write(tmp_path)
+
+
+def told(file: str, *arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run(*arguments, "-f", file, "-o", "json").stdout)
+    return found
+
+
+class TestWaiting:
+    def test_the_story_for_a_person(self, cluster: str) -> None:
+        said = run("late", "-n", "team", "-f", cluster)
+        assert said.exit_code == 1
+        first, *rest = said.output.splitlines()
+        assert first.startswith("team/late waits since ")
+        assert first.endswith(": none of 3 nodes fits")
+        assert rest == (GOLDEN / "explain-waits.txt").read_text().splitlines()
+
+    def test_reasons_misses_changes_and_who_is_in_the_way(self, cluster: str) -> None:
+        found = told(cluster, "team/late")
+        assert (found["state"], found["nodes"], found["fitting"]) == ("waits", 3, 0)
+        assert {one["code"]: (one["nodes"], one["would_fit_when_empty"]) for one in found["reasons"]} == {
+            "InsufficientCardMemory": (1, 1),
+            "CardTooSmall": (1, 0),
+            "NoCards": (1, 0),
+        }
+        assert found["misses"][0]["node"] == "t4-1"
+        assert found["misses"][0]["text"] == "wants 10000 MiB on one GPU, the freest has 7000 MiB"
+        changes = {change["what"]: change["text"] for change in found["changes"]}
+        assert changes["memory"].startswith("at most 8000 MiB per card instead of 10000, on p4-1")
+        assert changes["pods"] == "as it is, once team/web-0 ends on t4-1"
+
+    def test_a_request_that_is_wrong_itself(self, tmp_path: Path) -> None:
+        file = Cluster(node("n1").cards(1)).add("bad", {"gputile.io/memory": 5}).write(tmp_path)
+        said = run("bad", "-n", "team", "-f", file)
+        assert said.exit_code == 1
+        assert "cannot be placed anywhere" in said.output
+        assert "add `gputile.io/gpu: 1`" in said.output.replace("\n" + " " * 17, " ")
+
+    def test_one_that_would_fit_is_kube_schedulers(self, tmp_path: Path) -> None:
+        cluster = Cluster(node("n1").cards(1, "T4", 16000)).add("now", tile(1000))
+        placed = cluster.pod("now")
+        placed["spec"]["nodeName"] = None
+        placed["metadata"]["annotations"] = {}
+        message = "0/1 nodes are available: 1 node(s) had untolerated taint {gpu: }."
+        placed["status"] = {
+            "phase": "Pending",
+            "conditions": [{"type": "PodScheduled", "status": "False", "message": message}],
+        }
+        said = run("now", "-n", "team", "-f", cluster.write(tmp_path))
+        assert said.exit_code == 1
+        assert "though 1 node would fit now" in said.output
+        assert "untolerated taint" in said.output
+
+    def test_a_silent_agent_is_a_reason(self, tmp_path: Path) -> None:
+        lease = {
+            "kind": "Lease",
+            "metadata": {"name": "n1", "namespace": "gputile-agents"},
+            "spec": {"holderIdentity": "n1", "leaseDurationSeconds": 40, "renewTime": "2026-01-01T00:00:00.000000Z"},
+        }
+        cluster = Cluster(node("n1").cards(1, "T4", 16000)).add("big", tile(20000)).beside(lease)
+        assert told(cluster.write(tmp_path), "team/big")["reasons"][0]["code"] == "AgentSilent"
+
+    def test_room_that_is_being_made(self, tmp_path: Path) -> None:
+        cluster = full()
+        late = cluster.pod("late")
+        card = Tile("GPU-t4-1-1", 1, 10000, 0)
+        grant = Grant(pod="uid-1", node="t4-1", dialect="gputile", containers=(ContainerGrant("c0", (card,)),))
+        late["metadata"]["uid"] = "uid-late"
+        grant = Grant(pod="uid-late", node=grant.node, dialect=grant.dialect, containers=grant.containers)
+        promise = write_promise(Promise(grant, 2**61, ("x",)), 0)
+        late["metadata"]["annotations"] = {"gputile.io/promise": promise}
+        assert told(cluster.write(tmp_path), "team/late")["promised_on"] == "t4-1"
+
+    def test_events_are_told_and_those_of_an_earlier_pod_are_not(self, tmp_path: Path) -> None:
+        def event(uid: str, message: str) -> dict[str, Any]:
+            return {
+                "kind": "Event",
+                "metadata": {"name": uid, "namespace": "team"},
+                "involvedObject": {"name": "late", "namespace": "team", "uid": uid},
+                "reason": "NoFittingGPU",
+                "message": message,
+                "lastTimestamp": "2026-11-16T09:00:00Z",
+                "reportingComponent": "gputile-scheduler",
+            }
+
+        cluster = full()
+        uid = cluster.pod("late")["metadata"]["uid"]
+        file = cluster.beside(event(uid, "quota: team holds 4 of 4 A100"), event("other", "old")).write(tmp_path)
+        found = told(file, "team/late")
+        assert [(said["by"], said["message"]) for said in found["events"]] == [
+            ("gputile-scheduler", "quota: team holds 4 of 4 A100")
+        ]
+        assert "team holds 4 of 4 A100" in run("team/late", "-f", file).output
+
+
+class TestPlaced:
+    def test_where_it_is_with_whom_and_why(self, cluster: str) -> None:
+        found = told(cluster, "team/web-0")
+        assert (found["state"], found["node"], found["by"], found["policy"]) == ("placed", "t4-1", "gputile", "tiling")
+        assert found["tiles"] == [
+            {
+                "container": "c0",
+                "index": 0,
+                "uuid": "GPU-t4-1-0",
+                "model": "Tesla T4",
+                "memory": 12000,
+                "cores": 0,
+                "neighbours": [],
+            }
+        ]
+        said = run("web-0", "-n", "team", "-f", cluster)
+        assert said.exit_code == 0
+        assert "no other node would take it now" in said.output
+
+    def test_how_the_choice_stands_today(self, tmp_path: Path) -> None:
+        """Asked again as if the pod were not there: its own tile must not stand in its way."""
+        twins = [node(name).cards(1, "Tesla T4", 16000) for name in ("n1", "n2")]
+        file = Cluster(*twins).add("whole", {"gputile.io/gpu": 1}).write(tmp_path)
+        found = told(file, "team/whole", "--policy", "binpack")
+        assert (found["alternatives"], found["rank"]) == (1, "as good as the best")
+        assert (
+            "1 other node would take it now, and under binpack none is better"
+            in run("team/whole", "--policy", "binpack", "-f", file, columns=160).output
+        )
+
+    def test_a_pod_of_another_system_is_read_in_its_own_words(self, tmp_path: Path) -> None:
+        held = {"hami.io/vgpu-devices-allocated": "GPU-n1-0,NVIDIA,9000,30:;", "hami.io/vgpu-node": "n1"}
+        cluster = Cluster(node("n1").cards(1, "T4", 16000)).add("theirs", {"cpu": 1})
+        pod = cluster.pod("theirs")
+        pod["metadata"]["annotations"] = held
+        pod["spec"]["containers"][0]["resources"]["limits"] = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 9000}
+        pod["spec"]["nodeName"] = "n1"
+        found = told(cluster.write(tmp_path), "team/theirs")
+        assert (found["state"], found["by"], found["tiles"][0]["memory"]) == ("placed", "hami", 9000)
+
+    def test_one_that_came_around_us_has_no_cards(self, tmp_path: Path) -> None:
+        cluster = Cluster(node("n1").cards(1, "T4", 16000)).add("around", tile(1000))
+        cluster.pod("around")["metadata"]["annotations"] = {}
+        said = run("around", "-n", "team", "-f", cluster.write(tmp_path))
+        assert "is on n1 without cards" in said.output
+
+    def test_one_without_gpus_is_none_of_our_business(self, tmp_path: Path) -> None:
+        said = run("web", "-n", "team", "-f", Cluster(node("n1").cards(1)).add("web", {"cpu": 1}).write(tmp_path))
+        assert (said.exit_code, said.output.splitlines()[0]) == (0, "team/web asks for no GPU")
+
+    def test_one_that_is_over(self, tmp_path: Path) -> None:
+        cluster = full()
+        cluster.pod("web-0")["status"] = {"phase": "Succeeded"}
+        assert told(cluster.write(tmp_path), "team/web-0")["state"] == "over"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        pytest.param(("web-0", "-n", "other"), "there is one in team: add -n", id="in-another-namespace"),
+        pytest.param(("webb-0", "-n", "team"), "did you mean web-0", id="a-slip"),
+        pytest.param(("x", "-n", "nowhere"), "(none)", id="an-empty-namespace"),
+        pytest.param(("late", "-n", "team", "--policy", "tetris"), "there is no such policy", id="policy"),
+    ],
+)
+def test_what_is_not_there_is_said_with_what_is(cluster: str, arguments: tuple[str, ...], why: str) -> None:
+    said = run(*arguments, "-f", cluster)
+    assert isinstance(said.exception, InputError)
+    assert why in str(said.exception)
+
+
+def test_quota_stands_in_the_way_and_its_line_is_named(tmp_path: Path) -> None:
+    quota = {
+        "kind": "ConfigMap",
+        "metadata": {"name": "gputile-quota", "namespace": "kube-system"},
+        "data": {"quota.yaml": json.dumps({"namespaces": {"team": {"limits": [{"model": "T4", "cards": 1}]}}})},
+    }
+    cluster = Cluster(node("n1").cards(4, "Tesla T4", 16000)).add("first", {"gputile.io/gpu": 1})
+    cluster.add("second", {"gputile.io/gpu": 1})
+    second = cluster.pod("second")
+    second["spec"]["nodeName"], second["metadata"]["annotations"] = None, {}
+    file = cluster.beside(quota).write(tmp_path)
+    found = told(file, "team/second")
+    assert found["state"] == "waits", found
+    assert "team holds 1 of 1 T4" in " ".join(found["quota"])
+    assert "quota        " in run("team/second", "-f", file).output

@@ -1,0 +1,121 @@
+"""What the shell sees: quick starts, completion, versions, exit codes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gputile import __version__
+from gputile.cli.completion import proposals
+from gputile.cli.group import cli
+from gputile.cli.main import COMMANDS, GROUPS
+from gputile.cli.using import used
+from gputile.testing.builders import node
+from tests.cli.clusters import Cluster, tile
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str, **env: str) -> Result:
+    return CliRunner().invoke(cli, arguments, env=env)
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "heavy"),
+    [
+        pytest.param("main", ("top", "-f"), {"numpy", "grpc", "yaml", "asyncio", "ssl", "pathlib"}, id="top"),
+        pytest.param("main", ("inspect", "-f"), {"numpy", "grpc", "yaml", "asyncio", "ssl"}, id="inspect"),
+        pytest.param("main", ("audit", "-f"), {"numpy", "grpc", "yaml", "asyncio", "ssl"}, id="audit"),
+        pytest.param("main", ("doctor", "-f"), {"numpy", "grpc"}, id="doctor"),
+        pytest.param("gpushare", ("-f",), {"numpy", "grpc", "yaml", "asyncio", "ssl"}, id="inspect-gpushare"),
+        pytest.param("main", ("explain", "--help"), {"numpy", "grpc", "yaml", "asyncio"}, id="help-of-explain"),
+        pytest.param("main", ("version", "--client"), {"numpy", "grpc", "asyncio"}, id="version"),
+    ],
+)
+def test_a_command_loads_only_what_it_needs(
+    tmp_path: Path, program: str, arguments: tuple[str, ...], heavy: set[str]
+) -> None:
+    file = Cluster(node("n1").cards(1, "T4", 16000)).add("p", tile(1000)).write(tmp_path)
+    words = [*arguments, *([file] if arguments[-1] == "-f" else [])]
+    script = (
+        f"import sys; sys.argv = ['gputile', *{words!r}]; from gputile.cli.{program} import main\n"
+        f"try: main()\nexcept SystemExit as end: assert not end.code, end\n"
+        f"loaded = {heavy!r} & sys.modules.keys(); assert not loaded, loaded"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+class TestCompletion:
+    def test_commands_are_proposed_from_the_list_alone(self) -> None:
+        assert proposals([], "") == [*(f"{name}\t{line}" for name, line in COMMANDS.items()), ":4"]
+
+    def test_options_and_their_values(self) -> None:
+        assert "--sort\tOrder of nodes." in proposals(["top"], "--")
+        assert proposals(["top", "--sort"], "f") == ["free", ":4"]
+
+    def test_files_are_left_to_the_shell(self) -> None:
+        assert proposals(["top", "-f"], "") == [":0"]
+
+    def test_without_a_cluster_there_is_nothing_to_propose(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("KUBECONFIG", "/nowhere/at/all")
+        assert proposals(["explain"], "") == [":4"]
+
+    @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+    def test_a_script_for_each_shell(self, shell: str) -> None:
+        said = run("completion", shell)
+        assert said.exit_code == 0
+        assert "_GPUTILE_COMPLETE" in said.output
+
+    def test_the_shell_is_answered(self) -> None:
+        env = {**os.environ, "_GPUTILE_COMPLETE": "bash_complete", "COMP_WORDS": "gputile ex", "COMP_CWORD": "1"}
+        script = "import sys; sys.argv = ['gputile']; from gputile.cli.main import main; main()"
+        done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+        assert done.stdout == "plain,explain\n"
+
+
+class TestVersion:
+    def test_of_this_program(self) -> None:
+        assert run("version", "--client").output == f"gputile  {__version__}\n"
+
+    def test_without_a_cluster_the_rest_is_unknown_and_said(self) -> None:
+        said = run("version", "-o", "json", KUBECONFIG="/nowhere/at/all")
+        assert said.exit_code == 0
+        assert json.loads(said.stdout) == {"gputile": __version__, "scheduler": None, "kubernetes": None}
+        assert "no cluster was asked" in said.stderr
+
+
+class TestHelp:
+    @pytest.mark.parametrize("name", list(COMMANDS))
+    def test_every_command_has_examples(self, name: str) -> None:
+        assert "Examples:" in run(name, "--help").output
+
+    def test_a_slip_is_answered_with_the_nearest(self) -> None:
+        said = run("tpo")
+        assert said.exit_code == 2
+        assert "Did you mean 'top'?" in said.output
+
+    def test_the_page_names_every_command_and_every_exit_code(self) -> None:
+        page = (ROOT / "docs/cli.md").read_text()
+        for name in COMMANDS:
+            assert f"gputile {name}" in page, name
+        for code in (0, 1, 2, 130):
+            assert f"| {code} |" in page
+
+    def test_no_command_is_in_two_groups(self) -> None:
+        assert sum(map(len, GROUPS.values())) == len(COMMANDS)
+
+
+def test_use_adds_up_and_what_is_not_known_is_absent() -> None:
+    def item(*uses: dict[str, int] | None) -> dict[str, object]:
+        held = [{"device_info": [{"device_id": "g"} | ({"use": use} if use else {})]} for use in uses]
+        return {"spec": {"pod_name": "p", "pod_namespace": "n", "containers_device": held}}
+
+    both = {"memory": 100, "cores": 20}
+    assert used([item(both, both)]) == {("n/p", "g"): {"memory": 200, "cores": 40}}
+    assert used([item(both, {"memory": 1})]) == {("n/p", "g"): {"memory": 101}}
+    assert used([item(both, None)]) == {("n/p", "g"): {}}

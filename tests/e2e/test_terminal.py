@@ -1,0 +1,228 @@
+"""The commands for the terminal through the real kubectl, as plugins, for a user who may only read."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.api import ApiError, Kube, Manifest
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.gputile import DEPLOY, Replica, rights
+from tests.e2e.nodes import gpu_node, join, plain_node
+from tests.e2e.pods import all_bound, events_of, pod, tile
+from tests.e2e.processes import wait_until
+from tests.e2e.watching import watch
+
+PROGRAMS = Path(sys.executable).parent
+BINDING = "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicyBinding"
+GOLDEN = Path(__file__).parents[1] / "cli" / "golden"
+
+
+class Reader:
+    """Somebody with the rights of deploy/reader.yaml, at a terminal with kubectl."""
+
+    def __init__(self, plane: ControlPlane, kubeconfig: Path) -> None:
+        self._plane, self.kubeconfig = plane, kubeconfig
+
+    def run(self, *words: str, columns: int = 0) -> tuple[int, str, str]:
+        env = {
+            "KUBECONFIG": str(self.kubeconfig),
+            "HOME": str(self._plane.folder),
+            "PATH": f"{PROGRAMS}:{os.environ['PATH']}",
+            **({"COLUMNS": str(columns)} if columns else {}),
+        }
+        argv = [str(self._plane.programs.kubectl), *words]
+        done = subprocess.run(argv, env=env, cwd=self._plane.folder, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def reader(plane: ControlPlane) -> Iterator[Reader]:
+    plane.kube.apply(DEPLOY / "reader.yaml")
+    binding: Manifest = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": "the-reader"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "gputile-reader"},
+        "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": plane.namespace("readers")}],
+    }
+    plane.kube.apply(binding)
+    yield Reader(plane, plane.kubeconfig_for("default", "readers"))
+    plane.kube.delete("ClusterRoleBinding", "the-reader")
+
+
+def before_us(kube: Kube) -> None:
+    """As on a cluster that never saw gputile: without the policies that another test may have left."""
+    for name in ("gputile-records", "gputile-leader", "gputile-agents"):
+        if kube.find(BINDING, name):
+            kube.delete(BINDING, name)
+
+
+def made_by_others(kube: Kube, manifest: Manifest, space: str) -> None:
+    """A pod with another system's record; policies that were just removed are in force for a moment."""
+
+    def made() -> bool:
+        try:
+            kube.create(manifest, space)
+        except ApiError as no:
+            if no.status != 403:
+                raise
+            return False
+        return True
+
+    wait_until(made, 10, "a pod of another system made")
+
+
+def shared(name: str, memory: int, count: int, address: str) -> Manifest:
+    made = plain_node(name, {"aliyun.com/gpu-mem": memory, "aliyun.com/gpu-count": count})
+    made["status"]["addresses"] = [{"type": "InternalIP", "address": address}]
+    return made
+
+
+def gpushare_pod(name: str, memory: int, node: str, index: int | None) -> Manifest:
+    annotations = {} if index is None else {"ALIYUN_COM_GPU_MEM_IDX": str(index)}
+    return pod(name, {"aliyun.com/gpu-mem": memory}, annotations=annotations, nodeName=node)
+
+
+def test_kubectl_inspect_gpushare_prints_what_the_original_prints(
+    plane: ControlPlane, kube: Kube, reader: Reader
+) -> None:
+    join(kube, [shared("node-b", 23, 1, "10.0.0.12"), shared("node-a", 30, 2, "10.0.0.11")])
+    for space in ("default", "ml", "prod"):
+        plane.namespace(space)
+    before_us(kube)
+    made_by_others(kube, gpushare_pod("web-0", 4, "node-a", 0), "default")
+    made_by_others(kube, gpushare_pod("web-1", 2, "node-a", 0), "default")
+    made_by_others(kube, gpushare_pod("api-7c", 3, "node-b", 0), "prod")
+    code, said, _ = reader.run("inspect", "gpushare")
+    assert (code, said) == (0, (GOLDEN / "gpushare-summary.txt").read_text())
+
+    kube.create(gpushare_pod("job-x", 3, "node-a", None), "ml")
+    for words in (("-d",), ("-d", "node-a"), ("node-a", "-d")):
+        code, said, _ = reader.run("inspect", "gpushare", *words)
+        assert code == 0
+        whole = (GOLDEN / "gpushare-details.txt").read_text()
+        assert said == whole if len(words) == 1 else said.startswith(whole.partition("\nNAME:       node-b")[0])
+
+    code, said, _ = reader.run("inspect", "gpushare", "-o", "json")
+    assert (code, json.loads(said)["usedGPU"]) == (0, 12)
+    code, said, _ = reader.run("inspect", "gpushare", "node-z")
+    assert (code, said) == (1, 'Failed due to nodes "node-z" not found')
+
+
+def test_top_and_explain_without_a_server_of_ours(plane: ControlPlane, kube: Kube, reader: Reader) -> None:
+    """A pod waits because a card is full; there is no gputile in the cluster, and yet it is explained."""
+    space = plane.namespace("terminal")
+    join(kube, [gpu_node("n1", cards=1, memory=16000, model="Tesla T4"), plain_node("n2")])
+    held = {"hami.io/vgpu-devices-allocated": "GPU-n1-0,NVIDIA,12000,50:;", "hami.io/vgpu-node": "n1"}
+    before_us(kube)
+    first = pod("first", {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 12000}, annotations=held, nodeName="n1")
+    made_by_others(kube, first, space)
+    kube.create(tile("second", 9000, schedulerName="nobody"), space)
+
+    code, said, _ = reader.run("gputile", "top", columns=80)
+    assert code == 0
+    assert "1 node with 1 card, 1 more without; 1 pod on them" in said
+    assert f"  {space}/second" in said
+    assert max(map(len, said.splitlines())) <= 80
+
+    code, said, wrong = reader.run("gputile", "inspect", "n1")
+    assert (code, f"{space}/first" in said) == (0, True)
+    assert "and not what they use" in wrong, "it says what it does without"
+
+    code, said, _ = reader.run("gputile", "explain", "second", "-n", space)
+    assert code == 1
+    assert "none of 2 nodes fits" in said
+    assert "n1: wants 9000 MiB on one GPU, the freest has 4000 MiB" in said
+    assert "at most 4000 MiB per card instead of 9000, on n1" in said
+    assert f"as it is, once {space}/first ends on n1" in said
+
+    code, said, _ = reader.run("gputile", "explain", "first", "-n", space, "-o", "json")
+    told = json.loads(said)
+    assert (code, told["state"], told["node"], told["by"]) == (0, "placed", "n1", "hami")
+    assert told["tiles"][0]["memory"] == 12000
+
+
+def test_a_pod_that_really_waits_is_explained_as_the_scheduler_explains_it(
+    plane: ControlPlane, kube: Kube, reader: Reader
+) -> None:
+    rights(plane)
+    space = plane.namespace("waits")
+    join(kube, [gpu_node(f"n{n}", cards=2, memory=16000, model="Tesla T4") for n in (1, 2)])
+    with Replica(plane) as gputile, plane.start_scheduler(config=gputile.config()), watch(kube, "Pod", space) as pods:
+        kube.create_many([tile(f"p{n}", 12000) for n in range(4)], space)
+        pods.wait_for(all_bound(4), 20, "four bound")
+        kube.create(tile("late", 8000), space)
+        wait_until(lambda: events_of(kube, space, "late", "NoFittingGPU"), 20, "the scheduler says why")
+        code, said, _ = reader.run("gputile", "explain", "late", "-n", space)
+        (told, *_) = events_of(kube, space, "late", "NoFittingGPU")
+        placed = reader.run("gputile", "explain", "p0", "-n", space)
+        doctor = reader.run("gputile", "doctor", "-o", "json")
+    assert code == 1
+    assert "2 nodes: too little free memory on a single GPU (all would fit if empty)" in said
+    for sentence in ("wants 8000 MiB on one GPU, the freest has 4000 MiB", "at most 4000 MiB per card instead of 8000"):
+        assert sentence in said
+        assert sentence in told["message"]
+    assert "NoFittingGPU (gputile-scheduler" in said
+    assert placed[0] == 0
+    assert "granted      by gputile" in placed[1]
+    found = {one["check"]: one for one in json.loads(doctor[1])["findings"]}
+    assert found["admission"]["state"] == "ok"
+    assert found["leader"] == {"check": "leader", "state": "ok", "text": "gputile-0 leads", "fix": ""}
+    assert found["pods"]["text"] == "4 pods carry grants, none came around gputile"
+
+
+def test_who_may_read_nothing_is_told_what_to_ask_for(plane: ControlPlane) -> None:
+    nobody = Reader(plane, plane.kubeconfig_for("default"))
+    for words in (("gputile", "top"), ("gputile", "explain", "x"), ("gputile", "doctor"), ("gputile", "audit")):
+        code, said, wrong = nobody.run(*words)
+        assert (code, said) == (2, "")
+        assert "forbidden" in wrong
+        assert "deploy/reader.yaml" in wrong
+        assert "Traceback" not in wrong
+    code, said, wrong = nobody.run("inspect", "gpushare")
+    assert (code, said.startswith("Failed due to pods and nodes cannot be listed")) == (1, True)
+
+
+def test_what_may_not_be_read_is_told_and_done_without(plane: ControlPlane, kube: Kube, reader: Reader) -> None:
+    """Nodes and pods are enough; the rest of deploy/reader.yaml is taken away."""
+    role = kube.get("ClusterRole", "gputile-reader")
+    kube.apply({**role, "rules": role["rules"][:1], "metadata": {"name": "gputile-reader"}})
+    space = plane.namespace("terminal")
+    join(kube, [gpu_node("n1", cards=1, memory=16000)])
+    kube.create(tile("alone", 20000, schedulerName="nobody"), space)
+    code, said, wrong = reader.run("gputile", "explain", "alone", "-n", space)
+    assert code == 1
+    assert "GPUs smaller than wanted" in said
+    assert "every agent counts as alive" in wrong
+    assert "events cannot be read" in wrong
+    code, said, _ = reader.run("gputile", "doctor", "-o", "json")
+    states = {one["check"]: one["state"] for one in json.loads(said)["findings"]}
+    assert (states["scheduler"], states["admission"], states["inventory"]) == ("unknown", "unknown", "ok")
+
+
+def test_kubectl_completes_commands_and_names(plane: ControlPlane, kube: Kube, reader: Reader) -> None:
+    join(kube, [gpu_node("n1", cards=1, memory=16000), gpu_node("n2", cards=1, memory=16000)])
+    _, said, _ = reader.run("__complete", "gputile", "ex")
+    assert said.splitlines()[0].startswith("explain")
+    _, said, _ = reader.run("__complete", "gputile", "top", "n")
+    assert said.splitlines()[:3] == ["n1", "n2", ":4"]
+
+
+def test_top_follows_the_cluster(plane: ControlPlane, kube: Kube, reader: Reader) -> None:
+    space = plane.namespace("terminal")
+    join(kube, [gpu_node("n1", cards=1, memory=16000)])
+    env = {"KUBECONFIG": str(reader.kubeconfig)}
+    child = plane.run("top", [str(PROGRAMS / "gputile"), "top", "-w"], env)
+    log = plane.folder / "top.log"
+    try:
+        wait_until(lambda: "0 pods on them" in log.read_text(), 20, "the first picture", [child])
+        kube.create(tile("later", 9000, schedulerName="nobody"), space)
+        wait_until(lambda: f"{space}/later" in log.read_text(), 20, "the change", [child])
+    finally:
+        child.stop()
+    assert "Traceback" not in log.read_text()
