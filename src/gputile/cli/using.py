@@ -37,6 +37,4 @@ def used(items: Any) -> dict[tuple[str, str], dict[str, int]]:
 
 
 def _sum(uses: list[dict[str, int]]) -> dict[str, int]:
-    return {
-        what: sum(use[what] for use in uses) for what in ("memory", "cores") if all(what in use for use in uses)
-    }
+    return {what: sum(use[what] for use in uses) for what in ("memory", "cores") if all(what in use for use in uses)}
