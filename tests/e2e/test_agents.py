@@ -29,8 +29,8 @@ QUICK = 2.0  # seconds within which a pod that waits is bound when its node is i
 class Agent:
     """The agent of one node, as far as the scheduler sees it. In a `with` it renews its Lease, twice a second."""
 
-    def __init__(self, kube: Kube, node: str = NODE) -> None:
-        self._kube, self._node = kube, node
+    def __init__(self, kube: Kube, node: str = NODE, lasts: int = LASTS) -> None:
+        self._kube, self._node, self._lasts = kube, node, lasts
         self._over = threading.Event()
 
     def __enter__(self) -> Self:
@@ -55,7 +55,7 @@ class Agent:
             self._kube.patch("Lease", self._node, {"spec": spec}, AGENTS)
         else:
             made = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._node}}
-            self._kube.create({**made, "spec": {**spec, "leaseDurationSeconds": LASTS}}, AGENTS)
+            self._kube.create({**made, "spec": {**spec, "leaseDurationSeconds": self._lasts}}, AGENTS)
 
     def stop(self) -> None:
         self.renew(holder="")

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gputile.agent.settings import HeartbeatSettings
 from tests.e2e.api import ApiError, Kube, Manifest, kind_of, manifests_of, namespace_of
 from tests.e2e.certificates import Pair
 from tests.e2e.control_plane import ControlPlane
@@ -278,7 +279,7 @@ def test_a_dead_agent_is_seen_and_so_is_its_return(served: Served, kube: Kube) -
         def health(wanted: str) -> Any:
             return lambda found: found["", NODE]["status"]["node_health"] == wanted
 
-        with Agent(kube, NODE):
+        with Agent(kube, NODE, lasts=round(HeartbeatSettings().duration)):
             nodes.wait_for(health("True"), SECOND + 0.5, "the agent is alive")
         assert nodes.wait_for(health("False"), 10, "the agent is dead") < 10
         with Agent(kube, NODE):

@@ -9,7 +9,7 @@ from gputile.kube.values import Json
 from gputile.model.usage import Used
 from gputile.scheduler.aggregated.objects import brand
 from gputile.testing.builders import node
-from tests.scheduler.aggregated.shop import OLD_ROOT, ROOT, Shop, held
+from tests.scheduler.aggregated.shop import OLD_ROOT, ROOT, TABLE, Shop, held
 
 
 async def shown(shop: Shop, path: str) -> Json:
@@ -66,6 +66,8 @@ async def test_live_use_is_shown_where_the_agent_tells_it() -> None:
         await shop.look()
     found = shop.get(f"{ROOT}/namespaces/default/podresources/web")
     assert found["spec"]["containers_device"][0]["device_info"][0]["use"] == {"memory": 5}
+    table = shop.get(f"{ROOT}/namespaces/default/podresources/web", TABLE)
+    assert "5Mi" in table["rows"][0]["cells"]
     await shop.look()
     assert await shop.version(f"{ROOT}/podresources") == before, "use changes all the time; it is told, and is no event"
 

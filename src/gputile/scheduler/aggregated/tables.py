@@ -137,8 +137,9 @@ def _cores(body: Json, now: float) -> str:
 
 
 def _used(body: Json, now: float) -> str:
-    used = [tile["use"]["memory"] for tile in _tiles(body) if "memory" in tile.get("use", {})]
-    return f"{sum(used)}Mi" if used else ""
+    """Where it is known of every tile: a part of it would look like the whole."""
+    used = [tile.get("use", {}).get("memory") for tile in _tiles(body)]
+    return f"{sum(used)}Mi" if used and None not in used else ""
 
 
 def _uuids(body: Json, now: float) -> str:
