@@ -1,11 +1,9 @@
 """Health and numbers of the agent over HTTP: /healthz, /readyz, /metrics."""
 
 import logging
-import os
 from collections.abc import Callable
 
 from gputile.agent.settings import AgentSettings
-from gputile.model.errors import InputError
 from gputile.telemetry.agent_metrics import AgentMetrics
 from gputile.telemetry.figures import PAGE_TYPE
 from gputile.telemetry.logs import fields
@@ -28,11 +26,7 @@ class Server:
 
     async def start(self) -> None:
         host, port = self._settings.host_and_port
-        try:
-            self.port = await self._listener.start(host, port, None)
-        except OSError as wrong:
-            why = os.strerror(wrong.errno) if wrong.errno else str(wrong)
-            raise InputError(f"cannot listen on {host}:{port}: {why}; set another `listen`") from wrong
+        self.port = await self._listener.start(host, port, None)
         log.info("listening", extra=fields(host=host, port=self.port))
 
     async def stop(self) -> None:

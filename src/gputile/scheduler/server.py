@@ -8,7 +8,6 @@ that cannot be used gets its reason in `Error` and changes nothing.
 """
 
 import logging
-import os
 import ssl
 import time
 from collections.abc import Awaitable, Callable
@@ -116,11 +115,7 @@ class Server:
         listens_with = tls_context(self._settings.tls)
         if listens_with is not None:
             listens_with.sni_callback = self._newest
-        try:
-            self.port = await self._listener.start(host, port, listens_with)
-        except OSError as wrong:
-            why = os.strerror(wrong.errno) if wrong.errno else str(wrong)
-            raise InputError(f"cannot listen on {host}:{port}: {why}; name another with --listen") from wrong
+        self.port = await self._listener.start(host, port, listens_with)
         log.info("listening", extra=fields(host=host, port=self.port, tls=self._tls is not None))
 
     async def stop(self) -> None:

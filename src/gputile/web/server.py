@@ -10,6 +10,7 @@ of the loop in which the last byte of its question came. Whatever is not plain H
 """
 
 import asyncio
+import os
 import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -18,6 +19,7 @@ from typing import cast
 
 import msgspec
 
+from gputile.model.errors import InputError
 from gputile.web.bodies import Body, Malformed
 from gputile.web.h2 import H2Connection
 from gputile.web.messages import (
@@ -324,9 +326,17 @@ class Door(asyncio.BufferedProtocol):
 class Listener:
     """A socket, and all who came."""
 
-    def __init__(self, answer: Answer, limit: int, came: Callable[[str], None] = lambda protocol: None) -> None:
-        """`limit`: the longest body, in bytes. `came` hears of every connection what it speaks."""
-        self.answer, self.limit, self._came = answer, limit, came
+    def __init__(
+        self,
+        answer: Answer,
+        limit: int,
+        came: Callable[[str], None] = lambda protocol: None,
+        *,
+        setting: str = "listen",
+    ) -> None:
+        """`limit`: the longest body, in bytes. `came` hears of every connection what it speaks. `setting`: the name of
+        that which says where to listen, for people."""
+        self.answer, self.limit, self._came, self._setting = answer, limit, came, setting
         self.connections: set[Guest] = set()
         self.is_stopping = False
         self._working: set[asyncio.Task[None]] = set()
@@ -351,10 +361,14 @@ class Listener:
         answering.add_done_callback(self._working.discard)
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
-        """Listen; the port, which matters if 0 was asked for."""
+        """Listen; the port, which matters if 0 was asked for. `InputError` where that cannot be."""
         loop = asyncio.get_running_loop()
         first: Callable[[], asyncio.BaseProtocol] = (lambda: Connection(self)) if tls is None else (lambda: Door(self))
-        self._server = await loop.create_server(first, host, port, ssl=tls, backlog=1024)
+        try:
+            self._server = await loop.create_server(first, host, port, ssl=tls, backlog=1024)
+        except OSError as wrong:
+            why = os.strerror(wrong.errno) if wrong.errno else str(wrong)
+            raise InputError(f"cannot listen on {host}:{port}: {why}; set another `{self._setting}`") from wrong
         self._sweeper = asyncio.create_task(self._sweep())
         return int(self._server.sockets[0].getsockname()[1])
 

@@ -335,5 +335,5 @@ async def test_an_address_that_is_taken_says_so(tmp_path: Path) -> None:
         there = ApiServer(line.there.authority)
         settings = Settings(listen="127.0.0.1:0", metrics_api=taken)
         process = Process(cluster(), settings, Metrics(), aggregated=there)
-        with pytest.raises(InputError, match=r"change `metrics_api.listen`"):
+        with pytest.raises(InputError, match=r"set another `metrics_api.listen`"):
             await process.run(asyncio.Event())

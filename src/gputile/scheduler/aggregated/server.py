@@ -6,7 +6,6 @@ Door:  `ApiServer.start`, `stop`; `believe` and `serve_as` change whom we believ
 
 import asyncio
 import logging
-import os
 import ssl
 from collections.abc import Awaitable, Callable
 
@@ -52,7 +51,10 @@ class ApiServer:
         self._tls: ssl.SSLContext | None = None
         self._complete = asyncio.Event()  # we know who we are, and whom to believe
         self._listener = Listener(
-            self._handle, body_limit * 2**20, lambda protocol: metrics.connections.labels(protocol).inc()
+            self._handle,
+            body_limit * 2**20,
+            lambda protocol: metrics.connections.labels(protocol).inc(),
+            setting="metrics_api.listen",
         )
         self.port = 0
 
@@ -78,11 +80,7 @@ class ApiServer:
         assert self._pair is not None
         first = tls_context(self._front, self._pair)
         first.sni_callback = self._newest
-        try:
-            self.port = await self._listener.start(host, port, first)
-        except OSError as wrong:
-            why = os.strerror(wrong.errno) if wrong.errno else str(wrong)
-            raise InputError(f"cannot listen on {host}:{port}: {why}; change `metrics_api.listen`") from wrong
+        self.port = await self._listener.start(host, port, first)
         log.info("the metrics API is listening", extra=fields(host=host, port=self.port))
 
     async def stop(self) -> None:
