@@ -281,3 +281,39 @@ def test_a_purse_gives_back_what_the_own_namespace_leaves_and_nothing_else() -> 
     purse = ledger.spending.purse("team-a", ONE)
     assert ledger.fleet.best(purse(["theirs"])) == []
     assert ledger.fleet.best(purse(["mine"])) == ["n1"]
+
+
+class TestWhatIsNotSeen:
+    """A pod goes on costing what it did."""
+
+    @staticmethod
+    def spent() -> Ledger:
+        ledger = Ledger()
+        ledger.handle(NodeSeen(node("n1").cards(2, "A100").node()))
+        ledger.handle(QuotasSet({"team-0": Quota((Limit(model="*", cards=200),))}))
+        where = ledger.fleet.place(wants(ask(cores=100)), "n1")
+        assert isinstance(where, Placement)
+        ledger.handle(Confirmed(Holding(pod="a", node="n1", name="team-0/a", grant=where.grant("a", "gputile"))))
+        assert ledger.spending.held("team-0")["A100"].cards == 100
+        return ledger
+
+    def test_when_its_card_is_no_longer_listed(self) -> None:
+        ledger = self.spent()
+        held = next(iter(ledger.entries())).holding.uses()
+        left = tuple(card for card in node("n1").cards(2, "A100").node().cards if card.uuid not in held)
+        ledger.handle(NodeSeen(msgspec.structs.replace(node("n1").node(), cards=left)))
+        assert ledger.spending.held("team-0")["A100"].cards == 100
+        ledger.handle(NodeSeen(node("n1").cards(2, "A100").node()))
+        assert ledger.spending.held("team-0")["A100"].cards == 100
+        ledger.check()
+
+    def test_when_its_node_is_gone_and_the_quota_is_edited(self) -> None:
+        ledger = self.spent()
+        ledger.handle(NodeGone("n1"))
+        ledger.handle(QuotasSet({"team-0": Quota((Limit(model="*", cards=300),))}))
+        assert ledger.spending.held("team-0")["A100"].cards == 100
+
+    def test_a_namespace_that_holds_nothing_any_more_is_forgotten(self) -> None:
+        ledger = self.spent()
+        ledger.handle(Gone("a"))
+        assert [ledger.spending._held, ledger.spending._pods, ledger.spending._turns] == [{}, {}, {}]

@@ -48,6 +48,7 @@ def test_it_is_bounded_and_the_smallest_users_are_left_out() -> None:
         pytest.param("{", id="no-json"),
         pytest.param("\ud800", id="no-text"),
         pytest.param('{"cards":{}}', id="no-version"),
+        pytest.param('{"version":1,"cards":{},"x":' + "[" * 3000 + "]" * 3000 + "}", id="very-deep"),
         pytest.param('{"version":1,"cards":{"GPU-0":{"uid":{"main":[-1,0]}}}}', id="less-than-nothing"),
         pytest.param('{"version":1,"cards":{"GPU-0":{"uid":{"main":[1,101]}}}}', id="busier-than-a-card-can-be"),
         pytest.param('{"version":1,"cards":{"GPU-0":{"uid":{"main":"3000"}}}}', id="another-shape"),

@@ -61,6 +61,8 @@ def test_the_old_key_is_json() -> None:
         pytest.param("\x00", "is not the YAML that it should be", id="no-text"),
         pytest.param("[" * 1_000_000, "is nested too deeply", id="very-deep"),
         pytest.param("- " * 100_000, "is nested too deeply", id="very-deep-in-lines"),
+        pytest.param("cards: !!int ''", "is not the YAML that it should be", id="no-number"),
+        pytest.param("cards: !!bool x", "is not the YAML that it should be", id="no-truth"),
         pytest.param("2026-13-45: {}", "is not the YAML that it should be", id="a-day-that-never-was"),
     ],
 )  # fmt: skip

@@ -69,6 +69,23 @@ class TestFilter:
         assert rig.filter().names == []
         assert other_filter(rig, "theirs").names == ["n1"]
 
+    def test_where_the_best_node_would_cost_too_much_the_next_is_taken(self) -> None:
+        """On n1 the two containers find room on two cards only, for 1.2 in all; on n2 they share one, for 0.7."""
+        rig = rationed(node("n1").cards(2, size=100), node("n2").cards(1, size=100), default=cards(1, "*"))
+        for name, limits in (("x", tile(35, 85)), ("y", tile(85, 35))):
+            made = rig.api.add_pod(pod(limits, name=name, namespace="team-b", uid=f"uid-{name}"))
+            rig.catch_up()
+            assert rig.extender.filter(FilterArgs(pod=made, names=["n1"])).names == ["n1"]
+        both = rig.api.add_pod(pod(tile(60, 10), tile(10, 60), name="both", uid="uid-both"))
+        rig.catch_up()
+        assert rig.extender.filter(FilterArgs(pod=both, names=["n1", "n2"])).names == ["n2"]
+        assert rig.extender.filter(FilterArgs(pod=both, names=["n1"])) == FilterAnswer(failed={"n1": USED_UP})
+
+    def test_a_million_cards_are_refused_at_once(self) -> None:
+        rig = rationed(default=cards(2))
+        rig.arrive(tile(1, cards=1_000_000), name="greedy")
+        assert rig.filter("greedy").names == []
+
     def test_a_model_that_is_not_listed_is_not_offered(self) -> None:
         rig = rationed(default=cards(1, "T4"))
         rig.arrive(tile(8))

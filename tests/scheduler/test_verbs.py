@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gputile.book.events import Freed
 from gputile.book.ledger import State
 from gputile.dialects.wire import NodeObject, Pod
 from gputile.kube.values import Json
@@ -243,6 +244,17 @@ class TestOtherAgents:
             rig.arrive({"aliyun.com/gpu-mem": 4}, name=name)
         assert rig.filter("a").names == ["n1"]
         assert rig.filter("b").unresolvable == {"n1": BUSY}, "a is pencilled there"
+
+    async def test_who_waits_for_that_is_nudged_when_it_has(self) -> None:
+        """kube-scheduler tries nobody again because another pod has started."""
+        rig = Rig(gpushare_node("n1"))
+        rig.arrive({"aliyun.com/gpu-mem": 4}, name="a")
+        assert await rig.bind("a") == ""
+        rig.catch_up()
+        rig.change("a", status={"phase": "Running"})
+        assert Freed("n1") in rig.catch_up()
+        rig.change("a", status={"phase": "Running", "message": "still"})
+        assert Freed("n1") not in rig.catch_up()
 
     async def test_also_between_bind_and_start(self) -> None:
         rig = Rig(gpushare_node("n1"))

@@ -92,5 +92,7 @@ def _read(path: Path) -> Spec | None:
         if path.suffix == ".json":
             return msgspec.json.decode(content, type=Spec)
         return msgspec.convert(yaml.safe_load(content), Spec)
-    except (OSError, msgspec.DecodeError, yaml.YAMLError, ValueError, RecursionError):
+    except (OSError, msgspec.DecodeError, yaml.YAMLError, RecursionError):
+        return None
+    except (ValueError, LookupError, TypeError, AttributeError):  # what PyYAML lets through for bad scalars
         return None

@@ -5,10 +5,11 @@ Room:  what each pod of a namespace with a quota costs, and their sums by namesp
 Door:  `charge` and `refund`, which the book calls as it holds and releases; `allowed`, `purse` and `objection` for
        those who ask.
 
-A pod is charged once, for what holds its room: pencil, assumption, confirmed grant or promise. One whose node is gone
-goes on costing what it did, until the pod is gone as well.
+A pod is charged once, for what holds its room: pencil, assumption, confirmed grant or promise. One whose node is gone,
+or whose card is no longer listed there, goes on costing what it did, until the pod is gone as well.
 """
 
+import itertools
 from collections.abc import Callable, Collection, Iterable
 
 from gputile.book.events import Holding
@@ -34,25 +35,30 @@ class Spending:
         self._costs: dict[str, tuple[str, Spent]] = {}  # by pod
         self._held: dict[str, dict[str, Amount]] = {}  # by namespace
         self._pods: dict[str, set[str]] = {}  # by namespace
-        self._turns: dict[str, int] = {}  # by namespace: counts the changes of what it holds
+        self._turns: dict[str, int] = {}  # by namespace: when what it holds last changed; 0: it holds nothing
+        self._counter = itertools.count(1)
         self._known: dict[tuple[str, PodRequest], tuple[object, PodRequest]] = {}
 
     # ---- keeping ----------------------------------------------------------------------------------------------------
 
     def set(self, quotas: Quotas, holdings: Iterable[Holding]) -> None:
         """Other quotas are in force; these are all who hold anything."""
-        self.quotas = dict(quotas)
+        self.quotas, former = dict(quotas), dict(self._costs)
         for memory in (self._costs, self._held, self._pods, self._turns, self._known):
             memory.clear()
         for holding in holdings if self.quotas else ():
-            self.charge(holding)
+            self._charge(holding, former.get(holding.pod))
 
     def charge(self, holding: Holding) -> None:
+        self._charge(holding, self._costs.get(holding.pod))
+
+    def _charge(self, holding: Holding, before: tuple[str, Spent] | None) -> None:
+        """`before`: what it cost, and goes on costing while its node, or a card of it, is not to be seen."""
         namespace = _namespace(holding)
         if holding.grant is None or self.quota(namespace) is None:
             return
         self.refund(holding.pod)
-        spent = self._cost(holding)
+        spent = before[1] if before is not None and not self._is_seen(holding) else self._cost(holding)
         self._costs[holding.pod] = namespace, spent
         self._pods.setdefault(namespace, set()).add(holding.pod)
         self._hold(namespace, add(self._held.get(namespace, {}), spent))
@@ -64,8 +70,16 @@ class Spending:
             self._hold(namespace, subtract(self._held.get(namespace, {}), spent))
 
     def _hold(self, namespace: str, spent: dict[str, Amount]) -> None:
-        self._held[namespace] = spent
-        self._turns[namespace] = self._turns.get(namespace, 0) + 1
+        self._held[namespace], self._turns[namespace] = spent, next(self._counter)
+        if not spent and not self._pods.get(namespace):  # namespaces come and go
+            for memory in (self._held, self._turns, self._pods):
+                memory.pop(namespace, None)
+
+    def _is_seen(self, holding: Holding) -> bool:
+        """Whether we see its node with all cards that it holds; grants of other nodes hold none here."""
+        node = self._fleet.node(holding.node)
+        cards = {card.uuid for card in node.cards} if node is not None else set()
+        return holding.grant is not None and set(holding.grant.uses()) <= cards
 
     def _cost(self, holding: Holding) -> Spent:
         node = self._fleet.node(holding.node)
@@ -148,8 +162,7 @@ class Spending:
         """Whether these, who are all who hold anything, are charged what they cost, and the sums are theirs."""
         charged = {h.pod: h for h in holdings if h.grant is not None and self.quota(_namespace(h)) is not None}
         fair = all(
-            self._costs.get(pod) == (_namespace(h), self._cost(h)) or h.node not in self._fleet
-            for pod, h in charged.items()
+            self._costs.get(pod) == (_namespace(h), self._cost(h)) or not self._is_seen(h) for pod, h in charged.items()
         )
         sums: dict[str, Spent] = {}
         for namespace, spent in self._costs.values():

@@ -32,7 +32,7 @@ def document(config: Path | None) -> Any:
         return yaml.safe_load(config.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as wrong:
         raise InputError(f"{config}: cannot be read: {wrong}; name a YAML file with --config") from wrong
-    except (yaml.YAMLError, ValueError) as wrong:
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as wrong:
         raise InputError(f"{config}: this is no YAML: {wrong}") from wrong
 
 

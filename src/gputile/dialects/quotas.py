@@ -4,6 +4,7 @@ Room:  trees of YAML or JSON to `Quotas`, all or nothing: a document with one mi
 Door:  `read_ours`, `read_old`, `merged`. What cannot be used raises `InputError`, which says where and what to write.
 """
 
+from collections import Counter
 from fractions import Fraction
 from typing import Any
 
@@ -54,6 +55,9 @@ def _quota(text: NamespaceText, name: str, source: str) -> Quota:
     if not all(text.pools):
         raise InputError(f"{where}: a pool has no name; write the value of a node's pool label")
     limits = (LimitText(),) if text.limits is None else text.limits
+    twins = sorted(model for model, count in Counter(limit.model for limit in limits).items() if count > 1)
+    if twins:
+        raise InputError(f"{where}: model `{twins[0]}` has two limits; write one with all that it limits")
     return Quota(tuple(_limit(limit, where) for limit in limits), text.pools, source)
 
 

@@ -74,7 +74,7 @@ def read_use(said: str) -> NodeUsage | None:
     """None when it cannot be read: then nothing is known."""
     try:
         found = _USES.decode(said)
-    except (msgspec.DecodeError, UnicodeEncodeError):
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return None
     usage: Usage = {}
     for card, pods in found.cards.items():

@@ -20,6 +20,7 @@ from gputile.model.requests import Allowance, Constraints, Make, PodRequest
 REQUESTS = 1000  # whose costs are remembered
 CLOSEST = "binpack"  # containers of a pod share cards where they can: what it costs at least
 MANY_SLOTS = 2**15
+MOST_CARDS = 512  # of a pod; no node has as many
 NOTHING = Amount()
 SAID = 3  # limits that are named, of those in the way
 
@@ -71,6 +72,8 @@ def _cost(asked: PodRequest, make: Make) -> Spent:
     """What the pod would cost on such cards; nothing where it is too large for them, for which others refuse it."""
     model, memory = make
     number = sum(ask.cards for ask in asked.asks)
+    if number > MOST_CARDS:
+        return {model: NOTHING}
     cards = [Card(index=n, uuid=str(n), model=model, memory=memory, slots=MANY_SLOTS) for n in range(number)]
     node = Node(name="imagined", cards=tuple(cards), cpu=asked.cpu, memory=asked.memory)
     where = place(msgspec.structs.replace(asked, constraints=Constraints()), NodeView.empty(node), CLOSEST)

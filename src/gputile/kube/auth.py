@@ -252,7 +252,8 @@ def _read(file: Path) -> Kubeconfig:
         raise InputError(f"{file}: cannot be read: {wrong.strerror}; give us the right to") from wrong
     except msgspec.ValidationError as wrong:
         raise InputError(f"{file}: is no kubeconfig: {wrong}; compare `kubectl config view`") from wrong
-    except (yaml.YAMLError, RecursionError, ValueError) as wrong:  # its own words may quote a secret
+    except (yaml.YAMLError, RecursionError, ValueError, LookupError, TypeError, AttributeError) as wrong:
+        # its own words may quote a secret
         mark = getattr(wrong, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark else ""
         raise InputError(f"{file}: is no YAML{line}; compare `kubectl config view`") from None

@@ -69,7 +69,8 @@ def _yaml(text: str, title: str) -> Any:
                 raise InputError(f"{title}: `{OUR_KEY}` refers to itself with `*name`; write it out")
         _refuse_twins(yaml.compose(text, loader), title)
         return yaml.load(text, loader)
-    except (yaml.YAMLError, RecursionError, ValueError) as wrong:
+    except (yaml.YAMLError, RecursionError, ValueError, LookupError, TypeError, AttributeError) as wrong:
+        # The last ones are what PyYAML lets through where a tag does not suit its value, such as `!!int ""`.
         said = " ".join(str(wrong).split())
         raise InputError(f"{title}: `{OUR_KEY}` is not the YAML that it should be: {said}") from wrong
 

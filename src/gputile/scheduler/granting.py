@@ -163,7 +163,10 @@ class Granter:
             return
         grant = self._booked(uid, pod.node_name)
         if grant is None:
-            where = fleet.place(asked, pod.node_name, self._settings.policy, seed_of(uid))
+            may = self._mirror.ledger.spending.allowed(pod.namespace, asked)  # of several makes, one that it can pay
+            where = fleet.place(may, pod.node_name, self._settings.policy, seed_of(uid))
+            if not isinstance(where, Placement):
+                where = fleet.place(asked, pod.node_name, self._settings.policy, seed_of(uid))
             if not isinstance(where, Placement):
                 self._no_room_since[uid] = self._clock()
                 self._no_room(pod, where)

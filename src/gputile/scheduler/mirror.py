@@ -16,7 +16,7 @@ from datetime import datetime
 
 import msgspec
 
-from gputile.book.events import Confirmed, Holding, Instruction, Listed, NodeGone, NodeSeen
+from gputile.book.events import Confirmed, Freed, Holding, Instruction, Listed, NodeGone, NodeSeen
 from gputile.book.ledger import Ledger, State
 from gputile.dialects import gpushare, gputile, speaking
 from gputile.dialects.gputile import GRANT
@@ -111,8 +111,16 @@ class Mirror:
             was_bound = pod.spec is None or bool(pod.node_name)  # one that could not be read says nothing
             return self.lingering.vanished(pod.uid) if was_bound else self.lingering.ended(pod.uid)
         done = self.lingering.shown(pod.uid, pod.node_name)
+        if self._opens(pod):
+            done.append(Freed(pod.node_name))
         holding = self._see(pod)
         return done if holding is None else done + self.ledger.handle(Confirmed(holding))
+
+    def _opens(self, pod: Pod) -> bool:
+        """Whether its node, whose agent guesses, has now taken it in and may have the next one. Nobody else would say
+        so: kube-scheduler tries no pod again because another one has started."""
+        before = self._bound.get(pod.uid) if pod.node_name in self.guessing else None
+        return before is not None and not before.is_admitted and pod.is_admitted
 
     def _over(self, pod: Pod, *, deleted: bool = False) -> list[Instruction]:
         """The pod has ended, and its containers with it."""

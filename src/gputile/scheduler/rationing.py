@@ -28,7 +28,7 @@ from gputile.telemetry.metrics import Metrics
 log = logging.getLogger(__name__)
 
 ROUND = 1.0  # seconds between two looks at what is to be told
-LONGEST = 200_000  # characters that an annotation may take
+LONGEST = 60_000  # characters of it in an annotation, of which all together may have 256 KiB; kubectl keeps a copy too
 REASON = "QuotaNotUsed"
 REPEAT = 30 * 60.0  # seconds after which the same is said again, for Events are kept for an hour only
 

@@ -34,6 +34,7 @@ from gputile.scheduler.wire import FilterAnswer, FilterArgs
 from gputile.telemetry.metrics import Metrics
 
 RECENT = 1000  # pods
+TRIES = 16  # nodes that are looked at where quota makes the best ones too dear
 TOP_SCORE = 10
 """What kube-scheduler expects of an extender at most."""
 
@@ -105,22 +106,31 @@ class Extender:
         if refused_before is not None:
             self._metrics.remembered.inc()
             return self._refused(args, asked, refused_before)
-        policy, seed = self._settings.policy, seed_of(pod.uid)
-        with self._ledger.aside(pod.uid, pod.priority) as fleet:
-            may = spending.allowed(space, asked)  # what is not kept for others, and what quota leaves
-            best = self._promised(fleet, may, names, pod.uid) or self._best(fleet, may, names, pod.uid)
-            where = fleet.place(may, best[0], policy, seed) if best else None
-        if not isinstance(where, Placement):
+        dear: list[str] = []  # nodes whose free cards would cost more than quota leaves
+        while True:
+            may, best, where = self._placed(pod, asked, [name for name in names if name not in dear] if dear else names)
+            if where is None or not spending.quotas or len(dear) == TRIES:
+                break
+            if not self._ledger.beyond_quota(holding_of(pod, asked, where.grant(pod.uid, asked.dialect))):
+                break
+            dear.append(best[0])
+        if where is None or len(dear) == TRIES:
             said = self._nothing(args, asked)
-            if not best and self._may_remember(args, names):
+            if not best and not dear and self._may_remember(args, names):
                 self._nos.keep(may, args, said)
-            return self._refused(args, asked, said)
-        if spending.quotas and self._ledger.beyond_quota(holding_of(pod, asked, where.grant(pod.uid, asked.dialect))):
-            return self._refused(args, asked, _beyond_quota(args.names))
+            return self._refused(args, asked, _with_dear(said, dear))
         others_open = self._ledger.pencils() > 0
         pencilled = self._pencil(pod, asked, where)
         alone = pencilled and others_open and self._settings.filter.narrow
         return FilterAnswer(names=best[:1] if alone else best)
+
+    def _placed(self, pod: Pod, asked: PodRequest, names: list[str]) -> tuple[PodRequest, list[str], Placement | None]:
+        """What the pod may ask for, the best nodes for that, and where it would be on the first of them."""
+        with self._ledger.aside(pod.uid, pod.priority) as fleet:
+            may = self._ledger.spending.allowed(pod.namespace, asked)  # not kept for others, and left by quota
+            best = self._promised(fleet, may, names, pod.uid) or self._best(fleet, may, names, pod.uid)
+            where = fleet.place(may, best[0], self._settings.policy, seed_of(pod.uid)) if best else None
+        return may, best, where if isinstance(where, Placement) else None
 
     def _promised(self, fleet: Fleet, asked: PodRequest, names: list[str], uid: str) -> list[str]:
         """The node where room was made for this pod, as soon as it is there."""
@@ -296,9 +306,14 @@ def seed_of(uid: str) -> int:
     return crc32(uid.encode("utf-8", "replace"))
 
 
-def _beyond_quota(names: list[str]) -> Said:
-    """Where the cards that are free now would cost more than others of their make: pieces of a pod on cards apart."""
-    return Said(FilterAnswer(failed=dict.fromkeys(names, SENTENCE[NodeCode.QUOTA])), {NodeCode.QUOTA: len(names)})
+def _with_dear(said: Said, dear: list[str]) -> Said:
+    """Also these nodes, where the cards that are free now would cost more than others of their make: pieces of a pod on
+    cards apart."""
+    if not dear:
+        return said
+    failed = said.answer.failed | dict.fromkeys(dear, SENTENCE[NodeCode.QUOTA])
+    answer = FilterAnswer(failed=failed, unresolvable=said.answer.unresolvable)
+    return Said(answer, {**said.reasons, NodeCode.QUOTA: said.reasons.get(NodeCode.QUOTA, 0) + len(dear)})
 
 
 def _counted(refusals: list[Refusal]) -> dict[NodeCode, int]:
