@@ -1,7 +1,7 @@
 """What a command sees of a cluster: the one of a kubeconfig, or a snapshot of one in a file.
 
 Room:  options that all commands share, and reading. Only nodes and pods are needed; what else is asked for and may not
-       be read is told on stderr, and the command goes on without it.
+       be read, or is not in the file, is told on stderr, and the command goes on without it.
 Door:  `cluster_options` for the flags, `Where.look()` for one look, `Where.get()` for a few more objects.
 """
 
@@ -24,6 +24,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 LISTED_BY = "kubectl get nodes,pods -A -o json"
+ALL_LISTED_BY = "kubectl get nodes,pods,events,leases,configmaps -A -o json"
 RIGHTS = "deploy/reader.yaml has a ClusterRole with the rights that these commands need"
 
 
@@ -91,11 +92,12 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
             return self.namespace_said or "default"
         return self.access().namespace
 
-    def look(self, *, complete: bool = False) -> Seen:
-        """All nodes and pods. One that cannot be read is told and left out; with `complete` it is an error."""
+    def look(self, *, complete: bool = False, only: str | None = None) -> Seen:
+        """All nodes and pods. One that cannot be read is told and left out; with `complete` it is an error. `only`: of a
+        cluster no pods but this namespace's, for those who may see no others."""
         if self.files:
             return from_files(self.files)
-        seen: Seen = _run(_from_cluster(self.access(), complete))
+        seen: Seen = _run(_from_cluster(self.access(), complete, only))
         return seen
 
     def get(self, paths: Mapping[str, str]) -> dict[str, Any]:
@@ -149,16 +151,17 @@ def _run(what: Any) -> Any:
     return asyncio.run(what)
 
 
-async def _from_cluster(access: "Access", complete: bool) -> Seen:
+async def _from_cluster(access: "Access", complete: bool, only: str | None) -> Seen:
     import asyncio
 
     from gputile.kube.client import Client
     from gputile.kube.values import Refused, Unclear
 
     client = Client(access)
+    path = f"/api/v1/namespaces/{only}/pods" if only else "/api/v1/pods"
     try:
         pods, nodes = await asyncio.gather(
-            client.feed("/api/v1/pods", "Pod", SeenPod).list(), client.feed("/api/v1/nodes", "Node", ShownNode).list()
+            client.feed(path, "Pod", SeenPod).list(), client.feed("/api/v1/nodes", "Node", ShownNode).list()
         )
     except (Refused, Unclear) as wrong:
         raise InputError(f"pods and nodes cannot be listed: {wrong}{_advice(wrong)}") from wrong
@@ -241,17 +244,18 @@ def _objects(content: bytes, source: str) -> list[tuple[str, bytes]]:
         return _in_json(content)
     except msgspec.DecodeError:
         pass
-    from gputile.sim.manifests import load
+    from gputile.sim.manifests import every_object
 
     try:
-        manifests = load(content.decode(), source)
-    except UnicodeDecodeError as wrong:
-        raise InputError(f"{source}: cannot be read: {wrong}; give it YAML or JSON") from wrong
-    pods = [workload.pod for workload in manifests.workloads if workload.kind == "Pod"]
-    return [
-        *(("Node", msgspec.json.encode(node)) for node in manifests.nodes),
-        *(("Pod", msgspec.json.encode(pod)) for pod in pods),
-    ]
+        found = every_object(content.decode(), source)
+        return [(str(one.get("kind") or ""), msgspec.json.encode(one)) for one in found]
+    except (
+        UnicodeDecodeError,
+        TypeError,
+        OverflowError,
+        msgspec.MsgspecError,
+    ) as wrong:  # what YAML has and JSON lacks
+        raise InputError(f"{source}: cannot be read: {wrong}; give it YAML or JSON as kubectl prints it") from wrong
 
 
 def _in_json(content: bytes) -> list[tuple[str, bytes]]:

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from gputile.cli.cluster import Seen, Unseen, Where, cluster_options, fell_back, namespace_option, unit_option
+from gputile.cli.cluster import (
+    ALL_LISTED_BY,
+    Seen,
+    Unseen,
+    Where,
+    cluster_options,
+    fell_back,
+    namespace_option,
+    unit_option,
+)
 from gputile.cli.naming import complete_pod, pod_named
 from gputile.cli.showing import PROGRAMS, emit, output_option, paper
 from gputile.dialects.settings import DialectSettings
@@ -24,7 +33,7 @@ Examples:
   gputile explain web-0 -n team-a            or team-a/web-0
   gputile explain web-0 -o wide              with more of the nodes that nearly fit
   gputile explain web-0 -o json | jq .changes
-  kubectl get nodes,pods,events -A -o json > all.json && gputile explain web-0 -f all.json
+  kubectl get nodes,pods,events,leases,configmaps -A -o json > all.json && gputile explain web-0 -f all.json
 
 \b
 The scheduler's own core decides, here, on what nodes and pods say now; the scheduler itself is not asked.
@@ -116,6 +125,10 @@ WITHOUT = {
 
 
 def _in_file(seen: Seen) -> dict[str, list[Any]]:
+    there = {kind for kind, _ in seen.others}
+    missing = [f"{kind}s" for kind in KINDS.values() if kind not in there]
+    if missing:
+        fell_back(f"the file has no {', '.join(missing)}: answered as if there were none; `{ALL_LISTED_BY}` has them")
     return {
         name: [msgspec.json.decode(raw) for found, raw in seen.others if found == kind] for name, kind in KINDS.items()
     }
@@ -146,8 +159,11 @@ def _quotas(maps: list[Any]) -> dict[str, Any]:
 
     found = [msgspec.convert(one, ConfigMap) for one in maps]
     quotas, broken = in_force({f"{one.metadata.namespace}/{one.name}": one for one in found})
-    for why in broken:
-        fell_back(f"{why}; what the scheduler understood last counts")
+    for one in broken:
+        kept = "what the scheduler understood last counts"
+        fell_back(
+            f"{one.why}; {kept if one.has_last else 'what it said before is not kept, so it counts as empty here'}"
+        )
     return dict(quotas)
 
 

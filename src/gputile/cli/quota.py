@@ -1,79 +1,63 @@
 """`gputile quota`: what namespaces may hold and do hold, from a cluster's ConfigMaps, nodes and pods alone."""
 
-import asyncio
-import os
-import sys
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
 import msgspec
 
-from gputile.dialects import speaking
+from gputile.cli.cluster import Seen, Unseen, Where, cluster_options, unit_option
+from gputile.cli.showing import PROGRAMS, emit, output_option, size
+from gputile.dialects import gpushare, speaking
 from gputile.dialects.quotas import OLD_KEY, OUR_KEY, merged
 from gputile.dialects.settings import DialectSettings
-from gputile.dialects.wire import NodeObject, Pod
 from gputile.engine.quota import KINDS, Spent, add, cost_of, show_cards, total
 from gputile.kube.config_maps import ConfigMap, read_quotas
 from gputile.model.cards import Node
 from gputile.model.errors import InputError
 from gputile.model.grants import Grant
-from gputile.model.quotas import EVERYBODY, Amount, Limit, Quota, Quotas, quota_of
+from gputile.model.quotas import ANY_MODEL, EVERYBODY, Amount, Limit, Quota, Quotas, quota_of
 from gputile.model.requests import PodRequest
-from gputile.model.units import ALL, show_memory
+from gputile.model.units import ALL
 
 OURS, OLD = "kube-system/gputile-quota", "kube-system/gpuquota"
+LISTED_BY = "kubectl get nodes,pods,configmaps -A -o json"
+NOTHING = Limit(model="", cards=0, memory=0, cores=0)
+SHOWN_LAST = "what the scheduler understood last is shown"
+NOTHING_LAST = "what it said before is not kept in it, so it is not known what is in force: ask the scheduler's metrics"
 
 EPILOG = """\b
 Examples:
   gputile quota                                            every namespace with a quota
   gputile quota team-a -o wide                             one of them, with pods and where it is written
-  gputile quota -o json | jq '.quotas[] | select(.cards.used >= .cards.limit)'
+  gputile quota -o json | jq '.quotas[] | select(.cards.limit != null and .cards.used >= .cards.limit)'
   kubectl get nodes,pods,configmaps -A -o json > all.json
   gputile quota -f all.json                                the same, offline
 
 \b
 Exit codes:
   0  told, also where a namespace has used up its quota
-  2  ConfigMaps, pods or nodes could not be read: no cluster, no right, a bad file
+  2  ConfigMaps, pods or nodes could not be read: no cluster, no right, a bad file; or a quota that cannot be used
+     and of which nobody knows what it said before
 """
-
-
-class Cluster(msgspec.Struct, frozen=True):
-    """What is looked at."""
-
-    nodes: tuple[NodeObject, ...]
-    pods: tuple[Pod, ...]
-    maps: dict[str, ConfigMap]  # by namespace/name
 
 
 @click.command("quota", epilog=EPILOG)
 @click.argument("namespace", required=False)
-@click.option(
-    "-f", "--file", "files", multiple=True, help="Saved lists of nodes, pods and ConfigMaps, JSON; - is stdin."
-)
-@click.option("--kubeconfig", help="A kubeconfig file. [default: $KUBECONFIG, the pod's own account, ~/.kube/config]")
-@click.option("--context", help="The context in it. [default: its current one]")
-@click.option("-o", "--output", type=click.Choice(["text", "wide", "json", "yaml"]), default="text", show_default=True)
+@output_option()
 @click.option("--configmap", default=OURS, show_default=True, help="Where the scheduler reads quotas.")
 @click.option("--old-configmap", default=OLD, show_default=True, help="Where gpu-admission read them.")
-@click.option(
-    "--gpushare-unit",
-    type=click.Choice(["GiB", "MiB"]),
-    default="GiB",
-    show_default=True,
-    help="What one aliyun.com/gpu-mem is, as the scheduler's setting has it.",
-)
+@unit_option
+@cluster_options
 def command(
     namespace: str | None,
-    files: tuple[str, ...],
-    kubeconfig: str | None,
-    context: str | None,
     output: str,
     configmap: str,
     old_configmap: str,
     gpushare_unit: Any,
+    files: tuple[str, ...],
+    kubeconfig: str | None,
+    context: str | None,
 ) -> None:
     """What namespaces may hold of which GPU model, and what they hold now.
 
@@ -84,83 +68,75 @@ def command(
     for place in places:
         if place.count("/") != 1:
             raise InputError(f"{place!r} names no ConfigMap; write NAMESPACE/NAME, such as {OURS}")
-    cluster = _from_files(files) if files else asyncio.run(_from_cluster(kubeconfig, context, places, namespace))
-    quotas, broken = in_force(cluster.maps, configmap, old_configmap)
-    settings = DialectSettings(gpushare_unit=gpushare_unit)
-    rows = list(_rows(quotas, _held(cluster, settings), namespace))
+    where = Where(kubeconfig=kubeconfig, context=context, files=files)
+    seen = where.look(only=namespace)
+    quotas, broken = in_force(_maps_in_file(seen) if files else _maps_of_cluster(where, places), *places)
+    settings = gpushare.resolved(DialectSettings(gpushare_unit=gpushare_unit), seen.nodes)
+    rows = list(_rows(quotas, _held(seen, settings), namespace))
     for one in broken:
-        click.echo(f"gputile: {one}; what the scheduler understood last is shown", err=True)
-    if output in ("json", "yaml"):
-        click.echo(_encoded({"quotas": rows, "broken": broken}, output))
+        click.echo(f"gputile: {one.why}; {SHOWN_LAST if one.has_last else NOTHING_LAST}", err=True)
+    is_known = all(one.has_last for one in broken)
+    if output in PROGRAMS:
+        emit({"quotas": rows, "broken": [one.why for one in broken]}, output)
     elif rows:
         click.echo(_table(rows, wide=output == "wide"))
-    else:
+    elif is_known:
         whose = f"namespace {namespace} has no quota" if namespace else "no namespace has a quota"
         click.echo(f"{whose}: it may hold whatever is free; see docs/quota.md")
+    raise SystemExit(0 if is_known else 2)
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 
-async def _from_cluster(
-    kubeconfig: str | None, context: str | None, places: Iterable[str], namespace: str | None
-) -> Cluster:
-    from gputile.kube.auth import load
-    from gputile.kube.client import Client
-    from gputile.kube.values import Refused, Unclear
-
-    client = Client(load(kubeconfig, context, os.environ))
+def _maps_in_file(seen: Seen) -> dict[str, ConfigMap]:
+    """By namespace/name. Every cluster has some ConfigMaps: a file without any was made without them."""
+    found = [raw for kind, raw in seen.others if kind == "ConfigMap"]
+    if not found:
+        raise InputError(f"the file has no ConfigMaps, so it is not known who has a quota; write it with `{LISTED_BY}`")
     try:
-        maps = {place: await client.config_map(*place.split("/")) for place in places}
-        path = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
-        pods = await client.feed(path, "Pod", Pod).list()
-        nodes = await client.feed("/api/v1/nodes", "Node", NodeObject).list()
-    except (Refused, Unclear) as wrong:
-        raise InputError(f"quotas, pods and nodes cannot be read: {wrong}; docs/quota.md has the rights") from wrong
-    finally:
-        await client.close()
-    return Cluster(nodes.items, pods.items, {place: found for place, found in maps.items() if found is not None})
+        maps = [msgspec.json.decode(raw, type=ConfigMap) for raw in found]
+    except msgspec.ValidationError as wrong:
+        raise InputError(f"a ConfigMap cannot be read: {wrong}; is it what kubectl printed?") from wrong
+    return {f"{one.metadata.namespace}/{one.name}": one for one in maps}
 
 
-class _Object(msgspec.Struct):
-    kind: str | None = None
-    items: list[msgspec.Raw] | None = None
+def _maps_of_cluster(where: Where, places: tuple[str, ...]) -> dict[str, ConfigMap]:
+    answers = where.get({place: "/api/v1/namespaces/{}/configmaps/{}".format(*place.split("/")) for place in places})
+    for place, answer in answers.items():
+        if isinstance(answer, Unseen):
+            raise InputError(f"ConfigMap {place} cannot be read: {answer.why}; docs/quota.md has the rights")
+    return {place: msgspec.convert(answer, ConfigMap) for place, answer in answers.items() if answer is not None}
 
 
-def _from_files(files: tuple[str, ...]) -> Cluster:
-    nodes: list[NodeObject] = []
-    pods: list[Pod] = []
-    maps: list[ConfigMap] = []
-    for name in files:
-        try:
-            content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-            for raw in msgspec.json.decode(content, type=_Object).items or ():
-                kind = msgspec.json.decode(raw, type=_Object).kind
-                if kind == "Node":
-                    nodes.append(msgspec.json.decode(raw, type=NodeObject))
-                elif kind == "Pod":
-                    pods.append(msgspec.json.decode(raw, type=Pod))
-                elif kind == "ConfigMap":
-                    maps.append(msgspec.json.decode(raw, type=ConfigMap))
-        except (OSError, msgspec.DecodeError) as wrong:
-            said = "write it with `kubectl get nodes,pods,configmaps -A -o json`"
-            raise InputError(f"{name}: cannot be read: {wrong}; {said}") from wrong
-    return Cluster(tuple(nodes), tuple(pods), {f"{m.metadata.namespace}/{m.name}": m for m in maps})
+class Broken(msgspec.Struct, frozen=True):
+    """A ConfigMap that cannot be used."""
+
+    why: str
+    has_last: bool  # whether it is known what it said before, which is in force instead
 
 
-def in_force(maps: Mapping[str, ConfigMap], ours: str = OURS, old: str = OLD) -> tuple[Quotas, list[str]]:
+def in_force(maps: Mapping[str, ConfigMap], ours: str = OURS, old: str = OLD) -> tuple[Quotas, list[Broken]]:
     """What is in force, as the scheduler would have it, and what is wrong with what is written."""
-    broken: list[str] = []
+    broken: list[Broken] = []
     read: list[Quotas] = []
     for place, key in ((ours, OUR_KEY), (old, OLD_KEY)):
         found = maps.get(place)
         try:
             read.append({} if found is None else read_quotas(found.text(key), key, found.title))
         except InputError as wrong:
-            broken.append(str(wrong))
             assert found is not None
-            read.append({} if found.last_good is None else read_quotas(found.last_good, key, found.title))
+            last = _last_good(found, key)
+            broken.append(Broken(str(wrong), last is not None))
+            read.append(last or {})
     return merged(*read), broken
+
+
+def _last_good(found: ConfigMap, key: str) -> Quotas | None:
+    try:
+        return None if found.last_good is None else read_quotas(found.last_good, key, found.title)
+    except InputError:
+        return None
 
 
 class Held(msgspec.Struct):
@@ -171,11 +147,11 @@ class Held(msgspec.Struct):
     waiting: int = 0  # pods without a node that ask for cards
 
 
-def _held(cluster: Cluster, settings: DialectSettings) -> dict[str, Held]:
-    read = [speaking.read_node(found, settings) for found in cluster.nodes]
+def _held(seen: Seen, settings: DialectSettings) -> dict[str, Held]:
+    read = [speaking.read_node(found, settings) for found in seen.nodes]
     nodes = {node.name: node for node in read if isinstance(node, Node)}
     by_namespace: dict[str, Held] = {}
-    for pod in cluster.pods:
+    for pod in seen.pods:
         if pod.is_over:
             continue
         held = by_namespace.setdefault(pod.namespace, Held())
@@ -183,7 +159,7 @@ def _held(cluster: Cluster, settings: DialectSettings) -> dict[str, Held]:
         grant = speaking.read_grant(pod, node.cards, settings) if node is not None else None
         if node is not None and isinstance(grant, Grant):
             held.spent, held.pods = add(held.spent, cost_of(grant, node)), held.pods + 1
-        elif not pod.node_name and isinstance(speaking.read_pod(pod, settings), PodRequest):
+        elif not pod.node_name and not pod.is_going and isinstance(speaking.read_pod(pod, settings), PodRequest):
             held.waiting += 1
     return by_namespace
 
@@ -192,23 +168,29 @@ def _held(cluster: Cluster, settings: DialectSettings) -> dict[str, Held]:
 
 
 def _rows(quotas: Quotas, held: dict[str, Held], only: str | None) -> Iterator[dict[str, Any]]:
-    """One per limit; a namespace that may have nothing has one without a model."""
-    named = {name for name in quotas if name != EVERYBODY}
+    """One per limit, and one per model that is held and not allowed; a namespace that may have nothing has one row
+    without a model, for all that it holds. `*` itself holds nothing: what it says counts for each by itself."""
     others = {name for name, found in held.items() if found.pods or found.waiting}
-    for name in sorted(named | others):
+    for name in sorted({*quotas, *others}) if only is None else [only]:
         quota = quota_of(name, quotas)
-        if quota is not None and only in (None, name):
-            found = held.get(name, Held())
-            for limit in quota.limits or (None,):
-                yield _row(name, quota, limit, found)
+        if quota is None:
+            continue
+        found = held.get(name, Held())
+        if not quota.limits:
+            yield _row(name, quota, found, NOTHING, None, sum(found.spent.values(), Amount()))
+        for limit in quota.limits:
+            yield _row(name, quota, found, limit, limit.model, total(found.spent, limit))
+        for model in sorted(found.spent) if quota.limits else ():
+            if not any(limit.covers(model) for limit in quota.limits):
+                yield _row(name, quota, found, NOTHING, model, found.spent[model])
 
 
-def _row(namespace: str, quota: Quota, limit: Limit | None, held: Held) -> dict[str, Any]:
-    has = total(held.spent, limit) if limit is not None else Amount()
+def _row(namespace: str, quota: Quota, held: Held, limit: Limit, model: str | None, used: Amount) -> dict[str, Any]:
     return {
         "namespace": namespace,
-        "model": limit.model if limit is not None else None,
-        **{kind: _amount(kind, has, limit) for kind in KINDS},
+        "model": model,
+        "allowed": limit is not NOTHING,
+        **{kind: _amount(kind, None if namespace == EVERYBODY else used, limit) for kind in KINDS},
         "pools": list(quota.pools),
         "pods": held.pods,
         "waiting": held.waiting,
@@ -216,20 +198,13 @@ def _row(namespace: str, quota: Quota, limit: Limit | None, held: Held) -> dict[
     }
 
 
-def _amount(kind: str, has: Amount, limit: Limit | None) -> dict[str, Any]:
+def _amount(kind: str, used: Amount | None, limit: Limit) -> dict[str, Any]:
     """Cards as a number of them, memory in MiB, cores in percent of one card; no limit is null."""
-    most = getattr(limit, kind) if limit is not None else 0
-    scale = ALL if kind == "cards" else 1
-    return {"used": getattr(has, kind) / scale, "limit": None if most is None else most / scale}
-
-
-def _encoded(found: dict[str, Any], output: str) -> str:
-    if output == "yaml":
-        import yaml
-
-        text: str = yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
-        return text.rstrip()
-    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode()
+    most, scale = getattr(limit, kind), ALL if kind == "cards" else 1
+    return {
+        "used": None if used is None else getattr(used, kind) / scale,
+        "limit": None if most is None else most / scale,
+    }
 
 
 # ---- for people -----------------------------------------------------------------------------------------------------
@@ -255,21 +230,31 @@ def _padded(words: list[str], widths: list[int]) -> str:
 
 def _line(row: dict[str, Any]) -> list[str]:
     pools = ", ".join(row["pools"]) or "any"
+    amounts = [_shown(kind, row[kind], row["allowed"]) for kind in KINDS]
+    return [row["namespace"], _model(row), *amounts, pools, str(row["waiting"])]
+
+
+def _model(row: dict[str, Any]) -> str:
     if row["model"] is None:
-        return [row["namespace"], "nothing is allowed", "-", "-", "-", pools, str(row["waiting"])]
-    model = "any" if row["model"] == "*" else row["model"]
-    amounts = [_shown(kind, row[kind]) for kind in KINDS]
-    return [row["namespace"], model, *amounts, pools, str(row["waiting"])]
+        return "nothing is allowed"
+    model = "any" if row["model"] == ANY_MODEL else row["model"] or "unknown model"
+    return model if row["allowed"] else f"{model} (not allowed)"
 
 
-def _shown(kind: str, amount: dict[str, Any]) -> str:
+def _shown(kind: str, amount: dict[str, Any], allowed: bool) -> str:
     def show(number: float) -> str:
         if kind == "cards":
             return show_cards(round(number * ALL))
-        return show_memory(int(number)) if kind == "memory" else f"{number:.0f} %"
+        return size(int(number)) if kind == "memory" else f"{number:.0f} %"
 
-    return show(amount["used"]) if amount["limit"] is None else f"{show(amount['used'])} of {show(amount['limit'])}"
+    used, limit = amount["used"], amount["limit"]
+    if not allowed:
+        return show(used) if used else "-"
+    if used is None:
+        return "any" if limit is None else f"up to {show(limit)}"
+    return show(used) if limit is None else f"{show(used)} of {show(limit)}"
 
 
 def _is_full(amount: dict[str, Any]) -> bool:
-    return amount["limit"] is not None and amount["used"] >= amount["limit"]
+    used, limit = amount["used"], amount["limit"]
+    return used is not None and limit is not None and used >= limit

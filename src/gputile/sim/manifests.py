@@ -60,18 +60,8 @@ def load_file(path: Path) -> Manifests:
 
 
 def load(text: str, source: str) -> Manifests:
-    """Every object in the text. `source` is how errors name it."""
-    try:
-        _refuse_depth(text, source)
-        documents = list(yaml.load_all(text, Loader=_Loader))
-    except yaml.YAMLError as wrong:
-        mark = getattr(wrong, "problem_mark", None)
-        where = f"{source}, line {mark.line + 1}" if mark else source
-        problem = getattr(wrong, "problem", None) or str(wrong)
-        raise InputError(f"{where}: this is no YAML: {problem}; mend the file and try again") from wrong
-    except (ValueError, KeyError, TypeError, AttributeError) as wrong:  # what PyYAML lets through for bad scalars
-        raise InputError(f"{source}: this is no YAML: {wrong}; mend the file and try again") from wrong
-    objects = [found for document in documents for found in _objects(document, source)]
+    """What makes pods, and nodes. `source` is how errors name it."""
+    objects = every_object(text, source)
     return Manifests(
         workloads=tuple(w for found in objects if (w := _workload(found)) is not None),
         nodes=tuple(found for found in objects if found.get("kind") == "Node"),
@@ -81,6 +71,22 @@ def load(text: str, source: str) -> Manifests:
             if f.get("kind") != "Node" and _workload(f) is None
         ),
     )
+
+
+def every_object(text: str, source: str) -> list[dict[str, Any]]:
+    """Of whatever kind, out of all documents and lists."""
+    form = "JSON" if text.lstrip()[:1] in ("{", "[") else "YAML"
+    try:
+        _refuse_depth(text, source)
+        documents = list(yaml.load_all(text, Loader=_Loader))
+    except yaml.YAMLError as wrong:
+        mark = getattr(wrong, "problem_mark", None)
+        where = f"{source}, line {mark.line + 1}" if mark else source
+        problem = getattr(wrong, "problem", None) or str(wrong)
+        raise InputError(f"{where}: this is no {form}: {problem}; mend the file and try again") from wrong
+    except (ValueError, KeyError, TypeError, AttributeError) as wrong:  # what PyYAML lets through for bad scalars
+        raise InputError(f"{source}: this is no {form}: {wrong}; mend the file and try again") from wrong
+    return [found for document in documents for found in _objects(document, source)]
 
 
 def _refuse_depth(text: str, source: str) -> None:
