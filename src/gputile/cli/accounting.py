@@ -70,7 +70,10 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[ReasonTold, ...] = ()
     misses: tuple[Miss, ...] = ()  # nearest first
     changes: tuple[Change, ...] = ()  # each would let it fit
-    quota: tuple[str, ...] = ()  # which line of the namespace's quota stands in its way, and what to do
+    quota: tuple[
+        str, ...
+    ] = ()  # which line of the namespace's quota stands in its way, and what to do; also of a placed
+    # one, if other nodes would take it but for quota
     promised_on: str = ""  # where room is being made for it
     kube_scheduler: str = ""  # its own word, from the pod's status
     # of one that has its cards
@@ -192,19 +195,23 @@ def _compared(told: Account, pod: SeenPod, asked: PodRequest, mirror: Mirror, po
     fleet: Fleet = mirror.ledger.fleet
     may = mirror.ledger.spending.allowed(pod.namespace, asked)
     best = fleet.best(may, policy, keep=len(fleet))
-    fitting = int(fleet.fits(may).sum())
+    others, but_for_quota = (_other_nodes(fleet, wish, pod.node_name) for wish in (may, asked))
     rank = ""
     if best:
         first = len(best) == 1 and best[0] == pod.node_name
         rank = "best" if first else "as good as the best" if pod.node_name in best else "another"
-    here = fleet.node(pod.node_name)
     return _with(
         told,
         policy=name,
-        alternatives=max(0, fitting - 1) if here is not None else fitting,
+        alternatives=others,
+        quota=tuple(mirror.ledger.spending.objections(pod.namespace, asked)) if but_for_quota > others else (),
         rank=rank,
         best_now=best[0] if rank == "another" else "",
     )
+
+
+def _other_nodes(fleet: Fleet, asked: PodRequest, here: str) -> int:
+    return int(fleet.fits(asked).sum()) - (not fleet.refusals(asked, [here]))
 
 
 # ---- what was said --------------------------------------------------------------------------------------------------

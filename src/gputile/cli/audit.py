@@ -8,7 +8,7 @@ import msgspec
 
 from gputile.audit.checking import audit, stories
 from gputile.audit.report import Report
-from gputile.cli.cluster import Where, cluster_options
+from gputile.cli.cluster import Where, cluster_options, unit_option
 from gputile.cli.showing import PROGRAMS, emit, output_option
 from gputile.dialects.settings import DialectSettings
 
@@ -29,13 +29,7 @@ Exit codes:
 
 @click.command("audit", epilog=EPILOG)
 @output_option()
-@click.option(
-    "--gpushare-unit",
-    type=click.Choice(["GiB", "MiB", "auto"]),
-    default="GiB",
-    show_default=True,
-    help="What one aliyun.com/gpu-mem is, as the scheduler's setting has it.",
-)
+@unit_option
 @cluster_options
 def command(
     files: tuple[str, ...], kubeconfig: str | None, context: str | None, output: str, gpushare_unit: Any

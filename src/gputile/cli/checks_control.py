@@ -39,7 +39,8 @@ def scheduler_runs(facts: Facts) -> Iterable[Finding]:
 def images_come(facts: Facts) -> Iterable[Finding]:
     """Images that cannot be pulled: the registry that nobody reaches, the tag that does not exist."""
     found = facts.of("our pods")
-    if isinstance(found, Unseen) or found is None:
+    if isinstance(found, Unseen):
+        yield unseen("images", "the state of our pods", found)
         return
     bad = {
         f"{meta(pod).get('name')} ({state['waiting'].get('reason')}: {status.get('image')})"
@@ -143,7 +144,8 @@ def _is_about_pods(hook: Any) -> bool:
 def api_is_served(facts: Facts) -> Iterable[Finding]:
     """An APIService that does not answer slows down every discovery, and holds up the deletion of namespaces."""
     found = facts.of("api services")
-    if isinstance(found, Unseen) or found is None:
+    if isinstance(found, Unseen):
+        yield unseen("metrics-api", "APIServices", found)
         return
     for one in items(found):
         group = (one.get("spec") or {}).get("group")

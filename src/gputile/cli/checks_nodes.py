@@ -106,7 +106,10 @@ def runtimes_obey(facts: Facts) -> Iterable[Finding]:
         yield warn("runtime", text, "containerd 2, or enable_cdi = true in its config; docs/agent.md")
     agent, classes = facts.of("agent"), facts.of("runtime classes")
     wanted = _pod_spec({} if isinstance(agent, Unseen) else agent).get("runtimeClassName")
-    if wanted and not isinstance(classes, Unseen) and wanted not in {meta(one).get("name") for one in items(classes)}:
+    hidden = agent if isinstance(agent, Unseen) else classes if wanted and isinstance(classes, Unseen) else None
+    if hidden is not None:
+        yield unseen("runtime", "what runtime class the agent wants, and whether there is such a one,", hidden)
+    elif wanted and wanted not in {meta(one).get("name") for one in items(classes)}:
         text = f"the agent wants the runtime class `{wanted}`, and there is none: its pods cannot start"
         fix = "install NVIDIA's container toolkit and RuntimeClass, or take runtimeClassName out of deploy/agent.yaml"
         yield fail("runtime", text, fix)

@@ -93,8 +93,10 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
         return self.access().namespace
 
     def look(self, *, complete: bool = False, only: str | None = None) -> Seen:
-        """All nodes and pods. One that cannot be read is told and left out; with `complete` it is an error. `only`: of a
-        cluster no pods but this namespace's, for those who may see no others."""
+        """All nodes and pods. One that cannot be read is told and left out; with `complete` it is an error.
+
+        `only`: of a cluster no pods but this namespace's, for those who may see no others.
+        """
         if self.files:
             return from_files(self.files)
         seen: Seen = _run(_from_cluster(self.access(), complete, only))

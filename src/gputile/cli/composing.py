@@ -33,7 +33,10 @@ def document(config: Path | None) -> Any:
     except (OSError, UnicodeDecodeError) as wrong:
         raise InputError(f"{config}: cannot be read: {wrong}; name a YAML file with --config") from wrong
     except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as wrong:
-        raise InputError(f"{config}: this is no YAML: {wrong}") from wrong
+        mark = getattr(wrong, "problem_mark", None)
+        where = f"{config}, line {mark.line + 1}" if mark else str(config)
+        problem = getattr(wrong, "problem", None) or " ".join(str(wrong).split())
+        raise InputError(f"{where}: this is no YAML: {problem}; mend the file and try again") from wrong
 
 
 class Composer(Generic[S]):
@@ -99,8 +102,8 @@ class Composer(Generic[S]):
         known = [field.name for field in msgspec.structs.fields(of)]
         for key, value in tree.items():
             if key not in known:
-                near = _nearest(f"{before}{key}", [*self.names(), *(f"{before}{name}" for name in known)])
-                raise InputError(f"{source}: there is no setting `{before}{key}`; did you mean `{near}`?")
+                hint = self._hint(f"{before}{key}", [*self.names(), *(f"{before}{name}" for name in known)])
+                raise InputError(f"{source}: there is no setting `{before}{key}`; {hint}")
             inner = _inner(of, key)
             if inner is not None and isinstance(value, dict):
                 self._refuse_unknown(value, inner, source, f"{before}{key}.")
@@ -113,19 +116,20 @@ class Composer(Generic[S]):
             if variable in by_variable:
                 found[by_variable[variable]] = value
             elif variable.startswith(PREFIX) and not any(part in variable for part in SERVICE_LINKS):
-                near = _nearest(variable, list(by_variable))
-                raise InputError(
-                    f"there is no setting for the variable {variable}; did you mean {near}? "
-                    f"`{self._command} --show-settings` has them all"
-                )
+                hint = self._hint(variable, list(by_variable))
+                raise InputError(f"there is no setting for the variable {variable}; {hint}")
         return found
 
     def _from_flags(self, flags: Mapping[str, str]) -> dict[str, str]:
         every = list(self.names())
         for name in flags:
             if name not in every:
-                raise InputError(f"--set: there is no setting `{name}`; did you mean `{_nearest(name, every)}`?")
+                raise InputError(f"--set: there is no setting `{name}`; {self._hint(name, every)}")
         return dict(flags)
+
+    def _hint(self, word: str, known: list[str]) -> str:
+        near = _nearest(word, known)
+        return f"{f'did you mean `{near}`? ' if near else ''}`{self._command} --show-settings` has them all"
 
 
 def explained(settings: msgspec.Struct) -> str:
@@ -173,9 +177,10 @@ def _inner(of: type[msgspec.Struct], name: str) -> type[msgspec.Struct] | None:
 
 
 def _nearest(word: str, known: list[str]) -> str:
-    """The right name for a wrong one; a forgotten section (`keep` for `filter.keep`) is the likeliest slip."""
+    """The right name for a wrong one, or "" when none is near; a forgotten section (`keep` for `filter.keep`) is the
+    likeliest slip."""
     same_end = [name for name in known if name.rpartition(".")[2] == word.rpartition(".")[2]]
-    return (same_end or get_close_matches(word, known, n=1, cutoff=0))[0]
+    return next(iter(same_end or get_close_matches(word, known, n=1)), "")
 
 
 def _set(tree: dict[Any, Any], name: str, value: str | list[str]) -> dict[Any, Any]:

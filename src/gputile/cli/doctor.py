@@ -66,7 +66,8 @@ CHECKS: tuple[Check, ...] = (
     checks_nodes.nobody_else_hands_out,
     checks_nodes.pods_come_by_us,
 )
-NOT_IN_FILE = Unseen("the file has none of that kind", "put it into the file (JSON), or look at the cluster itself")
+NOT_IN_FILE = Unseen("the file has none of that kind", "put it into the file, or look at the cluster itself")
+NOT_A_CLUSTER = Unseen("a file is looked at, not a cluster", "look at the cluster itself")
 SIGNS = {OK: ("ok", "green"), WARN: ("warn", "yellow"), FAIL: ("FAIL", "red"), UNKNOWN: ("?", "cyan")}
 
 
@@ -166,7 +167,8 @@ def _in_file(seen: Seen) -> dict[str, Any]:
         "runtime classes": several("RuntimeClass"),
         "daemon sets": several("DaemonSet"),
         "deployments": several("Deployment"),
-        "kube-scheduler pods": Unseen("a file is looked at, not a cluster"),
+        "our pods": NOT_A_CLUSTER,
+        "kube-scheduler pods": NOT_A_CLUSTER,
         "second scheduler": one("ConfigMap", "kube-system", "gpu-scheduler"),
         "second deployment": one("Deployment", "kube-system", "gpu-scheduler"),
     }

@@ -171,13 +171,20 @@ def _waiting(found: Picture, sheet: Paper) -> list[str]:
     namespace, _, name = found.waiting[0].pod.partition("/")
     return [
         "",
-        click.style(
-            f"{plural(len(found.waiting), 'pod')} waiting for cards{', the oldest' * (more > 0)}:", fg="yellow"
-        ),
+        click.style(f"{_how_many(found)}{', the oldest' * (more > 0)}:", fg="yellow"),
         *names,
         *([f"  and {more:,} more"] if more > 0 else []),
         f"why: gputile explain {name} -n {namespace}",
     ]
+
+
+def _how_many(found: Picture) -> str:
+    """Those whose request itself is wrong wait for nothing; `audit` and `quota` count the others alone."""
+    refused = sum(bool(one.refused) for one in found.waiting)
+    waiting = len(found.waiting) - refused
+    if not waiting:
+        return f"{plural(refused, 'pod')} refused"
+    return f"{plural(waiting, 'pod')} waiting for cards" + (f", {refused} refused" if refused else "")
 
 
 # ---- one node -------------------------------------------------------------------------------------------------------

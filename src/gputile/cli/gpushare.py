@@ -13,6 +13,7 @@ import click
 from gputile import __version__
 from gputile.cli.cluster import Where, cluster_options, fell_back
 from gputile.cli.gpushare_table import details, document, shared, summary
+from gputile.cli.main import answering
 from gputile.cli.showing import PROGRAMS, emit, output_option
 from gputile.dialects.gpushare import MEM
 from gputile.model.errors import GputileError, InputError
@@ -66,6 +67,10 @@ def command(
 
 
 def main() -> None:
+    answering(_main)
+
+
+def _main() -> None:
     try:
         command(args=without_glog(sys.argv[1:]), prog_name="kubectl inspect gpushare")
     except GputileError as wrong:

@@ -3,9 +3,11 @@
 The list is printed without loading anything else, because a command that people type often should answer at once.
 """
 
+import errno
 import gc
 import os
 import sys
+from collections.abc import Callable
 
 from gputile import __version__
 
@@ -68,11 +70,43 @@ Options:
 docs/cli.md has pictures, the exit codes and the rights that it needs."""
 
 
+CLOSED_PIPE = 141  # what a shell sees of a program that SIGPIPE ended
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 COMPLETION = "_GPUTILE_COMPLETE"
 """Set by a shell that wants to know how a command could go on."""
 
 
 def main() -> None:
+    answering(_main)
+
+
+def answering(command: Callable[[], None]) -> None:
+    """Standard output may end before the answer does: by `| head`, or on a disk that is full."""
+    try:
+        command()
+        sys.stdout.flush()
+    except SystemExit as ended:
+        # click makes a 1 of a closed pipe, which with us says that something is wrong in the cluster.
+        if isinstance(ended.__context__, BrokenPipeError):
+            sys.exit(_silenced(CLOSED_PIPE))
+        raise
+    except BrokenPipeError:
+        sys.exit(_silenced(CLOSED_PIPE))
+    except OSError as wrong:
+        if wrong.errno not in UNWRITABLE:
+            raise
+        said = f"the answer cannot be written: {wrong.strerror}; make room, or write it elsewhere"
+        print(f"gputile: {said}", file=sys.stderr)
+        sys.exit(_silenced(2))
+
+
+def _silenced(code: int) -> int:
+    """What is still in the buffer has nowhere to go; Python would try once more as it ends, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return code
+
+
+def _main() -> None:
     arguments = sys.argv[1:]
     if arguments in ([], ["-h"], ["--help"]) and COMPLETION not in os.environ:
         print(help_text())

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from gputile.cli.cluster import unit_option
 from gputile.cli.showing import PROGRAMS, emit, output_option
 from gputile.dialects import gpushare
 from gputile.dialects.settings import DialectSettings
@@ -30,16 +31,17 @@ Exit codes: 0 read, 1 with --check: a pod is refused, 2 a file could not be read
 
 @click.command("read", epilog=EXAMPLES)
 @click.option(
-    "-f", "--file", "files", multiple=True, required=True, help="A YAML or JSON file, or - for standard input."
+    "-f",
+    "--objects",
+    "--file",
+    "files",
+    multiple=True,
+    required=True,
+    metavar="FILE",
+    help="A YAML or JSON file, or - for standard input.",
 )
 @output_option()
-@click.option(
-    "--gpushare-unit",
-    type=click.Choice(["GiB", "MiB", "auto"]),
-    default="GiB",
-    show_default=True,
-    help="What one aliyun.com/gpu-mem is; it is nowhere on the wire. auto guesses from the nodes among the objects.",
-)
+@unit_option
 @click.option("--check", is_flag=True, help="Exit with 1 if any pod is refused.")
 def command(files: tuple[str, ...], output: str, gpushare_unit: Any, check: bool) -> None:
     """Show how gputile understands the pods of a manifest.

@@ -173,9 +173,13 @@ def _make_folder(out: Path) -> None:
 # ---- running --------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1)
+def _pass_over(said: str) -> None:
+    click.echo(f"gputile: passed over: {said}", err=True)
+
+
+@lru_cache(maxsize=1)  # workers are forked and find it filled
 def _lists(nodes: Path, pods: Path) -> tuple[tuple[Node, ...], tuple[Job, ...]]:
-    found, jobs = load_nodes(nodes), load_jobs(pods)
+    found, jobs = load_nodes(nodes), load_jobs(pods, _pass_over)
     if not any(node.cards for node in found):
         raise InputError(f"{nodes}: no node with GPUs in it")
     if not any(ask.cards for job in jobs for ask in job.request.asks):

@@ -113,7 +113,9 @@ def _placed(told: Account, sheet: Paper, wide: bool) -> list[str]:
     lines = ["", *table(header, rows, right=(1, 3, 4), shrink={2: 0, 5: 0}, columns=sheet.columns, indent=2), ""]
     when = f", {told.at}" if told.at else ""
     lines += _section("granted", [f"by {told.by}{when}"], sheet)
-    return lines + _section("why there", [_why(told)], sheet) if told.policy else lines
+    if told.policy:
+        lines += _section("why there", [_why(told)], sheet)
+    return lines + _section("quota", list(told.quota), sheet)
 
 
 def _tile(tile: TileTold, wide: bool) -> list[str]:
@@ -132,7 +134,7 @@ def _tile(tile: TileTold, wide: bool) -> list[str]:
 def _why(told: Account) -> str:
     others = f"{plural(told.alternatives, 'other node')} would take it now"
     if not told.alternatives:
-        return "no other node would take it now"
+        return f"no other node would take it now{', for quota stands in the way' * bool(told.quota)}"
     verdict = {
         "best": f"and under {told.policy} it is the best",
         "as good as the best": f"and under {told.policy} none is better",

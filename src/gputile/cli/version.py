@@ -50,7 +50,8 @@ def _of_the_cluster(kubeconfig: str | None, context: str | None) -> dict[str, st
         return names
     for what, answer in answers.items():
         if isinstance(answer, Unseen):
-            fell_back(f"the version of the {what} cannot be read: {answer.why}")
+            whose = "Kubernetes" if what == "kubernetes" else f"the {what}"
+            fell_back(f"the version of {whose} cannot be read: {answer.why}")
     kubernetes = answers["kubernetes"]
     if isinstance(kubernetes, dict):
         names["kubernetes"] = kubernetes.get("gitVersion")

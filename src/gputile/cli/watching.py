@@ -8,13 +8,12 @@ Door:  `keep_drawing(where, draw)`.
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
 from gputile.audit.report import SeenPod
-from gputile.cli.cluster import Seen, ShownNode, Where, from_files
+from gputile.cli.cluster import Seen, ShownNode, Where
 from gputile.cli.showing import paper
 from gputile.kube.client import Client
 from gputile.kube.following import follow
@@ -30,7 +29,9 @@ Draw = Callable[[Seen], list[str]]
 
 def keep_drawing(where: Where, draw: Draw) -> None:
     """Ends by ^C, or when the cluster cannot be read at all."""
-    asyncio.run(_files(where.files, draw) if where.files else _cluster(where, draw))
+    if where.files:
+        raise InputError("-w watches a cluster, and a file does not change; leave -f out, or -w")
+    asyncio.run(_cluster(where, draw))
 
 
 class Screen:
@@ -54,18 +55,6 @@ class Screen:
                 click.style(f"... {hidden} more lines: enlarge the window, or --sort", dim=True),
             ]
         click.echo(HOME + "".join(f"{line}{CLEAR_LINE}\n" for line in lines) + CLEAR_REST, nl=False)
-
-
-async def _files(files: tuple[str, ...], draw: Draw) -> None:
-    """A file that somebody else writes again and again."""
-    if "-" in files:
-        raise InputError("-w cannot watch standard input; name a file, or leave -f out and watch the cluster")
-    screen, known = Screen(), -1.0
-    while True:
-        if (now := max(Path(name).stat().st_mtime for name in files if Path(name).exists())) != known:
-            known = now
-            screen.show(draw(from_files(files)))
-        await asyncio.sleep(PACE)
 
 
 async def _cluster(where: Where, draw: Draw) -> None:

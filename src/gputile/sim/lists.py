@@ -51,9 +51,10 @@ def load_nodes(path: Path) -> tuple[Node, ...]:
     return nodes
 
 
-def load_jobs(path: Path) -> tuple[Job, ...]:
-    """Sorted by name, so that a shuffle with a seed is the same wherever the list came from."""
-    jobs = _rows(path, POD_COLUMNS, _job) if _is_csv(path) else _yaml_jobs(path)
+def load_jobs(path: Path, pass_over: Callable[[str], None] | None = None) -> tuple[Job, ...]:
+    """Sorted by name, so that a shuffle with a seed is the same wherever the list came from. A manifest that cannot be
+    placed anywhere is an error, unless somebody is to be told that it is passed over."""
+    jobs = _rows(path, POD_COLUMNS, _job) if _is_csv(path) else _yaml_jobs(path, pass_over)
     return tuple(sorted(jobs, key=lambda job: job.name))
 
 
@@ -138,13 +139,18 @@ def _yaml_node(manifest: dict[str, Any], path: Path) -> Node:
     return node
 
 
-def _yaml_jobs(path: Path) -> Iterator[Job]:
+def _yaml_jobs(path: Path, pass_over: Callable[[str], None] | None) -> Iterator[Job]:
     for workload in load(_text(path), str(path)).workloads:
         pod = convert_pod(workload.pod)
         request = speaking.read_pod(pod) if isinstance(pod, Pod) else pod
         if isinstance(request, BadRequest) or isinstance(pod, BadRequest):
             bad = request if isinstance(request, BadRequest) else pod
-            raise InputError(f"{path}: {workload.kind} {workload.name}: {bad}")
+            assert isinstance(bad, BadRequest)
+            said = f"{path}: {workload.kind} {workload.namespace}/{workload.name}: {bad.message}"
+            if pass_over is None:
+                raise InputError(said)
+            pass_over(said)
+            continue
         if request is None:  # CPU and memory count, too
             cpu, memory = host_needs(pod)
             request = PodRequest(dialect="", asks=(), cpu=cpu, memory=memory)

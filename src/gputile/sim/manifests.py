@@ -75,7 +75,7 @@ def load(text: str, source: str) -> Manifests:
 
 def every_object(text: str, source: str) -> list[dict[str, Any]]:
     """Of whatever kind, out of all documents and lists."""
-    form = "JSON" if text.lstrip()[:1] in ("{", "[") else "YAML"
+    form = "JSON" if source.endswith(".json") else "YAML or JSON" if text.lstrip()[:1] == "{" else "YAML"
     try:
         _refuse_depth(text, source)
         documents = list(yaml.load_all(text, Loader=_Loader))
