@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from gputile.cli.group import cli
 from gputile.cli.main import COMMANDS, help_text
+from gputile.testing.builders import node, pod
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DIALECTS = {"gpushare", "nano", "vcuda", "nvidia", "hami", "vgpu", "gputile"}
@@ -211,6 +212,18 @@ class TestSimulate:
         assert done.exit_code == 0, done.output
         assert "mean wait min" in done.stdout
         assert (tmp_path / "out/steady.csv").exists()
+
+    def test_a_pod_that_is_wrong_is_passed_over_and_told(self, tmp_path: Path) -> None:
+        nodes, pods = tmp_path / "nodes.yaml", tmp_path / "pods.yaml"
+        nodes.write_text(json.dumps({"kind": "Node", **node("n1").cards(2, "T4", 16000).manifest()}))
+        made = [pod({"gputile.io/gpu": 1}, name="good"), pod({"gputile.io/memory": 5}, name="bad")]
+        pods.write_text(json.dumps({"kind": "List", "items": [{"kind": "Pod", **one} for one in made]}))
+        done = run("simulate", "--nodes", str(nodes), "--pods", str(pods), "--seeds", "2")
+        assert done.exit_code == 0, done.output
+        (told,) = [line for line in done.stderr.splitlines() if "passed over" in line]
+        assert told.startswith(f"gputile: passed over: {pods}: Pod default/bad: ")
+        assert "add `gputile.io/gpu: 1`" in told
+        assert "BadRequest(" not in done.stderr
 
     @pytest.mark.parametrize(
         ("arguments", "fragment"),

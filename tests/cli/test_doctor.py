@@ -245,9 +245,17 @@ def test_what_may_not_be_read_is_unknown_and_never_ok() -> None:
     given = facts(metrics=Unseen("forbidden"))
     given.objects = {key: Unseen("forbidden") for key in HEALTHY}
     states = {finding.check: finding.state for finding in examined(given)}
-    told_by_nodes_and_pods = {"inventory", "runtime", "pods"}
+    told_by_nodes_and_pods = {"inventory", "pods"}
     assert {check for check, state in states.items() if state == "ok"} == told_by_nodes_and_pods
     assert set(states.values()) == {"ok", "unknown"}
+    assert {"images", "metrics-api", "runtime"} <= states.keys(), "and is not passed over in silence"
+
+
+def test_runtime_classes_that_may_not_be_read_are_unknown_only_if_one_is_wanted() -> None:
+    wants = {"spec": {"template": {"spec": {"runtimeClassName": "nvidia"}}}}
+    for agent, state in ((wants, "unknown"), ({}, "ok")):
+        given = facts(agent=agent, runtime_classes=Unseen("forbidden"))
+        assert [found.state for found in examined(given) if found.check == "runtime"] == [state]
 
 
 class TestConfiguration:

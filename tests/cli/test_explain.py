@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from gputile.cli.group import cli
@@ -40,7 +41,7 @@ class TestWaiting:
     def test_the_story_for_a_person(self, cluster: str) -> None:
         said = run("late", "-n", "team", "-f", cluster)
         assert said.exit_code == 1
-        first, *rest = said.output.splitlines()
+        first, *rest = said.stdout.splitlines()
         assert first.startswith("team/late waits since ")
         assert first.endswith(": none of 3 nodes fits")
         assert rest == (GOLDEN / "explain-waits.txt").read_text().splitlines()
@@ -171,7 +172,7 @@ class TestPlaced:
 
     def test_one_without_gpus_is_none_of_our_business(self, tmp_path: Path) -> None:
         said = run("web", "-n", "team", "-f", Cluster(node("n1").cards(1)).add("web", {"cpu": 1}).write(tmp_path))
-        assert (said.exit_code, said.output.splitlines()[0]) == (0, "team/web asks for no GPU")
+        assert (said.exit_code, said.stdout.splitlines()[0]) == (0, "team/web asks for no GPU")
 
     def test_one_that_is_over(self, tmp_path: Path) -> None:
         cluster = full()
@@ -194,18 +195,49 @@ def test_what_is_not_there_is_said_with_what_is(cluster: str, arguments: tuple[s
     assert why in str(said.exception)
 
 
-def test_quota_stands_in_the_way_and_its_line_is_named(tmp_path: Path) -> None:
-    quota = {
-        "kind": "ConfigMap",
-        "metadata": {"name": "gputile-quota", "namespace": "kube-system"},
-        "data": {"quota.yaml": json.dumps({"namespaces": {"team": {"limits": [{"model": "T4", "cards": 1}]}}})},
-    }
+QUOTA = {
+    "kind": "ConfigMap",
+    "metadata": {"name": "gputile-quota", "namespace": "kube-system"},
+    "data": {"quota.yaml": json.dumps({"namespaces": {"team": {"limits": [{"model": "T4", "cards": 1}]}}})},
+}
+
+
+def over_quota() -> Cluster:
+    """One whole card is allowed and held; a second pod waits."""
     cluster = Cluster(node("n1").cards(4, "Tesla T4", 16000)).add("first", {"gputile.io/gpu": 1})
     cluster.add("second", {"gputile.io/gpu": 1})
     second = cluster.pod("second")
     second["spec"]["nodeName"], second["metadata"]["annotations"] = None, {}
-    file = cluster.beside(quota).write(tmp_path)
+    return cluster.beside(QUOTA)
+
+
+def test_quota_stands_in_the_way_and_its_line_is_named(tmp_path: Path) -> None:
+    file = over_quota().write(tmp_path)
     found = told(file, "team/second")
     assert found["state"] == "waits", found
     assert "team holds 1 of 1 T4" in " ".join(found["quota"])
     assert "quota        " in run("team/second", "-f", file).output
+
+
+def test_a_yaml_snapshot_gives_the_same_answer(tmp_path: Path) -> None:
+    """Every kind counts there too: quotas, Leases and Events."""
+    cluster = over_quota()
+    file = tmp_path / "cluster.yaml"
+    file.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": cluster.objects()}))
+    assert told(str(file), "team/second") == told(cluster.write(tmp_path), "team/second")
+
+
+def test_a_snapshot_without_quotas_leases_and_events_is_told(tmp_path: Path) -> None:
+    said = run("team/late", "-f", full().write(tmp_path)).stderr
+    assert "the file has no Leases, Events, ConfigMaps: answered as if there were none" in said
+    assert "the file has no Leases, Events: " in run("team/second", "-f", over_quota().write(tmp_path)).stderr
+
+
+def test_where_quota_keeps_a_placed_pod_from_other_nodes_it_is_said(tmp_path: Path) -> None:
+    twins = [node(name).cards(1, "Tesla T4", 16000) for name in ("n1", "n2", "n3")]
+    cluster = Cluster(*twins).add("one", {"gputile.io/gpu": 1}).add("two", {"gputile.io/gpu": 1}).beside(QUOTA)
+    file = cluster.write(tmp_path)
+    found = told(file, "team/one")
+    assert (found["state"], found["alternatives"]) == ("placed", 0)
+    assert "team holds 1 of 1 T4" in " ".join(found["quota"])
+    assert "no other node would take it now, for quota stands in the way" in run("team/one", "-f", file).stdout

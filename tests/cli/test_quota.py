@@ -65,12 +65,58 @@ def test_a_line_for_every_limit() -> None:
     said = run("-f", "-", stdin=saved(config_map(OURS), *PODS))
     assert said.exit_code == 0
     assert said.output == (
-        "NAMESPACE  MODEL               CARDS     MEMORY           CORES        POOLS  WAITING\n"
-        "team-a     T4                  1 of 1    16 MiB of 1 GiB  0 %          blue   1\n"
-        "team-a     any                 1         16 MiB           0 % of 50 %  blue   1\n"
-        "team-b     nothing is allowed  -         -                -            any    0\n"
-        "team-c     any                 0.5 of 9  8 MiB            0 %          any    0\n"
+        "NAMESPACE  MODEL               CARDS     MEMORY       CORES        POOLS  WAITING\n"
+        "*          any                 up to 9   any          any          any    0\n"
+        "team-a     T4                  1 of 1    16Mi of 1Gi  0 %          blue   1\n"
+        "team-a     any                 1         16Mi         0 % of 50 %  blue   1\n"
+        "team-b     nothing is allowed  -         -            -            any    0\n"
+        "team-c     any                 0.5 of 9  8Mi          0 %          any    0\n"
     )
+
+
+def rows(text: str, *arguments: str) -> list[dict[str, Any]]:
+    said = run(*arguments, "-o", "json", "-f", "-", stdin=saved(config_map(text), *PODS))
+    found: list[dict[str, Any]] = json.loads(said.stdout)["quotas"]
+    return found
+
+
+def test_what_is_held_outside_the_limits_has_a_line() -> None:
+    text = "namespaces: {team-a: {limits: [{model: A100, cards: 4}]}, team-c: {limits: []}}"
+    found = {(row["namespace"], row["model"]): (row["allowed"], row["cards"]) for row in rows(text)}
+    assert found == {
+        ("team-a", "A100"): (True, {"used": 0.0, "limit": 4.0}),
+        ("team-a", "Tesla T4"): (False, {"used": 1.0, "limit": 0.0}),
+        ("team-c", None): (False, {"used": 0.5, "limit": 0.0}),
+    }
+    shown = run("-f", "-", stdin=saved(config_map(text), *PODS)).stdout
+    assert "team-a     Tesla T4 (not allowed)  1 " in shown
+    assert "team-c     nothing is allowed      0.5 " in shown
+
+
+def test_everybodys_quota_is_shown_and_holds_for_a_namespace_without_pods() -> None:
+    text = 'namespaces: {"*": {limits: [{cards: 9}]}}'
+    assert [row["cards"] for row in rows(text, "nobody")] == [{"used": 0.0, "limit": 9.0}]
+    assert rows(text)[0]["namespace"] == "*"
+    assert rows(text)[0]["cards"] == {"used": None, "limit": 9.0}
+
+
+def test_yaml_is_read_too() -> None:
+    text = saved(config_map(OURS), *PODS)
+    as_yaml = yaml.safe_dump(json.loads(text))
+    assert run("--objects", "-", stdin=as_yaml).output == run("-f", "-", stdin=text).output
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        pytest.param({}, id="nothing-is-kept"),
+        pytest.param({"gputile.io/last-good-quota": "namespaces: ["}, id="what-is-kept-is-broken-too"),
+    ],
+)
+def test_a_quota_that_nobody_knows_is_not_called_none(annotations: dict[str, str]) -> None:
+    said = run("team-a", "-f", "-", stdin=saved(config_map("namespaces: [", **annotations), *PODS))
+    assert (said.exit_code, said.stdout) == (2, "")
+    assert "it is not known what is in force" in said.stderr
 
 
 def test_one_namespace_with_its_pods_and_where_it_is_written() -> None:
@@ -88,6 +134,7 @@ def test_the_json_is_a_contract_and_the_yaml_is_the_same(output: str) -> None:
     assert found["quotas"][0] == {
         "namespace": "team-a",
         "model": "T4",
+        "allowed": True,
         "cards": {"used": 1.0, "limit": 1.0},
         "memory": {"used": 16.0, "limit": 1024.0},
         "cores": {"used": 0.0, "limit": None},
@@ -100,8 +147,9 @@ def test_the_json_is_a_contract_and_the_yaml_is_the_same(output: str) -> None:
 
 def test_where_both_name_a_namespace_ours_is_shown() -> None:
     old = config_map('{"team-a": {"quota": {"T4": 7}}, "team-e": {"quota": {"T4": 3}}}', "gpuquota", "gpu_quota")
-    rows = json.loads(run("-o", "json", "-f", "-", stdin=saved(config_map(OURS), old)).output)["quotas"]
-    assert {(row["namespace"], row["source"].rpartition("/")[2]) for row in rows} == {
+    found = json.loads(run("-o", "json", "-f", "-", stdin=saved(config_map(OURS), old)).output)["quotas"]
+    assert {(row["namespace"], row["source"].rpartition("/")[2]) for row in found} == {
+        ("*", "gputile-quota"),
         ("team-a", "gputile-quota"),
         ("team-b", "gputile-quota"),
         ("team-e", "gpuquota"),
@@ -125,14 +173,16 @@ def test_what_cannot_be_used_is_said_and_the_last_good_one_is_shown() -> None:
     ],
 )  # fmt: skip
 def test_without_quotas(words: tuple[str, ...], want: str) -> None:
-    said = run(*words, "-f", "-", stdin=saved(*PODS))
+    said = run(*words, "-f", "-", stdin=saved(config_map("{}", "kube-root-ca.crt"), *PODS))
     assert (said.exit_code, said.output) == (0, f"{want}\n")
 
 
 @pytest.mark.parametrize(
     ("words", "stdin", "said"),
     [
-        pytest.param(("-f", "-"), "{", "-: cannot be read", id="no-json"),
+        pytest.param(("-f", "-"), "{", "-, line 2: this is no YAML or JSON", id="no-json"),
+        pytest.param(("-f", "-"), saved(*PODS), "has no ConfigMaps, so it is not known who has a quota", id="no-maps"),
+        pytest.param(("-f", "-"), json.dumps(config_map(OURS)), "there is no node", id="no-node"),
         pytest.param(("-f", "none.json"), "", "none.json: cannot be read", id="no-file"),
         pytest.param(("--configmap", "quota"), "", "write NAMESPACE/NAME", id="no-namespace"),
     ],

@@ -89,6 +89,7 @@ def test_an_empty_file_is_no_settings(tmp_path: Path) -> None:
         pytest.param(("--set", "filter.kep=4"), "did you mean `filter.keep`", id="a-set-of-nothing"),
         pytest.param(("--set", "filter.keep=x"), "filter.keep", id="a-set-of-the-wrong-kind"),
         pytest.param(("--listen", "nowhere"), "write HOST:PORT", id="listening-nowhere"),
+        pytest.param(("--set", "bogus=1"), "`bogus`; `gputile scheduler --show-settings` has", id="a-set-of-nonsense"),
         pytest.param(("--policy", "tilling"), "did you mean tiling", id="a-policy-misspelt"),
         pytest.param(("--config", "/nonexistent.yaml"), "name a YAML file", id="no-such-file"),
         pytest.param(("--cluster", "memory", "--objects", "/nonexistent.yaml"), "nonexistent", id="no-such-objects"),
@@ -99,14 +100,16 @@ def test_a_wrong_word_gets_a_sentence(arguments: tuple[str, ...], says: str) -> 
 
 
 def test_a_wrong_variable_gets_a_sentence() -> None:
-    assert "did you mean GPUTILE_FILTER_KEEP" in refusal(env={"GPUTILE_FILTER_KEPT": "1"})
+    assert "did you mean `GPUTILE_FILTER_KEEP`?" in refusal(env={"GPUTILE_FILTER_KEPT": "1"})
 
 
 @pytest.mark.parametrize("content", ["{", "a: b: c", "- x: [", "\x00"])
 def test_a_file_that_is_no_yaml(tmp_path: Path, content: str) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text(content)
-    assert "this is no YAML" in refusal("--config", str(file))
+    said = refusal("--config", str(file))
+    assert "this is no YAML" in said
+    assert "\n" not in said
 
 
 def test_objects_without_a_node(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from gputile.cli.completion import proposals
 from gputile.cli.group import cli
 from gputile.cli.main import COMMANDS, GROUPS
 from gputile.cli.using import used
+from gputile.model.errors import InputError
 from gputile.testing.builders import node
 from tests.cli.clusters import Cluster, tile
 
@@ -48,6 +49,36 @@ def test_a_command_loads_only_what_it_needs(
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+class TestStandardOutput:
+    """Through a shell: what ends before the answer does."""
+
+    @pytest.mark.parametrize(
+        "words", ["--help", "--version", "top --help", "top -f FILE", "explain team/p -f FILE", "audit -f FILE"]
+    )
+    @pytest.mark.parametrize(
+        ("into", "code", "why"),
+        [
+            pytest.param("| true; exit ${PIPESTATUS[0]}", 141, "", id="a-pipe-that-is-closed"),
+            pytest.param("> /dev/full", 2, "cannot be written: No space left on device", id="a-full-disk"),
+        ],
+    )
+    def test_it_may_end_early(self, tmp_path: Path, words: str, into: str, code: int, why: str) -> None:
+        file = Cluster(node("n1").cards(1, "T4", 16000)).add("p", tile(1000)).write(tmp_path)
+        gputile = f"{sys.executable} -c 'from gputile.cli.main import main; main()'"
+        script = f"{gputile} {words.replace('FILE', file)} {into}"
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+        assert done.returncode == code
+        assert why in done.stderr
+        assert "Traceback" not in done.stderr
+        assert "Exception ignored" not in done.stderr
+
+
+def test_a_file_cannot_be_watched(tmp_path: Path) -> None:
+    said = run("top", "-w", "-f", Cluster(node("n1").cards(1)).write(tmp_path))
+    assert isinstance(said.exception, InputError)
+    assert "-w watches a cluster" in str(said.exception)
 
 
 class TestCompletion:
@@ -103,7 +134,7 @@ class TestHelp:
         page = (ROOT / "docs/cli.md").read_text()
         for name in COMMANDS:
             assert f"gputile {name}" in page, name
-        for code in (0, 1, 2, 130):
+        for code in (0, 1, 2, 130, 141):
             assert f"| {code} |" in page
 
     def test_no_command_is_in_two_groups(self) -> None:

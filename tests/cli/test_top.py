@@ -133,6 +133,15 @@ class TestTop:
         }
 
 
+def test_pods_whose_request_is_wrong_are_counted_apart(tmp_path: Path) -> None:
+    """`audit` and `quota` count those who wait alone."""
+    cluster = Cluster(node("n1").cards(1, "T4", 16000)).add("bad", {"gputile.io/memory": 5})
+    assert "1 pod refused:" in run("top", "-f", cluster.write(tmp_path)).output
+    file = cluster.add("large", tile(20000)).add("larger", tile(30000)).write(tmp_path)
+    assert "2 pods waiting for cards, 1 refused:" in run("top", "-f", file).output
+    assert "2 waiting" in run("audit", "-f", file).output
+
+
 class TestPaper:
     def test_a_pipe_is_plain(self, two: str) -> None:
         assert "\x1b" not in run("top", "-f", two).output

@@ -88,7 +88,7 @@ def test_what_kubernetes_or_others_put_there_is_no_setting(variable: str) -> Non
         pytest.param(lambda: settings({1: 2}), "no setting `1`", id="a-number-as-key"),
         pytest.param(
             lambda: settings(None, {"GPUTILE_FILTER_KEPT": "1"}),
-            "the variable GPUTILE_FILTER_KEPT; did you mean GPUTILE_FILTER_KEEP",
+            "the variable GPUTILE_FILTER_KEPT; did you mean `GPUTILE_FILTER_KEEP`",
             id="a-variable",
         ),
         pytest.param(

@@ -52,7 +52,7 @@ def test_dates_stay_text() -> None:
         pytest.param("kind: Pod\n  bad: [", "f.yaml, line 2: this is no YAML", id="broken-YAML-names-the-line"),
         pytest.param("- 1\n- 2", "f.yaml: expected a Kubernetes object, found list", id="a-bare-list"),
         pytest.param("just words", "expected a Kubernetes object, found str", id="words"),
-        pytest.param("{[1]: 2}", "this is no YAML", id="a-key-that-cannot-be-one"),
+        pytest.param("{[1]: 2}", "this is no YAML or JSON", id="a-key-that-cannot-be-one"),
         pytest.param("[" * 3000, "f.yaml", id="nested-too-deeply"),
     ],
 )

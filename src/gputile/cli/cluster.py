@@ -166,7 +166,7 @@ async def _from_cluster(access: "Access", complete: bool, only: str | None) -> S
             client.feed(path, "Pod", SeenPod).list(), client.feed("/api/v1/nodes", "Node", ShownNode).list()
         )
     except (Refused, Unclear) as wrong:
-        raise InputError(f"pods and nodes cannot be listed: {wrong}{_advice(wrong)}") from wrong
+        raise InputError(f"pods and nodes cannot be listed: {wrong}{_advice(wrong, only)}") from wrong
     finally:
         await client.close()
     for spoilt in (*pods.spoilt, *nodes.spoilt):
@@ -176,10 +176,10 @@ async def _from_cluster(access: "Access", complete: bool, only: str | None) -> S
     return Seen(nodes=list(nodes.items), pods=list(pods.items))
 
 
-def _advice(wrong: Exception) -> str:
+def _advice(wrong: Exception, only: str | None) -> str:
     status = getattr(wrong, "status", None)
     if status == 403:
-        return f"; {RIGHTS}"
+        return f"; {RIGHTS}" if only is None else "; docs/quota.md has the rights that it takes"
     if status == 401:
         return "; the server does not know you: log in again, or mend the kubeconfig's user"
     return "; is the cluster up, and the right --context chosen?" if status == 0 else ""

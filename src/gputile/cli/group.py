@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gputile import __version__
-from gputile.cli.main import COMMANDS, COMPLETION, help_text, program
+from gputile.cli.main import CLOSED_PIPE, COMMANDS, COMPLETION, help_text, program
 from gputile.model.errors import GputileError
 
 if TYPE_CHECKING:
@@ -48,12 +48,15 @@ class LazyGroup(click.Group):
         return [CompletionItem(name, help=line) for name, line in COMMANDS.items() if name.startswith(incomplete)]
 
     def invoke(self, ctx: click.Context) -> Any:
-        """^C is how some commands end, and no error; 130 is what shells expect of it."""
+        """^C is how some commands end, and no error; 130 is what shells expect of it. Of a pipe that was closed click
+        would make a 1, which with us says that something is wrong in the cluster."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             click.echo(err=True)
             ctx.exit(130)
+        except BrokenPipeError:
+            ctx.exit(CLOSED_PIPE)
 
     def get_help(self, ctx: click.Context) -> str:
         return help_text()

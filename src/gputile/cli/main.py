@@ -86,9 +86,8 @@ def answering(command: Callable[[], None]) -> None:
         command()
         sys.stdout.flush()
     except SystemExit as ended:
-        # click makes a 1 of a closed pipe, which with us says that something is wrong in the cluster.
-        if isinstance(ended.__context__, BrokenPipeError):
-            sys.exit(_silenced(CLOSED_PIPE))
+        if ended.code == CLOSED_PIPE:
+            _silenced(CLOSED_PIPE)
         raise
     except BrokenPipeError:
         sys.exit(_silenced(CLOSED_PIPE))

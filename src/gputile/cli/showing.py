@@ -21,7 +21,7 @@ EIGHTHS = " ▏▎▍▌▋▊▉█"
 LEVELS = "▁▂▃▄▅▆▇█"
 TAIL = 5  # signs of a name's end that stay when it is cut: names of one kind differ there
 LEAST = 12  # columns that a name is left with
-NARROWEST = 60  # columns for which tables are made; below, lines wrap as the terminal likes
+NARROWEST = 60  # columns; below, we wrap no earlier. Tables are made for 80, and below may run over
 
 
 def output_option() -> Callable[[F], F]:
