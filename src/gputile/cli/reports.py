@@ -104,7 +104,7 @@ def _plot(out: Path, rows: dict[str, list[Run]]) -> None:
     try:
         from gputile.cli.plots import plot_runs
     except ImportError:
-        click.echo("no plots: install them with `pip install 'gputile[plots]'`", err=True)
+        click.echo("no plots: install them with `pip install '.[plots]'` in a checkout", err=True)
         return
     plot_runs(rows, out / "packing.png")
     click.echo(f"wrote {out / 'packing.png'}", err=True)
