@@ -169,13 +169,14 @@ async def test_a_list_heals_what_no_watch_told() -> None:
 async def test_it_is_whole_after_the_first_look_that_began_when_nodes_and_pods_were_listed() -> None:
     shop = Shop(pods=(held("web"),))
     await shop.look()
-    assert not shop.window.is_whole, "the nodes are listed, the pods may be on their way"
+    found = [shop.window.is_whole]  # the nodes are listed, the pods may be on their way
     shop.window.all_changed(is_last=True)
-    assert not shop.window.is_whole
+    found.append(shop.window.is_whole)
     await shop.window.refresh()
-    assert shop.window.is_whole
+    found.append(shop.window.is_whole)
     shop.window.all_changed()
-    assert shop.window.is_whole, "what is new is told as events"
+    found.append(shop.window.is_whole)  # what is new from now on is told as events
+    assert found == [False, False, True, True]
 
 
 async def test_a_look_that_began_before_the_pods_were_listed_does_not_make_it_whole() -> None:
@@ -185,9 +186,9 @@ async def test_a_look_that_began_before_the_pods_were_listed_does_not_make_it_wh
     assert not looking.done()
     shop.window.all_changed(is_last=True)
     await looking
-    assert not shop.window.is_whole
+    found = [shop.window.is_whole]
     await shop.window.refresh()
-    assert shop.window.is_whole
+    assert [*found, shop.window.is_whole] == [False, True]
 
 
 async def test_the_window_looks_again_by_itself() -> None:
