@@ -18,6 +18,7 @@ from gputile.model.errors import InputError
 from gputile.scheduler.aggregated import discovery
 from gputile.scheduler.aggregated.serving import MetricsApi
 from gputile.scheduler.aggregated.settings import MetricsApiSettings
+from gputile.scheduler.aggregated.window import Window
 from gputile.scheduler.process import Process
 from gputile.scheduler.settings import Settings, checked
 from gputile.telemetry.metrics import Metrics
@@ -220,17 +221,25 @@ async def test_selectors_hold_over_http_too(tmp_path: Path) -> None:
         assert found["items"] == []
 
 
-async def test_right_after_the_start_nothing_is_shown_before_all_of_it_is(tmp_path: Path) -> None:
+async def test_right_after_the_start_nothing_is_shown_before_all_of_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The cluster is known, but the window has not looked at it yet: an empty list would be a lie."""
+    may_look, look = asyncio.Event(), Window.refresh
+
+    async def wait_and_look(window: Window) -> None:
+        await may_look.wait()
+        await look(window)
+
+    monkeypatch.setattr(Window, "refresh", wait_and_look)
     async with serving(tmp_path, cluster(pods=tuple(held(f"web{n}", 1) for n in range(12))), wait=False) as line:
         await line.until(lambda: line.metrics_api.server.port and line.process.is_synced())
-        found: list[tuple[int, int]] = []
-        while not found or found[-1][0] != 200:
-            status, body = await line.ask(f"{ROOT}/podresources")
-            found.append((status, len(body.get("items", ()))))
-            if status != 200:
-                assert (body["reason"], body["details"]["retryAfterSeconds"]) == ("ServiceUnavailable", 1)
-        assert set(found) == {(503, 0), (200, 12)}
+        status, found = await line.ask(f"{ROOT}/podresources")
+        assert (status, found["reason"], found["details"]) == (503, "ServiceUnavailable", {"retryAfterSeconds": 1})
+        may_look.set()
+        await line.until(lambda: line.metrics_api.window.is_whole)
+        status, found = await line.ask(f"{ROOT}/podresources")
+        assert (status, len(found["items"])) == (200, 12)
 
 
 async def test_before_the_cluster_is_known_nothing_is_shown(tmp_path: Path) -> None:
