@@ -112,7 +112,7 @@ API_RIGHTS = {
         ("apiregistration.k8s.io", "apiservices", "v1alpha1.metrics.nvidia.com", "get patch"),
         ("apiregistration.k8s.io", "apiservices", "v1.nvidia-gpu-scheduler", "get patch"),
     },
-    ("Role", API): {("", "secrets", "gputile-metrics-tls", "get list patch watch")},
+    ("Role", API): {("", "secrets", "gputile-metrics-tls", "list patch watch")},
     ("ClusterRole", "gputile-metrics-view"): {
         ("metrics.nvidia.com", "podresources", "", "get list watch"),
         ("metrics.nvidia.com", "gpuinfos", "", "get list watch"),

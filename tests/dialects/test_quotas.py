@@ -56,7 +56,7 @@ def test_what_a_namespace_is_allowed(text: Any, want: Quota) -> None:
         pytest.param({"namespaces": {"a": {"limits": [{"cores": 1.5}]}}}, "`cores` is 1.5; write percent of one card",
                      id="cores-are-percent"),
         pytest.param({"namespaces": {"a": {"limits": [{"model": ""}]}}}, "a limit has an empty `model`", id="no-model"),
-        pytest.param({"namespaces": {"a": {"limits": [{"cards": 1}, {"cards": 2}]}}}, "has two limits", id="two-limits"),
+        pytest.param({"namespaces": {"a": {"limits": [{"cards": 1}, {"cards": 2}]}}}, "has two limits", id="twins"),
         pytest.param({"namespaces": {"a": {"pools": [""]}}}, "a pool has no name", id="no-pool"),
         pytest.param({"namespaces": {"a": None}}, "namespace `a`: Expected `object`, got `null`", id="no-body"),
     ],

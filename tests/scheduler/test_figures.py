@@ -345,3 +345,23 @@ def test_nodes_models_cards_and_pods_add_up_to_the_same(
     assert sums == [sum(memory for _, _, memory, _ in held) * MIB] * len(kinds)
     assert sum(found.all("node_pods").values()) == len(held)
     assert found.value("free_cards") == pytest.approx(sum(found.all("node_free_cards").values()))
+
+
+# ---- many at once ---------------------------------------------------------------------------------------------------
+
+
+async def test_those_who_scrape_at_the_same_time_share_one_page() -> None:
+    figures = Figures((await busy()).mirror, MetricsSettings())
+    one, two, anonymous = await asyncio.gather(figures.text(), figures.text(), figures.text(names_pods=False))
+    assert one is two
+    assert b"web-0" in one
+    assert b"web-0" not in anonymous, "whoever may not see pods shares with none who may"
+    assert await figures.text() is not one, "the next scrape is fresh"
+
+
+async def test_a_scrape_that_is_given_up_leaves_the_others_theirs() -> None:
+    figures = Figures((await busy()).mirror, MetricsSettings())
+    first, second = asyncio.create_task(figures.text()), asyncio.create_task(figures.text())
+    await asyncio.sleep(0)
+    first.cancel()
+    assert b"web-0" in await second

@@ -89,6 +89,15 @@ async def test_pieces_go_as_chunks_and_the_connection_lives_on(later: bool) -> N
     assert wire.sent.endswith(HEAD + b"0\r\n\r\n")
 
 
+async def test_nothing_is_poured_for_a_client_who_left_before_it_began() -> None:
+    spring = Spring(later=True)
+    connection, wire = joined(spring)
+    hear(connection, GET)
+    connection.connection_lost(None)
+    await spring.say(b"one", b"two")
+    assert (spring.taken, spring.working, wire.sent) == ([], 0, b"")
+
+
 async def test_a_question_comes_with_its_query_and_headers() -> None:
     spring = Spring()
     connection, _ = joined(spring)

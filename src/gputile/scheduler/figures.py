@@ -2,7 +2,7 @@
 
 Room:  all of it is read from book and mirror at the moment of the scrape, some nodes at a time; verbs are answered in
        between, and nothing is counted on their way. Names and meanings are in `telemetry.figures`.
-Door:  `Figures.text`.
+Door:  `Figures.text`; those who ask at the same time are given the same.
 """
 
 import asyncio
@@ -54,9 +54,17 @@ class Figures:
 
     def __init__(self, mirror: Mirror, settings: MetricsSettings) -> None:
         self._mirror, self._ledger, self._settings = mirror, mirror.ledger, settings
+        self._writing: dict[bool, asyncio.Future[bytes]] = {}  # by `names_pods`: what somebody waits for
 
     async def text(self, *, names_pods: bool = True) -> bytes:
         """What a scrape gets. `names_pods`: whether whoever asks may see pods and namespaces."""
+        writing = self._writing.get(names_pods)
+        if writing is None:
+            writing = self._writing[names_pods] = asyncio.ensure_future(self._written(names_pods=names_pods))
+            writing.add_done_callback(lambda _: self._writing.pop(names_pods, None))
+        return await asyncio.shield(writing)  # one who gives up does not take it from the others
+
+    async def _written(self, *, names_pods: bool) -> bytes:
         cards, pods = self._ledger.fleet.card_count(), len(self._mirror.bound())
         shown = Shown(cards <= self._settings.cards, names_pods and pods <= self._settings.pods)
         page = Page((*to.FAMILIES, *(HAMI_FAMILIES if self._settings.hami else ())))

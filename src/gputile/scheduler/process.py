@@ -264,7 +264,7 @@ class Process:
             gc.freeze()  # what lives from now on need not be looked at again: a full collection took 0.1 s
         self.preemptor.listed()
         if self.metrics_api is not None:
-            self.metrics_api.window.all_changed()
+            self.metrics_api.window.all_changed(is_last=True)
 
     async def _take_in(self, items: tuple[T, ...], changed: Callable[[T, bool], list[Instruction]]) -> None:
         """A few at a time: meanwhile the probes are answered and the lease is kept."""

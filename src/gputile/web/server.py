@@ -237,6 +237,8 @@ class Connection(asyncio.BufferedProtocol):
         knows_chunks = head is not None and head.knows_chunks
         try:
             async with aclosing(streamed.pieces) as pieces:
+                if self._transport is None:  # the client left while it waited for us
+                    return
                 self._open(streamed, knows_chunks=knows_chunks)
                 async for piece in pieces:
                     self._write(b"%x\r\n%b\r\n" % (len(piece), piece) if knows_chunks and piece else piece)

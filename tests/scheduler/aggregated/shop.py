@@ -7,7 +7,7 @@ import msgspec
 
 from gputile.dialects.wire import NodeObject, Pod
 from gputile.kube.values import Heartbeat, Json
-from gputile.scheduler.aggregated.asking import Ask, read_ask
+from gputile.scheduler.aggregated.asking import Ask, read_ask, selected
 from gputile.scheduler.aggregated.objects import GROUP, VERSION
 from gputile.scheduler.aggregated.reading import Reader
 from gputile.scheduler.aggregated.resources import OLD_GROUP, OLD_VERSION
@@ -121,4 +121,4 @@ def request(path: str, accept: str = "", method: str = "GET", **headers: str) ->
 def ask(path: str, accept: str = "") -> Ask:
     found = read_ask(request(path, accept))
     assert found is not None
-    return found
+    return selected(found)

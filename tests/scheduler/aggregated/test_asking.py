@@ -1,11 +1,13 @@
 """What is asked, read from path, query and headers; and what is not understood is answered with a reason."""
 
+import re
 from typing import Any
 
 import pytest
 
 from gputile.scheduler.aggregated import selecting
 from gputile.scheduler.aggregated.asking import Place, Shape, read_ask, read_place, read_shape
+from gputile.scheduler.aggregated.selecting import BadSelector
 from gputile.scheduler.aggregated.status import Status
 from tests.scheduler.aggregated.shop import OLD_ROOT, ROOT, TABLE, ask, request
 
@@ -104,19 +106,21 @@ def test_what_is_accepted(accept: str, want: Shape) -> None:
         pytest.param(f"{ROOT}/gpuinfos?timeoutSeconds=soon", "", 400, id="a-time-that-is-none"),
         pytest.param(f"{ROOT}/gpuinfos?fieldSelector=spec.colour=red", "", 400, id="an-unknown-field"),
         pytest.param(f"{ROOT}/gpuinfos?labelSelector=a+b", "", 400, id="a-selector-that-is-none"),
+        pytest.param(f"{ROOT}/gpuinfos?fieldSelector={',' * 5000}", "", 400, id="a-selector-that-is-too-long"),
         pytest.param(f"{ROOT}/gpuinfos", "application/yaml", 406, id="only-yaml"),
     ],
 )
 def test_what_cannot_be_understood(path: str, accept: str, code: int) -> None:
     with pytest.raises(Status) as no:
-        read_ask(request(path, accept))
+        ask(path, accept)
     assert no.value.code == code
 
 
 # ---- selectors ------------------------------------------------------------------------------------------------------
 
+LABELS = {"pool": "big", "tier": "", "size": "5", "huge": "9" * 19}
 BODY: dict[str, Any] = {
-    "metadata": {"name": "web", "namespace": "a", "labels": {"pool": "big", "tier": ""}},
+    "metadata": {"name": "web", "namespace": "a", "labels": LABELS},
     "spec": {"node_name": "n1"},
     "status": {"phase": "Running"},
 }
@@ -140,10 +144,50 @@ BODY: dict[str, Any] = {
         ("pool in (big),tier", True),
         ("pool=big,!tier", False),
         ("tier=", True),
+        ("size>4", True),
+        ("size > 5", False),
+        ("size<6", True),
+        ("size < +5", False),
+        ("size>-1,pool", True),
+        ("pool>1", False),
+        ("colour<1", False),
+        ("size<9223372036854775807", True),
+        ("huge>1", False),
     ],
 )
 def test_labels(text: str, matches: bool) -> None:
     assert selecting.labels(text)(BODY) is matches
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        pytest.param("pool=big)", "cannot be understood", id="a-parenthesis-too-many"),
+        pytest.param("pool in (a,b", "cannot be understood", id="a-parenthesis-too-few"),
+        pytest.param("size>big", "compare with a whole number", id="more-than-a-word"),
+        pytest.param("size>", "compare with a whole number", id="more-than-nothing"),
+        pytest.param("size<" + "9" * 19, "compare with a whole number", id="less-than-what-fits-into-64-bits"),
+        pytest.param("size<" + "9" * 4090, "compare with a whole number", id="less-than-what-nobody-can-read"),
+        pytest.param("size>=4", "cannot be understood", id="at-least"),
+        pytest.param("a=b>1", "cannot be understood", id="two-in-one"),
+        pytest.param("a," * 100 + "a", "101 terms; write at most 100", id="too-many-terms"),
+        pytest.param("a" * 4097, "4097 characters; write at most 4096", id="too-long"),
+        pytest.param("," * 4096, "4097 terms", id="nothing-but-commas"),
+        pytest.param("a (" * 1000 + ",", "cannot be understood", id="nothing-but-parentheses"),
+    ],
+)
+def test_selectors_that_cannot_be_used_say_why(text: str, hint: str) -> None:
+    with pytest.raises(BadSelector, match=re.escape(hint)):
+        selecting.labels(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["," * 60_000, "(" * 60_000, "metadata.name=a," * 4000], ids=["commas", "open", "names"]
+)
+def test_a_long_selector_is_never_taken_apart(text: str) -> None:
+    for read in (selecting.labels, selecting.fields, selecting.only_name):
+        with pytest.raises(BadSelector, match="write at most 4096"):
+            read(text)
 
 
 @pytest.mark.parametrize(

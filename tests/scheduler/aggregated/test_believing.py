@@ -51,12 +51,29 @@ def test_the_front_proxy_says_for_whom_it_asks() -> None:
         pytest.param(asked(fields=[]), id="for-nobody"),
         pytest.param(asked(fields=[(b"x-remote-user", b"")]), id="for-an-empty-name"),
         pytest.param(asked(fields=[(b"x-user", b"jane")]), id="in-another-header"),
+        pytest.param(asked(fields=[(b"x-remote-user", b"j\xf6rg")]), id="a-name-that-is-no-utf-8"),
+        pytest.param(asked(fields=[*FIELDS, (b"x-remote-group", b"\xff")]), id="a-group-that-is-no-utf-8"),
+        pytest.param(asked(fields=[(b"x-remote-user", b"jane"), (b"x-remote-uid", b"\xff")]), id="a-uid-that-is-none"),
+        pytest.param(asked(fields=[*FIELDS, (b"x-remote-extra-a", b"\xff")]), id="an-extra-that-is-no-utf-8"),
+        pytest.param(asked(fields=[*FIELDS, (b"x-remote-extra-%ff", b"a")]), id="an-extra-key-that-is-no-utf-8"),
     ],
 )
 def test_everybody_else_is_unauthorized(request_: Request) -> None:
     with pytest.raises(Status) as no:
         FrontProxy.read(DATA).user(request_)
     assert (no.value.code, no.value.reason) == (401, "Unauthorized")
+
+
+def test_names_are_utf_8_as_go_writes_them() -> None:
+    fields = [
+        (b"x-remote-user", "jörg".encode()),
+        (b"x-remote-uid", "ü7".encode()),
+        (b"x-remote-group", "müller".encode()),
+        (b"x-remote-extra-%c3%a4mter", "größe".encode()),
+        (b"x-other", b"\xff"),
+    ]
+    user = FrontProxy.read(DATA).user(asked(fields=fields))
+    assert user == User("jörg", "ü7", ("müller",), (("ämter", ("größe",)),))
 
 
 def test_without_names_any_certificate_of_the_ca_is_believed() -> None:

@@ -197,6 +197,31 @@ async def test_followers_serve_what_the_leader_wrote() -> None:
     assert set(rig.cluster.story) <= {"pause"}
 
 
+@pytest.mark.parametrize("is_emptied", [False, True], ids=["renewed-in-time", "emptied-by-hand"])
+async def test_what_is_served_stays_trusted_however_often_writing_fails(is_emptied: bool) -> None:
+    rig = await made()
+    (served,) = rig.served
+    rig.now += 61 * DAY
+    if is_emptied:
+        rig.cluster.secret = secret()
+    rig.cluster.refuses = Refused(500, "InternalError", "etcd is slow")
+    for _ in range(3):
+        with pytest.raises(Refused):
+            await rig.round()
+        assert all(served.certificate in bundle for bundle in rig.cluster.bundles.values())
+
+
+async def test_a_new_leader_that_served_nothing_yet_trusts_what_the_secret_serves() -> None:
+    rig, before = Rig(), await made()
+    assert before.cluster.secret is not None
+    rig.cluster.secret, rig.now = before.cluster.secret, before.now + 61 * DAY
+    rig.cluster.refuses = Refused(500, "InternalError", "etcd is slow")
+    for _ in range(2):
+        with pytest.raises(Refused):
+            await rig.round()
+    assert all(before.served[0].certificate in bundle for bundle in rig.cluster.bundles.values())
+
+
 async def test_a_lost_race_is_tried_again() -> None:
     rig = Rig()
     rig.cluster.refuses = Refused(409, "Conflict", "somebody was quicker")

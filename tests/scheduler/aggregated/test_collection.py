@@ -72,6 +72,8 @@ def test_a_version_fits_into_63_bits_for_a_long_time() -> None:
         pytest.param(made(mark=8).written(1000), id="another-replicas"),
         pytest.param("abc", id="no-number"),
         pytest.param("-5", id="negative"),
+        pytest.param("1" * 5000, id="more-digits-than-python-reads"),
+        pytest.param("1" * 21, id="more-than-64-bits"),
         pytest.param("٣", id="digits-of-another-script"),
     ],
 )

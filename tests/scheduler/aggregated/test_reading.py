@@ -136,7 +136,7 @@ async def test_a_watch_goes_on_where_the_list_ended_and_resumes_where_it_broke_o
     assert await again.said(2) == [("MODIFIED", "b"), ("DELETED", "a")]
 
 
-@pytest.mark.parametrize("said", ["5", "nonsense"], ids=["anothers", "none"])
+@pytest.mark.parametrize("said", ["5", "nonsense", "1" * 5000], ids=["anothers", "none", "endless"])
 async def test_a_version_that_is_not_ours_is_expired_at_once(said: str) -> None:
     shop = await shop_with("a")
     with pytest.raises(Status) as no:
@@ -196,6 +196,66 @@ async def test_bookmarks_come_while_nothing_happens(query: str, count: int) -> N
         rest = await watch.rest()
     assert all(event["type"] == "BOOKMARK" for event in rest)
     assert bool(rest) <= bool(count)
+
+
+@pytest.mark.parametrize("query", ["", "&labelSelector=app=none"], ids=["events-for-all", "events-for-others"])
+async def test_bookmarks_come_while_much_happens(query: str) -> None:
+    shop = await shop_with("a")
+    shop.reader.bookmark = 0.05
+    version = await shop.version(PODS)
+    watch = shop.watch(f"{PODS}?watch=1&allowWatchBookmarks=true&resourceVersion={version}{query}")
+    busy = asyncio.create_task(keep_busy(shop))
+    async with asyncio.timeout(2):
+        while (event := await watch.next())["type"] != "BOOKMARK":
+            pass
+    assert not busy.done(), "it did not wait for quiet"
+    assert int(event["object"]["metadata"]["resourceVersion"]) > int(version)
+    busy.cancel()
+    await asyncio.gather(busy, return_exceptions=True)
+
+
+async def keep_busy(shop: Shop) -> None:
+    """No two changes are further apart than a bookmark."""
+    for number in range(1000):
+        shop.rig.change("a", status={"phase": ("Running", "Pending")[number % 2]})
+        await shop.look()
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize(("seconds", "stops"), [(1, False), (60, True)], ids=["by-its-time", "because-we-stop"])
+async def test_a_watch_ends_although_it_never_catches_up(seconds: int, stops: bool) -> None:
+    shop = await shop_with("a")
+    watch = shop.watch(f"{PODS}?watch=1&timeoutSeconds={seconds}&resourceVersion={await shop.version(PODS)}")
+
+    async def breath() -> None:
+        """While one chunk is written, the next comes."""
+        shop.rig.change("a", metadata={"labels": {"n": str(shop.window.pods.version)}})
+        await shop.look()
+        if stops:
+            shop.window.close()
+        await asyncio.sleep(0.01)
+
+    shop.reader._breathe = breath
+    await breath()
+    async with asyncio.timeout(3):
+        assert bool(await watch.rest()) is not stops
+
+
+async def test_whoever_resumes_far_behind_gives_way_to_others() -> None:
+    shop = await shop_with("a")
+    version = await shop.version(PODS)
+    for number in range(250):
+        shop.window.pods.put(("default", f"p{number:03}"), str(number), {"metadata": {"name": f"p{number:03}"}})
+    turns = 0
+
+    async def breath() -> None:
+        nonlocal turns
+        turns += 1
+
+    shop.reader._breathe = breath
+    watch = shop.watch(f"{PODS}?watch=1&resourceVersion={version}&labelSelector=app=none&timeoutSeconds=1")
+    assert await watch.rest() == []
+    assert turns == 3
 
 
 async def test_a_watch_ends_in_its_time() -> None:

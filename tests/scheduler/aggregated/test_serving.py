@@ -18,6 +18,7 @@ from gputile.model.errors import InputError
 from gputile.scheduler.aggregated import discovery
 from gputile.scheduler.aggregated.serving import MetricsApi
 from gputile.scheduler.aggregated.settings import MetricsApiSettings
+from gputile.scheduler.aggregated.window import Window
 from gputile.scheduler.process import Process
 from gputile.scheduler.settings import Settings, checked
 from gputile.telemetry.metrics import Metrics
@@ -110,9 +111,15 @@ def client(issued: Issued | None, alpn: str = "http/1.1") -> ssl.SSLContext:
 
 @asynccontextmanager
 async def serving(
-    folder: Path, api: ScriptedApi | None = None, *, caller: str = "front-proxy-client", stranger: bool = False
+    folder: Path,
+    api: ScriptedApi | None = None,
+    *,
+    caller: str = "front-proxy-client",
+    stranger: bool = False,
+    wait: bool = True,
 ) -> AsyncIterator[Line]:
-    """`caller`: whom the client's certificate names, "" for none at all; `stranger`: another CA signed it."""
+    """`caller`: whom the client's certificate names, "" for none at all; `stranger`: another CA signed it. `wait`:
+    until everything is there to be seen."""
     authority = Authority()
     there = ApiServer(authority)
     signer = Authority() if stranger else authority
@@ -124,7 +131,8 @@ async def serving(
     async with aiohttp.ClientSession(connector=connector) as http:
         line = Line(process, api, there, http)
         task = asyncio.create_task(process.run(stop))
-        await line.until(lambda: task.done() or (line.metrics_api.server.port and len(line.metrics_api.window.nodes)))
+        seen = line.metrics_api
+        await line.until(lambda: not wait or task.done() or (seen.server.port and seen.window.is_whole))
         try:
             yield line
         finally:
@@ -200,6 +208,38 @@ async def test_every_no_is_a_status(tmp_path: Path, method: str, path: str, code
         status, found = await line.ask(path, method)
         assert (status, found["kind"], found["code"]) == (code, "Status", code)
         assert found["message"]
+
+
+async def test_whoever_may_not_see_it_has_no_selector_taken_apart(tmp_path: Path) -> None:
+    async with serving(tmp_path) as line:
+        assert (await line.ask(f"{ROOT}/podresources?labelSelector=(", x_remote_user="joe"))[0] == 403
+
+
+async def test_selectors_hold_over_http_too(tmp_path: Path) -> None:
+    async with serving(tmp_path) as line:
+        _, found = await line.ask(f"{ROOT}/podresources?fieldSelector=metadata.name!=web")
+        assert found["items"] == []
+
+
+async def test_right_after_the_start_nothing_is_shown_before_all_of_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster is known, but the window has not looked at it yet: an empty list would be a lie."""
+    may_look, look = asyncio.Event(), Window.refresh
+
+    async def wait_and_look(window: Window) -> None:
+        await may_look.wait()
+        await look(window)
+
+    monkeypatch.setattr(Window, "refresh", wait_and_look)
+    async with serving(tmp_path, cluster(pods=tuple(held(f"web{n}", 1) for n in range(12))), wait=False) as line:
+        await line.until(lambda: line.metrics_api.server.port and line.process.is_synced())
+        status, found = await line.ask(f"{ROOT}/podresources")
+        assert (status, found["reason"], found["details"]) == (503, "ServiceUnavailable", {"retryAfterSeconds": 1})
+        may_look.set()
+        await line.until(lambda: line.metrics_api.window.is_whole)
+        status, found = await line.ask(f"{ROOT}/podresources")
+        assert (status, len(found["items"])) == (200, 12)
 
 
 async def test_before_the_cluster_is_known_nothing_is_shown(tmp_path: Path) -> None:

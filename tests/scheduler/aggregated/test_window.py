@@ -166,6 +166,31 @@ async def test_a_list_heals_what_no_watch_told() -> None:
     assert await shop.names(f"{ROOT}/podresources") == ["stays"]
 
 
+async def test_it_is_whole_after_the_first_look_that_began_when_nodes_and_pods_were_listed() -> None:
+    shop = Shop(pods=(held("web"),))
+    await shop.look()
+    found = [shop.window.is_whole]  # the nodes are listed, the pods may be on their way
+    shop.window.all_changed(is_last=True)
+    found.append(shop.window.is_whole)
+    await shop.window.refresh()
+    found.append(shop.window.is_whole)
+    shop.window.all_changed()
+    found.append(shop.window.is_whole)  # what is new from now on is told as events
+    assert found == [False, False, True, True]
+
+
+async def test_a_look_that_began_before_the_pods_were_listed_does_not_make_it_whole() -> None:
+    shop = Shop(*(node(f"n{number:03}").cards(1) for number in range(60)))
+    looking = asyncio.create_task(shop.window.refresh())
+    await asyncio.sleep(0)
+    assert not looking.done()
+    shop.window.all_changed(is_last=True)
+    await looking
+    found = [shop.window.is_whole]
+    await shop.window.refresh()
+    assert [*found, shop.window.is_whole] == [False, True]
+
+
 async def test_the_window_looks_again_by_itself() -> None:
     shop = Shop()
     running = asyncio.create_task(shop.window.run())

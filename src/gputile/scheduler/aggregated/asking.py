@@ -2,9 +2,11 @@
 
 Room:  text in, one value out. What cannot be understood is a `Status` to answer with.
 Door:  `read_ask(request)`: an `Ask` for objects, or None where the path names none; `Shape` is how they are wanted.
+       `selected(ask)` reads its selectors, too: work that is done only for those who may ask.
 """
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, TypeVar
 from urllib.parse import parse_qs, unquote
 
 import msgspec
@@ -15,6 +17,8 @@ from gputile.scheduler.aggregated.selecting import BadSelector, Match
 from gputile.scheduler.aggregated.status import Status
 from gputile.scheduler.aggregated.tables import Include
 from gputile.web.messages import Request
+
+T = TypeVar("T")
 
 INCLUDES: dict[str, Include] = {"None": "None", "Metadata": "Metadata", "Object": "Object"}
 
@@ -33,7 +37,9 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str = ""  # "" is all of them
     name: str = ""
     only: str = ""  # the name that a field selector narrows a list or watch to
-    matches: Match = selecting.anything
+    labels: str = ""  # labelSelector, fieldSelector: as written
+    fields: str = ""
+    matches: Match = selecting.anything  # what they mean, once they were read
     shape: Shape = Shape()
     is_old: bool = False  # the events (or the list) of nvidia-gpu-scheduler
     version: str = ""  # resourceVersion
@@ -73,15 +79,16 @@ def read_ask(request: Request) -> Ask | None:
         return None
     query = {name: values[-1] for name, values in parse_qs(request.query, keep_blank_values=True).items()}
     watches = not place.name and query.get("watch", "") in ("true", "1", "True", "t", "T")
-    events = query.get("events", "")
+    events, fields = query.get("events", ""), query.get("fieldSelector", "")
     shape = read_shape(request.header("accept"), query.get("includeObject", ""))
     return Ask(
         resource=found,
         verb="get" if place.name else "watch" if watches else "list",
         namespace=place.namespace,
         name=place.name,
-        only=place.name or selecting.only_name(query.get("fieldSelector", "")),
-        matches=_matches(query),
+        only=place.name or _understood(selecting.only_name, fields),
+        labels=query.get("labelSelector", ""),
+        fields=fields,
         shape=shape,
         is_old=events == "v0.1" or (found.is_old and shape.kind == "plain" and events != "standard"),
         version=query.get("resourceVersion", ""),
@@ -91,15 +98,18 @@ def read_ask(request: Request) -> Ask | None:
     )
 
 
-def _matches(query: dict[str, str]) -> Match:
+def selected(ask: Ask) -> Ask:
+    """With what its selectors mean; `Status` 400 where that is nothing."""
+    read = _understood(selecting.labels, ask.labels), _understood(selecting.fields, ask.fields)
+    matches = selecting.all_of([match for match in read if match is not selecting.anything])
+    return msgspec.structs.replace(ask, matches=matches)
+
+
+def _understood(read: Callable[[str], T], selector: str) -> T:
     try:
-        labels, fields = (
-            selecting.labels(query.get("labelSelector", "")),
-            selecting.fields(query.get("fieldSelector", "")),
-        )
+        return read(selector)
     except BadSelector as wrong:
         raise Status(400, "BadRequest", str(wrong)) from wrong
-    return selecting.all_of([match for match in (labels, fields) if match is not selecting.anything])
 
 
 def _flag(query: dict[str, str], name: str) -> bool | None:

@@ -166,7 +166,7 @@ class Certifier:
 
     async def _renew(self, secret: Secret) -> None:
         made = await self._make(f"{self._settings.service}.{self._settings.namespace}.svc", self._settings.days)
-        bundle = made.certificate + await self._trusted()
+        bundle = made.certificate + await self._trusted(secret)
         await self._trust(bundle)
         await self._pause(SETTLE)
         if not self._leads():
@@ -176,13 +176,15 @@ class Certifier:
         self.take(await self._cluster.write_secret(where.namespace, where.secret, version, data))
         log.info("the metrics API's certificate was renewed", extra=fields(until=ends(made.certificate)))
 
-    async def _trusted(self) -> bytes:
-        """The newest certificate that the API server trusts now, unless it has ended."""
-        for service in API_SERVICES:
-            for found in PEM.findall(await self._cluster.ca_bundle(service) or b""):
-                end = ends(found)
-                if end is not None and end > self._wall():
-                    return bytes(found)
+    async def _trusted(self, secret: Secret) -> bytes:
+        """The certificate that has to stay trusted: what is served, or else the newest that the API server trusts;
+        unless it has ended. One that was trusted and could not be written to the Secret was never served."""
+        known = [self._served.certificate if self._served is not None else b"", secret.get(CERTIFICATE)]
+        known += [await self._cluster.ca_bundle(service) or b"" for service in API_SERVICES]
+        for found in PEM.findall(b"\n".join(known)):
+            end = ends(found)
+            if end is not None and end > self._wall():
+                return bytes(found)
         return b""
 
     async def _trust(self, bundle: bytes) -> None:

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 MARK = 20  # bits; 41 are left for milliseconds, the sum fits into 63
+DIGITS = 20  # what 64 bits take at most
 Json: TypeAlias = dict[str, Any]
 Key: TypeAlias = tuple[str, str]  # namespace ("" where the kind has none), name
 
@@ -128,6 +129,7 @@ class Collection:
 
     def read(self, said: str) -> int:
         """The number in a resourceVersion of ours; `Gone` for another's."""
-        if not (said.isascii() and said.isdecimal()) or int(said) & ((1 << MARK) - 1) != self._mark:
+        is_number = said.isascii() and said.isdecimal() and len(said) <= DIGITS
+        if not is_number or int(said) & ((1 << MARK) - 1) != self._mark:
             raise Gone
         return int(said) >> MARK

@@ -70,24 +70,37 @@ class FrontProxy(msgspec.Struct, frozen=True, kw_only=True):
             raise _unknown("this API is asked through the API server; send the front proxy's client certificate")
         if self.names and request.caller not in self.names:
             raise _unknown(f"a certificate of {request.caller!r} is not one of the API server's front proxy")
-        name = self._first(request, self.user_headers)
-        if not name:
+        try:
+            user = self._named(request)
+        except UnicodeDecodeError:
+            raise _unknown("what the front proxy says about whom it asks for is no UTF-8") from None
+        if not user.name:
             raise _unknown("the front proxy does not say for whom it asks")
-        groups = tuple(value for header in self.group_headers for value in request.headers(header))
-        return User(name, self._first(request, self.uid_headers), groups, self._extra(request))
+        return user
 
-    @staticmethod
-    def _first(request: Request, names: tuple[str, ...]) -> str:
-        return next((found for name in names if (found := request.header(name))), "")
+    def _named(self, request: Request) -> User:
+        """Go writes names into headers as they are, in UTF-8. A guess could be somebody else's name."""
+        groups = tuple(value for header in self.group_headers for value in _values(request, header))
+        name, uid = _first(request, self.user_headers), _first(request, self.uid_headers)
+        return User(name, uid, groups, self._extra(request))
 
     def _extra(self, request: Request) -> tuple[tuple[str, tuple[str, ...]], ...]:
         found: dict[str, list[str]] = {}
         for name, value in request.fields:
-            header = name.decode("latin-1")
             for prefix in self.extra_prefixes:
-                if header.startswith(prefix):
-                    found.setdefault(unquote(header[len(prefix) :]), []).append(value.decode("latin-1"))
+                if name.startswith(prefix.encode()):
+                    key = unquote(name.decode()[len(prefix) :], errors="strict")
+                    found.setdefault(key, []).append(value.decode())
         return tuple((key, tuple(values)) for key, values in sorted(found.items()))
+
+
+def _first(request: Request, headers: tuple[str, ...]) -> str:
+    """Of the first header that has something in it."""
+    return next((found for header in headers if (found := next(iter(_values(request, header)), ""))), "")
+
+
+def _values(request: Request, header: str) -> list[str]:
+    return [value.decode() for name, value in request.fields if name == header.encode()]
 
 
 def _lower(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ than the log reaches is told so (410) and ends.
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
 
 import orjson
 
@@ -21,6 +22,7 @@ from gputile.scheduler.aggregated.status import Status, expired
 from gputile.scheduler.aggregated.window import Wall, Window
 
 SLICE = 200  # objects that are written in one go
+CHUNK = 100  # events: each may have to be looked at twice, as it was and as it is
 BOOKMARK = 60.0  # seconds
 SHORTEST, LONGEST = (
     1800.0,
@@ -39,6 +41,11 @@ class Reader:
     def __init__(self, window: Window, wall: Wall, breath: Callable[[], Awaitable[None]] = breathe) -> None:
         self._window, self._wall, self._breathe = window, wall, breath
         self.bookmark = BOOKMARK
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all there is can be shown; until then a list would be a part and look like all."""
+        return self._window.is_whole
 
     # ---- get and list -----------------------------------------------------------------------------------------------
 
@@ -121,24 +128,26 @@ class Reader:
                 yield b"".join(self._line(ask, "ADDED", body) for body in bodies)
             if ask.initial and not ask.is_old:
                 yield self._bookmark(ask, collection.written(version), INITIAL_END)
-        while True:
+        bookmark_at = clock() + self.bookmark
+        while not collection.is_closed and clock() < until:
             news = collection.news
             try:
-                events = collection.since(version)
+                events = collection.since(version, CHUNK)
             except Gone:
                 if not ask.is_old:  # the old stream has no word for it; its end says that one has to begin anew
                     yield _encoded({"type": "ERROR", "object": expired().body()})
                 return
             if events:
                 version = events[-1].version
-                yield b"".join(line for event in events for line in self._lines(ask, event))
-                continue
-            if collection.is_closed or clock() >= until:
-                return
-            try:
-                async with asyncio.timeout_at(min(until, clock() + self.bookmark)):
-                    await news()
-            except TimeoutError:
+                if piece := b"".join(line for event in events for line in self._lines(ask, event)):
+                    yield piece
+                await self._breathe()
+            else:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(min(until, bookmark_at)):
+                        await news()
+            if clock() >= bookmark_at:
+                bookmark_at = clock() + self.bookmark
                 if ask.bookmarks and not ask.is_old:
                     yield self._bookmark(ask, collection.written(version))
 

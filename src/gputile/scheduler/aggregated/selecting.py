@@ -12,6 +12,10 @@ Json = dict[str, Any]
 Match = Callable[[Json], bool]
 
 
+LONGEST, MOST = 4096, 100  # characters and terms of a selector
+CUTS = re.compile(r"([,()])")
+
+
 class BadSelector(Exception):
     """A selector that nobody can understand."""
 
@@ -20,17 +24,34 @@ def anything(body: Json) -> bool:
     return True
 
 
+def _terms(text: str) -> list[str]:
+    """What stands between the commas, those in parentheses aside. In one pass: strangers write this."""
+    if len(text) > LONGEST:
+        raise BadSelector(f"a selector has {len(text)} characters; write at most {LONGEST}")
+    found, depth = [""], 0
+    for part in CUTS.split(text):
+        depth += (part == "(") - (part == ")")
+        if part == "," and depth == 0:
+            found.append("")
+        else:
+            found[-1] += part
+    if len(found) > MOST:
+        raise BadSelector(f"a selector has {len(found)} terms; write at most {MOST}")
+    return [term.strip() for term in found if term.strip()]
+
+
 # ---- labels ---------------------------------------------------------------------------------------------------------
 
-SET = re.compile(r"(?P<key>[^\s!=,()]+)\s+(?P<how>in|notin)\s*\((?P<values>[^()]*)\)")
-PAIR = re.compile(r"(?P<key>[^\s!=,()]+)\s*(?P<how>==|=|!=)\s*(?P<value>[^\s!=,()]*)")
-NAME = re.compile(r"(?P<not>!?)\s*(?P<key>[^\s!=,()]+)")
+SET = re.compile(r"(?P<key>[^\s!=<>,()]+)\s+(?P<how>in|notin)\s*\((?P<values>[^()]*)\)")
+PAIR = re.compile(r"(?P<key>[^\s!=<>,()]+)\s*(?P<how>==|=|!=)\s*(?P<value>[^\s!=<>,()]*)")
+ORDER = re.compile(r"(?P<key>[^\s!=<>,()]+)\s*(?P<how>[<>])\s*(?P<value>[^\s!=<>,()]*)")
+NAME = re.compile(r"(?P<not>!?)\s*(?P<key>[^\s!=<>,()]+)")
+NUMBER = re.compile(r"[+-]?[0-9]{1,63}")
 
 
 def labels(text: str) -> Match:
-    """`a=b`, `a!=b`, `a in (b,c)`, `a notin (b)`, `a`, `!a`; with commas between them all must hold."""
-    terms = [_label(term.strip()) for term in re.split(r",(?![^()]*\))", text) if term.strip()]
-    return all_of(terms)
+    """`a=b`, `a!=b`, `a in (b,c)`, `a notin (b)`, `a`, `!a`, `a>1`, `a<1`; with commas between them all must hold."""
+    return all_of([_label(term) for term in _terms(text)])
 
 
 def all_of(terms: list[Match]) -> Match:
@@ -45,6 +66,8 @@ def _label(term: str) -> Match:
         return _among(found["key"], values, wanted=found["how"] == "in")
     if found := PAIR.fullmatch(term):
         return _among(found["key"], {found["value"]}, wanted=found["how"] != "!=")
+    if found := ORDER.fullmatch(term):
+        return _beyond(found["key"], found["value"], above=found["how"] == ">")
     if found := NAME.fullmatch(term):
         key, absent = found["key"], bool(found["not"])
         return lambda body: (key in _labels(body)) is not absent
@@ -54,6 +77,27 @@ def _label(term: str) -> Match:
 def _among(key: str, values: set[str], *, wanted: bool) -> Match:
     """An object without the label is not among them."""
     return lambda body: (_labels(body).get(key) in values) is wanted
+
+
+def _beyond(key: str, said: str, *, above: bool) -> Match:
+    """An object without the label, or with one that is no number, is on neither side."""
+    limit = _number(said)
+    if limit is None:
+        raise BadSelector(
+            f"the label {key!r} is compared with {said[:50]!r}; compare with a whole number, as in `size>4`"
+        )
+
+    def is_beyond(body: Json) -> bool:
+        value = _number(_labels(body).get(key, ""))
+        return value is not None and (value > limit if above else value < limit)
+
+    return is_beyond
+
+
+def _number(said: str) -> int | None:
+    """As Kubernetes reads one: decimal, 64 bits."""
+    value = int(said) if NUMBER.fullmatch(said) else None
+    return value if value is not None and -(2**63) <= value < 2**63 else None
 
 
 def _labels(body: Json) -> dict[str, str]:
@@ -81,12 +125,12 @@ FIELDS: dict[str, Callable[[Json], str]] = {
 
 def fields(text: str) -> Match:
     """`metadata.name=a`, `spec.nodeName!=b`; with commas between them all must hold."""
-    return all_of([_field(term.strip()) for term in text.split(",") if term.strip()])
+    return all_of([_field(term) for term in _terms(text)])
 
 
 def only_name(text: str) -> str:
     """The one name that a field selector lets through, if it names one: RBAC may allow just that."""
-    found = (PAIR.fullmatch(term.strip()) for term in text.split(","))
+    found = (PAIR.fullmatch(term) for term in _terms(text))
     named = (one["value"] for one in found if one and one["key"] == "metadata.name" and one["how"] != "!=")
     return next(named, "")
 

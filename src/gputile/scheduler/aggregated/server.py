@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from gputile.model.errors import InputError
 from gputile.scheduler.aggregated import discovery
-from gputile.scheduler.aggregated.asking import Ask, read_ask, read_place
+from gputile.scheduler.aggregated.asking import Ask, read_ask, read_place, selected
 from gputile.scheduler.aggregated.authorizing import Attributes, Authorizer
 from gputile.scheduler.aggregated.certifying import Pair
 from gputile.scheduler.aggregated.front import FrontProxy, User
@@ -123,8 +123,10 @@ class ApiServer:
         found_at = ask.resource
         wanted = Attributes(ask.verb, found_at.group, found_at.version, found_at.plural, ask.namespace, ask.only)
         await self._authorizer.check(user, wanted)
-        if not self._is_synced():
-            raise Status(503, "ServiceUnavailable", "gputile has not seen the whole cluster yet; try again in a moment")
+        ask = selected(ask)
+        if not (self._is_synced() and self._reader.is_whole):
+            message = "gputile has not seen the whole cluster yet; try again in a moment"
+            raise Status(503, "ServiceUnavailable", message, retryAfterSeconds=1)
         self._metrics.api_requests.labels(found_at.plural, ask.verb, "200").inc()
         return await self._read(ask)
 

@@ -12,7 +12,7 @@ Json = dict[str, Any]
 class Status(Exception):
     """An answer that is no object. `body` is what is written."""
 
-    def __init__(self, code: int, reason: str, message: str, **details: str) -> None:
+    def __init__(self, code: int, reason: str, message: str, **details: str | int) -> None:
         super().__init__(message)
         self.code, self.reason = code, reason
         self.details = {key: value for key, value in details.items() if value}

@@ -39,6 +39,9 @@ class Window:
         self._dirty_nodes: set[str] = set()
         self._dirty_pods: set[str] = set()
         self._woken = asyncio.Event()
+        self._is_listed = False  # nodes and pods
+        self.is_whole = False
+        """Whether all that was there at our start is shown."""
 
     def close(self) -> None:
         self.nodes.close()
@@ -65,8 +68,9 @@ class Window:
         self._dirty_nodes.update(nodes)
         self._woken.set()
 
-    def all_changed(self) -> None:
-        """After a list: what happened in between, nobody told."""
+    def all_changed(self, *, is_last: bool = False) -> None:
+        """After a list: what happened in between, nobody told. `is_last`: now nodes and pods are known."""
+        self._is_listed = self._is_listed or is_last
         self._dirty_pods.update(self._keys, self._mirror.bound())
         self.touched([*self._mirror.ledger.fleet.names(), *self.nodes.names()])
 
@@ -81,6 +85,7 @@ class Window:
     async def refresh(self) -> None:
         """All that was touched; verbs are answered in between."""
         self._woken.clear()
+        is_whole = self._is_listed  # before we look: a list that comes meanwhile is looked at next time
         nodes, self._dirty_nodes = self._dirty_nodes, set()
         pods, self._dirty_pods = self._dirty_pods, set()
         for node in nodes:  # a pod tells of its cards, and they may just have become known
@@ -93,6 +98,7 @@ class Window:
             self._look_at_node(name)
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
+        self.is_whole = self.is_whole or is_whole
 
     def _look_at_pod(self, uid: str) -> None:
         pod, entry = self._mirror.pod(uid), self._mirror.ledger.entry(uid)
