@@ -44,7 +44,8 @@ def kubelet_config(client_ca: Path, cgroup: str, port: int, health_port: int) ->
         "maxPods": 250,
         "kubeAPIQPS": 500,
         "kubeAPIBurst": 1000,
-        "eventRecordQPS": 0,  # no limit
+        "eventRecordQPS": 500,  # 0 should mean no limit, and is five a second: forty pods then wait a minute to be told
+        "eventBurst": 1000,
         "nodeStatusUpdateFrequency": "1s",  # a device plugin's capacity is seen that soon; the default is 10 s
         "nodeStatusReportFrequency": "10s",
         "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},  # and not 10 s at once and 300 s later
