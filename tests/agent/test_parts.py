@@ -125,7 +125,7 @@ class TestSlots:
         slots.fill("uid-b", "bb", {"env": []})
         (tmp_path / "nvidia.yaml").write_text("kind: nvidia.com/gpu")
         (tmp_path / ".gputile.io-slot_uid-c_cc.json.1").write_text("half")
-        assert slots.filled() == {"aa": "uid-a", "bb": "uid-b"}
+        assert (tmp_path / "gputile.io-slot_uid-a_aa.json").exists()
         assert slots.sweep({"uid-b"}) == 1
         assert sorted(path.name for path in tmp_path.iterdir()) == ["gputile.io-slot_uid-b_bb.json", "nvidia.yaml"]
 

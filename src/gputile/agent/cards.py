@@ -54,9 +54,9 @@ class Cards:
         return inventory(self._sight, self.faults(), slots, cordoned).cards
 
     def carriers(self) -> list[Carrier]:
-        serve, settings = self._settings.serve, self._settings.dialects
+        serve, settings, cards = self._settings.serve, self._settings.dialects, self.now()
         shared = hami.NAME in serve
-        return [one for name in serve for one in carriers(name, self.now(), settings, shares_nvidia=shared)]
+        return [one for name in serve for one in carriers(name, cards, settings, shares_nvidia=shared)]
 
     def wanted(self, cordoned: Collection[str], cdi: Cdi) -> Wanted:
         """What the node should say. A cordon is a person's word about the card, not part of the inventory."""

@@ -46,11 +46,6 @@ class Slots:
         draft.write_bytes(spec(slot, container_edits))
         draft.replace(path)
 
-    def filled(self) -> dict[str, str]:
-        """Slots that have a spec, with the UID of their pod."""
-        found = (FILE.fullmatch(path.name) for path in self._folder.glob(f"{PREFIX}*.json"))
-        return {match["slot"]: match["pod"] for match in found if match}
-
     def sweep(self, alive: Collection[str]) -> int:
         """Remove the specs of all pods but these, and drafts that nobody finished."""
         gone = [path for path in self._folder.glob(f"{PREFIX}*.json") if not _is_of(path, alive)]

@@ -114,16 +114,9 @@ class Client:
         path = f"/api/v1/namespaces{path_of(namespace, 'configmaps')}"
         return follow(self.feed(path, "ConfigMap", ConfigMap, fieldSelector=f"metadata.name={name}"), self._pause)
 
-    async def config_map(self, namespace: str, name: str) -> ConfigMap | None:
-        """As it is now; None when there is none of that name."""
-        return await self._find(f"/api/v1/namespaces{path_of(namespace, 'configmaps', name)}", ConfigMap)
-
     async def pod(self, namespace: str, name: str) -> Pod | None:
-        return await self._find(pod_path(namespace, name), Pod)
-
-    async def _find(self, path: str, kind: type[T]) -> T | None:
         try:
-            return _decoded(await self.request("GET", path), kind)
+            return _decoded(await self.request("GET", pod_path(namespace, name)), Pod)
         except Refused as refused:
             if refused.status == 404:
                 return None
