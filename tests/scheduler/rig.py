@@ -197,6 +197,7 @@ class Rig:
         )
         self.steering = Steering(self.mirror, self.settings, leads=lambda: self.leading, clock=self.clock)
         self.extender.on_no = self._refused
+        self.binder.on_freed = self.carry_out
         self.binder.look_up, self.binder.on_bound = self.granter.look_up, self.granter.landed.add
         self.granter.is_busy = self.binder.is_busy
         self.mirror.nodes_listed(msgspec.convert(one, NodeObject) for one in made)

@@ -9,7 +9,7 @@ from gputile.dialects.gputile import NUDGED
 from gputile.kube.values import Json, Unclear
 from gputile.scheduler import waiting
 from gputile.scheduler.settings import TellSettings
-from gputile.scheduler.waiting import NUDGES, PATIENCE, REPEAT, REST, ROUND
+from gputile.scheduler.waiting import NUDGES, PATIENCE, REPEAT, REST, ROUND, SETTLE
 from gputile.testing.builders import node
 from tests.scheduler.rig import GPU, MEMORY, Rig, refused, tile
 from tests.scheduler.test_mirror import grant
@@ -197,6 +197,31 @@ class TestNudging:
         assert nudged(r) == ["default/web-0"]
         assert r.count("nudges_total") == 1
 
+    async def test_when_the_pencil_in_its_way_went_to_another_node(self) -> None:
+        r = Rig(node("n1").cards(1, size=16), node("n2").cards(1, size=16))
+        for name in ("first", "second"):
+            r.arrive(tile(16), name=name)
+        assert r.filter("first", nodes=["n1"]).names == ["n1"]
+        assert r.filter("second", nodes=["n1"]).names == []
+        assert r.filter("first", nodes=["n2"]).names == ["n2"]
+        await rounds(r, 2)
+        assert nudged(r) == ["default/second"]
+
+    async def test_when_the_bind_in_its_way_was_of_a_pod_that_is_gone(self) -> None:
+        """Its answer got lost, and then there was no such pod: nobody else hears that the tile is free."""
+        r = rig()
+        for name in ("first", "second"):
+            r.arrive(tile(16), name=name)
+        r.api.script["bind"] = [Unclear("reset"), refused(404)]
+        r.api.script["pod"] = [lambda: r.api.delete_pod("default/first")]
+        r.filter("first")
+        binding = asyncio.create_task(r.bind("first"))
+        await asyncio.sleep(0)
+        assert r.filter("second").names == []
+        assert "the server said 404" in await binding
+        await rounds(r, 2)
+        assert nudged(r) == ["default/second"]
+
     async def test_not_again_within_some_seconds_but_then(self) -> None:
         r = rig()
         await self.refused_then_room(r)
@@ -289,6 +314,39 @@ class TestNudging:
         r.clock.now += 1
         await rounds(r, ROUND)
         assert len(nudged(r)) == 1
+
+    async def test_one_that_fits_and_waited_already_when_we_came_to_lead_once(self) -> None:
+        """The leader before us refused it, and kube-scheduler has no reason to try it again."""
+        r = rig()
+        r.arrive(tile(8))
+        r.arrive(tile(17), name="too-large")
+        await rounds(r, SETTLE)
+        assert nudged(r) == [], "kube-scheduler may come by itself"
+        await rounds(r, 10 * REST)
+        assert nudged(r) == ["default/web-0"], "another scheduler's pod is not to be touched for ever"
+        assert r.api.notes == []
+
+    async def test_that_was_tried_since_we_lead_as_any_other(self) -> None:
+        r = full(rig())
+        r.arrive(tile(8))
+        await rounds(r, ROUND)
+        r.filter()
+        await rounds(r, ROUND)
+        assert len(r.api.notes) == 1
+        leave(r)
+        await rounds(r, 2 * REST)
+        assert len(nudged(r)) == 2
+
+    async def test_that_waited_when_we_came_to_lead_again(self) -> None:
+        r = rig()
+        await rounds(r, ROUND)
+        r.leading = False
+        r.arrive(tile(8))
+        await rounds(r, 2 * SETTLE)
+        assert nudged(r) == []
+        r.leading = True
+        await rounds(r, SETTLE + 2)
+        assert nudged(r) == ["default/web-0"]
 
     @pytest.mark.parametrize("failure", [refused(404), Unclear("reset")])
     async def test_a_nudge_that_fails_is_tried_again_later(self, failure: Any) -> None:

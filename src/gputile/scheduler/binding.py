@@ -248,7 +248,7 @@ class Binder:
         if landed and is_free:  # an earlier try may still be under way
             raise NoBind(f"the API server refused the bind: {no}; an earlier try is waited for", "unclear") from no
         if landed and (live is None or live.uid != binding.uid):
-            self._mirror.vanished(binding.uid)  # an earlier try may have landed, and its containers may run
+            self.on_freed(self._mirror.vanished(binding.uid))  # it may have landed, and its containers may run
         else:
             self._forget(binding, grant)
         raise NoBind(f"the API server refused the bind: {no}") from no

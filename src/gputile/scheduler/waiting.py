@@ -5,11 +5,13 @@ Door:  `Teller.refused` takes a no; `Teller.run` tells and nudges until it is ca
 
 kube-scheduler shows the short reasons; the figures and what would help come from here, as one Event per pod, few per
 second. kube-scheduler tries a refused pod again on any change of the cluster. It can be quicker than our own watch, be
-told no from a book that is a moment old, and then hear of nothing more: such a pod is nudged, by touching it.
+told no from a book that is a moment old, and then hear of nothing more: such a pod is nudged, by touching it. So may a
+pod be that another replica refused before we led.
 """
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 import msgspec
@@ -34,10 +36,12 @@ log = logging.getLogger(__name__)
 ROUND = 0.25  # seconds
 PATIENCE = 0.5  # seconds that kube-scheduler has to try by itself
 REST = 5.0  # seconds between two nudges of one pod
+SETTLE = 15.0  # seconds that kube-scheduler has to try all that waited already when we came to lead
 REPEAT = 30 * 60.0  # seconds after which the same is said again, for Events are kept for an hour only
 NUDGES = 20  # per round and kind of pod
 LOOK_AT = 100  # nodes whose misses are looked at closely; looking at thousands would hold up the verbs
 SHARE = 0.05  # of the time that may be spent on explanations
+NEVER = -math.inf
 
 
 class Story(msgspec.Struct):
@@ -47,10 +51,11 @@ class Story(msgspec.Struct):
     asked: PodRequest | BadRequest
     refused_at: float
     gains: int  # how often room had appeared when it was refused
-    looked_at: float = -1e9
-    told_at: float = -1e9
+    is_hearsay: bool = False  # another replica may have refused it; we were never asked
+    looked_at: float = NEVER
+    told_at: float = NEVER
     told: str = ""
-    nudged_at: float = -1e9
+    nudged_at: float = NEVER
 
 
 class Teller:
@@ -72,7 +77,8 @@ class Teller:
         self._patience = settings.bind.attempt
         self._leads, self._clock, self._wall, self._pause = leads, clock, wall, pause
         self._stories: dict[str, Story] = {}
-        self._gains = 0
+        self._openings = 0
+        self._led = False
         self._allowance = self._settings.per_second
         self._allowed_at = clock()
         self._quiet_until = 0.0
@@ -84,12 +90,18 @@ class Teller:
             return  # a stranger; nobody reads its events
         story = self._stories.get(uid)
         if story is None:
-            self._stories[uid] = Story(no.pod, no.asked, self._clock(), self._gains)
+            self._stories[uid] = Story(no.pod, no.asked, self._clock(), self._gains())
         else:
-            story.asked, story.refused_at, story.gains = no.asked, self._clock(), self._gains
+            story.asked, story.refused_at, story.gains = no.asked, self._clock(), self._gains()
+            story.is_hearsay = False
 
     def room_appeared(self) -> None:
-        self._gains += 1
+        """Somewhere, by what the cards themselves do not show: an agent is idle again, a quota was raised."""
+        self._openings += 1
+
+    def _gains(self) -> int:
+        """How often room has appeared. The cards count it themselves, however it came about."""
+        return self._openings + self._mirror.ledger.fleet.gains()
 
     async def run(self) -> None:
         while True:
@@ -102,11 +114,20 @@ class Teller:
     async def round(self) -> None:
         for uid in [uid for uid in self._stories if uid not in self._mirror.waiting]:
             del self._stories[uid]
-        if not self._leads():
+        led, self._led = self._led, self._leads()
+        if not self._led:
             return
+        if not led:
+            self._inherit()
         if self._settings.nudge:
             await self._nudge()
         await self._tell()
+
+    def _inherit(self) -> None:
+        """Who led before us has refused pods too, and kube-scheduler may never ask about them again by itself."""
+        tried = self._clock() + SETTLE
+        for uid, waiting in self._mirror.waiting.items():
+            self._stories.setdefault(uid, Story(waiting.pod, waiting.asked, tried, -1, is_hearsay=True))
 
     # ---- telling ----------------------------------------------------------------------------------------------------
 
@@ -119,7 +140,7 @@ class Teller:
         for uid, story in list(self._stories.items()):
             if self._allowance < 1.0:
                 return
-            if now - story.looked_at < self._settings.every:
+            if story.is_hearsay or now - story.looked_at < self._settings.every:
                 continue
             promised = self._mirror.ledger.promise(uid)
             namespace = story.pod.namespace if quotas else ""
@@ -140,11 +161,11 @@ class Teller:
 
     async def _nudge(self) -> None:
         """Touch pods that were refused before room appeared, that fit now, and that nobody tried since."""
-        now = self._clock()
+        now, gains = self._clock(), self._gains()
         late = [
             (uid, story)
             for uid, story in self._stories.items()
-            if story.gains < self._gains and now - story.refused_at > PATIENCE and now - story.nudged_at > REST
+            if story.gains < gains and now - story.refused_at > PATIENCE and now - story.nudged_at > _rest(story)
         ]
         room: dict[PodRequest, int] = {}  # nodes that would take such a pod: no use in waking more than that at once
         woken: dict[PodRequest, int] = {}
@@ -159,7 +180,7 @@ class Teller:
             else:
                 fits = room[may]
             if fits == 0:
-                story.gains = self._gains  # looked at; wait for the next gain
+                story.gains = self._gains()  # looked at; wait for the next gain
                 continue
             if woken.get(may, 0) >= fits:
                 continue  # enough for this round
@@ -176,6 +197,11 @@ class Teller:
         assert isinstance(story.asked, PodRequest)
         with self._mirror.ledger.aside(uid, story.pod.priority) as fleet:
             return int(fleet.fits(self._mirror.ledger.spending.allowed(story.pod.namespace, story.asked)).sum())
+
+
+def _rest(story: Story) -> float:
+    """Once is enough for a pod that we only heard of: another scheduler may have it, or nobody may schedule it yet."""
+    return math.inf if story.is_hearsay and story.nudged_at > NEVER else REST
 
 
 class Holders(Mapping[str, list[Holder]]):
