@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -368,6 +369,31 @@ async def test_a_new_leader_takes_stock_before_it_writes() -> None:
     stop.set()
     await task
     assert not process.may_write()
+
+
+class Crown(Alone):
+    """May be taken away."""
+
+    worn = True
+
+    def may_write(self) -> bool:
+        return self.worn
+
+
+async def test_who_leads_no_more_lets_go_of_all_connections() -> None:
+    """Whoever asks next connects anew, to the one whom the Service has chosen by then."""
+    crown = Crown()
+    async with running(cluster(), crown) as replica:
+        await replica.until(replica.process.may_write)
+        reader, writer = await asyncio.open_connection("127.0.0.1", replica.process.server.port)
+        assert await replica.ask("/healthz") == (200, "ok")
+        replica.process.tick(time.monotonic())
+        assert not reader.at_eof()
+        crown.worn = False
+        replica.process.tick(time.monotonic())
+        async with asyncio.timeout(2):
+            assert await reader.read() == b""
+        writer.close()
 
 
 # ---- taking stock ---------------------------------------------------------------------------------------------------

@@ -323,6 +323,18 @@ async def test_who_does_not_lead_lets_the_connection_go_so_that_the_next_try_fin
             assert answer.headers.get("Connection", "") == said
 
 
+async def test_who_does_not_lead_lets_go_of_all_connections_at_the_first_question() -> None:
+    """kube-scheduler has several, and waits longer after each no."""
+    async with serving() as line:
+        idle, writer = await asyncio.open_connection("127.0.0.1", line.server.port)
+        assert (await line.post("/filter", line.rig.body()))["Error"] == ""
+        line.rig.leading = False
+        assert (await line.post("/filter", line.rig.body()))["Error"] == NOT_LEADING
+        async with asyncio.timeout(2):
+            assert await idle.read() == b""
+        writer.close()
+
+
 async def test_who_does_not_lead_says_so_and_still_answers_dry_runs() -> None:
     async with serving() as line:
         line.rig.leading = False

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gputile.scheduler.settings import TlsSettings
@@ -22,6 +23,21 @@ async def test_the_verbs_over_http_2_with_a_certificate(tmp_path: Path) -> None:
         assert "Error" in json.loads(await h2.ask("/gputile/filter", line.rig.body()))
         await h2.until_farewell()
         assert line.rig.count("connections_total", protocol="h2") == 1
+
+
+async def test_who_does_not_lead_lets_go_of_all_connections_at_the_first_question(tmp_path: Path) -> None:
+    authority = Authority()
+    context = trusting(authority.pem, "h2")
+    async with (
+        serving(rig(tls=msgspec.structs.replace(written(tmp_path, authority), client_ca=""))) as line,
+        connected(line.server.port, context) as asks,
+        connected(line.server.port, context) as idle,
+    ):
+        assert await idle.ask("/healthz", b"x") == b"ok"
+        line.rig.leading = False
+        assert "Error" in json.loads(await asks.ask("/gputile/filter", line.rig.body()))
+        await asks.until_farewell()
+        await idle.until_farewell()
 
 
 async def test_a_stranger_gets_no_verb(tmp_path: Path) -> None:

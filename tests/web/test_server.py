@@ -137,6 +137,31 @@ async def test_nonsense_gets_a_reason_and_the_door() -> None:
     assert wire.closed
 
 
+@pytest.mark.parametrize(
+    ("sent", "rest"),
+    [
+        pytest.param(b"", b"", id="who-asks-nothing"),
+        pytest.param(post("/a", b"one"), b"", id="who-has-its-answer"),
+        pytest.param(post("/a", b"one")[:-1], b"e", id="who-is-asking"),
+        pytest.param(b"POST /a HT", post("/a", b"one")[10:], id="who-has-just-begun"),
+        pytest.param(post("/wait", b"one"), b"", id="who-waits-for-us"),
+    ],
+)
+async def test_whoever_is_seen_off_gets_an_answer_to_what_was_asked_and_no_other(sent: bytes, rest: bytes) -> None:
+    listener = Echo()
+    connection, wire = joined(listener)
+    hear(connection, sent)
+    await asyncio.sleep(0)
+    listener.see_off()
+    assert wire.closed is (sent in (b"", post("/a", b"one")))
+    hear(connection, rest)
+    listener.gate.set()
+    await listener.idle()
+    assert wire.closed
+    assert answers(wire) == ([b"one"] if sent else [])
+    assert (b"Connection: close" in wire.sent) is (sent not in (b"", post("/a", b"one")))
+
+
 async def test_an_endless_head() -> None:
     connection, wire = joined(Echo())
     hear(connection, b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20_000)

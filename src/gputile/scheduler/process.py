@@ -70,6 +70,7 @@ class Process:
         }  # by kind: what the last list held of them
         self._pencilled_at: dict[str, float] = {}  # by pod: when filter first chose its node, for volumes
         self._stopping = False
+        self._led = False
         clock, wall, leads = time.monotonic, time.time_ns, self.may_write
         self.extender = Extender(self.mirror, settings, metrics, clock)
         self.binder = Binder(api, self.extender, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall)
@@ -353,6 +354,7 @@ class Process:
             await asyncio.sleep(TICK)
 
     def tick(self, now: float) -> None:
+        self._make_way()
         self._keep_pencils_for_volumes(now)
         self._look_at_agents()
         before = {e.holding.pod: e.holding.node for e in self.ledger.in_flight() if e.state is State.PENCILLED}
@@ -369,6 +371,15 @@ class Process:
         self.steering.forget_strangers()
         self.granter.forget_strangers()
         self._show(now)
+
+    def _make_way(self) -> None:
+        """When we lead no more: connections stay with us when the Service's choice moves on, and whoever holds one goes
+        on asking us. We may even be cut off, and have nothing but old news for those who watch."""
+        led, self._led = self._led, self.may_write()
+        if led and not self._led:
+            self.server.see_off()
+            if self.metrics_api is not None:
+                self.metrics_api.see_off()
 
     def _look_at_agents(self) -> None:
         fallen = self.mirror.agents.look()

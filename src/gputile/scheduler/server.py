@@ -7,6 +7,7 @@ A verb always answers 200: kube-scheduler never reads the body of anything else,
 that cannot be used gets its reason in `Error` and changes nothing.
 """
 
+import asyncio
 import logging
 import ssl
 import time
@@ -122,6 +123,10 @@ class Server:
         """Answer what is being asked, then close."""
         await self._listener.stop()
 
+    def see_off(self) -> None:
+        """Let whoever is connected connect anew, through the Service to the replica that leads now."""
+        self._listener.see_off()
+
     def renew_certificate(self) -> None:
         """Read certificate, key and CA again, for new connections. A mismatch raises and changes nothing."""
         self._tls = tls_context(self._settings.tls)
@@ -189,8 +194,12 @@ class Server:
         return _error(_verb_of(path), str(wrong))
 
     def _answered(self, answer: bytes) -> Response:
-        """Whoever does not lead lets go: else kube-scheduler's connection, and so its next try, stays with us."""
-        return Response(answer, close=not self._leads())
+        """Whoever does not lead lets go, else kube-scheduler's next try comes to us again. Of all connections, not only
+        of this one: it has a few, waits longer after each no, and one no on each would take it half a minute."""
+        leads = self._leads()
+        if not leads:
+            asyncio.get_running_loop().call_soon(self.see_off)  # after this answer has gone
+        return Response(answer, close=not leads)
 
     # ---- the verbs --------------------------------------------------------------------------------------------------
 

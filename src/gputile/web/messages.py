@@ -65,7 +65,7 @@ class Guest(Protocol):
         """Let go of those who sleep, or take for ever to say what they want."""
 
     def see_off(self) -> None:
-        """We are stopping: take no further question, answer those that were asked."""
+        """Take no further question, answer those that were asked."""
 
     def close(self) -> None: ...
 

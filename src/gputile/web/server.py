@@ -115,6 +115,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._is_known, self._caller = False, ""
         self._is_held = False  # the loop has more to send than the client fetches
+        self._is_leaving = False  # the next answer is the last
         self._pouring = False  # the task brings an answer piece by piece
         self._room: asyncio.Future[None] | None = None  # what it waits for while we are held
         self.since = listener.now()  # when the last thing happened that counts
@@ -249,7 +250,7 @@ class Connection(asyncio.BufferedProtocol):
             self._head = self._body = None
             if is_whole and knows_chunks:
                 self._write(b"0\r\n\r\n")
-            if not is_whole or not knows_chunks or head is None or head.closes or self._listener.is_stopping:
+            if not is_whole or not knows_chunks or head is None or head.closes or self._is_last():
                 self.close()
         self._go_on()
 
@@ -278,7 +279,7 @@ class Connection(asyncio.BufferedProtocol):
         self.since = self._listener.now()
         if self._transport is None or head is None:
             return
-        close = response.close or head.closes or self._listener.is_stopping
+        close = response.close or head.closes or self._is_last()
         self._transport.write(_written(response, close=close, with_body=head.method != "HEAD"))
         if close:
             self._transport.close()
@@ -292,7 +293,14 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
 
     def see_off(self) -> None:
-        """Nothing to say before there is an answer: it will say `Connection: close`."""
+        """There is no word for it before an answer, which says `Connection: close`; who asks nothing is cut off. Go
+        tries again elsewhere even if its next question was on its way."""
+        self._is_leaving = True
+        if self.task is None and self._head is None and not self._buffer:
+            self.close()
+
+    def _is_last(self) -> bool:
+        return self._is_leaving or self._listener.is_stopping
 
     def close(self) -> None:
         if self._transport is not None:
@@ -374,6 +382,11 @@ class Listener:
         self._sweeper = asyncio.create_task(self._sweep())
         return int(self._server.sockets[0].getsockname()[1])
 
+    def see_off(self) -> None:
+        """Whoever is connected is to ask its next question over another connection."""
+        for connection in list(self.connections):
+            connection.see_off()
+
     async def stop(self) -> None:
         """Answer what is being asked, then close."""
         self.is_stopping = True
@@ -381,8 +394,7 @@ class Listener:
             return
         self._server.close()
         self._sweeper.cancel()
-        for connection in list(self.connections):
-            connection.see_off()
+        self.see_off()
         if self._working:
             await asyncio.wait(self._working, timeout=GOODBYE)
         for connection in list(self.connections):

@@ -192,7 +192,7 @@ async def test_bookmarks_come_while_nothing_happens(query: str, count: int) -> N
     async with asyncio.timeout(1):
         if count:
             assert (await watch.next())["object"]["metadata"]["resourceVersion"] == version
-        shop.window.close()
+        shop.window.send_home()
         rest = await watch.rest()
     assert all(event["type"] == "BOOKMARK" for event in rest)
     assert bool(rest) <= bool(count)
@@ -232,7 +232,7 @@ async def test_a_watch_ends_although_it_never_catches_up(seconds: int, stops: bo
         shop.rig.change("a", metadata={"labels": {"n": str(shop.window.pods.version)}})
         await shop.look()
         if stops:
-            shop.window.close()
+            shop.window.send_home()
         await asyncio.sleep(0.01)
 
     shop.reader._breathe = breath

@@ -283,6 +283,18 @@ async def test_a_watch_over_http_1_1_hears_of_a_pod_at_once_and_ends_when_we_sto
         await stopping
 
 
+async def test_a_watch_ends_when_we_lead_no_more_and_may_begin_again(tmp_path: Path) -> None:
+    """Who is cut off would have nothing but old news; whoever leads by then has the new ones."""
+    async with serving(tmp_path) as line:
+        await line.until(lambda: len(line.metrics_api.window.pods))
+        for _ in range(2):
+            async with line.http.get(line.url(f"{ROOT}/podresources?watch=1"), headers=PROXY) as answer:
+                assert json.loads(await answer.content.readline())["type"] == "ADDED"
+                line.metrics_api.see_off()
+                async with asyncio.timeout(2):
+                    assert await answer.content.read() == b""
+
+
 async def test_a_watch_over_http_2(tmp_path: Path) -> None:
     async with serving(tmp_path) as line:
         await line.until(lambda: len(line.metrics_api.window.pods))

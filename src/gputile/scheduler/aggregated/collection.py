@@ -56,7 +56,8 @@ class Collection:
         self._log: deque[Event] = deque(maxlen=history)
         self._version, self._floor, self._mark = born, born, mark
         self._news = asyncio.Event()
-        self.is_closed = False
+        self.closings = 0
+        """How often all who watched were sent home."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -80,10 +81,11 @@ class Collection:
         if before is not None:
             self._tell(before, None)
 
-    def close(self) -> None:
-        """Nothing will change any more: whoever watches goes home."""
-        self.is_closed = True
-        self._news.set()
+    def send_home(self) -> None:
+        """Whoever watches goes, and may come back to another replica."""
+        self.closings += 1
+        news, self._news = self._news, asyncio.Event()
+        news.set()
 
     def _tell(self, before: Item | None, after: Item | None) -> None:
         self._version += 1

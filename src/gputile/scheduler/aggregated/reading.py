@@ -115,10 +115,10 @@ class Reader:
                 collection.since(version, 0)
             except Gone:
                 raise expired() from None
-        return self._follow(ask, collection, version, replays=replays)
+        return self._follow(ask, collection, version, collection.closings, replays=replays)
 
     async def _follow(
-        self, ask: Ask, collection: Collection, version: int, *, replays: bool
+        self, ask: Ask, collection: Collection, version: int, closings: int, *, replays: bool
     ) -> AsyncGenerator[bytes, None]:
         clock = asyncio.get_running_loop().time
         until = clock() + (ask.timeout or random.uniform(SHORTEST, LONGEST))
@@ -129,7 +129,7 @@ class Reader:
             if ask.initial and not ask.is_old:
                 yield self._bookmark(ask, collection.written(version), INITIAL_END)
         bookmark_at = clock() + self.bookmark
-        while not collection.is_closed and clock() < until:
+        while collection.closings == closings and clock() < until:
             news = collection.news
             try:
                 events = collection.since(version, CHUNK)

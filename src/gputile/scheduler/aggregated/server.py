@@ -86,6 +86,9 @@ class ApiServer:
     async def stop(self) -> None:
         await self._listener.stop()
 
+    def see_off(self) -> None:
+        self._listener.see_off()
+
     def _newest(self, connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
         if self._tls is not None:
             connection.context = self._tls

@@ -81,9 +81,13 @@ class MetricsApi:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def stop(self) -> None:
-        """Whoever watches is sent home, and comes back to another replica."""
-        self.window.close()
+        self.window.send_home()
         await self.server.stop()
+
+    def see_off(self) -> None:
+        """Whoever asks or watches comes back, through the Service to the replica that leads now."""
+        self.window.send_home()
+        self.server.see_off()
 
     async def _follow_front_proxy(self) -> None:
         async for seen in self._cluster.follow_front_proxy():

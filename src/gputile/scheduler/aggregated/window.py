@@ -43,9 +43,9 @@ class Window:
         self.is_whole = False
         """Whether all that was there at our start is shown."""
 
-    def close(self) -> None:
-        self.nodes.close()
-        self.pods.close()
+    def send_home(self) -> None:
+        self.nodes.send_home()
+        self.pods.send_home()
 
     # ---- what happened ----------------------------------------------------------------------------------------------
 
