@@ -1,4 +1,4 @@
-"""Chaos, the short way: one storm of 1,000 pods with every fault in it, and one overlap that is forced.
+"""Chaos, the short way: one storm of 1,000 pods with every fault in it, one quiet failover, and one forced overlap.
 
 The seed is printed. `GPUTILE_CHAOS_SEED` chooses it; `make chaos SEED=...` replays it, and goes on for longer.
 """
@@ -24,6 +24,7 @@ from tests.e2e.pods import events_of, node_of, pod, tile
 from tests.e2e.processes import wait_until
 from tests.e2e.programs import Programs
 
+SOON = 5.0  # seconds: one try in vain, and kube-scheduler's pause after it
 SEED = int(os.environ.get("GPUTILE_CHAOS_SEED") or random.SystemRandom().randrange(10**6))
 
 
@@ -38,7 +39,26 @@ def test_a_storm_with_every_fault_in_it(programs: Programs, capsys: pytest.Captu
     assert summary.created == 1000
     assert summary.bound > 700
     assert len(summary.failovers) == 3
-    assert all(led < 15.0 for _, led, _ in summary.failovers)
+    assert all(led < 15.0 and bound < led + SOON for _, led, bound in summary.failovers)
+
+
+# --- one failover that nobody notices
+
+
+def test_a_leader_cut_off_in_a_quiet_cluster_is_not_asked_again_on_each_connection(scene: Scene) -> None:
+    """kube-scheduler has opened several to it, and hears on none that another leads before it has a pod to ask about."""
+    names = [f"early-{number}" for number in range(8)]
+    for name in names:
+        scene.kube.create(tile(name, 1000))
+    scene.kubelets.pods.wait_for(
+        lambda pods: all(node_of(pods["default", name]) for name in names), 20, "all are bound"
+    )
+    leader = scene.leader()
+    with scene.failover(leader, "cut off"):
+        scene.black_out(leader)
+    ((_, led, bound),) = scene.failovers
+    assert bound < led + SOON
+    scene.heal(leader)
 
 
 # --- one overlap, forced
