@@ -46,7 +46,7 @@ def test_a_storm_with_every_fault_in_it(programs: Programs, capsys: pytest.Captu
 
 
 def test_a_leader_cut_off_in_a_quiet_cluster_is_not_asked_again_on_each_connection(scene: Scene) -> None:
-    """kube-scheduler has opened several to it, and hears on none that another leads before it has a pod to ask about."""
+    """kube-scheduler has opened several to it, and hears on none that another leads until it has a pod to place."""
     names = [f"early-{number}" for number in range(8)]
     for name in names:
         scene.kube.create(tile(name, 1000))
