@@ -11,7 +11,8 @@ import msgspec
 
 from gputile.audit.report import SeenPod
 from gputile.book.events import Gone
-from gputile.cli.read import constraint_lines, describe
+from gputile.book.holders import Holders
+from gputile.cli.asking import constraint_lines, describe
 from gputile.dialects.gputile import GRANT, granted_at
 from gputile.dialects.speaking import read_pod
 from gputile.engine.explaining import Change, Explanation, Miss, explain
@@ -21,7 +22,6 @@ from gputile.model.refusals import BadRequest
 from gputile.model.requests import PodRequest
 from gputile.model.units import MiB, Percent
 from gputile.scheduler.mirror import Mirror
-from gputile.scheduler.waiting import Holders
 
 EVENTS_SHOWN = 6
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
-import yaml
 
 from gputile.cli.cluster import Seen, Unseen
 from gputile.dialects.settings import DialectSettings
@@ -64,6 +63,8 @@ Check = Callable[[Facts], Iterable[Finding]]
 
 def parsed(text: str) -> dict[str, Any] | None:
     """A YAML document that is a mapping; None when it is none."""
+    import yaml  # slow to load, and not everybody may read such a document
+
     try:
         found = yaml.safe_load(text)
     except yaml.YAMLError:

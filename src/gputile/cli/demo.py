@@ -7,9 +7,9 @@ import click
 import msgspec
 
 import gputile
+from gputile.cli.asking import describe
 from gputile.cli.cluster import ShownNode
 from gputile.cli.gpushare_table import shared, summary
-from gputile.cli.read import describe
 from gputile.dialects.wire import Pod
 from gputile.engine.policies import DEFAULT_POLICY, POLICIES
 from gputile.model.cards import Node

@@ -12,16 +12,16 @@ pod be that another replica refused before we led.
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from gputile.book.events import Promised
+from gputile.book.holders import Holders
 from gputile.book.ledger import Ledger
 from gputile.dialects.gputile import NUDGED
 from gputile.dialects.wire import Pod
 from gputile.engine.explaining import explain
-from gputile.engine.preempting import Holder
 from gputile.kube.values import Api, Note, Refused, Unclear
 from gputile.model.refusals import BadRequest
 from gputile.model.requests import PodRequest
@@ -202,25 +202,6 @@ class Teller:
 def _rest(story: Story) -> float:
     """Once is enough for a pod that we only heard of: another scheduler may have it, or nobody may schedule it yet."""
     return math.inf if story.is_hearsay and story.nudged_at > NEVER else REST
-
-
-class Holders(Mapping[str, list[Holder]]):
-    """The pods on each node, read from the book when somebody looks."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-
-    def __getitem__(self, node: str) -> list[Holder]:
-        return self._ledger.holders(node)
-
-    def __contains__(self, node: object) -> bool:
-        return isinstance(node, str) and node in self._ledger.fleet
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._ledger.fleet.names())
-
-    def __len__(self) -> int:
-        return len(self._ledger.fleet)
 
 
 def reason(asked: PodRequest | BadRequest, ledger: Ledger, namespace: str = "") -> str:
