@@ -16,11 +16,12 @@ import pytest
 
 from gputile.agent.settings import HeartbeatSettings
 from tests.e2e.api import ApiError, Kube, Manifest, kind_of, manifests_of, namespace_of
+from tests.e2e.audit import tiles
 from tests.e2e.certificates import Pair
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.gputile import DEPLOY, Replica, rights
 from tests.e2e.nodes import gpu_node, join
-from tests.e2e.pods import tile
+from tests.e2e.pods import node_of, tile
 from tests.e2e.processes import free_port, wait_until
 from tests.e2e.test_agents import AGENTS, Agent
 from tests.e2e.watching import Watch, watch
@@ -82,17 +83,24 @@ def remove(plane: ControlPlane) -> None:
         plane.kube.delete(kind_of(manifest), manifest["metadata"]["name"], namespace_of(manifest))
 
 
-@pytest.fixture(scope="module")
-def deployed(control_plane: ControlPlane) -> Iterator[Served]:
-    port, plane = free_port(), control_plane
+@contextmanager
+def serving(plane: ControlPlane) -> Iterator[Served]:
+    """The only replica, with the metrics API in it."""
+    port = free_port()
     deploy(plane, port)
-    join(plane.kube, [gpu_node(NODE, 2, SIZE, "Tesla T4", labels={"pool": "small"}), gpu_node("gpu-2")])
     with Replica(plane, metrics_api__listen=f"127.0.0.1:{port}") as replica:
         found = Served(plane, replica, port)
         wait_until(found.is_available, 60, "the APIServices are available", [replica.child])
         yield found
-    remove(plane)
-    plane.clear()
+
+
+@pytest.fixture(scope="module")
+def deployed(control_plane: ControlPlane) -> Iterator[Served]:
+    join(control_plane.kube, [gpu_node(NODE, 2, SIZE, "Tesla T4", labels={"pool": "small"}), gpu_node("gpu-2")])
+    with serving(control_plane) as found:
+        yield found
+    remove(control_plane)
+    control_plane.clear()
 
 
 @pytest.fixture
@@ -252,9 +260,13 @@ def test_extender_verbs_work_through_the_api_server(served: Served, kube: Kube, 
         assert answer["Error"] == ""
         scores = scheduler.request("POST", f"{root}/schedule/prioritize", args)
         assert {one["Host"] for one in scores} == {NODE, "gpu-2"}
-    with user(served.plane, "nobody", "default") as nobody, pytest.raises(ApiError) as no:
-        nobody.request("POST", f"{root}/schedule/filter", args)
-    assert no.value.status == 403
+        with user(served.plane, "nobody", "default") as nobody, pytest.raises(ApiError) as no:
+            nobody.request("POST", f"{root}/schedule/filter", args)
+        assert no.value.status == 403
+        bind = {"PodName": "asks", "PodNamespace": "default", "PodUID": pod["metadata"]["uid"], "Node": NODE}
+        assert scheduler.request("POST", f"{root}/schedule/bind", bind) == {"Error": ""}
+    (held,) = tiles(kube.get("Pod", "asks"))
+    assert (node_of(kube.get("Pod", "asks")), held["memory"]) == (NODE, 4000)
 
 
 # ---- watches --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a real container's process uses of its card, from the driver to the Lease and to both /metrics."""
+"""What a real container's process uses of its card, from the driver to the Lease, both /metrics and the metrics API."""
 
 from collections.abc import Iterator
 from copy import deepcopy
@@ -9,6 +9,7 @@ from gputile.dialects.use import NodeUsage, read_use
 from gputile.model.usage import Used
 from tests.e2e import agents
 from tests.e2e.agents import NodeAgent, two_models
+from tests.e2e.api import Manifest
 from tests.e2e.audit import tiles
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.gputile import Replica, rights
@@ -16,6 +17,7 @@ from tests.e2e.machines import Machine
 from tests.e2e.pods import container, events_of, real, tile
 from tests.e2e.processes import wait_until
 from tests.e2e.programs import Programs
+from tests.e2e.test_metrics_api import POD_RESOURCE, serving
 
 PATIENCE = 60.0  # seconds
 MIB = 2**20
@@ -51,6 +53,15 @@ class Site:
         """What the scheduler's /metrics says that the container uses."""
         return self.gputile.count("gputile_container_memory_used_bytes", **self.labels(name, card))
 
+    def told(self, name: str) -> Manifest | None:
+        """What the metrics API says that the container uses, if it does."""
+        found = self.kube.get(POD_RESOURCE, "p", self.space)["spec"]["containers_device"]
+        uses: list[Manifest | None] = [
+            one.get("use") for held in found if held["container_name"] == name for one in held["device_info"]
+        ]
+        (use,) = uses
+        return use
+
     def labels(self, name: str, card: str) -> dict[str, str]:
         return {"namespace": self.space, "pod": "p", "container": name, "uuid": card}
 
@@ -62,11 +73,11 @@ def site(programs: Programs) -> Iterator[Site]:
         agents.rights(plane)
         with (
             Machine(plane, NODE) as machine,
-            Replica(plane) as gputile,
-            plane.start_scheduler(config=gputile.config()),
+            serving(plane) as served,
+            plane.start_scheduler(config=served.replica.config()),
             NodeAgent(machine, two_models("a"), report_use="true", hami_metrics="true") as agent,
         ):
-            made = Site(plane, gputile, agent, plane.namespace("use"))
+            made = Site(plane, served.replica, agent, plane.namespace("use"))
             pod = tile("p", 4096)
             pod["spec"]["containers"].append(container("side", LIMITS))
             pod["metadata"]["annotations"]["gputile.io/policy"] = "binpack"
@@ -97,6 +108,8 @@ def test_a_process_is_its_containers_on_the_lease_and_in_both_pages(site: Site) 
     assert site.gputile.count("gputile_card_memory_used_bytes", uuid=card) == 3000 * MIB
     assert site.gputile.count("gputile_node_memory_used_bytes", node=NODE) == 3000 * MIB
     assert site.shown("main", card) == 0  # absent
+    assert site.told("side") == {"memory": 3000}
+    assert site.told("main") is None
     assert events_of(site.kube, site.space, "p", "GPUOverUse") == []
 
 
@@ -113,6 +126,7 @@ def test_a_dead_agent_leaves_nothing_known(site: Site) -> None:
     wait_until(lambda: site.shown("main", card) == 3000 * MIB, PATIENCE, "the scheduler shows it")
     site.agent.kill()
     wait_until(lambda: site.shown("main", card) == 0, 12, "the scheduler shows no old figure")
+    assert site.told("main") is None
     assert site.gputile.count("gputile_container_memory_allocated_bytes", **site.labels("main", card)) == 4096 * MIB
     site.agent.start()
     wait_until(lambda: site.shown("main", card) == 3000 * MIB, PATIENCE, "it is known again")
