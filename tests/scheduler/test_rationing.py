@@ -16,7 +16,7 @@ from gputile.book.ledger import Ledger
 from gputile.kube.config_maps import LAST_GOOD, ConfigMap
 from gputile.kube.memory import MemoryApi
 from gputile.kube.values import Note, Refused, Seen, Spoilt, Trouble
-from gputile.scheduler.rationing import REPEAT, QuotaSettings, Rationer
+from gputile.scheduler.rationing import BELIEVED, REPEAT, QuotaSettings, Rationer
 from gputile.telemetry.metrics import Metrics
 from gputile.testing.builders import pod
 from tests.scheduler.rig import tile
@@ -198,6 +198,9 @@ async def test_an_empty_name_follows_nothing() -> None:
     assert trial.rationer.sources == []
 
 
+FORBIDDEN = Trouble("HTTP 403", forbidden=True)
+
+
 class Scripted(MemoryApi):
     """Says what it is told to, of both ConfigMaps."""
 
@@ -212,14 +215,22 @@ class Scripted(MemoryApi):
 
 
 async def test_without_the_right_to_read_them_there_is_no_quota_and_all_else_goes_on() -> None:
-    async with following(Trial(Scripted(Trouble("HTTP 403", forbidden=True), Trouble("HTTP 403", True)))) as trial:
+    async with following(Trial(Scripted(*[FORBIDDEN] * BELIEVED))) as trial:
         assert trial.ledger.spending.quotas == {}
-        assert trial.number("watch_troubles_total", kind="configmaps") == 4
+        assert trial.number("watch_troubles_total", kind="configmaps") == 2 * BELIEVED
 
 
-async def test_a_server_that_does_not_answer_is_waited_for() -> None:
+@pytest.mark.parametrize(
+    "seen",
+    [
+        pytest.param([Trouble("timed out")], id="does-not-answer"),
+        pytest.param([FORBIDDEN] * (BELIEVED - 1), id="has-just-started-and-knows-no-rights-yet"),
+        pytest.param([FORBIDDEN, Trouble("timed out")] * BELIEVED, id="starts-again-and-again"),
+    ],
+)
+async def test_a_server_is_waited_for_that(seen: list[Seen[ConfigMap]]) -> None:
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05), following(Trial(Scripted(Trouble("timed out")))):
+        async with asyncio.timeout(0.05), following(Trial(Scripted(*seen))):
             pass
 
 

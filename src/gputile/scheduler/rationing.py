@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 ROUND = 1.0  # seconds between two looks at what is to be told
 LONGEST = 60_000  # characters of it in an annotation, of which all together may have 256 KiB; kubectl keeps a copy too
 REASON = "QuotaNotUsed"
+BELIEVED = 3  # times, over some two seconds: an API server that has just started knows no rights yet, and forbids all
 REPEAT = 30 * 60.0  # seconds after which the same is said again, for Events are kept for an hour only
 
 
@@ -52,6 +53,7 @@ class Source(msgspec.Struct):
     key: str
     good: Quotas = msgspec.field(default_factory=dict)
     known: bool = False
+    noes: int = 0  # how often in a row we were told that we may not read it
     last: ConfigMap | None = None
     text: str | None = None  # that `good` was read from
     broken: str = ""  # why what is there now cannot be used
@@ -106,7 +108,8 @@ class Rationer:
                         log.warning(
                             "a quota cannot be followed; trying again", extra=fields(quota=source.title, why=why)
                         )
-                    if forbidden:  # whoever installed us without this right wants no quota; all else goes on
+                    source.noes = source.noes + 1 if forbidden else 0
+                    if source.noes >= BELIEVED:  # whoever installed us without this right wants no quota
                         self._is_known(source)
                 case Spoilt(_, why):
                     source.last = None
