@@ -13,6 +13,7 @@ from gputile.scheduler.waiting import NUDGES, PATIENCE, REPEAT, REST, ROUND, SET
 from gputile.testing.builders import node
 from tests.scheduler.rig import GPU, MEMORY, Rig, refused, tile
 from tests.scheduler.test_mirror import grant
+from tests.scheduler.test_remembering import promise
 
 
 def rig(**tell: Any) -> Rig:
@@ -325,6 +326,26 @@ class TestNudging:
         await rounds(r, 10 * REST)
         assert nudged(r) == ["default/web-0"], "another scheduler's pod is not to be touched for ever"
         assert r.api.notes == []
+
+    async def test_one_that_waited_already_until_the_api_server_takes_the_touch(self) -> None:
+        r = rig()
+        r.arrive(tile(8))
+        r.api.script["patch_pod"] = [Unclear("reset"), refused(503)]
+        await rounds(r, SETTLE + 10 * REST)
+        assert len(nudged(r)) == 3
+
+    async def test_not_because_somebody_has_looked_behind_a_promise(self) -> None:
+        """Room that is put aside for a look comes back, and is no gain."""
+        r = Rig(node("n1").cards(1, size=16), node("n2").cards(1, size=16))
+        r.arrive(tile(16), name="vip")
+        r.arrive(tile(8), name="picky")
+        assert r.filter("picky", nodes=[]).names == [], "n2 would do, but it may not go there"
+        promise(r, "vip")
+        for _ in range(10):
+            with r.ledger.aside("uid-vip"):
+                pass
+            await rounds(r, 1)
+        assert nudged(r) == []
 
     async def test_that_was_tried_since_we_lead_as_any_other(self) -> None:
         r = full(rig())

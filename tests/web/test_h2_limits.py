@@ -267,6 +267,20 @@ async def test_a_question_or_an_answer_that_stalls_is_reset_alone() -> None:
     await listener.idle()
 
 
+async def test_whoever_is_seen_off_may_fetch_its_answer_first() -> None:
+    """However slowly: what looks idle to us may still be on its way."""
+    listener = Echo()
+    talk = Talk(listener).say()
+    talk.say(talk.post(1, b"x"))
+    talk.connection.pause_writing()
+    listener.see_off()
+    talk.connection.sweep(SLOW)
+    assert (talk.wire.closed, talk.wire.aborted) == (False, False)
+    talk.connection.resume_writing()
+    talk.connection.sweep(SLOW)
+    assert talk.wire.closed
+
+
 async def test_who_does_not_even_read_the_farewell_is_cut_off() -> None:
     talk = Talk().say()
     talk.connection.pause_writing()

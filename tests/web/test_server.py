@@ -162,6 +162,33 @@ async def test_whoever_is_seen_off_gets_an_answer_to_what_was_asked_and_no_other
     assert (b"Connection: close" in wire.sent) is (sent not in (b"", post("/a", b"one")))
 
 
+async def test_whoever_is_seen_off_may_fetch_its_answer_first() -> None:
+    """However slowly: what looks idle to us may still be on its way."""
+    listener = Echo()
+    connection, wire = joined(listener)
+    hear(connection, post("/a", b"one"))
+    connection.pause_writing()
+    listener.see_off()
+    assert (wire.closed, wire.aborted) == (True, False)
+    listener.time = SLOW + 1
+    connection.sweep(listener.time)
+    assert wire.aborted
+
+
+@pytest.mark.parametrize("how", ["/close", "see-off"])
+async def test_what_comes_behind_the_last_question_is_not_worked_on(how: str) -> None:
+    """Its answer would go nowhere."""
+    listener = Echo()
+    connection, wire = joined(listener)
+    hear(connection, post("/close" if how == "/close" else "/wait", b"one") + post("/b", b"two"))
+    await asyncio.sleep(0)
+    listener.see_off()
+    listener.gate.set()
+    await listener.idle()
+    assert answers(wire) == [b"one"]
+    assert len(listener.asked) == 1
+
+
 async def test_an_endless_head() -> None:
     connection, wire = joined(Echo())
     hear(connection, b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20_000)

@@ -4,6 +4,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from gputile.engine.preempting import Holder
 from gputile.model.cards import Node
 from gputile.model.grants import Grant, Use
 from gputile.model.quotas import Quotas
@@ -24,6 +25,18 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
 
     def uses(self) -> dict[str, Use]:
         return dict(self.grant.uses()) if self.grant is not None else {}
+
+    def holder(self) -> Holder:
+        """For preemption and explanation."""
+        return Holder(
+            pod=self.pod,
+            name=self.name,
+            priority=self.priority,
+            started=self.started,
+            uses=self.uses(),
+            cpu=self.cpu,
+            memory=self.memory,
+        )
 
 
 class NodeSeen(msgspec.Struct, frozen=True):

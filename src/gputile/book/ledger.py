@@ -95,6 +95,7 @@ class Ledger:
         self._on_node: dict[str, set[str]] = {}  # UIDs with an entry or an open promise there
         self._promises: dict[str, Promised] = {}
         self._priorities: Counter[int] = Counter()  # of pods with a grant
+        self._lent = 0  # how many of the fleet's gains were only for a look
         self._disputed: set[str] = set()  # cards on which the cluster shows more than they have
         self._story: deque[Event] = deque(maxlen=self._settings.story)
 
@@ -140,18 +141,7 @@ class Ledger:
 
     def holders(self, node: str) -> list[Holder]:
         """The pods on a node, for preemption and explanation."""
-        return [
-            Holder(
-                pod=h.pod,
-                name=h.name,
-                priority=h.priority,
-                started=h.started,
-                uses=h.uses(),
-                cpu=h.cpu,
-                memory=h.memory,
-            )
-            for h in (entry.holding for entry in self.on_node(node))
-        ]
+        return [entry.holding.holder() for entry in self.on_node(node)]
 
     @contextmanager
     def aside(self, pod: str, priority: int | None = None) -> Iterator[Fleet]:
@@ -160,13 +150,25 @@ class Ledger:
         mine = [h for h in (self._pencil(pod), self._open_promise(pod)) if h is not None]
         if priority is not None and self._promises:
             mine += [h for p in self._promises if p != pod and (h := self._open_promise(p)) and h.priority < priority]
-        for holding in mine:
-            self._release(holding)
-        try:
+        with self._without(mine):
             yield self.fleet
+
+    @contextmanager
+    def _without(self, lent: list[Holding]) -> Iterator[None]:
+        """While somebody looks, this is not held."""
+        before = self.fleet.gains()
+        for holding in lent:
+            self._release(holding)
+        self._lent += self.fleet.gains() - before
+        try:
+            yield
         finally:
-            for holding in mine:
+            for holding in lent:
                 self._hold(holding)
+
+    def gains(self) -> int:
+        """Counts the changes that may have made room, and not only for a look. While it stands, room only shrinks."""
+        return self.fleet.gains() - self._lent
 
     def _pencil(self, pod: str) -> Holding | None:
         entry = self._entries.get(pod)
@@ -334,12 +336,8 @@ class Ledger:
             return []
         there = self._on_node[holding.node] if self._promises else ()
         promised = [h for pod in there if (h := self._open_promise(pod)) is not None]
-        for h in promised:
-            self._release(h)
-        short = cards_short(self.fleet, holding, taken=True)
-        for h in promised:
-            self._hold(h)
-        return short
+        with self._without(promised):
+            return cards_short(self.fleet, holding, taken=True)
 
     def _correct(self, pod: str, grant: Grant) -> list[Instruction]:
         entry = self._entries.get(pod)

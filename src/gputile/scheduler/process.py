@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TICK = 0.25  # seconds
+MAKES_WAY = 30.0  # seconds after the loss of the lead, in which another one takes over
 STALE = 30.0  # seconds of a broken watch after which this replica calls itself not ready
 VOLUMES = 600.0  # seconds that a pencil is kept while kube-scheduler says that it prepares volumes
 NODES_PER_TICK = 50  # of the audit
@@ -70,7 +71,7 @@ class Process:
         }  # by kind: what the last list held of them
         self._pencilled_at: dict[str, float] = {}  # by pod: when filter first chose its node, for volumes
         self._stopping = False
-        self._led = False
+        self._led, self._makes_way_until = False, 0.0
         clock, wall, leads = time.monotonic, time.time_ns, self.may_write
         self.extender = Extender(self.mirror, settings, metrics, clock)
         self.binder = Binder(api, self.extender, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall)
@@ -354,7 +355,7 @@ class Process:
             await asyncio.sleep(TICK)
 
     def tick(self, now: float) -> None:
-        self._make_way()
+        self._make_way(now)
         self._keep_pencils_for_volumes(now)
         self._look_at_agents()
         before = {e.holding.pod: e.holding.node for e in self.ledger.in_flight() if e.state is State.PENCILLED}
@@ -372,14 +373,16 @@ class Process:
         self.granter.forget_strangers()
         self._show(now)
 
-    def _make_way(self) -> None:
+    def _make_way(self, now: float) -> None:
         """When we lead no more: connections stay with us when the Service's choice moves on, and whoever holds one goes
-        on asking us. We may even be cut off, and have nothing but old news for those who watch."""
+        on asking us. We may even be cut off, and have nothing but old news for those who watch: they are sent away
+        again and again, until the Service has somebody else to send them to."""
         led, self._led = self._led, self.may_write()
         if led and not self._led:
+            self._makes_way_until = now + MAKES_WAY
             self.server.see_off()
-            if self.metrics_api is not None:
-                self.metrics_api.see_off()
+        if not self._led and now < self._makes_way_until and self.metrics_api is not None:
+            self.metrics_api.see_off()
 
     def _look_at_agents(self) -> None:
         fallen = self.mirror.agents.look()

@@ -56,6 +56,7 @@ class Story(msgspec.Struct):
     told_at: float = NEVER
     told: str = ""
     nudged_at: float = NEVER
+    was_nudged: bool = False  # and the API server took it
 
 
 class Teller:
@@ -96,12 +97,12 @@ class Teller:
             story.is_hearsay = False
 
     def room_appeared(self) -> None:
-        """Somewhere, by what the cards themselves do not show: an agent is idle again, a quota was raised."""
+        """Somewhere, by what the cards do not show: an agent is idle again, a quota was raised."""
         self._openings += 1
 
     def _gains(self) -> int:
-        """How often room has appeared. The cards count it themselves, however it came about."""
-        return self._openings + self._mirror.ledger.fleet.gains()
+        """How often room has appeared. The book counts it itself, however it came about."""
+        return self._openings + self._mirror.ledger.gains()
 
     async def run(self) -> None:
         while True:
@@ -191,6 +192,7 @@ class Teller:
             self._metrics.nudges.inc()
             key, touch = story.pod, {NUDGED: str(self._wall())}
             await self._api.patch_pod(key.namespace, key.name, uid, {**touch}, {}, timeout=self._patience)
+            story.was_nudged = True
 
     def _fits_where_promised(self, uid: str, story: Story) -> int:
         """Its own promise must not stand in its way."""
@@ -201,7 +203,7 @@ class Teller:
 
 def _rest(story: Story) -> float:
     """Once is enough for a pod that we only heard of: another scheduler may have it, or nobody may schedule it yet."""
-    return math.inf if story.is_hearsay and story.nudged_at > NEVER else REST
+    return math.inf if story.is_hearsay and story.was_nudged else REST
 
 
 def reason(asked: PodRequest | BadRequest, ledger: Ledger, namespace: str = "") -> str:

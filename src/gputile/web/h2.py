@@ -440,8 +440,8 @@ class H2Connection(asyncio.BufferedProtocol):
             if not stream.waits_for_us and now - stream.since > SLOW:
                 self._reset(stream.number, Code.CANCEL)
         self._flush()
-        is_idle = not self._streams and not self._orphans
-        if self._is_stuck(now) or (is_idle and (self._is_leaving or now - self.since > IDLE)):
+        is_idle, is_fetched = not self._streams and not self._orphans, self._is_leaving and not self._out.is_held
+        if self._is_stuck(now) or (is_idle and (is_fetched or now - self.since > IDLE)):
             self.close()
 
     def _is_stuck(self, now: float) -> bool:

@@ -115,7 +115,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._is_known, self._caller = False, ""
         self._is_held = False  # the loop has more to send than the client fetches
-        self._is_leaving = False  # the next answer is the last
+        self._is_leaving = self._is_over = False  # the next answer is the last; that was the last
         self._pouring = False  # the task brings an answer piece by piece
         self._room: asyncio.Future[None] | None = None  # what it waits for while we are held
         self.since = listener.now()  # when the last thing happened that counts
@@ -179,7 +179,7 @@ class Connection(asyncio.BufferedProtocol):
             self._send(Response(str(wrong).encode(), wrong.status, "text/plain", close=True))
 
     def _is_free(self) -> bool:
-        return self._transport is not None and self.task is None and not self._is_held
+        return self._transport is not None and self.task is None and not self._is_held and not self._is_over
 
     def _next(self) -> Request | None:
         """The next whole request."""
@@ -282,6 +282,7 @@ class Connection(asyncio.BufferedProtocol):
         close = response.close or head.closes or self._is_last()
         self._transport.write(_written(response, close=close, with_body=head.method != "HEAD"))
         if close:
+            self._is_over = True
             self._transport.close()
 
     # ---- ends -------------------------------------------------------------------------------------------------------
@@ -293,11 +294,11 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
 
     def see_off(self) -> None:
-        """There is no word for it before an answer, which says `Connection: close`; who asks nothing is cut off. Go
-        tries again elsewhere even if its next question was on its way."""
+        """There is no word for it before an answer, which says `Connection: close`. Who asks nothing is closed, after
+        all that was answered has gone; a question that was on its way by then has to be asked again."""
         self._is_leaving = True
-        if self.task is None and self._head is None and not self._buffer:
-            self.close()
+        if self._transport is not None and self.task is None and self._head is None and not self._buffer:
+            self._transport.close()
 
     def _is_last(self) -> bool:
         return self._is_leaving or self._listener.is_stopping

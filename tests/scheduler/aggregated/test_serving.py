@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import ssl
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,7 +27,7 @@ from gputile.testing.builders import pod
 from tests.kube.certificates import Authority, Issued
 from tests.scheduler.aggregated.shop import OLD_ROOT, ROOT, held
 from tests.scheduler.rig import ScriptedApi, tile
-from tests.scheduler.test_process import cluster
+from tests.scheduler.test_process import Crown, cluster
 from tests.web.h2_client import connected
 
 PROXY = {"X-Remote-User": "jane", "X-Remote-Group": "dev"}
@@ -293,6 +294,20 @@ async def test_a_watch_ends_when_we_lead_no_more_and_may_begin_again(tmp_path: P
                 line.metrics_api.see_off()
                 async with asyncio.timeout(2):
                     assert await answer.content.read() == b""
+
+
+async def test_a_watch_that_comes_back_to_one_who_leads_no_more_is_sent_on_again(tmp_path: Path) -> None:
+    """The Service has nobody else yet, and would never take it away from us."""
+    async with serving(tmp_path) as line:
+        await line.until(lambda: len(line.metrics_api.window.pods))
+        line.process.tick(time.monotonic())
+        line.process.leadership = crown = Crown()
+        crown.worn = False
+        for _ in range(3):
+            async with line.http.get(line.url(f"{ROOT}/podresources?watch=1"), headers=PROXY) as answer:
+                line.process.tick(time.monotonic())
+                async with asyncio.timeout(2):
+                    await answer.content.read()
 
 
 async def test_a_watch_over_http_2(tmp_path: Path) -> None:
