@@ -11,7 +11,7 @@ import yaml
 from click.testing import CliRunner
 
 from gputile.audit.report import SeenPod
-from gputile.cli.checks import Facts, Finding
+from gputile.cli.checks import Facts, Finding, parsed
 from gputile.cli.checks_scheduler import configured
 from gputile.cli.cluster import Seen, ShownNode, Unseen
 from gputile.cli.doctor import CHECKS, lines_of
@@ -327,3 +327,10 @@ class TestCommand:
         lines = lines_of([Finding(check="a", state="fail", text="bad", fix="do it")], Paper(80))
         lines = [click.unstyle(line) for line in lines]
         assert lines == ["FAIL  a  bad", "         fix: do it", "", "0 in order, 0 to look at, 1 wrong, 0 unknown"]
+
+
+@pytest.mark.parametrize(
+    "text", ["a: [", "a: !!int ''", "[" * 5000, "- a"], ids=["open", "empty-int", "deep", "a-list"]
+)
+def test_a_document_that_is_none_is_passed_over(text: str) -> None:
+    assert parsed(text) is None

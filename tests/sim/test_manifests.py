@@ -64,8 +64,16 @@ def test_bad_files_get_a_sentence(text: str, fragment: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["[" * 100_000, "a: !!int foo", "a: !!bool foo", "a: 0x_", "a: " + "9" * 5000, "!!python/object:os.x {}"],
-    ids=["brackets", "bad-int", "bad-bool", "bad-hex", "long-number", "a-python-object"],
+    [
+        "[" * 100_000,
+        "a: !!int foo",
+        "a: !!int ''",
+        "a: !!bool foo",
+        "a: 0x_",
+        "a: " + "9" * 5000,
+        "!!python/object:os.x {}",
+    ],
+    ids=["brackets", "bad-int", "empty-int", "bad-bool", "bad-hex", "long-number", "a-python-object"],
 )
 def test_hostile_yaml_is_a_sentence(text: str) -> None:
     with pytest.raises(InputError, match=r"f\.yaml"):

@@ -12,6 +12,7 @@ import msgspec
 from gputile.agent.isolating import COMMON_NODES, Json
 from gputile.agent.settings import FolderSettings
 from gputile.agent.slots import PREFIX
+from gputile.model.errors import YAML_SLIPS
 from gputile.nvml.values import Sight
 
 
@@ -92,7 +93,5 @@ def _read(path: Path) -> Spec | None:
         if path.suffix == ".json":
             return msgspec.json.decode(content, type=Spec)
         return msgspec.convert(yaml.safe_load(content), Spec)
-    except (OSError, msgspec.DecodeError, yaml.YAMLError, RecursionError):
-        return None
-    except (ValueError, LookupError, TypeError, AttributeError):  # what PyYAML lets through for bad scalars
+    except (OSError, msgspec.DecodeError, yaml.YAMLError, *YAML_SLIPS):
         return None

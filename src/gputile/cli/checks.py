@@ -13,6 +13,7 @@ import msgspec
 
 from gputile.cli.cluster import Seen, Unseen
 from gputile.dialects.settings import DialectSettings
+from gputile.model.errors import YAML_SLIPS
 
 NAME = "gputile-scheduler"
 OK, WARN, FAIL, UNKNOWN = "ok", "warn", "fail", "unknown"
@@ -67,7 +68,7 @@ def parsed(text: str) -> dict[str, Any] | None:
 
     try:
         found = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, *YAML_SLIPS):
         return None
     return found if isinstance(found, dict) else None
 

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar, get_origin, get_type_hints
 import msgspec
 import yaml
 
-from gputile.model.errors import InputError
+from gputile.model.errors import YAML_SLIPS, InputError
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -32,7 +32,7 @@ def document(config: Path | None) -> Any:
         return yaml.safe_load(config.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as wrong:
         raise InputError(f"{config}: cannot be read: {wrong}; name a YAML file with --config") from wrong
-    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as wrong:
+    except (yaml.YAMLError, *YAML_SLIPS) as wrong:
         mark = getattr(wrong, "problem_mark", None)
         where = f"{config}, line {mark.line + 1}" if mark else str(config)
         problem = getattr(wrong, "problem", None) or " ".join(str(wrong).split())

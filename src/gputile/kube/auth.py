@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from gputile.kube.credentials import PLUGIN_VERSIONS, Clock, Exec, Fixed, Plugin, Source, TokenFile
-from gputile.model.errors import InputError
+from gputile.model.errors import YAML_SLIPS, InputError
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # the same in every pod of every cluster
 
@@ -252,7 +252,7 @@ def _read(file: Path) -> Kubeconfig:
         raise InputError(f"{file}: cannot be read: {wrong.strerror}; give us the right to") from wrong
     except msgspec.ValidationError as wrong:
         raise InputError(f"{file}: is no kubeconfig: {wrong}; compare `kubectl config view`") from wrong
-    except (yaml.YAMLError, RecursionError, ValueError, LookupError, TypeError, AttributeError) as wrong:
+    except (yaml.YAMLError, *YAML_SLIPS) as wrong:
         # its own words may quote a secret
         mark = getattr(wrong, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark else ""

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from gputile.dialects.quotas import OLD_KEY, OUR_KEY, read_old, read_ours
-from gputile.model.errors import InputError
+from gputile.model.errors import YAML_SLIPS, InputError
 from gputile.model.quotas import Quotas
 
 DEEPEST = 10  # lists and mappings inside each other; the loader, which is C, would crash on very many
@@ -69,8 +69,7 @@ def _yaml(text: str, title: str) -> Any:
                 raise InputError(f"{title}: `{OUR_KEY}` refers to itself with `*name`; write it out")
         _refuse_twins(yaml.compose(text, loader), title)
         return yaml.load(text, loader)
-    except (yaml.YAMLError, RecursionError, ValueError, LookupError, TypeError, AttributeError) as wrong:
-        # The last ones are what PyYAML lets through where a tag does not suit its value, such as `!!int ""`.
+    except (yaml.YAMLError, *YAML_SLIPS) as wrong:
         said = " ".join(str(wrong).split())
         raise InputError(f"{title}: `{OUR_KEY}` is not the YAML that it should be: {said}") from wrong
 

@@ -97,7 +97,7 @@ class Teller:
             story.is_hearsay = False
 
     def room_appeared(self) -> None:
-        """Somewhere, by what the cards do not show: an agent is idle again, a quota was raised."""
+        """Somewhere; it also comes by what the book's cards do not show: an agent is idle again, a quota was raised."""
         self._openings += 1
 
     def _gains(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from gputile.model.errors import InputError
+from gputile.model.errors import YAML_SLIPS, InputError
 
 DEEPEST = 100  # levels; a pod has about fifteen
 
@@ -84,7 +84,7 @@ def every_object(text: str, source: str) -> list[dict[str, Any]]:
         where = f"{source}, line {mark.line + 1}" if mark else source
         problem = getattr(wrong, "problem", None) or str(wrong)
         raise InputError(f"{where}: this is no {form}: {problem}; mend the file and try again") from wrong
-    except (ValueError, KeyError, TypeError, AttributeError) as wrong:  # what PyYAML lets through for bad scalars
+    except YAML_SLIPS as wrong:
         raise InputError(f"{source}: this is no {form}: {wrong}; mend the file and try again") from wrong
     return [found for document in documents for found in _objects(document, source)]
 
