@@ -5,7 +5,8 @@ from collections.abc import Awaitable
 
 from gputile.web.h2 import H2Connection
 from gputile.web.messages import Request, Response
-from gputile.web.server import Connection, Listener
+from gputile.web.h1 import Connection
+from gputile.web.server import Listener
 
 
 class Wire(asyncio.Transport):
@@ -31,6 +32,9 @@ class Wire(asyncio.Transport):
 
     def abort(self) -> None:
         self.aborted = True
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.high = high
 
 
 class Echo(Listener):

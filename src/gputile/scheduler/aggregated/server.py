@@ -19,9 +19,9 @@ from gputile.scheduler.aggregated.reading import Reader
 from gputile.scheduler.aggregated.status import Status
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
-from gputile.web.messages import Reply, Request, Response, Streamed
+from gputile.web.messages import Certificate, Reply, Request, Response, Streamed, common_name
 from gputile.web.server import ALPN, Listener
-from gputile.web.tls import present
+from gputile.web.tls import present, server_context
 
 log = logging.getLogger(__name__)
 
@@ -48,13 +48,14 @@ class ApiServer:
         self._metrics, self._is_synced = metrics, is_synced
         self._front: FrontProxy | None = None
         self._pair: Pair | None = None
-        self._tls: ssl.SSLContext | None = None
         self._complete = asyncio.Event()  # we know who we are, and whom to believe
         self._listener = Listener(
             self._handle,
             body_limit * 2**20,
             lambda protocol: metrics.connections.labels(protocol).inc(),
             setting="metrics_api.listen",
+            probes=PROBES,
+            trusts=self._trusts,
         )
         self.port = 0
 
@@ -69,7 +70,7 @@ class ApiServer:
     def _renew(self, front: FrontProxy | None, pair: Pair | None) -> None:
         """What cannot be used raises, and changes nothing."""
         if front is not None and pair is not None:
-            self._tls = tls_context(front, pair)
+            self._listener.renew(tls_context(front, pair))
             self._complete.set()
         self._front, self._pair = front, pair
 
@@ -78,9 +79,7 @@ class ApiServer:
         await self._complete.wait()
         assert self._front is not None
         assert self._pair is not None
-        first = tls_context(self._front, self._pair)
-        first.sni_callback = self._newest
-        self.port = await self._listener.start(host, port, first)
+        self.port = await self._listener.start(host, port, tls_context(self._front, self._pair))
         log.info("the metrics API is listening", extra=fields(host=host, port=self.port))
 
     async def stop(self) -> None:
@@ -89,9 +88,8 @@ class ApiServer:
     def see_off(self) -> None:
         self._listener.see_off()
 
-    def _newest(self, connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
-        if self._tls is not None:
-            connection.context = self._tls
+    def _trusts(self, certificate: Certificate) -> bool:
+        return self._front is not None and bool(certificate) and self._front.is_named(common_name(certificate))
 
     # ---- one request ------------------------------------------------------------------------------------------------
 
@@ -157,9 +155,7 @@ class ApiServer:
 
 def tls_context(front: FrontProxy, pair: Pair) -> ssl.SSLContext:
     """A client's certificate is asked for, and checked against the front proxy's CA when it is sent."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_alpn_protocols(ALPN)
-    context.num_tickets = 0
+    context = server_context(ALPN)
     try:
         present(context, pair.certificate + pair.key)
         context.load_verify_locations(cadata=front.ca)
