@@ -1,6 +1,6 @@
-"""A scheduler on a cluster in memory, for a bench that asks it over HTTP: prints its port, then serves until it is killed.
+"""A scheduler on a cluster in memory, for a bench that asks it over HTTP. Prints its port, then serves until killed.
 
-    python -m bench.serving NODES FOLDER        FOLDER: with tls.crt, tls.key and ca.crt; "": plain HTTP
+python -m bench.serving NODES FOLDER        FOLDER: with tls.crt, tls.key and ca.crt; "": plain HTTP
 """
 
 import asyncio
@@ -17,7 +17,6 @@ from gputile.telemetry.metrics import Metrics
 from gputile.testing.builders import node, pod
 
 NODES, CARDS = 1250, 8  # as many cards as have series of their own by default
-BODY_LIMIT = 256  # MiB
 TILE = {"gputile.io/gpu": 1, "gputile.io/memory": 1024}
 
 
@@ -28,9 +27,10 @@ def filter_body(number: int) -> bytes:
 
 
 def settings(folder: str) -> Settings:
-    files = {"certificate": f"{folder}/tls.crt", "key": f"{folder}/tls.key", "client_ca": f"{folder}/ca.crt"}
-    tls = TlsSettings(**files) if folder else TlsSettings()
-    return Settings(listen="127.0.0.1:0", body_limit=BODY_LIMIT, tls=tls)
+    tls = TlsSettings()
+    if folder:
+        tls = TlsSettings(certificate=f"{folder}/tls.crt", key=f"{folder}/tls.key", client_ca=f"{folder}/ca.crt")
+    return Settings(listen="127.0.0.1:0", tls=tls)
 
 
 async def serve(nodes: int, folder: str) -> None:

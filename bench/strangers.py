@@ -163,7 +163,7 @@ def peak(of: Target, every: float = 0.02) -> Iterator[list[float]]:
 # ---- what they cost -------------------------------------------------------------------------------------------------
 
 
-def large_bodies(of: Target, count: int = 3, size: int = 256 * MIB, seconds: float = 10.0) -> tuple[float, float]:
+def large_bodies(of: Target, count: int = 12, size: int = 64 * MIB, seconds: float = 10.0) -> tuple[float, float]:
     """MiB before, and at most while `count` strangers each send a body of `size`, as fast as they can, in chunks."""
     before = of.rss
     with peak(of) as found:
@@ -239,8 +239,8 @@ def main() -> None:
             print(f"{how}, {nodes:,} nodes, memory {of.rss:.0f} MiB")
             prices = [price_of_filter(of) for _ in range(3)]
             print("  filter: " + ", ".join(f"{price:.3f}" for price in prices) + " ms of CPU per call")
-            before, most = large_bodies(of, size=serving.BODY_LIMIT * MIB)
-            print(f"  3 bodies of {serving.BODY_LIMIT} MiB from strangers: {before:.0f} -> {most:.0f} MiB")
+            before, most = large_bodies(of)
+            print(f"  12 bodies of 64 MiB from strangers: {before:.0f} -> {most:.0f} MiB")
         with target(nodes, tls=tls) as of:
             before, most = unread(of)
             print(f"  20 readers of /metrics that do not read: {before:.0f} -> {most:.0f} MiB")

@@ -1,13 +1,13 @@
 """HTTP/2 from those who mean no good, or mean nothing any more: floods, stalls, goodbyes."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 
 import pytest
 
 from gputile.web import frames, h2
 from gputile.web.frames import ACK, END_HEADERS, END_STREAM, Code, frame
-from gputile.web.messages import ARRIVING, IDLE, SLOW, Response
+from gputile.web.messages import ARRIVING, IDLE, SLOW, Request, Response
 from gputile.web.server import Listener
 from tests.web.talk import Talk, first_window
 from tests.web.wire import Echo, hear
@@ -207,8 +207,12 @@ async def test_a_bug_of_ours_is_an_answer_too() -> None:
     def at_once() -> Response:
         raise RuntimeError("another")
 
-    asked = {"/bug": crash, "/bug-at-once": at_once}
-    listener = Listener(lambda request: asked[request.path]() if request.path in asked else Response(b"fine"), 100)
+    def answer(request: Request) -> Response | Awaitable[Response]:
+        if request.path == "/bug":
+            return crash()
+        return at_once() if request.path == "/bug-at-once" else Response(b"fine")
+
+    listener = Listener(answer, 100)
     talk = Talk(listener).say()
     talk.say(talk.post(1, b"x", "/bug"), talk.post(3, b"x", "/bug-at-once"), talk.post(5, b"x"))
     await asyncio.gather(*listener._working)

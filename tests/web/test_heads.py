@@ -22,7 +22,9 @@ def head(*lines: bytes) -> Head:
     ("lines", "want"),
     [
         pytest.param([POST, HOST, b"content-length: 12"], ("POST", "/gputile/filter", 12, False), id="a-length"),
-        pytest.param([POST, HOST, b"Transfer-Encoding: Chunked"], ("POST", "/gputile/filter", None, False), id="chunks"),
+        pytest.param(
+            [POST, HOST, b"Transfer-Encoding: Chunked"], ("POST", "/gputile/filter", None, False), id="chunks"
+        ),
         pytest.param([b"GET /healthz?x=1 HTTP/1.1", HOST], ("GET", "/healthz", 0, False), id="without-its-query"),
         pytest.param([b"GET /a%20b HTTP/1.1", HOST], ("GET", "/a%20b", 0, False), id="an-encoded-path"),
         pytest.param([b'GET /a?b="c"&d={|} HTTP/1.1', HOST], ("GET", "/a", 0, False), id="a-query-with-quotes"),
@@ -156,7 +158,9 @@ async def test_lines_that_end_otherwise_are_refused_at_once(begun: bytes) -> Non
 
 
 @examples(200)
-@given(st.lists(st.sampled_from([b"GET /", b" HTTP/1.1", b"\r", b"\n", b"\r\n", b"A: b", b":", b" ", b"\x00", b"Host: x"])))
+@given(
+    st.lists(st.sampled_from([b"GET /", b" HTTP/1.1", b"\r", b"\n", b"\r\n", b"A: b", b":", b" ", b"\x00", b"Host: x"]))
+)
 def test_whatever_is_accepted_is_what_any_other_reader_would_see(pieces: list[bytes]) -> None:
     said = b"".join(pieces)
     try:

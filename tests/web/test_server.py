@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.web.messages import IDLE, SLOW, Response
 from gputile.web.h1 import Connection
+from gputile.web.messages import IDLE, SLOW, Response
 from gputile.web.server import Listener
 from tests.effort import examples
 from tests.web.wire import Echo, Wire, hear
-
 
 # ---- a connection ---------------------------------------------------------------------------------------------------
 
@@ -171,7 +170,9 @@ async def test_whoever_has_a_checked_certificate_is_known() -> None:
     [
         pytest.param(post("/a", b"x"), IDLE - 1, True, id="idle-for-a-while"),
         pytest.param(post("/a", b"x"), IDLE + 1, False, id="idle-for-too-long"),
-        pytest.param(b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx", SLOW + 1, False, id="half-a-request"),
+        pytest.param(
+            b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx", SLOW + 1, False, id="half-a-request"
+        ),
         pytest.param(b"POST /a", SLOW + 1, False, id="half-a-head"),
         pytest.param(post("/wait", b"x"), IDLE + 1, True, id="we-are-the-slow-one"),
     ],

@@ -8,8 +8,9 @@ large one goes slice by slice as the client fetches it, so that it is in memory 
 """
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from contextlib import aclosing
+from functools import partial
 from http import HTTPStatus
 from typing import cast
 
@@ -63,6 +64,7 @@ class Connection(asyncio.BufferedProtocol):
         self._asked_at = self.since = listener.now()  # the last head; when the last thing happened that counts
         self.address, self.kept = "", 0
         self.task: asyncio.Task[None] | None = None
+        self._awaited: Reply | Awaitable[Reply] | None = None  # what it waits for
 
     # ---- what the loop calls ----------------------------------------------------------------------------------------
 
@@ -74,6 +76,7 @@ class Connection(asyncio.BufferedProtocol):
         self.address = peer(transport)
         self._transport.set_write_buffer_limits(SLICE)
         self._callers = self._listener.welcome(self, "http/1.1", trusted=self._is_trusted)
+        self._callers.enter(self)
 
     def connection_lost(self, wrong: Exception | None) -> None:
         """What is being worked on goes on: a bind that was asked for is a bind. Nobody needs to be told any more."""
@@ -130,7 +133,7 @@ class Connection(asyncio.BufferedProtocol):
                     self._send(answer)
                 else:
                     later = self._pour(answer) if isinstance(answer, Streamed) else self._wait_for(request, answer)
-                    self.task = asyncio.ensure_future(later)
+                    self.task, self._awaited = asyncio.ensure_future(later), answer
                     self._listener.work(self.task)
         except Malformed as wrong:
             self._head = self._head or Head("GET", "/", 0, True, False)
@@ -345,7 +348,14 @@ class Connection(asyncio.BufferedProtocol):
         self._sending = None
         self._buffer.clear()
         if self.task is not None and (self._pouring or not self._is_trusted):
+            self.task.add_done_callback(partial(_dispose, self._awaited))
             self.task.cancel()
+
+
+def _dispose(awaited: Reply | Awaitable[Reply] | None, task: "asyncio.Task[None]") -> None:
+    """A task that was cancelled before it began has not even looked at what it was to wait for."""
+    if isinstance(awaited, Coroutine):
+        awaited.close()
 
 
 def _headed(response: Response, *, close: bool) -> bytes:

@@ -8,9 +8,9 @@ handshake costs both sides more than the call. Of HTTP/2 it keeps them all.
 
 Anybody in the network may connect, so everything that a stranger can make us keep or do is bounded: open streams and
 work for streams that were reset (`MOST_STREAMS`), bodies that are not whole (`MOST_BODIES`), answers that nobody
-fetches (`MOST_WAITING`), headers, frames that ask for nothing (`MOST_NOISE`), settings (`MOST_SETTINGS`), time. What all
-connections of a class may have together is bounded by `callers`. Whoever is not trusted has one stream at a time, and no
-body of it is read: it is answered by its headers.
+fetches (`MOST_WAITING`), headers, frames that ask for nothing (`MOST_NOISE`), settings (`MOST_SETTINGS`), time. What
+all connections of a class may have together is bounded by `callers`. A caller without a trusted certificate has one
+stream at a time, and its bodies are not read: it is answered by its headers.
 """
 
 import asyncio
@@ -130,6 +130,7 @@ class H2Connection(asyncio.BufferedProtocol):
         if not self._reads_bodies:
             self._longest_frame, self._most_streams = frames.SMALLEST_FRAME, 1
         self._transport.write(WANTED if self._reads_bodies else STRANGE)
+        self._callers.enter(self)
 
     def connection_lost(self, wrong: Exception | None) -> None:
         """What is being worked on goes on: a bind that was asked for is a bind."""

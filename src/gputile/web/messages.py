@@ -96,7 +96,7 @@ class Host(Protocol):
     def trusts(self, certificate: Certificate) -> bool: ...
 
     def welcome(self, guest: Guest, protocol: str, *, trusted: bool) -> Callers:
-        """The class of somebody who has said nothing yet."""
+        """The class of somebody who has said nothing yet, for it to enter."""
 
     def classed(self, guest: Guest, was: Callers, path: str) -> Callers:
         """The class of somebody who has asked for this, and is not told apart by a certificate."""

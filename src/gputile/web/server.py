@@ -54,7 +54,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     probing: int = 32
     strangers: int = 64
     known: int = 512  # also where nobody is told apart by a certificate
-    answers: int = 64 * MIB  # to strangers
+    answers: int = 32 * MIB  # to strangers
     known_answers: int = 256 * MIB
     head: int = LONGEST_HEAD  # bytes, of known callers
 
@@ -134,9 +134,7 @@ class Listener:
     def welcome(self, guest: Guest, protocol: str, *, trusted: bool) -> Callers:
         self.connections.add(guest)
         self._came(protocol)
-        callers = self.known if trusted and self._trusts is not None else self.arriving
-        callers.enter(guest)
-        return callers
+        return self.known if trusted and self._trusts is not None else self.arriving
 
     def classed(self, guest: Guest, was: Callers, path: str) -> Callers:
         if was is self.known:

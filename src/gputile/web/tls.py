@@ -1,7 +1,7 @@
 """TLS of those who serve: contexts made of files, or of certificates in memory.
 
-Door:  `from_files(certificate, key, client_ca)`, `server_context()`; `present(context, pem)` for OpenSSL, which takes keys
-       only from files.
+Door:  `from_files(certificate, key, client_ca)`, `server_context()`; `present(context, pem)` for a key in memory,
+       which OpenSSL takes only from files.
 """
 
 import os

@@ -17,6 +17,7 @@ from gputile.scheduler.aggregated.certifying import Pair
 from gputile.scheduler.aggregated.front import FrontProxy, User
 from gputile.scheduler.aggregated.reading import Reader
 from gputile.scheduler.aggregated.status import Status
+from gputile.scheduler.aggregated.watch_limits import WatchLimits
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
 from gputile.web.messages import Certificate, Reply, Request, Response, Streamed, common_name
@@ -46,6 +47,7 @@ class ApiServer:
     ) -> None:
         self._reader, self._authorizer, self._verb = reader, authorizer, verb
         self._metrics, self._is_synced = metrics, is_synced
+        self._watches = WatchLimits()
         self._front: FrontProxy | None = None
         self._pair: Pair | None = None
         self._complete = asyncio.Event()  # we know who we are, and whom to believe
@@ -104,6 +106,10 @@ class ApiServer:
         except Status as no:
             self._metrics.api_requests.labels("", "", str(no.code)).inc()  # nothing that a stranger could make up
             return no.response()
+        except Exception:
+            log.exception("a request to the metrics API failed", extra=fields(path=request.path[:200]))
+            self._metrics.api_requests.labels("", "", "500").inc()
+            return Status(500, "InternalError", "gputile failed on this request; its log says where").response()
 
     async def _answered(self, request: Request) -> Reply:
         """Discovery and descriptions say nothing about anybody: whoever came through the API server may read them."""
@@ -128,17 +134,19 @@ class ApiServer:
         if not (self._is_synced() and self._reader.is_whole):
             message = "gputile has not seen the whole cluster yet; try again in a moment"
             raise Status(503, "ServiceUnavailable", message, retryAfterSeconds=1)
+        if ask.verb == "watch":
+            self._watches.check(user.name)
         self._metrics.api_requests.labels(found_at.plural, ask.verb, "200").inc()
-        return await self._read(ask)
+        return await self._read(ask, user)
 
-    async def _read(self, ask: Ask) -> Reply:
+    async def _read(self, ask: Ask, user: User) -> Reply:
         match ask.verb:
             case "get":
                 return Response(self._reader.get(ask))
             case "list":
                 return Response(await self._reader.listed(ask))
             case "watch":
-                return Streamed(self._reader.watch(ask))
+                return Streamed(self._watches.counted(user.name, self._reader.watch(ask)))
 
     async def _asked_verb(self, request: Request, user: User) -> Response:
         """kube-scheduler through the API server, as the old configuration has it: POST .../schedule/filter."""
