@@ -17,8 +17,8 @@ from tests.web.wire import Echo, Wire, hear
 # ---- a connection ---------------------------------------------------------------------------------------------------
 
 
-def joined(listener: Echo, **facts: bool) -> tuple[Connection, Wire]:
-    connection, wire = Connection(listener), Wire(**facts)
+def joined(listener: Echo, *, known: bool = False) -> tuple[Connection, Wire]:
+    connection, wire = Connection(listener), Wire(known=known)
     connection.connection_made(wire)
     return connection, wire
 
