@@ -83,6 +83,7 @@ class Stream:
     """
 
     __slots__ = (
+        "answer",
         "body",
         "head",
         "is_open",
@@ -102,7 +103,8 @@ class Stream:
         self.since = since  # when the last thing happened that counts
         self.body, self.size = bytearray(), 0
         self.is_whole = False  # the question
-        self.rest: memoryview | None = None  # of the answer, once there is one
+        self.answer = b""  # what is being sent
+        self.rest: memoryview | None = None  # of it, once there is one: what has not gone
         self.is_open = False  # more of the answer may come
         self.pouring: asyncio.Task[None] | None = None  # who brings it
         self.taken: asyncio.Future[None] | None = None  # what that one waits for: the other side has taken all
