@@ -48,7 +48,13 @@ def kinds(node: str) -> dict[str, MakePod]:
         "a deep promise",
         "terminal escapes everywhere",
     )
-    sits = ("1,200 init containers", "17,000 keys of ours", "a deep grant", "a copied grant", "hami record: deep objects")
+    sits = (
+        "1,200 init containers",
+        "17,000 keys of ours",
+        "a deep grant",
+        "a copied grant",
+        "hami record: deep objects",
+    )
     return {
         **{name: tenant[name] for name in waits},
         # Where six GPUs have 16 GiB left and two 32: eleven of them need one GPU more than there is, until somebody goes.
@@ -170,9 +176,7 @@ def attack(
         for one in asking:
             one.result()
     slow.join(AFRESH + 5)
-    return Attack(
-        attacker.created, tuple(attacker.rejected), attacker.asked, attacker.slowest, tuple(attacker.failed)
-    )
+    return Attack(attacker.created, tuple(attacker.rejected), attacker.asked, attacker.slowest, tuple(attacker.failed))
 
 
 def _unless_over(create: Callable[[Manifest], None], made: Manifest, end: float) -> None:

@@ -260,7 +260,9 @@ def verdicts(runs: list[Run]) -> list[str]:
                     f"{word}{value:9.1f} ms  (at most {most:g})  {what}, {name}, {harm.policy}; {ratio:.1f} times alone"
                 )
         lost = len(harm.health.failed) + len(harm.good.verbs.failed) + harm.good.unbound
-        said.append(f"{'ok   ' if not lost else 'OVER '}{lost:9}     (0)  failed calls and good pods unbound, {harm.policy}")
+        said.append(
+            f"{'ok   ' if not lost else 'OVER '}{lost:9}     (0)  failed calls and good pods unbound, {harm.policy}"
+        )
         if harm.ended:
             said.append(f"OVER  the process ended, {harm.policy}:\n{harm.ended}")
         if not harm.lists:

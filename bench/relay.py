@@ -54,7 +54,9 @@ class Relay:
         for end in (asks, writer):
             end.transport.abort()
 
-    async def _ask(self, reader: asyncio.StreamReader, asks: asyncio.StreamWriter, writer: asyncio.StreamWriter) -> None:
+    async def _ask(
+        self, reader: asyncio.StreamReader, asks: asyncio.StreamWriter, writer: asyncio.StreamWriter
+    ) -> None:
         with suppress(OSError):
             while block := await reader.read(BLOCK):
                 if block.startswith(WATCH) and b"watch=" in block.partition(b"\r\n")[0]:

@@ -353,9 +353,7 @@ def card(index: Any = 0, **changes: Any) -> Json:
 
 
 def lingering(node_name: str, count: int) -> str:
-    return json.dumps(
-        {"version": 1, "grants": [json.loads(grant(f"gone-{n}", node_name)) for n in range(count)]}
-    )
+    return json.dumps({"version": 1, "grants": [json.loads(grant(f"gone-{n}", node_name)) for n in range(count)]})
 
 
 NODES: dict[str, Json] = {
@@ -383,7 +381,9 @@ NODES: dict[str, Json] = {
     ),
     "a million GPUs by number": node("hostile", **{"nvidia.com__gpu": 10**6}),
     "more GPUs than there are numbers": node("hostile", **{"nvidia.com__gpu": str(2**63 - 1)}),
-    "sums of every kind": node("hostile", **{gpushare.MEM: digits(), gpushare.COUNT: 0.5, "nano-gpu.io/gpu-core": True}),
+    "sums of every kind": node(
+        "hostile", **{gpushare.MEM: digits(), gpushare.COUNT: 0.5, "nano-gpu.io/gpu-core": True}
+    ),
     "gpushare without memory": node("hostile", **{gpushare.MEM: 1, gpushare.COUNT: 10**9}),
     "an orphan of garbage": node("hostile", {**inventory([card(0)]), LINGERING: deep()}),
     "1,000 orphans": node("hostile", {**inventory([card(0)]), LINGERING: lingering("hostile", 1000)}),
