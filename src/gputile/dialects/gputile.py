@@ -187,7 +187,7 @@ def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], sett
         return None
     record = decode(_GRANTS, said, GRANT)
     if record.version != VERSION:
-        raise _no_grant(f"has version {record.version}, which this gputile does not know; update it, or remove it")
+        raise _no_grant(f"has version {record.version}, which is unknown here; update gputile, or remove it")
     if (record.pod, record.node) != (pod.uid, pod.node_name):
         theirs = f"pod {shortened(record.pod)} on node {shortened(record.node)}"
         raise _no_grant(f"belongs to {theirs}, not to this pod; remove it")
