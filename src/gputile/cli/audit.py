@@ -9,6 +9,7 @@ import msgspec
 from gputile.audit.checking import audit, stories
 from gputile.audit.report import Report
 from gputile.cli.cluster import Where, cluster_options, unit_option
+from gputile.cli.output import say, style
 from gputile.cli.showing import PROGRAMS, emit, output_option
 from gputile.dialects.settings import DialectSettings
 
@@ -41,7 +42,7 @@ def command(
     """
     seen = Where(kubeconfig=kubeconfig, context=context, files=files).look(complete=True)
     report = audit(seen.nodes, seen.pods, DialectSettings(gpushare_unit=gpushare_unit), time.time())
-    emit(_document(report), output) if output in PROGRAMS else click.echo(_text(report))
+    emit(_document(report), output) if output in PROGRAMS else say(_text(report))
     raise SystemExit(0 if report.is_right else 1)
 
 
@@ -55,8 +56,8 @@ def _document(report: Report) -> dict[str, Any]:
 
 
 def _text(report: Report) -> str:
-    lines = [f"{click.style('wrong', fg='red')}: {line}" for line in _blocks(report.findings)]
-    lines += [f"{click.style('note', fg='yellow')}: {line}" for line in _blocks(report.remarks)]
+    lines = [f"{style('wrong', fg='red')}: {line}" for line in _blocks(report.findings)]
+    lines += [f"{style('note', fg='yellow')}: {line}" for line in _blocks(report.remarks)]
     share = 100 * report.memory_sold // report.memory if report.memory else 0
     seen = (
         f"{report.nodes} nodes with {report.cards} cards, {report.pods} pods on them "

@@ -14,8 +14,10 @@ import click
 import msgspec
 
 from gputile.audit.report import SeenPod
+from gputile.cli.output import say
 from gputile.dialects.wire import NodeObject, NodeStatus
 from gputile.model.errors import InputError
+from gputile.text.documents import Limits, NotYaml, content
 
 if TYPE_CHECKING:
     from gputile.kube.auth import Access
@@ -25,6 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 LISTED_BY = "kubectl get nodes,pods -A -o json"
 ALL_LISTED_BY = "kubectl get nodes,pods,events,leases,configmaps -A -o json"
+SNAPSHOT = Limits(size=2**30)  # bytes of JSON; a cluster of 30,000 pods has a third of that
 RIGHTS = "deploy/reader.yaml has a ClusterRole with the rights that these commands need"
 
 
@@ -141,7 +144,7 @@ unit_option = click.option(
 
 def fell_back(what: str) -> None:
     """Tell a person, and no script, what we do without."""
-    click.echo(f"gputile: {what}", err=True)
+    say(f"gputile: {what}", err=True)
 
 
 # ---- from the API server --------------------------------------------------------------------------------------------
@@ -233,10 +236,10 @@ def from_files(files: tuple[str, ...]) -> Seen:
 def _bytes(name: str) -> bytes:
     try:
         if name == "-":
-            return sys.stdin.buffer.read()
+            return content(sys.stdin.buffer, SNAPSHOT)
         with open(name, "rb") as file:  # pathlib would cost a twentieth of the command's start
-            return file.read()
-    except OSError as wrong:
+            return content(file, SNAPSHOT)
+    except (OSError, NotYaml) as wrong:
         raise InputError(f"{name}: cannot be read: {wrong}; name a YAML or JSON file") from wrong
 
 
@@ -244,7 +247,7 @@ def _objects(content: bytes, source: str) -> list[tuple[str, bytes]]:
     """Every object with its kind, as JSON. YAML, which is read a thousand times more slowly, only if it is no JSON."""
     try:
         return _in_json(content)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         pass
     from gputile.sim.manifests import every_object
 
@@ -275,5 +278,5 @@ def _kind(raw: msgspec.Raw) -> str:
 def _decoded(raw: bytes, kind: type[T], word: str) -> T:
     try:
         return msgspec.json.decode(raw, type=kind)
-    except msgspec.ValidationError as wrong:
-        raise InputError(f"a {word} cannot be read: {wrong}; is it what kubectl printed?") from wrong
+    except (msgspec.DecodeError, RecursionError) as wrong:
+        raise InputError(f"a {word} cannot be read: {str(wrong)[:200]}; is it what kubectl printed?") from wrong

@@ -17,6 +17,7 @@ from gputile.cli.cluster import (
     unit_option,
 )
 from gputile.cli.naming import complete_pod, pod_named
+from gputile.cli.output import say
 from gputile.cli.showing import PROGRAMS, emit, output_option, paper
 from gputile.dialects.settings import DialectSettings
 from gputile.dialects.wire import Pod
@@ -75,7 +76,7 @@ def command(
         from gputile.cli.telling import lines_of
 
         for line in lines_of(told, paper(), now, wide=output == "wide"):
-            click.echo(line)
+            say(line)
     raise SystemExit(_code(told))
 
 
