@@ -18,6 +18,7 @@ from gputile.cli.output import say
 from gputile.dialects.wire import NodeObject, NodeStatus
 from gputile.model.errors import InputError
 from gputile.text.documents import Limits, NotYaml, content
+from gputile.text.terminal import one_line
 
 if TYPE_CHECKING:
     from gputile.kube.auth import Access
@@ -224,8 +225,24 @@ class _Object(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
+class _Meta(msgspec.Struct):
+    name: str | None = None
+    namespace: str | None = None
+    annotations: dict[str, str | None] | None = None
+    labels: dict[str, str | None] | None = None
+
+
+class _Other(msgspec.Struct):
+    """What every object has, whatever its kind."""
+
+    metadata: _Meta | None = None
+
+
 def from_files(files: tuple[str, ...]) -> Seen:
     found = [one for name in files for one in _objects(_bytes(name), name)]
+    for kind, raw in found:
+        if kind not in ("Node", "Pod"):
+            _decoded(raw, _Other, one_line(kind) or "nameless object")
     nodes = [_decoded(raw, ShownNode, "Node") for kind, raw in found if kind == "Node"]
     pods = [_decoded(raw, SeenPod, "Pod") for kind, raw in found if kind == "Pod"]
     if not nodes:

@@ -11,7 +11,7 @@ import sys
 import click
 
 from gputile.cli.main import COMPLETION
-from gputile.cli.output import say
+from gputile.cli.output import say, say_text
 
 EPILOG = """\b
 Examples:
@@ -38,7 +38,7 @@ def command(shell: str) -> None:
 
     kind = get_completion_class(shell)
     assert kind is not None, shell
-    say(kind(cli, {}, "gputile", COMPLETION).source())
+    say_text(kind(cli, {}, "gputile", COMPLETION).source())
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import gputile
 from gputile.cli.asking import describe
 from gputile.cli.cluster import ShownNode
 from gputile.cli.gpushare_table import shared, summary
-from gputile.cli.output import say, style
+from gputile.cli.output import say, say_text, style
 from gputile.dialects.wire import Pod
 from gputile.engine.policies import DEFAULT_POLICY, POLICIES
 from gputile.model.cards import Node
@@ -68,7 +68,7 @@ def command(examples: Path | None, policy: str) -> None:
     _title("The cluster as `kubectl inspect gpushare` prints it")
     nodes = [msgspec.convert(found, ShownNode) for found in cluster.nodes.values()]
     pods = [msgspec.convert(found, Pod) for found in cluster.pods.values()]
-    say(summary(shared(nodes, pods)), nl=False)
+    say_text(summary(shared(nodes, pods)), nl=False)
     _title("Where to go next")
     _say("gputile read -f pod.yaml      how your own manifests are understood")
     _say("gputile demo --policy spread  the same pods under another policy")

@@ -104,7 +104,7 @@ def command(
     if output in PROGRAMS:
         emit({"healthy": _code(findings) == 0, "findings": findings}, output)
     else:
-        say("\n".join(lines_of(findings, paper())))
+        say(*lines_of(findings, paper()))
     raise SystemExit(_code(findings))
 
 

@@ -14,7 +14,7 @@ from gputile import __version__
 from gputile.cli.cluster import Where, cluster_options, fell_back
 from gputile.cli.gpushare_table import details, document, shared, summary
 from gputile.cli.main import answering
-from gputile.cli.output import say
+from gputile.cli.output import say, say_text
 from gputile.cli.showing import PROGRAMS, emit, output_option
 from gputile.dialects.gpushare import MEM
 from gputile.model.errors import GputileError, InputError
@@ -62,7 +62,7 @@ def command(
     if output in PROGRAMS:
         emit(document(found), output)
         return
-    say(details(found) if details_wanted else summary(found), nl=False)
+    say_text(details(found) if details_wanted else summary(found), nl=False)
     if not found.rows:
         fell_back(f"no node here shares `{MEM}`; `kubectl gputile top` shows the cards of all nodes")
 

@@ -54,4 +54,4 @@ def command(
     sheet = paper()
     blocks = [node_lines(one, sheet, time.time(), wide=output == "wide") for one in chosen]
     lines = blocks or [cluster_lines(found, sheet, "name", wide=False)]
-    say("\n\n".join("\n".join(block) for block in lines))
+    say(*[line for block in lines for line in ("", *block)][1:])

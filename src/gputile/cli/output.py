@@ -1,19 +1,24 @@
-"""The one way of commands to a terminal or a pipe: `say` what is to be read, in colours made by `style`.
+"""The one way of commands to a terminal or a pipe: `say` lines, in colours made by `style`.
 
-Whatever else is in a line came from a file or a cluster, and nothing of it moves the cursor or hides a name: see
-`text.terminal`. A test keeps every other module of the command line from printing by itself.
+Whatever else is in a line came from a file or a cluster, and nothing of it moves the cursor, begins a line of its own
+or hides a name: see `text.terminal`. A test keeps every other module of the command line from printing by itself.
 """
 
 from typing import Any
 
 import click
 
-from gputile.text.terminal import MARK, painted, shown
+from gputile.text.terminal import MARK, one_line, painted, shown
 
 
-def say(text: object = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print it; click takes the colours out of a pipe."""
-    click.echo(painted(str(text)), err=err, nl=nl)
+def say(*lines: object, err: bool = False, nl: bool = True) -> None:
+    """Print each of them as one line; click takes the colours out of a pipe."""
+    click.echo("\n".join(painted(one_line(str(line))) for line in lines), err=err, nl=nl)
+
+
+def say_text(text: str, *, nl: bool = True) -> None:
+    """The same of text whose lines are its own: JSON, settings, a script, a table that was cleaned as it was made."""
+    click.echo(painted(text), nl=nl)
 
 
 def style(text: str, **how: Any) -> str:

@@ -80,7 +80,7 @@ def command(
     if output in PROGRAMS:
         emit({"quotas": rows, "broken": [one.why for one in broken]}, output)
     elif rows:
-        say(_table(rows, wide=output == "wide"))
+        say(*_table(rows, wide=output == "wide"))
     elif is_known:
         whose = f"namespace {namespace} has no quota" if namespace else "no namespace has a quota"
         say(f"{whose}: it may hold whatever is free; see docs/quota.md")
@@ -211,7 +211,7 @@ def _amount(kind: str, used: Amount | None, limit: Limit) -> dict[str, Any]:
 # ---- for people -----------------------------------------------------------------------------------------------------
 
 
-def _table(rows: list[dict[str, Any]], *, wide: bool) -> str:
+def _table(rows: list[dict[str, Any]], *, wide: bool) -> list[str]:
     head = ["NAMESPACE", "MODEL", "CARDS", "MEMORY", "CORES", "POOLS", "WAITING"]
     lines = [_line(row) for row in rows]
     if wide:
@@ -222,7 +222,7 @@ def _table(rows: list[dict[str, Any]], *, wide: bool) -> str:
     for line, row in zip(lines, rows, strict=True):
         full = any(_is_full(row[kind]) for kind in KINDS)
         shown.append(style(_padded(line, widths), fg="yellow") if full else _padded(line, widths))
-    return "\n".join(shown)
+    return shown
 
 
 def _padded(words: list[str], widths: list[int]) -> str:

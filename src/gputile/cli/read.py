@@ -19,7 +19,6 @@ from gputile.model.refusals import BadRequest
 from gputile.model.requests import Ask, ModelRule, PodRequest, Role, Wish
 from gputile.sim.manifests import Manifests, Workload, load, load_file
 from gputile.text.documents import NotYaml, content
-from gputile.text.terminal import one_line
 
 EXAMPLES = """\b
 Examples:
@@ -144,23 +143,23 @@ def _names(rules: tuple[ModelRule, ...]) -> list[str]:
 
 def _print_text(pods: list[dict[str, Any]], others: list[str]) -> None:
     for pod in pods:
-        title = one_line(f"{pod['kind']} {pod['namespace']}/{pod['name']}")
+        title = f"{pod['kind']} {pod['namespace']}/{pod['name']}"
         request = pod["request"]
         if pod["refusal"]:
             say(f"{title}: {style('refused', fg='red')} ({pod['refusal']['code']})")
-            say(f"  {one_line(pod['refusal']['message'])}")
+            say(f"  {pod['refusal']['message']}")
         elif request is None:
             say(f"{title}: asks for no GPU")
         else:
             say(f"{title}: {style(request.dialect, fg='green')}{_times(pod['replicas'])}")
             for line in (*_container_lines(request), *constraint_lines(request.constraints)):
-                say(f"  {one_line(line)}")
+                say(f"  {line}")
         for warning in pod["warnings"]:
             say(f"  {style('note', fg='yellow')}: {warning}")
     if not pods:
         say("no pods found")
     if others:
-        say(f"passed over, because they make no pods that gputile knows of: {one_line(', '.join(others))}")
+        say(f"passed over, because they make no pods that gputile knows of: {', '.join(others)}")
 
 
 def _times(replicas: int) -> str:

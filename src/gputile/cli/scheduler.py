@@ -14,7 +14,7 @@ import msgspec
 from gputile import __version__
 from gputile.cli.composing import Composer, document, explained
 from gputile.cli.demo import examples_folder
-from gputile.cli.output import say
+from gputile.cli.output import say, say_text
 from gputile.dialects.wire import Pod
 from gputile.kube.aggregation import Aggregation
 from gputile.kube.auth import Access
@@ -84,7 +84,7 @@ def command(
     flags = SETTINGS.flags(sets, listen=listen, policy=policy)
     settings = SETTINGS.compose(document(config), os.environ, flags, str(config or "settings"))
     if show_settings:
-        say(explained(settings), nl=False)
+        say_text(explained(settings), nl=False)
         return
     if objects is not None and cluster != "memory":
         raise InputError("--objects fills the cluster in memory; add --cluster memory")
@@ -200,13 +200,13 @@ def _greet(process: Process) -> None:
     url = _url(process)
     nodes = len(process.ledger.fleet)
     say(f"A cluster in memory at {url}: {nodes} nodes, {len(process.ledger)} pods on them, ", nl=False)
-    say(f"{len(waiting)} waiting. Try, in another terminal:\n")
+    say(f"{len(waiting)} waiting. Try, in another terminal:", "")
     say(f"  curl -s {url}/gputile/filter-dryrun -d @examples/filter.json")
     for line in _binds(process, waiting)[:2]:
         say(f"  curl -s {url}/gputile/bind -d '{line}'")
     say(f"  curl -s {url}/gpushare-scheduler/inspect")
     say(f"  curl -s {url}/metrics")
-    say("\nWhat it decides is logged below. ^C ends it.")
+    say("", "What it decides is logged below. ^C ends it.")
 
 
 def _url(process: Process) -> str:

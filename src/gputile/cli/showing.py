@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from gputile.cli.output import say, style
+from gputile.cli.output import say_text, style
 from gputile.text.terminal import bare, escaped, one_line, shown
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -36,7 +36,7 @@ def output_option() -> Callable[[F], F]:
 
 def emit(found: Any, output: str) -> None:
     """JSON or YAML on standard output."""
-    say(encoded(found, output))
+    say_text(encoded(found, output))
 
 
 def encoded(found: Any, output: str) -> str:

@@ -21,7 +21,7 @@ from gputile.kube.following import follow
 from gputile.kube.values import Change, Snapshot, Trouble
 from gputile.kube.values import Seen as Told
 from gputile.model.errors import InputError
-from gputile.text.terminal import painted
+from gputile.text.terminal import one_line, painted
 
 HOME, CLEAR_LINE, CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
 PACE = 1.0  # seconds
@@ -47,7 +47,7 @@ class Screen:
             return
         self._last = lines
         if not sys.stdout.isatty():
-            say("\n".join([*lines, ""]))
+            say(*lines, "")
             return
         fit = paper().lines - 1
         if len(lines) > fit:
@@ -56,7 +56,7 @@ class Screen:
                 *lines[: fit - 1],
                 style(f"... {hidden} more lines: enlarge the window, or --sort", dim=True),
             ]
-        drawn = "".join(f"{painted(line)}{CLEAR_LINE}\n" for line in lines)
+        drawn = "".join(f"{painted(one_line(line))}{CLEAR_LINE}\n" for line in lines)
         click.echo(HOME + drawn + CLEAR_REST, nl=False)  # our own moves of the cursor, around lines that hold none
 
 

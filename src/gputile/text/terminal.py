@@ -28,7 +28,7 @@ def painted(text: str) -> str:
 
 def one_line(text: str) -> str:
     """The same of a name in a line, which has no line ends of its own."""
-    return shown(text).replace("\n", "\\n").replace("\t", " ")
+    return shown(text).replace("\n", "\\n")
 
 
 def bare(text: str) -> str:
