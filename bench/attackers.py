@@ -1,7 +1,7 @@
 """Tenants who mean harm, and strangers who are slow, in a process of their own.
 
-Door:  `attack(...)` for `bench.prober.Caller`: hostile pods are created all at once, kube-scheduler asks about those that
-       wait again and again, as it does, and slow strangers sit on every port.
+Door:  `attack(...)` for `bench.prober.Caller`: hostile pods are created all at once, kube-scheduler asks again and
+       again about those that wait, as it does, and slow strangers sit on every port.
 """
 
 import heapq
@@ -57,7 +57,7 @@ def kinds(node: str) -> dict[str, MakePod]:
     )
     return {
         **{name: tenant[name] for name in waits},
-        # Where six GPUs have 16 GiB left and two 32: eleven of them need one GPU more than there is, until somebody goes.
+        # Six GPUs have 16 GiB left and two have 32: eleven of these need one GPU more, until a pod is evicted.
         "24 containers that need evictions": lambda name: hostile.uneven(name, 11_000, 11, 8, 24),
         "24 important containers that need evictions": lambda name: hostile.uneven(
             name, 11_000, 11, 8, 24, priority=hostile.IMPORTANT

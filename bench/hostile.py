@@ -3,10 +3,11 @@
     make bench-hostile                                                        about an hour on two cores
     make bench-hostile ARGS="--nodes 100 --pods 3000 --seconds 30 --each 5"   a few minutes
 
-A real `gputile scheduler` (TLS with a client CA, the metrics API too) on a real API server. A driver plays kube-scheduler
-for 20 good pods a second, and a prober plays the kubelet: their calls are timed from processes of their own. First alone;
-then with 50 hostile pods of each kind created at once and asked about as kube-scheduler would, 20 slow strangers on each
-port, and a relist of all pods in the middle. Without the admission policies, which would keep some of these pods away.
+A real `gputile scheduler` (TLS with a client CA, the metrics API too) on a real API server. A driver plays
+kube-scheduler for 20 good pods a second, and a prober plays the kubelet: their calls are timed from processes of their
+own. First alone; then with 50 hostile pods of each kind created at once and asked about as kube-scheduler would, 20 slow
+strangers on each port, and a relist of all pods in the middle. There are no admission policies, for they would keep some
+of these pods away.
 Ends with 1 if /healthz or a verb of a good pod is slower than the bars, a good pod stays unbound or the process ends.
 """
 
@@ -76,7 +77,7 @@ def rights(plane: ControlPlane) -> None:
 
 
 def furnish(plane: ControlPlane, nodes: list[str], count: int) -> None:
-    """The pods that are there, and a budget that lets nobody evict them: a search for victims finds them all, in vain."""
+    """The pods that are there, and a budget that forbids to evict them: every search for victims is in vain."""
     say(f"{count:,} pods are bound")
     plane.namespace(PRESENT)
     step = max(1000, count // 10)

@@ -32,8 +32,8 @@ from gputile.telemetry.agent_metrics import AgentMetrics
 from gputile.testing import hostile
 from gputile.testing.builders import pod
 from gputile.testing.hostile import MakePod
+from tests.agent.node import NodeInMemory
 from tests.agent.rig import Kubelet
-from tests.agent.test_process import NodeInMemory
 from tests.effort import examples
 from tests.kubelet.kubelet import ScriptedKubelet
 from tests.kubelet.runtime import runtime

@@ -1,4 +1,4 @@
-"""Hostile pods, nodes, Leases and quotas, fed to every loop of a running replica: the process goes on, and so does every
+"""Hostile pods, nodes, Leases and quotas, fed to every loop of a running replica: it goes on, and so does every
 other object. After each of them a good pod is bound, one that another scheduler bound gets its grant, one that fits
 nowhere gets its reason, an important one gets its victims, and a node, a heartbeat and a quota are taken in.
 """
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from gputile.dialects.gputile import GRANT
 from gputile.kube.memory import MemoryApi
 from gputile.kube.values import Json
-from gputile.scheduler import granting, preempting, process, promising, waiting
+from gputile.scheduler import granting, preempting, process, waiting
 from gputile.scheduler.process import Process
 from gputile.scheduler.settings import PreemptSettings, Settings, TellSettings
 from gputile.telemetry.metrics import Metrics
