@@ -5,9 +5,9 @@
 
 A real `gputile scheduler` (TLS with a client CA, the metrics API too) on a real API server. A driver plays
 kube-scheduler for 20 good pods a second, and a prober plays the kubelet: their calls are timed from processes of their
-own. First alone; then with 50 hostile pods of each kind created at once and asked about as kube-scheduler would, 20 slow
-strangers on each port, and a relist of all pods in the middle. There are no admission policies, for they would keep some
-of these pods away.
+own. First alone; then with 50 hostile pods of each kind, created at once and asked about as kube-scheduler would, 20
+slow strangers on each port and a relist of all pods in the middle. There are no admission policies, for they would
+keep some of these pods away.
 Ends with 1 if /healthz or a verb of a good pod is slower than the bars, a good pod stays unbound or the process ends.
 """
 

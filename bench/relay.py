@@ -3,8 +3,8 @@
     python -m bench.relay PORT UPSTREAM_PORT CERTIFICATE KEY CA
     SIGUSR1: end the watch of pods, and answer 410 to the next
 
-Bytes pass as they are, in a process of its own, so that neither the bench nor the one measured pays for it. A 410 is what
-an API server answers when the history that a client asks for is gone: after it the client lists everything anew.
+Bytes pass as they are, in a process of its own, so that neither the bench nor the one measured pays for it. A 410 is
+what an API server answers when the history that a client asks for is gone: after it the client lists everything anew.
 """
 
 import asyncio

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from bench.fuzz import misshapen
+from bench.fuzz.verbs import misshapen
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,7 +29,7 @@ from gputile.testing.hostile import MakePod
 from tests.effort import examples
 from tests.scheduler.rig import tile
 
-PATIENCE = 20.0  # seconds for something that takes milliseconds: only a loop that hangs or is gone takes longer
+PATIENCE = 50.0  # seconds for something that takes milliseconds: only a loop that hangs or is gone takes longer
 SIZE = 81_920  # MiB of a GPU
 QUOTA = "namespaces: {team: {limits: [{cards: %d}]}}"
 

@@ -1,8 +1,8 @@
 """Pods and nodes made to hurt: what a tenant may write, and what only a broken client would.
 
-Each is a Kubernetes object as JSON. `TENANT` and `BOUND` hold pods that a real API server takes from anybody who may
-create a pod (annotations of at most 256 KiB, objects of at most 1.5 MiB, valid names); `MISSHAPEN` are pods, and `NODES`
-nodes, that it would not or only from a node's own account. The tests, the bench and the e2e tests share them.
+Each is a Kubernetes object as JSON. `TENANT` and `bound` hold pods that a real API server takes from anybody who may
+create a pod (annotations of at most 256 KiB, objects of at most 1.5 MiB, valid names); `MISSHAPEN` are pods, and
+`NODES` nodes, that it would not or only from a node's own account. The tests, the bench and the e2e tests share them.
 """
 
 import json
