@@ -67,8 +67,8 @@ def kinds(node: str) -> dict[str, MakePod]:
 
 
 def creatable(made: Manifest) -> Manifest:
-    """As a tenant would write it: no UID, and a priority by its class."""
-    metadata = {key: value for key, value in made["metadata"].items() if key != "uid"}
+    """As a tenant would write it, into any namespace: no UID, and a priority by its class."""
+    metadata = {key: value for key, value in made["metadata"].items() if key not in ("uid", "namespace")}
     spec = {key: value for key, value in made["spec"].items() if value is not None and key != "priority"}
     spec |= {"priorityClassName": PRIORITY} if made["spec"].get("priority") else {}
     return {**made, "metadata": metadata, "spec": spec}

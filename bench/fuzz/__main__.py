@@ -11,13 +11,15 @@ yaml (`gputile read`, `gputile doctor -f`). Ends with 1 on a finding.
 import asyncio
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 import click
 
 from bench.fuzz import agent_port, kubelet, manifests, metrics_api, running, verbs
 from bench.fuzz.finding import Finding, Tell, quiet, silent
 
-TARGETS = {
+TARGETS: dict[str, Callable[[], AbstractAsyncContextManager[running.Target]]] = {
     "metrics-api": metrics_api.target,
     "agent-port": agent_port.target,
     "kubelet": kubelet.target,

@@ -425,7 +425,7 @@ CARDS = st.builds(
 def nodes(draw: st.DrawFn) -> Json:
     said = draw(st.dictionaries(RESOURCES, AMOUNTS, max_size=4))
     notes = hostile.inventory(draw(st.lists(CARDS, max_size=4))) if draw(st.booleans()) else {}
-    return hostile.node("hostile", {**notes, **draw(st.dictionaries(KEYS, VALUES, max_size=2))}, **said)
+    return hostile.node("hostile", {**notes, **draw(st.dictionaries(KEYS, VALUES, max_size=2))}, said)
 
 
 @given(st.lists(pods(), min_size=1, max_size=6), st.lists(nodes(), max_size=3))

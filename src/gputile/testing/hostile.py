@@ -335,9 +335,9 @@ MISSHAPEN: dict[str, MakePod] = {
 # ---- nodes ----------------------------------------------------------------------------------------------------------
 
 
-def node(name: str, annotations: Mapping[str, Any] | None = None, **amounts: Any) -> Json:
+def node(name: str, annotations: Mapping[str, Any] | None = None, amounts: Mapping[str, Any] | None = None) -> Json:
     """A node with these annotations and amounts, and nothing right about it."""
-    said = {"cpu": "64", "memory": "512Gi", **{key.replace("__", "/"): value for key, value in amounts.items()}}
+    said = {"cpu": "64", "memory": "512Gi", **(amounts or {})}
     return {
         "metadata": {"name": name, "annotations": dict(annotations or {})},
         "status": {"allocatable": said, "capacity": said},
@@ -379,12 +379,12 @@ NODES: dict[str, Json] = {
         "hostile",
         dict.fromkeys((hami.REGISTER, "tydic.io/nvidia-device-register", "nvidia.com/node-device-register"), deep("[")),
     ),
-    "a million GPUs by number": node("hostile", **{"nvidia.com__gpu": 10**6}),
-    "more GPUs than there are numbers": node("hostile", **{"nvidia.com__gpu": str(2**63 - 1)}),
+    "a million GPUs by number": node("hostile", amounts={hami.GPU: 10**6}),
+    "more GPUs than there are numbers": node("hostile", amounts={hami.GPU: str(2**63 - 1)}),
     "sums of every kind": node(
-        "hostile", **{gpushare.MEM: digits(), gpushare.COUNT: 0.5, "nano-gpu.io/gpu-core": True}
+        "hostile", amounts={gpushare.MEM: digits(), gpushare.COUNT: 0.5, "nano-gpu.io/gpu-core": True}
     ),
-    "gpushare without memory": node("hostile", **{gpushare.MEM: 1, gpushare.COUNT: 10**9}),
+    "gpushare without memory": node("hostile", amounts={gpushare.MEM: 1, gpushare.COUNT: 10**9}),
     "an orphan of garbage": node("hostile", {**inventory([card(0)]), LINGERING: deep()}),
     "1,000 orphans": node("hostile", {**inventory([card(0)]), LINGERING: lingering("hostile", 1000)}),
     "no status": {"metadata": {"name": "hostile"}},
