@@ -113,7 +113,16 @@ def relay(plane: ControlPlane) -> tuple[Child, str]:
     """A way to the API server that can make its client list all pods again."""
     port, tls = free_port(), plane.authority.server("relay")
     upstream = plane.server.rpartition(":")[2]
-    argv: list[str | Path] = [sys.executable, "-m", "bench.relay", str(port), upstream, tls.cert, tls.key, plane.authority.ca]
+    argv: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "bench.relay",
+        str(port),
+        upstream,
+        tls.cert,
+        tls.key,
+        plane.authority.ca,
+    ]
     root = str(Path(__file__).parents[1])
     child = plane.run("relay", argv, {"PYTHONPATH": root}, lambda: _accepts(port))
     return child, f"https://127.0.0.1:{port}"
