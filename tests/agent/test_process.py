@@ -130,11 +130,13 @@ class Rig:
 
 @asynccontextmanager
 async def running(
-    folder: Path, *gpus: Gpu, offered: dict[str, str] | None = None, **more: Any
+    folder: Path, *gpus: Gpu, offered: dict[str, str] | None = None, inventory: str | None = None, **more: Any
 ) -> AsyncIterator[tuple[Rig, ScriptedKubelet]]:
     rig, stop = Rig(folder, FakeDriver(gpus), **more), asyncio.Event()
     rig.api.node["status"]["allocatable"] = {**(offered or {})}
-    rig.api.annotate()
+    if inventory is not None:
+        rig.api.nodes.get_nowait()  # the node was there before this agent, with what another said
+    rig.api.annotate(**({gputile.INVENTORY: inventory} if inventory is not None else {}))
     async with ScriptedKubelet(folder) as kubelet:
         task = asyncio.create_task(rig.agent.run(stop))
         try:
@@ -211,6 +213,24 @@ async def test_a_node_without_a_driver_stays_healthy_and_looks_again(tmp_path: P
         assert kubelet.registrations == []
         rig.driver.put(*GPUS)
         await rig.until(lambda: kubelet.registrations and rig.api.inventory())
+
+
+async def test_since_is_written_once_and_kept_over_restarts_and_a_driver_that_is_gone(tmp_path: Path) -> None:
+    async with running(tmp_path, *GPUS) as (rig, _):
+        await rig.until(lambda: rig.api.inventory())
+        first = since_of(rig)
+        assert first
+    before = json.dumps({"version": 1, "cards": [], "since": "2026-01-01T00:00:00Z"})
+    async with running(tmp_path, inventory=before) as (rig, _):
+        await rig.until(lambda: rig.agent.why_not_ready() == "" and rig.api.writes)
+        assert since_of(rig) == "2026-01-01T00:00:00Z"
+        rig.driver.put(*GPUS)
+        await rig.until(lambda: rig.api.inventory())
+        assert since_of(rig) == "2026-01-01T00:00:00Z"
+
+
+def since_of(rig: "Rig") -> str:
+    return str(json.loads(rig.api.node["metadata"]["annotations"][gputile.INVENTORY]).get("since", ""))
 
 
 async def test_a_name_that_another_plugin_serves_is_left_to_it(tmp_path: Path) -> None:
@@ -358,10 +378,10 @@ async def test_the_last_word_on_the_lease_is_the_withdrawal(tmp_path: Path) -> N
 
 async def test_an_edited_grant_stays_the_first_one_when_cards_change(tmp_path: Path) -> None:
     rig = Rig(tmp_path, FakeDriver(GPUS))
-    await rig.agent.residents.cards_are(CARDS)
+    await rig.agent.residents.serves(CARDS, "")
     await rig.agent.residents.listed([granted("a", tile(0))])
     await rig.agent.residents.changed(granted("a", tile(3)), deleted=False)
-    await rig.agent.residents.cards_are(CARDS[:3])
+    await rig.agent.residents.serves(CARDS[:3], "")
     one = rig.agent.residents.get("a")
     assert one
     assert one.grant

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputile.dialects import gputile, speaking
+from gputile.dialects import gputile, records, speaking
 from gputile.dialects.settings import DEFAULTS
 from gputile.dialects.wire import Inventory
 from gputile.model.cards import Card
@@ -167,7 +167,7 @@ def grant_text(**changed: Any) -> str:
     ],
 )
 def test_a_grant_that_is_not_this_pods_is_refused(text: str, says: str) -> None:
-    found = speaking.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), ())
+    found = records.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), None)
     assert isinstance(found, BadRequest)
     assert found.code is RequestCode.BAD_ANNOTATION
     assert says in found.message
@@ -175,7 +175,7 @@ def test_a_grant_that_is_not_this_pods_is_refused(text: str, says: str) -> None:
 
 def test_unknown_keys_of_a_newer_grant_are_passed_over() -> None:
     text = grant_text(later=[{"version": 2}])
-    found = speaking.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), ())
+    found = records.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), None)
     assert found == Grant(pod="uid-1", node="n1", dialect="gputile", containers=())
 
 
@@ -185,7 +185,7 @@ def test_our_grant_is_the_truth_when_another_record_disagrees() -> None:
     written = speaking.write_grant(given_)
     written.annotations["ALIYUN_COM_GPU_MEM_IDX"] = "0"
     written.annotations["scheduler.framework.gpushare.allocation"] = '{"0":{"0":3}}'
-    assert speaking.read_grant(bound(manifest, written), given_.cards) == given_.grant
+    assert records.read_grant(bound(manifest, written), None) == given_.grant
 
 
 CONTAINERS = st.fixed_dictionaries(

@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Iterable
 import msgspec
 
 from gputile.agent.preferring import Expected
-from gputile.dialects import gputile, speaking
+from gputile.dialects import gputile, records, speaking
 from gputile.dialects.settings import DialectSettings
 from gputile.dialects.wire import Award, Pod, Unreadable, amount, visible_devices
-from gputile.model.cards import Card
+from gputile.model.cards import Card, Node
 from gputile.model.grants import ContainerGrant, Grant
 from gputile.model.refusals import BadRequest
 from gputile.model.requests import PodRequest
@@ -37,7 +37,7 @@ class Residents:
 
     def __init__(self, settings: DialectSettings) -> None:
         self._settings = settings
-        self._cards: tuple[Card, ...] = ()
+        self._node = Node(name="", agent=gputile.NAME)
         self._known: dict[str, Resident] = {}
         self._news = asyncio.Condition()
         self._is_listed = asyncio.Event()
@@ -57,10 +57,11 @@ class Residents:
             self._known[pod.uid] = self._seen(pod)
         await self._tell()
 
-    async def cards_are(self, cards: tuple[Card, ...]) -> None:
-        """Records that name cards by index mean something only when the cards are known."""
-        if cards != self._cards:
-            self._cards = cards
+    async def serves(self, cards: tuple[Card, ...], since: str) -> None:
+        """What the node has, and since when an agent of ours serves it: records of other systems count only for pods
+        that started before, and mean something only when the cards are known."""
+        if (cards, since) != (self._node.cards, self._node.since):
+            self._node = Node(name="", cards=cards, agent=gputile.NAME, since=since)
             self._known = {uid: one if _is_settled(one) else self._read(one.pod) for uid, one in self._known.items()}
             await self._tell()
 
@@ -76,7 +77,7 @@ class Residents:
         return Resident(pod, known.grant, "its grant was changed after it was made; the first one counts")
 
     def _read(self, pod: Pod) -> Resident:
-        found = speaking.read_grant(pod, self._cards, self._settings)
+        found = records.read_grant(pod, self._node, self._settings)
         if isinstance(found, BadRequest):
             return Resident(pod, None, found.message)
         return Resident(pod, found)
@@ -138,7 +139,7 @@ class Residents:
         if one.grant is None or not isinstance(asked, PodRequest) or one.grant.dialect != asked.dialect:
             return visible_devices(held)
         at, settings = gputile.granted_at(one.pod), self._settings
-        award = Award(grant=one.grant, pod=one.pod, asked=asked, cards=self._cards, at=at, settings=settings)
+        award = Award(grant=one.grant, pod=one.pod, asked=asked, cards=self._node.cards, at=at, settings=settings)
         return visible_devices(held) | speaking.write_grant(award).env.get(held.container, {})
 
 

@@ -17,8 +17,9 @@ from gputile.audit.report import Code, Held, Notice, Report, SeenPod
 from gputile.audit.room import Free, could_take
 from gputile.dialects import gpushare
 from gputile.dialects.gputile import GRANT, granted_at
+from gputile.dialects.records import read_grant
 from gputile.dialects.settings import DialectSettings
-from gputile.dialects.speaking import read_grant, read_lingering, read_node, read_pod
+from gputile.dialects.speaking import read_lingering, read_node, read_pod
 from gputile.dialects.wire import NodeObject
 from gputile.model.cards import Card, Node
 from gputile.model.grants import Grant
@@ -128,7 +129,7 @@ class _Audit:
                 self._waiting.append((pod, asked))
             return
         node = self._nodes.get(pod.node_name)
-        grant = read_grant(pod, node.cards if node is not None else (), self._settings)
+        grant = read_grant(pod, node, self._settings)
         if isinstance(grant, BadRequest):
             if GRANT in pod.annotations:
                 self._bad_grant(pod, grant)

@@ -22,6 +22,7 @@ def lines_of(told: Account, sheet: Paper, now: float, *, wide: bool) -> list[str
         "waits": _waits,
         "fits": _fits,
         "placed": _placed,
+        "unplaced": _unplaced,
         "ungranted": _ungranted,
         "over": _over,
     }[told.state](told, sheet, wide)
@@ -38,6 +39,7 @@ def _headline(told: Account, now: float) -> str:
         "waits": click.style(f"waits{waits}", fg="yellow") + f": {_none_fits(told.nodes)}",
         "fits": click.style(f"waits{waits}", fg="yellow") + f", though {plural(told.fitting, 'node')} would fit now",
         "placed": click.style(f"is on {told.node}", fg="green"),
+        "unplaced": click.style(f"is on {told.node}", fg="yellow") + f" and holds {plural(told.unplaced, 'GPU')} of it",
         "ungranted": click.style(f"is on {told.node} without cards", fg="red") + ": nobody has granted it any",
         "over": "is over",
     }
@@ -142,6 +144,11 @@ def _why(told: Account) -> str:
         "": "but this node itself would not, as it is now",
     }[told.rank]
     return f"{others}, {verdict}"
+
+
+def _unplaced(told: Account, sheet: Paper, wide: bool) -> list[str]:
+    why = "no record on the pod can be read, so which GPUs they are is unknown; new pods get no more than is left"
+    return _section("so", [f"another system's agent serves the node; {why}"], sheet)
 
 
 def _ungranted(told: Account, sheet: Paper, wide: bool) -> list[str]:

@@ -166,7 +166,11 @@ def write_grant(award: Award) -> Written:
     return Written(annotations={GRANT: msgspec.json.encode(record).decode()}, env=env)
 
 
-def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
+def record_keys(pod: Pod, settings: DialectSettings) -> Iterable[str]:
+    return (GRANT,)
+
+
+def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
     """The grant on the pod. One that names another UID or node was copied, and raises."""
     said = pod.annotations.get(GRANT)
     if said is None:
@@ -324,6 +328,7 @@ class _Inventory(msgspec.Struct, omit_defaults=True):
     driver: str = ""
     cuda: str = ""
     one_at_a_time: bool = False
+    since: str = ""  # when an agent of ours first served the node; written once
 
 
 _INVENTORIES = msgspec.json.Decoder(_Inventory)
@@ -351,7 +356,7 @@ def write_inventory(inventory: Inventory) -> str:
                 links=near,
             )
         )
-    said = _Inventory(VERSION, cards, inventory.driver, inventory.cuda, inventory.one_at_a_time)
+    said = _Inventory(VERSION, cards, inventory.driver, inventory.cuda, inventory.one_at_a_time, inventory.since)
     return msgspec.json.encode(said).decode()
 
 
@@ -380,7 +385,7 @@ def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
     )
     has_links = any(c.links for c in found.cards)
     links = tuple(tuple(c.links.get(str(peer.index), 0) for peer in cards) for c in found.cards) if has_links else ()
-    return Inventory(cards, links, found.driver, found.cuda, found.one_at_a_time)
+    return Inventory(cards, links, found.driver, found.cuda, found.one_at_a_time, found.since)
 
 
 def has_lost_its_plugin(node: NodeObject, cards: tuple[Card, ...]) -> bool:

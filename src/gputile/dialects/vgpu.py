@@ -7,6 +7,8 @@
 The prefix is a setting, because vgpu-manager's is.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
 from gputile.dialects.selecting import rules
@@ -23,6 +25,7 @@ from gputile.dialects.wire import (
     card_memory,
     decode,
     decode_or_none,
+    is_for_another_node,
     names,
     no_device,
     number,
@@ -157,16 +160,20 @@ def _env(award: Award, held: ContainerGrant) -> dict[str, str]:
     return env
 
 
-def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
+def record_keys(pod: Pod, settings: DialectSettings) -> Iterable[str]:
+    return (f"{settings.vgpu_domain}/real-allocated", f"{settings.vgpu_domain}/pre-allocated")
+
+
+def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
     """What the agent really gave wins over what the scheduler planned, container by container."""
-    domain = settings.vgpu_domain
-    found: dict[str, tuple[Tile, ...]] = {}
-    for key in ("pre-allocated", "real-allocated"):
-        found |= _record(str(pod.annotations.get(f"{domain}/{key}") or ""))
+    if is_for_another_node(pod, f"{settings.vgpu_domain}/predicate-node"):
+        return None
+    real, planned = (str(pod.annotations.get(key) or "") for key in record_keys(pod, settings))
+    found = _record(planned) | _record(real)
+    roles = {container.name: role for role, container in pod.containers()}
+    order = [*roles, *(name for name in found if name not in roles)]  # one that the pod lacks runs all the time
     containers = tuple(
-        ContainerGrant(container.name, found[container.name], role)
-        for role, container in pod.containers()
-        if found.get(container.name)
+        ContainerGrant(name, found[name], roles.get(name, Role.APP)) for name in order if found.get(name)
     )
     if not containers:
         return None
@@ -179,7 +186,7 @@ def _record(said: str) -> dict[str, tuple[Tile, ...]]:
     for part in filter(None, said.split(";")):
         container, opened, devices = part.partition("[")
         if not opened or not devices.endswith("]"):
-            raise Unreadable(RequestCode.BAD_ANNOTATION, f"the allocation record has {part!r}")
+            raise Unreadable(RequestCode.BAD_ANNOTATION, f"the allocation record has {part[:60]!r}")
         found[container] = tuple(_tile(device) for device in filter(None, devices[:-1].split(",")))
     return found
 
@@ -187,7 +194,7 @@ def _record(said: str) -> dict[str, tuple[Tile, ...]]:
 def _tile(device: str) -> Tile:
     parts = device.split("_")
     if len(parts) < 4:
-        raise Unreadable(RequestCode.BAD_ANNOTATION, f"the allocation record has a device {device!r}")
+        raise Unreadable(RequestCode.BAD_ANNOTATION, f"the allocation record has a device {device[:60]!r}")
     index, memory, cores = (number(parts[at], "the allocation record") for at in (0, -1, -2))
     return Tile("_".join(parts[1:-2]), index, memory, cores)
 
