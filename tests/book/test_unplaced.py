@@ -1,5 +1,6 @@
 """GPUs that are held where it is unknown which they are: counted by number, and never given away."""
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,6 +58,17 @@ def test_where_no_gpu_is_idle_the_rest_of_a_shared_one_is_kept() -> None:
     assert not isinstance(made.fleet.place(wants(ask(1)), "n1"), Placement)
 
 
+def test_a_small_idle_gpu_is_kept_before_the_rest_of_a_large_shared_one() -> None:
+    mixed = node("n1").card("A100", 80000).card("T4", 16000).facts(agent="hami").node()
+    made = ledger(NodeSeen(mixed), Confirmed(on("b", 0, 1000, 10)), Confirmed(unplaced("a", 1)))
+    assert [room.memory for room in made.fleet.view("n1").rooms] == [79000, 0]
+
+
+def test_a_node_that_changes_has_them_kept_again() -> None:
+    other = node("n1").cards(3, "T4", 8192).facts(agent="hami").node()
+    assert whole_gpus_free(ledger(Confirmed(unplaced("a", 1)), NodeSeen(other))) == 2
+
+
 def test_more_unplaced_gpus_than_the_node_has_fill_it() -> None:
     assert whole_gpus_free(ledger(Confirmed(unplaced("a", 9)))) == 0
 
@@ -104,6 +116,7 @@ EVENTS = st.one_of(
     ),
     st.just(NodeGone("n1")),
     st.just(NodeSeen(NODE)),
+    st.just(NodeSeen(msgspec.structs.replace(NODE, pool="other"))),
 )
 
 

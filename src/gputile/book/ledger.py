@@ -242,7 +242,6 @@ class Ledger:
         if self.fleet.node(node.name) == node:
             return []
         self.fleet.set_node(node)
-        self._unplaced.forget(node.name)
         for pod in self._on_node.get(node.name, ()):
             self._hold_again(pod)
         self._unplaced.keep(node.name)
@@ -278,7 +277,6 @@ class Ledger:
     def _node_gone(self, name: str) -> list[Instruction]:
         """Pods stay in the book until the cluster says they are gone; the node may come back."""
         self.fleet.remove_node(name)
-        self._unplaced.forget(name)
         for pod in list(self._on_node.get(name, ())):
             self._drop(pod, State.PENCILLED)
         return []

@@ -40,12 +40,9 @@ class Unplaced:
         """Let others see what is really free; until `keep`."""
         self._fleet.release(node, self._kept.pop(node, {}))
 
-    def forget(self, node: str) -> None:
-        """The fleet has the node without any holds, or not at all."""
-        self._kept.pop(node, None)
-
     def keep(self, node: str, ignoring: str = "") -> None:
-        """Keep as many GPUs of the node as pods hold unplaced, but for those of one pod that is being placed."""
+        """Keep as many GPUs of the node as pods hold unplaced, but for those of one pod that is being placed. Nothing
+        is kept there now: `drop` was called, or the fleet has got the node anew."""
         count = sum(count for pod, count in self._counts.get(node, {}).items() if pod != ignoring)
         if not count or node not in self._fleet:
             return

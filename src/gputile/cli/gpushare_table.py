@@ -85,6 +85,7 @@ def _row(found: ShownNode, pods: list[Pod], settings: DialectSettings) -> Row:
     read = speaking.read_node(found, settings)
     node = read if isinstance(read, Node) else None
     cards = node.cards if node is not None else ()
+    settings = records.settings_on(node, settings)
     size = UNIT[settings.gpushare_unit]
     grants = [(pod, records.read_grant(pod, node, settings)) for pod in pods]
     held = [grant.uses() for _, grant in grants if isinstance(grant, Grant)]
