@@ -87,6 +87,11 @@ def test_a_pod_counted_by_number_is_still_the_leaders_to_grant() -> None:
     assert set(mirror(hami_node(), running(SHARE)).ungranted) == {"uid-a"}
 
 
+def test_a_running_pod_whose_record_names_a_card_that_is_gone_keeps_that_record() -> None:
+    made = mirror(hami_node(), running(SHARE, annotations={RECORD: "GPU-9,NVIDIA,6000,0:;"}))
+    assert not made.ungranted, "a grant would name another card than the one it runs on"
+
+
 def test_a_pod_that_cannot_be_read_is_nobodys_to_grant() -> None:
     assert not mirror(hami_node(), running(UNREADABLE)).ungranted
 

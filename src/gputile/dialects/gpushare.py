@@ -146,7 +146,7 @@ def _units(held: ContainerGrant, size: MiB) -> str:
     return str(sum(tile.memory for tile in held.tiles) // size)
 
 
-def record_keys(pod: Pod, settings: DialectSettings) -> Iterable[str]:
+def record_keys(settings: DialectSettings) -> Iterable[str]:
     return (ALLOCATION, INDEX)
 
 

@@ -166,7 +166,7 @@ def write_grant(award: Award) -> Written:
     return Written(annotations={GRANT: msgspec.json.encode(record).decode()}, env=env)
 
 
-def record_keys(pod: Pod, settings: DialectSettings) -> Iterable[str]:
+def record_keys(settings: DialectSettings) -> Iterable[str]:
     return (GRANT,)
 
 

@@ -143,7 +143,7 @@ def _env(award: Award, held: ContainerGrant) -> dict[str, str]:
     return env
 
 
-def record_keys(pod: Pod, settings: DialectSettings) -> Iterable[str]:
+def record_keys(settings: DialectSettings) -> Iterable[str]:
     return (ALLOCATED,)
 
 

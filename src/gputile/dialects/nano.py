@@ -125,7 +125,7 @@ def write_grant(award: Award) -> Written:
     return Written(annotations=annotations, labels={spoken.assumed: "true"}, env=env)
 
 
-def record_keys(pod: Pod, settings: DialectSettings) -> Iterable[str]:
+def record_keys(settings: DialectSettings) -> Iterable[str]:
     return (generation.assumed for generation in GENERATIONS)
 
 

@@ -47,7 +47,7 @@ def write_grant(award: Award) -> Written:
     return Written(env={held.container: visible_devices(held) for held in award.grant.containers})
 
 
-def record_keys(pod: Pod, settings: DialectSettings) -> Iterable[str]:
+def record_keys(settings: DialectSettings) -> Iterable[str]:
     return ()
 
 

@@ -8,10 +8,11 @@ records of other families.
 
 from collections.abc import Iterable
 from enum import StrEnum
+from functools import lru_cache
 
 import msgspec
 
-from gputile.dialects import gputile
+from gputile.dialects import gputile, vcuda
 from gputile.dialects.settings import DEFAULTS, UNIT, DialectSettings
 from gputile.dialects.speaking import BY_NAME, DIALECTS, Dialect, possible, read_pod
 from gputile.dialects.wire import Container, Pod, Unreadable, amount_or_none
@@ -51,8 +52,14 @@ def read_held(pod: Pod, node: Node | None, settings: DialectSettings = DEFAULTS)
 
 def carries_record(pod: Pod, settings: DialectSettings = DEFAULTS) -> bool:
     """Whether there is a grant or record on the pod, valid or not."""
-    written = pod.annotations
-    return any(key in written for dialect in DIALECTS for key in dialect.record_keys(pod, settings))
+    written = pod.annotations.keys()
+    return bool(written) and not (written.isdisjoint(_fixed_keys(settings)) and vcuda.lacks_record(pod))
+
+
+@lru_cache(maxsize=4)
+def _fixed_keys(settings: DialectSettings) -> frozenset[str]:
+    """The keys of all records but vcuda's, which number containers: every pod is asked for them."""
+    return frozenset(key for dialect in DIALECTS for key in dialect.record_keys(settings))
 
 
 def settings_on(node: Node | None, settings: DialectSettings = DEFAULTS) -> DialectSettings:
@@ -90,7 +97,7 @@ def _is_time(said: str) -> bool:
 
 
 def _recorded(pod: Pod, node: Node, settings: DialectSettings) -> Grant | None:
-    if served_by(pod, node) is Under.OURS:
+    if served_by(pod, node) is Under.OURS or not carries_record(pod, settings):
         return None
     settings = settings_on(node, settings)
     for family in _families(node.agent):

@@ -142,8 +142,14 @@ def write_grant(award: Award) -> Written:
     return Written(annotations=annotations, labels=labels, env=env)
 
 
-def record_keys(pod: Pod, settings: DialectSettings) -> Iterable[str]:
-    return (_index_key(edition, n) for edition in EDITIONS for n in range(len(pod.positions())))
+def record_keys(settings: DialectSettings) -> Iterable[str]:
+    return (_index_key(edition, 0) for edition in EDITIONS)
+
+
+def lacks_record(pod: Pod) -> bool:
+    """Whether none of the pod's containers has cards recorded; its keys number them."""
+    count = sum(1 for _ in pod.containers())
+    return not any(_index_key(edition, n) in pod.annotations for edition in EDITIONS for n in range(1, count))
 
 
 def _index_key(edition: Edition, position: int) -> str:

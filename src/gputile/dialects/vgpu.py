@@ -160,7 +160,7 @@ def _env(award: Award, held: ContainerGrant) -> dict[str, str]:
     return env
 
 
-def record_keys(pod: Pod, settings: DialectSettings) -> Iterable[str]:
+def record_keys(settings: DialectSettings) -> Iterable[str]:
     return (f"{settings.vgpu_domain}/real-allocated", f"{settings.vgpu_domain}/pre-allocated")
 
 
@@ -168,7 +168,7 @@ def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> 
     """What the agent really gave wins over what the scheduler planned, container by container."""
     if is_for_another_node(pod, f"{settings.vgpu_domain}/predicate-node"):
         return None
-    real, planned = (str(pod.annotations.get(key) or "") for key in record_keys(pod, settings))
+    real, planned = (str(pod.annotations.get(key) or "") for key in record_keys(settings))
     found = _record(planned) | _record(real)
     roles = {container.name: role for role, container in pod.containers()}
     order = [*roles, *(name for name in found if name not in roles)]  # one that the pod lacks runs all the time

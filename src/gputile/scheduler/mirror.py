@@ -230,7 +230,7 @@ class Mirror:
         if shown is not None:
             self._seen[pod.uid] = shown
             self.fresh[pod.uid] = pod
-        elif isinstance(asked, PodRequest):
+        elif isinstance(asked, PodRequest) and not self._has_cards_of_others(pod):
             self.ungranted[pod.uid] = pod
         if entry is not None and booked is not None and known is not None and _is_as_booked(known, pod, shown, booked):
             return entry.holding  # the usual: our own bind comes back
@@ -241,6 +241,14 @@ class Mirror:
         entry = self.ledger.entry(uid)
         grant = entry.holding.grant if entry is not None and entry.holding.node == node else None
         return grant if grant is not None and grant.containers else None
+
+    def _has_cards_of_others(self, pod: Pod) -> bool:
+        """Whether it runs on cards that another system recorded in a way that we cannot read (now): a grant of ours
+        would name others, and overwrite the record."""
+        node = self.ledger.fleet.node(pod.node_name)
+        if node is None or not pod.is_admitted or not records.carries_record(pod, self._resolved):
+            return False
+        return GRANT not in pod.annotations and records.served_by(pod, node) is records.Under.OTHERS
 
     def _by_number(self, pod: Pod) -> Grant | None:
         return records.unplaced_grant(pod, self.ledger.fleet.node(pod.node_name), self._resolved)
