@@ -86,7 +86,8 @@ ON_0 = "GPU-n1-0,NVIDIA,3000,10:;"
         pytest.param(";" + ON_0 * 2, ({},), {0: (6000, 20)}, id="three-places-are-all-three"),
         pytest.param(ON_0 * 3, (THREE_GIB,), {0: (6000, 20)}, id="an-init-container-runs-before-the-apps"),
         pytest.param(ON_0 * 2, ({}, {}), {0: (6000, 20)}, id="two-places-for-two-inits-and-two-apps-are-the-apps"),
-        pytest.param(ON_0 * 3, (), {0: (8192, 30)}, id="a-place-beyond-the-pods-containers-counts-as-an-app"),
+        pytest.param(ON_0 * 3, (), {0: (8192, 30)}, id="places-of-another-number-add-up"),
+        pytest.param(ON_0 * 3, ({}, {}), {0: (8192, 30)}, id="places-between-the-two-numbers-add-up"),
         pytest.param(ON_0 + ON_0[:-1], (), {0: (6000, 20)}, id="without-the-last-semicolon"),
     ],
 )
@@ -106,12 +107,12 @@ def test_places_of_hami_records(record: str, init: tuple[dict[str, Any], ...], w
         pytest.param({HAMI: "GPU-n1-0,NVIDIA,1,101:;"}, {}, id="more-cores-than-the-card-has"),
         pytest.param({VGPU: "c0[1_GPU-n1-1_30_2000]", VGPU_NODE: "n1"}, {1: (2000, 30)}, id="vgpu-manager"),
         pytest.param({VGPU: "c0[1_GPU-n1-1_30_2000]", VGPU_NODE: "n2"}, {}, id="vgpu-manager-for-another-node"),
-        pytest.param({"tencent.com/predicate-gpu-idx-0": "1"}, {1: (8192, 100)}, id="vcuda-without-amounts-is-whole"),
+        pytest.param({"tencent.com/predicate-gpu-idx-0": "1"}, {}, id="vcuda-for-a-container-that-requests-nothing"),
         pytest.param(
             {"tencent.com/predicate-gpu-idx-0": "1", "tencent.com/predicate-node": "n2"}, {}, id="vcuda-elsewhere"
         ),
         pytest.param(
-            {"nano-gpu/assume": "true", "nano-gpu/container-c0": "0"}, {0: (8192, 100)}, id="nano-without-amounts"
+            {"nano-gpu/assume": "true", "nano-gpu/container-c0": "0"}, {}, id="nano-for-one-that-requests-nothing"
         ),
         pytest.param({"scheduler.framework.gpushare.allocation": '{"0":{"1":3}}'}, {1: (3072, 0)}, id="gpushare-2.0"),
         pytest.param(
@@ -132,6 +133,60 @@ def test_places_of_hami_records(record: str, init: tuple[dict[str, Any], ...], w
 )
 def test_records_of_pods_whose_request_says_nothing(annotations: dict[str, str], want: Held) -> None:
     assert held(bound({}, annotations=annotations), under("hami")) == want
+
+
+@pytest.mark.parametrize(
+    ("limits", "annotations", "want"),
+    [
+        pytest.param(
+            {"tencent.com/vcuda-core": "many"}, {"tencent.com/predicate-gpu-idx-0": "1"}, {1: (8192, 100)}, id="vcuda"
+        ),
+        pytest.param(
+            {"nano-gpu/gpu-percent": "many"},
+            {"nano-gpu/assume": "true", "nano-gpu/container-c0": "0"},
+            {0: (8192, 100)},
+            id="nano",
+        ),
+        pytest.param({"aliyun.com/gpu-mem": "much"}, {"ALIYUN_COM_GPU_MEM_IDX": "1"}, {1: (8192, 100)}, id="gpushare"),
+    ],
+)
+def test_an_unreadable_amount_takes_the_whole_card_that_the_record_names(
+    limits: dict[str, Any], annotations: dict[str, str], want: Held
+) -> None:
+    assert held(bound(limits, annotations=annotations), under("hami")) == want
+
+
+def test_the_mark_of_elastic_gpu_may_be_a_label() -> None:
+    found = bound(
+        {"elasticgpu.io/gpu-core": 20, "elasticgpu.io/gpu-memory": 256},
+        annotations={"elasticgpu.io/container-c0": "1"},
+        labels={"elasticgpu.io/assumed": "true"},
+    )
+    assert held(found, under("nano")) == {1: (256, 20)}
+
+
+def test_gpushares_sum_is_the_least_that_a_pod_holds() -> None:
+    record = {"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "4"}
+    assert held(bound({"aliyun.com/gpu-mem": 3}, annotations=record), under("gpushare")) == {1: (4096, 0)}
+
+
+def test_an_init_container_without_a_place_is_on_the_cards_of_its_pod() -> None:
+    large = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 5000}
+    found = bound(THREE_GIB, init=(large,), annotations={HAMI: ON_0})
+    assert held(found, under("hami")) == {0: (5000, 10)}
+    grant = records.read_held(found, under("hami")).grant
+    assert grant is not None
+    assert grant.unplaced == 0
+
+
+def test_a_mig_slice_holds_what_the_record_says() -> None:
+    where = node("n1").cards(2, "A100", 8192, mode="mig").facts(agent="hami").node()
+    assert held(bound(SHARE, annotations={HAMI: "GPU-n1-0[2-1],NVIDIA,5120,14:;"}), where) == {0: (5120, 14)}
+
+
+def test_a_card_of_unknown_memory_bounds_no_record() -> None:
+    where = node("n1").cards(1, "", 0).facts(agent="nano").node()
+    assert held(bound({}, annotations={HAMI: "GPU-n1-0,NVIDIA,3000,10:;"}), where) == {0: (3000, 10)}
 
 
 def test_a_memory_only_elastic_gpu_pod_holds_its_memory() -> None:

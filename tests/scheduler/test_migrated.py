@@ -98,7 +98,7 @@ def test_a_pod_that_cannot_be_read_is_nobodys_to_grant() -> None:
 
 def test_a_gpu_in_mig_mode_takes_no_new_pod_and_its_pods_count() -> None:
     made = mirror(hami_node(mode="mig"), running(SHARE, annotations={RECORD: "GPU-0[2-1],NVIDIA,5120,14:;"}))
-    assert made.ledger.fleet.view("n1").rooms[0].memory == 8192 - 6000
+    assert made.ledger.fleet.view("n1").rooms[0].memory == 8192 - 5120
     assert not isinstance(made.ledger.fleet.place(wants(ask(1)), "n1"), Placement)
 
 

@@ -184,12 +184,15 @@ def _recorded_asks(pod: Pod, size: MiB) -> Iterable[tuple[Ask, tuple[int, ...]]]
     if not indices:
         return
     amounts = [(role, container, amount_or_none(container, MEM)) for role, container in pod.containers()]
-    if not any(units != 0 for _, _, units in amounts):
-        total = indices_of(pod.annotations.get(TOTAL))
-        yield _share("", Role.APP, total[0] if len(total) == 1 else None, len(indices), size), indices
     for role, container, units in amounts:
         if units != 0:
             yield _share(container.name, role, units, len(indices), size), indices
+    lasting = sum(units or 0 for role, _, units in amounts if role is not Role.INIT)
+    total = indices_of(pod.annotations.get(TOTAL))
+    if len(total) == 1 and total[0] > lasting:  # the record says more than the containers that run all the time
+        yield _share("#rest", Role.APP, total[0] - lasting, len(indices), size), indices
+    elif not any(units != 0 for _, _, units in amounts):
+        yield Ask.whole("#all", Role.APP, len(indices)), indices
 
 
 def _share(container: str, role: Role, units: int | None, cards: int, size: MiB) -> Ask:

@@ -163,14 +163,18 @@ def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> 
 
 
 def _places(pod: Pod, said: str) -> Iterable[tuple[tuple[Role, str], str]]:
-    """The record's places and whose they are. HAMi before 2.9 had none for init containers, so their number tells. A
-    place beyond the pod's containers counts as one that runs all the time."""
+    """The record's places and whose they are. HAMi before 2.9 had none for init containers, so their number tells. With
+    another number nobody knows who holds what, and all of it adds up."""
     places = said.removesuffix(";").split(";")
     found = [(role, container.name) for role, container in pod.containers()]
     apps = [(role, name) for role, name in found if role is Role.APP]
-    owners = apps if len(places) <= len(apps) else found
-    beyond = [(Role.APP, f"#{position}") for position in range(len(owners), len(places))]
-    return zip([*owners, *beyond], places, strict=False)
+    if len(places) == len(found):
+        owners = found
+    elif len(places) <= len(apps):
+        owners = apps
+    else:
+        owners = [(Role.APP, f"#{position}") for position in range(len(places))]
+    return zip(owners, places, strict=False)
 
 
 def _tile(device: str, index: dict[str, int]) -> Tile:

@@ -31,6 +31,7 @@ from gputile.dialects.wire import (
     no_device,
     recorded,
     request,
+    requests_any,
     unnamed_cards,
     visible_devices,
 )
@@ -131,20 +132,27 @@ def record_keys(settings: DialectSettings) -> Iterable[str]:
 
 def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
     for generation in GENERATIONS:
-        if str(pod.annotations.get(generation.assumed)).lower() == "true":
+        if _is_marked(pod, generation):
             found = recorded(pod, NAME, cards, _recorded_asks(pod, generation, settings))
             if found is not None:
                 return found
     return None
 
 
+def _is_marked(pod: Pod, generation: Generation) -> bool:
+    """The original writes the mark as annotation and label; either will do."""
+    return any(str(written.get(generation.assumed)).lower() == "true" for written in (pod.annotations, pod.labels))
+
+
 def _recorded_asks(
     pod: Pod, generation: Generation, settings: DialectSettings
 ) -> Iterable[tuple[Ask, tuple[int, ...]]]:
-    """Containers whose cards are recorded, and what they take of each; all of it where their request is unreadable."""
+    """Containers whose cards are recorded, and what they take of each; all of it where their request is unreadable. The
+    original records a card for containers that request none, too."""
+    names = resources(settings)
     for role, container in pod.containers():
         indices = indices_of(pod.annotations.get(generation.prefix + container.name))
-        if indices:
+        if indices and requests_any(container, names):
             otherwise = _memory_only(role, container) or Ask.whole(container.name, role, len(indices))
             reads = (partial(_ask, role, container, each, settings, []) for each in GENERATIONS)
             yield first_readable(reads, otherwise), indices

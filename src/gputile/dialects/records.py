@@ -17,9 +17,9 @@ from gputile.dialects.settings import DEFAULTS, UNIT, DialectSettings
 from gputile.dialects.speaking import BY_NAME, DIALECTS, Dialect, possible, read_pod
 from gputile.dialects.wire import Container, Pod, Unreadable, amount_or_none
 from gputile.model.cards import Card, Node
-from gputile.model.grants import ContainerGrant, Grant, Tile
+from gputile.model.grants import ContainerGrant, Grant, Tile, take
 from gputile.model.refusals import BadRequest
-from gputile.model.requests import Ask, PodRequest, phases
+from gputile.model.requests import Ask, PodRequest, Role, phases
 from gputile.model.units import ALL
 
 LENGTH_OF_A_TIME = len("2026-01-01T00:00:00Z")
@@ -52,8 +52,10 @@ def read_held(pod: Pod, node: Node | None, settings: DialectSettings = DEFAULTS)
 
 def carries_record(pod: Pod, settings: DialectSettings = DEFAULTS) -> bool:
     """Whether there is a grant or record on the pod, valid or not."""
-    written = pod.annotations.keys()
-    return bool(written) and not (written.isdisjoint(_fixed_keys(settings)) and vcuda.lacks_record(pod))
+    keys = _fixed_keys(settings)
+    if not (pod.annotations.keys().isdisjoint(keys) and pod.labels.keys().isdisjoint(keys)):
+        return True
+    return bool(pod.annotations) and not vcuda.lacks_record(pod)
 
 
 @lru_cache(maxsize=4)
@@ -124,7 +126,8 @@ def _valid_record(family: Dialect, pod: Pod, cards: tuple[Card, ...], settings: 
 
 
 def _is_within(tile: Tile, card: Card | None) -> bool:
-    return card is not None and tile.memory <= card.memory and tile.cores <= card.cores
+    """A card of which no agent tells the memory has 0 of it, which is no bound."""
+    return card is not None and tile.cores <= card.cores and (tile.memory <= card.memory or not card.memory)
 
 
 # ---- the larger of record and request -------------------------------------------------------------------------------
@@ -134,23 +137,33 @@ def _at_least_requested(record: Grant, pod: Pod, cards: tuple[Card, ...], settin
     """The record, raised to what the pod requests of each card. GPUs that it requests and that the record does not
     name are held, too: it is only unknown which they are."""
     asked = read_pod(pod, settings)
-    if not isinstance(asked, PodRequest):
+    names = {container.name for _, container in pod.containers()}
+    if not isinstance(asked, PodRequest) or not all(held.container in names for held in record.containers):
         return record
-    asks = {ask.container: ask for ask in asked.asks}
     by_uuid = {card.uuid: card for card in cards}
-    containers = tuple(_raised(held, asks.get(held.container), by_uuid) for held in record.containers)
-    named = {held.container: len(held.tiles) for held in record.containers}
-    missing = _at_once(pod, {ask.container: ask.cards - named.get(ask.container, 0) for ask in asked.asks})
-    return msgspec.structs.replace(record, containers=containers, unplaced=missing)
+    recorded = {held.container: held for held in record.containers}
+    named = list(dict.fromkeys(tile.uuid for held in record.containers for tile in held.tiles))
+    containers, missing = [], {}
+    for ask in asked.asks:
+        held = recorded.pop(ask.container, ContainerGrant(ask.container, (), ask.role))
+        tiles = [_raised(tile, ask, by_uuid[tile.uuid]) for tile in held.tiles]
+        if ask.role is Role.INIT or asked.together:
+            # The kubelet passes an init container's devices on, and gpushare's containers share their cards.
+            own = {tile.uuid for tile in tiles}
+            others = [by_uuid[uuid] for uuid in named if uuid not in own]
+            tiles += [take(ask, card) for card in others[: max(0, ask.cards - len(tiles))]]
+        missing[ask.container] = ask.cards - len(tiles)
+        if tiles:
+            containers.append(ContainerGrant(ask.container, tuple(tiles), ask.role))
+    return msgspec.structs.replace(
+        record, containers=(*containers, *recorded.values()), unplaced=_at_once(pod, missing)
+    )
 
 
-def _raised(held: ContainerGrant, ask: Ask | None, cards: dict[str, Card]) -> ContainerGrant:
-    if ask is None or not ask.cards:
-        return held
-    return msgspec.structs.replace(held, tiles=tuple(_raised_tile(tile, ask, cards[tile.uuid]) for tile in held.tiles))
-
-
-def _raised_tile(tile: Tile, ask: Ask, card: Card) -> Tile:
+def _raised(tile: Tile, ask: Ask, card: Card) -> Tile:
+    """A slice of a card in MIG mode is cut by the hardware: it holds what the record says."""
+    if not ask.cards or card.in_mig_mode:
+        return tile
     memory = max(tile.memory, min(ask.memory_of(card.memory), card.memory))
     return Tile(tile.uuid, tile.index, memory, max(tile.cores, min(ask.cores, card.cores)))
 

@@ -32,6 +32,7 @@ from gputile.dialects.wire import (
     no_device,
     recorded,
     request,
+    requests_any,
     unnamed_cards,
     visible_devices,
 )
@@ -167,10 +168,10 @@ def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> 
 
 def _recorded_asks(pod: Pod, edition: Edition) -> Iterable[tuple[Ask, tuple[int, ...]]]:
     """Containers whose cards are recorded, and what they take of each; all of it where their request is unreadable."""
-    positions = pod.positions()
+    positions, names = pod.positions(), frozenset(name for each in EDITIONS for name in (each.core, each.memory))
     for role, container in pod.containers():
         indices = indices_of(pod.annotations.get(_index_key(edition, positions[container.name])))
-        if indices:
+        if indices and requests_any(container, names):
             whole = Ask.whole(container.name, role, len(indices))
             yield first_readable((partial(_ask, role, container, each, []) for each in EDITIONS), whole), indices
 

@@ -441,6 +441,11 @@ def amount_or_none(container: Container, resource: str) -> int | None:
         return None
 
 
+def requests_any(container: Container, names: frozenset[str]) -> bool:
+    """Whether the container requests any amount of one of these resources."""
+    return any(written(container, name) not in (0, "0", None) for name in names)
+
+
 def is_for_another_node(pod: Pod, key: str) -> bool:
     """Whether the record was written for another node than the pod's: then it was copied, or is stale."""
     said = str(pod.annotations.get(key) or "")
