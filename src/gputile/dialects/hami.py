@@ -167,7 +167,7 @@ def _places(pod: Pod, said: str) -> Iterable[tuple[tuple[Role, str], str]]:
     another number nobody knows who holds what, and all of it adds up."""
     places = said.removesuffix(";").split(";")
     found = [(role, container.name) for role, container in pod.containers()]
-    apps = [(role, name) for role, name in found if role is Role.APP]
+    apps = [owner for owner in found if owner[0] is Role.APP]
     if len(places) == len(found):
         owners = found
     elif len(places) <= len(apps):
