@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gputile.agent.inventory import inventory, label_value, labels
-from gputile.agent.overlapping import overlap
+from gputile.agent.overlapping import Holdings, overlap
 from gputile.agent.preferring import Expected, prefer
 from gputile.agent.residents import Residents
 from gputile.agent.slots import Slots, device_name, new_slot, slots_of
@@ -95,7 +95,19 @@ class TestOverlapping:
                 "",
                 id="no-cores-reserved-overlap-nobody",
             ),
-            pytest.param(grant("a", held(0, memory=20000)), [], "", id="alone-on-a-card-that-became-smaller"),
+            pytest.param(
+                grant("a", held(0, memory=20000)),
+                [],
+                "20000 MiB of memory of card 0 (GPU-0), which has 16384",
+                id="more-memory-than-the-card-has",
+            ),
+            pytest.param(
+                grant("a", ContainerGrant("c", (tile(0, 1, 101),))),
+                [],
+                "101 percent of the cores of card 0 (GPU-0), which has 100",
+                id="more-cores",
+            ),
+            pytest.param(grant("a", held(0, memory=16384)), [], "", id="all-of-the-card"),
             pytest.param(
                 grant("a", held(0), ContainerGrant("i", (tile(0, 16384),), Role.INIT)),
                 [],
@@ -105,11 +117,11 @@ class TestOverlapping:
         ],
     )
     def test_table(self, mine: Grant, others: list[Grant], says: str) -> None:
-        found = overlap(mine, others, BY_UUID)
+        found = overlap(mine, Holdings(others), BY_UUID)
         assert says in found if says else found == ""
 
     def test_a_card_that_is_not_here(self) -> None:
-        assert "none of that name" in overlap(grant("a", held(0)), [], {})
+        assert "none of that name" in overlap(grant("a", held(0)), Holdings(), {})
 
 
 class TestSlots:

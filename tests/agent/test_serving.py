@@ -58,7 +58,7 @@ class Node:
         early: bool = False,
         hold: float = 0.0,
         isolation: str = "none",
-        pods_choose: bool = True,
+        pods_choose: bool = False,
     ) -> None:
         self.cdi = folder / "cdi"
         self.kubelet = Kubelet(folder)
@@ -316,7 +316,7 @@ async def test_where_pods_may_not_choose_another_isolation_is_refused(tmp_path: 
     weaker = granted("a", tile(1), annotations={gputile.ISOLATION: "none"})
     node = await Node(tmp_path, isolation="mps", pods_choose=False).pods(weaker)
     await node.admit("a", "c0", ["GPU-1::0"])
-    with pytest.raises(Refused, match="pods may not choose"):
+    with pytest.raises(Refused, match="`none` is not stronger than `mps`"):
         await node.plugin.start(["GPU-1::0"])
 
 

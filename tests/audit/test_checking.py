@@ -194,7 +194,9 @@ def test_a_grant_cannot_call_a_container_init_to_hide_it() -> None:
         pytest.param({"version": 99}, "unreadable-grant", id="from-the-future"),
         pytest.param({"containers": "none"}, "unreadable-grant", id="broken"),
         pytest.param(
-            {"containers": [{"name": "ghost", "tiles": []}]}, "no-such-container", id="a-container-it-does-not-have"
+            {"containers": [{"name": "ghost", "tiles": [{"uuid": "GPU-n1-0", "index": 0, "memory": 1, "cores": 0}]}]},
+            "no-such-container",
+            id="a-container-it-does-not-have",
         ),
         pytest.param(
             {"containers": [{"name": "c0", "tiles": [{"uuid": "GPU-x", "index": 0, "memory": 1, "cores": 0}]}]},
@@ -282,7 +284,7 @@ TILE = {"gputile.io/gpu": 1, "gputile.io/memory": 8000}
         pytest.param({**TILE, "gputile.io/cores": 30}, (9000, 30), True, id="cores-exactly"),
         pytest.param({**TILE, "gputile.io/cores": 31}, (9000, 30), False, id="cores-short"),
         pytest.param({"gputile.io/gpu": 1}, (15999, 100), False, id="whole-and-somebody-is-on-it"),
-        pytest.param({**TILE, "gputile.io/gpu": 2}, (16000, 100), False, id="several-are-not-ours-to-say"),
+        pytest.param({**TILE, "gputile.io/gpu": 2}, (15000, 100), False, id="several-are-not-ours-to-say"),
     ],
 )
 def test_who_waits_though_there_is_room(limits: dict[str, Any], free: tuple[int, int], fits: bool) -> None:

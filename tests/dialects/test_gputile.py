@@ -1,5 +1,6 @@
 """gputile.io/gpu, memory, cores; the grant and the inventory that are written for all dialects."""
 
+import json
 from typing import Any
 
 import msgspec
@@ -151,9 +152,22 @@ def test_written_grant(manifest: Manifest, annotations: dict[str, Any], env: dic
         assert written.env == env
 
 
+TILE = {"uuid": "GPU-n1-0", "index": 0, "memory": 4096, "cores": 10}
+NOTHING = {"memory": 0, "cores": 0}
+
+
 def grant_text(**changed: Any) -> str:
-    record = {"version": 1, "pod": "uid-1", "node": "n1", "dialect": "gputile", "containers": []}
-    return msgspec.json.encode(record | changed).decode()
+    containers = [{"name": "c0", "tiles": [TILE]}]
+    record = {"version": 1, "pod": "uid-1", "node": "n1", "dialect": "gputile", "containers": containers}
+    return json.dumps(record | changed)
+
+
+def granting(*tiles: list[dict[str, Any]], names: list[str] | None = None, **changed: Any) -> str:
+    """A grant of these tiles to one container after the other."""
+    tiles = tiles * len(names) if names else tiles
+    called = names or [f"c{n}" for n in range(len(tiles))]
+    containers = [{"name": name, "tiles": held} for name, held in zip(called, tiles, strict=True)]
+    return grant_text(containers=containers, **changed)
 
 
 @pytest.mark.parametrize(
@@ -163,11 +177,24 @@ def grant_text(**changed: Any) -> str:
         pytest.param(grant_text(node="n2"), "on node n2", id="a-copy-from-another-node-is-worth-nothing"),
         pytest.param("{", "cannot be read", id="half-a-record"),
         pytest.param("[]", "cannot be read", id="another-shape"),
-        pytest.param(grant_text(containers=[{"name": "c0", "tiles": [{}]}]), "cannot be read", id="a-tile-of-nothing"),
+        pytest.param(granting([{}]), "cannot be read", id="a-tile-without-a-word"),
+        pytest.param(grant_text(containers=[]), "no GPU at all", id="a-grant-of-nothing"),
+        pytest.param(granting([]), "no GPU at all", id="a-container-without-tiles"),
+        pytest.param(granting([TILE], []), "no GPU at all", id="one-of-two-containers-without-tiles"),
+        pytest.param(granting([TILE | NOTHING]), "a tile of no memory and no cores", id="a-tile-of-nothing"),
+        pytest.param(granting([TILE, TILE | NOTHING]), "a tile of no memory", id="a-tile-of-nothing-beside-a-good-one"),
+        pytest.param(granting([TILE], names=["c0", "c0"]), "twice", id="a-container-that-is-named-twice"),
+        pytest.param(granting([TILE] * 1025), "more than 1024 tiles", id="more-tiles-than-any-pod-has"),
+        pytest.param(granting([TILE], version=0), "version 0", id="version-zero"),
+        pytest.param(granting([TILE], version=2), "version 2", id="a-version-that-we-do-not-know"),
+        pytest.param(granting([TILE], version=-1), "version -1", id="a-version-below-zero"),
+        pytest.param(granting([TILE], at=-1), "cannot be read", id="a-moment-before-1970"),
+        pytest.param(granting([TILE], at=10**30), "cannot be read", id="a-moment-that-never-comes"),
     ],
 )
-def test_a_grant_that_is_not_this_pods_is_refused(text: str, says: str) -> None:
-    found = records.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), None)
+def test_a_grant_that_we_cannot_have_written_for_this_pod_is_rejected(text: str, says: str) -> None:
+    where = node().card("T4", "16Gi").node()
+    found = records.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), where)
     assert isinstance(found, BadRequest)
     assert found.code is RequestCode.BAD_ANNOTATION
     assert says in found.message
@@ -176,7 +203,45 @@ def test_a_grant_that_is_not_this_pods_is_refused(text: str, says: str) -> None:
 def test_unknown_keys_of_a_newer_grant_are_passed_over() -> None:
     text = grant_text(later=[{"version": 2}])
     found = records.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), None)
-    assert found == Grant(pod="uid-1", node="n1", dialect="gputile", containers=())
+    assert found == Grant(pod="uid-1", node="n1", dialect="gputile", containers=(held("c0", tile(0, 4096, 10)),))
+
+
+@pytest.mark.parametrize(
+    ("tiles", "cards"),
+    [
+        pytest.param([[TILE | {"memory": 16384, "cores": 100}]], 1, id="all-of-the-gpu"),
+        pytest.param([[TILE | {"memory": 0}]], 1, id="cores-alone"),
+        pytest.param([[TILE | {"cores": 0}]], 1, id="memory-alone"),
+        pytest.param([[TILE | {"memory": 99999}]], 0, id="on-a-node-whose-gpus-are-not-known-yet"),
+    ],
+)
+def test_a_grant_that_we_may_have_written_is_believed(tiles: list[list[dict[str, Any]]], cards: int) -> None:
+    text = granting(*tiles)
+    where = node().cards(cards, "T4", "16Gi").node()
+    found = records.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), where)
+    assert isinstance(found, Grant)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        pytest.param(granting([TILE | {"memory": 16385}]), "16385 MiB", id="more-memory-than-the-gpu-has"),
+        pytest.param(granting([TILE | {"cores": 101}]), "101 %", id="more-cores-than-the-gpu-has"),
+        pytest.param(
+            granting([TILE | {"memory": 9000}], [TILE | {"memory": 9000}]),
+            "18000 MiB",
+            id="in-sum-more-than-the-gpu-has",
+        ),
+        pytest.param(granting([TILE]), "", id="no-more-than-it-has"),
+    ],
+)
+def test_a_grant_of_more_than_its_gpu_is_counted_and_starts_nothing(text: str, says: str) -> None:
+    where = node().card("T4", "16Gi").node()
+    found = records.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), where)
+    assert isinstance(found, Grant)
+    told = gputile.beyond_its_cards(found, {card.uuid: card for card in where.cards})
+    assert says in told
+    assert bool(says) == bool(told)
 
 
 def test_our_grant_is_the_truth_when_another_record_disagrees() -> None:

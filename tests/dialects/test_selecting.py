@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from gputile.dialects import speaking
 from gputile.dialects.selecting import merge
 from gputile.model.refusals import RequestCode
 from gputile.model.requests import Constraints, Match, ModelRule, Wish
@@ -190,5 +191,6 @@ def test_two_lists_without_a_common_card_leave_none_and_not_any() -> None:
 
 
 def test_an_annotation_that_looks_like_ours_is_told() -> None:
-    (warning,) = read(pod(GPUTILE, annotations={"gputile.io/modle": "A100"})).warnings
+    manifest = pod(GPUTILE, annotations={"gputile.io/modle": "A100"})
+    (warning,) = speaking.notes(manifest, read(manifest))
     assert "did you mean `gputile.io/model`?" in warning

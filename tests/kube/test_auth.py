@@ -448,7 +448,20 @@ def test_a_plugin_brings_a_certificate(tmp_path: Path) -> None:
         pytest.param(
             f"echo '{credential(clientCertificateData=SECRET)}'", "neither a token", id="it-brings-half-a-certificate"
         ),
-        pytest.param("exec sleep 30", "said nothing", id="it-hangs"),
+        pytest.param("exec sleep 30", "did not end within", id="it-hangs"),
+        pytest.param("sleep 30", "did not end within", id="a-child-of-its-hangs"),
+        pytest.param(
+            f"echo '{credential(token=SECRET)}'; sleep 30 &",
+            "did not end within",
+            id="a-child-of-its-keeps-the-pipe-open",
+        ),
+        pytest.param("exec yes", "prints more than 1048576 bytes", id="it-prints-without-end"),
+        pytest.param("yes; echo", "prints more than", id="a-child-of-its-prints-without-end"),
+        pytest.param(
+            "printf '{\"x\":'; head -c 100000 /dev/zero | tr '\\0' '['",
+            "printed no ExecCredential",
+            id="it-prints-brackets",
+        ),
     ],
 )
 def test_a_plugin_that_fails_says_what_to_do(

@@ -65,9 +65,11 @@ Open = Callable[[Echo], Awaitable[Turns]]
 
 
 @asynccontextmanager
-async def opened(plugin: Echo, folder: Path) -> AsyncIterator[tuple[Door, Turns]]:
+async def opened(
+    plugin: Echo, folder: Path, may_register: Callable[[], str] = lambda: ""
+) -> AsyncIterator[tuple[Door, Turns]]:
     turns = Turns()
-    door = Door(plugin, folder, on_turn=turns.hear, pause=soon)
+    door = Door(plugin, folder, may_register=may_register, on_turn=turns.hear, pause=soon)
     running = asyncio.create_task(door.run())
     try:
         yield door, turns
@@ -87,6 +89,19 @@ async def test_it_registers_with_what_it_can_do(tmp_path: Path) -> None:
             options=wire.Options(pre_start_required=True, get_preferred_allocation_available=True),
         )
         assert await kubelet.call("GetDevicePluginOptions", wire.Nothing(), wire.Options) == said.options
+
+
+async def test_a_turn_that_fails_for_whatever_reason_is_tried_again(tmp_path: Path) -> None:
+    reasons = iter([KeyError("nobody thought of this")])
+
+    def once() -> str:
+        for reason in reasons:
+            raise reason
+        return ""
+
+    async with ScriptedKubelet(tmp_path), opened(Echo(), tmp_path, once) as (_, turns):
+        await turns.wait(lambda said: said[-1:] == [""])
+        assert turns.said == ["cannot be served: KeyError: 'nobody thought of this'", ""]
 
 
 async def test_devices_are_told_and_told_again_when_they_change(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputile.kubelet import messages as wire
+from gputile.kubelet import protobuf
 from gputile.kubelet.protobuf import Garbled, Message, decode, encode
 from tests.effort import examples
 
@@ -82,3 +83,20 @@ def test_what_is_wrong_is_said(data: bytes, says: str) -> None:
 def test_fields_of_a_newer_version_are_skipped() -> None:
     newer = b"\x0a\x01a" + b"\xa2\x06\x03new" + b"\xa9\x06" + bytes(8) + b"\xad\x06" + bytes(4)
     assert decode(wire.CdiDevice, newer) == wire.CdiDevice(name="a")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"\x08\x01" * 11, id="numbers"),
+        pytest.param(b"\x0a\x00" * 11, id="empty-messages"),
+        pytest.param(b"\x0a\x0c" + b"\x0a\x00" * 6 + b"\x0a\x08" + b"\x0a\x00" * 4, id="in-all-its-parts-together"),
+        pytest.param(b"\xfa\x7f\x00" * 11, id="fields-that-we-do-not-know"),
+    ],
+)
+def test_a_message_of_more_fields_than_any_real_one_is_garbled(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen mebibytes of them would hold the agent for ten seconds."""
+    monkeypatch.setattr(protobuf, "MOST_FIELDS", 10)
+    kind = wire.AllocationsAsked if data[0] == 0x0A else wire.NumaNode
+    with pytest.raises(Garbled, match="more than 10 fields"):
+        decode(kind, data)

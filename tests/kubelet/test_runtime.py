@@ -1,12 +1,14 @@
 """What a runtime says over its CRI socket: whether it obeys CDI, and what runs."""
 
 import json
+import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from gputile.kubelet import messages as wire
-from gputile.kubelet.runtime import NAME, RUNNING, UID, Runs, Silent, ask, read_config, running
+from gputile.kubelet.runtime import NAME, RUNNING, UID, Replaced, Runs, Silent, ask, read_config, running
 from tests.kubelet.runtime import runtime
 
 OURS = "/var/run/cdi"
@@ -49,3 +51,20 @@ async def test_one_that_is_not_there_is_silent(tmp_path: Path) -> None:
         await ask(tmp_path / "nobody.sock", OURS)
     with pytest.raises(Silent, match="cannot be asked"):
         await running(tmp_path / "nobody.sock")
+
+
+def test_a_configuration_of_deep_brackets_proves_nothing() -> None:
+    assert not read_config('{"x":' + "[" * 60_000, OURS).works
+
+
+async def test_a_socket_that_lost_its_name_was_replaced_and_is_not_just_silent(tmp_path: Path) -> None:
+    path = tmp_path / "cri.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        mounted = os.open(path, os.O_PATH)
+    with pytest.raises(Silent):
+        await running(Path(f"/proc/self/fd/{mounted}"))
+    path.unlink()
+    with pytest.raises(Replaced):
+        await running(Path(f"/proc/self/fd/{mounted}"))
+    os.close(mounted)

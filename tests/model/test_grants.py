@@ -1,10 +1,12 @@
 """What a grant holds of each card: the most at one time, as its containers come and go."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant, Tile, Use, take
-from gputile.model.requests import Role
+from gputile.model.requests import Role, phases
 from gputile.testing.builders import ask
 
 APP, SIDECAR, INIT = Role.APP, Role.SIDECAR, Role.INIT
@@ -93,3 +95,21 @@ def test_a_tile_is_cut_out_of_the_card_it_is_taken_from() -> None:
     assert take(ask(percent=50, cores=20), card) == Tile("a", 3, 7554, 20)
     assert take(ask(whole=True), card) == Tile("a", 3, 15109, 100)
     assert take(ask("3Gi"), card) == Tile("a", 3, 3072, 0)
+
+
+TILES = st.lists(st.builds(Tile, st.sampled_from("ab"), st.just(0), st.integers(0, 5), st.integers(0, 5)), max_size=3)
+
+
+@given(st.lists(st.tuples(st.sampled_from(Role), TILES), max_size=7))
+def test_what_is_held_is_what_the_phases_define(containers: list[tuple[Role, list[Tile]]]) -> None:
+    """In one pass: a pod may have thousands of sidecars before thousands of init containers."""
+    found = grant(*containers)
+    alive = phases([role for role, _ in containers])
+    held: dict[str, list[tuple[int, int, int]]] = {}
+    for phase in range(len(containers) + 1):
+        there = [tile for (_, tiles), mine in zip(containers, alive, strict=True) if phase in mine for tile in tiles]
+        for uuid in {tile.uuid for tile in there}:
+            mine = [tile for tile in there if tile.uuid == uuid]
+            sums = sum(tile.memory for tile in mine), sum(tile.cores for tile in mine), len(mine)
+            held.setdefault(uuid, []).append(sums)
+    assert found.uses() == {uuid: Use(*map(max, zip(*sums, strict=True))) for uuid, sums in held.items()}

@@ -2,7 +2,7 @@
 
 Room:  one function per isolation, from the tiles to the edits; the files that they need are looked at by whoever calls.
        An isolation that the node cannot serve raises `CannotServe`: no container starts with less than was asked for.
-Door:  `edits(isolation, held, env, host)`.
+Door:  `chosen(usual, wanted)` for the pod's isolation, then `edits(isolation, held, env, host)`.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,6 +18,10 @@ Json: TypeAlias = dict[str, Any]
 
 COMMON_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 """Device nodes that all cards share."""
+
+
+STRENGTH = {"none": 0, "devices": 1, "cdi": 1, "preload": 2, "mps": 3}
+"""What keeps a container to its GPU: nothing; what it sees; a library that it could unset; a server of the driver's."""
 
 
 class CannotServe(GputileError):
@@ -46,11 +50,28 @@ class Host(Protocol):
         """The library that limits, "" when it is not installed."""
 
 
+def chosen(usual: str, wanted: str, *, free: bool) -> str:
+    """The isolation of a pod that asks for `wanted` ("": it does not ask) where the node's is `usual`. A stronger one
+    is always the pod's to choose; a weaker or an equal one only where the node leaves pods free to."""
+    if wanted in ("", usual):
+        return usual
+    if wanted not in STRENGTH:
+        raise CannotServe(f"isolation {wanted[:60]!r} is not known; write one of {', '.join(STRENGTH)}")
+    if free or STRENGTH[wanted] > STRENGTH[usual]:
+        return wanted
+    stronger = [name for name, strength in STRENGTH.items() if strength > STRENGTH[usual]]
+    instead = f"choose {' or '.join(f'`{name}`' for name in stronger)}, or " if stronger else ""
+    raise CannotServe(
+        f"isolation `{wanted}` is not stronger than `{usual}`, which is this node's; {instead}remove the annotation "
+        f"(the node's administrator may set `pods_choose_isolation: true`)"
+    )
+
+
 def edits(isolation: str, held: ContainerGrant, env: Mapping[str, str], host: Host) -> Json:
     """CDI containerEdits: the dialect's environment, and what the isolation adds."""
     make = MAKERS.get(isolation)
     if make is None:
-        raise CannotServe(f"isolation {isolation!r} is not known; write one of {', '.join(MAKERS)}")
+        raise CannotServe(f"isolation {isolation[:60]!r} is not known; write one of {', '.join(MAKERS)}")
     return _merged([{"env": [f"{key}={value}" for key, value in env.items()]}, *make(held, host)])
 
 

@@ -2,35 +2,45 @@
 
 from collections.abc import Iterable, Mapping
 
+from gputile.dialects.wire import shortened
 from gputile.model.cards import Card
 from gputile.model.grants import Grant, Use
 
 NOTHING = Use(0, 0, 0)
 
 
-def overlap(grant: Grant, earlier: Iterable[Grant], cards: Mapping[str, Card]) -> str:
+class Holdings:
+    """What grants hold of each card, added up as they come."""
+
+    def __init__(self, grants: Iterable[Grant] = ()) -> None:
+        self._uses: dict[str, Use] = {}
+        for grant in grants:
+            self.add(grant)
+
+    def add(self, grant: Grant) -> None:
+        for uuid, use in grant.uses().items():
+            before = self.of(uuid)
+            self._uses[uuid] = Use(before.memory + use.memory, before.cores + use.cores, before.slots + use.slots)
+
+    def of(self, uuid: str) -> Use:
+        return self._uses.get(uuid, NOTHING)
+
+
+def overlap(grant: Grant, earlier: Holdings, cards: Mapping[str, Card]) -> str:
     """Why the grant cannot be honoured; "" when it can. `cards` are those of the node, by UUID."""
-    held = _sum(earlier)
     for uuid, use in grant.uses().items():
-        card, before = cards.get(uuid), held.get(uuid, NOTHING)
+        card, before = cards.get(uuid), earlier.of(uuid)
         if card is None:
-            return f"its grant names the card {uuid}, and this node has none of that name"
+            return f"its grant names the card {shortened(uuid)}, and this node has none of that name"
         for what, size, taken, wanted in (
             ("MiB of memory", card.memory, before.memory, use.memory),
             ("percent of the cores", card.cores, before.cores, use.cores),
         ):
-            if wanted and taken and taken + wanted > size:  # alone on a card that became smaller, it overlaps nobody
+            if wanted > size:
+                return f"its grant is {wanted} {what} of card {card.index} ({uuid}), which has {size}"
+            if wanted and taken + wanted > size:
                 return (
                     f"its grant of {wanted} {what} of card {card.index} ({uuid}) overlaps earlier ones, which hold "
                     f"{taken} of {size}"
                 )
     return ""
-
-
-def _sum(grants: Iterable[Grant]) -> dict[str, Use]:
-    found: dict[str, Use] = {}
-    for grant in grants:
-        for uuid, use in grant.uses().items():
-            before = found.get(uuid, NOTHING)
-            found[uuid] = Use(before.memory + use.memory, before.cores + use.cores, before.slots + use.slots)
-    return found

@@ -1,7 +1,8 @@
 """The agent process, put together: what runs side by side, in which order it starts and stops.
 
-Room:  the endless loops, each one small. Whatever goes wrong in one thing is said once, and the loop goes on.
-Door:  `Agent.run`, until `stop` is set.
+Room:  the endless loops, each one small. Whatever goes wrong in one thing is said once, and the loop goes on: no pod,
+       no node, no word of the kubelet's ends the process.
+Door:  `Agent.run`, until `stop` is set, or the runtime's socket was replaced under us (`runtime.Replaced`).
 """
 
 import asyncio
@@ -41,6 +42,7 @@ REPORT = 1.0  # seconds between two looks at what runs, and at what stands on th
 SPOKE = 8.0  # seconds after which our word is too old for a heartbeat: see docs/decisions/0014
 SWEEP = 10.0  # seconds between two rounds of cleaning and comparing
 HANGS = 30.0  # seconds after which a driver that does not answer is out of use
+LONGEST_BUG = 500  # characters of what somebody else's object made a loop say
 XID_WAIT = 2.0  # seconds; the driver is asked again after it, so that we can stop
 
 
@@ -113,7 +115,7 @@ class Agent:
                 all_tasks = self._tasks | self.doors.tasks()
                 done, _ = await asyncio.wait(all_tasks, timeout=REPORT, return_when=asyncio.FIRST_COMPLETED)
                 for task in done - {waits}:
-                    task.result()  # a loop ends only by a bug: let it be seen
+                    task.result()  # a loop ends only for `Replaced`, or by a bug of its own: let it be seen
         finally:
             await self._stop()
 
@@ -152,6 +154,22 @@ class Agent:
             if what:
                 log.log(level, subject, extra=fields(why=what, **more))
 
+    async def _survive(self, loop: str, turn: Awaitable[None]) -> bool:
+        """One turn of a loop. What nobody thought of ends the turn and not the process: the loop goes on after its
+        usual pause, and says each surprise once. Returns whether all went well."""
+        try:
+            await turn
+        except runtime.Replaced:
+            raise
+        except Exception as bug:
+            self.metrics.loop_failures.labels(loop).inc()
+            said = f"{type(bug).__name__}: {bug}"[:LONGEST_BUG]
+            if self._said.get(loop) != said:
+                self._said[loop] = said
+                log.exception("a loop of the agent failed, and goes on", extra=fields(loop=loop))
+            return False
+        return True
+
     # ---- following the cluster --------------------------------------------------------------------------------------
 
     async def _follow(
@@ -161,23 +179,37 @@ class Agent:
         listed: Callable[[tuple[T, ...]], Awaitable[None]],
         changed: Callable[[T, bool], Awaitable[None]],
     ) -> None:
-        async for seen in feed():
-            match seen:
-                case Trouble(why):
-                    self._say(f"cannot follow the {kind}; trying again", why)
-                    self._deaf = why if kind == PODS else self._deaf
-                    continue
-                case Spoilt(what, why):
-                    log.warning("an object cannot be read", extra=fields(what=what, why=why))
-                    continue
-                case Snapshot(items):
-                    await listed(items)
-                case Change(how, item):
-                    await changed(item, how == "DELETED")
-                case Alive():
-                    pass
-            self._say(f"cannot follow the {kind}; trying again", "")
-            self._deaf = "" if kind == PODS else self._deaf
+        async def once() -> None:
+            async for seen in feed():
+                await self._survive(kind, self._take(kind, seen, listed, changed))
+
+        while True:  # the feed itself goes on for ever; if it does not, it lists anew
+            await self._survive(kind, once())
+            await asyncio.sleep(self.settings.look)
+
+    async def _take(
+        self,
+        kind: str,
+        seen: Seen[T],
+        listed: Callable[[tuple[T, ...]], Awaitable[None]],
+        changed: Callable[[T, bool], Awaitable[None]],
+    ) -> None:
+        match seen:
+            case Trouble(why):
+                self._say(f"cannot follow the {kind}; trying again", why)
+                self._deaf = why if kind == PODS else self._deaf
+                return
+            case Spoilt(what, why):
+                self._say("an object cannot be read", f"{what}: {why}"[:LONGEST_BUG])
+                return
+            case Snapshot(items):
+                await listed(items)
+            case Change(how, item):
+                await changed(item, how == "DELETED")
+            case Alive():
+                pass
+        self._say(f"cannot follow the {kind}; trying again", "")
+        self._deaf = "" if kind == PODS else self._deaf
 
     async def _pod_changed(self, pod: Pod, deleted: bool) -> None:
         await self.residents.changed(pod, deleted=deleted)
@@ -207,7 +239,7 @@ class Agent:
 
     async def _look(self) -> None:
         while True:
-            await self.look()
+            await self._survive("look", self.look())
             await asyncio.sleep(self.settings.look)
 
     async def look(self) -> None:
@@ -240,19 +272,23 @@ class Agent:
 
     async def _hear_errors(self) -> None:
         while True:
-            try:
-                xid = await asyncio.to_thread(self.driver.wait, XID_WAIT)
-            except NoDriver:
+            if not await self._survive("errors", self._hear_error()):
                 await asyncio.sleep(self.settings.look)
-                continue
-            if xid is None:
-                continue
-            self.metrics.xids.labels(str(xid.number)).inc()
-            hit = self.cards.struck(xid, time.monotonic())
-            log.warning("the driver reports an error", extra=fields(xid=xid.number, card=xid.uuid, out_of_use=hit))
-            if hit:
-                await self._cards_changed()
-                await self._tell_tenants(set(hit))
+
+    async def _hear_error(self) -> None:
+        try:
+            xid = await asyncio.to_thread(self.driver.wait, XID_WAIT)
+        except NoDriver:
+            await asyncio.sleep(self.settings.look)
+            return
+        if xid is None:
+            return
+        self.metrics.xids.labels(str(xid.number)).inc()
+        hit = self.cards.struck(xid, time.monotonic())
+        log.warning("the driver reports an error", extra=fields(xid=xid.number, card=xid.uuid, out_of_use=hit))
+        if hit:
+            await self._cards_changed()
+            await self._tell_tenants(set(hit))
 
     async def _cards_changed(self) -> None:
         """Everybody who shows cards shows them as they are now."""
@@ -292,10 +328,13 @@ class Agent:
 
     async def _beat(self) -> None:
         while True:
-            why = await self._beat_once()
-            self.metrics.beats.labels("failed" if why else "renewed").inc()
-            self._say("the heartbeat is missing", why)
+            await self._survive("heartbeat", self._beat_and_say())
             await asyncio.sleep(self.settings.heartbeat.renew)
+
+    async def _beat_and_say(self) -> None:
+        why = await self._beat_once()
+        self.metrics.beats.labels("failed" if why else "renewed").inc()
+        self._say("the heartbeat is missing", why)
 
     async def _beat_once(self) -> str:
         """It says that the node's word is fresh: what runs was compared with the pods, and is written there."""
@@ -312,13 +351,17 @@ class Agent:
     async def _report(self) -> None:
         await asyncio.gather(self._looked.wait(), self._node_seen.wait(), self.residents.wait_listed())
         while True:
-            try:
-                await self.report()
-                why = ""
-            except (Refused, Unclear, runtime.Silent) as wrong:
-                why = str(wrong)
-            self._say("the node cannot say how it is; trying again", why)
+            if not await self._survive("report", self._report_and_say()):
+                await asyncio.sleep(REPORT)  # news come as fast as pods change
             await self._wait_for_news()
+
+    async def _report_and_say(self) -> None:
+        why = ""
+        try:
+            await self.report()
+        except (Refused, Unclear, runtime.Silent) as wrong:
+            why = str(wrong)
+        self._say("the node cannot say how it is; trying again", why)
 
     async def _wait_for_news(self) -> None:
         """At most a second."""
@@ -351,14 +394,17 @@ class Agent:
     async def _tidy(self) -> None:
         while True:
             await asyncio.sleep(SWEEP)
-            if self.residents.is_listed:
-                self.tidy()
+            await self._survive("tidy", self._tidy_once())
+
+    async def _tidy_once(self) -> None:
+        if self.residents.is_listed:
+            self.tidy()
 
     async def _measure(self) -> None:
         """Beside the heartbeat, which must not wait for a driver; each renewal says what was last seen."""
         await self.residents.wait_listed()
         while True:
-            await self.measure()
+            await self._survive("measure", self.measure())
             await asyncio.sleep(self.settings.heartbeat.renew)
 
     async def measure(self) -> None:

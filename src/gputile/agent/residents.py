@@ -5,6 +5,7 @@ Door:  `listed`, `changed`; `grant_of`, `wait_for`, `expected`.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Iterable
 
 import msgspec
@@ -12,11 +13,14 @@ import msgspec
 from gputile.agent.preferring import Expected
 from gputile.dialects import gputile, records, speaking
 from gputile.dialects.settings import DialectSettings
-from gputile.dialects.wire import Award, Pod, Unreadable, amount, visible_devices
+from gputile.dialects.wire import Award, Container, Pod, Unreadable, amount, visible_devices
 from gputile.model.cards import Card, Node
 from gputile.model.grants import ContainerGrant, Grant
 from gputile.model.refusals import BadRequest
 from gputile.model.requests import PodRequest
+from gputile.telemetry.logs import fields
+
+log = logging.getLogger(__name__)
 
 
 class Resident(msgspec.Struct, frozen=True):
@@ -25,11 +29,12 @@ class Resident(msgspec.Struct, frozen=True):
     pod: Pod
     grant: Grant | None
     fault: str = ""  # why its grant is not believed
+    at: int = 0  # when it was granted, in nanoseconds since 1970; read once, for lists are sorted by it every second
 
     @property
     def order(self) -> tuple[int, str]:
         """Who was granted first."""
-        return gputile.granted_at(self.pod), self.pod.uid
+        return self.at, self.pod.uid
 
 
 class Residents:
@@ -46,7 +51,7 @@ class Residents:
 
     async def listed(self, pods: Iterable[Pod]) -> None:
         alive = {pod.uid: pod for pod in pods if not pod.is_over}
-        self._known = {uid: self._seen(pod) for uid, pod in alive.items()}
+        self._known = {uid: self._isolated(pod, self._seen) for uid, pod in alive.items()}
         self._is_listed.set()
         await self._tell()
 
@@ -54,7 +59,7 @@ class Residents:
         if deleted or pod.is_over:
             self._known.pop(pod.uid, None)
         else:
-            self._known[pod.uid] = self._seen(pod)
+            self._known[pod.uid] = self._isolated(pod, self._seen)
         await self._tell()
 
     async def serves(self, cards: tuple[Card, ...], since: str) -> None:
@@ -62,25 +67,45 @@ class Residents:
         that started before, and mean something only when the cards are known."""
         if (cards, since) != (self._node.cards, self._node.since):
             self._node = Node(name="", cards=cards, agent=gputile.NAME, since=since)
-            self._known = {uid: one if _is_settled(one) else self._read(one.pod) for uid, one in self._known.items()}
+            settled = {uid: one for uid, one in self._known.items() if _is_settled(one)}
+            self._known = {
+                uid: settled.get(uid) or self._isolated(one.pod, self._read) for uid, one in self._known.items()
+            }
             await self._tell()
 
     async def _tell(self) -> None:
         async with self._news:
             self._news.notify_all()
 
+    def _isolated(self, pod: Pod, read: Callable[[Pod], Resident]) -> Resident:
+        """One pod that nobody thought of costs itself its start, and no other pod anything."""
+        try:
+            return read(pod)
+        except Exception as bug:
+            log.exception("a pod cannot be read", extra=fields(pod=pod.key))
+            known = self._known.get(pod.uid)
+            why = f"gputile's agent failed to read the pod: {type(bug).__name__}"
+            return Resident(pod, None, why) if known is None else Resident(pod, known.grant, why, known.at)
+
     def _seen(self, pod: Pod) -> Resident:
         known = self._known.get(pod.uid)
         found = self._read(pod)
         if known is None or known.grant is None or found.grant == known.grant:
             return found
-        return Resident(pod, known.grant, "its grant was changed after it was made; the first one counts")
+        why = "its grant was changed after it was made; the first one counts"
+        return Resident(pod, known.grant, why, known.at)
 
     def _read(self, pod: Pod) -> Resident:
         found = records.read_grant(pod, self._node, self._settings)
         if isinstance(found, BadRequest):
             return Resident(pod, None, found.message)
-        return Resident(pod, found)
+        fault = gputile.beyond_its_cards(found, self._by_uuid()) if found is not None else ""
+        if fault:
+            return Resident(pod, None, fault)
+        return Resident(pod, found, at=gputile.granted_at(pod) if found is not None else 0)
+
+    def _by_uuid(self) -> dict[str, Card]:
+        return {card.uuid: card for card in self._node.cards}
 
     # ---- what is asked ----------------------------------------------------------------------------------------------
 
@@ -119,17 +144,19 @@ class Residents:
         """Containers that will ask for this resource and that the kubelet has not `served` yet, first granted first."""
         found = []
         for one in self.all():
-            for held in one.grant.containers if one.grant else ():
-                if (one.pod.uid, held.container) not in served:
-                    found.append(Expected(one.pod.uid, held, self._size(one.pod, held.container, resource)))
+            if one.grant is not None:
+                containers = {container.name: container for _, container in one.pod.containers()}
+                for held in one.grant.containers:
+                    if (one.pod.uid, held.container) not in served:
+                        size = self._size(containers.get(held.container), resource)
+                        found.append(Expected(one.pod.uid, held, size))
         return [one for one in found if one.size]
 
     @staticmethod
-    def _size(pod: Pod, container: str, resource: str) -> int:
+    def _size(container: Container | None, resource: str) -> int:
         """How many devices of the resource the container asks for."""
-        mine = next((found for _, found in pod.containers() if found.name == container), None)
         try:
-            return amount(mine, resource) if mine is not None else 0
+            return amount(container, resource) if container is not None else 0
         except Unreadable:
             return 0
 

@@ -14,8 +14,8 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from gputile.agent.isolating import CannotServe, Host, Json, edits
-from gputile.agent.overlapping import overlap
+from gputile.agent.isolating import CannotServe, Host, Json, chosen, edits
+from gputile.agent.overlapping import Holdings, overlap
 from gputile.agent.preferring import Expected, prefer
 from gputile.agent.residents import Resident, Residents
 from gputile.agent.slots import Slots, device_name, new_slot, slots_of
@@ -173,11 +173,17 @@ class CardPlugin:
             raise Refused("these devices were given out before gputile's agent served CDI; delete the pod")
         container_edits = self._edits(one, held)
         for slot in found:
-            self._shared.slots.fill(owner.pod, slot, container_edits)
+            self._fill(owner.pod, slot, container_edits)
         said = fields(
             pod=one.pod.key, container=owner.container, cards=[tile.index for tile in held.tiles], slots=found
         )
         log.info("a container may start", extra=said)
+
+    def _fill(self, pod: str, slot: str, container_edits: Json) -> None:
+        try:
+            self._shared.slots.fill(pod, slot, container_edits)
+        except (OSError, CannotServe) as no:
+            raise Refused(f"the CDI spec of this container cannot be written: {no}") from no
 
     async def _granted(self, owner: Held) -> Resident:
         """The pod with its grant. A pod that came around us is granted by the leader in a moment; we wait for that."""
@@ -199,7 +205,8 @@ class CardPlugin:
     def _check(self, one: Resident) -> None:
         assert one.grant is not None
         others = [grant for grant in self._shared.lingering if grant.pod != one.grant.pod]
-        why = overlap(one.grant, [*others, *self._shared.residents.earlier(one)], self._shared.cards)
+        earlier = Holdings([*others, *self._shared.residents.earlier(one)])
+        why = overlap(one.grant, earlier, self._shared.cards)
         if why:
             raise Refused(why)
 
@@ -210,10 +217,11 @@ class CardPlugin:
             )
 
     def _isolation(self, one: Resident) -> str:
-        wanted, usual = str(one.pod.annotations.get(ISOLATION) or ""), self._shared.isolation
-        if wanted not in ("", usual) and not self._shared.pods_choose:
-            raise Refused(f"this node's isolation is `{usual}`, and pods may not choose: take `{ISOLATION}` away")
-        return wanted or usual
+        wanted = str(one.pod.annotations.get(ISOLATION) or "")
+        try:
+            return chosen(self._shared.isolation, wanted, free=self._shared.pods_choose)
+        except CannotServe as no:
+            raise Refused(f"annotation `{ISOLATION}`: {no}") from no
 
     def _edits(self, one: Resident, held: ContainerGrant) -> Json:
         env = self._shared.residents.env_of(one, held)

@@ -90,14 +90,15 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     isolation: Isolation = "none"
     """How a container is kept to its card, unless the pod says otherwise: see docs/agent.md."""
 
-    pods_choose_isolation: bool = True
-    """Whether a pod may ask for another isolation by its annotation `gputile.io/isolation`, also for a weaker one."""
+    pods_choose_isolation: bool = False
+    """Whether a pod may choose any isolation by its annotation `gputile.io/isolation`, also a weaker one. A stronger
+    one is always its to choose; docs/agent.md has the order."""
 
     cdi: Literal["auto", "yes", "no"] = "auto"
     """Whether the runtime obeys CDI. auto: ask it at `runtime`; where it cannot be asked, the answer is no."""
 
     runtime: str = "/run/containerd/containerd.sock"
-    """The runtime's CRI socket, asked once for `cdi: auto`."""
+    """The runtime's CRI socket, asked for `cdi: auto`, and which containers run. The agent mounts this socket alone."""
 
     hold: float = 10.0
     """Seconds that a container's start waits for its pod's grant, before the kubelet is told to try again."""

@@ -4,13 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from gputile.agent.overlapping import overlap
+from gputile.agent.overlapping import Holdings, overlap
 from gputile.agent.residents import Resident
 from gputile.agent.slots import slots_of
 from gputile.dialects import gputile
 from gputile.kubelet.holding import Held
 from gputile.model.cards import Card
-from gputile.model.grants import Grant
 
 KINDS = ("ungranted", "unnamed", "edited", "overlap", "unknown-card", "stolen-name", "not-served", "checkpoint")
 
@@ -56,7 +55,7 @@ def compare(
 
 
 def _compare_grants(residents: Sequence[Resident], cards: Mapping[str, Card], found: dict[str, list[str]]) -> None:
-    earlier: list[Grant] = []
+    earlier = Holdings()
     for one in residents:
         if one.fault and one.grant is not None:
             found["edited"].append(f"{one.pod.key}: {one.fault}")
@@ -68,4 +67,4 @@ def _compare_grants(residents: Sequence[Resident], cards: Mapping[str, Card], fo
             why = overlap(one.grant, earlier, cards)
             if why:
                 found["overlap"].append(f"{one.pod.key}: {why}")
-        earlier.append(one.grant)
+        earlier.add(one.grant)

@@ -14,7 +14,7 @@ from gputile.book.events import Gone
 from gputile.book.holders import Holders
 from gputile.cli.asking import constraint_lines, describe
 from gputile.dialects.gputile import GRANT, granted_at
-from gputile.dialects.speaking import read_pod
+from gputile.dialects.speaking import notes, read_pod
 from gputile.engine.explaining import Change, Explanation, Miss, explain
 from gputile.engine.fleet import Fleet
 from gputile.model.grants import Grant
@@ -104,7 +104,7 @@ def account(pod: SeenPod, mirror: Mirror, events: list[Any], policy: str) -> Acc
     if isinstance(asked, PodRequest):
         wishes = [f"{ask.container}: {describe(ask)}" for ask in asked.asks if ask.cards]
         wishes += constraint_lines(asked.constraints)
-        base = _with(base, dialect=asked.dialect, asks=tuple(wishes), warnings=asked.warnings)
+        base = _with(base, dialect=asked.dialect, asks=tuple(wishes), warnings=notes(pod, asked))
     if pod.is_over:
         return _with(base, state="over", node=pod.node_name, refusal=(pod.status and pod.status.message) or "")
     if isinstance(asked, BadRequest) and not pod.node_name:

@@ -11,7 +11,7 @@ from gputile.cli.cluster import unit_option
 from gputile.cli.showing import PROGRAMS, emit, output_option
 from gputile.dialects import gpushare
 from gputile.dialects.settings import DialectSettings
-from gputile.dialects.speaking import read_pod
+from gputile.dialects.speaking import notes, read_pod
 from gputile.dialects.wire import NodeObject, convert_node
 from gputile.model.errors import InputError
 from gputile.model.refusals import BadRequest
@@ -89,7 +89,7 @@ def _understood(workload: Workload, settings: DialectSettings) -> dict[str, Any]
         "constraints": _constraints(request) if request else {},
         "cpu_millicores": request.cpu if request else None,
         "main_memory_mib": request.memory if request else None,
-        "warnings": list(request.warnings) if request else [],
+        "warnings": list(notes(workload.pod, request)) if request else [],
         "refusal": refusal,
         "request": request,
     }

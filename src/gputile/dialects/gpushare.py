@@ -25,6 +25,7 @@ from gputile.dialects.wire import (
     count_of,
     decode_or_none,
     indices_of,
+    quoted,
     recorded,
     request,
     unnamed_cards,
@@ -89,7 +90,9 @@ def _card_count(pod: Pod, containers: list[Container]) -> int:
         return max((amount(container, COUNT) for container in containers), default=0) or 1
     value = None if isinstance(said, bool) else quantity(said)
     if value is None or value.denominator != 1 or not 1 <= value <= 1024:
-        raise Unreadable(RequestCode.NOT_A_NUMBER, f'`{COUNT}` of the pod is {said!r}; write a number such as "2"')
+        raise Unreadable(
+            RequestCode.NOT_A_NUMBER, f'`{COUNT}` of the pod is {quoted(said)}; write a number such as "2"'
+        )
     return int(value)
 
 
@@ -101,7 +104,7 @@ def _ask(role: Role, container: Container, cards: int, size: MiB) -> Ask:
         lower, upper = units - units % cards, units - units % cards + cards
         raise Unreadable(
             RequestCode.UNEVEN_SPLIT,
-            f"`{MEM}` of container `{container.name}` is {units}, which does not divide evenly over {cards} cards; "
+            f"`{MEM}` of container `{container.shown}` is {units}, which does not divide evenly over {cards} cards; "
             f"write {f'{lower} or ' if lower else ''}{upper}, or another `{COUNT}`",
         )
     return Ask(container=container.name, role=role, cards=cards, memory=card_memory(container, MEM, size, cards))

@@ -9,7 +9,7 @@ version; both are written for pods and nodes of every dialect, and are the truth
 agent says of pods that are gone while their containers still run (`gputile.io/lingering` on the node).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from sys import intern
 from typing import Annotated
@@ -18,12 +18,15 @@ import msgspec
 
 from gputile.dialects.settings import DialectSettings
 from gputile.dialects.wire import (
+    LARGEST_NODE,
+    SHOWN,
     Award,
     Container,
     Inventory,
     NodeObject,
     Pod,
     Unreadable,
+    Weight,
     Written,
     amount,
     card_memory,
@@ -31,6 +34,7 @@ from gputile.dialects.wire import (
     decode_or_none,
     no_device,
     request,
+    shortened,
     unnamed,
     visible_devices,
 )
@@ -51,6 +55,8 @@ SELECTIONS = tuple(
     f"gputile.io/{word}" for word in ("model", "not-model", "uuid", "not-uuid", "policy", "numa", "links", "isolation")
 )
 ISOLATION = "gputile.io/isolation"
+KNOWN = frozenset((*SELECTIONS, GRANT, PROMISE, NUDGED, GPU, MEMORY, CORES))
+HINTS = 3  # annotations that are none of ours for which the nearest name is shown
 VERSION = 1
 
 
@@ -71,7 +77,7 @@ def _ask(role: Role, container: Container) -> Ask:
     if cores > ALL:
         raise Unreadable(
             RequestCode.OUT_OF_RANGE,
-            f"`{CORES}` of container `{container.name}` is {cores}, percent of each card; write at most 100, and "
+            f"`{CORES}` of container `{container.shown}` is {cores}, percent of each card; write at most 100, and "
             f"more cards with `{GPU}`",
         )
     if not cards and (memory or cores):
@@ -88,33 +94,40 @@ def _ask(role: Role, container: Container) -> Ask:
     )
 
 
-def check_names(pod: Pod) -> list[str]:
-    """Refuse resources that look like ours and are not; warn of such annotations."""
+def check_resources(pod: Pod) -> None:
+    """Reject resources that look like ours and are not."""
     for _, container in pod.containers():
         found = container.resources
         for resource in {**((found and found.limits) or {}), **((found and found.requests) or {})}:
             if resource.startswith("gputile.io/") and resource not in (GPU, MEMORY, CORES):
                 raise Unreadable(
                     RequestCode.UNKNOWN_NAME,
-                    f"container `{container.name}` asks for `{resource}`, which does not exist; write "
+                    f"container `{container.shown}` asks for `{shortened(resource)}`, which does not exist; write "
                     f"`{_nearest(resource, (GPU, MEMORY, CORES))}`",
                 )
-    known = (*SELECTIONS, GRANT, PROMISE, NUDGED, GPU, MEMORY, CORES)
-    return [
-        f"annotation `{key}` means nothing to gputile; did you mean `{_nearest(key, SELECTIONS)}`?"
-        for key in pod.annotations
-        if key.startswith("gputile.io/") and key not in known
+
+
+def strange_annotations(pod: Pod) -> list[str]:
+    """A sentence for each annotation that looks like ours and is not; for the first few of them, as difflib is slow."""
+    strange = [key for key in pod.annotations if key.startswith("gputile.io/") and key not in KNOWN]
+    hints = [
+        f"annotation `{shortened(key)}` means nothing to gputile; did you mean `{_nearest(key, SELECTIONS)}`?"
+        for key in strange[:HINTS]
     ]
+    more = len(strange) - len(hints)
+    return [*hints, f"{more} more annotations under `gputile.io/` mean nothing to gputile"] if more else hints
 
 
 def _nearest(word: str, known: tuple[str, ...]) -> str:
-    return get_close_matches(word, known, n=1, cutoff=0)[0]
+    return get_close_matches(word[:SHOWN], known, n=1, cutoff=0)[0]
 
 
 # ---- grants ---------------------------------------------------------------------------------------------------------
 
 
 Amount = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Moment = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+LARGEST_GRANT = 1024  # tiles: 64 containers with 16 GPUs each
 
 
 class _Tile(msgspec.Struct):
@@ -138,7 +151,7 @@ class _Grant(msgspec.Struct):
     node: str
     dialect: str
     containers: list[_Container]
-    at: int = 0  # nanoseconds since 1970
+    at: Moment = 0  # nanoseconds since 1970
     phase: str = "granted"
 
 
@@ -171,21 +184,46 @@ def record_keys(settings: DialectSettings) -> Iterable[str]:
 
 
 def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
-    """The grant on the pod. One that names another UID or node was copied, and raises."""
+    """The grant on the pod. One that names another UID or node was copied, and raises; so does one that our scheduler
+    cannot have written, for a pod may carry whatever its author likes where no admission policy forbids it."""
     said = pod.annotations.get(GRANT)
     if said is None:
         return None
     record = decode(_GRANTS, said, GRANT)
-    if record.version > VERSION:
-        raise Unreadable(
-            RequestCode.BAD_ANNOTATION, f"annotation `{GRANT}` has version {record.version}; update gputile to read it"
-        )
+    if record.version != VERSION:
+        raise _no_grant(f"has version {record.version}, which is unknown here; update gputile, or remove it")
     if (record.pod, record.node) != (pod.uid, pod.node_name):
-        raise Unreadable(
-            RequestCode.BAD_ANNOTATION,
-            f"annotation `{GRANT}` belongs to pod {record.pod} on node {record.node}, not to this pod; remove it",
-        )
-    return _granted(record, pod.uid, pod.node_name, _true_names(record.node, cards))
+        theirs = f"pod {shortened(record.pod)} on node {shortened(record.node)}"
+        raise _no_grant(f"belongs to {theirs}, not to this pod; remove it")
+    return _possible(_granted(record, pod.uid, pod.node_name, _true_names(record.node, cards)), cards)
+
+
+def _no_grant(why: str) -> Unreadable:
+    return Unreadable(RequestCode.BAD_ANNOTATION, f"annotation `{GRANT}` {why}")
+
+
+def _possible(grant: Grant, cards: tuple[Card, ...]) -> Grant:
+    """What our scheduler may have written: every container has GPUs, and every tile is something."""
+    tiles = [tile for held in grant.containers for tile in held.tiles]
+    if not grant.containers or not all(held.tiles for held in grant.containers):
+        raise _no_grant("grants a container no GPU at all; remove it")
+    if len({held.container for held in grant.containers}) != len(grant.containers) or len(tiles) > LARGEST_GRANT:
+        raise _no_grant(f"names a container twice, or more than {LARGEST_GRANT} tiles; remove it")
+    sizeless = {card.uuid for card in cards if not card.memory}  # their agent does not say how much memory they have
+    if not all(tile.memory or tile.cores or tile.uuid in sizeless for tile in tiles):
+        raise _no_grant("has a tile of no memory and no cores; remove it")
+    return grant
+
+
+def beyond_its_cards(grant: Grant, cards: Mapping[str, Card]) -> str:
+    """Why no container may start by this grant: it holds more of a card than the card has; "" when it does not. What is
+    held is counted all the same: the card may have become smaller under the pod."""
+    for uuid, use in grant.uses().items():
+        card = cards.get(uuid)
+        if card is not None and (use.memory > card.memory or use.cores > card.cores):
+            held, size = f"{use.memory} MiB and {use.cores} %", f"{card.memory} MiB and {card.cores} %"
+            return f"annotation `{GRANT}` holds {held} of GPU {card.index}, which has {size}"
+    return ""
 
 
 def _granted(record: _Grant, pod: str, node: str, names: dict[str, str]) -> Grant:
@@ -227,9 +265,6 @@ class Promise(msgspec.Struct, frozen=True):
     victims: tuple[str, ...]  # UIDs
 
 
-Moment = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
-
-
 class _Promise(msgspec.Struct):
     """`gputile.io/promise`, version 1. Keys are only ever added."""
 
@@ -257,7 +292,7 @@ def read_promise(pod: Pod) -> Promise | None:
         record = decode(_PROMISES, said, PROMISE)
     except Unreadable:
         return None
-    if record.version > VERSION or record.grant.pod != pod.uid:
+    if record.version != VERSION or record.grant.pod != pod.uid:
         return None
     return Promise(_granted(record.grant, pod.uid, record.grant.node, {}), record.until, tuple(record.victims))
 
@@ -287,7 +322,7 @@ def read_lingering(node: NodeObject, cards: tuple[Card, ...]) -> tuple[Grant, ..
     if said is None:
         return ()
     record = decode(_LINGERING, said, LINGERING)
-    if record.version > VERSION:
+    if record.version != VERSION:
         raise Unreadable(
             RequestCode.BAD_ANNOTATION,
             f"annotation `{LINGERING}` has version {record.version}; update gputile to read it",
@@ -317,14 +352,14 @@ class _Card(msgspec.Struct, omit_defaults=True):
     mode: str = ""
     healthy: bool = True
     reason: str = ""
-    links: dict[str, int] = msgspec.field(default_factory=dict)  # by the other card's index; larger is closer
+    links: dict[str, Weight] = msgspec.field(default_factory=dict)  # by the other card's index; larger is closer
 
 
 class _Inventory(msgspec.Struct, omit_defaults=True):
     """`gputile.io/inventory`, version 1. Keys are only ever added."""
 
     version: int
-    cards: list[_Card]
+    cards: Annotated[list[_Card], msgspec.Meta(max_length=LARGEST_NODE)]
     driver: str = ""
     cuda: str = ""
     one_at_a_time: bool = False

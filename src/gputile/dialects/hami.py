@@ -9,27 +9,32 @@ With neither cores nor a part of the memory asked for, the card is the pod's alo
 """
 
 from collections.abc import Iterable
+from typing import Annotated
 
 import msgspec
 
 from gputile.dialects.selecting import by_nvidia_keys
 from gputile.dialects.settings import DialectSettings
 from gputile.dialects.wire import (
+    LARGEST_NODE,
     Award,
     Container,
     Inventory,
     NodeObject,
     Pod,
     Unreadable,
+    Weight,
     Written,
     amount,
     card_memory,
     decode,
     decode_or_none,
     is_for_another_node,
+    listed,
     names,
     no_device,
     number,
+    quoted,
     request,
     visible_devices,
     written,
@@ -69,7 +74,7 @@ def _ask(role: Role, container: Container, settings: DialectSettings, warnings: 
     if percent > ALL:
         raise Unreadable(
             RequestCode.OUT_OF_RANGE,
-            f"`{PERCENT}` of container `{container.name}` is {percent}; write 1 to 100",
+            f"`{PERCENT}` of container `{container.shown}` is {percent}; write 1 to 100",
         )
     if not cards:
         share = MEMORY if memory else PERCENT if percent else CORES if cores else ""
@@ -77,7 +82,7 @@ def _ask(role: Role, container: Container, settings: DialectSettings, warnings: 
             raise no_device(container, share, GPU, f"{GPU}: 1")
         return Ask(container=container.name, role=role)
     if cores > ALL:
-        warnings.append(f"`{CORES}` of container `{container.name}` is {cores}; 100 is the whole card and is used")
+        warnings.append(f"`{CORES}` of container `{container.shown}` is {cores}; 100 is the whole card and is used")
     says_cores = written(container, CORES) is not None
     cores = min(cores, ALL) if says_cores else ALL if not memory and percent in (0, ALL) else 0
     return Ask(
@@ -95,11 +100,12 @@ def _check_weights(pod: Pod) -> list[str]:
     said = pod.annotations.get(WEIGHTS)
     if said is None:
         return []
-    parts = [part.split("=")[-1].strip() for part in names(said)]
+    parts = [part.split("=")[-1].strip() for part in listed(pod.annotations, WEIGHTS)]
     if len(parts) != 3 or not all(part.isdecimal() for part in parts) or not any(int(part[:9]) for part in parts):
         raise Unreadable(
             RequestCode.BAD_ANNOTATION,
-            f"annotation `{WEIGHTS}` is {said!r}; write three numbers, for slot, core and memory, one of them above 0",
+            f"annotation `{WEIGHTS}` is {quoted(said)}; write three numbers, for slot, core and memory, one of them "
+            "above 0",
         )
     return [f"annotation `{WEIGHTS}` is read and not used: gputile weighs a card by its largest share"]
 
@@ -109,6 +115,7 @@ def _check_weights(pod: Pod) -> list[str]:
 
 def write_grant(award: Award) -> Written:
     held = {c.container: c for c in award.grant.containers}
+    containers = {c.name: c for _, c in award.pod.containers()}
     record = "".join(_devices(held.get(ask.container)) + ";" for ask in award.asked.asks)
     seconds = str(award.at // 10**9)
     return Written(
@@ -121,7 +128,7 @@ def write_grant(award: Award) -> Written:
             "hami.io/bind-time": seconds,
         },
         labels={NODE: award.grant.node},
-        env={name: _env(award, container) for name, container in held.items()},
+        env={name: _env(given, containers[name]) for name, given in held.items()},
     )
 
 
@@ -132,12 +139,11 @@ def _devices(held: ContainerGrant | None) -> str:
     return "".join(f"{tile.uuid},NVIDIA,{tile.memory},{tile.cores}:" for tile in held.tiles)
 
 
-def _env(award: Award, held: ContainerGrant) -> dict[str, str]:
+def _env(held: ContainerGrant, container: Container) -> dict[str, str]:
     env = visible_devices(held)
     for position, tile in enumerate(held.tiles):
         env[f"CUDA_DEVICE_MEMORY_LIMIT_{position}"] = f"{tile.memory}m"
     env["CUDA_DEVICE_SM_LIMIT"] = str(held.tiles[0].cores)
-    container = next(c for _, c in award.pod.containers() if c.name == held.container)
     if written(container, PRIORITY) is not None:
         env["CUDA_TASK_PRIORITY"] = str(amount(container, PRIORITY))
     return env
@@ -181,7 +187,7 @@ def _tile(device: str, index: dict[str, int]) -> Tile:
     """`<uuid>,<type>,<MiB>,<cores>`; under dynamic MIG the UUID ends in the place of the slice, `GPU-0[2-1]`."""
     parts = device.split(",")
     if len(parts) < 4:
-        raise Unreadable(RequestCode.BAD_ANNOTATION, f"annotation `{ALLOCATED}` has a device {device[:60]!r}")
+        raise Unreadable(RequestCode.BAD_ANNOTATION, f"annotation `{ALLOCATED}` has a device {quoted(device)}")
     uuid = parts[0].partition("[")[0]
     return Tile(uuid, index.get(uuid, -1), number(parts[2], ALLOCATED), number(parts[3], ALLOCATED))
 
@@ -203,15 +209,15 @@ class _Registered(msgspec.Struct):
     index: int = 0
 
 
-_REGISTERS = msgspec.json.Decoder(list[_Registered])
+_REGISTERS = msgspec.json.Decoder(Annotated[list[_Registered], msgspec.Meta(max_length=LARGEST_NODE)])
 
 
 class _Scores(msgspec.Struct):
     uuid: str
-    score: dict[str, int] = msgspec.field(default_factory=dict)
+    score: dict[str, Weight] = msgspec.field(default_factory=dict)
 
 
-_SCORES = msgspec.json.Decoder(list[_Scores])
+_SCORES = msgspec.json.Decoder(Annotated[list[_Scores], msgspec.Meta(max_length=LARGEST_NODE)])
 
 
 def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
@@ -220,7 +226,7 @@ def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
     if not said:
         return None
     found = decode(_REGISTERS, said, REGISTER) if said.startswith("[") else list(_old_register(said))
-    cordoned = names(node.annotations.get(CORDON))
+    cordoned = frozenset(names(node.annotations.get(CORDON)))
     cards = tuple(
         Card(
             index=card.index,
@@ -241,6 +247,8 @@ def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
 
 def _old_register(said: str) -> Iterable[_Registered]:
     """`uuid,count,MiB,core,type,numa,health[,index,mode]` per card, cards ended by a colon."""
+    if said.count(":") > LARGEST_NODE:
+        raise Unreadable(RequestCode.BAD_ANNOTATION, f"annotation `{REGISTER}` lists more than {LARGEST_NODE} GPUs")
     for position, text in enumerate(part for part in said.split(":") if part.strip()):
         fields = [field.strip() for field in text.split(",")]
         if len(fields) not in (7, 9):

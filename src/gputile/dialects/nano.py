@@ -104,7 +104,7 @@ def _ask(
     if cores >= ALL:
         if cores % ALL:
             warnings.append(
-                f"`{generation.core}` of container `{container.name}` is {cores}; 100 is one card, so this is "
+                f"`{generation.core}` of container `{container.shown}` is {cores}; 100 is one card, so this is "
                 f"rounded down to {cores // ALL} whole"
             )
         return Ask.whole(container.name, role, cores // ALL)

@@ -4,7 +4,7 @@ HAMi's and NVIDIA's keys are read in every dialect on `nvidia.com/*`; ours are r
 name a model or a policy without changing its resources.
 """
 
-from gputile.dialects.wire import Pod, Unreadable, flag, names, one_of
+from gputile.dialects.wire import Pod, Text, Unreadable, flag, listed, one_of, quoted
 from gputile.model.refusals import RequestCode
 from gputile.model.requests import Constraints, Match, ModelRule, Wish
 
@@ -16,9 +16,9 @@ MODEL_KEYS = ("nvidia.com/gpu.model", "nvidia-gpu-scheduler/gpu.model")
 SHARING_MODES = frozenset({"hami-core", "mig", "mps"})
 
 
-def rules(said: object, match: Match) -> tuple[ModelRule, ...]:
+def rules(said: Text, key: str, match: Match) -> tuple[ModelRule, ...]:
     """A comma list as a rule; an empty list is no rule."""
-    found = names(said)
+    found = listed(said, key)
     return (ModelRule(found, match),) if found else ()
 
 
@@ -27,10 +27,10 @@ def by_gputile_keys(pod: Pod) -> Constraints:
     said = pod.annotations
     policy = one_of(said, "gputile.io/policy", POLICY)
     return Constraints(
-        models=rules(said.get("gputile.io/model"), Match.NAME),
-        not_models=rules(said.get("gputile.io/not-model"), Match.NAME),
-        uuids=frozenset(names(said.get("gputile.io/uuid"))),
-        not_uuids=frozenset(names(said.get("gputile.io/not-uuid"))),
+        models=rules(said, "gputile.io/model", Match.NAME),
+        not_models=rules(said, "gputile.io/not-model", Match.NAME),
+        uuids=frozenset(listed(said, "gputile.io/uuid")),
+        not_uuids=frozenset(listed(said, "gputile.io/not-uuid")),
         numa=one_of(said, "gputile.io/numa", WISH) or Wish.NO,
         links=one_of(said, "gputile.io/links", WISH) or Wish.NO,
         node_policy=policy,
@@ -42,12 +42,12 @@ def by_nvidia_keys(pod: Pod) -> Constraints:
     """HAMi's keys and the model keys of nvidia-gpu-scheduler."""
     said = pod.annotations
     card_policy, numa, idle = _hami_card_policy(pod)
-    models = [rule for key in MODEL_KEYS for rule in rules(said.get(key), Match.NAME)]
+    models = [rule for key in MODEL_KEYS for rule in rules(said, key, Match.NAME)]
     return Constraints(
-        models=(*models, *rules(said.get("nvidia.com/use-gputype"), Match.SUBSTRING)),
-        not_models=rules(said.get("nvidia.com/nouse-gputype"), Match.SUBSTRING),
-        uuids=frozenset(names(said.get("nvidia.com/use-gpuuuid"))),
-        not_uuids=frozenset(names(said.get("nvidia.com/nouse-gpuuuid"))),
+        models=(*models, *rules(said, "nvidia.com/use-gputype", Match.SUBSTRING)),
+        not_models=rules(said, "nvidia.com/nouse-gputype", Match.SUBSTRING),
+        uuids=frozenset(listed(said, "nvidia.com/use-gpuuuid")),
+        not_uuids=frozenset(listed(said, "nvidia.com/nouse-gpuuuid")),
         modes=_modes(pod),
         numa=Wish.REQUIRE if flag(said, "nvidia.com/numa-bind") else numa,
         idle=idle,
@@ -59,12 +59,12 @@ def by_nvidia_keys(pod: Pod) -> Constraints:
 def _hami_card_policy(pod: Pod) -> tuple[str | None, Wish, bool]:
     """HAMi's chain, e.g. `mutex,binpack`: the first order of cards in it, whether NUMA and idle cards are wanted."""
     key, known = "hami.io/gpu-scheduler-policy", {"binpack", "spread", "topology-aware", "mutex", "numa"}
-    chain = [word.lower() for word in names(pod.annotations.get(key))]
+    chain = [word.lower() for word in listed(pod.annotations, key)]
     unknown = [word for word in chain if word not in known]
     if unknown:
         raise Unreadable(
             RequestCode.UNKNOWN_POLICY,
-            f"annotation `{key}` names {unknown[0]!r}; write one or more of {', '.join(sorted(known))}, "
+            f"annotation `{key}` names {quoted(unknown[0])}; write one or more of {', '.join(sorted(known))}, "
             "joined by commas",
         )
     orders = [word.removesuffix("-aware") for word in chain if word in {"binpack", "spread", "topology-aware"}]
@@ -77,11 +77,12 @@ def _hami_card_policy(pod: Pod) -> tuple[str | None, Wish, bool]:
 
 def _modes(pod: Pod) -> frozenset[str]:
     key = "nvidia.com/vgpu-mode"
-    wanted = frozenset(word.lower() for word in names(pod.annotations.get(key)))
+    wanted = frozenset(word.lower() for word in listed(pod.annotations, key))
     if wanted - SHARING_MODES:
         raise Unreadable(
             RequestCode.BAD_ANNOTATION,
-            f"annotation `{key}` is {pod.annotations[key]!r}; write one or more of {', '.join(sorted(SHARING_MODES))}",
+            f"annotation `{key}` is {quoted(pod.annotations[key])}; write one or more of "
+            f"{', '.join(sorted(SHARING_MODES))}",
         )
     return wanted
 

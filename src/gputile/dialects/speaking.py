@@ -20,6 +20,7 @@ from gputile.dialects.wire import (
     Written,
     convert_node,
     convert_pod,
+    shortened,
     written,
 )
 from gputile.model.cards import Card, Node
@@ -63,7 +64,7 @@ def read_pod(pod: Pod | Any, settings: DialectSettings = DEFAULTS) -> PodRequest
 
 
 def _read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
-    warnings = gputile.check_names(pod)
+    gputile.check_resources(pod)
     spoken = _spoken(pod, settings)
     _refuse_resources_in_annotations(pod, settings)
     if not spoken:
@@ -80,8 +81,15 @@ def _read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
     return msgspec.structs.replace(
         asked,
         constraints=selecting.merge(asked.constraints, selecting.by_gputile_keys(pod)),
-        warnings=(*asked.warnings, *warnings),
     )
+
+
+def notes(pod: Pod | Any, asked: PodRequest) -> tuple[str, ...]:
+    """What the person who wrote the pod should know besides. Only for commands that show it: it looks for the nearest
+    names of annotations, and no filter call and no agent waits for that."""
+    if not isinstance(pod, Pod):
+        pod = convert_pod(pod)
+    return asked.warnings if isinstance(pod, BadRequest) else (*asked.warnings, *gputile.strange_annotations(pod))
 
 
 def _spoken(pod: Pod, settings: DialectSettings) -> dict[str, str]:
@@ -124,7 +132,7 @@ def _refuse_resources_in_annotations(pod: Pod, settings: DialectSettings) -> Non
                 raise Unreadable(
                     RequestCode.RESOURCE_IN_ANNOTATION,
                     f"`{key}` is an annotation of the pod, where it has no effect; write "
-                    f"`{key}: {pod.annotations[key]}` under `resources.limits` of the container",
+                    f"`{key}: {shortened(str(pod.annotations[key]))}` under `resources.limits` of the container",
                 )
 
 

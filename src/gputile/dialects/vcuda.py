@@ -9,12 +9,14 @@ Cores without memory, which the original accepts and then fails to serve, take t
 
 from collections.abc import Iterable
 from functools import partial
+from typing import Annotated
 
 import msgspec
 
 from gputile.dialects.selecting import by_nvidia_keys
 from gputile.dialects.settings import DialectSettings
 from gputile.dialects.wire import (
+    LARGEST_NODE,
     Award,
     Container,
     Inventory,
@@ -30,6 +32,7 @@ from gputile.dialects.wire import (
     indices_of,
     is_for_another_node,
     no_device,
+    quoted,
     recorded,
     request,
     requests_any,
@@ -97,7 +100,9 @@ def _check_core_limit(pod: Pod, edition: Edition) -> None:
         return
     value = None if isinstance(said, bool) else quantity(said)
     if value is None or value.denominator != 1 or value < 0:
-        raise Unreadable(RequestCode.BAD_ANNOTATION, f'annotation `{key}` is {said!r}; write a percentage such as "60"')
+        raise Unreadable(
+            RequestCode.BAD_ANNOTATION, f'annotation `{key}` is {quoted(said)}; write a percentage such as "60"'
+        )
 
 
 def _ask(role: Role, container: Container, edition: Edition, warnings: list[str]) -> Ask:
@@ -110,14 +115,14 @@ def _ask(role: Role, container: Container, edition: Edition, warnings: list[str]
     if cores > ALL and cores % ALL:
         raise Unreadable(
             RequestCode.OUT_OF_RANGE,
-            f"`{edition.core}` of container `{container.name}` is {cores}; write less than 100 for a share of one "
+            f"`{edition.core}` of container `{container.shown}` is {cores}; write less than 100 for a share of one "
             f"card, or {cores // ALL * ALL} or {(cores // ALL + 1) * ALL} for whole cards",
         )
     if cores >= ALL:
         return Ask.whole(container.name, role, cores // ALL)
     if not memory:
         warnings.append(
-            f"container `{container.name}` asks for `{edition.core}` without `{edition.memory}`; it gets {cores} % of "
+            f"container `{container.shown}` asks for `{edition.core}` without `{edition.memory}`; it gets {cores} % of "
             f"the card's memory"
         )
         return Ask(container=container.name, role=role, cards=1, memory_percent=cores, cores=cores)
@@ -187,7 +192,7 @@ class _Registered(msgspec.Struct):
     health: bool = False
 
 
-_REGISTERS = msgspec.json.Decoder(list[_Registered])
+_REGISTERS = msgspec.json.Decoder(Annotated[list[_Registered], msgspec.Meta(max_length=LARGEST_NODE)])
 
 
 def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:

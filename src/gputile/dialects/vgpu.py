@@ -8,28 +8,32 @@ The prefix is a setting, because vgpu-manager's is.
 """
 
 from collections.abc import Iterable
+from typing import Annotated
 
 import msgspec
 
 from gputile.dialects.selecting import rules
 from gputile.dialects.settings import DialectSettings
 from gputile.dialects.wire import (
+    LARGEST_NODE,
     Award,
     Container,
     Inventory,
     NodeObject,
     Pod,
     Unreadable,
+    Weight,
     Written,
     amount,
     card_memory,
     decode,
     decode_or_none,
     is_for_another_node,
-    names,
+    listed,
     no_device,
     number,
     one_of,
+    quoted,
     request,
     visible_devices,
 )
@@ -84,7 +88,7 @@ def _ask(role: Role, container: Container, settings: DialectSettings) -> Ask:
     if cores > ALL:
         raise Unreadable(
             RequestCode.OUT_OF_RANGE,
-            f"`{_cores(settings)[0]}` of container `{container.name}` is {cores}, percent of each card; write at most "
+            f"`{_cores(settings)[0]}` of container `{container.shown}` is {cores}, percent of each card; write at most "
             f"100, and more cards with `{_number(settings)}`",
         )
     if not cards:
@@ -111,10 +115,10 @@ def _constraints(pod: Pod, domain: str, warnings: list[str]) -> Constraints:
     if one_of(said, f"{domain}/memory-scheduler-policy", {"virtual": True, "physical": False}):
         warnings.append(f"annotation `{domain}/memory-scheduler-policy: virtual` is read and not used")
     return Constraints(
-        models=rules(said.get(f"{domain}/include-gpu-type"), Match.SUBSTRING),
-        not_models=rules(said.get(f"{domain}/exclude-gpu-type"), Match.SUBSTRING),
-        uuids=frozenset(names(said.get(f"{domain}/include-gpu-uuid"))),
-        not_uuids=frozenset(names(said.get(f"{domain}/exclude-gpu-uuid"))),
+        models=rules(said, f"{domain}/include-gpu-type", Match.SUBSTRING),
+        not_models=rules(said, f"{domain}/exclude-gpu-type", Match.SUBSTRING),
+        uuids=frozenset(listed(said, f"{domain}/include-gpu-uuid")),
+        not_uuids=frozenset(listed(said, f"{domain}/exclude-gpu-uuid")),
         numa=numa,
         links=links,
         node_policy=one_of(said, f"{domain}/node-scheduler-policy", _POLICY),
@@ -186,7 +190,7 @@ def _record(said: str) -> dict[str, tuple[Tile, ...]]:
     for part in filter(None, said.split(";")):
         container, opened, devices = part.partition("[")
         if not opened or not devices.endswith("]"):
-            raise Unreadable(RequestCode.BAD_ANNOTATION, f"the allocation record has {part[:60]!r}")
+            raise Unreadable(RequestCode.BAD_ANNOTATION, f"the allocation record has {quoted(part)}")
         found[container] = tuple(_tile(device) for device in filter(None, devices[:-1].split(",")))
     return found
 
@@ -194,7 +198,7 @@ def _record(said: str) -> dict[str, tuple[Tile, ...]]:
 def _tile(device: str) -> Tile:
     parts = device.split("_")
     if len(parts) < 4:
-        raise Unreadable(RequestCode.BAD_ANNOTATION, f"the allocation record has a device {device[:60]!r}")
+        raise Unreadable(RequestCode.BAD_ANNOTATION, f"the allocation record has a device {quoted(device)}")
     index, memory, cores = (number(parts[at], "the allocation record") for at in (0, -1, -2))
     return Tile("_".join(parts[1:-2]), index, memory, cores)
 
@@ -221,12 +225,12 @@ class _Config(msgspec.Struct, rename="camel"):
 
 class _Topology(msgspec.Struct):
     index: int
-    links: dict[str, list[int]] = msgspec.field(default_factory=dict)
+    links: dict[str, list[Weight]] = msgspec.field(default_factory=dict)
 
 
-_REGISTERS = msgspec.json.Decoder(list[_Registered])
+_REGISTERS = msgspec.json.Decoder(Annotated[list[_Registered], msgspec.Meta(max_length=LARGEST_NODE)])
 _CONFIGS = msgspec.json.Decoder(_Config)
-_TOPOLOGIES = msgspec.json.Decoder(list[_Topology])
+_TOPOLOGIES = msgspec.json.Decoder(Annotated[list[_Topology], msgspec.Meta(max_length=LARGEST_NODE)])
 
 
 def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:

@@ -13,13 +13,23 @@ from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant, take
 from gputile.model.refusals import BadRequest, RequestCode
-from gputile.model.requests import Ask, Constraints, PodRequest, Role, phases
+from gputile.model.requests import Ask, Constraints, PodRequest, Role
 from gputile.model.units import LARGEST_CARD, MiB, Millicores, Quantity, host_mebibytes, millicores, quantity
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**62), lt=2**62)]  # more digits are no number of anything
+Weight: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]  # how closely two GPUs are linked
 Amounts: TypeAlias = dict[str, str | Number | float | None]
 Text: TypeAlias = Mapping[str, str | Number | float | bool | None]
 """Labels or annotations. In a hand-written manifest a value may be a number; Kubernetes would refuse it, we read it."""
+
+SHOWN = 60
+"""Characters of a user's value that a message repeats."""
+
+LONGEST_LIST = 256
+"""Entries of a comma list: models or GPUs that a pod names. Each costs a comparison with every GPU of the cluster."""
+
+LARGEST_NODE = 256
+"""GPUs that an agent may list for one node. A table of their links is quadratic in it."""
 
 TURNED_AWAY = frozenset({"UnexpectedAdmissionError", "TopologyAffinityError"})
 """Reasons of a kubelet that does not take a pod in. Where too little is left of something it says `OutOf<resource>`."""
@@ -34,6 +44,11 @@ class Container(msgspec.Struct, frozen=True, rename="camel"):
     name: str = ""
     resources: Resources | None = None
     restart_policy: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """Its name, as a message repeats it."""
+        return shortened(self.name)
 
 
 class Metadata(msgspec.Struct, frozen=True, rename="camel"):
@@ -223,6 +238,19 @@ class Unreadable(Exception):
         self.bad = BadRequest(code, message)
 
 
+def shortened(text: str) -> str:
+    """No more of a user's text than a person reads, and nothing that a terminal would obey."""
+    cut = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return cut if cut.isprintable() else repr(cut)[1:-1]
+
+
+def quoted(said: object) -> str:
+    """The same of a value of any type, with quotes around text."""
+    if not isinstance(said, str):
+        return shortened(repr(said))
+    return repr(said) if len(said) <= SHOWN else f"{said[:SHOWN]!r}..."
+
+
 T = TypeVar("T")
 
 
@@ -231,7 +259,13 @@ def decode(decoder: msgspec.json.Decoder[T], said: object, key: str) -> T:
     try:
         return decoder.decode(str(said).encode())
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as wrong:
-        raise Unreadable(RequestCode.BAD_ANNOTATION, f"annotation `{key}` cannot be read: {wrong}") from wrong
+        raise Unreadable(RequestCode.BAD_ANNOTATION, f"annotation `{key}` cannot be read: {_why(wrong)}") from wrong
+
+
+def _why(wrong: Exception) -> str:
+    """A decoder's words may repeat the value that it cannot read."""
+    said = str(wrong)
+    return said if len(said) <= 3 * SHOWN else f"{said[: 3 * SHOWN]}..."
 
 
 def decode_or_none(decoder: msgspec.json.Decoder[T], said: object) -> T | None:
@@ -247,7 +281,9 @@ def convert_pod(obj: Any) -> Pod | BadRequest:
     try:
         return msgspec.convert(obj, Pod)
     except msgspec.ValidationError as wrong:
-        return BadRequest(RequestCode.MALFORMED, f"this is no pod: {wrong}; write it as `kubectl explain pod` shows")
+        return BadRequest(
+            RequestCode.MALFORMED, f"this is no pod: {_why(wrong)}; write it as `kubectl explain pod` shows"
+        )
 
 
 def convert_node(obj: Any) -> NodeObject | BadRequest:
@@ -255,7 +291,9 @@ def convert_node(obj: Any) -> NodeObject | BadRequest:
     try:
         return msgspec.convert(obj, NodeObject)
     except msgspec.ValidationError as wrong:
-        return BadRequest(RequestCode.MALFORMED, f"this is no node: {wrong}; write it as `kubectl explain node` shows")
+        return BadRequest(
+            RequestCode.MALFORMED, f"this is no node: {_why(wrong)}; write it as `kubectl explain node` shows"
+        )
 
 
 # ---- numbers and lists ------------------------------------------------------------------------------------------
@@ -270,22 +308,22 @@ def written(container: Container, resource: str) -> Quantity:
 
 def amount(container: Container, resource: str) -> int:
     """How much of a resource the container asks for; 0 when it does not."""
-    return _whole(written(container, resource), f"`{resource}` of container `{container.name}`")
+    said = written(container, resource)
+    return 0 if said is None else _whole(said, f"`{resource}` of container `{container.shown}`")
 
 
 def _whole(said: Quantity, where: str) -> int:
-    if said is None:
-        return 0
     value = quantity(said)
     if value is None or value.denominator != 1:
-        raise Unreadable(RequestCode.NOT_A_NUMBER, f"{where} is {said!r}; write a whole number")
+        raise Unreadable(RequestCode.NOT_A_NUMBER, f"{where} is {quoted(said)}; write a whole number")
     number = value.numerator
     if number < 0:
-        raise Unreadable(RequestCode.NEGATIVE, f"{where} is {said}; write 0 or more")
+        raise Unreadable(RequestCode.NEGATIVE, f"{where} is {shortened(str(said))}; write 0 or more")
     if number >= 2**31:
         raise Unreadable(
             RequestCode.OUT_OF_RANGE,
-            f"{where} is {said}, more than any node has; the number has a unit of its own, write no Gi or Mi",
+            f"{where} is {shortened(str(said))}, more than any node has; the number has a unit of its own, write no Gi "
+            "or Mi",
         )
     return number
 
@@ -296,7 +334,7 @@ def card_memory(container: Container, resource: str, unit: MiB, split: int = 1) 
     if units * unit > LARGEST_CARD:
         raise Unreadable(
             RequestCode.OUT_OF_RANGE,
-            f"`{resource}` of container `{container.name}` is {units} per card, and one unit is {unit} MiB: no "
+            f"`{resource}` of container `{container.shown}` is {units} per card, and one unit is {unit} MiB: no "
             f"card has that much memory; write at most what `kubectl describe node` shows for one card",
         )
     return units * unit
@@ -307,6 +345,17 @@ def names(said: object) -> tuple[str, ...]:
     return () if said is None else tuple(part.strip() for part in str(said).split(",") if part.strip())
 
 
+def listed(annotations: Text, key: str) -> tuple[str, ...]:
+    """The comma list under a key of a pod. Commas are counted first: a list of 45,000 entries is not even split."""
+    said = annotations.get(key)
+    if isinstance(said, str) and said.count(",") >= LONGEST_LIST:
+        raise Unreadable(
+            RequestCode.BAD_ANNOTATION,
+            f"annotation `{key}` lists {said.count(',') + 1} entries; write at most {LONGEST_LIST}",
+        )
+    return names(said)
+
+
 def one_of(annotations: Text, key: str, allowed: Mapping[str, Any]) -> Any:
     """The meaning of an annotation that must be one of a few words; None when it is absent or empty."""
     said = str(annotations.get(key) or "").strip().lower()
@@ -314,7 +363,7 @@ def one_of(annotations: Text, key: str, allowed: Mapping[str, Any]) -> Any:
         return None
     if said not in allowed:
         code = RequestCode.UNKNOWN_POLICY if "policy" in key else RequestCode.BAD_ANNOTATION
-        raise Unreadable(code, f"annotation `{key}` is {said!r}; write one of {', '.join(sorted(allowed))}")
+        raise Unreadable(code, f"annotation `{key}` is {quoted(said)}; write one of {', '.join(sorted(allowed))}")
     return allowed[said]
 
 
@@ -328,8 +377,8 @@ def no_device(container: Container, has: str, carrier: str, line: str) -> Unread
     """The refusal of a container that names a share but not the resource the kubelet hands devices out for."""
     return Unreadable(
         RequestCode.NO_DEVICE_RESOURCE,
-        f"container `{container.name}` asks for `{has}` without `{carrier}`, and only that brings a card; add `{line}` "
-        f"to its limits",
+        f"container `{container.shown}` asks for `{has}` without `{carrier}`, and only that brings a card; add "
+        f"`{line}` to its limits",
     )
 
 
@@ -369,21 +418,32 @@ def request(
 
 def host_needs(pod: Pod) -> tuple[Millicores, MiB]:
     """The CPU and main memory that kube-scheduler counts for the pod."""
-    found = list(pod.containers())
-    alive = phases([role for role, _ in found])
-    sums: dict[int, tuple[int, int]] = {}
-    for (_, container), mine in zip(found, alive, strict=True):
-        cpu = max(0, millicores(_requested(container, "cpu")) or 0)
-        memory = max(0, host_mebibytes(_requested(container, "memory")) or 0)
-        for phase in mine:
-            before = sums.get(phase, (0, 0))
-            sums[phase] = (before[0] + cpu, before[1] + memory)
+    cpu, memory = _Peak(), _Peak()
+    for role, container in pod.containers():
+        cpu.add(role, max(0, millicores(_requested(container, "cpu")) or 0))
+        memory.add(role, max(0, host_mebibytes(_requested(container, "memory")) or 0))
     overhead = (pod.spec and pod.spec.overhead) or {}
     extra = (millicores(overhead.get("cpu")) or 0, host_mebibytes(overhead.get("memory")) or 0)
-    return (
-        _countable(max((cpu for cpu, _ in sums.values()), default=0) + max(0, extra[0])),
-        _countable(max((memory for _, memory in sums.values()), default=0) + max(0, extra[1])),
-    )
+    return _countable(cpu.most + max(0, extra[0])), _countable(memory.most + max(0, extra[1]))
+
+
+class _Peak:
+    """The most that containers need at one time, told in the order in which they start: see `requests.phases`."""
+
+    def __init__(self) -> None:
+        self._apps = self._sidecars = self._inits = 0
+
+    def add(self, role: Role, amount: int) -> None:
+        if role is Role.INIT:
+            self._inits = max(self._inits, self._sidecars + amount)
+        elif role is Role.SIDECAR:
+            self._sidecars += amount
+        else:
+            self._apps += amount
+
+    @property
+    def most(self) -> int:
+        return max(self._inits, self._sidecars + self._apps)
 
 
 def _countable(amount: int) -> int:

@@ -6,8 +6,11 @@ Door:  `Source.credential` before each request, `Source.forget` after the server
 
 import asyncio
 import json
+import os
+import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -19,6 +22,8 @@ from gputile.model.errors import InputError
 TOKEN_AGE = 60.0  # seconds to go on with a token file once read
 EXPIRY_MARGIN = 30.0  # seconds before its end that a plugin's credential is no longer used
 PLUGIN_PATIENCE = 60.0  # seconds a plugin may take; some ask a cloud
+PLUGIN_PRINTS = 2**20  # bytes a plugin may print; a token has a few thousand, a certificate with its key too
+LAST_WORDS = 1.0  # seconds for the pipe of a plugin that was killed to run dry
 PLUGIN_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 
 Clock: TypeAlias = Callable[[], float]
@@ -129,7 +134,9 @@ class Plugin:
         quiet, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
         command = (self._spec.command, *(self._spec.args or ()))
         try:
-            process = await asyncio.create_subprocess_exec(*command, stdin=quiet, stdout=pipe, env=self._env)
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=quiet, stdout=pipe, env=self._env, start_new_session=True
+            )
         except OSError as wrong:
             raise self._trouble(f"cannot be started: {wrong.strerror}; install it, or mend the path") from wrong
         printed = await self._patiently(process)
@@ -138,20 +145,32 @@ class Plugin:
         return printed
 
     async def _patiently(self, process: asyncio.subprocess.Process) -> bytes:
+        assert process.stdout is not None
+        is_done = False
         try:
             async with asyncio.timeout(PLUGIN_PATIENCE):
-                return (await process.communicate())[0]
-        except TimeoutError:
-            raise self._trouble(f"said nothing for {PLUGIN_PATIENCE:.0f} s; run it by hand to see why") from None
-        finally:
-            if process.returncode is None:
-                process.kill()
+                printed = await self._bounded(process.stdout)
                 await process.wait()
+            is_done = True
+        except TimeoutError:
+            raise self._trouble(f"did not end within {PLUGIN_PATIENCE:.0f} s; run it by hand to see why") from None
+        finally:
+            if not is_done:
+                await _end(process, process.stdout)
+        return printed
+
+    async def _bounded(self, stdout: asyncio.StreamReader) -> bytes:
+        printed = bytearray()
+        while chunk := await stdout.read(2**16):
+            printed += chunk
+            if len(printed) > PLUGIN_PRINTS:
+                raise self._trouble(f"prints more than {PLUGIN_PRINTS} bytes; run it by hand to see what it says")
+        return bytes(printed)
 
     def _understood(self, printed: bytes) -> tuple[Credential, float]:
         try:
             answer = msgspec.json.decode(printed, type=PluginAnswer)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise self._trouble("printed no ExecCredential with a status; run it by hand to see what it says") from None
         if answer.api_version != self._spec.api_version:
             raise self._trouble(f"answers in another apiVersion than {self._spec.api_version}; name its own there")
@@ -166,6 +185,17 @@ class Plugin:
 
     def _trouble(self, what: str) -> InputError:
         return InputError(f"{self._where}: exec plugin {self._spec.command!r} {what}")
+
+
+async def _end(process: asyncio.subprocess.Process, stdout: asyncio.StreamReader) -> None:
+    """Kill a plugin with all that it started: a child of its would keep the pipe open, and us waiting for it."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LAST_WORDS):
+            while await stdout.read(2**16):
+                pass
+            await process.wait()
 
 
 def _seconds(ends: datetime | None) -> float:

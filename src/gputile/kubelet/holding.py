@@ -1,7 +1,8 @@
 """Who holds which devices, as the kubelet says it.
 
 Room:  the device manager's checkpoint is the only place that names init containers, pods by their UID, and what
-       Allocate had answered. It is read anew each time: a file of some kilobytes.
+       Allocate had answered. It is read anew each time: a file of some kilobytes. An entry that cannot be read is left
+       out: its own container cannot start, and all others can.
 Door:  `read_checkpoint`, `registered`.
 """
 
@@ -16,7 +17,7 @@ from gputile.kubelet.protobuf import Garbled, decode
 from gputile.model.errors import GputileError
 
 CHECKPOINT = "kubelet_internal_checkpoint"
-PATIENCE = 5.0  # seconds
+LARGEST = 64 * 2**20  # bytes of a checkpoint; one of 100,000 devices has five million
 
 
 class Unreadable(GputileError):
@@ -42,7 +43,7 @@ class Entry(msgspec.Struct, rename="pascal"):
 
 
 class Entries(msgspec.Struct, rename="pascal"):
-    pod_device_entries: list[Entry] | None = None
+    pod_device_entries: list[msgspec.Raw] | None = None
     registered_devices: dict[str, list[str] | None] | None = None
 
 
@@ -51,11 +52,14 @@ class Checkpoint(msgspec.Struct, rename="pascal"):
 
 
 CHECKPOINTS = msgspec.json.Decoder(Checkpoint)
+ENTRIES = msgspec.json.Decoder(Entry)
+UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 def read_checkpoint(folder: Path) -> tuple[Held, ...]:
     """All that the kubelet's device manager has given out; also to pods that ended since its last allocation."""
-    return tuple(_held(entry) for entry in _read(folder).pod_device_entries or ())
+    entries = map(_entry, _read(folder).pod_device_entries or ())
+    return tuple(_held(entry) for entry in entries if entry is not None)
 
 
 def registered(folder: Path, resource: str) -> frozenset[str]:
@@ -66,11 +70,22 @@ def registered(folder: Path, resource: str) -> frozenset[str]:
 def _read(folder: Path) -> Entries:
     path = folder / CHECKPOINT
     try:
-        return CHECKPOINTS.decode(path.read_bytes()).data
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise Unreadable(f"{path} cannot be read: it has more than {LARGEST} bytes")
+        return CHECKPOINTS.decode(content).data
     except FileNotFoundError:
         return Entries()  # a kubelet that has never heard of a device
-    except (OSError, msgspec.DecodeError, RecursionError) as wrong:
-        raise Unreadable(f"{path} cannot be read: {wrong}") from wrong
+    except (OSError, *UNREADABLE) as wrong:
+        raise Unreadable(f"{path} cannot be read: {str(wrong)[:200]}") from wrong
+
+
+def _entry(raw: msgspec.Raw) -> Entry | None:
+    try:
+        return ENTRIES.decode(raw)
+    except UNREADABLE:
+        return None
 
 
 def _held(entry: Entry) -> Held:

@@ -89,13 +89,20 @@ class Door:
         told: str | None = None
         try:
             while True:
-                before, why = self._known, await self._step()
+                before, why = self._known, await self._safe_step()
                 if why != told or before != self._known:
                     self._on_turn(self._plugin.resource, why)
                 told = why
                 await self._pause(LOOK)
         finally:
             await self.close()
+
+    async def _safe_step(self) -> str:
+        """Whatever it is that nobody thought of, we try again."""
+        try:
+            return await self._step()
+        except Exception as bug:
+            return f"cannot be served: {type(bug).__name__}: {bug}"
 
     async def _step(self) -> str:
         """Serve and be registered with the kubelet that runs now; else the reason why not."""

@@ -15,6 +15,8 @@ from gputile.model.errors import GputileError
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 FIXED = {FIXED64: 8, FIXED32: 4}
+MOST_FIELDS = 300_000
+"""Fields of one message with all that it holds. The largest that is real names some 100,000 devices."""
 
 
 class Garbled(GputileError):
@@ -101,14 +103,30 @@ def _varint(value: int) -> bytes:
 # ---- in -------------------------------------------------------------------------------------------------------------
 
 
+class Budget:
+    """How many fields may still be read."""
+
+    def __init__(self) -> None:
+        self._left = MOST_FIELDS
+
+    def spend(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise Garbled(f"the message has more than {MOST_FIELDS} fields")
+
+
 def decode(kind: type[M], data: bytes) -> M:
+    return _decode(kind, data, Budget())
+
+
+def _decode(kind: type[M], data: bytes, budget: Budget) -> M:
     found: dict[str, Any] = {}
     known = fields(kind)
-    for number, wire, value in _parts(data):
+    for number, wire, value in _parts(data, budget):
         if number > len(known):
             continue
         field = known[number - 1]
-        read = _read(field, wire, value, kind)
+        read = _read(field, wire, value, kind, budget)
         if field.shape is list:
             found.setdefault(field.name, []).append(read)
         elif field.shape is dict:
@@ -118,15 +136,15 @@ def decode(kind: type[M], data: bytes) -> M:
     return kind(**found)
 
 
-def _read(field: Field, wire: int, value: int | bytes, kind: type[Message]) -> Any:
+def _read(field: Field, wire: int, value: int | bytes, kind: type[Message], budget: Budget) -> Any:
     if field.kind in (int, bool) and wire == VARINT and isinstance(value, int):
         return bool(value) if field.kind is bool else _signed(value)
     if field.kind in (int, bool) or not isinstance(value, bytes):
         raise Garbled(f"`{field.name}` of {kind.__name__} has the wrong wire type {wire}")
     if field.shape is dict:
-        pair = {number: _text(item) for number, _, item in _parts(value) if isinstance(item, bytes)}
+        pair = {number: _text(item) for number, _, item in _parts(value, budget) if isinstance(item, bytes)}
         return {pair.get(1, ""): pair.get(2, "")}
-    return _text(value) if field.kind is str else decode(field.kind, value)
+    return _text(value) if field.kind is str else _decode(field.kind, value, budget)
 
 
 def _signed(value: int) -> int:
@@ -140,10 +158,11 @@ def _text(data: bytes) -> str:
         raise Garbled(f"text that is no UTF-8: {wrong}") from wrong
 
 
-def _parts(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
+def _parts(data: bytes, budget: Budget) -> Iterator[tuple[int, int, int | bytes]]:
     """Number, wire type and value of each field, as they come."""
     at = 0
     while at < len(data):
+        budget.spend()
         tag, at = _number(data, at)
         number, wire = tag >> 3, tag & 7
         if not number:

@@ -25,6 +25,10 @@ class Silent(GputileError):
     """The runtime cannot be asked; the sentence says why."""
 
 
+class Replaced(GputileError):
+    """The runtime made its socket anew, and the one that was mounted into our container is dead for good."""
+
+
 class Cdi(msgspec.Struct, frozen=True):
     """Whether the runtime obeys CDI, where it looks for specs, and how we know."""
 
@@ -64,17 +68,31 @@ async def _call(socket: Path, method: str, asked: Message, answer: type[M]) -> M
             call = channel.unary_unary(method, request_serializer=encode, response_deserializer=decoder(answer))
             said: M | None = await call(asked, timeout=PATIENCE)
     except grpc.aio.AioRpcError as no:
+        if _is_unlinked(socket):
+            raise Replaced(
+                f"the runtime has replaced its socket {socket}, while we keep the one that was mounted into it: "
+                "the agent ends, so that the kubelet starts it with the new one"
+            ) from no
         raise Silent(f"the runtime at {socket} cannot be asked: {no.details()}") from no
     if said is None:  # gRPC's word for an answer that could not be read
         raise Silent(f"what the runtime at {socket} answers cannot be read")
     return said
 
 
+def _is_unlinked(socket: Path) -> bool:
+    """Whether the file has no name on the node any more: so it is with a mount of one socket whose server was started
+    anew, and never where the folder is mounted."""
+    try:
+        return socket.stat().st_nlink == 0
+    except OSError:
+        return False
+
+
 def read_config(text: str, folder: str) -> Cdi:
     """containerd shows its configuration; whoever shows none has proven nothing."""
     try:
         config = msgspec.json.decode(text.encode(), type=Config)
-    except (msgspec.DecodeError, UnicodeEncodeError):
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return Cdi(False, why="the runtime does not show its configuration; if it obeys CDI, set `cdi: yes`")
     if not config.enable_cdi:
         return Cdi(False, why="CDI is off in the runtime's configuration; turn `enable_cdi` on")

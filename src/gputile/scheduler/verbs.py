@@ -29,6 +29,7 @@ from gputile.model.refusals import SENTENCE, BadRequest, NodeCode, Refusal
 from gputile.model.requests import PodRequest
 from gputile.scheduler.mirror import GUESSING, Mirror, created, is_same
 from gputile.scheduler.remembering import Nos, Said
+from gputile.scheduler.request_cache import RequestCache
 from gputile.scheduler.settings import Settings
 from gputile.scheduler.wire import FilterAnswer, FilterArgs
 from gputile.telemetry.metrics import Metrics
@@ -59,6 +60,7 @@ class Extender:
         self._recent: OrderedDict[str, Pod] = OrderedDict()  # pods that kube-scheduler knew before our watch did
         self._shy: dict[str, set[str]] = {}  # by pod: nodes that were offered to it and came to nothing
         self._nos = Nos(mirror.ledger.fleet)
+        self._requests = RequestCache()
         self.on_no: Callable[[No], None] = lambda no: None
 
     # ---- filter -----------------------------------------------------------------------------------------------------
@@ -80,7 +82,7 @@ class Extender:
         known = self._mirror.waiting.get(pod.uid)
         if known is not None and is_same(known.pod, pod):
             return known.asked
-        return speaking.read_pod(pod, self._mirror.settings)
+        return self._requests.read(pod, self._mirror.settings)
 
     def _bad(self, args: FilterArgs, bad: BadRequest) -> FilterAnswer:
         self._metrics.bad_requests.labels(bad.code).inc()

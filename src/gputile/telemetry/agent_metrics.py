@@ -27,6 +27,7 @@ class AgentMetrics:
         self.elsewhere = self._gauge("ids_elsewhere", "Containers whose device IDs name another card than their grant.")
         self.over_use = self._gauge("over_use", "Pods that use more memory of a card than granted, each card counted.")
         self.swept = self._counter("swept_specs_total", "CDI specs removed because their pod is gone.")
+        self.loop_failures = self._counter("loop_failures_total", "Turns of a loop that failed; it goes on.", "loop")
         self.page: Callable[[], bytes] = bytes  # figures that are made when somebody asks: see `figures`
         self.beats = self._counter("heartbeats_total", "Renewals of the Lease by how they ended.", "end")
 

@@ -1,0 +1,337 @@
+"""Pods and words that nobody thought of: the agent lives, its Lease is renewed, and other pods' containers start.
+
+Seen to fail, by breaking the code on purpose: `_survive` that raises; `Residents._isolated` that does; a loop without
+`_survive`; `Slots` that writes by path, or without O_EXCL; an edited grant that takes its new place in the order.
+"""
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gputile.agent import process
+from gputile.agent.isolating import STRENGTH, CannotServe, chosen
+from gputile.agent.residents import Residents
+from gputile.agent.settings import ISOLATIONS, AgentSettings
+from gputile.agent.slots import Slots
+from gputile.dialects import gputile, records
+from gputile.dialects.settings import DEFAULTS
+from gputile.dialects.wire import Pod
+from gputile.kube.values import Change, Snapshot
+from gputile.kubelet import messages as wire
+from gputile.kubelet.runtime import Replaced
+from gputile.testing.builders import pod as manifest
+from tests.agent.node import GPUS, Rig, running
+from tests.agent.rig import CARDS, NODE, Kubelet, granted, several, tile
+from tests.kubelet.kubelet import ScriptedKubelet
+
+GPU = {gputile.GPU: 1, gputile.MEMORY: 4096}
+DEEP = "[" * 50_000
+
+
+def hostile(uid: str, *containers: dict[str, Any], init: int = 0, annotations: dict[str, str] | None = None) -> Pod:
+    many = tuple(GPU for _ in range(init))
+    made = manifest(*(containers or (GPU,)), init=many, name=uid, uid=uid, on=NODE, annotations=annotations)
+    return msgspec.convert(made, Pod)
+
+
+def forged(uid: str, *tiles: dict[str, Any], **changed: Any) -> Pod:
+    containers = [{"name": "c0", "tiles": list(tiles)}]
+    record = {"version": 1, "pod": uid, "node": NODE, "dialect": "gputile", "containers": containers, "at": 1}
+    return hostile(uid, annotations={gputile.GRANT: json.dumps(record | changed)})
+
+
+TILE = {"uuid": "GPU-0", "index": 0, "memory": 1024, "cores": 0}
+PODS = [
+    pytest.param(hostile("x", annotations={f"gputile.io/a{n}": "" for n in range(17_000)}), id="17000-annotations"),
+    pytest.param(hostile("x", annotations={gputile.GRANT: DEEP}), id="a-grant-of-deep-json"),
+    pytest.param(hostile("x", annotations={gputile.GRANT: "x" * 200_000}), id="a-grant-that-is-no-json"),
+    pytest.param(hostile("x", annotations={"gputile.io/uuid": "a," * 45_000}), id="a-list-of-45000-uuids"),
+    pytest.param(hostile("x", init=2000), id="2000-init-containers"),
+    pytest.param(hostile("x", *(GPU for _ in range(2000))), id="2000-containers"),
+    pytest.param(forged("x", *[TILE] * 4000), id="a-grant-of-4000-tiles"),
+    pytest.param(forged("x", TILE, at=-(10**25)), id="a-grant-before-time"),
+    pytest.param(forged("x", TILE | {"memory": 10**30}), id="a-tile-of-more-than-anything"),
+]
+
+
+@pytest.mark.parametrize("evil", PODS)
+async def test_beside_a_hostile_pod_others_start_and_the_lease_is_renewed(tmp_path: Path, evil: Pod) -> None:
+    async with running(tmp_path, *GPUS) as (rig, kubelet):
+        await rig.until(lambda: kubelet.registrations and rig.api.beats)
+        rig.api.pods.put_nowait(Change("ADDED", evil))
+        await the_good_one_starts(rig, kubelet, tmp_path)
+
+
+async def the_good_one_starts(rig: Rig, kubelet: ScriptedKubelet, folder: Path) -> None:
+    rig.api.pods.put_nowait(Change("ADDED", granted("good", tile(2), at=5)))
+    asked = wire.AllocationsAsked(containers=[wire.Ids(ids=["GPU-0::0"])])
+    given = await kubelet.call("Allocate", asked, wire.Allocations)
+    Kubelet(folder).gave("good", "c0", ["GPU-0::0"], given.containers[0])
+    await kubelet.call("PreStartContainer", wire.Ids(ids=["GPU-0::0"]), wire.Nothing)
+    (spec,) = (folder / "cdi").glob("gputile.io-slot_good_*.json")
+    assert "NVIDIA_VISIBLE_DEVICES=GPU-2" in spec.read_text()
+    before = len(rig.api.beats)
+    await rig.until(lambda: len(rig.api.beats) > before)
+
+
+async def test_a_pod_that_no_code_can_read_stops_itself_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = records.read_grant
+
+    def reads(pod: Pod, *more: Any) -> Any:
+        if pod.uid == "x":
+            raise OverflowError("nobody thought of this")
+        return real(pod, *more)
+
+    monkeypatch.setattr(records, "read_grant", reads)
+    async with running(tmp_path, *GPUS) as (rig, kubelet):
+        await rig.until(lambda: kubelet.registrations and rig.api.beats)
+        rig.api.pods.put_nowait(Snapshot((hostile("x"), granted("also-listed", tile(3)))))
+        rig.api.pods.put_nowait(Change("MODIFIED", hostile("x")))
+        await the_good_one_starts(rig, kubelet, tmp_path)
+        listed, evil = rig.agent.residents.get("also-listed"), rig.agent.residents.get("x")
+        assert listed is not None
+        assert listed.grant is not None
+        assert evil is not None
+        assert (evil.grant, "failed to read the pod: OverflowError" in evil.fault) == (None, True)
+
+
+async def test_a_pod_that_becomes_unreadable_keeps_the_grant_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Residents(DEFAULTS)
+    await found.serves(CARDS, "")
+    await found.changed(granted("a", tile(1), at=7), deleted=False)
+
+    def fails(*_: Any) -> Any:
+        raise ValueError("of no kind")
+
+    monkeypatch.setattr(records, "read_grant", fails)
+    await found.changed(granted("a", tile(2), at=3), deleted=False)
+    (one,) = found.all()
+    assert one.grant is not None
+    assert (list(one.grant.uses()), one.order) == (["GPU-1"], (7, "a"))
+
+
+async def test_a_grant_that_is_edited_gains_no_place_in_the_order() -> None:
+    found = Residents(DEFAULTS)
+    await found.serves(CARDS, "")
+    await found.listed([granted("first", tile(0), at=5), granted("second", tile(0), at=6)])
+    await found.changed(granted("second", tile(1), at=1), deleted=False)
+    assert [one.pod.uid for one in found.all()] == ["first", "second"]
+
+
+# ---- loops ----------------------------------------------------------------------------------------------------------
+
+
+def failing(rig: Rig, name: str, times: int) -> Callable[[], int]:
+    """Let a part of the agent raise so many times; says how often it was called."""
+    holder, _, method = name.rpartition(".")
+    owner = rig.agent
+    for part in filter(None, holder.split(".")):
+        owner = getattr(owner, part)
+    real, calls = getattr(owner, method), [0]
+
+    def fails(*args: Any, **more: Any) -> Any:
+        calls[0] += 1
+        if calls[0] <= times:
+            raise KeyError("nobody thought of this")
+        return real(*args, **more)
+
+    setattr(owner, method, fails)
+    return lambda: calls[0]
+
+
+@pytest.mark.parametrize(
+    ("part", "loop"),
+    [
+        pytest.param("cards.seen", "look", id="the-look-at-the-cards"),
+        pytest.param("driver.wait", "errors", id="the-drivers-errors"),
+        pytest.param("heartbeat.beat", "heartbeat", id="the-heartbeat"),
+        pytest.param("reporter.step", "report", id="what-the-node-says"),
+        pytest.param("slots.sweep", "tidy", id="cleaning"),
+        pytest.param("meter.look", "measure", id="measuring-use"),
+        pytest.param("residents.changed", "pods", id="a-pod-that-changes"),
+        pytest.param("residents.listed", "pods", id="a-list-of-pods"),
+        pytest.param("client.follow_pods", "pods", id="the-watch-on-pods"),
+        pytest.param("reporter.seen", "node", id="the-node"),
+    ],
+)
+async def test_a_loop_that_fails_goes_on(tmp_path: Path, part: str, loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "SWEEP", 0.01)
+    rig, stop = Rig(tmp_path, Rig.driver_of(*GPUS), report_use=True), asyncio.Event()
+    calls = failing(rig, part, times=2)
+    async with ScriptedKubelet(tmp_path) as kubelet:
+        task = asyncio.create_task(rig.agent.run(stop))
+        for number in range(3):
+            rig.api.pods.put_nowait(Snapshot(()))
+            rig.api.pods.put_nowait(Change("ADDED", granted(f"p{number}", tile(0, 1))))
+            rig.api.annotate(turn=str(number))
+        try:
+            await rig.until(lambda: calls() > 2)
+            await rig.until(lambda: kubelet.registrations and rig.api.inventory())
+            await the_good_one_starts(rig, kubelet, tmp_path)
+            assert not task.done()
+            said = rig.agent.metrics.text().decode()
+            assert f'gputile_agent_loop_failures_total{{loop="{loop}"}} 2.0' in said
+        finally:
+            stop.set()
+            await task
+
+
+async def test_a_pod_that_a_loop_fails_on_costs_no_new_list(tmp_path: Path) -> None:
+    rig, stop = Rig(tmp_path, Rig.driver_of(*GPUS)), asyncio.Event()
+    calls, follows = failing(rig, "residents.changed", times=3), failing(rig, "client.follow_pods", times=0)
+    async with ScriptedKubelet(tmp_path) as kubelet:
+        task = asyncio.create_task(rig.agent.run(stop))
+        await rig.until(lambda: kubelet.registrations)
+        for number in range(4):
+            rig.api.pods.put_nowait(Change("ADDED", granted(f"p{number}", tile(0, 1))))
+        await rig.until(lambda: calls() == 4 and rig.agent.residents.get("p3"))
+        assert follows() == 1
+        stop.set()
+        await task
+
+
+async def test_a_runtime_that_replaced_its_socket_ends_the_agent_for_a_new_mount(tmp_path: Path) -> None:
+    """A mount of one socket keeps the file that was there; the kubelet mounts the new one when it starts us again."""
+    path = tmp_path / "cri.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        mounted = os.open(path, os.O_PATH)
+    path.unlink()
+    rig = Rig(tmp_path, Rig.driver_of(*GPUS), runtime=f"/proc/self/fd/{mounted}")
+    try:
+        async with ScriptedKubelet(tmp_path), asyncio.timeout(20):
+            with pytest.raises(Replaced, match="replaced its socket"):
+                await rig.agent.run(asyncio.Event())
+    finally:
+        os.close(mounted)
+    assert rig.api.beats[-1:] == ["withdrawn"], "no pod is sent here meanwhile"
+
+
+# ---- forged grants --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pod", "says"),
+    [
+        pytest.param(forged("x"), "no GPU at all", id="empty-tiles"),
+        pytest.param(forged("x", TILE | {"memory": 0}), "no memory and no cores", id="a-tile-of-nothing"),
+        pytest.param(forged("x", TILE | {"memory": 16385}), "16385 MiB", id="more-than-the-card-has"),
+        pytest.param(forged("x", TILE, TILE | {"memory": 16384}), "17408 MiB", id="in-sum-more-than-the-card-has"),
+        pytest.param(forged("x", TILE, version=2), "version 2", id="an-unknown-version"),
+    ],
+)
+async def test_a_forged_grant_starts_nothing(tmp_path: Path, pod: Pod, says: str) -> None:
+    async with running(tmp_path, *GPUS, hold=0.05) as (rig, kubelet):
+        await rig.until(lambda: kubelet.registrations and rig.api.inventory())
+        rig.api.pods.put_nowait(Change("ADDED", pod))
+        asked = wire.AllocationsAsked(containers=[wire.Ids(ids=["GPU-0::0"])])
+        given = await kubelet.call("Allocate", asked, wire.Allocations)
+        Kubelet(tmp_path).gave("x", "c0", ["GPU-0::0"], given.containers[0])
+        with pytest.raises(Exception, match=says):
+            await kubelet.call("PreStartContainer", wire.Ids(ids=["GPU-0::0"]), wire.Nothing)
+        assert not list((tmp_path / "cdi").glob("*"))
+
+
+async def test_expected_devices_of_a_pod_with_many_containers_are_found_by_name() -> None:
+    found = Residents(DEFAULTS)
+    await found.serves(CARDS, "")
+    await found.listed([several("a", {f"c{n}": (tile(0, 8),) for n in range(200)})])
+    assert len(found.expected(gputile.GPU, {("a", "c7")})) == 199
+
+
+# ---- CDI specs ------------------------------------------------------------------------------------------------------
+
+
+class TestDrafts:
+    def test_a_link_under_the_specs_name_is_replaced_and_not_followed(self, tmp_path: Path) -> None:
+        folder, treasure = tmp_path / "cdi", tmp_path / "treasure"
+        folder.mkdir()
+        treasure.write_text("keep me")
+        (folder / "gputile.io-slot_uid-a_aa.json").symlink_to(treasure)
+        Slots(folder).fill("uid-a", "aa", {"env": []})
+        assert treasure.read_text() == "keep me"
+        assert not (folder / "gputile.io-slot_uid-a_aa.json").is_symlink()
+
+    def test_a_draft_is_opened_so_that_nobody_can_slip_one_in(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Between our look and our write somebody puts a link there: the write fails, and follows nothing."""
+        treasure, real = tmp_path / "treasure", os.open
+        treasure.write_text("keep me")
+        folder = tmp_path / "cdi"
+
+        def raced(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+            if flags & os.O_CREAT:
+                os.symlink(treasure, path, dir_fd=dir_fd)
+            return real(path, flags, mode, dir_fd=dir_fd)
+
+        monkeypatch.setattr(os, "open", raced)
+        with pytest.raises(FileExistsError):
+            Slots(folder).fill("uid-a", "aa", {"env": []})
+        assert treasure.read_text() == "keep me"
+        assert not (folder / "gputile.io-slot_uid-a_aa.json").exists()
+
+    @pytest.mark.parametrize(
+        ("pod", "slot"),
+        [
+            pytest.param("../../etc/x", "aa", id="a-pod-that-climbs"),
+            pytest.param("uid-a", "../aa", id="a-slot-that-climbs"),
+            pytest.param("uid_a", "aa", id="a-pod-that-could-be-taken-for-two-parts"),
+            pytest.param("", "aa", id="no-pod"),
+            pytest.param("uid-a", "", id="no-slot"),
+            pytest.param("u" * 300, "aa", id="a-name-too-long-for-a-file"),
+        ],
+    )
+    def test_a_name_that_is_no_part_of_a_files_name_is_rejected(self, tmp_path: Path, pod: str, slot: str) -> None:
+        with pytest.raises(CannotServe):
+            Slots(tmp_path / "cdi").fill(pod, slot, {"env": []})
+        assert not (tmp_path / "cdi").exists()
+
+    def test_drafts_of_an_agent_that_was_killed_are_swept(self, tmp_path: Path) -> None:
+        (tmp_path / ".gputile.io-slot_a_aa.json.0a1b2c3d").write_text("half")
+        Slots(tmp_path).sweep(set())
+        assert not list(tmp_path.iterdir())
+
+
+# ---- isolation ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("usual", "wanted", "free", "want"),
+    [
+        pytest.param("devices", "", False, "devices", id="who-does-not-ask-gets-the-nodes"),
+        pytest.param("devices", "devices", False, "devices", id="who-asks-for-the-nodes-gets-it"),
+        pytest.param("none", "devices", False, "devices", id="devices-is-stronger-than-none"),
+        pytest.param("none", "cdi", False, "cdi", id="cdi-is-stronger-than-none"),
+        pytest.param("devices", "preload", False, "preload", id="preload-is-stronger-than-devices"),
+        pytest.param("cdi", "mps", False, "mps", id="mps-is-stronger-than-cdi"),
+        pytest.param("preload", "mps", False, "mps", id="mps-is-stronger-than-preload"),
+        pytest.param("mps", "none", False, "not stronger than `mps`", id="none-is-weaker"),
+        pytest.param("mps", "preload", False, "not stronger than `mps`", id="preload-is-weaker-than-mps"),
+        pytest.param("preload", "cdi", False, "choose `mps`, or remove", id="the-stronger-ones-are-named"),
+        pytest.param("devices", "cdi", False, "not stronger than `devices`", id="cdi-is-no-stronger-than-devices"),
+        pytest.param("cdi", "devices", False, "not stronger than `cdi`", id="nor-devices-than-cdi"),
+        pytest.param("mps", "none", True, "none", id="where-pods-choose-also-a-weaker-one"),
+        pytest.param("devices", "cdi", True, "cdi", id="where-pods-choose-also-an-equal-one"),
+        pytest.param("none", "lead", True, "is not known", id="an-isolation-that-is-none"),
+        pytest.param("none", "x" * 999, False, f"'{'x' * 60}' is not known", id="of-which-little-is-repeated"),
+    ],
+)
+def test_which_isolation_a_pod_may_choose(usual: str, wanted: str, free: bool, want: str) -> None:
+    if want in STRENGTH:
+        assert chosen(usual, wanted, free=free) == want
+        return
+    with pytest.raises(CannotServe, match=want):
+        chosen(usual, wanted, free=free)
+
+
+def test_every_isolation_has_its_strength_and_pods_choose_no_weaker_one_by_default() -> None:
+    assert set(STRENGTH) == set(ISOLATIONS)
+    assert AgentSettings().pods_choose_isolation is False

@@ -1,0 +1,247 @@
+"""Pods and nodes that anybody may write: reading them stays cheap, and messages stay short."""
+
+import json
+from difflib import get_close_matches
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputile.dialects import gputile, records, speaking
+from gputile.dialects.wire import LARGEST_NODE, LONGEST_LIST, SHOWN, convert_pod, host_needs
+from gputile.model.refusals import BadRequest, NodeCode, RequestCode
+from gputile.model.requests import PodRequest, phases
+from gputile.testing.builders import pod
+from tests.dialects.doors import Manifest, No, expect, node_of, object_of, raw_node, read
+
+GPUTILE, NVIDIA = {"gputile.io/gpu": 1}, {"nvidia.com/gpu": 1}
+HAMI, VGPU = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1}, {"nvidia.com/vgpu-number": 1}
+
+
+# ---- annotations that look like ours --------------------------------------------------------------------------------
+
+
+def strange(count: int) -> Manifest:
+    return pod(GPUTILE, annotations={f"gputile.io/modle-{n}": "A100" for n in range(count)})
+
+
+def test_reading_a_pod_never_looks_for_the_nearest_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took four seconds for 17,000 annotations, at every watch event."""
+    monkeypatch.setattr(gputile, "get_close_matches", lambda *_, **__: pytest.fail("difflib was asked"))
+    assert isinstance(speaking.read_pod(strange(5)), PodRequest)
+
+
+@pytest.mark.parametrize(
+    ("count", "hints", "last"),
+    [
+        pytest.param(0, 0, "", id="none-needs-no-word"),
+        pytest.param(1, 1, "did you mean `gputile.io/model`?", id="one-gets-a-hint"),
+        pytest.param(3, 3, "did you mean `gputile.io/model`?", id="three-get-hints"),
+        pytest.param(5, 3, "2 more annotations under `gputile.io/` mean nothing", id="of-five-two-are-only-counted"),
+    ],
+)
+def test_hints_are_for_three_annotations_at_most(
+    count: int, hints: int, last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def counted(word: str, *known: Any, **more: Any) -> list[str]:
+        asked.append(word)
+        return get_close_matches(word, *known, **more)
+
+    monkeypatch.setattr(gputile, "get_close_matches", counted)
+    notes = speaking.notes(strange(count), read(strange(count)))
+    assert len(asked) == hints
+    assert len(notes) == hints + (count > hints)
+    assert not notes or last in notes[-1]
+
+
+# ---- lists ----------------------------------------------------------------------------------------------------------
+
+LISTS = [
+    pytest.param(GPUTILE, "gputile.io/model", id="our-models"),
+    pytest.param(GPUTILE, "gputile.io/not-model", id="our-models-that-are-not-wanted"),
+    pytest.param(GPUTILE, "gputile.io/uuid", id="our-uuids"),
+    pytest.param(GPUTILE, "gputile.io/not-uuid", id="our-uuids-that-are-not-wanted"),
+    pytest.param(HAMI, "gputile.io/uuid", id="our-uuids-in-another-dialect"),
+    pytest.param(NVIDIA, "nvidia.com/gpu.model", id="models-of-nvidia-gpu-scheduler"),
+    pytest.param(HAMI, "nvidia.com/use-gputype", id="hamis-types"),
+    pytest.param(HAMI, "nvidia.com/nouse-gputype", id="hamis-types-that-are-not-wanted"),
+    pytest.param(HAMI, "nvidia.com/use-gpuuuid", id="hamis-uuids"),
+    pytest.param(HAMI, "nvidia.com/nouse-gpuuuid", id="hamis-uuids-that-are-not-wanted"),
+    pytest.param(VGPU, "nvidia.com/include-gpu-type", id="vgpu-managers-types"),
+    pytest.param(VGPU, "nvidia.com/exclude-gpu-type", id="vgpu-managers-types-that-are-not-wanted"),
+    pytest.param(VGPU, "nvidia.com/include-gpu-uuid", id="vgpu-managers-uuids"),
+    pytest.param(VGPU, "nvidia.com/exclude-gpu-uuid", id="vgpu-managers-uuids-that-are-not-wanted"),
+]
+
+
+@pytest.mark.parametrize(("limits", "key"), LISTS)
+def test_a_list_has_256_entries_at_most(limits: dict[str, Any], key: str) -> None:
+    def listing(count: int) -> Manifest:
+        return pod(limits, annotations={key: ",".join(f"GPU-{n}" for n in range(count))})
+
+    assert isinstance(speaking.read_pod(listing(LONGEST_LIST)), PodRequest)
+    expect(
+        listing(LONGEST_LIST + 1), "", No(RequestCode.BAD_ANNOTATION, f"`{key}` lists 257 entries; write at most 256")
+    )
+
+
+@pytest.mark.parametrize(
+    ("limits", "key"),
+    [
+        pytest.param(HAMI, "hami.io/gpu-scheduler-policy", id="policies"),
+        pytest.param(HAMI, "nvidia.com/vgpu-mode", id="modes"),
+        pytest.param(HAMI, "hami.io/device-scoring-weights", id="weights"),
+    ],
+)
+def test_a_list_of_known_words_is_not_read_to_its_end(limits: dict[str, Any], key: str) -> None:
+    said = {key: ",".join(["binpack"] * 300)}
+    expect(pod(limits, annotations=said), "", No(RequestCode.BAD_ANNOTATION, "lists 300 entries; write at most 256"))
+
+
+# ---- messages -------------------------------------------------------------------------------------------------------
+
+LONG = "x" * 5000
+
+
+def container(**changed: Any) -> Manifest:
+    made = pod(GPUTILE)
+    made["spec"]["containers"][0] |= changed
+    return made
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        pytest.param(pod({"gputile.io/gpu": LONG}), id="a-number"),
+        pytest.param(pod({"gputile.io/gpu": "-" + "1" * 29}), id="a-negative-number"),
+        pytest.param(pod({f"gputile.io/{LONG}": 1}), id="the-name-of-a-resource"),
+        pytest.param(container(name=LONG, resources={"limits": {"gputile.io/gpu": "a"}}), id="the-name-of-a-container"),
+        pytest.param(pod(GPUTILE, annotations={"gputile.io/policy": LONG}), id="a-policy"),
+        pytest.param(pod(GPUTILE, annotations={"gputile.io/numa": LONG}), id="a-wish"),
+        pytest.param(pod({}, annotations={"nvidia.com/gpumem": LONG}), id="a-resource-among-annotations"),
+        pytest.param(pod(HAMI, annotations={"hami.io/gpu-scheduler-policy": LONG}), id="hamis-policy"),
+        pytest.param(pod(HAMI, annotations={"nvidia.com/vgpu-mode": LONG}), id="hamis-mode"),
+        pytest.param(pod(HAMI, annotations={"nvidia.com/numa-bind": LONG}), id="hamis-flag"),
+        pytest.param(pod(HAMI, annotations={"hami.io/device-scoring-weights": LONG}), id="hamis-weights"),
+        pytest.param(pod(VGPU, annotations={"nvidia.com/device-topology-mode": LONG}), id="vgpu-managers-topology"),
+        pytest.param(
+            pod({"tencent.com/vcuda-core": 1}, annotations={"tencent.com/vcuda-core-limit": LONG}), id="vcudas-limit"
+        ),
+        pytest.param(pod({"aliyun.com/gpu-mem": 1}, labels={"aliyun.com/gpu-count": LONG}), id="gpushares-count"),
+        pytest.param({"metadata": LONG}, id="no-pod-at-all"),
+    ],
+)
+def test_a_message_repeats_little_of_what_was_written(manifest: Manifest) -> None:
+    found = speaking.read_pod(manifest)
+    assert isinstance(found, BadRequest)
+    assert "x" * (SHOWN + 1) not in found.message
+    assert len(found.message) < 400
+
+
+GRANT = {"version": 1, "pod": "uid-1", "node": "n1", "dialect": "gputile"}
+TILE = {"uuid": "GPU-n1-0", "index": 0, "memory": 1, "cores": 1}
+
+
+@pytest.mark.parametrize(
+    ("limits", "annotations"),
+    [
+        pytest.param(GPUTILE, {"gputile.io/grant": json.dumps(GRANT | {"pod": LONG, "containers": []})}, id="a-uid"),
+        pytest.param(
+            GPUTILE,
+            {"gputile.io/grant": json.dumps(GRANT | {"containers": [{"name": "a", "tiles": [], "role": LONG}]})},
+            id="a-role-that-the-decoder-repeats",
+        ),
+    ],
+)
+def test_so_does_one_about_a_grant(limits: dict[str, Any], annotations: dict[str, str]) -> None:
+    found = records.read_grant(object_of(pod(limits, annotations=annotations, on="n1")), None)
+    assert isinstance(found, BadRequest)
+    assert len(found.message) < 400
+
+
+@pytest.mark.parametrize("sign", ["\x1b[2J", "\x9b", "\r", "\u202e", "\x00"])
+def test_a_message_carries_no_sign_that_a_terminal_obeys(sign: str) -> None:
+    found = speaking.read_pod(container(name=f"a{sign}", resources={"limits": {"gputile.io/gpu": f"b{sign}"}}))
+    assert isinstance(found, BadRequest)
+    assert found.message.isprintable()
+
+
+# ---- many containers ------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 4), st.integers(0, 4)), max_size=6),
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=3),
+)
+def test_what_the_host_must_have_is_what_the_phases_define(
+    inits: list[tuple[bool, int, int]], apps: list[tuple[int, int]]
+) -> None:
+    """In one pass: thousands of sidecars before thousands of init containers took a second."""
+    first = tuple({"cpu": cpu, "memory": f"{mem}Mi", "sidecar": sidecar} for sidecar, cpu, mem in inits)
+    found = object_of(pod(*({"cpu": cpu, "memory": f"{mem}Mi"} for cpu, mem in apps), init=first))
+    alive = phases([role for role, _ in found.containers()])
+    needs = [*((cpu, mem) for _, cpu, mem in inits), *apps]
+    sums = [
+        tuple(sum(need[part] for need, mine in zip(needs, alive, strict=True) if phase in mine) for part in (0, 1))
+        for phase in range(len(inits) + 1)
+    ]
+    assert host_needs(found) == (1000 * max(cpu for cpu, _ in sums), max(mem for _, mem in sums))
+
+
+# ---- nodes ----------------------------------------------------------------------------------------------------------
+
+
+def ours(count: int) -> dict[str, str]:
+    cards = [{"index": n, "uuid": f"u{n}", "memory": 1, "links": {"0": 1}} for n in range(count)]
+    return {"gputile.io/inventory": json.dumps({"version": 1, "cards": cards})}
+
+
+def hamis(count: int) -> dict[str, str]:
+    return {"hami.io/node-nvidia-register": json.dumps([{"id": f"u{n}", "index": n} for n in range(count)])}
+
+
+def old_hamis(count: int) -> dict[str, str]:
+    return {"hami.io/node-nvidia-register": "".join(f"u{n},1,1,1,T4,0,true:" for n in range(count))}
+
+
+def vgpus(count: int) -> dict[str, str]:
+    return {"nvidia.com/node-device-register": json.dumps([{"id": n, "uuid": f"u{n}"} for n in range(count)])}
+
+
+def forks(count: int) -> dict[str, str]:
+    return {"tydic.io/nvidia-device-register": json.dumps([{"id": f"u{n}", "memory": 1} for n in range(count)])}
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        pytest.param(ours, id="ours"),
+        pytest.param(hamis, id="hamis"),
+        pytest.param(old_hamis, id="hamis-older-one"),
+        pytest.param(vgpus, id="vgpu-managers"),
+        pytest.param(forks, id="that-of-vcudas-fork"),
+    ],
+)
+def test_a_register_of_more_than_256_gpus_puts_the_node_out_of_use(register: Any) -> None:
+    """A table of the links of 3,500 GPUs took 15 seconds."""
+    assert len(node_of(raw_node(annotations=register(LARGEST_NODE))).cards) == LARGEST_NODE
+    found = node_of(raw_node(annotations=register(LARGEST_NODE + 1)))
+    assert (found.fault, found.cards) == (NodeCode.BAD_INVENTORY, ())
+
+
+@pytest.mark.parametrize("weight", [-1, 2**31, 10**30])
+def test_a_link_that_no_array_can_hold_puts_the_node_out_of_use(weight: int) -> None:
+    cards = [{"index": n, "uuid": f"u{n}", "memory": 1, "links": {"0": weight}} for n in range(2)]
+    inventory = {"gputile.io/inventory": json.dumps({"version": 1, "cards": cards})}
+    assert node_of(raw_node(annotations=inventory)).fault == NodeCode.BAD_INVENTORY
+
+
+def test_deep_json_is_a_bad_annotation_and_no_end_of_the_process() -> None:
+    deep = {"gputile.io/grant": '{"containers":' + "[" * 60_000}
+    found = records.read_grant(object_of(pod(GPUTILE, annotations=deep, on="n1")), None)
+    assert isinstance(found, BadRequest)
+    assert node_of(raw_node(annotations={"gputile.io/inventory": "[" * 60_000})).fault == NodeCode.BAD_INVENTORY
+    assert isinstance(convert_pod(json.loads("[" * 500 + "]" * 500)), BadRequest)

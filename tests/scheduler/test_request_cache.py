@@ -1,0 +1,71 @@
+"""A pod that kube-scheduler sends with every verb is read once per version, and a body that changed is read anew."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gputile.dialects import speaking
+from gputile.dialects.settings import DEFAULTS, DialectSettings
+from gputile.dialects.wire import Pod
+from gputile.model.requests import PodRequest
+from gputile.scheduler import request_cache
+from gputile.scheduler.request_cache import RequestCache
+from gputile.testing.builders import pod as manifest
+
+GPU = {"gputile.io/gpu": 1}
+OTHER = DialectSettings(gpushare_unit="MiB")
+
+
+def pod(limits: dict[str, Any] = GPU, version: str | None = "7", **more: Any) -> Pod:
+    made = manifest(limits, **more)
+    made["metadata"]["resourceVersion"] = version
+    return msgspec.convert(made, Pod)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Pod]:
+    """The pods that were really read."""
+    found: list[Pod] = []
+
+    def counted(pod: Pod, settings: DialectSettings) -> Any:
+        found.append(pod)
+        return speaking.read_pod(pod, settings)
+
+    monkeypatch.setattr(request_cache, "speaking", type("Speaking", (), {"read_pod": staticmethod(counted)}))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "settings", "count"),
+    [
+        pytest.param(pod(), pod(), DEFAULTS, 1, id="the-same-pod-is-read-once"),
+        pytest.param(pod({"cpu": 1}), pod({"cpu": 1}), DEFAULTS, 1, id="a-pod-without-gpus-is-read-once"),
+        pytest.param(pod(version="7"), pod(version="8"), DEFAULTS, 2, id="another-version-is-read-anew"),
+        pytest.param(pod(uid="a"), pod(uid="b"), DEFAULTS, 2, id="another-pod-is-read-anew"),
+        pytest.param(pod(), pod({"gputile.io/gpu": 2}), DEFAULTS, 2, id="another-spec-under-the-same-version"),
+        pytest.param(
+            pod(),
+            pod(annotations={"gputile.io/model": "T4"}),
+            DEFAULTS,
+            2,
+            id="other-annotations-under-the-same-version",
+        ),
+        pytest.param(pod(), pod(labels={"a": "b"}), DEFAULTS, 2, id="other-labels-under-the-same-version"),
+        pytest.param(pod(), pod(), OTHER, 2, id="other-settings-are-another-reading"),
+        pytest.param(pod(version=None), pod(version=None), DEFAULTS, 2, id="a-pod-without-a-version-is-not-kept"),
+        pytest.param(pod(uid=""), pod(uid=""), DEFAULTS, 2, id="a-pod-without-a-uid-is-not-kept"),
+    ],
+)
+def test_when_a_pod_is_read(first: Pod, second: Pod, settings: DialectSettings, count: int, reads: list[Pod]) -> None:
+    cache = RequestCache()
+    cache.read(first, DEFAULTS)
+    assert cache.read(second, settings) == speaking.read_pod(second, settings)
+    assert len(reads) == count
+
+
+def test_the_pods_that_were_used_last_are_kept(reads: list[Pod]) -> None:
+    cache = RequestCache(size=2)
+    for uid in ("a", "b", "a", "c", "a", "b"):
+        assert isinstance(cache.read(pod(uid=uid), DEFAULTS), PodRequest)
+    assert [read.uid for read in reads] == ["a", "b", "c", "b"]
