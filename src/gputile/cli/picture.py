@@ -106,7 +106,9 @@ LiveUse = Mapping[tuple[str, str], Mapping[str, int]]
 def picture(seen: Seen, settings: DialectSettings, now: float, use: LiveUse | None = None) -> Picture:
     """`now` in seconds since 1970."""
     settings = gpushare.resolved(settings, seen.nodes)
-    report = audit(seen.nodes, seen.pods, settings, now)
+    report = audit(
+        map(msgspec.to_builtins, seen.nodes), map(msgspec.to_builtins, seen.pods), settings.gpushare_unit, now
+    )
     everyone = [
         _node(found, settings, report.sold, use or {}) for found in sorted(seen.nodes, key=lambda one: one.name)
     ]
