@@ -104,7 +104,8 @@ class _Audit:
         self._alive.add(pod.uid)
         gpus = self._nodes.get(pod.node)
         if not pod.node:
-            self._pending += not pod.deleting and requested(pod, NOWHERE) is not None
+            asked = requested(pod, NOWHERE)
+            self._pending += asked is not None and asked.is_readable and not pod.deleting
         elif gpus is not None:
             self._see_bound(pod, gpus)
         elif has_record(pod) or gpu_resources(pod, NOWHERE):

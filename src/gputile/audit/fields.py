@@ -5,7 +5,7 @@ contain characters that a terminal obeys. Nothing here raises, and nothing costs
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,8 +25,8 @@ def mapping(value: object) -> Json:
     return value if isinstance(value, dict) else NOTHING
 
 
-def items(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
+def items(value: object) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else []
 
 
 def text(value: object) -> str | None:

@@ -75,7 +75,8 @@ class _Holder:
 
     def __init__(self, pod: Pod, gpus: Gpus, request: Request | None, record: Record | None, larger: bool) -> None:
         self._pod, self._gpus, self._record = pod, gpus, record
-        self._asks = {ask.container: ask for ask in request.asks} if request else {}
+        asks = () if request is None or (record is not None and record.is_nameless) else request.asks
+        self._asks = {ask.container: ask for ask in asks}
         self._larger = larger and (record is None or request is None or request.is_readable)
         family = record.family if record else request.family if request else ""
         self._slot = int(record.takes_slots if record else family in SLOT_DIALECTS)
@@ -113,7 +114,9 @@ class _Holder:
         """None: the record names a GPU for a container that asks for none, as elastic-gpu does for sidecars."""
         if tile.memory is not None and tile.cores is not None:
             said = Amounts(tile.memory, tile.cores, self._slot)
-            return said.most(self._share(ask, gpu)) if ask is not None and self._larger else said
+            if ask is None or tile.is_exact or not self._larger:
+                return said
+            return said.most(self._share(ask, gpu))
         return None if ask is None else self._share(ask, gpu)
 
     def _share(self, ask: Ask, gpu: Card) -> Amounts:

@@ -113,7 +113,7 @@ def read_pod(obj: object) -> Pod:
 
 def _containers(spec: Json, key: str) -> list[Container]:
     listed = spec.get(key)
-    if listed is not None and not isinstance(listed, list):
+    if listed is not None and not isinstance(listed, list | tuple):
         raise Unreadable(f"`spec.{key}` is no list")
     return [_container(_mapping(one, f"spec.{key}[{at}]"), key) for at, one in enumerate(listed or ())]
 
@@ -128,7 +128,7 @@ def _container(one: Json, key: str) -> Container:
 
 
 def _bound(conditions: object) -> str:
-    listed = [mapping(one) for one in conditions] if isinstance(conditions, list) else []
+    listed = [mapping(one) for one in conditions] if isinstance(conditions, list | tuple) else []
     times = (text(one.get("lastTransitionTime")) for one in listed if one.get("type") == "PodScheduled")
     return next((time for time in times if time), "")
 

@@ -134,7 +134,7 @@ def listed_by(node: Node) -> tuple[str, Callable[[Node], tuple[Card, ...]]] | No
 
 
 def _listed(value: object, key: str) -> Iterator[Json]:
-    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+    if not isinstance(value, list | tuple) or not all(isinstance(one, dict) for one in value):
         raise Unreadable(f"`{key}` cannot be read")
     yield from items(value)
 

@@ -6,6 +6,8 @@
 A grant names the UID and node of its pod, so that a copy of it on another pod is found out.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from gputile.audit.fields import Json, decoded, items, mapping, shown, whole
@@ -57,7 +59,7 @@ def read_lingering(node: Node, gpus: Gpus) -> tuple[Grant, ...]:
         return ()
     found = mapping(decoded(said))
     _check_version(found, LINGERING)
-    if not isinstance(found.get("grants"), list):
+    if not isinstance(found.get("grants"), list | tuple):
         raise Unreadable(f"annotation `{LINGERING}` cannot be read: it has no list of grants")
     grants = tuple(_grant(mapping(one), LINGERING, gpus) for one in items(found["grants"]))
     uids = {grant.pod for grant in grants}
@@ -102,9 +104,9 @@ def _tile(found: Json, key: str, gpus: Gpus) -> GrantedTile:
     return GrantedTile(uuid if gpu is None else gpu.uuid, memory, cores)
 
 
-def _list(found: Json, word: str, key: str) -> list[Json]:
+def _list(found: Json, word: str, key: str) -> Sequence[Json]:
     listed = found.get(word)
-    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+    if not isinstance(listed, list | tuple) or not all(isinstance(one, dict) for one in listed):
         raise Unreadable(f"annotation `{key}` cannot be read: `{word}` is no list of objects")
     return listed
 

@@ -22,27 +22,28 @@ def has_record(pod: Pod) -> bool:
 def read(pod: Pod, gpus: Gpus) -> Record | Disbelief | None:
     said = pod.annotations.get(ALLOCATED, "").strip()
     places = said.removesuffix(";").split(";") if said else []
-    first, step = _first_place(pod, len(places))
+    first = _first_place(pod, len(places))
     tiles: list[Tile] = []
     for number, place in enumerate(places):
         for device in place.split(":"):
             if not device.strip():
                 continue
-            tile = _tile(device, first + number * step)
+            tile = _tile(device, NO_CONTAINER if first is None else first + number)
             if tile is None:
                 return Disbelief(FAMILY, f"`{ALLOCATED}` has a device {shown(device)!r}")
             tiles.append(tile)
     if not tiles:
         return None
-    return Record(family=FAMILY, tiles=tuple(tiles), node=pod.annotations.get(NODE), takes_slots=True)
+    node = pod.annotations.get(NODE)
+    return Record(family=FAMILY, tiles=tuple(tiles), node=node, takes_slots=True, is_nameless=first is None)
 
 
-def _first_place(pod: Pod, places: int) -> tuple[int, int]:
-    """The container of the first place, and the step to the next: with a number of places that is neither of the two,
-    nobody knows which container is meant, and all of them add up."""
+def _first_place(pod: Pod, places: int) -> int | None:
+    """The container of the first place. None: the number of places is neither of the two, nobody knows which container
+    holds what, and all of it adds up."""
     if places == len(pod.containers) - pod.inits:
-        return pod.inits, 1
-    return (0, 1) if places == len(pod.containers) else (NO_CONTAINER, 0)
+        return pod.inits
+    return 0 if places == len(pod.containers) else None
 
 
 def _tile(device: str, container: int) -> Tile | None:
@@ -50,5 +51,7 @@ def _tile(device: str, container: int) -> Tile | None:
     if len(parts) < 4:
         return None
     memory, cores = digits(parts[2]), digits(parts[3])
-    uuid = parts[0].strip().partition("[")[0]
-    return Tile(container, uuid, memory, cores) if uuid and memory is not None and cores is not None else None
+    uuid, mig, _ = parts[0].strip().partition("[")
+    if not uuid or memory is None or cores is None:
+        return None
+    return Tile(container, uuid, memory, cores, is_exact=bool(mig))

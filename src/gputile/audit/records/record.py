@@ -21,6 +21,7 @@ class Tile(msgspec.Struct, frozen=True):
     gpu: str  # UUID
     memory: MiB | None = None
     cores: Percent | None = None
+    is_exact: bool = False  # a part that the hardware cuts: it holds this much, whatever was asked for
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +31,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     shared: tuple[str, ...] = ()  # GPUs that all containers of the pod share, where no tile says who holds what
     floors: Mapping[str, MiB] = {}  # of these GPUs: at least so much, whatever the containers ask for
     together: bool = False  # a container without a tile of its own is on the GPUs of the others
+    is_nameless: bool = False  # it does not tell which containers hold what: the request is not compared with it
     takes_slots: bool = False
     at: int = 0  # nanoseconds since 1970
 
