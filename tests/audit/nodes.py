@@ -13,13 +13,14 @@ SIZE = 16000
 Json = dict[str, Any]
 
 
-def node(name: str, capacity: Mapping[str, Any], annotations: Mapping[str, str] = {}, **labels: str) -> Json:
+def node(
+    name: str,
+    capacity: Mapping[str, Any],
+    annotations: Mapping[str, str] = {},
+    labels: Mapping[str, str] = {},
+) -> Json:
     amounts = {key: str(value) for key, value in capacity.items()}
-    metadata = {
-        "name": name,
-        "annotations": dict(annotations),
-        "labels": {f"nvidia.com/gpu.{k}": v for k, v in labels.items()},
-    }
+    metadata = {"name": name, "annotations": dict(annotations), "labels": dict(labels)}
     return {"kind": "Node", "metadata": metadata, "status": {"capacity": amounts, "allocatable": dict(amounts)}}
 
 
@@ -62,8 +63,11 @@ def vcuda(gpus: int = 2, name: str = "n") -> Json:
     return node(name, {"tencent.com/vcuda-core": 100 * gpus, "tencent.com/vcuda-memory": 62 * gpus})
 
 
-def stock(gpus: int = 2, name: str = "n", **labels: str) -> Json:
-    return node(name, {"nvidia.com/gpu": gpus}, memory=str(SIZE), count=str(gpus), **labels)
+def stock(gpus: int = 2, name: str = "n", replicas: int = 1) -> Json:
+    """The NVIDIA device plugin with GPU feature discovery."""
+    labels = {"memory": SIZE, "count": gpus, "replicas": replicas}
+    found = {f"nvidia.com/gpu.{key}": str(value) for key, value in labels.items()}
+    return node(name, {"nvidia.com/gpu": gpus * replicas}, labels=found)
 
 
 def ours(*gpus: str, name: str = "n", since: Any = None) -> Json:

@@ -30,14 +30,22 @@ class Amounts(msgspec.Struct, frozen=True):
     shares: int = 0  # under SOMEWHERE: the others
 
     def plus(self, other: "Amounts") -> "Amounts":
-        return Amounts(*(a + b for a, b in zip(_parts(self), _parts(other), strict=True)))
+        return Amounts(
+            self.memory + other.memory,
+            self.cores + other.cores,
+            self.slots + other.slots,
+            self.whole + other.whole,
+            self.shares + other.shares,
+        )
 
     def most(self, other: "Amounts") -> "Amounts":
-        return Amounts(*(max(a, b) for a, b in zip(_parts(self), _parts(other), strict=True)))
-
-
-def _parts(amounts: Amounts) -> tuple[int, int, int, int, int]:
-    return amounts.memory, amounts.cores, amounts.slots, amounts.whole, amounts.shares
+        return Amounts(
+            max(self.memory, other.memory),
+            max(self.cores, other.cores),
+            max(self.slots, other.slots),
+            max(self.whole, other.whole),
+            max(self.shares, other.shares),
+        )
 
 
 NONE = Amounts()
