@@ -165,7 +165,11 @@ def test_no_character_that_a_terminal_obeys_is_shown() -> None:
     assert "\u202e" not in lines
 
 
-WORDS = ["metadata", "spec", "status", "annotations", "labels", "containers", "initContainers", "resources", "limits", "name", "nodeName", "uid", "capacity", "conditions", "nvidia.com/gpu", "aliyun.com/gpu-mem", "gputile.io/grant", "gputile.io/inventory", "ALIYUN_COM_GPU_MEM_IDX", "scheduler.framework.gpushare.allocation", "hami.io/vgpu-devices-allocated", "hami.io/node-nvidia-register"]
+WORDS = (
+    *("metadata", "spec", "status", "annotations", "labels", "containers", "initContainers", "resources", "limits"),
+    *("name", "nodeName", "uid", "capacity", "conditions", "nvidia.com/gpu", "aliyun.com/gpu-mem", INDEX, ALLOCATION),
+    *("gputile.io/grant", "gputile.io/inventory", "hami.io/vgpu-devices-allocated", "hami.io/node-nvidia-register"),
+)
 LEAVES = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.sampled_from(["n", "g0", "0", "1,2"])
 )

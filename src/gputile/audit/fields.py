@@ -68,7 +68,9 @@ def indices(value: object) -> tuple[int, ...] | None:
 
 def amount(value: object) -> int | None:
     """A Kubernetes quantity that is a whole number, such as `3`, `"3k"` or `"3e3"`; None when it is none."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    if isinstance(value, int):
+        return whole(value)
+    if not isinstance(value, str | float):
         return None
     if isinstance(value, str) and len(value) > 64:
         return None

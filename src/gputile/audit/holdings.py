@@ -146,6 +146,5 @@ class _Holder:
     def _unplaced(self, ask: Ask, gpus: int) -> Amounts:
         if ask.is_whole:
             return Amounts(slots=gpus * self._slot, whole=gpus)
-        smallest = min((gpu.memory for gpu in self._gpus.gpus), default=0)
-        memory = smallest * ask.percent // ALL if ask.memory is None else ask.memory
+        memory = self._gpus.smallest * ask.percent // ALL if ask.memory is None else ask.memory
         return Amounts(memory * gpus, ask.cores * gpus, self._slot * gpus, shares=gpus)

@@ -200,8 +200,7 @@ def _split(pod: Pod) -> int:
 def mebibytes(units: int, gpus: Gpus) -> MiB:
     """gpushare's units in MiB. Where no sum of the node shows the unit, one in which the amount fits a GPU."""
     size = units * gpus.unit
-    largest = max((gpu.memory for gpu in gpus.gpus), default=0)
-    return units if not gpus.unit_known and size > largest >= units else size
+    return units if not gpus.unit_known and size > gpus.largest >= units else size
 
 
 def _nano(at: int, asks: Json, gpus: Gpus) -> Ask | None:
@@ -224,8 +223,8 @@ def _nano(at: int, asks: Json, gpus: Gpus) -> Ask | None:
 
 def _nano_size(memory: int, gpus: Gpus) -> MiB:
     """The first generation's unit, as the size of the node's GPUs shows it."""
-    largest = max((gpu.memory for gpu in gpus.gpus), default=0)
-    return memory if memory * nano_unit(memory) > largest >= memory else memory * nano_unit(memory)
+    size = memory * nano_unit(memory)
+    return memory if size > gpus.largest >= memory else size
 
 
 def _vcuda(at: int, asks: Json) -> Ask | None:

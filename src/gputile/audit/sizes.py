@@ -45,6 +45,8 @@ class Gpus(msgspec.Struct, frozen=True, kw_only=True):
     unit_known: bool = False  # the node's own sums show the unit
     domains: frozenset[str] = frozenset({"nvidia.com"})  # prefixes of vgpu-manager's resources
     vgpu_factor: MiB = 1  # per `vgpu-memory`
+    smallest: MiB = 0  # memory of the smallest GPU
+    largest: MiB = 0
     by_uuid: Mapping[str, Card] = {}
     by_index: Mapping[int, Card] = {}
 
@@ -79,6 +81,8 @@ def read_gpus(node: Node, unit: str = "auto", fallback: MiB = GIB) -> Gpus:
         unit_known=size is not None,
         domains=frozenset({"nvidia.com", *vgpu_domains(node)}),
         vgpu_factor=vgpu_factor(node),
+        smallest=min((gpu.memory for gpu in gpus), default=0),
+        largest=max((gpu.memory for gpu in gpus), default=0),
         by_uuid=by_uuid,
         by_index=by_index,
     )

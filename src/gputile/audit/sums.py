@@ -78,7 +78,7 @@ class Sums:
         gpus = tuple(self._gpu(node.node, gpu) for node in nodes for gpu in node.gpus)
         unplaced = tuple(one for found in self._unplaced.values() for one in found)
         holders = {held.uid or held.pod for gpu in gpus for held in gpu.holders if held.phase != DELETED}
-        sizes = {node.node: min((gpu.memory for gpu in node.gpus), default=0) for node in nodes}
+        sizes = {node.node: node.smallest for node in nodes}
         return Report(
             nodes=sum(bool(node.gpus) for node in nodes),
             cards=len(gpus),
