@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from gputile.audit.report import SeenPod
 from gputile.book.events import Gone
 from gputile.book.holders import Holders
 from gputile.cli.asking import constraint_lines, describe
+from gputile.cli.seen import SeenPod
 from gputile.dialects.gputile import GRANT, granted_at
 from gputile.dialects.speaking import notes, read_pod
 from gputile.engine.explaining import Change, Explanation, Miss, explain
