@@ -2,7 +2,7 @@
 else a record of another family, else the number of GPUs that it asks for.
 
 Under another system's agent the larger of record and request counts. Under our own agent a pod runs only by its grant,
-or because it started before our agent first served the node; then its old record counts.
+or because it started before our agent first served the node; then its old record counts, or the number of its GPUs.
 """
 
 import msgspec
@@ -39,7 +39,7 @@ def allocate(pod: Pod, gpus: Gpus) -> Allocation:
     grant, copied, broken = _grant(pod, gpus)
     disbeliefs: list[Disbelief] = []
     record = _of_grant(pod, grant, gpus) if grant is not None else _of_family(pod, gpus, disbeliefs)
-    larger = gpus.agent != OURS
+    larger = gpus.agent != OURS or (record is None and _started_before(pod, gpus))
     if record is None and not larger:
         holding: Holding = {}
     else:
@@ -116,6 +116,9 @@ def _of_family(pod: Pod, gpus: Gpus, disbeliefs: list[Disbelief]) -> Record | No
 
 def _counts_records(pod: Pod, gpus: Gpus) -> bool:
     """Under our own agent: only of pods that were there before it. Where nobody knows since when, all of them."""
-    if gpus.agent != OURS or gpus.since is None:
-        return True
-    return 0 < seconds(pod.started) < gpus.since
+    return gpus.agent != OURS or gpus.since is None or _started_before(pod, gpus)
+
+
+def _started_before(pod: Pod, gpus: Gpus) -> bool:
+    """Whether another system's agent gave it its GPUs, on a node that ours serves now."""
+    return gpus.since is not None and 0 < seconds(pod.started) < gpus.since

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import msgspec
 
-from gputile.dialects import gputile, vcuda
+from gputile.dialects import gpushare, gputile, vcuda
 from gputile.dialects.settings import DEFAULTS, UNIT, DialectSettings
 from gputile.dialects.speaking import BY_NAME, DIALECTS, Dialect, possible, read_pod
 from gputile.dialects.wire import Container, Pod, Unreadable, amount_or_none
@@ -136,7 +136,7 @@ def _is_within(tile: Tile, card: Card | None) -> bool:
 def _at_least_requested(record: Grant, pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> Grant:
     """The record, raised to what the pod requests of each card. GPUs that it requests and that the record does not
     name are held, too: it is only unknown which they are."""
-    asked = read_pod(pod, settings)
+    asked = read_pod(_without_wishes(pod), settings)
     names = {container.name for _, container in pod.containers()}
     if not isinstance(asked, PodRequest) or not all(held.container in names for held in record.containers):
         return record
@@ -158,6 +158,14 @@ def _at_least_requested(record: Grant, pod: Pod, cards: tuple[Card, ...], settin
     return msgspec.structs.replace(
         record, containers=(*containers, *recorded.values()), unplaced=_at_once(pod, missing)
     )
+
+
+def _without_wishes(pod: Pod) -> Pod:
+    """The pod with its amounts alone: an annotation that we would reject says nothing about how much it holds."""
+    if pod.metadata is None:
+        return pod
+    kept = {gpushare.COUNT: pod.annotations[gpushare.COUNT]} if gpushare.COUNT in pod.annotations else {}
+    return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, annotations=kept))
 
 
 def _raised(tile: Tile, ask: Ask, card: Card) -> Tile:
