@@ -106,7 +106,7 @@ def gpushare_pods(draw: st.DrawFn, agent: str) -> Json:
 
 @st.composite
 def nano_pods(draw: st.DrawFn, agent: str) -> Json:
-    limits = draw(
+    limits: Json = draw(
         st.sampled_from(
             [
                 {"elasticgpu.io/gpu-core": 30, "elasticgpu.io/gpu-memory": 1000},
@@ -122,7 +122,7 @@ def nano_pods(draw: st.DrawFn, agent: str) -> Json:
 
 @st.composite
 def vcuda_pods(draw: st.DrawFn, agent: str) -> Json:
-    limits = draw(
+    limits: Json = draw(
         st.sampled_from(
             [
                 {"tencent.com/vcuda-core": 30, "tencent.com/vcuda-memory": 4},
