@@ -34,6 +34,7 @@ class Record(msgspec.Struct):
     family: str
     tiles: list[list[Tile]]  # by container
     copied: bool  # from a pod of another node
+    early: bool = False  # HAMi's before 2.9, without places for init containers
 
 
 class Case(msgspec.Struct):
@@ -135,7 +136,8 @@ def notes(case: Case, record: Record) -> dict[str, str]:
     on = "m" if record.copied else "n"
     match record.family:
         case "hami":
-            said = "".join("".join(f"n#{g},NVIDIA,{m},{c}:" for g, m, c in tiles) + ";" for tiles in record.tiles)
+            places = record.tiles[inits:] if record.early else record.tiles
+            said = "".join("".join(f"n#{g},NVIDIA,{m},{c}:" for g, m, c in tiles) + ";" for tiles in places)
             return {"hami.io/vgpu-devices-allocated": said, "hami.io/vgpu-node": on}
         case "vgpu":
             parts = [
@@ -145,10 +147,10 @@ def notes(case: Case, record: Record) -> dict[str, str]:
             said = ";".join(f"{name}[{tiles}]" for name, tiles in parts if tiles)
             return {"nvidia.com/pre-allocated": said, "nvidia.com/predicate-node": on}
         case "gpushare":
-            places = {
+            by_number = {
                 number(at, inits, len(names)): {str(g): m for g, m, _ in t} for at, t in enumerate(record.tiles) if t
             }
-            return {"scheduler.framework.gpushare.allocation": json.dumps(places)}
+            return {"scheduler.framework.gpushare.allocation": json.dumps(by_number)}
         case "nano":
             by_name = {f"elasticgpu.io/container-{n}": joined(t) for n, t in zip(names, record.tiles, strict=True) if t}
             return {"elasticgpu.io/assumed": "true", **by_name}
@@ -173,9 +175,9 @@ def joined(tiles: list[Tile]) -> str:
 
 AMOUNT, PERCENT = st.integers(0, 18).map(lambda n: n * 500), st.sampled_from([0, 20, 60])
 TILES = st.tuples(
-    st.sampled_from([0, 1, 2, 0, 1, 2, 3]),  # 3 is not there
-    st.integers(1, 20).map(lambda n: n * 500) | st.just(SIZE + 500),
-    st.sampled_from([0, 10, 40, 100, 101]),
+    st.integers(0, 12).map(lambda n: n // 4),  # the last one is not there
+    st.integers(1, 33).map(lambda n: n * 500),  # the last one is more than a GPU has
+    st.integers(0, 11).map(lambda n: min(n * 10, 101)),  # and here too
 )
 
 
@@ -191,13 +193,13 @@ def cases(draw: st.DrawFn) -> Case:
         language=draw(st.sampled_from(["hami", "vgpu", "gputile"])),
         odd=draw(st.booleans()) and draw(st.booleans()),
         containers=containers,
-        records=[draw(records(family, len(containers))) for family in families],
+        records=[draw(records(family, len(containers), inits)) for family in families],
         old=draw(st.booleans()),
     )
 
 
 @st.composite
-def records(draw: st.DrawFn, family: str, containers: int) -> Record:
+def records(draw: st.DrawFn, family: str, containers: int, inits: int) -> Record:
     """In a gpushare or index-only record a container names each GPU once; gpushare reserves no cores."""
     once = family in ("gpushare", *INDEX_ONLY)
     found = [
@@ -205,7 +207,10 @@ def records(draw: st.DrawFn, family: str, containers: int) -> Record:
     ]
     if family == "gpushare":
         found = [[(gpu, memory, 0) for gpu, memory, _ in tiles] for tiles in found]
-    return Record(family, found, draw(st.booleans()) and draw(st.booleans()))
+    early = family == "hami" and draw(st.booleans())
+    if early:
+        found[:inits] = [[] for _ in range(inits)]
+    return Record(family, found, draw(st.booleans()) and draw(st.booleans()), early)
 
 
 @examples(400)
