@@ -470,6 +470,18 @@ async def test_bodies_over_http_2_count_in_their_class() -> None:
     assert (office.known.kept, len(talk.ended())) == (0, 1)
 
 
+async def test_bodies_over_http_2_go_on_counting_when_their_connection_changes_its_class() -> None:
+    """Where nobody is told apart, a probe may come over the same connection."""
+    office = Office(tells_apart=False)
+    talk = Talk(office).say()
+    talk.say(talk.headed(1, b"900"), frame(frames.DATA, 0, 1, b"x" * 800), talk.post(3, path="/healthz"))
+    assert (office.strangers.kept, office.probing.kept) == (0, 800)
+    talk.say(talk.headed(5, b"900"), frame(frames.DATA, 0, 5, b"x" * 100))
+    assert (office.strangers.kept, office.probing.kept) == (900, 0)
+    talk.say(frame(frames.DATA, END_STREAM, 1, b"x" * 100), frame(frames.DATA, END_STREAM, 5, b"x" * 800))
+    assert (office.strangers.kept, office.probing.kept, sorted(talk.ended())) == (0, 0, [1, 3, 5])
+
+
 @pytest.mark.parametrize(
     ("entries", "calm"),
     [pytest.param(h2.MOST_SETTINGS, True, id="some"), pytest.param(21_845, False, id="as-many-as-fit-into-a-frame")],

@@ -10,7 +10,7 @@ large one goes slice by slice as the client fetches it, so that it is in memory 
 import asyncio
 from collections.abc import Awaitable, Coroutine
 from contextlib import aclosing
-from functools import partial
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import cast
 
@@ -164,21 +164,24 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def _begin(self) -> bool:
-        while self._buffer.startswith(b"\r\n"):  # some clients end a body with one too many
-            del self._buffer[:2]
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0:
-            check_begun(self._buffer)
-        if max(end, len(self._buffer) if end < 0 else 0) > self._callers.limits.head:
+        """Whether a whole head is here."""
+        buffer = self._buffer
+        if not buffer:
+            return False
+        while buffer.startswith(b"\r\n"):  # some clients end a body with one too many
+            del buffer[:2]
+        end = buffer.find(b"\r\n\r\n")
+        if (end if end >= 0 else len(buffer)) > self._callers.limits.head:
             raise Malformed(431, "the request's head is too long")
         if end < 0:
+            check_begun(buffer)
             return False
         self._asked_at = self.since = self._listener.now()
-        self._head = read_head(bytes(self._buffer[:end]))
-        del self._buffer[: end + 4]
-        self._body = Body(self._head.length, self._listener.limit)
-        self._callers = self._listener.classed(self, self._callers, self._head.path)
-        self._invite_body(self._head)
+        self._head = head = read_head(bytes(buffer[:end]))
+        del buffer[: end + 4]
+        self._body = Body(head.length, self._listener.limit)
+        self._callers = self._listener.classed(self, self._callers, head.path)
+        self._invite_body(head)
         return self._transport is not None  # all places may be those of others
 
     def _invite_body(self, head: Head) -> None:
@@ -363,5 +366,6 @@ def _headed(response: Response, *, close: bool) -> bytes:
     return f"{begun}Content-Length: {len(response.body)}\r\n{CLOSE if close else ''}\r\n".encode()
 
 
+@lru_cache(64)
 def _begun(status: int, content_type: str) -> str:
     return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: {content_type}\r\n"

@@ -141,8 +141,10 @@ class Listener:
             return was
         callers = self.probing if path in self._probes else self.strangers
         if callers is not was:
+            kept = guest.kept
             was.leave(guest)
             callers.enter(guest)
+            callers.keep(guest, kept)
         return callers
 
     def forget(self, guest: Guest) -> None:
