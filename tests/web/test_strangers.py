@@ -16,6 +16,7 @@ from tests.web.talk import Talk, first_window
 from tests.web.wire import Wire, hear
 
 LARGE = b"p" * (5 * SLICE)
+HUGE = b"h" * (30 * SLICE)
 HOST = b"Host: x\r\n"
 
 
@@ -225,6 +226,20 @@ async def test_a_large_answer_goes_in_slices_as_it_is_fetched() -> None:
     assert office.strangers.unsent == 0
     hear(connection, get("/a"))
     assert link.sent.endswith(b"ok"), "and the connection lives on"
+
+
+async def test_a_huge_answer_that_is_fetched_at_once_lets_others_be_answered_in_between() -> None:
+    office = Office()
+    office.page = Response(HUGE)
+    connection, link = joined(office, known=True)
+    hear(connection, get("/metrics") + post("/verb", b"next"))
+    assert len(link.sent) < 10 * SLICE
+    turns = 0
+    while not link.sent.endswith(b"next"):
+        await asyncio.sleep(0)
+        turns += 1
+    assert 3 <= turns < 20
+    assert HUGE in link.sent
 
 
 async def test_a_large_answer_is_in_memory_once_however_many_do_not_fetch_it() -> None:

@@ -32,6 +32,7 @@ from gputile.web.messages import (
 )
 
 SLICE = 65536  # bytes of a large answer that are handed to the loop together
+AT_ONCE = 8  # slices in one turn of the loop
 LINGER = 1.0  # seconds for which the rest of a body that nobody wants is thrown away, so that our answer is read
 CLOSE = "Connection: close\r\n"
 
@@ -111,7 +112,7 @@ class Connection(asyncio.BufferedProtocol):
             self._room.set_result(None)
         if self._sending is not None:
             self._push()
-        if self._sending is None and self.task is None:
+        if not self._is_answering():
             self._go_on()
 
     # ---- one request after the other --------------------------------------------------------------------------------
@@ -284,14 +285,24 @@ class Connection(asyncio.BufferedProtocol):
         self._push()
 
     def _push(self) -> None:
-        """As much as the client fetches. Slices are copied: one that is stuck must not keep all of the answer."""
+        """As much as the client fetches, and others are answered in between. Slices are copied: one that is stuck must
+        not keep all of the answer."""
         sending = self._sending
-        while sending is not None and sending is self._sending and not self._is_held and self._transport is not None:
+        for _ in range(AT_ONCE):
+            if sending is None or sending is not self._sending or self._is_held or self._transport is None:
+                return
             piece = sending.response.body[sending.at : sending.at + SLICE]
             sending.at += len(piece)
             self._write(piece)
             if sending.at >= len(sending.response.body) and sending is self._sending:
                 self._sent(sending)
+        asyncio.get_running_loop().call_soon(self._push_on)
+
+    def _push_on(self) -> None:
+        if self._sending is not None:
+            self._push()
+            if not self._is_answering():
+                self._go_on()
 
     def _sent(self, sending: Sending) -> None:
         self._sending = None
