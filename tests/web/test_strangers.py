@@ -320,6 +320,16 @@ async def test_slow_readers_take_no_place_from_probes_and_known_callers() -> Non
     assert sum(link.aborted for link in slow) == 7, "neither took a place of theirs"
 
 
+async def test_the_log_says_how_many_had_to_go_once_per_sweep(caplog: pytest.LogCaptureFixture) -> None:
+    office = Office(bounds=FEW)
+    for _ in range(10):
+        joined(office)
+    for _ in range(2):
+        office.sweep()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.endswith(": 6 arriving")
+
+
 async def test_probes_that_stay_take_places_only_from_one_another() -> None:
     office = Office(bounds=FEW)
     stay = []

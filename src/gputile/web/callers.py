@@ -60,7 +60,7 @@ class Callers:
         self._sent: dict[int, Shared] = {}  # by the identity of the bytes
         self.kept = 0  # bytes of bodies
         self.unsent = 0  # bytes of answers
-        self.evicted = 0
+        self.evicted = 0  # since somebody last looked
 
     def __len__(self) -> int:
         return len(self._guests)
