@@ -120,11 +120,13 @@ class Rig:
 
 @asynccontextmanager
 async def running(
-    folder: Path, *gpus: Gpu, offered: dict[str, str] | None = None, **more: Any
+    folder: Path, *gpus: Gpu, offered: dict[str, str] | None = None, inventory: str | None = None, **more: Any
 ) -> AsyncIterator[tuple[Rig, ScriptedKubelet]]:
     rig, stop = Rig(folder, FakeDriver(gpus), **more), asyncio.Event()
     rig.api.node["status"]["allocatable"] = {**(offered or {})}
-    rig.api.annotate()
+    if inventory is not None:
+        rig.api.nodes.get_nowait()  # the node was there before this agent, with what another said
+    rig.api.annotate(**({gputile.INVENTORY: inventory} if inventory is not None else {}))
     async with ScriptedKubelet(folder) as kubelet:
         task = asyncio.create_task(rig.agent.run(stop))
         try:

@@ -20,7 +20,7 @@ from gputile.agent.isolating import STRENGTH, CannotServe, chosen
 from gputile.agent.residents import Residents
 from gputile.agent.settings import ISOLATIONS, AgentSettings
 from gputile.agent.slots import Slots
-from gputile.dialects import gputile, speaking
+from gputile.dialects import gputile, records
 from gputile.dialects.settings import DEFAULTS
 from gputile.dialects.wire import Pod
 from gputile.kube.values import Change, Snapshot
@@ -82,14 +82,14 @@ async def the_good_one_starts(rig: Rig, kubelet: ScriptedKubelet, folder: Path) 
 
 
 async def test_a_pod_that_no_code_can_read_stops_itself_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = speaking.read_grant
+    real = records.read_grant
 
     def reads(pod: Pod, *more: Any) -> Any:
         if pod.uid == "x":
             raise OverflowError("nobody thought of this")
         return real(pod, *more)
 
-    monkeypatch.setattr(speaking, "read_grant", reads)
+    monkeypatch.setattr(records, "read_grant", reads)
     async with running(tmp_path, *GPUS) as (rig, kubelet):
         await rig.until(lambda: kubelet.registrations and rig.api.beats)
         rig.api.pods.put_nowait(Snapshot((hostile("x"), granted("also-listed", tile(3)))))
@@ -104,13 +104,13 @@ async def test_a_pod_that_no_code_can_read_stops_itself_alone(tmp_path: Path, mo
 
 async def test_a_pod_that_becomes_unreadable_keeps_the_grant_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Residents(DEFAULTS)
-    await found.cards_are(CARDS)
+    await found.serves(CARDS, "")
     await found.changed(granted("a", tile(1), at=7), deleted=False)
 
     def fails(*_: Any) -> Any:
         raise ValueError("of no kind")
 
-    monkeypatch.setattr(speaking, "read_grant", fails)
+    monkeypatch.setattr(records, "read_grant", fails)
     await found.changed(granted("a", tile(2), at=3), deleted=False)
     (one,) = found.all()
     assert one.grant is not None
@@ -119,7 +119,7 @@ async def test_a_pod_that_becomes_unreadable_keeps_the_grant_that_it_had(monkeyp
 
 async def test_a_grant_that_is_edited_gains_no_place_in_the_order() -> None:
     found = Residents(DEFAULTS)
-    await found.cards_are(CARDS)
+    await found.serves(CARDS, "")
     await found.listed([granted("first", tile(0), at=5), granted("second", tile(0), at=6)])
     await found.changed(granted("second", tile(1), at=1), deleted=False)
     assert [one.pod.uid for one in found.all()] == ["first", "second"]
@@ -241,7 +241,7 @@ async def test_a_forged_grant_starts_nothing(tmp_path: Path, pod: Pod, says: str
 
 async def test_expected_devices_of_a_pod_with_many_containers_are_found_by_name() -> None:
     found = Residents(DEFAULTS)
-    await found.cards_are(CARDS)
+    await found.serves(CARDS, "")
     await found.listed([several("a", {f"c{n}": (tile(0, 8),) for n in range(200)})])
     assert len(found.expected(gputile.GPU, {("a", "c7")})) == 199
 

@@ -10,7 +10,7 @@ from tests.agent.rig import CARDS, granted, tile, ungranted
 
 async def residents(*pods: Pod) -> list[Resident]:
     made = Residents(DEFAULTS)
-    await made.cards_are(CARDS)
+    await made.serves(CARDS, "")
     await made.listed(pods)
     return made.all()
 

@@ -205,7 +205,7 @@ class TestTruth:
         self, pods: list[Pod], entries: list[Held] | None, kinds: dict[str, int], elsewhere: int
     ) -> None:
         residents = Residents(DEFAULTS)
-        await residents.cards_are(CARDS)
+        await residents.serves(CARDS, "")
         await residents.listed(pods)
         found: Findings = compare(residents.all(), entries, {gputile.GPU: DEVICES}, BY_UUID)
         assert {kind: len(stories) for kind, stories in found.disagreements.items() if stories} == kinds
@@ -213,7 +213,7 @@ class TestTruth:
 
     async def test_an_edited_grant_is_said(self) -> None:
         residents = Residents(DEFAULTS)
-        await residents.cards_are(CARDS)
+        await residents.serves(CARDS, "")
         await residents.listed([granted("a", tile(0))])
         await residents.changed(granted("a", tile(1)), deleted=False)
         found = compare(residents.all(), [], {}, BY_UUID)

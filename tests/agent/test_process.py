@@ -94,6 +94,24 @@ async def test_a_node_without_a_driver_stays_healthy_and_looks_again(tmp_path: P
         await rig.until(lambda: kubelet.registrations and rig.api.inventory())
 
 
+async def test_since_is_written_once_and_kept_over_restarts_and_a_driver_that_is_gone(tmp_path: Path) -> None:
+    async with running(tmp_path, *GPUS) as (rig, _):
+        await rig.until(lambda: rig.api.inventory())
+        first = since_of(rig)
+        assert first
+    before = json.dumps({"version": 1, "cards": [], "since": "2026-01-01T00:00:00Z"})
+    async with running(tmp_path, inventory=before) as (rig, _):
+        await rig.until(lambda: rig.agent.why_not_ready() == "" and rig.api.writes)
+        assert since_of(rig) == "2026-01-01T00:00:00Z"
+        rig.driver.put(*GPUS)
+        await rig.until(lambda: rig.api.inventory())
+        assert since_of(rig) == "2026-01-01T00:00:00Z"
+
+
+def since_of(rig: "Rig") -> str:
+    return str(json.loads(rig.api.node["metadata"]["annotations"][gputile.INVENTORY]).get("since", ""))
+
+
 async def test_a_name_that_another_plugin_serves_is_left_to_it(tmp_path: Path) -> None:
     said = {"Data": {"RegisteredDevices": {"gputile.io/gpu": ["theirs-0"]}}, "Checksum": 1}
     (tmp_path / CHECKPOINT).write_text(json.dumps(said))
@@ -177,13 +195,18 @@ async def test_an_agent_that_does_not_hear_of_its_pods_is_silent(tmp_path: Path)
     """Else the scheduler would take its silence about a pod for a word that its containers are gone."""
     async with running(tmp_path, *GPUS) as (rig, _):
         await rig.until(lambda: rig.api.beats)
+        early = failed_beats(rig)  # before the node was first seen there was nothing to say
         rig.api.pods.put_nowait(Trouble("403: forbidden"))
-        await rig.until(lambda: 'heartbeats_total{end="failed"}' in rig.agent.metrics.text().decode())
+        await rig.until(lambda: failed_beats(rig) > early)
         before = len(rig.api.beats)
         await asyncio.sleep(0.05)
         assert len(rig.api.beats) == before
         rig.api.pods.put_nowait(Alive())
         await rig.until(lambda: len(rig.api.beats) > before)
+
+
+def failed_beats(rig: Rig) -> float:
+    return rig.agent.metrics.registry.get_sample_value("gputile_agent_heartbeats_total", {"end": "failed"}) or 0.0
 
 
 async def test_pods_on_a_card_that_the_driver_lost_are_told_once(tmp_path: Path) -> None:
@@ -239,10 +262,10 @@ async def test_the_last_word_on_the_lease_is_the_withdrawal(tmp_path: Path) -> N
 
 async def test_an_edited_grant_stays_the_first_one_when_cards_change(tmp_path: Path) -> None:
     rig = Rig(tmp_path, FakeDriver(GPUS))
-    await rig.agent.residents.cards_are(CARDS)
+    await rig.agent.residents.serves(CARDS, "")
     await rig.agent.residents.listed([granted("a", tile(0))])
     await rig.agent.residents.changed(granted("a", tile(3)), deleted=False)
-    await rig.agent.residents.cards_are(CARDS[:3])
+    await rig.agent.residents.serves(CARDS[:3], "")
     one = rig.agent.residents.get("a")
     assert one
     assert one.grant

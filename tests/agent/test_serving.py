@@ -78,7 +78,7 @@ class Node:
         self.plugin = CardPlugin(carrier, self.shared, AgentMetrics())
 
     async def pods(self, *pods: Pod) -> "Node":
-        await self.residents.cards_are(CARDS)
+        await self.residents.serves(CARDS, "")
         await self.residents.listed(pods)
         return self
 
@@ -304,7 +304,7 @@ class TestWithoutCdi:
 async def test_what_runs_on_of_deleted_pods_is_in_the_way(tmp_path: Path) -> None:
     node = await Node(tmp_path).pods(granted("b", tile(0), at=2))
     gone = Residents(DEFAULTS)
-    await gone.cards_are(CARDS)
+    await gone.serves(CARDS, "")
     await gone.listed([granted("a", tile(0, 16000), at=1)])
     node.shared.lingering = tuple(one.grant for one in gone.all() if one.grant)
     await node.admit("b", "c0", ["GPU-0::0"])

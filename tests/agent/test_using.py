@@ -22,7 +22,7 @@ SYSTEMD = f"kubepods-pod{UID.replace('-', '_')}.slice"
 
 async def residents(*pods: Pod) -> Residents:
     made = Residents(DEFAULTS)
-    await made.cards_are(CARDS)
+    await made.serves(CARDS, "")
     await made.listed(pods)
     return made
 

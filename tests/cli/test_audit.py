@@ -31,16 +31,16 @@ def test_a_cluster_in_order() -> None:
     said = run("-f", "-", stdin=listed(N1, *RIGHT))
     assert said.exit_code == 0
     assert said.output == (
-        "1 nodes with 2 cards, 2 pods on them (56 % of the memory sold), 0 waiting: nothing is sold twice, "
+        "1 nodes with 2 GPUs, 2 pods on them (56 % of the memory allocated), 0 pending: no GPU is double-allocated, "
         "every grant belongs to its pod\n"
     )
 
 
-def test_a_card_sold_twice_is_told_with_its_story_and_exits_with_1() -> None:
+def test_a_double_allocated_gpu_is_told_with_its_story_and_exits_with_1() -> None:
     said = run("-f", "-", stdin=listed(N1, *WRONG))
     assert said.exit_code == 1
     first, *rest = said.output.splitlines()
-    assert first.startswith("wrong: card GPU-n1-0 of node n1 is sold beyond its size: 18000 of 16000 MiB are held")
+    assert first == "wrong: GPU GPU-n1-0 of node n1 is double-allocated: 18000 of 16000 MiB are allocated"
     assert "default/a" in rest[0]
     assert "came last" in rest[1]
     assert "what to do: " in rest[2]
@@ -50,6 +50,7 @@ def test_a_card_sold_twice_is_told_with_its_story_and_exits_with_1() -> None:
 def test_the_json_is_a_contract() -> None:
     said = json.loads(run("-f", "-", "-o", "json", stdin=listed(N1, *WRONG)).output)
     (found,) = said.pop("findings")
+    gpus = said.pop("gpus")
     assert said == {
         "right": False,
         "nodes": 1,
@@ -59,7 +60,12 @@ def test_the_json_is_a_contract() -> None:
         "memory_sold": 18000,
         "memory": 32000,
         "remarks": [],
+        "unplaced": [],
     }
+    assert [(gpu["node"], gpu["index"], gpu["memory_allocated"], len(gpu["holders"])) for gpu in gpus] == [
+        ("n1", 0, 18000, 2),
+        ("n1", 1, 0, 0),
+    ]
     assert (found["code"], found["node"], found["card"]["uuid"]) == ("oversold", "n1", "GPU-n1-0")
     assert [held["pod"] for held in found["holders"]] == ["default/a", "default/b"]
     assert found["holders"][0]["memory"] == 9000
@@ -78,8 +84,6 @@ def test_pods_and_nodes_may_come_in_files_of_their_own_and_as_yaml(tmp_path: Pat
     ("content", "why"),
     [
         pytest.param(listed(*RIGHT), "there is no node", id="no-nodes"),
-        pytest.param(listed({"kind": "Node", "metadata": 5}), "a Node cannot be read", id="no-node-at-all"),
-        pytest.param(listed(N1, {"kind": "Pod", "spec": {"nodeName": 5}}), "a Pod cannot be read", id="no-pod"),
         pytest.param("a: b: c", "no YAML", id="no-yaml"),
         pytest.param(b"\xff\xfe{", "cannot be read", id="no-text"),
     ],
@@ -88,6 +92,22 @@ def test_what_cannot_be_read_proves_nothing(content: str | bytes, why: str) -> N
     said = run("-f", "-", stdin=content)
     assert isinstance(said.exception, InputError)
     assert why in str(said.exception)
+
+
+@pytest.mark.parametrize(
+    ("broken", "code"),
+    [
+        pytest.param({"kind": "Node", "metadata": 5}, "unreadable-node", id="a-node-without-metadata"),
+        pytest.param({"kind": "Pod", "spec": {"nodeName": 5}}, "unreadable-pod", id="a-pod-without-metadata"),
+        pytest.param(
+            {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"nodeName": 5}}, "unreadable-pod", id="a-node-name-of-5"
+        ),
+    ],
+)
+def test_one_object_that_is_none_is_a_finding_and_spoils_no_other(broken: dict[str, Any], code: str) -> None:
+    said = run("-f", "-", "-o", "json", stdin=listed(N1, broken, *RIGHT))
+    told = json.loads(said.output)
+    assert (said.exit_code, [found["code"] for found in told["findings"]], told["pods"]) == (1, [code], 2)
 
 
 def test_no_cluster_exits_with_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,12 +9,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from gputile.audit.report import SeenPod
 from gputile.cli.checks import Facts, Finding, parsed
 from gputile.cli.checks_scheduler import configured
 from gputile.cli.cluster import Seen, ShownNode, Unseen
 from gputile.cli.doctor import CHECKS, lines_of
 from gputile.cli.group import cli
+from gputile.cli.seen import SeenPod
 from gputile.cli.showing import Paper
 from gputile.testing.builders import node, pod
 from gputile.text.terminal import bare

@@ -12,7 +12,7 @@ from gputile.cli.group import cli
 from gputile.dialects.gputile import Promise, write_promise
 from gputile.model.errors import InputError
 from gputile.model.grants import ContainerGrant, Grant, Tile
-from gputile.testing.builders import node
+from gputile.testing.builders import node, pod
 from tests.cli.clusters import Cluster, tile
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -241,3 +241,27 @@ def test_where_quota_keeps_a_placed_pod_from_other_nodes_it_is_said(tmp_path: Pa
     assert (found["state"], found["alternatives"]) == ("placed", 0)
     assert "team holds 1 of 1 T4" in " ".join(found["quota"])
     assert "no other node would take it now, for quota stands in the way" in run("team/one", "-f", file).stdout
+
+
+class TestStockCluster:
+    """Nothing of ours is installed: NVIDIA's own plugin serves the node, and pods carry no record."""
+
+    @pytest.fixture
+    def stock(self, tmp_path: Path) -> str:
+        amounts = {"cpu": "8", "memory": "32Gi", "nvidia.com/gpu": "2"}
+        labels = {"nvidia.com/gpu.memory": "15360", "nvidia.com/gpu.product": "Tesla-T4"}
+        served = {"metadata": {"name": "n1", "labels": labels}, "status": {"capacity": amounts, "allocatable": amounts}}
+        pods = [pod({"nvidia.com/gpu": 1}, name="runs", uid="a", on="n1") | {"status": {"phase": "Running"}}]
+        pods += [pod({"nvidia.com/gpu": 2}, name="late", uid="b") | {"status": {"phase": "Pending"}}]
+        file = tmp_path / "stock.json"
+        file.write_text(json.dumps({"kind": "List", "items": [{"kind": "Node", **served}, *pods]}))
+        return str(file)
+
+    def test_a_running_pod_holds_its_number_of_gpus(self, stock: str) -> None:
+        found = told(stock, "runs")
+        assert (found["state"], found["unplaced"], found["tiles"]) == ("unplaced", 1, [])
+        assert "is on n1 and holds 1 GPU of it" in run("runs", "-f", stock).stdout
+
+    def test_a_pending_pod_does_not_get_them(self, stock: str) -> None:
+        found = told(stock, "late")
+        assert (found["state"], found["fitting"]) == ("waits", 0)

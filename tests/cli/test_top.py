@@ -139,7 +139,7 @@ def test_pods_whose_request_is_wrong_are_counted_apart(tmp_path: Path) -> None:
     assert "1 pod refused:" in run("top", "-f", cluster.write(tmp_path)).output
     file = cluster.add("large", tile(20000)).add("larger", tile(30000)).write(tmp_path)
     assert "2 pods waiting for cards, 1 refused:" in run("top", "-f", file).output
-    assert "2 waiting" in run("audit", "-f", file).output
+    assert "2 pending" in run("audit", "-f", file).output
 
 
 class TestPaper:

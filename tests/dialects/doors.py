@@ -7,7 +7,7 @@ import msgspec
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from gputile.dialects import nvidia, speaking
+from gputile.dialects import nvidia, records, speaking
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.dialects.wire import Award, Pod, Written, convert_pod
 from gputile.engine.placing import Placement, place
@@ -126,9 +126,9 @@ def walk_round(dialect: speaking.Dialect, manifest: Manifest, settings: DialectS
     made = Award(grant=grant, pod=object_of(manifest), asked=asked, cards=SHELF.cards, at=AT, settings=settings)
     alone = bound(manifest, dialect.write_grant(made))
     if dialect.NAME != nvidia.NAME:  # writes nothing of its own
-        assert dialect.read_grant(alone, asked, SHELF.cards, settings) == grant
-        assert speaking.read_grant(alone, SHELF.cards, settings) == grant
-    assert speaking.read_grant(bound(manifest, speaking.write_grant(made)), SHELF.cards, settings) == grant
+        assert dialect.read_grant(alone, SHELF.cards, settings) == grant
+        assert records.read_grant(alone, SHELF, settings) == grant
+    assert records.read_grant(bound(manifest, speaking.write_grant(made)), SHELF, settings) == grant
 
 
 def pods(container: st.SearchStrategy[dict[str, Any]], **rest: Any) -> st.SearchStrategy[Manifest]:

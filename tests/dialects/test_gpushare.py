@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputile.dialects import gpushare, gputile, speaking
+from gputile.dialects import gpushare, gputile, records, speaking
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.dialects.wire import NodeObject, convert_node
 from gputile.model.cards import Card
@@ -297,12 +297,12 @@ C0_ON_1 = Grant(pod="uid-1", node="n1", dialect="gpushare", containers=(held("c0
 )
 def test_records_of_the_original_are_read(annotations: dict[str, str], want: Grant | None) -> None:
     manifest = pod({MEM: 3}, annotations=annotations, on="n1")
-    assert speaking.read_grant(object_of(manifest), TWO_CARDS.cards) == want
+    assert records.read_grant(object_of(manifest), TWO_CARDS) == want
 
 
 def test_the_index_serves_all_containers_of_the_pod() -> None:
     manifest = pod({MEM: 3}, {MEM: 1}, annotations={INDEX: "1"}, on="n1")
-    found = speaking.read_grant(object_of(manifest), TWO_CARDS.cards)
+    found = records.read_grant(object_of(manifest), TWO_CARDS)
     assert isinstance(found, Grant)
     assert found.containers == (held("c0", tile(1, 3072)), held("c1", tile(1, 1024)))
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputile.dialects import gputile, speaking
+from gputile.dialects import gputile, records, speaking
 from gputile.dialects.settings import DEFAULTS
 from gputile.dialects.wire import Inventory
 from gputile.model.cards import Card
@@ -190,18 +190,11 @@ def granting(*tiles: list[dict[str, Any]], names: list[str] | None = None, **cha
         pytest.param(granting([TILE], version=-1), "version -1", id="a-version-below-zero"),
         pytest.param(granting([TILE], at=-1), "cannot be read", id="a-moment-before-1970"),
         pytest.param(granting([TILE], at=10**30), "cannot be read", id="a-moment-that-never-comes"),
-        pytest.param(granting([TILE | {"memory": 16385}]), "16385 MiB", id="more-memory-than-the-gpu-has"),
-        pytest.param(granting([TILE | {"cores": 101}]), "101 %", id="more-cores-than-the-gpu-has"),
-        pytest.param(
-            granting([TILE | {"memory": 9000}], [TILE | {"memory": 9000}]),
-            "18000 MiB",
-            id="in-sum-more-than-the-gpu-has",
-        ),
     ],
 )
 def test_a_grant_that_we_cannot_have_written_for_this_pod_is_rejected(text: str, says: str) -> None:
-    cards = node().card("T4", "16Gi").node().cards
-    found = speaking.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), cards)
+    where = node().card("T4", "16Gi").node()
+    found = records.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), where)
     assert isinstance(found, BadRequest)
     assert found.code is RequestCode.BAD_ANNOTATION
     assert says in found.message
@@ -209,7 +202,7 @@ def test_a_grant_that_we_cannot_have_written_for_this_pod_is_rejected(text: str,
 
 def test_unknown_keys_of_a_newer_grant_are_passed_over() -> None:
     text = grant_text(later=[{"version": 2}])
-    found = speaking.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), ())
+    found = records.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), None)
     assert found == Grant(pod="uid-1", node="n1", dialect="gputile", containers=(held("c0", tile(0, 4096, 10)),))
 
 
@@ -224,9 +217,31 @@ def test_unknown_keys_of_a_newer_grant_are_passed_over() -> None:
 )
 def test_a_grant_that_we_may_have_written_is_believed(tiles: list[list[dict[str, Any]]], cards: int) -> None:
     text = granting(*tiles)
-    known = node().cards(cards, "T4", "16Gi").node().cards
-    found = speaking.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), known)
+    where = node().cards(cards, "T4", "16Gi").node()
+    found = records.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), where)
     assert isinstance(found, Grant)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        pytest.param(granting([TILE | {"memory": 16385}]), "16385 MiB", id="more-memory-than-the-gpu-has"),
+        pytest.param(granting([TILE | {"cores": 101}]), "101 %", id="more-cores-than-the-gpu-has"),
+        pytest.param(
+            granting([TILE | {"memory": 9000}], [TILE | {"memory": 9000}]),
+            "18000 MiB",
+            id="in-sum-more-than-the-gpu-has",
+        ),
+        pytest.param(granting([TILE]), "", id="no-more-than-it-has"),
+    ],
+)
+def test_a_grant_of_more_than_its_gpu_is_counted_and_starts_nothing(text: str, says: str) -> None:
+    where = node().card("T4", "16Gi").node()
+    found = records.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), where)
+    assert isinstance(found, Grant)
+    told = gputile.beyond_its_cards(found, {card.uuid: card for card in where.cards})
+    assert says in told
+    assert bool(says) == bool(told)
 
 
 def test_our_grant_is_the_truth_when_another_record_disagrees() -> None:
@@ -235,7 +250,7 @@ def test_our_grant_is_the_truth_when_another_record_disagrees() -> None:
     written = speaking.write_grant(given_)
     written.annotations["ALIYUN_COM_GPU_MEM_IDX"] = "0"
     written.annotations["scheduler.framework.gpushare.allocation"] = '{"0":{"0":3}}'
-    assert speaking.read_grant(bound(manifest, written), given_.cards) == given_.grant
+    assert records.read_grant(bound(manifest, written), None) == given_.grant
 
 
 CONTAINERS = st.fixed_dictionaries(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.dialects import gputile, speaking
+from gputile.dialects import gputile, records, speaking
 from gputile.dialects.wire import LARGEST_NODE, LONGEST_LIST, SHOWN, convert_pod, host_needs
 from gputile.model.refusals import BadRequest, NodeCode, RequestCode
 from gputile.model.requests import PodRequest, phases
@@ -157,7 +157,7 @@ TILE = {"uuid": "GPU-n1-0", "index": 0, "memory": 1, "cores": 1}
     ],
 )
 def test_so_does_one_about_a_grant(limits: dict[str, Any], annotations: dict[str, str]) -> None:
-    found = speaking.read_grant(object_of(pod(limits, annotations=annotations, on="n1")), ())
+    found = records.read_grant(object_of(pod(limits, annotations=annotations, on="n1")), None)
     assert isinstance(found, BadRequest)
     assert len(found.message) < 400
 
@@ -241,7 +241,7 @@ def test_a_link_that_no_array_can_hold_puts_the_node_out_of_use(weight: int) -> 
 
 def test_deep_json_is_a_bad_annotation_and_no_end_of_the_process() -> None:
     deep = {"gputile.io/grant": '{"containers":' + "[" * 60_000}
-    found = speaking.read_grant(object_of(pod(GPUTILE, annotations=deep, on="n1")), ())
+    found = records.read_grant(object_of(pod(GPUTILE, annotations=deep, on="n1")), None)
     assert isinstance(found, BadRequest)
     assert node_of(raw_node(annotations={"gputile.io/inventory": "[" * 60_000})).fault == NodeCode.BAD_INVENTORY
     assert isinstance(convert_pod(json.loads("[" * 500 + "]" * 500)), BadRequest)

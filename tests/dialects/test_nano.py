@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputile.dialects import gputile, nano, speaking
+from gputile.dialects import gputile, nano, records, speaking
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant
@@ -173,8 +173,8 @@ ONE = Grant(pod="uid-1", node="n1", dialect="nano", containers=(held("c0", tile(
         pytest.param(
             {CORE_3: 20, MEMORY_3: 1024},
             {"nano-gpu.io/gpu": "true", "nano-gpu.io/gpu-c0": "1"},
-            None,
-            id="another-generations-record-is-not-this-pods",
+            ONE,
+            id="another-generations-record-counts-with-the-amounts-that-the-pod-requests",
         ),
         pytest.param(
             {CORE_3: 20, MEMORY_3: 1024},
@@ -187,7 +187,7 @@ ONE = Grant(pod="uid-1", node="n1", dialect="nano", containers=(held("c0", tile(
 def test_records_of_the_original_are_read(
     limits: dict[str, Any], annotations: dict[str, str], want: Grant | None
 ) -> None:
-    assert speaking.read_grant(object_of(pod(limits, annotations=annotations, on="n1")), CARDS.cards) == want
+    assert records.read_grant(object_of(pod(limits, annotations=annotations, on="n1")), CARDS) == want
 
 
 CORES = st.one_of(st.integers(1, 40), st.sampled_from([100, 150, 200]))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputile.dialects import gputile, nvidia, speaking
+from gputile.dialects import gputile, nvidia, records, speaking
 from gputile.dialects.settings import DEFAULTS
 from gputile.model.cards import Card
 from gputile.model.refusals import RequestCode
@@ -26,7 +26,6 @@ from tests.dialects.doors import (
     object_of,
     pods,
     raw_node,
-    read,
     tile,
     walk_round,
 )
@@ -124,14 +123,14 @@ def test_written_grant() -> None:
 
 def test_the_original_leaves_no_record() -> None:
     manifest = pod({GPU: 1}, on="n1")
-    assert nvidia.read_grant(object_of(manifest), read(manifest), node().cards(2).node().cards, DEFAULTS) is None
-    assert speaking.read_grant(object_of(manifest), node().cards(2).node().cards) is None
+    assert nvidia.read_grant(object_of(manifest), node().cards(2).node().cards, DEFAULTS) is None
+    assert records.read_grant(object_of(manifest), node().cards(2).node()) is None
 
 
 def test_our_record_of_it_is_read_back() -> None:
     manifest = pod({GPU: 1})
     given_ = award(manifest, node().cards(2).node(), held("c0", tile(1, 81920, 100)))
-    assert speaking.read_grant(bound(manifest, speaking.write_grant(given_)), given_.cards) == given_.grant
+    assert records.read_grant(bound(manifest, speaking.write_grant(given_)), None) == given_.grant
 
 
 @settings(max_examples=25)

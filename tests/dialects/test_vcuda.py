@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputile.dialects import gputile, speaking, vcuda
+from gputile.dialects import gputile, records, speaking, vcuda
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant
 from gputile.model.refusals import NodeCode, RequestCode
@@ -217,15 +217,25 @@ def test_written_grant(
             (held("c0", tile(1, 32768, 100), tile(2, 32768, 100)),),
             id="whole-cards-hold-all-memory-and-100-cores-of-each",
         ),
-        pytest.param({CORE: 200}, {"tencent.com/predicate-gpu-idx-0": "1"}, None, id="too-few-indices"),
-        pytest.param({CORE: 20, MEMORY: 4}, {"nvidia.com/predicate-gpu-idx-0": "1"}, None, id="the-other-prefix"),
+        pytest.param(
+            {CORE: 200},
+            {"tencent.com/predicate-gpu-idx-0": "1"},
+            (held("c0", tile(1, 32768, 100)),),
+            id="too-few-indices-count-as-far-as-they-go",
+        ),
+        pytest.param(
+            {CORE: 20, MEMORY: 4},
+            {"nvidia.com/predicate-gpu-idx-0": "1"},
+            (held("c0", tile(1, 1024, 20)),),
+            id="the-other-prefix",
+        ),
         pytest.param({CORE: 20, MEMORY: 4}, {}, None, id="no-record"),
     ],
 )
 def test_records_of_the_original_are_read(
     limits: dict[str, Any], annotations: dict[str, str], want: tuple[ContainerGrant, ...] | None
 ) -> None:
-    found = speaking.read_grant(object_of(pod(limits, annotations=annotations, on="n1")), CARDS.cards)
+    found = records.read_grant(object_of(pod(limits, annotations=annotations, on="n1")), CARDS)
     grant = None if want is None else Grant(pod="uid-1", node="n1", dialect="vcuda", containers=want)
     assert found == grant
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputile.dialects import gputile, speaking, vgpu
+from gputile.dialects import gputile, records, speaking, vgpu
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant
-from gputile.model.refusals import BadRequest, NodeCode, RequestCode
+from gputile.model.refusals import NodeCode, RequestCode
 from gputile.model.requests import Constraints, Match, ModelRule, Role, Wish
 from gputile.testing.builders import ask, node, pod
 from tests.dialects.doors import (
@@ -232,7 +232,11 @@ PRE, REAL = "nvidia.com/pre-allocated", "nvidia.com/real-allocated"
             (held("c0", tile(0, 9, 30)), held("c1", tile(1, 1, 1))),
             id="what-was-really-given-wins-container-by-container",
         ),
-        pytest.param({PRE: "stranger[1_GPU-n1-1_30_9]"}, None, id="a-container-the-pod-has-not"),
+        pytest.param(
+            {PRE: "stranger[1_GPU-n1-1_30_9]"},
+            (held("stranger", tile(1, 9, 30)),),
+            id="a-container-that-the-pod-lacks-counts-as-one-that-runs-all-the-time",
+        ),
         pytest.param({PRE: ""}, None, id="an-empty-record"),
         pytest.param({}, None, id="no-record"),
     ],
@@ -240,7 +244,7 @@ PRE, REAL = "nvidia.com/pre-allocated", "nvidia.com/real-allocated"
 def test_records_of_the_original_are_read(annotations: dict[str, str], want: tuple[ContainerGrant, ...] | None) -> None:
     manifest = pod({NUMBER: 1, MEMORY: 9}, {NUMBER: 1, MEMORY: 1}, annotations=annotations, on="n1")
     grant = None if want is None else Grant(pod="uid-1", node="n1", dialect="vgpu", containers=want)
-    assert speaking.read_grant(object_of(manifest), CARDS.cards) == grant
+    assert records.read_grant(object_of(manifest), CARDS) == grant
 
 
 @pytest.mark.parametrize(
@@ -252,11 +256,9 @@ def test_records_of_the_original_are_read(annotations: dict[str, str], want: tup
         pytest.param("c0[x_GPU-n1-0_30_9]", id="an-index-in-words"),
     ],
 )
-def test_a_broken_record_is_refused(record: str) -> None:
+def test_a_broken_record_does_not_count(record: str) -> None:
     manifest = pod({NUMBER: 1, MEMORY: 9}, annotations={PRE: record}, on="n1")
-    found = speaking.read_grant(object_of(manifest), CARDS.cards)
-    assert isinstance(found, BadRequest)
-    assert found.code is RequestCode.BAD_ANNOTATION
+    assert records.read_grant(object_of(manifest), CARDS) is None
 
 
 CONTAINERS = st.fixed_dictionaries(

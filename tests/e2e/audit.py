@@ -1,4 +1,4 @@
-"""The auditor in the tests: `gputile audit` on what the witness sees, which shares no code with gputile's book.
+"""The auditor in the tests: `gputile audit` on what the witness sees, which shares no code with gputile's scheduler.
 
 Door:  `audit(kube)` asserts; `grant(pod)` and `tiles(pod)` read what a pod was given.
 """
@@ -7,11 +7,9 @@ import json
 import time
 from typing import Any
 
-import msgspec
-
 from gputile.audit import checking
-from gputile.audit.report import Report, SeenPod
-from gputile.dialects.wire import NodeObject
+from gputile.audit.report import Report
+from gputile.audit.stories import stories
 from tests.e2e.api import Kube, Manifest
 
 GRANT = "gputile.io/grant"
@@ -30,13 +28,11 @@ def tiles(pod: Manifest) -> list[dict[str, Any]]:
 
 def report(kube: Kube) -> Report:
     """What the auditor says of the whole cluster."""
-    pods = [msgspec.convert(pod, SeenPod) for pod in kube.list("Pod")]
-    nodes = [msgspec.convert(node, NodeObject) for node in kube.list("Node")]
-    return checking.audit(nodes, pods, now=time.time())
+    return checking.audit(kube.list("Node"), kube.list("Pod"), now=time.time())
 
 
 def audit(kube: Kube) -> dict[str, int]:
-    """Returns the MiB sold by card; fails with every story there is to tell."""
+    """Returns the MiB allocated by GPU; fails with every story there is to tell."""
     found = report(kube)
-    assert found.is_right, "\n".join(checking.stories(found.findings))
+    assert found.is_right, "\n".join(stories(found.findings))
     return {uuid: sum(held.memory for held in holders) for uuid, holders in found.sold.items()}

@@ -28,7 +28,9 @@ def test_it_reads_the_cluster_of_a_kubeconfig(plane: ControlPlane, kube: Kube) -
         pods.wait_for(all_bound(3), 20, "three bound")
         code, said = run(plane.admin_kubeconfig)
     assert code == 0, said
-    assert said.startswith("1 nodes with 2 cards, 3 pods on them (37 % of the memory sold), 0 waiting: nothing is sold")
+    assert said.startswith(
+        "1 nodes with 2 GPUs, 3 pods on them (37 % of the memory allocated), 0 pending: no GPU is double"
+    )
 
 
 def test_who_may_not_list_pods_has_proven_nothing(plane: ControlPlane) -> None:

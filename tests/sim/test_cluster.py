@@ -2,8 +2,8 @@
 
 import pytest
 
+from gputile.dialects.records import read_grant
 from gputile.dialects.settings import DialectSettings
-from gputile.dialects.speaking import read_grant
 from gputile.dialects.wire import convert_pod
 from gputile.model.errors import InputError
 from gputile.model.refusals import BadRequest, RequestCode
@@ -30,7 +30,7 @@ def test_a_bound_pod_carries_its_node_and_grant() -> None:
     assert stored["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"] == "0"
     bound = convert_pod(stored)
     assert not isinstance(bound, BadRequest)
-    assert read_grant(bound, made.ledger.fleet.view("n1").node.cards) == outcome.grant
+    assert read_grant(bound, made.ledger.fleet.view("n1").node) == outcome.grant
 
 
 def test_what_does_not_fit_waits_with_an_explanation_and_fits_after_a_delete() -> None:

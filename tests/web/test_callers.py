@@ -160,6 +160,13 @@ def test_nothing_is_left_of_those_who_go(end: Callable[[Callers, Visitor, bytes]
     assert (len(found), found.kept, found.unsent, visitor in found, visitor.kept) == (0, 0, 0, False, 0)
 
 
+def test_whoever_has_gone_counts_no_more() -> None:
+    found, visitor = callers(), Visitor()
+    found.keep(visitor, 7)
+    found.begin(visitor, b"page")
+    assert (found.kept, found.unsent, visitor.kept) == (0, 0, 0)
+
+
 PAGES = [bytes([n]) * (20 * n + 10) for n in range(5)]
 
 

@@ -16,6 +16,7 @@ from tests.web.talk import Talk, first_window
 from tests.web.wire import Wire, hear
 
 LARGE = b"p" * (5 * SLICE)
+HUGE = b"h" * (30 * SLICE)
 HOST = b"Host: x\r\n"
 
 
@@ -227,6 +228,20 @@ async def test_a_large_answer_goes_in_slices_as_it_is_fetched() -> None:
     assert link.sent.endswith(b"ok"), "and the connection lives on"
 
 
+async def test_a_huge_answer_that_is_fetched_at_once_lets_others_be_answered_in_between() -> None:
+    office = Office()
+    office.page = Response(HUGE)
+    connection, link = joined(office, known=True)
+    hear(connection, get("/metrics") + post("/verb", b"next"))
+    assert len(link.sent) < 10 * SLICE
+    turns = 0
+    while not link.sent.endswith(b"next"):
+        await asyncio.sleep(0)
+        turns += 1
+    assert 3 <= turns < 20
+    assert HUGE in link.sent
+
+
 async def test_a_large_answer_is_in_memory_once_however_many_do_not_fetch_it() -> None:
     office = Office()
     links = []
@@ -303,6 +318,16 @@ async def test_slow_readers_take_no_place_from_probes_and_known_callers() -> Non
     assert healthy.sent.endswith(b"ok")
     assert (probe in office.probing, known in office.known) == (True, True)
     assert sum(link.aborted for link in slow) == 7, "neither took a place of theirs"
+
+
+async def test_the_log_says_how_many_had_to_go_once_per_sweep(caplog: pytest.LogCaptureFixture) -> None:
+    office = Office(bounds=FEW)
+    for _ in range(10):
+        joined(office)
+    for _ in range(2):
+        office.sweep()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.endswith(": 6 arriving")
 
 
 async def test_probes_that_stay_take_places_only_from_one_another() -> None:
@@ -468,6 +493,18 @@ async def test_bodies_over_http_2_count_in_their_class() -> None:
     assert office.known.kept == 899
     talk.say(frame(frames.DATA, END_STREAM, 1, b"x"))
     assert (office.known.kept, len(talk.ended())) == (0, 1)
+
+
+async def test_bodies_over_http_2_go_on_counting_when_their_connection_changes_its_class() -> None:
+    """Where nobody is told apart, a probe may come over the same connection."""
+    office = Office(tells_apart=False)
+    talk = Talk(office).say()
+    talk.say(talk.headed(1, b"900"), frame(frames.DATA, 0, 1, b"x" * 800), talk.post(3, path="/healthz"))
+    assert (office.strangers.kept, office.probing.kept) == (0, 800)
+    talk.say(talk.headed(5, b"900"), frame(frames.DATA, 0, 5, b"x" * 100))
+    assert (office.strangers.kept, office.probing.kept) == (900, 0)
+    talk.say(frame(frames.DATA, END_STREAM, 1, b"x" * 100), frame(frames.DATA, END_STREAM, 5, b"x" * 800))
+    assert (office.strangers.kept, office.probing.kept, sorted(talk.ended())) == (0, 0, [1, 3, 5])
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ Room:  no I/O, no await; time is told.
 Door:  `seen`, `struck`, `no_driver`; `now`, `carriers`, `wanted`.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from gputile.agent.health import Health
 from gputile.agent.inventory import inventory, labels
@@ -12,6 +12,7 @@ from gputile.agent.reporting import Wanted
 from gputile.agent.settings import AgentSettings
 from gputile.dialects import gputile, hami
 from gputile.dialects.carrying import Carrier, carriers, plain
+from gputile.dialects.wire import Inventory
 from gputile.kubelet.runtime import Cdi
 from gputile.model.cards import Card
 from gputile.nvml.values import Sight, Xid
@@ -27,10 +28,18 @@ class Cards:
         self._health = Health(health.probation, health.ignore_xids, health.fatal_xids)
         self._sight = Sight()
         self._no_driver = ""
+        self._had_cards = (
+            False  # ever: then the inventory stays on the node, with its `since`, while the driver is gone
+        )
+        self.since = ""  # when an agent of ours first served this node; "" until the node was seen
 
-    def recall(self, cards: Iterable[Card], now: float) -> None:
-        """What the node said of its cards before we came."""
-        self._health.recall({card.uuid: card.reason for card in cards if not card.healthy}, now)
+    def recall(self, before: Inventory | None, now: float, wall: str) -> None:
+        """What the node said of its cards before we came. `since` is written once: it parts pods that another system
+        served from ours, and must survive restarts and upgrades."""
+        known = before.cards if before is not None else ()
+        self._health.recall({card.uuid: card.reason for card in known if not card.healthy}, now)
+        self.since = (before.since if before is not None else "") or wall
+        self._had_cards = bool(known) or bool(before is not None and before.since)
 
     def seen(self, sight: Sight, now: float) -> list[str]:
         """The cards that are newly out of use."""
@@ -68,8 +77,9 @@ class Cards:
         for name in self._settings.serve:
             resources |= plain(name, cards, self._settings.dialects)
         reason, message = self._condition(cards, cdi)
+        self._had_cards |= bool(cards)
         return Wanted(
-            annotations={gputile.INVENTORY: self._written(one_at_a_time=not cdi.works) if cards else None},
+            annotations={gputile.INVENTORY: self._written(one_at_a_time=not cdi.works) if self._had_cards else None},
             labels=labels(self._sight, self._settings.isolation),
             resources=resources if cards else {},
             is_well=reason == "Serving",
@@ -79,7 +89,9 @@ class Cards:
 
     def _written(self, *, one_at_a_time: bool) -> str:
         slots = self._settings.dialects.slots_per_card
-        return gputile.write_inventory(inventory(self._sight, self.faults(), slots, one_at_a_time=one_at_a_time))
+        return gputile.write_inventory(
+            inventory(self._sight, self.faults(), slots, one_at_a_time=one_at_a_time, since=self.since)
+        )
 
     def _condition(self, cards: tuple[Card, ...], cdi: Cdi) -> tuple[str, str]:
         """One word and a sentence."""

@@ -9,11 +9,18 @@ from gputile.nvml.values import Gpu, Sight
 
 
 def inventory(
-    sight: Sight, faults: Mapping[str, str], slots: int, cordoned: Collection[str] = (), *, one_at_a_time: bool = False
+    sight: Sight,
+    faults: Mapping[str, str],
+    slots: int,
+    cordoned: Collection[str] = (),
+    *,
+    one_at_a_time: bool = False,
+    since: str = "",
 ) -> Inventory:
-    """The node's cards; `faults` says by UUID why one is out of use. `one_at_a_time`: pods must start so here."""
+    """The node's cards; `faults` says by UUID why one is out of use. `one_at_a_time`: pods must start so here. `since`:
+    when an agent of ours first served the node."""
     cards = [_card(gpu, faults.get(gpu.uuid, "") or gpu.fault, slots, gpu.uuid in cordoned) for gpu in sight.gpus]
-    return Inventory(tuple(cards), sight.links, sight.driver, sight.cuda, one_at_a_time)
+    return Inventory(tuple(cards), sight.links, sight.driver, sight.cuda, one_at_a_time, since)
 
 
 def _card(gpu: Gpu, fault: str, slots: int, cordoned: bool) -> Card:

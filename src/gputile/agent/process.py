@@ -18,7 +18,7 @@ from gputile.agent.doors import Doors, cancelled
 from gputile.agent.hosting import NodeFiles
 from gputile.agent.lingering import Lingering
 from gputile.agent.metering import Meter
-from gputile.agent.reporting import Reporter, Wanted
+from gputile.agent.reporting import Reporter, Wanted, kubernetes_time
 from gputile.agent.residents import Residents
 from gputile.agent.serving import Shared
 from gputile.agent.settings import AgentSettings
@@ -228,7 +228,9 @@ class Agent:
         self.reporter.seen(node)
         if not self._node_seen.is_set():
             self._lingering.recall(self.reporter.named_before())
-            self.cards.recall(self.reporter.inventory_before(), time.monotonic())
+            wall = kubernetes_time(time.time())
+            self.cards.recall(self.reporter.inventory_before(), time.monotonic(), wall)
+            await self._cards_changed()
         self._node_seen.set()
         if self.reporter.cordoned() != before:
             await self._cards_changed()
@@ -296,7 +298,7 @@ class Agent:
             return
         self._shown = now, wanted
         self.shared.cards = {card.uuid: card for card in now}
-        await self.residents.cards_are(now)
+        await self.residents.serves(now, self.cards.since)
         await self.doors.show(self.cards.carriers())
         self.reporter.wanted = wanted
         self._news.set()

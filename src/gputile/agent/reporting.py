@@ -12,10 +12,9 @@ import msgspec
 
 from gputile.dialects import gputile
 from gputile.dialects.settings import DEFAULTS
-from gputile.dialects.wire import NodeObject, Unreadable, names
+from gputile.dialects.wire import Inventory, NodeObject, Unreadable, names
 from gputile.kube.node import NodeClient
 from gputile.kube.values import Json
-from gputile.model.cards import Card
 from gputile.model.grants import Grant
 from gputile.model.units import quantity
 from gputile.telemetry.agent_metrics import AgentMetrics
@@ -56,13 +55,12 @@ class Reporter:
         """The node was deleted: one that comes by the same name has none of our words."""
         self._said = None
 
-    def inventory_before(self) -> tuple[Card, ...]:
-        """The cards as an agent before us last wrote them."""
+    def inventory_before(self) -> Inventory | None:
+        """The inventory as an agent before us last wrote it."""
         try:
-            found = gputile.read_cards(self._node, DEFAULTS) if self._node is not None else None
+            return gputile.read_cards(self._node, DEFAULTS) if self._node is not None else None
         except Unreadable:
-            return ()
-        return found.cards if found is not None else ()
+            return None
 
     def cordoned(self) -> frozenset[str]:
         """Cards that a person took out of use, by annotation of the node."""
@@ -116,7 +114,7 @@ class Reporter:
         return found | {name: None for name in self._sums if name not in wanted.resources and name in there}
 
     def _condition(self, wanted: Wanted, now: float) -> Json:
-        at = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        at = kubernetes_time(now)
         turned = self._said is None or self._said[0] is not wanted.is_well
         return {
             "type": CONDITION,
@@ -126,6 +124,11 @@ class Reporter:
             "lastHeartbeatTime": at,
             **({"lastTransitionTime": at} if turned else {}),
         }
+
+
+def kubernetes_time(now: float) -> str:
+    """Seconds since 1970 as Kubernetes writes times."""
+    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _differing(now: Mapping[str, object], wanted: Mapping[str, str | None]) -> dict[str, str | None]:

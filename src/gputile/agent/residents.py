@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Iterable
 import msgspec
 
 from gputile.agent.preferring import Expected
-from gputile.dialects import gputile, speaking
+from gputile.dialects import gputile, records, speaking
 from gputile.dialects.settings import DialectSettings
 from gputile.dialects.wire import Award, Container, Pod, Unreadable, amount, visible_devices
-from gputile.model.cards import Card
+from gputile.model.cards import Card, Node
 from gputile.model.grants import ContainerGrant, Grant
 from gputile.model.refusals import BadRequest
 from gputile.model.requests import PodRequest
@@ -42,7 +42,7 @@ class Residents:
 
     def __init__(self, settings: DialectSettings) -> None:
         self._settings = settings
-        self._cards: tuple[Card, ...] = ()
+        self._node = Node(name="", agent=gputile.NAME)
         self._known: dict[str, Resident] = {}
         self._news = asyncio.Condition()
         self._is_listed = asyncio.Event()
@@ -62,10 +62,11 @@ class Residents:
             self._known[pod.uid] = self._isolated(pod, self._seen)
         await self._tell()
 
-    async def cards_are(self, cards: tuple[Card, ...]) -> None:
-        """Records that name cards by index mean something only when the cards are known."""
-        if cards != self._cards:
-            self._cards = cards
+    async def serves(self, cards: tuple[Card, ...], since: str) -> None:
+        """What the node has, and since when an agent of ours serves it: records of other systems count only for pods
+        that started before, and mean something only when the cards are known."""
+        if (cards, since) != (self._node.cards, self._node.since):
+            self._node = Node(name="", cards=cards, agent=gputile.NAME, since=since)
             settled = {uid: one for uid, one in self._known.items() if _is_settled(one)}
             self._known = {
                 uid: settled.get(uid) or self._isolated(one.pod, self._read) for uid, one in self._known.items()
@@ -95,10 +96,16 @@ class Residents:
         return Resident(pod, known.grant, why, known.at)
 
     def _read(self, pod: Pod) -> Resident:
-        found = speaking.read_grant(pod, self._cards, self._settings)
+        found = records.read_grant(pod, self._node, self._settings)
         if isinstance(found, BadRequest):
             return Resident(pod, None, found.message)
+        fault = gputile.beyond_its_cards(found, self._by_uuid()) if found is not None else ""
+        if fault:
+            return Resident(pod, None, fault)
         return Resident(pod, found, at=gputile.granted_at(pod) if found is not None else 0)
+
+    def _by_uuid(self) -> dict[str, Card]:
+        return {card.uuid: card for card in self._node.cards}
 
     # ---- what is asked ----------------------------------------------------------------------------------------------
 
@@ -159,7 +166,7 @@ class Residents:
         if one.grant is None or not isinstance(asked, PodRequest) or one.grant.dialect != asked.dialect:
             return visible_devices(held)
         at, settings = gputile.granted_at(one.pod), self._settings
-        award = Award(grant=one.grant, pod=one.pod, asked=asked, cards=self._cards, at=at, settings=settings)
+        award = Award(grant=one.grant, pod=one.pod, asked=asked, cards=self._node.cards, at=at, settings=settings)
         return visible_devices(held) | speaking.write_grant(award).env.get(held.container, {})
 
 

@@ -1,5 +1,5 @@
-"""The auditor: proves from pods and nodes alone that no card is sold twice.
+"""The auditor: proves from pods and nodes alone that no GPU is double-allocated.
 
-It reads what a cluster says through `dialects`, and does its own sums: it shares no code with the book or the engine,
-so that a slip of theirs is not made here again. `checking.audit` is the door; values in, a report out.
+It reads pods, records and GPU sizes by itself and does its own sums: it shares no code with the dialects, the ledger or
+the engine, so that a defect of theirs is not repeated here. `checking.audit` is the API; JSON objects in, a report out.
 """

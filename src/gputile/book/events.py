@@ -26,6 +26,11 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     def uses(self) -> dict[str, Use]:
         return dict(self.grant.uses()) if self.grant is not None else {}
 
+    @property
+    def unplaced(self) -> int:
+        """GPUs of the node that it holds besides, where it is unknown which."""
+        return self.grant.unplaced if self.grant is not None else 0
+
     def holder(self) -> Holder:
         """For preemption and explanation."""
         return Holder(

@@ -48,11 +48,12 @@ from gputile.book.events import (
     Withdrawn,
 )
 from gputile.book.spending import Spending
+from gputile.book.unplaced import Unplaced
 from gputile.engine.fleet import Fleet
 from gputile.engine.preempting import Holder
 from gputile.model.cards import Node, NodeView, Room
 from gputile.model.errors import DoubleBooked
-from gputile.model.grants import Grant
+from gputile.model.grants import Grant, Use
 
 
 class BookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,6 +89,7 @@ class Ledger:
     def __init__(self, settings: BookSettings | None = None) -> None:
         self.fleet = Fleet()
         self.spending = Spending(self.fleet)
+        self._unplaced = Unplaced(self.fleet)
         self._settings = settings or BookSettings()
         self._entries: dict[str, Entry] = {}
         self._in_flight: set[str] = set()  # pencilled or assumed: few, and looked at on every tick
@@ -145,13 +147,33 @@ class Ledger:
 
     @contextmanager
     def aside(self, pod: str, priority: int | None = None) -> Iterator[Fleet]:
-        """The fleet as this pod may see it: its own pencil and promise, and what is only promised to pods less
-        important than `priority`, do not stand in its way."""
+        """The fleet as this pod may see it. Its own pencil and promise, what is kept for its own unplaced GPUs, and
+        what is only promised to pods less important than `priority`, do not stand in its way."""
         mine = [h for h in (self._pencil(pod), self._open_promise(pod)) if h is not None]
         if priority is not None and self._promises:
             mine += [h for p in self._promises if p != pod and (h := self._open_promise(p)) and h.priority < priority]
-        with self._without(mine):
+        with self._placing(pod), self._without(mine):
             yield self.fleet
+
+    @contextmanager
+    def _placing(self, pod: str) -> Iterator[None]:
+        """While this pod is being placed, its GPUs of unknown place are not kept from it."""
+        entry = self._entries.get(pod)
+        if entry is None or not entry.holding.unplaced:
+            yield
+            return
+        self._keep_but(entry.holding.node, pod)
+        try:
+            yield
+        finally:
+            self._keep_but(entry.holding.node, "")
+
+    def _keep_but(self, node: str, pod: str) -> None:
+        """Choose the node's unplaced GPUs anew, without those of one pod. It is a look: nothing becomes free by it."""
+        before = self.fleet.gains()
+        self._unplaced.drop(node)
+        self._unplaced.keep(node, ignoring=pod)
+        self._lent += self.fleet.gains() - before
 
     @contextmanager
     def _without(self, lent: list[Holding]) -> Iterator[None]:
@@ -222,6 +244,7 @@ class Ledger:
         self.fleet.set_node(node)
         for pod in self._on_node.get(node.name, ()):
             self._hold_again(pod)
+        self._unplaced.keep(node.name)
         return [*self._shrunk(node), Freed(node.name)]
 
     def _shrunk(self, node: Node) -> list[Instruction]:
@@ -314,7 +337,7 @@ class Ledger:
         self._end_promise(holding.pod)
         before = self._entries.get(holding.pod)
         self._replace(holding.pod, Entry(State.CONFIRMED, holding))
-        if before is None or (before.holding.node, before.holding.uses()) == (holding.node, holding.uses()):
+        if before is None or _extent(before.holding) == _extent(holding):
             return []
         return [Freed(before.holding.node)]
 
@@ -412,6 +435,7 @@ class Ledger:
             return
         promised = self._open_promise(pod)
         before = self._entries.pop(pod, None)
+        touched = self._let_go_unplaced(pod, before, entry)
         self._in_flight.discard(pod)
         self._count_priority(before, -1)
         self._count_priority(entry, 1)
@@ -425,6 +449,19 @@ class Ledger:
         holds = entry.holding if entry is not None else self._open_promise(pod)
         if holds is not None:
             self._hold(holds)
+        for node in touched:
+            self._unplaced.keep(node)
+
+    def _let_go_unplaced(self, pod: str, before: Entry | None, after: Entry | None) -> set[str]:
+        """Nodes whose unplaced GPUs must be chosen anew, because something else on them changes; none are kept now."""
+        touched = {entry.holding.node for entry in (before, after) if entry is not None}
+        for node in touched & self._unplaced.nodes():
+            self._unplaced.drop(node)
+        if before is not None and before.holding.unplaced:
+            self._unplaced.set(before.holding.node, pod, 0)
+        if after is not None and after.holding.unplaced:
+            self._unplaced.set(after.holding.node, pod, after.holding.unplaced)
+        return touched & self._unplaced.nodes()
 
     def _count_priority(self, entry: Entry | None, by: int) -> None:
         if entry is not None and entry.holding.grant is not None:
@@ -477,8 +514,10 @@ class Ledger:
         name = view.node.name
         held = [entry.holding for entry in self.on_node(name)]
         promised = [h for p in self._promises if (h := self._open_promise(p)) is not None and h.node == name]
+        kept = self._unplaced.kept(name)
         for card, room in zip(view.node.cards, view.rooms, strict=True):
             uses = [use for h in (*held, *promised) if (use := h.uses().get(card.uuid)) is not None]
+            uses += [kept[card.uuid]] if card.uuid in kept else []
             if room != room_left(Room.of(card), uses):
                 raise DoubleBooked(self._alarm(f"{card.uuid} of {name} is not what its holders leave of it", card.uuid))
             sold = room_left(Room.of(card), [use for h in held if (use := h.uses().get(card.uuid)) is not None])
@@ -496,3 +535,7 @@ class Ledger:
 
 def _is_pencil(entry: Entry | None) -> bool:
     return entry is not None and entry.state is State.PENCILLED
+
+
+def _extent(holding: Holding) -> tuple[str, dict[str, Use], int]:
+    return holding.node, holding.uses(), holding.unplaced

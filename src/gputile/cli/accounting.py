@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from gputile.audit.report import SeenPod
 from gputile.book.events import Gone
 from gputile.book.holders import Holders
 from gputile.cli.asking import constraint_lines, describe
+from gputile.cli.seen import SeenPod
 from gputile.dialects.gputile import GRANT, granted_at
 from gputile.dialects.speaking import notes, read_pod
 from gputile.engine.explaining import Change, Explanation, Miss, explain
@@ -55,7 +55,8 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
     pod: str
-    state: str  # "no-gpu", "refused", "waits", "fits" (and waits nevertheless), "placed", "ungranted", "over"
+    state: str  # "no-gpu", "refused", "waits", "fits" (and waits nevertheless), "placed", "unplaced" (holds GPUs
+    # of its node, which ones is unknown), "ungranted", "over"
     dialect: str = ""
     asks: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -81,6 +82,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     by: str = ""  # whose record says so: "gputile", or a dialect
     at: str = ""
     tiles: tuple[TileTold, ...] = ()
+    unplaced: int = 0  # GPUs that it holds besides; which of its node's is unknown
     policy: str = ""
     alternatives: int = 0  # other nodes that would take it now
     rank: str = ""  # "best", "as good as the best", "another", or "" when it cannot be said
@@ -160,7 +162,8 @@ def _placed(base: Account, pod: SeenPod, asked: PodRequest | None, mirror: Mirro
         return _with(base, state="ungranted", node=pod.node_name)
     told = _with(
         base,
-        state="placed",
+        state="placed" if grant.containers else "unplaced",
+        unplaced=grant.unplaced,
         node=pod.node_name,
         by="gputile" if GRANT in pod.annotations else grant.dialect,
         at=_moment(pod),

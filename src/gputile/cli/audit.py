@@ -1,4 +1,4 @@
-"""`gputile audit`: prove from a cluster's pods and nodes that no card is sold twice, or tell the story."""
+"""`gputile audit`: prove from a cluster's pods and nodes that no GPU is double-allocated, or say which one is."""
 
 import time
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 import click
 import msgspec
 
-from gputile.audit.checking import audit, stories
+from gputile.audit.checking import audit
 from gputile.audit.report import Report
+from gputile.audit.stories import stories
 from gputile.cli.cluster import Where, cluster_options, unit_option
 from gputile.cli.output import say, style
 from gputile.cli.showing import PROGRAMS, emit, output_option
-from gputile.dialects.settings import DialectSettings
 
 EPILOG = """\b
 Examples:
@@ -22,9 +22,9 @@ Examples:
 
 \b
 Exit codes:
-  0  every card holds at most what it has, every grant belongs to its pod
-  1  something is sold twice or wrong; the story is printed
-  2  pods or nodes could not be read: no cluster, no right to list them, a bad file
+  0  no GPU is allocated beyond its size, every grant belongs to its pod
+  1  a GPU is double-allocated, or something keeps the audit from proving that none is; it is printed
+  2  pods or nodes could not be listed: no cluster, no right to list them, a bad file
 """
 
 
@@ -35,13 +35,13 @@ Exit codes:
 def command(
     files: tuple[str, ...], kubeconfig: str | None, context: str | None, output: str, gpushare_unit: Any
 ) -> None:
-    """Prove that no card is sold twice and every grant belongs to its pod.
+    """Prove that no GPU is double-allocated and every grant belongs to its pod.
 
-    Looks at the pods and nodes of a cluster, nothing else, and does its own sums: it shares no code with the
-    scheduler's book. It changes nothing, and needs the right to list pods and nodes.
+    Looks at the pods and nodes of a cluster, nothing else, and reads them by itself: it shares no code with the
+    scheduler. It changes nothing, and needs the right to list pods and nodes.
     """
-    seen = Where(kubeconfig=kubeconfig, context=context, files=files).look(complete=True)
-    report = audit(seen.nodes, seen.pods, DialectSettings(gpushare_unit=gpushare_unit), time.time())
+    nodes, pods = Where(kubeconfig=kubeconfig, context=context, files=files).objects()
+    report = audit(nodes, pods, gpushare_unit, time.time())
     emit(_document(report), output) if output in PROGRAMS else say(*_lines(report))
     raise SystemExit(0 if report.is_right else 1)
 
@@ -50,9 +50,8 @@ def command(
 
 
 def _document(report: Report) -> dict[str, Any]:
-    """All but who holds which card, which is in the findings where it matters (docs/audit.md)."""
-    told = {key: value for key, value in msgspec.to_builtins(report).items() if key != "sold"}
-    return {"right": report.is_right, **told}
+    """The keys are a contract (docs/audit.md): they are only added."""
+    return {"right": report.is_right, **msgspec.to_builtins(report)}
 
 
 def _lines(report: Report) -> list[str]:
@@ -60,10 +59,10 @@ def _lines(report: Report) -> list[str]:
     lines += [line for notice in report.remarks for line in _told(notice, style("note", fg="yellow"))]
     share = 100 * report.memory_sold // report.memory if report.memory else 0
     seen = (
-        f"{report.nodes} nodes with {report.cards} cards, {report.pods} pods on them "
-        f"({share} % of the memory sold), {report.waiting} waiting"
+        f"{report.nodes} nodes with {report.cards} GPUs, {report.pods} pods on them "
+        f"({share} % of the memory allocated), {report.waiting} pending"
     )
-    verdict = "nothing is sold twice, every grant belongs to its pod"
+    verdict = "no GPU is double-allocated, every grant belongs to its pod"
     wrong = f"{len(report.findings)} thing{'s are' if len(report.findings) > 1 else ' is'} wrong"
     return [*lines, f"{seen}: {verdict if report.is_right else wrong}"]
 

@@ -10,7 +10,8 @@ from gputile.cli.cluster import Unseen
 from gputile.cli.heartbeats import silent_for
 from gputile.cli.showing import plural
 from gputile.dialects.gputile import GRANT, INVENTORY
-from gputile.dialects.speaking import DIALECTS, read_grant, read_node, read_pod
+from gputile.dialects.records import read_grant
+from gputile.dialects.speaking import DIALECTS, read_node, read_pod
 from gputile.dialects.wire import count_of
 from gputile.kube.values import Heartbeat
 from gputile.model.cards import Node
@@ -155,7 +156,7 @@ def pods_come_by_us(facts: Facts) -> Iterable[Finding]:
     """Pods that another scheduler placed, or that nobody will ever place."""
     served = served_names(facts)
     read = [read_node(found, facts.settings) for found in facts.seen.nodes]
-    cards = {node.name: node.cards for node in read if isinstance(node, Node)}
+    nodes = {node.name: node for node in read if isinstance(node, Node)}
     around: set[str] = set()
     orphans: dict[str, set[str]] = {}
     granted = 0
@@ -164,7 +165,7 @@ def pods_come_by_us(facts: Facts) -> Iterable[Finding]:
             continue
         name = (pod.spec and pod.spec.scheduler_name) or "default-scheduler"
         granted += GRANT in pod.annotations
-        if pod.node_name and read_grant(pod, cards.get(pod.node_name, ()), facts.settings) is None:
+        if pod.node_name and read_grant(pod, nodes.get(pod.node_name), facts.settings) is None:
             around.add(pod.key)
         elif not pod.node_name and served is not None and name not in served:
             orphans.setdefault(name, set()).add(pod.key)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
-from gputile.audit.report import SeenPod
 from gputile.cli.output import say
+from gputile.cli.seen import SeenPod
 from gputile.dialects.wire import NodeObject, NodeStatus
 from gputile.model.errors import InputError
 from gputile.text.documents import Limits, NotYaml, content
@@ -22,8 +22,11 @@ from gputile.text.terminal import one_line
 
 if TYPE_CHECKING:
     from gputile.kube.auth import Access
+    from gputile.kube.following import Listed
 
 T = TypeVar("T")
+P = TypeVar("P")
+N = TypeVar("N")
 F = TypeVar("F", bound=Callable[..., Any])
 
 LISTED_BY = "kubectl get nodes,pods -A -o json"
@@ -106,6 +109,13 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
         seen: Seen = _run(_from_cluster(self.access(), complete, only))
         return seen
 
+    def objects(self) -> tuple[list[Any], list[Any]]:
+        """All nodes and all pods as plain JSON, for the audit, which reads them by itself. None: it is no JSON."""
+        if self.files:
+            return _plain(self.files)
+        found: tuple[list[Any], list[Any]] = _run(_plain_from_cluster(self.access()))
+        return found
+
     def get(self, paths: Mapping[str, str]) -> dict[str, Any]:
         """Further objects by a name of the caller's: JSON, bytes if it is none, `Unseen` with the reason, None if it is
         not there."""
@@ -158,6 +168,20 @@ def _run(what: Any) -> Any:
 
 
 async def _from_cluster(access: "Access", complete: bool, only: str | None) -> Seen:
+    pods, nodes = await _listed(access, SeenPod, ShownNode, only)
+    for spoilt in (*pods.spoilt, *nodes.spoilt):
+        if complete:
+            raise InputError(f"{spoilt.what} cannot be read ({spoilt.why}), so nothing is proven; correct it first")
+        fell_back(f"{spoilt.what} is left out, it cannot be read: {spoilt.why}")
+    return Seen(nodes=list(nodes.items), pods=list(pods.items))
+
+
+async def _plain_from_cluster(access: "Access") -> tuple[list[Any], list[Any]]:
+    pods, nodes = await _listed(access, dict, dict, None)
+    return [*nodes.items, *(None for _ in nodes.spoilt)], [*pods.items, *(None for _ in pods.spoilt)]
+
+
+async def _listed(access: "Access", pod: type[P], node: type[N], only: str | None) -> "tuple[Listed[P], Listed[N]]":
     import asyncio
 
     from gputile.kube.client import Client
@@ -166,18 +190,13 @@ async def _from_cluster(access: "Access", complete: bool, only: str | None) -> S
     client = Client(access)
     path = f"/api/v1/namespaces/{only}/pods" if only else "/api/v1/pods"
     try:
-        pods, nodes = await asyncio.gather(
-            client.feed(path, "Pod", SeenPod).list(), client.feed("/api/v1/nodes", "Node", ShownNode).list()
+        return await asyncio.gather(
+            client.feed(path, "Pod", pod).list(), client.feed("/api/v1/nodes", "Node", node).list()
         )
     except (Refused, Unclear) as wrong:
         raise InputError(f"pods and nodes cannot be listed: {wrong}{_advice(wrong, only)}") from wrong
     finally:
         await client.close()
-    for spoilt in (*pods.spoilt, *nodes.spoilt):
-        if complete:
-            raise InputError(f"{spoilt.what} cannot be read ({spoilt.why}), so nothing is proven; correct it first")
-        fell_back(f"{spoilt.what} is left out, it cannot be read: {spoilt.why}")
-    return Seen(nodes=list(nodes.items), pods=list(pods.items))
 
 
 def _advice(wrong: Exception, only: str | None) -> str:
@@ -239,15 +258,33 @@ class _Other(msgspec.Struct):
 
 
 def from_files(files: tuple[str, ...]) -> Seen:
-    found = [one for name in files for one in _objects(_bytes(name), name)]
+    found = _all_objects(files)
     for kind, raw in found:
         if kind not in ("Node", "Pod"):
             _decoded(raw, _Other, one_line(kind) or "nameless object")
     nodes = [_decoded(raw, ShownNode, "Node") for kind, raw in found if kind == "Node"]
     pods = [_decoded(raw, SeenPod, "Pod") for kind, raw in found if kind == "Pod"]
-    if not nodes:
-        raise InputError(f"{', '.join(files)}: there is no node; write it with `{LISTED_BY}`")
     return Seen(nodes=nodes, pods=pods, others=[one for one in found if one[0] not in ("Node", "Pod")])
+
+
+def _plain(files: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
+    found = _all_objects(files)
+    nodes, pods = ([_json_or_none(raw) for kind, raw in found if kind == word] for word in ("Node", "Pod"))
+    return nodes, pods
+
+
+def _json_or_none(raw: bytes) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _all_objects(files: tuple[str, ...]) -> list[tuple[str, bytes]]:
+    found = [one for name in files for one in _objects(_bytes(name), name)]
+    if not any(kind == "Node" for kind, _ in found):
+        raise InputError(f"{', '.join(files)}: there is no node; write it with `{LISTED_BY}`")
+    return found
 
 
 def _bytes(name: str) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from gputile.cli.cluster import ShownNode
-from gputile.dialects import gpushare, speaking
+from gputile.dialects import gpushare, records, speaking
 from gputile.dialects.settings import UNIT, DialectSettings
 from gputile.dialects.wire import Pod, count_of
 from gputile.model.cards import Card, Node
@@ -83,10 +83,12 @@ def shared(nodes: Iterable[ShownNode], pods: Iterable[Pod], unit: str | None = N
 
 
 def _row(found: ShownNode, pods: list[Pod], settings: DialectSettings) -> Row:
-    node = speaking.read_node(found, settings)
-    cards = node.cards if isinstance(node, Node) else ()
+    read = speaking.read_node(found, settings)
+    node = read if isinstance(read, Node) else None
+    cards = node.cards if node is not None else ()
+    settings = records.settings_on(node, settings)
     size = UNIT[settings.gpushare_unit]
-    grants = [(pod, speaking.read_grant(pod, cards, settings)) for pod in pods]
+    grants = [(pod, records.read_grant(pod, node, settings)) for pod in pods]
     held = [grant.uses() for _, grant in grants if isinstance(grant, Grant)]
     used = [sum(uses[card.uuid].memory for uses in held if card.uuid in uses) for card in cards]
     rows = [row for pod, grant in grants if (row := _pod(pod, grant, cards, settings)).used]

@@ -17,7 +17,7 @@ GROUPS = {
         "inspect": "Who holds which part of which card, node by node.",
         "explain": "Why a pod waits and what would help, or why it is where it is.",
         "quota": "What namespaces may hold of which GPU model, and hold now.",
-        "audit": "Prove that no card is sold twice, or tell what is wrong.",
+        "audit": "Prove that no GPU is double-allocated, or say which one is.",
         "doctor": "Check the installation for known traps, each with its fix.",
     },
     "Before you apply, before you buy": {

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import click
 
-from gputile.audit.report import SeenPod
+from gputile.cli.seen import SeenPod
 from gputile.model.errors import GputileError, InputError
 
 

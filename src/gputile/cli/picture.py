@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gputile.audit.checking import audit
-from gputile.audit.report import Held
+from gputile.audit.report import Held, Unplaced
 from gputile.cli.cluster import Seen, ShownNode
 from gputile.dialects import gpushare
 from gputile.dialects.settings import DialectSettings
@@ -20,6 +20,9 @@ from gputile.model.cards import Card, Node
 from gputile.model.refusals import SENTENCE, BadRequest, NodeCode
 from gputile.model.units import ALL, MiB, Percent
 
+BY_NUMBER = "number"
+"""In place of a family: how many cards the pod holds is known, and not which."""
+
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     """What one pod holds of one card."""
@@ -27,7 +30,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     pod: str  # namespace/name
     memory: MiB
     cores: Percent
-    by: str  # whose record says so
+    by: str  # whose record says so; BY_NUMBER: none does, and it may be another card of the node
     since: str = ""
     phase: str = ""
     going: bool = False
@@ -106,9 +109,16 @@ LiveUse = Mapping[tuple[str, str], Mapping[str, int]]
 def picture(seen: Seen, settings: DialectSettings, now: float, use: LiveUse | None = None) -> Picture:
     """`now` in seconds since 1970."""
     settings = gpushare.resolved(settings, seen.nodes)
-    report = audit(seen.nodes, seen.pods, settings, now)
+    report = audit(
+        map(msgspec.to_builtins, seen.nodes), map(msgspec.to_builtins, seen.pods), settings.gpushare_unit, now
+    )
+    sold = report.sold
+    somewhere: dict[str, list[Unplaced]] = {}
+    for one in report.unplaced:
+        somewhere.setdefault(one.node, []).append(one)
     everyone = [
-        _node(found, settings, report.sold, use or {}) for found in sorted(seen.nodes, key=lambda one: one.name)
+        _node(found, settings, sold, somewhere.get(found.name, []), use or {})
+        for found in sorted(seen.nodes, key=lambda one: one.name)
     ]
     nodes = tuple(node for node in everyone if node.cards or node.fault)
     return Picture(
@@ -121,9 +131,18 @@ def picture(seen: Seen, settings: DialectSettings, now: float, use: LiveUse | No
     )
 
 
-def _node(found: ShownNode, settings: DialectSettings, sold: Mapping[str, tuple[Held, ...]], use: LiveUse) -> NodeSeen:
+def _node(
+    found: ShownNode,
+    settings: DialectSettings,
+    sold: Mapping[str, tuple[Held, ...]],
+    somewhere: list[Unplaced],
+    use: LiveUse,
+) -> NodeSeen:
     read = read_node(found, settings)
     node = read if isinstance(read, Node) else Node(name=found.name, fault=NodeCode.BAD_INVENTORY)
+    held = {card.uuid: [*sold.get(card.uuid, ())] for card in node.cards}
+    for unplaced in somewhere:
+        _show_somewhere(unplaced, node, held)
     return NodeSeen(
         name=found.name,
         address=found.address,
@@ -131,11 +150,21 @@ def _node(found: ShownNode, settings: DialectSettings, sold: Mapping[str, tuple[
         pool=node.pool,
         cordoned=found.is_cordoned,
         fault=SENTENCE[NodeCode(node.fault)] if node.fault else "",
-        cards=tuple(_card(card, sold.get(card.uuid, ()), use) for card in node.cards),
+        cards=tuple(_card(card, held[card.uuid], use) for card in node.cards),
     )
 
 
-def _card(card: Card, held: tuple[Held, ...], use: LiveUse) -> CardSeen:
+def _show_somewhere(unplaced: Unplaced, node: Node, held: dict[str, list[Held]]) -> None:
+    """Which cards the pod holds is unknown, how many is not: it is shown on those that hold least."""
+    emptiest = sorted(node.cards, key=lambda card: (len(held[card.uuid]), card.index))
+    for number, card in enumerate(emptiest[: unplaced.gpus + unplaced.shares]):
+        memory, cores = card.memory, card.cores
+        if number >= unplaced.gpus:
+            memory, cores = unplaced.memory // unplaced.shares, unplaced.cores // unplaced.shares
+        held[card.uuid].append(Held(unplaced.pod, unplaced.uid, memory, cores, 1, by=BY_NUMBER))
+
+
+def _card(card: Card, held: list[Held], use: LiveUse) -> CardSeen:
     return CardSeen(
         index=card.index,
         uuid=card.uuid,

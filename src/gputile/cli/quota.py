@@ -9,7 +9,7 @@ import msgspec
 from gputile.cli.cluster import Seen, Unseen, Where, cluster_options, unit_option
 from gputile.cli.output import say, style
 from gputile.cli.showing import PROGRAMS, emit, output_option, size
-from gputile.dialects import gpushare, speaking
+from gputile.dialects import gpushare, records, speaking
 from gputile.dialects.quotas import OLD_KEY, OUR_KEY, merged
 from gputile.dialects.settings import DialectSettings
 from gputile.engine.quota import KINDS, Spent, add, cost_of, show_cards, total
@@ -157,7 +157,7 @@ def _held(seen: Seen, settings: DialectSettings) -> dict[str, Held]:
             continue
         held = by_namespace.setdefault(pod.namespace, Held())
         node = nodes.get(pod.node_name)
-        grant = speaking.read_grant(pod, node.cards, settings) if node is not None else None
+        grant = records.read_grant(pod, node, settings) if node is not None else None
         if node is not None and isinstance(grant, Grant):
             held.spent, held.pods = add(held.spent, cost_of(grant, node)), held.pods + 1
         elif not pod.node_name and not pod.is_going and isinstance(speaking.read_pod(pod, settings), PodRequest):

@@ -21,6 +21,7 @@ def lines_of(told: Account, sheet: Paper, now: float, *, wide: bool) -> list[str
         "waits": _waits,
         "fits": _fits,
         "placed": _placed,
+        "unplaced": _unplaced,
         "ungranted": _ungranted,
         "over": _over,
     }[told.state](told, sheet, wide)
@@ -37,6 +38,7 @@ def _headline(told: Account, now: float) -> str:
         "waits": style(f"waits{waits}", fg="yellow") + f": {_none_fits(told.nodes)}",
         "fits": style(f"waits{waits}", fg="yellow") + f", though {plural(told.fitting, 'node')} would fit now",
         "placed": style(f"is on {told.node}", fg="green"),
+        "unplaced": style(f"is on {told.node}", fg="yellow") + f" and holds {plural(told.unplaced, 'GPU')} of it",
         "ungranted": style(f"is on {told.node} without cards", fg="red") + ": nobody has granted it any",
         "over": "is over",
     }
@@ -141,6 +143,11 @@ def _why(told: Account) -> str:
         "": "but this node itself would not, as it is now",
     }[told.rank]
     return f"{others}, {verdict}"
+
+
+def _unplaced(told: Account, sheet: Paper, wide: bool) -> list[str]:
+    why = "no record on the pod can be read, so which GPUs they are is unknown; new pods get no more than is left"
+    return _section("so", [f"another system's agent serves the node; {why}"], sheet)
 
 
 def _ungranted(told: Account, sheet: Paper, wide: bool) -> list[str]:

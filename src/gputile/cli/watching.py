@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from gputile.audit.report import SeenPod
 from gputile.cli.cluster import Seen, ShownNode, Where
 from gputile.cli.output import say, style
+from gputile.cli.seen import SeenPod
 from gputile.cli.showing import paper
 from gputile.kube.client import Client
 from gputile.kube.following import follow

@@ -20,21 +20,22 @@ from gputile.dialects.wire import (
     Unreadable,
     Written,
     amount,
+    amount_or_none,
     card_memory,
     count_of,
     decode_or_none,
-    grant_by_index,
     indices_of,
     quoted,
+    recorded,
     request,
     unnamed_cards,
     visible_devices,
 )
 from gputile.model.cards import Card
-from gputile.model.grants import ContainerGrant, Grant
+from gputile.model.grants import ContainerGrant, Grant, Tile
 from gputile.model.refusals import RequestCode
 from gputile.model.requests import Ask, PodRequest, Role
-from gputile.model.units import MiB, quantity
+from gputile.model.units import LARGEST_CARD, MiB, quantity
 
 NAME = "gpushare"
 MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
@@ -148,20 +149,59 @@ def _units(held: ContainerGrant, size: MiB) -> str:
     return str(sum(tile.memory for tile in held.tiles) // size)
 
 
-def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
-    if asked is None:
+def record_keys(settings: DialectSettings) -> Iterable[str]:
+    return (ALLOCATION, INDEX)
+
+
+def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
+    """By the newer annotation, which has amounts per container and card, else by the pod's index."""
+    found = decode_or_none(_ALLOCATIONS, pod.annotations.get(ALLOCATION))
+    if found:
+        return _by_allocation(pod, cards, found, unit(settings))
+    return recorded(pod, NAME, cards, _recorded_asks(pod, unit(settings)))
+
+
+def _by_allocation(pod: Pod, cards: tuple[Card, ...], found: dict[int, dict[int, int]], size: MiB) -> Grant | None:
+    """A container that the pod lacks counts as one that runs all the time."""
+    by_index = {card.index: card for card in cards}
+    roles = {container.name: role for role, container in pod.containers()}
+    owners = {position: (name, roles[name]) for name, position in pod.positions().items()}
+    containers = []
+    for position, amounts in sorted(found.items()):
+        if not all(index in by_index and units >= 0 for index, units in amounts.items()):
+            return None
+        name, role = owners.get(position, (f"#{position}", Role.APP))
+        tiles = tuple(Tile(by_index[index].uuid, index, units * size, 0) for index, units in amounts.items() if units)
+        if tiles:
+            containers.append(ContainerGrant(name, tiles, role))
+    if not containers:
         return None
-    by_container = _allocation(pod)
-    if not by_container:
-        index = indices_of(pod.annotations.get(INDEX))
-        by_container = {ask.container: index for ask in asked.asks}
-    return grant_by_index(pod, asked, cards, by_container)
+    order = {name: place for place, name in enumerate(roles)}
+    containers.sort(key=lambda held: order.get(held.container, len(order)))
+    return Grant(pod=pod.uid, node=pod.node_name, dialect=NAME, containers=tuple(containers))
 
 
-def _allocation(pod: Pod) -> dict[str, tuple[int, ...]]:
-    """Card indices by container name from the newer annotation; nothing if it is absent or unreadable."""
-    found = decode_or_none(_ALLOCATIONS, pod.annotations.get(ALLOCATION)) or {}
-    return {name: tuple(found[position]) for name, position in pod.positions().items() if position in found}
+def _recorded_asks(pod: Pod, size: MiB) -> Iterable[tuple[Ask, tuple[int, ...]]]:
+    """Every container with memory is on the pod's cards; what cannot be read takes all of them."""
+    indices = indices_of(pod.annotations.get(INDEX))
+    if not indices:
+        return
+    amounts = [(role, container, amount_or_none(container, MEM)) for role, container in pod.containers()]
+    for role, container, units in amounts:
+        if units != 0:
+            yield _share(container.name, role, units, len(indices), size), indices
+    lasting = sum(units or 0 for role, _, units in amounts if role is not Role.INIT)
+    total = indices_of(pod.annotations.get(TOTAL))
+    if len(total) == 1 and total[0] > lasting:  # the record says more than the containers that run all the time
+        yield _share("#rest", Role.APP, total[0] - lasting, len(indices), size), indices
+    elif not any(units != 0 for _, _, units in amounts):
+        yield Ask.whole("#all", Role.APP, len(indices)), indices
+
+
+def _share(container: str, role: Role, units: int | None, cards: int, size: MiB) -> Ask:
+    if not units:
+        return Ask.whole(container, role, cards)
+    return Ask(container=container, role=role, cards=cards, memory=-(-units * size // cards))
 
 
 def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
@@ -174,5 +214,11 @@ def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
             RequestCode.MALFORMED,
             f"node has `{MEM}` but no `{COUNT}`: its plugin may not patch nodes/status; restart it with that right",
         )
-    size = unit(resolved(settings, [node]))
-    return Inventory(unnamed_cards(node, count, memory // count * size, slots=settings.slots_per_card))
+    size = _unit_of(memory // count, settings, node)
+    cards = unnamed_cards(node, count, memory // count * size, slots=settings.slots_per_card)
+    return Inventory(cards, gpushare_unit=size)
+
+
+def _unit_of(average: int, settings: DialectSettings, node: NodeObject) -> MiB:
+    """The unit in which the node itself counts: no card has 1,024 GiB, so larger sums are MiB whatever is set."""
+    return UNIT["MiB"] if average * UNIT["GiB"] > LARGEST_CARD else unit(resolved(settings, [node]))

@@ -9,7 +9,7 @@ version; both are written for pods and nodes of every dialect, and are the truth
 agent says of pods that are gone while their containers still run (`gputile.io/lingering` on the node).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from sys import intern
 from typing import Annotated
@@ -179,7 +179,11 @@ def write_grant(award: Award) -> Written:
     return Written(annotations={GRANT: msgspec.json.encode(record).decode()}, env=env)
 
 
-def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
+def record_keys(settings: DialectSettings) -> Iterable[str]:
+    return (GRANT,)
+
+
+def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
     """The grant on the pod. One that names another UID or node was copied, and raises; so does one that our scheduler
     cannot have written, for a pod may carry whatever its author likes where no admission policy forbids it."""
     said = pod.annotations.get(GRANT)
@@ -199,21 +203,27 @@ def _no_grant(why: str) -> Unreadable:
 
 
 def _possible(grant: Grant, cards: tuple[Card, ...]) -> Grant:
-    """What our scheduler may have written: every container has GPUs, every tile is something, none exceeds its GPU."""
+    """What our scheduler may have written: every container has GPUs, and every tile is something."""
     tiles = [tile for held in grant.containers for tile in held.tiles]
     if not grant.containers or not all(held.tiles for held in grant.containers):
         raise _no_grant("grants a container no GPU at all; remove it")
     if len({held.container for held in grant.containers}) != len(grant.containers) or len(tiles) > LARGEST_GRANT:
         raise _no_grant(f"names a container twice, or more than {LARGEST_GRANT} tiles; remove it")
-    if not all(tile.memory or tile.cores for tile in tiles):
+    sizeless = {card.uuid for card in cards if not card.memory}  # their agent does not say how much memory they have
+    if not all(tile.memory or tile.cores or tile.uuid in sizeless for tile in tiles):
         raise _no_grant("has a tile of no memory and no cores; remove it")
-    known = {card.uuid: card for card in cards}
+    return grant
+
+
+def beyond_its_cards(grant: Grant, cards: Mapping[str, Card]) -> str:
+    """Why no container may start by this grant: it holds more of a card than the card has; "" when it does not. What is
+    held is counted all the same: the card may have become smaller under the pod."""
     for uuid, use in grant.uses().items():
-        card = known.get(uuid)
+        card = cards.get(uuid)
         if card is not None and (use.memory > card.memory or use.cores > card.cores):
             held, size = f"{use.memory} MiB and {use.cores} %", f"{card.memory} MiB and {card.cores} %"
-            raise _no_grant(f"holds {held} of GPU {card.index}, which has {size}; remove it")
-    return grant
+            return f"annotation `{GRANT}` holds {held} of GPU {card.index}, which has {size}"
+    return ""
 
 
 def _granted(record: _Grant, pod: str, node: str, names: dict[str, str]) -> Grant:
@@ -353,6 +363,7 @@ class _Inventory(msgspec.Struct, omit_defaults=True):
     driver: str = ""
     cuda: str = ""
     one_at_a_time: bool = False
+    since: str = ""  # when an agent of ours first served the node; written once
 
 
 _INVENTORIES = msgspec.json.Decoder(_Inventory)
@@ -380,7 +391,7 @@ def write_inventory(inventory: Inventory) -> str:
                 links=near,
             )
         )
-    said = _Inventory(VERSION, cards, inventory.driver, inventory.cuda, inventory.one_at_a_time)
+    said = _Inventory(VERSION, cards, inventory.driver, inventory.cuda, inventory.one_at_a_time, inventory.since)
     return msgspec.json.encode(said).decode()
 
 
@@ -409,7 +420,7 @@ def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
     )
     has_links = any(c.links for c in found.cards)
     links = tuple(tuple(c.links.get(str(peer.index), 0) for peer in cards) for c in found.cards) if has_links else ()
-    return Inventory(cards, links, found.driver, found.cuda, found.one_at_a_time)
+    return Inventory(cards, links, found.driver, found.cuda, found.one_at_a_time, found.since)
 
 
 def has_lost_its_plugin(node: NodeObject, cards: tuple[Card, ...]) -> bool:

@@ -29,6 +29,7 @@ from gputile.dialects.wire import (
     card_memory,
     decode,
     decode_or_none,
+    is_for_another_node,
     listed,
     names,
     no_device,
@@ -48,6 +49,7 @@ NAME = "hami"
 GPU, MEMORY = "nvidia.com/gpu", "nvidia.com/gpumem"
 PERCENT, CORES, PRIORITY = "nvidia.com/gpumem-percentage", "nvidia.com/gpucores", "nvidia.com/priority"
 ALLOCATED, TO_ALLOCATE = "hami.io/vgpu-devices-allocated", "hami.io/vgpu-devices-to-allocate"
+NODE = "hami.io/vgpu-node"
 REGISTER, SCORE, CORDON = "hami.io/node-nvidia-register", "hami.io/node-nvidia-score", "hami.io/device-cordon"
 WEIGHTS = "hami.io/device-scoring-weights"
 
@@ -120,12 +122,12 @@ def write_grant(award: Award) -> Written:
         annotations={
             ALLOCATED: record,
             TO_ALLOCATE: record,
-            "hami.io/vgpu-node": award.grant.node,
+            NODE: award.grant.node,
             "hami.io/vgpu-time": seconds,
             "hami.io/bind-phase": "allocating",
             "hami.io/bind-time": seconds,
         },
-        labels={"hami.io/vgpu-node": award.grant.node},
+        labels={NODE: award.grant.node},
         env={name: _env(given, containers[name]) for name, given in held.items()},
     )
 
@@ -147,27 +149,47 @@ def _env(held: ContainerGrant, container: Container) -> dict[str, str]:
     return env
 
 
-def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
+def record_keys(settings: DialectSettings) -> Iterable[str]:
+    return (ALLOCATED,)
+
+
+def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
     said = pod.annotations.get(ALLOCATED)
-    if said is None:
+    if said is None or is_for_another_node(pod, NODE):
         return None
     index = {card.uuid: card.index for card in cards}
-    slots = str(said).split(";")
     containers = []
-    for (role, container), slot in zip(pod.containers(), slots, strict=False):
-        tiles = tuple(_tile(device, index) for device in slot.split(":") if device)
+    for (role, name), place in _places(pod, str(said)):
+        tiles = tuple(_tile(device, index) for device in place.split(":") if device)
         if tiles:
-            containers.append(ContainerGrant(container.name, tiles, role))
+            containers.append(ContainerGrant(name, tiles, role))
     if not containers:
         return None
     return Grant(pod=pod.uid, node=pod.node_name, dialect=NAME, containers=tuple(containers))
 
 
+def _places(pod: Pod, said: str) -> Iterable[tuple[tuple[Role, str], str]]:
+    """The record's places and whose they are. HAMi before 2.9 had none for init containers, so their number tells. With
+    another number nobody knows who holds what, and all of it adds up."""
+    places = said.removesuffix(";").split(";")
+    found = [(role, container.name) for role, container in pod.containers()]
+    apps = [owner for owner in found if owner[0] is Role.APP]
+    if len(places) == len(found):
+        owners = found
+    elif len(places) <= len(apps):
+        owners = apps
+    else:
+        owners = [(Role.APP, f"#{position}") for position in range(len(places))]
+    return zip(owners, places, strict=False)
+
+
 def _tile(device: str, index: dict[str, int]) -> Tile:
+    """`<uuid>,<type>,<MiB>,<cores>`; under dynamic MIG the UUID ends in the place of the slice, `GPU-0[2-1]`."""
     parts = device.split(",")
     if len(parts) < 4:
         raise Unreadable(RequestCode.BAD_ANNOTATION, f"annotation `{ALLOCATED}` has a device {quoted(device)}")
-    return Tile(parts[0], index.get(parts[0], -1), number(parts[2], ALLOCATED), number(parts[3], ALLOCATED))
+    uuid = parts[0].partition("[")[0]
+    return Tile(uuid, index.get(uuid, -1), number(parts[2], ALLOCATED), number(parts[3], ALLOCATED))
 
 
 # ---- inventory ------------------------------------------------------------------------------------------------------

@@ -8,6 +8,9 @@
 memory reserve none. Memory without cores brings no card and is refused.
 """
 
+from collections.abc import Iterable
+from functools import partial
+
 import msgspec
 
 from gputile.dialects.settings import UNIT, DialectSettings
@@ -20,12 +23,15 @@ from gputile.dialects.wire import (
     Unreadable,
     Written,
     amount,
+    amount_or_none,
     card_memory,
     count_of,
-    grant_by_index,
+    first_readable,
     indices_of,
     no_device,
+    recorded,
     request,
+    requests_any,
     unnamed_cards,
     visible_devices,
 )
@@ -120,12 +126,44 @@ def write_grant(award: Award) -> Written:
     return Written(annotations=annotations, labels={spoken.assumed: "true"}, env=env)
 
 
-def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
-    spoken = _spoken(pod)
-    if asked is None or not spoken or str(pod.annotations.get(spoken[0].assumed)).lower() != "true":
+def record_keys(settings: DialectSettings) -> Iterable[str]:
+    return (generation.assumed for generation in GENERATIONS)
+
+
+def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
+    for generation in GENERATIONS:
+        if _is_marked(pod, generation):
+            found = recorded(pod, NAME, cards, _recorded_asks(pod, generation, settings))
+            if found is not None:
+                return found
+    return None
+
+
+def _is_marked(pod: Pod, generation: Generation) -> bool:
+    """The original writes the mark as annotation and label; either will do."""
+    return any(str(written.get(generation.assumed)).lower() == "true" for written in (pod.annotations, pod.labels))
+
+
+def _recorded_asks(
+    pod: Pod, generation: Generation, settings: DialectSettings
+) -> Iterable[tuple[Ask, tuple[int, ...]]]:
+    """Containers whose cards are recorded, and what they take of each; all of it where their request is unreadable. The
+    original records a card for containers that request none, too."""
+    names = resources(settings)
+    for role, container in pod.containers():
+        indices = indices_of(pod.annotations.get(generation.prefix + container.name))
+        if indices and requests_any(container, names):
+            otherwise = _memory_only(role, container) or Ask.whole(container.name, role, len(indices))
+            reads = (partial(_ask, role, container, each, settings, []) for each in GENERATIONS)
+            yield first_readable(reads, otherwise), indices
+
+
+def _memory_only(role: Role, container: Container) -> Ask | None:
+    """elastic-gpu's own agent serves its memory resource, too, so such pods run there."""
+    memory = amount_or_none(container, THREE.memory)
+    if not memory or amount_or_none(container, THREE.core) != 0:
         return None
-    indices = {ask.container: indices_of(pod.annotations.get(spoken[0].prefix + ask.container)) for ask in asked.asks}
-    return grant_by_index(pod, asked, cards, indices)
+    return Ask(container=container.name, role=role, cards=1, memory=memory)
 
 
 def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:

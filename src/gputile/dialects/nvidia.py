@@ -7,6 +7,8 @@ With `nvidia.com/gpumem` or `gpucores` beside it, the pod speaks hami. The origi
 is no grant to read back; ours is in `gputile.io/grant`.
 """
 
+from collections.abc import Iterable
+
 from gputile.dialects.selecting import by_nvidia_keys
 from gputile.dialects.settings import DialectSettings
 from gputile.dialects.wire import (
@@ -45,7 +47,11 @@ def write_grant(award: Award) -> Written:
     return Written(env={held.container: visible_devices(held) for held in award.grant.containers})
 
 
-def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
+def record_keys(settings: DialectSettings) -> Iterable[str]:
+    return ()
+
+
+def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
     return None
 
 

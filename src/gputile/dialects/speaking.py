@@ -3,7 +3,7 @@
 Nothing here raises on bad input: a pod is a request, no request of ours, or a `BadRequest`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -31,16 +31,15 @@ from gputile.model.units import LARGEST_CARD, Quantity, host_mebibytes, millicor
 
 
 class Dialect(Protocol):
-    """What each family's file offers: its names and the four verbs."""
+    """What each family's file offers: its names, the keys of its record, and the four verbs."""
 
     NAME: str
 
     def resources(self, settings: DialectSettings) -> frozenset[str]: ...
     def read_pod(self, pod: Pod, settings: DialectSettings) -> PodRequest | None: ...
     def write_grant(self, award: Award) -> Written: ...
-    def read_grant(
-        self, pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings
-    ) -> Grant | None: ...
+    def record_keys(self, settings: DialectSettings) -> Iterable[str]: ...
+    def read_grant(self, pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None: ...
     def read_cards(self, node: NodeObject, settings: DialectSettings) -> Inventory | None: ...
 
 
@@ -149,36 +148,20 @@ def write_grant(award: Award) -> Written:
     return Written(annotations=theirs.annotations | ours.annotations, labels=theirs.labels, env=theirs.env)
 
 
-def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings = DEFAULTS) -> Grant | BadRequest | None:
-    """What a bound pod holds: by our grant, else by its own dialect's record. None: it carries neither."""
-    try:
-        ours = gputile.read_grant(pod, None, cards, settings)
-        if ours is not None:
-            return _possible(ours)
-        asked = read_pod(pod, settings)
-        if isinstance(asked, BadRequest) or asked is None:
-            return asked
-        # HAMi serves pods that ask for `nvidia.com/gpu` alone, too, and leaves its record on them.
-        family = hami if asked.dialect == nvidia.NAME else BY_NAME[asked.dialect]
-        return _possible(family.read_grant(pod, asked, cards, settings))
-    except Unreadable as wrong:
-        return wrong.bad
-
-
 def read_lingering(node: NodeObject, cards: tuple[Card, ...]) -> tuple[Grant, ...] | BadRequest:
     """What pods still hold that are gone while their containers run, as the node's agent says."""
     try:
         found = gputile.read_lingering(node, cards)
         for grant in found:
-            _possible(grant)
+            possible(grant)
         return found
     except Unreadable as wrong:
         return wrong.bad
 
 
-def _possible(grant: Grant | None) -> Grant | None:
-    """A record that speaks of more than any card has is nonsense, whoever wrote it."""
-    tiles = [tile for held in (grant.containers if grant else ()) for tile in held.tiles]
+def possible(grant: Grant) -> Grant:
+    """A grant that speaks of more than any card has is nonsense, whoever wrote it."""
+    tiles = [tile for held in grant.containers for tile in held.tiles]
     if any(tile.memory > LARGEST_CARD or tile.cores > 2**15 for tile in tiles):
         raise Unreadable(RequestCode.BAD_ANNOTATION, "the pod's allocation record speaks of more than any card has")
     return grant
@@ -210,6 +193,8 @@ def read_node(node: NodeObject | Any, settings: DialectSettings = DEFAULTS) -> N
         memory=_countable(host_mebibytes(node.allocatable.get("memory"))),
         agent=agent,
         one_at_a_time=inventory.one_at_a_time,
+        since=inventory.since,
+        gpushare_unit=inventory.gpushare_unit,
         pool=next((str(node.labels[key]) for key in (gputile.POOL, *vcuda.POOL_LABELS) if node.labels.get(key)), ""),
         card_policy=_placement_label(node),
         fault=fault,

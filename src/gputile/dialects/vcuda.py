@@ -7,6 +7,8 @@
 Cores without memory, which the original accepts and then fails to serve, take the same percentage of the memory.
 """
 
+from collections.abc import Iterable
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -26,11 +28,14 @@ from gputile.dialects.wire import (
     card_memory,
     count_of,
     decode,
-    grant_by_index,
+    first_readable,
     indices_of,
+    is_for_another_node,
     no_device,
     quoted,
+    recorded,
     request,
+    requests_any,
     unnamed_cards,
     visible_devices,
 )
@@ -143,13 +148,37 @@ def write_grant(award: Award) -> Written:
     return Written(annotations=annotations, labels=labels, env=env)
 
 
-def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
-    spoken = _spoken(pod)
-    if asked is None or not spoken:
-        return None
-    prefix = f"{spoken[0].prefix}/predicate-gpu-idx-"
-    indices = {name: indices_of(pod.annotations.get(f"{prefix}{n}")) for name, n in pod.positions().items()}
-    return grant_by_index(pod, asked, cards, indices) if any(indices.values()) else None
+def record_keys(settings: DialectSettings) -> Iterable[str]:
+    return (_index_key(edition, 0) for edition in EDITIONS)
+
+
+def lacks_record(pod: Pod) -> bool:
+    """Whether none of the pod's containers has cards recorded; its keys number them."""
+    count = sum(1 for _ in pod.containers())
+    return not any(_index_key(edition, n) in pod.annotations for edition in EDITIONS for n in range(1, count))
+
+
+def _index_key(edition: Edition, position: int) -> str:
+    return f"{edition.prefix}/predicate-gpu-idx-{position}"
+
+
+def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
+    for edition in EDITIONS:
+        if not is_for_another_node(pod, f"{edition.prefix}/predicate-node"):
+            found = recorded(pod, NAME, cards, _recorded_asks(pod, edition))
+            if found is not None:
+                return found
+    return None
+
+
+def _recorded_asks(pod: Pod, edition: Edition) -> Iterable[tuple[Ask, tuple[int, ...]]]:
+    """Containers whose cards are recorded, and what they take of each; all of it where their request is unreadable."""
+    positions, names = pod.positions(), frozenset(name for each in EDITIONS for name in (each.core, each.memory))
+    for role, container in pod.containers():
+        indices = indices_of(pod.annotations.get(_index_key(edition, positions[container.name])))
+        if indices and requests_any(container, names):
+            whole = Ask.whole(container.name, role, len(indices))
+            yield first_readable((partial(_ask, role, container, each, []) for each in EDITIONS), whole), indices
 
 
 class _Registered(msgspec.Struct):

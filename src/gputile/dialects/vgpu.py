@@ -7,6 +7,7 @@
 The prefix is a setting, because vgpu-manager's is.
 """
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
@@ -27,6 +28,7 @@ from gputile.dialects.wire import (
     card_memory,
     decode,
     decode_or_none,
+    is_for_another_node,
     listed,
     no_device,
     number,
@@ -162,16 +164,20 @@ def _env(award: Award, held: ContainerGrant) -> dict[str, str]:
     return env
 
 
-def read_grant(pod: Pod, asked: PodRequest | None, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
+def record_keys(settings: DialectSettings) -> Iterable[str]:
+    return (f"{settings.vgpu_domain}/real-allocated", f"{settings.vgpu_domain}/pre-allocated")
+
+
+def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
     """What the agent really gave wins over what the scheduler planned, container by container."""
-    domain = settings.vgpu_domain
-    found: dict[str, tuple[Tile, ...]] = {}
-    for key in ("pre-allocated", "real-allocated"):
-        found |= _record(str(pod.annotations.get(f"{domain}/{key}") or ""))
+    if is_for_another_node(pod, f"{settings.vgpu_domain}/predicate-node"):
+        return None
+    real, planned = (str(pod.annotations.get(key) or "") for key in record_keys(settings))
+    found = _record(planned) | _record(real)
+    roles = {container.name: role for role, container in pod.containers()}
+    order = [*roles, *(name for name in found if name not in roles)]  # one that the pod lacks runs all the time
     containers = tuple(
-        ContainerGrant(container.name, found[container.name], role)
-        for role, container in pod.containers()
-        if found.get(container.name)
+        ContainerGrant(name, found[name], roles.get(name, Role.APP)) for name in order if found.get(name)
     )
     if not containers:
         return None

@@ -4,7 +4,7 @@ Inside `dialects/` a bad value raises `Unreadable`; the doors in `speaking` turn
 sees the exception.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
@@ -226,6 +226,8 @@ class Inventory(msgspec.Struct, frozen=True):
     driver: str = ""
     cuda: str = ""
     one_at_a_time: bool = False
+    since: str = ""  # when an agent of ours first served the node
+    gpushare_unit: MiB = 0
 
 
 class Unreadable(Exception):
@@ -460,21 +462,54 @@ def visible_devices(held: ContainerGrant) -> dict[str, str]:
     return {"NVIDIA_VISIBLE_DEVICES": ",".join(tile.uuid for tile in held.tiles)}
 
 
-def grant_by_index(
-    pod: Pod, asked: PodRequest, cards: tuple[Card, ...], indices: Mapping[str, tuple[int, ...]]
+def recorded(
+    pod: Pod, dialect: str, cards: tuple[Card, ...], asks: Iterable[tuple[Ask, tuple[int, ...]]]
 ) -> Grant | None:
-    """A grant out of card indices per container, for the families that write no more; None if a card is missing."""
+    """A grant out of card indices per container, for the families that record no amounts; `asks` has those that the
+    record names. None when it names none, or a card that the node lacks."""
     by_index = {card.index: card for card in cards}
     containers = []
-    for ask in asked.asks:
-        if not ask.cards:
-            continue
-        chosen = [by_index.get(index) for index in indices.get(ask.container, ())]
-        found = tuple(take(ask, card) for card in chosen if card is not None)
-        if len(found) != ask.cards:
+    for ask, indices in asks:
+        chosen = [by_index.get(index) for index in indices]
+        tiles = tuple(take(ask, card) for card in chosen if card is not None)
+        if len(tiles) != len(indices):
             return None
-        containers.append(ContainerGrant(ask.container, found, ask.role))
-    return Grant(pod=pod.uid, node=pod.node_name, dialect=asked.dialect, containers=tuple(containers))
+        if tiles:
+            containers.append(ContainerGrant(ask.container, tiles, ask.role))
+    if not containers:
+        return None
+    return Grant(pod=pod.uid, node=pod.node_name, dialect=dialect, containers=tuple(containers))
+
+
+def first_readable(reads: Iterable[Callable[[], Ask]], otherwise: Ask) -> Ask:
+    """What a running container was given. Its request may be one that we would reject: then `otherwise`."""
+    for read in reads:
+        try:
+            ask = read()
+        except Unreadable:
+            continue
+        if ask.cards:
+            return ask
+    return otherwise
+
+
+def amount_or_none(container: Container, resource: str) -> int | None:
+    """The same as `amount`, and None where it cannot be read."""
+    try:
+        return amount(container, resource)
+    except Unreadable:
+        return None
+
+
+def requests_any(container: Container, names: frozenset[str]) -> bool:
+    """Whether the container requests any amount of one of these resources."""
+    return any(written(container, name) not in (0, "0", None) for name in names)
+
+
+def is_for_another_node(pod: Pod, key: str) -> bool:
+    """Whether the record was written for another node than the pod's: then it was copied, or is stale."""
+    said = str(pod.annotations.get(key) or "")
+    return bool(said) and said != pod.node_name
 
 
 def indices_of(said: object) -> tuple[int, ...]:

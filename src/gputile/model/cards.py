@@ -45,6 +45,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     agent: str = ""  # the dialect whose agent says what cards it has; "" when none does
     pool: str = ""  # for quota
     one_at_a_time: bool = False  # its agent, though ours, cannot tell whose devices it gives out: its runtime lacks CDI
+    since: str = ""  # when an agent of ours first served it, as Kubernetes writes times; "" when that is unknown
+    gpushare_unit: MiB = 0  # MiB per `aliyun.com/gpu-mem` where gpushare's agent runs; 0: as the settings say
     card_policy: str = ""  # a node may prefer its own order of cards (gpushare's placement label)
     fault: NodeFault = ""
 

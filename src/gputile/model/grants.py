@@ -50,6 +50,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     dialect: str
     containers: tuple[ContainerGrant, ...]  # only those that hold tiles, in the pod's order
+    unplaced: int = 0  # GPUs that the pod holds besides, where it is unknown which of the node they are
 
     def uses(self) -> Mapping[str, Use]:
         """By card UUID: the most this pod ever holds at one time."""

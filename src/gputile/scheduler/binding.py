@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 
 from gputile.book.events import Assumed, Denied, Forgotten, Holding, Instruction
 from gputile.book.ledger import Entry, State
-from gputile.dialects import speaking
+from gputile.dialects import records, speaking
 from gputile.dialects.wire import Award, Pod
 from gputile.engine.placing import Placement
 from gputile.kube.values import Api, Binding, Refused, Unclear
@@ -241,7 +241,7 @@ class Binder:
         except (Refused, Unclear, TimeoutError) as wrong:
             raise NoBind(f"the bind may have landed, and the pod cannot be looked up: {wrong}", "unclear") from wrong
         if live is not None and live.uid == binding.uid and live.node_name == binding.node:
-            shown = speaking.read_grant(live, self._cards(binding.node), self._mirror.settings)
+            shown = records.read_grant(live, self._ledger.fleet.node(binding.node), self._mirror.settings)
             if grant is None or shown == grant:
                 return
         is_free = live is not None and live.uid == binding.uid and not live.node_name

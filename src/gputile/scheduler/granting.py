@@ -156,17 +156,14 @@ class Granter:
     def _grant(self, uid: str) -> None:
         """Choose cards on the node where the pod is, and book them before anything is written."""
         pod = self._mirror.ungranted[uid]
-        asked = speaking.read_pod(pod, self._mirror.settings)
-        fleet = self._mirror.ledger.fleet
-        if not isinstance(asked, PodRequest) or pod.node_name not in fleet:
+        asked = speaking.read_pod(pod, self._mirror.settings_on(pod.node_name))
+        if not isinstance(asked, PodRequest) or pod.node_name not in self._mirror.ledger.fleet:
             self._no_room_since[uid] = self._clock()
             return
-        grant = self._booked(uid, pod.node_name)
+        # Cards that the ledger has for it already: reserved by filter before kube-scheduler itself bound it.
+        grant = self._mirror.booked_grant(uid, pod.node_name)
         if grant is None:
-            may = self._mirror.ledger.spending.allowed(pod.namespace, asked)  # of several makes, one that it can pay
-            where = fleet.place(may, pod.node_name, self._settings.policy, seed_of(uid))
-            if not isinstance(where, Placement):
-                where = fleet.place(asked, pod.node_name, self._settings.policy, seed_of(uid))
+            where = self._place(pod, asked)
             if not isinstance(where, Placement):
                 self._no_room_since[uid] = self._clock()
                 self._no_room(pod, where)
@@ -188,10 +185,13 @@ class Granter:
         waits = node is not None and node.agent == gputile.NAME and (pod.status is None or pod.status.phase in PENDING)
         return self._mirror.ledger.beyond_quota(holding_of(pod, asked, grant)) if waits else ""
 
-    def _booked(self, uid: str, node: str) -> Grant | None:
-        """Cards that the book has for the pod already: pencilled by filter before kube-scheduler itself bound it."""
-        entry = self._mirror.ledger.entry(uid)
-        return entry.holding.grant if entry is not None and entry.holding.node == node else None
+    def _place(self, pod: Pod, asked: PodRequest) -> Placement | Refusal:
+        may = self._mirror.ledger.spending.allowed(pod.namespace, asked)  # of several makes, one that it can pay
+        with self._mirror.ledger.aside(pod.uid) as fleet:
+            where = fleet.place(may, pod.node_name, self._settings.policy, seed_of(pod.uid))
+            if isinstance(where, Placement):
+                return where
+            return fleet.place(asked, pod.node_name, self._settings.policy, seed_of(pod.uid))
 
     def _no_room(self, pod: Pod, refusal: Refusal) -> None:
         said = f"bound to {pod.node_name} by another scheduler, where gputile has no cards for it: {refusal.sentence}"
@@ -220,11 +220,11 @@ class Granter:
         )
 
     def _written(self, pod: Pod, grant: Grant) -> Written | None:
-        asked = speaking.read_pod(pod, self._mirror.settings)
+        settings = self._mirror.settings_on(grant.node)
+        asked = speaking.read_pod(pod, settings)
         node = self._mirror.ledger.fleet.node(grant.node)
         if not isinstance(asked, PodRequest) or node is None:
             return None
-        settings = self._mirror.settings
         award = Award(grant=grant, pod=pod, asked=asked, cards=node.cards, at=self._wall(), settings=settings)
         return speaking.write_grant(award)
 

@@ -5,8 +5,9 @@ Door:  `pods_listed`, `pod_changed`, `nodes_listed`, `node_changed`; each return
 
 A pod counts from its binding until its containers are gone: a terminal phase or its removal, not the wish to delete it,
 and if it was removed by force, until the node's agent has had time to say that they run on (`lingering`).
-Whoever bound it, it is booked: by our grant, else by its own dialect's record. One that asks for cards and carries
-neither is `ungranted`, and the leader's to grant.
+Whoever bound it, it is booked: by our grant, else by another system's record, else by the number of its GPUs where
+another system's agent runs it. One that asks for cards and carries no grant or record is `ungranted`, and the leader's
+to grant.
 """
 
 import logging
@@ -18,7 +19,7 @@ import msgspec
 
 from gputile.book.events import Confirmed, Freed, Holding, Instruction, Listed, NodeGone, NodeSeen
 from gputile.book.ledger import Ledger, State
-from gputile.dialects import gpushare, gputile, speaking
+from gputile.dialects import gpushare, gputile, records, speaking
 from gputile.dialects.gputile import GRANT
 from gputile.dialects.settings import DialectSettings
 from gputile.dialects.wire import NodeObject, Pod, host_needs
@@ -196,22 +197,30 @@ class Mirror:
 
     def _see_bound(self, pod: Pod, known: Pod | None) -> Holding | None:
         entry = self.ledger.entry(pod.uid)
-        same = known is not None and known.node_name and is_same(known, pod)
+        same = known is not None and known.node_name and is_same(known, pod) and not self._has_started(known, pod)
         if same and entry is not None and entry.holding.node == pod.node_name:
             if pod != known:  # else it is kept, for a list shows thousands again that take as much memory
                 self._bound[pod.uid] = pod  # only its status changed
             return entry.holding
         return self._read_bound(pod, known)
 
+    def _has_started(self, known: Pod, pod: Pod) -> bool:
+        """Whether a pod without a grant has just started: only now is it known under whose agent it did."""
+        return pod.uid in self.ungranted and pod.is_admitted and not known.is_admitted
+
+    def settings_on(self, node: str) -> DialectSettings:
+        """The settings, with gpushare's unit as this node counts it."""
+        return records.settings_on(self.ledger.fleet.node(node), self._resolved)
+
     def _read_bound(self, pod: Pod, known: Pod | None) -> Holding:
         entry = self.ledger.entry(pod.uid)
         is_new = known is None and entry is None and pod.uid not in self.plain
         self._forget(pod.uid)
-        booked = entry.holding.grant if entry is not None and entry.holding.node == pod.node_name else None
+        booked = self.booked_grant(pod.uid, pod.node_name)
         shown = self._shown(pod, self._seen.get(pod.uid))
         # A pod that was seen before and shows its grant has nothing more to say; most have both.
-        asked = speaking.read_pod(pod, self._resolved) if shown is None or known is None else None
-        if asked is not None or shown is not None:
+        asked = speaking.read_pod(pod, self.settings_on(pod.node_name)) if shown is None or known is None else None
+        if asked is not None or shown is not None or records.carries_record(pod, self._resolved):
             self._bound[pod.uid] = pod
             self._on_node.setdefault(pod.node_name, set()).add(pod.uid)
         if known is None and isinstance(asked, PodRequest):
@@ -221,19 +230,35 @@ class Mirror:
         if shown is not None:
             self._seen[pod.uid] = shown
             self.fresh[pod.uid] = pod
-        elif isinstance(asked, PodRequest):
+        elif isinstance(asked, PodRequest) and not self._has_cards_of_others(pod):
             self.ungranted[pod.uid] = pod
         if entry is not None and booked is not None and known is not None and _is_as_booked(known, pod, shown, booked):
             return entry.holding  # the usual: our own bind comes back
-        return _holding(pod, shown or booked)
+        return _holding(pod, shown or booked or self._by_number(pod))
+
+    def booked_grant(self, uid: str, node: str) -> Grant | None:
+        """The cards that the ledger has for the pod on this node, if it knows which they are."""
+        entry = self.ledger.entry(uid)
+        grant = entry.holding.grant if entry is not None and entry.holding.node == node else None
+        return grant if grant is not None and grant.containers else None
+
+    def _has_cards_of_others(self, pod: Pod) -> bool:
+        """Whether it runs on cards that another system recorded in a way that we cannot read (now): a grant of ours
+        would name others, and overwrite the record."""
+        node = self.ledger.fleet.node(pod.node_name)
+        if node is None or not pod.is_admitted or not records.carries_record(pod, self._resolved):
+            return False
+        return GRANT not in pod.annotations and records.served_by(pod, node) is records.Under.OTHERS
+
+    def _by_number(self, pod: Pod) -> Grant | None:
+        return records.unplaced_grant(pod, self.ledger.fleet.node(pod.node_name), self._resolved)
 
     def _shown(self, pod: Pod, before: Grant | None) -> Grant | None:
         """The grant that the pod carries, unless it was copied, or is another than it carried before."""
-        found = self._grant(pod)
-        if isinstance(found, BadRequest):
-            if GRANT in pod.annotations:
-                self.suspects[pod.uid] = (pod, found.message)
-            return None
+        held = records.read_held(pod, self.ledger.fleet.node(pod.node_name), self._resolved)
+        found = held.grant
+        if held.bad is not None:
+            self.suspects[pod.uid] = (pod, held.bad.message)
         if found is not None and before not in (None, found) and GRANT in pod.annotations:
             why = f"annotation `{GRANT}` was changed after the pod was bound; it is set right again"
             self.suspects[pod.uid] = (pod, why)
@@ -251,8 +276,7 @@ class Mirror:
             self.suspects[pod.uid] = (pod, f"its grant names cards that node {grant.node} lacks: {', '.join(strange)}")
 
     def _grant(self, pod: Pod) -> Grant | BadRequest | None:
-        node = self.ledger.fleet.node(pod.node_name)
-        return speaking.read_grant(pod, node.cards if node is not None else (), self._resolved)
+        return records.read_grant(pod, self.ledger.fleet.node(pod.node_name), self._resolved)
 
     def _forget(self, uid: str) -> None:
         self.waiting.pop(uid, None)
@@ -298,7 +322,7 @@ class Mirror:
         (self.guessing.add if guesses else self.guessing.discard)(read.name)
         before = self.ledger.fleet.node(read.name)
         done += self.ledger.handle(NodeSeen(self._judged(read)))
-        if before is None or before.cards != read.cards:
+        if before is None or _tells_records(before) != _tells_records(read):
             done += self._read_grants_again(read)
         return done + self._linger(node, read)
 
@@ -360,6 +384,11 @@ def plain_request(pod: Pod) -> PodRequest:
     """What a pod without GPUs asks of its node."""
     cpu, memory = host_needs(pod)
     return PodRequest(dialect="", asks=(), cpu=cpu, memory=memory)
+
+
+def _tells_records(node: Node) -> tuple[object, ...]:
+    """What of a node decides how its pods' records are read."""
+    return node.cards, node.agent, node.since, node.gpushare_unit
 
 
 def is_same(before: Pod, after: Pod) -> bool:

@@ -24,6 +24,7 @@ AT_ONCE = 32  # connections that are taken in one turn of the loop
 BACKLOG = 1024
 BREATH = 0.1  # seconds without new connections, when there are no file descriptors left
 SHUTDOWN = 5.0  # seconds for the other side to say goodbye in TLS
+SEND_BUFFER = 2**18  # bytes that the kernel keeps of an answer that is not read; by itself it would take megabytes
 DESCRIPTORS = 8192  # files and sockets that we want to be able to have open
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 GONE = (errno.ECONNABORTED, errno.EAGAIN, errno.EINTR, errno.EPERM)
@@ -109,6 +110,7 @@ class Acceptor:
     async def _greet(self, line: socket.socket, address: str) -> None:
         loop = asyncio.get_running_loop()
         line.setblocking(False)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         arrival = Arrival(line, address, loop.time())
         self._arriving.enter(arrival)
         times = {"ssl_handshake_timeout": ARRIVING, "ssl_shutdown_timeout": SHUTDOWN} if self.tls is not None else {}

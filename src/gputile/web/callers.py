@@ -60,7 +60,7 @@ class Callers:
         self._sent: dict[int, Shared] = {}  # by the identity of the bytes
         self.kept = 0  # bytes of bodies
         self.unsent = 0  # bytes of answers
-        self.evicted = 0
+        self.evicted = 0  # since somebody last looked
 
     def __len__(self) -> int:
         return len(self._guests)
@@ -105,6 +105,8 @@ class Callers:
 
     def keep(self, guest: Guest, size: int) -> None:
         """So many bytes of its bodies are kept now. Where that is too much in all, the slowest other body goes."""
+        if guest not in self._guests:
+            return
         self.kept += size - guest.kept
         guest.kept = size
         while self.kept > self.limits.bodies:
@@ -117,6 +119,8 @@ class Callers:
 
     def begin(self, guest: Guest, body: bytes) -> None:
         """It is being sent this. Where too much is on its way, the slowest of those who read something else goes."""
+        if guest not in self._guests:
+            return
         shared = self._sent.get(id(body))
         if shared is None:
             shared = self._sent[id(body)] = Shared(len(body), Counter())

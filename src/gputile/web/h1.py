@@ -10,7 +10,7 @@ large one goes slice by slice as the client fetches it, so that it is in memory 
 import asyncio
 from collections.abc import Awaitable, Coroutine
 from contextlib import aclosing
-from functools import partial
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import cast
 
@@ -32,6 +32,7 @@ from gputile.web.messages import (
 )
 
 SLICE = 65536  # bytes of a large answer that are handed to the loop together
+AT_ONCE = 8  # slices in one turn of the loop
 LINGER = 1.0  # seconds for which the rest of a body that nobody wants is thrown away, so that our answer is read
 CLOSE = "Connection: close\r\n"
 
@@ -111,7 +112,7 @@ class Connection(asyncio.BufferedProtocol):
             self._room.set_result(None)
         if self._sending is not None:
             self._push()
-        if self._sending is None and self.task is None:
+        if not self._is_answering():
             self._go_on()
 
     # ---- one request after the other --------------------------------------------------------------------------------
@@ -164,21 +165,24 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def _begin(self) -> bool:
-        while self._buffer.startswith(b"\r\n"):  # some clients end a body with one too many
-            del self._buffer[:2]
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0:
-            check_begun(self._buffer)
-        if max(end, len(self._buffer) if end < 0 else 0) > self._callers.limits.head:
+        """Whether a whole head is here."""
+        buffer = self._buffer
+        if not buffer:
+            return False
+        while buffer.startswith(b"\r\n"):  # some clients end a body with one too many
+            del buffer[:2]
+        end = buffer.find(b"\r\n\r\n")
+        if (end if end >= 0 else len(buffer)) > self._callers.limits.head:
             raise Malformed(431, "the request's head is too long")
         if end < 0:
+            check_begun(buffer)
             return False
         self._asked_at = self.since = self._listener.now()
-        self._head = read_head(bytes(self._buffer[:end]))
-        del self._buffer[: end + 4]
-        self._body = Body(self._head.length, self._listener.limit)
-        self._callers = self._listener.classed(self, self._callers, self._head.path)
-        self._invite_body(self._head)
+        self._head = head = read_head(bytes(buffer[:end]))
+        del buffer[: end + 4]
+        self._body = Body(head.length, self._listener.limit)
+        self._callers = self._listener.classed(self, self._callers, head.path)
+        self._invite_body(head)
         return self._transport is not None  # all places may be those of others
 
     def _invite_body(self, head: Head) -> None:
@@ -281,14 +285,24 @@ class Connection(asyncio.BufferedProtocol):
         self._push()
 
     def _push(self) -> None:
-        """As much as the client fetches. Slices are copied: one that is stuck must not keep all of the answer."""
+        """As much as the client fetches, and others are answered in between. Slices are copied: one that is stuck must
+        not keep all of the answer."""
         sending = self._sending
-        while sending is not None and sending is self._sending and not self._is_held and self._transport is not None:
+        for _ in range(AT_ONCE):
+            if sending is None or sending is not self._sending or self._is_held or self._transport is None:
+                return
             piece = sending.response.body[sending.at : sending.at + SLICE]
             sending.at += len(piece)
             self._write(piece)
             if sending.at >= len(sending.response.body) and sending is self._sending:
                 self._sent(sending)
+        asyncio.get_running_loop().call_soon(self._push_on)
+
+    def _push_on(self) -> None:
+        if self._sending is not None:
+            self._push()
+            if not self._is_answering():
+                self._go_on()
 
     def _sent(self, sending: Sending) -> None:
         self._sending = None
@@ -363,5 +377,6 @@ def _headed(response: Response, *, close: bool) -> bytes:
     return f"{begun}Content-Length: {len(response.body)}\r\n{CLOSE if close else ''}\r\n".encode()
 
 
+@lru_cache(64)
 def _begun(status: int, content_type: str) -> str:
     return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: {content_type}\r\n"

@@ -328,14 +328,17 @@ class H2Connection(asyncio.BufferedProtocol):
             raise StreamFault(Code.STREAM_CLOSED, "a body goes on after its end")
         if flags & END_STREAM == 0 and not payload:
             self._note()
-        self._keep(stream.take(payload, self._host.limit))
-        if self.kept > MOST_BODIES * self._host.limit:
-            raise StreamFault(Code.ENHANCE_YOUR_CALM, "too many bodies at once")
+        stream.take(payload, self._host.limit)
         if flags & END_STREAM:
             self._ask(stream)
+            return
+        self._keep(stream, len(stream.body))
+        if self.kept > MOST_BODIES * self._host.limit:
+            raise StreamFault(Code.ENHANCE_YOUR_CALM, "too many bodies at once")
 
-    def _keep(self, more: int) -> None:
-        """So many bytes more, or less, of bodies that are not whole."""
+    def _keep(self, stream: Stream, size: int) -> None:
+        """So much of its body counts as not whole. One that came in one piece never does."""
+        more, stream.kept = size - stream.kept, size
         if more:
             self._callers.keep(self, self.kept + more)
 
@@ -355,7 +358,7 @@ class H2Connection(asyncio.BufferedProtocol):
         else:
             stream.end()
         body, stream.body = bytes(stream.body), bytearray()
-        self._keep(-len(body))
+        self._keep(stream, 0)
         head, is_too_large = stream.head, stream.size > self._host.limit
         request = Request(
             head.method,
@@ -405,8 +408,8 @@ class H2Connection(asyncio.BufferedProtocol):
                 self._flush()
                 async for piece in pieces:
                     self._account(stream, len(piece))
-                    self._answer(stream, piece)
                     self._out.add(stream, piece)
+                    self._count(stream, piece)
                     self._flush()
                     await stream.all_taken()
             stream.pouring = None
@@ -433,14 +436,14 @@ class H2Connection(asyncio.BufferedProtocol):
         self._account(stream, len(body))
         fields = self._headed(answer_fields(response.status, response.content_type, len(body)))
         body = b"" if stream.head.method == "HEAD" else body
-        self._answer(stream, body)
         self._out.answer(stream, fields, body)
+        self._count(stream, body)
         if response.close or self._is_unread or self._host.is_stopping:
             self.see_off()
 
-    def _answer(self, stream: Stream, body: bytes) -> None:
-        """It counts among the answers of its class until it has gone."""
-        if body:
+    def _count(self, stream: Stream, body: bytes) -> None:
+        """What could not be sent at once counts among the answers of its class until it has gone."""
+        if stream.rest:
             stream.answer = body
             self._callers.begin(self, body)
 
@@ -513,7 +516,7 @@ class H2Connection(asyncio.BufferedProtocol):
         """The answer has nobody to go to. Work that was begun goes on, and counts."""
         del self._streams[stream.number]
         self._out.forget(stream)
-        self._keep(-len(stream.body))
+        self._keep(stream, 0)
         self._orphans += stream.is_working
         if stream.pouring is not None:
             stream.pouring.cancel()

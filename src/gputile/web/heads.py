@@ -5,6 +5,7 @@ Door:  `read_head`; `check_begun` for a head that is not whole yet; `Malformed` 
 """
 
 import re
+from functools import lru_cache
 
 import msgspec
 
@@ -17,9 +18,7 @@ IN_PATH = rb"(?:[A-Za-z0-9\-._~!$&'()*+,;=:@/\[\]]|%[0-9A-Fa-f]{2})"
 AUTHORITY = rb"[A-Za-z0-9\-._~!$&'()*+,;=:%\[\]]"
 TARGET = rb"(?:https?://%b++)?+/%b*+(?:\?[\x21\x22\x24-\x7e]*+)?+" % (AUTHORITY, IN_PATH)
 
-WHOLE = re.compile(rb"%b++ %b HTTP/1\.[01](?:\r\n%b++:%b*+)*+" % (TOKEN, TARGET, TOKEN, TEXT))
-"""All of a head. No part of it can match in two ways, so a hostile one costs one look at each byte."""
-
+# No part of these can match in two ways, so a hostile line costs one look at each byte.
 LINE = re.compile(rb"%b++ %b HTTP/([0-9])\.([0-9])" % (TOKEN, TARGET))
 FIELD = re.compile(rb"%b++:%b*+" % (TOKEN, TEXT))
 HOST = re.compile(rb"%b*+" % AUTHORITY)
@@ -27,6 +26,8 @@ BARE = re.compile(rb"(?<!\r)\n|\r[^\n]")
 SPACE = b" \t"
 
 SINGLE = (b"content-length", b"transfer-encoding", b"host")
+SHORT = 256  # bytes of a line that is remembered
+Field = tuple[bytes, bytes]  # its name in lower case
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -38,7 +39,7 @@ class Head(msgspec.Struct, frozen=True):
     closes: bool  # after the answer
     asks_first: bool  # Expect: 100-continue
     query: str = ""
-    fields: list[tuple[bytes, bytes]] = []
+    fields: list[Field] = []
     knows_chunks: bool = True  # HTTP/1.0 does not
 
     @property
@@ -46,55 +47,69 @@ class Head(msgspec.Struct, frozen=True):
         return self.length != 0
 
 
+class Line(msgspec.Struct, frozen=True):
+    """The first line of a request."""
+
+    method: str
+    path: str
+    query: str
+    is_old: bool  # HTTP/1.0
+
+
 def read_head(head: bytes) -> Head:
     """The request line and those headers that matter here."""
-    if not WHOLE.fullmatch(head):
-        raise _why(head)
-    line, *lines = head.split(b"\r\n")
-    method, target, version = line.split(b" ")
+    first, *rest = head.split(b"\r\n")
+    line = _remembered_line(first) if len(first) <= SHORT else _read_line(first)
     found: dict[bytes, bytes] = {}
-    fields: list[tuple[bytes, bytes]] = []
-    for one in lines:
-        name, _, value = one.partition(b":")
-        name, value = name.lower(), value.strip(SPACE)
-        fields.append((name, value))
+    fields: list[Field] = []
+    for one in rest:
+        field = _remembered_field(one) if len(one) <= SHORT else _read_field(one)
+        fields.append(field)
+        name, value = field
         if name not in found:
             found[name] = value
         elif name in SINGLE:
             raise Malformed(400, f"the header {name.decode()} appears twice")
         else:
             found[name] += b"," + value
-    is_old = version == b"HTTP/1.0"
-    _check_host(found, is_old=is_old)
-    path, query = parted(target.decode("ascii"))
+    _check_host(found, is_old=line.is_old)
     return Head(
-        method=method.decode("ascii"),
-        path=path,
-        length=None if _is_chunked(found, is_old=is_old) else _length(found),
-        closes=_closes(found.get(b"connection", b"").lower(), is_old=is_old),
-        asks_first=found.get(b"expect", b"").lower() == b"100-continue",
-        query=query,
-        fields=fields,
-        knows_chunks=not is_old,
+        line.method,
+        line.path,
+        None if _is_chunked(found, is_old=line.is_old) else _length(found),
+        _closes(found.get(b"connection", b"").lower(), is_old=line.is_old),
+        found.get(b"expect", b"").lower() == b"100-continue",
+        line.query,
+        fields,
+        not line.is_old,
     )
+
+
+def _read_line(line: bytes) -> Line:
+    found = LINE.fullmatch(line)
+    if found is None:
+        raise Malformed(400, "the request line is not one of HTTP/1.1")
+    if found[1] != b"1" or found[2] not in b"01":
+        raise Malformed(505, "only HTTP/1.1 and HTTP/1.0 are understood")
+    method, target, _ = line.decode("ascii").split(" ")
+    return Line(method, *parted(target), found[2] == b"0")
+
+
+def _read_field(line: bytes) -> Field:
+    if not FIELD.fullmatch(line):
+        raise Malformed(400, "a header is not valid: a token, a colon, and a value without control characters")
+    name, _, value = line.partition(b":")
+    return name.lower(), value.strip(SPACE)
+
+
+_remembered_line, _remembered_field = lru_cache(256)(_read_line), lru_cache(512)(_read_field)
+"""The same caller sends the same lines again and again; reading them costs more than all else that HTTP is."""
 
 
 def check_begun(begun: bytes | bytearray) -> None:
     """A head whose end has not come. Whoever ends lines with LF alone would wait for our answer for ever."""
     if BARE.search(begun):
         raise Malformed(400, "lines end with CR LF; a CR or LF by itself is not accepted")
-
-
-def _why(head: bytes) -> Malformed:
-    """Which part of it is no HTTP/1.1; for people, after the fact."""
-    line, *lines = head.split(b"\r\n")
-    found = LINE.fullmatch(line)
-    if found is None:
-        return Malformed(400, "the request line is not one of HTTP/1.1")
-    if found[1] != b"1" or found[2] not in b"01":
-        return Malformed(505, "only HTTP/1.1 and HTTP/1.0 are understood")
-    number = next((n for n, one in enumerate(lines, 1) if not FIELD.fullmatch(one)), 0)
-    return Malformed(400, f"header line {number} is not valid: a token, a colon, and no control characters")
 
 
 def _check_host(found: dict[bytes, bytes], *, is_old: bool) -> None:

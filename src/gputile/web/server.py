@@ -17,6 +17,7 @@ kubelet's probes, and neither takes anything from callers with a trusted certifi
 """
 
 import asyncio
+import logging
 import os
 import ssl
 from collections.abc import Callable, Iterable
@@ -39,6 +40,8 @@ from gputile.web.messages import (
     Certificate,
     Guest,
 )
+
+log = logging.getLogger(__name__)
 
 ALPN = ("h2", "http/1.1")  # what is spoken over TLS, the better first
 SWEEP = 10.0  # seconds between two looks for connections that are too slow
@@ -141,8 +144,10 @@ class Listener:
             return was
         callers = self.probing if path in self._probes else self.strangers
         if callers is not was:
+            kept = guest.kept
             was.leave(guest)
             callers.enter(guest)
+            callers.keep(guest, kept)
         return callers
 
     def forget(self, guest: Guest) -> None:
@@ -198,5 +203,15 @@ class Listener:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP)
-            for connection in list(self.connections):
-                connection.sweep(self.now())
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Let go of those who take too long, and say how many had to go for others."""
+        for connection in list(self.connections):
+            connection.sweep(self.now())
+        classes = {"arriving": self.arriving, "probes": self.probing, "others": self.strangers, "known": self.known}
+        found = ", ".join(f"{callers.evicted} {name}" for name, callers in classes.items() if callers.evicted)
+        if found:
+            log.warning("connections were closed because too many are open, or too much is unread: %s", found)
+        for callers in classes.values():
+            callers.evicted = 0

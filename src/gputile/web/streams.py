@@ -88,6 +88,7 @@ class Stream:
         "head",
         "is_open",
         "is_whole",
+        "kept",
         "number",
         "pouring",
         "rest",
@@ -102,6 +103,7 @@ class Stream:
         self.window = window  # bytes of the answer that the other side is ready to take
         self.since = since  # when the last thing happened that counts
         self.body, self.size = bytearray(), 0
+        self.kept = 0  # bytes of it that count as not whole
         self.is_whole = False  # the question
         self.answer = b""  # what is being sent
         self.rest: memoryview | None = None  # of it, once there is one: what has not gone
@@ -127,9 +129,8 @@ class Stream:
         if self.taken is not None and not self.taken.done():
             self.taken.set_result(None)
 
-    def take(self, data: bytearray, limit: int) -> int:
-        """A piece of the body; how many bytes more (or less) are kept. What goes beyond the limit is counted only."""
-        before = len(self.body)
+    def take(self, data: bytearray, limit: int) -> None:
+        """A piece of the body. What goes beyond the limit is counted only."""
         self.size += len(data)
         if self.head.length is not None and self.size > self.head.length:
             raise _malformed("the body is longer than it says")
@@ -137,7 +138,6 @@ class Stream:
             self.body.clear()
         else:
             self.body += data
-        return len(self.body) - before
 
     def end(self) -> None:
         """The question is whole."""

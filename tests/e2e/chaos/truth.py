@@ -10,17 +10,15 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
 from gputile.audit import checking
-from gputile.audit.report import Code, Notice, Report, SeenPod
-from gputile.audit.room import Free, could_take
+from gputile.audit.report import Code, Notice, Report
+from gputile.audit.stories import stories
 from gputile.dialects.settings import DEFAULTS
 from gputile.dialects.speaking import read_node, read_pod
-from gputile.dialects.wire import NodeObject
 from gputile.model.cards import Node
 from gputile.model.requests import PodRequest
 from tests.e2e.api import Kube, Manifest
+from tests.e2e.chaos.room import Free, could_take
 from tests.e2e.chaos.storm import Storm
 from tests.e2e.gputile import Replica
 from tests.e2e.watching import Watch
@@ -46,11 +44,7 @@ class Cluster:
 
 
 def look(nodes: Sequence[Manifest], pods: Iterable[Manifest]) -> Report:
-    return checking.audit(
-        [msgspec.convert(node, NodeObject) for node in nodes],
-        [msgspec.convert(pod, SeenPod) for pod in pods],
-        now=time.time(),
-    )
+    return checking.audit(nodes, pods, now=time.time())
 
 
 def is_going(pod: Manifest) -> bool:
@@ -59,7 +53,7 @@ def is_going(pod: Manifest) -> bool:
 
 def wrongs(cluster: Cluster, kube: Kube, namespace: str, storm: Storm, leader: Replica | None) -> list[str]:
     """All that is not as it should be, in sentences; empty when all is well."""
-    found = list(checking.stories(cluster.report.findings))
+    found = list(stories(cluster.report.findings))
     found += [note.what for note in cluster.report.remarks if note.code is Code.NOT_AS_ASKED]
     found += _lost(cluster, kube, namespace, storm)
     found += _left_over(cluster, storm)

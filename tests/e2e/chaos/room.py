@@ -1,4 +1,4 @@
-"""Whether a card has room for a pod that asks for one tile: by the auditor's own arithmetic.
+"""Whether a GPU has room for a pod that asks for one tile: by arithmetic of the tests' own.
 
 Room:  pure. Pods with several tiles are a search, which is the engine's; of them nothing is said here.
 Door:  `could_take(asked, free)`.

@@ -1,0 +1,36 @@
+"""Where findings and remarks are collected."""
+
+from gputile.audit.objects import Pod
+from gputile.audit.report import Code, Held, Notice
+from gputile.model.cards import Card
+
+
+class Notices:
+    """In the order in which they were made."""
+
+    def __init__(self) -> None:
+        self.findings: list[Notice] = []
+        self.remarks: list[Notice] = []
+
+    def find(
+        self,
+        code: Code,
+        what: str,
+        todo: str,
+        *,
+        node: str = "",
+        card: Card | None = None,
+        holders: tuple[Held, ...] = (),
+    ) -> None:
+        self.findings.append(Notice(code=code, what=what, todo=todo, node=node, card=card, holders=holders))
+
+    def remark(
+        self, code: Code, what: str, *, node: str = "", card: Card | None = None, holders: tuple[Held, ...] = ()
+    ) -> None:
+        self.remarks.append(Notice(code=code, what=what, node=node, card=card, holders=holders))
+
+    def find_in(self, pod: Pod, code: Code, what: str, todo: str) -> None:
+        self.findings.append(Notice(code=code, what=what, todo=todo, node=pod.node, pod=pod.key))
+
+    def remark_in(self, pod: Pod, code: Code, what: str) -> None:
+        self.remarks.append(Notice(code=code, what=what, node=pod.node, pod=pod.key))

@@ -1,0 +1,145 @@
+"""The few fields of pods and nodes that the audit reads, from any JSON.
+
+A value of the wrong type raises `Unreadable` where the audit cannot do without it (which node, which containers), and
+counts as absent where it can (annotations, times).
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from gputile.audit.fields import Json, mapping, shown, text, texts
+from gputile.model.requests import Role
+
+OVER = ("Succeeded", "Failed")
+
+
+class Unreadable(Exception):
+    """The object is none of its kind; the sentence says which field."""
+
+
+class Container(msgspec.Struct, frozen=True):
+    name: str
+    role: Role
+    asks: Json  # by resource: its limit, else its request
+
+
+class Pod(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod. Containers are in the order they start: init containers and sidecars first."""
+
+    name: str
+    namespace: str
+    uid: str
+    node: str  # "" while it is pending
+    phase: str
+    containers: tuple[Container, ...]
+    inits: int  # how many of them are init containers or sidecars
+    annotations: Mapping[str, str]
+    labels: Mapping[str, str]
+    created: str
+    started: str
+    bound: str  # when the API server bound it; "" when no condition tells
+    deleting: bool
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def is_over(self) -> bool:
+        """Its containers have ended. A pod that is being deleted still holds its GPUs."""
+        return self.phase in OVER
+
+    def position(self, number: int) -> int | None:
+        """The place in `containers` of the container that gpushare and vcuda number so: app containers count from 0.
+
+        Numbers beyond them are init containers: gputile writes these, the originals know none.
+        """
+        apps = len(self.containers) - self.inits
+        if not 0 <= number < len(self.containers):
+            return None
+        return self.inits + number if number < apps else number - apps
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    annotations: Mapping[str, str]
+    labels: Mapping[str, str]
+    capacity: Json  # or allocatable, where an agent filled only that
+    allocatable: Json
+
+
+def label_of(obj: object) -> str:
+    """How to call an object that cannot be read."""
+    metadata = mapping(mapping(obj).get("metadata"))
+    namespace, name = text(metadata.get("namespace")), text(metadata.get("name"))
+    return shown(f"{namespace}/{name}" if namespace else name or "(without a name)")
+
+
+def read_node(obj: object) -> Node:
+    whole = _mapping(obj, "node")
+    metadata, status = _mapping(whole.get("metadata"), "metadata"), mapping(whole.get("status"))
+    allocatable = mapping(status.get("allocatable"))
+    return Node(
+        name=_text(metadata.get("name"), "metadata.name"),
+        annotations=texts(metadata.get("annotations")),
+        labels=texts(metadata.get("labels")),
+        capacity=mapping(status.get("capacity")) or allocatable,
+        allocatable=allocatable,
+    )
+
+
+def read_pod(obj: object) -> Pod:
+    whole = _mapping(obj, "pod")
+    metadata, status = _mapping(whole.get("metadata"), "metadata"), mapping(whole.get("status"))
+    spec = _mapping(whole.get("spec"), "spec")
+    inits = _containers(spec, "initContainers")
+    return Pod(
+        name=_text(metadata.get("name") or metadata.get("generateName"), "metadata.name"),
+        namespace=_text(metadata.get("namespace"), "metadata.namespace") or "default",
+        uid=_text(metadata.get("uid"), "metadata.uid"),
+        node=_text(spec.get("nodeName"), "spec.nodeName"),
+        phase=text(status.get("phase")) or "",
+        containers=(*inits, *_containers(spec, "containers")),
+        inits=len(inits),
+        annotations=texts(metadata.get("annotations")),
+        labels=texts(metadata.get("labels")),
+        created=text(metadata.get("creationTimestamp")) or "",
+        started=text(status.get("startTime")) or "",
+        bound=_bound(status.get("conditions")),
+        deleting=bool(metadata.get("deletionTimestamp")),
+    )
+
+
+def _containers(spec: Json, key: str) -> list[Container]:
+    listed = spec.get(key)
+    if listed is not None and not isinstance(listed, list | tuple):
+        raise Unreadable(f"`spec.{key}` is no list")
+    return [_container(_mapping(one, f"spec.{key}[{at}]"), key) for at, one in enumerate(listed or ())]
+
+
+def _container(one: Json, key: str) -> Container:
+    resources = mapping(one.get("resources"))
+    role = Role.APP
+    if key == "initContainers":
+        role = Role.SIDECAR if one.get("restartPolicy") == "Always" else Role.INIT
+    asks = {**mapping(resources.get("requests")), **mapping(resources.get("limits"))}
+    return Container(_text(one.get("name"), "the name of a container"), role, asks)
+
+
+def _bound(conditions: object) -> str:
+    listed = [mapping(one) for one in conditions] if isinstance(conditions, list | tuple) else []
+    times = (text(one.get("lastTransitionTime")) for one in listed if one.get("type") == "PodScheduled")
+    return next((time for time in times if time), "")
+
+
+def _mapping(value: object, what: str) -> Json:
+    if not isinstance(value, dict):
+        raise Unreadable(f"`{what}` is no object")
+    return value
+
+
+def _text(value: object, what: str) -> str:
+    if value is not None and not isinstance(value, str):
+        raise Unreadable(f"`{what}` is no text")
+    return value or ""

@@ -1,0 +1,47 @@
+"""nano-gpu and elastic-gpu: a GPU index per container, in three generations of names. Amounts are in the request."""
+
+from gputile.audit.fields import indices, shown
+from gputile.audit.objects import Pod
+from gputile.audit.records.record import Disbelief, Record, Tile, missing
+from gputile.audit.sizes import Gpus
+
+FAMILY = "nano"
+GENERATIONS = (  # the mark that the scheduler has decided, and the prefix of the annotation of each container
+    ("elasticgpu.io/assumed", "elasticgpu.io/container-"),
+    ("nano-gpu/assume", "nano-gpu/container-"),
+    ("nano-gpu.io/gpu", "nano-gpu.io/gpu-"),
+)
+NO_GPU = "-1"
+
+
+def has_record(pod: Pod) -> bool:
+    return any(_is_marked(pod, mark) for mark, _ in GENERATIONS)
+
+
+def read(pod: Pod, gpus: Gpus) -> Record | Disbelief | None:
+    for mark, prefix in GENERATIONS:
+        found = _of_generation(pod, gpus, prefix) if _is_marked(pod, mark) else None
+        if found is not None:
+            return found
+    return None
+
+
+def _is_marked(pod: Pod, mark: str) -> bool:
+    """Annotation and label are written together; either will do."""
+    return "true" in (pod.annotations.get(mark, "").lower(), pod.labels.get(mark, "").lower())
+
+
+def _of_generation(pod: Pod, gpus: Gpus, prefix: str) -> Record | Disbelief | None:
+    tiles: list[Tile] = []
+    for at, container in enumerate(pod.containers):
+        said = pod.annotations.get(prefix + container.name)
+        if said is None or said.strip() == NO_GPU:
+            continue
+        found = indices(said)
+        if found is None:
+            return Disbelief(FAMILY, f"`{shown(prefix + container.name)}` is no GPU index")
+        for index in found:
+            if index not in gpus.by_index:
+                return missing(FAMILY, index, pod)
+            tiles.append(Tile(at, gpus.by_index[index].uuid))
+    return Record(family=FAMILY, tiles=tuple(tiles)) if tiles else None

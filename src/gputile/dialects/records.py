@@ -1,0 +1,223 @@
+"""What a bound pod holds: by our grant, else by the record of the system that placed it, else by number.
+
+A record counts whatever we think of the pod's request, because the pod's containers run: a request that we would reject
+today must not make its GPU look free. A record is valid when it was written for the pod's node, names cards of that
+node, and no tile exceeds its card. The order is: our grant; the record of the family whose agent runs the node; the
+records of other families.
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from functools import lru_cache
+
+import msgspec
+
+from gputile.dialects import gpushare, gputile, vcuda
+from gputile.dialects.settings import DEFAULTS, UNIT, DialectSettings
+from gputile.dialects.speaking import BY_NAME, DIALECTS, Dialect, possible, read_pod
+from gputile.dialects.wire import Container, Pod, Unreadable, amount_or_none
+from gputile.model.cards import Card, Node
+from gputile.model.grants import ContainerGrant, Grant, Tile, take
+from gputile.model.refusals import BadRequest
+from gputile.model.requests import Ask, PodRequest, Role, phases
+from gputile.model.units import ALL
+
+LENGTH_OF_A_TIME = len("2026-01-01T00:00:00Z")
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What a bound pod holds, as far as anything on it tells."""
+
+    grant: Grant | None = None  # None: nothing on the pod tells
+    bad: BadRequest | None = None  # our own grant is on the pod, and is not believed
+
+
+def read_grant(pod: Pod, node: Node | None, settings: DialectSettings = DEFAULTS) -> Grant | BadRequest | None:
+    """What the pod holds by grant or record; else what is wrong with our grant on it. None: it carries neither."""
+    held = read_held(pod, node, settings)
+    return held.grant or held.bad
+
+
+def read_held(pod: Pod, node: Node | None, settings: DialectSettings = DEFAULTS) -> Held:
+    """`node` is the pod's own; while it is unknown only our grant can be read, for it names cards by UUID."""
+    bad = None
+    try:
+        ours = gputile.read_grant(pod, node.cards if node is not None else (), settings)
+        if ours is not None:
+            return Held(possible(ours))
+    except Unreadable as error:
+        bad = error.bad
+    return Held(_recorded(pod, node, settings) if node is not None else None, bad)
+
+
+def carries_record(pod: Pod, settings: DialectSettings = DEFAULTS) -> bool:
+    """Whether there is a grant or record on the pod, valid or not."""
+    keys = _fixed_keys(settings)
+    if not (pod.annotations.keys().isdisjoint(keys) and pod.labels.keys().isdisjoint(keys)):
+        return True
+    return bool(pod.annotations) and not vcuda.lacks_record(pod)
+
+
+@lru_cache(maxsize=4)
+def _fixed_keys(settings: DialectSettings) -> frozenset[str]:
+    """The keys of all records but vcuda's, which number containers: every pod is asked for them."""
+    return frozenset(key for dialect in DIALECTS for key in dialect.record_keys(settings))
+
+
+def settings_on(node: Node | None, settings: DialectSettings = DEFAULTS) -> DialectSettings:
+    """The settings, with gpushare's unit as this node counts it."""
+    if node is None or node.gpushare_unit in (0, UNIT.get(settings.gpushare_unit)):
+        return settings
+    unit = next(name for name, size in UNIT.items() if size == node.gpushare_unit)
+    return msgspec.structs.replace(settings, gpushare_unit=unit)
+
+
+# ---- whose word counts ----------------------------------------------------------------------------------------------
+
+
+class Under(StrEnum):
+    """Who gave a running pod its GPUs."""
+
+    OURS = "ours"
+    OTHERS = "others"
+    UNKNOWN = "unknown"  # our agent serves the node, and nobody knows since when
+
+
+def served_by(pod: Pod, node: Node) -> Under:
+    """Another system's agent, where one runs the node or ran it when the pod started."""
+    if node.agent != gputile.NAME:
+        return Under.OTHERS
+    if not _is_time(node.since):
+        return Under.UNKNOWN
+    started = (pod.status and pod.status.start_time) or ""
+    return Under.OTHERS if _is_time(started) and started < node.since else Under.OURS
+
+
+def _is_time(said: str) -> bool:
+    """As Kubernetes writes times: UTC, whole seconds. Two of these compare as text."""
+    return len(said) == LENGTH_OF_A_TIME and said.endswith("Z")
+
+
+def _recorded(pod: Pod, node: Node, settings: DialectSettings) -> Grant | None:
+    if served_by(pod, node) is Under.OURS or not carries_record(pod, settings):
+        return None
+    settings = settings_on(node, settings)
+    for family in _families(node.agent):
+        record = _valid_record(family, pod, node.cards, settings)
+        if record is not None:
+            return record if node.agent == gputile.NAME else _at_least_requested(record, pod, node.cards, settings)
+    return None
+
+
+def _families(agent: str) -> Iterable[Dialect]:
+    """Those that leave records, the node's own first."""
+    first = [BY_NAME[agent]] if agent in BY_NAME else []
+    return [family for family in (*first, *DIALECTS) if family.NAME != gputile.NAME]
+
+
+def _valid_record(family: Dialect, pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
+    try:
+        record = family.read_grant(pod, cards, settings)
+    except Unreadable:
+        return None
+    by_uuid = {card.uuid: card for card in cards}
+    tiles = [tile for held in (record.containers if record else ()) for tile in held.tiles]
+    return record if all(_is_within(tile, by_uuid.get(tile.uuid)) for tile in tiles) else None
+
+
+def _is_within(tile: Tile, card: Card | None) -> bool:
+    """A card of which no agent tells the memory has 0 of it, which is no bound."""
+    return card is not None and tile.cores <= card.cores and (tile.memory <= card.memory or not card.memory)
+
+
+# ---- the larger of record and request -------------------------------------------------------------------------------
+
+
+def _at_least_requested(record: Grant, pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> Grant:
+    """The record, raised to what the pod requests of each card. GPUs that it requests and that the record does not
+    name are held, too: it is only unknown which they are."""
+    asked = read_pod(_without_wishes(pod), settings)
+    names = {container.name for _, container in pod.containers()}
+    if not isinstance(asked, PodRequest) or not all(held.container in names for held in record.containers):
+        return record
+    by_uuid = {card.uuid: card for card in cards}
+    recorded = {held.container: held for held in record.containers}
+    named = list(dict.fromkeys(tile.uuid for held in record.containers for tile in held.tiles))
+    containers, missing = [], {}
+    for ask in asked.asks:
+        held = recorded.pop(ask.container, ContainerGrant(ask.container, (), ask.role))
+        tiles = [_raised(tile, ask, by_uuid[tile.uuid]) for tile in held.tiles]
+        if ask.role is Role.INIT or asked.together:
+            # The kubelet passes an init container's devices on, and gpushare's containers share their cards.
+            own = {tile.uuid for tile in tiles}
+            others = [by_uuid[uuid] for uuid in named if uuid not in own]
+            tiles += [take(ask, card) for card in others[: max(0, ask.cards - len(tiles))]]
+        missing[ask.container] = ask.cards - len(tiles)
+        if tiles:
+            containers.append(ContainerGrant(ask.container, tuple(tiles), ask.role))
+    return msgspec.structs.replace(
+        record, containers=(*containers, *recorded.values()), unplaced=_at_once(pod, missing)
+    )
+
+
+def _without_wishes(pod: Pod) -> Pod:
+    """The pod with its amounts alone: an annotation that we would reject says nothing about how much it holds."""
+    if pod.metadata is None:
+        return pod
+    kept = {gpushare.COUNT: pod.annotations[gpushare.COUNT]} if gpushare.COUNT in pod.annotations else {}
+    return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, annotations=kept))
+
+
+def _raised(tile: Tile, ask: Ask, card: Card) -> Tile:
+    """A slice of a card in MIG mode is cut by the hardware: it holds what the record says."""
+    if not ask.cards or card.in_mig_mode:
+        return tile
+    memory = max(tile.memory, min(ask.memory_of(card.memory), card.memory))
+    return Tile(tile.uuid, tile.index, memory, max(tile.cores, min(ask.cores, card.cores)))
+
+
+# ---- by number ------------------------------------------------------------------------------------------------------
+
+
+def unplaced_grant(pod: Pod, node: Node | None, settings: DialectSettings = DEFAULTS) -> Grant | None:
+    """For a pod that another system's agent serves and whose record nobody can read: the number of its GPUs."""
+    if node is None or not node.cards or served_by(pod, node) is not Under.OTHERS:
+        return None
+    count = requested_gpus(pod, settings)
+    return Grant(pod=pod.uid, node=node.name, dialect="", containers=(), unplaced=count) if count else None
+
+
+def requested_gpus(pod: Pod, settings: DialectSettings = DEFAULTS) -> int:
+    """How many GPUs the pod asks for at one time, read as leniently as can be: a share counts as one."""
+    names = frozenset().union(*(dialect.resources(settings) for dialect in DIALECTS))
+    return _at_once(pod, {container.name: _gpus(container, names) for _, container in pod.containers()})
+
+
+def _gpus(container: Container, names: frozenset[str]) -> int:
+    found = container.resources
+    said = {**((found and found.limits) or {}), **((found and found.requests) or {})}
+    return max((_gpus_of(container, name) for name in said.keys() & names), default=0)
+
+
+def _gpus_of(container: Container, name: str) -> int:
+    """Cores count in hundreds, GPUs by themselves; of memory any amount is a share of one."""
+    amount = amount_or_none(container, name)
+    if amount is None:
+        return 1
+    if name.endswith(PER_CARD):
+        return amount
+    return -(-amount // ALL) if name.endswith(PER_HUNDRED) else min(amount, 1)
+
+
+PER_CARD = ("/gpu", "/vgpu-number", "/gpu-count")
+PER_HUNDRED = ("/vcuda-core", "/gpu-core", "/gpu-percent")
+
+
+def _at_once(pod: Pod, gpus: dict[str, int]) -> int:
+    """The most that containers which run at the same time hold together."""
+    found = list(pod.containers())
+    sums: dict[int, int] = {}
+    for (_, container), alive in zip(found, phases([role for role, _ in found]), strict=True):
+        for phase in alive if gpus.get(container.name, 0) > 0 else ():
+            sums[phase] = sums.get(phase, 0) + gpus[container.name]
+    return max(sums.values(), default=0)

@@ -1,0 +1,354 @@
+"""Whose word counts: our grant, the record of the family that runs the node, other records, the request; and what is
+told where none of them does."""
+
+from typing import Any
+
+import pytest
+
+from tests.audit.nodes import (
+    JUST_NOW,
+    SIZE,
+    THEN,
+    Json,
+    codes,
+    elastic,
+    gpushare,
+    hami,
+    held,
+    look,
+    node,
+    ours,
+    pod,
+    remarks,
+    somewhere,
+    stock,
+    vcuda,
+    vgpu,
+)
+from tests.audit.test_records import BARE, INDEX, MEM, ONE, OUR_TILE, TILE, TOTAL, grant, hami_record, vgpu_record
+
+SINCE = "2027-01-15T07:30:00Z"  # half an hour after the pods of these tests started
+BOTH = vgpu_record("c0[0_g0_20_7000]") | hami_record("g1,NVIDIA,6000,10:;")
+
+
+# ---- order ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("there", "made", "expected"),
+    [
+        pytest.param(
+            hami("g0", "g1"), pod({}, notes=BOTH), {"g1": (6000, 10)}, id="the family of the node's agent first"
+        ),
+        pytest.param(vgpu("g0", "g1"), pod({}, notes=BOTH), {"g0": (7000, 20)}, id="whichever family that is"),
+        pytest.param(
+            hami("g0", "g1"),
+            pod({}, notes=vgpu_record("c0[0_g0_20_7000]")),
+            {"g0": (7000, 20)},
+            id="another family's record where the agent's own is missing",
+        ),
+        pytest.param(
+            hami("g0", "g1"),
+            pod({}, notes=BOTH | hami_record("g1,NVIDIA,6000,10:;", on="m")),
+            {"g0": (7000, 20)},
+            id="another family's record where the agent's own is copied",
+        ),
+        pytest.param(
+            hami("g0", "g1"),
+            pod(TILE, notes=grant(("g0", 6000, 10), pod="uid-other") | hami_record("g1,NVIDIA,6000,10:;")),
+            {"g1": (6000, 10)},
+            id="a record where our grant is a copy",
+        ),
+    ],
+)
+def test_which_record_counts(there: Json, made: Json, expected: dict[str, Any]) -> None:
+    report = look(there, made)
+    assert (held(report), somewhere(report)) == (expected, [])
+
+
+@pytest.mark.parametrize(
+    ("there", "made", "counted"),
+    [
+        pytest.param(hami("g0", "g1"), pod(TILE, notes=hami_record(ONE, on="m")), (0, 1, 6000), id="of another node"),
+        pytest.param(hami("x0"), pod(TILE, notes=hami_record(ONE)), (0, 1, 6000), id="of a GPU that is not there"),
+        pytest.param(
+            hami("g0"), pod(TILE, notes=hami_record("g0,NVIDIA,16001,10:;")), (0, 1, 6000), id="of more than a GPU has"
+        ),
+        pytest.param(
+            hami("g0"), pod(TILE, notes=hami_record("g0,NVIDIA,60,101:;")), (0, 1, 6000), id="of more cores than it has"
+        ),
+        pytest.param(hami("g0"), pod(TILE, notes=hami_record("g0,NVIDIA,x,1:;")), (0, 1, 6000), id="with no number"),
+        pytest.param(hami("g0"), pod(TILE, notes=hami_record(";")), (0, 1, 6000), id="that names no GPU"),
+        pytest.param(
+            vgpu("v0"),
+            pod({"nvidia.com/vgpu-number": 1}, notes=vgpu_record("c0[0_v0_1_1]", on="m")),
+            (1, 0, 0),
+            id="vgpu-manager's of another node",
+        ),
+        pytest.param(
+            vcuda(),
+            pod({"tencent.com/vcuda-core": 200}, notes={"tencent.com/predicate-gpu-idx-0": "0,7"}),
+            (2, 0, 0),
+            id="vcuda's of an index that is not there",
+        ),
+        pytest.param(
+            vcuda(),
+            pod(
+                {"tencent.com/vcuda-core": 100},
+                notes={"tencent.com/predicate-gpu-idx-0": "0", "tencent.com/predicate-node": "m"},
+            ),
+            (1, 0, 0),
+            id="vcuda's of another node",
+        ),
+        pytest.param(
+            gpushare(15),
+            pod({MEM: 5}, notes={INDEX: "2", TOTAL: "5"}),
+            (0, 1, 5120),
+            id="gpushare's of an index too far",
+        ),
+        pytest.param(
+            gpushare(15), pod({MEM: 5}, notes={INDEX: "0", TOTAL: "16"}), (0, 1, 5120), id="gpushare's of too much"
+        ),
+        pytest.param(
+            elastic(),
+            pod({"elasticgpu.io/gpu-core": 100}, notes={"elasticgpu.io/container-c0": "0"}),
+            (1, 0, 0),
+            id="elastic-gpu's without the mark",
+        ),
+        pytest.param(
+            elastic(),
+            pod(
+                {"elasticgpu.io/gpu-core": 100},
+                notes={"elasticgpu.io/assumed": "true", "elasticgpu.io/container-c0": "zero"},
+            ),
+            (1, 0, 0),
+            id="elastic-gpu's that is no index",
+        ),
+    ],
+)
+def test_a_record_that_is_not_believed_leaves_the_request_counted_by_number(
+    there: Json, made: Json, counted: tuple[int, int, int]
+) -> None:
+    report = look(there, made)
+    assert (held(report), somewhere(report)) == ({}, [counted])
+    assert codes(report) == ["no-grant"]
+    assert "counts by number" in report.findings[0].what
+
+
+# ---- the larger of record and request -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("made", "expected", "rest"),
+    [
+        pytest.param(
+            pod({**TILE, "nvidia.com/gpu": 3}, notes=hami_record(ONE)),
+            {"g0": (6000, 10)},
+            [(0, 2, 12000)],
+            id="a record of fewer GPUs: the rest counts by number",
+        ),
+        pytest.param(
+            pod({"nvidia.com/gpu": 2}, notes=hami_record("g0,NVIDIA,100,0:;")),
+            {"g0": (SIZE, 100)},
+            [(1, 0, 0)],
+            id="of whole GPUs, too",
+        ),
+        pytest.param(
+            pod(TILE, TILE, notes=hami_record("g0,NVIDIA,6000,10:;;")),
+            {"g0": (6000, 10)},
+            [(0, 1, 6000)],
+            id="a container that the record leaves out",
+        ),
+        pytest.param(
+            pod(TILE, notes=hami_record("g0,NVIDIA,7000,10:g1,NVIDIA,50,5:;")),
+            {"g0": (7000, 10), "g1": (6000, 10)},
+            [],
+            id="a record of more GPUs counts with all of them",
+        ),
+        pytest.param(
+            pod({**BARE, "nvidia.com/gpumem-percentage": 150}, notes=hami_record("g0,NVIDIA,10,1:;")),
+            {"g0": (10, 1)},
+            [],
+            id="a request that cannot be read is not compared",
+        ),
+        pytest.param(
+            pod({"nvidia.com/gpu": 2, "nvidia.com/gpumem-percentage": 150}),
+            {},
+            [(2, 0, 0)],
+            id="neither can be read: as many GPUs as it asks for",
+        ),
+    ],
+)
+def test_under_another_agent_the_larger_counts(made: Json, expected: dict[str, Any], rest: list[Any]) -> None:
+    report = look(hami("g0", "g1", "g2", "g3"), made)
+    assert (held(report), somewhere(report)) == (expected, rest)
+
+
+# ---- our own agent --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("since", "started", "counts"),
+    [
+        pytest.param(SINCE, THEN, True, id="it started before our agent served the node"),
+        pytest.param(THEN, SINCE, False, id="it started later: only a grant would count"),
+        pytest.param(THEN, THEN, False, id="at the same moment is not before"),
+        pytest.param(SINCE, None, False, id="it has not started"),
+        pytest.param(None, SINCE, True, id="our agent does not say since when"),
+        pytest.param(None, None, True, id="nobody says anything"),
+        pytest.param("yesterday", SINCE, True, id="our agent says it in words"),
+        pytest.param("2027-01-15T09:30:00+02:00", "2027-01-15T07:29:59Z", True, id="in another time zone"),
+    ],
+)
+def test_under_our_agent_a_record_counts_of_pods_that_were_there_before(
+    since: str | None, started: str | None, counts: bool
+) -> None:
+    report = look(ours("g0", since=since), pod(TILE, notes=hami_record(ONE), started=started))
+    assert held(report) == ({"g0": (6000, 10)} if counts else {})
+    assert somewhere(report) == []
+    assert codes(report) == ([] if counts else ["no-grant"])
+
+
+def test_under_our_agent_the_request_is_not_compared_with_an_old_record() -> None:
+    report = look(ours("g0", since=SINCE), pod(TILE, notes=hami_record("g0,NVIDIA,2000,5:;")))
+    assert (held(report), somewhere(report)) == ({"g0": (2000, 5)}, [])
+
+
+def test_under_our_agent_a_pod_without_a_grant_holds_nothing_and_is_found() -> None:
+    report = look(ours("g0"), pod(OUR_TILE))
+    assert (held(report), somewhere(report), codes(report)) == ({}, [], ["no-grant"])
+
+
+# ---- GPUs by number -------------------------------------------------------------------------------------------------
+
+
+def test_pods_of_the_nvidia_plugin_count_by_number_and_nothing_is_wrong() -> None:
+    report = look(stock(4), pod({"nvidia.com/gpu": 3}, name="a"), pod({"nvidia.com/gpu": 1}, name="b"))
+    assert (held(report), somewhere(report)) == ({}, [(3, 0, 0), (1, 0, 0)])
+    assert (codes(report), remarks(report)) == ([], ["by-number"])
+    assert (report.pods, report.memory_sold) == (2, 4 * SIZE)
+
+
+@pytest.mark.parametrize(
+    ("there", "pods", "found"),
+    [
+        pytest.param(stock(2), [pod({"nvidia.com/gpu": 3})], ["node-overcommitted"], id="more whole GPUs than it has"),
+        pytest.param(
+            hami("g0", "g1"),
+            [pod(TILE, notes=hami_record(ONE), name="a"), pod({"nvidia.com/gpu": 2}, name="b", bound=JUST_NOW)],
+            ["node-overcommitted"],
+            id="a GPU with a holder is no whole GPU",
+        ),
+        pytest.param(
+            hami("g0", "g1"),
+            [pod(TILE, notes=hami_record(ONE), name="a"), pod({"nvidia.com/gpu": 1}, name="b", bound=JUST_NOW)],
+            [],
+            id="the other one is",
+        ),
+        pytest.param(
+            hami("g0"),
+            [pod(TILE, name=f"p{n}", bound=JUST_NOW) for n in range(3)],
+            ["node-overcommitted"],
+            id="shares with more memory than all GPUs have",
+        ),
+        pytest.param(hami("g0"), [pod(TILE, name=f"p{n}", bound=JUST_NOW) for n in range(2)], [], id="shares that fit"),
+        pytest.param(
+            stock(2, replicas=4), [pod({"nvidia.com/gpu": 8})], [], id="replicas of the NVIDIA plugin are slots"
+        ),
+        pytest.param(
+            stock(2, replicas=4),
+            [pod({"nvidia.com/gpu": 9})],
+            ["node-overcommitted"],
+            id="more replicas than there are",
+        ),
+        pytest.param(
+            node("n", {}),
+            [pod({"nvidia.com/gpu": 1}, bound=JUST_NOW)],
+            ["node-overcommitted"],
+            id="a node without GPUs",
+        ),
+    ],
+)
+def test_numbers_against_the_node(there: Json, pods: list[Json], found: list[str]) -> None:
+    assert codes(look(there, *pods)) == found
+
+
+# ---- pods that count as nothing -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("there", "made", "found", "remarked"),
+    [
+        pytest.param(
+            hami("g0"),
+            pod({"hami.io/gpu": 1}),
+            ["not-counted"],
+            [],
+            id="a resource with gpu in its name, near our GPUs",
+        ),
+        pytest.param(node("n", {}), pod({"amd.com/gpu": 1}), [], ["not-counted"], id="GPUs of another make"),
+        pytest.param(stock(1), pod({"nvidia.com/mig-1g.5gb": 1}), [], ["not-counted"], id="MIG devices, kept apart"),
+        pytest.param(
+            hami("x0"), pod({"cpu": 1}, notes=hami_record(ONE)), ["not-counted"], [], id="a record that is not believed"
+        ),
+        pytest.param(
+            elastic(),
+            pod({"cpu": 1}, notes={"elasticgpu.io/assumed": "true", "elasticgpu.io/container-c0": "0"}),
+            ["not-counted"],
+            [],
+            id="a record without amounts, and no request",
+        ),
+        pytest.param(
+            ours("g0"),
+            pod(OUR_TILE, notes=grant(containers=[])),
+            ["not-counted"],
+            ["not-as-asked"],
+            id="a grant of nothing",
+        ),
+        pytest.param(hami("g0"), pod({"cpu": 1}), [], [], id="a pod that has nothing to do with GPUs"),
+        pytest.param(hami("g0"), pod({"nvidia.com/gpu": 0}), [], [], id="a request for 0 GPUs"),
+    ],
+)
+def test_every_pod_that_counts_as_nothing_is_listed(
+    there: Json, made: Json, found: list[str], remarked: list[str]
+) -> None:
+    report = look(there, made)
+    assert (held(report), codes(report), remarks(report)) == ({}, found, remarked)
+
+
+EVERY_DOUBT = [
+    (hami("x0"), pod(TILE, notes=hami_record(ONE))),
+    (hami("x0"), pod({"cpu": 1}, notes=hami_record(ONE))),
+    (ours("g0"), pod(OUR_TILE)),
+    (ours("g0"), pod(OUR_TILE, notes={"gputile.io/grant": "{"})),
+    (ours("g0"), pod(OUR_TILE, notes=grant(("g0", 6000, 0), pod="uid-other"))),
+    (ours("g0"), pod(OUR_TILE, notes=grant(("gone", 6000, 0)))),
+    (ours("g0"), pod({**OUR_TILE, "name": "x"}, notes=grant(("g0", 6000, 0)))),
+    (hami("g0"), pod({"hami.io/gpu": 1})),
+    (stock(1), pod({"nvidia.com/gpu": 3})),
+]
+
+
+@pytest.mark.parametrize(("there", "made"), EVERY_DOUBT)
+def test_no_doubt_about_a_record_is_a_reason_to_delete_a_pod(there: Json, made: Json) -> None:
+    report = look(there, made)
+    assert report.findings
+    for finding in report.findings:
+        assert finding.todo
+        assert "delete" not in finding.todo
+
+
+def test_a_record_that_another_one_replaces_is_remarked() -> None:
+    report = look(hami("g0", "g1"), pod({}, notes=BOTH | hami_record("g1,NVIDIA,6000,10:;", on="m")))
+    assert (codes(report), remarks(report)) == ([], ["record-not-believed"])
+    assert "it is of node m" in report.remarks[0].what
+
+
+def test_who_overcommits_on_purpose_sees_by_how_much() -> None:
+    pods = [
+        pod({**TILE, "nvidia.com/gpumem": 9000}, notes=hami_record("g0,NVIDIA,9000,10:;"), name=f"p{n}") for n in (1, 2)
+    ]
+    report = look(hami("g0"), *pods)
+    assert codes(report) == ["oversold"]
+    assert "18000 of 16000 MiB" in report.findings[0].what
+    assert "overcommits on purpose" in report.findings[0].todo
