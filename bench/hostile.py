@@ -226,7 +226,12 @@ def lines(runs: list[Run]) -> list[str]:
     said = [head]
     for run in runs:
         name = "harm" if run.harm else "alone"
-        for what, found in (("healthz", run.health), ("filter", run.good.filters), ("bind", run.good.binds)):
+        for what, found in (
+            ("healthz", run.health),
+            ("filter", run.good.filters),
+            ("bind", run.good.binds),
+            ("create*", run.good.creates),
+        ):
             said.append(
                 f"{run.policy:<10}{name:<10}{what:<10}{len(found.took):>8,}{found.part(0.5):>9.1f}"
                 f"{found.part(0.99):>9.1f}{found.worst:>10.1f}{len(found.failed):>8}"
@@ -236,7 +241,7 @@ def lines(runs: list[Run]) -> list[str]:
             f"{run.waited:.2f} of the time; {run.rss:.0f} MiB; lists of pods {run.lists}"
         )
         said += _harm(run)
-    return said
+    return [*said, "* of a pod by the API server: how busy it is. A bind waits for one such call."]
 
 
 def _harm(run: Run) -> list[str]:
@@ -287,7 +292,7 @@ def policies(ctx: click.Context, param: click.Parameter, value: str) -> tuple[st
 @click.command()
 @click.option("--nodes", default=1_000, show_default=True, help="Nodes of 8 GPUs.")
 @click.option("--pods", default=30_000, show_default=True, help="Pods that are there.")
-@click.option("--seconds", default=60.0, show_default=True, help="Of each run.")
+@click.option("--seconds", default=120.0, show_default=True, help="Of each run.")
 @click.option("--rate", default=20.0, show_default=True, help="Good pods per second.")
 @click.option("--each", default=50, show_default=True, help="Hostile pods of each kind.")
 @click.option("--strangers", default=20, show_default=True, help="Slow connections on each port.")

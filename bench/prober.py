@@ -139,6 +139,7 @@ class Good(msgspec.Struct, frozen=True):
 
     filters: Latencies
     binds: Latencies
+    creates: Latencies  # by the API server: how busy it is
     bound: int
     unbound: int
 
@@ -157,7 +158,8 @@ class Asker(threading.Thread):
         self._number, self._kube, self._space, self._nodes, self._due = number, cluster.kube(), space, nodes, due
         self._end = due[-1] + GRACE if due else 0.0
         self._connection = address.connection()
-        self.filters, self.binds, self.failed = list[float](), list[float](), list[str]()
+        self.filters, self.binds, self.creates = list[float](), list[float](), list[float]()
+        self.failed = list[str]()
         self.bound = self.unbound = 0
 
     def run(self) -> None:
@@ -174,7 +176,9 @@ class Asker(threading.Thread):
         self._connection.close()
 
     def _pod(self, name: str) -> None:
+        start = time.perf_counter()
         made = self._kube.create(one_tile(name), self._space)
+        self.creates.append(1000 * (time.perf_counter() - start))
         body = b'{"Pod":' + msgspec.json.encode(made) + b',"Nodes":null,"NodeNames":' + self._nodes + b"}"
         while time.monotonic() < self._end:
             names = (self._ask("filter", body, self.filters) or {}).get("NodeNames")
@@ -210,7 +214,7 @@ class Asker(threading.Thread):
 
 def pods(address: Address, cluster: Cluster, space: str, nodes: list[str], seconds: float, rate: float) -> Good:
     """Pods at this rate, each created, filtered and bound, as kube-scheduler would."""
-    names, begun, threads = msgspec.json.encode(nodes), time.monotonic() + 0.5, 6
+    names, begun, threads = msgspec.json.encode(nodes), time.monotonic() + 0.5, 12
     due = [begun + number / rate for number in range(int(seconds * rate))]
     askers = [Asker(n, address, cluster, space, names, due[n::threads]) for n in range(threads)]
     for asker in askers:
@@ -220,6 +224,7 @@ def pods(address: Address, cluster: Cluster, space: str, nodes: list[str], secon
     return Good(
         Latencies(tuple(t for one in askers for t in one.filters), tuple(f for one in askers for f in one.failed)),
         Latencies(tuple(t for one in askers for t in one.binds)),
+        Latencies(tuple(t for one in askers for t in one.creates)),
         sum(one.bound for one in askers),
         sum(one.unbound for one in askers),
     )
