@@ -37,7 +37,7 @@ from tests.agent.rig import Kubelet
 from tests.effort import examples
 from tests.kubelet.kubelet import ScriptedKubelet
 from tests.kubelet.runtime import runtime
-from tests.scheduler.test_hostile import after, pods
+from tests.scheduler.test_hostile import after, no_tracebacks, pods
 
 PATIENCE = 50.0  # seconds for something that takes milliseconds: only a loop that hangs or is gone takes longer
 GPUS = tuple(Gpu(index=n, uuid=f"GPU-n1-{n}", model="T4", memory=16384, minor=n) for n in range(4))
@@ -165,7 +165,8 @@ async def running(folder: Path, *seen: NodeObject, **more: Any) -> AsyncIterator
         found = Node(folder, kubelet, api, agent)
         try:
             await found.until("it is registered", lambda: kubelet.registrations and api.inventory() and api.beats)
-            yield found
+            with no_tracebacks():
+                yield found
         finally:
             await found.stop()
 

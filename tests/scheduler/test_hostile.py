@@ -6,6 +6,7 @@ nowhere gets its reason, an important one gets its victims, and a node, a heartb
 import asyncio
 import itertools
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -191,6 +192,29 @@ class Cluster:
         return self.api.pods[f"default/{name}"]
 
 
+class Tracebacks(logging.Handler):
+    """Errors that nobody expected. To be isolated is not enough: hostile input is to be expected."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            self.found.append(f"{record.getMessage()}: {record.exc_info[1]!r}")
+
+
+@contextmanager
+def no_tracebacks() -> Iterator[None]:
+    handler = Tracebacks()
+    logging.getLogger("gputile").addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger("gputile").removeHandler(handler)
+    assert not handler.found, handler.found[:3]
+
+
 @asynccontextmanager
 async def running(*pods: Json, **more: Any) -> AsyncIterator[Cluster]:
     """Two nodes with room, one that the test fills; `pods` are there before the process starts."""
@@ -211,7 +235,8 @@ async def running(*pods: Json, **more: Any) -> AsyncIterator[Cluster]:
         cluster = Cluster(replica, api, http, task)
         try:
             await cluster.until("the cluster is seen", lambda: replica.is_synced() and replica.server.port)
-            yield cluster
+            with no_tracebacks():
+                yield cluster
         finally:
             stop.set()
             await task
