@@ -59,7 +59,7 @@ def scene(control_plane: ControlPlane) -> Iterator[Scene]:
     rights(control_plane)
     control_plane.namespace(SPACE)
     important(kube)
-    join(kube, [gpu_node(f"n{n}", 8, slots=SLOTS) for n in range(4)])
+    join(kube, [gpu_node(f"n{n}", 8, slots=SLOTS) for n in range(12)])
     with ExitStack() as stack:
         first = stack.enter_context(Replica(control_plane, "gputile-a"))
         second = stack.enter_context(Replica(control_plane, "gputile-b", leads=False))
@@ -109,7 +109,7 @@ def test_all_of_them_at_once_and_a_new_leader_among_them(scene: Scene) -> None:
     """What could end one process waits for its successor."""
     kube = scene.kube
     crowd: list[Manifest] = [creatable(make(f"bad-{n}")) for n, make in enumerate(ROWS.values())]
-    kube.create_many([*crowd, *map(creatable, hostile.fractions())], SPACE)
+    kube.create_many([*crowd, *map(creatable, hostile.fractions(30))], SPACE)
     scene.assert_good_pod_is_bound()
     scene.assert_well()
     first, second = scene.replicas
