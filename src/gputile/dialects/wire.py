@@ -13,7 +13,7 @@ from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant, take
 from gputile.model.refusals import BadRequest, RequestCode
-from gputile.model.requests import Ask, Constraints, PodRequest, Role, phases
+from gputile.model.requests import Ask, Constraints, PodRequest, Role, most_at_once
 from gputile.model.units import LARGEST_CARD, MiB, Millicores, Quantity, host_mebibytes, millicores, quantity
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**62), lt=2**62)]  # more digits are no number of anything
@@ -367,21 +367,18 @@ def request(
 
 def host_needs(pod: Pod) -> tuple[Millicores, MiB]:
     """The CPU and main memory that kube-scheduler counts for the pod."""
-    found = list(pod.containers())
-    alive = phases([role for role, _ in found])
-    sums: dict[int, tuple[int, int]] = {}
-    for (_, container), mine in zip(found, alive, strict=True):
-        cpu = max(0, millicores(_requested(container, "cpu")) or 0)
-        memory = max(0, host_mebibytes(_requested(container, "memory")) or 0)
-        for phase in mine:
-            before = sums.get(phase, (0, 0))
-            sums[phase] = (before[0] + cpu, before[1] + memory)
+    most = most_at_once(((role, _host_share(container)) for role, container in pod.containers()), 2)
     overhead = (pod.spec and pod.spec.overhead) or {}
     extra = (millicores(overhead.get("cpu")) or 0, host_mebibytes(overhead.get("memory")) or 0)
     return (
-        _countable(max((cpu for cpu, _ in sums.values()), default=0) + max(0, extra[0])),
-        _countable(max((memory for _, memory in sums.values()), default=0) + max(0, extra[1])),
+        _countable(most[0] + max(0, extra[0])),
+        _countable(most[1] + max(0, extra[1])),
     )
+
+
+def _host_share(container: Container) -> tuple[Millicores, MiB]:
+    cpu, memory = millicores(_requested(container, "cpu")), host_mebibytes(_requested(container, "memory"))
+    return max(0, cpu or 0), max(0, memory or 0)
 
 
 def _countable(amount: int) -> int:

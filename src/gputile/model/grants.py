@@ -5,11 +5,12 @@ Door:  `Grant.uses()` says what the grant holds of each card, init containers an
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import msgspec
 
 from gputile.model.cards import Card
-from gputile.model.requests import SLOT_DIALECTS, Ask, Role, phases
+from gputile.model.requests import SLOT_DIALECTS, Amounts, Ask, Role, most_at_once
 from gputile.model.units import MiB, Percent
 
 
@@ -43,7 +44,7 @@ class Use(msgspec.Struct, frozen=True):
     slots: int
 
 
-class Grant(msgspec.Struct, frozen=True, kw_only=True):
+class Grant(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """What one pod was given on one node. It names the pod's UID and node, so that a copy of it is worth nothing."""
 
     pod: str  # UID
@@ -53,20 +54,28 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
     def uses(self) -> Mapping[str, Use]:
         """By card UUID: the most this pod ever holds at one time."""
-        slots = int(self.dialect in SLOT_DIALECTS)
-        if len(self.containers) == 1:
-            uses = {tile.uuid: Use(tile.memory, tile.cores, slots) for tile in self.containers[0].tiles}
-            if len(uses) == len(self.containers[0].tiles):
-                return uses
-        sums: dict[str, dict[int, Use]] = {}
-        for held, alive in zip(self.containers, phases([c.role for c in self.containers]), strict=True):
-            for tile in held.tiles:
-                by_phase = sums.setdefault(tile.uuid, {})
-                for phase in alive:
-                    before = by_phase.get(phase, Use(0, 0, 0))
-                    by_phase[phase] = Use(before.memory + tile.memory, before.cores + tile.cores, before.slots + slots)
-        return {uuid: _most(list(by_phase.values())) for uuid, by_phase in sums.items()}
+        if len(self.containers) != 1:
+            return self._uses  # asked again and again, and there may be thousands of containers
+        tiles = self.containers[0].tiles
+        uses = {tile.uuid: Use(tile.memory, tile.cores, self._slots) for tile in tiles}
+        return uses if len(uses) == len(tiles) else self._uses
 
+    @property
+    def _slots(self) -> int:
+        return int(self.dialect in SLOT_DIALECTS)
 
-def _most(uses: list[Use]) -> Use:
-    return Use(max(u.memory for u in uses), max(u.cores for u in uses), max(u.slots for u in uses))
+    @cached_property
+    def _uses(self) -> Mapping[str, Use]:
+        by_card: dict[str, list[tuple[Role, Amounts]]] = {}
+        for held in self.containers:
+            for uuid, amounts in self._held_by(held).items():
+                by_card.setdefault(uuid, []).append((held.role, amounts))
+        return {uuid: Use(*most_at_once(parts, 3)) for uuid, parts in by_card.items()}
+
+    def _held_by(self, held: ContainerGrant) -> dict[str, Amounts]:
+        """By card; a record may name a card twice."""
+        sums: dict[str, Amounts] = {}
+        for tile in held.tiles:
+            memory, cores, slots = sums.get(tile.uuid, (0, 0, 0))
+            sums[tile.uuid] = (memory + tile.memory, cores + tile.cores, slots + self._slots)
+        return sums
