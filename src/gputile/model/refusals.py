@@ -23,6 +23,7 @@ class RequestCode(StrEnum):
     UNKNOWN_NAME = "UnknownName"
     BAD_ANNOTATION = "BadAnnotation"
     RESOURCE_IN_ANNOTATION = "ResourceInAnnotation"
+    TOO_MANY_CONTAINERS = "TooManyContainers"
 
 
 class BadRequest(msgspec.Struct, frozen=True):
@@ -85,7 +86,7 @@ SENTENCE: dict[NodeCode, str] = {
     NodeCode.NUMA: "too few fitting GPUs on one NUMA node",
     NodeCode.LINKS: "too few fitting GPUs that are linked",
     NodeCode.TOGETHER: "room for each container, but not for all at once",
-    NodeCode.SEARCH: "search for a placement given up",
+    NodeCode.SEARCH: "not searched further: too many ways to place the containers",
     NodeCode.CPU: "too little free CPU",
     NodeCode.HOST_MEMORY: "too little free main memory",
     NodeCode.QUOTA_POOL: "outside the pools of the namespace's quota",
