@@ -15,7 +15,7 @@ from gputile.engine.fitting import Inquiry, Question, Rows, cards_that_fit, is_s
 from gputile.engine.fragmentation import Fragments, Look
 from gputile.engine.grid import Grid, Ints, Mask
 from gputile.engine.judging import Judge
-from gputile.engine.learning import Learner, Supply, Tables, tables, task_of
+from gputile.engine.learning import Learner, Learnt, Lesson, Supply, Tables, tables, task_of
 from gputile.engine.pieces import Piece, cut
 from gputile.engine.placing import Placement, place, placed, searched
 from gputile.engine.policies import POLICIES, Scores, Sums, first_named, mixed
@@ -55,12 +55,24 @@ class Fleet(Columns):
         super().__init__()
         self._judge = Judge(self)
         self._standings, self._choices, self._searches = Standings(), Choices(), Searches()
+        self._last: tuple[int, PodRequest, Inquiry, Mask] | None = None  # moment, request, and what was found
 
     # ---- asking -----------------------------------------------------------------------------------------------------
 
     def fits(self, request: PodRequest, budget: SearchBudget | None = None) -> Mask:
         """By row: whether the node takes the pod now; `budget` bounds the search where arrays cannot tell."""
-        return self._fits(request, self.grid(), inquiry=_inquiry(budget))
+        question, borne = self._borne_now(request, _inquiry(budget))
+        return self._in_all(request, question.grid, borne)
+
+    def _borne_now(self, request: PodRequest, inquiry: Inquiry) -> tuple[Question, Mask]:
+        """Where the cards bear the pod now. Whoever hears that nothing fits asks next why: the last answer is kept."""
+        question = self._question(request, cut(request), self.grid(), empty=False, inquiry=inquiry)
+        if self._last is not None and self._last[:2] == (self._moment, request):
+            inquiry.unsearched |= self._last[2].unsearched
+            return question, self._last[3]
+        borne = nodes_that_fit(question)
+        self._last = (self._moment, request, inquiry, borne) if len(question.pieces) > 1 else None
+        return question, borne
 
     def scores(
         self,
@@ -196,9 +208,7 @@ class Fleet(Columns):
         """Why each node that does not fit does not, as `place` would say one by one (but for `SearchTooLong`)."""
         names = list(self._rows) if among is None else list(among)
         whole = _inquiry(budget).budget
-        now = Inquiry(whole.half())
-        question = self._question(request, cut(request), self.grid(), empty=False, inquiry=now)
-        borne = nodes_that_fit(question)
+        question, borne = self._borne_now(request, Inquiry(whole.half()))
         fitting = self._in_all(request, question.grid, borne)
         miss = self._misses(request, question, borne)
         curable = self._fits(request.if_nobody_held, self.empty_grid(), empty=True, inquiry=Inquiry(whole))
@@ -226,8 +236,22 @@ class Fleet(Columns):
         """What `refresh` would learn, made beside what is in use; hand it to `adopt` at a quiet moment."""
         return self._judge.prepare()
 
-    def adopt(self, learnt: Tables) -> None:
+    def adopt(self, learnt: Tables | Learnt) -> None:
         self._judge.adopt(learnt)
+
+    def is_lesson_due(self) -> bool:
+        return self._judge.is_due()
+
+    def lesson(self) -> Lesson:
+        """What `refresh` would learn from: to be studied in a thread, and the result to be adopted here."""
+        return self._judge.lesson()
+
+    def lesson_from(self, requests: Iterable[PodRequest]) -> Lesson:
+        """The same from these pods alone, as `relearn` does."""
+        return self._judge.lesson_from(requests)
+
+    def refresh_prices(self) -> None:
+        self._judge.refresh_prices()
 
     def relearn(self, requests: Iterable[PodRequest]) -> None:
         """After a restart: forget all, and learn from the pods of the cluster."""

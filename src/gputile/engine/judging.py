@@ -19,6 +19,8 @@ from gputile.engine.grid import Ints, Mask
 from gputile.engine.learning import (
     PRICE_EVERY,
     Learner,
+    Learnt,
+    Lesson,
     Supply,
     Tables,
     cpu_asked_per_card,
@@ -94,27 +96,41 @@ class Judge:
 
     def refresh(self) -> None:
         """Make what is due: prices every hundred pods, tables at 100, 200, 400, ... pods."""
-        if self._tables is None or (self._learner.due() and not self._fixed):
+        if self.is_due():
             self.adopt(self.prepare())
+        self.refresh_prices()
+
+    def is_due(self) -> bool:
+        """Whether new tables are."""
+        return self._tables is None or (self._learner.due() and not self._fixed)
+
+    def refresh_prices(self) -> None:
         if self._learner.arrivals >= self._priced_at + PRICE_EVERY:
             self._price()
+
+    def lesson(self) -> Lesson:
+        """What `refresh` would learn from, to be studied elsewhere and adopted later."""
+        self._learner.begin()
+        return Lesson(dict(self._learner.asked()), self._site.supply())
+
+    def lesson_from(self, requests: Iterable[PodRequest]) -> Lesson:
+        """The same from these pods, and from nothing that was learnt before."""
+        return Lesson({}, self._site.supply(), tuple(requests), self._site.average_card())
 
     def prepare(self) -> Tables:
         """New tables beside the old ones; may be made elsewhere and adopted later."""
         return self._learner.prepare(self._site.supply())
 
-    def adopt(self, new: Tables) -> None:
+    def adopt(self, new: Tables | Learnt) -> None:
+        if isinstance(new, Learnt):
+            self._learner = new.learner or self._learner
+            new = new.tables
         self._tables = new
         self._remembered.clear()
         self._price()
 
     def relearn(self, requests: Iterable[PodRequest]) -> None:
-        self._learner = Learner()
-        found, average = list(requests), self._site.average_card()
-        kinds = {request: task_of(request, average) for request in set(found)}  # few, of many pods
-        for request in found:
-            self._learner.observe(kinds[request])
-        self.adopt(self.prepare())
+        self.adopt(self.lesson_from(requests).study())
 
     def learn_all(self, requests: list[PodRequest]) -> None:
         """Take the mix from a whole list at once, as the literature does, and learn no more."""
@@ -136,7 +152,8 @@ class Judge:
         """What is known now. A model that came after the tables is nothing they could say a word about."""
         accepts = None if self._tables is None else self._tables.accepts
         if self._tables is None or (accepts is not None and accepts.shape[1] < self._site.model_count()):
-            self.adopt(self.prepare())
+            value = None if self._tables is None else self._tables.value  # what remainders are worth, no model changes
+            self.adopt(self._learner.prepare(self._site.supply(), value))
         assert self._tables is not None
         return self._tables
 

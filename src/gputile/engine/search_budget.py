@@ -11,12 +11,16 @@ from collections.abc import Callable
 
 NOT_SEARCHED_FURTHER = "not searched further"
 
+FREE_STEPS = 100
+"""Steps that no clock forbids: more than any real pod needs on one node. A machine that stood still for a moment must
+not make us refuse a pod that fits."""
+
 
 class SearchBudget:
     """Steps and seconds that are left for one question."""
 
     def __init__(self, steps: int, seconds: float = math.inf, now: Callable[[], float] | None = None) -> None:
-        self._left, self._now = steps, now
+        self._left, self._spent, self._now = steps, 0, now
         self._until = now() + seconds if now is not None else math.inf
         self._whole: SearchBudget | None = None
         self.ran_out = False
@@ -35,7 +39,7 @@ class SearchBudget:
 
     @property
     def is_spent(self) -> bool:
-        return self._left <= 0 or (self._now is not None and self._now() >= self._until)
+        return self._left <= 0 or (self._now is not None and self._spent >= FREE_STEPS and self._now() >= self._until)
 
     def spend(self, steps: int = 1) -> bool:
         """Take steps, if there are any; else take note that the search was cut short."""
@@ -45,6 +49,7 @@ class SearchBudget:
         budget: SearchBudget | None = self
         while budget is not None:
             budget._left -= steps
+            budget._spent += steps
             budget = budget._whole
         return True
 

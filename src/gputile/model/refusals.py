@@ -64,6 +64,7 @@ class NodeCode(StrEnum):
     PROMISED = "PromisedElsewhere"
     AGENT_BUSY = "AgentBusy"
     OTHER_AGENT = "OtherAgent"
+    UNCOUNTED = "PodNotCounted"
 
 
 SENTENCE: dict[NodeCode, str] = {
@@ -95,6 +96,7 @@ SENTENCE: dict[NodeCode, str] = {
     NodeCode.PROMISED: "room being made on another node",
     NodeCode.AGENT_BUSY: "another pod starting under an agent that takes one at a time",
     NodeCode.OTHER_AGENT: "run by another system's agent",
+    NodeCode.UNCOUNTED: "a pod there whose GPUs gputile failed to count",
 }
 """Short and constant, because kube-scheduler groups nodes by identical text; figures belong to `explain`."""
 
@@ -127,6 +129,7 @@ HAMI_ALIAS: dict[NodeCode, str] = {
     NodeCode.PROMISED: "NodeUnfitPod",
     NodeCode.AGENT_BUSY: "NodeUnfitPod",
     NodeCode.OTHER_AGENT: "NodeUnfitPod",
+    NodeCode.UNCOUNTED: "NodeUnfitPod",
 }
 
 VGPU_ALIAS: dict[NodeCode, str] = {
@@ -158,6 +161,7 @@ VGPU_ALIAS: dict[NodeCode, str] = {
     NodeCode.PROMISED: "AlreadyScheduledElsewhere",
     NodeCode.AGENT_BUSY: "AllocatorInternalError",
     NodeCode.OTHER_AGENT: "NodeNotVGPUEnabled",
+    NodeCode.UNCOUNTED: "NodeInfoBuildFailed",
 }
 
 

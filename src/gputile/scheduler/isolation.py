@@ -31,7 +31,8 @@ REPEAT = 30 * 60.0  # seconds after which the same is told to a pod again, for E
 FORGET = 3600.0  # seconds
 MOST = 10_000  # objects that are remembered
 REASON = "InternalError"
-EXPECTED = (Refused, Unclear)
+Expected = tuple[type[Exception], ...]
+EXPECTED: Expected = (Refused, Unclear)
 
 T = TypeVar("T")
 
@@ -62,11 +63,13 @@ class Isolation:
         known = self._failing.get((loop, what))
         return known is not None and self._clock() < known.not_before
 
-    def step(self, loop: str, what: str, work: Callable[[], T], about: Pod | None = None) -> T | None:
+    def step(
+        self, loop: str, what: str, work: Callable[[], T], about: Pod | None = None, expected: Expected = EXPECTED
+    ) -> T | None:
         """Work about one object that must be done whenever it is due, such as taking in what the watch shows."""
         try:
             done = work()
-        except EXPECTED:
+        except expected:
             raise
         except Exception as wrong:
             self._failed(loop, what, wrong, about)
@@ -82,13 +85,14 @@ class Isolation:
         about: Pod | None = None,
         *,
         always: bool = False,
+        expected: Expected = EXPECTED,
     ) -> T | None:
         """Work about one object that can wait (or cannot, with `always`): passed over while the object rests."""
         if not always and self.rests(loop, what):
             return None
         try:
             done = await work()
-        except EXPECTED:
+        except expected:
             raise
         except Exception as wrong:
             self._failed(loop, what, wrong, about)

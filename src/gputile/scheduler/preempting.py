@@ -228,8 +228,10 @@ class Preemptor:
             kind = (wish.asked, wish.pod.priority, wish.pod.namespace if self._ledger.spending.quotas else "")
             if kind in hopeless:  # one like it was just looked at in vain
                 self._wait(wish)
-            elif not await self._isolation.attempt(LOOP, wish.pod.key, partial(self._make_room, uid, wish), wish.pod):
-                hopeless.add(kind)
+            else:
+                work = partial(self._make_room, uid, wish)
+                if await self._isolation.attempt(LOOP, wish.pod.key, work, wish.pod) is False:
+                    hopeless.add(kind)
 
     def new_term(self) -> None:
         """We lead (again): what is promised is what pods carry."""

@@ -38,7 +38,7 @@ from gputile.telemetry.metrics import Metrics
 RECENT = 1000  # pods
 TRIES = 16  # nodes that are looked at where quota makes the best ones too dear
 IMAGINED_STEPS, IMAGINED_SECONDS = 200_000, 1.0  # of searching on nodes that a dry run brings with it
-STEPS, SECONDS = 4000, 0.03  # of searching for one call: kube-scheduler waits, and so does everybody else
+STEPS, SECONDS = 4000, 0.02  # of searching for one call: kube-scheduler waits, and so does everybody else
 TOP_SCORE = 10
 """What kube-scheduler expects of an extender at most."""
 
@@ -199,7 +199,8 @@ class Extender:
     # ---- nodes of other agents --------------------------------------------------------------------------------------
 
     def closed(self, names: Iterable[str], uid: str) -> dict[str, NodeCode]:
-        """Which of these nodes take nobody now, because their agent guesses whose card it hands out, and why."""
+        """Which of these nodes take nobody now, and why: their agent guesses whose card it hands out, or there is a pod
+        of which we do not know what it holds."""
         guessing = self._mirror.guessing
         mine = [name for name in names if name in guessing] if guessing else []
         others: dict[str, NodeCode] = {}
@@ -207,7 +208,9 @@ class Extender:
             others = {name: NodeCode.OTHER_AGENT for name in mine if self._is_others(name)}
         busy = {e.holding.node for e in self._ledger.in_flight() if e.holding.pod != uid} if mine else set()
         busy_ones = [name for name in mine if name in busy or self._mirror.starting(name, but=uid) is not None]
-        return dict.fromkeys(busy_ones, NodeCode.AGENT_BUSY) | others
+        uncounted = set(self._mirror.uncounted.values()) if self._mirror.uncounted else ()
+        in_doubt = dict.fromkeys((name for name in names if name in uncounted), NodeCode.UNCOUNTED) if uncounted else {}
+        return dict.fromkeys(busy_ones, NodeCode.AGENT_BUSY) | others | in_doubt
 
     def _is_others(self, name: str) -> bool:
         node = self._ledger.fleet.node(name)
