@@ -56,7 +56,7 @@ def expected(case: Case) -> tuple[Counter[Any], tuple[int, int, int]]:
     record = next((one for one in records if valid(one)), None) if case.old or not mine else None
     if record is None and mine and not case.old:
         return Counter(), (0, 0, 0)
-    compared = not case.odd and not mine if record is not None else True
+    compared = (not mine or record is None) and not (case.odd and record is not None)
     phases: list[Counter[Any]] = [Counter()]
     for at, container in enumerate(case.containers):
         held = hold(case, container, record, at, compared)

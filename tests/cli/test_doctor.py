@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import click
 import msgspec
 import pytest
 import yaml
@@ -18,6 +17,7 @@ from gputile.cli.group import cli
 from gputile.cli.seen import SeenPod
 from gputile.cli.showing import Paper
 from gputile.testing.builders import node, pod
+from gputile.text.terminal import bare
 from tests.cli.clusters import Cluster, tile
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -325,7 +325,7 @@ class TestCommand:
 
     def test_each_finding_has_its_fix_below(self) -> None:
         lines = lines_of([Finding(check="a", state="fail", text="bad", fix="do it")], Paper(80))
-        lines = [click.unstyle(line) for line in lines]
+        lines = [bare(line) for line in lines]
         assert lines == ["FAIL  a  bad", "         fix: do it", "", "0 in order, 0 to look at, 1 wrong, 0 unknown"]
 
 

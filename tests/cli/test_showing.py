@@ -1,12 +1,12 @@
 """Tables and bars: as wide as they may be, whatever they show."""
 
-import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gputile.cli.showing import LEAST, bar, level, shortened, since, size, table, width
 from gputile.cli.watching import Screen
+from gputile.text.terminal import bare
 
 NAMES = st.text("abc-019", min_size=1, max_size=60)
 
@@ -48,12 +48,12 @@ def test_a_bar_is_as_long_as_it_should_be(share: float, wide: int) -> None:
     ],
 )
 def test_bars(share: float, drawn: str) -> None:
-    assert click.unstyle(bar(share, 4)) == drawn
+    assert bare(bar(share, 4)) == drawn
 
 
 @pytest.mark.parametrize(("share", "sign"), [(0.0, "·"), (0.05, "▁"), (0.99, "▇"), (1.0, "█"), (1.5, "█")], ids=str)
 def test_only_a_full_card_is_drawn_full(share: float, sign: str) -> None:
-    assert click.unstyle(level(share)) == sign
+    assert bare(level(share)) == sign
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import datetime
 import ssl
 import tempfile
+from collections.abc import Sequence
 
 import msgspec
 from cryptography import x509
@@ -39,10 +40,10 @@ class Authority:
         built = built.add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
         self.pem = built.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM)
 
-    def issue(self, name: str) -> Issued:
-        """A certificate for a server or a client of this name."""
+    def issue(self, name: str, also: Sequence[str] = ()) -> Issued:
+        """A certificate for a server or a client of this name; `also`: further alternative names."""
         key = ec.generate_private_key(ec.SECP256R1())
-        names = x509.SubjectAlternativeName([x509.DNSName(name)])
+        names = x509.SubjectAlternativeName([x509.DNSName(one) for one in (name, *also)])
         signed = self._built(_name(name), key.public_key()).add_extension(names, False).sign(self._key, hashes.SHA256())
         written = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         return Issued(signed.public_bytes(Encoding.PEM), written)

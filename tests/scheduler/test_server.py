@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from gputile import __version__
@@ -534,6 +535,73 @@ async def test_with_a_certificate_of_that_ca_they_answer(tmp_path: Path) -> None
     async with serving(rig(tls=written(tmp_path, authority)), client(authority, signed_by=authority)) as line:
         line.scheme = "https"
         assert (await line.post("/filter", line.rig.body()))["NodeNames"] == ["n1", "n2"]
+
+
+@pytest.mark.parametrize(
+    ("names", "allowed"),
+    [
+        pytest.param((), True, id="no-names-every-certificate"),
+        pytest.param(("kube-scheduler",), True, id="its-common-name"),
+        pytest.param(("other", "system:kube-scheduler"), False, id="none-of-its-names"),
+        pytest.param(("scheduler.example",), True, id="an-alternative-name"),
+        pytest.param(("KUBE-SCHEDULER",), False, id="names-are-compared-to-the-letter"),
+    ],
+)
+async def test_certificates_that_may_call_the_verbs_can_be_limited_by_name(
+    tmp_path: Path, names: tuple[str, ...], allowed: bool
+) -> None:
+    authority = Authority()
+    tls = msgspec.structs.replace(written(tmp_path, authority), client_names=names)
+    caller = ssl.create_default_context(cadata=authority.pem.decode())
+    authority.issue("kube-scheduler", also=["scheduler.example"]).load_into(caller)
+    r = rig(tls=tls)
+    async with serving(r, caller) as line:
+        line.scheme = "https"
+        status, text = await line.get("/filter", "POST", data=r.body())
+        assert status == (200 if allowed else 403)
+        assert ("`tls.client_names`" in text) is not allowed
+        assert (len(r.ledger) == 1) is allowed
+        assert (await line.get("/metrics"))[0] == 200, "whoever has a certificate may still look"
+
+
+async def test_with_a_client_ca_no_body_of_a_stranger_is_read(tmp_path: Path) -> None:
+    """The answer is there before the body was sent, and the connection ends with it."""
+    authority = Authority()
+    async with serving(rig(tls=written(tmp_path, authority))) as line:
+        reader, writer = await asyncio.open_connection("localhost", line.server.port, ssl=client(authority))
+        writer.write(b"POST /gputile/filter HTTP/1.1\r\nHost: x\r\nContent-Length: 60000000\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 403 ")
+        assert b"Connection: close" in head
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("verb", "path", "want"),
+    [
+        pytest.param("filter", "/gputile/filter", "Error", id="filter"),
+        pytest.param("filter-dryrun", "/gputile/filter-dryrun", "Error", id="a-dry-run"),
+        pytest.param("bind", "/gputile/bind", "Error", id="bind-which-takes-time"),
+        pytest.param("prioritize", "/gputile/prioritize", "", id="prioritize-which-has-no-word-for-it"),
+    ],
+)
+async def test_a_verb_that_crashes_answers_and_the_next_is_answered(
+    verb: str, path: str, want: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def crash(*_: Any, **__: Any) -> Any:
+        raise RecursionError("a thousand containers")
+
+    async with serving() as line:
+        good = bind_body() if verb == "bind" else line.rig.body()
+        for owner, name in ((line.rig.extender, verb.replace("filter-dryrun", "dry_run")), (line.rig.binder, "bind")):
+            if hasattr(owner, name):
+                monkeypatch.setattr(owner, name, crash)
+        answer = await line.post(path, good)
+        assert "failed on this request (RecursionError)" in answer[want] if want else answer == []
+        monkeypatch.undo()
+        again = await line.post(path, good)
+        assert not (want and "failed" in again[want])
+        assert "a thousand containers" in caplog.text
 
 
 async def test_a_certificate_of_another_ca_gets_no_connection(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_what_is_not_said_stays_as_the_file_says() -> None:
 @pytest.mark.parametrize("name", list(ALL))
 def test_every_setting_has_a_variable(name: str) -> None:
     variable = "GPUTILE_" + name.upper().replace(".", "_")
-    value = str(ALL[name])
+    value = ",".join(ALL[name]) if isinstance(ALL[name], tuple) else str(ALL[name])
     assert settings(None, {variable: value.lower() if value in ("True", "False") else value}) == Settings()
 
 

@@ -58,6 +58,12 @@ def test_headers_are_found_in_lower_case() -> None:
         pytest.param([OK, b"Content-Length: 1", b"content-length: 2"], id="two-lengths"),
         pytest.param([OK, b"Content-Length: 1", b"Transfer-Encoding: chunked"], id="a-length-and-chunks"),
         pytest.param([OK, b"Transfer-Encoding: gzip, chunked"], id="another-encoding"),
+        pytest.param([OK, b"Transfer-Encoding: \x0bchunked"], id="chunked-behind-a-vertical-tab"),
+        pytest.param([OK, b"Transfer-Encoding:", b"Content-Length: 1"], id="an-empty-encoding-and-a-length"),
+        pytest.param([b"HTTP/1.0 200 OK", b"Transfer-Encoding: chunked"], id="chunks-in-1.0"),
+        pytest.param([OK, b"A: b\nB: c"], id="a-line-feed-by-itself"),
+        pytest.param([OK, b"A: \x00"], id="a-zero-in-a-value"),
+        pytest.param([OK, b"A b: c"], id="a-space-in-a-name"),
     ],
 )
 def test_what_is_refused_and_not_guessed(lines: list[bytes]) -> None:

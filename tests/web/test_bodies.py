@@ -19,6 +19,13 @@ def test_a_body_in_chunks() -> None:
         pytest.param(b"-1\r\n", id="a-negative-size"),
         pytest.param(b"1\r\nabc\r\n", id="longer-than-it-says"),
         pytest.param(b"1" * 5000, id="a-line-without-end"),
+        pytest.param(b"\x0b3\r\nabc\r\n", id="a-size-behind-a-vertical-tab"),
+        pytest.param(b"0x3\r\nabc\r\n", id="a-size-with-a-prefix"),
+        pytest.param(b"1" * 13 + b"\r\n", id="a-size-beyond-all-sizes"),
+        pytest.param(b"3;a\nb\r\nabc\r\n", id="a-line-feed-by-itself-behind-the-size"),
+        pytest.param(b"0\r\nno header\r\n\r\n", id="a-trailer-that-is-no-header"),
+        pytest.param(b"0\r\nA: \x00\r\n\r\n", id="a-zero-in-a-trailer"),
+        pytest.param(b"0\r\n" + b"A: b\r\n" * 20_000, id="trailers-without-end"),
     ],
 )
 def test_chunks_that_are_none(sent: bytes) -> None:

@@ -141,7 +141,7 @@ def test_who_does_not_offer_it_speaks_http_1(run: Run, offered: tuple[str, ...])
             reader, writer = await asyncio.open_connection(
                 "127.0.0.1", place.port, ssl=tls, server_hostname="localhost"
             )
-            writer.write(b"POST /a HTTP/1.1\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi")
+            writer.write(b"POST /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi")
             assert (await reader.read()).endswith(b"\r\n\r\nhi")
             writer.close()
             assert place.spoken == ["http/1.1"]

@@ -1,13 +1,13 @@
 """HTTP/2 from those who mean no good, or mean nothing any more: floods, stalls, goodbyes."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 
 import pytest
 
 from gputile.web import frames, h2
 from gputile.web.frames import ACK, END_HEADERS, END_STREAM, Code, frame
-from gputile.web.messages import IDLE, SLOW, Response
+from gputile.web.messages import ARRIVING, IDLE, SLOW, Request, Response
 from gputile.web.server import Listener
 from tests.web.talk import Talk, first_window
 from tests.web.wire import Echo, hear
@@ -200,21 +200,24 @@ async def test_stopping_waits_for_work_whose_client_has_gone() -> None:
     assert len(listener.finished) == 1
 
 
-async def test_a_bug_of_ours_resets_its_own_stream_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks: list[asyncio.Task[None]] = []
-
+async def test_a_bug_of_ours_is_an_answer_too() -> None:
     async def crash() -> Response:
         raise RuntimeError("a bug")
 
-    listener = Listener(lambda request: crash() if request.path == "/bug" else Response(b"fine"), 100)
-    monkeypatch.setattr(listener, "work", tasks.append)
+    def at_once() -> Response:
+        raise RuntimeError("another")
+
+    def answer(request: Request) -> Response | Awaitable[Response]:
+        if request.path == "/bug":
+            return crash()
+        return at_once() if request.path == "/bug-at-once" else Response(b"fine")
+
+    listener = Listener(answer, 100)
     talk = Talk(listener).say()
-    talk.say(talk.post(1, b"x", "/bug"))
-    with pytest.raises(RuntimeError, match="a bug"):
-        await tasks[0]
-    talk.say(talk.post(3, b"x"))
-    assert talk.resets() == {1: Code.INTERNAL_ERROR}
-    assert talk.answers() == {3: b"fine"}
+    talk.say(talk.post(1, b"x", "/bug"), talk.post(3, b"x", "/bug-at-once"), talk.post(5, b"x"))
+    await asyncio.gather(*listener._working)
+    assert sorted(one[b":status"] for one in talk.heads()) == [b"200", b"500", b"500"]
+    assert (talk.resets(), talk.answers()[5]) == ({}, b"fine")
 
 
 @pytest.mark.parametrize(
@@ -250,9 +253,9 @@ async def test_who_is_let_go(path: str, seconds: float, stays: bool) -> None:
 async def test_who_never_comes_to_the_point(sent: bytes) -> None:
     talk = Talk()
     hear(talk.connection, sent)
-    talk.connection.sweep(SLOW - 1)
+    talk.connection.sweep(ARRIVING - 1)
     assert not talk.wire.closed
-    talk.connection.sweep(SLOW + 1)
+    talk.connection.sweep(ARRIVING + 1)
     assert talk.wire.closed
 
 

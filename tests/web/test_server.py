@@ -1,75 +1,30 @@
 """HTTP as it comes over the wire: in pieces, in a row, broken, slow."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.web.bodies import Malformed
+from gputile.web.h1 import Connection
 from gputile.web.messages import IDLE, SLOW, Response
-from gputile.web.server import Connection, Head, Listener, read_head
+from gputile.web.server import Listener
 from tests.effort import examples
 from tests.web.wire import Echo, Wire, hear
-
-
-def head(*lines: bytes) -> Head:
-    return read_head(b"\r\n".join(lines))
-
-
-POST = b"POST /gputile/filter HTTP/1.1"
-
-
-@pytest.mark.parametrize(
-    ("lines", "want"),
-    [
-        pytest.param([POST, b"content-length: 12"], ("POST", "/gputile/filter", 12, False), id="a-length"),
-        pytest.param([POST, b"Transfer-Encoding: Chunked"], ("POST", "/gputile/filter", None, False), id="chunks"),
-        pytest.param([b"GET /healthz?x=1 HTTP/1.1"], ("GET", "/healthz", 0, False), id="without-its-query"),
-        pytest.param([b"GET http://h:1/readyz HTTP/1.1"], ("GET", "/readyz", 0, False), id="whole-address"),
-        pytest.param([b"GET / HTTP/1.1", b"Connection: close"], ("GET", "/", 0, True), id="closes"),
-        pytest.param([b"GET / HTTP/1.0"], ("GET", "/", 0, True), id="1.0-closes"),
-        pytest.param([b"GET / HTTP/1.0", b"Connection: keep-alive"], ("GET", "/", 0, False), id="1.0-may-stay-too"),
-    ],
-)
-def test_heads(lines: list[bytes], want: tuple[object, ...]) -> None:
-    found = head(*lines)
-    assert (found.method, found.path, found.length, found.closes) == want
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        pytest.param([b"hello"], id="no-http"),
-        pytest.param([b"GET / HTTP/2.0"], id="another-version"),
-        pytest.param([POST, b"no colon"], id="no-header"),
-        pytest.param([POST, b" folded: 1"], id="a-folded-header"),
-        pytest.param([POST, b"Content-Length : 1"], id="a-space-before-the-colon"),
-        pytest.param([POST, b"Content-Length: -1"], id="a-negative-length"),
-        pytest.param([POST, b"Content-Length: 1e3"], id="a-length-that-is-no-number"),
-        pytest.param([POST, b"Content-Length: " + b"9" * 40], id="an-endless-length"),
-        pytest.param([POST, b"Content-Length: 1", b"content-length: 2"], id="two-lengths"),
-        pytest.param([POST, b"Content-Length: 1", b"Transfer-Encoding: chunked"], id="a-length-and-chunks"),
-        pytest.param([POST, b"Transfer-Encoding: gzip, chunked"], id="another-encoding"),
-    ],
-)
-def test_what_is_refused_and_not_guessed(lines: list[bytes]) -> None:
-    with pytest.raises(Malformed):
-        head(*lines)
-
 
 # ---- a connection ---------------------------------------------------------------------------------------------------
 
 
-def joined(listener: Echo, **facts: bool) -> tuple[Connection, Wire]:
-    connection, wire = Connection(listener), Wire(**facts)
+def joined(listener: Echo, *, known: bool = False) -> tuple[Connection, Wire]:
+    connection, wire = Connection(listener), Wire(known=known)
     connection.connection_made(wire)
     return connection, wire
 
 
 def post(path: str, body: bytes) -> bytes:
-    return b"POST %s HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (path.encode(), len(body), body)
+    return b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (path.encode(), len(body), body)
 
 
 def answers(wire: Wire) -> list[bytes]:
@@ -79,7 +34,7 @@ def answers(wire: Wire) -> list[bytes]:
 @examples(50)
 @given(st.lists(st.integers(0, 200), max_size=12))
 async def test_requests_in_any_pieces_are_answered_in_their_order(cuts: list[int]) -> None:
-    chunked = b"POST /b HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\ntwo\r\n0\r\n\r\n"
+    chunked = b"POST /b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\ntwo\r\n0\r\n\r\n"
     whole = post("/a", b"one") + chunked + b"\r\n" + post("/c", b"")
     listener = Echo()
     connection, wire = joined(listener)
@@ -191,14 +146,14 @@ async def test_what_comes_behind_the_last_question_is_not_worked_on(how: str) ->
 
 async def test_an_endless_head() -> None:
     connection, wire = joined(Echo())
-    hear(connection, b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20_000)
+    hear(connection, b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 20_000)
     assert wire.sent.startswith(b"HTTP/1.1 431 ")
     assert wire.closed
 
 
 async def test_a_head_request_gets_no_body() -> None:
     connection, wire = joined(Echo())
-    hear(connection, b"HEAD /healthz HTTP/1.1\r\nContent-Length: 2\r\n\r\nok")
+    hear(connection, b"HEAD /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nok")
     assert wire.sent.endswith(b"Content-Length: 2\r\n\r\n")
 
 
@@ -215,7 +170,9 @@ async def test_whoever_has_a_checked_certificate_is_known() -> None:
     [
         pytest.param(post("/a", b"x"), IDLE - 1, True, id="idle-for-a-while"),
         pytest.param(post("/a", b"x"), IDLE + 1, False, id="idle-for-too-long"),
-        pytest.param(b"POST /a HTTP/1.1\r\nContent-Length: 9\r\n\r\nx", SLOW + 1, False, id="half-a-request"),
+        pytest.param(
+            b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx", SLOW + 1, False, id="half-a-request"
+        ),
         pytest.param(b"POST /a", SLOW + 1, False, id="half-a-head"),
         pytest.param(post("/wait", b"x"), IDLE + 1, True, id="we-are-the-slow-one"),
     ],
@@ -232,14 +189,26 @@ async def test_who_is_let_go(sent: bytes, seconds: float, stays: bool) -> None:
         await connection.task
 
 
-async def test_a_bug_of_ours_closes_the_connection() -> None:
-    async def crash() -> Response:
-        raise RuntimeError("a bug")
+async def later() -> Response:
+    raise RuntimeError("a bug")
 
-    connection, wire = Connection(Listener(lambda request: crash(), 100)), Wire()
+
+def at_once() -> Response:
+    raise RecursionError("a bug")
+
+
+@pytest.mark.parametrize("crash", [later, at_once], ids=["in-what-takes-time", "at-once"])
+async def test_a_bug_of_ours_is_an_answer_too_and_the_connection_lives_on(
+    crash: Callable[[], Response | Awaitable[Response]], caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = Listener(lambda request: crash() if request.path == "/bug" else Response(b"fine"), 100)
+    connection, wire = Connection(listener), Wire()
     connection.connection_made(wire)
-    hear(connection, post("/a", b""))
-    assert connection.task is not None
-    with pytest.raises(RuntimeError, match="a bug"):
+    hear(connection, post("/bug", b"x") + post("/a", b""))
+    if connection.task is not None:
         await connection.task
-    assert wire.closed
+    assert wire.sent.startswith(b"HTTP/1.1 500 Internal Server Error\r\n")
+    assert answers(wire) == [b"fine"]
+    assert "a bug" not in wire.sent.decode(), "the log has the story"
+    assert "a bug" in caplog.text
+    assert not wire.closed

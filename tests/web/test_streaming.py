@@ -8,8 +8,9 @@ from hyperframe.frame import DataFrame
 
 from gputile.web import frames
 from gputile.web.frames import Code
+from gputile.web.h1 import Connection
 from gputile.web.messages import IDLE, SLOW, Reply, Request, Streamed, common_name
-from gputile.web.server import Connection, Listener
+from gputile.web.server import Listener
 from tests.web.talk import Talk, first_window
 from tests.web.wire import Wire, hear
 
@@ -59,7 +60,9 @@ class Spring(Listener):
         return len(self._working)
 
 
-GET = b"GET /watch?watch=true HTTP/1.1\r\nX-Remote-User: me\r\nX-Remote-Group: a\r\nx-remote-group: b\r\n\r\n"
+GET = (
+    b"GET /watch?watch=true HTTP/1.1\r\nHost: x\r\nX-Remote-User: me\r\nX-Remote-Group: a\r\nx-remote-group: b\r\n\r\n"
+)
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 

@@ -3,16 +3,17 @@
 import asyncio
 from collections.abc import Awaitable
 
+from gputile.web.h1 import Connection
 from gputile.web.h2 import H2Connection
 from gputile.web.messages import Request, Response
-from gputile.web.server import Connection, Listener
+from gputile.web.server import Listener
 
 
 class Wire(asyncio.Transport):
     """What the server writes, and whether it hung up."""
 
-    def __init__(self, *, known: bool = False) -> None:
-        super().__init__({"peercert": {"subject": ()} if known else None})
+    def __init__(self, *, known: bool = False, address: str = "") -> None:
+        super().__init__({"peercert": {"subject": ()} if known else None, "peername": (address, 1)})
         self.sent, self.closed, self.paused, self.aborted = b"", False, False, False
         self.writes = 0
 
@@ -31,6 +32,9 @@ class Wire(asyncio.Transport):
 
     def abort(self) -> None:
         self.aborted = True
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.high = high
 
 
 class Echo(Listener):

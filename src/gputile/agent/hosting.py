@@ -3,6 +3,7 @@
 Door:  `NodeFiles`, the real `isolating.Host`. Files are looked at when a container starts: drivers come and go.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ import msgspec
 from gputile.agent.isolating import COMMON_NODES, Json
 from gputile.agent.settings import FolderSettings
 from gputile.agent.slots import PREFIX
-from gputile.model.errors import YAML_SLIPS
 from gputile.nvml.values import Sight
+from gputile.text.documents import SETTINGS, NotYaml, content, read_one
 
 
 class NodeFiles:
@@ -86,12 +87,13 @@ class Spec(msgspec.Struct, rename="camel"):
 
 def _read(path: Path) -> Spec | None:
     """A spec that cannot be read is somebody else's trouble; the runtime says so too."""
-    import yaml
-
     try:
-        content = path.read_bytes()
+        with open(
+            os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb"
+        ) as file:  # a pipe would wait for ever
+            found = content(file, SETTINGS)
         if path.suffix == ".json":
-            return msgspec.json.decode(content, type=Spec)
-        return msgspec.convert(yaml.safe_load(content), Spec)
-    except (OSError, msgspec.DecodeError, yaml.YAMLError, *YAML_SLIPS):
+            return msgspec.json.decode(found, type=Spec)
+        return msgspec.convert(read_one(found), Spec)
+    except (OSError, TypeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, NotYaml):
         return None

@@ -62,6 +62,16 @@ class HeartbeatSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Seconds without a renewal after which the scheduler uses the node no more."""
 
 
+class TlsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """TLS of /healthz, /readyz and /metrics."""
+
+    certificate: str = ""
+    """File with our certificate (PEM), read again when it changes. Empty: plain HTTP."""
+
+    key: str = ""
+    """File with its key."""
+
+
 class HealthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When a card is out of use."""
 
@@ -122,6 +132,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     folders: FolderSettings = msgspec.field(default_factory=FolderSettings)
     heartbeat: HeartbeatSettings = msgspec.field(default_factory=HeartbeatSettings)
     health: HealthSettings = msgspec.field(default_factory=HealthSettings)
+    tls: TlsSettings = msgspec.field(default_factory=TlsSettings)
     dialects: DialectSettings = msgspec.field(default_factory=DialectSettings)
     api: ClientSettings = API
 
@@ -136,6 +147,8 @@ def checked(settings: AgentSettings) -> AgentSettings:
     host, _, port = settings.listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise InputError(f"setting `listen` is {settings.listen!r}; write HOST:PORT, such as 0.0.0.0:12346")
+    if bool(settings.tls.certificate) != bool(settings.tls.key):
+        raise InputError("settings `tls.certificate` and `tls.key` go together")
     if settings.hold > LONGEST_HOLD:
         raise InputError(
             f"setting `hold` is at most {LONGEST_HOLD:g}: a kubelet waits 30 seconds for a container's start"

@@ -13,6 +13,7 @@ from gputile.agent.process import Agent
 from gputile.agent.server import Server
 from gputile.agent.settings import ABOVE_ZERO, AgentSettings, checked
 from gputile.cli.composing import Composer, document, explained
+from gputile.cli.output import say_text
 from gputile.kube.auth import Access
 from gputile.kube.auth import load as load_access
 from gputile.kube.client import Client
@@ -67,7 +68,7 @@ def command(
     flags = SETTINGS.flags(sets, node=node or os.environ.get("NODE_NAME"), serve=serve)
     settings = SETTINGS.compose(document(config), os.environ, flags, str(config or "settings"))
     if show_settings:
-        click.echo(explained(settings), nl=False)
+        say_text(explained(settings), nl=False)
         return
     if not settings.node:
         raise InputError("the agent must know its node: write --node NAME, or set the variable NODE_NAME")

@@ -10,6 +10,7 @@ from gputile.audit.checking import audit
 from gputile.audit.report import Report
 from gputile.audit.stories import stories
 from gputile.cli.cluster import Where, cluster_options, unit_option
+from gputile.cli.output import say, style
 from gputile.cli.showing import PROGRAMS, emit, output_option
 
 EPILOG = """\b
@@ -41,7 +42,7 @@ def command(
     """
     nodes, pods = Where(kubeconfig=kubeconfig, context=context, files=files).objects()
     report = audit(nodes, pods, gpushare_unit, time.time())
-    emit(_document(report), output) if output in PROGRAMS else click.echo(_text(report))
+    emit(_document(report), output) if output in PROGRAMS else say(*_lines(report))
     raise SystemExit(0 if report.is_right else 1)
 
 
@@ -53,9 +54,9 @@ def _document(report: Report) -> dict[str, Any]:
     return {"right": report.is_right, **msgspec.to_builtins(report)}
 
 
-def _text(report: Report) -> str:
-    lines = [f"{click.style('wrong', fg='red')}: {line}" for line in _blocks(report.findings)]
-    lines += [f"{click.style('note', fg='yellow')}: {line}" for line in _blocks(report.remarks)]
+def _lines(report: Report) -> list[str]:
+    lines = [line for notice in report.findings for line in _told(notice, style("wrong", fg="red"))]
+    lines += [line for notice in report.remarks for line in _told(notice, style("note", fg="yellow"))]
     share = 100 * report.memory_sold // report.memory if report.memory else 0
     seen = (
         f"{report.nodes} nodes with {report.cards} GPUs, {report.pods} pods on them "
@@ -63,8 +64,9 @@ def _text(report: Report) -> str:
     )
     verdict = "no GPU is double-allocated, every grant belongs to its pod"
     wrong = f"{len(report.findings)} thing{'s are' if len(report.findings) > 1 else ' is'} wrong"
-    return "\n".join([*lines, f"{seen}: {verdict if report.is_right else wrong}"])
+    return [*lines, f"{seen}: {verdict if report.is_right else wrong}"]
 
 
-def _blocks(notices: tuple[Any, ...]) -> list[str]:
-    return ["\n".join(stories([notice])) for notice in notices]
+def _told(notice: Any, word: str) -> list[str]:
+    first, *more = stories([notice])
+    return [f"{word}: {first}", *more]

@@ -13,7 +13,7 @@ import msgspec
 
 from gputile.cli.cluster import Seen, Unseen
 from gputile.dialects.settings import DialectSettings
-from gputile.model.errors import YAML_SLIPS
+from gputile.text.documents import NotYaml, read_one
 
 NAME = "gputile-scheduler"
 OK, WARN, FAIL, UNKNOWN = "ok", "warn", "fail", "unknown"
@@ -64,11 +64,9 @@ Check = Callable[[Facts], Iterable[Finding]]
 
 def parsed(text: str) -> dict[str, Any] | None:
     """A YAML document that is a mapping; None when it is none."""
-    import yaml  # slow to load, and not everybody may read such a document
-
     try:
-        found = yaml.safe_load(text)
-    except (yaml.YAMLError, *YAML_SLIPS):
+        found = read_one(text)
+    except NotYaml:
         return None
     return found if isinstance(found, dict) else None
 

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
+from gputile.cli.output import say
 from gputile.cli.seen import SeenPod
 from gputile.dialects.wire import NodeObject, NodeStatus
 from gputile.model.errors import InputError
+from gputile.text.documents import Limits, NotYaml, content
+from gputile.text.terminal import one_line
 
 if TYPE_CHECKING:
     from gputile.kube.auth import Access
@@ -28,6 +31,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 LISTED_BY = "kubectl get nodes,pods -A -o json"
 ALL_LISTED_BY = "kubectl get nodes,pods,events,leases,configmaps -A -o json"
+SNAPSHOT = Limits(size=2**30)  # bytes of JSON; a cluster of 30,000 pods has a third of that
 RIGHTS = "deploy/reader.yaml has a ClusterRole with the rights that these commands need"
 
 
@@ -151,7 +155,7 @@ unit_option = click.option(
 
 def fell_back(what: str) -> None:
     """Tell a person, and no script, what we do without."""
-    click.echo(f"gputile: {what}", err=True)
+    say(f"gputile: {what}", err=True)
 
 
 # ---- from the API server --------------------------------------------------------------------------------------------
@@ -240,8 +244,24 @@ class _Object(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
+class _Meta(msgspec.Struct):
+    name: str | None = None
+    namespace: str | None = None
+    annotations: dict[str, str | None] | None = None
+    labels: dict[str, str | None] | None = None
+
+
+class _Other(msgspec.Struct):
+    """What every object has, whatever its kind."""
+
+    metadata: _Meta | None = None
+
+
 def from_files(files: tuple[str, ...]) -> Seen:
     found = _all_objects(files)
+    for kind, raw in found:
+        if kind not in ("Node", "Pod"):
+            _decoded(raw, _Other, one_line(kind) or "nameless object")
     nodes = [_decoded(raw, ShownNode, "Node") for kind, raw in found if kind == "Node"]
     pods = [_decoded(raw, SeenPod, "Pod") for kind, raw in found if kind == "Pod"]
     return Seen(nodes=nodes, pods=pods, others=[one for one in found if one[0] not in ("Node", "Pod")])
@@ -270,10 +290,10 @@ def _all_objects(files: tuple[str, ...]) -> list[tuple[str, bytes]]:
 def _bytes(name: str) -> bytes:
     try:
         if name == "-":
-            return sys.stdin.buffer.read()
+            return content(sys.stdin.buffer, SNAPSHOT)
         with open(name, "rb") as file:  # pathlib would cost a twentieth of the command's start
-            return file.read()
-    except OSError as wrong:
+            return content(file, SNAPSHOT)
+    except (OSError, NotYaml) as wrong:
         raise InputError(f"{name}: cannot be read: {wrong}; name a YAML or JSON file") from wrong
 
 
@@ -281,7 +301,7 @@ def _objects(content: bytes, source: str) -> list[tuple[str, bytes]]:
     """Every object with its kind, as JSON. YAML, which is read a thousand times more slowly, only if it is no JSON."""
     try:
         return _in_json(content)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         pass
     from gputile.sim.manifests import every_object
 
@@ -312,5 +332,5 @@ def _kind(raw: msgspec.Raw) -> str:
 def _decoded(raw: bytes, kind: type[T], word: str) -> T:
     try:
         return msgspec.json.decode(raw, type=kind)
-    except msgspec.ValidationError as wrong:
-        raise InputError(f"a {word} cannot be read: {wrong}; is it what kubectl printed?") from wrong
+    except (msgspec.DecodeError, RecursionError) as wrong:
+        raise InputError(f"a {word} cannot be read: {str(wrong)[:200]}; is it what kubectl printed?") from wrong

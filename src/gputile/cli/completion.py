@@ -11,6 +11,7 @@ import sys
 import click
 
 from gputile.cli.main import COMPLETION
+from gputile.cli.output import say, say_text
 
 EPILOG = """\b
 Examples:
@@ -37,14 +38,14 @@ def command(shell: str) -> None:
 
     kind = get_completion_class(shell)
     assert kind is not None, shell
-    click.echo(kind(cli, {}, "gputile", COMPLETION).source())
+    say_text(kind(cli, {}, "gputile", COMPLETION).source())
 
 
 def main() -> None:
     """`kubectl_complete-gputile WORD...`: the last word is the one that is being typed, and may be empty."""
     *before, begun = sys.argv[1:] or [""]
     for line in proposals(before, begun):
-        print(line)
+        say(line)
 
 
 def proposals(before: list[str], begun: str) -> list[str]:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, get_origin, get_type_hints
 
 import msgspec
-import yaml
 
-from gputile.model.errors import YAML_SLIPS, InputError
+from gputile.model.errors import InputError
+from gputile.text.documents import SETTINGS, NotYaml, content, read_one
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -29,14 +29,13 @@ def document(config: Path | None) -> Any:
     if config is None:
         return None
     try:
-        return yaml.safe_load(config.read_text(encoding="utf-8"))
+        with config.open("rb") as file:
+            return read_one(content(file, SETTINGS).decode())
     except (OSError, UnicodeDecodeError) as wrong:
         raise InputError(f"{config}: cannot be read: {wrong}; name a YAML file with --config") from wrong
-    except (yaml.YAMLError, *YAML_SLIPS) as wrong:
-        mark = getattr(wrong, "problem_mark", None)
-        where = f"{config}, line {mark.line + 1}" if mark else str(config)
-        problem = getattr(wrong, "problem", None) or " ".join(str(wrong).split())
-        raise InputError(f"{where}: this is no YAML: {problem}; mend the file and try again") from wrong
+    except NotYaml as wrong:
+        where = f"{config}, line {wrong.line}" if wrong.line else str(config)
+        raise InputError(f"{where}: this is no YAML: {wrong.problem}; mend the file and try again") from wrong
 
 
 class Composer(Generic[S]):

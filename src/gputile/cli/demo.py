@@ -10,6 +10,7 @@ import gputile
 from gputile.cli.asking import describe
 from gputile.cli.cluster import ShownNode
 from gputile.cli.gpushare_table import shared, summary
+from gputile.cli.output import say, say_text, style
 from gputile.dialects.wire import Pod
 from gputile.engine.policies import DEFAULT_POLICY, POLICIES
 from gputile.model.cards import Node
@@ -20,6 +21,7 @@ from gputile.model.requests import PodRequest
 from gputile.model.units import show_memory
 from gputile.sim.cluster import MemoryCluster, Outcome
 from gputile.sim.manifests import Workload, load_file
+from gputile.text.terminal import bare
 
 DIALECTS = ("nvidia", "vcuda", "gpushare", "nano", "hami", "vgpu", "gputile")  # whole cards first
 WIDTH = 80
@@ -66,7 +68,7 @@ def command(examples: Path | None, policy: str) -> None:
     _title("The cluster as `kubectl inspect gpushare` prints it")
     nodes = [msgspec.convert(found, ShownNode) for found in cluster.nodes.values()]
     pods = [msgspec.convert(found, Pod) for found in cluster.pods.values()]
-    click.echo(summary(shared(nodes, pods)), nl=False)
+    say_text(summary(shared(nodes, pods)), nl=False)
     _title("Where to go next")
     _say("gputile read -f pod.yaml      how your own manifests are understood")
     _say("gputile demo --policy spread  the same pods under another policy")
@@ -98,7 +100,7 @@ def _submit(cluster: MemoryCluster, workload: Workload) -> list[Outcome]:
     if isinstance(first.asked, PodRequest):
         wish = "; ".join(describe(ask) for ask in first.asked.asks if ask.cards)
         head = f"{first.asked.dialect} {workload.kind} {workload.name}"
-        _say(f"{click.style(head, bold=True)}: {wish}")
+        _say(f"{style(head, bold=True)}: {wish}")
     for outcome in outcomes:
         _show_outcome(outcome)
     return [outcome for outcome in outcomes if outcome.grant is None and outcome.asked is not None]
@@ -108,14 +110,14 @@ def _submit(cluster: MemoryCluster, workload: Workload) -> list[Outcome]:
 
 
 def _title(text: str) -> None:
-    click.echo()
-    click.secho(text, fg="cyan", bold=True)
+    say()
+    say(style(text, fg="cyan", bold=True))
 
 
 def _say(text: str, indent: int = 2, fg: str | None = None) -> None:
     for number, line in enumerate(_wrapped(text, WIDTH - indent - 2)):
         line = " " * (indent + 2 * bool(number)) + line
-        click.echo(click.style(line, fg=fg) if fg else line)
+        say(style(line, fg=fg) if fg else line)
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -123,7 +125,7 @@ def _wrapped(text: str, width: int) -> list[str]:
     lines = [""]
     for word in text.split(" "):
         longer = f"{lines[-1]} {word}" if lines[-1] else word
-        if len(click.unstyle(longer)) > width and lines[-1].strip():
+        if len(bare(longer)) > width and lines[-1].strip():
             lines.append(word)
         else:
             lines[-1] = longer
@@ -142,10 +144,10 @@ def _show_outcome(outcome: Outcome) -> None:
         _say(f"{name}: asks for no GPU", indent=4)
         return
     if outcome.grant is None:
-        _say(f"{name}: {click.style('waits', fg='yellow')}, see below", indent=4)
+        _say(f"{name}: {style('waits', fg='yellow')}, see below", indent=4)
         return
     where = "; ".join(_tiles(held, len(outcome.grant.containers) > 1) for held in outcome.grant.containers)
-    _say(f"{name} -> {click.style(outcome.grant.node, fg='green')}, {where}", indent=4)
+    _say(f"{name} -> {style(outcome.grant.node, fg='green')}, {where}", indent=4)
     _say(f"{_why(outcome)}", indent=6)
 
 
@@ -172,7 +174,7 @@ def _why(outcome: Outcome) -> str:
 
 
 def _show_waiting(outcome: Outcome) -> None:
-    _say(click.style(outcome.pod, bold=True))
+    _say(style(outcome.pod, bold=True))
     if isinstance(outcome.asked, BadRequest):
         _say(outcome.asked.message, indent=4)
     if outcome.explanation is not None:

@@ -8,13 +8,15 @@ import click
 import msgspec
 
 from gputile.cli import checks_control, checks_nodes
-from gputile.cli.checks import FAIL, NAME, OK, UNKNOWN, WARN, Check, Facts, Finding
+from gputile.cli.checks import FAIL, NAME, OK, UNKNOWN, WARN, Check, Facts, Finding, unknown
 from gputile.cli.checks_scheduler import kube_scheduler_asks
 from gputile.cli.cluster import Seen, Unseen, Where, cluster_options, unit_option
+from gputile.cli.output import say, style
 from gputile.cli.showing import PROGRAMS, Paper, emit, output_option, paper, wrapped
 from gputile.dialects import gpushare
 from gputile.dialects.settings import DialectSettings
 from gputile.model.errors import InputError
+from gputile.text.documents import SETTINGS, NotYaml, content
 
 EPILOG = """\b
 Examples:
@@ -98,12 +100,22 @@ def command(
     seen = where.look()
     facts = _facts(where, seen, gpushare.resolved(DialectSettings(gpushare_unit=gpushare_unit), seen.nodes))
     facts.objects = {**facts.objects, "scheduler config": config}
-    findings = [finding for check in CHECKS for finding in check(facts)]
+    findings = [finding for check in CHECKS for finding in _found(check, facts)]
     if output in PROGRAMS:
         emit({"healthy": _code(findings) == 0, "findings": findings}, output)
     else:
-        click.echo("\n".join(lines_of(findings, paper())))
+        say(*lines_of(findings, paper()))
     raise SystemExit(_code(findings))
+
+
+def _found(check: Check, facts: Facts) -> list[Finding]:
+    """Objects in a file may be of any shape. One that a check does not understand costs this check, and no other."""
+    try:
+        return list(check(facts))
+    except (AttributeError, TypeError, ValueError, LookupError, RecursionError, OverflowError) as wrong:
+        name = check.__name__.replace("_", "-")
+        text = f"this check failed on an object that is not what kubectl prints ({type(wrong).__name__})"
+        return [unknown(name, text, "compare the file with `kubectl get ... -o json`")]
 
 
 def _code(findings: list[Finding]) -> int:
@@ -112,8 +124,9 @@ def _code(findings: list[Finding]) -> int:
 
 def _text(name: str) -> str:
     try:
-        return Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as wrong:
+        with Path(name).open("rb") as file:
+            return content(file, SETTINGS).decode()
+    except (OSError, UnicodeDecodeError, NotYaml) as wrong:
         raise InputError(f"--scheduler-config {name}: cannot be read: {wrong}") from wrong
 
 
@@ -189,7 +202,7 @@ def lines_of(findings: list[Finding], sheet: Paper) -> list[str]:
     for finding in findings:
         sign, colour = SIGNS[finding.state]
         text = wrapped(finding.text, room) or [""]
-        lines.append(f"{click.style(f'{sign:<6}', fg=colour)}{finding.check:<{margin - 6}}{text[0]}")
+        lines.append(f"{style(f'{sign:<6}', fg=colour)}{finding.check:<{margin - 6}}{text[0]}")
         lines += [" " * margin + line for line in text[1:]]
         if finding.fix:
             lines += [" " * margin + line for line in wrapped(f"fix: {finding.fix}", room)]

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
 
-import click
 from msgspec import UNSET
 
+from gputile.cli.output import style
 from gputile.cli.picture import CardSeen, NodeSeen, Picture, Sums, Tenant
 from gputile.cli.showing import TAIL, Paper, bar, level, percent, plural, shortened, since, size, table, wrapped
 
@@ -63,14 +63,14 @@ def _head(found: Picture, sheet: Paper) -> list[str]:
         lines.append(f"  {name:<7}{drawn} {percent(held, whole):>5}  {text}")
     lines.append(f"  {'cards':<7}{_kinds(total)}")
     if found.findings:
-        lines.append(click.style(f"  {plural(found.findings, 'thing')} wrong: see `gputile audit`", fg="red"))
+        lines.append(style(f"  {plural(found.findings, 'thing')} wrong: see `gputile audit`", fg="red"))
     return lines
 
 
 def _kinds(total: Sums) -> str:
     parts = [f"{total.idle:,} idle", f"{total.shared:,} in part", f"{total.full:,} full"]
     if total.out_of_use:
-        parts.append(click.style(f"{total.out_of_use:,} out of use", fg="red"))
+        parts.append(style(f"{total.out_of_use:,} out of use", fg="red"))
     return ", ".join(parts)
 
 
@@ -149,7 +149,7 @@ def _signs(node: NodeSeen, sheet: Paper) -> str:
 
 def _sign(node: NodeSeen, card: CardSeen, sheet: Paper) -> str:
     if card.state != "ok" or node.fault:
-        return click.style("!", fg="red", bold=True)
+        return style("!", fg="red", bold=True)
     return level(card.share, sheet.blocks)
 
 
@@ -159,7 +159,7 @@ def _remark(node: NodeSeen) -> str:
     said += [f"{count} {state}" for state, count in out.items()]
     said += ["oversold"] * any(card.share > 1 for card in node.cards)
     said += ["cordoned"] * node.cordoned
-    return click.style(", ".join(said), fg="red") if said else ""
+    return style(", ".join(said), fg="red") if said else ""
 
 
 def _waiting(found: Picture, sheet: Paper) -> list[str]:
@@ -171,7 +171,7 @@ def _waiting(found: Picture, sheet: Paper) -> list[str]:
     namespace, _, name = found.waiting[0].pod.partition("/")
     return [
         "",
-        click.style(f"{_how_many(found)}{', the oldest' * (more > 0)}:", fg="yellow"),
+        style(f"{_how_many(found)}{', the oldest' * (more > 0)}:", fg="yellow"),
         *names,
         *([f"  and {more:,} more"] if more > 0 else []),
         f"why: gputile explain {name} -n {namespace}",
@@ -193,10 +193,10 @@ def _how_many(found: Picture) -> str:
 def node_lines(node: NodeSeen, sheet: Paper, now: float, *, wide: bool) -> list[str]:
     """A bar per card, and under it who holds what of it."""
     agent = f"cards by {node.agent}'s agent" if node.agent else "no agent speaks for its cards"
-    lines = [f"{click.style(node.name, bold=True)}  {node.address}  {models(node)}  ({agent})"]
+    lines = [f"{style(node.name, bold=True)}  {node.address}  {models(node)}  ({agent})"]
     if node.fault or node.cordoned:
         said = ", ".join(part for part in (node.fault, "cordoned" if node.cordoned else "") if part)
-        lines.append(click.style(f"out of use: {said}", fg="red"))
+        lines.append(style(f"out of use: {said}", fg="red"))
     heads, rows = _pod_rows(node, sheet, now)
     lines += ["", heads] if node.pods else [""]
     for number, card in enumerate(node.cards):
@@ -214,7 +214,7 @@ def _card_lines(card: CardSeen, sheet: Paper, wide: bool) -> list[str]:
     lines = [f"{head}{card.cores_held:>3} % cores  {short_model(card.model)}"]
     if card.state != "ok":
         said = f"{card.state}: {card.reason}" if card.reason else card.state
-        lines += [INDENT + click.style(line, fg="red") for line in wrapped(said, (sheet.columns or 120) - len(INDENT))]
+        lines += [INDENT + style(line, fg="red") for line in wrapped(said, (sheet.columns or 120) - len(INDENT))]
     if wide:
         lines.append(f"{INDENT}{card.uuid}, {card.slots_held} of {card.slots} slots")
     return lines

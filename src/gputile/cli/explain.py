@@ -1,7 +1,7 @@
 """`gputile explain`: why a pod waits and what would help, or why it is where it is."""
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
@@ -17,6 +17,7 @@ from gputile.cli.cluster import (
     unit_option,
 )
 from gputile.cli.naming import complete_pod, pod_named
+from gputile.cli.output import say
 from gputile.cli.showing import PROGRAMS, emit, output_option, paper
 from gputile.dialects.settings import DialectSettings
 from gputile.dialects.wire import Pod
@@ -75,7 +76,7 @@ def command(
         from gputile.cli.telling import lines_of
 
         for line in lines_of(told, paper(), now, wide=output == "wide"):
-            click.echo(line)
+            say(line)
     raise SystemExit(_code(told))
 
 
@@ -101,7 +102,7 @@ def _besides(where: Where, seen: Seen, pod: Pod) -> "Besides":
 
     found = _in_file(seen) if where.files else _in_cluster(where, pod)
     return Besides(
-        leases=[msgspec.convert(lease, Heartbeat) for lease in found["leases"]],
+        leases=_readable(found["leases"], Heartbeat, "a Lease"),
         events=[event for event in found["events"] if _is_about(event, pod)],
         quotas=_quotas(found["quotas"]),
     )
@@ -115,6 +116,7 @@ class Besides(msgspec.Struct, frozen=True):
     quotas: dict[str, Any]  # by namespace
 
 
+T = TypeVar("T")
 KINDS = {"leases": "Lease", "events": "Event", "quotas": "ConfigMap"}
 WITHOUT = {
     "leases": f"Leases in {AGENTS} cannot be read, so every agent counts as alive",
@@ -157,7 +159,7 @@ def _quotas(maps: list[Any]) -> dict[str, Any]:
     from gputile.cli.quota import in_force
     from gputile.kube.config_maps import ConfigMap
 
-    found = [msgspec.convert(one, ConfigMap) for one in maps]
+    found = _readable(maps, ConfigMap, "a ConfigMap")
     quotas, broken = in_force({f"{one.metadata.namespace}/{one.name}": one for one in found})
     for one in broken:
         kept = "what the scheduler understood last counts"
@@ -167,7 +169,43 @@ def _quotas(maps: list[Any]) -> dict[str, Any]:
     return dict(quotas)
 
 
+class About(msgspec.Struct, frozen=True):
+    name: str = ""
+    uid: str | None = None
+
+
+class Source(msgspec.Struct, frozen=True):
+    component: str | None = None
+
+
+class Series(msgspec.Struct, frozen=True):
+    count: int | None = None
+
+
+class ReadableEvent(msgspec.Struct, frozen=True, rename="camel"):
+    """An Event as far as it is shown, so that one of another shape is passed over."""
+
+    involved_object: About
+    source: Source | None = None
+    series: Series | None = None
+    count: int | None = None
+
+
+def _readable(objects: list[Any], kind: type[T], word: str) -> list[T]:
+    """Those that are what kubectl prints; the others are told and left out."""
+    found = []
+    for one in objects:
+        try:
+            found.append(msgspec.convert(one, kind))
+        except msgspec.ValidationError as wrong:
+            fell_back(f"{word} is left out, it cannot be read: {str(wrong)[:200]}")
+    return found
+
+
 def _is_about(event: Any, pod: Pod) -> bool:
     """An earlier pod of the same name has events too."""
-    about = event.get("involvedObject") or {}
-    return about.get("name") == pod.name and about.get("uid", pod.uid) in (pod.uid, "", None)
+    try:
+        about = msgspec.convert(event, ReadableEvent).involved_object
+    except msgspec.ValidationError:
+        return False
+    return about.name == pod.name and about.uid in (pod.uid, "", None)

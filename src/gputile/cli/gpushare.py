@@ -14,6 +14,7 @@ from gputile import __version__
 from gputile.cli.cluster import Where, cluster_options, fell_back
 from gputile.cli.gpushare_table import details, document, shared, summary
 from gputile.cli.main import answering
+from gputile.cli.output import say, say_text
 from gputile.cli.showing import PROGRAMS, emit, output_option
 from gputile.dialects.gpushare import MEM
 from gputile.model.errors import GputileError, InputError
@@ -61,7 +62,7 @@ def command(
     if output in PROGRAMS:
         emit(document(found), output)
         return
-    click.echo(details(found) if details_wanted else summary(found), nl=False)
+    say_text(details(found) if details_wanted else summary(found), nl=False)
     if not found.rows:
         fell_back(f"no node here shares `{MEM}`; `kubectl gputile top` shows the cards of all nodes")
 
@@ -74,7 +75,7 @@ def _main() -> None:
     try:
         command(args=without_glog(sys.argv[1:]), prog_name="kubectl inspect gpushare")
     except GputileError as wrong:
-        click.echo(f"Failed due to {wrong}", nl=False)
+        say(f"Failed due to {wrong}", nl=False)
         sys.exit(1)
 
 

@@ -18,6 +18,7 @@ from gputile.model.grants import Grant
 from gputile.model.refusals import BadRequest
 from gputile.model.requests import PodRequest
 from gputile.model.units import MiB
+from gputile.text.terminal import one_line
 
 
 class PodRow(msgspec.Struct, frozen=True):
@@ -142,7 +143,7 @@ def details(found: Shared) -> str:
     for row in found.rows:
         pods = [_pod_cells(pod, bool(row.pending)) for pod in row.pods]
         dashes = dashes or sum(len("\t".join(cells)) + 2 for cells in pods) + 10
-        lines += ["", *_aligned([["NAME:", row.name], ["IPADDRESS:", row.address]]), ""]
+        lines += ["", *_aligned([["NAME:", one_line(row.name)], ["IPADDRESS:", one_line(row.address)]]), ""]
         lines += [*_pod_table(row, pods), "-" * dashes]
     total = f"Allocated/Total GPU Memory In Cluster:  {_total(found.used, found.total)}  "
     return "\n".join([*lines, "", "", total, ""])
@@ -160,7 +161,7 @@ def _pod_table(row: Row, pods: list[list[str]]) -> list[str]:
 
 
 def _pod_cells(pod: PodRow, pending: bool) -> list[str]:
-    return [pod.name, pod.namespace, *map(str, pod.cards), *([str(pod.pending)] * pending)]
+    return [one_line(pod.name), one_line(pod.namespace), *map(str, pod.cards), *([str(pod.pending)] * pending)]
 
 
 def _total(used: int, total: int) -> str:
@@ -170,7 +171,7 @@ def _total(used: int, total: int) -> str:
 def _cells(row: Row, widest: int, pending: bool) -> list[str]:
     cards = [f"{used}/{total}" for used, total in row.cards] + ["0/0"] * (widest - len(row.cards))
     waiting = [str(row.pending) if row.pending else ""] * pending
-    return [row.name, row.address, *cards, *waiting, f"{row.used}/{row.total}"]
+    return [one_line(row.name), one_line(row.address), *cards, *waiting, f"{row.used}/{row.total}"]
 
 
 def _aligned(lines: list[list[str]]) -> list[str]:

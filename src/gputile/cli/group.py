@@ -11,6 +11,7 @@ import click
 
 from gputile import __version__
 from gputile.cli.main import CLOSED_PIPE, COMMANDS, COMPLETION, help_text, program
+from gputile.cli.output import say
 from gputile.model.errors import GputileError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            click.echo(err=True)
+            say(err=True)
             ctx.exit(130)
         except BrokenPipeError:
             ctx.exit(CLOSED_PIPE)
@@ -90,5 +91,5 @@ def run() -> None:
     try:
         cli(prog_name=program(), complete_var=COMPLETION)
     except GputileError as wrong:
-        click.echo(f"gputile: {wrong}", err=True)
+        say(f"gputile: {wrong}", err=True)
         sys.exit(2)

@@ -8,6 +8,7 @@ import click
 from gputile.cli.cluster import Where, cluster_options, unit_option
 from gputile.cli.drawing import cluster_lines, node_lines
 from gputile.cli.naming import complete_node, node_named
+from gputile.cli.output import say
 from gputile.cli.picture import picture
 from gputile.cli.showing import PROGRAMS, emit, output_option, paper
 from gputile.cli.using import live_use
@@ -53,4 +54,4 @@ def command(
     sheet = paper()
     blocks = [node_lines(one, sheet, time.time(), wide=output == "wide") for one in chosen]
     lines = blocks or [cluster_lines(found, sheet, "name", wide=False)]
-    click.echo("\n\n".join("\n".join(block) for block in lines))
+    say(*[line for block in lines for line in ("", *block)][1:])

@@ -7,6 +7,7 @@ import click
 import msgspec
 
 from gputile.cli.cluster import Seen, Unseen, Where, cluster_options, unit_option
+from gputile.cli.output import say, style
 from gputile.cli.showing import PROGRAMS, emit, output_option, size
 from gputile.dialects import gpushare, records, speaking
 from gputile.dialects.quotas import OLD_KEY, OUR_KEY, merged
@@ -74,15 +75,15 @@ def command(
     settings = gpushare.resolved(DialectSettings(gpushare_unit=gpushare_unit), seen.nodes)
     rows = list(_rows(quotas, _held(seen, settings), namespace))
     for one in broken:
-        click.echo(f"gputile: {one.why}; {SHOWN_LAST if one.has_last else NOTHING_LAST}", err=True)
+        say(f"gputile: {one.why}; {SHOWN_LAST if one.has_last else NOTHING_LAST}", err=True)
     is_known = all(one.has_last for one in broken)
     if output in PROGRAMS:
         emit({"quotas": rows, "broken": [one.why for one in broken]}, output)
     elif rows:
-        click.echo(_table(rows, wide=output == "wide"))
+        say(*_table(rows, wide=output == "wide"))
     elif is_known:
         whose = f"namespace {namespace} has no quota" if namespace else "no namespace has a quota"
-        click.echo(f"{whose}: it may hold whatever is free; see docs/quota.md")
+        say(f"{whose}: it may hold whatever is free; see docs/quota.md")
     raise SystemExit(0 if is_known else 2)
 
 
@@ -210,7 +211,7 @@ def _amount(kind: str, used: Amount | None, limit: Limit) -> dict[str, Any]:
 # ---- for people -----------------------------------------------------------------------------------------------------
 
 
-def _table(rows: list[dict[str, Any]], *, wide: bool) -> str:
+def _table(rows: list[dict[str, Any]], *, wide: bool) -> list[str]:
     head = ["NAMESPACE", "MODEL", "CARDS", "MEMORY", "CORES", "POOLS", "WAITING"]
     lines = [_line(row) for row in rows]
     if wide:
@@ -220,8 +221,8 @@ def _table(rows: list[dict[str, Any]], *, wide: bool) -> str:
     shown = [_padded(head, widths)]
     for line, row in zip(lines, rows, strict=True):
         full = any(_is_full(row[kind]) for kind in KINDS)
-        shown.append(click.style(_padded(line, widths), fg="yellow") if full else _padded(line, widths))
-    return "\n".join(shown)
+        shown.append(style(_padded(line, widths), fg="yellow") if full else _padded(line, widths))
+    return shown
 
 
 def _padded(words: list[str], widths: list[int]) -> str:

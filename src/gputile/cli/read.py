@@ -8,6 +8,7 @@ import click
 
 from gputile.cli.asking import constraint_lines, describe
 from gputile.cli.cluster import unit_option
+from gputile.cli.output import say, style
 from gputile.cli.showing import PROGRAMS, emit, output_option
 from gputile.dialects import gpushare
 from gputile.dialects.settings import DialectSettings
@@ -17,6 +18,7 @@ from gputile.model.errors import InputError
 from gputile.model.refusals import BadRequest
 from gputile.model.requests import Ask, ModelRule, PodRequest, Role, Wish
 from gputile.sim.manifests import Manifests, Workload, load, load_file
+from gputile.text.documents import NotYaml, content
 
 EXAMPLES = """\b
 Examples:
@@ -67,8 +69,8 @@ def _load(name: str) -> Manifests:
     if name != "-":
         return load_file(Path(name))
     try:
-        return load(sys.stdin.buffer.read().decode(), "standard input")
-    except UnicodeDecodeError as wrong:
+        return load(content(sys.stdin.buffer).decode(), "standard input")
+    except (UnicodeDecodeError, NotYaml) as wrong:
         raise InputError(f"standard input: cannot be read: {wrong}; give it YAML or JSON") from wrong
 
 
@@ -144,20 +146,20 @@ def _print_text(pods: list[dict[str, Any]], others: list[str]) -> None:
         title = f"{pod['kind']} {pod['namespace']}/{pod['name']}"
         request = pod["request"]
         if pod["refusal"]:
-            click.echo(f"{title}: {click.style('refused', fg='red')} ({pod['refusal']['code']})")
-            click.echo(f"  {pod['refusal']['message']}")
+            say(f"{title}: {style('refused', fg='red')} ({pod['refusal']['code']})")
+            say(f"  {pod['refusal']['message']}")
         elif request is None:
-            click.echo(f"{title}: asks for no GPU")
+            say(f"{title}: asks for no GPU")
         else:
-            click.echo(f"{title}: {click.style(request.dialect, fg='green')}{_times(pod['replicas'])}")
+            say(f"{title}: {style(request.dialect, fg='green')}{_times(pod['replicas'])}")
             for line in (*_container_lines(request), *constraint_lines(request.constraints)):
-                click.echo(f"  {line}")
+                say(f"  {line}")
         for warning in pod["warnings"]:
-            click.echo(f"  {click.style('note', fg='yellow')}: {warning}")
+            say(f"  {style('note', fg='yellow')}: {warning}")
     if not pods:
-        click.echo("no pods found")
+        say("no pods found")
     if others:
-        click.echo(f"passed over, because they make no pods that gputile knows of: {', '.join(others)}")
+        say(f"passed over, because they make no pods that gputile knows of: {', '.join(others)}")
 
 
 def _times(replicas: int) -> str:

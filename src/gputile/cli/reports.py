@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import click
-
+from gputile.cli.output import say, style
 from gputile.cli.showing import PROGRAMS, emit
 from gputile.sim.replay import Run
 from gputile.sim.steady import SteadyRun
@@ -78,9 +77,9 @@ def _print_table(rows: list[dict[str, str]]) -> None:
     def line(row: dict[str, str]) -> str:
         return "  ".join(row[k].ljust(w) if k == first else row[k].rjust(w) for k, w in widths.items()).rstrip()
 
-    click.secho(line({key: key for key in widths}), bold=True)
+    say(style(line({key: key for key in widths}), bold=True))
     for row in rows:
-        click.echo(line(row))
+        say(line(row))
 
 
 def _write_runs(out: Path, rows: dict[str, list[Run]]) -> None:
@@ -97,17 +96,17 @@ def _write_runs(out: Path, rows: dict[str, list[Run]]) -> None:
         for name, runs in rows.items():
             for run in runs:
                 writer.writerows([name, run.plan.seed, p.arrived, p.allocated, p.fragment] for p in run.curve)
-    click.echo(f"wrote {out / 'runs.csv'} and {out / 'curves.csv'}", err=True)
+    say(f"wrote {out / 'runs.csv'} and {out / 'curves.csv'}", err=True)
 
 
 def _plot(out: Path, rows: dict[str, list[Run]]) -> None:
     try:
         from gputile.cli.plots import plot_runs
     except ImportError:
-        click.echo("no plots: install them with `pip install '.[plots]'` in a checkout", err=True)
+        say("no plots: install them with `pip install '.[plots]'` in a checkout", err=True)
         return
     plot_runs(rows, out / "packing.png")
-    click.echo(f"wrote {out / 'packing.png'}", err=True)
+    say(f"wrote {out / 'packing.png'}", err=True)
 
 
 STEADY = {
@@ -146,4 +145,4 @@ def report_steady(rows: dict[str, list[SteadyRun]], output: str, out: Path | Non
             for name, runs in rows.items():
                 for run in runs:
                     writer.writerow([name, run.plan.policy, run.plan.seed, *(getattr(run, f) for f in STEADY)])
-        click.echo(f"wrote {out / 'steady.csv'}", err=True)
+        say(f"wrote {out / 'steady.csv'}", err=True)

@@ -14,6 +14,7 @@ import msgspec
 from gputile import __version__
 from gputile.cli.composing import Composer, document, explained
 from gputile.cli.demo import examples_folder
+from gputile.cli.output import say, say_text
 from gputile.dialects.wire import Pod
 from gputile.kube.aggregation import Aggregation
 from gputile.kube.auth import Access
@@ -83,7 +84,7 @@ def command(
     flags = SETTINGS.flags(sets, listen=listen, policy=policy)
     settings = SETTINGS.compose(document(config), os.environ, flags, str(config or "settings"))
     if show_settings:
-        click.echo(explained(settings), nl=False)
+        say_text(explained(settings), nl=False)
         return
     if objects is not None and cluster != "memory":
         raise InputError("--objects fills the cluster in memory; add --cluster memory")
@@ -198,14 +199,14 @@ def _greet(process: Process) -> None:
     waiting = [one.pod for one in process.mirror.waiting.values()]
     url = _url(process)
     nodes = len(process.ledger.fleet)
-    click.echo(f"A cluster in memory at {url}: {nodes} nodes, {len(process.ledger)} pods on them, ", nl=False)
-    click.echo(f"{len(waiting)} waiting. Try, in another terminal:\n")
-    click.echo(f"  curl -s {url}/gputile/filter-dryrun -d @examples/filter.json")
+    say(f"A cluster in memory at {url}: {nodes} nodes, {len(process.ledger)} pods on them, ", nl=False)
+    say(f"{len(waiting)} waiting. Try, in another terminal:", "")
+    say(f"  curl -s {url}/gputile/filter-dryrun -d @examples/filter.json")
     for line in _binds(process, waiting)[:2]:
-        click.echo(f"  curl -s {url}/gputile/bind -d '{line}'")
-    click.echo(f"  curl -s {url}/gpushare-scheduler/inspect")
-    click.echo(f"  curl -s {url}/metrics")
-    click.echo("\nWhat it decides is logged below. ^C ends it.")
+        say(f"  curl -s {url}/gputile/bind -d '{line}'")
+    say(f"  curl -s {url}/gpushare-scheduler/inspect")
+    say(f"  curl -s {url}/metrics")
+    say("", "What it decides is logged below. ^C ends it.")
 
 
 def _url(process: Process) -> str:

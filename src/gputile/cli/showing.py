@@ -13,6 +13,9 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from gputile.cli.output import say_text, style
+from gputile.text.terminal import bare, escaped, one_line, shown
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 PROGRAMS = ("json", "yaml")  # forms for programs, whose keys are contracts
@@ -33,7 +36,7 @@ def output_option() -> Callable[[F], F]:
 
 def emit(found: Any, output: str) -> None:
     """JSON or YAML on standard output."""
-    click.echo(encoded(found, output))
+    say_text(encoded(found, output))
 
 
 def encoded(found: Any, output: str) -> str:
@@ -41,8 +44,10 @@ def encoded(found: Any, output: str) -> str:
     if output == "yaml":
         import yaml
 
-        return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).rstrip()
-    return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode()
+        text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).rstrip()
+        is_safe = shown(text) == text
+        return text if is_safe else yaml.safe_dump(plain, sort_keys=False, allow_unicode=False).rstrip()
+    return escaped(msgspec.json.format(msgspec.json.encode(plain), indent=2).decode())
 
 
 class Paper(msgspec.Struct, frozen=True):
@@ -77,7 +82,7 @@ def _size() -> tuple[int, int]:
 
 
 def width(text: str) -> int:
-    return len(click.unstyle(text)) if "\x1b" in text else len(text)
+    return len(bare(text))
 
 
 def padded(text: str, wide: int, right: bool = False) -> str:
@@ -110,7 +115,7 @@ def table(
 ) -> list[str]:
     """Lines of aligned cells, two spaces apart. Where it is too wide, the columns in `shrink` (plain text) give way, in
     that order; of their end so many signs stay as it says."""
-    cells = [list(row) for row in rows]
+    cells = [[one_line(cell) for cell in row] for row in rows]
     wide = [max(width(line[n]) for line in (list(header), *cells)) for n in range(len(header))]
     for column, end in (shrink or {}).items():
         spare = indent + sum(wide) + 2 * (len(wide) - 1) - columns
@@ -118,7 +123,7 @@ def table(
             wide[column] = max(wide[column] - spare, len(header[column]), LEAST)
             for row in cells:
                 row[column] = shortened(row[column], wide[column], end)
-    styled = [click.style(name, bold=True) for name in header]
+    styled = [style(name, bold=True) for name in header]
     return [" " * indent + _line(line, wide, right) for line in (styled, *cells)]
 
 
@@ -141,16 +146,16 @@ def bar(share: float, wide: int, blocks: bool = True) -> str:
         eighths = 1  # a sliver is not nothing
     whole, rest = divmod(eighths, 8)
     text = "█" * whole + (EIGHTHS[rest] if rest else "")
-    return click.style(text, fg=colour(share)) + click.style("·" * (wide - len(text)), dim=True)
+    return style(text, fg=colour(share)) + style("·" * (wide - len(text)), dim=True)
 
 
 def level(share: float, blocks: bool = True) -> str:
     """One card as one sign: how much of it is taken."""
     if share <= 0:
-        return click.style("·" if blocks else ".", dim=True)
+        return style("·" if blocks else ".", dim=True)
     if not blocks:
         return "#" if share >= 1 else str(min(9, int(share * 10)))
-    return click.style(LEVELS[7 if share >= 1 else int(share * 7)], fg=colour(share))
+    return style(LEVELS[7 if share >= 1 else int(share * 7)], fg=colour(share))
 
 
 def colour(share: float) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import click
 import msgspec
 
+from gputile.cli.output import say
 from gputile.cli.reports import report_runs, report_steady
 from gputile.cli.showing import output_option
 from gputile.engine.policies import POLICIES
@@ -174,7 +175,7 @@ def _make_folder(out: Path) -> None:
 
 
 def _pass_over(said: str) -> None:
-    click.echo(f"gputile: passed over: {said}", err=True)
+    say(f"gputile: passed over: {said}", err=True)
 
 
 @lru_cache(maxsize=1)  # workers are forked and find it filled

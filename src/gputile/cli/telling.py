@@ -1,9 +1,8 @@
 """A pod's `Account` as lines for a person: first the answer, then the figures, then what to do."""
 
-import click
-
 from gputile.cli.accounting import Account, ReasonTold, TileTold
 from gputile.cli.drawing import age, short_model
+from gputile.cli.output import style
 from gputile.cli.showing import Paper, plural, size, table, wrapped
 from gputile.model.refusals import NodeCode
 
@@ -30,17 +29,17 @@ def lines_of(told: Account, sheet: Paper, now: float, *, wide: bool) -> list[str
 
 
 def _headline(told: Account, now: float) -> str:
-    name = click.style(told.pod, bold=True)
+    name = style(told.pod, bold=True)
     since = age(told.created, now)
     waits = f" since {since}" if since != "-" else ""
     words = {
         "no-gpu": "asks for no GPU",
-        "refused": click.style("cannot be placed anywhere", fg="red") + ": the request itself is wrong",
-        "waits": click.style(f"waits{waits}", fg="yellow") + f": {_none_fits(told.nodes)}",
-        "fits": click.style(f"waits{waits}", fg="yellow") + f", though {plural(told.fitting, 'node')} would fit now",
-        "placed": click.style(f"is on {told.node}", fg="green"),
-        "unplaced": click.style(f"is on {told.node}", fg="yellow") + f" and holds {plural(told.unplaced, 'GPU')} of it",
-        "ungranted": click.style(f"is on {told.node} without cards", fg="red") + ": nobody has granted it any",
+        "refused": style("cannot be placed anywhere", fg="red") + ": the request itself is wrong",
+        "waits": style(f"waits{waits}", fg="yellow") + f": {_none_fits(told.nodes)}",
+        "fits": style(f"waits{waits}", fg="yellow") + f", though {plural(told.fitting, 'node')} would fit now",
+        "placed": style(f"is on {told.node}", fg="green"),
+        "unplaced": style(f"is on {told.node}", fg="yellow") + f" and holds {plural(told.unplaced, 'GPU')} of it",
+        "ungranted": style(f"is on {told.node} without cards", fg="red") + ": nobody has granted it any",
         "over": "is over",
     }
     return f"{name} {words[told.state]}"
@@ -163,7 +162,7 @@ def _over(told: Account, sheet: Paper, wide: bool) -> list[str]:
 def _events(told: Account, sheet: Paper, now: float) -> list[str]:
     if not told.events:
         return []
-    lines = ["", click.style("  events", bold=True)]
+    lines = ["", style("  events", bold=True)]
     for said in told.events:
         often = f", {said.count}x" if said.count > 1 else ""
         head = f"{age(said.at, now):>5}  {said.reason} ({said.by or 'unknown'}{often})"

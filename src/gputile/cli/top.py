@@ -8,6 +8,7 @@ import click
 from gputile.cli.cluster import Seen, Where, cluster_options, unit_option
 from gputile.cli.drawing import cluster_lines, node_lines
 from gputile.cli.naming import complete_node, node_named
+from gputile.cli.output import say
 from gputile.cli.picture import Picture, picture
 from gputile.cli.showing import PROGRAMS, emit, output_option, paper
 from gputile.cli.using import live_use
@@ -69,7 +70,7 @@ def command(
         emit(found if node is None else node_named(node, found.nodes), output)
         return
     for line in drawn(found, node, output, order):
-        click.echo(line)
+        say(line)
 
 
 def drawn(found: Picture, node: str | None, output: str, order: str) -> list[str]:

@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from gputile import __version__
+from gputile.cli.output import say
 from gputile.cli.showing import PROGRAMS, emit, output_option
 
 EPILOG = """\b
@@ -35,7 +36,7 @@ def command(client: bool, output: str, kubeconfig: str | None, context: str | No
         return
     width = max(map(len, found)) + 2
     for name, said in found.items():
-        click.echo(f"{name:<{width}}{said or 'unknown'}")
+        say(f"{name:<{width}}{said or 'unknown'}")
 
 
 def _of_the_cluster(kubeconfig: str | None, context: str | None) -> dict[str, str | None]:

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from gputile.cli.cluster import Seen, ShownNode, Where
+from gputile.cli.output import say, style
 from gputile.cli.seen import SeenPod
 from gputile.cli.showing import paper
 from gputile.kube.client import Client
@@ -20,6 +21,7 @@ from gputile.kube.following import follow
 from gputile.kube.values import Change, Snapshot, Trouble
 from gputile.kube.values import Seen as Told
 from gputile.model.errors import InputError
+from gputile.text.terminal import one_line, painted
 
 HOME, CLEAR_LINE, CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
 PACE = 1.0  # seconds
@@ -45,16 +47,17 @@ class Screen:
             return
         self._last = lines
         if not sys.stdout.isatty():
-            click.echo("\n".join([*lines, ""]))
+            say(*lines, "")
             return
         fit = paper().lines - 1
         if len(lines) > fit:
             hidden = len(lines) - fit + 1
             lines = [
                 *lines[: fit - 1],
-                click.style(f"... {hidden} more lines: enlarge the window, or --sort", dim=True),
+                style(f"... {hidden} more lines: enlarge the window, or --sort", dim=True),
             ]
-        click.echo(HOME + "".join(f"{line}{CLEAR_LINE}\n" for line in lines) + CLEAR_REST, nl=False)
+        drawn = "".join(f"{painted(one_line(line))}{CLEAR_LINE}\n" for line in lines)
+        click.echo(HOME + drawn + CLEAR_REST, nl=False)  # our own moves of the cursor, around lines that hold none
 
 
 async def _cluster(where: Where, draw: Draw) -> None:
@@ -68,7 +71,7 @@ async def _cluster(where: Where, draw: Draw) -> None:
             trouble = pods.trouble or nodes.trouble
             if pods.is_known and nodes.is_known:
                 lines = draw(Seen(nodes=list(nodes.items.values()), pods=list(pods.items.values())))
-                screen.show([*lines, *([click.style(trouble, fg="red")] if trouble else [])])
+                screen.show([*lines, *([style(trouble, fg="red")] if trouble else [])])
             elif trouble:
                 raise InputError(trouble)
             for follower in followers:

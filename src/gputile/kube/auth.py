@@ -18,7 +18,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from gputile.kube.credentials import PLUGIN_VERSIONS, Clock, Exec, Fixed, Plugin, Source, TokenFile
-from gputile.model.errors import YAML_SLIPS, InputError
+from gputile.model.errors import InputError
+from gputile.text.documents import SETTINGS, NotYaml, content, read_one
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # the same in every pod of every cluster
 
@@ -244,18 +245,15 @@ def _in_cluster(env: Mapping[str, str], folder: Path, clock: Clock) -> Access:
 
 
 def _read(file: Path) -> Kubeconfig:
-    import yaml
-
     try:
-        return msgspec.convert(yaml.load(file.read_bytes(), yaml.CSafeLoader) or {}, Kubeconfig)
+        with file.open("rb") as opened:
+            return msgspec.convert(read_one(content(opened, SETTINGS)) or {}, Kubeconfig)
     except OSError as wrong:
         raise InputError(f"{file}: cannot be read: {wrong.strerror}; give us the right to") from wrong
     except msgspec.ValidationError as wrong:
         raise InputError(f"{file}: is no kubeconfig: {wrong}; compare `kubectl config view`") from wrong
-    except (yaml.YAMLError, *YAML_SLIPS) as wrong:
-        # its own words may quote a secret
-        mark = getattr(wrong, "problem_mark", None)
-        line = f" (line {mark.line + 1})" if mark else ""
+    except NotYaml as wrong:  # its own words may quote a secret
+        line = f" (line {wrong.line})" if wrong.line else ""
         raise InputError(f"{file}: is no YAML{line}; compare `kubectl config view`") from None
 
 

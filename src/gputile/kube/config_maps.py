@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 
 from gputile.dialects.quotas import OLD_KEY, OUR_KEY, read_old, read_ours
-from gputile.model.errors import YAML_SLIPS, InputError
+from gputile.model.errors import InputError
 from gputile.model.quotas import Quotas
+from gputile.text.documents import Limits, NotYaml, read_one
 
-DEEPEST = 10  # lists and mappings inside each other; the loader, which is C, would crash on very many
+QUOTA = Limits(depth=10, from_aliases=0, unique=True)  # an alias in it would be harder to read than what it spares
 LAST_GOOD = "gputile.io/last-good-quota"
 """Annotation with the text that was last understood: a process that starts after a slip must know it too."""
 
@@ -56,31 +57,8 @@ def read_quotas(text: str | None, key: str, title: str) -> Quotas:
 
 def _yaml(text: str, title: str) -> Any:
     """A namespace that stands there twice is a slip of the hand, which YAML itself would pass over."""
-    import yaml  # slow to load, and most clusters have no such ConfigMap
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        depth = 0
-        for event in yaml.parse(text, loader):  # piece by piece, before anything is built of it
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > DEEPEST:
-                raise InputError(f"{title}: `{OUR_KEY}` is nested too deeply; see docs/quota.md")
-            if isinstance(event, yaml.AliasEvent):
-                raise InputError(f"{title}: `{OUR_KEY}` refers to itself with `*name`; write it out")
-        _refuse_twins(yaml.compose(text, loader), title)
-        return yaml.load(text, loader)
-    except (yaml.YAMLError, *YAML_SLIPS) as wrong:
-        said = " ".join(str(wrong).split())
-        raise InputError(f"{title}: `{OUR_KEY}` is not the YAML that it should be: {said}") from wrong
-
-
-def _refuse_twins(node: Any, title: str) -> None:
-    if node is None or isinstance(node.value, str):
-        return
-    seen: set[str] = set()
-    for key in [key for key, _ in node.value if isinstance(key.value, str)] if node.id == "mapping" else ():
-        if key.value in seen:
-            raise InputError(f"{title}: `{key.value}` stands there twice (line {key.start_mark.line + 1}); keep one")
-        seen.add(key.value)
-    for child in node.value:
-        _refuse_twins(child[1] if isinstance(child, tuple) else child, title)
+        return read_one(text, QUOTA)
+    except NotYaml as wrong:
+        line = f" (line {wrong.line})" if wrong.line else ""
+        raise InputError(f"{title}: `{OUR_KEY}` is not the YAML that it should be: {wrong.problem}{line}") from wrong

@@ -5,9 +5,6 @@ GputileError          anything a person should read instead of a traceback
 └── DoubleBooked      the book holds more of a card than it has; carries the story
 """
 
-YAML_SLIPS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-"""What PyYAML raises beside its own errors: a tag does not suit its value (`!!int ""`), or text is nested deeply."""
-
 
 class GputileError(Exception):
     """A sentence with what, where and what to do next."""

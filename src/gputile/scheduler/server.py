@@ -19,21 +19,21 @@ import orjson
 
 from gputile import __version__
 from gputile.dialects.wire import Pod
-from gputile.model.errors import InputError
 from gputile.scheduler import views, wire
 from gputile.scheduler.binding import NOT_LEADING, Binder
 from gputile.scheduler.figures import Figures
+from gputile.scheduler.metrics_page import MetricsPage
 from gputile.scheduler.mirror import Mirror
 from gputile.scheduler.preempting import Preemptor
 from gputile.scheduler.settings import Settings, TlsSettings
 from gputile.scheduler.steering import Steering
 from gputile.scheduler.verbs import Extender
 from gputile.scheduler.wire import BadBody, BindArgs, FilterAnswer, FilterArgs
-from gputile.telemetry.figures import PAGE_TYPE
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
-from gputile.web.messages import Request, Response
+from gputile.web.messages import Certificate, Request, Response, names_in
 from gputile.web.server import ALPN, Listener
+from gputile.web.tls import from_files
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,9 @@ PLAIN = "text/plain; charset=utf-8"
 INSPECT = "/gpushare-scheduler/inspect"
 OPEN = frozenset({"/healthz", "/readyz", "/metrics", "/version"})
 """What may be read without a client certificate: it names nobody's pods, unless `metrics.pods_to` says so."""
+PROBES = ("/healthz", "/readyz")
+NOT_KNOWN = "send a client certificate that the configured CA signed"
+NOT_NAMED = "this client certificate may not call the verbs: none of its names is in `tls.client_names`"
 
 Verb = Callable[[bytes], bytes | Awaitable[bytes]]
 Page = Callable[[], Response]
@@ -98,26 +101,26 @@ class Server:
             "/readyz": self._ready,
             "/version": lambda: _text(__version__),
         }
-        self._figures = Figures(mirror, settings.metrics)
+        self._metrics_page = MetricsPage(metrics, Figures(mirror, settings.metrics), leads)
         self._reports: dict[str, Callable[[], Awaitable[object]]] = {
             INSPECT: lambda: views.inspect(mirror.ledger, mirror.settings),
             "/scheduler/status": lambda: views.elastic_status(mirror.ledger),
             "/status": lambda: views.percent_status(mirror.ledger),
         }
         self._listener = Listener(
-            self._handle, settings.body_limit * 2**20, lambda protocol: metrics.connections.labels(protocol).inc()
+            self._handle,
+            settings.body_limit * 2**20,
+            lambda protocol: metrics.connections.labels(protocol).inc(),
+            probes=PROBES,
+            trusts=self._trusts if settings.tls.client_ca else None,
         )
-        self._tls: ssl.SSLContext | None = None
         self.port = 0
 
     async def start(self) -> None:
         host, port = self._settings.host_and_port
-        self.renew_certificate()
-        listens_with = tls_context(self._settings.tls)
-        if listens_with is not None:
-            listens_with.sni_callback = self._newest
-        self.port = await self._listener.start(host, port, listens_with)
-        log.info("listening", extra=fields(host=host, port=self.port, tls=self._tls is not None))
+        tls = tls_context(self._settings.tls)
+        self.port = await self._listener.start(host, port, tls)
+        log.info("listening", extra=fields(host=host, port=self.port, tls=tls is not None))
 
     async def stop(self) -> None:
         """Answer what is being asked, then close."""
@@ -129,19 +132,19 @@ class Server:
 
     def renew_certificate(self) -> None:
         """Read certificate, key and CA again, for new connections. A mismatch raises and changes nothing."""
-        self._tls = tls_context(self._settings.tls)
+        self._listener.renew(tls_context(self._settings.tls))
 
-    def _newest(self, connection: ssl.SSLObject, name: str | None, listens_with: ssl.SSLContext) -> None:
-        """At each handshake: the certificate and CA of today, not of the start."""
-        if self._tls is not None:
-            connection.context = self._tls
+    def _trusts(self, certificate: Certificate) -> bool:
+        """Whether it may call the verbs: one of the CA's, and made out to one of the names, where some are set."""
+        names = self._settings.tls.client_names
+        return bool(certificate) and (not names or not names_in(certificate).isdisjoint(names))
 
     # ---- one request ------------------------------------------------------------------------------------------------
 
     def _handle(self, request: Request) -> Response | Awaitable[Response]:
         path = request.path.rstrip("/") or "/"
-        if self._settings.tls.client_ca and path not in OPEN and not request.is_known:
-            return _text("send a client certificate that the configured CA signed", 403)
+        if path not in OPEN and not request.is_trusted:
+            return _text(NOT_NAMED if request.is_known else NOT_KNOWN, 403)
         verb = self._verbs.get(path)
         if verb is not None and request.method == "POST":
             return self._answer(request, path, verb)
@@ -152,7 +155,8 @@ class Server:
         if report is not None:  # POST too, for nano's `/status` was registered so
             return self._report(report())
         if path == "/metrics":
-            return self._numbers(request)
+            to_all = not self._settings.tls.client_ca or self._settings.metrics.pods_to == "anyone"
+            return self._metrics_page.response(names_pods=to_all or request.is_known)
         page = self._pages.get(path)
         if page is not None:
             return page()
@@ -174,19 +178,25 @@ class Server:
             answer = verb(request.body)
         except BadBody as wrong:
             return self._answered(self._unusable(path, wrong))
-        return self._answered(answer) if isinstance(answer, bytes) else self._later(answer)
+        except Exception as bug:
+            return self._answered(self._crashed(path, bug))
+        return self._answered(answer) if isinstance(answer, bytes) else self._later(path, answer)
 
-    async def _later(self, answer: Awaitable[bytes]) -> Response:
-        return self._answered(await answer)
+    async def _later(self, path: str, answer: Awaitable[bytes]) -> Response:
+        try:
+            found = await answer
+        except Exception as bug:
+            found = self._crashed(path, bug)
+        return self._answered(found)
+
+    def _crashed(self, path: str, bug: Exception) -> bytes:
+        """A bug is an answer too: kube-scheduler tries the pod again, and the others go on."""
+        log.error("a verb failed", exc_info=bug, extra=fields(path=path))
+        self._metrics.verbs.labels(_verb_of(path), "error").inc()
+        return _error(_verb_of(path), f"gputile failed on this request ({type(bug).__name__}); its log says where")
 
     async def _report(self, found: Awaitable[object]) -> Response:
         return Response(orjson.dumps(await found))
-
-    async def _numbers(self, request: Request) -> Response:
-        """Our own numbers; and those of the cluster from the leader only, so that nobody adds them up twice."""
-        to_all = not self._settings.tls.client_ca or self._settings.metrics.pods_to == "anyone"
-        cluster = await self._figures.text(names_pods=to_all or request.is_known) if self._leads() else b""
-        return Response(self._metrics.text() + cluster, content_type=PAGE_TYPE)
 
     def _unusable(self, path: str, wrong: BadBody) -> bytes:
         log.warning("a request that cannot be used", extra=fields(path=path, why=str(wrong)[:500]))
@@ -300,18 +310,7 @@ def tls_context(settings: TlsSettings) -> ssl.SSLContext | None:
     """None without a certificate. A client's certificate is asked for, and checked when it is sent."""
     if not settings.certificate:
         return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_alpn_protocols(ALPN)
-    context.num_tickets = 0  # kube-scheduler never resumes a session; making tickets is a third of a handshake
-    try:
-        context.load_cert_chain(settings.certificate, settings.key)
-        if settings.client_ca:
-            context.load_verify_locations(settings.client_ca)
-            context.verify_mode = ssl.CERT_OPTIONAL
-    except OSError as wrong:  # ssl.SSLError is one, too
-        files = ", ".join(file for file in (settings.certificate, settings.key, settings.client_ca) if file)
-        raise InputError(f"TLS cannot be set up from {files}: {wrong}; see the settings `tls.*`") from wrong
-    return context
+    return from_files(settings.certificate, settings.key, settings.client_ca, protocols=ALPN)
 
 
 def _verb_of(path: str) -> str:

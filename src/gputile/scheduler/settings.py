@@ -73,6 +73,10 @@ class TlsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     client_ca: str = ""
     """File with the CA that signs kube-scheduler's client certificate. Empty: any client may ask."""
 
+    client_names: tuple[str, ...] = ()
+    """Names of client certificates that may call the verbs: the common name, or an alternative name of any kind. Empty:
+    every certificate that `client_ca` signed. Name kube-scheduler here if that CA signs others too."""
+
 
 class TellSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     per_second: float = 5.0
@@ -178,6 +182,8 @@ def checked(settings: Settings) -> Settings:
         raise InputError(f"setting `policy` is {settings.policy!r}; did you mean {near}? One of: {', '.join(POLICIES)}")
     if bool(settings.tls.certificate) != bool(settings.tls.key) or (settings.tls.client_ca and not settings.tls.key):
         raise InputError("settings `tls.certificate` and `tls.key` go together, and `tls.client_ca` needs both")
+    if settings.tls.client_names and not settings.tls.client_ca:
+        raise InputError("setting `tls.client_names` needs `tls.client_ca`: without it no certificate is asked for")
     if not 0 <= settings.filter.slack < float("inf"):
         raise InputError(f"setting `filter.slack` is {settings.filter.slack}; write 0 or more")
     if settings.leadership.duration < 2 * settings.leadership.renew:

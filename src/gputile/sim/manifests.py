@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
-from gputile.model.errors import YAML_SLIPS, InputError
-
-DEEPEST = 100  # levels; a pod has about fifteen
+from gputile.model.errors import InputError
+from gputile.text.documents import NotYaml, content, read_all
 
 _TEMPLATE_AT: dict[str, tuple[str, ...]] = {
     "Deployment": ("spec", "template"),
@@ -41,20 +39,11 @@ class Manifests(msgspec.Struct, frozen=True, kw_only=True):
     others: tuple[str, ...] = ()  # kinds that make no pods
 
 
-class _Loader(yaml.CSafeLoader):
-    """YAML without dates: `2026-01-01` in a label is text, as the API server sees it."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
-    for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
-}
-
-
 def load_file(path: Path) -> Manifests:
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as wrong:
+        with path.open("rb") as file:
+            text = content(file).decode()
+    except (OSError, UnicodeDecodeError, NotYaml) as wrong:
         raise InputError(f"{path}: cannot be read: {wrong}; name a YAML or JSON file") from wrong
     return load(text, str(path))
 
@@ -77,29 +66,11 @@ def every_object(text: str, source: str) -> list[dict[str, Any]]:
     """Of whatever kind, out of all documents and lists."""
     form = "JSON" if source.endswith(".json") else "YAML or JSON" if text.lstrip()[:1] == "{" else "YAML"
     try:
-        _refuse_depth(text, source)
-        documents = list(yaml.load_all(text, Loader=_Loader))
-    except yaml.YAMLError as wrong:
-        mark = getattr(wrong, "problem_mark", None)
-        where = f"{source}, line {mark.line + 1}" if mark else source
-        problem = getattr(wrong, "problem", None) or str(wrong)
-        raise InputError(f"{where}: this is no {form}: {problem}; mend the file and try again") from wrong
-    except YAML_SLIPS as wrong:
-        raise InputError(f"{source}: this is no {form}: {wrong}; mend the file and try again") from wrong
+        documents = read_all(text)
+    except NotYaml as wrong:
+        where = f"{source}, line {wrong.line}" if wrong.line else source
+        raise InputError(f"{where}: this is no {form}: {wrong.problem}; mend the file and try again") from wrong
     return [found for document in documents for found in _objects(document, source)]
-
-
-def _refuse_depth(text: str, source: str) -> None:
-    """libyaml builds what it reads by recursion in C, and a file of brackets would take the process down."""
-    depth = 0
-    for event in yaml.parse(text, Loader=_Loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > DEEPEST:
-            line = event.start_mark.line + 1
-            raise InputError(f"{source}, line {line}: nested deeper than {DEEPEST} levels; mend the file and try again")
 
 
 def _objects(document: Any, source: str) -> Iterator[dict[str, Any]]:

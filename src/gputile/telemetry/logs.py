@@ -1,4 +1,7 @@
-"""Log lines as JSON: a constant sentence in `msg`, the rest as fields. A decision logs once, where it is made."""
+"""Log lines as JSON: a constant sentence in `msg`, the rest as fields. A decision logs once, where it is made.
+
+Nothing in a line is obeyed by a terminal that shows it: JSON escapes control characters, and we do the rest of them.
+"""
 
 import json
 import logging
@@ -8,6 +11,8 @@ from functools import lru_cache
 from typing import Any, TextIO
 
 import orjson
+
+from gputile.text.terminal import escaped
 
 _OURS = "_gputile_fields"
 
@@ -31,7 +36,7 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         try:
-            return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+            return escaped(orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode())
         except TypeError:  # half characters, numbers beyond 64 bits: no value may cost the line
             return json.dumps(line, default=repr)
 

@@ -4,6 +4,7 @@ Room:  bytes in, what they say out; nothing is guessed. No sockets.
 Door:  `read_head`; `Malformed` where it is none.
 """
 
+import re
 import sys
 
 import msgspec
@@ -13,6 +14,7 @@ from gputile.web.bodies import Malformed
 UNTIL_CLOSE = sys.maxsize  # bytes; the length of a body that ends with its connection
 ONLY_ONCE = ("content-length", "transfer-encoding")
 BODILESS = (204, 304)
+FIELD = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[\t\x20-\x7e\x80-\xff]*+")
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -32,6 +34,8 @@ def read_head(head: bytes, method: str) -> Head:
     if version not in ("HTTP/1.1", "HTTP/1.0") or not (code.isascii() and code.isdecimal()) or rest[3:4].strip():
         raise Malformed(502, "this is no HTTP/1.1 answer")
     status, headers = int(code), _headers(lines)
+    if version == "HTTP/1.0" and "transfer-encoding" in headers:
+        raise Malformed(502, "HTTP/1.0 knows no chunks")
     length = _length(headers, 0 if _has_no_body(status, method) else UNTIL_CLOSE)
     said = headers.get("connection", "").lower()
     closes = "close" in said or length == UNTIL_CLOSE or (version == "HTTP/1.0" and "keep-alive" not in said)
@@ -41,13 +45,13 @@ def read_head(head: bytes, method: str) -> Head:
 def _headers(lines: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for line in lines:
-        name, colon, value = line.partition(":")
-        if not colon or not name or name != name.strip():
+        name, _, value = line.partition(":")
+        if not FIELD.fullmatch(line):
             raise Malformed(502, "a header of the answer cannot be understood")
         name = name.lower()
         if name in ONLY_ONCE and name in found:
             raise Malformed(502, "the answer says twice how long it is")
-        found[name] = value.strip()
+        found[name] = value.strip(" \t")
     return found
 
 

@@ -5,7 +5,12 @@ Door:  `Body.take`, until it says that it is whole; `Malformed` where it can nev
        wants the pieces as they come, `pieces` after each `take`.
 """
 
+import re
+
 LONGEST_LINE = 4096  # bytes, of a chunk's head
+MOST_TRAILERS = 65536  # bytes, of all that comes behind the last chunk
+CHUNK = re.compile(rb"([0-9A-Fa-f]{1,12})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
+TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
 
 
 class Malformed(Exception):
@@ -27,6 +32,7 @@ class Body:
         self._size = 0
         self._at_end = not self._chunked  # no further chunk comes
         self._after_chunk = self._in_trailer = False
+        self._trailers = 0  # bytes
 
     @property
     def is_too_large(self) -> bool:
@@ -71,15 +77,18 @@ class Body:
     def _next_chunk(self, line: bytes) -> None:
         if self._in_trailer:
             self._at_end = not line
+            self._trailers += len(line)
+            if line and (self._trailers > MOST_TRAILERS or not TRAILER.fullmatch(line)):
+                raise Malformed(400, "what comes behind the last chunk is no header, or too much")
         elif self._after_chunk:
             if line:
                 raise Malformed(400, "a chunk is longer than it says")
             self._after_chunk = False
         else:
-            size = line.partition(b";")[0].strip()
-            if not size or len(size) > 12 or set(size.lower()) - set(b"0123456789abcdef"):
+            found = CHUNK.fullmatch(line)
+            if found is None:
                 raise Malformed(400, "a chunk does not say how long it is")
-            self._missing = int(size, 16)
+            self._missing = int(found[1], 16)
             self._in_trailer = not self._missing
 
 

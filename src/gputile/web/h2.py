@@ -8,7 +8,9 @@ handshake costs both sides more than the call. Of HTTP/2 it keeps them all.
 
 Anybody in the network may connect, so everything that a stranger can make us keep or do is bounded: open streams and
 work for streams that were reset (`MOST_STREAMS`), bodies that are not whole (`MOST_BODIES`), answers that nobody
-fetches (`MOST_WAITING`), headers (`LONGEST_HEAD`), frames that ask for nothing (`MOST_NOISE`), time (`SLOW`, `IDLE`).
+fetches (`MOST_WAITING`), headers, frames that ask for nothing (`MOST_NOISE`), settings (`MOST_SETTINGS`), time. What
+all connections of a class may have together is bounded by `callers`. A caller without a trusted certificate has one
+stream at a time, and its bodies are not read: it is answered by its headers.
 """
 
 import asyncio
@@ -20,9 +22,23 @@ import msgspec
 
 from gputile.web import frames
 from gputile.web.bodies import Malformed
+from gputile.web.callers import Callers
 from gputile.web.frames import ACK, END_HEADERS, END_STREAM, LARGEST, PADDED, WITH_PRIORITY, Code, Fault, StreamFault
 from gputile.web.hpack import NO_TABLE, Decoder, Field
-from gputile.web.messages import IDLE, LONGEST_HEAD, SLOW, Host, Reply, Request, Response, Streamed, common_name
+from gputile.web.messages import (
+    LONGEST_HEAD,
+    SHORT_HEAD,
+    SLOW,
+    Host,
+    Reply,
+    Request,
+    Response,
+    Streamed,
+    asked,
+    broken,
+    common_name,
+    peer,
+)
 from gputile.web.outbox import Outbox
 from gputile.web.streams import Stream, answer_fields, check_plain, read_fields, stream_fields
 
@@ -33,12 +49,15 @@ node, loses one call per connection and then dials anew, as with HTTP/1.1; with 
 one until its own pings fail: for 45 seconds in kube-scheduler."""
 
 MOST_STREAMS = 250  # that we bear: a client may begin before it has read what we ask
+MOST_SETTINGS = 32  # entries of a frame; there are six that mean something
 MOST_BODIES = 4  # times the limit of one body, of all that are not whole
 MOST_WAITING = 16 * 2**20  # bytes of answers; who wants more has to fetch these first
 MOST_NOISE = 1000  # frames between two sweeps that ask for nothing, beyond those that answers account for
 ACCOUNTED = 512  # bytes of an answer that account for one such frame: Go widens its windows at every 4 KiB
 MOST_CREDIT = 100_000  # frames
+STRANGE_NOISE = 2  # a question of somebody whom we do not know
 RESET_NOISE = 2  # a question that is taken back, or has to be, is work for nothing
+HIGH_WATER = 65536  # bytes that the loop may have for the socket before we are held
 WINDOW = 2**30  # bytes that we are ready to take, per stream and in sum: bodies are bounded by other means
 LARGEST_TAKEN = 2**17  # bytes of a frame
 WANTED = frames.settings(
@@ -49,6 +68,15 @@ WANTED = frames.settings(
         frames.MAX_HEADER_LIST_SIZE: LONGEST_HEAD,
     }
 ) + frames.window_update(0, WINDOW - frames.FIRST_WINDOW)
+STRANGE = frames.settings(
+    {
+        frames.MAX_CONCURRENT_STREAMS: 1,
+        frames.INITIAL_WINDOW_SIZE: 0,
+        frames.MAX_FRAME_SIZE: frames.SMALLEST_FRAME,
+        frames.MAX_HEADER_LIST_SIZE: SHORT_HEAD,
+    }
+)
+"""What somebody is told whose bodies are not read."""
 
 
 class Block(msgspec.Struct):
@@ -67,19 +95,22 @@ class H2Connection(asyncio.BufferedProtocol):
         self._host = host
         self._transport: asyncio.Transport | None = None
         self._out: Outbox
-        self._is_known, self._caller = False, ""
+        self._callers: Callers
+        self._is_known, self._is_trusted, self._caller = False, False, ""
+        self._reads_bodies, self._longest_frame, self._most_streams = True, LARGEST_TAKEN, MOST_STREAMS
+        self.address, self.kept = "", 0
         self._buffer = bytearray()
         self._stuck_since = host.now()  # when what is in the buffer began
         self._is_greeted = self._is_set = False  # the preface came; the first settings came
-        self._decoder = Decoder(LONGEST_HEAD)
+        self._decoder: Decoder
         self._block: Block | None = None
         self._streams: dict[int, Stream] = {}
         self._highest = self._last = 0  # the highest stream that was opened, and that we took
         self._orphans = 0  # streams that are gone, and still worked on
-        self._kept = 0  # bytes of bodies that are not whole
         self._taken = 0  # bytes since we last widened the connection's window
         self._noise = 0
         self._is_leaving = False  # GOAWAY is said
+        self._is_unread = False  # there is a body that we do not want
         self._prelude = NO_TABLE
         self.since = host.now()  # when the last thing happened that counts
 
@@ -89,9 +120,17 @@ class H2Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
         certificate = transport.get_extra_info("peercert")
         self._is_known, self._caller = bool(certificate), common_name(certificate)
-        self._out = Outbox(self._transport, self._streams)
-        self._host.welcome(self, "h2")
-        self._transport.write(WANTED)
+        self._is_trusted = self._host.trusts(certificate)
+        self.address = peer(transport)
+        self._out = Outbox(self._transport, self._streams, self._answered)
+        self._transport.set_write_buffer_limits(HIGH_WATER)
+        self._callers = self._host.welcome(self, "h2", trusted=self._is_trusted)
+        self._decoder = Decoder(self._callers.limits.head)
+        self._reads_bodies = bool(self._callers.limits.bodies)
+        if not self._reads_bodies:
+            self._longest_frame, self._most_streams = frames.SMALLEST_FRAME, 1
+        self._transport.write(WANTED if self._reads_bodies else STRANGE)
+        self._callers.enter(self)
 
     def connection_lost(self, wrong: Exception | None) -> None:
         """What is being worked on goes on: a bind that was asked for is a bind."""
@@ -138,7 +177,7 @@ class H2Connection(asyncio.BufferedProtocol):
         while len(buffer) - at >= frames.HEAD.size and self._transport is not None:
             high, low, kind, flags, number = frames.HEAD.unpack_from(buffer, at)
             length = high << 16 | low
-            if length > LARGEST_TAKEN:
+            if length > self._longest_frame:
                 raise Fault(Code.FRAME_SIZE_ERROR, "a frame is larger than we take")
             begin = at + frames.HEAD.size
             if len(buffer) < begin + length:
@@ -225,7 +264,7 @@ class H2Connection(asyncio.BufferedProtocol):
     def _add_to_block(self, flags: int) -> None:
         block = self._block
         assert block is not None
-        if len(block.content) > LONGEST_HEAD:
+        if len(block.content) > self._callers.limits.head:
             raise Fault(Code.ENHANCE_YOUR_CALM, "the headers are too long")
         if flags & END_HEADERS:
             self._block = None
@@ -254,11 +293,16 @@ class H2Connection(asyncio.BufferedProtocol):
         stream = Stream(block.number, head, self._out.first_window, block.since)
         self._streams[block.number] = stream
         self.since = block.since
-        if block.ends_stream:
-            self._ask(stream)
+        self._callers = self._host.classed(self, self._callers, head.path)
+        if self._transport is None:
+            return  # all places may be those of others
+        if not self._reads_bodies:
+            self._note(STRANGE_NOISE)
+        if block.ends_stream or not self._reads_bodies:
+            self._ask(stream, is_unread=not block.ends_stream)
 
     def _is_full(self) -> bool:
-        return len(self._streams) + self._orphans >= MOST_STREAMS or self._out.waiting > MOST_WAITING
+        return len(self._streams) + self._orphans >= self._most_streams or self._out.waiting > MOST_WAITING
 
     def _trailers(self, block: Block, fields: list[Field]) -> None:
         """Headers behind a body: nothing in them matters, but that it ends here."""
@@ -277,18 +321,26 @@ class H2Connection(asyncio.BufferedProtocol):
         stream = self._known(number)
         if flags & PADDED:
             payload = frames.unpadded(payload)
-        if stream is None:
-            self._note()  # on its way when the stream was reset
+        if stream is None or not self._reads_bodies:
+            self._note()  # on its way when the stream was reset, or nobody wants it
             return
         if stream.is_whole:
             raise StreamFault(Code.STREAM_CLOSED, "a body goes on after its end")
         if flags & END_STREAM == 0 and not payload:
             self._note()
-        self._kept += stream.take(payload, self._host.limit)
-        if self._kept > MOST_BODIES * self._host.limit:
-            raise StreamFault(Code.ENHANCE_YOUR_CALM, "too many bodies at once")
+        stream.take(payload, self._host.limit)
         if flags & END_STREAM:
             self._ask(stream)
+            return
+        self._keep(stream, len(stream.body))
+        if self.kept > MOST_BODIES * self._host.limit:
+            raise StreamFault(Code.ENHANCE_YOUR_CALM, "too many bodies at once")
+
+    def _keep(self, stream: Stream, size: int) -> None:
+        """So much of its body counts as not whole. One that came in one piece never does."""
+        more, stream.kept = size - stream.kept, size
+        if more:
+            self._callers.keep(self, self.kept + more)
 
     def _replenish(self, size: int) -> None:
         """Padding and what nobody wants count too (section 6.9.1). A stream's window is large enough for any body."""
@@ -299,27 +351,42 @@ class H2Connection(asyncio.BufferedProtocol):
 
     # ---- an answer --------------------------------------------------------------------------------------------------
 
-    def _ask(self, stream: Stream) -> None:
-        stream.end()
+    def _ask(self, stream: Stream, *, is_unread: bool = False) -> None:
+        """`is_unread`: there is a body that we do not want. Its answer is the last on this connection."""
+        if is_unread:
+            stream.is_whole = self._is_unread = True
+        else:
+            stream.end()
         body, stream.body = bytes(stream.body), bytearray()
-        self._kept -= len(body)
+        self._keep(stream, 0)
         head, is_too_large = stream.head, stream.size > self._host.limit
-        answer = self._host.answer(
-            Request(head.method, head.path, body, is_too_large, self._is_known, head.query, head.fields, self._caller)
+        request = Request(
+            head.method,
+            head.path,
+            body,
+            is_too_large,
+            self._is_known,
+            head.query,
+            head.fields,
+            self._caller,
+            self._is_trusted,
         )
+        answer = asked(self._host, request)
         if isinstance(answer, Response):
             self._send(stream, answer)
         elif isinstance(answer, Streamed):
             self._host.work(asyncio.ensure_future(self._pour(stream, answer)))
         else:
-            self._host.work(asyncio.ensure_future(self._wait_for(stream, answer)))
+            self._host.work(asyncio.ensure_future(self._wait_for(stream, request, answer)))
 
-    async def _wait_for(self, stream: Stream, answer: Awaitable[Reply]) -> None:
+    async def _wait_for(self, stream: Stream, request: Request, answer: Awaitable[Reply]) -> None:
         response: Reply | None = None
         try:
             response = await answer
+        except Exception:
+            response = broken(request)
         finally:
-            if response is None:  # a bug, or we are stopping
+            if response is None:  # we are stopping
                 self._reset(stream.number, Code.INTERNAL_ERROR)
             if self._streams.get(stream.number) is not stream:
                 self._orphans -= 1
@@ -342,6 +409,7 @@ class H2Connection(asyncio.BufferedProtocol):
                 async for piece in pieces:
                     self._account(stream, len(piece))
                     self._out.add(stream, piece)
+                    self._count(stream, piece)
                     self._flush()
                     await stream.all_taken()
             stream.pouring = None
@@ -367,9 +435,28 @@ class H2Connection(asyncio.BufferedProtocol):
         body = response.body
         self._account(stream, len(body))
         fields = self._headed(answer_fields(response.status, response.content_type, len(body)))
-        self._out.answer(stream, fields, b"" if stream.head.method == "HEAD" else body)
-        if response.close or self._host.is_stopping:
+        body = b"" if stream.head.method == "HEAD" else body
+        self._out.answer(stream, fields, body)
+        self._count(stream, body)
+        if response.close or self._is_unread or self._host.is_stopping:
             self.see_off()
+
+    def _count(self, stream: Stream, body: bytes) -> None:
+        """What could not be sent at once counts among the answers of its class until it has gone."""
+        if stream.rest:
+            stream.answer = body
+            self._callers.begin(self, body)
+
+    def _answered(self, stream: Stream) -> None:
+        """All of it has gone, or nobody wants it any more."""
+        body, stream.answer = stream.answer, b""
+        if body:
+            self._callers.end(self, body)
+
+    @property
+    def is_served(self) -> bool:
+        """A bind that was asked for is not cut off. Pages can be asked for again."""
+        return any(stream.is_working and stream.head.method == "POST" for stream in self._streams.values())
 
     def _flush(self) -> None:
         if self._transport is not None:
@@ -384,11 +471,12 @@ class H2Connection(asyncio.BufferedProtocol):
                 raise Fault(Code.FRAME_SIZE_ERROR, "an acknowledgement with something in it")
             return
         self._is_set = True
-        for name, value in frames.settings_in(payload):
-            if name == frames.INITIAL_WINDOW_SIZE:
-                self._out.set_first_window(value)
-            elif name == frames.MAX_FRAME_SIZE:
-                self._out.largest = value
+        if len(payload) > MOST_SETTINGS * frames.SETTING.size:
+            raise Fault(Code.ENHANCE_YOUR_CALM, "more settings than there are")
+        wanted = dict(frames.settings_in(payload))  # of two with one name the last (section 6.5.3)
+        if frames.INITIAL_WINDOW_SIZE in wanted:
+            self._out.set_first_window(wanted[frames.INITIAL_WINDOW_SIZE])
+        self._out.largest = wanted.get(frames.MAX_FRAME_SIZE, self._out.largest)
         self._out.say(frames.frame(frames.SETTINGS, ACK))
 
     def _ping(self, flags: int, payload: bytearray) -> None:
@@ -428,27 +516,27 @@ class H2Connection(asyncio.BufferedProtocol):
         """The answer has nobody to go to. Work that was begun goes on, and counts."""
         del self._streams[stream.number]
         self._out.forget(stream)
-        self._kept -= len(stream.body)
+        self._keep(stream, 0)
         self._orphans += stream.is_working
         if stream.pouring is not None:
             stream.pouring.cancel()
 
     def sweep(self, now: float) -> None:
         """Let go of those who sleep, or take for ever to say what they want or to take what they wanted."""
-        self._noise = min(self._noise, 0)
+        self._noise, limits = min(self._noise, 0), self._callers.limits
         for stream in list(self._streams.values()):
-            if not stream.waits_for_us and now - stream.since > SLOW:
+            if not stream.waits_for_us and now - stream.since > max(limits.slow, min(limits.answer, SLOW)):
                 self._reset(stream.number, Code.CANCEL)
         self._flush()
         is_idle, is_fetched = not self._streams and not self._orphans, self._is_leaving and not self._out.is_held
-        if self._is_stuck(now) or (is_idle and (is_fetched or now - self.since > IDLE)):
+        if self._is_stuck(now) or (is_idle and (is_fetched or now - self.since > limits.idle)):
             self.close()
 
     def _is_stuck(self, now: float) -> bool:
         """In the middle of a frame, or of headers."""
         since = self._block.since if self._block is not None else self._stuck_since
         is_half = self._buffer or self._block is not None or not self._is_set
-        return bool(is_half) and now - since > SLOW
+        return bool(is_half) and now - since > self._callers.limits.slow
 
     def see_off(self) -> None:
         """Take no further question, answer those that were asked. Go then opens another connection for its next."""
@@ -479,7 +567,14 @@ class H2Connection(asyncio.BufferedProtocol):
         else:
             transport.close()
 
+    def cut(self) -> None:
+        transport, self._transport = self._transport, None
+        self._let_go()
+        if transport is not None:
+            transport.abort()
+
     def _let_go(self) -> None:
+        self._callers.leave(self)
         for stream in self._streams.values():
             if stream.pouring is not None:
                 stream.pouring.cancel()

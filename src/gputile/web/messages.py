@@ -6,15 +6,25 @@ Door:  `Request` in, `Response` (or, piece by piece, `Streamed`) out; `Host` and
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
+from gputile.web import callers
+from gputile.web.callers import Callers
+
+log = logging.getLogger(__name__)
+
 LONGEST_HEAD = 65536  # bytes, of a question or of an answer
+SHORT_HEAD = 8192  # bytes, of a question of somebody whom we do not know
 LANDING = 65536  # bytes that are read at once
 IDLE = 300.0  # seconds; kube-scheduler drops idle connections after 90
 SLOW = 60.0  # seconds for a whole request
+ARRIVING = 10.0  # seconds until the handshake is done, and then until the first head is here
+
+Certificate = Mapping[str, Any] | None
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -28,6 +38,7 @@ class Request(msgspec.Struct, frozen=True):
     query: str = ""
     fields: Sequence[tuple[bytes, bytes]] = ()  # headers as they came, their names in lower case
     caller: str = ""  # the common name in that certificate
+    is_trusted: bool = False  # that certificate is one that may do more; or nobody is told apart here
 
     def header(self, name: str) -> str:
         """The first of this name (in lower case); "" where there is none."""
@@ -38,7 +49,9 @@ class Request(msgspec.Struct, frozen=True):
         return [value.decode("latin-1") for found, value in self.fields if found == wanted]
 
 
-class Response(msgspec.Struct, frozen=True):
+class Response(msgspec.Struct, frozen=True, weakref=True):
+    """A whole answer. Sent to many, it is in memory once; it lives for as long as somebody has not got all of it."""
+
     body: bytes
     status: int = 200
     content_type: str = "application/json"
@@ -58,7 +71,7 @@ Reply = Response | Streamed
 Answer = Callable[[Request], Reply | Awaitable[Reply]]
 
 
-class Guest(Protocol):
+class Guest(callers.Guest, Protocol):
     """One client, as the listener sees it."""
 
     def sweep(self, now: float) -> None:
@@ -80,12 +93,32 @@ class Host(Protocol):
 
     def now(self) -> float: ...
 
-    def welcome(self, guest: Guest, protocol: str) -> None: ...
+    def trusts(self, certificate: Certificate) -> bool: ...
+
+    def welcome(self, guest: Guest, protocol: str, *, trusted: bool) -> Callers:
+        """The class of somebody who has said nothing yet, for it to enter."""
+
+    def classed(self, guest: Guest, was: Callers, path: str) -> Callers:
+        """The class of somebody who has asked for this, and is not told apart by a certificate."""
 
     def forget(self, guest: Guest) -> None: ...
 
     def work(self, answering: asyncio.Task[None]) -> None:
         """Something is being answered that takes time, and we stop only after it."""
+
+
+def asked(host: Host, request: Request) -> Reply | Awaitable[Reply]:
+    """What the listener answers. A bug there is an answer too, and holds up nobody else."""
+    try:
+        return host.answer(request)
+    except Exception:
+        return broken(request)
+
+
+def broken(request: Request) -> Response:
+    """To be called where the bug is being handled: its story goes into the log, not to the caller."""
+    log.exception("a request could not be answered: %s %s", request.method, request.path[:200])
+    return Response(b"internal error; see the log", 500, "text/plain")
 
 
 def parted(target: str) -> tuple[str, str]:
@@ -96,7 +129,20 @@ def parted(target: str) -> tuple[str, str]:
     return path, query
 
 
-def common_name(certificate: Mapping[str, Any] | None) -> str:
+def peer(transport: asyncio.BaseTransport) -> str:
+    """The address of the other side, without its port; "" where it has none."""
+    found = transport.get_extra_info("peername")
+    return str(found[0]) if isinstance(found, tuple) and found else ""
+
+
+def names_in(certificate: Certificate) -> set[str]:
+    """Whom a certificate is made out to: its common name, and its alternative names of any kind."""
+    found = {str(value) for _, value in (certificate or {}).get("subjectAltName", ())}
+    name = common_name(certificate)
+    return found | {name} if name else found
+
+
+def common_name(certificate: Certificate) -> str:
     """Of the subject of a certificate, as `ssl` shows it."""
     parts = [pair for part in (certificate or {}).get("subject", ()) for pair in part]
     return next((str(value) for name, value in parts if name == "commonName"), "")

@@ -6,6 +6,7 @@ Door:  `say`, `answer` (or `begin`, `add`, `end`), then `flush`; `widen` and `se
 """
 
 import asyncio
+from collections.abc import Callable
 
 from gputile.web.frames import (
     DATA,
@@ -29,9 +30,12 @@ AT_ONCE = 2**18  # bytes that are handed to the loop together
 class Outbox:
     """The sending side."""
 
-    def __init__(self, transport: asyncio.Transport, streams: dict[int, Stream]) -> None:
-        """`streams`: all that are open. Whoever has its whole answer leaves."""
-        self._transport, self._streams = transport, streams
+    def __init__(
+        self, transport: asyncio.Transport, streams: dict[int, Stream], answered: Callable[[Stream], None]
+    ) -> None:
+        """`streams`: all that are open. Whoever has its whole answer leaves. `answered` hears of each answer, or piece
+        of one, that has gone or is not wanted any more."""
+        self._transport, self._streams, self._answered = transport, streams, answered
         self._parts: list[bytes | memoryview] = []
         self._size = 0  # of the parts
         self._queue: dict[int, Stream] = {}  # answers that are not all sent
@@ -102,6 +106,7 @@ class Outbox:
             self.say(piece)
         if not stream.rest:
             del self._queue[stream.number]
+            self._answered(stream)
             if stream.is_open:
                 stream.wake()
             else:
@@ -111,6 +116,7 @@ class Outbox:
         """Nobody wants this answer any more."""
         if self._queue.pop(stream.number, None) is not None and stream.rest is not None:
             self.waiting -= len(stream.rest)
+            self._answered(stream)
 
     # ---- windows ----------------------------------------------------------------------------------------------------
 

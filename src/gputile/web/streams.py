@@ -83,10 +83,12 @@ class Stream:
     """
 
     __slots__ = (
+        "answer",
         "body",
         "head",
         "is_open",
         "is_whole",
+        "kept",
         "number",
         "pouring",
         "rest",
@@ -101,8 +103,10 @@ class Stream:
         self.window = window  # bytes of the answer that the other side is ready to take
         self.since = since  # when the last thing happened that counts
         self.body, self.size = bytearray(), 0
+        self.kept = 0  # bytes of it that count as not whole
         self.is_whole = False  # the question
-        self.rest: memoryview | None = None  # of the answer, once there is one
+        self.answer = b""  # what is being sent
+        self.rest: memoryview | None = None  # of it, once there is one: what has not gone
         self.is_open = False  # more of the answer may come
         self.pouring: asyncio.Task[None] | None = None  # who brings it
         self.taken: asyncio.Future[None] | None = None  # what that one waits for: the other side has taken all
@@ -125,9 +129,8 @@ class Stream:
         if self.taken is not None and not self.taken.done():
             self.taken.set_result(None)
 
-    def take(self, data: bytearray, limit: int) -> int:
-        """A piece of the body; how many bytes more (or less) are kept. What goes beyond the limit is counted only."""
-        before = len(self.body)
+    def take(self, data: bytearray, limit: int) -> None:
+        """A piece of the body. What goes beyond the limit is counted only."""
         self.size += len(data)
         if self.head.length is not None and self.size > self.head.length:
             raise _malformed("the body is longer than it says")
@@ -135,7 +138,6 @@ class Stream:
             self.body.clear()
         else:
             self.body += data
-        return len(self.body) - before
 
     def end(self) -> None:
         """The question is whole."""

@@ -16,7 +16,7 @@ import pytest
 from gputile.kube.aggregation import ConfigMap, Meta, Secret
 from gputile.kube.values import Change, Json, Seen, Snapshot, Spoilt, Trouble
 from gputile.model.errors import InputError
-from gputile.scheduler.aggregated import discovery
+from gputile.scheduler.aggregated import discovery, watch_limits
 from gputile.scheduler.aggregated.serving import MetricsApi
 from gputile.scheduler.aggregated.settings import MetricsApiSettings
 from gputile.scheduler.aggregated.window import Window
@@ -308,6 +308,53 @@ async def test_a_watch_that_comes_back_to_one_who_leads_no_more_is_sent_on_again
                 line.process.tick(time.monotonic())
                 async with asyncio.timeout(2):
                     await answer.content.read()
+
+
+async def test_watches_are_bounded_for_each_user_and_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_limits, "MOST_OF_ONE", 2)
+    monkeypatch.setattr(watch_limits, "MOST", 3)
+    path = f"{ROOT}/podresources?watch=1"
+    async with serving(tmp_path) as line:
+        line.there.allowed |= {"joe", "jim"}
+        await line.until(lambda: len(line.metrics_api.window.pods))
+        watches = [await line.http.get(line.url(path), headers=PROXY) for _ in range(2)]
+        for watch in watches:
+            await watch.content.readline()
+        status, found = await line.ask(path)
+        assert (status, found["reason"], found["details"]) == (429, "TooManyRequests", {"retryAfterSeconds": 10})
+        assert "'jane' has 2 watches" in found["message"]
+        watches.append(await line.http.get(line.url(path), headers={**PROXY, "X-Remote-User": "joe"}))
+        await watches[-1].content.readline()
+        assert (await line.ask(path, x_remote_user="jim"))[0] == 429, "three in all"
+        assert (await line.ask(f"{ROOT}/podresources"))[0] == 200, "a list has a place of its own"
+        for watch in watches:
+            watch.close()
+        await line.until(lambda: len(line.metrics_api.server._watches) == 0)
+        (again := await line.http.get(line.url(path), headers=PROXY)).close()
+        assert again.status == 200
+
+
+@pytest.mark.parametrize("caller", ["", "somebody-else"], ids=["no-certificate", "another-name"])
+async def test_no_body_of_a_stranger_is_read(tmp_path: Path, caller: str) -> None:
+    async with serving(tmp_path, caller=caller) as line:
+        issued = line.there.authority.issue(caller) if caller else None
+        reader, writer = await asyncio.open_connection("localhost", line.metrics_api.server.port, ssl=client(issued))
+        writer.write(f"POST {ROOT}/schedule/filter HTTP/1.1\r\nHost: x\r\nContent-Length: 50000000\r\n\r\n".encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 401 ")
+        assert b"Connection: close" in head
+        writer.close()
+
+
+async def test_a_bug_of_ours_is_a_status_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*_: Any) -> bytes:
+        raise RuntimeError("a bug")
+
+    async with serving(tmp_path) as line:
+        monkeypatch.setattr(line.metrics_api.reader, "get", crash)
+        status, found = await line.ask(f"{ROOT}/gpuinfos/n1")
+        assert (status, found["kind"], found["reason"]) == (500, "Status", "InternalError")
+        assert (await line.ask(f"{ROOT}/gpuinfos"))[0] == 200
 
 
 async def test_a_watch_over_http_2(tmp_path: Path) -> None:

@@ -65,10 +65,14 @@ class FrontProxy(msgspec.Struct, frozen=True, kw_only=True):
             extra_prefixes=_lower(extras),
         )
 
+    def is_named(self, name: str) -> bool:
+        """Whether a certificate of the CA with this common name is the front proxy's."""
+        return not self.names or name in self.names
+
     def user(self, request: Request) -> User:
         if not request.is_known:
             raise _unknown("this API is asked through the API server; send the front proxy's client certificate")
-        if self.names and request.caller not in self.names:
+        if not self.is_named(request.caller):
             raise _unknown(f"a certificate of {request.caller!r} is not one of the API server's front proxy")
         try:
             user = self._named(request)

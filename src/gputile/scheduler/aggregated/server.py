@@ -17,11 +17,12 @@ from gputile.scheduler.aggregated.certifying import Pair
 from gputile.scheduler.aggregated.front import FrontProxy, User
 from gputile.scheduler.aggregated.reading import Reader
 from gputile.scheduler.aggregated.status import Status
+from gputile.scheduler.aggregated.watch_limits import WatchLimits
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
-from gputile.web.messages import Reply, Request, Response, Streamed
+from gputile.web.messages import Certificate, Reply, Request, Response, Streamed, common_name
 from gputile.web.server import ALPN, Listener
-from gputile.web.tls import present
+from gputile.web.tls import present, server_context
 
 log = logging.getLogger(__name__)
 
@@ -46,15 +47,17 @@ class ApiServer:
     ) -> None:
         self._reader, self._authorizer, self._verb = reader, authorizer, verb
         self._metrics, self._is_synced = metrics, is_synced
+        self._watches = WatchLimits()
         self._front: FrontProxy | None = None
         self._pair: Pair | None = None
-        self._tls: ssl.SSLContext | None = None
         self._complete = asyncio.Event()  # we know who we are, and whom to believe
         self._listener = Listener(
             self._handle,
             body_limit * 2**20,
             lambda protocol: metrics.connections.labels(protocol).inc(),
             setting="metrics_api.listen",
+            probes=PROBES,
+            trusts=self._trusts,
         )
         self.port = 0
 
@@ -69,7 +72,7 @@ class ApiServer:
     def _renew(self, front: FrontProxy | None, pair: Pair | None) -> None:
         """What cannot be used raises, and changes nothing."""
         if front is not None and pair is not None:
-            self._tls = tls_context(front, pair)
+            self._listener.renew(tls_context(front, pair))
             self._complete.set()
         self._front, self._pair = front, pair
 
@@ -78,9 +81,7 @@ class ApiServer:
         await self._complete.wait()
         assert self._front is not None
         assert self._pair is not None
-        first = tls_context(self._front, self._pair)
-        first.sni_callback = self._newest
-        self.port = await self._listener.start(host, port, first)
+        self.port = await self._listener.start(host, port, tls_context(self._front, self._pair))
         log.info("the metrics API is listening", extra=fields(host=host, port=self.port))
 
     async def stop(self) -> None:
@@ -89,9 +90,8 @@ class ApiServer:
     def see_off(self) -> None:
         self._listener.see_off()
 
-    def _newest(self, connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
-        if self._tls is not None:
-            connection.context = self._tls
+    def _trusts(self, certificate: Certificate) -> bool:
+        return self._front is not None and bool(certificate) and self._front.is_named(common_name(certificate))
 
     # ---- one request ------------------------------------------------------------------------------------------------
 
@@ -106,6 +106,10 @@ class ApiServer:
         except Status as no:
             self._metrics.api_requests.labels("", "", str(no.code)).inc()  # nothing that a stranger could make up
             return no.response()
+        except Exception:
+            log.exception("a request to the metrics API failed", extra=fields(path=request.path[:200]))
+            self._metrics.api_requests.labels("", "", "500").inc()
+            return Status(500, "InternalError", "gputile failed on this request; its log says where").response()
 
     async def _answered(self, request: Request) -> Reply:
         """Discovery and descriptions say nothing about anybody: whoever came through the API server may read them."""
@@ -130,17 +134,19 @@ class ApiServer:
         if not (self._is_synced() and self._reader.is_whole):
             message = "gputile has not seen the whole cluster yet; try again in a moment"
             raise Status(503, "ServiceUnavailable", message, retryAfterSeconds=1)
+        if ask.verb == "watch":
+            self._watches.check(user.name)
         self._metrics.api_requests.labels(found_at.plural, ask.verb, "200").inc()
-        return await self._read(ask)
+        return await self._read(ask, user)
 
-    async def _read(self, ask: Ask) -> Reply:
+    async def _read(self, ask: Ask, user: User) -> Reply:
         match ask.verb:
             case "get":
                 return Response(self._reader.get(ask))
             case "list":
                 return Response(await self._reader.listed(ask))
             case "watch":
-                return Streamed(self._reader.watch(ask))
+                return Streamed(self._watches.counted(user.name, self._reader.watch(ask)))
 
     async def _asked_verb(self, request: Request, user: User) -> Response:
         """kube-scheduler through the API server, as the old configuration has it: POST .../schedule/filter."""
@@ -157,9 +163,7 @@ class ApiServer:
 
 def tls_context(front: FrontProxy, pair: Pair) -> ssl.SSLContext:
     """A client's certificate is asked for, and checked against the front proxy's CA when it is sent."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_alpn_protocols(ALPN)
-    context.num_tickets = 0
+    context = server_context(ALPN)
     try:
         present(context, pair.certificate + pair.key)
         context.load_verify_locations(cadata=front.ca)

@@ -1,0 +1,163 @@
+"""The agent's port: three pages, with or without TLS, and what anybody in the cluster may take of it."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gputile.agent.server import BOUNDS, Server
+from gputile.agent.settings import AgentSettings, TlsSettings, checked
+from gputile.model.errors import InputError
+from gputile.telemetry.agent_metrics import AgentMetrics
+from tests.kube.certificates import Authority
+from tests.web.asking import until
+
+
+@asynccontextmanager
+async def serving(tls: TlsSettings | None = None, why: str = "") -> AsyncIterator[Server]:
+    settings = AgentSettings(node="n1", listen="127.0.0.1:0", tls=tls or TlsSettings())
+    server = Server(settings, AgentMetrics(), lambda: why)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+async def ask(server: Server, said: bytes, tls: ssl.SSLContext | None = None) -> bytes:
+    name = "localhost" if tls else None
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=tls, server_hostname=name)
+    writer.write(said)
+    found = await reader.read()
+    writer.close()
+    return found
+
+
+def get(path: str, more: str = "") -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: n1\r\nConnection: close\r\n{more}\r\n".encode()
+
+
+def written(folder: Path, authority: Authority) -> TlsSettings:
+    ours = authority.issue("localhost")
+    (folder / "tls.crt").write_bytes(ours.certificate)
+    (folder / "tls.key").write_bytes(ours.key)
+    return TlsSettings(certificate=f"{folder}/tls.crt", key=f"{folder}/tls.key")
+
+
+def trusting(authority: Authority) -> ssl.SSLContext:
+    return ssl.create_default_context(cadata=authority.pem.decode())
+
+
+@pytest.mark.parametrize(
+    ("path", "why", "status", "text"),
+    [
+        pytest.param("/healthz", "", b"200", b"ok\n", id="alive"),
+        pytest.param("/readyz", "", b"200", b"ok\n", id="ready"),
+        pytest.param("/readyz", "no driver", b"503", b"no driver\n", id="not-ready"),
+        pytest.param("/metrics", "", b"200", b"gputile_agent_", id="metrics"),
+        pytest.param("/secret", "", b"404", b"/healthz", id="nothing-else"),
+    ],
+)
+async def test_the_pages(path: str, why: str, status: bytes, text: bytes) -> None:
+    async with serving(why=why) as server:
+        answer = await ask(server, get(path))
+    assert answer[9:12] == status
+    assert text in answer
+
+
+@pytest.mark.parametrize(
+    ("more", "status"),
+    [
+        pytest.param(f"X: {'x' * 7000}\r\n", b"200", id="seven-kilobytes"),
+        pytest.param(f"X: {'x' * 8192}\r\n", b"431", id="more-than-eight"),
+    ],
+)
+async def test_heads_are_bounded(more: str, status: bytes) -> None:
+    async with serving() as server:
+        assert (await ask(server, get("/healthz", more)))[9:12] == status
+
+
+async def test_no_body_is_read() -> None:
+    async with serving() as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"POST /metrics HTTP/1.1\r\nHost: n1\r\nContent-Length: 1000000\r\n\r\n")
+        assert b"Connection: close" in await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+
+def test_there_are_sixty_four_places() -> None:
+    assert BOUNDS.arriving + BOUNDS.probing + BOUNDS.strangers == 64
+
+
+@pytest.mark.parametrize(
+    "begun", [b"", b"GET /metr", get("/metrics")[:-2]], ids=["silent", "half-a-line", "half-a-head"]
+)
+async def test_connections_are_bounded_and_probes_are_answered(begun: bytes) -> None:
+    async with serving() as server:
+        lines = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(200)]
+        try:
+            for line in lines:
+                line.sendall(begun)
+            listener = server._listener
+            await until(lambda: listener.arriving.evicted >= 200 - BOUNDS.arriving)
+            assert (await ask(server, get("/healthz"))).endswith(b"ok\n")
+            assert len(listener.connections) <= 64
+        finally:
+            for line in lines:
+                line.close()
+
+
+# ---- TLS ------------------------------------------------------------------------------------------------------------
+
+
+async def test_with_a_certificate_it_speaks_tls_and_nothing_else(tmp_path: Path) -> None:
+    authority = Authority()
+    async with serving(written(tmp_path, authority)) as server:
+        assert b"gputile_agent_" in await ask(server, get("/metrics"), trusting(authority))
+        assert b"gputile_agent_" not in await ask(server, get("/metrics"))
+
+
+async def test_files_that_change_are_read_again(tmp_path: Path) -> None:
+    old, new = Authority(), Authority()
+    async with serving(written(tmp_path, old)) as server:
+        server.renew_certificate()
+        assert (await ask(server, get("/healthz"), trusting(old))).endswith(b"ok\n")
+        written(tmp_path, new)
+        server.renew_certificate()
+        assert (await ask(server, get("/healthz"), trusting(new))).endswith(b"ok\n")
+        with pytest.raises(ssl.SSLError):
+            await ask(server, get("/healthz"), trusting(old))
+
+
+@pytest.mark.parametrize("left", ["", "-----BEGIN CERTIFICATE-----\nhalf"], ids=["empty", "half-written"])
+async def test_files_that_cannot_be_read_change_nothing(
+    tmp_path: Path, left: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = Authority()
+    async with serving(written(tmp_path, authority)) as server:
+        (tmp_path / "tls.crt").write_text(left)
+        server.renew_certificate()
+        assert (await ask(server, get("/healthz"), trusting(authority))).endswith(b"ok\n")
+        assert "the certificate cannot be read" in caplog.text
+        (tmp_path / "tls.crt").unlink()
+        server.renew_certificate()
+        assert (await ask(server, get("/healthz"), trusting(authority))).endswith(b"ok\n")
+        new = Authority()
+        written(tmp_path, new)
+        server.renew_certificate()
+        assert (await ask(server, get("/healthz"), trusting(new))).endswith(b"ok\n"), "it goes on looking"
+
+
+async def test_files_that_are_not_there_at_the_start_are_an_error() -> None:
+    with pytest.raises(InputError, match=r"TLS cannot be set up from /nowhere/a, /nowhere/b"):
+        async with serving(TlsSettings(certificate="/nowhere/a", key="/nowhere/b")):
+            pass
+
+
+def test_certificate_and_key_go_together() -> None:
+    with pytest.raises(InputError, match=r"`tls.certificate` and `tls.key` go together"):
+        checked(AgentSettings(node="n1", tls=TlsSettings(certificate="a")))

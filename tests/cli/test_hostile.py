@@ -1,0 +1,183 @@
+"""Files that anybody may have written: each command answers with a sentence, and its terminal stays as it was."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+import gputile.cli
+from gputile.cli.gpushare import command as inspect_gpushare
+from gputile.cli.group import cli
+from gputile.model.errors import GputileError
+from gputile.testing.builders import node, pod
+from tests.text.test_documents import LAUGHS, MERGES
+
+EVIL = "\x1b[2J\x1b]0;t\x07\x9b5m\u202egnp\rx\nn2: all is well"
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+OURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def run(*arguments: str, **env: str) -> Result:
+    command = inspect_gpushare if arguments[0] == "gpushare" else cli
+    words = arguments[1:] if arguments[0] == "gpushare" else arguments
+    return CliRunner().invoke(command, words, env=env, color=bool(env))
+
+
+LOOKS = [
+    pytest.param(("read", "-f"), id="read"),
+    pytest.param(("top", "-f"), id="top"),
+    pytest.param(("inspect", "-f"), id="inspect"),
+    pytest.param(("explain", "web-0", "-f"), id="explain"),
+    pytest.param(("audit", "-f"), id="audit"),
+    pytest.param(("quota", "-f"), id="quota"),
+    pytest.param(("doctor", "-f"), id="doctor"),
+    pytest.param(("gpushare", "-f"), id="inspect-gpushare"),
+    pytest.param(("simulate", "--pods", "/dev/null", "--nodes"), id="simulate"),
+    pytest.param(("scheduler", "--cluster", "memory", "--listen", "127.0.0.1:0", "--objects"), id="scheduler-objects"),
+    pytest.param(("scheduler", "--show-settings", "--config"), id="scheduler-settings"),
+    pytest.param(("agent", "--show-settings", "--config"), id="agent-settings"),
+    pytest.param(("top", "--kubeconfig"), id="kubeconfig"),
+]
+
+
+@pytest.mark.parametrize("words", LOOKS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(LAUGHS, id="aliases-that-double"),
+        pytest.param(MERGES, id="merge-keys-that-double"),
+        pytest.param("kind: List\nitems: &a [*a]", id="a-list-that-holds-itself"),
+        pytest.param('{"kind": "List", "x": ' + "[" * 100_000, id="brackets"),
+        pytest.param("kind: !!python/object:os.system {}", id="an-object-of-python"),
+        pytest.param("kind: " + "9" * 5000, id="a-number-of-5000-digits"),
+        pytest.param(f"'{EVIL}': [", id="control-characters-and-half-a-list"),
+    ],
+)
+def test_a_hostile_file_is_one_sentence(tmp_path: Path, words: tuple[str, ...], text: str) -> None:
+    file = tmp_path / "evil.yaml"
+    file.write_text(text)
+    done = run(*words, str(file))
+    assert isinstance(done.exception, GputileError), done.exception
+    assert len(str(done.exception)) < 1000
+
+
+def test_a_configuration_of_kube_scheduler_that_doubles_is_one_that_cannot_be_read(tmp_path: Path) -> None:
+    cluster, config = tmp_path / "all.json", tmp_path / "scheduler.yaml"
+    cluster.write_text(json.dumps({"kind": "List", "items": [node().cards(1).manifest()]}))
+    config.write_text(LAUGHS)
+    done = run("doctor", "-f", str(cluster), "--scheduler-config", str(config))
+    assert "kube-scheduler" in done.output
+    assert isinstance(done.exception, SystemExit)
+
+
+# ---- what reaches the terminal --------------------------------------------------------------------------------------
+
+
+def objects() -> list[dict[str, Any]]:
+    """A cluster in which whatever may be text is hostile."""
+    there = node("n1" + EVIL).card(f"T4{EVIL}", "16Gi", healthy=False, reason=EVIL).cards(1, "A100").manifest(EVIL)
+    there["metadata"]["labels"] = {"gputile.io/pool": EVIL}
+    said = {"gputile.io/model": EVIL, f"gputile.io/{EVIL}": "", "gputile.io/not-uuid": EVIL}
+    waits = pod({"gputile.io/gpu": 1, "gputile.io/memory": 10}, name="web-0", uid="u1", annotations=said)
+    waits["spec"]["containers"][0]["name"] = f"c0{EVIL}"
+    waits["spec"]["schedulerName"] = EVIL
+    wrong = pod({"gputile.io/gpu": EVIL}, name=f"wrong{EVIL}", uid="u2", namespace=EVIL)
+    runs = pod({"gputile.io/gpu": 1}, name=f"runs{EVIL}", uid="u3", on=f"n1{EVIL}")
+    shares = pod({"aliyun.com/gpu-mem": 1}, name=f"shares{EVIL}", uid="u4", on=f"n1{EVIL}")
+    there["status"]["allocatable"] |= {"aliyun.com/gpu-mem": 32, "aliyun.com/gpu-count": 2}
+    event = {
+        "kind": "Event",
+        "metadata": {"name": EVIL, "namespace": "default"},
+        "involvedObject": {"name": "web-0", "uid": "u1"},
+        "reason": EVIL,
+        "message": EVIL,
+        "source": {"component": EVIL},
+    }
+    quota = {"namespaces": {EVIL: {"limits": [{"model": f"T4{EVIL}", "cards": 1}]}}}
+    config = {
+        "kind": "ConfigMap",
+        "metadata": {"name": "gputile-quota", "namespace": "kube-system"},
+        "data": {"quota.yaml": json.dumps(quota)},
+    }
+    image = {"template": {"spec": {"containers": [{"name": EVIL, "image": EVIL}], "runtimeClassName": EVIL}}}
+    runner = {"kind": "DaemonSet", "metadata": {"name": "gputile-agent", "namespace": "kube-system"}, "spec": image}
+    return [there, waits, wrong, runs, shares, event, config, runner, {"kind": EVIL, "metadata": {"name": EVIL}}]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "all.json"
+    path.write_text(json.dumps({"kind": "List", "items": objects()}))
+    return str(path)
+
+
+COMMANDS = [
+    pytest.param(("read",), id="read"),
+    pytest.param(("top",), id="top"),
+    pytest.param(("top", "n1" + EVIL), id="top-of-a-node"),
+    pytest.param(("inspect",), id="inspect"),
+    pytest.param(("explain", "web-0"), id="explain-one-that-waits"),
+    pytest.param(("explain", f"wrong{EVIL}", "-n", EVIL), id="explain-one-that-is-wrong"),
+    pytest.param(("explain", f"runs{EVIL}"), id="explain-one-that-runs"),
+    pytest.param(("audit",), id="audit"),
+    pytest.param(("doctor",), id="doctor"),
+    pytest.param(("quota",), id="quota"),
+    pytest.param(("gpushare",), id="inspect-gpushare"),
+    pytest.param(("gpushare", "-d"), id="inspect-gpushare-with-pods"),
+]
+
+
+@pytest.mark.parametrize("colours", [pytest.param({}, id="pipe"), pytest.param({"FORCE_COLOR": "1"}, id="terminal")])
+@pytest.mark.parametrize("form", ["text", "wide", "json", "yaml"])
+@pytest.mark.parametrize("words", COMMANDS)
+def test_control_characters_never_reach_the_terminal(
+    file: str, words: tuple[str, ...], form: str, colours: dict[str, str]
+) -> None:
+    done = run(*words, "-f", file, "-o", form, **colours)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    assert done.output
+    assert not OBEYED.search(OURS.sub("", done.output) if colours else done.output)
+    if form == "json":
+        json.loads(done.stdout)
+    if form == "yaml":
+        yaml.safe_load(done.stdout)
+
+
+def test_what_is_printed_means_what_was_read(file: str) -> None:
+    """The escapes are JSON's own, and YAML's: a program reads the very name."""
+    for form, load in (("json", json.loads), ("yaml", yaml.safe_load)):
+        told = load(run("read", "-f", file, "-o", form).stdout)
+        assert [one["name"] for one in told["pods"]][1:3] == [f"wrong{EVIL}", f"runs{EVIL}"]
+
+
+def test_an_error_is_printed_without_them_too(tmp_path: Path) -> None:
+    file = tmp_path / "evil\x1b[2J.yaml"
+    file.write_text("kind: [")
+    words = [sys.executable, "-c", "from gputile.cli.main import main; main()", "read", "-f", str(file)]
+    done = subprocess.run(words, capture_output=True, check=False, env={**os.environ, "FORCE_COLOR": "1"})
+    assert done.returncode == 2
+    assert b"\x1b" not in done.stderr
+    assert b"evil\\u001b[2J.yaml" in done.stderr
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_line_end_in_a_name_makes_no_line_of_its_own(file: str, words: tuple[str, ...]) -> None:
+    lines = run(*words, "-f", file).output.splitlines()
+    assert not any(line.startswith("n2: all is well") for line in lines)
+
+
+PRINTS = re.compile(r"click\.(?:echo|secho|style|unstyle)\(|(?<![\w.])print\(|sys\.std(?:out|err)\.write")
+
+
+def test_every_command_prints_by_the_one_way_that_cleans() -> None:
+    """`main` prints constants before anything is loaded; `watching` moves the cursor, around lines that are cleaned."""
+    folder = Path(next(iter(gputile.cli.__path__)))
+    found = {path.name for path in folder.glob("*.py") if PRINTS.search(path.read_text())}
+    assert found == {"output.py", "main.py", "watching.py"}

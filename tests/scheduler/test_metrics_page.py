@@ -1,0 +1,72 @@
+"""The page of /metrics: shared while somebody is being sent it, and new for the next scrape."""
+
+import asyncio
+from typing import Any
+
+from gputile.scheduler.metrics_page import SHARED, MetricsPage
+from gputile.telemetry.metrics import Metrics
+
+
+class Cluster:
+    """What the cluster's figures say, once the test lets them."""
+
+    def __init__(self) -> None:
+        self.made: list[bool] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def text(self, *, names_pods: bool) -> bytes:
+        self.made.append(names_pods)
+        await self.gate.wait()
+        return b"page %d\n" % len(self.made)
+
+
+class Shop:
+    def __init__(self) -> None:
+        self.cluster, self.time, self.leads = Cluster(), 0.0, True
+        figures: Any = self.cluster
+        self.page = MetricsPage(Metrics(), figures, lambda: self.leads, lambda: self.time)
+
+
+async def test_those_who_ask_at_once_are_given_the_same_bytes() -> None:
+    shop = Shop()
+    shop.cluster.gate.clear()
+    asking = [asyncio.ensure_future(shop.page.response(names_pods=True)) for _ in range(5)]
+    await asyncio.sleep(0)
+    asking[0].cancel()
+    shop.cluster.gate.set()
+    found = await asyncio.gather(*asking[1:])
+    assert len({id(response.body) for response in found}) == 1
+    assert shop.cluster.made == [True]
+
+
+async def test_a_page_that_somebody_is_still_being_sent_is_given_to_others_for_a_moment() -> None:
+    shop = Shop()
+    slow = await shop.page.response(names_pods=True)
+    shop.time = SHARED - 0.1
+    assert (await shop.page.response(names_pods=True)) is slow
+    shop.time = SHARED + 0.1
+    assert (await shop.page.response(names_pods=True)) is not slow
+
+
+async def test_a_page_that_all_have_is_made_anew() -> None:
+    shop = Shop()
+    await shop.page.response(names_pods=True)
+    await asyncio.sleep(0)  # until then the loop itself still has it
+    assert (await shop.page.response(names_pods=True)).body.endswith(b"page 2\n")
+
+
+async def test_who_may_see_pods_and_who_may_not_never_share() -> None:
+    shop = Shop()
+    certified = await shop.page.response(names_pods=True)
+    stranger = await shop.page.response(names_pods=False)
+    assert certified.body is not stranger.body
+    assert shop.cluster.made == [True, False]
+
+
+async def test_a_page_of_the_leader_is_not_shown_by_one_that_leads_no_more() -> None:
+    shop = Shop()
+    led = await shop.page.response(names_pods=True)
+    shop.leads = False
+    assert b"page" in led.body
+    assert b"page" not in (await shop.page.response(names_pods=True)).body
