@@ -10,7 +10,6 @@ agent says of pods that are gone while their containers still run (`gputile.io/l
 """
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from sys import intern
 from typing import Annotated
 
@@ -119,6 +118,8 @@ def strange_annotations(pod: Pod) -> list[str]:
 
 
 def _nearest(word: str, known: tuple[str, ...]) -> str:
+    from difflib import get_close_matches  # slow to load, and most pods are written well
+
     return get_close_matches(word[:SHOWN], known, n=1, cutoff=0)[0]
 
 
