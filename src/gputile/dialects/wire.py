@@ -17,7 +17,7 @@ from gputile.model.requests import Ask, Constraints, PodRequest, Role
 from gputile.model.units import LARGEST_CARD, MiB, Millicores, Quantity, host_mebibytes, millicores, quantity
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**62), lt=2**62)]  # more digits are no number of anything
-Weight: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]  # how closely two GPUs are linked
+Weight: TypeAlias = Annotated[int, msgspec.Meta(gt=-(2**31), lt=2**31)]  # how closely two GPUs are linked, or not
 Amounts: TypeAlias = dict[str, str | Number | float | None]
 Text: TypeAlias = Mapping[str, str | Number | float | bool | None]
 """Labels or annotations. In a hand-written manifest a value may be a number; Kubernetes would refuse it, we read it."""
