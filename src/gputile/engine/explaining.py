@@ -24,6 +24,7 @@ from gputile.model.units import show_memory
 ABOVE_ALL = 2**31
 LOOK_FOR_PODS_ON = 8  # nodes
 STEPS = 40_000  # of a search, for all of it, where whoever asks says nothing else
+WHY_STEPS, WHY_SECONDS = 4000, 0.02  # of it for why each node does not fit
 CHANGE_STEPS, CHANGE_SECONDS = 300, 0.01  # of it for each change that is tried
 NODE_STEPS, NODE_SECONDS = 2000, 0.02  # of it for the pods in the way on one node
 WITHOUT_FIGURES = (
@@ -133,7 +134,7 @@ def explain_in_turns(
     budget: SearchBudget | None = None,
 ) -> InTurns[Explanation]:
     budget = budget or SearchBudget(STEPS)
-    nodes, refusals = len(fleet), fleet.refusals(request, budget=budget.half())
+    nodes, refusals = len(fleet), fleet.refusals(request, budget=budget.part(WHY_STEPS, WHY_SECONDS))
     likely = sorted(refusals, key=lambda no: (not no.curable, no.wanted - no.found)) if look_at else refusals
     near: list[tuple[tuple[object, ...], Miss]] = []
     for refusal in likely[:look_at]:
@@ -252,6 +253,9 @@ class _Changes:
     # ---- asking the fleet -------------------------------------------------------------------------------------------
 
     def _fits(self, request: PodRequest) -> bool:
+        if self._budget.is_spent:
+            self._budget.cut_short()
+            return False
         return bool(self._fleet.fits(request, self._budget.part(CHANGE_STEPS, CHANGE_SECONDS)).any())
 
     def _node_for(self, request: PodRequest) -> str | None:

@@ -24,7 +24,7 @@ from gputile.scheduler.settings import Settings
 from gputile.scheduler.verbs import seed_of
 
 STUCK = 10.0  # seconds after the end of its grace period from which on nobody counts on a pod's leaving
-NODE_STEPS, NODE_SECONDS = 4000, 0.025  # that the search on one node may cost: the verbs wait meanwhile
+NODE_STEPS, NODE_SECONDS = 4000, 0.02  # that the search on one node may cost: the verbs wait meanwhile
 UNKNOWN_GRACE = 300.0  # seconds, for pods without cards, of which we keep nothing but what they hold
 
 
@@ -70,7 +70,7 @@ class Evicting:
         ]
         view, after = self._view(pod, node), self._after(pod, asked)
         found = victims(asked, view, holders, pod.priority, after=after, budget=part) if view is not None else None
-        return self._plan(pod, asked, node, found, after)
+        return self._plan(pod, asked, node, found, after, part)
 
     def lawful_plan(
         self, pod: Pod, asked: PodRequest, node: str, budget: SearchBudget | None = None
@@ -83,7 +83,7 @@ class Evicting:
             return None
         willing = [holder for holder in holders if not self._is_unwilling(holder)]
         found = victims(asked, view, willing, pod.priority, self._is_lawful, after, part)
-        plan = self._plan(pod, asked, node, found, after)
+        plan = self._plan(pod, asked, node, found, after, part)
         if plan is not None:
             return plan
         unlawful = victims(asked, view, willing, pod.priority, after=after, budget=part)
@@ -93,8 +93,10 @@ class Evicting:
         """What may be spent on one node, of what is left for all."""
         return (budget or SearchBudget(NODE_STEPS, now=self._clock)).part(NODE_STEPS, NODE_SECONDS)
 
-    def _place(self, pod: Pod, asked: PodRequest, view: NodeView) -> Placement | None:
-        where = place(asked, view, self._policy, seed_of(pod.uid), budget=self._part())
+    def _place(
+        self, pod: Pod, asked: PodRequest, view: NodeView, budget: SearchBudget | None = None
+    ) -> Placement | None:
+        where = place(asked, view, self._policy, seed_of(pod.uid), budget=self._part(budget))
         return where if isinstance(where, Placement) else None
 
     def still_serves(self, pod: Pod, asked: PodRequest, node: str, leaving: Collection[str]) -> bool:
@@ -108,12 +110,12 @@ class Evicting:
         may = self._after(pod, asked)(gone)
         return self._place(pod, may, without(view, gone)) is not None
 
-    def fits_now(self, pod: Pod, asked: PodRequest, node: str) -> bool:
+    def fits_now(self, pod: Pod, asked: PodRequest, node: str, budget: SearchBudget | None = None) -> bool:
         if node not in self._ledger.fleet:
             return False
         with self._ledger.aside(pod.uid, pod.priority) as fleet:
             may = self._ledger.spending.allowed(pod.namespace, asked)
-            return self._place(pod, may, fleet.view(node)) is not None
+            return self._place(pod, may, fleet.view(node), budget) is not None
 
     def _after(self, pod: Pod, asked: PodRequest) -> After:
         """What it may ask for once some have left. Only those of its own namespace give quota back, and those of them
@@ -127,13 +129,19 @@ class Evicting:
         return lambda gone: purse(leaving.union(holder.pod for holder in gone))
 
     def _plan(
-        self, pod: Pod, asked: PodRequest, node: str, found: tuple[Holder, ...] | None, after: After
+        self,
+        pod: Pod,
+        asked: PodRequest,
+        node: str,
+        found: tuple[Holder, ...] | None,
+        after: After,
+        budget: SearchBudget,
     ) -> Plan | None:
         view = self._view(pod, node)
         if found is None or view is None:
             return None
-        where = self._place(pod, after(found), without(view, found))
-        leaving = () if self.fits_now(pod, asked, node) else tuple(self._going_on(node))
+        where = self._place(pod, after(found), without(view, found), budget)
+        leaving = () if self.fits_now(pod, asked, node, budget) else tuple(self._going_on(node))
         return None if where is None else Plan(node=node, victims=found, leaving=leaving, where=where)
 
     def _view(self, pod: Pod, node: str) -> NodeView | None:

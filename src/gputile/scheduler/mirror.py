@@ -12,7 +12,7 @@ to grant.
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Set
 from datetime import datetime
 
 import msgspec
@@ -95,13 +95,13 @@ class Mirror:
         done += [one for uid in missing for one in self.let_go(uid)]
         return done + [one for uid in self.take_moved() for one in self.ledger.handle(Compared(uid))]
 
-    def unlisted(self, alive: Collection[str], unreadable: Collection[str] = ()) -> list[str]:
+    def unlisted(self, alive: Set[str], unreadable: Collection[str] = ()) -> list[str]:
         """The pods (UIDs) that we know and that a list, just read, does not show."""
+        absent = (e.holding for e in self.ledger.entries() if e.holding.pod not in alive and e.state is State.CONFIRMED)
+        gone = {holding.pod: holding.name for holding in absent}
         memories = (self.waiting, self.plain, self._bound, self._seen, self.turned_away, self.uncounted)
-        known = dict.fromkeys(uid for memory in memories for uid in memory)
-        confirmed = {e.holding.pod: e.holding.name for e in self.ledger.entries() if e.state is State.CONFIRMED}
-        gone = [uid for uid in known | confirmed if uid not in alive]
-        return [uid for uid in gone if confirmed.get(uid) not in unreadable] if unreadable else gone
+        known = dict.fromkeys(uid for memory in memories for uid in sorted(memory.keys() - alive))
+        return [uid for uid in {**known, **gone} if gone.get(uid) not in unreadable]
 
     def relisted(self, pod: Pod) -> list[Instruction]:
         """One pod of a list: as if the watch had shown it, but that nobody looks yet whom it overlaps."""
