@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test e2e chaos fuzz check format bench bench-scheduler bench-scrape bench-packing pictures lock clean
+.PHONY: help demo test e2e chaos fuzz check format bench bench-scheduler bench-hostile bench-scrape bench-packing pictures lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,8 +28,8 @@ e2e: $(READY) ## The same on a real API server and kube-scheduler (builds Kubern
 chaos: $(READY) ## Storms of pods while things break, on the real thing: SEED=7 to replay, MINUTES=30 to go on
 	$(BIN)/python -m tests.e2e.chaos $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES))
 
-fuzz: $(READY) ## 100,000 mangled bodies to the scheduler's verbs
-	$(BIN)/python -m bench.fuzz
+fuzz: $(READY) ## Mangled input to the verbs, the metrics API, the agent's port, kubelet messages and YAML (ARGS="--help")
+	$(BIN)/python -m bench.fuzz $(ARGS)
 
 check: $(READY) ## Format, lint, types, import directions
 	$(BIN)/ruff format --check .
@@ -48,6 +48,9 @@ bench: $(READY) ## Speed of the engine, how soon commands start, memory of the a
 
 bench-scheduler: $(READY) ## Pods per second with and without gputile on a real kube-scheduler (ARGS="--help")
 	$(BIN)/python -m bench.scheduler $(ARGS)
+
+bench-hostile: $(READY) ## /healthz and verbs of good pods beside hostile pods and slow strangers, real API server (ARGS="--help")
+	$(BIN)/python -m bench.hostile $(ARGS)
 
 bench-scrape: $(READY) ## How long a scrape of the scheduler's /metrics takes, and what it holds up
 	$(BIN)/python -m bench.scrape

@@ -1,7 +1,9 @@
-"""A smaller run of `bench.fuzz`: spoilt bodies crash nothing and change nothing."""
+"""A smaller run of `make fuzz`: spoilt input crashes nothing and changes nothing."""
 
 import pytest
-from bench import fuzz
+from bench.fuzz import verbs as fuzz
+from bench.fuzz.__main__ import fuzzed
+from bench.fuzz.finding import quiet
 
 from tests.effort import EFFORT
 
@@ -9,8 +11,17 @@ BODIES = 2_000
 
 
 async def test_spoilt_bodies_crash_nothing_and_change_nothing() -> None:
-    with fuzz.quiet():
+    with quiet():
         findings = await fuzz.run(BODIES * EFFORT, seed=1)
+    assert not findings, "\n".join(finding.text() for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("target", "inputs"), [("metrics-api", 1000), ("agent-port", 300), ("kubelet", 2000), ("yaml", 100)]
+)
+async def test_other_spoilt_inputs_crash_nothing(target: str, inputs: int) -> None:
+    with quiet():
+        findings = await fuzzed(target, inputs * EFFORT, seed=1)
     assert not findings, "\n".join(finding.text() for finding in findings)
 
 

@@ -1,29 +1,24 @@
 """Bodies that no kube-scheduler would send: none may crash a verb, be answered with 5xx, or change the book.
 
-    python -m bench.fuzz                              100,000 bodies
-    python -m bench.fuzz --bodies 5000 --seed 7       fewer, and others
-    python -m bench.fuzz --seed 7 --only 1234         one of them again, as a finding names it
-
 Starts from what kube-scheduler does send to every verb and spoils it: bytes are flipped, cut, doubled and spliced; keys
 are dropped, doubled in another case and given values of other kinds, deep and huge ones among them. Most bodies go to
 the verbs directly, a share over a real connection. The pods in them are strangers to the cluster, so nothing that is
-asked about them, however well-formed, may leave a trace. Ends with 1 on a finding.
+asked about them, however well-formed, may leave a trace.
 """
 
 import asyncio
 import json
-import logging
 import random
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-import click
 import msgspec
 
+from bench.fuzz.finding import SLOW, Finding, Tell, silent
+from bench.fuzz.spoiling import Spoiler
 from gputile.kube.memory import MemoryApi
 from gputile.kube.values import Json
 from gputile.scheduler.process import Process
@@ -34,23 +29,6 @@ from gputile.telemetry.metrics import Metrics
 from gputile.testing.builders import node, pod
 
 OVER_HTTP = 0.05  # of the bodies
-SLOW = 2.0  # seconds
-SHOWN = 2000  # bytes of a body that is printed
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong, and all that is needed to see it again."""
-
-    seed: int
-    number: int
-    path: str
-    body: bytes
-    why: str
-
-    def text(self) -> str:
-        body = repr(self.body[:SHOWN]) + (f" ... {len(self.body)} bytes" if len(self.body) > SHOWN else "")
-        again = f"python -m bench.fuzz --seed {self.seed} --only {self.number}"
-        return f"body {self.number} of seed {self.seed} to {self.path}: {self.why}\n  {body}\n  again: {again}"
 
 
 # ---- where the bodies go --------------------------------------------------------------------------------------------
@@ -207,112 +185,22 @@ def good_bodies() -> list[tuple[str, bytes]]:
 
 # ---- spoiling them --------------------------------------------------------------------------------------------------
 
-TOKENS = (
-    *(b"null", b"true", b"{}", b"[]", b'""', b"NaN", b"-Infinity", b"1e999", b"-0", b"1" + b"0" * 40, b"0x10"),
-    *(b"\x00", b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"\\ud800", b"\\udc00", b"\\u0000", b"\\x"),
-    *(b'"', b"{", b"}", b"[", b"]", b",", b":", b"\n", b"//", b"/*", b'{"a":' * 50, b"[" * 50),
-)
-VALUES: tuple[Any, ...] = (
-    *(None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, -(2**70), 10**300, 0.5, -1e308, float("nan"), float("inf")),
-    *("", " ", "0", "-1", "1e9", "1Ki", "9" * 400, "\x00", "é" * 50, "a/b", "../..", "x" * 5000, "n1", "uid-old-0"),
-    *([], [None], [[]], {}, {"": None}, {"metadata": None}, {"name": 7}, [1, "a", {}], ["n1"] * 50),
-)
-
 
 class Dice:
     """One body's own, so that it can be thrown again alone."""
 
     def __init__(self, seed: int, number: int, good: list[tuple[str, bytes]]) -> None:
         self._dice, self._good = random.Random(f"{seed}:{number}"), good
+        self._spoiler = Spoiler(self._dice, [body for _, body in good])
         self.over_http = self._dice.random() < OVER_HTTP
 
     def body(self) -> tuple[str, bytes]:
         path, body = self._dice.choice(self._good)
         if self._dice.random() < 0.03:
             path = self._dice.choice(self._good)[0]  # meant for another verb
-        for _ in range(self._dice.choice((1, 1, 1, 2, 3, 8))):
-            body = self._spoil(body)
+        for _ in range(self._spoiler.times()):
+            body = self._spoiler.spoil(body)
         return path, body
-
-    def _spoil(self, body: bytes) -> bytes:
-        if self._dice.random() < 0.6:
-            try:
-                return self._spoil_tree(json.loads(body))
-            except (ValueError, RecursionError):
-                pass  # it is no JSON any more
-        return self._spoil_bytes(body)
-
-    # ---- bytes ------------------------------------------------------------------------------------------------------
-
-    def _spoil_bytes(self, body: bytes) -> bytes:
-        begin = self._dice.randrange(len(body) + 1)
-        end = min(len(body), begin + self._dice.choice((0, 1, 1, 2, 8, 64, 1000)))
-        other = self._dice.choice(self._good)[1]
-        kinds: tuple[Callable[[], bytes], ...] = (
-            lambda: body[:begin],
-            lambda: body[begin:],
-            lambda: body[:begin] + body[end:],
-            lambda: body[:end] + body[begin:],
-            lambda: body[:begin] + self._dice.choice(TOKENS) + body[end:],
-            lambda: body[:begin] + self._dice.randbytes(end - begin) + body[end:],
-            lambda: body[:begin] + bytes(byte ^ 1 << self._dice.randrange(8) for byte in body[begin:end]) + body[end:],
-            lambda: body[:begin] + other[self._dice.randrange(len(other)) :],
-            lambda: body[begin:end] * self._dice.choice((2, 100)),
-        )
-        return self._dice.choice(kinds)()
-
-    # ---- trees ------------------------------------------------------------------------------------------------------
-
-    def _spoil_tree(self, tree: Any) -> bytes:
-        parent, key = self._dice.choice(list(_places(tree)) or [(None, None)])
-        if parent is None:
-            return self._written(self._value())
-        match self._dice.randrange(6 if isinstance(parent, dict) else 5):
-            case 0:
-                del parent[key]
-            case 1 | 2:
-                parent[key] = self._value()
-            case 3:
-                parent[key] = [parent[key]]
-            case 4:
-                theirs, other = self._dice.choice(list(_places(tree)))
-                parent[key], theirs[other] = theirs[other], parent[key]
-            case 5:
-                parent[self._dice.choice((str(key).upper(), str(key).lower(), f"{key}x"))] = parent[key]
-        return self._written(tree)
-
-    def _value(self) -> Any:
-        chance = self._dice.random()
-        if chance < 0.005:
-            return _deep(self._dice.choice((100, 900, 5000)))
-        if chance < 0.007:
-            return "x" * 2**20
-        return self._dice.choice(VALUES)
-
-    def _written(self, tree: Any) -> bytes:
-        """As JSON, as far as that goes: NaN and half surrogates are written too."""
-        try:
-            return json.dumps(tree, ensure_ascii=self._dice.random() < 0.5).encode("utf-8", "surrogatepass")
-        except (ValueError, RecursionError):  # swapped into itself, or too deep to be written
-            return b'{"a":' * 100_000
-
-
-def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """Every (container, key) of the tree."""
-    todo = [tree]
-    while todo:
-        found = todo.pop()
-        keys: Any = list(found) if isinstance(found, dict) else range(len(found)) if isinstance(found, list) else ()
-        for key in keys:
-            yield found, key
-            todo.append(found[key])
-
-
-def _deep(levels: int) -> Any:
-    found: Any = 1
-    for level in range(levels):
-        found = [found] if level % 2 else {"a": found}
-    return found
 
 
 # ---- running --------------------------------------------------------------------------------------------------------
@@ -324,28 +212,30 @@ async def run(
     *,
     first: int = 0,
     most: int = 10,
-    tell: Callable[[str], None] = lambda said: None,
+    tell: Tell = silent,
 ) -> list[Finding]:
     """The findings, `most` at most."""
     good, findings, begun = good_bodies(), list[Finding](), time.monotonic()
     async with target() as asked:
         for path, body in good:  # a good body is no finding either, nor does it leave a trace
-            await _try(asked, Finding(seed=seed, number=-1, path=path, body=body, why=""), False, findings)
+            await _try(
+                asked, Finding(target="verbs", seed=seed, number=-1, path=path, body=body, why=""), False, findings
+            )
         for number in range(first, first + bodies):
             dice = Dice(seed, number, good)
             path, body = dice.body()
-            tried = Finding(seed=seed, number=number, path=path, body=body, why="")
+            tried = Finding(target="verbs", seed=seed, number=number, path=path, body=body, why="")
             await _try(asked, tried, dice.over_http, findings)
             if number % 1000 == 999:
                 await asyncio.sleep(0)
                 if why := asked.audit():
                     findings.append(msgspec.structs.replace(tried, why=f"{why}, since body {number - 999}"))
             if number % 10_000 == 9_999:
-                tell(f"{number + 1:>8,} bodies, {time.monotonic() - begun:5.0f} s, {len(findings)} findings")
+                tell(f"verbs: {number + 1:>8,} bodies, {time.monotonic() - begun:5.0f} s, {len(findings)} findings")
             if len(findings) >= most:
                 break
         if why := asked.audit():
-            findings.append(Finding(seed=seed, number=first, path="", body=b"", why=why))
+            findings.append(Finding(target="verbs", seed=seed, number=first, path="", body=b"", why=why))
     return findings
 
 
@@ -353,37 +243,3 @@ async def _try(asked: Target, tried: Finding, over_http: bool, findings: list[Fi
     why = await asked.wrong(tried.path, tried.body, over_http=over_http)
     if why:
         findings.append(msgspec.structs.replace(tried, why=why))
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Every spoilt body is logged; nobody reads that here."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
-
-
-@click.command()
-@click.option("--bodies", default=100_000, show_default=True, help="How many.")
-@click.option("--seed", default=1, show_default=True, help="Which ones.")
-@click.option("--only", type=int, help="This one alone.")
-def main(bodies: int, seed: int, only: int | None) -> None:
-    """Send spoilt bodies to every verb."""
-    begun = time.monotonic()
-    with quiet():
-        if only is not None:
-            findings = asyncio.run(run(1, seed, first=only))
-        else:
-            findings = asyncio.run(run(bodies, seed, tell=click.echo))
-    for finding in findings:
-        click.echo(finding.text())
-    sent, took = 1 if only is not None else bodies, time.monotonic() - begun
-    click.echo(f"{sent:,} bodies of seed {seed} in {took:.0f} s: {len(findings)} findings")
-    sys.exit(1 if findings else 0)
-
-
-if __name__ == "__main__":
-    main()

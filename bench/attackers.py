@@ -1,0 +1,215 @@
+"""Tenants who mean harm, and strangers who are slow, in a process of their own.
+
+Door:  `attack(...)` for `bench.prober.Caller`: hostile pods are created all at once, kube-scheduler asks again and
+       again about those that wait, as it does, and slow strangers sit on every port.
+"""
+
+import heapq
+import http.client
+import json
+import os
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from threading import Thread
+from typing import Any
+
+import msgspec
+from tests.e2e.api import ApiError, Kube, Manifest
+
+from bench.prober import Address, Cluster
+from bench.strangers import half_bodies, half_heads, unread_pages
+from gputile.testing import hostile
+from gputile.testing.hostile import MakePod
+
+PRIORITY = "hostile"  # the class of those that call themselves important
+FIRST, LONGEST = 1.0, 10.0  # seconds of kube-scheduler's back-off
+AFRESH = 8.0  # seconds after which slow strangers come again
+CREATING, ASKING = 3, 2  # threads
+NICE = 10  # the attackers run elsewhere, where this is real; here they leave the CPU to those who are measured
+
+
+def kinds(node: str) -> dict[str, MakePod]:
+    """The hostile pods of issue 15, by what is wrong with them; those that are bound are bound to the node."""
+    tenant, bound = hostile.TENANT, hostile.bound(node)
+    waits = (
+        "1,300 containers",
+        "1,300 init containers",
+        "1,300 sidecars",
+        "64 containers that fit nowhere",
+        "24 containers that fit nowhere",
+        "24 containers that fit nowhere, and are important",
+        "24 containers of 4 GPUs each",
+        "17,000 keys of ours",
+        "17,000 keys, and no GPU",
+        "45,000 UUIDs",
+        "45,000 UUIDs that are not wanted",
+        "45,000 models",
+        "a deep promise",
+        "terminal escapes everywhere",
+    )
+    sits = (
+        "1,200 init containers",
+        "17,000 keys of ours",
+        "a deep grant",
+        "a copied grant",
+        "hami record: deep objects",
+    )
+    return {
+        **{name: tenant[name] for name in waits},
+        # Six GPUs have 16 GiB left and two have 32: eleven of these need one GPU more, until a pod is evicted.
+        "24 containers that need evictions": lambda name: hostile.uneven(name, 11_000, 11, 8, 24),
+        "24 important containers that need evictions": lambda name: hostile.uneven(
+            name, 11_000, 11, 8, 24, priority=hostile.IMPORTANT
+        ),
+        **{f"{name}, bound": bound[name] for name in sits},
+    }
+
+
+def creatable(made: Manifest) -> Manifest:
+    """As a tenant would write it, into any namespace: no UID, and a priority by its class."""
+    metadata = {key: value for key, value in made["metadata"].items() if key not in ("uid", "namespace")}
+    spec = {key: value for key, value in made["spec"].items() if value is not None and key != "priority"}
+    spec |= {"priorityClassName": PRIORITY} if made["spec"].get("priority") else {}
+    return {**made, "metadata": metadata, "spec": spec}
+
+
+def crowd(each: int, nodes: list[str], wanted: tuple[str, ...] = ()) -> Iterator[Manifest]:
+    """So many of each kind, mixed, each of the bound ones on another node; and a hundred fractions."""
+    for number in range(each):
+        for position, (kind, make) in enumerate(kinds(nodes[number % len(nodes)]).items()):
+            if not wanted or kind in wanted:
+                yield creatable(make(f"bad-{position:02}-{number:02}"))
+    yield from map(creatable, hostile.fractions(100 if each else 0))
+
+
+class Attack(msgspec.Struct, frozen=True):
+    created: int
+    rejected: tuple[str, ...]  # by the API server, and why
+    asked: int  # verbs of kube-scheduler about hostile pods
+    slowest: float  # seconds
+    failed: tuple[str, ...]
+
+
+class Attacker:
+    """kube-scheduler's queue of hostile pods."""
+
+    def __init__(self, address: Address, cluster: Cluster, space: str, nodes: list[str], victims: Manifest) -> None:
+        self._address, self._kube, self._space = address, cluster.kube(), space
+        self._nodes, self._victims = msgspec.json.encode(nodes), json.dumps(victims).encode()
+        self.created = self.asked = 0
+        self.slowest = 0.0
+        self.rejected, self.failed = list[str](), list[str]()
+        self._queue: list[tuple[float, int, float, bytes, Manifest]] = []
+
+    def create(self, made: Manifest) -> None:
+        try:
+            found = self._kube.create(made, self._space)
+        except (ApiError, OSError) as no:
+            self.rejected.append(f"{made['metadata']['name']}: {str(no)[:200]}")
+            return
+        self.created += 1
+        if not found["spec"].get("nodeName"):
+            heapq.heappush(self._queue, (time.monotonic(), self.created, FIRST, msgspec.json.encode(found), found))
+
+    def ask_until(self, end: float, connection: http.client.HTTPSConnection) -> None:
+        while time.monotonic() < end:
+            try:
+                due, number, wait, pod, found = heapq.heappop(self._queue)
+            except IndexError:
+                time.sleep(0.02)
+                continue
+            time.sleep(max(0.0, min(due, end) - time.monotonic()))
+            if not self._try(connection, pod, found):
+                again = time.monotonic() + wait
+                heapq.heappush(self._queue, (again, number, min(2 * wait, LONGEST), pod, found))
+
+    def _try(self, connection: http.client.HTTPSConnection, pod: bytes, found: Manifest) -> bool:
+        """Filter; bind where it fits, preempt where it does not and the pod may."""
+        said = self._send(connection, "filter", b'{"Pod":%b,"Nodes":null,"NodeNames":%b}' % (pod, self._nodes))
+        names = (said or {}).get("NodeNames")
+        if names:
+            metadata = found["metadata"]
+            named = {"PodName": metadata["name"], "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"]}
+            bound = self._send(connection, "bind", json.dumps({**named, "Node": names[0]}).encode())
+            return bound is not None and bound.get("Error") == ""
+        if found["spec"].get("priority"):
+            body = b'{"Pod":%b,"NodeNameToVictims":null,"NodeNameToMetaVictims":%b}' % (pod, self._victims)
+            self._send(connection, "preempt", body)
+        return False
+
+    def _send(self, connection: http.client.HTTPSConnection, verb: str, body: bytes) -> dict[str, Any] | None:
+        begun = time.perf_counter()
+        try:
+            connection.request("POST", f"/gputile/{verb}", body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            said = json.loads(answer.read())
+            return said if isinstance(said, dict) else None
+        except (OSError, http.client.HTTPException, ValueError) as wrong:
+            self.failed.append(f"{verb}: {type(wrong).__name__}: {str(wrong)[:100]}")
+            connection.close()
+            return None
+        finally:
+            self.asked += 1
+            self.slowest = max(self.slowest, time.perf_counter() - begun)
+
+
+def attack(
+    address: Address,
+    cluster: Cluster,
+    space: str,
+    nodes: list[str],
+    victims: Manifest,
+    each: int,
+    seconds: float,
+    ports: list[int],
+    strangers: int,
+) -> Attack:
+    os.nice(NICE)
+    end = time.monotonic() + seconds
+    attacker = Attacker(address, cluster, space, nodes, victims)
+    slow = Thread(target=sit, args=(ports, strangers, end), daemon=True)
+    slow.start()
+    with ThreadPoolExecutor(CREATING + ASKING) as pool:
+        asking: list[Future[None]] = [pool.submit(attacker.ask_until, end, address.connection()) for _ in range(ASKING)]
+        for made in crowd(each, nodes):
+            pool.submit(_unless_over, attacker.create, made, end)
+        for one in asking:
+            one.result()
+    slow.join(AFRESH + 5)
+    return Attack(attacker.created, tuple(attacker.rejected), attacker.asked, attacker.slowest, tuple(attacker.failed))
+
+
+def _unless_over(create: Callable[[Manifest], None], made: Manifest, end: float) -> None:
+    if time.monotonic() < end:
+        create(made)
+
+
+def sit(ports: list[int], count: int, end: float) -> None:
+    """So many slow strangers on each port: a third each with half a head, half a body, a page that nobody reads."""
+    trust = ssl.create_default_context()
+    trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
+    while time.monotonic() < end:
+        closers = []
+        for port in ports:
+            for number, come in enumerate((half_heads, half_bodies, unread_pages)):
+                with suppress(OSError):
+                    closers.append(come(port, (count + number) // 3, trust))
+        time.sleep(max(0.0, min(AFRESH, end - time.monotonic())))
+        for close in closers:
+            with suppress(OSError):
+                close()
+
+
+def important(kube: Kube) -> None:
+    """The class of pods that call themselves important; a cluster that has one lets its tenants use it."""
+    kube.apply(
+        {
+            "apiVersion": "scheduling.k8s.io/v1",
+            "kind": "PriorityClass",
+            "metadata": {"name": PRIORITY},
+            "value": hostile.IMPORTANT,
+        }
+    )

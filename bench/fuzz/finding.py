@@ -1,0 +1,45 @@
+"""What went wrong, and all that is needed to see it again."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import msgspec
+
+SLOW = 2.0  # seconds
+SHOWN = 2000  # bytes of an input that are printed
+
+Tell: TypeAlias = Callable[[str], None]
+
+
+def silent(said: str) -> None:
+    """Tells nobody."""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One input, where it went, and what was wrong with what came of it."""
+
+    target: str
+    seed: int
+    number: int
+    path: str
+    body: bytes
+    why: str
+
+    def text(self) -> str:
+        body = repr(self.body[:SHOWN]) + (f" ... {len(self.body)} bytes" if len(self.body) > SHOWN else "")
+        again = f"python -m bench.fuzz --target {self.target} --seed {self.seed} --only {self.number}"
+        where = f"{self.target}: input {self.number} of seed {self.seed} to {self.path}"
+        return f"{where}: {self.why}\n  {body}\n  again: {again}"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Every spoilt input is logged; nobody reads that here."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)

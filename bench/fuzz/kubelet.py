@@ -1,0 +1,102 @@
+"""What a kubelet and a container runtime say: their messages, the device manager's checkpoint, the runtime's settings.
+
+Bytes that cannot be read are `Garbled` or `Unreadable`; nothing else may come of them.
+"""
+
+import base64
+import json
+import random
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from bench.fuzz.spoiling import Spoiler
+from gputile.kubelet import messages as wire
+from gputile.kubelet.holding import CHECKPOINT, Unreadable, read_checkpoint, registered
+from gputile.kubelet.protobuf import Garbled, Message, decode, encode
+from gputile.kubelet.runtime import read_config
+
+IDS = ["GPU-0::0", "GPU-1::7"]
+GRANTED = wire.Allocation(
+    envs={"A": "1", "NVIDIA_VISIBLE_DEVICES": "void"},
+    mounts=[wire.Mount(container_path="/a", host_path="/b", read_only=True)],
+    devices=[wire.DeviceNode(container_path="/dev/nvidia0", host_path="/dev/nvidia0", permissions="rw")],
+    annotations={"a/b": "c"},
+    cdi_devices=[wire.CdiDevice(name="gputile.io/slot=abc")],
+)
+MESSAGES: tuple[Message, ...] = (
+    wire.Registration(endpoint="a.sock", resource_name="gputile.io/gpu", options=wire.Options(pre_start_required=True)),
+    wire.PreferencesAsked(containers=[wire.PreferenceAsked(available=IDS, must_include=IDS[:1], size=2)]),
+    wire.Preferences(containers=[wire.Ids(ids=IDS)]),
+    wire.AllocationsAsked(containers=[wire.Ids(ids=IDS), wire.Ids()]),
+    wire.Allocations(containers=[GRANTED]),
+    wire.Devices(
+        devices=[wire.DeviceSaid(id=IDS[0], health="Healthy", topology=wire.Topology(nodes=[wire.NumaNode(id=-1)]))]
+    ),
+    wire.StatusSaid(info={"config": '{"enableCDI":true}'}),
+    wire.ContainersSaid(containers=[wire.ContainerSaid(id="c" * 64, state=1, created_at=2**62, labels={"a": "b"})]),
+)
+KINDS: dict[str, type[Message]] = {type(one).__name__: type(one) for one in MESSAGES}
+ENTRY = {
+    "PodUID": "uid",
+    "ContainerName": "c0",
+    "ResourceName": "gputile.io/gpu",
+    "DeviceIDs": {"-1": IDS, "0": None},
+    "AllocResp": base64.b64encode(encode(GRANTED)).decode(),
+}
+DATA = {
+    "PodDeviceEntries": [ENTRY, {**ENTRY, "DeviceIDs": IDS}],
+    "RegisteredDevices": {"gputile.io/gpu": IDS, "b": None},
+}
+CONFIG = {"enableCDI": True, "cdiSpecDirs": ["/etc/cdi", "/var/run/cdi"], "containerd": {"runtimes": {"runc": {}}}}
+
+
+class KubeletTarget:
+    """A folder with a checkpoint, and the decoders."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._encoded = {type(one).__name__: encode(one) for one in MESSAGES}
+        self._texts = {"checkpoint": json.dumps({"Data": DATA, "Checksum": 1}).encode()}
+        self._texts["configuration"] = json.dumps(CONFIG).encode()
+
+    def sample(self, dice: random.Random) -> tuple[str, bytes]:
+        spoiler = Spoiler(dice, [*self._encoded.values(), *self._texts.values()])
+        path = dice.choice([*self._encoded, *["checkpoint"] * 4, *["configuration"] * 2])
+        body = self._encoded.get(path) or self._texts[path]
+        for _ in range(spoiler.times()):
+            body = spoiler.spoil_bytes(body) if path in KINDS else spoiler.spoil(body)
+        return path, body
+
+    async def wrong(self, path: str, body: bytes) -> str:
+        if path == "checkpoint":
+            return self._read(body)
+        if path == "configuration":
+            read_config(body.decode("utf-8", "surrogateescape"), "/var/run/cdi")
+            return ""
+        with suppress(Garbled):
+            found = decode(KINDS[path], body)
+            if decode(KINDS[path], encode(found)) != found:
+                return f"what is read is not what is written again: {found}"
+        return ""
+
+    def _read(self, body: bytes) -> str:
+        (self._folder / CHECKPOINT).write_bytes(body)
+        with suppress(Unreadable):
+            for held in read_checkpoint(self._folder):
+                if not all(isinstance(name, str) for name in held.ids):
+                    return f"a device of another kind: {held}"
+            registered(self._folder, "gputile.io/gpu")
+        return ""
+
+    async def audit(self) -> str:
+        (self._folder / CHECKPOINT).write_bytes(self._texts["checkpoint"])
+        found = read_checkpoint(self._folder)
+        return "" if [len(one.ids) for one in found] == [2, 2] else f"a good checkpoint is read as {found}"
+
+
+@asynccontextmanager
+async def target() -> AsyncIterator[KubeletTarget]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield KubeletTarget(Path(folder))

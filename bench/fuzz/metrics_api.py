@@ -1,0 +1,164 @@
+"""The aggregated metrics API: paths, queries and headers that the API server's front proxy would not send.
+
+Requests go to the handler as the connection would hand them over, most of them as if from the front proxy. None may be
+answered with 500, with something that is no JSON, or change what is served.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from bench.fuzz.spoiling import Spoiler
+from bench.fuzz.verbs import cluster, good_bodies
+from gputile.dialects.wire import NodeObject
+from gputile.kube.values import Json
+from gputile.scheduler.aggregated.authorizing import Authorizer
+from gputile.scheduler.aggregated.front import FrontProxy
+from gputile.scheduler.aggregated.objects import GROUP, VERSION
+from gputile.scheduler.aggregated.reading import Reader
+from gputile.scheduler.aggregated.resources import OLD_GROUP, OLD_VERSION
+from gputile.scheduler.aggregated.server import ApiServer
+from gputile.scheduler.aggregated.window import Window
+from gputile.scheduler.process import Process
+from gputile.scheduler.settings import Settings
+from gputile.telemetry.metrics import Metrics
+from gputile.web.messages import Reply, Request, Response
+
+PROXY = "front-proxy-client"
+WATCHED = 0.002  # seconds that a watch is listened to
+PATHS = [
+    f"/apis/{group}/{version}{rest}"
+    for group, version in ((GROUP, VERSION), (OLD_GROUP, OLD_VERSION))
+    for rest in (
+        *("", "/gpuinfos", "/gpuinfos/n1", "/podresources", "/podresources/old-0"),
+        *("/namespaces/default/podresources", "/namespaces/default/podresources/old-0", "/schedule/filter"),
+    )
+] + ["/apis", f"/apis/{GROUP}", "/openapi/v2", "/openapi/v3", "/healthz", "/"]
+QUERIES = [
+    "",
+    "limit=1",
+    "limit=1&continue=eyJ2IjoxfQ",
+    "watch=true&resourceVersion=0&allowWatchBookmarks=true&timeoutSeconds=5",
+    "watch=1&resourceVersion=1",
+    "resourceVersion=5&resourceVersionMatch=NotOlderThan",
+    "labelSelector=a%3Db%2Cc+in+(d%2Ce)%2C!f",
+    "fieldSelector=metadata.name%3Dn1%2Cmetadata.namespace!%3Dx",
+    "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&watch=true",
+]
+HEADS = [
+    b"accept: application/json",
+    b"accept: application/json;as=Table;v=v1;g=meta.k8s.io,application/json",
+    b"accept: application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList",
+    b"x-remote-user: jane\nx-remote-group: dev\nx-remote-extra-scopes: a%2Fb",
+    b"x-remote-user: \xff\nx-remote-extra-%ff: a",
+    b"content-type: application/json",
+]
+
+
+class Everything:
+    """Everybody may."""
+
+    async def review(self, spec: Json) -> tuple[bool, str]:
+        return True, ""
+
+
+class MetricsApiTarget:
+    """The handler of the metrics API on the cluster of the verbs."""
+
+    def __init__(self, server: ApiServer, reader: Reader) -> None:
+        self._server, self._reader = server, reader
+        self._bodies = [body for _, body in good_bodies()]
+        self._good = Request("GET", PATHS[1], b"", False, True, "", [(b"x-remote-user", b"jane")], PROXY, True)
+        self._before = b""
+
+    def sample(self, dice: random.Random) -> tuple[str, bytes]:
+        lines = [dice.choice(("GET", "GET", "GET", "POST", "PUT", "DELETE", "", "get")).encode()]
+        lines += [dice.choice(PATHS).encode(), dice.choice(QUERIES).encode(), b"x-remote-user: jane"]
+        lines += dice.sample(HEADS, dice.randrange(3))
+        spoiler = Spoiler(dice, [*lines, *(query.encode() for query in QUERIES)])
+        for _ in range(dice.choice((1, 1, 2, 4))):
+            at = dice.randrange(1, len(lines))
+            lines[at] = spoiler.spoil_bytes(lines[at])
+        body = spoiler.spoil(dice.choice(self._bodies)) if lines[0] == b"POST" else b""
+        return lines[1].decode("latin-1")[:200], b"\0\0".join([*lines, body])
+
+    async def wrong(self, path: str, body: bytes) -> str:
+        reply = self._server._handle(_request(body))
+        answer: Reply = await reply if isinstance(reply, Awaitable) else reply
+        if isinstance(answer, Response):
+            return _misshapen(answer)
+        try:
+            async with asyncio.timeout(WATCHED):
+                for line in (await anext(answer.pieces)).splitlines():
+                    json.loads(line)
+        except (TimeoutError, StopAsyncIteration):
+            pass
+        finally:
+            await answer.pieces.aclose()
+        return ""
+
+    async def audit(self) -> str:
+        answer = await self._ask()
+        if not self._before:
+            self._before = answer
+        return "" if answer == self._before else "the list of GPUs has changed"
+
+    async def _ask(self) -> bytes:
+        reply = self._server._handle(self._good)
+        answer: Any = await reply if isinstance(reply, Awaitable) else reply
+        return bytes(answer.body)
+
+
+def _request(said: bytes) -> Request:
+    method, path, query, *heads, body = said.split(b"\0\0")
+    fields = [line.partition(b": ") for head in heads for line in head.split(b"\n")]
+    return Request(
+        method=method.decode("latin-1"),
+        path=path.decode("latin-1"),
+        body=body,
+        is_too_large=False,
+        is_known=True,
+        query=query.decode("latin-1"),
+        fields=[(name.lower(), value) for name, _, value in fields],
+        caller=PROXY,
+        is_trusted=True,
+    )
+
+
+def _misshapen(answer: Response) -> str:
+    if answer.status >= 500 and answer.status != 503:
+        return f"HTTP {answer.status}: {answer.body[:300]!r}"
+    if answer.content_type.startswith("application/json"):
+        json.loads(answer.body)
+    return ""
+
+
+@asynccontextmanager
+async def target() -> AsyncIterator[MetricsApiTarget]:
+    api, metrics = cluster(), Metrics()
+    process = Process(api, Settings(listen="127.0.0.1:0"), metrics)
+    stop = asyncio.Event()
+    running = asyncio.create_task(process.run(stop))
+    while not (process.is_synced() and process.server.port and not process.mirror.ungranted):
+        await asyncio.sleep(0.01)
+    window = Window(process.mirror, 100, lambda: 1e9, 7)
+    reader = Reader(window, lambda: 1e9)
+    authorizer = Authorizer(Everything().review, 60.0, lambda: 0.0)
+    server = ApiServer(
+        reader, authorizer, process.server.verb, body_limit=1, metrics=metrics, is_synced=process.is_synced
+    )
+    server._front = FrontProxy(ca="", names=(PROXY,))
+    for manifest in api.nodes.values():
+        window.node_changed(msgspec.convert(manifest, NodeObject))
+    window.all_changed(is_last=True)
+    await window.refresh()
+    try:
+        yield MetricsApiTarget(server, reader)
+    finally:
+        stop.set()
+        await running

@@ -1,0 +1,63 @@
+"""The loop of all targets but the verbs, whose bodies must leave no trace either.
+
+Door:  `run(name, target, inputs, seed)`; a `Target` makes an input from dice, and says what was wrong with the outcome.
+"""
+
+import random
+import time
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from bench.fuzz.finding import SLOW, Finding, Tell, silent
+
+OFTEN = 1000  # inputs between two slower looks
+
+
+class Target(Protocol):
+    """Something that reads what others write."""
+
+    def sample(self, dice: random.Random) -> tuple[str, bytes]:
+        """Where to, and what."""
+
+    async def wrong(self, path: str, body: bytes) -> str:
+        """What is wrong with what came of it; "" if nothing is. A crash raises."""
+
+    async def audit(self) -> str:
+        """A slower look, once in a while: whether good input is still served."""
+
+
+async def run(
+    name: str,
+    target: AbstractAsyncContextManager[Target],
+    inputs: int,
+    seed: int,
+    *,
+    first: int = 0,
+    most: int = 10,
+    tell: Tell = silent,
+) -> list[Finding]:
+    """The findings, `most` at most."""
+    findings, begun = list[Finding](), time.monotonic()
+    async with target as asked:
+        for number in range(first, first + inputs):
+            path, body = asked.sample(random.Random(f"{name}:{seed}:{number}"))
+            why = await _tried(asked, path, body)
+            if number % OFTEN == OFTEN - 1 or number == first + inputs - 1:
+                why = why or await asked.audit()
+            if why:
+                findings.append(Finding(target=name, seed=seed, number=number, path=path, body=body, why=why))
+            if number % 10_000 == 9_999:
+                tell(f"{name}: {number + 1:>8,} inputs, {time.monotonic() - begun:5.0f} s, {len(findings)} findings")
+            if len(findings) >= most:
+                break
+    return findings
+
+
+async def _tried(asked: Target, path: str, body: bytes) -> str:
+    begun = time.perf_counter()
+    try:
+        why = await asked.wrong(path, body)
+    except Exception as crash:
+        return f"{type(crash).__name__}: {crash}"
+    took = time.perf_counter() - begun
+    return why or (f"took {took:.1f} s" if took > SLOW else "")

@@ -1,0 +1,90 @@
+"""The API server through a relay that can make its client list all pods again.
+
+    python -m bench.relay PORT UPSTREAM_PORT CERTIFICATE KEY CA
+    SIGUSR1: end the watch of pods, and answer 410 to the next
+
+Bytes pass as they are, in a process of its own, so that neither the bench nor the one measured pays for it. A 410 is
+what an API server answers when the history that a client asks for is gone: after it the client lists everything anew.
+"""
+
+import asyncio
+import json
+import signal
+import ssl
+import sys
+from contextlib import suppress
+
+WATCH = b"GET /api/v1/pods?"
+BLOCK = 1 << 18
+GONE = json.dumps(
+    {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "code": 410, "message": "too old"}
+).encode()
+EXPIRED = (
+    b"HTTP/1.1 410 Gone\r\nContent-Type: application/json\r\nContent-Length: " + str(len(GONE)).encode() + b"\r\n\r\n"
+) + GONE
+
+
+class Relay:
+    """Connections to one server, one by one; the watches of pods among them are known."""
+
+    def __init__(self, upstream: int, ca: str) -> None:
+        self._upstream, self._trust = upstream, ssl.create_default_context(cafile=ca)
+        self._watches: set[asyncio.StreamWriter] = set()
+        self._expires = False
+
+    def expire(self) -> None:
+        print(f"{len(self._watches)} watches of pods end", flush=True)
+        self._expires = True
+        for writer in self._watches:
+            writer.transport.abort()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            answers, asks = await asyncio.open_connection(
+                "127.0.0.1", self._upstream, ssl=self._trust, server_hostname="127.0.0.1", limit=BLOCK
+            )
+        except OSError:
+            writer.transport.abort()
+            return
+        both = [asyncio.create_task(self._ask(reader, asks, writer)), asyncio.create_task(_pump(answers, writer))]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        for task in both:
+            task.cancel()
+        await asyncio.gather(*both, return_exceptions=True)
+        self._watches.discard(writer)
+        for end in (asks, writer):
+            end.transport.abort()
+
+    async def _ask(
+        self, reader: asyncio.StreamReader, asks: asyncio.StreamWriter, writer: asyncio.StreamWriter
+    ) -> None:
+        with suppress(OSError):
+            while block := await reader.read(BLOCK):
+                if block.startswith(WATCH) and b"watch=" in block.partition(b"\r\n")[0]:
+                    if self._expires:
+                        self._expires = False
+                        writer.write(EXPIRED)
+                        continue
+                    self._watches.add(writer)
+                asks.write(block)
+                await asks.drain()
+
+
+async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while block := await source.read(BLOCK):
+            sink.write(block)
+            await sink.drain()
+
+
+async def main(port: int, upstream: int, certificate: str, key: str, ca: str) -> None:
+    relay = Relay(upstream, ca)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, relay.expire)
+    server = await asyncio.start_server(relay.serve, "127.0.0.1", port, ssl=tls, limit=BLOCK)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6]))

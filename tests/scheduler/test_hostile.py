@@ -1,0 +1,471 @@
+"""Hostile pods, nodes, Leases and quotas, fed to every loop of a running replica: it goes on, and so does every
+other object. After each of them a good pod is bound, one that another scheduler bound gets its grant, one that fits
+nowhere gets its reason, an important one gets its victims, and a node, a heartbeat and a quota are taken in.
+"""
+
+import asyncio
+import itertools
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from bench.fuzz.verbs import misshapen
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputile.dialects.gputile import GRANT
+from gputile.kube.memory import MemoryApi
+from gputile.kube.values import Json
+from gputile.scheduler import granting, preempting, process, waiting
+from gputile.scheduler.process import Process
+from gputile.scheduler.settings import PreemptSettings, Settings, TellSettings
+from gputile.telemetry.metrics import Metrics
+from gputile.testing import hostile
+from gputile.testing.builders import node, pod
+from gputile.testing.hostile import MakePod
+from tests.effort import examples
+from tests.scheduler.rig import tile
+
+PATIENCE = 50.0  # seconds for something that takes milliseconds: only a loop that hangs or is gone takes longer
+SIZE = 81_920  # MiB of a GPU
+QUOTA = "namespaces: {team: {limits: [{cards: %d}]}}"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loops rest for milliseconds where they rest for a quarter of a second."""
+    quicken(monkeypatch)
+
+
+def quicken(patch: pytest.MonkeyPatch) -> None:
+    for module in (granting, preempting, waiting):
+        patch.setattr(module, "ROUND", 0.002)
+    patch.setattr(process, "TICK", 0.002)
+
+
+class Cluster:
+    """A running replica, and a kube-scheduler that asks it over HTTP."""
+
+    def __init__(self, process: Process, api: MemoryApi, http: aiohttp.ClientSession, task: asyncio.Task[None]) -> None:
+        self.process, self.api, self.http, self.task = process, api, http, task
+        self._numbers = itertools.count()
+
+    async def until(self, what: str, holds: Callable[[], object]) -> None:
+        """The process must be running when it holds, too."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while not holds() and not self.task.done():
+                    await asyncio.sleep(0.001)
+        except TimeoutError:
+            raise AssertionError(f"in vain: {what}") from None
+        if self.task.done():
+            self.task.result()  # raises what ended it
+            raise AssertionError(f"the process ended before: {what}")
+
+    async def ask(self, verb: str, body: Json) -> Json:
+        """What kube-scheduler would be able to read."""
+        url = f"http://127.0.0.1:{self.process.server.port}/gputile/{verb}"
+        async with self.http.post(url, json=body) as answer:
+            said = await answer.read()
+            assert answer.status == 200, f"{verb}: HTTP {answer.status}: {said[:300]!r}"
+        assert not misshapen(verb, said), f"{verb}: {misshapen(verb, said)}"
+        found: Json = json.loads(said)
+        return found
+
+    async def page(self, path: str) -> str:
+        async with self.http.get(f"http://127.0.0.1:{self.process.server.port}{path}") as answer:
+            assert answer.status == 200, path
+            return await answer.text()
+
+    # ---- what is bad ------------------------------------------------------------------------------------------------
+
+    async def suffer(self, made: Json) -> None:
+        """The pod is created, seen, and asked about with every verb that kube-scheduler has."""
+        self.create(made)
+        await self.turn()
+        nodes = list(self.api.nodes)
+        body = {"Pod": made, "Nodes": None, "NodeNames": nodes}
+        for verb in ("filter", "filter-dryrun", "prioritize", "steer"):
+            await self.ask(verb, body)
+        victims = {name: {"Pods": [{"UID": "uid-victim"}], "NumPDBViolations": 0} for name in nodes}
+        await self.ask("preempt", {"Pod": made, "NodeNameToVictims": None, "NodeNameToMetaVictims": victims})
+        metadata = made.get("metadata") or {}
+        named = {"PodName": metadata.get("name"), "PodNamespace": "default", "PodUID": str(metadata.get("uid"))}
+        await self.ask("bind", {**named, "Node": nodes[0]})
+
+    async def bears(self, made: Json) -> None:
+        """A good pod is bound beside it; then it goes."""
+        await self.suffer(made)
+        name = made["metadata"]["name"]
+        await self._binds(f"beside-{name}")
+        self.api.delete_pod(f"default/{name}")
+
+    def create(self, made: Json) -> None:
+        """As it is: a validating API server would refuse some of them."""
+        self.api.pods[f"default/{made['metadata']['name']}"] = made
+        self.api._tell("Pod", "ADDED", made)
+
+    async def turn(self) -> None:
+        """Every loop has its turn."""
+        for _ in range(5):
+            await asyncio.sleep(0.002)
+
+    # ---- what is good -----------------------------------------------------------------------------------------------
+
+    async def goes_on(self) -> None:
+        """Every loop serves somebody else."""
+        number = next(self._numbers)
+        await self._binds(f"good-{number}")
+        await self._grants(f"around-{number}")
+        await self._tells(f"unknown-model-{number}")
+        await self._preempts(number)
+        await self._follows(number)
+        assert await self.page("/healthz") == "ok"
+        assert "gputile_book_pods" in await self.page("/metrics")
+        await self.page("/gpushare-scheduler/inspect")
+
+    async def _created(self, name: str, limits: Json, **more: Any) -> Json:
+        spec = more.pop("spec", {})
+        made = pod(limits, name=name, uid=f"uid-{name}", **more)
+        made["spec"] |= spec
+        self.api.add_pod(made)
+        await self.until(f"{name} is seen", lambda: self.process.mirror.pod(f"uid-{name}"))
+        return made
+
+    async def _binds(self, name: str) -> None:
+        made = await self._created(name, tile(10))
+        found: list[str] = []
+        for _ in range(5):  # a node that was offered and not taken ranks last, and may be the only one
+            found = (await self.ask("filter", {"Pod": made, "Nodes": None, "NodeNames": ["n1", "n2"]}))["NodeNames"]
+            if found:
+                break
+            await self.turn()
+        assert found, f"{name} fits"
+        named = {"PodName": name, "PodNamespace": "default", "PodUID": f"uid-{name}"}
+        assert await self.ask("bind", {**named, "Node": found[0]}) == {"Error": ""}
+        await self.until(f"{name} is confirmed", lambda: self.process.mirror.is_granted(f"uid-{name}"))
+        self.api.delete_pod(f"default/{name}")
+
+    async def _grants(self, name: str) -> None:
+        await self._created(name, tile(10), on="n2")
+        await self.until(f"{name} gets its grant", lambda: GRANT in self.live(name)["metadata"]["annotations"])
+        self.api.delete_pod(f"default/{name}")
+
+    async def _tells(self, name: str) -> None:
+        made = await self._created(name, tile(10), annotations={"gputile.io/model": "of-nobody"})
+        body = {"Pod": made, "Nodes": None, "NodeNames": ["n1", "n2"]}
+        assert not (await self.ask("filter", body))["NodeNames"]
+        told = ("NoFittingGPU", name)
+        await self.until(f"{name} is told why", lambda: any((n.reason, n.pod) == told for n in self.api.notes))
+        self.api.delete_pod(f"default/{name}")
+
+    async def _preempts(self, number: int) -> None:
+        """Node `full` holds one small pod on each GPU; who wants one for itself must be made room."""
+        victim, vip = f"victim-{number}", f"vip-{number}"
+        await self._created(victim, tile(SIZE), on="full")
+        await self.until(f"{victim} holds its GPU", lambda: self.process.mirror.is_granted(f"uid-{victim}"))
+        made = await self._created(vip, tile(SIZE), spec={"priority": 2 * hostile.IMPORTANT})
+        await self.ask("filter", {"Pod": made, "Nodes": None, "NodeNames": ["full"]})
+        await self.until(f"{vip} gets its victim", lambda: f"default/{victim}" not in self.api.pods)
+        self.api.delete_pod(f"default/{vip}")
+        await self.until(f"{vip} is gone", lambda: self.process.mirror.pod(f"uid-{vip}") is None)
+
+    async def _follows(self, number: int) -> None:
+        self.api.add_node(node(f"new-{number}").card(size=1).manifest())
+        await self.until("a new node is seen", lambda: f"new-{number}" in self.process.ledger.fleet)
+        self.api.delete_node(f"new-{number}")
+        await self.until("a node is gone", lambda: f"new-{number}" not in self.process.ledger.fleet)
+        agents = self.process.mirror.agents
+        before = sum(agents.counts().values())
+        self.api.add_lease(f"beat-{number}", holderIdentity="a", leaseDurationSeconds=9, renewTime="1")
+        await self.until("a heartbeat is heard", lambda: sum(agents.counts().values()) > before)
+        self.api.add_config_map("kube-system", "gputile-quota", {"quota.yaml": QUOTA % (number + 1)})
+        await self.until("a quota is taken", lambda: "team" in self.process.ledger.spending.quotas)
+        self.api.delete_config_map("kube-system", "gputile-quota")
+        await self.until("a quota is gone", lambda: "team" not in self.process.ledger.spending.quotas)
+
+    def live(self, name: str) -> Json:
+        return self.api.pods[f"default/{name}"]
+
+
+class Tracebacks(logging.Handler):
+    """Errors that nobody expected. To be isolated is not enough: hostile input is to be expected."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            self.found.append(f"{record.getMessage()}: {record.exc_info[1]!r}")
+
+
+@contextmanager
+def no_tracebacks() -> Iterator[None]:
+    handler = Tracebacks()
+    logging.getLogger("gputile").addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger("gputile").removeHandler(handler)
+    assert not handler.found, handler.found[:3]
+
+
+@asynccontextmanager
+async def running(*pods: Json, **more: Any) -> AsyncIterator[Cluster]:
+    """Two nodes with room, one that the test fills; `pods` are there before the process starts."""
+    nodes = [node(name).cards(8, size=SIZE).manifest() for name in ("n1", "n2")]
+    api = MemoryApi([*nodes, node("full").card(size=SIZE).manifest()], pods)
+    settings = Settings(
+        listen="127.0.0.1:0",
+        tell=TellSettings(per_second=10_000),
+        preempt=PreemptSettings(patience=0.0),
+        audit=0.01,
+        steer_cpu_pods=True,
+        **more,
+    )
+    replica = Process(api, settings, Metrics())
+    stop = asyncio.Event()
+    task = asyncio.create_task(replica.run(stop))
+    async with aiohttp.ClientSession() as http:
+        cluster = Cluster(replica, api, http, task)
+        try:
+            await cluster.until("the cluster is seen", lambda: replica.is_synced() and replica.server.port)
+            with no_tracebacks():
+                yield cluster
+        finally:
+            stop.set()
+            await task
+
+
+# ---- one after the other --------------------------------------------------------------------------------------------
+
+BOUND = hostile.bound("n1")
+WORST = (  # what issue 15 confirmed on a real API server
+    *("1,300 containers", "1,300 init containers", "1,300 sidecars"),
+    *("24 containers that fit nowhere", "24 containers that fit nowhere, and are important"),
+    *("64 containers that fit nowhere", "17,000 keys of ours", "45,000 UUIDs", "45,000 models"),
+)
+SITS = ("1,200 init containers", "1,300 sidecars", "17,000 keys of ours", "17,000 keys, and no GPU", "a copied grant")
+
+
+@pytest.mark.parametrize("make", [pytest.param(hostile.TENANT[name], id=name) for name in WORST])
+async def test_a_pod_that_waits(make: MakePod) -> None:
+    async with running() as cluster:
+        await cluster.suffer(make("bad"))
+        await cluster.goes_on()
+
+
+@pytest.mark.parametrize("make", [pytest.param(BOUND[name], id=name) for name in SITS])
+async def test_a_pod_that_was_bound_around_us(make: MakePod) -> None:
+    async with running() as cluster:
+        await cluster.suffer(make("bad"))
+        await cluster.goes_on()
+
+
+PODS = {
+    **{f"{name}, waiting": make for name, make in hostile.TENANT.items() if name not in WORST},
+    **{f"{name}, bound": make for name, make in BOUND.items() if name not in SITS and "record:" not in name},
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("turn", range(4))
+async def test_every_other_pod(turn: int) -> None:
+    """A good pod is bound after each, and every loop has served somebody after all of them."""
+    async with running() as cluster:
+        for number, name in enumerate(list(PODS)[turn::4]):
+            with after(name):
+                await cluster.bears(PODS[name](f"bad-{number}"))
+        await cluster.goes_on()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("family", list(hostile.RECORDS))
+async def test_garbage_in_a_familys_records(family: str) -> None:
+    """On pods that are bound, and on pods that wait."""
+    async with running() as cluster:
+        for number, what in enumerate(hostile.GARBAGE):
+            make = BOUND[f"{family} record: {what}"]
+            with after(what):
+                await cluster.bears(make(f"bound-{number}"))
+                made = make(f"waits-{number}")
+                made["spec"]["nodeName"] = None
+                await cluster.bears(made)
+        await cluster.goes_on()
+
+
+async def test_pods_that_no_api_server_would_take() -> None:
+    async with running() as cluster:
+        for number, (name, make) in enumerate(hostile.MISSHAPEN.items()):
+            with after(name):
+                cluster.create(make(f"bad-{number}"))
+                await cluster.turn()
+                await cluster._binds(f"beside-{number}")
+        await cluster.goes_on()
+
+
+@pytest.mark.timeout(300)
+async def test_nodes() -> None:
+    async with running() as cluster:
+        for number, (name, made) in enumerate(hostile.NODES.items()):
+            with after(name):
+                cluster.api.add_node(made)
+                await cluster.turn()
+                await cluster.bears(pod(tile(10), name=f"there-{number}", uid=f"uid-there-{number}", on="hostile"))
+        await cluster.goes_on()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param({"holderIdentity": "a", "leaseDurationSeconds": 9, "renewTime": "1"}, id="a-good-lease"),
+        pytest.param({"leaseDurationSeconds": -(2**63), "renewTime": hostile.ESCAPES}, id="a-lease-of-no-time"),
+        pytest.param({"leaseDurationSeconds": 2**63 - 1, "holderIdentity": ""}, id="a-lease-for-ever"),
+        pytest.param({"leaseDurationSeconds": "9", "renewTime": 7}, id="a-lease-of-other-kinds"),
+    ],
+)
+async def test_what_an_agent_says_of_use(spec: Json) -> None:
+    async with running() as cluster:
+        for name, use in hostile.USES.items():
+            with after(name):
+                for _ in range(2):
+                    cluster.api.add_lease("n1", {"gputile.io/use": use}, **spec)
+                    await cluster.turn()
+                assert "gputile_book_pods" in await cluster.page("/metrics")
+        cluster.api.delete_lease("n1")
+        await cluster.goes_on()
+
+
+QUOTAS = {
+    "nothing": "",
+    "a list": "[]",
+    "a list of itself": "&a [*a]",
+    "a map of itself": "namespaces: &a {team: *a}",
+    "deep": "[" * 3000,
+    "a number of 5,000 digits": f"namespaces: {{team: {{limits: [{{cards: {hostile.digits()}}}]}}}}",
+    "infinite": "namespaces: {team: {limits: [{cards: .inf}]}}",
+    "a time": "namespaces: {team: 2020-13-45}",
+    "bytes": "namespaces: {team: !!binary AAA}",
+    "an object of Python": "!!python/object/apply:os.system [exit]",
+    "two documents": "a: 1\n---\nb: 2",
+    "escapes": f"namespaces: {{{hostile.ESCAPES!r}: 1}}",
+}
+
+
+async def test_quotas() -> None:
+    async with running() as cluster:
+        for number, (name, text) in enumerate(QUOTAS.items()):
+            with after(name):
+                cluster.api.add_config_map("kube-system", "gputile-quota", {"quota.yaml": text})
+                cluster.api.add_config_map("kube-system", "gpuquota", {"gpu_quota": text})
+                await cluster.turn()
+                await cluster._binds(f"beside-{number}")
+        cluster.api.delete_config_map("kube-system", "gpuquota")
+        await cluster.goes_on()
+
+
+@contextmanager
+def after(what: str) -> Iterator[None]:
+    """Says what it was that ended the others."""
+    try:
+        yield
+    except Exception as wrong:
+        raise AssertionError(f"after {what}: {type(wrong).__name__}: {wrong}") from wrong
+
+
+# ---- all at once ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(300)
+async def test_a_replica_that_starts_among_them_and_lists_them_anew() -> None:
+    """What ended one process is still there for the next."""
+    crowd = [make(f"bad-{number}") for number, make in enumerate(PODS.values())]
+    async with running(*crowd, *hostile.fractions()) as cluster:
+        await cluster._binds("first")
+        for number, make in enumerate(map(BOUND.get, SITS)):
+            assert make is not None
+            cluster.create(make(f"worse-{number}"))
+        await cluster.process.take_stock()
+        await cluster.goes_on()
+
+
+# ---- at random ------------------------------------------------------------------------------------------------------
+
+NUMBERS = st.sampled_from([0, 1, 2, 8, 9, 100, 4096, 2**15, 2**31 - 1, 2**31, 2**63 - 1, -1])
+AMOUNTS = (
+    NUMBERS | st.sampled_from(["", "1", "1k", "1Gi", "0.5", "-1", "1e3", "1e400", "nan", hostile.digits()]) | st.none()
+)
+RESOURCES = st.sampled_from(sorted({name for limits, _ in hostile.RECORDS.values() for name in limits} | {"cpu"}))
+KEYS = st.sampled_from(
+    sorted(
+        {name for _, names in hostile.RECORDS.values() for name in names}
+        | set(hostile.SELECTING)
+        | set(hostile.ASSUMED)
+    )
+)
+VALUES = (
+    st.sampled_from(sorted(hostile.GARBAGE.values()))
+    | st.text(max_size=20)
+    | st.sampled_from([hostile.listed(count=2000), "require", "prefer", "binpack", "tiling", "topology", "n1", "0,1"])
+)
+LIMITS = st.dictionaries(RESOURCES, AMOUNTS, max_size=3) | st.sampled_from(
+    [limits for limits, _ in hostile.RECORDS.values()]
+)
+
+
+@st.composite
+def pods(draw: st.DrawFn) -> Json:
+    """A pod of containers by the number, that asks in any dialect or several, with garbage in any annotation."""
+    one = draw(LIMITS)
+    kinds = [draw(LIMITS) for _ in range(draw(st.integers(0, 3)))]
+    apps = [one] * draw(st.sampled_from([0, 1, 1, 2, 24, 65, hostile.MANY])) + kinds
+    inits = [{**one, "sidecar": draw(st.booleans())}] * draw(st.sampled_from([0, 0, 1, 3, 65, hostile.MANY]))
+    made = pod(*apps, init=tuple(inits), annotations=draw(st.dictionaries(KEYS, VALUES, max_size=6)))
+    made["spec"]["nodeName"] = draw(st.sampled_from([None, None, "n1", "n1", "n2", "hostile", "nowhere"]))
+    made["spec"]["priority"] = draw(st.sampled_from([0, 5, hostile.IMPORTANT, None]))
+    made["status"] = {"phase": draw(st.sampled_from([None, "Pending", "Running", "Unknown"]))}
+    if draw(st.booleans()):
+        made["metadata"]["deletionTimestamp"] = draw(st.sampled_from(["2026-01-01T00:00:00Z", "", "never"]))
+    return made
+
+
+CARDS = st.builds(
+    hostile.card,
+    st.integers(-1, 9),
+    memory=NUMBERS,
+    cores=NUMBERS,
+    slots=NUMBERS,
+    numa=NUMBERS,
+    model=st.text(max_size=5),
+    links=st.dictionaries(st.sampled_from(["0", "1", "x"]), NUMBERS, max_size=2),
+)
+
+
+@st.composite
+def nodes(draw: st.DrawFn) -> Json:
+    said = draw(st.dictionaries(RESOURCES, AMOUNTS, max_size=4))
+    notes = hostile.inventory(draw(st.lists(CARDS, max_size=4))) if draw(st.booleans()) else {}
+    return hostile.node("hostile", {**notes, **draw(st.dictionaries(KEYS, VALUES, max_size=2))}, said)
+
+
+@given(st.lists(pods(), min_size=1, max_size=6), st.lists(nodes(), max_size=3))
+@examples(8)
+@pytest.mark.timeout(300)
+def test_any_pods_and_nodes(bad: list[Json], places: list[Json]) -> None:
+    async def run() -> None:
+        async with running() as cluster:
+            for made in places:
+                cluster.api.add_node(made)
+            for number, made in enumerate(bad):
+                made["metadata"] |= {"name": f"bad-{number}", "uid": f"uid-bad-{number}"}
+                await cluster.suffer(made)
+            await cluster.goes_on()
+
+    with pytest.MonkeyPatch.context() as patch:
+        quicken(patch)
+        asyncio.run(run())
