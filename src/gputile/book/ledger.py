@@ -224,7 +224,7 @@ class Ledger:
             case Confirmed(holding):
                 return self._confirm(holding)
             case Relisted(holding):
-                return [] if self._is_confirmed(holding) else self._take_as_true(holding)
+                return [] if self._is_confirmed(holding) else self._relist(holding)
             case Compared(pod):
                 return self._conflicts(self._entries[pod].holding) if pod in self._entries else []
             case Corrected(pod, grant):
@@ -346,6 +346,13 @@ class Ledger:
         if before is None or _extent(before.holding) == _extent(holding):
             return []
         return [Freed(before.holding.node)]
+
+    def _relist(self, holding: Holding) -> list[Instruction]:
+        """One pod of a list. What overlaps is looked at when the list is whole (`Compared`): pods may have changed
+        places. Until then an overlap is the cluster's word, and no alarm of `check`."""
+        done = self._take_as_true(holding)
+        self._disputed.update(self._oversold(holding))
+        return done
 
     def _conflicts(self, holding: Holding) -> list[Instruction]:
         """Rub out the pencils that a confirmed pod stands on; report what overlaps even so."""

@@ -157,9 +157,10 @@ def _refuse_resources_in_annotations(pod: Pod, settings: DialectSettings) -> Non
 def write_grant(award: Award) -> Written:
     """Our grant and the record of the pod's own dialect, to be written together."""
     ours = gputile.write_grant(award)
-    if award.grant.dialect == gputile.NAME:
+    family = BY_NAME.get(award.grant.dialect)  # None: of a gputile that knows more dialects, or forged
+    if family is None or family.NAME == gputile.NAME:
         return ours
-    theirs = BY_NAME[award.grant.dialect].write_grant(award)
+    theirs = family.write_grant(award)
     return Written(annotations=theirs.annotations | ours.annotations, labels=theirs.labels, env=theirs.env)
 
 
