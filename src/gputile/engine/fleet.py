@@ -71,7 +71,7 @@ class Fleet(Columns):
             inquiry.unsearched |= self._last[2].unsearched
             return question, self._last[3]
         borne = nodes_that_fit(question)
-        self._last = (self._moment, request, inquiry, borne) if len(question.pieces) > 1 else None
+        self._last = (self._moment, request, inquiry, borne) if len(question.pieces) > 2 else None
         return question, borne
 
     def scores(
