@@ -263,7 +263,8 @@ def verdicts(runs: list[Run]) -> list[str]:
     for alone, harm in zip(runs[::2], runs[1::2], strict=True):
         for what, base, found in (
             ("/healthz", alone.health, harm.health),
-            ("verbs of good pods", alone.good.verbs, harm.good.verbs),
+            ("filter of good pods", alone.good.filters, harm.good.filters),
+            ("bind of good pods", alone.good.binds, harm.good.binds),
         ):
             for name, value, before, most in (
                 ("p99", found.part(0.99), base.part(0.99), P99),
@@ -274,6 +275,8 @@ def verdicts(runs: list[Run]) -> list[str]:
                 said.append(
                     f"{word}{value:9.1f} ms  (at most {most:g})  {what}, {name}, {harm.policy}; {ratio:.1f} times alone"
                 )
+        beyond = harm.good.binds.part(0.99) - harm.good.creates.part(0.99)
+        said.append(f"{'':<5}{beyond:9.1f} ms  bind at p99 beyond a plain call to the API server at p99, {harm.policy}")
         lost = len(harm.health.failed) + len(harm.good.verbs.failed) + harm.good.unbound
         said.append(
             f"{'ok   ' if not lost else 'OVER '}{lost:9}     (0)  failed calls and good pods unbound, {harm.policy}"

@@ -257,7 +257,7 @@ CHECKPOINTS: dict[str, bytes] = {
     "no JSON": b"{",
     "no UTF-8": b"\xff\xfe",
     "deep": hostile.deep("[").encode(),
-    "deep data": b'{"Data":' + hostile.deep("[").encode(),
+    "deep where nobody looks": b'{"Data":{"X":' + hostile.deep("[").encode(),
     "of other kinds": json.dumps({"Data": {"PodDeviceEntries": {"a": 1}, "RegisteredDevices": []}}).encode(),
     "entries of other kinds": json.dumps({"Data": {"PodDeviceEntries": [None, 7, {}]}}).encode(),
     "an answer that is no base64": json.dumps({"Data": {"PodDeviceEntries": [{**ENTRY, "AllocResp": "%"}]}}).encode(),
