@@ -191,9 +191,9 @@ class Listener:
         self.is_stopping = True
         if self._sweeper is None:
             return
-        self._acceptor.stop()
         self._sweeper.cancel()
         self.see_off()
+        await self._acceptor.stop()
         if self._working:
             await asyncio.wait(self._working, timeout=GOODBYE)
         for connection in list(self.connections):
