@@ -11,12 +11,12 @@ import uvloop
 
 from gputile.kube.memory import MemoryApi
 from gputile.scheduler.process import Process
-from gputile.scheduler.settings import Settings, TlsSettings
+from gputile.scheduler.settings import MetricsSettings, Settings, TlsSettings
 from gputile.telemetry import logs
 from gputile.telemetry.metrics import Metrics
 from gputile.testing.builders import node, pod
 
-NODES, CARDS = 1250, 8  # as many cards as have series of their own by default
+NODES, CARDS = 1250, 8
 TILE = {"gputile.io/gpu": 1, "gputile.io/memory": 1024}
 
 
@@ -30,7 +30,7 @@ def settings(folder: str) -> Settings:
     tls = TlsSettings()
     if folder:
         tls = TlsSettings(certificate=f"{folder}/tls.crt", key=f"{folder}/tls.key", client_ca=f"{folder}/ca.crt")
-    return Settings(listen="127.0.0.1:0", tls=tls)
+    return Settings(listen="127.0.0.1:0", tls=tls, metrics=MetricsSettings(cards=10**6))
 
 
 async def serve(nodes: int, folder: str) -> None:

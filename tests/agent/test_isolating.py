@@ -1,6 +1,7 @@
 """What a container sees of its cards under each isolation."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from gputile.agent.isolating import CannotServe, Json, edits, spec
 from gputile.agent.settings import ISOLATIONS, FolderSettings
 from gputile.model.grants import ContainerGrant, Tile
 from gputile.nvml.values import Gpu, Sight
+from tests.text.test_documents import LAUGHS
 
 ENV = {"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
 HELD = ContainerGrant("main", (Tile("GPU-a", 0, 3072, 30), Tile("GPU-b", 1, 3072, 30)))
@@ -162,3 +164,13 @@ def test_nvidias_specs_are_read_again_only_when_they_change(
         assert host.nvidia_edits("GPU-a") == before
     (tmp_path / "cdi" / "nvidia.yaml").write_text(yaml.safe_dump({**NVIDIA, "devices": []}))
     assert host.nvidia_edits("GPU-a") == []
+
+
+def test_files_that_are_no_cdi_spec_cost_nothing_but_themselves(host: NodeFiles, tmp_path: Path) -> None:
+    """A pipe would wait for ever, and aliases that double fill the memory."""
+    os.mkfifo(tmp_path / "cdi" / "a-pipe.yaml")
+    (tmp_path / "cdi" / "b-laughs.yaml").write_text(LAUGHS)
+    (tmp_path / "cdi" / "c-deep.json").write_text('{"kind": "nvidia.com/gpu", "x": ' + "[" * 100_000)
+    (tmp_path / "cdi" / "d-folder.json").mkdir()
+    (tmp_path / "cdi" / "e-endless.yaml").symlink_to("/dev/zero")
+    assert host.nvidia_edits("GPU-b")

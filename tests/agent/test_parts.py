@@ -117,11 +117,11 @@ class TestOverlapping:
         ],
     )
     def test_table(self, mine: Grant, others: list[Grant], says: str) -> None:
-        found = overlap(mine, Holdings(others), BY_UUID)
+        found = overlap(mine.uses(), Holdings(others), BY_UUID)
         assert says in found if says else found == ""
 
     def test_a_card_that_is_not_here(self) -> None:
-        assert "none of that name" in overlap(grant("a", held(0)), Holdings(), {})
+        assert "none of that name" in overlap(grant("a", held(0)).uses(), Holdings(), {})
 
 
 class TestSlots:

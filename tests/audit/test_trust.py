@@ -214,9 +214,17 @@ def test_under_our_agent_the_request_is_not_compared_with_an_old_record() -> Non
     assert (held(report), somewhere(report)) == ({"g0": (2000, 5)}, [])
 
 
-def test_under_our_agent_a_pod_without_a_grant_holds_nothing_and_is_found() -> None:
-    report = look(ours("g0"), pod(OUR_TILE))
-    assert (held(report), somewhere(report), codes(report)) == ({}, [], ["no-grant"])
+@pytest.mark.parametrize(
+    ("since", "counted"),
+    [
+        pytest.param(THEN, [], id="it holds nothing: our agent gives out nothing without a grant"),
+        pytest.param(None, [], id="nor where our agent does not say since when"),
+        pytest.param(SINCE, [(0, 1, 6000)], id="it was there before our agent, and counts by number"),
+    ],
+)
+def test_under_our_agent_a_pod_without_a_grant_is_found(since: str | None, counted: list[Any]) -> None:
+    report = look(ours("g0", since=since), pod(OUR_TILE))
+    assert (held(report), somewhere(report), codes(report)) == ({}, counted, ["no-grant"])
 
 
 # ---- GPUs by number -------------------------------------------------------------------------------------------------

@@ -77,6 +77,28 @@ def test_a_configuration_of_kube_scheduler_that_doubles_is_one_that_cannot_be_re
     assert isinstance(done.exception, SystemExit)
 
 
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        pytest.param({"kind": "Deployment", "spec": "none", "status": "none"}, id="a-deployment"),
+        pytest.param(
+            {"kind": "Deployment", "spec": {"template": {"spec": {"containers": "none"}}}}, id="its-containers"
+        ),
+        pytest.param({"kind": "Lease", "spec": ["none"]}, id="a-lease"),
+        pytest.param({"kind": "MutatingWebhookConfiguration", "webhooks": [7]}, id="a-webhook"),
+        pytest.param({"kind": "ValidatingWebhookConfiguration", "webhooks": {"a": 1}}, id="webhooks"),
+        pytest.param({"kind": "APIService", "status": {"conditions": [7]}}, id="an-api-service"),
+    ],
+)
+def test_an_object_of_no_shape_costs_the_doctor_one_check(tmp_path: Path, spoilt: dict[str, Any]) -> None:
+    named = {"metadata": {"name": "gputile-scheduler", "namespace": "kube-system"}, **spoilt}
+    file = tmp_path / "all.json"
+    file.write_text(json.dumps({"kind": "List", "items": [node().cards(1).manifest(), named]}))
+    done = run("doctor", "-f", str(file), "-o", "json")
+    assert isinstance(done.exception, SystemExit | None), done.exception
+    assert len(json.loads(done.stdout)["findings"]) >= 12
+
+
 # ---- what reaches the terminal --------------------------------------------------------------------------------------
 
 
@@ -90,7 +112,7 @@ def objects() -> list[dict[str, Any]]:
     waits["spec"]["schedulerName"] = EVIL
     wrong = pod({"gputile.io/gpu": EVIL}, name=f"wrong{EVIL}", uid="u2", namespace=EVIL)
     runs = pod({"gputile.io/gpu": 1}, name=f"runs{EVIL}", uid="u3", on=f"n1{EVIL}")
-    shares = pod({"aliyun.com/gpu-mem": 1}, name=f"shares{EVIL}", uid="u4", on=f"n1{EVIL}")
+    shares = pod({"aliyun.com/gpu-mem": 1}, name="shares\u202egnp", uid="u4", on=f"n1{EVIL}")
     there["status"]["allocatable"] |= {"aliyun.com/gpu-mem": 32, "aliyun.com/gpu-count": 2}
     event = {
         "kind": "Event",
@@ -154,7 +176,7 @@ def test_what_is_printed_means_what_was_read(file: str) -> None:
     """The escapes are JSON's own, and YAML's: a program reads the very name."""
     for form, load in (("json", json.loads), ("yaml", yaml.safe_load)):
         told = load(run("read", "-f", file, "-o", form).stdout)
-        assert [one["name"] for one in told["pods"]][1:3] == [f"wrong{EVIL}", f"runs{EVIL}"]
+        assert [one["name"] for one in told["pods"]][1:4] == [f"wrong{EVIL}", f"runs{EVIL}", "shares\u202egnp"]
 
 
 def test_an_error_is_printed_without_them_too(tmp_path: Path) -> None:

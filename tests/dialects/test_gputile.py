@@ -184,7 +184,6 @@ def granting(*tiles: list[dict[str, Any]], names: list[str] | None = None, **cha
         pytest.param(granting([TILE | NOTHING]), "a tile of no memory and no cores", id="a-tile-of-nothing"),
         pytest.param(granting([TILE, TILE | NOTHING]), "a tile of no memory", id="a-tile-of-nothing-beside-a-good-one"),
         pytest.param(granting([TILE], names=["c0", "c0"]), "twice", id="a-container-that-is-named-twice"),
-        pytest.param(granting([TILE] * 1025), "more than 1024 tiles", id="more-tiles-than-any-pod-has"),
         pytest.param(granting([TILE], version=0), "version 0", id="version-zero"),
         pytest.param(granting([TILE], version=2), "version 2", id="a-version-that-we-do-not-know"),
         pytest.param(granting([TILE], version=-1), "version -1", id="a-version-below-zero"),

@@ -1,5 +1,6 @@
 """Pods and nodes that anybody may write: reading them stays cheap, and messages stay short."""
 
+import difflib
 import json
 from difflib import get_close_matches
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.dialects import gputile, records, speaking
+from gputile.dialects import records, speaking
 from gputile.dialects.wire import LARGEST_NODE, LONGEST_LIST, SHOWN, convert_pod, host_needs
 from gputile.model.refusals import BadRequest, NodeCode, RequestCode
 from gputile.model.requests import PodRequest, phases
@@ -28,7 +29,7 @@ def strange(count: int) -> Manifest:
 
 def test_reading_a_pod_never_looks_for_the_nearest_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """It took four seconds for 17,000 annotations, at every watch event."""
-    monkeypatch.setattr(gputile, "get_close_matches", lambda *_, **__: pytest.fail("difflib was asked"))
+    monkeypatch.setattr(difflib, "get_close_matches", lambda *_, **__: pytest.fail("difflib was asked"))
     assert isinstance(speaking.read_pod(strange(5)), PodRequest)
 
 
@@ -50,7 +51,7 @@ def test_hints_are_for_three_annotations_at_most(
         asked.append(word)
         return get_close_matches(word, *known, **more)
 
-    monkeypatch.setattr(gputile, "get_close_matches", counted)
+    monkeypatch.setattr(difflib, "get_close_matches", counted)
     notes = speaking.notes(strange(count), read(strange(count)))
     assert len(asked) == hints
     assert len(notes) == hints + (count > hints)
@@ -232,7 +233,7 @@ def test_a_register_of_more_than_256_gpus_puts_the_node_out_of_use(register: Any
     assert (found.fault, found.cards) == (NodeCode.BAD_INVENTORY, ())
 
 
-@pytest.mark.parametrize("weight", [-1, 2**31, 10**30])
+@pytest.mark.parametrize("weight", [-(2**31) - 1, 2**31, 10**30])
 def test_a_link_that_no_array_can_hold_puts_the_node_out_of_use(weight: int) -> None:
     cards = [{"index": n, "uuid": f"u{n}", "memory": 1, "links": {"0": weight}} for n in range(2)]
     inventory = {"gputile.io/inventory": json.dumps({"version": 1, "cards": cards})}

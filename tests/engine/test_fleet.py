@@ -6,6 +6,7 @@ from gputile.engine import fleet as fleet_module
 from gputile.engine.explaining import explain
 from gputile.engine.fleet import Fleet
 from gputile.engine.placing import Placement
+from gputile.engine.search_budget import SearchBudget
 from gputile.model.cards import NodeView
 from gputile.model.errors import InputError
 from gputile.model.grants import Use
@@ -167,16 +168,18 @@ class TestOddClusters:
 def test_a_pod_of_many_awkward_containers_is_searched_for_with_one_budget_for_all_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    spent: list[int] = []
+    spent: list[SearchBudget] = []
 
-    def counted(request: PodRequest, view: NodeView, steps: int) -> tuple[bool, int]:
-        spent.append(steps)
-        return False, steps // 2
+    def counted(request: PodRequest, view: NodeView, budget: SearchBudget) -> None:
+        spent.append(budget)
+        while budget.spend():
+            pass
 
     monkeypatch.setattr(fleet_module, "searched", counted)
     fleet = Fleet()
     for number in range(50):  # all different, so that none is searched in another's place
         fleet.set_node(node(f"n{number}").cards(8, size=81000 + number).node())
-    awkward = wants(*(ask(27000 + 300 * n, name=f"c{n}") for n in range(24)))
+    awkward = wants(*(ask(27100 + 300 * n, name=f"c{n}") for n in range(17)))  # in sum there is enough
     assert not fleet.fits(awkward).any()
-    assert len(spent) < 15, "the budget halves each time, and is for all of them"
+    assert len(spent) == 4, "a node may have a quarter of the budget, which is for all of them"
+    assert {refusal.code for refusal in fleet.refusals(awkward)} == {NodeCode.SEARCH}

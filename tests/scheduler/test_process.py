@@ -13,9 +13,13 @@ import pytest
 
 from gputile.book.ledger import BookSettings, State
 from gputile.dialects.wire import NodeObject, Pod
+from gputile.engine.fleet import Fleet
+from gputile.engine.learning import Lesson
 from gputile.kube.lease import Term
 from gputile.kube.values import Alive, Change, Json, Seen, Snapshot, Spoilt, Trouble, Unclear
-from gputile.model.errors import DoubleBooked
+from gputile.model.errors import DoubleBooked, InputError
+from gputile.model.requests import PodRequest
+from gputile.scheduler import isolation, slices
 from gputile.scheduler import process as module
 from gputile.scheduler.leading import Alone, Leader
 from gputile.scheduler.process import STALE, VOLUMES, Process
@@ -325,13 +329,32 @@ async def test_a_lease_that_cannot_be_given_back_does_not_stop_the_stopping() ->
         await replica.until(replica.process.is_synced)
 
 
-async def test_a_loop_that_ends_by_a_bug_ends_the_process() -> None:
-    class Broken(Alone):
-        async def run(self) -> None:
-            raise RuntimeError("a bug")
+async def test_a_loop_that_breaks_by_a_bug_is_started_again_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolation, "AGAIN", 0.0)
 
-    process = Process(cluster(), settings(), Metrics(), Broken())
-    with pytest.raises(RuntimeError, match="a bug"):
+    class Broken(Alone):
+        starts = 0
+
+        async def run(self) -> None:
+            self.starts += 1
+            if self.starts < 3:
+                raise RuntimeError("a bug")
+            await super().run()
+
+    broken = Broken()
+    async with running(cluster(), broken) as replica:
+        await replica.until(lambda: broken.starts == 3)
+        assert (await replica.ask("/readyz"))[0] == 200
+        assert value(replica.process, "internal_errors_total", loop="leadership") == 2
+
+
+async def test_settings_that_cannot_be_used_still_end_the_process() -> None:
+    class Unusable(Alone):
+        async def run(self) -> None:
+            raise InputError("a file that is not there; name another")
+
+    process = Process(cluster(), settings(), Metrics(), Unusable())
+    with pytest.raises(InputError, match="not there"):
         await process.run(asyncio.Event())
 
 
@@ -563,11 +586,16 @@ async def test_what_arrives_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_the_first_list_is_read_a_few_at_a_time_and_learnt_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between them the probes are answered, and ticks pass that must not take what is to be learnt."""
-    monkeypatch.setattr(module, "AT_ONCE", 2)
+    monkeypatch.setattr(slices, "SLICE", -1.0)
     api = cluster(pods=tuple(pod(tile(1), name=f"p{n}", uid=f"uid-{n}") for n in range(5)))
     process = Process(api, settings(), Metrics())
     learnt: list[int] = []
-    monkeypatch.setattr(process.ledger.fleet, "relearn", lambda found: learnt.append(len(found)))
+
+    def lesson_from(found: list[PodRequest]) -> Lesson:
+        learnt.append(len(found))
+        return Fleet().lesson_from(found)
+
+    monkeypatch.setattr(process.ledger.fleet, "lesson_from", lesson_from)
     process.mirror.nodes_listed(msgspec.convert(one, NodeObject) for one in api.nodes.values())
     reading = asyncio.create_task(process._pods_listed(await api.list_pods()))
     seen = []
@@ -575,42 +603,35 @@ async def test_the_first_list_is_read_a_few_at_a_time_and_learnt_as_a_whole(monk
         await asyncio.sleep(0)
         seen.append(len(process.mirror.waiting))
         process.tick(0.0)
-    assert seen[:3] == [2, 4, 5]
+    assert seen[:6] == [0, 1, 2, 3, 4, 5]
     assert learnt == [5]
 
 
-async def test_a_later_list_is_taken_in_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a list would say that the other half is gone."""
-    monkeypatch.setattr(module, "AT_ONCE", 1)
-    process, _ = await ticking(monkeypatch)
-    later = [ScriptedApi().add_pod(pod(tile(1), name=f"p{n}", uid=f"uid-{n}")) for n in range(3)]
-    reading = asyncio.create_task(process._pods_listed(tuple(later)))
-    await asyncio.sleep(0)
-    assert reading.done()
-    assert len(process.mirror.waiting) == 3
-
-
 async def test_nodes_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "AT_ONCE", 1)
     process, _ = await ticking(monkeypatch)
+    monkeypatch.setattr(slices, "SLICE", -1.0)
     listed = [msgspec.convert(node(name).cards(1).manifest(), NodeObject) for name in ("n2", "n3")]
     reading = asyncio.create_task(process._nodes_listed(tuple(listed)))
     seen = []
     while not reading.done():
         await asyncio.sleep(0)
         seen.append(process.ledger.fleet.names())
-    assert seen == [["n2"], ["n2", "n3"], ["n2", "n3"]]
+    assert seen == [["n2"], ["n2"], ["n2", "n3"]]
 
 
 async def test_a_book_that_does_not_add_up_is_found_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def spoilt() -> Any:
-        yield "n0"
-        raise DoubleBooked("n1-0 is booked beyond its size. Story: ...")
+    checked = []
 
-    async with running(cluster(), audit=0.001) as replica:
+    def spoilt(name: str) -> None:
+        checked.append(name)
+        if name == "n1":
+            raise DoubleBooked("n1-0 is booked beyond its size. Story: ...")
+
+    async with running(cluster(node("n1").card(), node("n2").card()), audit=0.001) as replica:
         await replica.until(replica.process.is_synced)
-        monkeypatch.setattr(replica.process.ledger, "checks", spoilt)
+        monkeypatch.setattr(replica.process.ledger, "check_node", spoilt)
+        await replica.until(lambda: "n2" in checked)
         await replica.until(lambda: value(replica.process, "conflicts_total"))
     assert "the book does not add up" in [record.message for record in caplog.records]

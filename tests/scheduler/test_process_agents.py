@@ -142,11 +142,12 @@ async def test_while_our_own_watch_is_broken_nothing_is_let_go() -> None:
         await replica.until(lambda: process.is_synced() and "n1" in process.mirror.agents)
         told: list[bool] = []
 
-        def tick(*, blind: bool = False) -> list[Instruction]:
+        def look_at(uid: str, *, blind: bool = False) -> list[Instruction]:
             told.append(blind)
             return []
 
-        process.mirror.lingering.tick = tick  # type: ignore[method-assign]
+        process.mirror.lingering.kept = lambda: ["uid-gone"]  # type: ignore[method-assign]
+        process.mirror.lingering.look_at = look_at  # type: ignore[method-assign]
         process.tick(time.monotonic())
         assert told[-1] is False
         process._trouble["nodes"] = time.monotonic()

@@ -44,6 +44,14 @@ def test_each_line_is_one_line(stream: io.StringIO) -> None:
     assert [json.loads(line)["msg"] for line in stream.getvalue().splitlines()] == ["two\nlines", "next"]
 
 
+@pytest.mark.parametrize("sign", ["\x1b[2J", "\x9b5m", "\x7f", "\u202e", "\u2028", "\U000e0041"])
+def test_nothing_in_a_line_is_obeyed_by_a_terminal(stream: io.StringIO, sign: str) -> None:
+    LOG.info("seen", extra=logs.fields(pod=f"ns/{sign}"))
+    said = stream.getvalue().rstrip("\n")
+    assert said.isprintable()
+    assert json.loads(said)["pod"] == f"ns/{sign}"
+
+
 def test_the_level_counts(stream: io.StringIO) -> None:
     LOG.debug("unheard")
     assert stream.getvalue() == ""

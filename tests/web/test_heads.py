@@ -87,6 +87,7 @@ REFUSED = [
     pytest.param([POST, HOST, b"A\xe9: 1"], 400, id="a-name-that-is-not-ascii"),
     pytest.param([POST, HOST, b"A(b): 1"], 400, id="a-bracket-in-a-name"),
     pytest.param([POST, HOST, b"A: b\x00c"], 400, id="a-zero-in-a-value"),
+    pytest.param([POST, HOST, b"A: b\x0bc"], 400, id="a-vertical-tab-in-a-value"),
     pytest.param([POST, HOST, b"A: b\x7f"], 400, id="a-delete-in-a-value"),
     pytest.param([POST, HOST, b"A: \x1b[31m"], 400, id="an-escape-in-a-value"),
     pytest.param([POST, HOST, b"A: b\nB: c"], 400, id="a-line-feed-by-itself-in-a-value"),

@@ -15,10 +15,10 @@ class Holdings:
     def __init__(self, grants: Iterable[Grant] = ()) -> None:
         self._uses: dict[str, Use] = {}
         for grant in grants:
-            self.add(grant)
+            self.add(grant.uses())
 
-    def add(self, grant: Grant) -> None:
-        for uuid, use in grant.uses().items():
+    def add(self, uses: Mapping[str, Use]) -> None:
+        for uuid, use in uses.items():
             before = self.of(uuid)
             self._uses[uuid] = Use(before.memory + use.memory, before.cores + use.cores, before.slots + use.slots)
 
@@ -26,9 +26,9 @@ class Holdings:
         return self._uses.get(uuid, NOTHING)
 
 
-def overlap(grant: Grant, earlier: Holdings, cards: Mapping[str, Card]) -> str:
-    """Why the grant cannot be honoured; "" when it can. `cards` are those of the node, by UUID."""
-    for uuid, use in grant.uses().items():
+def overlap(uses: Mapping[str, Use], earlier: Holdings, cards: Mapping[str, Card]) -> str:
+    """Why a grant of these uses cannot be honoured; "" when it can. `cards` are those of the node, by UUID."""
+    for uuid, use in uses.items():
         card, before = cards.get(uuid), earlier.of(uuid)
         if card is None:
             return f"its grant names the card {shortened(uuid)}, and this node has none of that name"

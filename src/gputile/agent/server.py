@@ -16,7 +16,7 @@ from gputile.telemetry.agent_metrics import AgentMetrics
 from gputile.telemetry.figures import PAGE_TYPE
 from gputile.telemetry.logs import fields
 from gputile.web.callers import MIB
-from gputile.web.messages import SHORT_HEAD, Request, Response
+from gputile.web.messages import Request, Response
 from gputile.web.server import Bounds, Listener
 from gputile.web.tls import from_files
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 PLAIN = "text/plain; charset=utf-8"
 LIMIT = 0  # bytes of a body; none is read
-BOUNDS = Bounds(arriving=32, probing=8, strangers=24, known=0, answers=8 * MIB, head=SHORT_HEAD)  # 64 connections
+BOUNDS = Bounds(arriving=32, probing=8, strangers=24, known=0, answers=8 * MIB)  # 64 connections
 PROBES = ("/healthz", "/readyz")
 FILES = 60.0  # seconds between two looks at certificate and key
 PROTOCOLS = ("http/1.1",)

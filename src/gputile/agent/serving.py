@@ -206,7 +206,7 @@ class CardPlugin:
         assert one.grant is not None
         others = [grant for grant in self._shared.lingering if grant.pod != one.grant.pod]
         earlier = Holdings([*others, *self._shared.residents.earlier(one)])
-        why = overlap(one.grant, earlier, self._shared.cards)
+        why = overlap(one.grant.uses(), earlier, self._shared.cards)
         if why:
             raise Refused(why)
 

@@ -61,10 +61,11 @@ def _compare_grants(residents: Sequence[Resident], cards: Mapping[str, Card], fo
             found["edited"].append(f"{one.pod.key}: {one.fault}")
         if one.grant is None:
             continue
-        if not set(one.grant.uses()) <= set(cards):
+        uses = one.grant.uses()
+        if not set(uses) <= set(cards):
             found["unknown-card"].append(f"{one.pod.key} holds a card that this node has not")
         else:
-            why = overlap(one.grant, earlier, cards)
+            why = overlap(uses, earlier, cards)
             if why:
                 found["overlap"].append(f"{one.pod.key}: {why}")
-        earlier.add(one.grant)
+        earlier.add(uses)

@@ -86,6 +86,19 @@ class Confirmed(msgspec.Struct, frozen=True):
     holding: Holding
 
 
+class Relisted(msgspec.Struct, frozen=True):
+    """One pod of a list that is being taken in. Others of the list may have left its cards or come to them: what
+    overlaps is looked for when all of it is in (`Compared`)."""
+
+    holding: Holding
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """A list is in: look whether this pod of it holds what a card does not have."""
+
+    pod: str
+
+
 class Corrected(msgspec.Struct, frozen=True):
     """The grant of a confirmed pod was set right."""
 
@@ -136,6 +149,8 @@ Event: TypeAlias = (
     | Assumed
     | Forgotten
     | Confirmed
+    | Relisted
+    | Compared
     | Corrected
     | Gone
     | Promised

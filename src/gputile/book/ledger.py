@@ -26,6 +26,7 @@ import msgspec
 from gputile.book.bearing import cards_short, room_left
 from gputile.book.events import (
     Assumed,
+    Compared,
     Confirmed,
     Conflict,
     Corrected,
@@ -42,6 +43,7 @@ from gputile.book.events import (
     Pencilled,
     Promised,
     QuotasSet,
+    Relisted,
     Rubbed,
     Tick,
     Verify,
@@ -221,6 +223,10 @@ class Ledger:
                 return self._drop(pod, State.ASSUMED)
             case Confirmed(holding):
                 return self._confirm(holding)
+            case Relisted(holding):
+                return [] if self._is_confirmed(holding) else self._relist(holding)
+            case Compared(pod):
+                return self._conflicts(self._entries[pod].holding) if pod in self._entries else []
             case Corrected(pod, grant):
                 return self._correct(pod, grant)
             case Gone(pod):
@@ -340,6 +346,13 @@ class Ledger:
         if before is None or _extent(before.holding) == _extent(holding):
             return []
         return [Freed(before.holding.node)]
+
+    def _relist(self, holding: Holding) -> list[Instruction]:
+        """One pod of a list. What overlaps is looked at when the list is whole (`Compared`): pods may have changed
+        places. Until then an overlap is the cluster's word, and no alarm of `check`."""
+        done = self._take_as_true(holding)
+        self._disputed.update(self._oversold(holding))
+        return done
 
     def _conflicts(self, holding: Holding) -> list[Instruction]:
         """Rub out the pencils that a confirmed pod stands on; report what overlaps even so."""
@@ -507,8 +520,12 @@ class Ledger:
         """The same, node by node, for those who have other things to do in between; the book may change meanwhile."""
         for name in self.fleet.names():
             if name in self.fleet:
-                self._check_node(self.fleet.view(name))
+                self.check_node(name)
                 yield name
+
+    def check_node(self, name: str) -> None:
+        """The same for one node, which must be here."""
+        self._check_node(self.fleet.view(name))
 
     def _check_node(self, view: NodeView) -> None:
         name = view.node.name

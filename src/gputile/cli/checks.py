@@ -13,7 +13,6 @@ import msgspec
 
 from gputile.cli.cluster import Seen, Unseen
 from gputile.dialects.settings import DialectSettings
-from gputile.text.documents import NotYaml, read_one
 
 NAME = "gputile-scheduler"
 OK, WARN, FAIL, UNKNOWN = "ok", "warn", "fail", "unknown"
@@ -64,6 +63,8 @@ Check = Callable[[Facts], Iterable[Finding]]
 
 def parsed(text: str) -> dict[str, Any] | None:
     """A YAML document that is a mapping; None when it is none."""
+    from gputile.text.documents import NotYaml, read_one
+
     try:
         found = read_one(text)
     except NotYaml:

@@ -17,7 +17,6 @@ from gputile.cli.output import say
 from gputile.cli.seen import SeenPod
 from gputile.dialects.wire import NodeObject, NodeStatus
 from gputile.model.errors import InputError
-from gputile.text.documents import Limits, NotYaml, content
 from gputile.text.terminal import one_line
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 LISTED_BY = "kubectl get nodes,pods -A -o json"
 ALL_LISTED_BY = "kubectl get nodes,pods,events,leases,configmaps -A -o json"
-SNAPSHOT = Limits(size=2**30)  # bytes of JSON; a cluster of 30,000 pods has a third of that
+LARGEST = 2**30  # bytes of a snapshot; a cluster of 30,000 pods has a third of that
 RIGHTS = "deploy/reader.yaml has a ClusterRole with the rights that these commands need"
 
 
@@ -290,11 +289,15 @@ def _all_objects(files: tuple[str, ...]) -> list[tuple[str, bytes]]:
 def _bytes(name: str) -> bytes:
     try:
         if name == "-":
-            return content(sys.stdin.buffer, SNAPSHOT)
-        with open(name, "rb") as file:  # pathlib would cost a twentieth of the command's start
-            return content(file, SNAPSHOT)
-    except (OSError, NotYaml) as wrong:
+            found = sys.stdin.buffer.read(LARGEST + 1)
+        else:
+            with open(name, "rb") as file:  # pathlib would cost a twentieth of the command's start
+                found = file.read(LARGEST + 1)
+    except OSError as wrong:
         raise InputError(f"{name}: cannot be read: {wrong}; name a YAML or JSON file") from wrong
+    if len(found) > LARGEST:
+        raise InputError(f"{name}: has more than {LARGEST} bytes; name a file of one cluster")
+    return found
 
 
 def _objects(content: bytes, source: str) -> list[tuple[str, bytes]]:

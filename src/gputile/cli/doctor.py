@@ -16,7 +16,6 @@ from gputile.cli.showing import PROGRAMS, Paper, emit, output_option, paper, wra
 from gputile.dialects import gpushare
 from gputile.dialects.settings import DialectSettings
 from gputile.model.errors import InputError
-from gputile.text.documents import SETTINGS, NotYaml, content
 
 EPILOG = """\b
 Examples:
@@ -123,6 +122,8 @@ def _code(findings: list[Finding]) -> int:
 
 
 def _text(name: str) -> str:
+    from gputile.text.documents import SETTINGS, NotYaml, content
+
     try:
         with Path(name).open("rb") as file:
             return content(file, SETTINGS).decode()

@@ -155,13 +155,11 @@ def _node(
 
 
 def _show_somewhere(unplaced: Unplaced, node: Node, held: dict[str, list[Held]]) -> None:
-    """Which cards the pod holds is unknown, how many is not: it is shown on those that hold least."""
+    """Which cards the pod holds is unknown, how many is not: whole ones are shown on those that hold least. Where a
+    share is, nobody can say, and it is not drawn; `gputile audit` lists it."""
     emptiest = sorted(node.cards, key=lambda card: (len(held[card.uuid]), card.index))
-    for number, card in enumerate(emptiest[: unplaced.gpus + unplaced.shares]):
-        memory, cores = card.memory, card.cores
-        if number >= unplaced.gpus:
-            memory, cores = unplaced.memory // unplaced.shares, unplaced.cores // unplaced.shares
-        held[card.uuid].append(Held(unplaced.pod, unplaced.uid, memory, cores, 1, by=BY_NUMBER))
+    for card in emptiest[: unplaced.gpus]:
+        held[card.uuid].append(Held(unplaced.pod, unplaced.uid, card.memory, card.cores, 1, by=BY_NUMBER))
 
 
 def _card(card: Card, held: list[Held], use: LiveUse) -> CardSeen:

@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from gputile.cli.output import say_text, style
-from gputile.text.terminal import bare, escaped, one_line, shown
+from gputile.text.terminal import bare, one_line, shown
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,7 +35,7 @@ def output_option() -> Callable[[F], F]:
 
 
 def emit(found: Any, output: str) -> None:
-    """JSON or YAML on standard output."""
+    """JSON or YAML on standard output. What a terminal obeys is written out on the way, as both have it in strings."""
     say_text(encoded(found, output))
 
 
@@ -45,9 +45,10 @@ def encoded(found: Any, output: str) -> str:
         import yaml
 
         text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).rstrip()
-        is_safe = shown(text) == text
-        return text if is_safe else yaml.safe_dump(plain, sort_keys=False, allow_unicode=False).rstrip()
-    return escaped(msgspec.json.format(msgspec.json.encode(plain), indent=2).decode())
+        if shown(text) != text:  # PyYAML quotes it then: a text without quotes knows no escapes
+            text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=False).rstrip()
+        return text
+    return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode()
 
 
 class Paper(msgspec.Struct, frozen=True):

@@ -10,7 +10,6 @@ agent says of pods that are gone while their containers still run (`gputile.io/l
 """
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from sys import intern
 from typing import Annotated
 
@@ -119,6 +118,8 @@ def strange_annotations(pod: Pod) -> list[str]:
 
 
 def _nearest(word: str, known: tuple[str, ...]) -> str:
+    from difflib import get_close_matches  # slow to load, and most pods are written well
+
     return get_close_matches(word[:SHOWN], known, n=1, cutoff=0)[0]
 
 
@@ -127,7 +128,6 @@ def _nearest(word: str, known: tuple[str, ...]) -> str:
 
 Amount = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Moment = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
-LARGEST_GRANT = 1024  # tiles: 64 containers with 16 GPUs each
 
 
 class _Tile(msgspec.Struct):
@@ -207,8 +207,8 @@ def _possible(grant: Grant, cards: tuple[Card, ...]) -> Grant:
     tiles = [tile for held in grant.containers for tile in held.tiles]
     if not grant.containers or not all(held.tiles for held in grant.containers):
         raise _no_grant("grants a container no GPU at all; remove it")
-    if len({held.container for held in grant.containers}) != len(grant.containers) or len(tiles) > LARGEST_GRANT:
-        raise _no_grant(f"names a container twice, or more than {LARGEST_GRANT} tiles; remove it")
+    if len({held.container for held in grant.containers}) != len(grant.containers):
+        raise _no_grant("names a container twice; remove it")
     sizeless = {card.uuid for card in cards if not card.memory}  # their agent does not say how much memory they have
     if not all(tile.memory or tile.cores or tile.uuid in sizeless for tile in tiles):
         raise _no_grant("has a tile of no memory and no cores; remove it")

@@ -19,7 +19,7 @@ from gputile.dialects.wire import Container, Pod, Unreadable, amount_or_none
 from gputile.model.cards import Card, Node
 from gputile.model.grants import ContainerGrant, Grant, Tile, take
 from gputile.model.refusals import BadRequest
-from gputile.model.requests import Ask, PodRequest, Role, phases
+from gputile.model.requests import Ask, PodRequest, Role, most_at_once
 from gputile.model.units import ALL
 
 LENGTH_OF_A_TIME = len("2026-01-01T00:00:00Z")
@@ -215,9 +215,5 @@ PER_HUNDRED = ("/vcuda-core", "/gpu-core", "/gpu-percent")
 
 def _at_once(pod: Pod, gpus: dict[str, int]) -> int:
     """The most that containers which run at the same time hold together."""
-    found = list(pod.containers())
-    sums: dict[int, int] = {}
-    for (_, container), alive in zip(found, phases([role for role, _ in found]), strict=True):
-        for phase in alive if gpus.get(container.name, 0) > 0 else ():
-            sums[phase] = sums.get(phase, 0) + gpus[container.name]
-    return max(sums.values(), default=0)
+    parts = ((role, (max(0, gpus.get(container.name, 0)),)) for role, container in pod.containers())
+    return most_at_once(parts, 1)[0]

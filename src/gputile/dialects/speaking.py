@@ -47,6 +47,9 @@ class Dialect(Protocol):
 DIALECTS: tuple[Dialect, ...] = (gputile, hami, vgpu, vcuda, gpushare, nano, nvidia)
 BY_NAME = {dialect.NAME: dialect for dialect in DIALECTS}
 
+MOST_CONTAINERS = 64
+"""Containers of one pod that may ask for GPUs."""
+
 
 # ---- pods -----------------------------------------------------------------------------------------------------------
 
@@ -78,6 +81,7 @@ def _read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
     asked = BY_NAME[next(iter(spoken))].read_pod(pod, settings)
     if asked is None:
         return None
+    _refuse_crowd(asked)
     return msgspec.structs.replace(
         asked,
         constraints=selecting.merge(asked.constraints, selecting.by_gputile_keys(pod)),
@@ -90,6 +94,17 @@ def notes(pod: Pod | Any, asked: PodRequest) -> tuple[str, ...]:
     if not isinstance(pod, Pod):
         pod = convert_pod(pod)
     return asked.warnings if isinstance(pod, BadRequest) else (*asked.warnings, *gputile.strange_annotations(pod))
+
+
+def _refuse_crowd(asked: PodRequest) -> None:
+    """To place containers costs more with each of them, and whoever writes the pod decides how many there are."""
+    asking = sum(bool(ask.cards) for ask in asked.asks)
+    if asking > MOST_CONTAINERS:
+        raise Unreadable(
+            RequestCode.TOO_MANY_CONTAINERS,
+            f"{asking} containers of the pod ask for GPUs, and at most {MOST_CONTAINERS} of one pod may; split it into "
+            "several pods, or let fewer of its containers ask",
+        )
 
 
 def _spoken(pod: Pod, settings: DialectSettings) -> dict[str, str]:
@@ -142,9 +157,10 @@ def _refuse_resources_in_annotations(pod: Pod, settings: DialectSettings) -> Non
 def write_grant(award: Award) -> Written:
     """Our grant and the record of the pod's own dialect, to be written together."""
     ours = gputile.write_grant(award)
-    if award.grant.dialect == gputile.NAME:
+    family = BY_NAME.get(award.grant.dialect)  # None: of a gputile that knows more dialects, or forged
+    if family is None or family.NAME == gputile.NAME:
         return ours
-    theirs = BY_NAME[award.grant.dialect].write_grant(award)
+    theirs = family.write_grant(award)
     return Written(annotations=theirs.annotations | ours.annotations, labels=theirs.labels, env=theirs.env)
 
 

@@ -13,11 +13,11 @@ from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant, take
 from gputile.model.refusals import BadRequest, RequestCode
-from gputile.model.requests import Ask, Constraints, PodRequest, Role
+from gputile.model.requests import Ask, Constraints, PodRequest, Role, most_at_once
 from gputile.model.units import LARGEST_CARD, MiB, Millicores, Quantity, host_mebibytes, millicores, quantity
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**62), lt=2**62)]  # more digits are no number of anything
-Weight: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]  # how closely two GPUs are linked
+Weight: TypeAlias = Annotated[int, msgspec.Meta(gt=-(2**31), lt=2**31)]  # how closely two GPUs are linked, or not
 Amounts: TypeAlias = dict[str, str | Number | float | None]
 Text: TypeAlias = Mapping[str, str | Number | float | bool | None]
 """Labels or annotations. In a hand-written manifest a value may be a number; Kubernetes would refuse it, we read it."""
@@ -418,32 +418,18 @@ def request(
 
 def host_needs(pod: Pod) -> tuple[Millicores, MiB]:
     """The CPU and main memory that kube-scheduler counts for the pod."""
-    cpu, memory = _Peak(), _Peak()
-    for role, container in pod.containers():
-        cpu.add(role, max(0, millicores(_requested(container, "cpu")) or 0))
-        memory.add(role, max(0, host_mebibytes(_requested(container, "memory")) or 0))
+    most = most_at_once(((role, _host_share(container)) for role, container in pod.containers()), 2)
     overhead = (pod.spec and pod.spec.overhead) or {}
     extra = (millicores(overhead.get("cpu")) or 0, host_mebibytes(overhead.get("memory")) or 0)
-    return _countable(cpu.most + max(0, extra[0])), _countable(memory.most + max(0, extra[1]))
+    return (
+        _countable(most[0] + max(0, extra[0])),
+        _countable(most[1] + max(0, extra[1])),
+    )
 
 
-class _Peak:
-    """The most that containers need at one time, told in the order in which they start: see `requests.phases`."""
-
-    def __init__(self) -> None:
-        self._apps = self._sidecars = self._inits = 0
-
-    def add(self, role: Role, amount: int) -> None:
-        if role is Role.INIT:
-            self._inits = max(self._inits, self._sidecars + amount)
-        elif role is Role.SIDECAR:
-            self._sidecars += amount
-        else:
-            self._apps += amount
-
-    @property
-    def most(self) -> int:
-        return max(self._inits, self._sidecars + self._apps)
+def _host_share(container: Container) -> tuple[Millicores, MiB]:
+    cpu, memory = millicores(_requested(container, "cpu")), host_mebibytes(_requested(container, "memory"))
+    return max(0, cpu or 0), max(0, memory or 0)
 
 
 def _countable(amount: int) -> int:

@@ -298,6 +298,13 @@ class Columns:
         host = self._cpu[row].tobytes() + self._host[row].tobytes()
         return self._kind[row], b"".join((memory, cores, slots, tenants, host))
 
+    def cards_state(self, row: int, *, empty: bool = False) -> tuple[int, bytes]:
+        """All that an answer about the node's cards rests on, but names, and which of them may serve; with nobody on
+        them, if so asked."""
+        free = (self._core_size, self._slot_size) if empty else (self._memory, self._cores, self._slots, self._tenants)
+        found = b"".join(array[:, row].tobytes() for array in (self._size, self._numa, *free))
+        return int(self._link[row]), found
+
     def _touch(self, row: int) -> None:
         self._moment += 1
         self._touched[row] = self._moment

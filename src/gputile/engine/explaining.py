@@ -1,7 +1,8 @@
 """Why a pod waits, in words a person can act on; made once, here, for events, terminal, API and page.
 
 `explain` counts the reasons over all nodes, gives each node's nearest miss with figures, and looks for the smallest
-change that would fit. A change is only named after the changed request was seen to fit.
+change that would fit. A change is only named after the changed request was seen to fit. All of it has one budget; where
+that runs out, the explanation says so. `explain_in_turns` is the same for those who have other things to do in between.
 """
 
 from collections import Counter
@@ -13,6 +14,8 @@ from gputile.engine.fleet import Fleet
 from gputile.engine.pieces import cut
 from gputile.engine.placing import Case, cases, piece_miss, rules_of
 from gputile.engine.preempting import After, Holder, victims
+from gputile.engine.search_budget import NOT_SEARCHED_FURTHER, SearchBudget
+from gputile.engine.turns import InTurns, at_once
 from gputile.model.cards import NodeView, Room
 from gputile.model.refusals import SENTENCE, NodeCode, Refusal
 from gputile.model.requests import Ask, ModelRule, PodRequest
@@ -20,7 +23,10 @@ from gputile.model.units import show_memory
 
 ABOVE_ALL = 2**31
 LOOK_FOR_PODS_ON = 8  # nodes
-STEPS = 300  # of a search, for each change that is tried
+STEPS = 40_000  # of a search, for all of it, where whoever asks says nothing else
+WHY_STEPS, WHY_SECONDS = 4000, 0.02  # of it for why each node does not fit
+CHANGE_STEPS, CHANGE_SECONDS = 300, 0.01  # of it for each change that is tried
+NODE_STEPS, NODE_SECONDS = 2000, 0.02  # of it for the pods in the way on one node
 WITHOUT_FIGURES = (
     NodeCode.TOGETHER,
     NodeCode.SEARCH,
@@ -73,6 +79,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[Reason, ...]
     misses: tuple[Miss, ...]  # nearest first
     changes: tuple[Change, ...]
+    cut_short: bool = False  # there may be more to say, and to find out would have cost too much
 
     @property
     def summary(self) -> str:
@@ -93,6 +100,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         told += [f"  would fit: {change.text}" for change in self.changes]
         if not self.nodes:
             told.append("  no node is known yet; add one with GPUs, or see that its agent runs")
+        elif self.cut_short:
+            told.append(f"  {NOT_SEARCHED_FURTHER}: there are too many ways to place its containers")
         elif not self.fitting and not self.changes and not self.is_about_quota:
             told.append("  nothing smaller would fit either; add a node that has such cards")
         return told
@@ -105,25 +114,44 @@ def explain(
     look_at: int | None = None,
     after: After | None = None,
     allow: Allow | None = None,
+    budget: SearchBudget | None = None,
 ) -> Explanation:
     """`holders` by node lets it name the pods that are in the way, `after` those who hold the quota. `allow` says what
     quota leaves to a changed request.
 
     Reasons are counted over all nodes. Misses are looked at closely on all, or on the `look_at` that promise most.
     """
-    refusals = fleet.refusals(request)
+    return at_once(explain_in_turns(request, fleet, holders, look_at, after, allow, budget))
+
+
+def explain_in_turns(
+    request: PodRequest,
+    fleet: Fleet,
+    holders: Mapping[str, Iterable[Holder]] | None = None,
+    look_at: int | None = None,
+    after: After | None = None,
+    allow: Allow | None = None,
+    budget: SearchBudget | None = None,
+) -> InTurns[Explanation]:
+    budget = budget or SearchBudget(STEPS)
+    nodes, refusals = len(fleet), fleet.refusals(request, budget=budget.part(WHY_STEPS, WHY_SECONDS))
     likely = sorted(refusals, key=lambda no: (not no.curable, no.wanted - no.found)) if look_at else refusals
-    misses = sorted(
-        (_miss(request, fleet.view(refusal.node), refusal) for refusal in likely[:look_at]), key=lambda found: found[0]
-    )
-    fitting = len(fleet) - len(refusals)
-    changes = () if fitting else _changes(request, fleet, [miss for _, miss in misses], holders or {}, after, allow)
+    near: list[tuple[tuple[object, ...], Miss]] = []
+    for refusal in likely[:look_at]:
+        yield
+        if refusal.node in fleet:
+            near.append(_miss(request, fleet.view(refusal.node), refusal))
+    misses = [miss for _, miss in sorted(near, key=lambda found: found[0])]
+    fitting = nodes - len(refusals)
+    search = _Changes(request, fleet, allow, budget)
+    changes = [] if fitting else (yield from search.found(misses, holders or {}, after))
     return Explanation(
-        nodes=len(fleet),
+        nodes=nodes,
         fitting=fitting,
         reasons=_reasons(refusals),
-        misses=tuple(miss for _, miss in misses),
+        misses=tuple(misses),
         changes=tuple(changes),
+        cut_short=not fitting and budget.ran_out,
     )
 
 
@@ -163,6 +191,8 @@ def _figures(request: PodRequest, view: NodeView, refusal: Refusal) -> tuple[flo
 def _card_figures(request: PodRequest, view: NodeView, refusal: Refusal) -> tuple[float, str]:
     """Memory or cores: what the container wants against what the deciding card has."""
     case = _deciding(request, view, refusal)
+    if case is None:
+        return 1.0, SENTENCE[refusal.code]
     small = refusal.code is NodeCode.TOO_SMALL
     room = Room.of(case.card) if small else case.room
     most = "the largest" if small else "the freest"
@@ -178,11 +208,13 @@ def _card_figures(request: PodRequest, view: NodeView, refusal: Refusal) -> tupl
     return 1.0, f"wants {case.need.slots} slots on {cards}, {most} has {room.slots}"
 
 
-def _deciding(request: PodRequest, view: NodeView, refusal: Refusal) -> Case:
-    """The card that decides: of those left before the failed rule the n-th best, if n are wanted."""
+def _deciding(request: PodRequest, view: NodeView, refusal: Refusal) -> Case | None:
+    """The card that decides: of those left before the failed rule the n-th best, if n are wanted. None where the node
+    has changed since it was refused."""
     rule = request.constraints
     missed = (piece for piece in cut(request) if (piece_miss(piece, rule, view) or (None,))[0] is refusal.code)
-    left = cases(next(missed), rule, view)
+    piece = next(missed, None)
+    left = cases(piece, rule, view) if piece is not None else []
     for stage in rules_of(rule):
         if stage.code is refusal.code:
             break
@@ -192,7 +224,7 @@ def _deciding(request: PodRequest, view: NodeView, refusal: Refusal) -> Case:
         left.sort(key=lambda case: case.card.memory, reverse=True)
     else:
         left.sort(key=lambda case: case.room.cores if by_cores else case.room.memory, reverse=True)
-    return left[refusal.wanted - 1]
+    return left[refusal.wanted - 1] if len(left) >= refusal.wanted else None
 
 
 def _of_cards(wanted: int) -> str:
@@ -202,123 +234,133 @@ def _of_cards(wanted: int) -> str:
 # ---- the smallest change --------------------------------------------------------------------------------------------
 
 
-def _changes(
-    request: PodRequest,
-    fleet: Fleet,
-    misses: list[Miss],
-    holders: Mapping[str, Iterable[Holder]],
-    after: After | None,
-    allow: Allow | None,
-) -> Iterable[Change]:
-    tries = (_less_memory, _fewer_cores, _fewer_cards, _another_model)
-    changes = [change for attempt in tries if (change := attempt(request, fleet, allow)) is not None]
-    in_the_way = _pods_in_the_way(request, fleet, misses, holders, after)
-    return [*changes, in_the_way] if in_the_way else changes
+class _Changes:
+    """The changes after which a pod would fit, looked for one after the other."""
 
+    def __init__(self, request: PodRequest, fleet: Fleet, allow: Allow | None, budget: SearchBudget) -> None:
+        self._request, self._fleet, self._allow, self._budget = request, fleet, allow, budget
 
-def _node_for(request: PodRequest, fleet: Fleet, allow: Allow | None) -> str | None:
-    found = fleet.best(request if allow is None else allow(request), ANY, steps=STEPS)
-    return found[0] if found else None
+    def found(
+        self, misses: list[Miss], holders: Mapping[str, Iterable[Holder]], after: After | None
+    ) -> InTurns[list[Change]]:
+        changes = []
+        for attempt in (self._less_memory, self._fewer_cores, self._fewer_cards, self._another_model):
+            change = yield from attempt()
+            changes += [change] if change is not None else []
+        in_the_way = yield from self._pods_in_the_way(misses, holders, after)
+        return [*changes, in_the_way] if in_the_way else changes
 
+    # ---- asking the fleet -------------------------------------------------------------------------------------------
 
-def _with(request: PodRequest, change: Callable[[Ask], Ask]) -> PodRequest:
-    return msgspec.structs.replace(request, asks=tuple(change(ask) if ask.cards else ask for ask in request.asks))
+    def _fits(self, request: PodRequest) -> bool:
+        if self._budget.is_spent:
+            self._budget.cut_short()
+            return False
+        return bool(self._fleet.fits(request, self._budget.part(CHANGE_STEPS, CHANGE_SECONDS)).any())
 
+    def _node_for(self, request: PodRequest) -> str | None:
+        may = request if self._allow is None else self._allow(request)
+        found = self._fleet.best(may, ANY, budget=self._budget.part(CHANGE_STEPS, CHANGE_SECONDS))
+        return found[0] if found else None
 
-def _most(least: int, below: int, fits: Callable[[int], bool]) -> int | None:
-    """The largest number from `least` up to, but not, `below` that fits; larger ones fit less."""
-    if below <= least or not fits(least):
+    def _most(self, least: int, below: int, shrunk: Callable[[int], PodRequest]) -> InTurns[int | None]:
+        """The largest number from `least` up to, but not, `below` that fits; larger ones fit less."""
+        if below <= least or not self._fits(shrunk(least)):
+            return None
+        low, high = least, below
+        while high - low > 1:
+            yield
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._fits(shrunk(middle)) else (low, middle)
+        return low
+
+    def _with(self, change: Callable[[Ask], Ask]) -> PodRequest:
+        asks = tuple(change(ask) if ask.cards else ask for ask in self._request.asks)
+        return msgspec.structs.replace(self._request, asks=asks)
+
+    # ---- what could change ------------------------------------------------------------------------------------------
+
+    def _less_memory(self) -> InTurns[Change | None]:
+        """Less memory in the container that wants most, the others unchanged. A whole card becomes a tile."""
+        request, fleet = self._request, self._fleet
+        average = fleet.average_card()
+        largest = max((ask for ask in request.asks if ask.cards), key=lambda ask: ask.memory_of(average))
+        block = request.block
+
+        def shrunk(blocks: int) -> PodRequest:
+            def change(ask: Ask) -> Ask:
+                if ask is not largest:
+                    return ask
+                cores = 0 if ask.exclusive else ask.cores
+                return msgspec.structs.replace(
+                    ask, memory=blocks * block, memory_percent=None, exclusive=False, cores=cores
+                )
+
+            return self._with(change)
+
+        below = fleet.largest_card() if largest.memory is None or largest.exclusive else largest.memory
+        best = yield from self._most(1, below // block, shrunk)
+        node = best and self._node_for(shrunk(best))
+        if not best or not node:
+            return None
+        container = f" in container {largest.container}" if sum(bool(ask.cards) for ask in request.asks) > 1 else ""
+        instead = "the whole" if largest.exclusive else str(largest.memory or f"{largest.memory_percent} %")
+        what = "share" if largest.exclusive else "memory"
+        tile = "a tile of " if largest.exclusive else ""
+        text = f"{tile}at most {best * block} MiB per card{container} instead of {instead}, on {node}"
+        return Change(what, text, node)
+
+    def _fewer_cores(self) -> InTurns[Change | None]:
+        most = max(ask.cores for ask in self._request.asks)
+        if not most or any(ask.exclusive for ask in self._request.asks):
+            return None
+
+        def shrunk(cores: int) -> PodRequest:
+            return self._with(lambda ask: msgspec.structs.replace(ask, cores=min(ask.cores, cores)))
+
+        best = yield from self._most(0, most, shrunk)
+        node = None if best is None else self._node_for(shrunk(best))
+        return Change("cores", f"at most {best} % of the cores instead of {most}, on {node}", node) if node else None
+
+    def _fewer_cards(self) -> InTurns[Change | None]:
+        most = max(ask.cards for ask in self._request.asks)
+
+        def shrunk(cards: int) -> PodRequest:
+            return self._with(lambda ask: msgspec.structs.replace(ask, cards=min(ask.cards, cards)))
+
+        best = yield from self._most(1, most, shrunk)
+        node = None if best is None else self._node_for(shrunk(best))
+        cards = "1 card" if best == 1 else f"{best} cards"
+        return Change("cards", f"{cards} per container instead of {most}, on {node}", node) if node else None
+
+    def _another_model(self) -> InTurns[Change | None]:
+        rule = self._request.constraints
+        if not rule.models and not rule.not_models:
+            return None
+        for model in sorted(self._fleet.card_models()):
+            yield
+            only = msgspec.structs.replace(rule, models=(ModelRule((model,)),), not_models=())
+            node = self._node_for(msgspec.structs.replace(self._request, constraints=only))
+            if node is not None:
+                return Change("model", f"the model {model}, on {node}", node)
         return None
-    low, high = least, below
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
 
-
-def _less_memory(request: PodRequest, fleet: Fleet, allow: Allow | None) -> Change | None:
-    """Less memory in the container that wants most, the others unchanged. A whole card becomes a tile."""
-    average = fleet.average_card()
-    largest = max((ask for ask in request.asks if ask.cards), key=lambda ask: ask.memory_of(average))
-    block = request.block
-
-    def shrunk(blocks: int) -> PodRequest:
-        def change(ask: Ask) -> Ask:
-            if ask is not largest:
-                return ask
-            cores = 0 if ask.exclusive else ask.cores
-            return msgspec.structs.replace(
-                ask, memory=blocks * block, memory_percent=None, exclusive=False, cores=cores
-            )
-
-        return _with(request, change)
-
-    below = fleet.largest_card() if largest.memory is None or largest.exclusive else largest.memory
-    best = _most(1, below // block, lambda blocks: bool(fleet.fits(shrunk(blocks)).any()))
-    node = best and _node_for(shrunk(best), fleet, allow)
-    if not best or not node:
-        return None
-    container = f" in container {largest.container}" if sum(bool(ask.cards) for ask in request.asks) > 1 else ""
-    instead = "the whole" if largest.exclusive else str(largest.memory or f"{largest.memory_percent} %")
-    what = "share" if largest.exclusive else "memory"
-    tile = "a tile of " if largest.exclusive else ""
-    text = f"{tile}at most {best * block} MiB per card{container} instead of {instead}, on {node}"
-    return Change(what, text, node)
-
-
-def _fewer_cores(request: PodRequest, fleet: Fleet, allow: Allow | None) -> Change | None:
-    most = max(ask.cores for ask in request.asks)
-    if not most or any(ask.exclusive for ask in request.asks):
-        return None
-
-    def shrunk(cores: int) -> PodRequest:
-        return _with(request, lambda ask: msgspec.structs.replace(ask, cores=min(ask.cores, cores)))
-
-    best = _most(0, most, lambda cores: bool(fleet.fits(shrunk(cores)).any()))
-    node = None if best is None else _node_for(shrunk(best), fleet, allow)
-    return Change("cores", f"at most {best} % of the cores instead of {most}, on {node}", node) if node else None
-
-
-def _fewer_cards(request: PodRequest, fleet: Fleet, allow: Allow | None) -> Change | None:
-    most = max(ask.cards for ask in request.asks)
-
-    def shrunk(cards: int) -> PodRequest:
-        return _with(request, lambda ask: msgspec.structs.replace(ask, cards=min(ask.cards, cards)))
-
-    best = _most(1, most, lambda cards: bool(fleet.fits(shrunk(cards)).any()))
-    node = None if best is None else _node_for(shrunk(best), fleet, allow)
-    cards = "1 card" if best == 1 else f"{best} cards"
-    return Change("cards", f"{cards} per container instead of {most}, on {node}", node) if node else None
-
-
-def _another_model(request: PodRequest, fleet: Fleet, allow: Allow | None) -> Change | None:
-    rule = request.constraints
-    if not rule.models and not rule.not_models:
-        return None
-    for model in sorted(fleet.card_models()):
-        only = msgspec.structs.replace(rule, models=(ModelRule((model,)),), not_models=())
-        node = _node_for(msgspec.structs.replace(request, constraints=only), fleet, allow)
-        if node is not None:
-            return Change("model", f"the model {model}, on {node}", node)
-    return None
-
-
-def _pods_in_the_way(
-    request: PodRequest,
-    fleet: Fleet,
-    misses: list[Miss],
-    holders: Mapping[str, Iterable[Holder]],
-    after: After | None,
-) -> Change | None:
-    """The fewest pods whose end would make room, on the nearest nodes."""
-    found: list[tuple[int, str, tuple[Holder, ...]]] = []
-    curable = [miss for miss in misses if miss.curable and miss.node in holders]
-    for miss in curable[:LOOK_FOR_PODS_ON]:
-        gone = victims(request, fleet.view(miss.node), holders[miss.node], ABOVE_ALL, after=after)
-        if gone:
-            found.append((len(gone), miss.node, gone))
-    if not found:
-        return None
-    _, node, gone = min(found, key=lambda one: one[:2])
-    names = ", ".join(holder.name or holder.pod for holder in gone)
-    return Change("pods", f"as it is, once {names} {'ends' if len(gone) == 1 else 'end'} on {node}", node)
+    def _pods_in_the_way(
+        self, misses: list[Miss], holders: Mapping[str, Iterable[Holder]], after: After | None
+    ) -> InTurns[Change | None]:
+        """The fewest pods whose end would make room, on the nearest nodes."""
+        found: list[tuple[int, str, tuple[Holder, ...]]] = []
+        curable = [miss for miss in misses if miss.curable and miss.node in holders]
+        for miss in curable[:LOOK_FOR_PODS_ON]:
+            yield
+            if miss.node not in self._fleet:
+                continue
+            view, part = self._fleet.view(miss.node), self._budget.part(NODE_STEPS, NODE_SECONDS)
+            gone = victims(self._request, view, holders[miss.node], ABOVE_ALL, after=after, budget=part)
+            if gone:
+                found.append((len(gone), miss.node, gone))
+        if not found:
+            return None
+        _, node, gone = min(found, key=lambda one: one[:2])
+        names = ", ".join(holder.name or holder.pod for holder in gone)
+        return Change("pods", f"as it is, once {names} {'ends' if len(gone) == 1 else 'end'} on {node}", node)

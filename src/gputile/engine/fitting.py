@@ -5,7 +5,7 @@ the other can do without. Anything harder is tried greedily on all nodes togethe
 although each piece alone would fit are given to the scalar search.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -13,9 +13,18 @@ from numpy.typing import NDArray
 
 from gputile.engine.grid import Grid, Ints, Mask, anywhere, count
 from gputile.engine.pieces import Piece
+from gputile.engine.search_budget import SearchBudget
 from gputile.model.requests import Ask, Constraints, Wish
 
 Rows = NDArray[np.intp]
+
+
+class Inquiry:
+    """What one question about many nodes may cost, and the nodes (rows) of which it found out nothing for that."""
+
+    def __init__(self, budget: SearchBudget) -> None:
+        self.budget = budget
+        self.unsearched: set[int] = set()
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,8 +35,9 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     grid: Grid
     eligible: Mask  # cards that satisfy the constraints and are in use
     numa: Ints
-    linked: Callable[[Mask, int], Mask]  # (fitting cards, how many): nodes with so many that are all linked
+    linked: Callable[[Mask, int], Ints]  # (cards, at most): by node how many of them are all linked
     search: Callable[[Rows], Mask]  # the scalar search on these nodes
+    inquiry: Inquiry
 
 
 def nodes_that_fit(question: Question) -> Mask:
@@ -63,10 +73,25 @@ def _group_fits(pieces: tuple[Piece, ...], question: Question) -> Mask:
     if len(pieces) == 2 and _simple(pieces, question.rule):
         return _pair_fits(pieces[0], pieces[1], masks, question)
     needed: Mask = np.logical_and.reduce([enough(p, m, question) for p, m in zip(pieces, masks, strict=True)])
+    needed &= _sums_suffice(pieces, question)
     rows = np.flatnonzero(needed)
     unsure = rows if _wants_sets(question.rule) else rows[~_greedy(pieces, rows, question)]
     needed[unsure] = question.search(unsure)
     return needed
+
+
+def _sums_suffice(pieces: Sequence[Piece], question: Question) -> Mask:
+    """Where the cards have as much left in sum as the pieces of one phase want; nothing else needs to be searched."""
+    phase = min(piece.phases()[0] for piece in pieces)
+    wanted = [(ask, piece) for piece in pieces for ask in piece.asks_in(phase)]
+    grid, eligible = question.grid, question.eligible
+    sums = (
+        (grid.memory, sum(piece.cards * (ask.memory or 0) for ask, piece in wanted)),
+        (grid.cores, sum(piece.cards * ask.cores for ask, piece in wanted)),
+        (grid.slots, sum(piece.cards * piece.slots for _, piece in wanted)),
+    )
+    enough_of: list[Mask] = [(np.maximum(free, 0) * eligible).sum(axis=0) >= much for free, much in sums if much]
+    return np.logical_and.reduce(enough_of) if enough_of else np.ones(eligible.shape[1], dtype=np.bool_)
 
 
 def _simple(pieces: tuple[Piece, ...], rule: Constraints) -> bool:
@@ -85,8 +110,7 @@ def cards_that_fit(piece: Piece, grid: Grid, eligible: Mask, idle: bool) -> Mask
     mask = eligible
     if piece.exclusive or idle:
         mask = mask & (grid.tenants == 0)
-    for phase in piece.phases():
-        asks = piece.asks_in(phase)
+    for asks in piece.demands():
         mask = mask & (grid.memory >= memory_needed(asks, grid.size))
         mask &= grid.cores >= max(1, sum(ask.cores for ask in asks))
         if piece.slots:
@@ -117,19 +141,24 @@ def enough(piece: Piece, mask: Mask, question: Question) -> Mask:
         return _enough_on_one_numa(piece.cards, mask, question)
     plenty: Mask = count(mask) >= piece.cards
     if rule.links is Wish.REQUIRE:
-        plenty &= question.linked(mask & plenty, piece.cards)
+        plenty &= question.linked(mask & plenty, piece.cards) >= piece.cards
     return plenty
 
 
 def _enough_on_one_numa(wanted: int, mask: Mask, question: Question) -> Mask:
     answer = np.zeros(mask.shape[1], dtype=np.bool_)
-    for numa in np.unique(question.numa[mask]):
-        here = mask & (question.numa == numa)
+    for here in by_numa(mask, question):
         plenty = count(here) >= wanted
         if question.rule.links is Wish.REQUIRE:
-            plenty &= question.linked(here & plenty, wanted)
+            plenty &= question.linked(here & plenty, wanted) >= wanted
         answer |= plenty
     return answer
+
+
+def by_numa(mask: Mask, question: Question) -> Iterator[Mask]:
+    """The cards of each NUMA node."""
+    for numa in np.unique(question.numa[mask]):
+        yield mask & (question.numa == numa)
 
 
 # ---- several pieces -------------------------------------------------------------------------------------------------
@@ -155,9 +184,8 @@ def _greedy(pieces: tuple[Piece, ...], rows: Rows, question: Question) -> Mask:
     for piece in sorted(pieces, key=Piece.hardness, reverse=True):
         mask = cards_that_fit(piece, grid, eligible, question.rule.idle)
         done &= count(mask) >= piece.cards
-        fullest = np.argsort(np.where(mask, grid.memory, np.iinfo(np.int64).max), axis=0, kind="stable")
         memory = memory_needed(piece.asks, grid.size)
-        for chosen in fullest[: piece.cards]:
+        for chosen in _fullest(np.where(mask, grid.memory, np.iinfo(np.int64).max), piece.cards):
             grid.tenants[chosen, every] += 1  # an exclusive piece may not follow
             if piece.exclusive:
                 grid.memory[chosen, every] = -1
@@ -166,3 +194,10 @@ def _greedy(pieces: tuple[Piece, ...], rows: Rows, question: Question) -> Mask:
             grid.cores[chosen, every] -= sum(ask.cores for ask in piece.asks)
             grid.slots[chosen, every] -= piece.slots * len(piece.asks)
     return done
+
+
+def _fullest(memory: Ints, wanted: int) -> Ints:
+    """By node the positions of so many cards, those with the least memory first. The usual single one needs no sort."""
+    if wanted == 1:
+        return np.asarray(memory.argmin(axis=0)[None])
+    return np.asarray(np.argsort(memory, axis=0, kind="stable")[:wanted])

@@ -11,27 +11,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputile.engine.columns import Columns
-from gputile.engine.fitting import Question, Rows, cards_that_fit, is_simple, memory_needed, nodes_that_fit
+from gputile.engine.fitting import Inquiry, Question, Rows, cards_that_fit, is_simple, memory_needed, nodes_that_fit
 from gputile.engine.fragmentation import Fragments, Look
 from gputile.engine.grid import Grid, Ints, Mask
 from gputile.engine.judging import Judge
-from gputile.engine.learning import Learner, Supply, Tables, tables, task_of
+from gputile.engine.learning import Learner, Learnt, Lesson, Supply, Tables, tables, task_of
 from gputile.engine.pieces import Piece, cut
-from gputile.engine.placing import Placement, piece_miss, place, placed, searched
+from gputile.engine.placing import Placement, place, placed, searched
 from gputile.engine.policies import POLICIES, Scores, Sums, first_named, mixed
 from gputile.engine.refusing import CODES, Facts, Verdict, add_misses
+from gputile.engine.search_budget import SearchBudget
 from gputile.engine.shares import CARD, ask_share
-from gputile.engine.standing import Choices, Standing, Standings
-from gputile.engine.topology import closeness, closest, largest_linked
+from gputile.engine.standing import Choices, Searches, Standing, Standings
+from gputile.engine.topology import closeness, closest, cost_of_closest, largest_linked
 from gputile.model.cards import NodeView
 from gputile.model.refusals import NodeCode, Refusal
 from gputile.model.requests import Constraints, PodRequest, Wish
 
 SEARCH_BUDGET = 2000
-"""Sets of cards looked at for one question about all nodes: a fifth of a second, for pods of many containers."""
+"""Sets of cards looked at for one question about all nodes, where whoever asks says nothing else."""
 
-LEAST_STEPS = 10
-"""What a search costs before it begins, in steps."""
+NODE_STEPS = 500
+"""Of them for one node, so that one on which there are too many ways does not stand for all others."""
+
+LOOKS_PER_STEP = 8
+"""Nodes that are looked up among those that were searched before, for one step."""
+
+LINKED_STEPS = 16
+"""What it costs to find out how many cards of one node are linked with each other."""
 
 FEW = 4
 """Names that are looked up in a list one by one: all of them together cost as much as some five. Nodes that are scored
@@ -47,31 +54,59 @@ class Fleet(Columns):
     def __init__(self) -> None:
         super().__init__()
         self._judge = Judge(self)
-        self._standings, self._choices = Standings(), Choices()
+        self._standings, self._choices, self._searches = Standings(), Choices(), Searches()
+        self._last: tuple[int, PodRequest, Inquiry, Mask] | None = None  # moment, request, and what was found
 
     # ---- asking -----------------------------------------------------------------------------------------------------
 
-    def fits(self, request: PodRequest, steps: int = SEARCH_BUDGET) -> Mask:
-        """By row: whether the node takes the pod now; `steps` bounds the search where arrays cannot tell."""
-        return self._fits(request, self.grid(), steps=steps)
+    def fits(self, request: PodRequest, budget: SearchBudget | None = None) -> Mask:
+        """By row: whether the node takes the pod now; `budget` bounds the search where arrays cannot tell."""
+        question, borne = self._borne_now(request, _inquiry(budget))
+        return self._in_all(request, question.grid, borne)
 
-    def scores(self, request: PodRequest, fitting: Mask, policy: str | None = None, seed: int = 0) -> Scores:
+    def _borne_now(self, request: PodRequest, inquiry: Inquiry) -> tuple[Question, Mask]:
+        """Where the cards bear the pod now. Whoever hears that nothing fits asks next why: the last answer is kept."""
+        question = self._question(request, cut(request), self.grid(), empty=False, inquiry=inquiry)
+        if self._last is not None and self._last[:2] == (self._moment, request):
+            inquiry.unsearched |= self._last[2].unsearched
+            return question, self._last[3]
+        borne = nodes_that_fit(question)
+        self._last = (self._moment, request, inquiry, borne) if len(question.pieces) > 2 else None
+        return question, borne
+
+    def scores(
+        self,
+        request: PodRequest,
+        fitting: Mask,
+        policy: str | None = None,
+        seed: int = 0,
+        budget: SearchBudget | None = None,
+    ) -> Scores:
         """By row: how good the node is under the policy; -inf where the pod does not fit."""
         name = first_named(request.constraints.node_policy, policy)
         chosen, pieces = POLICIES[name], cut(request)
+        if not fitting.any():
+            return np.full(len(fitting), -np.inf)
         if chosen.learns:
-            return np.where(fitting, self._judge.scores(request, name)[: len(fitting)], -np.inf)
+            return self._judge.scores_where(fitting, request, name)
         n = len(self._nodes)
         sums = Sums(
             cpu_left=(self._cpu[:n] - request.cpu).astype(np.float64),
             share_left=self._share[:n] - self._share_wanted(pieces),
-            closeness=self._closeness(request, pieces, fitting) if chosen.by_links else None,
+            closeness=self._closeness(request, pieces, fitting, _inquiry(budget)) if chosen.by_links else None,
         )
         return np.where(fitting, chosen.score_nodes(sums, seed), -np.inf)
 
-    def scores_of(self, names: Sequence[str], request: PodRequest, policy: str | None = None, seed: int = 0) -> Scores:
+    def scores_of(
+        self,
+        names: Sequence[str],
+        request: PodRequest,
+        policy: str | None = None,
+        seed: int = 0,
+        budget: SearchBudget | None = None,
+    ) -> Scores:
         """The scores of these nodes, in their order; -inf also for strangers."""
-        scores = np.append(self.scores(request, self.fits(request), policy, seed), -np.inf)
+        scores = np.append(self.scores(request, self.fits(request, budget), policy, seed, budget), -np.inf)
         return np.asarray(scores[[self._rows.get(name, -1) for name in names]])
 
     def best(
@@ -84,13 +119,13 @@ class Fleet(Columns):
         keep: int = KEEP,
         slack: float = 0.0,
         shuffle: bool = False,
-        steps: int = SEARCH_BUDGET,
+        budget: SearchBudget | None = None,
     ) -> list[str]:
         """The best node and those as good as it (within `slack`), best first; nothing if none fits.
 
         Ties come in the order in which nodes were added, or shuffled by the seed.
         """
-        scores = self._standing(request, policy, seed, steps)
+        scores = self._standing(request, policy, seed, budget)
         top = scores.max(initial=-np.inf)
         if top == -np.inf:
             return []
@@ -103,11 +138,11 @@ class Fleet(Columns):
         ties = ties[np.argsort(-scores[ties], kind="stable")]
         return [self._name(row) for row in ties[:keep].tolist()]
 
-    def _standing(self, request: PodRequest, policy: str | None, seed: int, steps: int) -> Scores:
+    def _standing(self, request: PodRequest, policy: str | None, seed: int, budget: SearchBudget | None) -> Scores:
         """By row: the score, -inf where the pod does not fit. To be read only: it may be what is remembered."""
         name = first_named(request.constraints.node_policy, policy)
         if not (POLICIES[name].learns and is_simple(cut(request), request.constraints)):
-            return self.scores(request, self.fits(request, steps), policy, seed)
+            return self.scores(request, self.fits(request, budget), policy, seed, budget)
         known = self._standings.of(request, name, self._basis(), len(self._nodes))
         if known.moment != self._moment:
             self._mend(known, request, name)
@@ -143,30 +178,40 @@ class Fleet(Columns):
         """
         return len(rows) <= FEW and all(self._name(row) in among for row in rows.tolist())
 
-    def place(self, request: PodRequest, name: str, policy: str | None = None, seed: int = 0) -> Placement | Refusal:
+    def place(
+        self,
+        request: PodRequest,
+        name: str,
+        policy: str | None = None,
+        seed: int = 0,
+        budget: SearchBudget | None = None,
+    ) -> Placement | Refusal:
         """Choose the cards on one node, with what the policy has learnt."""
         row = self._rows[name]
         node = self._known(row)
         chosen = first_named(request.constraints.card_policy, node.card_policy, policy)
         if not POLICIES[chosen].learns:
-            return place(request, self._view(row), policy, seed)
+            return place(request, self._view(row), policy, seed, budget=budget)
         alike = (chosen, request, self.state(row)) if _wants_any_one_card(request) else None
         card = self._choices.get(alike, self._basis()) if alike else None
         if card is not None:
             return placed(request, node, card)
-        answer = place(
-            request, self._view(row), policy, seed, lambda piece: self._judge.card_scores(request, piece, row, chosen)
-        )
+        learnt = self._judge.card_scores_on(request, row, chosen)
+        answer = place(request, self._view(row), policy, seed, learnt, budget)
         if alike and isinstance(answer, Placement):
             self._choices.keep(alike, self._places[row][answer.containers[0].tiles[0].uuid])
         return answer
 
-    def refusals(self, request: PodRequest, among: Iterable[str] | None = None) -> list[Refusal]:
+    def refusals(
+        self, request: PodRequest, among: Iterable[str] | None = None, budget: SearchBudget | None = None
+    ) -> list[Refusal]:
         """Why each node that does not fit does not, as `place` would say one by one (but for `SearchTooLong`)."""
         names = list(self._rows) if among is None else list(among)
-        fitting = self.fits(request)
-        miss = self._misses(request)
-        curable = self._fits(request.if_nobody_held, self.empty_grid(), empty=True)
+        whole = _inquiry(budget).budget
+        question, borne = self._borne_now(request, Inquiry(whole.half()))
+        fitting = self._in_all(request, question.grid, borne)
+        miss = self._misses(request, question, borne)
+        curable = self._fits(request.if_nobody_held, self.empty_grid(), empty=True, inquiry=Inquiry(whole))
         refusals = []
         for name in names:
             row = self._rows.get(name)
@@ -191,8 +236,22 @@ class Fleet(Columns):
         """What `refresh` would learn, made beside what is in use; hand it to `adopt` at a quiet moment."""
         return self._judge.prepare()
 
-    def adopt(self, learnt: Tables) -> None:
+    def adopt(self, learnt: Tables | Learnt) -> None:
         self._judge.adopt(learnt)
+
+    def is_lesson_due(self) -> bool:
+        return self._judge.is_due()
+
+    def lesson(self) -> Lesson:
+        """What `refresh` would learn from: to be studied in a thread, and the result to be adopted here."""
+        return self._judge.lesson()
+
+    def lesson_from(self, requests: Iterable[PodRequest]) -> Lesson:
+        """The same from these pods alone, as `relearn` does."""
+        return self._judge.lesson_from(requests)
+
+    def refresh_prices(self) -> None:
+        self._judge.refresh_prices()
 
     def relearn(self, requests: Iterable[PodRequest]) -> None:
         """After a restart: forget all, and learn from the pods of the cluster."""
@@ -236,17 +295,22 @@ class Fleet(Columns):
         rows: Rows | None = None,
         *,
         empty: bool = False,
-        steps: int = SEARCH_BUDGET,
+        inquiry: Inquiry | None = None,
     ) -> Mask:
         """`rows`: those that the grid has, if not all; only for what `is_simple`."""
-        question = self._question(request, cut(request), grid, rows, empty=empty, steps=steps)
-        # What asks for none of it fits even where others took too much, as in Kubernetes.
-        answer = nodes_that_fit(question)
+        inquiry = inquiry or _inquiry(None)
+        question = self._question(request, cut(request), grid, rows, empty=empty, inquiry=inquiry)
+        return self._in_all(request, grid, nodes_that_fit(question), rows)
+
+    def _in_all(self, request: PodRequest, grid: Grid, borne: Mask, rows: Rows | None = None) -> Mask:
+        """Where the host bears the pod as well. What asks for none of it fits even where others took too much, as in
+        Kubernetes."""
+        answer = borne & self._in_use[self._columns(rows)]
         if request.cpu:
             answer &= grid.cpu >= request.cpu
         if request.memory:
             answer &= grid.host >= request.memory
-        return answer & self._in_use[self._columns(rows)]
+        return answer
 
     def _columns(self, rows: Rows | None) -> Rows | slice:
         return slice(len(self._nodes)) if rows is None else rows
@@ -259,7 +323,7 @@ class Fleet(Columns):
         rows: Rows | None = None,
         *,
         empty: bool,
-        steps: int = SEARCH_BUDGET,
+        inquiry: Inquiry,
     ) -> Question:
         eligible = self._eligible_cards(request.constraints)
         return Question(
@@ -268,34 +332,49 @@ class Fleet(Columns):
             grid=grid,
             eligible=eligible if rows is None else eligible[:, rows],
             numa=self._numa[:, self._columns(rows)],
-            linked=self._linked,
-            search=lambda rows: self._search(request, rows, empty=empty, steps=steps),
+            linked=lambda mask, wanted: self._linked(mask, wanted, inquiry),
+            search=lambda rows: self._search(request, rows, empty=empty, inquiry=inquiry),
+            inquiry=inquiry,
         )
 
-    def _search(self, request: PodRequest, rows: Rows, *, empty: bool, steps: int) -> Mask:
+    def _search(self, request: PodRequest, rows: Rows, *, empty: bool, inquiry: Inquiry) -> Mask:
         """The scalar search, on the emptiest nodes first; nodes whose cards are alike are searched once.
 
-        All nodes together get so many steps: a pod of many awkward containers must not hold up everybody else's.
+        All nodes together have one budget: a pod of many awkward containers must not hold up everybody else's.
         """
-        known: dict[tuple[object, ...], bool] = {}
         answers = np.zeros(len(rows), dtype=np.bool_)
         cards_only, eligible = _without_host(request), self._eligible_cards(request.constraints)
-        for position in np.argsort(-self._share[rows], kind="stable").tolist():
+        known = self._searches.of(cards_only)
+        order = np.argsort(-self._share[rows], kind="stable").tolist()
+        for number, position in enumerate(order):
+            if number % LOOKS_PER_STEP == 0 and not inquiry.budget.spend():
+                inquiry.unsearched.update(rows[order[number:]].tolist())
+                break
             row = int(rows[position])
-            view = NodeView.empty(self._known(row)) if empty else self._view(row)
-            sizes = tuple((card.memory, card.numa) for card in view.node.cards)
-            likeness = (view.rooms, sizes, view.node.links, eligible[:, row].tobytes())
-            if likeness not in known and steps > 0:
-                known[likeness], spent = searched(cards_only, view, steps)
-                steps -= max(spent, LEAST_STEPS)
-            answers[position] = known.get(likeness, False)
+            likeness = (*self.cards_state(row, empty=empty), eligible[:, row].tobytes())
+            if likeness not in known and not inquiry.budget.is_spent:
+                view = NodeView.empty(self._known(row)) if empty else self._view(row)
+                part = inquiry.budget.part(NODE_STEPS)
+                found = searched(cards_only, view, part)
+                if found is not None or not inquiry.budget.is_spent:
+                    known[likeness] = found
+            answers[position] = known.get(likeness) or False
+            if known.get(likeness) is None:
+                inquiry.unsearched.add(row)
         return answers
 
-    def _linked(self, mask: Mask, wanted: int) -> Mask:
-        """Nodes with `wanted` cards of the mask that are all linked with each other."""
-        answer = np.zeros(mask.shape[1], dtype=np.bool_)
+    def _linked(self, mask: Mask, most: int, inquiry: Inquiry) -> Ints:
+        """By node: how many cards of the mask are all linked with each other, counted up to `most`."""
+        answer = np.zeros(mask.shape[1], dtype=np.int64)
+        known: dict[tuple[int, tuple[int, ...]], int] = {}
         for row, cards in self._card_sets(mask):
-            answer[row] = largest_linked(cards, wanted, self._known(row).link) >= wanted
+            key = (int(self._link[row]), tuple(cards))
+            if key not in known:
+                if not inquiry.budget.spend(LINKED_STEPS):
+                    inquiry.unsearched.add(row)
+                    continue
+                known[key] = largest_linked(cards, most, self._known(row).link)
+            answer[row] = known[key]
         return answer
 
     def _card_sets(self, mask: Mask) -> list[tuple[int, list[int]]]:
@@ -315,7 +394,7 @@ class Fleet(Columns):
                     wanted += piece.cards * np.maximum(by_memory, ask.cores * (CARD / 100))
         return wanted
 
-    def _closeness(self, request: PodRequest, pieces: tuple[Piece, ...], fitting: Mask) -> Scores:
+    def _closeness(self, request: PodRequest, pieces: tuple[Piece, ...], fitting: Mask, inquiry: Inquiry) -> Scores:
         """By row: how close the best set of cards is for the piece that wants most of them."""
         answer = np.zeros(len(self._nodes))
         piece = max(pieces, key=lambda piece: piece.cards, default=None)
@@ -326,24 +405,27 @@ class Fleet(Columns):
         for row, cards in self._card_sets(mask & fitting):
             node = self._known(row)
             key = (int(self._link[row]), tuple(cards))
-            if node.links and key not in known and len(cards) >= piece.cards:
+            if (
+                node.links
+                and key not in known
+                and len(cards) >= piece.cards
+                and inquiry.budget.spend(1 + cost_of_closest(len(cards), piece.cards))
+            ):
                 known[key] = closeness(closest([], cards, piece.cards, node.link), node.link)
             answer[row] = known.get(key, 0)
         return answer
 
     # ---- how it is done: why not ------------------------------------------------------------------------------------
 
-    def _misses(self, request: PodRequest) -> Verdict:
+    def _misses(self, request: PodRequest, question: Question, borne: Mask) -> Verdict:
         """By row: the first rule that is not met, and what was wanted and found."""
-        verdict, pieces = Verdict(len(self._nodes)), cut(request)
+        verdict, pieces = Verdict(len(self._nodes)), question.pieces
         for row, node in enumerate(self._nodes):
             if node is None or node.fault:
                 verdict.set_row(row, NodeCode(node.fault) if node else NodeCode.UNKNOWN_NODE, 1, 0)
             elif not node.cards and pieces:
                 verdict.set_row(row, NodeCode.NO_CARDS, 1, 0)
-        rule = request.constraints
-        question = self._question(request, pieces, self.grid(), empty=False)
-        add_misses(verdict, request, question, self._facts(rule), lambda p, row: piece_miss(p, rule, self._view(row)))
+        add_misses(verdict, request, question, self._facts(request.constraints), borne)
         return verdict
 
     def _facts(self, rule: Constraints) -> Facts:
@@ -425,11 +507,21 @@ class Fleet(Columns):
         tile = self.tile_share(piece, np.array([row]))[:, 0]
         return np.asarray(tile / CARD * known[self._model[:, row]])
 
+    def fullest(self, rows: Rows, most: int) -> Rows:
+        """Of these rows so many, those with the least free cards."""
+        if len(rows) <= most:
+            return rows
+        return np.sort(rows[np.argsort(self._share[rows], kind="stable")[:most]])
+
     def model_count(self) -> int:
         return len(self._models)
 
     def shape(self) -> tuple[int, int]:
         return len(self._size), len(self._nodes)
+
+
+def _inquiry(budget: SearchBudget | None) -> Inquiry:
+    return Inquiry(budget if budget is not None else SearchBudget(SEARCH_BUDGET))
 
 
 def _wants_any_one_card(request: PodRequest) -> bool:

@@ -33,7 +33,7 @@ class Fragments:
     """The fragment of some nodes as they are, and what placements would change."""
 
     def __init__(self, look: Look, tables: Tables) -> None:
-        self._look, self._tables = look, tables
+        self.look, self._tables = look, tables
         self._accepted = None if tables.accepts is None else tables.accepts[:, look.model]  # task x card x node
         bears = look.share[None] >= np.maximum(tables.share, 1)[:, None, None]
         self._bears = bears if self._accepted is None else bears & self._accepted
@@ -51,14 +51,14 @@ class Fragments:
 
     def gain_of_tiles(self, tile: Ints, cpu: int) -> Floats:
         """Card x node: the gain of placing one tile (a share of that card) there; no meaning where it does not fit."""
-        left = self._look.share - tile
+        left = self.look.share - tile
         if left.shape[1] > FEW:
             return np.stack([self._gain_on(slice(card, card + 1), left, tile, cpu)[0] for card in range(len(left))])
         return self._gain_on(slice(None), left, tile, cpu)
 
     def _gain_on(self, cards: slice, left: Ints, tile: Ints, cpu: int) -> Floats:
         """Card x node, for these cards. On few nodes all at once, for a call costs more than its work; else by card."""
-        look, tables = self._look, self._tables
+        look, tables = self.look, self._tables
         bears = left[None, cards] >= np.maximum(tables.share, 1)[:, None, None]
         if self._accepted is not None:
             bears &= self._accepted[:, cards]
@@ -70,7 +70,7 @@ class Fragments:
 
     def gain_of_whole_cards(self, cards: int, cpu: int) -> Floats:
         """Node: the gain of taking idle cards, the first ones. Taken cards leave nothing behind."""
-        look = self._look
+        look = self.look
         idle = look.share == CARD
         taken = idle & (np.cumsum(idle, axis=0) <= cards)
         fewer = (self._bears & taken[None]).sum(axis=1, dtype=np.int32)
@@ -80,4 +80,4 @@ class Fragments:
 
     def gain_of_cpu(self, cpu: int) -> Floats:
         """Node: the (negative) gain of a pod that takes CPU only."""
-        return self.now - self._mean(self._count, self._small, self._idle, self._look.cpu - cpu)
+        return self.now - self._mean(self._count, self._small, self._idle, self.look.cpu - cpu)

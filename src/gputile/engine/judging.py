@@ -5,7 +5,7 @@ Door:  `Judge.scores` for all nodes, `Judge.card_scores` for the cards of one; `
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -19,6 +19,8 @@ from gputile.engine.grid import Ints, Mask
 from gputile.engine.learning import (
     PRICE_EVERY,
     Learner,
+    Learnt,
+    Lesson,
     Supply,
     Tables,
     cpu_asked_per_card,
@@ -32,6 +34,8 @@ from gputile.engine.standing import kind_of
 from gputile.model.requests import PodRequest, Role
 
 REMEMBERED = 256  # requests
+MOST_PIECES = 4  # that are scored, of one pod; the hardest ones
+SCORED = 4096  # pieces times nodes, for one pod of more pieces than that: some 30 ms
 
 
 class Site(Protocol):
@@ -46,6 +50,7 @@ class Site(Protocol):
     def average_card(self) -> int: ...
     def node_prices(self, by_model: Floats) -> Floats: ...
     def card_prices(self, piece: Piece, row: int, by_model: Floats) -> Floats: ...
+    def fullest(self, rows: Rows, most: int) -> Rows: ...
     def shape(self) -> tuple[int, int]: ...
     def model_count(self) -> int: ...
 
@@ -91,27 +96,41 @@ class Judge:
 
     def refresh(self) -> None:
         """Make what is due: prices every hundred pods, tables at 100, 200, 400, ... pods."""
-        if self._tables is None or (self._learner.due() and not self._fixed):
+        if self.is_due():
             self.adopt(self.prepare())
+        self.refresh_prices()
+
+    def is_due(self) -> bool:
+        """Whether new tables are."""
+        return self._tables is None or (self._learner.due() and not self._fixed)
+
+    def refresh_prices(self) -> None:
         if self._learner.arrivals >= self._priced_at + PRICE_EVERY:
             self._price()
+
+    def lesson(self) -> Lesson:
+        """What `refresh` would learn from, to be studied elsewhere and adopted later."""
+        self._learner.begin()
+        return Lesson(dict(self._learner.asked()), self._site.supply())
+
+    def lesson_from(self, requests: Iterable[PodRequest]) -> Lesson:
+        """The same from these pods, and from nothing that was learnt before."""
+        return Lesson({}, self._site.supply(), tuple(requests), self._site.average_card())
 
     def prepare(self) -> Tables:
         """New tables beside the old ones; may be made elsewhere and adopted later."""
         return self._learner.prepare(self._site.supply())
 
-    def adopt(self, new: Tables) -> None:
+    def adopt(self, new: Tables | Learnt) -> None:
+        if isinstance(new, Learnt):
+            self._learner = new.learner or self._learner
+            new = new.tables
         self._tables = new
         self._remembered.clear()
         self._price()
 
     def relearn(self, requests: Iterable[PodRequest]) -> None:
-        self._learner = Learner()
-        found, average = list(requests), self._site.average_card()
-        kinds = {request: task_of(request, average) for request in set(found)}  # few, of many pods
-        for request in found:
-            self._learner.observe(kinds[request])
-        self.adopt(self.prepare())
+        self.adopt(self.lesson_from(requests).study())
 
     def learn_all(self, requests: list[PodRequest]) -> None:
         """Take the mix from a whole list at once, as the literature does, and learn no more."""
@@ -133,7 +152,8 @@ class Judge:
         """What is known now. A model that came after the tables is nothing they could say a word about."""
         accepts = None if self._tables is None else self._tables.accepts
         if self._tables is None or (accepts is not None and accepts.shape[1] < self._site.model_count()):
-            self.adopt(self.prepare())
+            value = None if self._tables is None else self._tables.value  # what remainders are worth, no model changes
+            self.adopt(self._learner.prepare(self._site.supply(), value))
         assert self._tables is not None
         return self._tables
 
@@ -148,20 +168,54 @@ class Judge:
         """By row (of these, if not of all): the node's score; meaningless where the pod does not fit."""
         these = slice(None) if rows is None else rows
         known = self._up_to_date(request, policy).nodes[these]
+        scarcity = self._scarcity(request, policy, these)
+        return known if scarcity is None else known - scarcity
+
+    def _scarcity(self, request: PodRequest, policy: str, rows: Rows | slice) -> Floats | None:
+        """By row: how dear its cards are; None where it does not matter."""
         average = self._site.average_card()
         main = [ask for ask in request.asks if ask.role is not Role.INIT]
         size = sum(ask.cards * ask_share(ask, average) for ask in main) / CARD
         if policy != "tiling" or not size:
-            return known
-        return known - tiling.SCARCITY * size * self._site.node_prices(self._prices)[these]
+            return None
+        return np.asarray(tiling.SCARCITY * size * self._site.node_prices(self._prices)[rows])
 
-    def card_scores(self, request: PodRequest, piece: Piece, row: int, policy: str) -> list[float]:
-        """By card of one node: larger is better."""
-        if len(cut(request)) == 1:
-            scores: Floats = self._up_to_date(request, policy).cards[:, row].astype(np.float64)
-        else:
-            rows = np.array([row])
-            scores = _piece_scores(piece, request, self._site, rows, self.tables(), policy, request.cpu).cards[:, 0]
+    def scores_where(self, fitting: Mask, request: PodRequest, policy: str) -> Floats:
+        """By row: the score where the pod fits, minus infinity elsewhere.
+
+        A pod of many containers is hardly ever like another one, so its scores are not kept; and it is scored on the
+        fullest nodes that it fits on only, else it would hold up everybody else's: the others come after them.
+        """
+        pieces = cut(request)
+        if len(pieces) <= MOST_PIECES:
+            return np.where(fitting, self.scores(request, policy)[: len(fitting)], -np.inf)
+        rows = np.flatnonzero(fitting)
+        closely = self._site.fullest(rows, SCORED // MOST_PIECES)
+        answer = np.full(len(fitting), -np.inf)
+        current = self.tables()
+        scores = RULES[policy](request, self._site, closely, current, self._starved).nodes
+        scarcity = self._scarcity(request, policy, closely)
+        scores = scores if scarcity is None else scores - scarcity
+        answer[rows] = scores.min() - 1.0
+        answer[closely] = scores
+        return answer
+
+    def card_scores_on(self, request: PodRequest, row: int, policy: str) -> Callable[[Piece], list[float]]:
+        """By piece: its scores by card of one node, larger is better."""
+        pieces = cut(request)
+        if len(pieces) == 1:
+            known: Floats = self._up_to_date(request, policy).cards[:, row].astype(np.float64)
+            return lambda piece: self._priced(known, piece, row, policy)
+        rows = np.array([row])
+        fragments = Fragments(self._site.look(rows), self.tables())
+
+        def scores(piece: Piece) -> list[float]:
+            found = _piece_scores(piece, request, self._site, rows, fragments, self.tables(), policy, request.cpu)
+            return self._priced(found.cards[:, 0], piece, row, policy)
+
+        return scores
+
+    def _priced(self, scores: Floats, piece: Piece, row: int, policy: str) -> list[float]:
         if policy == "tiling":
             scores = scores - tiling.SCARCITY * self._site.card_prices(piece, row, self._prices)
         return [float(score) for score in scores]
@@ -192,15 +246,21 @@ def _key(request: PodRequest, policy: str, starved: bool) -> tuple[object, ...]:
 Rule = Callable[[PodRequest, Site, Rows, Tables, bool], Scored]
 
 
+def _scored(pieces: Sequence[Piece]) -> list[Piece]:
+    """The pieces that decide where the pod goes, in the pod's order."""
+    hardest = sorted(range(len(pieces)), key=lambda number: pieces[number].hardness(), reverse=True)[:MOST_PIECES]
+    return [pieces[number] for number in sorted(hardest)]
+
+
 def _tiling(request: PodRequest, site: Site, rows: Rows, current: Tables, starved: bool) -> Scored:
-    look, pieces = site.look(rows), cut(request)
+    look, pieces = site.look(rows), _scored(cut(request))
+    fragments = Fragments(look, current)
     if not pieces:
-        fragments = Fragments(look, current)
         return Scored(
             tiling.cpu_pod_scores(look, request.cpu, current, fragments, starved=starved), np.zeros(look.share.shape)
         )
     parts = [  # the pod's CPU is taken once
-        _piece_scores(piece, request, site, rows, current, "tiling", 0 if number else request.cpu)
+        _piece_scores(piece, request, site, rows, fragments, current, "tiling", 0 if number else request.cpu)
         for number, piece in enumerate(pieces)
     ]
     size = sum(
@@ -213,18 +273,25 @@ def _tiling(request: PodRequest, site: Site, rows: Rows, current: Tables, starve
 def _fragmentation(request: PodRequest, site: Site, rows: Rows, current: Tables, starved: bool) -> Scored:
     """FGD as published; of several containers the one with the most cards decides."""
     look, pieces = site.look(rows), cut(request)
+    fragments = Fragments(look, current)
     if not pieces:
-        return Scored(_logistic(Fragments(look, current).gain_of_cpu(request.cpu)), np.zeros(look.share.shape))
+        return Scored(_logistic(fragments.gain_of_cpu(request.cpu)), np.zeros(look.share.shape))
     piece = max(pieces, key=lambda piece: piece.cards)
-    return _piece_scores(piece, request, site, rows, current, "fragmentation", request.cpu)
+    return _piece_scores(piece, request, site, rows, fragments, current, "fragmentation", request.cpu)
 
 
 def _piece_scores(
-    piece: Piece, request: PodRequest, site: Site, rows: Rows, current: Tables, policy: str, cpu: int
+    piece: Piece,
+    request: PodRequest,
+    site: Site,
+    rows: Rows,
+    fragments: Fragments,
+    current: Tables,
+    policy: str,
+    cpu: int,
 ) -> Scored:
     """One piece by itself: by card, and by node the sum over the best cards that fit."""
-    look = site.look(rows)
-    fragments = Fragments(look, current)
+    look = fragments.look
     if piece.exclusive:
         gain = fragments.gain_of_whole_cards(piece.cards, cpu)
         nodes = tiling.GAIN * gain if policy == "tiling" else _logistic(gain)

@@ -4,6 +4,12 @@ Room:  counts of arrivals and what follows from them. Online: it sees the pods s
 Door:  `Learner.observe` counts a pod; `Learner.due` says when the tables are stale; `Learner.prepare` makes new ones,
        beside the old, for `judging` to swap in. After a restart, observing the cluster's pods rebuilds it all.
 
+What follows from the counts takes up to a tenth of a second. A `Lesson` has copies of all that it needs, so that it can
+be studied in a thread, and the result be adopted where the fleet is.
+
+Whoever writes pods decides how many kinds of them there are, so all of it is bounded: the most frequent kinds and the
+heaviest fractions are told apart, and each of the others counts as the one that it is nearest to.
+
 A pod is a *task*: its CPU, how many cards it wants, the share of each in whole percent, and the models it accepts.
 Memory in MiB becomes a share of the fleet's average card, cores become a share as they are, and the larger counts.
 Of several containers the task is the largest piece with the CPU of the whole pod. A pod that leaves stays
@@ -24,11 +30,21 @@ PERCENT = CARD // 100
 COVERED = 0.95  # of the pods; rarer tasks are left out, as in the literature
 FIRST_REFRESH = 100  # arrivals; then at 200, 400, 800, ... How early the first comes matters, how often does not
 PRICE_EVERY = 100  # arrivals
-MOST_TASKS = 5000  # kinds of pods that are told apart
+MOST_TASKS = 5000  # kinds of pods that are counted
+MOST_POPULAR = 128  # of them that scores tell apart; real lists have 35 to 115
+MOST_FOLDED = 512  # of the rarer ones that count as one of those; the rest is left out
+MOST_MINDS = 128  # sets of models that pods insist on, and that make models dear; real lists have 25
+MOST_FRACTIONS = 32  # of a card that are worth a price of their own; real lists have 20
 PRIOR_PODS = 50.0
 PRIOR = ((1, 25, 1.0), (1, 50, 1.0), (1, 100, 2.0), (2, 100, 0.5), (4, 100, 0.25), (8, 100, 0.25))
 """Before anything is known: cards, share of each, weight. Without it a point of allocation is lost."""
 PRIOR_CPU = 0.7  # of the cluster's CPU per card
+
+
+Mind = tuple[tuple[ModelRule, ...], tuple[ModelRule, ...]]
+"""The models that a kind of pod wants, and those that it does not."""
+
+FAR_MODELS, FAR = 1e9, np.array([1e6, 1e3, 1.0])  # apart in models; in cards, in percent of a card, in cores
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -44,6 +60,10 @@ class Task(msgspec.Struct, frozen=True):
     def size(self) -> float:
         """In cards."""
         return self.cards * self.share / 100
+
+    @property
+    def mind(self) -> "Mind":
+        return self.models, self.not_models
 
     def accepts(self, model: str) -> bool:
         return Constraints(models=self.models, not_models=self.not_models).accepts_model(model)
@@ -87,6 +107,30 @@ class Tables(msgspec.Struct, frozen=True, kw_only=True):
     rho: float  # millicores per card that GPU pods ask for
 
 
+class Lesson(msgspec.Struct, frozen=True):
+    """What is to be learnt from: copies, which nobody changes any more."""
+
+    counts: dict[Task, float]
+    supply: Supply
+    requests: tuple[PodRequest, ...] | None = None  # to be counted first: the learner begins anew
+    average: MiB = 0
+
+    def study(self) -> "Learnt":
+        """Pure, and slow: not for the event loop."""
+        if self.requests is None:
+            return Learnt(tables(with_prior(self.counts, self.supply, PRIOR_PODS), self.supply))
+        learner = Learner()
+        kinds = {request: task_of(request, self.average) for request in set(self.requests)}  # few, of many pods
+        for request in self.requests:
+            learner.observe(kinds[request])
+        return Learnt(learner.prepare(self.supply), learner)
+
+
+class Learnt(msgspec.Struct, frozen=True):
+    tables: Tables
+    learner: "Learner | None" = None  # in place of the one that there was
+
+
 class Learner:
     """Counts pods; see the module."""
 
@@ -105,22 +149,30 @@ class Learner:
     def due(self) -> bool:
         return self.arrivals >= self._next
 
-    def prepare(self, supply: Supply) -> Tables:
-        """New tables from all that was seen."""
+    def prepare(self, supply: Supply, value: NDArray[np.float64] | None = None) -> Tables:
+        """New tables from all that was seen; `value`, where what remainders are worth is known, and not to be made."""
+        self.begin()
+        return tables(with_prior(self._counts, supply, self._prior), supply, value)
+
+    def begin(self) -> None:
+        """What was due is being learnt; the next time is later."""
         while self._next <= self.arrivals:
             self._next *= 2
-        counts = dict(self._counts)
-        for cards, share, weight in PRIOR:
-            cpu = round(PRIOR_CPU * supply.cpu_per_card * cards * share / 100)
-            task = Task(cpu, cards, share)
-            counts[task] = counts.get(task, 0.0) + self._prior * weight / sum(w for _, _, w in PRIOR)
-        return tables(counts, supply)
 
     def asked(self) -> dict[Task, float]:
         return self._counts
 
 
-def tables(counts: dict[Task, float], supply: Supply) -> Tables:
+def with_prior(counts: dict[Task, float], supply: Supply, pods: float) -> dict[Task, float]:
+    counts = dict(counts)
+    for cards, share, weight in PRIOR:
+        cpu = round(PRIOR_CPU * supply.cpu_per_card * cards * share / 100)
+        task = Task(cpu, cards, share)
+        counts[task] = counts.get(task, 0.0) + pods * weight / sum(w for _, _, w in PRIOR)
+    return counts
+
+
+def tables(counts: dict[Task, float], supply: Supply, value: NDArray[np.float64] | None = None) -> Tables:
     popular = _popular(counts)
     weight = np.array([count for _, count in popular])
     tasks = [task for task, _ in popular]
@@ -133,7 +185,7 @@ def tables(counts: dict[Task, float], supply: Supply) -> Tables:
         cards=np.array([task.cards for task in tasks], dtype=np.int32),
         share=np.array([task.share * PERCENT for task in tasks], dtype=np.int32),
         accepts=accepts,
-        value=values(prices(_fractions(counts))),
+        value=value if value is not None else values(prices(heaviest(_fractions(counts)))),
         rho=_cpu_per_card(counts),
     )
 
@@ -148,7 +200,34 @@ def _popular(counts: dict[Task, float]) -> list[tuple[Task, float]]:
             break
         kept.append((task, count))
         covered += count
-    return kept
+    if len(kept) <= MOST_POPULAR:
+        return kept
+    return _folded(kept[:MOST_POPULAR], kept[MOST_POPULAR : MOST_POPULAR + MOST_FOLDED])
+
+
+def _folded(kept: list[tuple[Task, float]], rare: list[tuple[Task, float]]) -> list[tuple[Task, float]]:
+    """The rare ones count as the frequent one that is nearest: first in what models it takes and how many cards, then
+    in size, then in CPU."""
+    weights = dict(kept)
+    tasks = list(weights)
+    sizes = np.array([(task.cards, task.size * 100, task.cpu / 1000) for task in tasks], dtype=np.float64)
+    for task, count in rare:
+        far = np.abs(sizes - (task.cards, task.size * 100, task.cpu / 1000)) @ FAR
+        far += np.array([FAR_MODELS * (task.mind != other.mind) for other in tasks])
+        weights[tasks[int(far.argmin())]] += count
+    return list(weights.items())
+
+
+def heaviest(demand: dict[int, float]) -> dict[int, float]:
+    """Not too many fractions, for each makes the linear programme longer: those that take most of the cards. The others
+    count as the next larger one that is kept (a tile fits where a larger one does), or else the largest."""
+    if len(demand) <= MOST_FRACTIONS:
+        return demand
+    kept = sorted(sorted(demand, key=lambda share: (-share * demand[share], share))[:MOST_FRACTIONS])
+    folded = {share: demand[share] for share in kept}
+    for share in demand.keys() - folded.keys():
+        folded[next((larger for larger in kept if larger > share), kept[-1])] += demand[share]
+    return folded
 
 
 def _fractions(counts: dict[Task, float]) -> dict[int, float]:
@@ -172,11 +251,12 @@ def model_prices(counts: dict[Task, float], supply: Supply) -> NDArray[np.float6
     cards over the free cards in the set.
     """
     free = np.array(supply.free)
-    demand: dict[tuple[tuple[ModelRule, ...], tuple[ModelRule, ...]], float] = {}
+    demand: dict[Mind, float] = {}
     for task, count in counts.items():
         if task.cards:
-            key = (task.models, task.not_models)
-            demand[key] = demand.get(key, 0.0) + task.size * count
+            demand[task.mind] = demand.get(task.mind, 0.0) + task.size * count
+    if len(demand) > MOST_MINDS:
+        demand = dict(sorted(demand.items(), key=lambda found: -found[1])[:MOST_MINDS])
     price = np.zeros(len(free))
     total = sum(demand.values())
     for (models, not_models), wanted in demand.items():

@@ -60,18 +60,35 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
         return all(ask.role is Role.INIT for ask in self.asks)
 
     def phases(self) -> list[int]:
+        if len(self.alive) == 1:
+            return list(self.alive[0])
         return sorted({phase for mine in self.alive for phase in mine})
 
     def asks_in(self, phase: int) -> list[Ask]:
         return [ask for ask, mine in zip(self.asks, self.alive, strict=True) if phase in mine]
 
+    def demands(self) -> list[list[Ask]]:
+        """What runs at once, each set of asks named once: a single ask is the same in all its phases."""
+        if len(self.asks) == 1:
+            return [list(self.asks)]
+        by_phase: dict[int, list[Ask]] = {}
+        for ask, mine in zip(self.asks, self.alive, strict=True):
+            for phase in mine:
+                by_phase.setdefault(phase, []).append(ask)
+        return [by_phase[phase] for phase in sorted(by_phase)]
+
     def needs(self, card_memory: MiB) -> tuple[Need, ...]:
         """By phase, on a card of that size."""
-        return tuple(_need(phase, self.asks_in(phase), card_memory, self.slots) for phase in self.phases())
+        demands = self.demands()
+        if len(demands) == 1:
+            once = _need(0, demands[0], card_memory, self.slots)
+            return tuple(Need(phase, once.memory, once.cores, once.slots) for phase in self.phases())
+        pairs = zip(self.phases(), demands, strict=True)
+        return tuple(_need(phase, asks, card_memory, self.slots) for phase, asks in pairs)
 
     def peak(self, card_memory: MiB) -> Need:
         """The most it takes of a card at any time; a card that bears this bears the piece alone."""
-        needs = self.needs(card_memory)
+        needs = [_need(0, asks, card_memory, self.slots) for asks in self.demands()]
         if len(needs) == 1:
             return needs[0]
         return Need(0, max(n.memory for n in needs), max(n.cores for n in needs), max(n.slots for n in needs))
@@ -95,8 +112,8 @@ def _need(phase: int, asks: Iterable[Ask], card_memory: MiB, slots: int) -> Need
 @lru_cache(1024)
 def cut(request: PodRequest) -> tuple[Piece, ...]:
     """The pieces of a request, in the pod's order. Remembered: it is asked at every turn, and most pods are alike."""
-    alive = phases([ask.role for ask in request.asks])
-    wanting = [(ask, mine) for ask, mine in zip(request.asks, alive, strict=True) if ask.cards]
+    asking = [ask for ask in request.asks if ask.cards]  # those without cards take nothing, whenever they run
+    wanting = list(zip(asking, phases([ask.role for ask in asking]), strict=True))
     if request.together and wanting:
         asks, lives = zip(*wanting, strict=True)
         return (Piece(asks=asks, alive=lives, slots=request.slots),)

@@ -11,14 +11,18 @@ import msgspec
 
 from gputile.engine.pieces import Need, Piece, cut, phase_count
 from gputile.engine.policies import POLICIES, Rank, first_named
-from gputile.engine.topology import all_linked, closest, largest_linked
+from gputile.engine.search_budget import SearchBudget
+from gputile.engine.topology import all_linked, closest, cost_of_closest, largest_linked
 from gputile.model.cards import Card, Node, NodeView, Room
 from gputile.model.grants import ContainerGrant, Grant, Tile, take
 from gputile.model.refusals import NodeCode, Refusal
 from gputile.model.requests import Allowance, Constraints, Make, PodRequest, Wish
 
 SEARCH_STEPS = 5000
-"""How many sets of cards are looked at before giving up. Real pods need a handful."""
+"""How many sets of cards of one node are looked at before giving up. Real pods need a handful."""
+
+LEAST_STEPS = 10
+"""What a search costs before it begins, in steps."""
 
 
 Prefer = Callable[[Piece], list[float]]
@@ -36,18 +40,24 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 def place(
-    request: PodRequest, view: NodeView, policy: str | None = None, seed: int = 0, prefer: Prefer | None = None
+    request: PodRequest,
+    view: NodeView,
+    policy: str | None = None,
+    seed: int = 0,
+    prefer: Prefer | None = None,
+    budget: SearchBudget | None = None,
 ) -> Placement | Refusal:
     """Put every container of `request` on cards of the node, or say why not.
 
     `prefer` gives scores by card where a policy has learnt them (`Fleet.place`); else the policy's own order counts.
     """
+    budget = budget or SearchBudget(3 * SEARCH_STEPS)  # also for whether eviction could help
     pieces = cut(request)
     fault = _node_fault(view, pieces)
     if fault is not None:
         return fault
-    board = _Board(request, view, policy, seed, phase_count(pieces), prefer)
-    found = _search([_Move(piece, view, request) for piece in _hardest_first(pieces)], board)
+    board = _Board(request, view, policy, seed, phase_count(pieces), prefer, budget.part(SEARCH_STEPS))
+    found = _found(request, pieces, view, board)
     miss = _card_miss(pieces, request, view, board) if found is None else _host_miss(request, view)
     if found is not None and miss is None:
         return Placement(view.node.name, _grants(request, view.node, found))
@@ -55,7 +65,7 @@ def place(
     empty = NodeView.empty(view.node)
     alone = request.if_nobody_held
     changes = view != empty or alone is not request
-    return Refusal(view.node.name, *miss, curable=changes and fits(alone, empty))
+    return Refusal(view.node.name, *miss, curable=changes and fits(alone, empty, budget))
 
 
 def placed(request: PodRequest, node: Node, card: int) -> Placement:
@@ -64,18 +74,22 @@ def placed(request: PodRequest, node: Node, card: int) -> Placement:
     return Placement(node.name, _grants(request, node, found))
 
 
-def fits(request: PodRequest, view: NodeView) -> bool:
-    return isinstance(place(request, view), Placement)
+def fits(request: PodRequest, view: NodeView, budget: SearchBudget | None = None) -> bool:
+    """Whether the node takes the pod; out of budget means no."""
+    return _host_miss(request, view) is None and bool(searched(request, view, budget))
 
 
-def searched(request: PodRequest, view: NodeView, steps: int = SEARCH_STEPS) -> tuple[bool, int]:
-    """Whether the node's cards take the pod, and how many sets of them were looked at; out of steps means no."""
+def searched(request: PodRequest, view: NodeView, budget: SearchBudget | None = None) -> bool | None:
+    """Whether the node's cards take the pod, CPU and main memory aside; None: the search was cut short."""
     pieces = cut(request)
+    budget = (budget or SearchBudget(SEARCH_STEPS)).part(SEARCH_STEPS)
+    if not budget.spend(LEAST_STEPS + len(pieces)):
+        return None
     if _node_fault(view, pieces) is not None:
-        return False, 1
-    board = _Board(request, view, None, 0, phase_count(pieces), None, steps)
-    found = _search([_Move(piece, view, request) for piece in _hardest_first(pieces)], board)
-    return found is not None, board.steps
+        return False
+    board = _Board(request, view, None, 0, phase_count(pieces), None, budget)
+    found = _found(request, pieces, view, board)
+    return None if board.gave_up else found is not None
 
 
 # ---- which cards may serve ------------------------------------------------------------------------------------------
@@ -140,6 +154,9 @@ QUOTA = (
 )
 """Rules about the pod's namespace: before what is free, for no room helps a pod that may not have it."""
 
+ABOUT_NEEDS = frozenset({NodeCode.TOO_SMALL, *(stage.code for stage in MOMENT)})
+"""Rules about what a piece takes of a card."""
+
 RULES = (*FACTS, *MOMENT)
 RULES_UNDER_QUOTA = (*FACTS, *QUOTA, *MOMENT)
 
@@ -148,11 +165,25 @@ def rules_of(rule: Constraints) -> tuple[Stage, ...]:
     return RULES if rule.allowance is None else RULES_UNDER_QUOTA
 
 
-def _serves(case: Case) -> bool:
-    for stage in rules_of(case.rule):  # noqa: SIM110 - a plain loop takes half the time, and this is asked of every card
-        if not stage.passes(case):
-            return False
-    return True
+def _open_cards(rule: Constraints, view: NodeView) -> list[bool]:
+    """Which cards pass the rules that are the same for every piece of the pod."""
+    everybodys = [stage for stage in rules_of(rule) if stage.code not in ABOUT_NEEDS]
+    nothing = Need(0, 0, 0, 0)
+    return [
+        all(stage.passes(Case(nothing, False, rule, card, room, view.node.pool)) for stage in everybodys)
+        for card, room in zip(view.node.cards, view.rooms, strict=True)
+    ]
+
+
+def _more_than_all(pieces: Sequence[Piece], view: NodeView) -> bool:
+    """Whether the pod wants more than all cards have left together: no search could find that."""
+    wanted = [(ask, piece) for piece in pieces for ask in piece.asks_in(0)]
+    rooms = view.rooms
+    return (
+        sum(piece.cards * (ask.memory or 0) for ask, piece in wanted) > sum(max(room.memory, 0) for room in rooms)
+        or sum(piece.cards * ask.cores for ask, piece in wanted) > sum(max(room.cores, 0) for room in rooms)
+        or sum(piece.cards * piece.slots for _, piece in wanted) > sum(max(room.slots, 0) for room in rooms)
+    )
 
 
 # ---- the search -----------------------------------------------------------------------------------------------------
@@ -165,13 +196,28 @@ def _hardest_first(pieces: Sequence[Piece]) -> list[Piece]:
 class _Move:
     """A piece that waits for its cards: what it needs of each, None where it could not go even alone."""
 
-    def __init__(self, piece: Piece, view: NodeView, request: PodRequest) -> None:
+    def __init__(self, piece: Piece, view: NodeView, rule: Constraints, open_cards: list[bool]) -> None:
         self.scores: list[float] | None = None  # by card, where a policy has learnt them
         self.piece, self.phases, self.is_init = piece, piece.phases(), piece.is_init
-        needs = {size: piece.needs(size) for size in {card.memory for card in view.node.cards}}
+        self.exclusive, wants_idle = piece.exclusive, piece.exclusive or rule.idle
+        sizes = {card.memory for card in view.node.cards}
+        needs, peaks = {size: piece.needs(size) for size in sizes}, {size: piece.peak(size) for size in sizes}
         self.needs = [
-            needs[case.card.memory] if _serves(case) else None for case in cases(piece, request.constraints, view)
+            needs[card.memory]
+            if is_open and not (wants_idle and room.tenants) and peaks[card.memory].fits(room)
+            else None
+            for card, room, is_open in zip(view.node.cards, view.rooms, open_cards, strict=True)
         ]
+
+
+def _found(
+    request: PodRequest, pieces: tuple[Piece, ...], view: NodeView, board: "_Board"
+) -> dict[str, Sequence[int]] | None:
+    if _more_than_all(pieces, view):
+        return None
+    rule = request.constraints
+    open_cards = _open_cards(rule, view)
+    return _search([_Move(piece, view, rule, open_cards) for piece in _hardest_first(pieces)], board)
 
 
 NOTHING = Room(-1, -1, -1)  # what an exclusive container leaves to the others of its pod
@@ -188,32 +234,37 @@ class _Board:
         seed: int,
         phases: int,
         prefer: Prefer | None,
-        limit: int = SEARCH_STEPS,
+        budget: SearchBudget,
     ) -> None:
         self.request, self.view, self.seed = request, view, seed
         self.policy = POLICIES[first_named(request.constraints.card_policy, view.node.card_policy, policy)]
         self.prefer = prefer
         self.left = [[room] * phases for room in view.rooms]
         self.held = [0] * len(view.rooms)  # pieces of this pod on the card
-        self.steps, self._limit = 0, limit
-
-    @property
-    def gave_up(self) -> bool:
-        return self.steps > self._limit
+        self.gave_up, self._budget = False, budget
 
     def choices(self, move: _Move) -> Iterator[Sequence[int]]:
         """Sets of cards for the piece, the policy's favourite first; sets that differ in name only come once."""
         rank = {card: self._rank(move, card) for card, _ in enumerate(self.left) if self._admits(move, card)}
         fitting = sorted(rank, key=lambda card: (rank[card], card))
         for group in self._groups(fitting, move.piece.cards):
+            if not self._may_go_on(self._cost_of_favourite(group, move.piece.cards)):
+                return
             seen = set()
             for chosen in chain([self._favourite(group, rank, move.piece.cards)], self._sets(group, move.piece.cards)):
-                self.steps += 1  # also for sets that are passed over: there may be a great many
-                if self.gave_up:
+                if not self._may_go_on():  # also for sets that are passed over: there may be a great many
                     return
                 if frozenset(chosen) not in seen and self._allowed(chosen):
                     seen.add(frozenset(chosen))
                     yield chosen
+
+    def _may_go_on(self, steps: int = 1) -> bool:
+        self.gave_up = self.gave_up or bool(steps and not self._budget.spend(steps))
+        return not self.gave_up
+
+    def _cost_of_favourite(self, group: list[int], wanted: int) -> int:
+        """In steps: to find the best-linked of many sets may cost more than everything else."""
+        return 0 if wanted == 1 or not self.view.node.links else cost_of_closest(len(group), wanted)
 
     def _sets(self, group: list[int], wanted: int) -> Iterator[Sequence[int]]:
         """All sets of so many cards; of cards that are alike only how many are taken counts."""
@@ -229,7 +280,7 @@ class _Board:
             self.held[card] += 1
             left = list(self.left[card])
             for need in move.needs[card] or ():
-                left[need.phase] = NOTHING if move.piece.exclusive else need.off(left[need.phase])
+                left[need.phase] = NOTHING if move.exclusive else need.off(left[need.phase])
             self.left[card] = left
         return before
 
@@ -245,7 +296,7 @@ class _Board:
         needs, left, room = move.needs[card], self.left[card], self.view.rooms[card]
         if needs is None:
             return False
-        if move.piece.exclusive:
+        if move.exclusive:
             return all(left[phase] is room for phase in move.phases)
         return all(need.fits_beside(left[need.phase]) for need in needs)
 
@@ -301,26 +352,56 @@ class _Board:
 
 def _pick(kinds: list[list[int]], wanted: int) -> Iterator[list[int]]:
     """Every way to take so many cards from lists of cards that are alike; the first lists are used up first."""
-    if not wanted:
-        yield []
-    elif kinds:
-        for number in range(min(wanted, len(kinds[0])), -1, -1):
-            for rest in _pick(kinds[1:], wanted - number):
-                yield [*kinds[0][:number], *rest]
+    sizes = [len(kind) for kind in kinds]
+    counts = _filled([0] * len(sizes), sizes, 0, wanted)
+    while sum(counts) == wanted:
+        yield [card for kind, count in zip(kinds, counts, strict=True) for card in kind[:count]]
+        last = _last_that_can_give(counts, sizes)
+        if last is None:
+            return
+        rest = sum(counts[last + 1 :]) + 1
+        counts[last] -= 1
+        counts = _filled(counts, sizes, last + 1, rest)
+
+
+def _filled(counts: list[int], sizes: list[int], start: int, wanted: int) -> list[int]:
+    """The counts up to `start`, and from there on so many cards, as early as they go."""
+    counts = counts[:start]
+    for size in sizes[start:]:
+        counts.append(min(size, wanted))
+        wanted -= counts[-1]
+    return counts
+
+
+def _last_that_can_give(counts: list[int], sizes: list[int]) -> int | None:
+    """The last list of which a card is taken although one more could be had from those behind it."""
+    spare = 0
+    for place in range(len(counts) - 1, -1, -1):
+        if counts[place] and spare:
+            return place
+        spare += sizes[place] - counts[place]
+    return None
 
 
 def _search(moves: list[_Move], board: _Board) -> dict[str, Sequence[int]] | None:
-    """Cards by container for all pieces, or None. Depth first, hardest piece first."""
-    if not moves:
-        return {}
-    move, rest = moves[0], moves[1:]
-    for chosen in board.choices(move):
-        before = board.put(move, chosen)
-        found = _search(rest, board)
-        board.take_back(chosen, before)
-        if found is not None:
-            return {**found, **{ask.container: chosen for ask in move.piece.asks}}
-    return None
+    """Cards by container for all pieces, or None. Depth first, hardest piece first.
+
+    The way back is a list and not the call stack: whoever writes the pod decides how many pieces there are.
+    """
+    done: list[tuple[Sequence[int], list[list[Room]]]] = []  # by move: the cards, and what was there before
+    choices = [board.choices(move) for move in moves[:1]]
+    while len(done) < len(moves):
+        chosen = next(choices[-1], None)
+        if chosen is not None:
+            done.append((chosen, board.put(moves[len(done)], chosen)))
+            choices += [board.choices(move) for move in moves[len(done) : len(done) + 1]]
+        elif done:
+            choices.pop()
+            board.take_back(*done.pop())
+        else:
+            return None
+    found = zip(moves, done, strict=True)
+    return {ask.container: chosen for move, (chosen, _) in found for ask in move.piece.asks}
 
 
 def _grants(request: PodRequest, node: Node, found: Mapping[str, Sequence[int]]) -> tuple[ContainerGrant, ...]:

@@ -2,7 +2,8 @@
 
 kube-scheduler knows only sums; a node may have enough in sum while no single card does. `victims` looks at cards. Of
 all sets of pods whose leaving makes room it takes the one with the fewest broken disruption budgets, then the lowest
-priority (of its most important pod), then the fewest pods, then the latest started.
+priority (of its most important pod), then the fewest pods, then the latest started. Whose search is cut short gets no
+victims rather than too many.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -12,6 +13,7 @@ import msgspec
 
 from gputile.engine.pieces import cut
 from gputile.engine.placing import fits
+from gputile.engine.search_budget import SearchBudget
 from gputile.model.cards import NodeView, Room
 from gputile.model.grants import Use
 from gputile.model.requests import PodRequest
@@ -22,6 +24,14 @@ TRIES = 250
 
 LOOKS = 2000
 """How many sets of one size are looked at on one card, before those that might do are tried."""
+
+LOOKS_PER_STEP = 16
+
+TRY_STEPS = 500
+"""What one try may cost: whether room is there after some have left."""
+
+STEPS = 40_000
+"""What one question about one node may cost, where whoever asks says nothing else."""
 
 Lawful = Callable[[Collection["Holder"]], bool]
 """Whether these may all go at once."""
@@ -88,14 +98,16 @@ def victims(
     priority: int,
     lawful: Lawful | None = None,
     after: After | None = None,
+    budget: SearchBudget | None = None,
 ) -> tuple[Holder, ...] | None:
-    """The cheapest set of less important pods whose leaving makes room; None if none does, () if there is room.
+    """The cheapest set of less important pods whose leaving makes room; () if there is room, None if none does, or if
+    `budget` ran out before that was known.
 
     With `lawful`, of those sets that it allows; and nobody goes whose eviction would break a budget. With `after`, room
     is only what the quota of the pod's namespace lets it have.
     """
     lesser = [holder for holder in holders if holder.priority < priority]
-    room = _Room(request, view, after)
+    room = _Room(request, view, after, budget or SearchBudget(STEPS))
     if room.made_by(()):
         return ()
     if not room.made_by(lesser):
@@ -103,7 +115,7 @@ def victims(
     # Leaving never takes room away, so each rule narrows the field before the next one looks at it.
     free = [holder for holder in lesser if not holder.budget_cost]
     found = _of_the_least_important(free, room, lawful or _anybody) if room.made_by(free) else None
-    if found is None and lawful is None:
+    if found is None and lawful is None and not room.budget.is_spent:
         found = _cheapest(lesser, room)
     return None if found is None else tuple(sorted(found, key=lambda holder: holder.pod))
 
@@ -113,19 +125,31 @@ def _anybody(gone: Collection[Holder]) -> bool:
 
 
 class _Room:
-    """Asks whether a set of leavers makes room, and remembers the answer."""
+    """Asks whether a set of leavers makes room, and remembers the answer; once the budget is spent, none does."""
 
-    def __init__(self, request: PodRequest, view: NodeView, after: After | None) -> None:
-        self.request, self.view, self._after = request, view, after
+    def __init__(self, request: PodRequest, view: NodeView, after: After | None, budget: SearchBudget) -> None:
+        self.request, self.view, self._after, self.budget = request, view, after, budget
         self.is_about_cards = after is None or after(()).constraints.allowance is None  # and not about quota
         self._known: dict[frozenset[str], bool] = {}
+        self._unsure: set[frozenset[str]] = set()
 
-    def made_by(self, gone: Collection[Holder]) -> bool:
+    def made_by(self, gone: Collection[Holder], budget: SearchBudget | None = None) -> bool:
         key = frozenset(holder.pod for holder in gone)
+        budget = budget or self.budget
         if key not in self._known:
+            if not budget.spend():
+                return False
             request = self.request if self._after is None else self._after(gone)
-            self._known[key] = fits(request, without(self.view, gone))
+            part = budget.part(TRY_STEPS)
+            self._known[key] = fits(request, without(self.view, gone), part)
+            if part.ran_out:
+                self._unsure.add(key)
         return self._known[key]
+
+    def is_unsure_of(self, gone: Collection[Holder]) -> bool:
+        """Whether nobody knows, because to find out would cost too much."""
+        key = frozenset(holder.pod for holder in gone)
+        return key in self._unsure or key not in self._known
 
 
 def _of_the_least_important(field: list[Holder], room: _Room, lawful: Lawful) -> list[Holder] | None:
@@ -139,14 +163,14 @@ def _of_the_least_important(field: list[Holder], room: _Room, lawful: Lawful) ->
 
 def _smallest(field: list[Holder], room: _Room, lawful: Lawful) -> list[Holder] | None:
     """The fewest, then latest started, of the field; beyond `TRIES` sets, one from which nobody can be spared."""
-    tried = 0
+    tried, tries = 0, room.budget.half()
     for size in range(1, len(field) + 1):
         best: list[Holder] | None = None
-        for chosen in _sets_of(size, field, room):
+        for chosen in _sets_of(size, field, room, tries):
             tried += 1
-            if tried > TRIES:
+            if tried > TRIES or tries.is_spent:
                 return best or _spared(field, room, lawful)
-            if (best is None or cost(chosen) < cost(best)) and lawful(chosen) and room.made_by(chosen):
+            if (best is None or cost(chosen) < cost(best)) and lawful(chosen) and room.made_by(chosen, tries):
                 best = list(chosen)
         if best is not None:
             return best
@@ -155,21 +179,24 @@ def _smallest(field: list[Holder], room: _Room, lawful: Lawful) -> list[Holder] 
 
 def _spared(field: list[Holder], room: _Room, lawful: Lawful) -> list[Holder] | None:
     found = _spare_whom_we_can(field, room)
-    return found if lawful(found) else None
+    return found if found is not None and lawful(found) else None
 
 
-def _cheapest(field: list[Holder], room: _Room) -> list[Holder]:
+def _cheapest(field: list[Holder], room: _Room) -> list[Holder] | None:
     """Where budgets must be broken: the cheapest of all sets; beyond `TRIES`, one from which nobody can be spared."""
-    sets = chain.from_iterable(_sets_of(size, field, room) for size in range(1, len(field) + 1))
+    tries = room.budget.half()
+    sets = chain.from_iterable(_sets_of(size, field, room, tries) for size in range(1, len(field) + 1))
     tried = list(islice(sets, TRIES + 1))
-    if len(tried) > TRIES:
+    enough: list[tuple[Holder, ...]] = []
+    if len(tried) <= TRIES:
+        enough = [chosen for chosen in tried if room.made_by(chosen, tries)]
+    if not enough or tries.is_spent:
         return _spare_whom_we_can(field, room)
-    enough: list[tuple[Holder, ...]] = [chosen for chosen in tried if room.made_by(chosen)]
     cheapest: tuple[Holder, ...] = min(enough, key=cost)
     return list(cheapest)
 
 
-def _sets_of(size: int, field: list[Holder], room: _Room) -> Iterator[tuple[Holder, ...]]:
+def _sets_of(size: int, field: list[Holder], room: _Room, tries: SearchBudget) -> Iterator[tuple[Holder, ...]]:
     """Sets worth trying: for one tile on one card only pods whose leaving that card would bear it, if the host does."""
     request, view = room.request, room.view
     pieces = cut(request)
@@ -183,7 +210,9 @@ def _sets_of(size: int, field: list[Holder], room: _Room) -> Iterator[tuple[Hold
         there = [holder for holder in field if card.uuid in holder.uses]
         if not need.fits(_at_best(size, free, [holder.uses[card.uuid] for holder in there])):
             continue
-        for chosen in islice(combinations(there, size), LOOKS):
+        for number, chosen in enumerate(islice(combinations(there, size), LOOKS)):
+            if number % LOOKS_PER_STEP == 0 and not tries.spend():
+                return
             key = tuple(holder.pod for holder in chosen)
             if key not in seen and need.fits(_freed(free, [holder.uses[card.uuid] for holder in chosen])):
                 seen.add(key)
@@ -197,11 +226,14 @@ def _at_best(size: int, room: Room, uses: list[Use]) -> Room:
     return Room(room.memory + memory, room.cores + cores, room.slots + slots, room.tenants)
 
 
-def _spare_whom_we_can(field: list[Holder], room: _Room) -> list[Holder]:
-    """Start with all and put back one by one: costly budgets first, then the important, then the longest running."""
+def _spare_whom_we_can(field: list[Holder], room: _Room) -> list[Holder] | None:
+    """Start with all and put back one by one: costly budgets first, then the important, then the longest running. None
+    where that could not be found out of somebody: he might be evicted for nothing."""
     gone = list(field)
     for holder in sorted(field, key=lambda holder: (-holder.budget_cost, -holder.priority, holder.started)):
         fewer = [other for other in gone if other is not holder]
         if room.made_by(fewer):
             gone = fewer
+        elif room.is_unsure_of(fewer):
+            return None
     return gone

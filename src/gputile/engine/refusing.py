@@ -3,17 +3,16 @@
 Each rule narrows the cards that are left; the first that leaves a node with too few is that node's reason.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from gputile.engine.fitting import Question, cards_that_fit, enough, memory_needed, nodes_that_fit
+from gputile.engine.fitting import Question, by_numa, cards_that_fit, enough, memory_needed
 from gputile.engine.grid import Grid, Mask, count
 from gputile.engine.pieces import Piece
 from gputile.model.refusals import NodeCode
-from gputile.model.requests import PodRequest
+from gputile.model.requests import PodRequest, Wish
 
 CODES = tuple(NodeCode)
 _NUMBER = {code: number for number, code in enumerate(CODES)}
@@ -52,37 +51,56 @@ class Verdict:
         self.open[row] = False
 
 
-Look = Callable[[Piece, int], tuple[NodeCode, int] | None]
-"""(piece, row): the scalar reason on one node."""
-
-
-def add_misses(verdict: Verdict, request: PodRequest, question: Question, facts: Facts, look: Look) -> None:
-    """Fill in the reason of every node that is still open and does not fit."""
+def add_misses(verdict: Verdict, request: PodRequest, question: Question, facts: Facts, borne: Mask) -> None:
+    """Fill in the reason of every node that is still open and does not fit. `borne`: where the cards bear the pod."""
     for piece in question.pieces:
-        _add_piece_misses(verdict, piece, question, facts, look)
+        _add_piece_misses(verdict, piece, question, facts)
     grid = question.grid
-    verdict.set_where(~nodes_that_fit(question), NodeCode.TOGETHER, len(question.pieces), 0)
+    verdict.set_where(~borne & _unsearched(question, len(borne)), NodeCode.SEARCH, len(question.pieces), 0)
+    verdict.set_where(~borne, NodeCode.TOGETHER, len(question.pieces), 0)
     if request.cpu:
         verdict.set_where(grid.cpu < request.cpu, NodeCode.CPU, request.cpu, grid.cpu)
     if request.memory:
         verdict.set_where(grid.host < request.memory, NodeCode.HOST_MEMORY, request.memory, grid.host)
 
 
-def _add_piece_misses(verdict: Verdict, piece: Piece, question: Question, facts: Facts, look: Look) -> None:
+def _add_piece_misses(verdict: Verdict, piece: Piece, question: Question, facts: Facts) -> None:
+    alone = cards_that_fit(piece, question.grid, question.eligible, question.rule.idle)
+    if not (verdict.open & ~enough(piece, alone, question)).any():
+        return  # it fits alone wherever it matters, and each rule would cost as much as this
     left = facts.exists.copy()
     verdict.set_few(left, NodeCode.TOO_FEW_CARDS, piece.cards)
     for code, mask in (*facts.rules, *_room_rules(piece, question, facts)):
         left &= mask
         verdict.set_few(left, code, piece.cards)
-    for row in np.flatnonzero(verdict.open & ~enough(piece, left, question)).tolist():
-        miss = look(piece, row)  # NUMA or links: rare, and worth a look at the node itself
-        if miss is not None:
-            verdict.set_row(row, miss[0], piece.cards, miss[1])
+    _add_set_misses(verdict, piece, left, question)
+
+
+def _add_set_misses(verdict: Verdict, piece: Piece, left: Mask, question: Question) -> None:
+    """Where there are cards enough, and they are too far from each other."""
+    far = verdict.open & ~enough(piece, left, question)
+    if not far.any():
+        return
+    groups = [left & far]
+    if question.rule.numa is Wish.REQUIRE:
+        groups = list(by_numa(left & far, question))
+        most = np.maximum.reduce([count(group) for group in groups])
+        verdict.set_where(far & (most < piece.cards), NodeCode.NUMA, piece.cards, most)
+    if question.rule.links is Wish.REQUIRE:
+        linked = np.maximum.reduce([question.linked(group, piece.cards) for group in groups])
+        known = far & ~_unsearched(question, len(far))
+        verdict.set_where(known & (linked < piece.cards), NodeCode.LINKS, piece.cards, linked)
+
+
+def _unsearched(question: Question, nodes: int) -> Mask:
+    answer = np.zeros(nodes, dtype=np.bool_)
+    answer[list(question.inquiry.unsearched)] = True
+    return answer
 
 
 def _room_rules(piece: Piece, question: Question, facts: Facts) -> list[tuple[NodeCode, Mask]]:
     grid = question.grid
-    needs = [piece.asks_in(phase) for phase in piece.phases()]
+    needs = piece.demands()
     wants_idle = piece.exclusive or question.rule.idle
     memory = [grid.memory >= memory_needed(asks, grid.size) for asks in needs]
     cores = [grid.cores >= max(1, sum(ask.cores for ask in asks)) for asks in needs]

@@ -1,9 +1,10 @@
 """What was found out about a request, kept for as long as it is true.
 
-Room:  two memories of the fleet. By request: how every node stands, mended only where a node was touched. By request
+Room:  three memories of the fleet. By request: how every node stands, mended only where a node was touched. By request
        and state of a node: how good it is and which card was chosen there, for nodes of one kind in one state are
-       alike, and most states were seen before.
-Door:  `Standings.of`, `Choices.get` and `.keep`. What decides is not here, but in `fitting`, `judging` and `placing`.
+       alike, and most states were seen before. And what a search has found out about cards in some state.
+Door:  `Standings.of`, `Choices.get` and `.keep`, `Searches.of`. What decides is not here, but in `fitting`, `judging`
+       and `placing`.
 """
 
 from collections import OrderedDict
@@ -18,6 +19,8 @@ from gputile.model.requests import PodRequest
 REQUESTS = 64  # whose standings are kept; one number per node each
 STATES = 5_000  # of nodes, for one request
 CHOICES = 20_000
+SEARCHES = 32  # requests for which something was searched
+SEARCHED = 2_000  # states of cards, for one of them
 
 State = tuple[int, bytes]
 """All that an answer about a node rests on, but names."""
@@ -75,6 +78,27 @@ class Choices:
         if len(self._known) >= CHOICES:
             self._known.clear()
         self._known[key] = card
+
+
+Found = dict[Hashable, bool | None]
+"""By the state of a node's cards: whether they bear the pod; None: there are too many ways to tell."""
+
+
+class Searches:
+    """What searches have found out, by request, the latest used last. True for ever: it rests on nothing else. So a pod
+    that was searched for with one budget, and is asked about again, is searched further, and not again."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Hashable, Found] = OrderedDict()
+
+    def of(self, request: Hashable) -> Found:
+        found = self._known.setdefault(request, {})
+        if len(found) > SEARCHED:
+            found.clear()
+        self._known.move_to_end(request)
+        if len(self._known) > SEARCHES:
+            self._known.popitem(last=False)
+        return found
 
 
 def kind_of(request: PodRequest) -> Hashable:

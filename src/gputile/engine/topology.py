@@ -14,6 +14,10 @@ EXHAUSTIVE = 2000
 """Up to so many sets are all looked at; beyond, cards are added one by one to the set they are closest to."""
 
 
+LINKS_PER_STEP = 300
+"""Looks at a link that take as long as one step of a search."""
+
+
 def closeness(chosen: Sequence[int], link: Link) -> int:
     """The sum of links inside a set of cards."""
     return sum(link(one, other) for one, other in combinations(chosen, 2))
@@ -33,6 +37,12 @@ def closest(fixed: Sequence[int], candidates: Sequence[int], more: int, link: Li
     return max(grown, key=lambda chosen: closeness(chosen, link))
 
 
+def cost_of_closest(candidates: int, wanted: int) -> int:
+    """About what `closest` costs, in steps of a search."""
+    sets = comb(candidates, wanted)
+    return (sets * wanted * wanted if sets <= EXHAUSTIVE else candidates**2 * wanted) // LINKS_PER_STEP
+
+
 def _grow(chosen: list[int], candidates: Sequence[int], size: int, link: Link) -> list[int]:
     while len(chosen) < size:
         rest = [card for card in candidates if card not in chosen]
@@ -41,17 +51,22 @@ def _grow(chosen: list[int], candidates: Sequence[int], size: int, link: Link) -
 
 
 def largest_linked(candidates: Sequence[int], most: int, link: Link) -> int:
-    """The size, at most `most`, of the largest set of which all cards are linked; a lower bound on huge nodes."""
-    steps = 0
+    """The size, at most `most`, of the largest set of which all cards are linked; a lower bound on huge nodes.
 
-    def grow(size: int, rest: Sequence[int]) -> int:
-        nonlocal steps
-        best = size
-        for position, card in enumerate(rest):
-            steps += 1
-            if best >= most or steps > EXHAUSTIVE * 10:
-                break
-            best = max(best, grow(size + 1, [other for other in rest[position + 1 :] if link(card, other) > 0]))
-        return best
-
-    return grow(0, candidates)
+    Depth first, with a stack of our own: how deep it goes, the cards of the node decide.
+    """
+    best = 0
+    stack = [list(candidates)]  # by size of the set: the cards that may still join it, the next one first
+    for _ in range(EXHAUSTIVE * 20):
+        rest, size = stack[-1], len(stack) - 1
+        best = max(best, size)
+        if best >= most:
+            break
+        if size + len(rest) > best:
+            card = rest.pop(0)
+            stack.append([other for other in rest if link(card, other) > 0])
+        elif size:
+            stack.pop()  # all that may join would make it no larger than one that was found
+        else:
+            break
+    return best

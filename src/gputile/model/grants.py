@@ -5,11 +5,12 @@ Door:  `Grant.uses()` says what the grant holds of each card, init containers an
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import msgspec
 
 from gputile.model.cards import Card
-from gputile.model.requests import SLOT_DIALECTS, Ask, Role
+from gputile.model.requests import SLOT_DIALECTS, Amounts, Ask, Role, most_at_once
 from gputile.model.units import MiB, Percent
 
 
@@ -43,7 +44,7 @@ class Use(msgspec.Struct, frozen=True):
     slots: int
 
 
-class Grant(msgspec.Struct, frozen=True, kw_only=True):
+class Grant(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """What one pod was given on one node. It names the pod's UID and node, so that a copy of it is worth nothing."""
 
     pod: str  # UID
@@ -54,52 +55,28 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
     def uses(self) -> Mapping[str, Use]:
         """By card UUID: the most this pod ever holds at one time."""
-        slots = int(self.dialect in SLOT_DIALECTS)
-        if len(self.containers) == 1:
-            uses = {tile.uuid: Use(tile.memory, tile.cores, slots) for tile in self.containers[0].tiles}
-            if len(uses) == len(self.containers[0].tiles):
-                return uses
-        most: dict[str, _Most] = {}
-        for held in self.containers:
-            for uuid, use in _of(held, slots).items():
-                most.setdefault(uuid, _Most()).add(held.role, use)
-        return {uuid: one.use for uuid, one in most.items()}
-
-
-NOTHING = Use(0, 0, 0)
-
-
-def _of(held: ContainerGrant, slots: int) -> Mapping[str, Use]:
-    """What one container holds of each card."""
-    found: dict[str, Use] = {}
-    for tile in held.tiles:
-        found[tile.uuid] = _sum(found.get(tile.uuid, NOTHING), Use(tile.memory, tile.cores, slots))
-    return found
-
-
-class _Most:
-    """The most that containers hold of one card at one time, told in the order in which they start: what `phases` of
-    `requests` define, in one pass, for a pod may have thousands of init containers and sidecars."""
-
-    def __init__(self) -> None:
-        self._apps = self._sidecars = self._inits = NOTHING
-
-    def add(self, role: Role, use: Use) -> None:
-        if role is Role.INIT:
-            self._inits = _larger(self._inits, _sum(self._sidecars, use))
-        elif role is Role.SIDECAR:
-            self._sidecars = _sum(self._sidecars, use)
-        else:
-            self._apps = _sum(self._apps, use)
+        if len(self.containers) != 1:
+            return self._uses  # asked again and again, and there may be thousands of containers
+        tiles = self.containers[0].tiles
+        uses = {tile.uuid: Use(tile.memory, tile.cores, self._slots) for tile in tiles}
+        return uses if len(uses) == len(tiles) else self._uses
 
     @property
-    def use(self) -> Use:
-        return _larger(self._inits, _sum(self._sidecars, self._apps))
+    def _slots(self) -> int:
+        return int(self.dialect in SLOT_DIALECTS)
 
+    @cached_property
+    def _uses(self) -> Mapping[str, Use]:
+        by_card: dict[str, list[tuple[Role, Amounts]]] = {}
+        for held in self.containers:
+            for uuid, amounts in self._held_by(held).items():
+                by_card.setdefault(uuid, []).append((held.role, amounts))
+        return {uuid: Use(*most_at_once(parts, 3)) for uuid, parts in by_card.items()}
 
-def _sum(one: Use, other: Use) -> Use:
-    return Use(one.memory + other.memory, one.cores + other.cores, one.slots + other.slots)
-
-
-def _larger(one: Use, other: Use) -> Use:
-    return Use(max(one.memory, other.memory), max(one.cores, other.cores), max(one.slots, other.slots))
+    def _held_by(self, held: ContainerGrant) -> dict[str, Amounts]:
+        """By card; a record may name a card twice."""
+        sums: dict[str, Amounts] = {}
+        for tile in held.tiles:
+            memory, cores, slots = sums.get(tile.uuid, (0, 0, 0))
+            sums[tile.uuid] = (memory + tile.memory, cores + tile.cores, slots + self._slots)
+        return sums

@@ -23,6 +23,7 @@ class RequestCode(StrEnum):
     UNKNOWN_NAME = "UnknownName"
     BAD_ANNOTATION = "BadAnnotation"
     RESOURCE_IN_ANNOTATION = "ResourceInAnnotation"
+    TOO_MANY_CONTAINERS = "TooManyContainers"
 
 
 class BadRequest(msgspec.Struct, frozen=True):
@@ -63,6 +64,7 @@ class NodeCode(StrEnum):
     PROMISED = "PromisedElsewhere"
     AGENT_BUSY = "AgentBusy"
     OTHER_AGENT = "OtherAgent"
+    UNCOUNTED = "PodNotCounted"
 
 
 SENTENCE: dict[NodeCode, str] = {
@@ -85,7 +87,7 @@ SENTENCE: dict[NodeCode, str] = {
     NodeCode.NUMA: "too few fitting GPUs on one NUMA node",
     NodeCode.LINKS: "too few fitting GPUs that are linked",
     NodeCode.TOGETHER: "room for each container, but not for all at once",
-    NodeCode.SEARCH: "search for a placement given up",
+    NodeCode.SEARCH: "not searched further: too many ways to place the containers",
     NodeCode.CPU: "too little free CPU",
     NodeCode.HOST_MEMORY: "too little free main memory",
     NodeCode.QUOTA_POOL: "outside the pools of the namespace's quota",
@@ -94,6 +96,7 @@ SENTENCE: dict[NodeCode, str] = {
     NodeCode.PROMISED: "room being made on another node",
     NodeCode.AGENT_BUSY: "another pod starting under an agent that takes one at a time",
     NodeCode.OTHER_AGENT: "run by another system's agent",
+    NodeCode.UNCOUNTED: "a pod there whose GPUs gputile failed to count",
 }
 """Short and constant, because kube-scheduler groups nodes by identical text; figures belong to `explain`."""
 
@@ -126,6 +129,7 @@ HAMI_ALIAS: dict[NodeCode, str] = {
     NodeCode.PROMISED: "NodeUnfitPod",
     NodeCode.AGENT_BUSY: "NodeUnfitPod",
     NodeCode.OTHER_AGENT: "NodeUnfitPod",
+    NodeCode.UNCOUNTED: "NodeUnfitPod",
 }
 
 VGPU_ALIAS: dict[NodeCode, str] = {
@@ -157,6 +161,7 @@ VGPU_ALIAS: dict[NodeCode, str] = {
     NodeCode.PROMISED: "AlreadyScheduledElsewhere",
     NodeCode.AGENT_BUSY: "AllocatorInternalError",
     NodeCode.OTHER_AGENT: "NodeNotVGPUEnabled",
+    NodeCode.UNCOUNTED: "NodeInfoBuildFailed",
 }
 
 

@@ -4,7 +4,7 @@ Room:  `PodRequest` and its parts. `dialects/` makes them, `engine/` answers the
 Door:  `PodRequest`; `phases` says which containers run at the same time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -186,3 +186,31 @@ def phases(roles: Sequence[Role]) -> list[tuple[int, ...]]:
         else:
             alive.append((0,))
     return alive
+
+
+Amounts: TypeAlias = tuple[int, ...]
+
+
+def most_at_once(parts: Iterable[tuple[Role, Amounts]], kinds: int) -> Amounts:
+    """The most that containers take at any time, kind by kind (memory, cores, ...), as `phases` has it.
+
+    One walk in the pod's order, because a tenant decides how many containers there are, and sidecars times init
+    containers are millions: sidecars stay, an init container comes on top of those before it and goes again.
+    """
+    lasting, peak, main = (0,) * kinds, (0,) * kinds, (0,) * kinds
+    for role, amounts in parts:
+        if role is Role.SIDECAR:
+            lasting = _added(lasting, amounts)
+        elif role is Role.INIT:
+            peak = _larger(peak, _added(lasting, amounts))
+        else:
+            main = _added(main, amounts)
+    return _larger(peak, _added(lasting, main))
+
+
+def _added(one: Amounts, other: Amounts) -> Amounts:
+    return tuple(a + b for a, b in zip(one, other, strict=True))
+
+
+def _larger(one: Amounts, other: Amounts) -> Amounts:
+    return tuple(map(max, one, other))

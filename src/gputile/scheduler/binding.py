@@ -17,6 +17,7 @@ from gputile.book.ledger import Entry, State
 from gputile.dialects import records, speaking
 from gputile.dialects.wire import Award, Pod
 from gputile.engine.placing import Placement
+from gputile.engine.search_budget import SearchBudget
 from gputile.kube.values import Api, Binding, Refused, Unclear
 from gputile.model.cards import Card
 from gputile.model.grants import Grant
@@ -24,7 +25,7 @@ from gputile.model.refusals import SENTENCE, BadRequest
 from gputile.model.requests import PodRequest
 from gputile.scheduler.mirror import Mirror
 from gputile.scheduler.settings import Settings
-from gputile.scheduler.verbs import Extender, holding_of, seed_of
+from gputile.scheduler.verbs import SECONDS, STEPS, Extender, holding_of, seed_of
 from gputile.scheduler.wire import BindArgs
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
@@ -178,7 +179,8 @@ class Binder:
     def _place(self, pod: Pod, asked: PodRequest, node: str) -> Holding:
         with self._ledger.aside(pod.uid, pod.priority) as fleet:
             may = self._ledger.spending.allowed(pod.namespace, asked)
-            where = fleet.place(may, node, self._settings.policy, seed_of(pod.uid))
+            budget = SearchBudget(STEPS, SECONDS, self._clock)
+            where = fleet.place(may, node, self._settings.policy, seed_of(pod.uid), budget)
         if not isinstance(where, Placement):
             raise self._lost_race(pod, node, where.sentence)
         return holding_of(pod, asked, where.grant(pod.uid, asked.dialect))

@@ -15,6 +15,7 @@ from gputile.book.ledger import Entry, State
 from gputile.dialects.wire import Pod
 from gputile.engine.placing import Placement, place
 from gputile.engine.preempting import After, Cost, Holder, cost, victims, without
+from gputile.engine.search_budget import SearchBudget
 from gputile.kube.budgets import Budget
 from gputile.model.cards import NodeView
 from gputile.model.requests import PodRequest
@@ -23,6 +24,7 @@ from gputile.scheduler.settings import Settings
 from gputile.scheduler.verbs import seed_of
 
 STUCK = 10.0  # seconds after the end of its grace period from which on nobody counts on a pod's leaving
+NODE_STEPS, NODE_SECONDS = 4000, 0.02  # that the search on one node may cost: the verbs wait meanwhile
 UNKNOWN_GRACE = 300.0  # seconds, for pods without cards, of which we keep nothing but what they hold
 
 
@@ -58,30 +60,44 @@ class Evicting:
 
     # ---- plans ------------------------------------------------------------------------------------------------------
 
-    def plan(self, pod: Pod, asked: PodRequest, node: str) -> Plan | None:
+    def plan(self, pod: Pod, asked: PodRequest, node: str, budget: SearchBudget | None = None) -> Plan | None:
         """The cheapest way, budgets weighed; None if nobody's leaving helps, no victims if there is room."""
+        part = self._part(budget)
         spent = [budget for budget in self.budgets or () if budget.allowed == 0]
         holders = [
             msgspec.structs.replace(holder, budget_cost=len(self._protectors(holder, spent)))
             for holder in self._evictable(node, pod.priority)
         ]
         view, after = self._view(pod, node), self._after(pod, asked)
-        found = victims(asked, view, holders, pod.priority, after=after) if view is not None else None
-        return self._plan(pod, asked, node, found, after)
+        found = victims(asked, view, holders, pod.priority, after=after, budget=part) if view is not None else None
+        return self._plan(pod, asked, node, found, after, part)
 
-    def lawful_plan(self, pod: Pod, asked: PodRequest, node: str) -> Plan | Forbidden | None:
+    def lawful_plan(
+        self, pod: Pod, asked: PodRequest, node: str, budget: SearchBudget | None = None
+    ) -> Plan | Forbidden | None:
         """The cheapest way that no budget forbids. Pods without cards are left to kube-scheduler, which sees them."""
+        part = self._part(budget)
         holders = [holder for holder in self._evictable(node, pod.priority) if holder.uses]
         view, after = self._view(pod, node), self._after(pod, asked)
         if view is None or not (holders or self._going_on(node)):
             return None
         willing = [holder for holder in holders if not self._is_unwilling(holder)]
-        found = victims(asked, view, willing, pod.priority, self._is_lawful, after)
-        plan = self._plan(pod, asked, node, found, after)
+        found = victims(asked, view, willing, pod.priority, self._is_lawful, after, part)
+        plan = self._plan(pod, asked, node, found, after, part)
         if plan is not None:
             return plan
-        unlawful = victims(asked, view, willing, pod.priority, after=after)
+        unlawful = victims(asked, view, willing, pod.priority, after=after, budget=part)
         return Forbidden(node, self._overdrawn_by(unlawful)) if unlawful else None
+
+    def _part(self, budget: SearchBudget | None = None) -> SearchBudget:
+        """What may be spent on one node, of what is left for all."""
+        return (budget or SearchBudget(NODE_STEPS, now=self._clock)).part(NODE_STEPS, NODE_SECONDS)
+
+    def _place(
+        self, pod: Pod, asked: PodRequest, view: NodeView, budget: SearchBudget | None = None
+    ) -> Placement | None:
+        where = place(asked, view, self._policy, seed_of(pod.uid), budget=self._part(budget))
+        return where if isinstance(where, Placement) else None
 
     def still_serves(self, pod: Pod, asked: PodRequest, node: str, leaving: Collection[str]) -> bool:
         """Whether the pod will fit there once these have left (and those who leave anyway)."""
@@ -92,14 +108,14 @@ class Evicting:
             holder for holder in self._ledger.holders(node) if holder.pod in leaving and not self.is_going(holder.pod)
         ]
         may = self._after(pod, asked)(gone)
-        return isinstance(place(may, without(view, gone), self._policy, seed_of(pod.uid)), Placement)
+        return self._place(pod, may, without(view, gone)) is not None
 
-    def fits_now(self, pod: Pod, asked: PodRequest, node: str) -> bool:
+    def fits_now(self, pod: Pod, asked: PodRequest, node: str, budget: SearchBudget | None = None) -> bool:
         if node not in self._ledger.fleet:
             return False
         with self._ledger.aside(pod.uid, pod.priority) as fleet:
             may = self._ledger.spending.allowed(pod.namespace, asked)
-            return isinstance(place(may, fleet.view(node), self._policy, seed_of(pod.uid)), Placement)
+            return self._place(pod, may, fleet.view(node), budget) is not None
 
     def _after(self, pod: Pod, asked: PodRequest) -> After:
         """What it may ask for once some have left. Only those of its own namespace give quota back, and those of them
@@ -113,14 +129,20 @@ class Evicting:
         return lambda gone: purse(leaving.union(holder.pod for holder in gone))
 
     def _plan(
-        self, pod: Pod, asked: PodRequest, node: str, found: tuple[Holder, ...] | None, after: After
+        self,
+        pod: Pod,
+        asked: PodRequest,
+        node: str,
+        found: tuple[Holder, ...] | None,
+        after: After,
+        budget: SearchBudget,
     ) -> Plan | None:
         view = self._view(pod, node)
         if found is None or view is None:
             return None
-        where = place(after(found), without(view, found), self._policy, seed_of(pod.uid))
-        leaving = () if self.fits_now(pod, asked, node) else tuple(self._going_on(node))
-        return Plan(node=node, victims=found, leaving=leaving, where=where) if isinstance(where, Placement) else None
+        where = self._place(pod, after(found), without(view, found), budget)
+        leaving = () if self.fits_now(pod, asked, node, budget) else tuple(self._going_on(node))
+        return None if where is None else Plan(node=node, victims=found, leaving=leaving, where=where)
 
     def _view(self, pod: Pod, node: str) -> NodeView | None:
         """The node as this pod may see it, when those have left who leave anyway."""

@@ -8,6 +8,7 @@ Door:  `Granter.carry_out(instructions)`, and `Granter.run`, which ends only whe
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from itertools import islice
 
 from gputile.book.events import Conflict, Forgotten, Freed, Instruction, Verify
@@ -15,14 +16,16 @@ from gputile.book.ledger import State
 from gputile.dialects import gputile, speaking
 from gputile.dialects.wire import Award, Pod, Written
 from gputile.engine.placing import Placement
+from gputile.engine.search_budget import SearchBudget
 from gputile.kube.values import Api, Note, Refused, Unclear
 from gputile.model.grants import Grant
 from gputile.model.refusals import Refusal
 from gputile.model.requests import PodRequest
+from gputile.scheduler.isolation import Isolation
 from gputile.scheduler.mirror import Mirror
 from gputile.scheduler.settings import Settings
 from gputile.scheduler.settling import Settler
-from gputile.scheduler.verbs import holding_of, seed_of
+from gputile.scheduler.verbs import SECONDS, STEPS, holding_of, seed_of
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
 
@@ -31,6 +34,7 @@ log = logging.getLogger(__name__)
 ROUND = 0.25  # seconds between two looks at what is to be done
 AT_ONCE = 200  # pods per round, so that verbs are answered in between
 AGAIN = 5.0  # seconds until something that failed is tried again
+LOOP = "grants"  # in logs and metrics
 PENDING = (None, "", "Pending")  # phases of a pod none of whose containers has started
 
 
@@ -48,11 +52,15 @@ class Granter:
         clock: Callable[[], float],
         wall: Callable[[], int],
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        isolation: Isolation | None = None,
     ) -> None:
+        self._isolation = isolation or Isolation(metrics, clock)
         self._api, self._mirror, self._settings, self._metrics = api, mirror, settings, metrics
         self._leads, self._clock, self._wall, self._pause = leads, clock, wall, pause
         self._verify: set[str] = set()
-        self._settler = Settler(api, mirror, settings, metrics, leads=leads, clock=clock, wall=wall)
+        self._settler = Settler(
+            api, mirror, settings, metrics, leads=leads, clock=clock, wall=wall, isolation=self._isolation
+        )
         self._unwritten: dict[str, Grant] = {}  # granted and booked, and not on the pod yet
         self._not_before: dict[str, float] = {}  # by UID: when to try again what failed
         self._no_room_since: dict[str, float] = {}  # by UID: bound around us, and no cards for it
@@ -91,7 +99,7 @@ class Granter:
 
     async def run(self) -> None:
         while True:
-            await self.round()
+            await self._isolation.attempt(LOOP, "", self.round, always=True)
             await self._pause(ROUND)
 
     async def round(self) -> None:
@@ -103,8 +111,8 @@ class Granter:
             self._mirror.turned_away.clear()
             return
         for uid in list(islice(self._mirror.ungranted, AT_ONCE)):
-            if self._clock() >= self._no_room_since.get(uid, -AGAIN) + AGAIN:
-                self._grant(uid)
+            if self._clock() >= self._no_room_since.get(uid, -AGAIN) + AGAIN and not self._isolation.rests(LOOP, uid):
+                self._isolation.step(LOOP, uid, partial(self._grant, uid), self._mirror.pod(uid))
         for uid in list(self._unwritten):
             await self._attempt(uid, self._write)
         for uid in list(islice(self._mirror.fresh, AT_ONCE)):
@@ -116,11 +124,15 @@ class Granter:
         for uid in list(islice(self._mirror.turned_away, AT_ONCE)):
             await self._attempt(uid, self._report_turned_away)
         await self._settler.round()
+        await self._isolation.tell(self._api)
 
     async def _attempt(self, uid: str, work: Callable[[str], Awaitable[None]]) -> None:
         """One piece of work about one pod, unless it failed a moment ago. Whoever writes asks first who leads."""
         if self._clock() < self._not_before.get(uid, 0.0):
             return
+        await self._isolation.attempt(LOOP, uid, lambda: self._try(uid, work), self._mirror.pod(uid))
+
+    async def _try(self, uid: str, work: Callable[[str], Awaitable[None]]) -> None:
         try:
             async with asyncio.timeout(self._settings.bind.attempt + 1.0):
                 await work(uid)
@@ -187,11 +199,12 @@ class Granter:
 
     def _place(self, pod: Pod, asked: PodRequest) -> Placement | Refusal:
         may = self._mirror.ledger.spending.allowed(pod.namespace, asked)  # of several makes, one that it can pay
+        budget, policy, seed = SearchBudget(STEPS, SECONDS, self._clock), self._settings.policy, seed_of(pod.uid)
         with self._mirror.ledger.aside(pod.uid) as fleet:
-            where = fleet.place(may, pod.node_name, self._settings.policy, seed_of(pod.uid))
+            where = fleet.place(may, pod.node_name, policy, seed, budget.half())
             if isinstance(where, Placement):
                 return where
-            return fleet.place(asked, pod.node_name, self._settings.policy, seed_of(pod.uid))
+            return fleet.place(asked, pod.node_name, policy, seed, budget)
 
     def _no_room(self, pod: Pod, refusal: Refusal) -> None:
         said = f"bound to {pod.node_name} by another scheduler, where gputile has no cards for it: {refusal.sentence}"

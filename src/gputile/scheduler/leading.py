@@ -12,11 +12,13 @@ catching what kube-scheduler asks.
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from gputile.kube.lease import Elector, Term
 from gputile.kube.values import Refused, Unclear
+from gputile.scheduler.isolation import Isolation
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
 
@@ -73,6 +75,7 @@ class Leader:
         """`take_stock` lists all pods into the book; `wait_out` is how long a bind may be under way, in seconds."""
         self._metrics, self._take_stock, self._wait_out = metrics, take_stock, wait_out
         self._set_label, self._take_label, self._pause = set_label, take_label, pause
+        self._isolation = Isolation(metrics, time.monotonic)
         self._elector: Elector | None = None
         self._ready_for: Term | None = None  # the term for which the book is known to be right
         self._labelled: bool | None = None  # what the label says; None: not known
@@ -99,7 +102,7 @@ class Leader:
     async def _keep_up(self) -> None:
         while True:
             try:
-                await self.round()
+                await self._isolation.attempt("leadership", "", self.round, always=True)
             except (Refused, Unclear) as wrong:
                 log.warning("leadership is not complete", extra=fields(why=str(wrong)))
             await self._pause(ROUND)

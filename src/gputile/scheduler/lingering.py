@@ -167,16 +167,20 @@ class Lingering:
 
     def tick(self, *, blind: bool = False) -> list[Instruction]:
         """Let go of those whom their agents could have named, and have not. `blind`: we may not have heard it."""
-        now, done = self._clock(), list[Instruction]()
-        for uid, doubt in list(self._kept.items()):
-            entry = self._ledger.entry(uid)
-            if doubt is None or entry is None:
-                continue
-            if blind or self._agents.is_blind:
-                self._kept[uid] = Doubt(now + self._seconds)
-            elif self._is_over(doubt, entry.holding.node, now):
-                done += self._let_go(uid)
-        return done
+        return [one for uid in self.kept() for one in self.look_at(uid, blind=blind)]
+
+    def kept(self) -> list[str]:
+        return list(self._kept)
+
+    def look_at(self, uid: str, *, blind: bool = False) -> list[Instruction]:
+        """The same for one of those who are kept."""
+        now, doubt, entry = self._clock(), self._kept.get(uid), self._ledger.entry(uid)
+        if doubt is None or entry is None:
+            return []
+        if blind or self._agents.is_blind:
+            self._kept[uid] = Doubt(now + self._seconds)
+            return []
+        return self._let_go(uid) if self._is_over(doubt, entry.holding.node, now) else []
 
     def _is_over(self, doubt: Doubt, node: str, now: float) -> bool:
         if node not in self._agents:  # it has none any more, and nobody will name anything

@@ -12,12 +12,12 @@ to grant.
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Set
 from datetime import datetime
 
 import msgspec
 
-from gputile.book.events import Confirmed, Freed, Holding, Instruction, Listed, NodeGone, NodeSeen
+from gputile.book.events import Compared, Confirmed, Freed, Holding, Instruction, NodeGone, NodeSeen, Relisted
 from gputile.book.ledger import Ledger, State
 from gputile.dialects import gpushare, gputile, records, speaking
 from gputile.dialects.gputile import GRANT
@@ -73,6 +73,8 @@ class Mirror:
         self._on_node: dict[str, set[str]] = {}
         self._nodes: dict[str, NodeObject] = {}  # kept only to guess gpushare's unit
         self._resolved = settings
+        self.uncounted: dict[str, str] = {}  # pods on which we failed, and their nodes
+        self._moved: list[str] = []  # pods of lists that were booked anew, and not yet compared with others
 
     @property
     def settings(self) -> DialectSettings:
@@ -82,27 +84,62 @@ class Mirror:
     # ---- pods -------------------------------------------------------------------------------------------------------
 
     def pods_listed(self, pods: Iterable[Pod], unreadable: Collection[str] = ()) -> list[Instruction]:
-        """One list shows all pods: what it does not show is gone. What it shows and we cannot read (keys) stays."""
-        listed = list(pods)
-        alive = {pod.uid for pod in listed}
-        done = self._missing(alive, unreadable)
-        for uid in [uid for uid in (*self.waiting, *self.plain, *self._bound, *self._seen) if uid not in alive]:
-            self._lost(uid)
-        for pod in listed:
-            if not pod.is_over:
-                done += self.lingering.shown(pod.uid, pod.node_name)
-            elif self.ledger.entry(pod.uid) is not None or self.pod(pod.uid) is not None:
-                done += self._over(pod)
-        self.turned_away = {uid: pod for uid, pod in self.turned_away.items() if uid in alive}
-        found = [holding for pod in listed if (holding := self._see(pod)) is not None]
-        confirmed = [e.holding for e in self.ledger.entries() if e.state is State.CONFIRMED]
-        kept = [holding for holding in confirmed if holding.name in unreadable]
-        return done + self.ledger.handle(Listed((*found, *kept, *self.lingering.holdings())))
+        """One list shows all pods: what it does not show is gone. What it shows and we cannot read (keys) stays.
 
-    def _missing(self, alive: Collection[str], unreadable: Collection[str]) -> list[Instruction]:
-        """Pods with cards that a list no longer shows: how they went, the watch did not tell us."""
-        gone = [e.holding for e in self.ledger.entries() if e.state is State.CONFIRMED and e.holding.pod not in alive]
-        return [one for h in gone if h.name not in unreadable for one in self.lingering.vanished(h.pod)]
+        First all that is there, then what is gone, then what overlaps. So it can be done in slices: between two of them
+        too much is held, and never too little, for who comes meanwhile may not have what a listed pod holds.
+        """
+        listed = list(pods)
+        missing = self.unlisted({pod.uid for pod in listed}, unreadable)
+        done = [one for pod in listed for one in self.relisted(pod)]
+        done += [one for uid in missing for one in self.let_go(uid)]
+        return done + [one for uid in self.take_moved() for one in self.ledger.handle(Compared(uid))]
+
+    def unlisted(self, alive: Set[str], unreadable: Collection[str] = ()) -> list[str]:
+        """The pods (UIDs) that we know and that a list, just read, does not show."""
+        absent = (e.holding for e in self.ledger.entries() if e.holding.pod not in alive and e.state is State.CONFIRMED)
+        gone = {holding.pod: holding.name for holding in absent}
+        memories = (self.waiting, self.plain, self._bound, self._seen, self.turned_away, self.uncounted)
+        known = dict.fromkeys(uid for memory in memories for uid in sorted(memory.keys() - alive))
+        return [uid for uid in {**known, **gone} if gone.get(uid) not in unreadable]
+
+    def relisted(self, pod: Pod) -> list[Instruction]:
+        """One pod of a list: as if the watch had shown it, but that nobody looks yet whom it overlaps."""
+        if pod.is_over:
+            known = self.ledger.entry(pod.uid) is not None or self.pod(pod.uid) is not None
+            return self._over(pod) if known else self._forgotten(pod.uid)
+        done = self.lingering.shown(pod.uid, pod.node_name)
+        if self._opens(pod):
+            done.append(Freed(pod.node_name))
+        holding, entry = self._see(pod), self.ledger.entry(pod.uid)
+        if holding is None or (entry is not None and entry.state is State.CONFIRMED and entry.holding is holding):
+            return done
+        self._moved.append(pod.uid)
+        return done + self.ledger.handle(Relisted(holding))
+
+    def let_go(self, uid: str) -> list[Instruction]:
+        """A pod that a list does not show any more: how it went, the watch did not tell us."""
+        self.turned_away.pop(uid, None)
+        self._lost(uid)
+        entry = self.ledger.entry(uid)
+        confirmed = entry is not None and entry.state is State.CONFIRMED
+        return self.lingering.vanished(uid) if confirmed else []
+
+    def uncounted_unless(self, counted: bool, pod: Pod) -> None:
+        """Whether what a pod on a node holds is known: if not even from before, the node takes no other."""
+        if not counted and pod.node_name and not pod.is_over and self.ledger.entry(pod.uid) is None:
+            self.uncounted[pod.uid] = pod.node_name
+        else:
+            self.uncounted.pop(pod.uid, None)
+
+    def take_moved(self) -> list[str]:
+        """The pods that lists showed with more, less or other than was booked; each is told once."""
+        moved, self._moved = self._moved, []
+        return moved
+
+    def _forgotten(self, uid: str) -> list[Instruction]:
+        self._lost(uid)
+        return []
 
     def pod_changed(self, pod: Pod, *, deleted: bool = False) -> list[Instruction]:
         if pod.is_over:

@@ -9,18 +9,23 @@ Door:  `Preemptor.answer` is the verb; `refused` and `pod_seen` hear what happen
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import msgspec
 
 from gputile.dialects.gputile import read_promise
 from gputile.dialects.wire import Pod
+from gputile.engine.search_budget import NOT_SEARCHED_FURTHER, SearchBudget
+from gputile.engine.turns import InTurns, at_once
 from gputile.kube.values import Api, Refused, Unclear
 from gputile.model.refusals import BadRequest
 from gputile.model.requests import PodRequest
 from gputile.scheduler.evicting import Evicting, Forbidden, Plan
+from gputile.scheduler.isolation import Isolation
 from gputile.scheduler.mirror import Mirror
 from gputile.scheduler.promising import OnFreed, Promiser
 from gputile.scheduler.settings import Settings
+from gputile.scheduler.slices import Slices
 from gputile.scheduler.verbs import Extender, No
 from gputile.scheduler.wire import Offer, PreemptArgs
 from gputile.telemetry.logs import fields
@@ -29,16 +34,25 @@ from gputile.telemetry.metrics import Metrics
 log = logging.getLogger(__name__)
 
 ROUND = 0.25  # seconds
+LOOP = "preemption"  # in logs and metrics
 WISHES = 1000  # pods that could preempt and are remembered, with the nodes that they were refused on
 ENOUGH = 20  # nodes with a plan, of which the cheapest is taken
-TURN = 0.005  # seconds of looking before the verbs have their turn
 ANSWER = 0.1  # seconds for an answer to kube-scheduler, which waits; more only until the first node is found
+LOOK_STEPS, LOOK_SECONDS = 4000, 0.02  # of it for which nodes are worth a closer look
+STEPS, SECONDS = 100_000, 2.0  # of searching for one pod, on all nodes
+ANSWER_STEPS, ANSWER_SECONDS = 40_000, 1.0  # the same while kube-scheduler waits
 SHARE = 0.1  # of the time that may be spent on looking
 AGAIN, LONGEST_AGAIN = 5.0, 60.0  # seconds until a pod for which nothing could be done is looked at again; doubled
 OLD = 360.0  # seconds; kube-scheduler tries every pod again within five minutes, if it is still its business
 THEIRS = 10.0  # seconds for which a preemption of kube-scheduler is waited for
 FRESH, STALE = 0.2, 30.0  # seconds: how old budgets may be when we act; how often they are read for the verb
 SAY_AGAIN = 60.0  # seconds between two events to one pod about budgets
+
+
+TOO_LONG = (
+    f"no pod is evicted for it: {NOT_SEARCHED_FURTHER} for pods that would have to go, because there are too many ways "
+    "to place its containers; let fewer of them ask for GPUs"
+)
 
 
 class Wish(msgspec.Struct):
@@ -76,13 +90,24 @@ class Preemptor:
         wall: Callable[[], int],
         on_freed: OnFreed,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        isolation: Isolation | None = None,
     ) -> None:
+        self._isolation = isolation or Isolation(metrics, clock)
         self._api, self._extender, self._mirror, self._ledger = api, extender, mirror, mirror.ledger
         self._settings, self._metrics = settings.preempt, metrics
         self._leads, self._clock, self._pause = leads, clock, pause
         self._evicting = Evicting(mirror, settings, clock, wall)
         self._promiser = Promiser(
-            api, mirror, self._evicting, settings, metrics, leads=leads, clock=clock, wall=wall, on_freed=on_freed
+            api,
+            mirror,
+            self._evicting,
+            settings,
+            metrics,
+            leads=leads,
+            clock=clock,
+            wall=wall,
+            on_freed=on_freed,
+            isolation=self._isolation,
         )
         self._wishes: dict[str, Wish] = {}
         self._offered: dict[str, tuple[float, dict[str, Plan]]] = {}  # by pod: what kube-scheduler was answered, when
@@ -96,6 +121,13 @@ class Preemptor:
 
         None while room is being made already: kube-scheduler does not count evictions that are not its own.
         """
+        return at_once(self._answering(args))
+
+    async def answer_in_slices(self, args: PreemptArgs) -> dict[str, Offer]:
+        """The same, and meanwhile other questions are answered."""
+        return await Slices(self._clock, self._pause).run(self._answering(args))
+
+    def _answering(self, args: PreemptArgs) -> InTurns[dict[str, Offer]]:
         asked = self._extender.asked(args.pod)
         if asked is None:
             return args.offers
@@ -103,22 +135,26 @@ class Preemptor:
             return {}
         if self._clock() > self._budgets_at + 2 * STALE:
             self._evicting.budgets = None  # whatever was read is no longer true
-        plans = self._plans(args, asked)
+        plans = yield from self._plans(args, asked)
         if plans:
             self._offered[args.pod.uid] = (self._clock(), plans)
         found = {name: self._offer(plan, args, name) for name, plan in plans.items()}
         return {name: offer for name, offer in found.items() if offer is not None}
 
-    def _plans(self, args: PreemptArgs, asked: PodRequest) -> dict[str, Plan]:
+    def _plans(self, args: PreemptArgs, asked: PodRequest) -> InTurns[dict[str, Plan]]:
         closed = self._extender.closed(args.offers, args.pod.uid)
         found: dict[str, Plan] = {}
-        began = self._clock()
+        began, budget = self._clock(), SearchBudget(ANSWER_STEPS, ANSWER_SECONDS, self._clock)
         for name in args.offers:
-            plan = None if name in closed else self._evicting.plan(args.pod, asked, name)
+            yield
+            plan = None if name in closed else self._evicting.plan(args.pod, asked, name, budget)
             if plan is not None:
                 found[name] = plan
-            if len(found) >= ENOUGH or (found and self._clock() - began > ANSWER):
+            if len(found) >= ENOUGH or budget.is_spent or (found and self._clock() - began > ANSWER):
                 break
+        if budget.ran_out or budget.is_spent:
+            self._metrics.cut_short.labels("preempt").inc()
+            log.info(f"preempt: {NOT_SEARCHED_FURTHER}", extra=fields(pod=args.pod.key, nodes_found=len(found)))
         return found
 
     def _offer(self, plan: Plan, args: PreemptArgs, name: str) -> Offer | None:
@@ -173,7 +209,7 @@ class Preemptor:
 
     async def run(self) -> None:
         while True:
-            await self.round()
+            await self._isolation.attempt(LOOP, "", self.round, always=True)
             await self._pause(ROUND)
 
     async def round(self) -> None:
@@ -192,8 +228,10 @@ class Preemptor:
             kind = (wish.asked, wish.pod.priority, wish.pod.namespace if self._ledger.spending.quotas else "")
             if kind in hopeless:  # one like it was just looked at in vain
                 self._wait(wish)
-            elif not await self._make_room(uid, wish):
-                hopeless.add(kind)
+            else:
+                work = partial(self._make_room, uid, wish)
+                if await self._isolation.attempt(LOOP, wish.pod.key, work, wish.pod) is False:
+                    hopeless.add(kind)
 
     def new_term(self) -> None:
         """We lead (again): what is promised is what pods carry."""
@@ -203,7 +241,7 @@ class Preemptor:
         """After a list: keep what an earlier leader promised, and what kube-scheduler chose meanwhile."""
         self._promiser.recall()
         for waiting in list(self._mirror.waiting.values()):
-            self.pod_seen(waiting.pod)
+            self._isolation.step(LOOP, waiting.pod.key, partial(self.pod_seen, waiting.pod), waiting.pod)
 
     def _forget_strangers(self) -> None:
         now, waiting = self._clock(), self._mirror.waiting
@@ -239,11 +277,14 @@ class Preemptor:
         if not await self._try_to_read_budgets(FRESH):
             await self._tell(wish, "no pod is evicted for it, because disruption budgets cannot be read")
             return False
-        began = self._clock()
-        best, forbidden = await self._search(wish)
+        began, budget = self._clock(), SearchBudget(STEPS, SECONDS, self._clock)
+        best, forbidden = await self._search(wish, budget)
         self._quiet_until = self._clock() + (self._clock() - began) * (1 / SHARE - 1)
         if best is None:
-            if forbidden is not None:
+            if budget.ran_out:
+                self._metrics.cut_short.labels("own preemption").inc()
+                await self._tell(wish, TOO_LONG)
+            elif forbidden is not None:
                 await self._tell(wish, _forbidden(forbidden))
             return False
         wish.not_before = 0.0
@@ -258,34 +299,34 @@ class Preemptor:
         wish.not_before = self._clock() + min(AGAIN * 2 ** min(wish.looks, 10), LONGEST_AGAIN)
         wish.looks += 1
 
-    async def _search(self, wish: Wish) -> tuple[Plan | None, Forbidden | None]:
+    async def _search(self, wish: Wish, budget: SearchBudget) -> tuple[Plan | None, Forbidden | None]:
         """The cheapest plan; or, where only budgets stand against one, the first of those."""
         found: list[Plan] = []
         forbidden: list[Forbidden] = []
-        began = self._clock()
-        for name in self._curable(wish):
-            plan = self._evicting.lawful_plan(wish.pod, wish.asked, name)
+        slices = Slices(self._clock, self._pause)
+        for name in self._curable(wish, budget):
+            await slices.turn()
+            plan = self._evicting.lawful_plan(wish.pod, wish.asked, name, budget)
             if isinstance(plan, Plan):
                 if not plan.victims and not plan.leaving:
                     return None, None  # it has room by now
                 found.append(plan)
             elif plan is not None:
                 forbidden.append(plan)
-            if len(found) >= ENOUGH:
+            if len(found) >= ENOUGH or budget.is_spent:
                 break
-            if self._clock() - began > TURN:
-                await self._pause(0)
-                began = self._clock()
+        if budget.is_spent:
+            budget.cut_short()
         return min(found, key=lambda plan: plan.cost, default=None), min(forbidden, key=lambda f: f.node, default=None)
 
-    def _curable(self, wish: Wish) -> list[str]:
+    def _curable(self, wish: Wish, budget: SearchBudget) -> list[str]:
         """Nodes where eviction could help; none if some node has room by now."""
         known = [name for name in wish.names if name in self._ledger.fleet]
         closed = self._extender.closed(known, wish.pod.uid)
         open_to_it = [name for name in known if name not in closed]
         with self._ledger.aside(wish.pod.uid, wish.pod.priority) as fleet:
             may = self._ledger.spending.allowed(wish.pod.namespace, wish.asked)
-            refusals = fleet.refusals(may, open_to_it)
+            refusals = fleet.refusals(may, open_to_it, budget.part(LOOK_STEPS, LOOK_SECONDS))
         return [refusal.node for refusal in refusals if refusal.curable] if len(refusals) == len(open_to_it) else []
 
     async def _try_to_read_budgets(self, age: float) -> bool:

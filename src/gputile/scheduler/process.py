@@ -9,22 +9,26 @@ import gc
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
-from gputile.book.events import Freed, Instruction, Pencilled, Tick
+from gputile.book.events import Compared, Freed, Instruction, Pencilled, Tick
 from gputile.book.ledger import Ledger, State
 from gputile.dialects.wire import NodeObject, Pod
-from gputile.kube.values import Alive, Api, Change, Refused, Seen, Snapshot, Spoilt, Trouble, Unclear
+from gputile.engine.learning import Lesson
+from gputile.kube.values import Alive, Api, Change, Heartbeat, Refused, Seen, Snapshot, Spoilt, Trouble, Unclear
 from gputile.model.errors import DoubleBooked, InputError
 from gputile.scheduler.aggregated.serving import Aggregated, MetricsApi
 from gputile.scheduler.binding import Binder
 from gputile.scheduler.granting import Granter
+from gputile.scheduler.isolation import Isolation
 from gputile.scheduler.leading import Alone, Leadership
 from gputile.scheduler.mirror import Mirror
 from gputile.scheduler.preempting import Preemptor
 from gputile.scheduler.rationing import Rationer
 from gputile.scheduler.server import Server
 from gputile.scheduler.settings import Settings
+from gputile.scheduler.slices import Slices
 from gputile.scheduler.steering import Steering
 from gputile.scheduler.verbs import Extender, No
 from gputile.scheduler.waiting import Teller
@@ -40,7 +44,7 @@ MAKES_WAY = 30.0  # seconds after the loss of the lead, in which another one tak
 STALE = 30.0  # seconds of a broken watch after which this replica calls itself not ready
 VOLUMES = 600.0  # seconds that a pencil is kept while kube-scheduler says that it prepares volumes
 NODES_PER_TICK = 50  # of the audit
-AT_ONCE = 200  # objects of a list that are read in one go: some 30 ms
+MANY = 1000  # pods that a list brings and that we did not know
 CERTIFICATES = 60.0  # seconds between two looks at the certificate files
 
 
@@ -72,11 +76,17 @@ class Process:
         self._pencilled_at: dict[str, float] = {}  # by pod: when filter first chose its node, for volumes
         self._stopping = False
         self._led, self._makes_way_until = False, 0.0
+        self._learning: asyncio.Task[None] | None = None
         clock, wall, leads = time.monotonic, time.time_ns, self.may_write
+        self.isolation = isolation = Isolation(metrics, clock)
         self.extender = Extender(self.mirror, settings, metrics, clock)
         self.binder = Binder(api, self.extender, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall)
-        self.granter = Granter(api, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall)
-        self.teller = Teller(api, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall)
+        self.granter = Granter(
+            api, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall, isolation=isolation
+        )
+        self.teller = Teller(
+            api, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall, isolation=isolation
+        )
         self.preemptor = Preemptor(
             api,
             self.extender,
@@ -87,9 +97,17 @@ class Process:
             clock=clock,
             wall=wall,
             on_freed=self.carry_out,
+            isolation=isolation,
         )
         self.rationer = Rationer(
-            api, self.ledger, settings.quota, metrics, leads=leads, clock=clock, carry_out=self.carry_out
+            api,
+            self.ledger,
+            settings.quota,
+            metrics,
+            leads=leads,
+            clock=clock,
+            carry_out=self.carry_out,
+            isolation=isolation,
         )
         self._listed["quotas"] = self.rationer.known  # a pod must not slip in before we know whether it may
         self.binder.on_freed = self.carry_out
@@ -107,6 +125,7 @@ class Process:
             metrics=metrics,
             state=self,
             leads=leads,
+            isolation=isolation,
         )
         self.metrics_api = self._metrics_api(aggregated)
 
@@ -123,6 +142,7 @@ class Process:
             metrics=self.metrics,
             is_synced=self.is_synced,
             leads=self.may_write,
+            isolation=self.isolation,
         )
 
     def _refused(self, no: No) -> None:
@@ -155,23 +175,26 @@ class Process:
         except InputError:
             await self.api.close()
             raise
-        loops: list[Coroutine[Any, Any, None]] = [
-            self._follow("nodes", self.api.follow_nodes, self._nodes_listed, self._node_changed),
-            self._follow_pods(),
-            self.rationer.run(),
-            self._tick(),
-            self._audit(),
-            self._renew_certificates(),
-        ]
+        loops: dict[str, Callable[[], Awaitable[None]]] = {
+            "watch nodes": self._follow_nodes,
+            "watch pods": self._follow_pods,
+            "quotas": self.rationer.run,
+            "tick": self._tick,
+            "audit": self._audit,
+            "certificates": self._renew_certificates,
+        }
         if self.settings.agents.namespace:
-            loops.append(self._follow_agents())
+            loops["watch leases"] = self._follow_agents
+        tasks = [asyncio.create_task(self._kept_running(name, loop)) for name, loop in loops.items()]
         if self.metrics_api is not None:
-            loops.append(self.metrics_api.run())
-        tasks = [asyncio.create_task(loop) for loop in loops]
-        writers = [
-            asyncio.create_task(loop)
-            for loop in (self.granter.run(), self.teller.run(), self.preemptor.run(), self.leadership.run())
-        ]
+            tasks.append(asyncio.create_task(self.metrics_api.run()))
+        writing: dict[str, Callable[[], Awaitable[None]]] = {
+            "grants": self.granter.run,
+            "pending pods": self.teller.run,
+            "preemption": self.preemptor.run,
+            "leadership": self.leadership.run,
+        }
+        writers = [asyncio.create_task(self._kept_running(name, loop)) for name, loop in writing.items()]
         waits = asyncio.create_task(stop.wait())
         try:
             done, _ = await asyncio.wait([*tasks, *writers, waits], return_when=asyncio.FIRST_COMPLETED)
@@ -179,6 +202,9 @@ class Process:
                 task.result()  # a loop ends only by a bug: let it be seen
         finally:
             await self._stop(writers, [*tasks, waits])
+
+    def _kept_running(self, name: str, loop: Callable[[], Awaitable[None]]) -> Coroutine[Any, Any, None]:
+        return self.isolation.keep_running(name, loop, asyncio.sleep)
 
     async def _stop(self, writers: list[asyncio.Task[Any]], others: list[asyncio.Task[Any]]) -> None:
         """First those who write, then the lease; the watch goes on until the last bind has been seen."""
@@ -195,7 +221,7 @@ class Process:
                 await self.leadership.step_down(release=settled)
         except (Refused, Unclear, TimeoutError) as wrong:
             log.warning("the lease could not be given back", extra=fields(why=str(wrong)))
-        await _end(others)
+        await _end([*others, *([self._learning] if self._learning is not None else [])])
         await self.api.close()
         log.info("stopped", extra=fields(settled=settled))
 
@@ -237,49 +263,90 @@ class Process:
                     log.info("listed", extra=fields(kind=kind, count=len(items)))
                     del seen, items  # not to be kept until the next thing happens
                 case Change(how, item):
-                    self.carry_out(changed(item, how == "DELETED"))
+                    self._take_in(kind, item, partial(changed, item, how == "DELETED"))
                 case Alive():
                     pass
             self._trouble.pop(kind, None)
             self._seen_at[kind] = time.monotonic()
 
+    def _take_in(self, kind: str, item: object, work: Callable[[], list[Instruction]]) -> None:
+        """What the API server shows of one object. If that fails, it is as if it had not been shown; and the node of a
+        pod of which we know nothing takes no other, for we cannot tell which of its cards are taken."""
+        pod = item if isinstance(item, Pod) else None
+        name = pod.key if pod is not None else getattr(item, "name", "")
+        done = self.isolation.step(f"watch {kind}", name, work, pod)
+        if pod is not None:
+            self.mirror.uncounted_unless(done is not None, pod)
+        self.carry_out(done or ())
+
+    async def _follow_nodes(self) -> None:
+        await self._follow("nodes", self.api.follow_nodes, self._nodes_listed, self._node_changed)
+
     async def _nodes_listed(self, nodes: tuple[NodeObject, ...]) -> None:
+        slices = self._slices()
         self.carry_out(self.mirror.only_nodes({node.name for node in nodes}))
-        await self._take_in(nodes, self._node_changed)
+        for node in nodes:
+            await slices.turn()
+            self._take_in("nodes", node, partial(self._node_changed, node, False))
         if self.metrics_api is not None:
             self.metrics_api.window.all_changed()
 
     def _node_changed(self, node: NodeObject, deleted: bool) -> list[Instruction]:
         done = self.mirror.node_changed(node, deleted=deleted)
         if self.metrics_api is not None:
-            self.metrics_api.window.node_changed(node, deleted=deleted)
+            work = partial(self.metrics_api.window.node_changed, node, deleted=deleted)
+            self.isolation.step("metrics API", node.name, work)
         return done
 
     async def _pods_listed(self, pods: tuple[Pod, ...]) -> None:
-        """At once, for what is not in the list is gone. The first is read before, as if the watch had told it."""
+        """In slices: first what is there, then what is gone, then what overlaps (see `Mirror.pods_listed`).
+
+        The stream waits for us, so nothing that happened after the list is heard of before it is in.
+        """
         first = not self._listed["pods"].is_set()
-        if first:
-            await self._take_in(pods, self._pod_changed)
-        self.carry_out(self.mirror.pods_listed(pods, self._unreadable["pods"]))
-        if first:  # a restarted scheduler knows what its cluster is asked for
-            self.ledger.fleet.relearn(self.mirror.take_arrivals())
-            gc.freeze()  # what lives from now on need not be looked at again: a full collection took 0.1 s
+        gc.disable()  # thousands of objects come to stay: to look through them again and again took 0.2 s each time
+        try:
+            moved = await self._take_in_all(pods)
+            if first:  # a restarted scheduler knows what its cluster is asked for
+                await self._learn_anew()
+        finally:
+            gc.enable()
+        if first or moved > MANY:
+            gc.freeze()  # what lives from now on need not be looked at again
         self.preemptor.listed()
         if self.metrics_api is not None:
             self.metrics_api.window.all_changed(is_last=True)
 
-    async def _take_in(self, items: tuple[T, ...], changed: Callable[[T, bool], list[Instruction]]) -> None:
-        """A few at a time: meanwhile the probes are answered and the lease is kept."""
-        for start in range(0, len(items), AT_ONCE):
-            for item in items[start : start + AT_ONCE]:
-                self.carry_out(changed(item, False))
-            await asyncio.sleep(0)
+    async def _take_in_all(self, pods: tuple[Pod, ...]) -> int:
+        slices, mirror = self._slices(), self.mirror
+        missing = mirror.unlisted({pod.uid for pod in pods}, self._unreadable["pods"])
+        for pod in pods:
+            await slices.turn()
+            self._take_in("pods", pod, partial(mirror.relisted, pod))
+        for uid in missing:
+            await slices.turn()
+            self.isolation.step("watch pods", uid, partial(self._let_go, uid))
+        moved = mirror.take_moved()
+        for uid in moved:
+            await slices.turn()
+            self.isolation.step("watch pods", uid, partial(self._compare, uid))
+        return len(moved)
+
+    def _let_go(self, uid: str) -> None:
+        self.mirror.uncounted.pop(uid, None)
+        self.carry_out(self.mirror.let_go(uid))
+
+    def _compare(self, uid: str) -> None:
+        self.carry_out(self.ledger.handle(Compared(uid)))
+
+    def _slices(self) -> Slices:
+        return Slices(time.monotonic, asyncio.sleep)
 
     def _pod_changed(self, pod: Pod, deleted: bool) -> list[Instruction]:
         done = self.mirror.pod_changed(pod, deleted=deleted)
-        self.preemptor.pod_seen(pod)
+        self.isolation.step("preemption", pod.key, partial(self.preemptor.pod_seen, pod), pod)
         if self.metrics_api is not None:
-            self.metrics_api.window.pod_changed(pod)
+            self.isolation.step("metrics API", pod.key, partial(self.metrics_api.window.pod_changed, pod))
         return done
 
     async def take_stock(self) -> None:
@@ -329,14 +396,21 @@ class Process:
                     log.warning("an object cannot be read", extra=fields(what=what, why=why))
                     continue
                 case Snapshot(leases):
-                    self._judge_agents(mirror.agents.listed(leases))
+                    self.isolation.step("watch leases", "", partial(self._leases_listed, leases))
                 case Change(how, lease):
-                    for node in mirror.agents.changed(lease, deleted=how == "DELETED"):
-                        log.info("an agent came, stopped or spoke again", extra=fields(node=node, how=how))
-                        self._judge_agents([node])
+                    work = partial(self._lease_changed, lease, how)
+                    self.isolation.step("watch leases", lease.name, work)
                 case Alive():
                     mirror.agents.heard()
             self._seen_at["leases"] = time.monotonic()
+
+    def _leases_listed(self, leases: tuple[Heartbeat, ...]) -> None:
+        self._judge_agents(self.mirror.agents.listed(leases))
+
+    def _lease_changed(self, lease: Heartbeat, how: str) -> None:
+        for node in self.mirror.agents.changed(lease, deleted=how == "DELETED"):
+            log.info("an agent came, stopped or spoke again", extra=fields(node=node, how=how))
+            self._judge_agents([node])
 
     def carry_out(self, instructions: Iterable[Instruction]) -> None:
         instructions = list(instructions)
@@ -355,23 +429,54 @@ class Process:
             await asyncio.sleep(TICK)
 
     def tick(self, now: float) -> None:
-        self._make_way(now)
-        self._keep_pencils_for_volumes(now)
-        self._look_at_agents()
+        """Each part by itself: whatever fails in one, the others are done."""
+        parts: dict[str, Callable[[], None]] = {
+            "leadership": partial(self._make_way, now),
+            "volumes": partial(self._keep_pencils_for_volumes, now),
+            "agents": self._look_at_agents,
+            "ledger": partial(self._tick_ledger, now),
+            "learning": self._learn,
+            "forgetting": self._forget_strangers,
+            "metrics": partial(self._show, now),
+        }
+        for name, part in parts.items():
+            self.isolation.step("tick", name, part)
+
+    def _tick_ledger(self, now: float) -> None:
         before = {e.holding.pod: e.holding.node for e in self.ledger.in_flight() if e.state is State.PENCILLED}
         self.carry_out(self.ledger.handle(Tick(now)))
         for pod, node in before.items():
             if self.ledger.entry(pod) is None:
                 self.extender.shun(pod, node)
                 self.metrics.pencils.labels("expired").inc()
-        fleet = self.ledger.fleet
-        for asked in self.mirror.take_arrivals() if self.is_synced() else ():  # the first list is learnt as a whole
-            fleet.learn(asked)
-        fleet.refresh()
+
+    def _forget_strangers(self) -> None:
         self.extender.forget_strangers()
         self.steering.forget_strangers()
         self.granter.forget_strangers()
-        self._show(now)
+        self.isolation.forget()
+
+    # ---- learning ---------------------------------------------------------------------------------------------------
+
+    def _learn(self) -> None:
+        """Count what arrived. What follows from it takes a while, and is worked out beside the loop."""
+        fleet = self.ledger.fleet
+        for asked in self.mirror.take_arrivals() if self.is_synced() else ():  # the first list is learnt as a whole
+            self.isolation.step("learning", "", partial(fleet.learn, asked))
+        fleet.refresh_prices()
+        if fleet.is_lesson_due() and (self._learning is None or self._learning.done()):
+            self._learning = asyncio.create_task(self._study(fleet.lesson()))
+
+    async def _learn_anew(self) -> None:
+        """From all pods of the first list."""
+        lesson = self.ledger.fleet.lesson_from(self.mirror.take_arrivals())
+        await self._study(lesson)
+
+    async def _study(self, lesson: Lesson) -> None:
+        """In a thread, which is given values and gives one back; the fleet takes that in here."""
+        learnt = await self.isolation.attempt("learning", "", lambda: asyncio.to_thread(lesson.study), always=True)
+        if learnt is not None:
+            self.isolation.step("learning", "", partial(self.ledger.fleet.adopt, learnt))
 
     def _make_way(self, now: float) -> None:
         """When we lead no more: connections stay with us when the Service's choice moves on, and whoever holds one goes
@@ -389,13 +494,21 @@ class Process:
         for node in fallen:
             log.warning("the agent of a node has fallen silent", extra=fields(node=node))
         self._judge_agents(fallen)
-        self.carry_out(self.mirror.lingering.tick(blind=bool(self._trouble)))
+        for uid in self.mirror.lingering.kept():
+            self.isolation.step("deleted pods", uid, partial(self._look_at_deleted, uid))
+
+    def _look_at_deleted(self, uid: str) -> None:
+        self.carry_out(self.mirror.lingering.look_at(uid, blind=bool(self._trouble)))
 
     def _judge_agents(self, nodes: list[str]) -> None:
         """They have fallen silent, spoken again, come or gone."""
-        self.carry_out(self.mirror.agents_changed(nodes))
-        if self.metrics_api is not None and nodes:
-            self.metrics_api.window.touched(nodes)
+        for node in nodes:
+            self.isolation.step("agents", node, partial(self._judge_agent, node))
+
+    def _judge_agent(self, node: str) -> None:
+        self.carry_out(self.mirror.agents_changed([node]))
+        if self.metrics_api is not None:
+            self.metrics_api.window.touched([node])
 
     def _keep_pencils_for_volumes(self, now: float) -> None:
         """kube-scheduler nominates the node while it prepares volumes there; bind comes when it is done."""
@@ -435,13 +548,18 @@ class Process:
         """Prove all the time, a few nodes at a time, that the book adds up."""
         while True:
             await asyncio.sleep(self.settings.audit)
-            try:
-                for number, _ in enumerate(self.ledger.checks(), start=1):
-                    if number % NODES_PER_TICK == 0:
-                        await asyncio.sleep(TICK)
-            except DoubleBooked as wrong:
-                self.metrics.conflicts.inc()
-                log.error("the book does not add up", extra=fields(story=str(wrong)))
+            for number, name in enumerate(self.ledger.fleet.names(), start=1):
+                self.isolation.step("audit", name, partial(self._check_node, name))
+                if number % NODES_PER_TICK == 0:
+                    await asyncio.sleep(TICK)
+
+    def _check_node(self, name: str) -> None:
+        try:
+            if name in self.ledger.fleet:
+                self.ledger.check_node(name)
+        except DoubleBooked as wrong:
+            self.metrics.conflicts.inc()
+            log.error("the book does not add up", extra=fields(story=str(wrong)))
 
     async def _renew_certificates(self) -> None:
         while True:

@@ -16,6 +16,7 @@ API, so budgets hold; both sides are told by events. The end is written to the p
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import msgspec
 
@@ -25,7 +26,8 @@ from gputile.dialects.wire import Pod
 from gputile.kube.values import Api, Note, Refused, Unclear
 from gputile.model.requests import PodRequest
 from gputile.scheduler.evicting import Evicting, Plan
-from gputile.scheduler.mirror import Mirror
+from gputile.scheduler.isolation import Isolation
+from gputile.scheduler.mirror import Mirror, Waiting
 from gputile.scheduler.settings import Settings
 from gputile.scheduler.verbs import holding_of
 from gputile.telemetry.logs import fields
@@ -36,6 +38,7 @@ log = logging.getLogger(__name__)
 AGAIN = 5.0  # seconds until what failed is tried again
 REST, LONGEST_REST = 30.0, 1800.0  # seconds after a plan that came to nothing; doubled each time
 LONGEST_PROMISE = 3600.0  # seconds
+LOOP = "nominations"  # in logs and metrics
 
 OnFreed = Callable[[Iterable[Instruction]], None]
 """Told what the book says when room that was kept is given back."""
@@ -82,7 +85,9 @@ class Promiser:
         clock: Callable[[], float],
         wall: Callable[[], int],
         on_freed: OnFreed,
+        isolation: Isolation | None = None,
     ) -> None:
+        self._isolation = isolation or Isolation(metrics, clock)
         self._api, self._mirror, self._ledger, self._evicting = api, mirror, mirror.ledger, evicting
         self._settings, self._attempt, self._metrics = settings.preempt, settings.bind.attempt, metrics
         self._leads, self._clock, self._wall, self._on_freed = leads, clock, wall, on_freed
@@ -124,19 +129,22 @@ class Promiser:
 
     def recall(self) -> None:
         """Keep what an earlier leader promised, and finish it. Only what we would do ourselves is done."""
-        for uid, waiting in self._mirror.waiting.items():
-            promise = read_promise(waiting.pod)
-            if promise is None or uid in self._open or not isinstance(waiting.asked, PodRequest):
-                continue
-            seconds = min((promise.until - self._wall()) / 1e9, LONGEST_PROMISE)
-            if seconds <= 0 or self._ledger.entry(uid) is not None:
-                continue
-            holding = holding_of(waiting.pod, waiting.asked, promise.grant)
-            self._ledger.handle(Promised(holding, self._clock() + seconds))
-            left = self._left_of(promise, waiting.pod)
-            opened = Opened(waiting.pod, waiting.asked, promise, left, "", announced=True)
-            opened.evicted = len(promise.victims) - len(left)
-            self._open[uid] = opened
+        for uid, waiting in list(self._mirror.waiting.items()):
+            self._isolation.step(LOOP, waiting.pod.key, partial(self._recall, uid, waiting), waiting.pod)
+
+    def _recall(self, uid: str, waiting: Waiting) -> None:
+        promise = read_promise(waiting.pod)
+        if promise is None or uid in self._open or not isinstance(waiting.asked, PodRequest):
+            return
+        seconds = min((promise.until - self._wall()) / 1e9, LONGEST_PROMISE)
+        if seconds <= 0 or self._ledger.entry(uid) is not None:
+            return
+        holding = holding_of(waiting.pod, waiting.asked, promise.grant)
+        self._ledger.handle(Promised(holding, self._clock() + seconds))
+        left = self._left_of(promise, waiting.pod)
+        opened = Opened(waiting.pod, waiting.asked, promise, left, "", announced=True)
+        opened.evicted = len(promise.victims) - len(left)
+        self._open[uid] = opened
 
     def _left_of(self, promise: Promise, pod: Pod) -> dict[str, str]:
         if not self._settings.own:
@@ -159,7 +167,7 @@ class Promiser:
     async def round(self) -> None:
         for opened in list(self._open.values()):
             if self._is_open(opened) and self._clock() >= opened.not_before:
-                await self._attend(opened)
+                await self._isolation.attempt(LOOP, opened.pod.key, partial(self._attend, opened), opened.pod)
 
     def _is_open(self, opened: Opened) -> bool:
         """Whether the plan is still ours: a new term may have begun while we waited for an answer."""

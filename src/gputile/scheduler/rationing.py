@@ -12,6 +12,7 @@ both name a namespace, ours counts.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 
 import msgspec
 
@@ -19,9 +20,10 @@ from gputile.book.events import Instruction, QuotasSet
 from gputile.book.ledger import Ledger
 from gputile.dialects.quotas import OLD_KEY, OUR_KEY, merged
 from gputile.kube.config_maps import LAST_GOOD, ConfigMap, read_quotas
-from gputile.kube.values import Alive, Api, Change, Note, Refused, Snapshot, Spoilt, Trouble, Unclear
+from gputile.kube.values import Alive, Api, Change, Note, Refused, Seen, Snapshot, Spoilt, Trouble, Unclear
 from gputile.model.errors import InputError
 from gputile.model.quotas import Quotas
+from gputile.scheduler.isolation import Isolation
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
 
@@ -30,6 +32,7 @@ log = logging.getLogger(__name__)
 ROUND = 1.0  # seconds between two looks at what is to be told
 LONGEST = 60_000  # characters of it in an annotation, of which all together may have 256 KiB; kubectl keeps a copy too
 REASON = "QuotaNotUsed"
+LOOP = "quotas"  # in logs and metrics
 BELIEVED = 3  # times, over some two seconds: an API server that has just started knows no rights yet, and forbids all
 REPEAT = 30 * 60.0  # seconds after which the same is said again, for Events are kept for an hour only
 
@@ -53,6 +56,7 @@ class Source(msgspec.Struct):
     key: str
     good: Quotas = msgspec.field(default_factory=dict)
     known: bool = False
+    trouble: str = ""  # why it could not be followed, as last logged
     noes: int = 0  # how often in a row we were told that we may not read it
     last: ConfigMap | None = None
     text: str | None = None  # that `good` was read from
@@ -83,7 +87,9 @@ class Rationer:
         clock: Callable[[], float],
         carry_out: Callable[[Iterable[Instruction]], None],
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        isolation: Isolation | None = None,
     ) -> None:
+        self._isolation = isolation or Isolation(metrics, clock)
         self._api, self._ledger, self._metrics = api, ledger, metrics
         self._leads, self._clock, self._carry_out, self._pause = leads, clock, carry_out, pause
         named = ((settings.name, OUR_KEY), (settings.old_name, OLD_KEY))
@@ -93,33 +99,38 @@ class Rationer:
             self.known.set()
 
     async def run(self) -> None:
-        await asyncio.gather(self._tell_for_ever(), *(self._follow(source) for source in self.sources))
+        """Each by itself: one ConfigMap that makes trouble stands in nobody's way."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._isolation.keep_running(LOOP, self._tell_for_ever, self._pause))
+            for source in self.sources:
+                follow = partial(self._follow, source)
+                tasks.create_task(self._isolation.keep_running(f"{LOOP} {source.title}", follow, self._pause))
 
     # ---- following --------------------------------------------------------------------------------------------------
 
     async def _follow(self, source: Source) -> None:
-        said = ""
         async for seen in self._api.follow_config_map(source.namespace, source.name):
-            match seen:
-                case Trouble(why, forbidden):
-                    self._metrics.troubles.labels("configmaps").inc()
-                    if why != said:
-                        said = why
-                        log.warning(
-                            "a quota cannot be followed; trying again", extra=fields(quota=source.title, why=why)
-                        )
-                    source.noes = source.noes + 1 if forbidden else 0
-                    if source.noes >= BELIEVED:  # whoever installed us without this right wants no quota
-                        self._is_known(source)
-                case Spoilt(_, why):
-                    source.last = None
-                    self._refuse(source, f"ConfigMap {source.title}: {why}")
-                case Snapshot(items):
-                    await self._take(source, items[0] if items else None)
-                case Change(how, item):
-                    await self._take(source, None if how == "DELETED" else item)
-                case Alive():
-                    pass
+            await self._isolation.attempt(LOOP, source.title, partial(self._heard, source, seen), always=True)
+
+    async def _heard(self, source: Source, seen: Seen[ConfigMap]) -> None:
+        match seen:
+            case Trouble(why, forbidden):
+                self._metrics.troubles.labels("configmaps").inc()
+                if why != source.trouble:
+                    source.trouble = why
+                    log.warning("a quota cannot be followed; trying again", extra=fields(quota=source.title, why=why))
+                source.noes = source.noes + 1 if forbidden else 0
+                if source.noes >= BELIEVED:  # whoever installed us without this right wants no quota
+                    self._is_known(source)
+            case Spoilt(_, why):
+                source.last = None
+                self._refuse(source, f"ConfigMap {source.title}: {why}")
+            case Snapshot(items):
+                await self._take(source, items[0] if items else None)
+            case Change(how, item):
+                await self._take(source, None if how == "DELETED" else item)
+            case Alive():
+                pass
 
     async def _take(self, source: Source, found: ConfigMap | None) -> None:
         before, source.last = source.last, found
@@ -189,11 +200,14 @@ class Rationer:
     async def tell(self) -> None:
         """By the leader: what was understood last is kept on each ConfigMap, and one that cannot be used is told so."""
         for source in self.sources if self._leads() else ():
-            try:
-                await self._keep(source)
-                await self._complain(source)
-            except (Refused, Unclear) as wrong:
-                log.warning("a quota could not be told", extra=fields(quota=source.title, why=str(wrong)))
+            await self._isolation.attempt(f"{LOOP} events", source.title, partial(self._tell_one, source))
+
+    async def _tell_one(self, source: Source) -> None:
+        try:
+            await self._keep(source)
+            await self._complain(source)
+        except (Refused, Unclear) as wrong:
+            log.warning("a quota could not be told", extra=fields(quota=source.title, why=str(wrong)))
 
     async def _keep(self, source: Source) -> None:
         found, text = source.last, source.text

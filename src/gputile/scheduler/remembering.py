@@ -6,8 +6,9 @@ Door:  `Nos.again` finds the answer to the same question; `Nos.keep` remembers o
 kube-scheduler tries a pod that an extender refused again on any change of the cluster. A queue of waiting pods, the
 normal state of a GPU cluster, is a steady rain of questions that all end in no. While room only shrinks a no stays a
 no: the same nodes are refused, eviction would cure the same ones, and every reason given still holds (another may hold
-by now as well). Except that containers do not fit together: each may soon not fit alone, and a bounded search may find
-in a smaller cluster what it missed. An answer with that reason is kept only as long as nothing changes at all.
+by now as well). Except that containers do not fit together, or were not searched for any further: each may soon not
+fit alone, and a bounded search may find in a smaller cluster what it missed. An answer with such a reason is kept only
+as long as nothing changes at all.
 
 Quota is part of the question: a request carries what its namespace may have now (`Allowance`). When quota frees, or is
 used up, it is another question.
@@ -24,6 +25,7 @@ from gputile.model.refusals import NodeCode
 from gputile.model.requests import PodRequest
 from gputile.scheduler.wire import FilterAnswer, FilterArgs, write_filter
 
+SEARCHED = frozenset({NodeCode.TOGETHER, NodeCode.SEARCH})
 MOST = 64  # answers; one about 5,000 nodes has half a megabyte
 
 
@@ -61,7 +63,7 @@ class Nos:
         if shape is None or shape.gains != self._fleet.gains():
             return None
         moment, said = shape.answers.get(_nodes(args), (-1, None))
-        if said is None or (NodeCode.TOGETHER in said.reasons and moment != self._fleet.moment()):
+        if said is None or (not SEARCHED.isdisjoint(said.reasons) and moment != self._fleet.moment()):
             return None
         return said
 

@@ -12,6 +12,7 @@ import logging
 import ssl
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 from urllib.parse import unquote
 
@@ -22,13 +23,15 @@ from gputile.dialects.wire import Pod
 from gputile.scheduler import views, wire
 from gputile.scheduler.binding import NOT_LEADING, Binder
 from gputile.scheduler.figures import Figures
+from gputile.scheduler.isolation import Isolation
 from gputile.scheduler.metrics_page import MetricsPage
 from gputile.scheduler.mirror import Mirror
 from gputile.scheduler.preempting import Preemptor
 from gputile.scheduler.settings import Settings, TlsSettings
+from gputile.scheduler.slices import Slices
 from gputile.scheduler.steering import Steering
 from gputile.scheduler.verbs import Extender
-from gputile.scheduler.wire import BadBody, BindArgs, FilterAnswer, FilterArgs
+from gputile.scheduler.wire import BadBody, BindArgs, FilterAnswer, FilterArgs, PreemptArgs
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
 from gputile.web.messages import Certificate, Request, Response, names_in
@@ -38,6 +41,7 @@ from gputile.web.tls import from_files
 log = logging.getLogger(__name__)
 
 PLAIN = "text/plain; charset=utf-8"
+LOOP = "verbs"  # in logs and metrics
 INSPECT = "/gpushare-scheduler/inspect"
 OPEN = frozenset({"/healthz", "/readyz", "/metrics", "/version"})
 """What may be read without a client certificate: it names nobody's pods, unless `metrics.pods_to` says so."""
@@ -83,7 +87,9 @@ class Server:
         metrics: Metrics,
         state: State,
         leads: Callable[[], bool],
+        isolation: Isolation | None = None,
     ) -> None:
+        self._isolation = isolation or Isolation(metrics, time.monotonic)
         self._extender, self._preemptor, self._steering = extender, preemptor, steering
         self._binder, self._mirror = binder, mirror
         self._settings, self._metrics, self._state, self._leads = settings, metrics, state, leads
@@ -171,29 +177,28 @@ class Server:
         return self._answer(request, path, verb) if verb is not None else None
 
     def _answer(self, request: Request, path: str, verb: Verb) -> Response | Awaitable[Response]:
-        """At once, but for bind, which waits for the API server."""
+        """At once, but for bind, which waits for the API server, and what may take long. An error of ours is told like
+        any other reason: the caller, and everybody else, is answered."""
+        answer = self._isolation.step(LOOP, path, partial(self._decided, request, path, verb), expected=())
+        if answer is None or isinstance(answer, bytes):
+            return self._answered(answer or self._failed(path))
+        return self._later(answer, path)
+
+    def _decided(self, request: Request, path: str, verb: Verb) -> bytes | Awaitable[bytes]:
         try:
             if request.is_too_large:
                 raise BadBody(f"the body is larger than {self._settings.body_limit} MiB; raise `body_limit`")
-            answer = verb(request.body)
+            return verb(request.body)
         except BadBody as wrong:
-            return self._answered(self._unusable(path, wrong))
-        except Exception as bug:
-            return self._answered(self._crashed(path, bug))
-        return self._answered(answer) if isinstance(answer, bytes) else self._later(path, answer)
+            return self._unusable(path, wrong)
 
-    async def _later(self, path: str, answer: Awaitable[bytes]) -> Response:
-        try:
-            found = await answer
-        except Exception as bug:
-            found = self._crashed(path, bug)
-        return self._answered(found)
+    async def _later(self, answer: Awaitable[bytes], path: str) -> Response:
+        found = await self._isolation.attempt(LOOP, path, lambda: answer, always=True, expected=())
+        return self._answered(found or self._failed(path))
 
-    def _crashed(self, path: str, bug: Exception) -> bytes:
-        """A bug is an answer too: kube-scheduler tries the pod again, and the others go on."""
-        log.error("a verb failed", exc_info=bug, extra=fields(path=path))
+    def _failed(self, path: str) -> bytes:
         self._metrics.verbs.labels(_verb_of(path), "error").inc()
-        return _error(_verb_of(path), f"gputile failed on this request ({type(bug).__name__}); its log says where")
+        return _error(_verb_of(path), "gputile failed by an error of its own; see the log of its scheduler")
 
     async def _report(self, found: Awaitable[object]) -> Response:
         return Response(orjson.dumps(await found))
@@ -216,8 +221,18 @@ class Server:
     def _filter(self, body: bytes) -> bytes:
         return self._filtered("filter", body, self._extender.filter)
 
-    def _dry_run(self, body: bytes) -> bytes:
-        return self._filtered("filter-dryrun", body, self._extender.dry_run)
+    def _dry_run(self, body: bytes) -> Awaitable[bytes]:
+        watch = Stopwatch(self._metrics, "filter-dryrun")
+        args = self._read(body, every=self._mirror.ledger.fleet.names())
+        watch.stage("read")
+        return self._dry_ran(args, watch)
+
+    async def _dry_ran(self, args: FilterArgs, watch: "Stopwatch") -> bytes:
+        closed = self._closed("filter-dryrun", args.pod)
+        turns, slices = self._extender.dry_run_in_turns(args), Slices(time.monotonic, asyncio.sleep)
+        answer = FilterAnswer(error=closed) if closed else await slices.run(turns)
+        watch.stage("decide")
+        return self._told("filter-dryrun", args, answer)
 
     def _steer(self, body: bytes) -> bytes:
         """Nobody waits for this verb: whoever does not lead, or has not seen the cluster, lets every pod pass."""
@@ -231,16 +246,19 @@ class Server:
 
     def _filtered(self, verb: str, body: bytes, decide: Callable[[FilterArgs], FilterAnswer]) -> bytes:
         watch = Stopwatch(self._metrics, verb)
-        args = self._read(body, every=self._mirror.ledger.fleet.names() if verb == "filter-dryrun" else None)
+        args = self._read(body)
         watch.stage("read")
         closed = self._closed(verb, args.pod)
         answer = FilterAnswer(error=closed) if closed else decide(args)
         watch.stage("decide")
-        reply = wire.write_filter(answer, args)
+        reply = self._told(verb, args, answer)
         watch.stage("write")
+        return reply
+
+    def _told(self, verb: str, args: FilterArgs, answer: FilterAnswer) -> bytes:
         self._metrics.verbs.labels(verb, "error" if answer.error else "yes" if answer.names else "no").inc()
         _log_filter(verb, args, answer)
-        return reply
+        return wire.write_filter(answer, args)
 
     def _prioritize(self, body: bytes) -> bytes:
         watch = Stopwatch(self._metrics, "prioritize")
@@ -259,11 +277,14 @@ class Server:
         self._metrics.verbs.labels("bind", "error" if error else "yes").inc()
         return wire.write_bind(error)
 
-    def _preempt(self, body: bytes) -> bytes:
+    def _preempt(self, body: bytes) -> Awaitable[bytes]:
         watch = Stopwatch(self._metrics, "preempt")
         args = wire.read_preempt(body)
         watch.stage("read")
-        found = {} if self._closed("preempt", args.pod) else self._preemptor.answer(args)
+        return self._preempted(args, watch)
+
+    async def _preempted(self, args: PreemptArgs, watch: "Stopwatch") -> bytes:
+        found = {} if self._closed("preempt", args.pod) else await self._preemptor.answer_in_slices(args)
         watch.stage("decide")
         self._metrics.verbs.labels("preempt", "yes" if found else "no").inc()
         return wire.write_preempt(found)

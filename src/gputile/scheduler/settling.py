@@ -12,6 +12,7 @@ grant is young, and a live look at all of them shows the same (docs/decisions/00
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -22,6 +23,7 @@ from gputile.dialects.wire import Pod
 from gputile.kube.values import Api, Note, Refused, Unclear
 from gputile.model.cards import Card
 from gputile.model.grants import Use
+from gputile.scheduler.isolation import Isolation
 from gputile.scheduler.mirror import Mirror
 from gputile.scheduler.settings import Settings
 from gputile.telemetry.logs import fields
@@ -62,7 +64,9 @@ class Settler:
         leads: Callable[[], bool],
         clock: Callable[[], float],
         wall: Callable[[], int],
+        isolation: Isolation | None = None,
     ) -> None:
+        self._isolation = isolation or Isolation(metrics, clock)
         self._api, self._mirror, self._ledger = api, mirror, mirror.ledger
         self._settings, self._metrics = settings, metrics
         self._leads, self._clock, self._wall = leads, clock, wall
@@ -82,12 +86,15 @@ class Settler:
 
     async def round(self) -> None:
         for name in sorted(self._nodes):
-            leaving: set[str] = set()
-            for card in self._oversold(name):
-                await self._settle(name, card, leaving)
+            await self._isolation.attempt("double allocations", name, partial(self._settle_node, name))
         if not self._nodes:
             for memory in (self._shrunk, self._open, self._told, self._said, self._not_before):
                 memory.clear()
+
+    async def _settle_node(self, name: str) -> None:
+        leaving: set[str] = set()
+        for card in self._oversold(name):
+            await self._settle(name, card, leaving)
 
     def _oversold(self, name: str) -> list[Card]:
         """The cards of the node of which its pods hold too much; a node without such is settled."""

@@ -23,6 +23,8 @@ from gputile.dialects.wire import NodeObject, Pod
 from gputile.engine.fleet import Fleet
 from gputile.engine.placing import Placement, place
 from gputile.engine.policies import Scores
+from gputile.engine.search_budget import SearchBudget
+from gputile.engine.turns import InTurns, at_once
 from gputile.model.cards import NodeView
 from gputile.model.grants import Grant
 from gputile.model.refusals import SENTENCE, BadRequest, NodeCode, Refusal
@@ -36,6 +38,8 @@ from gputile.telemetry.metrics import Metrics
 
 RECENT = 1000  # pods
 TRIES = 16  # nodes that are looked at where quota makes the best ones too dear
+IMAGINED_STEPS, IMAGINED_SECONDS = 200_000, 1.0  # of searching on nodes that a dry run brings with it
+STEPS, SECONDS = 4000, 0.02  # of searching for one call: kube-scheduler waits, and so does everybody else
 TOP_SCORE = 10
 """What kube-scheduler expects of an extender at most."""
 
@@ -98,8 +102,12 @@ class Extender:
             return FilterAnswer(names=[entry.holding.node])
         return FilterAnswer(error=f"the pod is being bound to node {entry.holding.node}; try again")
 
+    def _budget(self) -> SearchBudget:
+        """Of one call, for all that it has to find out."""
+        return SearchBudget(STEPS, SECONDS, self._clock)
+
     def _choose(self, args: FilterArgs, asked: PodRequest) -> FilterAnswer:
-        pod = args.pod
+        pod, budget = args.pod, self._budget()
         names = self._open_to(args.names, pod.uid)
         self._offered_in_vain(pod.uid)
         spending, space = self._ledger.spending, pod.namespace
@@ -110,14 +118,15 @@ class Extender:
             return self._refused(args, asked, refused_before)
         dear: list[str] = []  # nodes whose free cards would cost more than quota leaves
         while True:
-            may, best, where = self._placed(pod, asked, [name for name in names if name not in dear] if dear else names)
+            others = [name for name in names if name not in dear] if dear else names
+            may, best, where = self._placed(pod, asked, others, budget)
             if where is None or not spending.quotas or len(dear) == TRIES:
                 break
             if not self._ledger.beyond_quota(holding_of(pod, asked, where.grant(pod.uid, asked.dialect))):
                 break
             dear.append(best[0])
         if where is None or len(dear) == TRIES:
-            said = self._nothing(args, asked)
+            said = self._nothing(args, asked, budget)
             if not best and not dear and self._may_remember(args, names):
                 self._nos.keep(may, args, said)
             return self._refused(args, asked, _with_dear(said, dear))
@@ -126,22 +135,25 @@ class Extender:
         alone = pencilled and others_open and self._settings.filter.narrow
         return FilterAnswer(names=best[:1] if alone else best)
 
-    def _placed(self, pod: Pod, asked: PodRequest, names: list[str]) -> tuple[PodRequest, list[str], Placement | None]:
+    def _placed(
+        self, pod: Pod, asked: PodRequest, names: list[str], budget: SearchBudget
+    ) -> tuple[PodRequest, list[str], Placement | None]:
         """What the pod may ask for, the best nodes for that, and where it would be on the first of them."""
         with self._ledger.aside(pod.uid, pod.priority) as fleet:
             may = self._ledger.spending.allowed(pod.namespace, asked)  # not kept for others, and left by quota
-            best = self._promised(fleet, may, names, pod.uid) or self._best(fleet, may, names, pod.uid)
-            where = fleet.place(may, best[0], self._settings.policy, seed_of(pod.uid)) if best else None
+            half = budget.half()  # the other half is for the cards, or for why not
+            best = self._promised(fleet, may, names, pod.uid, half) or self._best(fleet, may, names, pod.uid, half)
+            where = fleet.place(may, best[0], self._settings.policy, seed_of(pod.uid), budget) if best else None
         return may, best, where if isinstance(where, Placement) else None
 
-    def _promised(self, fleet: Fleet, asked: PodRequest, names: list[str], uid: str) -> list[str]:
+    def _promised(self, fleet: Fleet, asked: PodRequest, names: list[str], uid: str, budget: SearchBudget) -> list[str]:
         """The node where room was made for this pod, as soon as it is there."""
         promised = self._ledger.promise(uid)
         if promised is None or promised.holding.node not in names:
             return []
-        return fleet.best(asked, self._settings.policy, among=[promised.holding.node], keep=1)
+        return fleet.best(asked, self._settings.policy, among=[promised.holding.node], keep=1, budget=budget)
 
-    def _best(self, fleet: Fleet, asked: PodRequest, names: list[str], uid: str) -> list[str]:
+    def _best(self, fleet: Fleet, asked: PodRequest, names: list[str], uid: str, budget: SearchBudget) -> list[str]:
         """The best nodes; those that came to nothing for this pod only if there are no others."""
         keep, slack = self._settings.filter.keep, self._settings.filter.slack
         if not self._settings.filter.narrow:
@@ -149,7 +161,9 @@ class Extender:
         shy = self._shy.get(uid, ())
         fresh = [name for name in names if name not in shy] if shy else names
         for among in (fresh, names) if shy else (names,):
-            best = fleet.best(asked, self._settings.policy, seed=seed_of(uid), among=among, keep=keep, slack=slack)
+            best = fleet.best(
+                asked, self._settings.policy, seed=seed_of(uid), among=among, keep=keep, slack=slack, budget=budget
+            )
             if best:
                 if among is names:
                     self._shy.pop(uid, None)  # all have had their chance: begin anew
@@ -187,7 +201,8 @@ class Extender:
     # ---- nodes of other agents --------------------------------------------------------------------------------------
 
     def closed(self, names: Iterable[str], uid: str) -> dict[str, NodeCode]:
-        """Which of these nodes take nobody now, because their agent guesses whose card it hands out, and why."""
+        """Which of these nodes take nobody now, and why: their agent guesses whose card it hands out, or there is a pod
+        of which we do not know what it holds."""
         guessing = self._mirror.guessing
         mine = [name for name in names if name in guessing] if guessing else []
         others: dict[str, NodeCode] = {}
@@ -195,7 +210,9 @@ class Extender:
             others = {name: NodeCode.OTHER_AGENT for name in mine if self._is_others(name)}
         busy = {e.holding.node for e in self._ledger.in_flight() if e.holding.pod != uid} if mine else set()
         busy_ones = [name for name in mine if name in busy or self._mirror.starting(name, but=uid) is not None]
-        return dict.fromkeys(busy_ones, NodeCode.AGENT_BUSY) | others
+        uncounted = set(self._mirror.uncounted.values()) if self._mirror.uncounted else ()
+        in_doubt = dict.fromkeys((name for name in names if name in uncounted), NodeCode.UNCOUNTED) if uncounted else {}
+        return dict.fromkeys(busy_ones, NodeCode.AGENT_BUSY) | others | in_doubt
 
     def _is_others(self, name: str) -> bool:
         node = self._ledger.fleet.node(name)
@@ -213,9 +230,9 @@ class Extender:
         own = any(p.holding.pod == pod.uid or p.holding.priority < pod.priority for p in self._ledger.promises())
         return names is args.names and not own
 
-    def _nothing(self, args: FilterArgs, asked: PodRequest) -> Said:
+    def _nothing(self, args: FilterArgs, asked: PodRequest, budget: SearchBudget) -> Said:
         with self._ledger.aside(args.pod.uid, args.pod.priority) as fleet:
-            refusals = self._refusals(fleet, asked, args)
+            refusals = self._refusals(fleet, asked, args, budget)
         answer = FilterAnswer(
             failed={r.node: r.sentence for r in refusals if r.curable},
             unresolvable={r.node: r.sentence for r in refusals if not r.curable},
@@ -230,7 +247,7 @@ class Extender:
             self._metrics.refusals.labels(code).inc(count)
         return said.answer
 
-    def _refusals(self, fleet: Fleet, asked: PodRequest, args: FilterArgs) -> list[Refusal]:
+    def _refusals(self, fleet: Fleet, asked: PodRequest, args: FilterArgs, budget: SearchBudget) -> list[Refusal]:
         asked = self._ledger.spending.allowed(args.pod.namespace, asked)
         closed = self.closed(args.names, args.pod.uid)
         promised = self._ledger.promise(args.pod.uid)
@@ -238,7 +255,7 @@ class Extender:
             closed |= {name: NodeCode.PROMISED for name in args.names if name != promised.holding.node}
         return [
             *(Refusal(name, code, 1, 0, False) for name, code in closed.items()),
-            *fleet.refusals(asked, [name for name in args.names if name not in closed]),
+            *fleet.refusals(asked, [name for name in args.names if name not in closed], budget),
         ]
 
     # ---- the other verbs --------------------------------------------------------------------------------------------
@@ -248,6 +265,11 @@ class Extender:
 
         A node that is not in the cluster (yet) is taken as it was sent, with nobody on it.
         """
+        return at_once(self.dry_run_in_turns(args))
+
+    def dry_run_in_turns(self, args: FilterArgs) -> InTurns[FilterAnswer]:
+        """The same for those who have other things to do in between: autoscalers send nodes by the thousand."""
+        budget = self._budget()
         asked = speaking.read_pod(args.pod, self._mirror.settings)
         if asked is None:
             return FilterAnswer(names=args.names)
@@ -256,8 +278,12 @@ class Extender:
         imagined = {name: node for name in args.names if name not in self._ledger.fleet and (node := args.node(name))}
         with self._ledger.aside(args.pod.uid) as fleet:
             known = [name for name in args.names if name not in imagined]
-            refusals = self._refusals(fleet, asked, msgspec.structs.replace(args, names=known))
-        refusals += [no for node in imagined.values() if (no := self._imagined(args.pod, asked, node)) is not None]
+            refusals = self._refusals(fleet, asked, msgspec.structs.replace(args, names=known), budget)
+        whole = SearchBudget(IMAGINED_STEPS, IMAGINED_SECONDS, self._clock)
+        for node in imagined.values():
+            yield
+            no = self._imagined(args.pod, asked, node, whole.part(STEPS, SECONDS))
+            refusals += [no] if no is not None else []
         refused = {refusal.node for refusal in refusals}
         return FilterAnswer(
             names=[name for name in args.names if name not in refused],
@@ -265,14 +291,14 @@ class Extender:
             unresolvable={r.node: r.sentence for r in refusals if not r.curable},
         )
 
-    def _imagined(self, pod: Pod, asked: PodRequest, sent: NodeObject) -> Refusal | None:
+    def _imagined(self, pod: Pod, asked: PodRequest, sent: NodeObject, budget: SearchBudget) -> Refusal | None:
         """Why the node would not take the pod even with nobody on it."""
         node = speaking.read_node(sent, self._mirror.settings)
         if isinstance(node, BadRequest):
             return Refusal(sent.name, NodeCode.UNKNOWN_NODE, 1, 0, False)
         if node.agent in GUESSING and self._settings.other_agents == "refuse":
             return Refusal(sent.name, NodeCode.OTHER_AGENT, 1, 0, False)
-        answer = place(asked, NodeView.empty(node), self._settings.policy)
+        answer = place(asked, NodeView.empty(node), self._settings.policy, budget=budget)
         if isinstance(answer, Refusal):
             return answer
         over = self._ledger.spending.objection(holding_of(pod, asked, answer.grant(pod.uid, asked.dialect)), node)
@@ -285,7 +311,7 @@ class Extender:
             return dict.fromkeys(args.names, 0)
         with self._ledger.aside(args.pod.uid) as fleet:
             may = self._ledger.spending.allowed(args.pod.namespace, asked)
-            scores = fleet.scores_of(args.names, may, self._settings.policy, seed_of(args.pod.uid))
+            scores = fleet.scores_of(args.names, may, self._settings.policy, seed_of(args.pod.uid), self._budget())
         return dict(zip(args.names, _stretched(scores), strict=True))
 
 

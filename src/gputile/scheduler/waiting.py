@@ -12,7 +12,10 @@ pod be that another replica refused before we led.
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from enum import Enum
+from functools import partial
 
 import msgspec
 
@@ -21,12 +24,16 @@ from gputile.book.holders import Holders
 from gputile.book.ledger import Ledger
 from gputile.dialects.gputile import NUDGED
 from gputile.dialects.wire import Pod
-from gputile.engine.explaining import explain
+from gputile.engine.explaining import explain_in_turns
+from gputile.engine.search_budget import SearchBudget
+from gputile.engine.turns import InTurns, at_once
 from gputile.kube.values import Api, Note, Refused, Unclear
 from gputile.model.refusals import BadRequest
 from gputile.model.requests import PodRequest
+from gputile.scheduler.isolation import Isolation
 from gputile.scheduler.mirror import Mirror
 from gputile.scheduler.settings import Settings
+from gputile.scheduler.slices import Slices
 from gputile.scheduler.verbs import No
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
@@ -41,7 +48,21 @@ REPEAT = 30 * 60.0  # seconds after which the same is said again, for Events are
 NUDGES = 20  # per round and kind of pod
 LOOK_AT = 100  # nodes whose misses are looked at closely; looking at thousands would hold up the verbs
 SHARE = 0.05  # of the time that may be spent on explanations
+STEPS, SECONDS = 20_000, 1.0  # of searching for one explanation
+FIT_STEPS, FIT_SECONDS = 2000, 0.02  # of searching for whether a pod fits by now
 NEVER = -math.inf
+LOOP = "pending pods"  # in logs and metrics
+
+
+class Round(Enum):
+    """What becomes of a round after one pod."""
+
+    GOES_ON = 1
+    OVER = 2
+
+
+Reasons = dict[tuple[str, PodRequest | BadRequest], str]
+"""By namespace and request, in one round: equal pods wait for equal reasons."""
 
 
 class Story(msgspec.Struct):
@@ -73,7 +94,9 @@ class Teller:
         clock: Callable[[], float],
         wall: Callable[[], int],
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        isolation: Isolation | None = None,
     ) -> None:
+        self._isolation = isolation or Isolation(metrics, clock)
         self._api, self._mirror, self._settings, self._metrics = api, mirror, settings.tell, metrics
         self._patience = settings.bind.attempt
         self._leads, self._clock, self._wall, self._pause = leads, clock, wall, pause
@@ -106,11 +129,14 @@ class Teller:
 
     async def run(self) -> None:
         while True:
-            try:
-                await self.round()
-            except (Refused, Unclear) as wrong:
-                log.warning("a waiting pod could not be told", extra=fields(why=str(wrong)))
+            await self._isolation.attempt(LOOP, "", self._try_round, always=True)
             await self._pause(ROUND)
+
+    async def _try_round(self) -> None:
+        try:
+            await self.round()
+        except (Refused, Unclear) as wrong:
+            log.warning("a waiting pod could not be told", extra=fields(why=str(wrong)))
 
     async def round(self) -> None:
         for uid in [uid for uid in self._stories if uid not in self._mirror.waiting]:
@@ -136,27 +162,40 @@ class Teller:
         now = self._clock()
         earned = (now - self._allowed_at) * self._settings.per_second
         self._allowance, self._allowed_at = min(self._settings.per_second, self._allowance + earned), now
-        known: dict[tuple[str, PodRequest | BadRequest], str] = {}  # equal pods wait for equal reasons
-        quotas = self._mirror.ledger.spending.quotas
+        known: Reasons = {}
         for uid, story in list(self._stories.items()):
             if self._allowance < 1.0:
                 return
-            if story.is_hearsay or now - story.looked_at < self._settings.every:
-                continue
-            promised = self._mirror.ledger.promise(uid)
-            namespace = story.pod.namespace if quotas else ""
-            if promised is None and (namespace, story.asked) not in known:
-                if now < self._quiet_until:
+            if not story.is_hearsay and now - story.looked_at >= self._settings.every:
+                work = partial(self._tell_one, uid, story, known)
+                if await self._isolation.attempt(LOOP, story.pod.key, work, story.pod) is Round.OVER:
                     return
-                known[namespace, story.asked] = reason(story.asked, self._mirror.ledger, namespace)
-                self._quiet_until = now + (self._clock() - now) / SHARE
-            said = known[namespace, story.asked] if promised is None else _being_made(promised)
-            story.looked_at = now
-            if said and (said != story.told or now - story.told_at > REPEAT) and self._leads():
-                self._allowance -= 1.0
-                await self._api.note(_note(uid, story.pod, said))
-                story.told, story.told_at = said, now
-                log.info("waits", extra=fields(pod=story.pod.key, why=said))
+
+    async def _tell_one(self, uid: str, story: Story, known: Reasons) -> Round:
+        now, promised = self._allowed_at, self._mirror.ledger.promise(uid)
+        namespace = story.pod.namespace if self._mirror.ledger.spending.quotas else ""
+        if promised is None and (namespace, story.asked) not in known:
+            if now < self._quiet_until:
+                return Round.OVER
+            began = self._clock()
+            known[namespace, story.asked] = await self._reason(story.asked, namespace)
+            self._quiet_until = now + (self._clock() - began) / SHARE
+        said = known[namespace, story.asked] if promised is None else _being_made(promised)
+        story.looked_at = now
+        if said and (said != story.told or now - story.told_at > REPEAT) and self._leads():
+            self._allowance -= 1.0
+            await self._api.note(_note(uid, story.pod, said))
+            story.told, story.told_at = said, now
+            log.info("waits", extra=fields(pod=story.pod.key, why=said))
+        return Round.GOES_ON
+
+    async def _reason(self, asked: PodRequest | BadRequest, namespace: str) -> str:
+        budget = SearchBudget(STEPS, SECONDS, self._clock)
+        said = reason_in_turns(asked, self._mirror.ledger, namespace, budget)
+        found = await Slices(self._clock, self._pause).run(said)
+        if budget.ran_out:
+            self._metrics.cut_short.labels("explanation").inc()
+        return found
 
     # ---- nudging ----------------------------------------------------------------------------------------------------
 
@@ -169,36 +208,50 @@ class Teller:
             if story.gains < gains and now - story.refused_at > PATIENCE and now - story.nudged_at > _rest(story)
         ]
         room: dict[PodRequest, int] = {}  # nodes that would take such a pod: no use in waking more than that at once
-        woken: dict[PodRequest, int] = {}
+        woken: Counter[PodRequest] = Counter()
+        slices = Slices(self._clock, self._pause)
         for uid, story in late:
-            if not isinstance(story.asked, PodRequest) or self._mirror.ledger.entry(uid) is not None:
-                continue
-            may = self._mirror.ledger.spending.allowed(story.pod.namespace, story.asked)
-            if self._mirror.ledger.promise(uid) is not None:
-                fits = self._fits_where_promised(uid, story)
-            elif may not in room:
-                fits = room[may] = min(NUDGES, int(self._mirror.ledger.fleet.fits(may).sum()))
-            else:
-                fits = room[may]
-            if fits == 0:
-                story.gains = self._gains()  # looked at; wait for the next gain
-                continue
-            if woken.get(may, 0) >= fits:
-                continue  # enough for this round
-            if not self._leads():
+            await slices.turn()
+            work = partial(self._nudge_one, uid, story, room, woken)
+            if await self._isolation.attempt(LOOP, story.pod.key, work, story.pod) is Round.OVER:
                 return
-            woken[may] = woken.get(may, 0) + 1
-            story.nudged_at = now
-            self._metrics.nudges.inc()
-            key, touch = story.pod, {NUDGED: str(self._wall())}
-            await self._api.patch_pod(key.namespace, key.name, uid, {**touch}, {}, timeout=self._patience)
-            story.was_nudged = True
+
+    async def _nudge_one(
+        self, uid: str, story: Story, room: dict[PodRequest, int], woken: Counter[PodRequest]
+    ) -> Round:
+        if not isinstance(story.asked, PodRequest) or self._mirror.ledger.entry(uid) is not None:
+            return Round.GOES_ON
+        may = self._mirror.ledger.spending.allowed(story.pod.namespace, story.asked)
+        if self._mirror.ledger.promise(uid) is not None:
+            fits = self._fits_where_promised(uid, story)
+        elif may not in room:
+            fits = room[may] = min(NUDGES, int(self._mirror.ledger.fleet.fits(may, self._budget()).sum()))
+        else:
+            fits = room[may]
+        if fits == 0:
+            story.gains = self._gains()  # looked at; wait for the next gain
+            return Round.GOES_ON
+        if woken[may] >= fits:
+            return Round.GOES_ON  # enough for this round
+        if not self._leads():
+            return Round.OVER
+        woken[may] += 1
+        story.nudged_at = self._clock()
+        self._metrics.nudges.inc()
+        key, touch = story.pod, {NUDGED: str(self._wall())}
+        await self._api.patch_pod(key.namespace, key.name, uid, {**touch}, {}, timeout=self._patience)
+        story.was_nudged = True
+        return Round.GOES_ON
+
+    def _budget(self) -> SearchBudget:
+        return SearchBudget(FIT_STEPS, FIT_SECONDS, self._clock)
 
     def _fits_where_promised(self, uid: str, story: Story) -> int:
         """Its own promise must not stand in its way."""
         assert isinstance(story.asked, PodRequest)
         with self._mirror.ledger.aside(uid, story.pod.priority) as fleet:
-            return int(fleet.fits(self._mirror.ledger.spending.allowed(story.pod.namespace, story.asked)).sum())
+            may = self._mirror.ledger.spending.allowed(story.pod.namespace, story.asked)
+            return int(fleet.fits(may, self._budget()).sum())
 
 
 def _rest(story: Story) -> float:
@@ -208,17 +261,25 @@ def _rest(story: Story) -> float:
 
 def reason(asked: PodRequest | BadRequest, ledger: Ledger, namespace: str = "") -> str:
     """Why a pod (of this namespace, if it may have a quota) waits and what would help, as one text; "" when it fits."""
+    return at_once(reason_in_turns(asked, ledger, namespace))
+
+
+def reason_in_turns(
+    asked: PodRequest | BadRequest, ledger: Ledger, namespace: str = "", budget: SearchBudget | None = None
+) -> InTurns[str]:
+    """The same for those who have other things to do in between."""
     if isinstance(asked, BadRequest):
         return asked.message
     spending = ledger.spending
     purse = spending.purse(namespace, asked)
-    found = explain(
+    found = yield from explain_in_turns(
         purse(()),
         ledger.fleet,
         Holders(ledger),
         LOOK_AT,
         after=lambda gone: purse([one.pod for one in gone]),
         allow=lambda changed: spending.allowed(namespace, changed.allowed(None)),
+        budget=budget,
     )
     if found.fitting:
         return ""

@@ -88,6 +88,12 @@ class Metrics:
         )
         self.evictions = self._counter("evictions_total", "Pods evicted to make room.")
         self.promises = self._gauge("promises", "Pods for which room is being kept.")
+        self.cut_short = self._tally(
+            "searches_cut_short_total", "Questions of which the answer is that nobody searched further.", "question"
+        )
+        self.failures = self._tally(
+            "internal_errors_total", "Unexpected errors by loop; they end the work on one object only.", "loop"
+        )
         self.troubles = self._tally("watch_troubles_total", "Times a watch broke.", "kind")
         self.lag = self._gauge("watch_silence_seconds", "Time since the API server last said anything.", "kind")
         self.book = self._gauge("book_pods", "Pods in the book, by state; waiting pods hold nothing.", "state")

@@ -1,30 +1,15 @@
-"""YAML to values; the only module that parses it.
+"""YAML to values; with `yaml_values`, the only place that parses it.
 
 libyaml is asked for events, and values are built of them here. So a document is bounded before anything is built: its
 size, its depth, and how many values it has once every alias and merge key is written out. Keys are always text, as in
 JSON. Dates and base-60 numbers (`1:30`) stay text, as in the API server's reading; Python objects do not exist.
 """
 
-import re
-from collections.abc import Iterator
 from typing import IO, Any
 
 import msgspec
 
 from gputile.model.errors import GputileError
-
-CORE = "tag:yaml.org,2002:"
-TEXTS = frozenset({"!", f"{CORE}str", f"{CORE}binary", f"{CORE}timestamp"})
-COLLECTIONS = frozenset({None, "!", f"{CORE}map", f"{CORE}seq"})
-NULLS = frozenset({"", "~", "null", "Null", "NULL"})
-YES, NO = ("yes", "true", "on"), ("no", "false", "off")
-BOOLS = {form: word in YES for word in (*YES, *NO) for form in (word, word.capitalize(), word.upper())}
-INT = re.compile(r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][0-9_]*)")
-FLOAT = re.compile(
-    r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+][0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
-)
-LONGEST_NUMBER = 100  # characters; what comes of more cannot even be printed
-MERGE = object()  # the key `<<`
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,10 +49,9 @@ def read_all(text: str | bytes, limits: Limits = MANIFESTS) -> list[Any]:
     """The values of all documents."""
     if len(text) > limits.size:
         raise NotYaml(f"it has more than {limits.size} bytes")
-    builder = _Builder(limits)
-    for event in _events(text):
-        builder.take(event)
-    return builder.documents
+    from gputile.text.yaml_values import built  # PyYAML is slow to load, and most commands read JSON
+
+    return built(text, limits)
 
 
 def content(file: IO[bytes], limits: Limits = MANIFESTS) -> bytes:
@@ -76,199 +60,3 @@ def content(file: IO[bytes], limits: Limits = MANIFESTS) -> bytes:
     if len(found) > limits.size:
         raise NotYaml(f"it has more than {limits.size} bytes")
     return found
-
-
-def _events(text: str | bytes) -> Iterator[Any]:
-    import yaml  # slow to load, and most commands read JSON
-
-    try:
-        yield from yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.YAMLError as wrong:
-        mark = getattr(wrong, "problem_mark", None)
-        problem = getattr(wrong, "problem", None) or " ".join(str(wrong).split())
-        raise NotYaml(problem[:200], mark.line + 1 if mark else 0) from None
-    except UnicodeError:
-        raise NotYaml("it is no text in UTF-8") from None
-
-
-class _Node(msgspec.Struct, frozen=True):
-    """A value that is built: how many values it counts for, and how many levels it has."""
-
-    value: Any
-    size: int = 1
-    height: int = 0
-
-
-class _Open(msgspec.Struct):
-    """A list or mapping that is being read; of a mapping `items` has keys and values by turns."""
-
-    is_mapping: bool
-    anchor: str | None
-    line: int
-    items: list[Any] = msgspec.field(default_factory=list)
-    keys: set[str] = msgspec.field(default_factory=set)  # where a key must not stand there twice
-    size: int = 1
-    height: int = 1
-
-    @property
-    def wants_key(self) -> bool:
-        return self.is_mapping and len(self.items) % 2 == 0
-
-
-class _Builder:
-    """Events in, documents out."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.documents: list[Any] = []
-        self._limits = limits
-        self._open: list[_Open] = []
-        self._anchors: dict[str, _Node | None] = {}  # None: what it names is still being read
-        self._values = self._repeated = 0
-
-    def take(self, event: Any) -> None:
-        kind, line = type(event).__name__, event.start_mark.line + 1
-        if kind == "ScalarEvent":
-            self._add(self._scalar(event, line), line, event.anchor)
-        elif kind in ("MappingStartEvent", "SequenceStartEvent"):
-            self._begin(event, line)
-        elif kind in ("MappingEndEvent", "SequenceEndEvent"):
-            self._end()
-        elif kind == "AliasEvent":
-            self._repeat(event.anchor, line)
-        elif kind == "DocumentStartEvent":
-            self._anchors.clear()
-
-    # ---- collections ------------------------------------------------------------------------------------------------
-
-    def _begin(self, event: Any, line: int) -> None:
-        if event.tag not in COLLECTIONS:
-            raise NotYaml(f"the tag {event.tag[:60]!r} is not known", line)
-        if self._open and self._open[-1].wants_key:
-            raise NotYaml("a key is text, and no list or mapping", line)
-        if len(self._open) >= self._limits.depth:
-            raise NotYaml(f"it is nested deeper than {self._limits.depth} levels", line)
-        self._open.append(_Open(type(event).__name__ == "MappingStartEvent", event.anchor, line))
-        if event.anchor:
-            self._anchors[event.anchor] = None
-
-    def _end(self) -> None:
-        done = self._open.pop()
-        value = self._mapping(done) if done.is_mapping else done.items
-        self._add(_Node(value, done.size, done.height), done.line, done.anchor)
-
-    def _mapping(self, done: _Open) -> dict[str, Any]:
-        """The keys of merged mappings first, so that its own win; among these the first one's."""
-        pairs = list(zip(done.items[::2], done.items[1::2], strict=True))
-        found: dict[str, Any] = {}
-        for source in reversed([one for key, value in pairs if key is MERGE for one in _sources(value, done.line)]):
-            found.update(source)
-        return found | {key: value for key, value in pairs if key is not MERGE}
-
-    # ---- values -----------------------------------------------------------------------------------------------------
-
-    def _scalar(self, event: Any, line: int) -> _Node:
-        if self._open and self._open[-1].wants_key:
-            return _Node(self._key(event, line))
-        try:
-            return _Node(_value(event))
-        except ValueError as wrong:
-            raise NotYaml(str(wrong)[:200], line) from None
-
-    def _key(self, event: Any, line: int) -> Any:
-        known = self._open[-1].keys
-        if self._limits.unique and event.value in known:
-            raise NotYaml(f"`{event.value[:60]}` stands there twice", line)
-        if self._limits.unique:
-            known.add(event.value)
-        return MERGE if event.value == "<<" and event.implicit[0] else event.value
-
-    def _repeat(self, name: str, line: int) -> None:
-        """What an alias names, counted as if it were written out."""
-        if name not in self._anchors:
-            raise NotYaml(f"`*{name[:60]}` names nothing that stands before it", line)
-        node = self._anchors[name]
-        if node is None:
-            raise NotYaml(f"`*{name[:60]}` refers to itself", line)
-        if not self._limits.from_aliases:
-            raise NotYaml(f"`*{name[:60]}` is an alias; write it out", line)
-        self._repeated += node.size
-        if self._repeated > self._limits.from_aliases:
-            raise NotYaml(f"its aliases repeat more than {self._limits.from_aliases} values", line)
-        if len(self._open) + node.height > self._limits.depth:
-            raise NotYaml(f"it is nested deeper than {self._limits.depth} levels", line)
-        if self._open and self._open[-1].wants_key and not isinstance(node.value, str):
-            raise NotYaml("a key is text, and no list or mapping", line)
-        self._add(node, line, None)
-
-    def _add(self, node: _Node, line: int, anchor: str | None) -> None:
-        self._values += 1
-        if self._values > self._limits.values:
-            raise NotYaml(f"it has more than {self._limits.values} values", line)
-        if anchor:
-            self._anchors[anchor] = node
-        if not self._open:
-            self.documents.append(node.value)
-            return
-        parent = self._open[-1]
-        parent.items.append(node.value)
-        parent.size += node.size
-        parent.height = max(parent.height, node.height + 1)
-
-
-def _sources(value: Any, line: int) -> list[dict[str, Any]]:
-    found = value if isinstance(value, list) else [value]
-    if not all(isinstance(one, dict) for one in found):
-        raise NotYaml("the key `<<` wants a mapping, or a list of mappings", line)
-    return found
-
-
-# ---- scalars --------------------------------------------------------------------------------------------------------
-
-
-def _value(event: Any) -> Any:
-    """Plain text by its looks, quoted text as text, and what has a tag by its tag. Raises ValueError."""
-    text, tag = event.value, event.tag
-    if tag in TEXTS or (tag is None and not event.implicit[0]):
-        return text
-    if tag is None:
-        return _plain(text)
-    named = {"int": _whole, "float": _real, "bool": _truth, "null": _nothing}.get(tag.removeprefix(CORE))
-    if named is None or not tag.startswith(CORE):
-        raise ValueError(f"the tag {tag[:60]!r} is not known")
-    return named(text)
-
-
-def _plain(text: str) -> Any:
-    if text in NULLS:
-        return None
-    if text[0] in "+-.0123456789":
-        if INT.fullmatch(text):
-            return _whole(text)
-        return _real(text) if FLOAT.fullmatch(text) else text
-    return BOOLS.get(text, text)
-
-
-def _whole(text: str) -> int:
-    if len(text) > LONGEST_NUMBER or not INT.fullmatch(text):
-        raise ValueError(f"{text[:60]!r} is no number")
-    digits = text.replace("_", "")
-    bare = digits.lstrip("+-")
-    base = {"0b": 2, "0x": 16}.get(bare[:2], 8 if bare.startswith("0") else 10)
-    return int(digits, base)
-
-
-def _real(text: str) -> float:
-    digits = text.replace("_", "").lower()
-    if len(text) > LONGEST_NUMBER or not (FLOAT.fullmatch(text) or INT.fullmatch(text)):
-        raise ValueError(f"{text[:60]!r} is no number")
-    return float(digits.replace(".inf", "inf").replace(".nan", "nan"))
-
-
-def _nothing(text: str) -> None:
-    return None
-
-
-def _truth(text: str) -> bool:
-    if text not in BOOLS:
-        raise ValueError(f"{text[:60]!r} is neither true nor false")
-    return BOOLS[text]

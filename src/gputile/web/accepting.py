@@ -11,23 +11,21 @@ others that never say hello may have used up our file descriptors.
 import asyncio
 import errno
 import os
-import resource
 import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from gputile.web.callers import Callers
 from gputile.web.messages import ARRIVING
 
-AT_ONCE = 32  # connections that are taken in one turn of the loop
 BACKLOG = 1024
 BREATH = 0.1  # seconds without new connections, when there are no file descriptors left
 SHUTDOWN = 5.0  # seconds for the other side to say goodbye in TLS
 SEND_BUFFER = 2**18  # bytes that the kernel keeps of an answer that is not read; by itself it would take megabytes
 DESCRIPTORS = 8192  # files and sockets that we want to be able to have open
-OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-GONE = (errno.ECONNABORTED, errno.EAGAIN, errno.EINTR, errno.EPERM)
+GONE = (errno.ECONNABORTED, errno.EAGAIN, errno.EINTR)  # the other side did not wait
 
 Protocol = Callable[[Callable[[], None]], asyncio.BaseProtocol]
 """What is spoken behind the handshake; to be told by it that the handshake is done."""
@@ -53,6 +51,7 @@ class Acceptor:
         """`arriving`: the class of those whose handshake is not done."""
         self._arriving, self._protocol = arriving, protocol
         self._sockets: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
         self._greeting: set[asyncio.Task[None]] = set()
         self.tls: ssl.SSLContext | None = None
 
@@ -67,50 +66,45 @@ class Acceptor:
         except OSError:
             self._close()
             raise
-        for one in self._sockets:
-            loop.add_reader(one, self._accept, one)
+        self._accepting = [asyncio.create_task(self._accept(one)) for one in self._sockets]
         return int(self._sockets[0].getsockname()[1])
 
-    def stop(self) -> None:
-        for one in self._sockets:
-            asyncio.get_running_loop().remove_reader(one)
-        self._close()
-        for task in self._greeting:
+    async def stop(self) -> None:
+        tasks = [*self._accepting, *self._greeting]
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._close()
 
     def _close(self) -> None:
         for one in self._sockets:
             one.close()
         self._sockets = []
 
-    def _accept(self, listening: socket.socket) -> None:
-        for _ in range(AT_ONCE):
+    async def _accept(self, listening: socket.socket) -> None:
+        """One in each turn of the loop. Whatever is wrong with one of them, the next is taken."""
+        loop = asyncio.get_running_loop()
+        while True:
             try:
-                line, address = listening.accept()
+                line, address = await loop.sock_accept(listening)
             except OSError as wrong:
-                if wrong.errno in OUT_OF_FILES:
-                    self._rest(listening)
-                elif wrong.errno not in GONE:
-                    raise
-                return
+                await self._rest(wrong)
+                continue
             task = asyncio.ensure_future(self._greet(line, str(address[0])))
             self._greeting.add(task)
-            task.add_done_callback(self._greeting.discard)
+            task.add_done_callback(partial(self._greeted, line))
 
-    def _rest(self, listening: socket.socket) -> None:
-        """Whoever waits outside goes on waiting; asking at once again would be a busy loop."""
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(listening)
-        loop.call_later(BREATH, self._go_on, listening)
+    async def _rest(self, wrong: OSError) -> None:
+        """Where there are no files left, whoever waits outside goes on waiting; to ask at once would be a busy loop."""
+        await asyncio.sleep(0.0 if wrong.errno in GONE else BREATH)
 
-    def _go_on(self, listening: socket.socket) -> None:
-        if listening in self._sockets:
-            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+    def _greeted(self, line: socket.socket, task: "asyncio.Task[None]") -> None:
+        self._greeting.discard(task)
+        if task.cancelled():  # we are stopping; it may not even have begun
+            line.close()
 
     async def _greet(self, line: socket.socket, address: str) -> None:
         loop = asyncio.get_running_loop()
-        line.setblocking(False)
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         arrival = Arrival(line, address, loop.time())
         self._arriving.enter(arrival)
         times = {"ssl_handshake_timeout": ARRIVING, "ssl_shutdown_timeout": SHUTDOWN} if self.tls is not None else {}
@@ -119,6 +113,8 @@ class Acceptor:
             return self._protocol(lambda: self._arriving.leave(arrival))
 
         try:
+            line.setblocking(False)
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
             await loop.connect_accepted_socket(made, line, ssl=self.tls, **times)
         except (OSError, TimeoutError):  # no handshake, or one that failed; ssl.SSLError is an OSError
             line.close()
@@ -143,6 +139,10 @@ def _listening(family: int, kind: int, number: int, address: tuple[str | int | b
 
 def want_descriptors(count: int) -> None:
     """Raise our own limit as far as we may, up to so many: every place of every class has to have one."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < most:

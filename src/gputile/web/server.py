@@ -53,7 +53,7 @@ __all__ = ["ALPN", "Bounds", "Connection", "Listener"]
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """How many connections each class may have, and bytes of answers on their way."""
 
-    arriving: int = 256
+    arriving: int = 128
     probing: int = 32
     strangers: int = 64
     known: int = 512  # also where nobody is told apart by a certificate
@@ -191,9 +191,9 @@ class Listener:
         self.is_stopping = True
         if self._sweeper is None:
             return
-        self._acceptor.stop()
         self._sweeper.cancel()
         self.see_off()
+        await self._acceptor.stop()
         if self._working:
             await asyncio.wait(self._working, timeout=GOODBYE)
         for connection in list(self.connections):

@@ -22,6 +22,7 @@ from gputile.scheduler.aggregated.front import FrontProxy
 from gputile.scheduler.aggregated.reading import Reader
 from gputile.scheduler.aggregated.server import ApiServer, Verb
 from gputile.scheduler.aggregated.window import Window
+from gputile.scheduler.isolation import Isolation
 from gputile.scheduler.mirror import Mirror
 from gputile.scheduler.settings import Settings, host_and_port
 from gputile.telemetry.logs import fields
@@ -56,9 +57,11 @@ class MetricsApi:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        isolation: Isolation | None = None,
     ) -> None:
+        self._isolation = isolation or Isolation(metrics, clock)
         self._cluster, self._settings, self._pause = cluster, settings.metrics_api, pause
-        self.window = Window(mirror, self._settings.history, wall, secrets.randbits(MARK))
+        self.window = Window(mirror, self._settings.history, wall, secrets.randbits(MARK), self._isolation)
         authorizer = Authorizer(cluster.review, self._settings.remember, clock)
         limit = settings.body_limit
         self.reader = Reader(self.window, wall)
@@ -66,10 +69,11 @@ class MetricsApi:
         self._certifier = Certifier(cluster, self._settings, self.server.serve_as, leads=leads, wall=wall, pause=pause)
 
     async def run(self) -> None:
+        keep_running = self._isolation.keep_running
         loops = (
-            self.window.run(),
-            self._follow_front_proxy(),
-            self._read_files() if self._settings.certificate else self._certifier.run(),
+            keep_running("metrics API", self.window.run, self._pause),
+            keep_running("metrics API front proxy", self._follow_front_proxy, self._pause),
+            keep_running("metrics API certificate", self._keep_certificate, self._pause),
             self.server.start(*host_and_port(self._settings.listen)),
         )
         tasks = [asyncio.create_task(loop) for loop in loops]
@@ -79,6 +83,9 @@ class MetricsApi:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _keep_certificate(self) -> None:
+        await (self._read_files() if self._settings.certificate else self._certifier.run())
 
     async def stop(self) -> None:
         self.window.send_home()

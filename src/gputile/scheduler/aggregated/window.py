@@ -11,15 +11,19 @@ lists or gets, and with every event that there is; they make no events of their 
 import asyncio
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 
 from gputile.book.ledger import State
 from gputile.dialects.wire import NodeObject, Pod
 from gputile.scheduler.aggregated import objects
 from gputile.scheduler.aggregated.collection import Collection, Item, Json, Key
 from gputile.scheduler.aggregated.objects import NodeFacts
+from gputile.scheduler.isolation import Isolation
 from gputile.scheduler.mirror import Mirror
 from gputile.scheduler.using import used_by
+from gputile.telemetry.metrics import Metrics
 
+LOOP = "metrics API"  # in logs and metrics
 SOON = 0.05  # seconds in which changes are gathered
 AT_ONCE = 50  # objects that are looked at in one go: some 5 ms
 
@@ -29,9 +33,10 @@ Wall = Callable[[], float]
 class Window:
     """See the module's text."""
 
-    def __init__(self, mirror: Mirror, history: int, wall: Wall, mark: int) -> None:
+    def __init__(self, mirror: Mirror, history: int, wall: Wall, mark: int, isolation: Isolation | None = None) -> None:
         """`mark`: a number by chance that tells our resourceVersions from those of other replicas."""
         self._mirror, self._wall = mirror, wall
+        self._isolation = isolation or Isolation(Metrics(), wall)
         born = int(wall() * 1000)
         self.nodes, self.pods = Collection(history, born, mark), Collection(history, born, mark)
         self._facts: dict[str, NodeFacts] = {}
@@ -91,11 +96,11 @@ class Window:
         for node in nodes:  # a pod tells of its cards, and they may just have become known
             pods.update(self._mirror.bound_to(node))
         for number, uid in enumerate(sorted(pods), start=1):
-            self._look_at_pod(uid)
+            self._isolation.step(LOOP, uid, partial(self._look_at_pod, uid))
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
         for number, name in enumerate(sorted(nodes), start=1):
-            self._look_at_node(name)
+            self._isolation.step(LOOP, name, partial(self._look_at_node, name))
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
         self.is_whole = self.is_whole or is_whole

@@ -1,0 +1,110 @@
+"""What is learnt is bounded, whoever makes up kinds of pods; and it is learnt beside the fleet.
+
+Seen to fail: without the bounds in `heaviest`, `_popular` and `model_prices`; with folded weights dropped; with the
+nearest kept kind looked for by CPU first; with a lesson that keeps the learner's own counts.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputile.engine.fleet import Fleet
+from gputile.engine.learning import (
+    MOST_FRACTIONS,
+    MOST_MINDS,
+    MOST_POPULAR,
+    Supply,
+    Task,
+    heaviest,
+    model_prices,
+    tables,
+)
+from gputile.model.requests import ModelRule
+from gputile.testing.builders import ask, node, wants
+from tests.effort import examples
+
+SUPPLY = Supply(models=("A100", "T4"), free=(8.0, 2.0), free_cpu=64_000.0, cpu_per_card=8000.0)
+
+
+@examples(100)
+@given(st.dictionaries(st.integers(1, 99), st.floats(0.5, 100), max_size=99))
+def test_fractions_are_few_and_none_of_the_demand_is_lost(demand: dict[int, float]) -> None:
+    kept = heaviest(demand)
+    assert len(kept) == min(len(demand), MOST_FRACTIONS)
+    assert sum(kept.values()) == pytest.approx(sum(demand.values()))
+    if len(demand) <= MOST_FRACTIONS:
+        assert kept == demand
+
+
+def test_a_rare_fraction_counts_as_the_next_larger_one() -> None:
+    heavy = dict.fromkeys(range(2, 2 + 2 * MOST_FRACTIONS, 2), 100.0)
+    assert heaviest(heavy | {3: 1.0, 5: 1.0, 99: 0.5}) == heavy | {4: 101.0, 6: 101.0, 64: 100.0, 2: 100.0} | {
+        max(heavy): 100.5
+    }
+
+
+def test_kinds_of_pods_are_few_and_the_rare_count_as_the_nearest() -> None:
+    usual = {Task(1000 * n, 1, 10): 50.0 for n in range(1, MOST_POPULAR + 1)}
+    rare = {Task(1000 * n + 1, 1, 10): 25.0 for n in range(1, MOST_POPULAR + 1)}
+    found = tables(usual | rare, SUPPLY)
+    assert len(found.weight) == MOST_POPULAR
+    assert found.weight.sum() == pytest.approx(1.0)
+    weights = {int(cpu): float(weight) for cpu, weight in zip(found.cpu, found.weight, strict=True)}
+    assert max(weights.values()) <= 1.6 * min(weights.values()), "each rare one counts as its own neighbour"
+
+
+def test_a_rare_kind_counts_as_one_of_as_many_cards_however_far_its_cpu_is() -> None:
+    usual = {Task(n, 1, 10): 50.0 for n in range(MOST_POPULAR - 1)} | {Task(100_000, 8, 100): 50.0}
+    found = tables(usual | {Task(1, 8, 100): 49.0} | {Task(n, 1, 20): 49.0 for n in range(9)}, SUPPLY)
+    eight = found.weight[found.cards == 8]
+    assert eight.sum() == pytest.approx(99 / (50 * MOST_POPULAR + 49 * 10), rel=0.2)
+
+
+def test_models_that_pods_insist_on_are_few() -> None:
+    calls = []
+
+    class Rule(ModelRule, frozen=True):
+        def accepts(self, model: str) -> bool:
+            calls.append(model)
+            return super().accepts(model)
+
+    counts = {Task(1000, 1, 100, (Rule((f"model-{n}",)),)): 1.0 for n in range(1000)}
+    model_prices(counts, SUPPLY)
+    assert len(calls) == MOST_MINDS * len(SUPPLY.models)
+
+
+# ---- beside the fleet -----------------------------------------------------------------------------------------------
+
+
+def some_fleet() -> Fleet:
+    fleet = Fleet()
+    fleet.set_node(node("n1").cards(8, "A100", "80Gi").node())
+    return fleet
+
+
+def test_a_lesson_studied_elsewhere_teaches_the_same_as_one_at_once() -> None:
+    requests = [wants(ask(1000 * (n % 7 + 1)), cpu=1000) for n in range(300)]
+    at_once, beside = some_fleet(), some_fleet()
+    beside.refresh()
+    for request in requests:
+        at_once.learn(request)
+        beside.learn(request)
+    at_once.refresh()
+    assert beside.is_lesson_due()
+    lesson = beside.lesson()
+    assert not beside.is_lesson_due(), "it is being studied"
+    beside.learn(wants(ask(77), cpu=77_000))  # which the lesson does not know of
+    beside.adopt(lesson.study())
+    np.testing.assert_array_equal(at_once._judge.tables().value, beside._judge.tables().value)
+    np.testing.assert_array_equal(at_once._judge.tables().weight, beside._judge.tables().weight)
+
+
+def test_a_new_model_asks_for_no_new_linear_programme(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes with a node, on the hot path; what remainders are worth does not change by it."""
+    fleet = some_fleet()
+    fleet.relearn([wants(ask(1000), models=(ModelRule(("A100",)),)) for _ in range(200)])
+    fleet.best(wants(ask(1000)), "tiling")
+    monkeypatch.setattr("gputile.engine.learning.prices", lambda demand: pytest.fail("the linear programme was solved"))
+    fleet.set_node(node("n2").cards(8, "H100", "80Gi").node())
+    assert fleet.best(wants(ask(1000)), "tiling")

@@ -1,0 +1,194 @@
+"""Pods made to hurt, given to every door of the scheduler: each question has one budget, and the answer says so.
+
+Seen to fail: with the recursive search (RecursionError in the loop), without the bound of 64 containers, with a budget
+per node and try (the searches are counted), without the words in the events, with tables made on the event loop.
+"""
+
+import asyncio
+import threading
+
+import msgspec
+import pytest
+
+from gputile.dialects.gputile import GRANT
+from gputile.dialects.wire import Pod
+from gputile.engine import cutting
+from gputile.engine.search_budget import SearchBudget
+from gputile.kube.values import Json
+from gputile.model.refusals import SENTENCE, NodeCode
+from gputile.scheduler.wire import Offer, PreemptArgs
+from gputile.testing.builders import node, pod
+from tests.scheduler.crowds import HIGH, LOW, notes
+from tests.scheduler.rig import Rig, tile
+from tests.scheduler.test_mirror import grant
+from tests.scheduler.test_process import cluster, running, value
+
+NODES = 40
+
+
+def awkward(count: int = 17, size: int = 334, **rest: object) -> Json:
+    """Two of its containers fit on a card of 1000, sixteen on eight cards; in sum there is enough for many more."""
+    made = pod(*(tile(size + n) for n in range(count)), name="evil", uid="uid-evil")
+    made["spec"] |= {"priority": HIGH, **rest}
+    return made
+
+
+def full() -> Rig:
+    """Every card has a small tenant, and no two nodes are alike."""
+    rig = Rig(*(node(f"n{n}").cards(8, size=1000, slots=40) for n in range(NODES)))
+    for number in range(NODES):
+        for card in range(8):
+            size = 1 + number % 30 + card
+            name, where = f"low-{number}-{card}", f"n{number}"
+            held = grant(size, card, name=name, on=where)
+            made = pod(tile(size), name=name, uid=f"uid-{name}", on=where, annotations=held)
+            made["spec"]["priority"] = LOW
+            rig.api.add_pod(made)
+    rig.catch_up()
+    return rig
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What every search has spent, whoever asked."""
+    spent: list[int] = []
+    real = SearchBudget.spend
+
+    def spend(self: SearchBudget, steps: int = 1) -> bool:
+        spent.append(steps)
+        return real(self, steps)
+
+    monkeypatch.setattr(SearchBudget, "spend", spend)
+    return spent
+
+
+NOT_FURTHER = SENTENCE[NodeCode.SEARCH]
+
+
+class TestOneBudget:
+    def test_filter_says_that_it_searched_no_further(self, steps: list[int]) -> None:
+        rig = full()
+        rig.api.add_pod(awkward())
+        rig.catch_up()
+        answer = rig.filter("evil")
+        assert answer.names == []
+        assert NOT_FURTHER in {**answer.failed, **answer.unresolvable}.values()
+        assert "not searched further" in NOT_FURTHER
+        assert sum(steps) < 6000
+
+    def test_a_dry_run_too_also_on_nodes_that_come_with_it(self, steps: list[int]) -> None:
+        rig = full()
+        rig.api.add_pod(awkward())
+        rig.catch_up()
+        args = rig.args("evil", whole=True)
+        answer = rig.extender.dry_run(args)
+        assert NOT_FURTHER in {**answer.failed, **answer.unresolvable}.values()
+        assert sum(steps) < 6000
+
+    async def test_the_preempt_verb(self, steps: list[int]) -> None:
+        rig = full()
+        rig.api.add_pod(awkward())
+        rig.catch_up()
+        live = msgspec.convert(rig.live("evil"), Pod)
+        offers = {f"n{n}": Offer((f"uid-low-{n}-0",)) for n in range(NODES)}
+        assert await rig.preemptor.answer_in_slices(PreemptArgs(pod=live, offers=offers)) == {}
+        assert rig.count("searches_cut_short_total", question="preempt") == 1
+        assert sum(steps) < 80_000
+
+    async def test_our_own_preemption_tells_the_pod(self, steps: list[int]) -> None:
+        rig = full()
+        rig.api.add_pod(awkward(16, 490))  # fits on an empty node only
+        rig.catch_up()
+        rig.filter("evil")
+        rig.clock.now += 2.0
+        await rig.preemptor.round()
+        assert rig.api.evicted == []
+        [(reason, said)] = notes(rig, "evil")
+        assert reason == "PreemptionBlocked"
+        assert "not searched further for pods that would have to go" in said
+        assert sum(steps) < 250_000
+
+    async def test_the_explanation(self, steps: list[int]) -> None:
+        rig = full()
+        rig.api.add_pod(awkward())
+        rig.catch_up()
+        rig.filter("evil")
+        await rig.teller.round()
+        [(reason, said)] = notes(rig, "evil")
+        assert reason == "NoFittingGPU"
+        assert "not searched further: there are too many ways to place its containers" in said
+        assert rig.count("searches_cut_short_total", question="explanation") == 1
+        assert sum(steps) < 40_000
+
+    async def test_others_have_their_turn_meanwhile(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rig = full()
+        rig.api.add_pod(awkward())
+        rig.catch_up()
+        rig.filter("evil")
+        monkeypatch.setattr("gputile.scheduler.slices.SLICE", -1.0)
+        rig.clock.pauses.clear()
+        await rig.teller.round()
+        assert len(rig.clock.pauses) > NODES
+        live = msgspec.convert(rig.live("evil"), Pod)
+        rig.clock.pauses.clear()
+        await rig.preemptor.answer_in_slices(PreemptArgs(pod=live, offers={f"n{n}": Offer(()) for n in range(NODES)}))
+        assert len(rig.clock.pauses) > 1
+
+
+class TestDeepPods:
+    async def test_a_bound_pod_with_1200_init_containers_counts_by_its_grant_and_ends_nothing(self) -> None:
+        tiles = [{"uuid": "GPU-n1-0", "index": 0, "memory": 5, "cores": 0}]
+        held = [{"name": f"init-{n}", "role": "init", "tiles": tiles} for n in range(1200)]
+        said = {"version": 1, "pod": "uid-deep", "node": "n1", "dialect": "gputile", "containers": held}
+        deep = pod(
+            {"cpu": 1},
+            init=(tile(5),) * 1200,
+            name="deep",
+            uid="uid-deep",
+            on="n1",
+            annotations={GRANT: msgspec.json.encode(said).decode()},
+        )
+        async with running(cluster(pods=(deep,))) as replica:
+            process, api = replica.process, replica.api
+            await replica.until(process.is_synced)
+            api.add_pod(pod(tile(16), name="web", uid="uid-web"))
+            await replica.until(lambda: "uid-web" in process.mirror.waiting)
+            body = {"Pod": api.pods["default/web"], "Nodes": None, "NodeNames": ["n1"]}
+            assert (await replica.ask("/gputile/filter", body))[1]["NodeNames"] == ["n1"]
+            assert [room.memory for room in process.ledger.fleet.view("n1").rooms] == [11, 0]
+            assert not value(process, "internal_errors_total", loop="watch pods")
+
+    @pytest.mark.parametrize("count", [65, 1300])
+    async def test_a_pending_pod_with_too_many_is_refused_with_words_and_ends_nothing(self, count: int) -> None:
+        deep = pod({"cpu": 1}, init=(tile(1),) * count, name="deep", uid="uid-deep")
+        async with running(cluster(pods=(deep,))) as replica:
+            process, api = replica.process, replica.api
+            await replica.until(lambda: process.is_synced() and process.may_write())
+            body = {"Pod": api.pods["default/deep"], "Nodes": None, "NodeNames": ["n1"]}
+            answer = (await replica.ask("/gputile/filter", body))[1]
+            said = f"{count} containers of the pod ask for GPUs, and at most 64 of one pod may"
+            assert said in answer["FailedAndUnresolvableNodes"]["n1"]
+            await replica.until(lambda: any(note.pod == "deep" for note in api.notes))
+            assert said in next(note.message for note in api.notes if note.pod == "deep")
+
+
+async def test_what_is_learnt_is_worked_out_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred different fractions make a long linear programme, and anybody can make a hundred pods."""
+    threads: list[bool] = []
+
+    def prices(demand: dict[int, float]) -> dict[int, float]:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return cutting.prices(demand)
+
+    monkeypatch.setattr("gputile.engine.learning.prices", prices)
+    async with running(cluster(node("n1").cards(2, size=100)), policy="tiling") as replica:
+        process, api = replica.process, replica.api
+        await replica.until(process.is_synced)
+        threads.clear()
+        for number in range(120):
+            api.add_pod(pod(tile(number % 99 + 1), name=f"p{number}", uid=f"uid-{number}"))
+        await replica.until(lambda: len(process.mirror.waiting) == 120)
+        process.tick(0.0)
+        await replica.until(lambda: threads and process._learning is not None and process._learning.done())
+        assert threads == [False]
+        await asyncio.sleep(0)

@@ -1,0 +1,154 @@
+"""A list of all pods, taken in slices: whoever looks in between sees too much held, and never too little.
+
+Seen to fail: with what is gone let go before all listed pods are in; with overlaps looked for pod by pod; with pods of
+the list freed in between (`Listed` of the part that is in); with unreadable pods let go.
+"""
+
+import asyncio
+from itertools import product
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputile.book.events import Conflict, Instruction, Relisted
+from gputile.book.ledger import State
+from gputile.dialects.wire import Pod
+from gputile.kube.values import Json
+from gputile.scheduler import slices
+from gputile.testing.builders import node, pod
+from tests.effort import examples
+from tests.scheduler.rig import Rig, tile
+from tests.scheduler.test_mirror import grant
+from tests.scheduler.test_process import cluster, running
+
+SIZE = 16
+
+
+def on_card(name: str, card: int, size: int = SIZE, where: str = "n1") -> Json:
+    """A pod that holds so much of one card."""
+    annotations = grant(size, card, name=name, on=where)
+    return pod(tile(size), name=name, uid=f"uid-{name}", on=where, annotations=annotations)
+
+
+def as_pod(made: Json) -> Pod:
+    return msgspec.convert(made, Pod)
+
+
+def rig_with(*pods: Json) -> Rig:
+    return Rig(node("n1").cards(4, size=SIZE), pods=pods)
+
+
+def held_cards(rig: Rig) -> dict[str, set[str]]:
+    return {entry.holding.pod: set(entry.holding.uses()) for entry in rig.ledger.entries()}
+
+
+NAMES = ("a", "b", "c", "d")
+PLACES = st.dictionaries(st.sampled_from(NAMES), st.integers(0, 3), max_size=4)
+
+
+@examples(100)
+@given(PLACES, PLACES)
+def test_between_two_slices_all_that_is_listed_and_not_yet_gone_is_held(
+    before: dict[str, int], after: dict[str, int]
+) -> None:
+    rig = rig_with(*(on_card(name, card) for name, card in before.items()))
+    listed = [as_pod(on_card(name, card)) for name, card in after.items()]
+    mirror = rig.mirror
+    missing = mirror.unlisted({one.uid for one in listed})
+    assert set(missing) == {f"uid-{name}" for name in before.keys() - after.keys()}
+    known = held_cards(rig)
+    for number, one in enumerate(listed, start=1):
+        mirror.relisted(one)
+        now = held_cards(rig)
+        assert known.keys() <= now.keys(), "nobody is freed while the list is taken in"
+        for seen in listed[:number]:
+            assert now[seen.uid], "what was listed is held from then on"
+    for uid in missing:
+        mirror.let_go(uid)
+    assert held_cards(rig).keys() == {one.uid for one in listed}
+    at_once = rig_with(*(on_card(name, card) for name, card in before.items()))
+    at_once.mirror.pods_listed(listed)
+    assert held_cards(at_once) == held_cards(rig)
+
+
+def conflicts(done: list[Instruction]) -> list[Conflict]:
+    return [one for one in done if isinstance(one, Conflict)]
+
+
+def test_who_comes_where_another_went_is_no_overlap_and_who_comes_where_one_stays_is() -> None:
+    rig = rig_with(on_card("a", 0), on_card("gone", 2))
+    came = [as_pod(on_card("a", 0)), as_pod(on_card("new", 2))]
+    assert conflicts([done for one in came for done in rig.mirror.relisted(one)]) == []
+    rig = rig_with(on_card("a", 0), on_card("gone", 2))
+    assert conflicts(rig.mirror.pods_listed(came)) == []
+    rig.ledger.check()
+    twice = [*came, as_pod(on_card("late", 2))]
+    assert [one.pod for one in conflicts(rig.mirror.pods_listed(twice))] == ["uid-late"]
+
+
+def test_a_bind_of_ours_that_the_list_is_too_old_to_show_stays() -> None:
+    rig = rig_with(on_card("a", 0))
+    rig.arrive(tile(SIZE), name="mine")
+    rig.filter("mine")
+    assert rig.state("mine") is State.PENCILLED
+    rig.mirror.pods_listed([as_pod(on_card("a", 0)), as_pod(rig.live("mine"))])
+    assert rig.state("mine") is State.PENCILLED
+
+
+def test_a_pod_that_cannot_be_read_in_this_list_keeps_what_it_holds() -> None:
+    rig = rig_with(on_card("a", 0), on_card("b", 1))
+    rig.mirror.pods_listed([as_pod(on_card("a", 0))], {"default/b"})
+    assert held_cards(rig).keys() == {"uid-a", "uid-b"}
+
+
+def test_the_same_list_again_tells_the_book_nothing() -> None:
+    rig = rig_with(on_card("a", 0), on_card("b", 1))
+    rig.ledger._story.clear()
+    rig.mirror.pods_listed([as_pod(on_card("a", 0)), as_pod(on_card("b", 1))])
+    assert [event for event in rig.ledger._story if isinstance(event, Relisted)] == []
+
+
+async def test_while_a_list_is_taken_in_verbs_are_answered_and_sell_nothing_that_it_shows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pod of the list that we did not know has the card that one that is gone had: it is never free in between."""
+    before = [on_card(f"p{n}", n) for n in range(4)]
+    after = [on_card(f"q{n}", n) for n in range(4)]
+    api = cluster(node("n1").cards(4, size=SIZE), pods=(*before, pod(tile(SIZE), name="wants", uid="uid-wants")))
+    async with running(api) as replica:
+        process = replica.process
+        await replica.until(lambda: process.is_synced() and len(process.ledger) == 4)
+        monkeypatch.setattr(slices, "SLICE", -1.0)
+        listed = (*(as_pod(one) for one in after), as_pod(api.pods["default/wants"]))
+        reading = asyncio.create_task(process._pods_listed(listed))
+        body = {"Pod": api.pods["default/wants"], "Nodes": None, "NodeNames": ["n1"]}
+        answers: list[Any] = []
+        while not reading.done():
+            answers.append((await replica.ask("/gputile/filter", body))[1]["NodeNames"])
+            await asyncio.sleep(0)
+        assert len(answers) > 1
+        assert answers == [[]] * len(answers)
+        assert {entry.holding.pod for entry in process.ledger.entries()} == {f"uid-q{n}" for n in range(4)}
+        process.ledger.check()
+
+
+@pytest.mark.parametrize(("number", "slice_"), list(product((1, 7), (-1.0, 1e9))), ids=str)
+async def test_work_gives_others_their_turn_when_a_slice_is_used_up(
+    monkeypatch: pytest.MonkeyPatch, number: int, slice_: float
+) -> None:
+    monkeypatch.setattr(slices, "SLICE", slice_)
+    turns: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        turns.append(seconds)
+
+    def work() -> Any:
+        for _ in range(number):
+            yield
+        return "done"
+
+    assert await slices.Slices(lambda: 0.0, pause).run(work()) == "done"
+    assert len(turns) == (number if slice_ < 0 else 0)
