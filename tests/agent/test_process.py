@@ -4,7 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from gputile.kube.values import Alive, Change, Note, Refused, Seen, Snapshot, Tr
 from gputile.kubelet import messages as wire
 from gputile.kubelet.holding import CHECKPOINT
 from gputile.kubelet.messages import ContainerSaid
-from gputile.kubelet.runtime import NAME, RUNNING, Cdi
+from gputile.kubelet.runtime import NAME, RUNNING, Cdi, Replaced
 from gputile.kubelet.runtime import UID as UID_LABEL
 from gputile.model.usage import Used
 from gputile.nvml.fake import FakeDriver
@@ -32,6 +32,7 @@ from gputile.telemetry.agent_metrics import AgentMetrics
 from tests.agent.rig import CARDS, Kubelet, granted, tile
 from tests.kubelet.kubelet import ScriptedKubelet
 from tests.kubelet.runtime import runtime
+from tests.kubelet.test_runtime import mounted
 
 
 class NodeInMemory:
@@ -353,6 +354,21 @@ async def test_the_last_word_on_the_lease_is_the_withdrawal(tmp_path: Path) -> N
     async with running(tmp_path, *GPUS) as (rig, _):
         await rig.until(lambda: rig.api.beats)
         rig.api.refusals = 1  # a heartbeat was on its way
+    assert rig.api.beats[-1] == "withdrawn"
+
+
+async def test_it_withdraws_and_ends_when_the_runtime_has_another_socket_than_the_mounted_one(tmp_path: Path) -> None:
+    """Its node would be out of use for good: a container that is started again is given the new socket."""
+    path = tmp_path / "cri.sock"
+    async with ScriptedKubelet(tmp_path), AsyncExitStack() as stack:
+        async with runtime(path):
+            socket = stack.enter_context(mounted(path))
+            rig = Rig(tmp_path, FakeDriver(GPUS), runtime=str(socket))
+            task = asyncio.create_task(rig.agent.run(asyncio.Event()))
+            await rig.until(lambda: rig.api.beats)
+        path.unlink(missing_ok=True)
+        with pytest.raises(Replaced, match="restarted"):
+            await asyncio.wait_for(task, 10)
     assert rig.api.beats[-1] == "withdrawn"
 
 

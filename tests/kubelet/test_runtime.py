@@ -1,12 +1,16 @@
 """What a runtime says over its CRI socket: whether it obeys CDI, and what runs."""
 
 import json
+import os
+import socket as sockets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from gputile.kubelet import messages as wire
-from gputile.kubelet.runtime import NAME, RUNNING, UID, Runs, Silent, ask, read_config, running
+from gputile.kubelet.runtime import NAME, RUNNING, UID, Replaced, Runs, Silent, ask, read_config, running
 from tests.kubelet.runtime import runtime
 
 OURS = "/var/run/cdi"
@@ -49,3 +53,25 @@ async def test_one_that_is_not_there_is_silent(tmp_path: Path) -> None:
         await ask(tmp_path / "nobody.sock", OURS)
     with pytest.raises(Silent, match="cannot be asked"):
         await running(tmp_path / "nobody.sock")
+
+
+@contextmanager
+def mounted(path: Path) -> Iterator[Path]:
+    """The file as a mount of it shows it: still there when its last link is gone."""
+    held = os.open(path, os.O_PATH)
+    try:
+        yield Path(f"/proc/self/fd/{held}")
+    finally:
+        os.close(held)
+
+
+async def test_one_that_was_restarted_has_another_socket_than_the_one_that_is_mounted(tmp_path: Path) -> None:
+    path = tmp_path / "cri.sock"
+    with sockets.socket(sockets.AF_UNIX) as old:
+        old.bind(str(path))
+    with mounted(path) as socket:
+        with pytest.raises(Silent, match="cannot be asked"):  # stopped, and may come back
+            await running(socket)
+        path.unlink()
+        with pytest.raises(Replaced, match="the kubelet starts it with the new one"):
+            await running(socket)

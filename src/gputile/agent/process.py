@@ -314,7 +314,7 @@ class Agent:
                 await self.report()
                 why = ""
             except (Refused, Unclear, runtime.Silent) as wrong:
-                why = str(wrong)
+                why = str(wrong)  # but not `runtime.Replaced`, which ends the process: trying again would never help
             self._say("the node cannot say how it is; trying again", why)
             await self._wait_for_news()
 

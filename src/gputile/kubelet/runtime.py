@@ -25,6 +25,10 @@ class Silent(GputileError):
     """The runtime cannot be asked; the sentence says why."""
 
 
+class Replaced(GputileError):
+    """The socket that was mounted is no longer the runtime's: no waiting helps, only a new mount."""
+
+
 class Cdi(msgspec.Struct, frozen=True):
     """Whether the runtime obeys CDI, where it looks for specs, and how we know."""
 
@@ -64,10 +68,23 @@ async def _call(socket: Path, method: str, asked: Message, answer: type[M]) -> M
             call = channel.unary_unary(method, request_serializer=encode, response_deserializer=decoder(answer))
             said: M | None = await call(asked, timeout=PATIENCE)
     except grpc.aio.AioRpcError as no:
+        if _is_replaced(socket):
+            raise Replaced(
+                f"the runtime was restarted and has a new socket at {socket}, which a mount of the old one cannot see; "
+                "the agent ends, so that the kubelet starts it with the new one"
+            ) from no
         raise Silent(f"the runtime at {socket} cannot be asked: {no.details()}") from no
     if said is None:  # gRPC's word for an answer that could not be read
         raise Silent(f"what the runtime at {socket} answers cannot be read")
     return said
+
+
+def _is_replaced(socket: Path) -> bool:
+    """A runtime that starts removes its old socket. Where that file is mounted, it stays visible, without any link."""
+    try:
+        return socket.stat().st_nlink == 0
+    except OSError:
+        return False
 
 
 def read_config(text: str, folder: str) -> Cdi:
