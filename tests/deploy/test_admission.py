@@ -44,7 +44,7 @@ def all_expressions(policy: str) -> str:
     return " ".join([*variables(policy).values(), *(each["expression"] for each in spec(policy)["validations"])])
 
 
-# ---- what the dialects write, and who may -----------------------------------------------------------------------------
+# ---- what the dialects write, and who may ---------------------------------------------------------------------------
 
 
 def written_for(manifest: Manifest) -> Written:
@@ -125,7 +125,7 @@ def test_what_is_asked_about_everybodys_pods_never_walks_through_their_keys(poli
     assert not [each for each in spec(policy)["validations"] if WALK.search(each["expression"])]
 
 
-# ---- our scheduler ----------------------------------------------------------------------------------------------------
+# ---- our scheduler --------------------------------------------------------------------------------------------------
 
 
 def test_the_scheduler_may_write_the_records_and_the_nudge_and_no_other_key() -> None:
@@ -147,7 +147,7 @@ def test_of_a_quota_the_scheduler_may_write_what_it_was_last() -> None:
     assert f"object.metadata.name == '{NAME}'" in all_expressions("gputile-scheduler-objects")
 
 
-# ---- agents -----------------------------------------------------------------------------------------------------------
+# ---- agents ---------------------------------------------------------------------------------------------------------
 
 
 def test_an_agent_may_change_the_sums_that_it_says_and_not_what_carries_devices() -> None:
@@ -170,7 +170,7 @@ def test_an_agent_may_change_its_condition_and_its_keys_but_not_those_of_people(
     assert {gputile.CORDON, gputile.POOL} <= set(peoples)
 
 
-# ---- in force ---------------------------------------------------------------------------------------------------------
+# ---- in force -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("file", ["admission.yaml", "admission-optional.yaml"])
