@@ -10,13 +10,7 @@ from gputile.cli.cluster import Unseen
 from gputile.cli.heartbeats import silent_for
 from gputile.kube.values import Heartbeat
 
-POLICIES = (
-    "gputile-records",
-    "gputile-leader",
-    "gputile-scheduler",
-    "gputile-scheduler-objects",
-    "gputile-agents",
-)
+POLICIES = ("gputile-records", "gputile-scheduler", "gputile-scheduler-objects", "gputile-agents")
 BROKEN_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 
 

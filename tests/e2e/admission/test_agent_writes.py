@@ -78,7 +78,7 @@ AGENT_MAY_NOT = [
     pytest.param(of_status("strategic", capacity={"gputile.io/new": "1"}), id="count something new of ours"),
     pytest.param(of_status("strategic", allocatable={"gputile.io/gpu": None}), id="take devices away"),
     pytest.param(of_status("strategic", allocatable={"nvidia.com/gpu": None}), id="take others' devices away"),
-    pytest.param(of_status(allocatable=None), id="take all of them away"),
+    pytest.param(of_status(capacity=None, allocatable=None), id="take all of them away"),
 ]
 
 

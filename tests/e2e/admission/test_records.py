@@ -14,12 +14,11 @@ from tests.e2e.admission.writers import (
     bind,
     is_rejected,
     label,
-    many,
     status,
 )
-from tests.e2e.api import Kube, Manifest
+from tests.e2e.api import Kube
 from tests.e2e.gputile import NAMESPACE
-from tests.e2e.pods import container, pod
+from tests.e2e.pods import pod
 
 
 def test_nobody_makes_a_pod_with_a_key_that_says_which_gpu_it_holds(writers: Writers) -> None:
@@ -37,40 +36,43 @@ def test_nobody_makes_a_pod_with_a_key_that_says_which_gpu_it_holds(writers: Wri
 
 NUMBERED, NAMED = "tencent.com/predicate-gpu-idx-", "elasticgpu.io/container-"
 
-CONTAINERS = [
-    pytest.param({"containers": many(3)}, {f"{NUMBERED}2": "0"}, NUMBERED, id="the third container's number"),
-    pytest.param(
-        {"initContainers": many(3), "containers": [container("main")]},
-        {f"{NUMBERED}3": "0"},
-        NUMBERED,
-        id="a number beyond the init containers",
-    ),
-    pytest.param({"containers": many(11)}, {f"{NUMBERED}10": "0"}, NUMBERED, id="the first number with two digits"),
-    pytest.param({"containers": many(101)}, {f"{NUMBERED}100": "0"}, NUMBERED, id="the first with three"),
-    pytest.param({"containers": many(1001)}, {f"{NUMBERED}1000": "0"}, NUMBERED, id="the first with four"),
-    pytest.param({"containers": many(2345)}, {f"{NUMBERED}2344": "0"}, NUMBERED, id="a number of a very large pod"),
-    pytest.param(
-        {"containers": many(2345)}, {"nvidia.com/predicate-gpu-idx-1999": "0"}, "nvidia.com/", id="the fork's number"
-    ),
-    pytest.param({"containers": many(2345)}, {f"{NAMED}c2344": "0"}, f"{NAMED}c2344", id="a name of a very large pod"),
-    pytest.param(
-        {"initContainers": [container("first")], "containers": [container("main")]},
-        {"nano-gpu.io/gpu-first": "0"},
-        "nano-gpu.io/gpu-first",
-        id="an init container's name",
-    ),
-    pytest.param({"containers": many(2)}, {f"{NUMBERED}10": "0"}, "", id="the number of no container says nothing"),
-    pytest.param({"containers": many(2)}, {f"{NAMED}c7": "0"}, "", id="the name of no container says nothing"),
+MANY = {f"example.com/{n}": "x" for n in range(600)}
+"""More than are walked through."""
+
+LARGE = [
+    pytest.param({GRANT: "x"}, GRANT, id="a grant"),
+    pytest.param({"hami.io/vgpu-node": "x"}, "hami.io/vgpu-node", id="a record of HAMi's"),
+    *(pytest.param({f"{prefix}0": "x"}, prefix, id=f"a record that begins with {prefix}") for prefix in prefixes()),
+    pytest.param({"A": "first", f"{NUMBERED}0": "x", "z": "last"}, NUMBERED, id="one in the middle of others"),
+    pytest.param({"example.com/says": f', "{NUMBERED}0":"0"'}, "", id="a value that speaks of one is none"),
+    pytest.param({"example.com/says": f"{NAMED}main"}, "", id="a value that begins like one is none"),
+    pytest.param({"example.com/says": f'\\", "{NAMED}main'}, "", id="a value that tries to look like one is none"),
+    pytest.param({"elasticgpu.io/unknown": "x"}, "", id="a key of that family that says nothing"),
 ]
 
 
-@pytest.mark.parametrize(("spec", "annotations", "says"), CONTAINERS)
-def test_records_by_container_are_found_whichever_container_it_is(
-    writers: Writers, spec: Manifest, annotations: dict[str, str], says: str
-) -> None:
-    made = {**pod("q", {}, annotations=annotations), "spec": {"schedulerName": "nobody", **spec}}
+@pytest.mark.parametrize(("annotations", "says"), LARGE)
+def test_records_are_found_among_many_keys(writers: Writers, annotations: dict[str, str], says: str) -> None:
+    made = pod("q", {}, annotations=MANY | annotations, schedulerName="nobody")
     said = is_rejected(lambda: writers["anybody"].create(made))
     assert says in said if says else not said
+
+
+def test_a_record_is_found_as_the_only_key_beside_many_labels(writers: Writers) -> None:
+    made = pod("q", {}, annotations={f"{NAMED}main": "0"}, labels=MANY, schedulerName="nobody")
+    assert NAMED in is_rejected(lambda: writers["anybody"].create(made))
+
+
+def test_a_record_among_many_keys_stays_as_it_is(writers: Writers) -> None:
+    """Where there is one, no annotation may change; labels and the status may."""
+    kube = writers["anybody"]
+    kube.create(pod("q", {}, annotations=MANY, schedulerName="nobody"))
+    annotate(kube, "q", {"example.com/0": "y"})
+    status(writers["scheduler"], "q", {"metadata": {"annotations": {f"{NUMBERED}0": "0"}}})
+    for keys in ({f"{NUMBERED}0": "1"}, {f"{NUMBERED}0": None}, {"example.com/0": "z"}):
+        assert NUMBERED in is_rejected(lambda: annotate(kube, "q", keys))  # noqa: B023
+    label(kube, "q", {"a": "b"})
+    status(kube, "q", {"status": {"phase": "Running"}})
 
 
 HELD = {GRANT: "{}", "hami.io/vgpu-node": HOME}
@@ -112,7 +114,8 @@ BINDINGS = [
     pytest.param({f"{NUMBERED}0": "0"}, {}, f"{NUMBERED}0", id="a record by number"),
     pytest.param({"nano-gpu.io/gpu-main": "0"}, {}, "nano-gpu.io/gpu-main", id="a record by name"),
     pytest.param({}, {"elasticgpu.io/assumed": "true"}, "elasticgpu.io/assumed", id="a label"),
-    pytest.param({f"k{n}": "" for n in range(1001)}, {}, "more than 1000 keys", id="more than anybody binds with"),
+    pytest.param(MANY | {f"{NAMED}main": "0"}, {}, NAMED, id="a record among many keys"),
+    pytest.param(MANY, {}, "", id="many keys"),
     pytest.param({"team": "a"}, {"team": "a"}, "", id="somebody's own words"),
     pytest.param({}, {}, "", id="nothing, as kube-scheduler does"),
 ]

@@ -46,6 +46,7 @@ MAY_NOT_PATCH = [
     ),
     pytest.param({"status": {"containerStatuses": []}}, "status.containerStatuses", id="its containers' state"),
     pytest.param({"status": {"resourceClaimStatuses": [{"name": "c"}]}}, "resourceClaimStatuses", id="its claims"),
+    pytest.param(meta(annotations={f"{NAMED}{n}": "0" for n in range(1001)}), "too many", id="too much to be compared"),
     pytest.param(meta(labels={"gputile.io/leader": "true"}), "gputile.io/leader", id="another's pod as the leader"),
 ]
 
@@ -86,12 +87,15 @@ MAY_BIND = [
     pytest.param({}, {}, id="nothing, for a pod without GPUs"),
     pytest.param({GRANT: "{}"}, {}, id="a grant"),
     pytest.param({GRANT: "{}", "elasticgpu.io/container-main": "0"}, {"elasticgpu.io/assumed": "true"}, id="a record"),
-    pytest.param({f"{NAMED}c{n}": "0" for n in range(2000)}, {}, id="the record of a very large pod"),
+    pytest.param({f"{NAMED}c{n}": "0" for n in range(490)}, {}, id="the record of a very large pod"),
 ]
 MAY_NOT_BIND = [
     pytest.param({"a": "b"}, {}, "a", id="an annotation of somebody's"),
     pytest.param({}, {"app": "other"}, "app", id="a label that a Service selects"),
     pytest.param({}, {"gputile.io/leader": "true"}, "gputile.io/leader", id="the leader's label"),
+    pytest.param(
+        {f"{NAMED}c{n}": "0" for n in range(501)}, {}, "too many", id="so much that it cannot be compared later"
+    ),
 ]
 
 

@@ -60,7 +60,6 @@ def in_force(writers: Writers) -> None:
     """One write per policy that it alone rejects. They come into force within about a second."""
     samples: dict[str, Callable[[], object]] = {
         "gputile-records": lambda: annotate(writers["anybody"], "p", {GRANT: "x"}, dry=True),
-        "gputile-leader": lambda: label(writers["anybody"], "p", {"gputile.io/leader": "true"}, dry=True),
         "gputile-scheduler": lambda: status(writers["scheduler"], "p", {"metadata": {"labels": {"a": "b"}}}, dry=True),
         "gputile-scheduler-objects": lambda: writers["scheduler"].request(
             "POST", f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases?dryRun=All", lease("other")
@@ -79,11 +78,7 @@ def lifted(kube: Kube) -> None:
     for name in POLICIES:
         if kube.find(BINDING, name):
             kube.delete(BINDING, name)
-    for attempt in (
-        lambda: annotate(kube, "p", {GRANT: "x"}, dry=True),
-        lambda: label(kube, "p", {"gputile.io/leader": "true"}, dry=True),
-    ):
-        wait_until(lambda: not is_rejected(attempt), 20, "the policies lifted")  # noqa: B023
+    wait_until(lambda: not is_rejected(lambda: annotate(kube, "p", {GRANT: "x"}, dry=True)), 20, "the policies lifted")
 
 
 # ---- writes -----------------------------------------------------------------------------------------------------
