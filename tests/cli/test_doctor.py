@@ -10,6 +10,7 @@ import yaml
 from click.testing import CliRunner
 
 from gputile.cli.checks import Facts, Finding, parsed
+from gputile.cli.checks_control import POLICIES
 from gputile.cli.checks_scheduler import configured
 from gputile.cli.cluster import Seen, ShownNode, Unseen
 from gputile.cli.doctor import CHECKS, lines_of
@@ -35,7 +36,6 @@ def named(*names: str, **more: Any) -> dict[str, Any]:
     return {"items": [{"metadata": {"name": name}, **more} for name in names]}
 
 
-POLICIES = ("gputile-records", "gputile-leader", "gputile-agents")
 STANZA = yaml.safe_load(
     (DEPLOY / "kube-scheduler/default-scheduler.yaml").read_text().replace("CLUSTER-IP", "10.0.0.1")
 )

@@ -83,9 +83,10 @@ def test_it_is_given_the_folders_that_its_settings_name() -> None:
     assert writable == {
         folders.plugins: True,
         folders.cdi: True,
-        str(Path(runtime).parent): False,
+        runtime: False,  # the one socket: its folder has those of containerd itself and of every shim
         str(Path(container["args"][2]).parent): False,
     }
+    assert volumes["runtime"]["hostPath"]["type"] == "Socket"  # any other would be made a folder where there is none
     for mount in container["volumeMounts"]:  # a slot's spec and a device's path mean the same on both sides
         path = volumes[mount["name"]].get("hostPath", {}).get("path", mount["mountPath"])
         assert path == mount["mountPath"]

@@ -10,16 +10,11 @@ import yaml
 
 from gputile import __version__
 from gputile.cli.scheduler import SETTINGS
-from gputile.dialects import gputile, speaking
+from gputile.dialects import speaking
 from gputile.dialects.settings import DEFAULTS
-from gputile.dialects.wire import Award
-from gputile.engine.placing import Placement, place
-from gputile.model.cards import NodeView
 from gputile.scheduler import leading
 from gputile.scheduler.aggregated.resources import API_SERVICES
 from gputile.scheduler.aggregated.settings import MetricsApiSettings
-from gputile.testing.builders import pod
-from tests.dialects.doors import AT, SHELF, Manifest, object_of, read
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 NAME, NAMESPACE = "gputile-scheduler", "kube-system"
@@ -291,78 +286,6 @@ def test_both_makers_of_certificates_fill_the_secrets_and_name_that_are_used(fil
         assert secret in text
     for (extender,) in (default_scheduler(), second_scheduler(), old_policy()):
         assert extender["tlsConfig"]["serverName"] in text
-
-
-# ---- admission ------------------------------------------------------------------------------------------------------
-
-
-def listed(variable: str) -> list[str]:
-    """The strings in a variable of the policy about records."""
-    policy = objects("admission.yaml")["ValidatingAdmissionPolicy", "gputile-records"]
-    (found,) = [each["expression"] for each in policy["spec"]["variables"] if each["name"] == variable]
-    return re.findall(r"'([^']*)'", found)
-
-
-@pytest.mark.parametrize(
-    "manifest",
-    [
-        pytest.param(pod({"gputile.io/gpu": 2, "gputile.io/memory": 3000}), id="gputile"),
-        pytest.param(pod({"aliyun.com/gpu-mem": 3}), id="gpushare on one card"),
-        pytest.param(pod({"aliyun.com/gpu-mem": 4}, labels={"aliyun.com/gpu-count": "2"}), id="gpushare on two"),
-        pytest.param(pod({"nano-gpu.io/gpu-core": 20, "nano-gpu.io/gpu-memory": 2}), id="nano 1"),
-        pytest.param(pod({"nano-gpu/gpu-percent": 20}, {}), id="nano 2 with an idle container"),
-        pytest.param(pod({"elasticgpu.io/gpu-core": 20, "elasticgpu.io/gpu-memory": 200}), id="nano 3"),
-        pytest.param(pod({"tencent.com/vcuda-core": 20, "tencent.com/vcuda-memory": 2}), id="vcuda"),
-        pytest.param(pod({"nvidia.com/vcuda-core": 20, "nvidia.com/vcuda-memory": 2}), id="vcuda's fork"),
-        pytest.param(pod({"nvidia.com/gpu": 1}), id="nvidia"),
-        pytest.param(pod({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000}), id="hami"),
-        pytest.param(pod({"nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-memory": 3000}), id="vgpu"),
-    ],
-)
-def test_whatever_a_dialect_writes_on_a_pod_is_kept_from_others(manifest: Manifest) -> None:
-    asked = read(manifest)
-    placement = place(asked, NodeView.empty(SHELF))
-    assert isinstance(placement, Placement), placement
-    grant = placement.grant("uid-1", asked.dialect)
-    written = speaking.write_grant(
-        Award(grant=grant, pod=object_of(manifest), asked=asked, cards=SHELF.cards, at=AT, settings=DEFAULTS)
-    )
-    keys, beginnings = listed("keys"), tuple(listed("beginnings"))
-    assert gputile.GRANT in written.annotations
-    assert [
-        key for key in (*written.annotations, *written.labels) if not (key in keys or key.startswith(beginnings))
-    ] == []
-
-
-def test_promises_are_kept_from_others_and_what_users_write_is_not() -> None:
-    assert gputile.PROMISE in listed("keys")
-    inputs = {*gputile.SELECTIONS, "aliyun.com/gpu-count", "tencent.com/vcuda-core-limit", "nvidia.com/use-gputype"}
-    assert not inputs & set(listed("keys"))
-    assert not [key for key in inputs if key.startswith(tuple(listed("beginnings")))]
-
-
-def test_no_other_family_may_write_our_keys() -> None:
-    policy = objects("admission.yaml")["ValidatingAdmissionPolicy", "gputile-records"]
-    (others,) = [each["expression"] for each in policy["spec"]["variables"] if each["name"] == "others"]
-    allowed = [word for row in re.findall(r"\[([^]]*)\]", others) for word in re.findall(r"'([^']*)'", row)]
-    assert allowed
-    assert not [word for word in allowed if gputile.GRANT.startswith(word) or word.startswith("gputile.io/")]
-
-
-def test_nobody_but_our_scheduler_is_spared_the_look_at_records() -> None:
-    policy = objects("admission.yaml")["ValidatingAdmissionPolicy", "gputile-records"]
-    spared = [condition["expression"] for condition in policy["spec"]["matchConditions"]]
-    assert spared == [f"request.userInfo.username != 'system:serviceaccount:{NAMESPACE}:{NAME}'"]
-
-
-@pytest.mark.parametrize("file", ["admission.yaml", "admission-optional.yaml"])
-def test_every_policy_is_in_force_for_all_namespaces(file: str) -> None:
-    found = objects(file)
-    policies = {name for kind, name in found if kind.endswith("Policy")}
-    bindings = [each["spec"] for (kind, _), each in found.items() if kind.endswith("PolicyBinding")]
-    assert {binding["policyName"] for binding in bindings} == policies
-    assert all(binding.get("validationActions", ["Deny"]) == ["Deny"] for binding in bindings)
-    assert all("matchResources" not in binding for binding in bindings)
 
 
 def test_the_readers_role_only_reads() -> None:

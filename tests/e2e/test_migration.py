@@ -126,9 +126,8 @@ def test_pods_of_another_system_are_booked_when_we_start(plane: ControlPlane, ku
 
 def theirs(plane: ControlPlane, kube: Kube, space: str, old: Manifest) -> None:
     """A pod bound and annotated before we came: made before our policies are there."""
-    for name in ("gputile-records", "gputile-leader"):
-        if kube.find("admissionregistration.k8s.io/v1/ValidatingAdmissionPolicyBinding", name):
-            kube.delete("admissionregistration.k8s.io/v1/ValidatingAdmissionPolicyBinding", name)
+    if kube.find("admissionregistration.k8s.io/v1/ValidatingAdmissionPolicyBinding", "gputile-records"):
+        kube.delete("admissionregistration.k8s.io/v1/ValidatingAdmissionPolicyBinding", "gputile-records")
     made = {**old, "spec": {**old["spec"], "nodeName": "theirs"}}
     wait_until(lambda: created(kube, made, space), 10, "the pod of the other system made")
 

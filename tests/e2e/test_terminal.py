@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gputile.cli.checks_control import POLICIES
 from tests.e2e.api import ApiError, Kube, Manifest
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.gputile import DEPLOY, Replica, rights
@@ -57,7 +58,7 @@ def reader(plane: ControlPlane) -> Iterator[Reader]:
 
 def before_us(kube: Kube) -> None:
     """As on a cluster that never saw gputile: without the policies that another test may have left."""
-    for name in ("gputile-records", "gputile-leader", "gputile-agents"):
+    for name in POLICIES:
         if kube.find(BINDING, name):
             kube.delete(BINDING, name)
 

@@ -10,7 +10,7 @@ from gputile.cli.cluster import Unseen
 from gputile.cli.heartbeats import silent_for
 from gputile.kube.values import Heartbeat
 
-POLICIES = ("gputile-records", "gputile-leader", "gputile-agents")
+POLICIES = ("gputile-records", "gputile-scheduler", "gputile-scheduler-objects", "gputile-agents")
 BROKEN_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 
 
@@ -97,10 +97,10 @@ def policies_are_there(facts: Facts) -> Iterable[Finding]:
     unbound = [name for name in POLICIES if name in names and name not in in_force]
     if missing or unbound:
         said = [f"missing: {', '.join(missing)}"] * bool(missing) + [f"not bound: {', '.join(unbound)}"] * bool(unbound)
-        text = f"admission policies {'; '.join(said)}: others may write grants"
+        text = f"admission policies {'; '.join(said)}: grants, or nodes, are not protected"
         yield fail("admission", text, fix)
     else:
-        yield ok("admission", "only the scheduler may write grants, agents only to their nodes")
+        yield ok("admission", "only the scheduler may write grants and no more than that, agents only to their nodes")
 
 
 def webhooks_answer(facts: Facts) -> Iterable[Finding]:

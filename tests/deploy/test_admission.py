@@ -1,0 +1,197 @@
+"""deploy/admission.yaml names what the code writes, and no more. What a real API server makes of it is tried in e2e."""
+
+import re
+from typing import Any
+
+import pytest
+
+from gputile.agent.inventory import labels
+from gputile.agent.reporting import CONDITION
+from gputile.cli.checks_control import POLICIES
+from gputile.dialects import carrying, gputile, speaking
+from gputile.dialects.settings import DEFAULTS
+from gputile.dialects.wire import Award, Written
+from gputile.engine.placing import Placement, place
+from gputile.kube.config_maps import LAST_GOOD
+from gputile.model.cards import NodeView
+from gputile.nvml.values import Sight
+from gputile.scheduler import leading
+from gputile.testing.builders import pod
+from tests.deploy.test_manifests import NAME, NAMESPACE, objects
+from tests.dialects.doors import AT, SHELF, Manifest, object_of, read
+
+SCHEDULER = f"system:serviceaccount:{NAMESPACE}:{NAME}"
+
+
+def spec(policy: str) -> Any:
+    return objects("admission.yaml")["ValidatingAdmissionPolicy", policy]["spec"]
+
+
+def variables(policy: str) -> dict[str, str]:
+    return {each["name"]: each["expression"] for each in spec(policy)["variables"]}
+
+
+def strings(policy: str, variable: str) -> list[str]:
+    """Those that a variable names."""
+    return re.findall(r"'([^']*)'", variables(policy)[variable])
+
+
+def prefixes() -> tuple[str, ...]:
+    return tuple(strings("gputile-records", "prefixes"))
+
+
+def all_expressions(policy: str) -> str:
+    return " ".join([*variables(policy).values(), *(each["expression"] for each in spec(policy)["validations"])])
+
+
+# ---- what the dialects write, and who may ---------------------------------------------------------------------------
+
+
+def written_for(manifest: Manifest) -> Written:
+    asked = read(manifest)
+    placement = place(asked, NodeView.empty(SHELF))
+    assert isinstance(placement, Placement), placement
+    grant = placement.grant("uid-1", asked.dialect)
+    return speaking.write_grant(
+        Award(grant=grant, pod=object_of(manifest), asked=asked, cards=SHELF.cards, at=AT, settings=DEFAULTS)
+    )
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        pytest.param(pod({"gputile.io/gpu": 2, "gputile.io/memory": 3000}), id="gputile"),
+        pytest.param(pod({"aliyun.com/gpu-mem": 3}), id="gpushare on one card"),
+        pytest.param(pod({"aliyun.com/gpu-mem": 4}, labels={"aliyun.com/gpu-count": "2"}), id="gpushare on two"),
+        pytest.param(pod({"nano-gpu.io/gpu-core": 20, "nano-gpu.io/gpu-memory": 2}), id="nano 1"),
+        pytest.param(pod({"nano-gpu/gpu-percent": 20}, {}), id="nano 2 with an idle container"),
+        pytest.param(pod({"elasticgpu.io/gpu-core": 20, "elasticgpu.io/gpu-memory": 200}), id="nano 3"),
+        pytest.param(pod({"tencent.com/vcuda-core": 20, "tencent.com/vcuda-memory": 2}), id="vcuda"),
+        pytest.param(pod({"nvidia.com/vcuda-core": 20, "nvidia.com/vcuda-memory": 2}), id="vcuda's fork"),
+        pytest.param(pod({"nvidia.com/gpu": 1}), id="nvidia"),
+        pytest.param(pod({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000}), id="hami"),
+        pytest.param(pod({"nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-memory": 3000}), id="vgpu"),
+    ],
+)
+def test_whatever_a_dialect_writes_on_a_pod_is_kept_from_others(manifest: Manifest) -> None:
+    written, keys = written_for(manifest), strings("gputile-records", "keys")
+    assert gputile.GRANT in written.annotations
+    assert [
+        key for key in (*written.annotations, *written.labels) if not (key in keys or key.startswith(prefixes()))
+    ] == []
+
+
+def test_promises_are_kept_from_others_and_what_users_write_is_not() -> None:
+    keys = strings("gputile-records", "keys")
+    assert gputile.PROMISE in keys
+    inputs = {*gputile.SELECTIONS, "aliyun.com/gpu-count", "tencent.com/vcuda-core-limit", "nvidia.com/use-gputype"}
+    assert not inputs & set(keys)
+    assert not [key for key in inputs if key.startswith(prefixes())]
+
+
+def test_no_other_family_may_write_our_keys() -> None:
+    rows = re.findall(r"\[([^]]*)\]", variables("gputile-records")["others"])
+    allowed = [word for row in rows for word in re.findall(r"'([^']*)'", row)]
+    assert allowed
+    assert not [word for word in allowed if gputile.GRANT.startswith(word) or word.startswith("gputile.io/")]
+
+
+def conditions(policy: str) -> dict[str, str]:
+    return {each["name"]: each["expression"] for each in spec(policy)["matchConditions"]}
+
+
+def test_nobody_but_our_scheduler_is_spared_the_look_at_records() -> None:
+    spared = conditions("gputile-records")
+    assert spared.pop("not-by-our-scheduler") == f"request.userInfo.username != '{SCHEDULER}'"
+    (only,) = spared.values()
+    words = re.findall(r"'([^']*)'", only)
+    keys = words[: words.index("%s")]
+    assert keys == strings("gputile-records", "keys")
+    shortened = {word for word in words if word.startswith('"')}
+    assert all(f'"{prefix}'.startswith(tuple(shortened)) for prefix in prefixes())
+    assert max(map(len, shortened)) <= 10  # a longer one would cost more than there is, for the largest pods
+
+
+def test_every_prefix_of_a_record_is_looked_for_in_large_objects_too() -> None:
+    """Each has a variable of its own, because each may cost as much as one expression may."""
+    found = variables("gputile-records")
+    assert [n for n in range(20) if f"large{n}" in found] == list(range(len(prefixes())))
+    for n, prefix in enumerate(prefixes()):
+        assert len(prefix) >= 16
+        assert f"variables.prefixes[{n}].substring(0, 16)" in found[f"large{n}"]
+        assert f"variables.large{n}" in found["rejected"]
+
+
+WALK = re.compile(r"variables\.(?:annotations|labels)(?:Before)?\.(?:map|filter|exists|all)\(")
+
+
+def test_what_is_asked_about_everybodys_pods_walks_through_the_keys_of_small_ones_only() -> None:
+    """A pod may have 88,000 annotations, and more labels."""
+    walking = [expression for expression in variables("gputile-records").values() if WALK.search(expression)]
+    assert walking
+    assert all(expression.startswith("!variables.isSmall ? []") for expression in walking)
+    others = [each["expression"] for each in spec("gputile-records")["validations"]]
+    assert not [each for each in (*others, *conditions("gputile-records").values()) if WALK.search(each)]
+
+
+# ---- our scheduler --------------------------------------------------------------------------------------------------
+
+
+def test_the_scheduler_may_write_the_records_and_the_nudge_and_no_other_key() -> None:
+    records = {*strings("gputile-records", "keys"), gputile.NUDGED}
+    assert set(strings("gputile-scheduler", "keys")) == records
+    assert strings("gputile-scheduler", "prefixes") == [*prefixes()]
+    assert leading.LABEL in records
+
+
+def test_the_scheduler_is_known_by_the_same_name_everywhere() -> None:
+    ours = f"request.userInfo.username == '{SCHEDULER}'"
+    for policy in ("gputile-scheduler", "gputile-scheduler-objects"):
+        assert [*conditions(policy).values()] == [ours]
+
+
+def test_of_a_quota_the_scheduler_may_write_what_it_was_last() -> None:
+    assert f"k == '{LAST_GOOD}'" in all_expressions("gputile-scheduler-objects")
+    assert f"object.metadata.name == '{NAME}'" in all_expressions("gputile-scheduler-objects")
+
+
+# ---- agents ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_agent_may_change_the_sums_that_it_says_and_not_what_carries_devices() -> None:
+    said = {name for dialect in carrying.SERVED for name in carrying.plain(dialect, SHELF.cards, DEFAULTS)}
+    assert set(strings("gputile-agents", "sums")) == said
+    carriers = {
+        carrier.resource
+        for dialect in carrying.SERVED
+        for carrier in carrying.carriers(dialect, SHELF.cards, DEFAULTS, shares_nvidia=False)
+    }
+    assert not carriers & said
+
+
+def test_an_agent_may_change_its_condition_and_its_keys_but_not_those_of_people() -> None:
+    assert f"c.type != '{CONDITION}'" in all_expressions("gputile-agents")
+    _, ours, *peoples = strings("gputile-agents", "strangeKeys")
+    written = {gputile.INVENTORY, gputile.LINGERING, *labels(Sight(), "none")}
+    assert all(key.startswith(ours) for key in written)
+    assert not written & set(peoples)
+    assert {gputile.CORDON, gputile.POOL} <= set(peoples)
+
+
+# ---- in force -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", ["admission.yaml", "admission-optional.yaml"])
+def test_every_policy_is_in_force_for_all_namespaces(file: str) -> None:
+    found = objects(file)
+    policies = {name for kind, name in found if kind.endswith("Policy")}
+    bindings = [each["spec"] for (kind, _), each in found.items() if kind.endswith("PolicyBinding")]
+    assert {binding["policyName"] for binding in bindings} == policies
+    assert all(binding.get("validationActions", ["Deny"]) == ["Deny"] for binding in bindings)
+    assert all("matchResources" not in binding for binding in bindings)
+
+
+def test_doctor_looks_for_every_policy() -> None:
+    found = objects("admission.yaml")
+    assert {name for kind, name in found if kind == "ValidatingAdmissionPolicy"} == set(POLICIES)
+    assert all(spec(policy)["failurePolicy"] == "Fail" for policy in POLICIES)
