@@ -122,7 +122,8 @@ async def test_while_a_list_is_taken_in_verbs_are_answered_and_sell_nothing_that
         process = replica.process
         await replica.until(lambda: process.is_synced() and len(process.ledger) == 4)
         monkeypatch.setattr(slices, "SLICE", -1.0)
-        listed = (*(as_pod(one) for one in after), as_pod(api.pods["default/wants"]))
+        many = [as_pod(pod({"cpu": 1}, name=f"plain-{n}", uid=f"uid-plain-{n}")) for n in range(500)]
+        listed = (*many, *(as_pod(one) for one in after), as_pod(api.pods["default/wants"]))
         reading = asyncio.create_task(process._pods_listed(listed))
         body = {"Pod": api.pods["default/wants"], "Nodes": None, "NodeNames": ["n1"]}
         answers: list[Any] = []
