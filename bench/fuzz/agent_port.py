@@ -1,6 +1,6 @@
 """The agent's port, over real connections: bytes that are no HTTP, or HTTP that nobody sends.
 
-What is answered is a status below 500 (503 of /readyz apart), the connection ends when the client is done, and a probe
+What is answered is a status below 500 (or one that says what is not understood), the connection ends when the client is done, and a probe
 is answered afterwards.
 """
 
@@ -15,6 +15,7 @@ from gputile.agent.server import Server
 from gputile.agent.settings import AgentSettings
 from gputile.telemetry.agent_metrics import AgentMetrics
 
+HONEST = (501, 503, 505)  # what is not understood is said so; 503 is /readyz
 PATIENCE = 3.0  # seconds after the client's last byte
 ANSWER = re.compile(rb"HTTP/1\.[01] ([1-5]\d\d) ")
 GOOD = [
@@ -51,7 +52,7 @@ class AgentPortTarget:
     async def wrong(self, path: str, body: bytes) -> str:
         answer = await self._talk(body)
         found = [int(status) for status in ANSWER.findall(answer)]
-        bad = [status for status in found if status >= 500 and status != 503]
+        bad = [status for status in found if status >= 500 and status not in HONEST]
         if bad or (answer and not ANSWER.match(answer)):
             return f"answered {answer[:300]!r}"
         return ""

@@ -26,7 +26,7 @@ GRANTED = wire.Allocation(
     cdi_devices=[wire.CdiDevice(name="gputile.io/slot=abc")],
 )
 MESSAGES: tuple[Message, ...] = (
-    wire.Registration(endpoint="a.sock", resource_name="gputile.io/gpu", options=wire.Options(pre_start_required=True)),
+    wire.Options(pre_start_required=True),
     wire.PreferencesAsked(containers=[wire.PreferenceAsked(available=IDS, must_include=IDS[:1], size=2)]),
     wire.Preferences(containers=[wire.Ids(ids=IDS)]),
     wire.AllocationsAsked(containers=[wire.Ids(ids=IDS), wire.Ids()]),
