@@ -169,13 +169,19 @@ def test_an_agent_may_change_the_sums_that_it_says_and_not_what_carries_devices(
     assert not carriers & said
 
 
+def nodes_chosen() -> set[str]:
+    """The labels by which a person says where agents run."""
+    return set(objects("agent.yaml")["DaemonSet", "gputile-agent"]["spec"]["template"]["spec"]["nodeSelector"])
+
+
 def test_an_agent_may_change_its_condition_and_its_keys_but_not_those_of_people() -> None:
     assert f"c.type != '{CONDITION}'" in all_expressions("gputile-agents")
-    _, ours, *peoples = strings("gputile-agents", "strangeKeys")
+    *_, ours, one, two, three = strings("gputile-agents", "strangeKeys")
+    peoples = {one, two, three}
     written = {gputile.INVENTORY, gputile.LINGERING, *labels(Sight(), "none")}
     assert all(key.startswith(ours) for key in written)
-    assert not written & set(peoples)
-    assert {gputile.CORDON, gputile.POOL} <= set(peoples)
+    assert peoples == {gputile.CORDON, gputile.POOL, *nodes_chosen()}
+    assert not written & peoples
 
 
 # ---- in force -------------------------------------------------------------------------------------------------------

@@ -52,6 +52,10 @@ AGENT_MAY_NOT = [
     pytest.param(node(meta(labels={"gputile.io/pool": "rich"})), id="move itself into another pool"),
     pytest.param(node(meta(annotations={"gputile.io/cordon": None})), id="use a GPU again that a person took out"),
     pytest.param(node(meta(labels={"gputile.io/agent": None})), id="choose where agents run"),
+    pytest.param(
+        node(meta(annotations={f"gputile.io/{n}": "x" for n in range(501)})),
+        id="write so much that nothing is compared",
+    ),
     pytest.param(node(meta(finalizers=["a.io/b"])), id="keep the node for ever"),
     pytest.param(
         node(meta(ownerReferences=[{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "y"}])), id="own it"
