@@ -14,7 +14,7 @@ import pytest
 from gputile.book.events import Conflict, Instruction
 from gputile.dialects.wire import Pod
 from gputile.kube.memory import MemoryApi
-from gputile.kube.values import Change, Json, Refused, Snapshot, Unclear
+from gputile.kube.values import Change, Heartbeat, Json, Refused, Snapshot, Unclear
 from gputile.model.cards import Card
 from gputile.model.errors import InputError
 from gputile.model.refusals import NodeCode
@@ -188,6 +188,27 @@ async def test_the_watch_of_leases_and_the_look_at_agents_go_on(monkeypatch: pyt
         monkeypatch.setattr(process.mirror, "agents_changed", poisoned(judge, lambda nodes: nodes == ["bad"]))
         process._judge_agents(["bad", "good"])
         assert judged == ["good"]
+
+
+async def test_a_list_of_leases_takes_in_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(cluster(node("bad").card(), node("good").card())) as replica:
+        process = replica.process
+        await replica.until(process.is_synced)
+        agents = process.mirror.agents
+        monkeypatch.setattr(agents, "_seen", poisoned(agents._seen, lambda lease: lease.name == "bad"))
+        leases = [{"metadata": {"name": name}, "spec": {"holderIdentity": "x"}} for name in ("bad", "good")]
+        process._leases_listed(msgspec.convert(leases, tuple[Heartbeat, ...]))
+        assert ("bad" in agents, "good" in agents) == (False, True)
+
+
+async def test_a_list_of_nodes_lets_all_others_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(cluster(node("bad").card(), node("good").card())) as replica:
+        process = replica.process
+        await replica.until(process.is_synced)
+        real = process.mirror.node_gone
+        monkeypatch.setattr(process.mirror, "node_gone", poisoned(real, lambda name: name == "bad"))
+        await process._nodes_listed(())
+        assert process.ledger.fleet.names() == ["bad"]
 
 
 async def test_a_stream_that_breaks_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:

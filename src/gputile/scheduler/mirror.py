@@ -345,16 +345,19 @@ class Mirror:
 
     def only_nodes(self, names: Collection[str]) -> list[Instruction]:
         """There are no others than these."""
-        gone = [name for name in self.ledger.fleet.names() if name not in names]
-        return [one for name in gone for one in self._node_gone(name)]
+        return [one for name in self.nodes_but(names) for one in self.node_gone(name)]
+
+    def nodes_but(self, names: Collection[str]) -> list[str]:
+        """The nodes that we know beside these."""
+        return [name for name in self.ledger.fleet.names() if name not in names]
 
     def node_changed(self, node: NodeObject, *, deleted: bool = False) -> list[Instruction]:
         if deleted:
-            return self._node_gone(node.name)
+            return self.node_gone(node.name)
         done = self._guess_unit(node)
         read = speaking.read_node(node, self._resolved)
         if isinstance(read, BadRequest):
-            return self._node_gone(node.name)
+            return self.node_gone(node.name)
         guesses = read.agent in GUESSING or read.one_at_a_time
         (self.guessing.add if guesses else self.guessing.discard)(read.name)
         before = self.ledger.fleet.node(read.name)
@@ -363,7 +366,7 @@ class Mirror:
             done += self._read_grants_again(read)
         return done + self._linger(node, read)
 
-    def _node_gone(self, name: str) -> list[Instruction]:
+    def node_gone(self, name: str) -> list[Instruction]:
         self._nodes.pop(name, None)
         self.guessing.discard(name)
         return self.lingering.node_gone(name) + self.ledger.handle(NodeGone(name))

@@ -284,12 +284,16 @@ class Process:
 
     async def _nodes_listed(self, nodes: tuple[NodeObject, ...]) -> None:
         slices = self._slices()
-        self.carry_out(self.mirror.only_nodes({node.name for node in nodes}))
+        for name in self.mirror.nodes_but({node.name for node in nodes}):
+            self.isolation.step("watch nodes", name, partial(self._node_gone, name))
         for node in nodes:
             await slices.turn()
             self._take_in("nodes", node, partial(self._node_changed, node, False))
         if self.metrics_api is not None:
             self.metrics_api.window.all_changed()
+
+    def _node_gone(self, name: str) -> None:
+        self.carry_out(self.mirror.node_gone(name))
 
     def _node_changed(self, node: NodeObject, deleted: bool) -> list[Instruction]:
         done = self.mirror.node_changed(node, deleted=deleted)
@@ -396,7 +400,7 @@ class Process:
                     log.warning("an object cannot be read", extra=fields(what=what, why=why))
                     continue
                 case Snapshot(leases):
-                    self.isolation.step("watch leases", "", partial(self._leases_listed, leases))
+                    self._leases_listed(leases)
                 case Change(how, lease):
                     work = partial(self._lease_changed, lease, how)
                     self.isolation.step("watch leases", lease.name, work)
@@ -405,7 +409,11 @@ class Process:
             self._seen_at["leases"] = time.monotonic()
 
     def _leases_listed(self, leases: tuple[Heartbeat, ...]) -> None:
-        self._judge_agents(self.mirror.agents.listed(leases))
+        """All at once, or one by one where one of them makes trouble."""
+        judged = self.isolation.step("watch leases", "", partial(self.mirror.agents.listed, leases))
+        self._judge_agents(judged or [])
+        for lease in leases if judged is None else ():
+            self.isolation.step("watch leases", lease.name, partial(self._lease_changed, lease, "ADDED"))
 
     def _lease_changed(self, lease: Heartbeat, how: str) -> None:
         for node in self.mirror.agents.changed(lease, deleted=how == "DELETED"):
