@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test e2e chaos fuzz check format bench bench-scheduler bench-hostile bench-scrape bench-packing pictures lock clean
+.PHONY: help demo test e2e e2e-full chaos fuzz check format bench bench-scheduler bench-hostile bench-scrape bench-packing pictures lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,11 @@ test: $(READY) ## Unit tests: no network, no sleeping
 
 e2e: $(READY) ## The same on a real API server and kube-scheduler (builds Kubernetes once; needs Go)
 	$(BIN)/python -m pytest tests/e2e -rs
+
+e2e-full: e2e ## What does not fit into a landing, too: chaos, fuzz and hostile pods (some two hours)
+	$(MAKE) chaos MINUTES=$(or $(MINUTES),30)
+	$(MAKE) fuzz
+	$(MAKE) bench-hostile
 
 chaos: $(READY) ## Storms of pods while things break, on the real thing: SEED=7 to replay, MINUTES=30 to go on
 	$(BIN)/python -m tests.e2e.chaos $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES))

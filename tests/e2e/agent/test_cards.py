@@ -65,7 +65,7 @@ def test_cards_that_come_go_and_change_their_name_are_followed(site: Site) -> No
         wait_until(lambda: site.a.offered() == 90, 30, "nine cards are offered")
         wait_until(lambda: {"GPU-a-8", "GPU-a-new"} <= {card["uuid"] for card in cards(site)}, 10, "nine are named")
         assert "GPU-a-0" not in {card["uuid"] for card in cards(site)}
-        assert allocatable(site, "nvidia.com/gpu") == "9"
+        wait_until(lambda: allocatable(site, "nvidia.com/gpu") == "9", 15, "the kubelet counts them, name by name")
     finally:
         site.a.hardware(usual)
     wait_until(lambda: site.a.offered() == 80 and len(cards(site)) == 8, 30, "the usual ones are back")
