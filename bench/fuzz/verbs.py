@@ -23,7 +23,7 @@ from gputile.kube.memory import MemoryApi
 from gputile.kube.values import Json
 from gputile.scheduler.process import Process
 from gputile.scheduler.server import _error, routes
-from gputile.scheduler.settings import Settings
+from gputile.scheduler.settings import Settings, TellSettings
 from gputile.scheduler.wire import BadBody
 from gputile.telemetry.metrics import Metrics
 from gputile.testing.builders import node, pod
@@ -117,7 +117,8 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
 @asynccontextmanager
 async def target() -> AsyncIterator[Target]:
     api = cluster()
-    process = Process(api, Settings(listen="127.0.0.1:0"), Metrics())
+    still = TellSettings(nudge=False)  # else the pod that waits is touched after a while, whatever is sent
+    process = Process(api, Settings(listen="127.0.0.1:0", tell=still), Metrics())
     stop = asyncio.Event()
     running = asyncio.create_task(process.run(stop))
     async with aiohttp.ClientSession() as http:
