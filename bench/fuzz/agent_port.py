@@ -1,12 +1,7 @@
 """The agent's port, over real connections: bytes that are no HTTP, or HTTP that nobody sends.
 
-<<<<<<< HEAD
 What is answered is a status below 500 (or one that says what is not understood), the connection ends when the client
 is done, and a probe is answered afterwards.
-=======
-What is answered is a status below 500 (or one that says what is not understood), the connection ends when the client is
-done, and a probe is answered afterwards.
->>>>>>> bench
 """
 
 import asyncio
