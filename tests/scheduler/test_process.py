@@ -343,7 +343,7 @@ async def test_a_loop_that_breaks_by_a_bug_is_started_again_and_counted(monkeypa
 
     broken = Broken()
     async with running(cluster(), broken) as replica:
-        await replica.until(lambda: broken.starts == 3)
+        await replica.until(lambda: broken.starts == 3 and replica.process.is_synced())
         assert (await replica.ask("/readyz"))[0] == 200
         assert value(replica.process, "internal_errors_total", loop="leadership") == 2
 
