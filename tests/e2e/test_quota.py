@@ -265,7 +265,8 @@ def test_preemption_frees_the_quota_of_its_own_namespace_only(cluster: ControlPl
         others.wait_for(all_bound(3), 20, "all cards are taken")
         kube.create(tile("wanted", CARD, **high), mine)
         pods.wait_for(lambda them: node_of(them.get((mine, "wanted"))), 40, "bound in the place of its own")
-        assert pods.get(mine, "old") is None
+        # Its containers have ended before its object is gone; the GPU is free from the first of the two on.
+        wait_until(lambda: pods.get(mine, "old") is None, 10, "the evicted pod is gone")
         kube.create(tile("more", CARD, **high), mine)  # nobody of its own is less important now
         wait_until(partial(told, kube, mine, ["more"]), 20, "it is told")
         wait_until(lambda: gputile.count("gputile_refusals_total", code="QuotaExceeded") > 0, 20, "refused by quota")
