@@ -172,7 +172,10 @@ def _story(sentence: str, children: Sequence[Child]) -> str:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the run as Ctrl-C does, so that what was started is stopped and removed."""
+    """Let SIGTERM and SIGHUP end the run as Ctrl-C does, so that what was started is stopped and removed.
+
+    SIGINT too: a shell without job control starts background jobs with SIGINT ignored.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(f"signal {signal.Signals(number).name}")
@@ -180,7 +183,7 @@ def interruptible() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    former = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    former = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:

@@ -26,7 +26,7 @@ from tests.e2e.control_plane import ControlPlane
 from tests.e2e.folders import cache
 from tests.e2e.kubelets import FakeKubelets
 from tests.e2e.nodes import EXAMPLES, example_nodes, gpu_node, join, plain_node
-from tests.e2e.processes import TookTooLong, wait_until
+from tests.e2e.processes import Child, TookTooLong, wait_until
 from tests.e2e.programs import ETCD, KUBERNETES, BuildFailed, Programs, Source, Unavailable
 from tests.e2e.service import Service
 from tests.e2e.watching import watch
@@ -173,6 +173,17 @@ def test_nothing_is_left_after_a_signal(programs: Programs, number: signal.Signa
         with ControlPlane(programs):
             pass
     assert not Path(folder).exists()
+
+
+def test_a_child_hears_signals_that_the_shell_of_the_tests_ignores(tmp_path: Path) -> None:
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in `sh -c "make e2e &"`
+    try:
+        child = Child("sleeper", ["sleep", "300"], tmp_path / "log", os.environ, tmp_path).start()
+    finally:
+        signal.signal(signal.SIGINT, former)
+    wait_until(lambda: Path(f"/proc/{child.pid}/comm").read_text() == "sleep\n", 10, "the child has become sleep")
+    child.signal(signal.SIGINT)
+    wait_until(lambda: not child.alive, 5, "SIGINT ends the child")
 
 
 def alive(pid: int) -> bool:
