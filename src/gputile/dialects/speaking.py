@@ -12,6 +12,7 @@ import msgspec
 from gputile.dialects import gpushare, gputile, hami, nano, nvidia, selecting, vcuda, vgpu
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.dialects.wire import (
+    Amounts,
     Award,
     Inventory,
     NodeObject,
@@ -47,6 +48,9 @@ class Dialect(Protocol):
 DIALECTS: tuple[Dialect, ...] = (gputile, hami, vgpu, vcuda, gpushare, nano, nvidia)
 BY_NAME = {dialect.NAME: dialect for dialect in DIALECTS}
 
+NOTHING: tuple[Quantity, ...] = (0, "0", None)
+"""Amounts that ask for nothing."""
+
 MOST_CONTAINERS = 64
 """Containers of one pod that may ask for GPUs."""
 
@@ -67,6 +71,7 @@ def read_pod(pod: Pod | Any, settings: DialectSettings = DEFAULTS) -> PodRequest
 
 
 def _read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
+    _refuse_crowd(pod, settings)
     gputile.check_resources(pod)
     spoken = _spoken(pod, settings)
     _refuse_resources_in_annotations(pod, settings)
@@ -81,7 +86,6 @@ def _read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
     asked = BY_NAME[next(iter(spoken))].read_pod(pod, settings)
     if asked is None:
         return None
-    _refuse_crowd(asked)
     return msgspec.structs.replace(
         asked,
         constraints=selecting.merge(asked.constraints, selecting.by_gputile_keys(pod)),
@@ -96,9 +100,14 @@ def notes(pod: Pod | Any, asked: PodRequest) -> tuple[str, ...]:
     return asked.warnings if isinstance(pod, BadRequest) else (*asked.warnings, *gputile.strange_annotations(pod))
 
 
-def _refuse_crowd(asked: PodRequest) -> None:
-    """To place containers costs more with each of them, and whoever writes the pod decides how many there are."""
-    asking = sum(bool(ask.cards) for ask in asked.asks)
+def _refuse_crowd(pod: Pod, settings: DialectSettings) -> None:
+    """To place containers costs more with each of them, and whoever writes the pod decides how many there are. Before
+    anything else: to read a thousand containers takes 40 ms, to count them one."""
+    containers = [container.resources for _, container in pod.containers() if container.resources]
+    if len(containers) <= MOST_CONTAINERS:
+        return
+    ours = _all_resources(settings)
+    asking = sum(_is_among(found.limits, ours) or _is_among(found.requests, ours) for found in containers)
     if asking > MOST_CONTAINERS:
         raise Unreadable(
             RequestCode.TOO_MANY_CONTAINERS,
@@ -107,10 +116,15 @@ def _refuse_crowd(asked: PodRequest) -> None:
         )
 
 
+def _is_among(amounts: Amounts | None, names: frozenset[str]) -> bool:
+    """Whether one of these resources is asked for."""
+    return amounts is not None and any(amounts[name] not in NOTHING for name in names & amounts.keys())
+
+
 def _spoken(pod: Pod, settings: DialectSettings) -> dict[str, str]:
     """The dialects in which the pod asks for something, each with the first resource that shows it."""
     said = list(_said(pod))
-    used = [resource for resource, value in said if value not in (0, "0", None)]
+    used = [resource for resource, value in said if value not in NOTHING]
     spoken: dict[str, str] = {}
     for dialect, mine in zip(DIALECTS, _resources(settings), strict=True):
         first = next((resource for resource in used if resource in mine), None)
@@ -128,6 +142,11 @@ def _spoken(pod: Pod, settings: DialectSettings) -> dict[str, str]:
 def _resources(settings: DialectSettings) -> tuple[frozenset[str], ...]:
     """By dialect the resources that it asks with; there is one set of settings, and every pod is read with it."""
     return tuple(dialect.resources(settings) for dialect in DIALECTS)
+
+
+@lru_cache(maxsize=4)
+def _all_resources(settings: DialectSettings) -> frozenset[str]:
+    return frozenset().union(*_resources(settings))
 
 
 def _said(pod: Pod) -> Iterator[tuple[str, Quantity]]:

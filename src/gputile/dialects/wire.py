@@ -35,12 +35,12 @@ TURNED_AWAY = frozenset({"UnexpectedAdmissionError", "TopologyAffinityError"})
 """Reasons of a kubelet that does not take a pod in. Where too little is left of something it says `OutOf<resource>`."""
 
 
-class Resources(msgspec.Struct, frozen=True):
+class Resources(msgspec.Struct, frozen=True, gc=False):
     limits: Amounts | None = None
     requests: Amounts | None = None
 
 
-class Container(msgspec.Struct, frozen=True, rename="camel"):
+class Container(msgspec.Struct, frozen=True, rename="camel", gc=False):
     name: str = ""
     resources: Resources | None = None
     restart_policy: str | None = None
@@ -51,7 +51,7 @@ class Container(msgspec.Struct, frozen=True, rename="camel"):
         return shortened(self.name)
 
 
-class Metadata(msgspec.Struct, frozen=True, rename="camel"):
+class Metadata(msgspec.Struct, frozen=True, rename="camel", gc=False):
     name: str | None = None
     generate_name: str | None = None
     namespace: str | None = None
@@ -63,7 +63,7 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
     deletion_timestamp: str | None = None
 
 
-class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
+class PodSpec(msgspec.Struct, frozen=True, rename="camel", gc=False):
     containers: tuple[Container, ...] | None = None
     init_containers: tuple[Container, ...] | None = None
     node_name: str | None = None
@@ -74,7 +74,7 @@ class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
     scheduler_name: str | None = None
 
 
-class PodStatus(msgspec.Struct, frozen=True, rename="camel"):
+class PodStatus(msgspec.Struct, frozen=True, rename="camel", gc=False):
     phase: str | None = None
     start_time: str | None = None
     nominated_node_name: str | None = None
@@ -82,7 +82,7 @@ class PodStatus(msgspec.Struct, frozen=True, rename="camel"):
     message: str | None = None
 
 
-class Pod(msgspec.Struct, frozen=True):
+class Pod(msgspec.Struct, frozen=True, gc=False):
     metadata: Metadata | None = None
     spec: PodSpec | None = None
     status: PodStatus | None = None
@@ -170,7 +170,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     allocatable: Amounts | None = None
 
 
-class NodeObject(msgspec.Struct, frozen=True):
+class NodeObject(msgspec.Struct, frozen=True, gc=False):
     metadata: Metadata | None = None
     status: NodeStatus | None = None
 

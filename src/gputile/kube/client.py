@@ -53,8 +53,8 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     request_timeout: float = 10.0
     """Seconds for one request, where the caller does not say."""
 
-    page: int = 500
-    """Objects per page of a list, as kubectl has it."""
+    page: int = 250
+    """Objects per page of a list, at most; fewer where they are large."""
 
     watch_timeout: int = 300
     """Seconds after which the server may end a watch. It costs one request to go on."""

@@ -21,6 +21,9 @@ FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0  # seconds between attempts
 LONGEST_WISH = 300.0  # seconds of a Retry-After that we honour
 TOO_SHORT = 1.0  # seconds: a watch that ends sooner, and empty, was no watch
 LATE = 75.0  # seconds after which at least a bookmark must have come; the server sends one a minute
+SLICE = 0.005  # seconds of reading a list, after which others have their turn
+PAGE_BYTES = 4 * 2**20  # of a page that we want; objects may be a thousand times as large as others
+FIRST_PAGE, SMALLEST_PAGE = 100, 10  # objects
 PATIENCE = 5  # broken watches in a row after which we list again, whatever the reason
 
 T = TypeVar("T")
@@ -249,15 +252,21 @@ class ServerFeed(Generic[T]):
     async def _paged(self, limit: int) -> Listed[T]:
         items: list[T] = []
         spoilt: list[Spoilt] = []
-        params = self._selector | ({"limit": str(limit)} if limit else {})
+        size = min(FIRST_PAGE, limit)
+        params = self._selector | ({"limit": str(size)} if limit else {})
         while True:
-            body = self._body(await self._http.request("GET", self._path, params=params))
+            answer = await self._http.request("GET", self._path, params=params)
+            body, began = self._body(answer), time.monotonic()
             for raw in body.items or ():
                 found = self._read(raw)
                 spoilt.append(found) if isinstance(found, Spoilt) else items.append(found)
+                if time.monotonic() - began > SLICE:
+                    await asyncio.sleep(0)
+                    began = time.monotonic()
             if not body.metadata.next:
                 return Listed(tuple(items), body.metadata.resource_version, tuple(spoilt))
-            params = self._selector | {"limit": str(limit), "continue": body.metadata.next}
+            size = min(limit, max(SMALLEST_PAGE, min(4 * size, size * PAGE_BYTES // max(1, len(answer)))))
+            params = self._selector | {"limit": str(size), "continue": body.metadata.next}
 
     def _body(self, answer: bytes) -> ListBody:
         try:

@@ -24,7 +24,7 @@ from gputile.scheduler.settings import Settings
 from gputile.scheduler.verbs import seed_of
 
 STUCK = 10.0  # seconds after the end of its grace period from which on nobody counts on a pod's leaving
-NODE_STEPS, NODE_SECONDS = 4000, 0.02  # that the search on one node may cost: the verbs wait meanwhile
+NODE_STEPS, NODE_SECONDS = 4000, 0.01  # that the search on one node may cost: the verbs wait meanwhile
 UNKNOWN_GRACE = 300.0  # seconds, for pods without cards, of which we keep nothing but what they hold
 
 

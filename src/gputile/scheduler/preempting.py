@@ -25,7 +25,7 @@ from gputile.scheduler.isolation import Isolation
 from gputile.scheduler.mirror import Mirror
 from gputile.scheduler.promising import OnFreed, Promiser
 from gputile.scheduler.settings import Settings
-from gputile.scheduler.slices import Slices
+from gputile.scheduler.slices import Lane, Slices
 from gputile.scheduler.verbs import Extender, No
 from gputile.scheduler.wire import Offer, PreemptArgs
 from gputile.telemetry.logs import fields
@@ -40,7 +40,8 @@ ENOUGH = 20  # nodes with a plan, of which the cheapest is taken
 ANSWER = 0.1  # seconds for an answer to kube-scheduler, which waits; more only until the first node is found
 LOOK_STEPS, LOOK_SECONDS = 4000, 0.02  # of it for which nodes are worth a closer look
 STEPS, SECONDS = 100_000, 2.0  # of searching for one pod, on all nodes
-ANSWER_STEPS, ANSWER_SECONDS = 40_000, 1.0  # the same while kube-scheduler waits
+ANSWER_STEPS, ANSWER_SECONDS = 40_000, 0.5  # the same while kube-scheduler waits, and all pods that it schedules
+BRIEF = 0.05  # seconds of it for pods of a namespace whose searches were cut short and have had their share
 SHARE = 0.1  # of the time that may be spent on looking
 AGAIN, LONGEST_AGAIN = 5.0, 60.0  # seconds until a pod for which nothing could be done is looked at again; doubled
 OLD = 360.0  # seconds; kube-scheduler tries every pod again within five minutes, if it is still its business
@@ -91,8 +92,9 @@ class Preemptor:
         on_freed: OnFreed,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         isolation: Isolation | None = None,
+        lane: Lane | None = None,
     ) -> None:
-        self._isolation = isolation or Isolation(metrics, clock)
+        self._isolation, self._lane = isolation or Isolation(metrics, clock), lane or Lane()
         self._api, self._extender, self._mirror, self._ledger = api, extender, mirror, mirror.ledger
         self._settings, self._metrics = settings.preempt, metrics
         self._leads, self._clock, self._pause = leads, clock, pause
@@ -111,6 +113,7 @@ class Preemptor:
         )
         self._wishes: dict[str, Wish] = {}
         self._offered: dict[str, tuple[float, dict[str, Plan]]] = {}  # by pod: what kube-scheduler was answered, when
+        self._brief_until: dict[str, float] = {}  # by namespace
         self._budgets_at = -STALE
         self._quiet_until = 0.0
 
@@ -125,7 +128,7 @@ class Preemptor:
 
     async def answer_in_slices(self, args: PreemptArgs) -> dict[str, Offer]:
         """The same, and meanwhile other questions are answered."""
-        return await Slices(self._clock, self._pause).run(self._answering(args))
+        return await Slices(self._clock, self._pause, self._lane).run(self._answering(args))
 
     def _answering(self, args: PreemptArgs) -> InTurns[dict[str, Offer]]:
         asked = self._extender.asked(args.pod)
@@ -144,7 +147,9 @@ class Preemptor:
     def _plans(self, args: PreemptArgs, asked: PodRequest) -> InTurns[dict[str, Plan]]:
         closed = self._extender.closed(args.offers, args.pod.uid)
         found: dict[str, Plan] = {}
-        began, budget = self._clock(), SearchBudget(ANSWER_STEPS, ANSWER_SECONDS, self._clock)
+        began, namespace = self._clock(), args.pod.namespace
+        seconds = BRIEF if began < self._brief_until.get(namespace, 0.0) else ANSWER_SECONDS
+        budget = SearchBudget(ANSWER_STEPS, seconds, self._clock)
         for name in args.offers:
             yield
             plan = None if name in closed else self._evicting.plan(args.pod, asked, name, budget)
@@ -153,6 +158,7 @@ class Preemptor:
             if len(found) >= ENOUGH or budget.is_spent or (found and self._clock() - began > ANSWER):
                 break
         if budget.ran_out or budget.is_spent:
+            self._brief_until[namespace] = self._clock() + (self._clock() - began) / SHARE
             self._metrics.cut_short.labels("preempt").inc()
             log.info(f"preempt: {NOT_SEARCHED_FURTHER}", extra=fields(pod=args.pod.key, nodes_found=len(found)))
         return found
@@ -247,6 +253,7 @@ class Preemptor:
         now, waiting = self._clock(), self._mirror.waiting
         self._wishes = {uid: wish for uid, wish in self._wishes.items() if uid in waiting and now < wish.heard + OLD}
         self._offered = {uid: it for uid, it in self._offered.items() if uid in waiting}
+        self._brief_until = {namespace: until for namespace, until in self._brief_until.items() if now < until}
         self._promiser.forget_strangers()
         for wish in self._wishes.values():
             self._share_names(wish)
@@ -303,7 +310,7 @@ class Preemptor:
         """The cheapest plan; or, where only budgets stand against one, the first of those."""
         found: list[Plan] = []
         forbidden: list[Forbidden] = []
-        slices = Slices(self._clock, self._pause)
+        slices = Slices(self._clock, self._pause, self._lane)
         for name in self._curable(wish, budget):
             await slices.turn()
             plan = self._evicting.lawful_plan(wish.pod, wish.asked, name, budget)

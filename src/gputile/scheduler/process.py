@@ -20,6 +20,7 @@ from gputile.kube.values import Alive, Api, Change, Heartbeat, Refused, Seen, Sn
 from gputile.model.errors import DoubleBooked, InputError
 from gputile.scheduler.aggregated.serving import Aggregated, MetricsApi
 from gputile.scheduler.binding import Binder
+from gputile.scheduler.garbage import collect_for_ever
 from gputile.scheduler.granting import Granter
 from gputile.scheduler.isolation import Isolation
 from gputile.scheduler.leading import Alone, Leadership
@@ -28,7 +29,7 @@ from gputile.scheduler.preempting import Preemptor
 from gputile.scheduler.rationing import Rationer
 from gputile.scheduler.server import Server
 from gputile.scheduler.settings import Settings
-from gputile.scheduler.slices import Slices
+from gputile.scheduler.slices import Lane, Slices
 from gputile.scheduler.steering import Steering
 from gputile.scheduler.verbs import Extender, No
 from gputile.scheduler.waiting import Teller
@@ -79,13 +80,14 @@ class Process:
         self._learning: asyncio.Task[None] | None = None
         clock, wall, leads = time.monotonic, time.time_ns, self.may_write
         self.isolation = isolation = Isolation(metrics, clock)
+        self._lane = lane = Lane()
         self.extender = Extender(self.mirror, settings, metrics, clock)
         self.binder = Binder(api, self.extender, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall)
         self.granter = Granter(
             api, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall, isolation=isolation
         )
         self.teller = Teller(
-            api, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall, isolation=isolation
+            api, self.mirror, settings, metrics, leads=leads, clock=clock, wall=wall, isolation=isolation, lane=lane
         )
         self.preemptor = Preemptor(
             api,
@@ -98,6 +100,7 @@ class Process:
             wall=wall,
             on_freed=self.carry_out,
             isolation=isolation,
+            lane=lane,
         )
         self.rationer = Rationer(
             api,
@@ -126,6 +129,7 @@ class Process:
             state=self,
             leads=leads,
             isolation=isolation,
+            lane=lane,
         )
         self.metrics_api = self._metrics_api(aggregated)
 
@@ -182,6 +186,7 @@ class Process:
             "tick": self._tick,
             "audit": self._audit,
             "certificates": self._renew_certificates,
+            "garbage": partial(collect_for_ever, asyncio.sleep),
         }
         if self.settings.agents.namespace:
             loops["watch leases"] = self._follow_agents
@@ -556,7 +561,9 @@ class Process:
         """Prove all the time, a few nodes at a time, that the book adds up."""
         while True:
             await asyncio.sleep(self.settings.audit)
+            slices = Slices(time.monotonic, asyncio.sleep, self._lane)
             for number, name in enumerate(self.ledger.fleet.names(), start=1):
+                await slices.turn()
                 self.isolation.step("audit", name, partial(self._check_node, name))
                 if number % NODES_PER_TICK == 0:
                     await asyncio.sleep(TICK)

@@ -28,7 +28,7 @@ from gputile.scheduler.metrics_page import MetricsPage
 from gputile.scheduler.mirror import Mirror
 from gputile.scheduler.preempting import Preemptor
 from gputile.scheduler.settings import Settings, TlsSettings
-from gputile.scheduler.slices import Slices
+from gputile.scheduler.slices import Lane, Slices
 from gputile.scheduler.steering import Steering
 from gputile.scheduler.verbs import Extender
 from gputile.scheduler.wire import BadBody, BindArgs, FilterAnswer, FilterArgs, PreemptArgs
@@ -88,8 +88,9 @@ class Server:
         state: State,
         leads: Callable[[], bool],
         isolation: Isolation | None = None,
+        lane: Lane | None = None,
     ) -> None:
-        self._isolation = isolation or Isolation(metrics, time.monotonic)
+        self._isolation, self._lane = isolation or Isolation(metrics, time.monotonic), lane or Lane()
         self._extender, self._preemptor, self._steering = extender, preemptor, steering
         self._binder, self._mirror = binder, mirror
         self._settings, self._metrics, self._state, self._leads = settings, metrics, state, leads
@@ -229,7 +230,7 @@ class Server:
 
     async def _dry_ran(self, args: FilterArgs, watch: "Stopwatch") -> bytes:
         closed = self._closed("filter-dryrun", args.pod)
-        turns, slices = self._extender.dry_run_in_turns(args), Slices(time.monotonic, asyncio.sleep)
+        turns, slices = self._extender.dry_run_in_turns(args), Slices(time.monotonic, asyncio.sleep, self._lane)
         answer = FilterAnswer(error=closed) if closed else await slices.run(turns)
         watch.stage("decide")
         return self._told("filter-dryrun", args, answer)

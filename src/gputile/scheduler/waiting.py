@@ -33,7 +33,7 @@ from gputile.model.requests import PodRequest
 from gputile.scheduler.isolation import Isolation
 from gputile.scheduler.mirror import Mirror
 from gputile.scheduler.settings import Settings
-from gputile.scheduler.slices import Slices
+from gputile.scheduler.slices import Lane, Slices
 from gputile.scheduler.verbs import No
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
@@ -95,8 +95,9 @@ class Teller:
         wall: Callable[[], int],
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         isolation: Isolation | None = None,
+        lane: Lane | None = None,
     ) -> None:
-        self._isolation = isolation or Isolation(metrics, clock)
+        self._isolation, self._lane = isolation or Isolation(metrics, clock), lane or Lane()
         self._api, self._mirror, self._settings, self._metrics = api, mirror, settings.tell, metrics
         self._patience = settings.bind.attempt
         self._leads, self._clock, self._wall, self._pause = leads, clock, wall, pause
@@ -192,7 +193,7 @@ class Teller:
     async def _reason(self, asked: PodRequest | BadRequest, namespace: str) -> str:
         budget = SearchBudget(STEPS, SECONDS, self._clock)
         said = reason_in_turns(asked, self._mirror.ledger, namespace, budget)
-        found = await Slices(self._clock, self._pause).run(said)
+        found = await Slices(self._clock, self._pause, self._lane).run(said)
         if budget.ran_out:
             self._metrics.cut_short.labels("explanation").inc()
         return found
@@ -209,7 +210,7 @@ class Teller:
         ]
         room: dict[PodRequest, int] = {}  # nodes that would take such a pod: no use in waking more than that at once
         woken: Counter[PodRequest] = Counter()
-        slices = Slices(self._clock, self._pause)
+        slices = Slices(self._clock, self._pause, self._lane)
         for uid, story in late:
             await slices.turn()
             work = partial(self._nudge_one, uid, story, room, woken)
