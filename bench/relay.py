@@ -2,6 +2,7 @@
 
     python -m bench.relay PORT UPSTREAM_PORT CERTIFICATE KEY CA
     SIGUSR1: end the watch of pods, and answer 410 to the next
+    prints   `bound NAME SECONDS` for each binding: how long the API server took for it
 
 Bytes pass as they are, in a process of its own, so that neither the bench nor the one measured pays for it. A 410 is
 what an API server answers when the history that a client asks for is gone: after it the client lists everything anew.
@@ -12,9 +13,10 @@ import json
 import signal
 import ssl
 import sys
+import time
 from contextlib import suppress
 
-WATCH = b"GET /api/v1/pods?"
+WATCH, BINDS = b"GET /api/v1/pods?", b"/binding"
 BLOCK = 1 << 18
 GONE = json.dumps(
     {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "code": 410, "message": "too old"}
@@ -46,7 +48,11 @@ class Relay:
         except OSError:
             writer.transport.abort()
             return
-        both = [asyncio.create_task(self._ask(reader, asks, writer)), asyncio.create_task(_pump(answers, writer))]
+        binding = Binding()
+        both = [
+            asyncio.create_task(self._ask(reader, asks, writer, binding)),
+            asyncio.create_task(_pump(answers, writer, binding)),
+        ]
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         for task in both:
             task.cancel()
@@ -56,7 +62,7 @@ class Relay:
             end.transport.abort()
 
     async def _ask(
-        self, reader: asyncio.StreamReader, asks: asyncio.StreamWriter, writer: asyncio.StreamWriter
+        self, reader: asyncio.StreamReader, asks: asyncio.StreamWriter, writer: asyncio.StreamWriter, binding: "Binding"
     ) -> None:
         with suppress(OSError):
             while block := await reader.read(BLOCK):
@@ -66,13 +72,33 @@ class Relay:
                         writer.write(EXPIRED)
                         continue
                     self._watches.add(writer)
+                binding.asked(block)
                 asks.write(block)
                 await asks.drain()
 
 
-async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+class Binding:
+    """The binding that is under way on one connection, if any: HTTP/1.1 has one request at a time."""
+
+    def __init__(self) -> None:
+        self._pod, self._at = "", 0.0
+
+    def asked(self, block: bytes) -> None:
+        if block.startswith(b"POST "):
+            path = block.split(b" ", 2)[1].partition(b"?")[0]
+            if path.endswith(BINDS):
+                self._pod, self._at = path.split(b"/")[-2].decode(), time.monotonic()
+
+    def answered(self) -> None:
+        if self._pod:
+            print(f"bound {self._pod} {time.monotonic() - self._at:.6f}", flush=True)
+            self._pod = ""
+
+
+async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, binding: Binding) -> None:
     with suppress(OSError):
         while block := await source.read(BLOCK):
+            binding.answered()
             sink.write(block)
             await sink.drain()
 

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from gputile.dialects.wire import Metadata, Pod
-from gputile.kube.following import OPENED, Event, Listed, ServerFeed, WatchError, follow, lines
+from gputile.kube.following import OPENED, Event, Listed, ServerFeed, WatchError, follow, lines, next_page
 from gputile.kube.values import Alive, Change, Refused, Seen, Snapshot, Spoilt, Trouble, Unclear
 from tests.kube.server import line, listing, pod
 
@@ -402,6 +402,20 @@ def test_a_list_is_read_page_by_page() -> None:
     listed = asyncio.run(feed(http).list())
     assert (names(listed), listed.version) == (["a", "b", "c"], "12")
     assert http.params == [{"limit": "2"}, {"limit": "2", "continue": "c1"}]
+
+
+@pytest.mark.parametrize(
+    ("size", "megabytes", "want"),
+    [
+        pytest.param(100, 1, 400, id="small-objects-more-of-them"),
+        pytest.param(100, 0, 400, id="tiny-objects-four-times-as-many-at-most"),
+        pytest.param(400, 1, 500, id="never-more-than-the-setting"),
+        pytest.param(100, 8, 50, id="large-objects-fewer-of-them"),
+        pytest.param(250, 300, 10, id="huge-objects-ten-of-them"),
+    ],
+)
+def test_a_page_has_as_many_objects_as_fit_into_a_few_megabytes(size: int, megabytes: int, want: int) -> None:
+    assert next_page(size, megabytes * 2**20, most=500) == want
 
 
 def test_a_page_that_expired_starts_the_list_again_without_pages() -> None:

@@ -6,6 +6,7 @@ per node and try (the searches are counted), without the words in the events, wi
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from gputile.engine import cutting
 from gputile.engine.search_budget import SearchBudget
 from gputile.kube.values import Json
 from gputile.model.refusals import SENTENCE, NodeCode
+from gputile.scheduler import preempting
 from gputile.scheduler.wire import Offer, PreemptArgs
 from gputile.testing.builders import node, pod
 from tests.scheduler.crowds import HIGH, LOW, notes
@@ -94,6 +96,33 @@ class TestOneBudget:
         assert await rig.preemptor.answer_in_slices(PreemptArgs(pod=live, offers=offers)) == {}
         assert rig.count("searches_cut_short_total", question="preempt") == 1
         assert sum(steps) < 80_000
+
+    async def test_a_namespace_whose_searches_were_cut_short_gets_brief_ones_for_a_while(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rig = full()
+        rig.api.add_pod(awkward())
+        rig.catch_up()
+        live = msgspec.convert(rig.live("evil"), Pod)
+        assert live.metadata is not None
+        other = msgspec.structs.replace(live, metadata=msgspec.structs.replace(live.metadata, namespace="elsewhere"))
+        args = PreemptArgs(pod=live, offers={f"n{n}": Offer((f"uid-low-{n}-0",)) for n in range(NODES)})
+        given: list[float] = []
+        made = preempting.SearchBudget
+
+        def budget(steps: int, seconds: float, clock: Callable[[], float]) -> SearchBudget:
+            given.append(seconds)
+            rig.clock.now += 0.5  # the search takes so long
+            return made(steps, seconds, clock)
+
+        monkeypatch.setattr(preempting, "SearchBudget", budget)
+        await rig.preemptor.answer_in_slices(args)
+        await rig.preemptor.answer_in_slices(args)
+        await rig.preemptor.answer_in_slices(msgspec.structs.replace(args, pod=other))
+        rig.clock.now += 60
+        await rig.preemptor.answer_in_slices(args)
+        whole, brief = preempting.ANSWER_SECONDS, preempting.BRIEF
+        assert given == [whole, brief, whole, whole]
 
     async def test_our_own_preemption_tells_the_pod(self, steps: list[int]) -> None:
         rig = full()

@@ -5,7 +5,6 @@ the list freed in between (`Listed` of the part that is in); with unreadable pod
 """
 
 import asyncio
-from itertools import product
 from typing import Any
 
 import msgspec
@@ -134,22 +133,3 @@ async def test_while_a_list_is_taken_in_verbs_are_answered_and_sell_nothing_that
         assert answers == [[]] * len(answers)
         assert {entry.holding.pod for entry in process.ledger.entries()} == {f"uid-q{n}" for n in range(4)}
         process.ledger.check()
-
-
-@pytest.mark.parametrize(("number", "slice_"), list(product((1, 7), (-1.0, 1e9))), ids=str)
-async def test_work_gives_others_their_turn_when_a_slice_is_used_up(
-    monkeypatch: pytest.MonkeyPatch, number: int, slice_: float
-) -> None:
-    monkeypatch.setattr(slices, "SLICE", slice_)
-    turns: list[float] = []
-
-    async def pause(seconds: float) -> None:
-        turns.append(seconds)
-
-    def work() -> Any:
-        for _ in range(number):
-            yield
-        return "done"
-
-    assert await slices.Slices(lambda: 0.0, pause).run(work()) == "done"
-    assert len(turns) == (number if slice_ < 0 else 0)

@@ -265,7 +265,7 @@ class ServerFeed(Generic[T]):
                     began = time.monotonic()
             if not body.metadata.next:
                 return Listed(tuple(items), body.metadata.resource_version, tuple(spoilt))
-            size = min(limit, max(SMALLEST_PAGE, min(4 * size, size * PAGE_BYTES // max(1, len(answer)))))
+            size = next_page(size, len(answer), limit)
             params = self._selector | {"limit": str(size), "continue": body.metadata.next}
 
     def _body(self, answer: bytes) -> ListBody:
@@ -313,6 +313,11 @@ class ServerFeed(Generic[T]):
             meta = _named(raw)
             place = f"{meta.namespace}/{meta.name}" if meta.namespace else meta.name
             return Spoilt(f"{self._kind} {place}", str(wrong))
+
+
+def next_page(size: int, length: int, most: int) -> int:
+    """How many objects to ask for, after a page of `size` objects had `length` bytes."""
+    return min(most, 4 * size, max(SMALLEST_PAGE, size * PAGE_BYTES // max(1, length)))
 
 
 def _named(raw: msgspec.Raw) -> NameMeta:
