@@ -108,14 +108,14 @@ class TestOneBudget:
         other = msgspec.structs.replace(live, metadata=msgspec.structs.replace(live.metadata, namespace="elsewhere"))
         args = PreemptArgs(pod=live, offers={f"n{n}": Offer((f"uid-low-{n}-0",)) for n in range(NODES)})
         given: list[float] = []
-        made = preempting.SearchBudget
+        made = SearchBudget
 
         def budget(steps: int, seconds: float, clock: Callable[[], float]) -> SearchBudget:
             given.append(seconds)
             rig.clock.now += 0.5  # the search takes so long
             return made(steps, seconds, clock)
 
-        monkeypatch.setattr(preempting, "SearchBudget", budget)
+        monkeypatch.setattr("gputile.scheduler.preempting.SearchBudget", budget)
         await rig.preemptor.answer_in_slices(args)
         await rig.preemptor.answer_in_slices(args)
         await rig.preemptor.answer_in_slices(msgspec.structs.replace(args, pod=other))

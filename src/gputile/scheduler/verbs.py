@@ -39,7 +39,7 @@ from gputile.telemetry.metrics import Metrics
 RECENT = 1000  # pods
 TRIES = 16  # nodes that are looked at where quota makes the best ones too dear
 IMAGINED_STEPS, IMAGINED_SECONDS = 200_000, 1.0  # of searching on nodes that a dry run brings with it
-STEPS, SECONDS = 4000, 0.02  # of searching for one call: kube-scheduler waits, and so does everybody else
+STEPS, SECONDS = 4000, 0.01  # of searching for one call: kube-scheduler waits, and so does everybody else
 TOP_SCORE = 10
 """What kube-scheduler expects of an extender at most."""
 

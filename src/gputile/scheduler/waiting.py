@@ -49,7 +49,7 @@ NUDGES = 20  # per round and kind of pod
 LOOK_AT = 100  # nodes whose misses are looked at closely; looking at thousands would hold up the verbs
 SHARE = 0.05  # of the time that may be spent on explanations
 STEPS, SECONDS = 20_000, 1.0  # of searching for one explanation
-FIT_STEPS, FIT_SECONDS = 2000, 0.02  # of searching for whether a pod fits by now
+FIT_STEPS, FIT_SECONDS = 2000, 0.01  # of searching for whether a pod fits by now
 NEVER = -math.inf
 LOOP = "pending pods"  # in logs and metrics
 
