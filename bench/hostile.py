@@ -9,14 +9,16 @@ own. First alone; then with 50 hostile pods of each kind, created at once and as
 slow strangers on each port and a relist of all pods in the middle. There are no admission policies, for they would
 keep some of these pods away.
 Ends with 1 if /healthz or a verb of a good pod is slower than the bars, a good pod stays unbound or the process ends.
+With `--pinned` the figures are those of our process by itself; else all share the machine's CPUs.
 A bind contains a call to the API server, which shares the machine and is under attack too; it is also shown without.
 """
 
+import os
 import signal
 import sys
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import click
@@ -48,6 +50,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     each: int
     strangers: int
+    pinned: bool
     policies: tuple[str, ...]
 
 
@@ -130,6 +133,22 @@ def relay(plane: ControlPlane) -> tuple[Child, str]:
     return child, f"https://127.0.0.1:{port}"
 
 
+def pin(ours: Child, theirs: list[Child]) -> None:
+    """Our process alone on the last CPU; the API server, etcd, the relay and the callers on the rest."""
+    *rest, last = range(os.cpu_count() or 1)
+    if not rest:
+        raise click.UsageError("--pinned needs two CPUs")
+    for pid in (os.getpid(), *(child.pid for child in theirs if child.alive)):
+        _pin(pid, set(rest))
+    _pin(ours.pid, {last})
+
+
+def _pin(pid: int | None, cpus: set[int]) -> None:
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), cpus)
+
+
 def _accepts(port: int) -> bool:
     import socket
 
@@ -146,6 +165,8 @@ def measured(plane: ControlPlane, plan: Plan, nodes: list[str], policy: str) -> 
     metrics = free_port()
     victims = offers(plane, nodes)
     with Tenant(plane, policy=policy, server=server, metrics_api__listen=f"127.0.0.1:{metrics}") as tenant:
+        if plan.pinned:
+            pin(tenant.child, [child for child in plane.children if child is not tenant.child])
         say(f"{policy}: ready")
         booked = lambda: tenant.count("gputile_book_pods", state="confirmed") >= plan.pods  # noqa: E731
         wait_until(booked, 120, "all pods are booked", [tenant.child], every=1)
@@ -313,6 +334,7 @@ def policies(ctx: click.Context, param: click.Parameter, value: str) -> tuple[st
 @click.option("--rate", default=20.0, show_default=True, help="Good pods per second.")
 @click.option("--each", default=50, show_default=True, help="Hostile pods of each kind.")
 @click.option("--strangers", default=20, show_default=True, help="Slow connections on each port.")
+@click.option("--pinned", is_flag=True, help="Give gputile's process a CPU of its own, and the others to all the rest.")
 @click.option("--policies", default="tiling,binpack", show_default=True, callback=policies)
 def main(**asked: object) -> None:
     """Time /healthz and the verbs of good pods, alone and among hostile pods and slow strangers."""
