@@ -11,7 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gputile.dialects import records, speaking
+from gputile.dialects import gpushare, records, speaking
+from gputile.dialects.gputile import GPU, MEMORY
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.dialects.wire import Pod, convert_pod
 from gputile.model.cards import Card, Node
@@ -593,3 +594,23 @@ class TestWhatWouldHurtLater:
         bound = convert_pod(pod({"nvidia.com/gpu": 1}, annotations=record, on="n1"))
         assert not isinstance(bound, BadRequest)
         assert records.read_grant(bound, CARDS) is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "is_too_many"),
+    [
+        pytest.param([{GPU: 1, MEMORY: 1}] * 64, False, id="64-may-ask"),
+        pytest.param([{GPU: 1, MEMORY: 1}] * 65, True, id="65-may-not"),
+        pytest.param([{GPU: 1, MEMORY: 1}] * 64 + [{"cpu": 1}] * 1000, False, id="others-do-not-count"),
+        pytest.param([{GPU: 1, MEMORY: 1}] * 64 + [{GPU: 0}] * 100, False, id="to-ask-for-0-is-not-to-ask"),
+        pytest.param([{gpushare.MEM: 1}] * 65, True, id="in-every-dialect"),
+        pytest.param([{GPU: 1}] * 40 + [{gpushare.MEM: 1}] * 40, True, id="in-several-at-once"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["containers", "initContainers"])
+def test_more_than_64_containers_that_ask_for_gpus_are_too_many(
+    limits: list[dict[str, int]], is_too_many: bool, kind: str
+) -> None:
+    made = pod(*limits) if kind == "containers" else pod({"cpu": 1}, init=tuple(limits))
+    found = speaking.read_pod(made)
+    assert (isinstance(found, BadRequest) and found.code is RequestCode.TOO_MANY_CONTAINERS) == is_too_many

@@ -8,21 +8,7 @@ import pytest
 
 from gputile.scheduler import slices
 from gputile.scheduler.slices import Lane, Slices
-
-
-class Clock:
-    """Time that passes by working and by pausing only."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.pauses: list[float] = []
-
-    def __call__(self) -> float:
-        return self.now
-
-    async def pause(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        self.now += seconds
+from tests.scheduler.rig import Clock
 
 
 def steps(clock: Clock, *seconds: float) -> Generator[None, None, str]:
