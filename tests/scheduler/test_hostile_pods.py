@@ -112,17 +112,19 @@ class TestOneBudget:
 
         def budget(steps: int, seconds: float, clock: Callable[[], float]) -> SearchBudget:
             given.append(seconds)
-            rig.clock.now += 0.5  # the search takes so long
+            rig.clock.now += seconds  # the search takes all of it
             return made(steps, seconds, clock)
 
         monkeypatch.setattr("gputile.scheduler.preempting.SearchBudget", budget)
         await rig.preemptor.answer_in_slices(args)
         await rig.preemptor.answer_in_slices(args)
+        rig.clock.now += 2  # a brief search that was cut short, too, shortens nothing
+        await rig.preemptor.answer_in_slices(args)
         await rig.preemptor.answer_in_slices(msgspec.structs.replace(args, pod=other))
         rig.clock.now += 60
         await rig.preemptor.answer_in_slices(args)
         whole, brief = preempting.ANSWER_SECONDS, preempting.BRIEF
-        assert given == [whole, brief, whole, whole]
+        assert given == [whole, brief, brief, whole, whole]
 
     async def test_our_own_preemption_tells_the_pod(self, steps: list[int]) -> None:
         rig = full()

@@ -158,7 +158,8 @@ class Preemptor:
             if len(found) >= ENOUGH or budget.is_spent or (found and self._clock() - began > ANSWER):
                 break
         if budget.ran_out or budget.is_spent:
-            self._brief_until[namespace] = self._clock() + (self._clock() - began) / SHARE
+            until = self._clock() + (self._clock() - began) / SHARE
+            self._brief_until[namespace] = max(until, self._brief_until.get(namespace, 0.0))
             self._metrics.cut_short.labels("preempt").inc()
             log.info(f"preempt: {NOT_SEARCHED_FURTHER}", extra=fields(pod=args.pod.key, nodes_found=len(found)))
         return found
