@@ -9,7 +9,8 @@ own. First alone; then with 50 hostile pods of each kind, created at once and as
 slow strangers on each port and a relist of all pods in the middle. There are no admission policies, for they would
 keep some of these pods away.
 Ends with 1 if /healthz or a verb of a good pod is slower than the bars, a good pod stays unbound or the process ends.
-With `--pinned` the figures are those of our process by itself; else all share the machine's CPUs.
+The programs share the CPUs by the requests of their manifests, as pods on a control-plane node do: one cgroup each.
+With `--pinned` gputile has a CPU of its own instead.
 A bind contains a call to the API server, which shares the machine and is under attack too; it is also shown without.
 """
 
@@ -18,7 +19,8 @@ import signal
 import sys
 import time
 from collections import Counter
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import click
@@ -30,15 +32,20 @@ from tests.e2e.processes import Child, free_port, wait_until
 from tests.e2e.programs import programs
 
 from bench.attackers import Attack, attack, important
+from bench.cpu_shares import shared
 from bench.prober import Address, Caller, Cluster, Good, Latencies, pods, probes
 from bench.seating import Seat, seat_all
 from bench.stage import CARDS, Cost, Tenant, joined, one_tile, removed, say
+from gputile.model.units import millicores
 
 SPACE, PRESENT, HOSTILE = "good", "present", "hostile"
 TILE = 16_384  # MiB of the pods that are there: four fill four fifths of a GPU
 P99, WORST = 100.0, 1000.0  # milliseconds
 PROBE = 0.1  # seconds between two probes
 OFFERED = 100  # nodes that kube-scheduler offers for preemption
+REQUESTS = {"etcd": 100, "kube-apiserver": 250}
+"""Millicores that kubeadm's manifests request. Ours are read from deploy/scheduler.yaml."""
+CALLERS = 1000  # millicores; the callers have machines of their own where this is real
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +140,29 @@ def relay(plane: ControlPlane) -> tuple[Child, str]:
     return child, f"https://127.0.0.1:{port}"
 
 
+@contextmanager
+def on_cpus(plane: ControlPlane, plan: Plan, tenant: Tenant, between: Child) -> Iterator[None]:
+    """Share the CPUs by the requests of the manifests, or give our process one of its own."""
+    if plan.pinned:
+        pin(tenant.child, [child for child in plane.children if child is not tenant.child])
+        yield
+        return
+    callers = [os.getpid(), between.pid or 0]
+    requests = {
+        name: ([child.pid or 0], REQUESTS[name]) for child in plane.children if (name := child.name) in REQUESTS
+    }
+    requests |= {"gputile": ([tenant.child.pid or 0], our_request()), "callers": (callers, CALLERS)}
+    with shared(requests):
+        yield
+
+
+def our_request() -> int:
+    """Millicores that deploy/scheduler.yaml requests."""
+    (deployment,) = (one for one in manifests_of(DEPLOY / "scheduler.yaml") if one["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    return millicores(container["resources"]["requests"]["cpu"]) or 0
+
+
 def pin(ours: Child, theirs: list[Child]) -> None:
     """Our process alone on the last CPU; the API server, etcd, the relay and the callers on the rest."""
     *rest, last = range(os.cpu_count() or 1)
@@ -165,15 +195,14 @@ def measured(plane: ControlPlane, plan: Plan, nodes: list[str], policy: str) -> 
     metrics = free_port()
     victims = offers(plane, nodes)
     with Tenant(plane, policy=policy, server=server, metrics_api__listen=f"127.0.0.1:{metrics}") as tenant:
-        if plan.pinned:
-            pin(tenant.child, [child for child in plane.children if child is not tenant.child])
         say(f"{policy}: ready")
         booked = lambda: tenant.count("gputile_book_pods", state="confirmed") >= plan.pods  # noqa: E731
         wait_until(booked, 120, "all pods are booked", [tenant.child], every=1)
         time.sleep(3)
-        runs = [one(plane, plan, tenant, policy, nodes, victims, [], between)]
-        cleared(plane)
-        runs.append(one(plane, plan, tenant, policy, nodes, victims, [tenant.port, metrics], between))
+        with on_cpus(plane, plan, tenant, between):
+            runs = [one(plane, plan, tenant, policy, nodes, victims, [], between)]
+            cleared(plane)
+            runs.append(one(plane, plan, tenant, policy, nodes, victims, [tenant.port, metrics], between))
     between.stop()
     plane.forget([between])
     cleared(plane)
