@@ -16,17 +16,19 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from gputile.book.events import Rubbed
-from gputile.book.ledger import Ledger
-from gputile.dialects.wire import NodeObject, Pod
-from gputile.engine.fleet import Fleet
+from gputile.dialects.kube_objects import NodeObject, Pod
+from gputile.engine.fleet.fleet import Fleet
+from gputile.ledger.events import Rubbed
+from gputile.ledger.ledger import Ledger
 from gputile.model.cards import NodeView
 from gputile.model.grants import Use
 from gputile.model.requests import PodRequest
-from gputile.scheduler.mirror import Mirror
+from gputile.scheduler.extender.filter import Extender
+from gputile.scheduler.extender_api import read_filter, write_filter
 from gputile.scheduler.settings import Settings
-from gputile.scheduler.verbs import Extender
-from gputile.scheduler.wire import read_filter, write_filter
+from gputile.scheduler.state.cluster_state import Mirror
+from gputile.scheduler.state.node_availability import NodeAvailability
+from gputile.scheduler.state.pod_requests import PodRequests
 from gputile.telemetry.metrics import Metrics
 from gputile.testing.builders import ask, node, pod, wants
 
@@ -169,7 +171,10 @@ class Asking:
     def __init__(self, nodes: int) -> None:
         self.ledger, settings = Ledger(), Settings(policy="tiling")
         mirror = Mirror(self.ledger, settings.dialects)
-        self.extender = Extender(mirror, settings, Metrics(), time.monotonic)
+        requests, availability = PodRequests(mirror), NodeAvailability(mirror, settings.other_agents)
+        self.extender = Extender(
+            mirror, requests, availability, settings=settings, metrics=Metrics(), clock=time.monotonic
+        )
         self.names = [f"node-{number}" for number in range(nodes)]
         for name in self.names:
             mirror.node_changed(msgspec.convert(node(name).cards(8, "A100", "80Gi").manifest(), NodeObject))

@@ -33,11 +33,11 @@ from tests.e2e.watching import Event, watch
 
 from bench.stage import Tenant, configuration, say
 from gputile.dialects.gputile import INVENTORY, write_inventory
-from gputile.dialects.wire import Inventory
+from gputile.dialects.kube_objects import Inventory
 from gputile.model.cards import Node
 from gputile.model.requests import PodRequest
-from gputile.sim.lists import THOUSANDTHS, Job, load_jobs, load_nodes
 from gputile.sim.replay import Plan, arrivals, average_card, replay
+from gputile.sim.traces import THOUSANDTHS, Job, load_jobs, load_nodes
 
 SPACE = "packing"
 SLOTS = 100  # tiles on a card: the lists know no limit

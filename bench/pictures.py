@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from gputile.engine.cutting import prices, values
+from gputile.engine.policies.cutting_stock import prices, values
 
 MIX = {80: 30.0, 65: 10.0, 47: 20.0, 32: 20.0, 23: 20.0}  # share of a card in percent, how often it is asked for
 

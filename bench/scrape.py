@@ -11,17 +11,18 @@ import time
 
 import numpy as np
 
-from gputile.book.events import Confirmed, Holding, NodeSeen
-from gputile.book.ledger import Ledger
+from gputile.dialects.kube_objects import Pod
 from gputile.dialects.settings import DEFAULTS
-from gputile.dialects.use import write_use
-from gputile.dialects.wire import Pod
-from gputile.kube.values import Beat, Heartbeat, LeaseName, LeaseWords
+from gputile.dialects.usage_annotation import write_use
+from gputile.kube.api import Beat, Heartbeat, LeaseName, LeaseWords
+from gputile.ledger.events import Confirmed, NodeSeen
+from gputile.ledger.ledger import Ledger
+from gputile.model.allocations import Holding
 from gputile.model.grants import ContainerGrant, Grant, Tile
 from gputile.model.usage import Usage, Used
-from gputile.scheduler.figures import Figures
-from gputile.scheduler.mirror import Mirror
+from gputile.scheduler.metrics.cluster_metrics import Figures
 from gputile.scheduler.settings import MetricsSettings
+from gputile.scheduler.state.cluster_state import Mirror
 from gputile.testing.builders import ask, node, wants
 
 SIZES = (100, 1_000, 5_000)

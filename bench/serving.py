@@ -9,8 +9,8 @@ import sys
 
 import uvloop
 
-from gputile.kube.memory import MemoryApi
-from gputile.scheduler.process import Process
+from gputile.kube.fake import MemoryApi
+from gputile.scheduler.app import Process
 from gputile.scheduler.settings import MetricsSettings, Settings, TlsSettings
 from gputile.telemetry import logs
 from gputile.telemetry.metrics import Metrics

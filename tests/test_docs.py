@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from gputile.cli.main import COMMANDS
-from gputile.dialects.speaking import DIALECTS
-from gputile.engine.policies import POLICIES
+from gputile.dialects.registry import DIALECTS
+from gputile.engine.policies.table import POLICIES
 from gputile.model.refusals import HAMI_ALIAS, SENTENCE, VGPU_ALIAS, NodeCode, RequestCode
 from tests.telemetry import names
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from bench.fuzz.spoiling import Spoiler
 from gputile.kubelet import messages as wire
-from gputile.kubelet.holding import CHECKPOINT, Unreadable, read_checkpoint, registered
+from gputile.kubelet.checkpoint import CHECKPOINT, Unreadable, read_checkpoint, registered
+from gputile.kubelet.cri import read_config
 from gputile.kubelet.protobuf import Garbled, Message, decode, encode
-from gputile.kubelet.runtime import read_config
 
 IDS = ["GPU-0::0", "GPU-1::7"]
 GRANTED = wire.Allocation(

@@ -15,19 +15,19 @@ import msgspec
 
 from bench.fuzz.spoiling import Spoiler
 from bench.fuzz.verbs import cluster, good_bodies
-from gputile.dialects.wire import NodeObject
-from gputile.kube.values import Json
-from gputile.scheduler.aggregated.authorizing import Authorizer
-from gputile.scheduler.aggregated.front import FrontProxy
-from gputile.scheduler.aggregated.objects import GROUP, VERSION
-from gputile.scheduler.aggregated.reading import Reader
-from gputile.scheduler.aggregated.resources import OLD_GROUP, OLD_VERSION
-from gputile.scheduler.aggregated.server import ApiServer
-from gputile.scheduler.aggregated.window import Window
-from gputile.scheduler.process import Process
+from gputile.dialects.kube_objects import NodeObject
+from gputile.http.messages import Reply, Request, Response
+from gputile.kube.api import Json
+from gputile.metrics_api.authentication import FrontProxy
+from gputile.metrics_api.authorization import Authorizer
+from gputile.metrics_api.handlers import Reader
+from gputile.metrics_api.objects import GROUP, VERSION
+from gputile.metrics_api.projection import Window
+from gputile.metrics_api.resources import OLD_GROUP, OLD_VERSION
+from gputile.metrics_api.server import ApiServer
+from gputile.scheduler.app import Process
 from gputile.scheduler.settings import Settings
 from gputile.telemetry.metrics import Metrics
-from gputile.web.messages import Reply, Request, Response
 
 PROXY = "front-proxy-client"
 WATCHED = 0.002  # seconds that a watch is listened to

@@ -19,12 +19,12 @@ import msgspec
 
 from bench.fuzz.finding import SLOW, Finding, Tell, silent
 from bench.fuzz.spoiling import Spoiler
-from gputile.kube.memory import MemoryApi
-from gputile.kube.values import Json
-from gputile.scheduler.process import Process
-from gputile.scheduler.server import _error, routes
+from gputile.kube.api import Json
+from gputile.kube.fake import MemoryApi
+from gputile.scheduler.app import Process
+from gputile.scheduler.extender.server import _error, routes
+from gputile.scheduler.extender_api import BadBody
 from gputile.scheduler.settings import Settings, TellSettings
-from gputile.scheduler.wire import BadBody
 from gputile.telemetry.metrics import Metrics
 from gputile.testing.builders import node, pod
 

@@ -9,15 +9,15 @@ from typing import Any, cast
 
 import msgspec
 
-from gputile.agent.process import Agent
+from gputile.agent.app import Agent
 from gputile.agent.settings import AgentSettings, FolderSettings, HealthSettings, HeartbeatSettings
 from gputile.dialects import gputile
-from gputile.dialects.wire import NodeObject, Pod
-from gputile.kube.node import Heartbeat, NodeClient
-from gputile.kube.values import Change, Note, Refused, Seen, Snapshot
-from gputile.kubelet.runtime import Cdi
+from gputile.dialects.kube_objects import NodeObject, Pod
+from gputile.kube.api import Change, Note, Refused, Seen, Snapshot
+from gputile.kube.node_client import Heartbeat, NodeClient
+from gputile.kubelet.cri import Cdi
+from gputile.nvml.driver import Gpu
 from gputile.nvml.fake import FakeDriver
-from gputile.nvml.values import Gpu
 from gputile.telemetry.agent_metrics import AgentMetrics
 from tests.kubelet.kubelet import ScriptedKubelet
 

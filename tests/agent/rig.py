@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from gputile.dialects import gputile, speaking
-from gputile.dialects.wire import Award, Pod
+from gputile.dialects import gputile, registry
+from gputile.dialects.kube_objects import Award, Pod
 from gputile.kubelet import messages as wire
-from gputile.kubelet.holding import CHECKPOINT
+from gputile.kubelet.checkpoint import CHECKPOINT
 from gputile.kubelet.protobuf import encode
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant, Tile
@@ -41,12 +41,12 @@ def several(
     inits = tuple(limits for name in held if name.startswith("init"))
     apps = [limits for name in held if not name.startswith("init")]
     bare = msgspec.convert(manifest(*apps, init=inits, name=uid, uid=uid, on=NODE, **more), Pod)
-    asked = speaking.read_pod(bare)
+    asked = registry.read_pod(bare)
     assert isinstance(asked, PodRequest)
     roles = {ask.container: ask.role for ask in asked.asks}
     containers = tuple(ContainerGrant(name, tiles, roles[name]) for name, tiles in held.items())
     grant = Grant(pod=uid, node=NODE, dialect=asked.dialect, containers=containers)
-    written = speaking.write_grant(Award(grant=grant, pod=bare, asked=asked, cards=CARDS, at=at))
+    written = registry.write_grant(Award(grant=grant, pod=bare, asked=asked, cards=CARDS, at=at))
     more["annotations"] = {**more.get("annotations", {}), **written.annotations}
     return msgspec.convert(manifest(*apps, init=inits, name=uid, uid=uid, on=NODE, **more), Pod)
 

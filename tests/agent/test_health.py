@@ -3,7 +3,7 @@
 import pytest
 
 from gputile.agent.health import APPLICATION_XIDS, HARDWARE_XIDS, Health
-from gputile.nvml.values import Gpu, Sight, Xid
+from gputile.nvml.driver import Gpu, Sight, Xid
 
 
 def sight(**faults: str) -> Sight:

@@ -15,17 +15,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from gputile.agent import process
-from gputile.agent.isolating import STRENGTH, CannotServe, chosen
-from gputile.agent.residents import Residents
+from gputile.agent import app
+from gputile.agent.cdi_specs import Slots
+from gputile.agent.isolation import STRENGTH, CannotServe, chosen
+from gputile.agent.node_pods import Residents
 from gputile.agent.settings import ISOLATIONS, AgentSettings
-from gputile.agent.slots import Slots
 from gputile.dialects import gputile, records
+from gputile.dialects.kube_objects import Pod
 from gputile.dialects.settings import DEFAULTS
-from gputile.dialects.wire import Pod
-from gputile.kube.values import Change, Snapshot
+from gputile.kube.api import Change, Snapshot
 from gputile.kubelet import messages as wire
-from gputile.kubelet.runtime import Replaced
+from gputile.kubelet.cri import Replaced
 from gputile.testing.builders import pod as manifest
 from tests.agent.node import GPUS, Rig, running
 from tests.agent.rig import CARDS, NODE, Kubelet, granted, several, tile
@@ -162,7 +162,7 @@ def failing(rig: Rig, name: str, times: int) -> Callable[[], int]:
     ],
 )
 async def test_a_loop_that_fails_goes_on(tmp_path: Path, part: str, loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "SWEEP", 0.01)
+    monkeypatch.setattr(app, "SWEEP", 0.01)
     rig, stop = Rig(tmp_path, Rig.driver_of(*GPUS), report_use=True), asyncio.Event()
     calls = failing(rig, part, times=2)
     async with ScriptedKubelet(tmp_path) as kubelet:

@@ -16,18 +16,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.agent import process
-from gputile.agent.process import Agent
+from gputile.agent import app
+from gputile.agent.app import Agent
 from gputile.agent.settings import AgentSettings, FolderSettings, HeartbeatSettings
 from gputile.dialects import gputile
-from gputile.dialects.wire import NodeObject, Pod
-from gputile.kube.node import Heartbeat, NodeClient
-from gputile.kube.values import Change, Json, Snapshot, Spoilt
+from gputile.dialects.kube_objects import NodeObject, Pod
+from gputile.kube.api import Change, Json, Snapshot, Spoilt
+from gputile.kube.node_client import Heartbeat, NodeClient
 from gputile.kubelet import messages as wire
-from gputile.kubelet.holding import CHECKPOINT
-from gputile.kubelet.runtime import RUNNING, UID, Cdi
+from gputile.kubelet.checkpoint import CHECKPOINT
+from gputile.kubelet.cri import RUNNING, UID, Cdi
+from gputile.nvml.driver import Gpu
 from gputile.nvml.fake import FakeDriver
-from gputile.nvml.values import Gpu
 from gputile.telemetry.agent_metrics import AgentMetrics
 from gputile.testing import hostile
 from gputile.testing.builders import pod
@@ -47,7 +47,7 @@ GOOD = "GPU-n1-2"  # nobody hostile holds it
 def quicken(patch: pytest.MonkeyPatch) -> None:
     """What happens once in ten seconds happens all the time."""
     for name in ("SWEEP", "REPORT"):
-        patch.setattr(process, name, 0.005)
+        patch.setattr(app, name, 0.005)
 
 
 @pytest.fixture(autouse=True)

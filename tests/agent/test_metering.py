@@ -6,15 +6,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gputile.agent.metering import Meter
-from gputile.dialects.use import NodeUsage, read_use
-from gputile.kubelet.runtime import Runs
+from gputile.dialects.usage_annotation import NodeUsage, read_use
+from gputile.kubelet.cri import Runs
 from gputile.model.usage import Used
+from gputile.nvml.driver import Gpu, Process
 from gputile.nvml.fake import FakeDriver
-from gputile.nvml.values import Gpu, Process
-from gputile.telemetry.figures import AGENT_FAMILIES
-from gputile.telemetry.hami_figures import HAMI_AGENT_FAMILIES
+from gputile.telemetry.exposition import AGENT_FAMILIES
+from gputile.telemetry.hami_metrics import HAMI_AGENT_FAMILIES
 from tests.agent.rig import CARDS, granted, tile
-from tests.agent.test_using import ID, UID, process, residents
+from tests.agent.test_process_usage import ID, UID, process, residents
 
 GPUS = [Gpu(index=card.index, uuid=card.uuid, model=card.model, memory=card.memory) for card in CARDS[:2]]
 RUNNING = {ID: Runs(UID, "c0")}

@@ -4,19 +4,19 @@ from pathlib import Path
 
 import pytest
 
+from gputile.agent.cdi_specs import Slots, device_name, new_slot, slots_of
+from gputile.agent.consistency import Findings, compare
 from gputile.agent.inventory import inventory, label_value, labels
-from gputile.agent.overlapping import Holdings, overlap
-from gputile.agent.preferring import Expected, prefer
-from gputile.agent.residents import Residents
-from gputile.agent.slots import Slots, device_name, new_slot, slots_of
-from gputile.agent.truth import Findings, compare
+from gputile.agent.node_pods import Residents
+from gputile.agent.overlap import Holdings, overlap
+from gputile.agent.preferred_allocation import Expected, prefer
 from gputile.dialects import gputile
+from gputile.dialects.kube_objects import Pod
 from gputile.dialects.settings import DEFAULTS
-from gputile.dialects.wire import Pod
-from gputile.kubelet.holding import Held
+from gputile.kubelet.checkpoint import Held
 from gputile.model.grants import ContainerGrant, Grant
 from gputile.model.requests import Role
-from gputile.nvml.values import Gpu, Sight
+from gputile.nvml.driver import Gpu, Sight
 from tests.agent.rig import CARDS, NODE, granted, tile, ungranted
 
 BY_UUID = {card.uuid: card for card in CARDS}

@@ -13,8 +13,8 @@ from gputile.agent.server import BOUNDS, Server
 from gputile.agent.settings import AgentSettings, TlsSettings, checked
 from gputile.model.errors import InputError
 from gputile.telemetry.agent_metrics import AgentMetrics
+from tests.http.requests import until
 from tests.kube.certificates import Authority
-from tests.web.asking import until
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gputile.audit.checking import audit
+from gputile.audit.audit import audit
 from gputile.audit.report import Report
 
 NOW = 1_800_000_000.0

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.audit.checking import audit
-from gputile.audit.stories import stories
+from gputile.audit.advice import stories
+from gputile.audit.audit import audit
 from tests.audit.nodes import (
     NOW,
     Json,

@@ -8,9 +8,9 @@ import yaml
 from click.testing import CliRunner
 
 from gputile.agent.settings import AgentSettings
-from gputile.cli import agent
-from gputile.cli.agent import command
-from gputile.kubelet.runtime import Cdi, Silent
+from gputile.cli.commands import agent
+from gputile.cli.commands.agent import command
+from gputile.kubelet.cri import Cdi, Silent
 from gputile.model.errors import InputError
 
 

@@ -12,7 +12,7 @@ from gputile.cli.group import cli
 from gputile.cli.group import run as run_command
 from gputile.model.errors import InputError
 from gputile.testing.builders import node
-from tests.audit.test_checking import holder
+from tests.audit.test_audit import holder
 
 N1 = node("n1").cards(2, "Tesla T4", 16000).manifest()
 RIGHT = [holder("a", (0, 9000, 0)), holder("b", (1, 9000, 0))]

@@ -9,14 +9,14 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from gputile.cli.checks import Facts, Finding, parsed
-from gputile.cli.checks_control import POLICIES
-from gputile.cli.checks_scheduler import configured
-from gputile.cli.cluster import Seen, ShownNode, Unseen
-from gputile.cli.doctor import CHECKS, lines_of
+from gputile.cli.checks.control import POLICIES
+from gputile.cli.checks.facts import Facts, Finding, parsed
+from gputile.cli.checks.scheduler import configured
+from gputile.cli.commands.doctor import CHECKS, lines_of
 from gputile.cli.group import cli
-from gputile.cli.seen import SeenPod
-from gputile.cli.showing import Paper
+from gputile.cli.pod_conditions import SeenPod
+from gputile.cli.render.terminal import Paper
+from gputile.cli.source import Seen, ShownNode, Unseen
 from gputile.testing.builders import node, pod
 from gputile.text.terminal import bare
 from tests.cli.clusters import Cluster, tile

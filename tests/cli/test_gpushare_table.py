@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from gputile.cli.cluster import ShownNode
-from gputile.cli.gpushare import command, without_glog
-from gputile.cli.gpushare_table import details, shared, summary
-from gputile.dialects.wire import Pod
+from gputile.cli.commands.gpushare import command, without_glog
+from gputile.cli.render.gpushare import details, shared, summary
+from gputile.cli.source import ShownNode
+from gputile.dialects.kube_objects import Pod
 from gputile.model.errors import InputError
 from gputile.testing.builders import node, pod
 
@@ -151,7 +151,13 @@ def test_a_node_that_is_not_there(snapshot: str) -> None:
 
 
 def test_errors_are_the_originals_on_stdout_without_a_newline(tmp_path: Path) -> None:
-    program = [sys.executable, "-c", "from gputile.cli.gpushare import main; main()", "-f", str(tmp_path / "no")]
+    program = [
+        sys.executable,
+        "-c",
+        "from gputile.cli.commands.gpushare import main; main()",
+        "-f",
+        str(tmp_path / "no"),
+    ]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stdout.startswith("Failed due to ")

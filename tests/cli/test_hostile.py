@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 import gputile.cli
-from gputile.cli.gpushare import command as inspect_gpushare
+from gputile.cli.commands.gpushare import command as inspect_gpushare
 from gputile.cli.group import cli
 from gputile.model.errors import GputileError
 from gputile.testing.builders import node, pod
@@ -199,7 +199,7 @@ PRINTS = re.compile(r"click\.(?:echo|secho|style|unstyle)\(|(?<![\w.])print\(|sy
 
 
 def test_every_command_prints_by_the_one_way_that_cleans() -> None:
-    """`main` prints constants before anything is loaded; `watching` moves the cursor, around lines that are cleaned."""
+    """`main` prints constants before anything is loaded; `live_view` moves the cursor, around lines that are cleaned."""
     folder = Path(next(iter(gputile.cli.__path__)))
-    found = {path.name for path in folder.glob("*.py") if PRINTS.search(path.read_text())}
-    assert found == {"output.py", "main.py", "watching.py"}
+    found = {path.name for path in folder.rglob("*.py") if PRINTS.search(path.read_text())}
+    assert found == {"output.py", "main.py", "live_view.py"}

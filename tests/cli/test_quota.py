@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from gputile.cli.group import cli
 from gputile.model.errors import InputError
 from gputile.testing.builders import node, pod
-from tests.scheduler.test_mirror import grant
+from tests.scheduler.test_cluster_state import grant
 
 N1 = node("n1").cards(4, "Tesla T4", 16).manifest()
 OURS = """

@@ -16,10 +16,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from gputile.cli import scheduler
-from gputile.cli.scheduler import SETTINGS, command
-from gputile.kube.memory import MemoryApi
-from gputile.kube.values import Refused
+from gputile.cli.commands import scheduler
+from gputile.cli.commands.scheduler import SETTINGS, command
+from gputile.kube.api import Refused
+from gputile.kube.fake import MemoryApi
 from gputile.model.errors import InputError
 from gputile.scheduler.settings import Settings
 from gputile.sim.manifests import load_file

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gputile import __version__
-from gputile.cli.completion import proposals
+from gputile.cli.commands.completion import proposals
 from gputile.cli.group import cli
 from gputile.cli.main import COMMANDS, GROUPS
-from gputile.cli.using import used
+from gputile.cli.usage import used
 from gputile.model.errors import InputError
 from gputile.testing.builders import node
 from tests.cli.clusters import Cluster, tile
@@ -33,7 +33,7 @@ def run(*arguments: str, **env: str) -> Result:
         pytest.param("main", ("inspect", "-f"), {"numpy", "grpc", "yaml", "asyncio", "ssl"}, id="inspect"),
         pytest.param("main", ("audit", "-f"), {"numpy", "grpc", "yaml", "asyncio", "ssl"}, id="audit"),
         pytest.param("main", ("doctor", "-f"), {"numpy", "grpc"}, id="doctor"),
-        pytest.param("gpushare", ("-f",), {"numpy", "grpc", "yaml", "asyncio", "ssl"}, id="inspect-gpushare"),
+        pytest.param("commands.gpushare", ("-f",), {"numpy", "grpc", "yaml", "asyncio", "ssl"}, id="inspect-gpushare"),
         pytest.param("main", ("explain", "--help"), {"numpy", "grpc", "yaml", "asyncio"}, id="help-of-explain"),
         pytest.param("main", ("version", "--client"), {"numpy", "grpc", "asyncio"}, id="version"),
     ],

@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 
 from gputile.agent.inventory import labels
-from gputile.agent.reporting import CONDITION
-from gputile.cli.checks_control import POLICIES
-from gputile.dialects import carrying, gputile, speaking
+from gputile.agent.node_reporter import CONDITION
+from gputile.cli.checks.control import POLICIES
+from gputile.dialects import device_resources, gputile, registry
+from gputile.dialects.kube_objects import Award, Written
 from gputile.dialects.settings import DEFAULTS
-from gputile.dialects.wire import Award, Written
-from gputile.engine.placing import Placement, place
-from gputile.kube.config_maps import LAST_GOOD
+from gputile.engine.placement.place import Placement, place
+from gputile.kube.quota_config_maps import LAST_GOOD
 from gputile.model.cards import NodeView
-from gputile.nvml.values import Sight
-from gputile.scheduler import leading
+from gputile.nvml.driver import Sight
+from gputile.scheduler import leadership
 from gputile.testing.builders import pod
 from tests.deploy.test_manifests import NAME, NAMESPACE, objects
-from tests.dialects.doors import AT, SHELF, Manifest, object_of, read
+from tests.dialects.shortcuts import AT, SHELF, Manifest, object_of, read
 
 SCHEDULER = f"system:serviceaccount:{NAMESPACE}:{NAME}"
 
@@ -52,7 +52,7 @@ def written_for(manifest: Manifest) -> Written:
     placement = place(asked, NodeView.empty(SHELF))
     assert isinstance(placement, Placement), placement
     grant = placement.grant("uid-1", asked.dialect)
-    return speaking.write_grant(
+    return registry.write_grant(
         Award(grant=grant, pod=object_of(manifest), asked=asked, cards=SHELF.cards, at=AT, settings=DEFAULTS)
     )
 
@@ -141,7 +141,7 @@ def test_the_scheduler_may_write_the_records_and_the_nudge_and_no_other_key() ->
     records = {*strings("gputile-records", "keys"), gputile.NUDGED}
     assert set(strings("gputile-scheduler", "keys")) == records
     assert strings("gputile-scheduler", "prefixes") == [*prefixes()]
-    assert leading.LABEL in records
+    assert leadership.LABEL in records
 
 
 def test_the_scheduler_is_known_by_the_same_name_everywhere() -> None:
@@ -159,12 +159,14 @@ def test_of_a_quota_the_scheduler_may_write_what_it_was_last() -> None:
 
 
 def test_an_agent_may_change_the_sums_that_it_says_and_not_what_carries_devices() -> None:
-    said = {name for dialect in carrying.SERVED for name in carrying.plain(dialect, SHELF.cards, DEFAULTS)}
+    said = {
+        name for dialect in device_resources.SERVED for name in device_resources.plain(dialect, SHELF.cards, DEFAULTS)
+    }
     assert set(strings("gputile-agents", "sums")) == said
     carriers = {
         carrier.resource
-        for dialect in carrying.SERVED
-        for carrier in carrying.carriers(dialect, SHELF.cards, DEFAULTS, shares_nvidia=False)
+        for dialect in device_resources.SERVED
+        for carrier in device_resources.carriers(dialect, SHELF.cards, DEFAULTS, shares_nvidia=False)
     }
     assert not carriers & said
 

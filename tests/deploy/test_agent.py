@@ -8,7 +8,7 @@ import yaml
 
 from gputile import __version__
 from gputile.agent.settings import ISOLATIONS, AgentSettings, FolderSettings
-from gputile.cli.agent import SETTINGS
+from gputile.cli.commands.agent import SETTINGS
 from tests.deploy.test_manifests import AGENTS, DEPLOY, NAMESPACE, objects
 
 NAME = "gputile-agent"

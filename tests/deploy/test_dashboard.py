@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gputile.telemetry.figures import FAMILIES, Family
+from gputile.telemetry.exposition import FAMILIES, Family
 from tests.telemetry.names import Names, agent, samples, scheduler
 
 FILE = Path(__file__).parents[2] / "deploy/grafana/gputile.json"

@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from gputile import __version__
-from gputile.cli.scheduler import SETTINGS
-from gputile.dialects import speaking
+from gputile.cli.commands.scheduler import SETTINGS
+from gputile.dialects import registry
 from gputile.dialects.settings import DEFAULTS
-from gputile.scheduler import leading
-from gputile.scheduler.aggregated.resources import API_SERVICES
-from gputile.scheduler.aggregated.settings import MetricsApiSettings
+from gputile.metrics_api.resources import API_SERVICES
+from gputile.metrics_api.settings import MetricsApiSettings
+from gputile.scheduler import leadership
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 NAME, NAMESPACE = "gputile-scheduler", "kube-system"
@@ -170,7 +170,7 @@ def test_the_service_selects_the_leader_among_the_deployments_pods() -> None:
     template, app = ours("Deployment")["spec"]["template"], {"app.kubernetes.io/name": NAME}
     assert template["metadata"]["labels"] == app  # and not the leader's label: a pod is not born a leader
     assert ours("Deployment")["spec"]["selector"]["matchLabels"] == app
-    assert ours("Service")["spec"]["selector"] == app | {leading.LABEL: "true"}
+    assert ours("Service")["spec"]["selector"] == app | {leadership.LABEL: "true"}
     assert ours("PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == app
 
 
@@ -217,7 +217,7 @@ CARRIERS = {
 
 def resources() -> set[str]:
     """All that some dialect asks with."""
-    return {name for dialect in speaking.DIALECTS for name in dialect.resources(DEFAULTS)}
+    return {name for dialect in registry.DIALECTS for name in dialect.resources(DEFAULTS)}
 
 
 def default_scheduler() -> Any:

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputile.dialects import gpushare, gputile, records, speaking
+from gputile.dialects import gpushare, gputile, records, registry
+from gputile.dialects.kube_objects import NodeObject, convert_node
 from gputile.dialects.settings import DEFAULTS, DialectSettings
-from gputile.dialects.wire import NodeObject, convert_node
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant
 from gputile.model.refusals import NodeCode, RequestCode
 from gputile.model.requests import Role
 from gputile.testing.builders import ask, node, pod
-from tests.dialects.doors import (
+from tests.dialects.shortcuts import (
     AT,
     Manifest,
     No,
@@ -233,7 +233,7 @@ def test_written_grant(
     assert written.annotations == ALWAYS | annotations
     assert written.labels == {}
     assert written.env == env
-    both = speaking.write_grant(given_)
+    both = registry.write_grant(given_)
     assert both.annotations == written.annotations | gputile.write_grant(given_).annotations
     assert (both.labels, both.env) == (written.labels, written.env)
 

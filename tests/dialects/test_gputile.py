@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputile.dialects import gputile, records, speaking
+from gputile.dialects import gputile, records, registry
+from gputile.dialects.kube_objects import Inventory
 from gputile.dialects.settings import DEFAULTS
-from gputile.dialects.wire import Inventory
 from gputile.model.cards import Card
 from gputile.model.grants import Grant
 from gputile.model.refusals import BadRequest, NodeCode, RequestCode
 from gputile.model.requests import Ask, Role
 from gputile.testing.builders import ask, node, pod
-from tests.dialects.doors import (
+from tests.dialects.shortcuts import (
     AT,
     Manifest,
     No,
@@ -144,7 +144,7 @@ def test_several_containers(manifest: Manifest, want: tuple[Ask, ...]) -> None:
 )
 def test_written_grant(manifest: Manifest, annotations: dict[str, Any], env: dict[str, dict[str, str]]) -> None:
     given_ = award(manifest, node().cards(2).node(), held("c0", tile(0, 3072, 30), tile(1, 3072, 30)))
-    for written in (gputile.write_grant(given_), speaking.write_grant(given_)):
+    for written in (gputile.write_grant(given_), registry.write_grant(given_)):
         assert {key: msgspec.json.decode(text) for key, text in written.annotations.items()} == {
             "gputile.io/grant": annotations
         }
@@ -246,7 +246,7 @@ def test_a_grant_of_more_than_its_gpu_is_counted_and_starts_nothing(text: str, s
 def test_our_grant_is_the_truth_when_another_record_disagrees() -> None:
     manifest = pod({"aliyun.com/gpu-mem": 3})
     given_ = award(manifest, node().cards(2, size="15Gi").node(), held("c0", tile(1, 3072)))
-    written = speaking.write_grant(given_)
+    written = registry.write_grant(given_)
     written.annotations["ALIYUN_COM_GPU_MEM_IDX"] = "0"
     written.annotations["scheduler.framework.gpushare.allocation"] = '{"0":{"0":3}}'
     assert records.read_grant(bound(manifest, written), None) == given_.grant

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.dialects import records, speaking
-from gputile.dialects.wire import LARGEST_NODE, LONGEST_LIST, SHOWN, convert_pod, host_needs
+from gputile.dialects import records, registry
+from gputile.dialects.kube_objects import LARGEST_NODE, LONGEST_LIST, SHOWN, convert_pod, host_needs
 from gputile.model.refusals import BadRequest, NodeCode, RequestCode
 from gputile.model.requests import PodRequest, phases
 from gputile.testing.builders import pod
-from tests.dialects.doors import Manifest, No, expect, node_of, object_of, raw_node, read
+from tests.dialects.shortcuts import Manifest, No, expect, node_of, object_of, raw_node, read
 
 GPUTILE, NVIDIA = {"gputile.io/gpu": 1}, {"nvidia.com/gpu": 1}
 HAMI, VGPU = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1}, {"nvidia.com/vgpu-number": 1}
@@ -30,7 +30,7 @@ def strange(count: int) -> Manifest:
 def test_reading_a_pod_never_looks_for_the_nearest_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """It took four seconds for 17,000 annotations, at every watch event."""
     monkeypatch.setattr(difflib, "get_close_matches", lambda *_, **__: pytest.fail("difflib was asked"))
-    assert isinstance(speaking.read_pod(strange(5)), PodRequest)
+    assert isinstance(registry.read_pod(strange(5)), PodRequest)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_hints_are_for_three_annotations_at_most(
         return get_close_matches(word, *known, **more)
 
     monkeypatch.setattr(difflib, "get_close_matches", counted)
-    notes = speaking.notes(strange(count), read(strange(count)))
+    notes = registry.notes(strange(count), read(strange(count)))
     assert len(asked) == hints
     assert len(notes) == hints + (count > hints)
     assert not notes or last in notes[-1]
@@ -83,7 +83,7 @@ def test_a_list_has_256_entries_at_most(limits: dict[str, Any], key: str) -> Non
     def listing(count: int) -> Manifest:
         return pod(limits, annotations={key: ",".join(f"GPU-{n}" for n in range(count))})
 
-    assert isinstance(speaking.read_pod(listing(LONGEST_LIST)), PodRequest)
+    assert isinstance(registry.read_pod(listing(LONGEST_LIST)), PodRequest)
     expect(
         listing(LONGEST_LIST + 1), "", No(RequestCode.BAD_ANNOTATION, f"`{key}` lists 257 entries; write at most 256")
     )
@@ -136,7 +136,7 @@ def container(**changed: Any) -> Manifest:
     ],
 )
 def test_a_message_repeats_little_of_what_was_written(manifest: Manifest) -> None:
-    found = speaking.read_pod(manifest)
+    found = registry.read_pod(manifest)
     assert isinstance(found, BadRequest)
     assert "x" * (SHOWN + 1) not in found.message
     assert len(found.message) < 400
@@ -165,7 +165,7 @@ def test_so_does_one_about_a_grant(limits: dict[str, Any], annotations: dict[str
 
 @pytest.mark.parametrize("sign", ["\x1b[2J", "\x9b", "\r", "\u202e", "\x00"])
 def test_a_message_carries_no_sign_that_a_terminal_obeys(sign: str) -> None:
-    found = speaking.read_pod(container(name=f"a{sign}", resources={"limits": {"gputile.io/gpu": f"b{sign}"}}))
+    found = registry.read_pod(container(name=f"a{sign}", resources={"limits": {"gputile.io/gpu": f"b{sign}"}}))
     assert isinstance(found, BadRequest)
     assert found.message.isprintable()
 

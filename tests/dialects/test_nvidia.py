@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputile.dialects import gputile, nvidia, records, speaking
+from gputile.dialects import gputile, nvidia, records, registry
 from gputile.dialects.settings import DEFAULTS
 from gputile.model.cards import Card
 from gputile.model.refusals import RequestCode
 from gputile.model.requests import Role
 from gputile.testing.builders import ask, node, pod
-from tests.dialects.doors import (
+from tests.dialects.shortcuts import (
     Manifest,
     No,
     Want,
@@ -116,7 +116,7 @@ def test_written_grant() -> None:
     written = nvidia.write_grant(given_)
     assert (written.annotations, written.labels) == ({}, {})
     assert written.env == {"c0": {"NVIDIA_VISIBLE_DEVICES": "GPU-n1-0,GPU-n1-1"}}
-    both = speaking.write_grant(given_)
+    both = registry.write_grant(given_)
     assert both.annotations == gputile.write_grant(given_).annotations
     assert (both.labels, both.env) == ({}, written.env)
 
@@ -130,7 +130,7 @@ def test_the_original_leaves_no_record() -> None:
 def test_our_record_of_it_is_read_back() -> None:
     manifest = pod({GPU: 1})
     given_ = award(manifest, node().cards(2).node(), held("c0", tile(1, 81920, 100)))
-    assert records.read_grant(bound(manifest, speaking.write_grant(given_)), None) == given_.grant
+    assert records.read_grant(bound(manifest, registry.write_grant(given_)), None) == given_.grant
 
 
 @settings(max_examples=25)

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputile.dialects import records
+from gputile.dialects.kube_objects import Pod, convert_pod
+from gputile.dialects.registry import read_node, read_pod
 from gputile.dialects.settings import DialectSettings
-from gputile.dialects.speaking import read_node, read_pod
-from gputile.dialects.wire import Pod, convert_pod
 from gputile.model.cards import Node
 from gputile.model.grants import Grant
 from gputile.model.refusals import BadRequest

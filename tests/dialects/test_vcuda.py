@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputile.dialects import gputile, records, speaking, vcuda
+from gputile.dialects import gputile, records, registry, vcuda
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant
 from gputile.model.refusals import NodeCode, RequestCode
 from gputile.model.requests import Match, ModelRule, Role
 from gputile.testing.builders import ask, node, pod
-from tests.dialects.doors import (
+from tests.dialects.shortcuts import (
     AT,
     Manifest,
     No,
@@ -197,7 +197,7 @@ def test_written_grant(
     assert written.env == {
         found.container: {"NVIDIA_VISIBLE_DEVICES": ",".join(t.uuid for t in found.tiles)} for found in containers
     }
-    both = speaking.write_grant(given_)
+    both = registry.write_grant(given_)
     assert both.annotations == annotations | gputile.write_grant(given_).annotations
     assert (both.labels, both.env) == (written.labels, written.env)
 

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputile.dialects import gputile, records, speaking, vgpu
+from gputile.dialects import gputile, records, registry, vgpu
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant
 from gputile.model.refusals import NodeCode, RequestCode
 from gputile.model.requests import Constraints, Match, ModelRule, Role, Wish
 from gputile.testing.builders import ask, node, pod
-from tests.dialects.doors import (
+from tests.dialects.shortcuts import (
     AT,
     Manifest,
     No,
@@ -205,7 +205,7 @@ def test_written_grant(
     }
     assert written.labels == {"nvidia.com/assigned-phase": "allocating", "nvidia.com/metrics-node": "n1"}
     assert written.env == env
-    both = speaking.write_grant(given_)
+    both = registry.write_grant(given_)
     assert both.annotations == written.annotations | gputile.write_grant(given_).annotations
     assert (both.labels, both.env) == (written.labels, written.env)
 

@@ -7,9 +7,9 @@ import json
 import time
 from typing import Any
 
-from gputile.audit import checking
+from gputile.audit import audit as checking
+from gputile.audit.advice import stories
 from gputile.audit.report import Report
-from gputile.audit.stories import stories
 from tests.e2e.api import Kube, Manifest
 
 GRANT = "gputile.io/grant"

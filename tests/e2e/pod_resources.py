@@ -7,7 +7,7 @@ from typing import TypeAlias
 import grpc
 from msgspec import field
 
-from gputile.kubelet.plugin import PLAIN_SOCKETS
+from gputile.kubelet.device_plugin import PLAIN_SOCKETS
 from gputile.kubelet.protobuf import Message, decoder, encode
 
 Devices: TypeAlias = dict[tuple[str, str, str, str], frozenset[str]]

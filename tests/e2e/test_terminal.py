@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gputile.cli.checks_control import POLICIES
+from gputile.cli.checks.control import POLICIES
 from tests.e2e.api import ApiError, Kube, Manifest
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.gputile import DEPLOY, Replica, rights

@@ -5,7 +5,7 @@ from copy import deepcopy
 
 import pytest
 
-from gputile.dialects.use import NodeUsage, read_use
+from gputile.dialects.usage_annotation import NodeUsage, read_use
 from gputile.model.usage import Used
 from tests.e2e import agents
 from tests.e2e.agents import NodeAgent, two_models

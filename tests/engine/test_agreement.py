@@ -12,9 +12,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.engine.fleet import Fleet
-from gputile.engine.placing import Placement, fits, place
-from gputile.engine.shares import room_share
+from gputile.engine.fleet.fleet import Fleet
+from gputile.engine.placement.place import Placement, fits, place
+from gputile.engine.placement.shares import room_share
 from gputile.model.cards import Card, NodeView
 from gputile.model.grants import Use
 from gputile.model.refusals import NodeCode, Refusal

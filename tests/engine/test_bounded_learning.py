@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.engine.fleet import Fleet
-from gputile.engine.learning import (
+from gputile.engine.fleet.fleet import Fleet
+from gputile.engine.policies.workload_model import (
     MOST_FRACTIONS,
     MOST_MINDS,
     MOST_POPULAR,
@@ -106,6 +106,8 @@ def test_a_new_model_asks_for_no_new_linear_programme(monkeypatch: pytest.Monkey
     fleet = some_fleet()
     fleet.relearn([wants(ask(1000), models=(ModelRule(("A100",)),)) for _ in range(200)])
     fleet.best(wants(ask(1000)), "tiling")
-    monkeypatch.setattr("gputile.engine.learning.prices", lambda demand: pytest.fail("the linear programme was solved"))
+    monkeypatch.setattr(
+        "gputile.engine.policies.workload_model.prices", lambda demand: pytest.fail("the linear programme was solved")
+    )
     fleet.set_node(node("n2").cards(8, "H100", "80Gi").node())
     assert fleet.best(wants(ask(1000)), "tiling")

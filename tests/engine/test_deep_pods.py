@@ -14,14 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.book.events import Confirmed, Holding
-from gputile.book.ledger import Ledger
-from gputile.dialects import speaking
-from gputile.dialects.speaking import MOST_CONTAINERS
-from gputile.dialects.wire import Pod, host_needs
-from gputile.engine.fleet import Fleet
-from gputile.engine.placing import Placement, _pick, place
-from gputile.engine.topology import largest_linked
+from gputile.dialects import registry
+from gputile.dialects.kube_objects import Pod, host_needs
+from gputile.dialects.registry import MOST_CONTAINERS
+from gputile.engine.fleet.fleet import Fleet
+from gputile.engine.placement.place import Placement, _pick, place
+from gputile.engine.placement.topology import largest_linked
+from gputile.ledger.events import Confirmed
+from gputile.ledger.ledger import Ledger
+from gputile.model.allocations import Holding
 from gputile.model.grants import ContainerGrant, Grant, Tile, Use
 from gputile.model.refusals import BadRequest, RequestCode
 from gputile.model.requests import Role, most_at_once, phases
@@ -120,7 +121,7 @@ GPUSHARE, OURS = {"aliyun.com/gpu-mem": 1}, {"gputile.io/gpu": 1, "gputile.io/me
     ],
 )
 def test_at_most_64_containers_of_a_pending_pod_may_ask(limits: Any, asking: int, idle: int) -> None:
-    found = speaking.read_pod(convert(pod({"cpu": 1}, init=(*[limits] * asking, *[{"cpu": 1}] * idle))))
+    found = registry.read_pod(convert(pod({"cpu": 1}, init=(*[limits] * asking, *[{"cpu": 1}] * idle))))
     if asking <= MOST_CONTAINERS:
         assert not isinstance(found, BadRequest)
         return

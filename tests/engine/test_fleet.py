@@ -2,10 +2,10 @@
 
 import pytest
 
-from gputile.engine import fleet as fleet_module
-from gputile.engine.explaining import explain
-from gputile.engine.fleet import Fleet
-from gputile.engine.placing import Placement
+from gputile.engine.explanation import explain
+from gputile.engine.fleet import fleet as fleet_module
+from gputile.engine.fleet.fleet import Fleet
+from gputile.engine.placement.place import Placement
 from gputile.engine.search_budget import SearchBudget
 from gputile.model.cards import NodeView
 from gputile.model.errors import InputError

@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.engine import tiling
-from gputile.engine.cutting import values
-from gputile.engine.fleet import Fleet
-from gputile.engine.fragmentation import Fragments, Look
-from gputile.engine.learning import (
+from gputile.engine.fleet.fleet import Fleet
+from gputile.engine.placement.place import Placement
+from gputile.engine.placement.shares import CARD
+from gputile.engine.policies import tiling
+from gputile.engine.policies.cutting_stock import values
+from gputile.engine.policies.fragmentation import Fragments, Look
+from gputile.engine.policies.workload_model import (
     FIRST_REFRESH,
     MOST_TASKS,
     PRICE_EVERY,
@@ -21,8 +23,6 @@ from gputile.engine.learning import (
     tables,
     task_of,
 )
-from gputile.engine.placing import Placement
-from gputile.engine.shares import CARD
 from gputile.model.grants import Use
 from gputile.model.requests import ModelRule, PodRequest
 from gputile.testing.builders import NodeBuilder, ask, node, wants

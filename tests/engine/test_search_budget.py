@@ -7,12 +7,12 @@ search that was cut short, with a part that does not spend what is its whole's.
 
 import pytest
 
-from gputile.engine import fleet as fleet_module
-from gputile.engine.explaining import explain
-from gputile.engine.fleet import Fleet
-from gputile.engine.placing import Placement, place, searched
-from gputile.engine.preempting import Holder, victims
+from gputile.engine.explanation import explain
+from gputile.engine.fleet import fleet as fleet_module
+from gputile.engine.fleet.fleet import Fleet
+from gputile.engine.placement.place import Placement, place, searched
 from gputile.engine.search_budget import FREE_STEPS, SearchBudget
+from gputile.engine.victims import Holder, victims
 from gputile.model.cards import NodeView
 from gputile.model.grants import Use
 from gputile.model.refusals import NodeCode, Refusal

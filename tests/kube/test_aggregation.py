@@ -6,7 +6,7 @@ from contextlib import aclosing
 import pytest
 
 from gputile.kube.aggregation import Aggregation, Secret
-from gputile.kube.values import Refused, Snapshot, Unclear
+from gputile.kube.api import Refused, Snapshot, Unclear
 from tests.kube.server import fails, says
 from tests.kube.test_client import serving
 

@@ -9,11 +9,8 @@ from typing import Any
 import orjson
 import pytest
 
-from gputile.dialects.wire import Pod
-from gputile.kube.auth import Access, Trust
-from gputile.kube.client import Client, ClientSettings
-from gputile.kube.credentials import TokenFile
-from gputile.kube.values import (
+from gputile.dialects.kube_objects import Pod
+from gputile.kube.api import (
     Alive,
     Api,
     Beat,
@@ -27,6 +24,9 @@ from gputile.kube.values import (
     Trouble,
     Unclear,
 )
+from gputile.kube.auth import Access, Trust
+from gputile.kube.client import Client, ClientSettings
+from gputile.kube.credentials import TokenFile
 from tests.kube.certificates import Authority
 from tests.kube.server import Answer, Server, fails, hangs, line, listing, pod, resets, says, streams
 

@@ -8,7 +8,7 @@ from typing import Self, TypeVar
 import grpc
 
 from gputile.kubelet import messages as wire
-from gputile.kubelet.plugin import SOCKET, Context
+from gputile.kubelet.device_plugin import SOCKET, Context
 from gputile.kubelet.protobuf import Message, decoder, encode
 
 M = TypeVar("M", bound=Message)

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from gputile.kubelet import messages as wire
-from gputile.kubelet.plugin import Context
+from gputile.kubelet.device_plugin import Context
 from gputile.kubelet.protobuf import decoder, encode
 
 

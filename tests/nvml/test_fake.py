@@ -4,9 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from gputile.nvml.driver import Driver, NoDriver, Process, Sight, Xid
 from gputile.nvml.fake import FakeDriver, cards
 from gputile.nvml.null import NullDriver
-from gputile.nvml.values import Driver, NoDriver, Process, Sight, Xid
 
 
 def test_a_null_driver_says_no_to_everything() -> None:

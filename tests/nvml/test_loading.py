@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gputile.nvml.values import Gpu, Process
+from gputile.nvml.driver import Gpu, Process
 from tests.nvml.stub import StubCard, StubCards, build, environment
 
 LOOK = """
@@ -68,7 +68,7 @@ def test_a_library_that_is_not_there_yet_is_found_when_it_is(library: Path, tmp_
     waits = """
 import pathlib, sys
 from gputile.nvml.real import RealDriver
-from gputile.nvml.values import NoDriver
+from gputile.nvml.driver import NoDriver
 driver = RealDriver()
 try:
     driver.look()

@@ -4,10 +4,10 @@ from typing import Any
 
 import msgspec
 
-from gputile.book.events import Tick
-from gputile.dialects.wire import Pod
-from gputile.kube.values import Json
-from gputile.scheduler.wire import Offer, PreemptArgs
+from gputile.dialects.kube_objects import Pod
+from gputile.kube.api import Json
+from gputile.ledger.events import Tick
+from gputile.scheduler.extender_api import Offer, PreemptArgs
 from gputile.testing.builders import node, pod
 from tests.scheduler.rig import Rig, tile
 

@@ -12,22 +12,25 @@ from typing import Any, TypeVar
 import msgspec
 from prometheus_client.core import Sample
 
-from gputile.book.events import Instruction
-from gputile.book.ledger import Ledger, State
 from gputile.dialects.gputile import GRANT
-from gputile.dialects.wire import NodeObject, Pod
-from gputile.kube.budgets import Budget
-from gputile.kube.memory import MemoryApi
-from gputile.kube.values import Binding, Heartbeat, Json, Note, Refused, Unclear
-from gputile.scheduler.binding import Binder
-from gputile.scheduler.granting import Granter
-from gputile.scheduler.mirror import Mirror
-from gputile.scheduler.preempting import Preemptor
+from gputile.dialects.kube_objects import NodeObject, Pod
+from gputile.kube.api import Binding, Heartbeat, Json, Note, Refused, Unclear
+from gputile.kube.disruption_budgets import Budget
+from gputile.kube.fake import MemoryApi
+from gputile.ledger.events import Instruction
+from gputile.ledger.ledger import Ledger, State
+from gputile.scheduler.binding.binder import Binder
+from gputile.scheduler.binding.reconciler import Granter
+from gputile.scheduler.extender.cpu_pods import Steering
+from gputile.scheduler.extender.filter import Extender
+from gputile.scheduler.extender_api import BindArgs, FilterAnswer, FilterArgs, read_filter
+from gputile.scheduler.pending.pending_pods import Teller
+from gputile.scheduler.preemption.preemptor import Preemptor
 from gputile.scheduler.settings import Settings
-from gputile.scheduler.steering import Steering
-from gputile.scheduler.verbs import Extender, No
-from gputile.scheduler.waiting import Teller
-from gputile.scheduler.wire import BindArgs, FilterAnswer, FilterArgs, read_filter
+from gputile.scheduler.state.cluster_state import Mirror
+from gputile.scheduler.state.node_availability import NodeAvailability
+from gputile.scheduler.state.pod_requests import PodRequests
+from gputile.scheduler.state.unschedulable import No
 from gputile.telemetry.metrics import Metrics
 from gputile.testing.builders import NodeBuilder, pod
 
@@ -188,12 +191,15 @@ class Rig:
             "wall": lambda: next(ticks),
             "pause": self.clock.pause,
         }
-        self.extender = Extender(self.mirror, self.settings, self.metrics, self.clock)
-        self.binder = Binder(self.api, self.extender, self.mirror, self.settings, self.metrics, **common)
+        self.requests = PodRequests(self.mirror)
+        self.availability = NodeAvailability(self.mirror, self.settings.other_agents)
+        shared = self.requests, self.availability
+        self.extender = Extender(self.mirror, *shared, settings=self.settings, metrics=self.metrics, clock=self.clock)
+        self.binder = Binder(self.api, *shared, self.mirror, self.settings, self.metrics, **common)
         self.granter = Granter(self.api, self.mirror, self.settings, self.metrics, **common)
         self.teller = Teller(self.api, self.mirror, self.settings, self.metrics, **common)
         self.preemptor = Preemptor(
-            self.api, self.extender, self.mirror, self.settings, self.metrics, on_freed=self.carry_out, **common
+            self.api, *shared, self.mirror, self.settings, self.metrics, on_freed=self.carry_out, **common
         )
         self.steering = Steering(self.mirror, self.settings, leads=lambda: self.leading, clock=self.clock)
         self.extender.on_no = self._refused

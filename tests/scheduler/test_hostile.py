@@ -18,10 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputile.dialects.gputile import GRANT
-from gputile.kube.memory import MemoryApi
-from gputile.kube.values import Json
-from gputile.scheduler import granting, preempting, process, waiting
-from gputile.scheduler.process import Process
+from gputile.kube.api import Json
+from gputile.kube.fake import MemoryApi
+from gputile.scheduler import app as process
+from gputile.scheduler.app import Process
+from gputile.scheduler.binding import reconciler
+from gputile.scheduler.pending import pending_pods
+from gputile.scheduler.preemption import preemptor
 from gputile.scheduler.settings import PreemptSettings, Settings, TellSettings
 from gputile.telemetry.metrics import Metrics
 from gputile.testing import hostile
@@ -43,10 +46,10 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def quicken(patch: pytest.MonkeyPatch) -> None:
-    for module in (granting, preempting, waiting):
+    for module in (reconciler, preemptor, pending_pods):
         patch.setattr(module, "ROUND", ROUND)
     patch.setattr(process, "TICK", ROUND)
-    patch.setattr(waiting, "SHARE", 1.0)  # no rest after an explanation
+    patch.setattr(pending_pods, "SHARE", 1.0)  # no rest after an explanation
 
 
 class Cluster:

@@ -12,18 +12,18 @@ import msgspec
 import pytest
 
 from gputile.dialects.gputile import GRANT
-from gputile.dialects.wire import Pod
-from gputile.engine import cutting
+from gputile.dialects.kube_objects import Pod
+from gputile.engine.policies import cutting_stock
 from gputile.engine.search_budget import SearchBudget
-from gputile.kube.values import Json
+from gputile.kube.api import Json
 from gputile.model.refusals import SENTENCE, NodeCode
-from gputile.scheduler import preempting
-from gputile.scheduler.wire import Offer, PreemptArgs
+from gputile.scheduler.extender_api import Offer, PreemptArgs
+from gputile.scheduler.preemption import preemptor
 from gputile.testing.builders import node, pod
 from tests.scheduler.crowds import HIGH, LOW, notes
 from tests.scheduler.rig import Rig, tile
-from tests.scheduler.test_mirror import grant
-from tests.scheduler.test_process import cluster, running, value
+from tests.scheduler.test_app import cluster, running, value
+from tests.scheduler.test_cluster_state import grant
 
 NODES = 40
 
@@ -115,7 +115,7 @@ class TestOneBudget:
             rig.clock.now += seconds  # the search takes all of it
             return made(steps, seconds, clock)
 
-        monkeypatch.setattr("gputile.scheduler.preempting.SearchBudget", budget)
+        monkeypatch.setattr("gputile.scheduler.preemption.preemptor.SearchBudget", budget)
         await rig.preemptor.answer_in_slices(args)
         await rig.preemptor.answer_in_slices(args)
         rig.clock.now += 2  # a brief search that was cut short, too, shortens nothing
@@ -123,7 +123,7 @@ class TestOneBudget:
         await rig.preemptor.answer_in_slices(msgspec.structs.replace(args, pod=other))
         rig.clock.now += 60
         await rig.preemptor.answer_in_slices(args)
-        whole, brief = preempting.ANSWER_SECONDS, preempting.BRIEF
+        whole, brief = preemptor.ANSWER_SECONDS, preemptor.BRIEF
         assert given == [whole, brief, brief, whole, whole]
 
     async def test_our_own_preemption_tells_the_pod(self, steps: list[int]) -> None:
@@ -156,7 +156,7 @@ class TestOneBudget:
         rig.api.add_pod(awkward())
         rig.catch_up()
         rig.filter("evil")
-        monkeypatch.setattr("gputile.scheduler.slices.SLICE", -1.0)
+        monkeypatch.setattr("gputile.background.time_slices.SLICE", -1.0)
         rig.clock.pauses.clear()
         await rig.teller.round()
         assert len(rig.clock.pauses) > NODES
@@ -209,9 +209,9 @@ async def test_what_is_learnt_is_worked_out_beside_the_loop(monkeypatch: pytest.
 
     def prices(demand: dict[int, float]) -> dict[int, float]:
         threads.append(threading.current_thread() is threading.main_thread())
-        return cutting.prices(demand)
+        return cutting_stock.prices(demand)
 
-    monkeypatch.setattr("gputile.engine.learning.prices", prices)
+    monkeypatch.setattr("gputile.engine.policies.workload_model.prices", prices)
     async with running(cluster(node("n1").cards(2, size=100)), policy="tiling") as replica:
         process, api = replica.process, replica.api
         await replica.until(process.is_synced)

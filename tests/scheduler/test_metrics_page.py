@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from gputile.scheduler.metrics_page import SHARED, MetricsPage
+from gputile.scheduler.metrics.metrics_page import SHARED, MetricsPage
 from gputile.telemetry.metrics import Metrics
 
 

@@ -5,12 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from gputile.book.ledger import Ledger
+from gputile.dialects.kube_objects import NodeObject, Pod
 from gputile.dialects.settings import DialectSettings
-from gputile.dialects.wire import NodeObject, Pod
-from gputile.engine.placing import Placement
-from gputile.kube.values import Json
-from gputile.scheduler.mirror import Mirror
+from gputile.engine.placement.place import Placement
+from gputile.kube.api import Json
+from gputile.ledger.ledger import Ledger
+from gputile.scheduler.state.cluster_state import Mirror
 from gputile.testing.builders import ask, pod, wants
 
 RECORD, ITS_NODE = "hami.io/vgpu-devices-allocated", "hami.io/vgpu-node"

@@ -10,19 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from gputile.book.events import QuotasSet, Tick
-from gputile.book.ledger import State
 from gputile.dialects.gputile import NUDGED
-from gputile.dialects.wire import Pod
-from gputile.kube.values import Json
+from gputile.dialects.kube_objects import Pod
+from gputile.kube.api import Json
+from gputile.ledger.events import QuotasSet, Tick
+from gputile.ledger.ledger import State
 from gputile.model.quotas import Limit, Quota
 from gputile.model.refusals import SENTENCE, NodeCode
+from gputile.scheduler.extender_api import FilterAnswer, FilterArgs, Offer
 from gputile.scheduler.settings import PreemptSettings
-from gputile.scheduler.wire import FilterAnswer, FilterArgs, Offer
 from gputile.testing.builders import NodeBuilder, node, pod
 from tests.scheduler.crowds import HIGH, LOW, MIDDLE, arrive, ask, gone, notes, planned, settle, wish
 from tests.scheduler.rig import Rig, bind_args, refused, tile
-from tests.scheduler.test_waiting import nudged, rounds
+from tests.scheduler.test_pending_pods import nudged, rounds
 
 USED_UP, NOT_LISTED = SENTENCE[NodeCode.QUOTA], SENTENCE[NodeCode.QUOTA_MODEL]
 HERE = "ConfigMap kube-system/gputile-quota"

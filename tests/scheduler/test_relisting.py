@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.book.events import Conflict, Instruction, Relisted
-from gputile.book.ledger import State
-from gputile.dialects.wire import Pod
-from gputile.kube.values import Json
-from gputile.scheduler import slices
+from gputile.background import time_slices
+from gputile.dialects.kube_objects import Pod
+from gputile.kube.api import Json
+from gputile.ledger.events import Conflict, Instruction, Relisted
+from gputile.ledger.ledger import State
 from gputile.testing.builders import node, pod
 from tests.effort import examples
 from tests.scheduler.rig import Rig, tile
-from tests.scheduler.test_mirror import grant
-from tests.scheduler.test_process import cluster, running
+from tests.scheduler.test_app import cluster, running
+from tests.scheduler.test_cluster_state import grant
 
 SIZE = 16
 
@@ -120,7 +120,7 @@ async def test_while_a_list_is_taken_in_verbs_are_answered_and_sell_nothing_that
     async with running(api) as replica:
         process = replica.process
         await replica.until(lambda: process.is_synced() and len(process.ledger) == 4)
-        monkeypatch.setattr(slices, "SLICE", -1.0)
+        monkeypatch.setattr(time_slices, "SLICE", -1.0)
         many = [as_pod(pod({"cpu": 1}, name=f"plain-{n}", uid=f"uid-plain-{n}")) for n in range(500)]
         listed = (*many, *(as_pod(one) for one in after), as_pod(api.pods["default/wants"]))
         reading = asyncio.create_task(process._pods_listed(listed))

@@ -5,12 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from gputile.dialects import speaking
+from gputile.dialects import registry
+from gputile.dialects.kube_objects import Pod
 from gputile.dialects.settings import DEFAULTS, DialectSettings
-from gputile.dialects.wire import Pod
 from gputile.model.requests import PodRequest
-from gputile.scheduler import request_cache
-from gputile.scheduler.request_cache import RequestCache
+from gputile.scheduler.state import request_cache
+from gputile.scheduler.state.request_cache import RequestCache
 from gputile.testing.builders import pod as manifest
 
 GPU = {"gputile.io/gpu": 1}
@@ -30,9 +30,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Pod]:
 
     def counted(pod: Pod, settings: DialectSettings) -> Any:
         found.append(pod)
-        return speaking.read_pod(pod, settings)
+        return registry.read_pod(pod, settings)
 
-    monkeypatch.setattr(request_cache, "speaking", type("Speaking", (), {"read_pod": staticmethod(counted)}))
+    monkeypatch.setattr(request_cache, "registry", type("Speaking", (), {"read_pod": staticmethod(counted)}))
     return found
 
 
@@ -60,7 +60,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Pod]:
 def test_when_a_pod_is_read(first: Pod, second: Pod, settings: DialectSettings, count: int, reads: list[Pod]) -> None:
     cache = RequestCache()
     cache.read(first, DEFAULTS)
-    assert cache.read(second, settings) == speaking.read_pod(second, settings)
+    assert cache.read(second, settings) == registry.read_pod(second, settings)
     assert len(reads) == count
 
 

@@ -15,11 +15,11 @@ import msgspec
 import pytest
 
 from gputile import __version__
-from gputile.book.ledger import State
 from gputile.dialects.settings import DialectSettings
-from gputile.kube.values import Json
-from gputile.scheduler.binding import NOT_LEADING
-from gputile.scheduler.server import FAMILIES, Server, routes, tls_context
+from gputile.kube.api import Json
+from gputile.ledger.ledger import State
+from gputile.scheduler.binding.binder import NOT_LEADING
+from gputile.scheduler.extender.server import FAMILIES, Server, routes, tls_context
 from gputile.scheduler.settings import TlsSettings
 from gputile.testing.builders import node
 from tests.kube.certificates import Authority

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from gputile.scheduler.settings import TlsSettings
+from tests.http.h2_client import connected, trusting
 from tests.kube.certificates import Authority
 from tests.scheduler.test_server import bind_body, client, rig, serving, written
-from tests.web.h2_client import connected, trusting
 
 
 async def test_the_verbs_over_http_2_with_a_certificate(tmp_path: Path) -> None:

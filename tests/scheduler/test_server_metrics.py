@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gputile.scheduler.settings import MetricsSettings
-from gputile.telemetry.figures import PAGE_TYPE
+from gputile.telemetry.exposition import PAGE_TYPE
 from tests.kube.certificates import Authority
 from tests.scheduler.test_server import client, rig, serving, written
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gputile.cli.composing import explained
-from gputile.cli.scheduler import SETTINGS
+from gputile.cli.commands.scheduler import SETTINGS
+from gputile.cli.settings_loader import explained
 from gputile.model.errors import InputError
 from gputile.scheduler.settings import Settings
 

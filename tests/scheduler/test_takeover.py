@@ -7,12 +7,12 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.audit.checking import audit
-from gputile.book.ledger import Ledger
+from gputile.audit.audit import audit
+from gputile.dialects.kube_objects import NodeObject, Pod
 from gputile.dialects.settings import DialectSettings
-from gputile.dialects.wire import NodeObject, Pod
-from gputile.kube.values import Json
-from gputile.scheduler.mirror import Mirror
+from gputile.kube.api import Json
+from gputile.ledger.ledger import Ledger
+from gputile.scheduler.state.cluster_state import Mirror
 from gputile.testing.builders import pod
 
 CARDS, SIZE = 3, 8192

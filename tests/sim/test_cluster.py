@@ -2,9 +2,9 @@
 
 import pytest
 
+from gputile.dialects.kube_objects import convert_pod
 from gputile.dialects.records import read_grant
 from gputile.dialects.settings import DialectSettings
-from gputile.dialects.wire import convert_pod
 from gputile.model.errors import InputError
 from gputile.model.refusals import BadRequest, RequestCode
 from gputile.sim.cluster import MemoryCluster

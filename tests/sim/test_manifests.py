@@ -2,7 +2,7 @@
 
 import pytest
 
-from gputile.dialects.speaking import read_pod
+from gputile.dialects.registry import read_pod
 from gputile.model.errors import InputError
 from gputile.model.refusals import BadRequest
 from gputile.sim.manifests import load

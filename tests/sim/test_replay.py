@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from gputile.engine.policies import POLICIES
+from gputile.engine.policies.table import POLICIES
 from gputile.model.cards import Node
 from gputile.model.errors import InputError
 from gputile.model.requests import ModelRule
-from gputile.sim.lists import Job, load_jobs, load_nodes
 from gputile.sim.replay import Plan, arrivals, replay, size_of
-from gputile.sim.steady import steady
+from gputile.sim.steady_state import steady
+from gputile.sim.traces import Job, load_jobs, load_nodes
 from gputile.sim.what_if import change
 from gputile.testing.builders import ask, node, wants
 

@@ -4,8 +4,8 @@ from prometheus_client import Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
 from gputile.telemetry.agent_metrics import AgentMetrics
-from gputile.telemetry.figures import AGENT_FAMILIES, FAMILIES
-from gputile.telemetry.hami_figures import HAMI_AGENT_FAMILIES, HAMI_FAMILIES
+from gputile.telemetry.exposition import AGENT_FAMILIES, FAMILIES
+from gputile.telemetry.hami_metrics import HAMI_AGENT_FAMILIES, HAMI_FAMILIES
 from gputile.telemetry.metrics import Metrics, Tally
 
 Names = dict[str, tuple[str, ...]]

@@ -8,14 +8,14 @@ from collections.abc import Collection
 
 from gputile.agent.health import Health
 from gputile.agent.inventory import inventory, labels
-from gputile.agent.reporting import Wanted
+from gputile.agent.node_reporter import Wanted
 from gputile.agent.settings import AgentSettings
 from gputile.dialects import gputile, hami
-from gputile.dialects.carrying import Carrier, carriers, plain
-from gputile.dialects.wire import Inventory
-from gputile.kubelet.runtime import Cdi
+from gputile.dialects.device_resources import Carrier, carriers, plain
+from gputile.dialects.kube_objects import Inventory
+from gputile.kubelet.cri import Cdi
 from gputile.model.cards import Card
-from gputile.nvml.values import Sight, Xid
+from gputile.nvml.driver import Sight, Xid
 from gputile.telemetry.agent_metrics import AgentMetrics
 
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from gputile.nvml.values import Sight, Xid
+from gputile.nvml.driver import Sight, Xid
 
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 """Faults of a program: illegal access, MMU fault, stopped or preempted channel, video decoder, slow context switch."""

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Collection, Mapping
 
-from gputile.dialects.wire import Inventory
+from gputile.dialects.kube_objects import Inventory
 from gputile.model.cards import Card
-from gputile.nvml.values import Gpu, Sight
+from gputile.nvml.driver import Gpu, Sight
 
 
 def inventory(

@@ -10,18 +10,18 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from gputile.agent import using
-from gputile.agent.residents import Residents
-from gputile.agent.using import OverUse, Part
-from gputile.dialects.use import write_use
-from gputile.kubelet.runtime import Runs
+from gputile.agent import process_usage
+from gputile.agent.node_pods import Residents
+from gputile.agent.process_usage import OverUse, Part
+from gputile.dialects.usage_annotation import write_use
+from gputile.kubelet.cri import Runs
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant
 from gputile.model.units import MiB
 from gputile.model.usage import Used, together
-from gputile.nvml.values import Driver, NoDriver
-from gputile.telemetry import figures, hami_figures
-from gputile.telemetry.figures import MIB, Page, labelled
+from gputile.nvml.driver import Driver, NoDriver
+from gputile.telemetry import exposition, hami_metrics
+from gputile.telemetry.exposition import MIB, Page, labelled
 
 ALLOWANCE: MiB = 512
 """Of a card that a process may take beyond its grant: what the driver needs for itself."""
@@ -38,7 +38,7 @@ class Meter:
         lasts: float,
         clock: Callable[[], float],
         hami: bool = False,
-        proc: Path = using.PROC,
+        proc: Path = process_usage.PROC,
     ) -> None:
         """`lasts`: seconds for which a look is believed."""
         self._driver, self._residents, self._lasts, self._clock = driver, residents, lasts, clock
@@ -54,7 +54,7 @@ class Meter:
         pods = {one.pod.uid for one in self._residents.all()}
         uuids = [card.uuid for card in cards]
         try:
-            seen = await asyncio.to_thread(using.look, self._driver, uuids, containers, pods, self._proc)
+            seen = await asyncio.to_thread(process_usage.look, self._driver, uuids, containers, pods, self._proc)
         except NoDriver:
             self._at = -math.inf
             return
@@ -67,11 +67,11 @@ class Meter:
     def said(self) -> str:
         """For the Lease; "" when nothing is known."""
         seen = self._fresh()
-        return write_use(using.usage(_all(seen)), seen) if seen else ""
+        return write_use(process_usage.usage(_all(seen)), seen) if seen else ""
 
     def over_use(self) -> list[OverUse]:
         """Those who take more of a card than granted, now."""
-        return using.over_use(self._residents.all(), using.by_pod(_all(self._fresh())), ALLOWANCE)
+        return process_usage.over_use(self._residents.all(), process_usage.by_pod(_all(self._fresh())), ALLOWANCE)
 
     def untold(self, found: Iterable[OverUse]) -> list[OverUse]:
         """Those of them that were not told yet; a pod hears of a card once."""
@@ -85,9 +85,9 @@ class Meter:
 
     def page(self) -> bytes:
         """For /metrics."""
-        page = Page((*figures.AGENT_FAMILIES, *(hami_figures.HAMI_AGENT_FAMILIES if self._hami else ())))
+        page = Page((*exposition.AGENT_FAMILIES, *(hami_metrics.HAMI_AGENT_FAMILIES if self._hami else ())))
         seen = self._fresh()
-        usage = using.usage(_all(seen))
+        usage = process_usage.usage(_all(seen))
         for card in self._cards:
             if card.uuid in seen:
                 self._add_card(page, card, [part.used for part in seen[card.uuid]])
@@ -95,8 +95,10 @@ class Meter:
             pod = one.pod
             for container, cards in sorted(usage.get(pod.uid, {}).items()):
                 for uuid, used in sorted(cards.items()):
-                    labels = labelled(figures.AGENT_CONTAINER, pod.namespace, pod.name, pod.uid, container, uuid)
-                    page.add_use(figures.AGENT_CONTAINER_MEMORY_USED, figures.AGENT_CONTAINER_CORES_USED, labels, used)
+                    labels = labelled(exposition.AGENT_CONTAINER, pod.namespace, pod.name, pod.uid, container, uuid)
+                    page.add_use(
+                        exposition.AGENT_CONTAINER_MEMORY_USED, exposition.AGENT_CONTAINER_CORES_USED, labels, used
+                    )
             if self._hami and one.grant is not None:
                 for held in one.grant.containers:
                     _add_hami(page, (pod.namespace, pod.name), held, usage.get(pod.uid, {}))
@@ -104,9 +106,9 @@ class Meter:
 
     @staticmethod
     def _add_card(page: Page, card: Card, used: list[Used]) -> None:
-        labels = labelled(figures.AGENT_CARD, card.uuid, str(card.index), card.model)
-        page.add(figures.AGENT_CARD_PROCESSES, labels, len(used))
-        page.add_use(figures.AGENT_CARD_MEMORY_USED, figures.AGENT_CARD_CORES_USED, labels, together(used))
+        labels = labelled(exposition.AGENT_CARD, card.uuid, str(card.index), card.model)
+        page.add(exposition.AGENT_CARD_PROCESSES, labels, len(used))
+        page.add_use(exposition.AGENT_CARD_MEMORY_USED, exposition.AGENT_CARD_CORES_USED, labels, together(used))
 
 
 def _all(seen: Mapping[str, list[Part]]) -> list[Part]:
@@ -115,11 +117,11 @@ def _all(seen: Mapping[str, list[Part]]) -> list[Part]:
 
 def _add_hami(page: Page, pod: tuple[str, str], held: ContainerGrant, usage: Mapping[str, Mapping[str, Used]]) -> None:
     for position, tile in enumerate(held.tiles):
-        labels = labelled(hami_figures.USED, hami_figures.ZONE, *pod, held.container, str(position), tile.uuid)
+        labels = labelled(hami_metrics.USED, hami_metrics.ZONE, *pod, held.container, str(position), tile.uuid)
         used = usage.get(held.container, {}).get(tile.uuid, Used())
-        page.add(hami_figures.VGPU_MEMORY_LIMIT, labels, tile.memory * MIB)
+        page.add(hami_metrics.VGPU_MEMORY_LIMIT, labels, tile.memory * MIB)
         if used.memory is not None:
-            page.add(hami_figures.VGPU_MEMORY_USED, labels, used.memory * MIB)
-            page.add(hami_figures.CONTAINER_MEMORY, labels, used.memory * MIB)
+            page.add(hami_metrics.VGPU_MEMORY_USED, labels, used.memory * MIB)
+            page.add(hami_metrics.CONTAINER_MEMORY, labels, used.memory * MIB)
         if used.cores is not None:
-            page.add(hami_figures.CONTAINER_UTILIZATION, labels, used.cores)
+            page.add(hami_metrics.CONTAINER_UTILIZATION, labels, used.cores)

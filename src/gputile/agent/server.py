@@ -11,14 +11,14 @@ import ssl
 from collections.abc import Callable
 
 from gputile.agent.settings import AgentSettings
+from gputile.http.limits import MIB
+from gputile.http.messages import Request, Response
+from gputile.http.server import Bounds, Listener
+from gputile.http.tls import from_files
 from gputile.model.errors import InputError
 from gputile.telemetry.agent_metrics import AgentMetrics
-from gputile.telemetry.figures import PAGE_TYPE
+from gputile.telemetry.exposition import PAGE_TYPE
 from gputile.telemetry.logs import fields
-from gputile.web.callers import MIB
-from gputile.web.messages import Request, Response
-from gputile.web.server import Bounds, Listener
-from gputile.web.tls import from_files
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,9 @@ from typing import Literal
 
 import msgspec
 
-from gputile.dialects.carrying import SERVED
+from gputile.dialects.device_resources import SERVED
 from gputile.dialects.settings import DialectSettings
+from gputile.http.server import host_and_port
 from gputile.kube.client import ClientSettings
 from gputile.model.errors import InputError
 
@@ -138,8 +139,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def host_and_port(self) -> tuple[str, int]:
-        host, _, port = self.listen.rpartition(":")
-        return host.strip("[]"), int(port)
+        return host_and_port(self.listen)
 
 
 def checked(settings: AgentSettings) -> AgentSettings:

@@ -2,10 +2,10 @@
 
 from collections.abc import Collection, Iterable
 
+from gputile.audit.advice import DELETED, LOOK_AT_REQUEST, cure
 from gputile.audit.notices import Notices
 from gputile.audit.report import Code, Gpu, Held, Report, Unplaced
 from gputile.audit.sizes import Gpus
-from gputile.audit.stories import DELETED, LOOK_AT_REQUEST, cure
 from gputile.model.cards import Card
 
 DIMENSIONS = ("memory", "cores", "slots")

@@ -27,7 +27,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        found: click.Command = import_module(f"gputile.cli.{cmd_name}").command
+        found: click.Command = import_module(f"gputile.cli.commands.{cmd_name}").command
         gc.enable()
         return found
 

@@ -34,7 +34,7 @@ GROUPS = {
         "version": "The versions of this program, the scheduler and the cluster.",
     },
 }
-"""By heading: name and one line of help; the command itself is `gputile.cli.<name>.command`."""
+"""By heading: name and one line of help; the command itself is `gputile.cli.commands.<name>.command`."""
 
 COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}
 

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gputile.dialects.settings import UNIT, DialectSettings, Unit
-from gputile.dialects.wire import (
+from gputile.dialects.kube_objects import (
     Award,
     Container,
     Inventory,
@@ -31,6 +30,7 @@ from gputile.dialects.wire import (
     unnamed_cards,
     visible_devices,
 )
+from gputile.dialects.settings import UNIT, DialectSettings, Unit
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant, Tile
 from gputile.model.refusals import RequestCode

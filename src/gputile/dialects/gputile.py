@@ -15,8 +15,7 @@ from typing import Annotated
 
 import msgspec
 
-from gputile.dialects.settings import DialectSettings
-from gputile.dialects.wire import (
+from gputile.dialects.kube_objects import (
     LARGEST_NODE,
     SHOWN,
     Award,
@@ -37,6 +36,7 @@ from gputile.dialects.wire import (
     unnamed,
     visible_devices,
 )
+from gputile.dialects.settings import DialectSettings
 from gputile.model.cards import DEFAULT_SLOTS, NO_NUMA, Card
 from gputile.model.grants import ContainerGrant, Grant, Tile
 from gputile.model.refusals import RequestCode

@@ -13,9 +13,7 @@ from typing import Annotated
 
 import msgspec
 
-from gputile.dialects.selecting import by_nvidia_keys
-from gputile.dialects.settings import DialectSettings
-from gputile.dialects.wire import (
+from gputile.dialects.kube_objects import (
     LARGEST_NODE,
     Award,
     Container,
@@ -39,6 +37,8 @@ from gputile.dialects.wire import (
     visible_devices,
     written,
 )
+from gputile.dialects.selectors import by_nvidia_keys
+from gputile.dialects.settings import DialectSettings
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant, Tile
 from gputile.model.refusals import RequestCode

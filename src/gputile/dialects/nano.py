@@ -13,8 +13,7 @@ from functools import partial
 
 import msgspec
 
-from gputile.dialects.settings import UNIT, DialectSettings
-from gputile.dialects.wire import (
+from gputile.dialects.kube_objects import (
     Award,
     Container,
     Inventory,
@@ -35,6 +34,7 @@ from gputile.dialects.wire import (
     unnamed_cards,
     visible_devices,
 )
+from gputile.dialects.settings import UNIT, DialectSettings
 from gputile.model.cards import Card
 from gputile.model.grants import Grant
 from gputile.model.refusals import RequestCode

@@ -9,9 +9,7 @@ is no grant to read back; ours is in `gputile.io/grant`.
 
 from collections.abc import Iterable
 
-from gputile.dialects.selecting import by_nvidia_keys
-from gputile.dialects.settings import DialectSettings
-from gputile.dialects.wire import (
+from gputile.dialects.kube_objects import (
     Award,
     Inventory,
     NodeObject,
@@ -23,6 +21,8 @@ from gputile.dialects.wire import (
     unnamed_cards,
     visible_devices,
 )
+from gputile.dialects.selectors import by_nvidia_keys
+from gputile.dialects.settings import DialectSettings
 from gputile.model.cards import Card
 from gputile.model.grants import Grant
 from gputile.model.requests import Ask, PodRequest

@@ -13,9 +13,9 @@ from functools import lru_cache
 import msgspec
 
 from gputile.dialects import gpushare, gputile, vcuda
+from gputile.dialects.kube_objects import Container, Pod, Unreadable, amount_or_none
+from gputile.dialects.registry import BY_NAME, DIALECTS, Dialect, possible, read_pod
 from gputile.dialects.settings import DEFAULTS, UNIT, DialectSettings
-from gputile.dialects.speaking import BY_NAME, DIALECTS, Dialect, possible, read_pod
-from gputile.dialects.wire import Container, Pod, Unreadable, amount_or_none
 from gputile.model.cards import Card, Node
 from gputile.model.grants import ContainerGrant, Grant, Tile, take
 from gputile.model.refusals import BadRequest

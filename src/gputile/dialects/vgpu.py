@@ -12,9 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from gputile.dialects.selecting import rules
-from gputile.dialects.settings import DialectSettings
-from gputile.dialects.wire import (
+from gputile.dialects.kube_objects import (
     LARGEST_NODE,
     Award,
     Container,
@@ -37,6 +35,8 @@ from gputile.dialects.wire import (
     request,
     visible_devices,
 )
+from gputile.dialects.selectors import rules
+from gputile.dialects.settings import DialectSettings
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant, Tile
 from gputile.model.refusals import RequestCode

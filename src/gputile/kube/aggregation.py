@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import msgspec
 
+from gputile.kube.api import Json, Refused, Seen, Unclear
 from gputile.kube.client import MERGE, Client, path_of
-from gputile.kube.following import UNREADABLE, follow
-from gputile.kube.values import Json, Refused, Seen, Unclear
+from gputile.kube.watch import UNREADABLE, follow
 
 T = TypeVar("T")
 HOME, FRONT_PROXY = "kube-system", "extension-apiserver-authentication"

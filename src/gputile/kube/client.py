@@ -21,15 +21,15 @@ import msgspec
 import orjson
 
 from gputile import __version__
-from gputile.dialects.wire import NodeObject, Pod
+from gputile.dialects.kube_objects import NodeObject, Pod
+from gputile.http.client import Answer, Broken, NotSent, Pool, header
+from gputile.kube.api import Binding, Heartbeat, Json, Leases, Note, Refused, Seen, Unclear
 from gputile.kube.auth import Access
-from gputile.kube.budgets import Budget, BudgetList
-from gputile.kube.config_maps import ConfigMap
-from gputile.kube.following import STATUS, UNREADABLE, Pause, ServerFeed, Status, follow
-from gputile.kube.lease import ServerLeases
-from gputile.kube.values import Binding, Heartbeat, Json, Leases, Note, Refused, Seen, Unclear
+from gputile.kube.disruption_budgets import Budget, BudgetList
+from gputile.kube.leader_election import ServerLeases
+from gputile.kube.quota_config_maps import ConfigMap
+from gputile.kube.watch import STATUS, UNREADABLE, Pause, ServerFeed, Status, follow
 from gputile.model.errors import InputError
-from gputile.web.client import Answer, Broken, NotSent, Pool, header
 
 T = TypeVar("T")
 MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"

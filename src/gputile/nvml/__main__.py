@@ -4,8 +4,8 @@ import sys
 from collections.abc import Iterator
 
 from gputile.model.units import show_memory
+from gputile.nvml.driver import Driver, Gpu, NoDriver, Process, Sight
 from gputile.nvml.real import RealDriver
-from gputile.nvml.values import Driver, Gpu, NoDriver, Process, Sight
 
 HEAD = ("GPU", "UUID", "MODEL", "MEMORY", "NUMA", "PCI", "DEVICE", "USED BY", "HEALTH")
 

@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 import msgspec
 
 from gputile.model.units import MiB
-from gputile.nvml.values import Gpu, NoDriver, Process, Sight, Xid
+from gputile.nvml.driver import Gpu, NoDriver, Process, Sight, Xid
 
 
 def cards(

@@ -6,7 +6,7 @@ Door:  `NullDriver`.
 
 from typing import NoReturn
 
-from gputile.nvml.values import NoDriver
+from gputile.nvml.driver import NoDriver
 
 
 class NullDriver:

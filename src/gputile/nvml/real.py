@@ -14,14 +14,14 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from gputile.nvml import using
-from gputile.nvml.failing import DRIVER_IS_GONE, NO_SUCH_CARD, Nvml, ask, fault
-from gputile.nvml.linking import links
-from gputile.nvml.listening import Ears
-from gputile.nvml.reading import card_at
-from gputile.nvml.remembering import complete
+from gputile.nvml import processes as using
+from gputile.nvml.card_query import card_at
+from gputile.nvml.driver import Gpu, NoDriver, Process, Sight, Xid
+from gputile.nvml.errors import DRIVER_IS_GONE, NO_SUCH_CARD, Nvml, ask, fault
+from gputile.nvml.lost_cards import complete
 from gputile.nvml.session import Session
-from gputile.nvml.values import Gpu, NoDriver, Process, Sight, Xid
+from gputile.nvml.topology import links
+from gputile.nvml.xid_events import Ears
 
 _PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 

@@ -8,7 +8,7 @@ Door:  `Session.asking`.
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from gputile.nvml.failing import Nvml, no_driver
+from gputile.nvml.errors import Nvml, no_driver
 
 
 class Session:

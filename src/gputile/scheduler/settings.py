@@ -5,16 +5,17 @@ from typing import Literal
 
 import msgspec
 
-from gputile.book.ledger import BookSettings
 from gputile.dialects.settings import DialectSettings
-from gputile.engine.fleet import KEEP
-from gputile.engine.policies import DEFAULT_POLICY, POLICIES
+from gputile.engine.fleet.fleet import KEEP
+from gputile.engine.policies.table import DEFAULT_POLICY, POLICIES
+from gputile.http.server import host_and_port
 from gputile.kube.client import ClientSettings
-from gputile.kube.lease import LeaseSettings
+from gputile.kube.leader_election import LeaseSettings
+from gputile.ledger.ledger import BookSettings
+from gputile.metrics_api.settings import MetricsApiSettings
 from gputile.model.errors import InputError
-from gputile.scheduler.agents import AgentSettings
-from gputile.scheduler.aggregated.settings import MetricsApiSettings
-from gputile.scheduler.rationing import QuotaSettings
+from gputile.scheduler.quota_watcher import QuotaSettings
+from gputile.scheduler.state.agent_liveness import AgentSettings
 
 ABOVE_ZERO = (
     "filter.keep",
@@ -163,11 +164,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def host_and_port(self) -> tuple[str, int]:
         return host_and_port(self.listen)
-
-
-def host_and_port(listen: str) -> tuple[str, int]:
-    host, _, port = listen.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def checked(settings: Settings) -> Settings:

@@ -9,14 +9,15 @@ from typing import Any
 
 import msgspec
 
-from gputile.book.events import Assumed, Confirmed, Gone, Holding, NodeSeen, Pencilled
-from gputile.book.ledger import Ledger
-from gputile.dialects import gpushare, speaking
+from gputile.dialects import gpushare, registry
+from gputile.dialects.kube_objects import Award, NodeObject, Pod, convert_node, convert_pod
 from gputile.dialects.settings import DEFAULTS, DialectSettings
-from gputile.dialects.wire import Award, NodeObject, Pod, convert_node, convert_pod
-from gputile.engine.explaining import Explanation, explain
-from gputile.engine.placing import Placement
-from gputile.engine.policies import DEFAULT_POLICY
+from gputile.engine.explanation import Explanation, explain
+from gputile.engine.placement.place import Placement
+from gputile.engine.policies.table import DEFAULT_POLICY
+from gputile.ledger.events import Assumed, Confirmed, Gone, NodeSeen, Pencilled
+from gputile.ledger.ledger import Ledger
+from gputile.model.allocations import Holding
 from gputile.model.cards import Node
 from gputile.model.errors import InputError
 from gputile.model.grants import Grant
@@ -47,7 +48,7 @@ class MemoryCluster:
         self._clock = 0.0  # moves by one second per pod; a replay needs no real time
 
     def add_node(self, manifest: dict[str, Any]) -> Node:
-        node = speaking.read_node(manifest, self.settings)
+        node = registry.read_node(manifest, self.settings)
         if isinstance(node, BadRequest):
             raise InputError(node.message)
         self.nodes[node.name] = manifest
@@ -73,7 +74,7 @@ class MemoryCluster:
     def schedule(self, key: str) -> Outcome:
         self._clock += 1.0
         pod = convert_pod(self.pods[key])
-        asked = speaking.read_pod(pod, self._settings_now()) if isinstance(pod, Pod) else pod
+        asked = registry.read_pod(pod, self._settings_now()) if isinstance(pod, Pod) else pod
         if not isinstance(asked, PodRequest) or isinstance(pod, BadRequest):
             return Outcome(pod=key, asked=asked)
         self.ledger.fleet.learn(asked)
@@ -114,7 +115,7 @@ class MemoryCluster:
 
     def _write(self, key: str, award: Award) -> None:
         """The Binding: node, annotations and labels in one write."""
-        written = speaking.write_grant(award)
+        written = registry.write_grant(award)
         metadata = self.pods[key]["metadata"]
         metadata["annotations"] = {**(metadata.get("annotations") or {}), **written.annotations}
         metadata["labels"] = {**(metadata.get("labels") or {}), **written.labels}

@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from gputile.engine.fleet import Fleet
-from gputile.engine.placing import Placement
-from gputile.engine.policies import POLICIES
-from gputile.engine.shares import CARD, ask_share
+from gputile.engine.fleet.fleet import Fleet
+from gputile.engine.placement.place import Placement
+from gputile.engine.placement.shares import CARD, ask_share
+from gputile.engine.policies.table import POLICIES
 from gputile.model.cards import Node
 from gputile.model.grants import Use
 from gputile.model.requests import PodRequest, Role
 from gputile.model.units import MiB
-from gputile.sim.lists import Job
+from gputile.sim.traces import Job
 
 Tell = Callable[[float], None]
 """Called with the part of the work that is done, 0 to 1."""

@@ -13,8 +13,8 @@ import msgspec
 from gputile.model.cards import Card, Node
 from gputile.model.errors import InputError
 from gputile.model.units import host_mebibytes
-from gputile.sim.lists import THOUSANDTHS
 from gputile.sim.replay import Plan, average_card
+from gputile.sim.traces import THOUSANDTHS
 
 _MORE = re.compile(r"\+(?P<nodes>\d{1,5}):(?P<model>[^:]+):(?P<cards>\d{1,3})x(?P<size>\w+)")
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gputile.dialects import gputile
-from gputile.dialects.wire import Inventory
+from gputile.dialects.kube_objects import Inventory
 from gputile.model.cards import Card, Node, NodeView, Room
 from gputile.model.requests import Ask, Constraints, PodRequest, Role
 from gputile.model.units import MiB, host_mebibytes, millicores

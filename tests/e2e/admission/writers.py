@@ -7,7 +7,7 @@ Door:  `Writers(plane)["scheduler"]`, `is_rejected(attempt)`, `in_force(writers)
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from gputile.cli.checks_control import POLICIES
+from gputile.cli.checks.control import POLICIES
 from gputile.dialects import gputile
 from tests.e2e import agents
 from tests.e2e.api import ApiError, Kube, Manifest

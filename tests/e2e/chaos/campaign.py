@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 
 import msgspec
 
-from gputile.audit.stories import stories
+from gputile.audit.advice import stories
 from tests.e2e.api import Manifest
 from tests.e2e.chaos import truth
 from tests.e2e.chaos.faults import FAILOVER, FAULTS, LONG, OVERLAPS

@@ -10,11 +10,11 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 
-from gputile.audit import checking
+from gputile.audit import audit
+from gputile.audit.advice import stories
 from gputile.audit.report import Code, Notice, Report
-from gputile.audit.stories import stories
+from gputile.dialects.registry import read_node, read_pod
 from gputile.dialects.settings import DEFAULTS
-from gputile.dialects.speaking import read_node, read_pod
 from gputile.model.cards import Node
 from gputile.model.requests import PodRequest
 from tests.e2e.api import Kube, Manifest
@@ -44,7 +44,7 @@ class Cluster:
 
 
 def look(nodes: Sequence[Manifest], pods: Iterable[Manifest]) -> Report:
-    return checking.audit(nodes, pods, now=time.time())
+    return audit.audit(nodes, pods, now=time.time())
 
 
 def is_going(pod: Manifest) -> bool:

@@ -1,0 +1,1 @@
+"""The checks of `gputile doctor`: pure functions from facts of a cluster to findings."""

@@ -1,0 +1,114 @@
+"""`gputile agent`: the process on each node with GPUs."""
+
+import asyncio
+import logging
+import os
+import signal
+from pathlib import Path
+
+import click
+
+from gputile import __version__
+from gputile.agent.app import Agent
+from gputile.agent.server import Server
+from gputile.agent.settings import ABOVE_ZERO, AgentSettings, checked
+from gputile.cli.output import say_text
+from gputile.cli.settings_loader import Composer, document, explained
+from gputile.kube.auth import Access
+from gputile.kube.auth import load as load_access
+from gputile.kube.client import Client
+from gputile.kube.node_client import Heartbeat, NodeClient
+from gputile.kubelet.cri import Cdi, Silent, ask
+from gputile.model.errors import InputError
+from gputile.nvml.driver import Driver
+from gputile.nvml.real import RealDriver
+from gputile.telemetry import logs
+from gputile.telemetry.agent_metrics import AgentMetrics
+
+log = logging.getLogger("gputile.agent")
+
+ASK_AGAIN = (1.0, 2.0, 4.0)  # seconds; a runtime that is being restarted answers soon
+SETTINGS = Composer(AgentSettings, checked, ABOVE_ZERO, "gputile agent", "isolation=devices")
+
+EPILOG = """\b
+Examples:
+  gputile agent --node $(hostname)                                on a node, with your own kubeconfig
+  gputile agent --config settings.yaml                            in a DaemonSet; see deploy/agent.yaml
+  gputile agent --node n1 --serve gputile,gpushare,nvidia         offer the resources of older families too
+  gputile agent --node n1 --set isolation=devices                 for runtimes without NVIDIA's hook
+
+\b
+Settings come from --config (YAML), then variables such as GPUTILE_ISOLATION, then --set; the later wins.
+--show-settings prints them all with their meaning. docs/agent.md explains what it does, and with which rights.
+"""
+
+
+@click.command("agent", epilog=EPILOG)
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings, as YAML.")
+@click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="One setting, such as isolation=devices.")
+@click.option("--node", help="The node's name. [default: $NODE_NAME] Same as --set node=...")
+@click.option("--serve", metavar="DIALECTS", help="Whose resources to offer, with commas. Same as --set serve=...")
+@click.option("--kubeconfig", help="A kubeconfig file. [default: $KUBECONFIG, the pod's own account, ~/.kube/config]")
+@click.option("--context", help="The context in it. [default: its current one]")
+@click.option("--show-settings", is_flag=True, help="Print the settings in force and exit.")
+def command(
+    config: Path | None,
+    sets: tuple[str, ...],
+    node: str | None,
+    serve: str | None,
+    kubeconfig: str | None,
+    context: str | None,
+    show_settings: bool,
+) -> None:
+    """The process on each node with GPUs: gives each container exactly the card that was booked.
+
+    Finds the cards (NVML), publishes them on its node, serves the kubelet's device-plugin API, and watches the cards'
+    health. Writes to its own node only, and to no pod. Stops on SIGTERM or ^C; containers that run are not touched.
+    """
+    flags = SETTINGS.flags(sets, node=node or os.environ.get("NODE_NAME"), serve=serve)
+    settings = SETTINGS.compose(document(config), os.environ, flags, str(config or "settings"))
+    if show_settings:
+        say_text(explained(settings), nl=False)
+        return
+    if not settings.node:
+        raise InputError("the agent must know its node: write --node NAME, or set the variable NODE_NAME")
+    access = load_access(kubeconfig, context, os.environ)
+    logs.start(settings.log_level)
+    log.info("starting", extra=logs.fields(version=__version__, settings=SETTINGS.changed(settings)))
+    asyncio.run(_main(settings, access, RealDriver()))
+
+
+async def _main(settings: AgentSettings, access: Access, driver: Driver) -> None:
+    metrics = AgentMetrics()
+    client = Client(access, settings.api, component="gputile-agent", instance=settings.node)
+    leases = client.leases(settings.heartbeat.namespace, settings.node)
+    heartbeat = Heartbeat(leases, settings.node, max(1, round(settings.heartbeat.duration)))
+    cdi = await _cdi(settings)
+    if cdi.works:
+        log.info("the runtime obeys CDI", extra=logs.fields(folders=cdi.folders))
+    else:
+        log.warning("the runtime does not obey CDI: pods start one at a time", extra=logs.fields(why=cdi.why))
+    agent = Agent(NodeClient(client, settings.node), heartbeat, driver, settings, metrics, cdi=cdi)
+    server = Server(settings, metrics, agent.why_not_ready)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await server.start()
+    try:
+        await agent.run(stop)
+    finally:
+        await server.stop()
+
+
+async def _cdi(settings: AgentSettings) -> Cdi:
+    """Whether the runtime obeys CDI: as set, else as it says itself."""
+    if settings.cdi != "auto":
+        return Cdi(settings.cdi == "yes", why="the setting `cdi` says so")
+    for pause in (*ASK_AGAIN, 0.0):
+        try:
+            return await ask(Path(settings.runtime), settings.folders.cdi)
+        except Silent as no:
+            why = str(no)
+        await asyncio.sleep(pause)
+    return Cdi(False, why=why)

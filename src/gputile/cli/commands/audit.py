@@ -1,0 +1,72 @@
+"""`gputile audit`: prove from a cluster's pods and nodes that no GPU is double-allocated, or say which one is."""
+
+import time
+from typing import Any
+
+import click
+import msgspec
+
+from gputile.audit.advice import stories
+from gputile.audit.audit import audit
+from gputile.audit.report import Report
+from gputile.cli.output import say, style
+from gputile.cli.render.terminal import PROGRAMS, emit, output_option
+from gputile.cli.source import Where, cluster_options, unit_option
+
+EPILOG = """\b
+Examples:
+  gputile audit                                            the cluster of your kubeconfig
+  gputile audit --context prod -o json | jq .findings
+  kubectl get nodes,pods -A -o json > all.json
+  gputile audit -f all.json                                the same, offline; YAML works too
+
+\b
+Exit codes:
+  0  no GPU is allocated beyond its size, every grant belongs to its pod
+  1  a GPU is double-allocated, or something keeps the audit from proving that none is; it is printed
+  2  pods or nodes could not be listed: no cluster, no right to list them, a bad file
+"""
+
+
+@click.command("audit", epilog=EPILOG)
+@output_option()
+@unit_option
+@cluster_options
+def command(
+    files: tuple[str, ...], kubeconfig: str | None, context: str | None, output: str, gpushare_unit: Any
+) -> None:
+    """Prove that no GPU is double-allocated and every grant belongs to its pod.
+
+    Looks at the pods and nodes of a cluster, nothing else, and reads them by itself: it shares no code with the
+    scheduler. It changes nothing, and needs the right to list pods and nodes.
+    """
+    nodes, pods = Where(kubeconfig=kubeconfig, context=context, files=files).objects()
+    report = audit(nodes, pods, gpushare_unit, time.time())
+    emit(_document(report), output) if output in PROGRAMS else say(*_lines(report))
+    raise SystemExit(0 if report.is_right else 1)
+
+
+# ---- telling --------------------------------------------------------------------------------------------------------
+
+
+def _document(report: Report) -> dict[str, Any]:
+    """The keys are a contract (docs/audit.md): they are only added."""
+    return {"right": report.is_right, **msgspec.to_builtins(report)}
+
+
+def _lines(report: Report) -> list[str]:
+    lines = [line for notice in report.findings for line in _told(notice, style("wrong", fg="red"))]
+    lines += [line for notice in report.remarks for line in _told(notice, style("note", fg="yellow"))]
+    share = 100 * report.memory_sold // report.memory if report.memory else 0
+    seen = (
+        f"{report.nodes} nodes with {report.cards} GPUs, {report.pods} pods on them "
+        f"({share} % of the memory allocated), {report.waiting} pending"
+    )
+    verdict = "no GPU is double-allocated, every grant belongs to its pod"
+    wrong = f"{len(report.findings)} thing{'s are' if len(report.findings) > 1 else ' is'} wrong"
+    return [*lines, f"{seen}: {verdict if report.is_right else wrong}"]
+
+
+def _told(notice: Any, word: str) -> list[str]:
+    first, *more = stories([notice])
+    return [f"{word}: {first}", *more]

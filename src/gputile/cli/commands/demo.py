@@ -1,0 +1,182 @@
+"""`gputile demo`: the main job on an embedded cluster, told so that a newcomer can follow."""
+
+from collections import Counter
+from pathlib import Path
+
+import click
+import msgspec
+
+import gputile
+from gputile.cli.output import say, say_text, style
+from gputile.cli.render.describe import describe
+from gputile.cli.render.gpushare import shared, summary
+from gputile.cli.source import ShownNode
+from gputile.dialects.kube_objects import Pod
+from gputile.engine.policies.table import DEFAULT_POLICY, POLICIES
+from gputile.model.cards import Node
+from gputile.model.errors import InputError
+from gputile.model.grants import ContainerGrant
+from gputile.model.refusals import BadRequest
+from gputile.model.requests import PodRequest
+from gputile.model.units import show_memory
+from gputile.sim.cluster import MemoryCluster, Outcome
+from gputile.sim.manifests import Workload, load_file
+from gputile.text.terminal import bare
+
+DIALECTS = ("nvidia", "vcuda", "gpushare", "nano", "hami", "vgpu", "gputile")  # whole cards first
+WIDTH = 80
+
+
+EPILOG = """\b
+Examples:
+  gputile demo
+  gputile demo --policy spread          the same pods under another policy
+  gputile demo --examples my-folder     your own cluster.yaml and manifests
+
+\b
+Exit codes: 0 shown, 2 the examples could not be read (docs/cli.md).
+"""
+
+
+@click.command("demo", epilog=EPILOG)
+@click.option(
+    "--examples",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="A folder with cluster.yaml and one folder of manifests per dialect. [default: those that come with gputile]",
+)
+@click.option("--policy", type=click.Choice(sorted(POLICIES)), default=DEFAULT_POLICY, show_default=True)
+def command(examples: Path | None, policy: str) -> None:
+    """The main job on an embedded in-memory cluster; ends by itself.
+
+    Schedules the example manifests of every dialect with the production core and shows who went where and why, the
+    cluster as `kubectl inspect gpushare` prints it, and why the one that waits does.
+    """
+    folder = examples or examples_folder()
+    cluster = MemoryCluster(policy)
+    _title("gputile demo")
+    _say("A cluster in memory, the real decision core, nothing to clean up afterwards.")
+    _title("The cluster")
+    for manifest in load_file(folder / "cluster.yaml").nodes:
+        _show_node(cluster.add_node(manifest))
+    _title("Who went where, and why")
+    waiting = [outcome for workload in _workloads(folder) for outcome in _submit(cluster, workload)]
+    _title("Who waits, and what would help")
+    for outcome in waiting:
+        _show_waiting(outcome)
+    cluster.ledger.check()
+    _say("Audit: no card is sold beyond its size.", fg="green")
+    _title("The cluster as `kubectl inspect gpushare` prints it")
+    nodes = [msgspec.convert(found, ShownNode) for found in cluster.nodes.values()]
+    pods = [msgspec.convert(found, Pod) for found in cluster.pods.values()]
+    say_text(summary(shared(nodes, pods)), nl=False)
+    _title("Where to go next")
+    _say("gputile read -f pod.yaml      how your own manifests are understood")
+    _say("gputile demo --policy spread  the same pods under another policy")
+    _say("gputile scheduler --cluster memory   the verbs, to try with curl")
+    _say("docs/how-it-works.md          the idea, in reading order")
+    _say("examples/                     the manifests you just saw")
+
+
+def examples_folder() -> Path:
+    """Beside the package when installed from a wheel, at the top of the checkout otherwise."""
+    package = Path(gputile.__file__).parent
+    found = next((p for p in (package / "examples", package.parents[1] / "examples") if p.is_dir()), None)
+    if found is None:
+        raise InputError("the example manifests are not installed; name a folder with --examples")
+    return found
+
+
+def _workloads(folder: Path) -> list[Workload]:
+    files = [path for dialect in DIALECTS for path in sorted((folder / dialect).glob("*.yaml"))]
+    return [workload for path in files for workload in load_file(path).workloads]
+
+
+def _submit(cluster: MemoryCluster, workload: Workload) -> list[Outcome]:
+    """Schedule and show; returns the pods that wait."""
+    outcomes = cluster.submit(workload)
+    if not outcomes:
+        return []
+    first = outcomes[0]
+    if isinstance(first.asked, PodRequest):
+        wish = "; ".join(describe(ask) for ask in first.asked.asks if ask.cards)
+        head = f"{first.asked.dialect} {workload.kind} {workload.name}"
+        _say(f"{style(head, bold=True)}: {wish}")
+    for outcome in outcomes:
+        _show_outcome(outcome)
+    return [outcome for outcome in outcomes if outcome.grant is None and outcome.asked is not None]
+
+
+# ---- words ----------------------------------------------------------------------------------------------------------
+
+
+def _title(text: str) -> None:
+    say()
+    say(style(text, fg="cyan", bold=True))
+
+
+def _say(text: str, indent: int = 2, fg: str | None = None) -> None:
+    for number, line in enumerate(_wrapped(text, WIDTH - indent - 2)):
+        line = " " * (indent + 2 * bool(number)) + line
+        say(style(line, fg=fg) if fg else line)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most that width; colours take no room, and runs of spaces are kept."""
+    lines = [""]
+    for word in text.split(" "):
+        longer = f"{lines[-1]} {word}" if lines[-1] else word
+        if len(bare(longer)) > width and lines[-1].strip():
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
+
+
+def _show_node(node: Node) -> None:
+    kinds = Counter((card.model, card.memory) for card in node.cards)
+    cards = ", ".join(f"{count} x {model} ({show_memory(memory)})" for (model, memory), count in kinds.items())
+    _say(f"{node.name:<10}{cards}")
+
+
+def _show_outcome(outcome: Outcome) -> None:
+    name = outcome.pod.partition("/")[2]
+    if outcome.asked is None:
+        _say(f"{name}: asks for no GPU", indent=4)
+        return
+    if outcome.grant is None:
+        _say(f"{name}: {style('waits', fg='yellow')}, see below", indent=4)
+        return
+    where = "; ".join(_tiles(held, len(outcome.grant.containers) > 1) for held in outcome.grant.containers)
+    _say(f"{name} -> {style(outcome.grant.node, fg='green')}, {where}", indent=4)
+    _say(f"{_why(outcome)}", indent=6)
+
+
+def _tiles(held: ContainerGrant, named: bool) -> str:
+    cards = ",".join(str(tile.index) for tile in held.tiles)
+    tile = held.tiles[0]
+    cores = f" and {tile.cores} %" if tile.cores else ""
+    label = f"{held.container}: " if named else ""
+    return f"{label}GPU {cards}: {show_memory(tile.memory)}{cores}{' each' if len(held.tiles) > 1 else ''}"
+
+
+def _why(outcome: Outcome) -> str:
+    if outcome.fitting == 1:
+        return "the only node that fits"
+    reason = {
+        "binpack": "the fullest",
+        "spread": "the emptiest",
+        "random": "drawn by lot",
+        "topology": "the best linked",
+        "fragmentation": "least fragmented",
+        "tiling": "loses the least worth",
+    }.get(outcome.policy, "the best")
+    return f"{reason} of {outcome.fitting} nodes that fit ({outcome.policy})"
+
+
+def _show_waiting(outcome: Outcome) -> None:
+    _say(style(outcome.pod, bold=True))
+    if isinstance(outcome.asked, BadRequest):
+        _say(outcome.asked.message, indent=4)
+    if outcome.explanation is not None:
+        for line in outcome.explanation.lines():
+            _say(line.strip(), indent=4 if not line.startswith(" ") else 6)

@@ -1,0 +1,81 @@
+"""`gputile top`: how full the cluster is, its nodes, and its cards; live with -w."""
+
+import time
+from typing import Any
+
+import click
+
+from gputile.cli.cluster_summary import Picture, picture
+from gputile.cli.lookup import complete_node, node_named
+from gputile.cli.output import say
+from gputile.cli.render.cluster import cluster_lines, node_lines
+from gputile.cli.render.terminal import PROGRAMS, emit, output_option, paper
+from gputile.cli.source import Seen, Where, cluster_options, unit_option
+from gputile.cli.usage import live_use
+from gputile.dialects.settings import DialectSettings
+
+EPILOG = """\b
+Examples:
+  gputile top                        cluster, models and nodes; one sign per card
+  gputile top a100-1                 the cards of a node, and who is on them
+  gputile top --sort free            the nodes with most free memory first
+  gputile top -w                     the same, live, until ^C
+  gputile top -o json | jq .cluster
+  kubectl get nodes,pods -A -o json | gputile top -f -
+
+\b
+Signs: · idle, ▁ to █ how much of a card is taken (of memory and cores the larger part), ! out of use.
+Exit codes: 0 printed, 2 nodes or pods could not be read (docs/cli.md).
+"""
+
+SORTS = ("name", "free", "used", "pods")
+
+
+@click.command("top", epilog=EPILOG)
+@click.argument("node", required=False, shell_complete=complete_node)
+@output_option()
+@click.option("-w", "--watch", is_flag=True, help="Draw it again whenever something changes, until ^C.")
+@click.option("--sort", "order", type=click.Choice(SORTS), default="name", show_default=True, help="Order of nodes.")
+@unit_option
+@cluster_options
+def command(
+    node: str | None,
+    output: str,
+    watch: bool,
+    order: str,
+    gpushare_unit: Any,
+    files: tuple[str, ...],
+    kubeconfig: str | None,
+    context: str | None,
+) -> None:
+    """How full the cluster is, its nodes, and its cards.
+
+    Counts what pods hold, from their grants or the records of the system that placed them. Needs the right to list
+    nodes and pods, and nothing installed in the cluster.
+    """
+    where = Where(kubeconfig=kubeconfig, context=context, files=files)
+    settings = DialectSettings(gpushare_unit=gpushare_unit)
+
+    def draw(seen: Seen) -> list[str]:
+        return drawn(picture(seen, settings, time.time()), node, output, order)
+
+    if watch:
+        from gputile.cli.live_view import keep_drawing
+
+        keep_drawing(where, draw)
+        return
+    use = live_use(where) if node is not None else None
+    found = picture(where.look(), settings, time.time(), use)
+    if output in PROGRAMS:
+        emit(found if node is None else node_named(node, found.nodes), output)
+        return
+    for line in drawn(found, node, output, order):
+        say(line)
+
+
+def drawn(found: Picture, node: str | None, output: str, order: str) -> list[str]:
+    """Lines for a person."""
+    sheet = paper()
+    if node is not None:
+        return node_lines(node_named(node, found.nodes), sheet, time.time(), wide=output == "wide")
+    return cluster_lines(found, sheet, order, wide=output == "wide")

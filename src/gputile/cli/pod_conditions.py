@@ -1,0 +1,28 @@
+"""A pod with what commands show of it besides what the scheduler reads: its conditions."""
+
+import msgspec
+
+from gputile.dialects.kube_objects import Pod, PodStatus
+
+
+class Condition(msgspec.Struct, frozen=True, rename="camel"):
+    type: str | None = None
+    status: str | None = None
+    message: str | None = None
+    last_transition_time: str | None = None
+
+
+class SeenStatus(PodStatus, frozen=True, rename="camel"):
+    conditions: tuple[Condition, ...] | None = None
+
+
+class SeenPod(Pod, frozen=True):
+    """A pod with its conditions; the scheduler itself does without them."""
+
+    status: SeenStatus | None = None
+
+    @property
+    def bound_at(self) -> str:
+        """When the API server bound it, as it writes times; "" when it does not say."""
+        said = (self.status and self.status.conditions) or ()
+        return next((c.last_transition_time or "" for c in said if c.type == "PodScheduled"), "")

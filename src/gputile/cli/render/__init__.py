@@ -1,0 +1,1 @@
+"""How commands draw their answers: tables, bars, explanations, plots."""

@@ -1,0 +1,1 @@
+"""One pod on one node: `place` defines what fits."""

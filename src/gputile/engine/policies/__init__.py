@@ -1,0 +1,1 @@
+"""How nodes and GPUs are ranked: one row of `table` per policy."""

@@ -1,0 +1,320 @@
+"""Scores of the policies that learn, remembered per request and mended only where a node was touched.
+
+Room:  the learner, its tables, and a cache of node scores; asked by `fleet`, which lends its arrays.
+Door:  `Judge.scores` for all nodes, `Judge.card_scores` for the cards of one; `observe` and `refresh` to learn.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gputile.engine.fleet.feasibility import Rows
+from gputile.engine.fleet.free_arrays import Ints, Mask
+from gputile.engine.fleet.score_cache import kind_of
+from gputile.engine.placement.shares import CARD, ask_share
+from gputile.engine.placement.units import Piece, cut
+from gputile.engine.policies import tiling
+from gputile.engine.policies.fragmentation import Floats, Fragments, Look
+from gputile.engine.policies.workload_model import (
+    PRICE_EVERY,
+    Learner,
+    Learnt,
+    Lesson,
+    Supply,
+    Tables,
+    cpu_asked_per_card,
+    model_prices,
+    tables,
+    task_of,
+)
+from gputile.model.requests import PodRequest, Role
+
+REMEMBERED = 256  # requests
+MOST_PIECES = 4  # that are scored, of one pod; the hardest ones
+SCORED = 4096  # pieces times nodes, for one pod of more pieces than that: some 30 ms
+
+
+class Site(Protocol):
+    """What the fleet lends."""
+
+    def look(self, rows: Rows) -> Look: ...
+    def tile_share(self, piece: Piece, rows: Rows) -> Ints: ...
+    def cards_for(self, piece: Piece, request: PodRequest, rows: Rows) -> Mask: ...
+    def touched_since(self, moment: int) -> Rows: ...
+    def moment(self) -> int: ...
+    def supply(self) -> Supply: ...
+    def average_card(self) -> int: ...
+    def node_prices(self, by_model: Floats) -> Floats: ...
+    def card_prices(self, piece: Piece, row: int, by_model: Floats) -> Floats: ...
+    def fullest(self, rows: Rows, most: int) -> Rows: ...
+    def shape(self) -> tuple[int, int]: ...
+    def model_count(self) -> int: ...
+
+
+class Scored(msgspec.Struct):
+    """Scores of a request on some nodes; for a single piece also by card, 0 where its cards are all alike."""
+
+    nodes: Floats
+    cards: Floats  # card x node
+    size: Floats = msgspec.field(default_factory=lambda: np.zeros(0))  # by node: the cards that the piece takes
+
+
+class Remembered(msgspec.Struct):
+    """Scores of one request on all nodes, and up to when they are right."""
+
+    nodes: Floats
+    cards: NDArray[np.float32]
+    moment: int = -1
+
+
+class Judge:
+    """One per fleet."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._learner = Learner()
+        self._tables: Tables | None = None
+        self._prices: Floats = np.ones(1)
+        self._fixed = False  # the mix was given, and is not learnt
+        self._priced_at = 0  # arrivals
+        self._starved = False
+        self._lessons = 0
+        self._remembered: OrderedDict[tuple[object, ...], Remembered] = OrderedDict()
+
+    # ---- learning ---------------------------------------------------------------------------------------------------
+
+    def observe(self, request: PodRequest) -> None:
+        """Count a pod that arrived. Cheap; `refresh` does the work when it is due."""
+        if self._fixed:
+            self._learner.arrivals += 1  # prices follow the cluster even when the mix is given
+        else:
+            self._learner.observe(task_of(request, self._site.average_card()))
+
+    def refresh(self) -> None:
+        """Make what is due: prices every hundred pods, tables at 100, 200, 400, ... pods."""
+        if self.is_due():
+            self.adopt(self.prepare())
+        self.refresh_prices()
+
+    def is_due(self) -> bool:
+        """Whether new tables are."""
+        return self._tables is None or (self._learner.due() and not self._fixed)
+
+    def refresh_prices(self) -> None:
+        if self._learner.arrivals >= self._priced_at + PRICE_EVERY:
+            self._price()
+
+    def lesson(self) -> Lesson:
+        """What `refresh` would learn from, to be studied elsewhere and adopted later."""
+        self._learner.begin()
+        return Lesson(dict(self._learner.asked()), self._site.supply())
+
+    def lesson_from(self, requests: Iterable[PodRequest]) -> Lesson:
+        """The same from these pods, and from nothing that was learnt before."""
+        return Lesson({}, self._site.supply(), tuple(requests), self._site.average_card())
+
+    def prepare(self) -> Tables:
+        """New tables beside the old ones; may be made elsewhere and adopted later."""
+        return self._learner.prepare(self._site.supply())
+
+    def adopt(self, new: Tables | Learnt) -> None:
+        if isinstance(new, Learnt):
+            self._learner = new.learner or self._learner
+            new = new.tables
+        self._tables = new
+        self._remembered.clear()
+        self._price()
+
+    def relearn(self, requests: Iterable[PodRequest]) -> None:
+        self.adopt(self.lesson_from(requests).study())
+
+    def learn_all(self, requests: list[PodRequest]) -> None:
+        """Take the mix from a whole list at once, as the literature does, and learn no more."""
+        counts = Learner(prior=0.0)
+        for request in requests:
+            counts.observe(task_of(request, self._site.average_card()))
+        self._learner, self._fixed = counts, True
+        self.adopt(tables(counts.asked(), self._site.supply()))
+
+    def _price(self) -> None:
+        supply = self._site.supply()
+        self._lessons += 1
+        self._priced_at = self._learner.arrivals
+        self._prices = model_prices(self._learner.asked(), supply)
+        asked = cpu_asked_per_card(self._learner.asked())
+        self._starved = asked > supply.free_cpu / max(sum(supply.free), 1e-9)
+
+    def tables(self) -> Tables:
+        """What is known now. A model that came after the tables is nothing they could say a word about."""
+        accepts = None if self._tables is None else self._tables.accepts
+        if self._tables is None or (accepts is not None and accepts.shape[1] < self._site.model_count()):
+            value = None if self._tables is None else self._tables.value  # what remainders are worth, no model changes
+            self.adopt(self._learner.prepare(self._site.supply(), value))
+        assert self._tables is not None
+        return self._tables
+
+    # ---- judging ----------------------------------------------------------------------------------------------------
+
+    def lessons(self) -> int:
+        """Counts what was learnt: while it stands, the score of a node that is not touched does."""
+        self.tables()
+        return self._lessons
+
+    def scores(self, request: PodRequest, policy: str, rows: Rows | None = None) -> Floats:
+        """By row (of these, if not of all): the node's score; meaningless where the pod does not fit."""
+        these = slice(None) if rows is None else rows
+        known = self._up_to_date(request, policy).nodes[these]
+        scarcity = self._scarcity(request, policy, these)
+        return known if scarcity is None else known - scarcity
+
+    def _scarcity(self, request: PodRequest, policy: str, rows: Rows | slice) -> Floats | None:
+        """By row: how dear its cards are; None where it does not matter."""
+        average = self._site.average_card()
+        main = [ask for ask in request.asks if ask.role is not Role.INIT]
+        size = sum(ask.cards * ask_share(ask, average) for ask in main) / CARD
+        if policy != "tiling" or not size:
+            return None
+        return np.asarray(tiling.SCARCITY * size * self._site.node_prices(self._prices)[rows])
+
+    def scores_where(self, fitting: Mask, request: PodRequest, policy: str) -> Floats:
+        """By row: the score where the pod fits, minus infinity elsewhere.
+
+        A pod of many containers is hardly ever like another one, so its scores are not kept; and it is scored on the
+        fullest nodes that it fits on only, else it would hold up everybody else's: the others come after them.
+        """
+        pieces = cut(request)
+        if len(pieces) <= MOST_PIECES:
+            return np.where(fitting, self.scores(request, policy)[: len(fitting)], -np.inf)
+        rows = np.flatnonzero(fitting)
+        closely = self._site.fullest(rows, SCORED // MOST_PIECES)
+        answer = np.full(len(fitting), -np.inf)
+        current = self.tables()
+        scores = RULES[policy](request, self._site, closely, current, self._starved).nodes
+        scarcity = self._scarcity(request, policy, closely)
+        scores = scores if scarcity is None else scores - scarcity
+        answer[rows] = scores.min() - 1.0
+        answer[closely] = scores
+        return answer
+
+    def card_scores_on(self, request: PodRequest, row: int, policy: str) -> Callable[[Piece], list[float]]:
+        """By piece: its scores by card of one node, larger is better."""
+        pieces = cut(request)
+        if len(pieces) == 1:
+            known: Floats = self._up_to_date(request, policy).cards[:, row].astype(np.float64)
+            return lambda piece: self._priced(known, piece, row, policy)
+        rows = np.array([row])
+        fragments = Fragments(self._site.look(rows), self.tables())
+
+        def scores(piece: Piece) -> list[float]:
+            found = _piece_scores(piece, request, self._site, rows, fragments, self.tables(), policy, request.cpu)
+            return self._priced(found.cards[:, 0], piece, row, policy)
+
+        return scores
+
+    def _priced(self, scores: Floats, piece: Piece, row: int, policy: str) -> list[float]:
+        if policy == "tiling":
+            scores = scores - tiling.SCARCITY * self._site.card_prices(piece, row, self._prices)
+        return [float(score) for score in scores]
+
+    def _up_to_date(self, request: PodRequest, policy: str) -> Remembered:
+        current = self.tables()  # before the key: new tables forget the old scores
+        key = _key(request, policy, self._starved)
+        known = self._remembered.get(key)
+        shape = self._site.shape()
+        if known is None or known.cards.shape != shape:
+            known = self._remembered[key] = Remembered(np.zeros(shape[1]), np.zeros(shape, dtype=np.float32))
+            if len(self._remembered) > REMEMBERED:
+                self._remembered.popitem(last=False)
+        if known.moment != self._site.moment() and len(rows := self._site.touched_since(known.moment)):
+            fresh = RULES[policy](request, self._site, rows, current, self._starved)
+            known.nodes[rows], known.cards[:, rows] = fresh.nodes, fresh.cards
+            known.moment = self._site.moment()
+        self._remembered.move_to_end(key)
+        return known
+
+
+def _key(request: PodRequest, policy: str, starved: bool) -> tuple[object, ...]:
+    return (policy, starved, kind_of(request))
+
+
+# ---- the rules: scores of some nodes --------------------------------------------------------------------------------
+
+Rule = Callable[[PodRequest, Site, Rows, Tables, bool], Scored]
+
+
+def _scored(pieces: Sequence[Piece]) -> list[Piece]:
+    """The pieces that decide where the pod goes, in the pod's order."""
+    hardest = sorted(range(len(pieces)), key=lambda number: pieces[number].hardness(), reverse=True)[:MOST_PIECES]
+    return [pieces[number] for number in sorted(hardest)]
+
+
+def _tiling(request: PodRequest, site: Site, rows: Rows, current: Tables, starved: bool) -> Scored:
+    look, pieces = site.look(rows), _scored(cut(request))
+    fragments = Fragments(look, current)
+    if not pieces:
+        return Scored(
+            tiling.cpu_pod_scores(look, request.cpu, current, fragments, starved=starved), np.zeros(look.share.shape)
+        )
+    parts = [  # the pod's CPU is taken once
+        _piece_scores(piece, request, site, rows, fragments, current, "tiling", 0 if number else request.cpu)
+        for number, piece in enumerate(pieces)
+    ]
+    size = sum(
+        (part.size for piece, part in zip(pieces, parts, strict=True) if 0 in piece.phases()), np.zeros(len(rows))
+    )
+    nodes = tiling.node_scores(look, size, request.cpu, current)
+    return Scored(sum((part.nodes for part in parts), nodes), parts[0].cards)
+
+
+def _fragmentation(request: PodRequest, site: Site, rows: Rows, current: Tables, starved: bool) -> Scored:
+    """FGD as published; of several containers the one with the most cards decides."""
+    look, pieces = site.look(rows), cut(request)
+    fragments = Fragments(look, current)
+    if not pieces:
+        return Scored(_logistic(fragments.gain_of_cpu(request.cpu)), np.zeros(look.share.shape))
+    piece = max(pieces, key=lambda piece: piece.cards)
+    return _piece_scores(piece, request, site, rows, fragments, current, "fragmentation", request.cpu)
+
+
+def _piece_scores(
+    piece: Piece,
+    request: PodRequest,
+    site: Site,
+    rows: Rows,
+    fragments: Fragments,
+    current: Tables,
+    policy: str,
+    cpu: int,
+) -> Scored:
+    """One piece by itself: by card, and by node the sum over the best cards that fit."""
+    look = fragments.look
+    if piece.exclusive:
+        gain = fragments.gain_of_whole_cards(piece.cards, cpu)
+        nodes = tiling.GAIN * gain if policy == "tiling" else _logistic(gain)
+        return Scored(nodes, np.zeros(look.share.shape), np.full(len(rows), float(piece.cards)))
+    tile, fitting = site.tile_share(piece, rows), site.cards_for(piece, request, rows)
+    gains = fragments.gain_of_tiles(tile, cpu)
+    cards = tiling.tile_scores(look, tile, current, gains) if policy == "tiling" else _logistic(gains)
+    size = piece.cards * np.where(fitting, tile, 0).max(axis=0) / CARD  # the largest share on a card that fits
+    return Scored(_best_cards(cards, fitting, piece.cards), cards, size)
+
+
+def _logistic(gain: Floats) -> Floats:
+    """Whole percent of a logistic curve, so that many nodes tie."""
+    return np.floor(100.0 / (1.0 + np.exp(-gain)))
+
+
+def _best_cards(scores: Floats, fitting: Mask, wanted: int) -> Floats:
+    """Node: the sum over the best cards that fit."""
+    masked = np.where(fitting, scores, -1e6)
+    if wanted == 1:
+        return np.asarray(masked.max(axis=0))
+    return np.asarray(np.sort(masked, axis=0)[-wanted:].sum(axis=0))
+
+
+RULES: dict[str, Rule] = {"fragmentation": _fragmentation, "tiling": _tiling}
+"""The policies that learn, by name."""

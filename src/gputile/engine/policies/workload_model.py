@@ -1,0 +1,272 @@
+"""What the workload looks like, learnt from the pods so far: the tables that `fragmentation` and `tiling` score with.
+
+Room:  counts of arrivals and what follows from them. Online: it sees the pods so far and the fleet, never what comes.
+Door:  `Learner.observe` counts a pod; `Learner.due` says when the tables are stale; `Learner.prepare` makes new ones,
+       beside the old, for `judging` to swap in. After a restart, observing the cluster's pods rebuilds it all.
+
+What follows from the counts takes up to a tenth of a second. A `Lesson` has copies of all that it needs, so that it can
+be studied in a thread, and the result be adopted where the fleet is.
+
+Whoever writes pods decides how many kinds of them there are, so all of it is bounded: the most frequent kinds and the
+heaviest fractions are told apart, and each of the others counts as the one that it is nearest to.
+
+A pod is a *task*: its CPU, how many cards it wants, the share of each in whole percent, and the models it accepts.
+Memory in MiB becomes a share of the fleet's average card, cores become a share as they are, and the larger counts.
+Of several containers the task is the largest piece with the CPU of the whole pod. A pod that leaves stays
+counted: it was part of the workload; the fleet forgets it at once.
+"""
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gputile.engine.placement.shares import CARD, ask_share
+from gputile.engine.placement.units import Piece, cut
+from gputile.engine.policies.cutting_stock import prices, values
+from gputile.model.requests import Constraints, ModelRule, PodRequest
+from gputile.model.units import MiB, Millicores
+
+PERCENT = CARD // 100
+COVERED = 0.95  # of the pods; rarer tasks are left out, as in the literature
+FIRST_REFRESH = 100  # arrivals; then at 200, 400, 800, ... How early the first comes matters, how often does not
+PRICE_EVERY = 100  # arrivals
+MOST_TASKS = 5000  # kinds of pods that are counted
+MOST_POPULAR = 128  # of them that scores tell apart; real lists have 35 to 115
+MOST_FOLDED = 512  # of the rarer ones that count as one of those; the rest is left out
+MOST_MINDS = 128  # sets of models that pods insist on, and that make models dear; real lists have 25
+MOST_FRACTIONS = 32  # of a card that are worth a price of their own; real lists have 20
+PRIOR_PODS = 50.0
+PRIOR = ((1, 25, 1.0), (1, 50, 1.0), (1, 100, 2.0), (2, 100, 0.5), (4, 100, 0.25), (8, 100, 0.25))
+"""Before anything is known: cards, share of each, weight. Without it a point of allocation is lost."""
+PRIOR_CPU = 0.7  # of the cluster's CPU per card
+
+
+Mind = tuple[tuple[ModelRule, ...], tuple[ModelRule, ...]]
+"""The models that a kind of pod wants, and those that it does not."""
+
+FAR_MODELS, FAR = 1e9, np.array([1e6, 1e3, 1.0])  # apart in models; in cards, in percent of a card, in cores
+
+
+class Task(msgspec.Struct, frozen=True):
+    """A kind of pod."""
+
+    cpu: Millicores
+    cards: int
+    share: int  # percent of each card; 0 for a pod without GPU
+    models: tuple[ModelRule, ...] = ()
+    not_models: tuple[ModelRule, ...] = ()
+
+    @property
+    def size(self) -> float:
+        """In cards."""
+        return self.cards * self.share / 100
+
+    @property
+    def mind(self) -> "Mind":
+        return self.models, self.not_models
+
+    def accepts(self, model: str) -> bool:
+        return Constraints(models=self.models, not_models=self.not_models).accepts_model(model)
+
+
+def task_of(request: PodRequest, average_card: MiB) -> Task:
+    pieces = cut(request)
+    if not pieces:
+        return Task(request.cpu, 0, 0)
+    sizes = [(piece.cards, _percent_of_a_card(piece, average_card)) for piece in pieces]
+    cards, share = max(sizes, key=lambda found: found[0] * found[1])
+    rule = request.constraints
+    return Task(request.cpu, cards, max(1, min(share, 100)), rule.models, rule.not_models)
+
+
+def _percent_of_a_card(piece: Piece, average_card: MiB) -> int:
+    """Rounded up, unless that would let fewer of them fit on a card: an eighth is 12 %, not 13."""
+    tiles = sum(ask_share(ask, average_card) for ask in piece.asks_in(piece.phases()[0]))
+    up, down = -int(-tiles // PERCENT), int(tiles // PERCENT)
+    return down if down and 100 // up < CARD // tiles else up
+
+
+class Supply(msgspec.Struct, frozen=True, kw_only=True):
+    """What the cluster offers, as far as learning cares."""
+
+    models: tuple[str, ...]  # in the order of the fleet's numbers
+    free: tuple[float, ...]  # free cards by model
+    free_cpu: float  # millicores
+    cpu_per_card: float  # millicores, of the whole cluster
+
+
+class Tables(msgspec.Struct, frozen=True, kw_only=True):
+    """What was learnt, as arrays over the popular tasks. Never changed, only replaced."""
+
+    weight: NDArray[np.float64]  # sums to 1
+    cpu: NDArray[np.int64]
+    cards: NDArray[np.int32]
+    share: NDArray[np.int32]  # in shares.CARD
+    accepts: NDArray[np.bool_] | None  # task x model; None when no task minds
+    value: NDArray[np.float64]  # V(r) for 0..100 percent of a card
+    rho: float  # millicores per card that GPU pods ask for
+
+
+class Lesson(msgspec.Struct, frozen=True):
+    """What is to be learnt from: copies, which nobody changes any more."""
+
+    counts: dict[Task, float]
+    supply: Supply
+    requests: tuple[PodRequest, ...] | None = None  # to be counted first: the learner begins anew
+    average: MiB = 0
+
+    def study(self) -> "Learnt":
+        """Pure, and slow: not for the event loop."""
+        if self.requests is None:
+            return Learnt(tables(with_prior(self.counts, self.supply, PRIOR_PODS), self.supply))
+        learner = Learner()
+        kinds = {request: task_of(request, self.average) for request in set(self.requests)}  # few, of many pods
+        for request in self.requests:
+            learner.observe(kinds[request])
+        return Learnt(learner.prepare(self.supply), learner)
+
+
+class Learnt(msgspec.Struct, frozen=True):
+    tables: Tables
+    learner: "Learner | None" = None  # in place of the one that there was
+
+
+class Learner:
+    """Counts pods; see the module."""
+
+    def __init__(self, *, prior: float = PRIOR_PODS) -> None:
+        self._counts: dict[Task, float] = {}
+        self._prior = prior
+        self._next = FIRST_REFRESH
+        self.arrivals = 0
+
+    def observe(self, task: Task) -> None:
+        self._counts[task] = self._counts.get(task, 0.0) + 1.0
+        self.arrivals += 1
+        if len(self._counts) > MOST_TASKS:  # every pod with a CPU of its own: keep what recurs
+            self._counts = dict(sorted(self._counts.items(), key=lambda found: -found[1])[: MOST_TASKS // 2])
+
+    def due(self) -> bool:
+        return self.arrivals >= self._next
+
+    def prepare(self, supply: Supply, value: NDArray[np.float64] | None = None) -> Tables:
+        """New tables from all that was seen; `value`, where what remainders are worth is known, and not to be made."""
+        self.begin()
+        return tables(with_prior(self._counts, supply, self._prior), supply, value)
+
+    def begin(self) -> None:
+        """What was due is being learnt; the next time is later."""
+        while self._next <= self.arrivals:
+            self._next *= 2
+
+    def asked(self) -> dict[Task, float]:
+        return self._counts
+
+
+def with_prior(counts: dict[Task, float], supply: Supply, pods: float) -> dict[Task, float]:
+    counts = dict(counts)
+    for cards, share, weight in PRIOR:
+        cpu = round(PRIOR_CPU * supply.cpu_per_card * cards * share / 100)
+        task = Task(cpu, cards, share)
+        counts[task] = counts.get(task, 0.0) + pods * weight / sum(w for _, _, w in PRIOR)
+    return counts
+
+
+def tables(counts: dict[Task, float], supply: Supply, value: NDArray[np.float64] | None = None) -> Tables:
+    popular = _popular(counts)
+    weight = np.array([count for _, count in popular])
+    tasks = [task for task, _ in popular]
+    picky = any(task.models or task.not_models for task in tasks)
+    models = supply.models or ("",)  # a fleet without any card still has a number 0
+    accepts = np.array([[task.accepts(model) for model in models] for task in tasks], dtype=np.bool_) if picky else None
+    return Tables(
+        weight=weight / weight.sum(),
+        cpu=np.array([task.cpu for task in tasks], dtype=np.int64),
+        cards=np.array([task.cards for task in tasks], dtype=np.int32),
+        share=np.array([task.share * PERCENT for task in tasks], dtype=np.int32),
+        accepts=accepts,
+        value=value if value is not None else values(prices(heaviest(_fractions(counts)))),
+        rho=_cpu_per_card(counts),
+    )
+
+
+def _popular(counts: dict[Task, float]) -> list[tuple[Task, float]]:
+    """The most frequent tasks, until they cover enough of the pods."""
+    ranked = sorted(counts.items(), key=lambda found: -found[1])
+    enough, covered = COVERED * sum(counts.values()), 0.0
+    kept: list[tuple[Task, float]] = []
+    for task, count in ranked:
+        if covered >= enough:
+            break
+        kept.append((task, count))
+        covered += count
+    if len(kept) <= MOST_POPULAR:
+        return kept
+    return _folded(kept[:MOST_POPULAR], kept[MOST_POPULAR : MOST_POPULAR + MOST_FOLDED])
+
+
+def _folded(kept: list[tuple[Task, float]], rare: list[tuple[Task, float]]) -> list[tuple[Task, float]]:
+    """The rare ones count as the frequent one that is nearest: first in what models it takes and how many cards, then
+    in size, then in CPU."""
+    weights = dict(kept)
+    tasks = list(weights)
+    sizes = np.array([(task.cards, task.size * 100, task.cpu / 1000) for task in tasks], dtype=np.float64)
+    for task, count in rare:
+        far = np.abs(sizes - (task.cards, task.size * 100, task.cpu / 1000)) @ FAR
+        far += np.array([FAR_MODELS * (task.mind != other.mind) for other in tasks])
+        weights[tasks[int(far.argmin())]] += count
+    return list(weights.items())
+
+
+def heaviest(demand: dict[int, float]) -> dict[int, float]:
+    """Not too many fractions, for each makes the linear programme longer: those that take most of the cards. The others
+    count as the next larger one that is kept (a tile fits where a larger one does), or else the largest."""
+    if len(demand) <= MOST_FRACTIONS:
+        return demand
+    kept = sorted(sorted(demand, key=lambda share: (-share * demand[share], share))[:MOST_FRACTIONS])
+    folded = {share: demand[share] for share in kept}
+    for share in demand.keys() - folded.keys():
+        folded[next((larger for larger in kept if larger > share), kept[-1])] += demand[share]
+    return folded
+
+
+def _fractions(counts: dict[Task, float]) -> dict[int, float]:
+    demand: dict[int, float] = {}
+    for task, count in counts.items():
+        if task.cards and task.share < 100:
+            demand[task.share] = demand.get(task.share, 0.0) + count * task.cards
+    return demand
+
+
+def _cpu_per_card(counts: dict[Task, float]) -> float:
+    gpu = [(task, count) for task, count in counts.items() if task.cards]
+    cards = sum(task.size * count for task, count in gpu)
+    return sum(task.cpu * count for task, count in gpu) / cards if cards else 0.0
+
+
+def model_prices(counts: dict[Task, float], supply: Supply) -> NDArray[np.float64]:
+    """By model: how scarce its cards are. 1 everywhere when no pod minds the model.
+
+    A set of models that pods insist on makes its cards dear as it fills up: the demand for the set, times all free
+    cards over the free cards in the set.
+    """
+    free = np.array(supply.free)
+    demand: dict[Mind, float] = {}
+    for task, count in counts.items():
+        if task.cards:
+            demand[task.mind] = demand.get(task.mind, 0.0) + task.size * count
+    if len(demand) > MOST_MINDS:
+        demand = dict(sorted(demand.items(), key=lambda found: -found[1])[:MOST_MINDS])
+    price = np.zeros(len(free))
+    total = sum(demand.values())
+    for (models, not_models), wanted in demand.items():
+        picky = Task(0, 1, 100, models, not_models)
+        inside = np.array([picky.accepts(model) for model in supply.models], dtype=np.bool_)
+        price[inside] += wanted / total * free.sum() / max(float(free[inside].sum()), 1e-9)
+    return price if total else np.ones(len(free))
+
+
+def cpu_asked_per_card(counts: dict[Task, float]) -> float:
+    """Millicores per card over all pods, those without GPU included."""
+    cards = sum(task.size * count for task, count in counts.items())
+    return sum(task.cpu * count for task, count in counts.items()) / cards if cards else 0.0

@@ -1,0 +1,110 @@
+"""The Huffman code of HPACK (RFC 7541, appendix B), read a byte at a time.
+
+Room:  one table, known before the first byte comes.
+Door:  `unpacked(packed)`.
+
+The code is canonical: codes of one length follow each other in the order of their symbols, and the next length goes on
+where the last one ended. So the lengths say it all. A step (where we are in the tree, and the next byte) is worked out
+when it is first met, and remembered: there are at most 65,536 of them, and the few that headers need come in no time.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from gputile.http.h1_body import Malformed
+
+END = 256  # the symbol that may only be begun, as padding
+
+BY_LENGTH: dict[int, Iterable[int]] = {  # symbols by the length of their code, in bits
+    5: b"012aceiost",
+    6: b" %-./3456789=A_bdfghlmnpru",
+    7: b":BCDEFGHIJKLMNOPQRSTUVWYjkqvwxyz",
+    8: b"&*,;XZ",
+    10: b'!"()?',
+    11: b"'+|",
+    12: b"#>",
+    13: b"\0$@[]~",
+    14: b"^}",
+    15: b"<`{",
+    19: (92, 195, 208),
+    20: (128, 130, 131, 162, 184, 194, 224, 226),
+    21: (153, 161, 167, 172, 176, 177, 179, 209, 216, 217, 227, 229, 230),
+    22: (
+        *(129, 132, 133, 134, 136, 146, 154, 156, 160, 163, 164, 169, 170, 173, 178, 181, 185, 186, 187, 189, 190),
+        *(196, 198, 228, 232, 233),
+    ),
+    23: (
+        *(1, 135, 137, 138, 139, 140, 141, 143, 147, 149, 150, 151, 152, 155, 157, 158, 165, 166, 168, 174, 175, 180),
+        *(182, 183, 188, 191, 197, 231, 239),
+    ),
+    24: (9, 142, 144, 145, 148, 159, 171, 206, 215, 225, 236, 237),
+    25: (199, 207, 234, 235),
+    26: (192, 193, 200, 201, 202, 205, 210, 213, 218, 219, 238, 240, 242, 243, 255),
+    27: (203, 204, 211, 212, 214, 221, 222, 223, 241, 244, 245, 246, 247, 248, 250, 251, 252, 253, 254),
+    28: (2, 3, 4, 5, 6, 7, 8, 11, 12, *range(14, 22), *range(23, 32), 127, 220, 249),
+    30: (10, 13, 22, END),
+}
+
+
+def codes() -> Iterator[tuple[int, int, int]]:
+    """Every symbol with its code and the code's length."""
+    code = before = 0
+    for length, symbols in BY_LENGTH.items():
+        code <<= length - before
+        for symbol in symbols:
+            yield symbol, code, length
+            code += 1
+        before = length
+
+
+class Fork:
+    """A place in the tree. A child is a further fork or a symbol."""
+
+    __slots__ = ("children", "ends_well", "steps")
+
+    def __init__(self, *, ends_well: bool) -> None:
+        self.children: list[Fork | int | None] = [None, None]
+        self.ends_well = ends_well  # a string may end here: less than a byte of ones (section 5.2)
+        self.steps: dict[int, tuple[Fork, bytes]] = {}
+
+
+def _grown() -> Fork:
+    root = Fork(ends_well=True)
+    for symbol, code, length in codes():
+        at = root
+        for done in range(1, length):
+            bit = code >> (length - done) & 1
+            below = at.children[bit]
+            if not isinstance(below, Fork):
+                below = at.children[bit] = Fork(ends_well=at.ends_well and bit == 1 and done < 8)
+            at = below
+        at.children[code & 1] = symbol
+    return root
+
+
+ROOT = _grown()
+
+
+def unpacked(packed: bytes) -> bytes:
+    """The string that was packed."""
+    at, found = ROOT, []
+    for byte in packed:
+        at, said = at.steps.get(byte) or _learn(at, byte)
+        found.append(said)
+    if not at.ends_well:
+        raise Malformed(400, "a packed header ends in the middle of a sign")
+    return b"".join(found)
+
+
+def _learn(start: Fork, byte: int) -> tuple[Fork, bytes]:
+    at, said = start, bytearray()
+    for shift in range(7, -1, -1):
+        below = at.children[byte >> shift & 1]
+        if isinstance(below, Fork):
+            at = below
+            continue
+        if below is None or below == END:
+            raise Malformed(400, "a packed header has a sign that is none")
+        said.append(below)
+        at = ROOT
+    start.steps[byte] = at, bytes(said)
+    return start.steps[byte]

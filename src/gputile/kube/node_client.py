@@ -1,0 +1,86 @@
+"""One node and its pods, as the node's own agent sees and writes them.
+
+Room:  reads are narrowed to the node by field selectors, writes go to the node and its status only; no pod is ever
+       written. The heartbeat is a Lease of the node's name.
+Door:  `NodeClient(client, name)`.
+"""
+
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
+
+from gputile.dialects.kube_objects import NodeObject, Pod
+from gputile.dialects.usage_annotation import USE
+from gputile.kube.api import Json, LeaseRecord, Leases, Note, Refused, Seen
+from gputile.kube.client import MERGE, STRATEGIC, Client, path_of
+from gputile.kube.watch import follow
+
+
+class NodeClient:
+    """See the module's text."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client, self.name = client, name
+        self._path = path_of("api", "v1", "nodes", name)
+
+    def follow_pods(self) -> AsyncGenerator[Seen[Pod], None]:
+        return follow(self._client.feed("/api/v1/pods", "Pod", Pod, fieldSelector=f"spec.nodeName={self.name}"))
+
+    def follow_node(self) -> AsyncGenerator[Seen[NodeObject], None]:
+        selector = f"metadata.name={self.name}"
+        return follow(self._client.feed("/api/v1/nodes", "Node", NodeObject, fieldSelector=selector))
+
+    async def patch(self, annotations: dict[str, str | None], labels: dict[str, str | None]) -> None:
+        """Set (or with None remove) annotations and labels of the node."""
+        body: Json = {"metadata": {"annotations": annotations, "labels": labels}}
+        await self._client.request("PATCH", self._path, body=body, content_type=MERGE)
+
+    async def patch_status(self, resources: dict[str, int | None], conditions: list[Json]) -> None:
+        """Set resources that carry no devices, in capacity and allocatable, and conditions by their type."""
+        amounts = {name: None if amount is None else str(amount) for name, amount in resources.items()}
+        status: Json = {"conditions": conditions} if conditions else {}
+        if amounts:
+            status |= {"capacity": amounts, "allocatable": amounts}
+        await self._client.request("PATCH", f"{self._path}/status", body={"status": status}, content_type=STRATEGIC)
+
+    async def note(self, note: Note) -> None:
+        await self._client.note(note)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+class Heartbeat:
+    """The Lease that says that this node's agent lives."""
+
+    def __init__(self, leases: Leases, node: str, duration: int) -> None:
+        self._leases, self._node, self._duration = leases, node, duration
+        self._version: str | None = None
+
+    async def beat(self, now: float, use: str = "") -> None:
+        """Renew it, or make it; after another's write it is read again. `use`: what containers use, said beside it."""
+        record = LeaseRecord(holder_identity=self._node, lease_duration_seconds=self._duration)
+        await self._write(record, now, {USE: use} if use else {})
+
+    async def withdraw(self, now: float) -> None:
+        """Say that nobody holds it: the scheduler uses the node no more, at once."""
+        await self._write(LeaseRecord(holder_identity="", lease_duration_seconds=1), now, {})
+
+    async def _write(self, record: LeaseRecord, now: float, words: dict[str, str]) -> None:
+        stamped = _at(record, now)
+        if self._version is None:
+            found = await self._leases.read()
+            self._version = found[1] if found is not None else await self._leases.create(stamped, words)
+        try:
+            self._version = await self._leases.write(stamped, self._version, words)
+        except Refused:
+            self._version = None
+            raise
+
+
+def _at(record: LeaseRecord, now: float) -> LeaseRecord:
+    said = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return LeaseRecord(
+        holder_identity=record.holder_identity,
+        lease_duration_seconds=record.lease_duration_seconds,
+        renew_time=said,
+    )

@@ -1,0 +1,25 @@
+"""Who holds what on each node, for those who explain."""
+
+from collections.abc import Iterator, Mapping
+
+from gputile.engine.victims import Holder
+from gputile.ledger.ledger import Ledger
+
+
+class Holders(Mapping[str, list[Holder]]):
+    """The pods on each node, read from the book when somebody looks."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def __getitem__(self, node: str) -> list[Holder]:
+        return self._ledger.holders(node)
+
+    def __contains__(self, node: object) -> bool:
+        return isinstance(node, str) and node in self._ledger.fleet
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ledger.fleet.names())
+
+    def __len__(self) -> int:
+        return len(self._ledger.fleet)

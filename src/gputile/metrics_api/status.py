@@ -1,0 +1,39 @@
+"""Kubernetes' way to say no: a Status object with code, reason and a sentence."""
+
+from typing import Any
+
+import orjson
+
+from gputile.http.messages import Response
+
+Json = dict[str, Any]
+
+
+class Status(Exception):
+    """An answer that is no object. `body` is what is written."""
+
+    def __init__(self, code: int, reason: str, message: str, **details: str | int) -> None:
+        super().__init__(message)
+        self.code, self.reason = code, reason
+        self.details = {key: value for key, value in details.items() if value}
+
+    def body(self) -> Json:
+        return {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": str(self),
+            "reason": self.reason,
+            **({"details": self.details} if self.details else {}),
+            "code": self.code,
+        }
+
+    def response(self) -> Response:
+        return Response(orjson.dumps(self.body()), self.code)
+
+
+def expired() -> Status:
+    """Reflectors and kubectl know this one, and list again."""
+    message = "this resourceVersion is too old, or another replica's; list again"
+    return Status(410, "Expired", message)

@@ -1,0 +1,89 @@
+"""One card, as NVML tells it question by question.
+
+Room:  a question that this card or driver does not know is "not said" and leaves the default; any other failure is
+       the card's fault.
+Door:  `card_at`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gputile.model.cards import NO_NUMA
+from gputile.nvml.driver import Gpu
+from gputile.nvml.errors import DRIVER_IS_GONE, Nvml, ask, fault
+
+MIB = 1024 * 1024
+NODE_WORDS = 16  # of 64 NUMA nodes each: as many as Linux can have
+
+
+def card_at(nvml: Nvml, index: int, known: Mapping[str, Gpu], sys: Path) -> tuple[Gpu, Any]:
+    """The card and its handle. Raises an `NVMLError` when it does not even say its UUID."""
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    uuid = str(nvml.nvmlDeviceGetUUID(handle))
+    try:
+        return _facts(nvml, handle, index, uuid, sys), handle
+    except nvml.NVMLError as failed:
+        if failed.value in DRIVER_IS_GONE:
+            raise
+        last = known.get(uuid) or Gpu(index=index, uuid=uuid, model="", memory=0)
+        return msgspec.structs.replace(last, index=index, fault=fault(failed)), handle
+
+
+def _facts(nvml: Nvml, handle: Any, index: int, uuid: str, sys: Path) -> Gpu:
+    memory = ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    minor = ask(nvml, nvml.nvmlDeviceGetMinorNumber, handle)
+    mig = ask(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    pci = pci_of(ask(nvml, nvml.nvmlDeviceGetPciInfo, handle))
+    return Gpu(
+        index=index,
+        uuid=uuid,
+        model=ask(nvml, nvml.nvmlDeviceGetName, handle) or "",
+        memory=int(memory.total) // MIB if memory is not None else 0,
+        minor=-1 if minor is None else int(minor),
+        numa=_numa(nvml, handle, pci, sys),
+        pci=pci,
+        is_mig=mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE,
+        fault=_memory_fault(nvml, handle),
+    )
+
+
+def pci_of(info: Any) -> str:
+    """NVML's `00000000:3B:00.0` as /sys spells it: `0000:3b:00.0`."""
+    return "" if info is None else f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
+
+
+def _numa(nvml: Nvml, handle: Any, pci: str, sys: Path) -> int:
+    """The NUMA node of the card's slot; NVML is asked only where /sys does not know the card."""
+    try:
+        return max(int((sys / "bus/pci/devices" / pci / "numa_node").read_text()), NO_NUMA)
+    except (OSError, ValueError):
+        pass
+    words = ask(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, NODE_WORDS, nvml.NVML_AFFINITY_SCOPE_NODE)
+    mask = sum(int(word) << 64 * place for place, word in enumerate(words or ()))
+    return mask.bit_length() - 1 if mask.bit_count() == 1 else NO_NUMA  # near to several is near to none
+
+
+def _memory_fault(nvml: Nvml, handle: Any) -> str:
+    for found in (_uncorrected, _pages_pending, _remapping_failed):
+        if said := found(nvml, handle):
+            return said
+    return ""
+
+
+def _uncorrected(nvml: Nvml, handle: Any) -> str:
+    kind, since = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+    errors = ask(nvml, nvml.nvmlDeviceGetTotalEccErrors, handle, kind, since)
+    return f"{errors} uncorrectable memory errors since the driver was loaded; reset it" if errors else ""
+
+
+def _pages_pending(nvml: Nvml, handle: Any) -> str:
+    pending = ask(nvml, nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
+    return "bad memory pages wait to be retired; reset it" if pending == nvml.NVML_FEATURE_ENABLED else ""
+
+
+def _remapping_failed(nvml: Nvml, handle: Any) -> str:
+    rows = ask(nvml, nvml.nvmlDeviceGetRemappedRows, handle)
+    return "bad memory rows could not be replaced; the card is worn out" if rows is not None and rows[3] else ""

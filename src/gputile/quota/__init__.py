@@ -1,0 +1,2 @@
+"""Quota by namespace and GPU model: documents, arithmetic, the constraint on a request, and usage. Pure; the watcher is
+in `scheduler`."""

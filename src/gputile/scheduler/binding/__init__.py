@@ -1,0 +1,1 @@
+"""Pods get their grants: by the bind verb, and after they were bound by another scheduler."""

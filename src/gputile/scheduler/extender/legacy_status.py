@@ -1,0 +1,94 @@
+"""What the older families' servers tell about the cluster: gpushare's `inspect` and nano's `status`, from our book.
+
+Only names, keys and units are theirs (compat: rows in the order of their names, unknown nodes answered in words).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+
+from gputile.dialects.settings import UNIT, DialectSettings
+from gputile.ledger.ledger import Entry, Ledger, State
+from gputile.model.cards import Card, NodeView
+
+NODES_AT_ONCE = 20
+
+
+async def inspect(ledger: Ledger, settings: DialectSettings, node: str | None = None) -> dict[str, Any]:
+    """gpushare's inspect: memory in its unit, per node, card and pod."""
+    if node is not None and node not in ledger.fleet:
+        return {"nodes": [], "error": f"node {node} is unknown to gputile"}
+    unit = UNIT[settings.gpushare_unit if settings.gpushare_unit != "auto" else "GiB"]
+    views = with_cards(ledger, None if node is None else [node])
+    return {"nodes": [_node(view, ledger.on_node(view.node.name), unit) async for view in views]}
+
+
+def _node(view: NodeView, entries: list[Entry], unit: int) -> dict[str, Any]:
+    devices = [_device(card, entries, unit) for card in view.node.cards]
+    return {
+        "name": view.node.name,
+        "totalGPU": sum(device["totalGPU"] for device in devices),
+        "usedGPU": sum(device["usedGPU"] for device in devices),
+        "devs": devices,
+    }
+
+
+def _device(card: Card, entries: list[Entry], unit: int) -> dict[str, Any]:
+    holders = [(e, e.holding.uses()[card.uuid].memory) for e in entries if card.uuid in e.holding.uses()]
+    pods = [_pod(entry, memory // unit) for entry, memory in holders if entry.state is not State.PENCILLED]
+    return {
+        "id": card.index,
+        "totalGPU": card.memory // unit,
+        "usedGPU": sum(memory for _, memory in holders) // unit,
+        "pods": sorted(pods, key=lambda pod: (pod["namespace"], pod["name"])),
+    }
+
+
+def _pod(entry: Entry, memory: int) -> dict[str, Any]:
+    namespace, _, name = entry.holding.name.partition("/")
+    return {"name": name, "namespace": namespace, "usedGPU": memory}
+
+
+async def percent_status(ledger: Ledger) -> dict[str, Any]:
+    """nano's status of generation 2: free and total percent per card."""
+    return {
+        view.node.name: {
+            "Rater": {},
+            "Name": view.node.name,
+            "GPUs": [
+                {"Percent": max(room.cores, 0), "PercentTotal": card.cores}
+                for card, room in zip(view.node.cards, view.rooms, strict=True)
+            ],
+            "PlanCache": {},
+        }
+        async for view in with_cards(ledger)
+    }
+
+
+async def elastic_status(ledger: Ledger) -> dict[str, str]:
+    """nano's status of generation 3: under each resource name a string that is JSON itself."""
+    nodes = {
+        view.node.name: [
+            {
+                "CoreAvailable": max(room.cores, 0),
+                "MemoryAvailable": max(room.memory, 0),
+                "CoreTotal": card.cores,
+                "MemoryTotal": card.memory,
+            }
+            for card, room in zip(view.node.cards, view.rooms, strict=True)
+        ]
+        async for view in with_cards(ledger)
+    }
+    encoded = orjson.dumps(nodes).decode()
+    return {"elasticgpu.io/gpu-core": encoded, "elasticgpu.io/gpu-memory": encoded}
+
+
+async def with_cards(ledger: Ledger, names: list[str] | None = None) -> AsyncIterator[NodeView]:
+    """Nodes with cards, in the order of their names; verbs are answered in between."""
+    for number, name in enumerate(sorted(names or ledger.fleet.names()), start=1):
+        if name in ledger.fleet and (view := ledger.fleet.view(name)).node.cards:
+            yield view
+        if number % NODES_AT_ONCE == 0:
+            await asyncio.sleep(0)

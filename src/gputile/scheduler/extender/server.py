@@ -1,0 +1,367 @@
+"""HTTP: every family's paths on one listener, each verb three steps: read, decide, write.
+
+Room:  the table of paths, TLS, and the limits on what a stranger may send. Decisions are made elsewhere.
+Door:  `Server.start`, `Server.stop`; `routes()` is the table.
+
+A verb always answers 200: kube-scheduler never reads the body of anything else, and the reason would be lost. A body
+that cannot be used gets its reason in `Error` and changes nothing.
+"""
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Protocol
+from urllib.parse import unquote
+
+import orjson
+
+from gputile import __version__
+from gputile.background.failure_isolation import Isolation
+from gputile.background.time_slices import Lane, Slices
+from gputile.dialects.kube_objects import Pod
+from gputile.http.messages import Certificate, Request, Response, names_in
+from gputile.http.server import ALPN, Listener
+from gputile.http.tls import from_files
+from gputile.scheduler import extender_api
+from gputile.scheduler.binding.binder import NOT_LEADING, Binder
+from gputile.scheduler.extender import legacy_status
+from gputile.scheduler.extender.cpu_pods import Steering
+from gputile.scheduler.extender.filter import Extender
+from gputile.scheduler.extender_api import BadBody, BindArgs, FilterAnswer, FilterArgs, PreemptArgs
+from gputile.scheduler.metrics.cluster_metrics import Figures
+from gputile.scheduler.metrics.metrics_page import MetricsPage
+from gputile.scheduler.preemption.preemptor import Preemptor
+from gputile.scheduler.settings import Settings, TlsSettings
+from gputile.scheduler.state.cluster_state import Mirror
+from gputile.telemetry.logs import fields
+from gputile.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+PLAIN = "text/plain; charset=utf-8"
+LOOP = "verbs"  # in logs and metrics
+INSPECT = "/gpushare-scheduler/inspect"
+OPEN = frozenset({"/healthz", "/readyz", "/metrics", "/version"})
+"""What may be read without a client certificate: it names nobody's pods, unless `metrics.pods_to` says so."""
+PROBES = ("/healthz", "/readyz")
+NOT_KNOWN = "send a client certificate that the configured CA signed"
+NOT_NAMED = "this client certificate may not call the verbs: none of its names is in `tls.client_names`"
+
+Verb = Callable[[bytes], bytes | Awaitable[bytes]]
+Page = Callable[[], Response]
+
+# Every family's extender paths: prefix, then the verb as its configuration names it.
+FAMILIES = {
+    "/gputile": ("filter", "prioritize", "bind", "preempt", "filter-dryrun", "steer"),
+    "/gpushare-scheduler": ("filter", "bind"),
+    "/scheduler": ("filter", "predicates", "priorities", "prioritize", "bind", "preempt", "filter-dryrun"),
+    "/apis/metrics.nvidia.com/v1alpha1/schedule": ("filter", "prioritize", "preempt", "bind"),
+    "/apis/nvidia-gpu-scheduler/v1/schedule": ("filter", "prioritize", "preempt", "bind"),
+    "": ("filter", "bind"),
+}
+SAME = {"predicates": "filter", "priorities": "prioritize"}
+
+
+class State(Protocol):
+    """What the probes ask the process."""
+
+    def is_synced(self) -> bool: ...
+
+    def why_not_ready(self) -> str: ...
+
+
+class Server:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        extender: Extender,
+        preemptor: Preemptor,
+        steering: Steering,
+        binder: Binder,
+        mirror: Mirror,
+        *,
+        settings: Settings,
+        metrics: Metrics,
+        state: State,
+        leads: Callable[[], bool],
+        isolation: Isolation | None = None,
+        lane: Lane | None = None,
+    ) -> None:
+        self._isolation, self._lane = isolation or Isolation(metrics, time.monotonic), lane or Lane()
+        self._extender, self._preemptor, self._steering = extender, preemptor, steering
+        self._binder, self._mirror = binder, mirror
+        self._settings, self._metrics, self._state, self._leads = settings, metrics, state, leads
+        verbs: dict[str, Verb] = {
+            "filter": self._filter,
+            "prioritize": self._prioritize,
+            "bind": self._bind,
+            "preempt": self._preempt,
+            "filter-dryrun": self._dry_run,
+            "steer": self._steer,
+        }
+        self._verbs = {path: verbs[verb] for path, verb in routes().items()}
+        self._pages: dict[str, Page] = {
+            "/healthz": lambda: _text("ok"),
+            "/readyz": self._ready,
+            "/version": lambda: _text(__version__),
+        }
+        self._metrics_page = MetricsPage(metrics, Figures(mirror, settings.metrics), leads)
+        self._reports: dict[str, Callable[[], Awaitable[object]]] = {
+            INSPECT: lambda: legacy_status.inspect(mirror.ledger, mirror.settings),
+            "/scheduler/status": lambda: legacy_status.elastic_status(mirror.ledger),
+            "/status": lambda: legacy_status.percent_status(mirror.ledger),
+        }
+        self._listener = Listener(
+            self._handle,
+            settings.body_limit * 2**20,
+            lambda protocol: metrics.connections.labels(protocol).inc(),
+            probes=PROBES,
+            trusts=self._trusts if settings.tls.client_ca else None,
+        )
+        self.port = 0
+
+    async def start(self) -> None:
+        host, port = self._settings.host_and_port
+        tls = tls_context(self._settings.tls)
+        self.port = await self._listener.start(host, port, tls)
+        log.info("listening", extra=fields(host=host, port=self.port, tls=tls is not None))
+
+    async def stop(self) -> None:
+        """Answer what is being asked, then close."""
+        await self._listener.stop()
+
+    def see_off(self) -> None:
+        """Let whoever is connected connect anew, through the Service to the replica that leads now."""
+        self._listener.see_off()
+
+    def renew_certificate(self) -> None:
+        """Read certificate, key and CA again, for new connections. A mismatch raises and changes nothing."""
+        self._listener.renew(tls_context(self._settings.tls))
+
+    def _trusts(self, certificate: Certificate) -> bool:
+        """Whether it may call the verbs: one of the CA's, and made out to one of the names, where some are set."""
+        names = self._settings.tls.client_names
+        return bool(certificate) and (not names or not names_in(certificate).isdisjoint(names))
+
+    # ---- one request ------------------------------------------------------------------------------------------------
+
+    def _handle(self, request: Request) -> Response | Awaitable[Response]:
+        path = request.path.rstrip("/") or "/"
+        if path not in OPEN and not request.is_trusted:
+            return _text(NOT_NAMED if request.is_known else NOT_KNOWN, 403)
+        verb = self._verbs.get(path)
+        if verb is not None and request.method == "POST":
+            return self._answer(request, path, verb)
+        if path.startswith(INSPECT + "/"):
+            name = unquote(path[len(INSPECT) + 1 :])
+            return self._report(legacy_status.inspect(self._mirror.ledger, self._mirror.settings, name))
+        report = self._reports.get(path)
+        if report is not None:  # POST too, for nano's `/status` was registered so
+            return self._report(report())
+        if path == "/metrics":
+            to_all = not self._settings.tls.client_ca or self._settings.metrics.pods_to == "anyone"
+            return self._metrics_page.response(names_pods=to_all or request.is_known)
+        page = self._pages.get(path)
+        if page is not None:
+            return page()
+        if verb is not None:
+            return _text(f"{path} is a verb: POST to it what kube-scheduler sends", 405)
+        return _text(f"there is no {path} here; see docs/scheduler.md for the paths", 404)
+
+    def verb(self, request: Request) -> Response | Awaitable[Response] | None:
+        """A verb that came another way, its caller checked there; None where the path names none."""
+        path = request.path.rstrip("/")
+        verb = self._verbs.get(path)
+        return self._answer(request, path, verb) if verb is not None else None
+
+    def _answer(self, request: Request, path: str, verb: Verb) -> Response | Awaitable[Response]:
+        """At once, but for bind, which waits for the API server, and what may take long. An error of ours is told like
+        any other reason: the caller, and everybody else, is answered."""
+        answer = self._isolation.step(LOOP, path, partial(self._decided, request, path, verb), expected=())
+        if answer is None or isinstance(answer, bytes):
+            return self._answered(answer or self._failed(path))
+        return self._later(answer, path)
+
+    def _decided(self, request: Request, path: str, verb: Verb) -> bytes | Awaitable[bytes]:
+        try:
+            if request.is_too_large:
+                raise BadBody(f"the body is larger than {self._settings.body_limit} MiB; raise `body_limit`")
+            return verb(request.body)
+        except BadBody as wrong:
+            return self._unusable(path, wrong)
+
+    async def _later(self, answer: Awaitable[bytes], path: str) -> Response:
+        found = await self._isolation.attempt(LOOP, path, lambda: answer, always=True, expected=())
+        return self._answered(found or self._failed(path))
+
+    def _failed(self, path: str) -> bytes:
+        self._metrics.verbs.labels(_verb_of(path), "error").inc()
+        return _error(_verb_of(path), "gputile failed by an error of its own; see the log of its scheduler")
+
+    async def _report(self, found: Awaitable[object]) -> Response:
+        return Response(orjson.dumps(await found))
+
+    def _unusable(self, path: str, wrong: BadBody) -> bytes:
+        log.warning("a request that cannot be used", extra=fields(path=path, why=str(wrong)[:500]))
+        self._metrics.verbs.labels(_verb_of(path), "unreadable").inc()
+        return _error(_verb_of(path), str(wrong))
+
+    def _answered(self, answer: bytes) -> Response:
+        """Whoever does not lead lets go, else kube-scheduler's next try comes to us again. Of all connections, not only
+        of this one: it has a few, waits longer after each no, and one no on each would take it half a minute."""
+        leads = self._leads()
+        if not leads:
+            asyncio.get_running_loop().call_soon(self.see_off)  # after this answer has gone
+        return Response(answer, close=not leads)
+
+    # ---- the verbs --------------------------------------------------------------------------------------------------
+
+    def _filter(self, body: bytes) -> bytes:
+        return self._filtered("filter", body, self._extender.filter)
+
+    def _dry_run(self, body: bytes) -> Awaitable[bytes]:
+        watch = Stopwatch(self._metrics, "filter-dryrun")
+        args = self._read(body, every=self._mirror.ledger.fleet.names())
+        watch.stage("read")
+        return self._dry_ran(args, watch)
+
+    async def _dry_ran(self, args: FilterArgs, watch: "Stopwatch") -> bytes:
+        closed = self._closed("filter-dryrun", args.pod)
+        turns, slices = self._extender.dry_run_in_turns(args), Slices(time.monotonic, asyncio.sleep, self._lane)
+        answer = FilterAnswer(error=closed) if closed else await slices.run(turns)
+        watch.stage("decide")
+        return self._told("filter-dryrun", args, answer)
+
+    def _steer(self, body: bytes) -> bytes:
+        """Nobody waits for this verb: whoever does not lead, or has not seen the cluster, lets every pod pass."""
+        watch = Stopwatch(self._metrics, "steer")
+        args = self._read(body)
+        watch.stage("read")
+        answer = self._steering.filter(args)
+        watch.stage("decide")
+        self._metrics.verbs.labels("steer", "yes" if answer.names is not args.names else "passed").inc()
+        return extender_api.write_filter(answer, args)
+
+    def _filtered(self, verb: str, body: bytes, decide: Callable[[FilterArgs], FilterAnswer]) -> bytes:
+        watch = Stopwatch(self._metrics, verb)
+        args = self._read(body)
+        watch.stage("read")
+        closed = self._closed(verb, args.pod)
+        answer = FilterAnswer(error=closed) if closed else decide(args)
+        watch.stage("decide")
+        reply = self._told(verb, args, answer)
+        watch.stage("write")
+        return reply
+
+    def _told(self, verb: str, args: FilterArgs, answer: FilterAnswer) -> bytes:
+        self._metrics.verbs.labels(verb, "error" if answer.error else "yes" if answer.names else "no").inc()
+        _log_filter(verb, args, answer)
+        return extender_api.write_filter(answer, args)
+
+    def _prioritize(self, body: bytes) -> bytes:
+        watch = Stopwatch(self._metrics, "prioritize")
+        args = self._read(body)
+        watch.stage("read")
+        scores = self._extender.prioritize(args)
+        watch.stage("decide")
+        self._metrics.verbs.labels("prioritize", "yes").inc()
+        return extender_api.write_prioritize(scores)
+
+    def _bind(self, body: bytes) -> Awaitable[bytes]:
+        return self._bound(extender_api.read_bind(body))
+
+    async def _bound(self, args: BindArgs) -> bytes:
+        error = self._closed("bind") or await self._binder.bind(args)
+        self._metrics.verbs.labels("bind", "error" if error else "yes").inc()
+        return extender_api.write_bind(error)
+
+    def _preempt(self, body: bytes) -> Awaitable[bytes]:
+        watch = Stopwatch(self._metrics, "preempt")
+        args = extender_api.read_preempt(body)
+        watch.stage("read")
+        return self._preempted(args, watch)
+
+    async def _preempted(self, args: PreemptArgs, watch: "Stopwatch") -> bytes:
+        found = {} if self._closed("preempt", args.pod) else await self._preemptor.answer_in_slices(args)
+        watch.stage("decide")
+        self._metrics.verbs.labels("preempt", "yes" if found else "no").inc()
+        return extender_api.write_preempt(found)
+
+    def _read(self, body: bytes, every: list[str] | None = None) -> FilterArgs:
+        """No honest caller asks about many times more nodes than there are."""
+        args = extender_api.read_filter(body, every)
+        known = len(self._mirror.ledger.fleet)
+        if len(args.names) > 4 * known + 10_000:
+            raise BadBody(f"{len(args.names)} nodes are asked about, and the cluster has {known}")
+        return args
+
+    def _closed(self, verb: str, pod: Pod | None = None) -> str:
+        """Why this replica answers no verbs now. Pods without GPUs pass anywhere; a dry run only needs the book."""
+        if pod is not None and self._extender.requests.of(pod) is None:
+            return ""
+        if not self._state.is_synced():
+            return "gputile has not seen the whole cluster yet; try again in a moment"
+        return "" if verb == "filter-dryrun" or self._leads() else NOT_LEADING
+
+    def _ready(self) -> Response:
+        why = self._state.why_not_ready()
+        return _text(why, 503) if why else _text("ok")
+
+
+class Stopwatch:
+    """The stages of one verb, each observed as it ends."""
+
+    def __init__(self, metrics: Metrics, verb: str) -> None:
+        self._metrics, self._verb, self._last = metrics, verb, time.perf_counter()
+
+    def stage(self, name: str) -> None:
+        now = time.perf_counter()
+        self._metrics.stage(self._verb, name).observe(now - self._last)
+        self._last = now
+
+
+def routes() -> dict[str, str]:
+    """Every path, and the verb it means."""
+    return {f"{prefix}/{verb}": SAME.get(verb, verb) for prefix, verbs in FAMILIES.items() for verb in verbs}
+
+
+def tls_context(settings: TlsSettings) -> ssl.SSLContext | None:
+    """None without a certificate. A client's certificate is asked for, and checked when it is sent."""
+    if not settings.certificate:
+        return None
+    return from_files(settings.certificate, settings.key, settings.client_ca, protocols=ALPN)
+
+
+def _verb_of(path: str) -> str:
+    return routes()[path]
+
+
+def _error(verb: str, why: str) -> bytes:
+    """The reason in the shape that the verb answers in; prioritize and preempt have no room for one."""
+    match verb:
+        case "bind":
+            return extender_api.write_bind(why)
+        case "prioritize":
+            return extender_api.write_prioritize({})
+        case "preempt":
+            return extender_api.write_preempt({})
+        case _:
+            return extender_api.write_filter(FilterAnswer(error=why), None)
+
+
+def _log_filter(verb: str, args: FilterArgs, answer: FilterAnswer) -> None:
+    if log.isEnabledFor(logging.DEBUG) or answer.error:
+        level = logging.WARNING if answer.error else logging.DEBUG
+        refused = len(answer.failed) + len(answer.unresolvable)
+        found = fields(
+            verb=verb, pod=args.pod.key, nodes=len(args.names), fit=answer.names, refused=refused, error=answer.error
+        )
+        log.log(level, "filtered", extra=found)
+
+
+def _text(said: str, status: int = 200) -> Response:
+    return Response(said.encode(), status, PLAIN)

@@ -1,0 +1,251 @@
+"""The cluster in figures, for Prometheus: inventory, what is held and used of it, health, fragmentation, who waits.
+
+Room:  all of it is read from book and mirror at the moment of the scrape, some nodes at a time; verbs are answered in
+       between, and nothing is counted on their way. Names and meanings are in `telemetry.figures`.
+Door:  `Figures.text`; those who ask at the same time are given the same.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from gputile.dialects.usage_annotation import NodeUsage
+from gputile.engine.placement.shares import CARD as WHOLE
+from gputile.ledger.ledger import State
+from gputile.model.cards import Card, NodeView, Room
+from gputile.model.grants import ContainerGrant, Grant
+from gputile.model.refusals import BadRequest
+from gputile.model.units import ALL
+from gputile.model.usage import Usage, Used, together
+from gputile.scheduler.metrics.hami_metrics import HamiFigures
+from gputile.scheduler.metrics.quota_metrics import add_quotas
+from gputile.scheduler.settings import MetricsSettings
+from gputile.scheduler.state.cluster_state import Mirror, Waiting
+from gputile.scheduler.state.usage import used_on
+from gputile.telemetry import exposition as to
+from gputile.telemetry.exposition import MIB, Page, labelled
+from gputile.telemetry.hami_metrics import HAMI_FAMILIES
+
+AT_ONCE = 10  # nodes; some two milliseconds
+NOT_TRIED = "NotTriedYet"  # kube-scheduler has not asked us about the pod, or not since it changed
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """What has series of its own."""
+
+    cards: bool
+    pods: bool
+
+
+class Sum(msgspec.Struct):
+    """Cards of one model, added up."""
+
+    memory: int = 0
+    allocated: int = 0
+    cores: int = 0
+    cores_allocated: int = 0
+    idle: int = 0
+
+
+class Figures:
+    """See the module's text."""
+
+    def __init__(self, mirror: Mirror, settings: MetricsSettings) -> None:
+        self._mirror, self._ledger, self._settings = mirror, mirror.ledger, settings
+        self._writing: dict[bool, asyncio.Future[bytes]] = {}  # by `names_pods`: what somebody waits for
+
+    async def text(self, *, names_pods: bool = True) -> bytes:
+        """What a scrape gets. `names_pods`: whether whoever asks may see pods and namespaces."""
+        writing = self._writing.get(names_pods)
+        if writing is None:
+            writing = self._writing[names_pods] = asyncio.ensure_future(self._written(names_pods=names_pods))
+            writing.add_done_callback(lambda _: self._writing.pop(names_pods, None))
+        return await asyncio.shield(writing)  # one who gives up does not take it from the others
+
+    async def _written(self, *, names_pods: bool) -> bytes:
+        cards, pods = self._ledger.fleet.card_count(), len(self._mirror.bound())
+        shown = Shown(cards <= self._settings.cards, names_pods and pods <= self._settings.pods)
+        page = Page((*to.FAMILIES, *(HAMI_FAMILIES if self._settings.hami else ())))
+        page.add(to.LEFT_OUT, labelled(to.LEFT_OUT.labels, "cards"), 0 if shown.cards else cards)
+        page.add(to.LEFT_OUT, labelled(to.LEFT_OUT.labels, "pods"), 0 if shown.pods else pods)
+        self._add_waiting(page, names_pods=names_pods)
+        if names_pods:
+            add_quotas(page, self._ledger.spending)
+        await self._add_nodes(page, shown)
+        done = []
+        for part in page.parts():
+            done.append(part)
+            await asyncio.sleep(0)
+        return b"".join(done)
+
+    def _add_waiting(self, page: Page, *, names_pods: bool) -> None:
+        waiting = self._mirror.waiting.items()
+        counts = Counter((one.pod.namespace if names_pods else "", self._why(uid, one)) for uid, one in waiting)
+        for labels, count in sorted(counts.items()):
+            page.add(to.WAITING_PODS, labelled(to.WAITING_PODS.labels, *labels), count)
+
+    def _why(self, uid: str, one: Waiting) -> str:
+        return one.asked.code if isinstance(one.asked, BadRequest) else self._mirror.hindrances.get(uid, NOT_TRIED)
+
+    # ---- nodes ------------------------------------------------------------------------------------------------------
+
+    async def _add_nodes(self, page: Page, shown: Shown) -> None:
+        fleet, names = self._ledger.fleet, self._ledger.fleet.names()
+        sums: dict[str, Sum] = {}
+        states: Counter[tuple[str, str]] = Counter()
+        free = fragmented = 0.0
+        for start in range(0, len(names), AT_ONCE):
+            there = [name for name in names[start : start + AT_ONCE] if name in fleet]
+            shares = fleet.free_shares_of(there)
+            for name, share, fragment in zip(there, shares, fleet.fragments(there), strict=True):
+                view = fleet.view(name)
+                self._add_health(page, view)
+                if not view.node.cards:
+                    continue
+                free, fragmented = free + share / WHOLE, fragmented + fragment
+                labels = labelled(to.NODE, name)
+                page.add(to.NODE_FREE_CARDS, labels, share / WHOLE)
+                page.add(to.NODE_FRAGMENTED_CARDS, labels, round(fragment, 6))
+                states += self._add_node(page, view, labels, sums, shown)
+            await asyncio.sleep(0)
+        page.add(to.FREE_CARDS, "", free)
+        page.add(to.FRAGMENTED_CARDS, "", round(fragmented, 6))
+        for (model, state), count in sorted(states.items()):
+            page.add(to.MODEL_CARDS, labelled(to.MODEL_CARDS.labels, model, state), count)
+        for model, found in sorted(sums.items()):
+            _add_model(page, labelled(to.MODEL, model), found)
+
+    def _add_health(self, page: Page, view: NodeView) -> None:
+        node, agents = view.node, self._mirror.agents
+        if node.fault:
+            page.add(to.NODE_FAULT, labelled(to.NODE_FAULT.labels, node.name, node.fault), 1)
+        if node.name in agents:
+            page.add(to.NODE_AGENT_ALIVE, labelled(to.NODE, node.name), int(not agents.is_silent(node.name)))
+
+    def _add_node(
+        self, page: Page, view: NodeView, labels: str, sums: dict[str, Sum], shown: Shown
+    ) -> Counter[tuple[str, str]]:
+        """The node and all on it; returns its cards by model and state."""
+        node, usage = view.node, used_on(self._mirror.agents, view.node.name)
+        whole, states = Sum(), Counter[tuple[str, str]]()
+        by_card = _by_card(usage) if usage is not None else {}
+        for card, room in zip(node.cards, view.rooms, strict=True):
+            state = _state(card, node.fault)
+            states[card.model, state] += 1
+            for one in (whole, sums.setdefault(card.model, Sum())):
+                _count(one, card, room, idle=state == "usable" and not room.tenants)
+            if shown.cards:
+                _add_card(page, node.name, card, room, usable=state == "usable", used=by_card.get(card.uuid))
+        for (model, state), count in states.items():
+            page.add(to.NODE_CARDS, labelled(to.NODE_CARDS.labels, node.name, model, state), count)
+        page.add(to.NODE_IDLE_CARDS, labels, whole.idle)
+        page.add(to.NODE_MEMORY, labels, whole.memory * MIB)
+        page.add(to.NODE_MEMORY_ALLOCATED, labels, whole.allocated * MIB)
+        page.add(to.NODE_CORES_ALLOCATED, labels, _ratio(whole.cores_allocated, whole.cores))
+        if len(by_card) == len(node.cards) and (used := together(by_card.values()).memory) is not None:
+            page.add(to.NODE_MEMORY_USED, labels, used * MIB)
+        page.add(to.NODE_PODS, labels, self._add_pods(page, view, usage.pods if usage is not None else {}, shown))
+        return states
+
+    # ---- pods -------------------------------------------------------------------------------------------------------
+
+    def _add_pods(self, page: Page, view: NodeView, usage: Usage, shown: Shown) -> int:
+        """How many hold cards of the node. One between filter and bind is no holder yet."""
+        entries = [e for e in self._ledger.on_node(view.node.name) if e.state is not State.PENCILLED]
+        granted = [(e.holding.name, e.holding.grant) for e in entries if e.holding.grant is not None]
+        if shown.pods:
+            for name, grant in granted:
+                _add_pod(page, name, grant, usage.get(grant.pod, {}))
+        if self._settings.hami:
+            hami = HamiFigures(page, self._mirror, view)
+            if shown.cards:
+                hami.add_cards(grant for _, grant in granted)
+            if shown.pods:
+                hami.add_pods(granted)
+        return len(granted)
+
+
+def _add_model(page: Page, labels: str, found: Sum) -> None:
+    page.add(to.MODEL_IDLE_CARDS, labels, found.idle)
+    page.add(to.MODEL_MEMORY, labels, found.memory * MIB)
+    page.add(to.MODEL_MEMORY_ALLOCATED, labels, found.allocated * MIB)
+    page.add(to.MODEL_CORES_ALLOCATED, labels, _ratio(found.cores_allocated, found.cores))
+
+
+def _state(card: Card, fault: str) -> str:
+    """One word per card; what is wrong with the card itself counts first."""
+    if not card.healthy:
+        return "unhealthy"
+    if card.cordoned:
+        return "cordoned"
+    if card.in_mig_mode:
+        return "mig"
+    return "node out of use" if fault else "usable"
+
+
+def _count(found: Sum, card: Card, room: Room, *, idle: bool) -> None:
+    found.memory += card.memory
+    found.allocated += card.memory - room.memory
+    found.cores += card.cores
+    found.cores_allocated += card.cores - room.cores
+    found.idle += idle
+
+
+def _by_card(usage: NodeUsage) -> dict[str, Used]:
+    """Those of which all is known."""
+    parts: dict[str, list[Used]] = {uuid: [] for uuid in usage.cards}
+    for containers in usage.pods.values():
+        for cards in containers.values():
+            for uuid in cards.keys() & parts.keys():
+                parts[uuid].append(cards[uuid])
+    return {uuid: together(found) for uuid, found in parts.items()}
+
+
+def _add_card(page: Page, node: str, card: Card, room: Room, *, usable: bool, used: Used | None) -> None:
+    labels = labelled(to.CARD, node, card.uuid, str(card.index), card.model)
+    page.add(to.CARD_USABLE, labels, int(usable))
+    page.add(to.CARD_PODS, labels, room.tenants)
+    page.add(to.CARD_MEMORY, labels, card.memory * MIB)
+    page.add(to.CARD_MEMORY_ALLOCATED, labels, (card.memory - room.memory) * MIB)
+    page.add(to.CARD_CORES_ALLOCATED, labels, _ratio(card.cores - room.cores, card.cores))
+    if used is not None:
+        page.add_use(to.CARD_MEMORY_USED, to.CARD_CORES_USED, labels, used)
+
+
+def _add_pod(page: Page, name: str, grant: Grant, usage: Mapping[str, Mapping[str, Used]]) -> None:
+    namespace, _, pod = name.partition("/")
+    for uuid, use in grant.uses().items():
+        labels = labelled(to.POD, namespace, pod, grant.pod, grant.node, uuid)
+        page.add(to.POD_MEMORY_ALLOCATED, labels, use.memory * MIB)
+        page.add(to.POD_CORES_ALLOCATED, labels, use.cores / ALL)
+    held = {one.container: _held(one) for one in grant.containers}
+    for container in [*held, *(other for other in usage if other not in held)]:
+        granted, used = held.get(container, {}), usage.get(container, {})
+        for uuid in _each(granted, used):
+            labels = labelled(to.CONTAINER, namespace, pod, grant.pod, container, grant.node, uuid)
+            if uuid in granted:
+                memory, cores = granted[uuid]
+                page.add(to.CONTAINER_MEMORY_ALLOCATED, labels, memory * MIB)
+                page.add(to.CONTAINER_CORES_ALLOCATED, labels, cores / ALL)
+            if uuid in used:
+                page.add_use(to.CONTAINER_MEMORY_USED, to.CONTAINER_CORES_USED, labels, used[uuid])
+
+
+def _held(container: ContainerGrant) -> dict[str, tuple[int, int]]:
+    """By card: memory and cores; several tiles of one card are one series."""
+    found: dict[str, tuple[int, int]] = {}
+    for tile in container.tiles:
+        memory, cores = found.get(tile.uuid, (0, 0))
+        found[tile.uuid] = memory + tile.memory, cores + tile.cores
+    return found
+
+
+def _each(*named: Iterable[str]) -> list[str]:
+    """Every name once, in order."""
+    return list(dict.fromkeys(name for names in named for name in names))
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,468 @@
+"""One failing object stays one failing object: every loop is given a poisoned one, and goes on with the others.
+
+Seen to fail, by taking `Isolation` out of each loop in turn: the round, or the stream, ended with the poisoned object.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from gputile.background import failure_isolation as module
+from gputile.background.failure_isolation import LONGEST_AGAIN, SAY_AGAIN, TRACEBACKS, Isolation
+from gputile.dialects.kube_objects import Pod
+from gputile.kube.api import Change, Heartbeat, Json, Refused, Snapshot, Unclear
+from gputile.kube.fake import MemoryApi
+from gputile.ledger.events import Conflict, Instruction
+from gputile.model.cards import Card
+from gputile.model.errors import InputError
+from gputile.model.refusals import NodeCode
+from gputile.scheduler.state.cluster_state import Waiting
+from gputile.telemetry.metrics import Metrics
+from gputile.testing.builders import node, pod
+from tests.metrics_api.rig import Shop
+from tests.scheduler.crowds import HIGH, LOW, arrive, crowded, settle
+from tests.scheduler.rig import Clock, Rig, tile
+from tests.scheduler.test_app import cluster, running, value
+from tests.scheduler.test_quota_watcher import Trial
+
+
+class Poison(RuntimeError):
+    """What nobody expects."""
+
+
+def poisoned(real: Callable[..., Any], is_it: Callable[..., bool]) -> Callable[..., Any]:
+    """The same, but for one object."""
+
+    def call(*args: Any, **rest: Any) -> Any:
+        if is_it(*args):
+            raise Poison("this one")
+        return real(*args, **rest)
+
+    return call
+
+
+# ---- the helper -----------------------------------------------------------------------------------------------------
+
+
+class TestHelper:
+    def fresh(self) -> tuple[Isolation, Clock]:
+        clock = Clock()
+        return Isolation(Metrics(), clock), clock
+
+    def fail(self) -> None:
+        raise Poison("this one")
+
+    async def test_a_failing_object_is_left_alone_longer_each_time_and_forgiven_when_it_works(self) -> None:
+        made, clock = self.fresh()
+        rests = []
+        for _ in range(12):
+            await made.attempt("loop", "a", self.failing)
+            began = clock.now
+            while made.rests("loop", "a"):
+                clock.now += 0.5
+            rests.append(clock.now - began)
+        assert rests[:4] == [1.0, 2.0, 4.0, 8.0]
+        assert rests[-1] == LONGEST_AGAIN
+        assert not made.rests("loop", "b")
+        assert await made.attempt("loop", "a", self.working) == 7
+        made.step("loop", "a", self.fail)
+        assert made._failing["loop", "a"].failures == 1
+
+    async def failing(self) -> None:
+        raise Poison("this one")
+
+    async def working(self) -> int:
+        return 7
+
+    async def test_while_it_rests_nothing_is_tried(self) -> None:
+        made, _ = self.fresh()
+        await made.attempt("loop", "a", self.failing)
+        assert await made.attempt("loop", "a", self.working) is None
+        assert await made.attempt("loop", "a", self.working, always=True) == 7
+
+    def test_it_is_counted_and_logged_with_its_name_but_not_again_and_again(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        made, clock = self.fresh()
+        for _ in range(5):
+            made.step("loop", "default/web", self.fail)
+        assert [(r.levelno, bool(r.exc_info)) for r in caplog.records] == [(logging.ERROR, True)]
+        clock.now += SAY_AGAIN
+        for number in range(2 * TRACEBACKS):
+            made.step("loop", f"default/web-{number}", self.fail)
+        assert len(caplog.records) == 1 + TRACEBACKS
+        assert made._metrics.registry.get_sample_value("gputile_internal_errors_total", {"loop": "loop"}) == 45
+
+    @pytest.mark.parametrize("no", [Refused(403, "Forbidden", "no"), Unclear("reset")], ids=["refused", "unclear"])
+    async def test_an_expected_no_is_the_loops_own_affair(self, no: Exception) -> None:
+        made, _ = self.fresh()
+
+        async def refuse() -> None:
+            raise no
+
+        with pytest.raises(type(no)):
+            await made.attempt("loop", "a", refuse)
+
+    async def test_to_be_cancelled_is_no_error(self) -> None:
+        made, _ = self.fresh()
+
+        async def cancelled() -> None:
+            raise asyncio.CancelledError
+
+        with pytest.raises(asyncio.CancelledError):
+            await made.attempt("loop", "a", cancelled)
+
+    async def test_a_loop_that_breaks_is_started_again_later_each_time(self) -> None:
+        made, clock = self.fresh()
+        starts = 0
+
+        async def loop() -> None:
+            nonlocal starts
+            starts += 1
+            if starts == 5:
+                raise InputError("that is enough")
+            raise Poison("again")
+
+        with pytest.raises(InputError):
+            await made.keep_running("loop", loop, clock.pause)
+        assert clock.pauses == [1.0, 2.0, 4.0, 8.0]
+
+    async def test_a_pod_is_told_once_by_whoever_leads(self) -> None:
+        made, _ = self.fresh()
+        api = MemoryApi([], [])
+        about = msgspec.convert(pod(tile(8), name="web"), Pod)
+        for _ in range(3):
+            made.step("grants", about.key, self.fail, about)
+        await made.tell(api)
+        await made.tell(api)
+        assert [(note.pod, note.reason) for note in api.notes] == [("web", "InternalError")]
+        assert "gputile failed on this pod by an error of its own (Poison in `grants`)" in api.notes[0].message
+
+
+# ---- each loop ------------------------------------------------------------------------------------------------------
+
+
+async def test_the_watch_of_pods_goes_on_and_a_list_takes_in_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = pod(tile(8), name="bad", uid="uid-bad")
+    good = pod(tile(8), name="good", uid="uid-good")
+    async with running(cluster(pods=(bad, good)), policy="binpack") as replica:
+        process, api = replica.process, replica.api
+        real = process.mirror._see
+        monkeypatch.setattr(process.mirror, "_see", poisoned(real, lambda seen: seen.name.startswith("bad")))
+        await replica.until(lambda: "uid-good" in process.mirror.waiting and process.is_synced())
+        for name in ("bad-2", "good-2"):
+            api.add_pod(pod(tile(8), name=name, uid=f"uid-{name}"))
+        await replica.until(lambda: "uid-good-2" in process.mirror.waiting)
+        assert "uid-bad-2" not in process.mirror.waiting
+        assert (await replica.ask("/readyz"))[0] == 200
+        assert (value(process, "internal_errors_total", loop="watch pods") or 0) >= 1
+        await replica.until(lambda: any(note.pod == "bad-2" for note in api.notes))
+
+
+async def test_the_watch_of_nodes_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(cluster(node("n1").card())) as replica:
+        process, api = replica.process, replica.api
+        await replica.until(process.is_synced)
+        real = process.mirror.node_changed
+        monkeypatch.setattr(process.mirror, "node_changed", poisoned(real, lambda seen: seen.name == "bad"))
+        for name in ("bad", "good"):
+            api.add_node(node(name).card().manifest())
+        await replica.until(lambda: "good" in process.ledger.fleet)
+        assert "bad" not in process.ledger.fleet
+
+
+async def test_the_watch_of_leases_and_the_look_at_agents_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(cluster(node("bad").card(), node("good").card())) as replica:
+        process = replica.process
+        await replica.until(process.is_synced)
+        judged: list[str] = []
+
+        def judge(nodes: list[str]) -> list[Instruction]:
+            judged.extend(nodes)
+            return []
+
+        monkeypatch.setattr(process.mirror, "agents_changed", poisoned(judge, lambda nodes: nodes == ["bad"]))
+        process._judge_agents(["bad", "good"])
+        assert judged == ["good"]
+
+
+async def test_a_list_of_leases_takes_in_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(cluster(node("bad").card(), node("good").card())) as replica:
+        process = replica.process
+        await replica.until(process.is_synced)
+        agents = process.mirror.agents
+        monkeypatch.setattr(agents, "_seen", poisoned(agents._seen, lambda lease: lease.name == "bad"))
+        leases = [{"metadata": {"name": name}, "spec": {"holderIdentity": "x"}} for name in ("bad", "good")]
+        process._leases_listed(msgspec.convert(leases, tuple[Heartbeat, ...]))
+        assert ("bad" in agents, "good" in agents) == (False, True)
+
+
+async def test_a_list_of_nodes_lets_all_others_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(cluster(node("bad").card(), node("good").card())) as replica:
+        process = replica.process
+        await replica.until(process.is_synced)
+        real = process.mirror.node_gone
+        monkeypatch.setattr(process.mirror, "node_gone", poisoned(real, lambda name: name == "bad"))
+        await process._nodes_listed(())
+        assert process.ledger.fleet.names() == ["bad"]
+
+
+async def test_a_stream_that_breaks_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AGAIN", 0.0)
+    api = cluster()
+    real, begun = api.follow_nodes, 0
+
+    async def follow() -> Any:
+        nonlocal begun
+        begun += 1
+        if begun == 1:
+            raise Poison("in the stream itself")
+        async for seen in real():
+            yield seen
+
+    monkeypatch.setattr(api, "follow_nodes", follow)
+    async with running(api) as replica:
+        await replica.until(replica.process.is_synced)
+        assert begun == 2
+
+
+async def test_the_node_of_a_pod_that_could_not_be_counted_takes_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To go on without a pod must not sell its cards: as long as we know nothing of it, its node is closed."""
+    async with running(cluster(node("n1").cards(2, size=16), node("n2").cards(2, size=16))) as replica:
+        process, api = replica.process, replica.api
+        await replica.until(process.is_synced)
+        with monkeypatch.context() as patched:
+            real = process.mirror._read_bound
+            patched.setattr(process.mirror, "_read_bound", poisoned(real, lambda seen, known: seen.name == "bad"))
+            api.add_pod(pod(tile(16), name="bad", uid="uid-bad", on="n1"))
+            await replica.until(lambda: process.mirror.uncounted)
+        assert process.availability.closed(["n1", "n2"], "uid-other") == {"n1": NodeCode.UNCOUNTED}
+        api.add_pod(pod(tile(8), name="other", uid="uid-other"))
+        await replica.until(lambda: "uid-other" in process.mirror.waiting)
+        body = {"Pod": api.pods["default/other"], "Nodes": None, "NodeNames": ["n1", "n2"]}
+        assert (await replica.ask("/gputile/filter", body))[1]["NodeNames"] == ["n2"]
+        api.add_pod({**api.pods["default/bad"], "status": {"phase": "Running"}})  # shown again, and read this time
+        await replica.until(lambda: not process.mirror.uncounted)
+        assert process.availability.closed(["n1", "n2"], "uid-other") == {}
+
+
+async def test_the_tick_does_its_other_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(cluster()) as replica:
+        process = replica.process
+        await replica.until(process.is_synced)
+        shown: list[float] = []
+        monkeypatch.setattr(process, "_look_at_agents", poisoned(print, lambda: True))
+        monkeypatch.setattr(process, "_show", shown.append)
+        process.tick(1.0)
+        assert shown == [1.0]
+
+
+async def test_pods_that_are_gone_are_let_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(cluster()) as replica:
+        process, looked = replica.process, list[str]()
+        await replica.until(process.is_synced)
+        lingering = process.mirror.lingering
+        monkeypatch.setattr(lingering, "kept", lambda: ["bad", "good"])
+
+        def look(uid: str, *, blind: bool) -> list[Instruction]:
+            looked.append(uid)
+            return []
+
+        monkeypatch.setattr(lingering, "look_at", poisoned(look, lambda uid: uid == "bad"))
+        process.tick(1.0)
+        assert looked[:1] == ["good"]
+
+
+async def test_the_audit_checks_the_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+    async with running(cluster(node("bad").card(), node("good").card()), audit=0.001) as replica:
+        process = replica.process
+        await replica.until(process.is_synced)
+        monkeypatch.setattr(process.ledger, "check_node", poisoned(checked.append, lambda name: name == "bad"))
+        await replica.until(lambda: "good" in checked)
+
+
+async def test_grants_for_pods_bound_by_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(node("n1").cards(2, size=16))
+    for name in ("bad", "good"):
+        rig.arrive(tile(8), name=name, on="n1")
+    real = rig.granter._grant
+    monkeypatch.setattr(rig.granter, "_grant", poisoned(real, lambda uid: uid == "uid-bad"))
+    await rig.granter.round()
+    assert rig.written("good") is not None
+    assert [(note.pod, note.reason) for note in rig.api.notes] == [("bad", "InternalError")]
+    await rig.granter.round()
+    assert rig.count("internal_errors_total", loop="grants") == 1, "it rests"
+
+
+async def test_what_is_written_for_others_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(node("n1").cards(2, size=16))
+    for name in ("bad", "good"):
+        rig.arrive(tile(8), name=name, on="n1")
+    monkeypatch.setattr(rig.granter, "_write", poisoned(rig.granter._write, lambda uid: uid == "uid-bad"))
+    await rig.granter.round()
+    assert (rig.written("bad"), rig.written("good") is not None) == (None, True)
+
+
+async def test_cards_sold_twice_on_other_nodes_are_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(node("bad").card(), node("good").card())
+    settler, settled = rig.granter._settler, list[str]()
+
+    async def settle_card(name: str, card: Card, leaving: set[str]) -> None:
+        settled.append(name)
+
+    monkeypatch.setattr(settler, "_oversold", lambda name: [rig.ledger.fleet.view(name).node.cards[0]])
+    monkeypatch.setattr(settler, "_settle", poisoned(settle_card, lambda name, card, leaving: name == "bad"))
+    for name in ("bad", "good"):
+        settler.found(Conflict("uid", name, ()))
+    await settler.round()
+    assert settled == ["good"]
+
+
+async def test_other_pending_pods_are_told_and_nudged(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(node("n1").card(size=16))
+    for name, size in (("bad", 100), ("good", 200)):
+        rig.arrive(tile(size), name=name)
+        rig.filter(name)
+    real = rig.teller._reason
+    monkeypatch.setattr(rig.teller, "_reason", poisoned(real, lambda asked, ns: asked.asks[0].memory == 100))
+    await rig.teller.round()
+    told = [(note.pod, note.reason) for note in rig.api.notes]
+    assert told == [("good", "NoFittingGPU")]
+    rig.api.add_node(node("n2").card(size="80Gi").manifest())
+    rig.catch_up()
+    rig.clock.now += 5.0
+    fits = rig.ledger.fleet.fits
+    monkeypatch.setattr(rig.ledger.fleet, "fits", poisoned(fits, lambda may, *rest: may.asks[0].memory == 100))
+    await rig.teller.round()
+    assert [name for name, *_ in rig.api.patches] == ["default/good"]
+
+
+async def test_room_is_made_for_other_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = await crowded()
+    for name, size in (("bad", 11), ("good", 10)):
+        arrive(rig, name, size, HIGH)
+        rig.filter(name)
+    rig.clock.now += 1.5
+    real = rig.preemptor._search
+    monkeypatch.setattr(rig.preemptor, "_search", poisoned(real, lambda wish, budget: wish.pod.name == "bad"))
+    await rig.preemptor.round()
+    assert rig.api.evicted == ["default/low"]
+    assert rig.ledger.promise("uid-good") is not None
+
+
+async def test_other_nominations_are_carried_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(node("n1").cards(1, size=16), node("n2").cards(1, size=16))
+    for number in (1, 2):
+        await settle(rig, f"low-{number}", 16, LOW)
+    for name in ("bad", "good"):
+        arrive(rig, name, 16, HIGH)
+        rig.filter(name)
+    rig.clock.now += 1.5
+    promiser = rig.preemptor._promiser
+    with monkeypatch.context() as patched:
+        patched.setattr(promiser, "_announce", poisoned(promiser._announce, lambda opened: True))
+        await rig.preemptor.round()
+    assert (len(promiser._open), rig.api.evicted) == (2, [])
+    monkeypatch.setattr(promiser, "_announce", poisoned(promiser._announce, lambda opened: opened.pod.name == "bad"))
+    rig.clock.now += 2.0
+    await rig.preemptor.round()
+    evicted = [name for name in rig.api.evicted if name.startswith("default/low")]
+    assert len(evicted) == 1
+    assert rig.count("internal_errors_total", loop="nominations") == 1
+
+
+async def test_promises_of_other_pods_are_recalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = await crowded()
+    for name in ("bad", "good"):
+        arrive(rig, name, 30, HIGH)
+    promiser, recalled = rig.preemptor._promiser, list[str]()
+
+    def recall(uid: str, waiting: Waiting) -> None:
+        recalled.append(uid)
+
+    monkeypatch.setattr(promiser, "_recall", poisoned(recall, lambda uid, waiting: uid == "uid-bad"))
+    rig.preemptor.listed()
+    assert recalled == ["uid-good"]
+
+
+async def test_the_window_of_the_metrics_api_shows_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Shop()
+    window, looked = shop.window, list[str]()
+    await window.refresh()
+    monkeypatch.setattr(window, "_look_at_node", poisoned(looked.append, lambda name: name == "bad"))
+    window.touched(["bad", "good"])
+    await window.refresh()
+    assert looked == ["good"]
+
+
+async def test_another_quota_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    rations = Trial()
+    kept: list[str] = []
+
+    async def keep(source: Any) -> None:
+        kept.append(source.name)
+
+    monkeypatch.setattr(rations.rationer, "_keep", poisoned(keep, lambda source: source.name == "gputile-quota"))
+    await rations.rationer.tell()
+    assert kept == ["gpuquota"]
+
+
+async def test_a_quota_that_fails_once_is_still_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rations = Trial()
+    rationer, taken = rations.rationer, list[Any]()
+
+    async def feed(namespace: str, name: str) -> Any:
+        yield Snapshot(())
+        yield Change("ADDED", None)
+
+    async def take(source: Any, found: Any) -> None:
+        taken.append(found)
+        if len(taken) == 1:
+            raise Poison("the first")
+
+    monkeypatch.setattr(rationer._api, "follow_config_map", feed)
+    monkeypatch.setattr(rationer, "_take", take)
+    await rationer._follow(rationer.sources[0])
+    assert len(taken) == 2
+
+
+# ---- verbs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "room", "method"),
+    [
+        pytest.param("/gputile/filter", "extender", "filter", id="filter"),
+        pytest.param("/gputile/filter-dryrun", "extender", "dry_run_in_turns", id="dry-run"),
+        pytest.param("/gputile/prioritize", "extender", "prioritize", id="prioritize"),
+        pytest.param("/gputile/steer", "steering", "filter", id="steer"),
+        pytest.param("/gputile/bind", "binder", "bind", id="bind"),
+        pytest.param("/gputile/preempt", "preemptor", "answer_in_slices", id="preempt"),
+    ],
+)
+async def test_a_verb_that_fails_answers_200_with_the_reason_and_the_next_is_served(
+    monkeypatch: pytest.MonkeyPatch, path: str, room: str, method: str
+) -> None:
+    asks = pod(tile(8), name="web", uid="uid-web")
+    async with running(cluster(pods=(asks,))) as replica:
+        process, api = replica.process, replica.api
+        await replica.until(lambda: "uid-web" in process.mirror.waiting and process.may_write())
+        bodies: dict[str, Json] = {
+            "bind": {"PodName": "web", "PodNamespace": "default", "PodUID": "uid-web", "Node": "n1"},
+            "preempt": {"Pod": api.pods["default/web"], "NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "x"}]}}},
+        }
+        usual: Json = {"Pod": api.pods["default/web"], "Nodes": None, "NodeNames": ["n1"]}
+        body = bodies.get(path.rpartition("/")[2], usual)
+        with monkeypatch.context() as patched:
+            patched.setattr(getattr(process, room), method, poisoned(print, lambda *_: True))
+            status, found = await replica.ask(path, body)
+        assert status == 200
+        if path.endswith(("filter", "filter-dryrun", "steer", "bind")):
+            assert found["Error"] == "gputile failed by an error of its own; see the log of its scheduler"
+        assert value(process, "internal_errors_total", loop="verbs") == 1
+        assert (await replica.ask("/gputile/filter", usual))[1]["NodeNames"] == ["n1"]

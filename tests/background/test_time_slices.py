@@ -1,0 +1,73 @@
+"""Long work on the event loop: when others have their turn."""
+
+from collections.abc import Generator
+from itertools import product
+from typing import Any
+
+import pytest
+
+from gputile.background import time_slices
+from gputile.background.time_slices import Lane, Slices
+from tests.scheduler.rig import Clock
+
+
+def steps(clock: Clock, *seconds: float) -> Generator[None, None, str]:
+    """Work that may be interrupted after each of these."""
+    for each in seconds:
+        clock.now += each
+        yield
+    return "done"
+
+
+@pytest.mark.parametrize(("number", "slice_"), list(product((1, 7), (-1.0, 1e9))), ids=str)
+async def test_work_gives_others_their_turn_when_a_slice_is_used_up(
+    monkeypatch: pytest.MonkeyPatch, number: int, slice_: float
+) -> None:
+    monkeypatch.setattr(time_slices, "SLICE", slice_)
+    turns: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        turns.append(seconds)
+
+    def work() -> Any:
+        for _ in range(number):
+            yield
+        return "done"
+
+    assert await Slices(lambda: 0.0, pause).run(work()) == "done"
+    assert len(turns) == (number if slice_ < 0 else 0)
+
+
+async def test_a_search_rests_as_long_as_it_worked() -> None:
+    clock = Clock()
+    assert await Slices(clock, clock.pause, Lane()).run(steps(clock, 0.02, 0.001, 0.03)) == "done"
+    assert clock.pauses == pytest.approx([0.02, 0.031])
+
+
+async def test_what_the_watch_brings_never_rests() -> None:
+    clock = Clock()
+    await Slices(clock, clock.pause).run(steps(clock, 0.02, 0.03))
+    assert clock.pauses == [0, 0]
+
+
+async def test_while_another_search_rests_this_one_does_too() -> None:
+    clock, lane = Clock(), Lane()
+
+    async def overtaken(seconds: float) -> None:
+        await clock.pause(seconds)
+        if len(clock.pauses) < 4:  # another was quicker, and worked for a second
+            lane.rests_until = clock.now + 1
+
+    await Slices(clock, overtaken, lane).run(steps(clock, 0.01))
+    assert clock.pauses == pytest.approx([0.01, 1, 1, 1])
+
+
+async def test_a_search_that_others_always_overtake_goes_on_in_the_end() -> None:
+    clock, lane = Clock(), Lane()
+
+    async def overtaken(seconds: float) -> None:
+        await clock.pause(seconds)
+        lane.rests_until = clock.now + 1
+
+    assert await Slices(clock, overtaken, lane).run(steps(clock, 0.01)) == "done"
+    assert len(clock.pauses) == time_slices.PATIENCE

@@ -1,0 +1,169 @@
+"""What the tests of every dialect need: the public door with an expectation, and the way of a grant round and back."""
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from gputile.dialects import nvidia, records, registry
+from gputile.dialects.kube_objects import Award, Pod, Written, convert_pod
+from gputile.dialects.settings import DEFAULTS, DialectSettings
+from gputile.engine.placement.place import Placement, place
+from gputile.model.cards import Card, Node, NodeView
+from gputile.model.grants import ContainerGrant, Grant, Tile
+from gputile.model.refusals import BadRequest, RequestCode
+from gputile.model.requests import Ask, Constraints, PodRequest, Role
+from gputile.testing.builders import pod
+
+Manifest: TypeAlias = dict[str, Any]
+AT = 1_700_000_000_123_456_789  # nanoseconds: when the grants of the tables were made
+
+
+class No(msgspec.Struct, frozen=True):
+    """A refusal: its code, and what its message must tell the reader to write."""
+
+    code: RequestCode
+    says: str
+
+
+Want: TypeAlias = Ask | tuple[Ask, ...] | No | None
+
+
+def expect(manifest: Manifest, dialect: str, want: Want, settings: DialectSettings = DEFAULTS) -> None:
+    """The pod, read through the public door, is understood as `want`."""
+    found = registry.read_pod(manifest, settings)
+    if want is None:
+        assert found is None
+    elif isinstance(want, No):
+        assert isinstance(found, BadRequest), found
+        assert found.code is want.code, found.message
+        assert want.says in found.message
+    else:
+        assert isinstance(found, PodRequest), found
+        assert found.asks == (want if isinstance(want, tuple) else (want,))
+        assert found.dialect == dialect
+
+
+def read(manifest: Manifest, settings: DialectSettings = DEFAULTS) -> PodRequest:
+    """A pod that is known to be understood."""
+    found = registry.read_pod(manifest, settings)
+    assert isinstance(found, PodRequest), found
+    return found
+
+
+def constraints(manifest: Manifest, settings: DialectSettings = DEFAULTS) -> Constraints:
+    return read(manifest, settings).constraints
+
+
+def object_of(manifest: Manifest) -> Pod:
+    found = convert_pod(manifest)
+    assert isinstance(found, Pod), found
+    return found
+
+
+def none(name: str, role: Role = Role.APP) -> Ask:
+    """A container that asks for no card."""
+    return Ask(container=name, role=role)
+
+
+# ---- grants ---------------------------------------------------------------------------------------------------------
+
+
+def tile(index: int, memory: int, cores: int = 0, node: str = "n1") -> Tile:
+    """A tile of a card that the builders made."""
+    return Tile(f"GPU-{node}-{index}", index, memory, cores)
+
+
+def held(container: str, *tiles: Tile, role: Role = Role.APP) -> ContainerGrant:
+    return ContainerGrant(container, tiles, role)
+
+
+def award(manifest: Manifest, node: Node, *containers: ContainerGrant, settings: DialectSettings = DEFAULTS) -> Award:
+    """These tiles for this pod on this node."""
+    asked = read(manifest, settings)
+    grant = Grant(pod="uid-1", node=node.name, dialect=asked.dialect, containers=containers)
+    return Award(grant=grant, pod=object_of(manifest), asked=asked, cards=node.cards, at=AT, settings=settings)
+
+
+def bound(manifest: Manifest, written: Written, node: str = "n1") -> Pod:
+    """The pod as the API server shows it after the bind: on its node, with what was written."""
+    metadata = manifest["metadata"]
+    return object_of(
+        manifest
+        | {
+            "metadata": metadata
+            | {
+                "annotations": metadata["annotations"] | written.annotations,
+                "labels": metadata["labels"] | written.labels,
+            },
+            "spec": manifest["spec"] | {"nodeName": node},
+        }
+    )
+
+
+SHELF = Node(
+    name="n1",
+    cards=tuple(
+        Card(index=7 - position, uuid=f"GPU-{position}_{'abcdefgh'[position]}", memory=memory)
+        for position, memory in enumerate([15109, 16384, 24258, 24576, 40537, 40960, 81559, 81920])
+    ),
+    cpu=64000,
+    memory=524288,
+)
+"""Cards of eight sizes, round and not, whose index is not their place in the list."""
+
+
+def walk_round(dialect: registry.Dialect, manifest: Manifest, settings: DialectSettings = DEFAULTS) -> None:
+    """read(write(grant)) == grant, by the dialect's own record alone and by ours."""
+    asked = read(manifest, settings)
+    assert asked.dialect == dialect.NAME
+    placement = place(asked, NodeView.empty(SHELF))
+    assume(isinstance(placement, Placement))
+    assert isinstance(placement, Placement)
+    grant = placement.grant("uid-1", dialect.NAME)
+    made = Award(grant=grant, pod=object_of(manifest), asked=asked, cards=SHELF.cards, at=AT, settings=settings)
+    alone = bound(manifest, dialect.write_grant(made))
+    if dialect.NAME != nvidia.NAME:  # writes nothing of its own
+        assert dialect.read_grant(alone, SHELF.cards, settings) == grant
+        assert records.read_grant(alone, SHELF, settings) == grant
+    assert records.read_grant(bound(manifest, registry.write_grant(made)), SHELF, settings) == grant
+
+
+def pods(container: st.SearchStrategy[dict[str, Any]], **rest: Any) -> st.SearchStrategy[Manifest]:
+    """Pods of one to three containers, the first of which asks; with init containers and sidecars now and then."""
+    some = st.one_of(container, container, st.just(dict[str, Any]()))
+    first = st.tuples(some, st.booleans()).map(lambda pair: pair[0] | {"sidecar": pair[1]})
+    return st.builds(
+        lambda one, more, init: pod(one, *more, init=tuple(init), **rest),
+        container,
+        st.lists(some, max_size=2),
+        st.one_of(st.just([]), st.lists(first, max_size=2)),
+    )
+
+
+# ---- nodes ----------------------------------------------------------------------------------------------------------
+
+
+def raw_node(
+    capacity: Mapping[str, Any] | None = None,
+    *,
+    allocatable: Mapping[str, Any] | None = None,
+    annotations: Mapping[str, Any] | None = None,
+    labels: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """A node as some agent left it; allocatable is the capacity unless said."""
+    return {
+        "metadata": {"name": "n1", "annotations": dict(annotations or {}), "labels": dict(labels or {})},
+        "status": {
+            "capacity": dict(capacity or {}),
+            "allocatable": dict(capacity or {} if allocatable is None else allocatable),
+        },
+    }
+
+
+def node_of(manifest: Manifest, settings: DialectSettings = DEFAULTS) -> Node:
+    found = registry.read_node(manifest, settings)
+    assert isinstance(found, Node), found
+    return found

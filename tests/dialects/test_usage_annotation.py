@@ -1,0 +1,63 @@
+"""What an agent says of use, and what is read from it."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputile.dialects.usage_annotation import MOST, NodeUsage, read_use, write_use
+from gputile.model.usage import Usage, Used
+
+NAMES = st.text(max_size=8)
+USED = st.builds(Used, st.none() | st.integers(0, 200_000), st.none() | st.integers(0, 100))
+USAGE = st.dictionaries(
+    NAMES, st.dictionaries(NAMES, st.dictionaries(NAMES, USED, min_size=1, max_size=3), min_size=1, max_size=3)
+)
+
+
+def cards_of(usage: Usage) -> set[str]:
+    return {card for pod in usage.values() for cards in pod.values() for card in cards}
+
+
+@given(USAGE)
+def test_what_is_written_is_read(usage: Usage) -> None:
+    assert read_use(write_use(usage, cards_of(usage))) == NodeUsage(usage, frozenset(cards_of(usage)))
+
+
+def test_how_it_looks() -> None:
+    said = write_use({"uid": {"main": {"GPU-0": Used(3000, 40)}, "side": {"GPU-0": Used(5)}}}, ["GPU-0", "GPU-1"])
+    assert said == '{"version":1,"cards":{"GPU-0":{"uid":{"main":[3000,40],"side":[5,null]}},"GPU-1":{}}}'
+
+
+def test_it_is_bounded_and_the_smallest_users_are_left_out() -> None:
+    many: Usage = {f"{n:036}": {"main": {f"GPU-{n % 8}": Used(n, 1)}} for n in range(2000)}
+    said = write_use(many, cards_of(many))
+    assert MOST // 2 < len(said) <= MOST
+    read = read_use(said)
+    assert read is not None
+    left = 2000 - len(read.pods)
+    assert min(int(pod) for pod in read.pods) == left == json.loads(said)["left_out"]
+    assert read.cards == frozenset()  # of no card all is known
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param("", id="nothing"),
+        pytest.param("{", id="no-json"),
+        pytest.param("\ud800", id="no-text"),
+        pytest.param('{"cards":{}}', id="no-version"),
+        pytest.param('{"version":1,"cards":{},"x":' + "[" * 3000 + "]" * 3000 + "}", id="very-deep"),
+        pytest.param('{"version":1,"cards":{"GPU-0":{"uid":{"main":[-1,0]}}}}', id="less-than-nothing"),
+        pytest.param('{"version":1,"cards":{"GPU-0":{"uid":{"main":[1,101]}}}}', id="busier-than-a-card-can-be"),
+        pytest.param('{"version":1,"cards":{"GPU-0":{"uid":{"main":"3000"}}}}', id="another-shape"),
+    ],
+)
+def test_what_cannot_be_read_says_nothing(said: str) -> None:
+    assert read_use(said) is None
+
+
+def test_what_a_newer_agent_adds_is_passed_over() -> None:
+    said = '{"version":2,"new":1,"cards":{"GPU-0":{"uid":{"main":[3000,40,"energy"]}}}}'
+    assert read_use(said) == NodeUsage({"uid": {"main": {"GPU-0": Used(3000, 40)}}}, frozenset({"GPU-0"}))

@@ -1,0 +1,50 @@
+"""What the tests of the client share: answers, a pool with its server, and patience."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from gputile.http.client import Answer, Pool, Stream
+from tests.http.misbehaving import Server, Step
+
+SOON = 0.03  # seconds, where no answer will come; elsewhere time-outs are long, for a busy machine
+LATER = 20.0
+HEAD = b"HTTP/1.1 200 OK\r\n"
+WHOLE: list[Step] = [HEAD + b"Content-Length: 2\r\n\r\nok"]
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def told(body: bytes) -> list[Step]:
+    return [HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@asynccontextmanager
+async def asking(*script: list[Step], **options: Any) -> AsyncGenerator[tuple[Pool, Server], None]:
+    async with Server(*script) as server:
+        pool = Pool(server.url, **options)
+        try:
+            yield pool, server
+        finally:
+            await pool.close()
+
+
+async def ask(pool: Pool, method: str = "GET", target: str = "/", timeout: float = LATER, **more: Any) -> Answer:
+    return await pool.request(method, target, timeout=timeout, **more)
+
+
+async def opened(pool: Pool, silence: float = LATER, timeout: float = LATER) -> Stream:
+    return await pool.open("/", connect=LATER, silence=silence, timeout=timeout)
+
+
+async def until(true: Callable[[], object]) -> None:
+    """Let the loop turn until something has happened; the test's own time-out ends what never does."""
+    while not true():
+        await asyncio.sleep(0.001)

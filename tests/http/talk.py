@@ -1,0 +1,96 @@
+"""The other side of an HTTP/2 connection without a socket. It writes and reads with another implementation."""
+
+from hpack import Decoder, Encoder
+from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame
+
+from gputile.http import h2_frames as frames
+from gputile.http.h2_frames import END_HEADERS, END_STREAM, Code, frame
+from gputile.http.h2_server import H2Connection
+from gputile.http.server import Listener
+from tests.http.wire import Echo, Wire, hear
+
+Fields = list[tuple[bytes, bytes]]
+
+
+class Talk:
+    """A client of few words. What it hears is read by another implementation."""
+
+    def __init__(self, listener: Listener | None = None, *, known: bool = False, settings: bytes = b"") -> None:
+        self.listener = listener or Echo()
+        self.wire = Wire(known=known)
+        self.connection = H2Connection(self.listener)
+        self.connection.connection_made(self.wire)
+        self._encoder, self._decoder = Encoder(), Decoder()
+        self._decoder.max_allowed_table_size = 0
+        self._read, self.heard = 0, list[Frame]()
+        self._begin = frames.PREFACE + frame(frames.SETTINGS, payload=settings)
+
+    def say(self, *parts: bytes) -> "Talk":
+        hear(self.connection, self.begin() + b"".join(parts))
+        return self
+
+    def begin(self) -> bytes:
+        """Preface and settings, once."""
+        said, self._begin = self._begin, b""
+        return said
+
+    def block(self, path: str, fields: Fields) -> bytes:
+        begin = [(b":method", b"POST"), (b":scheme", b"https"), (b":path", path.encode()), (b":authority", b"x")]
+        return bytes(self._encoder.encode([*begin, *fields]))
+
+    def raw(self, fields: Fields) -> bytes:
+        return bytes(self._encoder.encode(fields))
+
+    def post(self, number: int, body: bytes = b"", path: str = "/a", fields: Fields | None = None) -> bytes:
+        if fields is None:
+            fields = [(b"content-length", b"%d" % len(body))]
+        begin = frame(frames.HEADERS, END_HEADERS | (0 if body else END_STREAM), number, self.block(path, fields))
+        pieces = [body[start : start + 65536] for start in range(0, len(body), 65536)]
+        ends = [0] * (len(pieces) - 1) + [END_STREAM]
+        return begin + b"".join(
+            frame(frames.DATA, end, number, piece) for end, piece in zip(ends, pieces, strict=False)
+        )
+
+    def headed(self, number: int = 1, length: bytes = b"5") -> bytes:
+        """A question whose body is still to come."""
+        return frame(frames.HEADERS, END_HEADERS, number, self.block("/a", [(b"content-length", length)]))
+
+    # ---- what came back ---------------------------------------------------------------------------------------------
+
+    def frames(self) -> list[Frame]:
+        """All so far."""
+        while self._read < len(self.wire.sent):
+            found, length = Frame.parse_frame_header(memoryview(self.wire.sent[self._read : self._read + 9]))
+            self._read += 9
+            found.parse_body(memoryview(self.wire.sent[self._read : self._read + length]))
+            self._read += length
+            self.heard.append(found)
+        return self.heard
+
+    def answers(self) -> dict[int, bytes]:
+        """The bodies of those answers that have ended."""
+        bodies: dict[int, bytes] = {}
+        for one in self.frames():
+            if isinstance(one, DataFrame):
+                bodies[one.stream_id] = bodies.get(one.stream_id, b"") + one.data
+        return {number: bodies.get(number, b"") for number in self.ended()}
+
+    def ended(self) -> list[int]:
+        return [one.stream_id for one in self.frames() if "END_STREAM" in one.flags]
+
+    def heads(self) -> list[dict[bytes, bytes]]:
+        """Of all answers; to be asked once, for the decoder remembers."""
+        blocks = [one.data for one in self.frames() if isinstance(one, HeadersFrame)]
+        return [dict(self._decoder.decode(block, raw=True)) for block in blocks]
+
+    def resets(self) -> dict[int, Code]:
+        return {one.stream_id: Code(one.error_code) for one in self.frames() if isinstance(one, RstStreamFrame)}
+
+    def farewell(self) -> tuple[int, Code] | None:
+        """The last stream, and why."""
+        found = [one for one in self.frames() if isinstance(one, GoAwayFrame)]
+        return (found[-1].last_stream_id, Code(found[-1].error_code)) if found else None
+
+
+def first_window(size: int) -> bytes:
+    return frames.SETTING.pack(frames.INITIAL_WINDOW_SIZE, size)

@@ -1,0 +1,273 @@
+"""New connections over real sockets, on both event loops: floods, handshakes that never come, files that run out."""
+
+import asyncio
+import errno
+import resource
+import socket
+import ssl
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import uvloop
+
+from gputile.http import acceptor as accepting
+from gputile.http.messages import Request, Response
+from gputile.http.server import ALPN, Bounds, Listener
+from gputile.http.tls import server_context
+from gputile.model.errors import InputError
+from tests.http.requests import until
+from tests.kube.certificates import Authority
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+FEW = Bounds(arriving=8, probing=4, strangers=4, known=4)
+
+
+@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """The test in a loop of this kind."""
+    made: Run = request.param
+    return made
+
+
+class Place:
+    """A listener on a free port that answers with what was sent; over TLS it asks for certificates."""
+
+    def __init__(self, *, tls: bool) -> None:
+        self.authority = Authority()
+        self.asked: list[Request] = []
+        self._is_secret, self.port = tls, 0
+        self.listener = Listener(self._answer, 2**20, probes=("/healthz",), trusts=bool if tls else None, bounds=FEW)
+
+    def _answer(self, request: Request) -> Response:
+        self.asked.append(request)
+        is_open = request.is_trusted or request.path == "/healthz"
+        return Response(request.body or b"ok") if is_open else Response(b"no", 403)
+
+    async def __aenter__(self) -> "Place":
+        self.port = await self.listener.start("127.0.0.1", 0, self.context() if self._is_secret else None)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.listener.stop()
+
+    def context(self) -> ssl.SSLContext:
+        context = server_context(ALPN)
+        self.authority.issue("localhost").load_into(context)
+        context.load_verify_locations(cadata=self.authority.pem.decode())
+        context.verify_mode = ssl.CERT_OPTIONAL
+        return context
+
+    def client(self, *, known: bool = False) -> ssl.SSLContext | None:
+        if not self._is_secret:
+            return None
+        context = ssl.create_default_context(cadata=self.authority.pem.decode())
+        if known:
+            self.authority.issue("kube-scheduler").load_into(context)
+        return context
+
+    async def ask(self, said: bytes, *, known: bool = False, source: str = "127.0.0.1") -> bytes:
+        """All of the answer, until the server closes."""
+        tls = self.client(known=known)
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", self.port, ssl=tls, server_hostname="localhost" if tls else None, local_addr=(source, 0)
+        )
+        writer.write(said)
+        found = await reader.read()
+        writer.close()
+        return found
+
+
+@contextmanager
+def silent(port: int, count: int, said: bytes = b"") -> Iterator[list[socket.socket]]:
+    """Connections that come to nothing."""
+    lines = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
+    try:
+        for line in lines:
+            line.sendall(said)
+            line.setblocking(False)
+        yield lines
+    finally:
+        for line in lines:
+            line.close()
+
+
+def is_cut(line: socket.socket) -> bool:
+    try:
+        return line.recv(100) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+@pytest.mark.parametrize("tls", [True, False], ids=["tls", "plain"])
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01"], ids=["silent", "half-a-hello"])
+def test_those_who_never_say_what_they_want_lose_their_places_to_newcomers(run: Run, tls: bool, said: bytes) -> None:
+    async def story() -> None:
+        async with Place(tls=tls) as place:
+            with silent(place.port, 30, said) as lines:
+                await until(lambda: place.listener.arriving.evicted >= 22)
+                await until(lambda: len(place.listener.arriving) == FEW.arriving)
+                for known in (True, False):
+                    assert (await place.ask(GET, known=known)).endswith(b"\r\n\r\nok")
+                await until(lambda: sum(map(is_cut, lines)) >= 22)
+
+    run(story())
+
+
+def test_a_host_takes_places_only_from_itself(run: Run) -> None:
+    """A handshake that is slower than all others of a flood is finished all the same."""
+
+    async def story() -> None:
+        async with Place(tls=True) as place:
+            with socket.socket() as slow:
+                slow.bind(("127.0.0.2", 0))
+                slow.connect(("127.0.0.1", place.port))
+                await until(lambda: len(place.listener.arriving) == 1)
+                with silent(place.port, 50):
+                    await until(lambda: place.listener.arriving.evicted >= 43)
+                    context = place.client(known=True)
+                    assert context is not None
+                    reader, writer = await asyncio.open_connection(sock=slow, ssl=context, server_hostname="localhost")
+                    writer.write(GET)
+                    assert (await reader.read()).endswith(b"\r\n\r\nok")
+                    writer.close()
+
+    run(story())
+
+
+@pytest.mark.parametrize("tls", [True, False], ids=["tls", "plain"])
+def test_a_handshake_that_fails_leaves_nothing(run: Run, tls: bool) -> None:
+    async def story() -> None:
+        async with Place(tls=tls) as place:
+            with silent(place.port, 5, b"this is no hello\r\n\r\n") as lines:
+                await until(lambda: all(is_cut(line) for line in lines))
+            await until(lambda: not place.listener.arriving and not place.listener.connections)
+            await until(lambda: not place.listener._acceptor._greeting)
+
+    run(story())
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["tls-1.2", "tls-1.3"])
+def test_a_stranger_that_sends_megabytes_gets_its_403_and_they_are_not_kept(run: Run, version: ssl.TLSVersion) -> None:
+    async def story() -> None:
+        async with Place(tls=True) as place:
+            context = place.client()
+            assert context is not None
+            context.maximum_version = version
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", place.port, ssl=context, server_hostname="localhost"
+            )
+            writer.write(b"POST /verb HTTP/1.1\r\nHost: x\r\nContent-Length: 50000000\r\n\r\n")
+            for _ in range(80):
+                writer.write(b"x" * 65536)
+                await writer.drain()
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 403 ")
+            assert await reader.readexactly(2) == b"no"
+            (connection,) = place.listener.connections
+            assert (connection.kept, place.asked[0].body) == (0, b"")
+            writer.close()
+
+    run(story())
+
+
+def test_a_known_caller_has_its_body_read_over_the_same_port(run: Run) -> None:
+    async def story() -> None:
+        async with Place(tls=True) as place:
+            head = b"POST /verb HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1000000\r\n\r\n"
+            assert (await place.ask(head + b"x" * 10**6, known=True)).endswith(b"x" * 10**6)
+
+    run(story())
+
+
+def test_a_certificate_of_today_is_shown_to_whoever_comes_next(run: Run) -> None:
+    async def story() -> None:
+        async with Place(tls=True) as place:
+            assert (await place.ask(GET)).endswith(b"ok")
+            place.authority = Authority()
+            with pytest.raises(ssl.SSLError):
+                await place.ask(GET)
+            place.listener.renew(place.context())
+            assert (await place.ask(GET)).endswith(b"ok")
+
+    run(story())
+
+
+def test_no_files_are_left_and_then_there_are(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener that gave up, or asked again and again without a pause, would be worse than the shortage."""
+    troubles = [
+        OSError(errno.EMFILE, "too many"),
+        OSError(errno.ECONNABORTED, "gone"),
+        OSError(errno.ENFILE, "too many"),
+    ]
+    rests: list[int | None] = []
+
+    async def rested(acceptor: accepting.Acceptor, wrong: OSError) -> None:
+        rests.append(wrong.errno)
+
+    monkeypatch.setattr(accepting.Acceptor, "_rest", rested)
+
+    class Scarce(socket.socket):
+        def accept(self) -> Any:
+            if troubles:
+                raise troubles.pop()
+            return super().accept()
+
+    monkeypatch.setattr(socket, "socket", Scarce)
+
+    async def story() -> None:
+        async with Place(tls=False) as place:
+            assert (await place.ask(GET)).endswith(b"ok")
+            assert rests == [errno.ENFILE, errno.ECONNABORTED, errno.EMFILE]
+
+    run(story())
+
+
+def test_our_own_limit_of_files_is_raised_as_far_as_we_may() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+        accepting.want_descriptors(300)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 300
+        accepting.want_descriptors(200)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 300, "never lowered"
+        accepting.want_descriptors(10**9)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 300
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        pytest.param("127.0.0.1", "Address already in use", id="somebody-else-is-there"),
+        pytest.param("192.0.2.1", "Cannot assign requested address", id="an-address-that-is-not-ours"),
+    ],
+)
+def test_where_we_cannot_listen_we_say_why(run: Run, host: str, why: str) -> None:
+    async def story() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            listener = Listener(lambda request: Response(b""), 100, setting="metrics_api.listen")
+            with pytest.raises(InputError, match=rf"{why}; set another `metrics_api.listen`"):
+                await listener.start(host, taken.getsockname()[1], None)
+            await listener.stop()
+
+    run(story())
+
+
+def test_stopping_ends_handshakes_too(run: Run) -> None:
+    async def story() -> None:
+        place = Place(tls=True)
+        async with place:
+            with silent(place.port, 3):
+                await until(lambda: len(place.listener.arriving) == 3)
+                await place.listener.stop()
+                await until(lambda: not place.listener._acceptor._greeting)
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection(("127.0.0.1", place.port))
+
+    run(story())

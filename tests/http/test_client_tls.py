@@ -1,0 +1,136 @@
+"""Requests over TLS, and through proxies."""
+
+import asyncio
+import gc
+import ssl
+
+import pytest
+
+from gputile.http.client import NotSent, Pool
+from tests.http.misbehaving import CLOSE, Proxy, Server
+from tests.http.requests import CHUNKED, WHOLE, ask, told, until
+from tests.kube.certificates import Authority
+
+
+async def test_what_is_to_be_secret_never_goes_out_in_the_open() -> None:
+    async with Server(WHOLE) as server:
+        pool = Pool(server.url.replace("http:", "https:"))
+        with pytest.raises(NotSent, match="whom to trust"):
+            await ask(pool)
+        await pool.close()
+    assert server.connections == 0
+
+
+# ---- TLS ------------------------------------------------------------------------------------------------------------
+
+
+class Known:
+    """A server with a certificate for api.internal, and whoever trusts it."""
+
+    def __init__(self) -> None:
+        authority = Authority()
+        self.server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        authority.issue("api.internal").load_into(self.server)
+        self._pem = authority.pem.decode()
+
+    def client(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cadata=self._pem)
+
+
+async def test_over_tls_answers_come_and_connections_stay() -> None:
+    known = Known()
+    tls = known.client()
+    async with Server(WHOLE, told(b"x" * 1_000_000), [CHUNKED, b"0\r\n\r\n", CLOSE], tls=known.server) as server:
+        pool = Pool(server.url, server_name="api.internal")
+        assert (await ask(pool, tls=tls)).body == b"ok"
+        assert len((await ask(pool, tls=tls)).body) == 1_000_000
+        assert (await ask(pool, tls=tls)).body == b""
+        await until(lambda: not pool.open_now)
+        await pool.close()
+    assert server.connections == 1
+
+
+async def test_a_server_with_another_name_is_not_asked() -> None:
+    known = Known()
+    async with Server(WHOLE, tls=known.server) as server:
+        pool = Pool(server.url)
+        with pytest.raises(NotSent, match="certificate"):
+            await ask(pool, tls=known.client())
+        await pool.close()
+    assert server.asked == []
+
+
+async def test_new_credentials_never_use_a_connection_made_with_the_old() -> None:
+    known = Known()
+    old, new = known.client(), known.client()
+    async with Server(*[WHOLE] * 5, tls=known.server) as server:
+        pool = Pool(server.url, server_name="api.internal", connections=1)
+        for tls in (old, old, new):
+            await ask(pool, tls=tls)
+        assert server.connections == 2
+        await asyncio.gather(ask(pool, tls=new), ask(pool, tls=old))
+        assert server.connections == 3, "nor is one handed over that comes back"
+        await pool.close()
+
+
+# ---- proxies --------------------------------------------------------------------------------------------------------
+
+SECRET = b"Proxy-Authorization: Basic bWU6cEBzcw==\r\n"  # me:p@ss
+
+
+@pytest.mark.parametrize("secret_proxy", [False, True], ids=["an-http-proxy", "an-https-proxy"])
+async def test_https_goes_through_a_tunnel(secret_proxy: bool) -> None:
+    known, tls = Known(), None
+    trust = known.client()
+    if secret_proxy:
+        trust.check_hostname, tls = False, known.server
+    async with Proxy(tls=tls) as proxy, Server(WHOLE, WHOLE, tls=known.server) as server:
+        scheme = "https" if secret_proxy else "http"
+        pool = Pool(server.url, server_name="api.internal", proxy=f"{scheme}://me:p%40ss@{proxy.address}")
+        for _ in range(2):
+            assert (await ask(pool, tls=trust)).body == b"ok"
+        await pool.close()
+    to = b"127.0.0.1:%d" % server.port
+    assert proxy.asked == [b"CONNECT %b HTTP/1.1\r\nHost: %b\r\n%b\r\n" % (to, to, SECRET)]
+    assert server.connections == 1
+    assert SECRET not in server.asked[0], "what the proxy is told is none of the server's business"
+
+
+async def test_http_is_carried_by_the_proxy() -> None:
+    async with Server(WHOLE) as proxy:
+        pool = Pool("http://api.invalid:81/x", proxy=f"http://me:p%40ss@127.0.0.1:{proxy.port}")
+        assert (await ask(pool, target="/a")).body == b"ok"
+        await pool.close()
+    assert proxy.asked == [b"GET http://api.invalid:81/x/a HTTP/1.1\r\nHost: api.invalid:81\r\n" + SECRET + b"\r\n"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        pytest.param(b"HTTP/1.1 407 Who?\r\nContent-Length: 0\r\n\r\n", "HTTP 407", id="says-no"),
+        pytest.param(b"HTTP/1.1 502 Bad\r\n\r\n<html>", "HTTP 502", id="does-not-get-through"),
+        pytest.param(b"", "no answer", id="hangs-up"),
+        pytest.param(b"hello\r\n\r\n", "no answer", id="is-none"),
+    ],
+)
+async def test_a_proxy_that_does_not_let_us_through(answer: bytes, why: str) -> None:
+    known = Known()
+    async with Proxy(answer) as proxy, Server(tls=known.server) as server:
+        pool = Pool(server.url, proxy=f"http://{proxy.address}", connections=1)
+        for _ in range(2):  # the place is given up each time
+            with pytest.raises(NotSent, match=why):
+                await ask(pool, "POST", tls=known.client())
+        if b" 407 " in answer:
+            await proxy.left.wait()
+        await pool.close()
+    assert server.connections == 0
+
+
+async def test_behind_a_proxy_the_server_must_be_the_one_we_mean_too() -> None:
+    known = Known()
+    async with Proxy() as proxy, Server(tls=known.server) as server:
+        pool = Pool(server.url, proxy=f"http://{proxy.address}")
+        with pytest.raises(NotSent, match="certificate"):
+            await ask(pool, tls=known.client())
+        await pool.close()
+    gc.collect()  # a transport that nobody closed would complain now

@@ -1,0 +1,308 @@
+"""HTTP/2 from those who mean no good, or mean nothing any more: floods, stalls, goodbyes."""
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+
+import pytest
+
+from gputile.http import h2_frames, h2_server
+from gputile.http.h2_frames import ACK, END_HEADERS, END_STREAM, Code, frame
+from gputile.http.messages import ARRIVING, IDLE, SLOW, Request, Response
+from gputile.http.server import Listener
+from tests.http.talk import Talk, first_window
+from tests.http.wire import Echo, hear
+
+# ---- floods ---------------------------------------------------------------------------------------------------------
+
+
+def ask_and_take_back(talk: Talk, numbers: Iterable[int]) -> list[bytes]:
+    return [talk.post(n, b"x", "/wait") + h2_frames.reset(n, Code.CANCEL) for n in numbers]
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        pytest.param(frame(h2_frames.PING, 0, 0, bytes(8)), id="pings"),
+        pytest.param(frame(h2_frames.PING, ACK, 0, bytes(8)), id="answers-to-no-ping"),
+        pytest.param(frame(h2_frames.SETTINGS), id="settings"),
+        pytest.param(frame(h2_frames.SETTINGS, ACK), id="acknowledgements"),
+        pytest.param(frame(h2_frames.PRIORITY, 0, 1, bytes(5)), id="priorities"),
+        pytest.param(frame(h2_frames.DATA, 0, 1), id="empty-data"),
+        pytest.param(h2_frames.window_update(0, 1), id="windows"),
+        pytest.param(frame(0xFA, 0, 0), id="unknown-frames"),
+    ],
+)
+async def test_a_flood_of_frames_that_ask_for_nothing(noise: bytes) -> None:
+    talk = Talk().say()
+    talk.say(talk.headed(), noise * (h2_server.MOST_NOISE - 10))
+    assert talk.farewell() is None
+    talk.connection.sweep(1.0)
+    talk.say(noise * (h2_server.MOST_NOISE - 10))
+    assert talk.farewell() is None, "it is a matter of how many in which time"
+    talk.say(noise * 20)
+    assert talk.farewell() == (1, Code.ENHANCE_YOUR_CALM)
+
+
+async def test_a_flood_of_empty_continuations() -> None:
+    talk = Talk().say(
+        frame(h2_frames.HEADERS, 0, 1, b"\x82"), frame(h2_frames.CONTINUATION, 0, 1) * (h2_server.MOST_NOISE + 1)
+    )
+    assert talk.farewell() == (0, Code.ENHANCE_YOUR_CALM)
+
+
+async def test_headers_that_never_end() -> None:
+    talk = Talk().say(frame(h2_frames.HEADERS, 0, 1, b"\x82"), frame(h2_frames.CONTINUATION, 0, 1, b"x" * 16384) * 3)
+    assert talk.farewell() is None
+    talk.say(frame(h2_frames.CONTINUATION, 0, 1, b"x" * 16384))
+    assert talk.farewell() == (0, Code.ENHANCE_YOUR_CALM)
+
+
+async def test_headers_that_are_long_only_when_unpacked() -> None:
+    talk = Talk().say(frame(h2_frames.HEADERS, END_HEADERS, 1, b"\x82" * 2000))
+    assert talk.farewell() == (0, Code.ENHANCE_YOUR_CALM)
+
+
+async def test_windows_are_no_noise_where_large_answers_account_for_them() -> None:
+    talk = Talk(Echo(limit=10**6), settings=first_window(10**6)).say(h2_frames.window_update(0, 10**9))
+    for number in range(1, 21, 2):
+        talk.say(talk.post(number, b"x" * 300_000), h2_frames.window_update(0, 2000) * 150)
+    assert (len(talk.ended()), talk.farewell()) == (10, None)
+
+
+async def test_questions_that_are_taken_back_at_once() -> None:
+    """Work that was begun goes on, so it counts among what is open: nobody gets more by taking back."""
+    listener = Echo()
+    talk = Talk(listener).say()
+    talk.say(*ask_and_take_back(talk, range(1, 601, 2)))
+    assert len(listener.asked) == h2_server.MOST_STREAMS
+    assert set(talk.resets().values()) == {Code.REFUSED_STREAM}
+    assert len(talk.resets()) == 50
+    talk.say(*ask_and_take_back(talk, range(601, 1201, 2)))
+    assert talk.farewell() is not None
+    assert talk.farewell()[1] == Code.ENHANCE_YOUR_CALM  # type: ignore[index]
+    listener.gate.set()
+    await listener.idle()
+    assert len(listener.finished) == h2_server.MOST_STREAMS, "a bind that was asked for is a bind"
+    assert talk.ended() == []
+
+
+async def test_work_for_those_who_took_it_back_makes_room_when_it_is_done() -> None:
+    listener = Echo()
+    talk = Talk(listener).say()
+    talk.say(*ask_and_take_back(talk, range(1, 501, 2)))
+    talk.say(talk.post(501, b"x"))
+    assert talk.resets() == {501: Code.REFUSED_STREAM}
+    listener.gate.set()
+    await listener.idle()
+    talk.say(talk.post(503, b"y"))
+    assert talk.answers() == {503: b"y"}
+
+
+async def test_questions_that_make_us_reset_them() -> None:
+    """The same the other way round: each is begun, and then spoilt so that it is our turn to end it."""
+    listener = Echo()
+    talk = Talk(listener).say()
+    talk.say(*(talk.post(n, b"x", "/wait") + frame(h2_frames.DATA, 0, n, b"more") for n in range(1, 601, 2)))
+    assert len(listener.asked) == h2_server.MOST_STREAMS
+    talk.say(*(frame(h2_frames.HEADERS, END_HEADERS, n, talk.raw([(b"a", b"b")])) for n in range(601, 1201, 2)))
+    assert talk.farewell() is not None
+    assert talk.farewell()[1] == Code.ENHANCE_YOUR_CALM  # type: ignore[index]
+    listener.gate.set()
+    await listener.idle()
+
+
+async def test_more_streams_than_announced() -> None:
+    talk = Talk().say()
+    talk.say(*(talk.headed(number) for number in range(1, 505, 2)))
+    assert talk.resets() == {501: Code.REFUSED_STREAM, 503: Code.REFUSED_STREAM}
+    talk.say(frame(h2_frames.DATA, END_STREAM, 501, b"on its way"), frame(h2_frames.DATA, END_STREAM, 1, b"12345"))
+    assert talk.answers() == {1: b"12345"}
+
+
+async def test_bodies_that_are_never_whole() -> None:
+    talk = Talk(Echo(limit=100)).say()
+    for number in (1, 3, 5, 7):
+        talk.say(talk.headed(number, b"101"), frame(h2_frames.DATA, 0, number, b"x" * 100))
+    assert talk.resets() == {}
+    talk.say(talk.headed(9), frame(h2_frames.DATA, 0, 9, b"x"))
+    assert talk.resets() == {9: Code.ENHANCE_YOUR_CALM}
+    talk.say(frame(h2_frames.DATA, END_STREAM, 1, b"x"), talk.post(11, b"x"))
+    assert talk.answers() == {1: b"", 11: b"x"}
+
+
+async def test_bodies_that_are_whole_or_taken_back_count_no_longer() -> None:
+    talk = Talk(Echo(limit=100)).say()
+    for number in range(1, 21, 4):
+        talk.say(talk.post(number, b"x" * 100))
+        talk.say(
+            talk.headed(number + 2),
+            frame(h2_frames.DATA, 0, number + 2, b"abcd"),
+            h2_frames.reset(number + 2, Code.CANCEL),
+        )
+    for number in (21, 23, 25, 27):
+        talk.say(talk.headed(number, b"100"), frame(h2_frames.DATA, 0, number, b"x" * 97))
+    for number in (21, 23, 25, 27):
+        talk.say(frame(h2_frames.DATA, END_STREAM, number, b"abc"))
+    assert (talk.resets(), len(talk.ended())) == ({}, 9)
+
+
+async def test_answers_that_nobody_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(h2_server, "MOST_WAITING", 150)
+    talk = Talk(settings=first_window(0)).say()
+    talk.say(*(talk.post(number, b"x" * 100) for number in (1, 3, 5)))
+    assert talk.resets() == {5: Code.REFUSED_STREAM}
+    talk.say(h2_frames.reset(1, Code.CANCEL), talk.post(7, b""))
+    assert talk.ended() == [7]
+
+
+# ---- ends -----------------------------------------------------------------------------------------------------------
+
+
+async def test_who_does_not_lead_says_goodbye_behind_the_answer_and_takes_nothing_more() -> None:
+    """Go opens another connection, and asks again there whatever was above the last stream."""
+    listener = Echo()
+    talk = Talk(listener).say()
+    talk.say(talk.post(1, b"bind", "/wait"), talk.post(3, b"filter", "/close"), talk.post(5, b"next"))
+    assert talk.farewell() == (3, Code.NO_ERROR)
+    assert talk.answers() == {3: b"filter"}
+    assert [request.path for request in listener.asked] == ["/wait", "/close"]
+    talk.connection.sweep(1.0)
+    assert not talk.wire.closed, "somebody still waits"
+    listener.gate.set()
+    await listener.idle()
+    assert talk.answers() == {3: b"filter", 1: b"bind"}
+    talk.connection.sweep(2.0)
+    assert talk.wire.closed
+
+
+async def test_stopping_says_goodbye_first_and_answers_what_was_asked() -> None:
+    listener = Echo()
+    talk = Talk(listener).say()
+    talk.say(talk.post(1, b"bind", "/wait"))
+    await listener.start("127.0.0.1", 0, None)
+    stopping = asyncio.create_task(listener.stop())
+    await asyncio.sleep(0)
+    assert talk.farewell() == (1, Code.NO_ERROR)
+    assert not talk.wire.closed
+    listener.gate.set()
+    await stopping
+    assert talk.answers() == {1: b"bind"}
+    assert talk.wire.closed
+
+
+async def test_stopping_waits_for_work_whose_client_has_gone() -> None:
+    listener = Echo()
+    talk = Talk(listener).say()
+    talk.say(talk.post(1, b"bind", "/wait"))
+    talk.connection.connection_lost(None)
+    await listener.start("127.0.0.1", 0, None)
+    stopping = asyncio.create_task(listener.stop())
+    await asyncio.sleep(0)
+    assert not stopping.done()
+    listener.gate.set()
+    await stopping
+    assert len(listener.finished) == 1
+
+
+async def test_a_bug_of_ours_is_an_answer_too() -> None:
+    async def crash() -> Response:
+        raise RuntimeError("a bug")
+
+    def at_once() -> Response:
+        raise RuntimeError("another")
+
+    def answer(request: Request) -> Response | Awaitable[Response]:
+        if request.path == "/bug":
+            return crash()
+        return at_once() if request.path == "/bug-at-once" else Response(b"fine")
+
+    listener = Listener(answer, 100)
+    talk = Talk(listener).say()
+    talk.say(talk.post(1, b"x", "/bug"), talk.post(3, b"x", "/bug-at-once"), talk.post(5, b"x"))
+    await asyncio.gather(*listener._working)
+    assert sorted(one[b":status"] for one in talk.heads()) == [b"200", b"500", b"500"]
+    assert (talk.resets(), talk.answers()[5]) == ({}, b"fine")
+
+
+@pytest.mark.parametrize(
+    ("path", "seconds", "stays"),
+    [
+        pytest.param("/a", IDLE - 1, True, id="idle-for-a-while"),
+        pytest.param("/a", IDLE + 1, False, id="idle-for-too-long"),
+        pytest.param("/wait", IDLE + 1, True, id="we-are-the-slow-one"),
+    ],
+)
+async def test_who_is_let_go(path: str, seconds: float, stays: bool) -> None:
+    listener = Echo()
+    talk = Talk(listener).say()
+    talk.say(talk.post(1, b"x", path))
+    talk.say(frame(h2_frames.PING, 0, 0, bytes(8)))
+    talk.connection.sweep(seconds)
+    assert talk.wire.closed is not stays
+    assert (talk.farewell() is None) is stays
+    listener.gate.set()
+    await listener.idle()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"", id="no-preface"),
+        pytest.param(h2_frames.PREFACE[:10], id="half-a-preface"),
+        pytest.param(h2_frames.PREFACE, id="no-settings"),
+        pytest.param(h2_frames.PREFACE + frame(h2_frames.SETTINGS) + b"\0\0\x08", id="half-a-frame"),
+        pytest.param(
+            h2_frames.PREFACE + frame(h2_frames.SETTINGS) + frame(h2_frames.HEADERS, 0, 1), id="half-the-headers"
+        ),
+    ],
+)
+async def test_who_never_comes_to_the_point(sent: bytes) -> None:
+    talk = Talk()
+    hear(talk.connection, sent)
+    talk.connection.sweep(ARRIVING - 1)
+    assert not talk.wire.closed
+    talk.connection.sweep(ARRIVING + 1)
+    assert talk.wire.closed
+
+
+async def test_a_question_or_an_answer_that_stalls_is_reset_alone() -> None:
+    listener = Echo()
+    talk = Talk(listener, settings=first_window(2)).say()
+    talk.say(talk.headed(1), talk.post(3, b"an answer that is not fetched"), talk.post(5, b"bind", "/wait"))
+    talk.connection.sweep(SLOW + 1)
+    assert talk.resets() == {1: Code.CANCEL, 3: Code.CANCEL}
+    assert not talk.wire.closed
+    listener.gate.set()
+    await listener.idle()
+
+
+async def test_whoever_is_seen_off_may_fetch_its_answer_first() -> None:
+    """However slowly: what looks idle to us may still be on its way."""
+    listener = Echo()
+    talk = Talk(listener).say()
+    talk.say(talk.post(1, b"x"))
+    talk.connection.pause_writing()
+    listener.see_off()
+    talk.connection.sweep(SLOW)
+    assert (talk.wire.closed, talk.wire.aborted) == (False, False)
+    talk.connection.resume_writing()
+    talk.connection.sweep(SLOW)
+    assert talk.wire.closed
+
+
+async def test_who_does_not_even_read_the_farewell_is_cut_off() -> None:
+    talk = Talk().say()
+    talk.connection.pause_writing()
+    talk.connection.sweep(IDLE + 1)
+    assert talk.wire.aborted
+
+
+async def test_after_the_end_nothing_more_is_said() -> None:
+    """An answer that comes later, and would not fit into what is collected before it is written."""
+    listener = Echo(limit=10**6)
+    talk = Talk(listener, settings=first_window(10**6)).say(h2_frames.window_update(0, 10**6))
+    talk.say(talk.post(1, b"x" * 400_000, "/wait"), frame(h2_frames.PUSH_PROMISE, 0, 1))
+    writes = talk.wire.writes
+    listener.gate.set()
+    await listener.idle()
+    assert (talk.farewell(), talk.wire.writes) == ((1, Code.PROTOCOL_ERROR), writes)

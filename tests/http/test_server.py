@@ -1,0 +1,214 @@
+"""HTTP as it comes over the wire: in pieces, in a row, broken, slow."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputile.http.h1_server import Connection
+from gputile.http.messages import IDLE, SLOW, Response
+from gputile.http.server import Listener
+from tests.effort import examples
+from tests.http.wire import Echo, Wire, hear
+
+# ---- a connection ---------------------------------------------------------------------------------------------------
+
+
+def joined(listener: Echo, *, known: bool = False) -> tuple[Connection, Wire]:
+    connection, wire = Connection(listener), Wire(known=known)
+    connection.connection_made(wire)
+    return connection, wire
+
+
+def post(path: str, body: bytes) -> bytes:
+    return b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (path.encode(), len(body), body)
+
+
+def answers(wire: Wire) -> list[bytes]:
+    return [part.partition(b"\r\n\r\n")[2] for part in wire.sent.split(b"HTTP/1.1 200 OK\r\n")[1:]]
+
+
+@examples(50)
+@given(st.lists(st.integers(0, 200), max_size=12))
+async def test_requests_in_any_pieces_are_answered_in_their_order(cuts: list[int]) -> None:
+    chunked = b"POST /b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\ntwo\r\n0\r\n\r\n"
+    whole = post("/a", b"one") + chunked + b"\r\n" + post("/c", b"")
+    listener = Echo()
+    connection, wire = joined(listener)
+    edges = sorted({0, len(whole), *(cut % len(whole) for cut in cuts)})
+    for start, end in pairwise(edges):
+        hear(connection, whole[start:end])
+    assert answers(wire) == [b"one", b"two", b""]
+
+
+async def test_an_answer_that_takes_time_holds_back_the_next() -> None:
+    listener = Echo()
+    connection, wire = joined(listener)
+    hear(connection, post("/wait", b"first") + post("/a", b"second"))
+    assert wire.sent == b""
+    hear(connection, b"x" * 70_000)
+    assert wire.paused, "whoever sends on has to wait"
+    listener.gate.set()
+    await asyncio.sleep(0.01)
+    assert answers(wire)[0] == b"first"
+    assert b"second" in wire.sent
+    assert not wire.paused
+
+
+async def test_whoever_does_not_read_our_answers_gets_no_more_of_them() -> None:
+    connection, wire = joined(Echo())
+    connection.pause_writing()
+    hear(connection, post("/a", b"one") + post("/a", b"two"))
+    assert (wire.sent, wire.paused) == (b"", True)
+    connection.resume_writing()
+    assert (answers(wire), wire.paused) == ([b"one", b"two"], False)
+
+
+async def test_whoever_never_reads_is_let_go_without_a_farewell() -> None:
+    connection, wire = joined(Echo())
+    connection.pause_writing()
+    connection.sweep(SLOW + 1)
+    assert wire.aborted
+
+
+async def test_work_goes_on_when_its_client_has_gone() -> None:
+    listener = Echo()
+    connection, wire = joined(listener)
+    hear(connection, post("/wait", b"bind"))
+    connection.connection_lost(None)
+    listener.gate.set()
+    assert connection.task is not None
+    await connection.task
+    assert wire.sent == b""
+
+
+async def test_nonsense_gets_a_reason_and_the_door() -> None:
+    connection, wire = joined(Echo())
+    hear(connection, b"SSH-2.0-OpenSSH\r\n\r\n")
+    assert wire.sent.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert wire.closed
+
+
+@pytest.mark.parametrize(
+    ("sent", "rest"),
+    [
+        pytest.param(b"", b"", id="who-asks-nothing"),
+        pytest.param(post("/a", b"one"), b"", id="who-has-its-answer"),
+        pytest.param(post("/a", b"one")[:-1], b"e", id="who-is-asking"),
+        pytest.param(b"POST /a HT", post("/a", b"one")[10:], id="who-has-just-begun"),
+        pytest.param(post("/wait", b"one"), b"", id="who-waits-for-us"),
+    ],
+)
+async def test_whoever_is_seen_off_gets_an_answer_to_what_was_asked_and_no_other(sent: bytes, rest: bytes) -> None:
+    listener = Echo()
+    connection, wire = joined(listener)
+    hear(connection, sent)
+    await asyncio.sleep(0)
+    listener.see_off()
+    assert wire.closed is (sent in (b"", post("/a", b"one")))
+    hear(connection, rest)
+    listener.gate.set()
+    await listener.idle()
+    assert wire.closed
+    assert answers(wire) == ([b"one"] if sent else [])
+    assert (b"Connection: close" in wire.sent) is (sent not in (b"", post("/a", b"one")))
+
+
+async def test_whoever_is_seen_off_may_fetch_its_answer_first() -> None:
+    """However slowly: what looks idle to us may still be on its way."""
+    listener = Echo()
+    connection, wire = joined(listener)
+    hear(connection, post("/a", b"one"))
+    connection.pause_writing()
+    listener.see_off()
+    assert (wire.closed, wire.aborted) == (True, False)
+    listener.time = SLOW + 1
+    connection.sweep(listener.time)
+    assert wire.aborted
+
+
+@pytest.mark.parametrize("how", ["/close", "see-off"])
+async def test_what_comes_behind_the_last_question_is_not_worked_on(how: str) -> None:
+    """Its answer would go nowhere."""
+    listener = Echo()
+    connection, wire = joined(listener)
+    hear(connection, post("/close" if how == "/close" else "/wait", b"one") + post("/b", b"two"))
+    await asyncio.sleep(0)
+    listener.see_off()
+    listener.gate.set()
+    await listener.idle()
+    assert answers(wire) == [b"one"]
+    assert len(listener.asked) == 1
+
+
+async def test_an_endless_head() -> None:
+    connection, wire = joined(Echo())
+    hear(connection, b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 20_000)
+    assert wire.sent.startswith(b"HTTP/1.1 431 ")
+    assert wire.closed
+
+
+async def test_a_head_request_gets_no_body() -> None:
+    connection, wire = joined(Echo())
+    hear(connection, b"HEAD /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nok")
+    assert wire.sent.endswith(b"Content-Length: 2\r\n\r\n")
+
+
+async def test_whoever_has_a_checked_certificate_is_known() -> None:
+    listener = Echo()
+    for known in (True, False):
+        connection, _ = joined(listener, known=known)
+        hear(connection, post("/a", b""))
+    assert [request.is_known for request in listener.asked] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("sent", "seconds", "stays"),
+    [
+        pytest.param(post("/a", b"x"), IDLE - 1, True, id="idle-for-a-while"),
+        pytest.param(post("/a", b"x"), IDLE + 1, False, id="idle-for-too-long"),
+        pytest.param(
+            b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx", SLOW + 1, False, id="half-a-request"
+        ),
+        pytest.param(b"POST /a", SLOW + 1, False, id="half-a-head"),
+        pytest.param(post("/wait", b"x"), IDLE + 1, True, id="we-are-the-slow-one"),
+    ],
+)
+async def test_who_is_let_go(sent: bytes, seconds: float, stays: bool) -> None:
+    listener = Echo()
+    connection, wire = joined(listener)
+    hear(connection, sent)
+    listener.time = seconds
+    connection.sweep(listener.now())
+    assert wire.closed is not stays
+    if connection.task is not None:
+        listener.gate.set()
+        await connection.task
+
+
+async def later() -> Response:
+    raise RuntimeError("a bug")
+
+
+def at_once() -> Response:
+    raise RecursionError("a bug")
+
+
+@pytest.mark.parametrize("crash", [later, at_once], ids=["in-what-takes-time", "at-once"])
+async def test_a_bug_of_ours_is_an_answer_too_and_the_connection_lives_on(
+    crash: Callable[[], Response | Awaitable[Response]], caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = Listener(lambda request: crash() if request.path == "/bug" else Response(b"fine"), 100)
+    connection, wire = Connection(listener), Wire()
+    connection.connection_made(wire)
+    hear(connection, post("/bug", b"x") + post("/a", b""))
+    if connection.task is not None:
+        await connection.task
+    assert wire.sent.startswith(b"HTTP/1.1 500 Internal Server Error\r\n")
+    assert answers(wire) == [b"fine"]
+    assert "a bug" not in wire.sent.decode(), "the log has the story"
+    assert "a bug" in caplog.text
+    assert not wire.closed

@@ -1,0 +1,75 @@
+"""A transport and a listener without a socket, for tests of bytes."""
+
+import asyncio
+from collections.abc import Awaitable
+
+from gputile.http.h1_server import Connection
+from gputile.http.h2_server import H2Connection
+from gputile.http.messages import Request, Response
+from gputile.http.server import Listener
+
+
+class Wire(asyncio.Transport):
+    """What the server writes, and whether it hung up."""
+
+    def __init__(self, *, known: bool = False, address: str = "") -> None:
+        super().__init__({"peercert": {"subject": ()} if known else None, "peername": (address, 1)})
+        self.sent, self.closed, self.paused, self.aborted = b"", False, False, False
+        self.writes = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.sent += bytes(data)
+        self.writes += 1
+
+    def close(self) -> None:
+        self.closed = True
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.high = high
+
+
+class Echo(Listener):
+    """Says what was asked; `/wait` waits for the test."""
+
+    def __init__(self, limit: int = 100) -> None:
+        super().__init__(self.reply, limit)
+        self.asked: list[Request] = []
+        self.finished: list[Request] = []  # those of `/wait`
+        self.gate = asyncio.Event()
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def reply(self, request: Request) -> Response | Awaitable[Response]:
+        self.asked.append(request)
+        if request.path == "/wait":
+            return self._later(request)
+        return Response(request.body, close=request.path == "/close")
+
+    async def _later(self, request: Request) -> Response:
+        await self.gate.wait()
+        self.finished.append(request)
+        return Response(request.body)
+
+    async def idle(self) -> None:
+        """Until everything that takes time is answered."""
+        await asyncio.gather(*self._working)
+
+
+def hear(connection: Connection | H2Connection, sent: bytes) -> None:
+    """As the loop does it."""
+    while sent:
+        landing = connection.get_buffer(-1)
+        piece, sent = sent[: len(landing)], sent[len(landing) :]
+        landing[: len(piece)] = piece
+        connection.buffer_updated(len(piece))

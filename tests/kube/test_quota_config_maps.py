@@ -1,0 +1,118 @@
+"""A ConfigMap's text to quotas: YAML as people write it, and the slips that YAML itself would pass over."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from gputile.kube.api import Note, Seen, Snapshot, Trouble
+from gputile.kube.client import Client
+from gputile.kube.quota_config_maps import ConfigMap, ConfigMapMeta, read_quotas
+from gputile.model.errors import InputError
+from gputile.model.quotas import Limit, Quota
+from tests.kube.server import fails, listing, says
+from tests.kube.test_client import serving
+
+TITLE = "ConfigMap kube-system/gputile-quota"
+GOOD = """
+namespaces:
+  team-a: # researchers
+    limits:
+      - {model: A100, cards: 4}
+    pools: [training]
+"""
+
+
+def test_yaml_is_read() -> None:
+    want = {"team-a": Quota((Limit(model="A100", cards=400),), ("training",), TITLE)}
+    assert read_quotas(GOOD, "quota.yaml", TITLE) == want
+
+
+def test_the_example_is_one() -> None:
+    example = yaml.safe_load((Path(__file__).parents[2] / "examples" / "quota.yaml").read_text())
+    found = msgspec.convert(example, ConfigMap)
+    assert (found.title, list(example["data"])) == (TITLE, ["quota.yaml"])
+    quotas = read_quotas(found.text("quota.yaml"), "quota.yaml", TITLE)
+    assert list(quotas) == ["team-a", "team-b", "visitors", "*"]
+    assert quotas["visitors"].limits == ()
+
+
+def test_the_old_key_is_json() -> None:
+    want = {"a": Quota((Limit(model="T4", cards=100),), (), TITLE)}
+    assert read_quotas('{"a": {"quota": {"T4": 1}}}', "gpu_quota", TITLE) == want
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        pytest.param(None, "there is no key `quota.yaml` in it; delete it if nobody is to have a quota", id="no-key"),
+        pytest.param("", "`quota.yaml` is empty", id="emptied"),
+        pytest.param("namespaces: {a: {limits: [}", "is not the YAML that it should be", id="a-bracket-too-few"),
+        pytest.param("namespaces:\n  a: {}\n  a: {limits: []}", "`a` stands there twice (line 3)",
+                     id="twice"),
+        pytest.param("namespaces: {a: {limits: [{cards: 1, cards: 2}]}}", "`cards` stands there twice",
+                     id="twice-inside"),
+        pytest.param("namespaces: {a: &x {}, b: *x}", "`*x` is an alias; write it out", id="an-alias"),
+        pytest.param("!!python/object:os.system {}", "is not the YAML that it should be", id="a-tag"),
+        pytest.param("a: 1\n---\nb: 2", "is not the YAML that it should be", id="two-documents"),
+        pytest.param("\x00", "is not the YAML that it should be", id="no-text"),
+        pytest.param("[" * 1_000_000, "it is nested deeper than 10 levels", id="very-deep"),
+        pytest.param("- " * 100_000, "it is nested deeper than 10 levels", id="very-deep-in-lines"),
+        pytest.param("cards: !!int ''", "is not the YAML that it should be", id="no-number"),
+        pytest.param("cards: !!bool x", "is not the YAML that it should be", id="no-truth"),
+        pytest.param("2026-13-45: {}", "unknown field `2026-13-45`", id="a-day-is-text"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_says_why(text: str | None, said: str) -> None:
+    with pytest.raises(InputError) as wrong:
+        read_quotas(text, "quota.yaml", TITLE)
+    assert said in str(wrong.value)
+    assert "\n" not in str(wrong.value)
+
+
+def test_an_object_has_its_texts_and_the_last_that_was_good() -> None:
+    meta = ConfigMapMeta("q", "ns", "u", {"gputile.io/last-good-quota": "namespaces: {}"})
+    found = ConfigMap(meta, {"quota.yaml": GOOD})
+    assert (found.title, found.text("quota.yaml"), found.text("other")) == ("ConfigMap ns/q", GOOD, None)
+    assert found.last_good == "namespaces: {}"
+    assert (ConfigMap().text("x"), ConfigMap().last_good) == (None, None)
+
+
+# ---- at the API server ----------------------------------------------------------------------------------------------
+
+
+def following(client: Client) -> AsyncGenerator[Seen[ConfigMap], None]:
+    return client.follow_config_map("ns", "q")
+
+
+async def test_one_config_map_is_followed_by_its_name() -> None:
+    found = {"metadata": {"name": "q", "namespace": "ns", "uid": "u"}, "data": {"quota.yaml": "x"}}
+    async with serving(says(200, listing(found))) as (client, server), aclosing(following(client)) as seen:
+        first = await anext(seen)
+    assert isinstance(first, Snapshot)
+    assert first.items == (ConfigMap(ConfigMapMeta("q", "ns", "u"), {"quota.yaml": "x"}),)
+    assert server.asked[0].line == "GET /api/v1/namespaces/ns/configmaps"
+    assert server.asked[0].query["fieldSelector"] == "metadata.name=q", "so that the right to this one is enough"
+
+
+async def test_without_the_right_to_follow_it_that_is_said() -> None:
+    async with serving(fails(403, "Forbidden")) as (client, _), aclosing(following(client)) as seen:
+        first = await anext(seen)
+    assert isinstance(first, Trouble)
+    assert first.forbidden
+
+
+async def test_a_config_map_is_annotated() -> None:
+    async with serving(says(200, {})) as (client, server):
+        await client.annotate_config_map("ns", "q", "u", {"a": "b"})
+    assert server.asked[0].line == "PATCH /api/v1/namespaces/ns/configmaps/q"
+    assert server.asked[0].body == {"metadata": {"uid": "u", "annotations": {"a": "b"}}}
+
+
+async def test_an_event_may_be_about_a_config_map() -> None:
+    async with serving(says(201, {})) as (client, server):
+        await client.note(Note(namespace="ns", pod="q", uid="u", reason="R", message="m", about="ConfigMap"))
+    assert server.asked[0].body["involvedObject"]["kind"] == "ConfigMap"

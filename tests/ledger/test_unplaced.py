@@ -1,0 +1,135 @@
+"""GPUs that are held where it is unknown which they are: counted by number, and never given away."""
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputile.engine.placement.place import Placement
+from gputile.ledger.events import Confirmed, Conflict, Event, Freed, Gone, Listed, NodeGone, NodeSeen, Pencilled
+from gputile.ledger.ledger import Ledger
+from gputile.model.allocations import Holding
+from gputile.model.grants import ContainerGrant, Grant, Tile
+from gputile.testing.builders import ask, node, wants
+
+NODE = node("n1").cards(4, "T4", 8192).facts(agent="hami").node()
+
+
+def ledger(*events: Event) -> Ledger:
+    made = Ledger()
+    for event in (NodeSeen(NODE), *events):
+        made.handle(event)
+        made.check()
+    return made
+
+
+def unplaced(pod: str, count: int, where: str = "n1") -> Holding:
+    return Holding(pod=pod, node=where, grant=Grant(pod=pod, node=where, dialect="", containers=(), unplaced=count))
+
+
+def on(pod: str, card: int, memory: int = 8192, cores: int = 100) -> Holding:
+    tile = Tile(NODE.cards[card].uuid, card, memory, cores)
+    grant = Grant(pod=pod, node="n1", dialect="hami", containers=(ContainerGrant("c0", (tile,)),))
+    return Holding(pod=pod, node="n1", grant=grant)
+
+
+def whole_gpus_free(made: Ledger) -> int:
+    """The largest number of whole GPUs that a new pod would get."""
+    fits = [n for n in range(1, 5) if isinstance(made.fleet.place(wants(ask(whole=True, cards=n)), "n1"), Placement)]
+    return max(fits, default=0)
+
+
+def test_as_many_gpus_are_kept_from_new_pods_as_are_held_unplaced() -> None:
+    assert whole_gpus_free(ledger(Confirmed(unplaced("a", 3)))) == 1
+
+
+def test_they_are_not_those_that_others_are_known_to_hold() -> None:
+    assert whole_gpus_free(ledger(Confirmed(unplaced("a", 2)), Confirmed(on("b", 0)))) == 1
+
+
+def test_a_pod_that_shows_up_on_a_kept_gpu_is_no_conflict() -> None:
+    made = ledger(Confirmed(unplaced("a", 1)))
+    kept = next(card.index for card in NODE.cards if made.fleet.view("n1").rooms[card.index].tenants)
+    assert not [one for one in made.handle(Confirmed(on("b", kept))) if isinstance(one, Conflict)]
+    made.check()
+    assert whole_gpus_free(made) == 2
+
+
+def test_where_no_gpu_is_idle_the_rest_of_a_shared_one_is_kept() -> None:
+    made = ledger(*(Confirmed(on(str(card), card, 1000, 10)) for card in range(4)), Confirmed(unplaced("a", 4)))
+    assert not isinstance(made.fleet.place(wants(ask(1)), "n1"), Placement)
+
+
+def test_a_small_idle_gpu_is_kept_before_the_rest_of_a_large_shared_one() -> None:
+    mixed = node("n1").card("A100", 80000).card("T4", 16000).facts(agent="hami").node()
+    made = ledger(NodeSeen(mixed), Confirmed(on("b", 0, 1000, 10)), Confirmed(unplaced("a", 1)))
+    assert [room.memory for room in made.fleet.view("n1").rooms] == [79000, 0]
+
+
+def test_a_node_that_changes_has_them_kept_again() -> None:
+    other = node("n1").cards(3, "T4", 8192).facts(agent="hami").node()
+    assert whole_gpus_free(ledger(Confirmed(unplaced("a", 1)), NodeSeen(other))) == 2
+
+
+def test_more_unplaced_gpus_than_the_node_has_fill_it() -> None:
+    assert whole_gpus_free(ledger(Confirmed(unplaced("a", 9)))) == 0
+
+
+def test_they_are_free_again_when_their_pod_is_gone() -> None:
+    made = ledger(Confirmed(unplaced("a", 3)))
+    assert made.handle(Gone("a")) == [Freed("n1")]
+    made.check()
+    assert whole_gpus_free(made) == 4
+
+
+def test_a_grant_that_names_the_gpus_takes_their_place() -> None:
+    made = ledger(Confirmed(unplaced("a", 3)))
+    made.handle(Confirmed(on("a", 2)))
+    made.check()
+    assert whole_gpus_free(made) == 3
+
+
+def test_its_own_unplaced_gpus_do_not_stand_in_a_pods_way() -> None:
+    made = ledger(Confirmed(unplaced("a", 4)))
+    gains = made.gains()
+    with made.aside("a") as fleet:
+        assert isinstance(fleet.place(wants(ask(whole=True, cards=4)), "n1"), Placement)
+    made.check()
+    assert whole_gpus_free(made) == 0
+    assert made.gains() == gains
+
+
+def test_a_node_that_comes_back_has_them_kept_again() -> None:
+    assert whole_gpus_free(ledger(Confirmed(unplaced("a", 3)), NodeGone("n1"), NodeSeen(NODE))) == 1
+
+
+def test_a_list_that_no_longer_shows_the_pod_frees_them() -> None:
+    assert whole_gpus_free(ledger(Confirmed(unplaced("a", 3)), Listed((on("b", 0),)))) == 3
+
+
+PODS = st.sampled_from("abcdef")
+EVENTS = st.one_of(
+    st.builds(unplaced, PODS, st.integers(1, 5)).map(Confirmed),
+    st.builds(on, PODS, st.integers(0, 3), st.sampled_from([1000, 4000]), st.sampled_from([10, 40])).map(Confirmed),
+    st.builds(on, PODS, st.integers(0, 3), st.sampled_from([1000, 4000])).map(lambda holding: Pencilled(holding, 0.0)),
+    PODS.map(Gone),
+    st.lists(st.builds(unplaced, PODS, st.integers(1, 3)), max_size=2, unique_by=lambda one: one.pod).map(
+        lambda found: Listed(tuple(found))
+    ),
+    st.just(NodeGone("n1")),
+    st.just(NodeSeen(NODE)),
+    st.just(NodeSeen(msgspec.structs.replace(NODE, pool="other"))),
+)
+
+
+@given(events=st.lists(EVENTS, max_size=30))
+def test_whatever_happens_the_ledger_adds_up_and_new_pods_get_no_more_than_is_left(events: list[Event]) -> None:
+    made = Ledger()
+    made.handle(NodeSeen(NODE))
+    for event in events:
+        made.handle(event)
+        made.check()
+    if "n1" in made.fleet:
+        entries = made.on_node("n1")
+        placed = {uuid for entry in entries for uuid in entry.holding.uses()}
+        number = sum(entry.holding.unplaced for entry in entries)
+        assert whole_gpus_free(made) == max(0, 4 - len(placed) - number)

@@ -1,0 +1,124 @@
+"""A window on a rig's mirror, and a way to ask it in words."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+
+from gputile.dialects.kube_objects import NodeObject, Pod
+from gputile.http.messages import Request
+from gputile.kube.api import Heartbeat, Json
+from gputile.metrics_api.handlers import Reader
+from gputile.metrics_api.objects import GROUP, VERSION
+from gputile.metrics_api.projection import Window
+from gputile.metrics_api.request_info import Ask, read_ask, selected
+from gputile.metrics_api.resources import OLD_GROUP, OLD_VERSION
+from gputile.testing.builders import NodeBuilder, node, pod
+from tests.scheduler.rig import Rig, tile
+from tests.scheduler.test_cluster_state import grant
+
+ROOT, OLD_ROOT = f"/apis/{GROUP}/{VERSION}", f"/apis/{OLD_GROUP}/{OLD_VERSION}"
+NOW = 1_700_000_000.0
+TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
+
+
+class Shop:
+    """A cluster, and what the aggregated API shows of it. `look` is what the running window does by itself."""
+
+    def __init__(self, *nodes: NodeBuilder, pods: tuple[Json, ...] = (), history: int = 1000, mark: int = 7) -> None:
+        self.rig = Rig(*(nodes or (node("n1").cards(2, "Tesla T4", 16), node("n2").cards(1))), pods=pods)
+        self.now = NOW
+        self.window = Window(self.rig.mirror, history, lambda: self.now, mark)
+        self.reader = Reader(self.window, lambda: self.now)
+        for manifest in self.rig.api.nodes.values():
+            self.window.node_changed(msgspec.convert(manifest, NodeObject))
+        self.window.all_changed()
+
+    async def look(self) -> None:
+        """Our watch tells what happened, and the window looks again."""
+        told = list(self.rig.api.events)
+        for freed in self.rig.catch_up():
+            if type(freed).__name__ == "Freed":
+                self.window.touched([freed.node])  # type: ignore[union-attr]
+        for of, kind, item in told:
+            if of == "Pod":
+                self.window.pod_changed(msgspec.convert(item, Pod))
+            elif of == "Lease":
+                self.window.touched([msgspec.convert(item, Heartbeat).name])
+            else:
+                self.window.node_changed(msgspec.convert(item, NodeObject), deleted=kind == "DELETED")
+        await self.window.refresh()
+
+    async def run(self, name: str, memory: int = 8, index: int = 0, on: str = "n1", **more: Any) -> None:
+        """A pod that holds a tile."""
+        self.rig.api.add_pod(held(name, memory, index, on, **more))
+        await self.look()
+
+    async def end(self, key: str) -> None:
+        self.rig.api.delete_pod(key)
+        await self.look()
+
+    # ---- asking -----------------------------------------------------------------------------------------------------
+
+    async def listed(self, path: str, accept: str = "") -> Json:
+        found: Json = msgspec.json.decode(await self.reader.listed(ask(path, accept)))
+        return found
+
+    def get(self, path: str, accept: str = "") -> Json:
+        found: Json = msgspec.json.decode(self.reader.get(ask(path, accept)))
+        return found
+
+    async def names(self, path: str) -> list[str]:
+        return [item["metadata"]["name"] for item in (await self.listed(path))["items"]]
+
+    def watch(self, path: str, accept: str = "") -> "Listener":
+        return Listener(self.reader.watch(ask(path, accept)))
+
+    async def version(self, path: str) -> str:
+        return str((await self.listed(path))["metadata"]["resourceVersion"])
+
+
+class Listener:
+    """Reads a watch, event by event."""
+
+    def __init__(self, pieces: AsyncGenerator[bytes, None]) -> None:
+        self._pieces, self._lines = pieces, list[bytes]()
+
+    async def next(self) -> Json:
+        while not self._lines:
+            self._lines = (await anext(self._pieces)).splitlines()
+        found: Json = msgspec.json.decode(self._lines.pop(0))
+        return found
+
+    async def said(self, count: int) -> list[tuple[str, str]]:
+        """Of so many events: what happened, to whom."""
+        events = [await self.next() for _ in range(count)]
+        return [(event["type"], event["object"]["metadata"]["name"]) for event in events]
+
+    async def rest(self) -> list[Json]:
+        """Until it ends."""
+        async for piece in self._pieces:
+            self._lines += piece.splitlines()
+        return [msgspec.json.decode(line) for line in self._lines]
+
+    async def close(self) -> None:
+        await self._pieces.aclose()
+
+
+def held(name: str, memory: int = 8, index: int = 0, on: str = "n1", *, uid: str = "", **more: Any) -> Json:
+    changes = {"pod": uid} if uid else {}
+    made = grant(memory, index, name=name, on=on, **changes)
+    return pod(tile(memory), name=name, uid=uid or f"uid-{name}", on=on, annotations=made, **more)
+
+
+def request(path: str, accept: str = "", method: str = "GET", **headers: str) -> Request:
+    where, _, query = path.partition("?")
+    fields = [(b"accept", accept.encode())] if accept else []
+    fields += [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return Request(method, where, b"", False, True, query, fields, "front-proxy-client")
+
+
+def ask(path: str, accept: str = "") -> Ask:
+    found = read_ask(request(path, accept))
+    assert found is not None
+    return selected(found)

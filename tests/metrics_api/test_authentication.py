@@ -1,0 +1,218 @@
+"""Whom we believe, and what they may: the front proxy's certificate and headers, and the API server's own rules."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gputile.http.messages import Request
+from gputile.kube.api import Json, Refused, Unclear
+from gputile.metrics_api import authorization
+from gputile.metrics_api.authentication import FrontProxy, User
+from gputile.metrics_api.authorization import Attributes, Authorizer
+from gputile.metrics_api.status import Status
+from gputile.model.errors import InputError
+from tests.scheduler.rig import Clock
+
+DATA = {
+    "client-ca-file": "another CA",
+    "requestheader-client-ca-file": "the CA",
+    "requestheader-allowed-names": '["front-proxy-client"]',
+    "requestheader-username-headers": '["X-Remote-User"]',
+    "requestheader-uid-headers": '["X-Remote-Uid"]',
+    "requestheader-group-headers": '["X-Remote-Group"]',
+    "requestheader-extra-headers-prefix": '["X-Remote-Extra-"]',
+}
+FIELDS = [
+    (b"x-remote-user", b"jane"),
+    (b"x-remote-uid", b"7"),
+    (b"x-remote-group", b"dev"),
+    (b"x-remote-group", b"system:authenticated"),
+    (b"x-remote-extra-scopes%2fa", b"one"),
+    (b"x-remote-extra-scopes%2fa", b"two"),
+]
+
+
+def asked(*, known: bool = True, caller: str = "front-proxy-client", fields: Any = FIELDS) -> Request:
+    return Request("GET", "/apis", b"", False, known, "", fields, caller)
+
+
+def test_the_front_proxy_says_for_whom_it_asks() -> None:
+    user = FrontProxy.read(DATA).user(asked())
+    assert user == User("jane", "7", ("dev", "system:authenticated"), (("scopes/a", ("one", "two")),))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pytest.param(asked(known=False), id="no-certificate"),
+        pytest.param(asked(caller="somebody"), id="another-name"),
+        pytest.param(asked(caller=""), id="no-name"),
+        pytest.param(asked(fields=[]), id="for-nobody"),
+        pytest.param(asked(fields=[(b"x-remote-user", b"")]), id="for-an-empty-name"),
+        pytest.param(asked(fields=[(b"x-user", b"jane")]), id="in-another-header"),
+        pytest.param(asked(fields=[(b"x-remote-user", b"j\xf6rg")]), id="a-name-that-is-no-utf-8"),
+        pytest.param(asked(fields=[*FIELDS, (b"x-remote-group", b"\xff")]), id="a-group-that-is-no-utf-8"),
+        pytest.param(asked(fields=[(b"x-remote-user", b"jane"), (b"x-remote-uid", b"\xff")]), id="a-uid-that-is-none"),
+        pytest.param(asked(fields=[*FIELDS, (b"x-remote-extra-a", b"\xff")]), id="an-extra-that-is-no-utf-8"),
+        pytest.param(asked(fields=[*FIELDS, (b"x-remote-extra-%ff", b"a")]), id="an-extra-key-that-is-no-utf-8"),
+    ],
+)
+def test_everybody_else_is_unauthorized(request_: Request) -> None:
+    with pytest.raises(Status) as no:
+        FrontProxy.read(DATA).user(request_)
+    assert (no.value.code, no.value.reason) == (401, "Unauthorized")
+
+
+def test_names_are_utf_8_as_go_writes_them() -> None:
+    fields = [
+        (b"x-remote-user", "jörg".encode()),
+        (b"x-remote-uid", "ü7".encode()),
+        (b"x-remote-group", "müller".encode()),
+        (b"x-remote-extra-%c3%a4mter", "größe".encode()),
+        (b"x-other", b"\xff"),
+    ]
+    user = FrontProxy.read(DATA).user(asked(fields=fields))
+    assert user == User("jörg", "ü7", ("müller",), (("ämter", ("größe",)),))
+
+
+def test_without_names_any_certificate_of_the_ca_is_believed() -> None:
+    front = FrontProxy.read(DATA | {"requestheader-allowed-names": "[]"})
+    assert front.user(asked(caller="whoever")).name == "jane"
+    with pytest.raises(Status):
+        front.user(asked(known=False, caller=""))
+
+
+def test_the_headers_are_those_that_the_api_server_names() -> None:
+    front = FrontProxy.read(DATA | {"requestheader-username-headers": '["X-Other", "X-User"]'})
+    assert front.user(asked(fields=[(b"x-user", b"jane")])).name == "jane"
+
+
+@pytest.mark.parametrize(
+    ("data", "hint"),
+    [
+        pytest.param({}, "--requestheader-client-ca-file", id="no-aggregation-layer"),
+        pytest.param(DATA | {"requestheader-allowed-names": "front"}, "cannot be read", id="no-json"),
+        pytest.param(DATA | {"requestheader-allowed-names": '{"a": 1}'}, "cannot be read", id="no-list"),
+    ],
+)
+def test_what_cannot_be_used_says_what_to_do(data: dict[str, str], hint: str) -> None:
+    with pytest.raises(InputError, match=hint):
+        FrontProxy.read(data)
+
+
+# ---- may they -------------------------------------------------------------------------------------------------------
+
+JANE = User("jane", groups=("dev",))
+LIST = Attributes("list", "metrics.nvidia.com", "v1alpha1", "podresources", "team-a")
+
+
+class Rules:
+    """The API server's rules, as far as the test goes."""
+
+    def __init__(self, **allowed: bool) -> None:
+        self.allowed = allowed
+        self.asked: list[Json] = []
+        self.broken: Exception | None = None
+        self.clock = Clock()
+        self.authorizer = Authorizer(self.review, 10.0, self.clock)
+
+    async def review(self, spec: Json) -> tuple[bool, str]:
+        self.asked.append(spec)
+        await asyncio.sleep(0)
+        if self.broken is not None:
+            raise self.broken
+        return self.allowed.get(spec["user"], False), "because"
+
+
+async def test_a_yes_and_a_no_are_asked_once_and_forgotten_in_time() -> None:
+    rules = Rules(jane=True)
+    for _ in range(3):
+        await rules.authorizer.check(JANE, LIST)
+        with pytest.raises(
+            Status, match=r'User "joe" cannot list resource "podresources" .* namespace "team-a": because'
+        ):
+            await rules.authorizer.check(User("joe"), LIST)
+    assert [spec["user"] for spec in rules.asked] == ["jane", "joe"]
+    rules.clock.now += 11
+    rules.allowed = {"jane": False}
+    with pytest.raises(Status) as no:
+        await rules.authorizer.check(JANE, LIST)
+    assert (no.value.code, no.value.reason) == (403, "Forbidden")
+
+
+async def test_what_is_asked_of_the_api_server() -> None:
+    rules = Rules(jane=True)
+    user = User("jane", "7", ("dev",), (("scopes", ("a", "b")),))
+    await rules.authorizer.check(user, LIST)
+    (spec,) = rules.asked
+    assert spec == {
+        "user": "jane",
+        "uid": "7",
+        "groups": ["dev"],
+        "extra": {"scopes": ["a", "b"]},
+        "resourceAttributes": {
+            "verb": "list",
+            "group": "metrics.nvidia.com",
+            "version": "v1alpha1",
+            "resource": "podresources",
+            "namespace": "team-a",
+            "name": "",
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param((User("jane", groups=()), LIST), id="without-the-group"),
+        pytest.param(
+            (JANE, Attributes("watch", *("metrics.nvidia.com", "v1alpha1", "podresources", "team-a"))), id="verb"
+        ),
+        pytest.param(
+            (JANE, Attributes("list", *("metrics.nvidia.com", "v1alpha1", "podresources", "team-b"))), id="namespace"
+        ),
+    ],
+)
+async def test_nobody_profits_from_anothers_yes(other: tuple[User, Attributes]) -> None:
+    rules = Rules(jane=True)
+    await rules.authorizer.check(JANE, LIST)
+    rules.allowed = {}
+    with pytest.raises(Status):
+        await rules.authorizer.check(*other)
+
+
+async def test_many_at_once_wait_for_one_answer() -> None:
+    rules = Rules(jane=True)
+    await asyncio.gather(*(rules.authorizer.check(JANE, LIST) for _ in range(20)))
+    assert len(rules.asked) == 1
+
+
+async def test_one_who_goes_does_not_take_the_answer_along() -> None:
+    rules = Rules(jane=True)
+    first = asyncio.ensure_future(rules.authorizer.check(JANE, LIST))
+    second = asyncio.ensure_future(rules.authorizer.check(JANE, LIST))
+    await asyncio.sleep(0)
+    first.cancel()
+    await second
+    assert len(rules.asked) == 1
+
+
+@pytest.mark.parametrize("broken", [Unclear("no answer"), Refused(403, "Forbidden", "we may not ask")])
+async def test_when_it_cannot_be_asked_nobody_is_let_in_and_nothing_is_remembered(broken: Exception) -> None:
+    rules = Rules(jane=True)
+    rules.broken = broken
+    with pytest.raises(Status) as no:
+        await rules.authorizer.check(JANE, LIST)
+    assert no.value.code == 503
+    rules.broken = None
+    await rules.authorizer.check(JANE, LIST)
+
+
+async def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authorization, "MOST", 10)
+    rules = Rules()
+    for number in range(50):
+        with pytest.raises(Status):
+            await rules.authorizer.check(User(f"user-{number}"), LIST)
+    assert len(rules.authorizer) == 10

@@ -1,0 +1,325 @@
+"""Lists, tables and watches, as kubectl, client-go and the older clients want them."""
+
+import asyncio
+
+import pytest
+
+from gputile.metrics_api.status import Status
+from gputile.testing.builders import node
+from tests.metrics_api.rig import OLD_ROOT, ROOT, TABLE, Shop
+
+PODS, NODES = f"{ROOT}/podresources", f"{ROOT}/gpuinfos"
+
+
+async def shop_with(*names: str, history: int = 1000) -> Shop:
+    shop = Shop(history=history)
+    await shop.look()
+    for index, name in enumerate(names):
+        await shop.run(name, 2, index % 2)
+    return shop
+
+
+# ---- lists ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_list_is_a_list_of_its_kind() -> None:
+    shop = await shop_with("b", "a")
+    found = await shop.listed(PODS)
+    assert (found["kind"], found["apiVersion"]) == ("PodResourceList", "metrics.nvidia.com/v1alpha1")
+    assert [item["metadata"]["name"] for item in found["items"]] == ["a", "b"]
+    newest = max(int(item["metadata"]["resourceVersion"]) for item in found["items"])
+    assert newest == int(found["metadata"]["resourceVersion"])
+
+
+async def test_an_empty_list_has_items() -> None:
+    assert (await (await shop_with()).listed(PODS))["items"] == []
+    assert (await (await shop_with()).listed(f"{PODS}?events=v0.1")) == {
+        "kind": "List",
+        "apiVersion": "v1",
+        "items": [],
+    }
+
+
+@pytest.mark.parametrize(
+    ("query", "want"),
+    [
+        pytest.param("", ["a1", "b1"], id="all-namespaces"),
+        pytest.param("namespaces/team-a/", ["a1"], id="one-namespace"),
+        pytest.param("?fieldSelector=metadata.namespace=team-b", ["b1"], id="a-namespace-by-field"),
+        pytest.param("?fieldSelector=spec.nodeName=n2", ["b1"], id="by-node"),
+        pytest.param("?labelSelector=app=x", ["a1"], id="by-label"),
+        pytest.param("?labelSelector=app=x&fieldSelector=node=n2", [], id="both"),
+    ],
+)
+async def test_selectors(query: str, want: list[str]) -> None:
+    shop = Shop()
+    await shop.look()
+    await shop.run("a1", namespace="team-a", labels={"app": "x"})
+    await shop.run("b1", namespace="team-b", on="n2")
+    path = f"{ROOT}/{query}podresources" if query.startswith("namespaces") else f"{PODS}{query}"
+    assert await shop.names(path) == want
+
+
+async def test_a_list_gives_way_to_others() -> None:
+    """Verbs wait while we write; so we write a slice at a time."""
+    shop = Shop(*(node(f"n{number:04}").cards(1) for number in range(450)))
+    await shop.look()
+    turns = 0
+
+    async def breath() -> None:
+        nonlocal turns
+        turns += 1
+
+    shop.reader._breathe = breath
+    assert len((await shop.listed(NODES))["items"]) == 450
+    assert turns == 3
+
+
+@pytest.mark.parametrize("path", [f"{NODES}/nowhere", f"{ROOT}/namespaces/b/podresources/a", f"{OLD_ROOT}/gpupods/a"])
+async def test_what_is_not_there(path: str) -> None:
+    shop = await shop_with("a")
+    with pytest.raises(Status) as no:
+        shop.get(path)
+    assert (no.value.code, no.value.reason) == (404, "NotFound")
+
+
+async def test_tables_have_columns_that_say_something() -> None:
+    shop = await shop_with("a", "b")
+    found = await shop.listed(NODES, TABLE)
+    names = [column["name"] for column in found["columnDefinitions"]]
+    cells = dict(zip(names, found["rows"][0]["cells"], strict=True))
+    assert (found["kind"], found["apiVersion"]) == ("Table", "meta.k8s.io/v1")
+    assert cells["Name"] == "n1"
+    assert (cells["Cards"], cells["Busy"], cells["Memory"]) == (2, 2, "4/32Mi")
+    assert cells["Models"] == "2x Tesla T4"
+    assert found["rows"][0]["object"]["kind"] == "PartialObjectMetadata"
+    assert found["metadata"]["resourceVersion"] == await shop.version(NODES)
+    pods = await shop.listed(f"{PODS}?includeObject=Object", TABLE)
+    assert pods["rows"][0]["cells"][:7] == ["a", "n1", "Pending", "0", "2Mi", "shared", ""]
+    assert pods["rows"][0]["object"]["kind"] == "PodResource"
+    assert "object" not in (await shop.listed(f"{PODS}?includeObject=None", TABLE))["rows"][0]
+    one = shop.get(f"{NODES}/n1", TABLE)
+    assert [row["cells"][0] for row in one["rows"]] == ["n1"]
+
+
+async def test_metadata_alone() -> None:
+    shop = await shop_with("a")
+    accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+    found = await shop.listed(PODS, accept)
+    assert (found["kind"], found["apiVersion"]) == ("PartialObjectMetadataList", "meta.k8s.io/v1")
+    assert set(found["items"][0]) == {"kind", "apiVersion", "metadata"}
+
+
+# ---- watches --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("query", ["", "&resourceVersion=0"], ids=["unset", "0"])
+async def test_a_watch_from_nowhere_begins_with_all_there_is(query: str) -> None:
+    shop = await shop_with("a", "b")
+    watch = shop.watch(f"{PODS}?watch=true{query}")
+    assert await watch.said(2) == [("ADDED", "a"), ("ADDED", "b")]
+    await shop.end("default/a")
+    assert await watch.said(1) == [("DELETED", "a")]
+
+
+async def test_a_watch_goes_on_where_the_list_ended_and_resumes_where_it_broke_off() -> None:
+    shop = await shop_with("a")
+    watch = shop.watch(f"{PODS}?watch=1&resourceVersion={await shop.version(PODS)}")
+    await shop.run("b", 2, 1)
+    last = await watch.next()
+    assert (last["type"], last["object"]["metadata"]["name"]) == ("ADDED", "b")
+    await watch.close()
+    shop.rig.change("b", status={"phase": "Running"})
+    await shop.look()
+    await shop.end("default/a")
+    again = shop.watch(f"{PODS}?watch=1&resourceVersion={last['object']['metadata']['resourceVersion']}")
+    assert await again.said(2) == [("MODIFIED", "b"), ("DELETED", "a")]
+
+
+@pytest.mark.parametrize("said", ["5", "nonsense", "1" * 5000], ids=["anothers", "none", "endless"])
+async def test_a_version_that_is_not_ours_is_expired_at_once(said: str) -> None:
+    shop = await shop_with("a")
+    with pytest.raises(Status) as no:
+        shop.watch(f"{PODS}?watch=1&resourceVersion={said}")
+    assert (no.value.code, no.value.reason) == (410, "Expired")
+
+
+async def test_a_version_of_another_replica_is_expired() -> None:
+    one, other = await shop_with("a"), Shop(mark=8)
+    with pytest.raises(Status):
+        one.watch(f"{PODS}?watch=1&resourceVersion={await other.version(PODS)}")
+
+
+async def test_a_slow_reader_is_cut_off_and_never_robbed() -> None:
+    shop = await shop_with("a", history=5)
+    watch = shop.watch(f"{PODS}?watch=1&resourceVersion={await shop.version(PODS)}")
+    shop.rig.change("a", status={"phase": "Running"})
+    await shop.look()
+    assert await watch.said(1) == [("MODIFIED", "a")]
+    for number in range(8):
+        await shop.run(f"n{number}", 1, 1)
+    (last,) = await watch.rest()
+    assert (last["type"], last["object"]["code"], last["object"]["reason"]) == ("ERROR", 410, "Expired")
+
+
+async def test_initial_events_end_with_a_bookmark() -> None:
+    shop = await shop_with("a")
+    query = "watch=1&sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan"
+    watch = shop.watch(f"{PODS}?{query}")
+    assert await watch.said(1) == [("ADDED", "a")]
+    mark = await watch.next()
+    assert (mark["type"], mark["object"]["kind"]) == ("BOOKMARK", "PodResource")
+    metadata = mark["object"]["metadata"]
+    assert metadata["annotations"] == {"k8s.io/initial-events-end": "true"}
+    assert metadata["resourceVersion"] == await shop.version(PODS)
+
+
+async def test_without_initial_events_only_what_is_new_is_told() -> None:
+    shop = await shop_with("a")
+    watch = shop.watch(f"{PODS}?watch=1&sendInitialEvents=false")
+    await shop.run("b", 2, 1)
+    assert await watch.said(1) == [("ADDED", "b")]
+
+
+@pytest.mark.parametrize(
+    ("query", "count"), [("&allowWatchBookmarks=true", 1), ("", 0)], ids=["who-wants-them", "who-does-not"]
+)
+async def test_bookmarks_come_while_nothing_happens(query: str, count: int) -> None:
+    shop = await shop_with("a")
+    shop.reader.bookmark = 0.001
+    version = await shop.version(PODS)
+    watch = shop.watch(f"{PODS}?watch=1&resourceVersion={version}{query}")
+    async with asyncio.timeout(1):
+        if count:
+            assert (await watch.next())["object"]["metadata"]["resourceVersion"] == version
+        shop.window.send_home()
+        rest = await watch.rest()
+    assert all(event["type"] == "BOOKMARK" for event in rest)
+    assert bool(rest) <= bool(count)
+
+
+@pytest.mark.parametrize("query", ["", "&labelSelector=app=none"], ids=["events-for-all", "events-for-others"])
+async def test_bookmarks_come_while_much_happens(query: str) -> None:
+    shop = await shop_with("a")
+    shop.reader.bookmark = 0.05
+    version = await shop.version(PODS)
+    watch = shop.watch(f"{PODS}?watch=1&allowWatchBookmarks=true&resourceVersion={version}{query}")
+    busy = asyncio.create_task(keep_busy(shop))
+    async with asyncio.timeout(2):
+        while (event := await watch.next())["type"] != "BOOKMARK":
+            pass
+    assert not busy.done(), "it did not wait for quiet"
+    assert int(event["object"]["metadata"]["resourceVersion"]) > int(version)
+    busy.cancel()
+    await asyncio.gather(busy, return_exceptions=True)
+
+
+async def keep_busy(shop: Shop) -> None:
+    """No two changes are further apart than a bookmark."""
+    for number in range(1000):
+        shop.rig.change("a", status={"phase": ("Running", "Pending")[number % 2]})
+        await shop.look()
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize(("seconds", "stops"), [(1, False), (60, True)], ids=["by-its-time", "because-we-stop"])
+async def test_a_watch_ends_although_it_never_catches_up(seconds: int, stops: bool) -> None:
+    shop = await shop_with("a")
+    watch = shop.watch(f"{PODS}?watch=1&timeoutSeconds={seconds}&resourceVersion={await shop.version(PODS)}")
+
+    async def breath() -> None:
+        """While one chunk is written, the next comes."""
+        shop.rig.change("a", metadata={"labels": {"n": str(shop.window.pods.version)}})
+        await shop.look()
+        if stops:
+            shop.window.send_home()
+        await asyncio.sleep(0.01)
+
+    shop.reader._breathe = breath
+    await breath()
+    async with asyncio.timeout(3):
+        assert bool(await watch.rest()) is not stops
+
+
+async def test_whoever_resumes_far_behind_gives_way_to_others() -> None:
+    shop = await shop_with("a")
+    version = await shop.version(PODS)
+    for number in range(250):
+        shop.window.pods.put(("default", f"p{number:03}"), str(number), {"metadata": {"name": f"p{number:03}"}})
+    turns = 0
+
+    async def breath() -> None:
+        nonlocal turns
+        turns += 1
+
+    shop.reader._breathe = breath
+    watch = shop.watch(f"{PODS}?watch=1&resourceVersion={version}&labelSelector=app=none&timeoutSeconds=1")
+    assert await watch.rest() == []
+    assert turns == 3
+
+
+async def test_a_watch_ends_in_its_time() -> None:
+    shop = await shop_with("a")
+    watch = shop.watch(f"{PODS}?watch=1&timeoutSeconds=1")
+    began = asyncio.get_running_loop().time()
+    assert [event["type"] for event in await watch.rest()] == ["ADDED"]
+    assert 0.9 < asyncio.get_running_loop().time() - began < 5
+
+
+async def test_selectors_turn_changes_into_comings_and_goings() -> None:
+    shop = await shop_with("a")
+    version = await shop.version(PODS)
+    watch = shop.watch(f"{PODS}?watch=1&resourceVersion={version}&fieldSelector=status.phase=Running")
+    shop.rig.change("a", status={"phase": "Running"})
+    await shop.look()
+    shop.rig.change("a", status={"phase": "Pending"})
+    await shop.look()
+    assert await watch.said(2) == [("ADDED", "a"), ("DELETED", "a")]
+
+
+async def test_a_watched_table_has_one_row_per_event() -> None:
+    shop = await shop_with("a")
+    watch = shop.watch(f"{PODS}?watch=1", TABLE)
+    event = await watch.next()
+    assert (event["type"], event["object"]["kind"]) == ("ADDED", "Table")
+    assert [row["cells"][0] for row in event["object"]["rows"]] == ["a"]
+    assert event["object"]["columnDefinitions"]
+
+
+# ---- older clients --------------------------------------------------------------------------------------------------
+
+
+async def test_the_stream_of_v0_1() -> None:
+    shop = await shop_with("a")
+    watch = shop.watch(f"{PODS}?watch=true&events=v0.1")
+    first = await watch.next()
+    assert set(first) == {"Type", "Object"}
+    assert (first["Type"], first["Object"]["apiVersion"], first["Object"]["kind"]) == (
+        "SYNCED",
+        "v1alpha1",
+        "PodResource",
+    )
+    shop.rig.change("a", status={"phase": "Running"})
+    await shop.look()
+    assert (await watch.next())["Type"] == "SYNCED"
+    await shop.end("default/a")
+    last = await watch.next()
+    assert last["Type"] == "DELETED"
+    assert last["Object"]["spec"] == {"pod_name": "a", "pod_namespace": "default"}
+
+
+@pytest.mark.parametrize(("path", "kind"), [("gpupods", "GpuPod"), ("gpunodes", "GpuNode")])
+async def test_the_stream_of_v0_2(path: str, kind: str) -> None:
+    shop = await shop_with("a")
+    first = await shop.watch(f"{OLD_ROOT}/{path}?watch=true").next()
+    assert set(first) == {"Type", kind}
+    assert first["Type"] == "SYNCED"
+
+
+async def test_the_old_stream_just_ends_for_who_is_too_slow() -> None:
+    shop = await shop_with("a", history=3)
+    watch = shop.watch(f"{PODS}?watch=true&events=v0.1")
+    await watch.next()
+    for number in range(8):
+        await shop.run(f"n{number}", 1, 1)
+    assert await watch.rest() == []

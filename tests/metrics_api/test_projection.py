@@ -1,0 +1,217 @@
+"""The objects: what nodes and pods show of their cards, in the words of v0.1 and in ours."""
+
+import asyncio
+
+import pytest
+
+from gputile.dialects.usage_annotation import USE, write_use
+from gputile.kube.api import Json
+from gputile.metrics_api.objects import brand
+from gputile.model.usage import Used
+from gputile.testing.builders import node
+from tests.metrics_api.rig import OLD_ROOT, ROOT, TABLE, Shop, held
+
+
+async def shown(shop: Shop, path: str) -> Json:
+    await shop.look()
+    return shop.get(f"{ROOT}/{path}")
+
+
+async def test_a_node_has_all_the_fields_of_v0_1() -> None:
+    shop = Shop(node("n1").card("Tesla T4", 16, pci="0000:3b:00.0").card("A100", 40))
+    await shop.run("web", 8)
+    found = shop.get(f"{ROOT}/gpuinfos/n1")
+    card = {
+        "device_id": "GPU-n1-0",
+        "device_brand": "BRAND_TESLA",
+        "device_model": "Tesla T4",
+        "device_busid": "0000:3b:00.0",
+        "device_node": "n1",
+    }
+    spec, status = found["spec"], found["status"]
+    assert (found["kind"], found["apiVersion"]) == ("GpuInfo", "metrics.nvidia.com/v1alpha1")
+    assert spec["device_node"] == "n1"
+    assert spec["device_infos"]["GPU-n1-0"] == card
+    assert spec["device_models"] == {"tesla t4": ["GPU-n1-0"], "a100": ["GPU-n1-1"]}
+    assert spec["device_busy"] == ["GPU-n1-0"]
+    assert spec["report_time"].startswith("2023-11-14T22:13:20")
+    assert (status["node_health"], status["node_last_health_time"]) == ("UnKnow", "UnKnow")
+    assert status["cards"][0]["memory"] == {"total": 16, "held": 8}
+    assert [one["tenants"] for one in status["cards"]] == [1, 0]
+
+
+async def test_a_pod_has_all_the_fields_of_v0_1_and_what_it_holds() -> None:
+    shop = Shop()
+    await shop.run("web", 8, labels={"app": "web"})
+    found = shop.get(f"{ROOT}/namespaces/default/podresources/web")
+    (container,) = found["spec"]["containers_device"]
+    (tile,) = container["device_info"]
+    assert (found["spec"]["pod_name"], found["spec"]["pod_namespace"]) == ("web", "default")
+    assert container["container_name"] == "c0"
+    assert (tile["device_id"], tile["device_model"], tile["device_node"]) == ("GPU-n1-0", "Tesla T4", "n1")
+    assert (tile["index"], tile["memory"], tile["cores"]) == (0, 8, 0)
+    assert "use" not in tile, "what is not known is absent"
+    assert found["status"]["last_changed_time"].startswith("2023-11-14T22:13:20")
+    assert found["metadata"]["labels"] == {"app": "web"}
+    assert found["metadata"]["uid"] == "uid-web"
+
+
+async def test_live_use_is_shown_where_the_agent_tells_it() -> None:
+    shop = Shop()
+    await shop.run("web")
+    before = await shop.version(f"{ROOT}/podresources")
+    said = write_use({"uid-web": {"c0": {"GPU-n1-0": Used(5), "GPU-n1-1": Used()}}}, ["GPU-n1-0"])
+    for renewed in ("2023-11-14T22:13:18Z", "2023-11-14T22:13:21Z"):  # one that was never renewed may be an old one
+        shop.rig.api.add_lease("n1", {USE: said}, holderIdentity="n1", leaseDurationSeconds=9, renewTime=renewed)
+        await shop.look()
+    found = shop.get(f"{ROOT}/namespaces/default/podresources/web")
+    assert found["spec"]["containers_device"][0]["device_info"][0]["use"] == {"memory": 5}
+    table = shop.get(f"{ROOT}/namespaces/default/podresources/web", TABLE)
+    assert "5Mi" in table["rows"][0]["cells"]
+    await shop.look()
+    assert await shop.version(f"{ROOT}/podresources") == before, "use changes all the time; it is told, and is no event"
+
+
+async def test_v0_2_has_its_own_names() -> None:
+    shop = Shop()
+    await shop.run("web")
+    pod, info = shop.get(f"{OLD_ROOT}/namespaces/default/gpupods/default-web"), shop.get(f"{OLD_ROOT}/gpunodes/n1")
+    assert pod["metadata"]["labels"]["nvidia-gpu-scheduler.node"] == "n1"
+    assert (pod["kind"], pod["spec"]["node_name"]) == ("GpuPod", "n1")
+    assert (info["kind"], info["spec"]["device_busy"]) == ("GpuNode", ["GPU-n1-0"])
+    assert (info["status"]["node"], info["status"]["health"]) == ("n1", "False")
+    assert info["status"]["message"] == "no agent of ours is on the node"
+    assert {"last_health_time", "last_transition_time"} <= set(info["status"])
+
+
+async def test_pods_come_and_go_with_their_containers() -> None:
+    shop = Shop()
+    await shop.run("web")
+    assert await shop.names(f"{ROOT}/podresources") == ["web"]
+    shop.rig.change("web", status={"phase": "Running"})
+    await shop.look()
+    assert shop.get(f"{ROOT}/namespaces/default/podresources/web")["status"]["phase"] == "Running"
+    shop.rig.change("web", status={"phase": "Succeeded"})
+    await shop.look()
+    assert await shop.names(f"{ROOT}/podresources") == []
+    assert shop.get(f"{ROOT}/gpuinfos/n1")["spec"]["device_busy"] == []
+
+
+async def test_what_holds_no_card_is_not_shown() -> None:
+    shop = Shop(node("n1").cards(1), node("cpu-only"))
+    shop.rig.arrive({"cpu": 1}, name="plain", on="n1")
+    shop.rig.arrive({"gputile.io/gpu": 1}, name="waits")
+    shop.window.all_changed()
+    await shop.look()
+    assert await shop.names(f"{ROOT}/podresources") == []
+    assert await shop.names(f"{ROOT}/gpuinfos") == ["n1"]
+
+
+async def test_a_pod_of_the_same_name_is_another_pod() -> None:
+    shop = Shop()
+    await shop.run("web")
+    watch = shop.watch(f"{ROOT}/podresources?resourceVersion={await shop.version(f'{ROOT}/podresources')}&watch=1")
+    shop.rig.api.delete_pod("default/web")
+    shop.rig.api.add_pod(held("web", uid="uid-later"))
+    await shop.look()
+    assert await watch.said(2) == [("DELETED", "web"), ("ADDED", "web")]
+    assert shop.get(f"{ROOT}/namespaces/default/podresources/web")["metadata"]["uid"] == "uid-later"
+
+
+async def test_a_node_that_goes_and_a_card_that_falls_ill() -> None:
+    shop = Shop()
+    await shop.look()
+    shop.rig.api.add_node(node("n2").cards(1, healthy=False, reason="XID 79").manifest())
+    await shop.look()
+    (card,) = shop.get(f"{ROOT}/gpuinfos/n2")["status"]["cards"]
+    assert (card["healthy"], card["reason"]) == (False, "XID 79")
+    shop.rig.api.delete_node("n2")
+    await shop.look()
+    assert await shop.names(f"{ROOT}/gpuinfos") == ["n1"]
+
+
+async def test_an_agents_life_is_the_nodes_health() -> None:
+    shop = Shop()
+    shop.rig.api.add_lease("n1", holderIdentity="n1", leaseDurationSeconds=9, renewTime="2023-11-14T22:13:18.5Z")
+    status = (await shown(shop, "gpuinfos/n1"))["status"]
+    assert (status["node_health"], status["node_last_health_time"]) == ("True", "2023-11-14T22:13:18.5Z")
+    shop.now += 60
+    shop.rig.wait(10)
+    shop.window.touched(["n1"])
+    status = (await shown(shop, "gpuinfos/n1"))["status"]
+    assert status["node_health"] == "False"
+    assert status["node_last_transition_time"].startswith("2023-11-14T22:14:20")
+    shop.rig.api.add_lease("n1", renewTime="2023-11-14T22:14:30Z")
+    assert (await shown(shop, "gpuinfos/n1"))["status"]["node_health"] == "True"
+
+
+async def test_a_heartbeat_alone_is_told_and_is_no_event() -> None:
+    shop = Shop()
+    shop.rig.api.add_lease("n1", holderIdentity="n1", leaseDurationSeconds=9, renewTime="2023-11-14T22:13:18Z")
+    await shop.look()
+    before = await shop.version(f"{ROOT}/gpuinfos")
+    shop.rig.api.add_lease("n1", renewTime="2023-11-14T22:13:21Z")
+    status = (await shown(shop, "gpuinfos/n1"))["status"]
+    assert status["node_last_health_time"] == "2023-11-14T22:13:21Z"
+    assert await shop.version(f"{ROOT}/gpuinfos") == before
+
+
+async def test_a_list_heals_what_no_watch_told() -> None:
+    shop = Shop(pods=(held("stays"), held("goes", 4, 1)))
+    await shop.look()
+    del shop.rig.api.pods["default/goes"]
+    shop.rig.relist()
+    shop.window.all_changed()
+    await shop.look()
+    assert await shop.names(f"{ROOT}/podresources") == ["stays"]
+
+
+async def test_it_is_whole_after_the_first_look_that_began_when_nodes_and_pods_were_listed() -> None:
+    shop = Shop(pods=(held("web"),))
+    await shop.look()
+    found = [shop.window.is_whole]  # the nodes are listed, the pods may be on their way
+    shop.window.all_changed(is_last=True)
+    found.append(shop.window.is_whole)
+    await shop.window.refresh()
+    found.append(shop.window.is_whole)
+    shop.window.all_changed()
+    found.append(shop.window.is_whole)  # what is new from now on is told as events
+    assert found == [False, False, True, True]
+
+
+async def test_a_look_that_began_before_the_pods_were_listed_does_not_make_it_whole() -> None:
+    shop = Shop(*(node(f"n{number:03}").cards(1) for number in range(60)))
+    looking = asyncio.create_task(shop.window.refresh())
+    await asyncio.sleep(0)
+    assert not looking.done()
+    shop.window.all_changed(is_last=True)
+    await looking
+    found = [shop.window.is_whole]
+    await shop.window.refresh()
+    assert [*found, shop.window.is_whole] == [False, True]
+
+
+async def test_the_window_looks_again_by_itself() -> None:
+    shop = Shop()
+    running = asyncio.create_task(shop.window.run())
+    async with asyncio.timeout(2):
+        while not len(shop.window.nodes):
+            await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "want"),
+    [
+        ("Tesla V100-SXM2-32GB", "BRAND_TESLA"),
+        ("NVIDIA A100-SXM4-80GB", "BRAND_NVIDIA"),
+        ("NVIDIA RTX A6000", "BRAND_NVIDIA_RTX"),
+        ("NVIDIA GeForce RTX 4090", "BRAND_GEFORCE_RTX"),
+        ("Quadro RTX 6000", "BRAND_QUADRO_RTX"),
+        ("TITAN V", "BRAND_TITAN"),
+        ("", "BRAND_UNKNOWN"),
+    ],
+)
+def test_brands_are_told_from_names(model: str, want: str) -> None:
+    assert brand(model) == want

@@ -1,0 +1,104 @@
+"""A history that is bounded, and never has a hole."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputile.metrics_api.watch_cache import MARK, Collection, Gone, Key
+from tests.effort import examples
+
+
+def made(history: int = 100, born: int = 1000, mark: int = 7) -> Collection:
+    return Collection(history, born, mark)
+
+
+def put(collection: Collection, name: str, value: int = 0, uid: str = "") -> bool:
+    return collection.put(("", name), uid or name, {"metadata": {"name": name}, "value": value})
+
+
+@examples(200)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), max_size=40), st.integers(1, 10))
+def test_whoever_resumes_ends_with_what_is_there_or_is_told_that_it_cannot(
+    steps: list[tuple[str, int]], history: int
+) -> None:
+    """Value 3 is the object's end. A reader may have stopped after any step."""
+    collection = made(history)
+    seen: list[tuple[int, dict[Key, object]]] = [(collection.version, {})]
+    for name, value in steps:
+        if value == 3:
+            collection.drop(("", name))
+        else:
+            put(collection, name, value)
+        seen.append((collection.version, {item.key: item.body for item in collection.items()}))
+    for version, known in seen:
+        try:
+            events = collection.since(version)
+        except Gone:
+            assert collection.version - version > history
+            continue
+        for event in events:
+            if event.before is not None:
+                assert known.pop(event.before.key) == event.before.body
+            if event.after is not None:
+                known[event.after.key] = event.after.body
+        assert known == {item.key: item.body for item in collection.items()}
+
+
+def test_what_is_the_same_is_no_change() -> None:
+    collection = made()
+    assert put(collection, "a")
+    assert not put(collection, "a")
+    assert collection.version == 1001
+
+
+def test_another_object_of_the_same_name_is_an_end_and_a_beginning() -> None:
+    collection = made()
+    put(collection, "a", uid="first")
+    put(collection, "a", uid="second")
+    kinds = [(event.before is not None, event.after is not None) for event in collection.since(1000)]
+    assert kinds == [(False, True), (True, False), (False, True)]
+
+
+def test_a_version_fits_into_63_bits_for_a_long_time() -> None:
+    year_2060 = 2_840_000_000_000
+    assert int(made(born=year_2060, mark=2**MARK - 1).written(year_2060)) < 2**63
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(made(mark=8).written(1000), id="another-replicas"),
+        pytest.param("abc", id="no-number"),
+        pytest.param("-5", id="negative"),
+        pytest.param("1" * 5000, id="more-digits-than-python-reads"),
+        pytest.param("1" * 21, id="more-than-64-bits"),
+        pytest.param("٣", id="digits-of-another-script"),
+    ],
+)
+def test_what_is_not_ours_is_gone(said: str) -> None:
+    with pytest.raises(Gone):
+        made().read(said)
+
+
+@pytest.mark.parametrize("version", [999, 1002], ids=["before-our-time", "in-the-future"])
+def test_what_never_was_is_gone(version: int) -> None:
+    collection = made()
+    put(collection, "a")
+    assert collection.read(collection.written(1001)) == 1001
+    with pytest.raises(Gone):
+        collection.since(version)
+
+
+async def test_nothing_is_missed_between_looking_and_waiting() -> None:
+    collection = made()
+    news = collection.news
+    put(collection, "a")
+    async with asyncio.timeout(1):
+        await news()
+    waits = asyncio.ensure_future(collection.news())
+    await asyncio.sleep(0)
+    assert not waits.done()
+    collection.send_home()
+    await waits

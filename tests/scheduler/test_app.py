@@ -1,0 +1,637 @@
+"""One replica put together, on a cluster in memory: from a pod's creation to the book that shows it bound."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from gputile.background import failure_isolation, time_slices
+from gputile.dialects.kube_objects import NodeObject, Pod
+from gputile.engine.fleet.fleet import Fleet
+from gputile.engine.policies.workload_model import Lesson
+from gputile.kube.api import Alive, Change, Json, Seen, Snapshot, Spoilt, Trouble, Unclear
+from gputile.kube.leader_election import Term
+from gputile.ledger.ledger import BookSettings, State
+from gputile.model.errors import DoubleBooked, InputError
+from gputile.model.requests import PodRequest
+from gputile.scheduler import app as module
+from gputile.scheduler.app import STALE, VOLUMES, Process
+from gputile.scheduler.extender_api import read_filter
+from gputile.scheduler.leadership import Alone, Leader
+from gputile.scheduler.settings import Settings
+from gputile.telemetry.metrics import Metrics
+from gputile.testing.builders import NodeBuilder, node, pod
+from tests.scheduler.rig import Clock, ScriptedApi, bind_args, tile
+from tests.scheduler.test_cluster_state import grant
+
+
+def settings(**more: Any) -> Settings:
+    return Settings(**{"listen": "127.0.0.1:0", "policy": "binpack", **more})
+
+
+class Replica:
+    """A running process, and a client that asks it over HTTP."""
+
+    def __init__(self, process: Process, api: ScriptedApi, http: aiohttp.ClientSession) -> None:
+        self.process, self.api, self.http = process, api, http
+        self.stop = asyncio.Event()
+
+    async def ask(self, path: str, body: Json | None = None) -> tuple[int, Any]:
+        url = f"http://127.0.0.1:{self.process.server.port}{path}"
+        async with self.http.request("GET" if body is None else "POST", url, json=body) as answer:
+            text = await answer.text()
+            return answer.status, json.loads(text) if answer.content_type == "application/json" else text
+
+    async def until(self, done: Any) -> None:
+        async with asyncio.timeout(2):
+            while not done():
+                await asyncio.sleep(0.001)
+
+    def state(self, uid: str) -> State | None:
+        entry = self.process.ledger.entry(uid)
+        return entry.state if entry is not None else None
+
+
+@asynccontextmanager
+async def running(api: ScriptedApi, leadership: Any = None, **more: Any) -> AsyncIterator[Replica]:
+    process = Process(api, settings(**more), Metrics(), leadership)
+    async with aiohttp.ClientSession() as http:
+        replica = Replica(process, api, http)
+        task = asyncio.create_task(process.run(replica.stop))
+        await replica.until(lambda: process.server.port or task.done())
+        try:
+            yield replica
+        finally:
+            replica.stop.set()
+            await task
+
+
+def cluster(*nodes: NodeBuilder, pods: tuple[Json, ...] = ()) -> ScriptedApi:
+    return ScriptedApi([one.manifest() for one in nodes or (node("n1").cards(2, size=16),)], pods)
+
+
+def filter_body(api: ScriptedApi, name: str) -> Json:
+    return {"Pod": api.pods[f"default/{name}"], "Nodes": None, "NodeNames": list(api.nodes)}
+
+
+def bind_body(name: str, to: str = "n1") -> Json:
+    return {"PodName": name, "PodNamespace": "default", "PodUID": f"uid-{name}", "Node": to}
+
+
+async def test_a_pods_walk() -> None:
+    async with running(cluster()) as replica:
+        api, process = replica.api, replica.process
+        await replica.until(process.is_synced)
+        api.add_pod(pod(tile(8), uid="uid-web-0"))
+        await replica.until(lambda: "uid-web-0" in process.mirror.waiting)
+        _, answer = await replica.ask("/gputile/filter", filter_body(api, "web-0"))
+        assert answer["NodeNames"] == ["n1"]
+        assert replica.state("uid-web-0") is State.PENCILLED
+        assert await replica.ask("/gputile/bind", bind_body("web-0")) == (200, {"Error": ""})
+        await replica.until(lambda: replica.state("uid-web-0") is State.CONFIRMED)
+        process.ledger.check()
+        assert len(api.bindings) == 1
+        api.delete_pod("default/web-0")
+        await replica.until(lambda: replica.state("uid-web-0") is None)
+        assert [room.memory for room in process.ledger.fleet.view("n1").rooms] == [16, 16]
+
+
+async def test_a_cluster_that_others_filled_is_booked_after_one_list() -> None:
+    hami = pod(
+        {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3},
+        annotations={"hami.io/vgpu-devices-allocated": "GPU-n1-1,NVIDIA,3,0:;"},
+        uid="uid-h",
+        name="h",
+        on="n1",
+    )
+    ours = pod(tile(8), annotations=grant(), uid="uid-web-0", on="n1")
+    around = pod(tile(5), name="around", uid="uid-around", on="n1")
+    async with running(cluster(pods=(hami, ours, around))) as replica:
+        await replica.until(replica.process.is_synced)
+        await replica.until(lambda: replica.api.patches)
+        await asyncio.sleep(0.01)
+        free = [room.memory for room in replica.process.ledger.fleet.view("n1").rooms]
+        assert sorted(free) in ([3, 13], [8, 8])
+        assert sum(free) == 16
+        replica.process.ledger.check()
+
+
+class Slow(ScriptedApi):
+    """Its pods are not told before the gate opens."""
+
+    def __init__(self, *nodes: NodeBuilder) -> None:
+        super().__init__([one.manifest() for one in nodes])
+        self.gate = asyncio.Event()
+
+    async def _late(self) -> AsyncIterator[Seen[Pod]]:
+        await self.gate.wait()
+        async for seen in super().follow_pods():
+            yield seen
+
+    def follow_pods(self) -> AsyncIterator[Seen[Pod]]:
+        return self._late()
+
+
+async def test_ready_only_when_the_cluster_has_been_seen() -> None:
+    api = Slow(node("n1").cards(1, size=16))
+    async with running(api) as replica:
+        await replica.until(lambda: len(replica.process.ledger.fleet))
+        assert await replica.ask("/healthz") == (200, "ok")
+        assert await replica.ask("/readyz") == (503, "not all pods have been seen yet")
+        assert not replica.process.may_write()
+        api.add_pod(pod(tile(8), uid="uid-web-0"))
+        _, answer = await replica.ask("/filter", filter_body(api, "web-0"))
+        assert "has not seen the whole cluster" in answer["Error"]
+        api.gate.set()
+        await replica.until(replica.process.is_synced)
+        assert await replica.ask("/readyz") == (200, "ok")
+        assert replica.process.may_write()
+    assert replica.process.why_not_ready() == "stopping"
+
+
+class Told(ScriptedApi):
+    """Its watch of pods says what the test says."""
+
+    def __init__(self, *nodes: NodeBuilder) -> None:
+        super().__init__([one.manifest() for one in nodes])
+        self.said: asyncio.Queue[Seen[Pod]] = asyncio.Queue()
+
+    async def _say(self) -> AsyncIterator[Seen[Pod]]:
+        while True:
+            yield await self.said.get()
+
+    def follow_pods(self) -> AsyncIterator[Seen[Pod]]:
+        return self._say()
+
+
+@pytest.mark.parametrize(
+    "healing",
+    [
+        pytest.param(Snapshot[Pod](()), id="a-list"),
+        pytest.param(Alive(), id="a-bookmark"),
+        pytest.param(Change("MODIFIED", Pod()), id="a-change"),
+    ],
+)
+async def test_a_watch_that_stays_broken_is_not_ready(healing: Seen[Pod], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", _Time(clock))
+    api = Told(node("n1").card())
+    async with running(api) as replica:
+        process = replica.process
+        api.said.put_nowait(Snapshot(()))
+        await replica.until(process.is_synced)
+        api.said.put_nowait(Trouble("timed out"))
+        await replica.until(lambda: process.metrics.registry.get_sample_value(*TROUBLES) == 1)
+        assert process.why_not_ready() == ""
+        clock.now += STALE / 2
+        api.said.put_nowait(Trouble("timed out"))
+        await replica.until(lambda: process.metrics.registry.get_sample_value(*TROUBLES) == 2)
+        clock.now += STALE / 2 + 1
+        assert process.why_not_ready() == "the watch of pods is broken"
+        assert await replica.ask("/readyz") == (503, "the watch of pods is broken")
+        assert process.is_synced(), "what was told stands"
+        api.said.put_nowait(healing)
+        await replica.until(lambda: not process.why_not_ready())
+
+
+TROUBLES = ("gputile_watch_troubles_total", {"kind": "pods"})
+
+
+class _Time:
+    """The module `time`, as far as the process uses it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.monotonic, self.time_ns = clock, lambda: int(clock.now * 1e9)
+
+
+async def test_an_object_that_cannot_be_read_is_counted_and_harms_nobody() -> None:
+    api = Told(node("n1").card())
+    async with running(api) as replica:
+        process = replica.process
+        api.said.put_nowait(Snapshot(()))
+        api.said.put_nowait(Spoilt("Pod default/odd", "spec is a list"))
+        name = "gputile_unreadable_objects_total"
+        await replica.until(lambda: process.metrics.registry.get_sample_value(name) == 1)
+        assert process.why_not_ready() == ""
+
+
+async def test_stopping_finishes_the_bind_in_flight_and_then_lets_go_of_the_lease() -> None:
+    story: list[str] = []
+
+    class Watched(Alone):
+        async def run(self) -> None:
+            try:
+                await super().run()
+            finally:
+                story.append("cancelled")
+
+        async def step_down(self, *, release: bool) -> None:
+            story.append("stepped down")
+
+    api = cluster()
+    gate = api.gates["bind"] = asyncio.Event()
+    async with running(api, Watched()) as replica:
+        await replica.until(replica.process.is_synced)
+        api.add_pod(pod(tile(8), uid="uid-web-0"))
+        await replica.until(lambda: "uid-web-0" in replica.process.mirror.waiting)
+        bind = asyncio.create_task(replica.ask("/bind", bind_body("web-0")))
+        await replica.until(lambda: api.bindings)
+        replica.stop.set()
+        await replica.until(lambda: replica.process.why_not_ready() == "stopping")
+        assert story == []
+        gate.set()
+        assert await bind == (200, {"Error": ""})
+    assert api.pods["default/web-0"]["spec"]["nodeName"] == "n1"
+    assert sorted(story) == ["cancelled", "stepped down"]
+
+
+async def test_stopping_finishes_a_bind_whose_caller_has_gone() -> None:
+    story: list[str] = []
+
+    class Watched(Alone):
+        async def step_down(self, *, release: bool) -> None:
+            story.append(f"bound to {api.pods['default/web-0']['spec']['nodeName']}, release {release}")
+
+    api = cluster()
+    gate = api.gates["bind"] = asyncio.Event()
+    async with running(api, Watched()) as replica:
+        await replica.until(replica.process.is_synced)
+        api.add_pod(pod({"cpu": 1}, uid="uid-web-0"))
+        bind = asyncio.create_task(replica.ask("/bind", bind_body("web-0")))
+        await replica.until(lambda: api.bindings)
+        bind.cancel()
+        await asyncio.gather(bind, return_exceptions=True)
+        replica.stop.set()
+        await replica.until(lambda: replica.process.why_not_ready() == "stopping")
+        await asyncio.sleep(0.01)
+        assert story == []
+        gate.set()
+    assert story == ["bound to n1, release True"]
+
+
+async def test_the_election_ends_before_its_lease_is_let_go() -> None:
+    """`Elector.release`: cancel `run` first. Else it may take the lease again that it has just let go."""
+    story: list[str] = []
+
+    class Watched(Alone):
+        async def run(self) -> None:
+            try:
+                await super().run()
+            finally:
+                story.append("election ended")
+
+        async def step_down(self, *, release: bool) -> None:
+            story.append("lease released")
+
+    async with running(cluster(), Watched()) as replica:
+        await replica.until(replica.process.is_synced)
+    assert story == ["election ended", "lease released"]
+
+
+@pytest.mark.parametrize("settled", [True, False])
+async def test_the_lease_is_kept_while_a_bind_may_still_land(settled: bool) -> None:
+    """The next leader waits out a lease that expires, and not one that was released."""
+    told: list[bool] = []
+
+    class Watched(Alone):
+        async def step_down(self, *, release: bool) -> None:
+            told.append(release)
+
+    async def answer() -> bool:
+        return settled
+
+    async with running(cluster(), Watched()) as replica:
+        replica.process._settled = answer  # type: ignore[method-assign]
+    assert told == [settled]
+
+
+async def test_settled_is_what_the_watch_has_shown() -> None:
+    async with running(cluster(pods=(pod(tile(8), uid="uid-web-0"),))) as replica:
+        await replica.until(replica.process.is_synced)
+        assert await replica.process._settled()
+        assert await replica.ask("/bind", bind_body("web-0")) == (200, {"Error": ""})
+        assert await replica.process._settled()
+        assert replica.state("uid-web-0") is State.CONFIRMED
+
+
+async def test_a_lease_that_cannot_be_given_back_does_not_stop_the_stopping() -> None:
+    class Stubborn(Alone):
+        async def step_down(self, *, release: bool) -> None:
+            raise Unclear("timed out")
+
+    async with running(cluster(), Stubborn()) as replica:
+        await replica.until(replica.process.is_synced)
+
+
+async def test_a_loop_that_breaks_by_a_bug_is_started_again_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failure_isolation, "AGAIN", 0.0)
+
+    class Broken(Alone):
+        starts = 0
+
+        async def run(self) -> None:
+            self.starts += 1
+            if self.starts < 3:
+                raise RuntimeError("a bug")
+            await super().run()
+
+    broken = Broken()
+    async with running(cluster(), broken) as replica:
+        await replica.until(lambda: broken.starts == 3 and replica.process.is_synced())
+        assert (await replica.ask("/readyz"))[0] == 200
+        assert value(replica.process, "internal_errors_total", loop="leadership") == 2
+
+
+async def test_settings_that_cannot_be_used_still_end_the_process() -> None:
+    class Unusable(Alone):
+        async def run(self) -> None:
+            raise InputError("a file that is not there; name another")
+
+    process = Process(cluster(), settings(), Metrics(), Unusable())
+    with pytest.raises(InputError, match="not there"):
+        await process.run(asyncio.Event())
+
+
+class Held:
+    """An election that is won."""
+
+    term = Term(1, inherited=True)
+    predecessor = ""
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def release(self) -> None:
+        return None
+
+
+async def test_a_new_leader_takes_stock_before_it_writes() -> None:
+    metrics = Metrics()
+    labels: list[bool] = []
+
+    async def label(leads: bool) -> None:
+        labels.append(leads)
+
+    leader = Leader(metrics, take_stock=lambda: process.take_stock(), wait_out=0.01, set_label=label)
+    api = cluster()
+    process = Process(api, settings(), metrics, leader)
+    leader.enter(Held())  # type: ignore[arg-type]
+    stop = asyncio.Event()
+    await leader.on_change(Held.term)
+    task = asyncio.create_task(process.run(stop))
+    async with asyncio.timeout(2):
+        while not process.may_write():
+            await asyncio.sleep(0.001)
+    assert process._listed_stream == 2, "listed once at its start, and once more for this term"
+    stop.set()
+    await task
+    assert not process.may_write()
+
+
+class Crown(Alone):
+    """May be taken away."""
+
+    worn = True
+
+    def may_write(self) -> bool:
+        return self.worn
+
+
+async def test_who_leads_no_more_lets_go_of_all_connections() -> None:
+    """Whoever asks next connects anew, to the one whom the Service has chosen by then."""
+    crown = Crown()
+    async with running(cluster(), crown) as replica:
+        await replica.until(replica.process.may_write)
+        reader, writer = await asyncio.open_connection("127.0.0.1", replica.process.server.port)
+        assert await replica.ask("/healthz") == (200, "ok")
+        replica.process.tick(time.monotonic())
+        assert not reader.at_eof()
+        crown.worn = False
+        replica.process.tick(time.monotonic())
+        async with asyncio.timeout(2):
+            assert await reader.read() == b""
+        writer.close()
+
+
+# ---- taking stock ---------------------------------------------------------------------------------------------------
+
+
+async def test_taking_stock_lists_anew_in_the_stream_itself() -> None:
+    """So that the list and what the watch tells come in their right order."""
+    api = Told(node("n1").cards(2, size=16))
+    bound = ScriptedApi().add_pod(pod(tile(8), annotations=grant(), uid="uid-web-0", on="n1"))
+    async with running(api) as replica:
+        process = replica.process
+        api.said.put_nowait(Snapshot(()))
+        await replica.until(process.is_synced)
+        taking = asyncio.create_task(process.take_stock())
+        await replica.until(lambda: process._stream == 2)
+        assert not taking.done(), "the new list has not come yet"
+        api.said.put_nowait(Snapshot((bound,)))
+        await taking
+        assert replica.state("uid-web-0") is State.CONFIRMED
+        api.said.put_nowait(Change("DELETED", bound))
+        await replica.until(lambda: replica.state("uid-web-0") is None)
+
+
+async def test_after_taking_stock_what_was_begun_is_decided_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    async with running(cluster()) as replica:
+        await replica.until(replica.process.is_synced)
+        monkeypatch.setattr(replica.process.granter, "new_term", lambda: called.append("new term"))
+        await replica.process.take_stock()
+    assert called == ["new term"]
+
+
+async def test_a_stream_that_was_given_up_tells_nothing_more() -> None:
+    api = cluster()
+    async with running(api) as replica:
+        await replica.until(replica.process.is_synced)
+        for _ in range(3):
+            await replica.process.take_stock()
+        api.add_pod(pod(tile(8), uid="uid-web-0"))
+        await replica.until(lambda: "uid-web-0" in replica.process.mirror.waiting)
+        assert len(replica.process.mirror.take_arrivals()) <= 1
+
+
+# ---- ticks ----------------------------------------------------------------------------------------------------------
+
+
+async def ticking(monkeypatch: pytest.MonkeyPatch, *pods: Json, **more: Any) -> tuple[Process, Clock]:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", _Time(clock))
+    api = cluster(node("n1").cards(2, size=16), node("n2").cards(2, size=16), pods=pods)
+    process = Process(api, settings(**more), Metrics())
+    process.mirror.nodes_listed(msgspec.convert(one, NodeObject) for one in api.nodes.values())
+    await process._pods_listed(await api.list_pods())
+    for event in process._listed.values():
+        event.set()
+    return process, clock
+
+
+def ask(process: Process, made: Json, *nodes: str) -> list[str]:
+    body = json.dumps({"Pod": made, "NodeNames": list(nodes or ("n1", "n2"))}).encode()
+    return process.extender.filter(read_filter(body)).names
+
+
+def value(process: Process, name: str, **labels: str) -> float | None:
+    return process.metrics.registry.get_sample_value(f"gputile_{name}", labels)
+
+
+async def test_a_pencil_fades_and_its_node_ranks_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = pod(tile(8), uid="uid-web-0")
+    process, clock = await ticking(monkeypatch, made)
+    assert ask(process, made) == ["n1", "n2"]
+    process.tick(clock.now + 1.9)
+    assert process.ledger.pencils() == 1
+    process.tick(clock.now + 2.1)
+    assert process.ledger.pencils() == 0
+    assert value(process, "pencils_total", end="expired") == 1
+    assert ask(process, made) == ["n2"]
+
+
+async def test_a_pencil_is_kept_while_kube_scheduler_prepares_volumes_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = pod(tile(8), uid="uid-web-0") | {"status": {"nominatedNodeName": "n1"}}
+    process, clock = await ticking(monkeypatch, made)
+    ask(process, made, "n1")
+    begun = clock.now
+    while clock.now < begun + VOLUMES - 5:
+        clock.now += 0.9
+        process.tick(clock.now)
+    assert process.ledger.pencils() == 1
+    while clock.now < begun + VOLUMES + 5:
+        clock.now += 0.9
+        process.tick(clock.now)
+    assert process.ledger.pencils() == 0, "but not for ever"
+
+
+async def test_not_when_another_node_is_nominated(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = pod(tile(8), uid="uid-web-0") | {"status": {"nominatedNodeName": "n2"}}
+    process, clock = await ticking(monkeypatch, made)
+    ask(process, made, "n1")
+    for _ in range(4):
+        clock.now += 0.9
+        process.tick(clock.now)
+    assert process.ledger.pencils() == 0
+
+
+async def test_the_numbers_of_the_book(monkeypatch: pytest.MonkeyPatch) -> None:
+    pods = (
+        pod(tile(8), name="a", uid="uid-a", annotations=grant(name="a"), on="n1"),
+        pod(tile(8), name="b", uid="uid-b"),
+        pod(tile(8), name="c", uid="uid-c"),
+        pod(tile(8), name="d", uid="uid-d"),
+    )
+    process, clock = await ticking(monkeypatch, *pods)
+    for made in pods[1:3]:
+        ask(process, made)
+    assert await process.binder.bind(bind_args("c")) == ""
+    process._seen_at["pods"] = clock.now - 7
+    process.tick(clock.now)
+    states = {
+        state: value(process, "book_pods", state=state) for state in ("pencilled", "assumed", "confirmed", "waiting")
+    }
+    assert states == {"pencilled": 1, "assumed": 1, "confirmed": 1, "waiting": 3}
+    assert value(process, "nodes") == 2
+    assert value(process, "watch_silence_seconds", kind="pods") == 7
+
+
+async def test_the_number_of_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    process, clock = await ticking(monkeypatch)
+    process.tick(clock.now)
+    assert value(process, "cards") == 4
+
+
+async def test_an_old_bind_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = pod(tile(8), name="c", uid="uid-c")
+    process, clock = await ticking(monkeypatch, made, book=BookSettings(assume_ttl=10.0))
+    assert await process.binder.bind(bind_args("c")) == ""
+    process.tick(clock.now + 11)
+    await process.granter.round()
+    entry = process.ledger.entry("uid-c")
+    assert entry is not None
+    assert entry.state is State.CONFIRMED
+    assert value(process, "assumed_expired_total") == 1
+
+
+async def test_room_that_appears_wakes_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = pod(tile(16), uid="uid-web-0")
+    old = [
+        pod(tile(16), name=f"o{n}", uid=f"uid-o{n}", annotations=grant(16, n, name=f"o{n}"), on="n1") for n in (0, 1)
+    ]
+    process, clock = await ticking(monkeypatch, made, *old)
+    assert isinstance(process.api, ScriptedApi)
+    assert ask(process, made, "n1") == []
+    process.carry_out(process._pod_changed(process.api.add_pod(old[0]), True))
+    clock.now += 1
+    await process.teller.round()
+    assert [key for key, _, _ in process.api.patches] == ["default/web-0"]
+
+
+async def test_what_arrives_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    process, clock = await ticking(monkeypatch)
+    learnt: list[object] = []
+    monkeypatch.setattr(process.ledger.fleet, "learn", learnt.append)
+    process.mirror.pod_changed(ScriptedApi().add_pod(pod(tile(8), uid="uid-new")))
+    process.tick(clock.now)
+    process.tick(clock.now)
+    assert len(learnt) == 1
+
+
+async def test_the_first_list_is_read_a_few_at_a_time_and_learnt_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between them the probes are answered, and ticks pass that must not take what is to be learnt."""
+    monkeypatch.setattr(time_slices, "SLICE", -1.0)
+    api = cluster(pods=tuple(pod(tile(1), name=f"p{n}", uid=f"uid-{n}") for n in range(5)))
+    process = Process(api, settings(), Metrics())
+    learnt: list[int] = []
+
+    def lesson_from(found: list[PodRequest]) -> Lesson:
+        learnt.append(len(found))
+        return Fleet().lesson_from(found)
+
+    monkeypatch.setattr(process.ledger.fleet, "lesson_from", lesson_from)
+    process.mirror.nodes_listed(msgspec.convert(one, NodeObject) for one in api.nodes.values())
+    reading = asyncio.create_task(process._pods_listed(await api.list_pods()))
+    seen = []
+    while not reading.done():
+        await asyncio.sleep(0)
+        seen.append(len(process.mirror.waiting))
+        process.tick(0.0)
+    assert seen[:6] == [0, 1, 2, 3, 4, 5]
+    assert learnt == [5]
+
+
+async def test_nodes_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    process, _ = await ticking(monkeypatch)
+    monkeypatch.setattr(time_slices, "SLICE", -1.0)
+    listed = [msgspec.convert(node(name).cards(1).manifest(), NodeObject) for name in ("n2", "n3")]
+    reading = asyncio.create_task(process._nodes_listed(tuple(listed)))
+    seen = []
+    while not reading.done():
+        await asyncio.sleep(0)
+        seen.append(process.ledger.fleet.names())
+    assert seen == [["n2"], ["n2"], ["n2", "n3"]]
+
+
+async def test_a_book_that_does_not_add_up_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    checked = []
+
+    def spoilt(name: str) -> None:
+        checked.append(name)
+        if name == "n1":
+            raise DoubleBooked("n1-0 is booked beyond its size. Story: ...")
+
+    async with running(cluster(node("n1").card(), node("n2").card()), audit=0.001) as replica:
+        await replica.until(replica.process.is_synced)
+        monkeypatch.setattr(replica.process.ledger, "check_node", spoilt)
+        await replica.until(lambda: "n2" in checked)
+        await replica.until(lambda: value(replica.process, "conflicts_total"))
+    assert "the book does not add up" in [record.message for record in caplog.records]

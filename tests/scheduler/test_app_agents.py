@@ -1,0 +1,156 @@
+"""The process hears the agents: their Leases beside pods and nodes, and nobody is unready without them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable
+
+import pytest
+
+from gputile.dialects.gputile import LINGERING, write_lingering
+from gputile.kube.api import Heartbeat, Json, Seen, Spoilt, Trouble
+from gputile.ledger.events import Instruction
+from gputile.model.refusals import NodeCode
+from gputile.scheduler.app import STALE
+from gputile.scheduler.state.agent_liveness import AgentSettings
+from gputile.testing.builders import node, pod
+from tests.scheduler.rig import ScriptedApi, tile
+from tests.scheduler.test_app import Replica, cluster, filter_body, running
+from tests.scheduler.test_cluster_state import grant
+from tests.scheduler.test_orphaned_pods import held
+
+
+def fault(replica: Replica) -> str | None:
+    found = replica.process.ledger.fleet.node("n1")
+    return found.fault if found is not None else None
+
+
+def beat(api: ScriptedApi, renewed: str, holder: str = "n1") -> None:
+    api.add_lease("n1", holderIdentity=holder, leaseDurationSeconds=10, renewTime=renewed)
+
+
+async def test_an_agent_that_stops_and_comes_back() -> None:
+    api = cluster()
+    beat(api, "1")
+    async with running(api) as replica:
+        await replica.until(replica.process.is_synced)
+        await replica.until(lambda: "n1" in replica.process.mirror.agents)
+        assert fault(replica) == ""
+        beat(api, "2", holder="")
+        await replica.until(lambda: fault(replica) == NodeCode.AGENT_SILENT)
+        replica.process.tick(time.monotonic())
+        assert (await replica.ask("/metrics"))[1].count('gputile_agents{state="silent"} 1.0') == 1
+        api.add_pod(pod(tile(8), uid="uid-web-0"))
+        await replica.until(lambda: "uid-web-0" in replica.process.mirror.waiting)
+        _, answer = await replica.ask("/gputile/filter", filter_body(api, "web-0"))
+        assert answer["FailedAndUnresolvableNodes"] == {"n1": "silent GPU agent"}
+        beat(api, "3")
+        await replica.until(lambda: fault(replica) == "")
+        _, answer = await replica.ask("/gputile/filter", filter_body(api, "web-0"))
+        assert answer["NodeNames"] == ["n1"]
+
+
+async def test_an_agent_that_falls_silent(caplog: pytest.LogCaptureFixture) -> None:
+    api = cluster()
+    api.add_lease("n1", holderIdentity="n1", leaseDurationSeconds=1, renewTime="1")
+    async with running(api) as replica:
+        process = replica.process
+        await replica.until(lambda: process.is_synced() and "n1" in process.mirror.agents)
+        process.mirror.agents._clock = lambda: time.monotonic() + 2.0
+        process.tick(time.monotonic())
+        assert fault(replica) == NodeCode.AGENT_SILENT
+        assert "the agent of a node has fallen silent" in caplog.text
+
+
+class Deaf(ScriptedApi):
+    """Its Leases cannot be followed, or not all of them can be read."""
+
+    def __init__(self, *told: Seen[Heartbeat], nodes: Iterable[Json]) -> None:
+        super().__init__(nodes)
+        self.told = told
+        self.asked: list[str] = []
+
+    async def _told(self) -> AsyncIterator[Seen[Heartbeat]]:
+        for seen in self.told:
+            yield seen
+        async for seen in super().follow_leases(""):
+            yield seen
+
+    def follow_leases(self, namespace: str) -> AsyncIterator[Seen[Heartbeat]]:
+        self.asked.append(namespace)
+        return self._told()
+
+
+NODES = [node("n1").cards(2, size=16).manifest()]
+
+
+async def test_who_may_not_see_the_leases_says_so_once_and_is_ready_all_the_same(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = Deaf(*[Trouble("403: forbidden")] * 5, Trouble("reset"), nodes=NODES)
+    async with running(api) as replica:
+        await replica.until(replica.process.is_synced)
+        await replica.until(lambda: replica.process.mirror.agents.counts()["alive"] == 0)
+        assert [record.msg for record in caplog.records].count(
+            "the agents' leases cannot be followed; trying again"
+        ) == 2
+        late = time.monotonic() + 2 * STALE
+        monkeypatch.setattr(time, "monotonic", lambda: late)
+        assert replica.process.why_not_ready() == ""
+        monkeypatch.undo()
+
+
+async def test_a_lease_that_cannot_be_read_is_passed_over() -> None:
+    api = Deaf(Spoilt("Lease gputile-agents/n2", "odd"), nodes=NODES)
+    beat(api, "1")
+    async with running(api) as replica:
+        await replica.until(lambda: "n1" in replica.process.mirror.agents)
+
+
+@pytest.mark.parametrize(("namespace", "asked"), [("", []), ("elsewhere", ["elsewhere"])])
+async def test_where_the_leases_are(namespace: str, asked: list[str]) -> None:
+    api = Deaf(nodes=NODES)
+    async with running(api, agents=AgentSettings(namespace=namespace)) as replica:
+        await replica.until(replica.process.is_synced)
+        await asyncio.sleep(0)
+        assert api.asked == asked
+
+
+async def test_a_pod_deleted_by_force_keeps_its_tile_until_its_agent_has_spoken() -> None:
+    api = cluster(pods=(pod(tile(8), annotations=grant(), uid="uid-web-0", on="n1"),))
+    beat(api, "1")
+    async with running(api, agents=AgentSettings(linger=0.001)) as replica:
+        process = replica.process
+        await replica.until(lambda: process.is_synced() and "n1" in process.mirror.agents)
+        api.delete_pod("default/web-0")
+        await replica.until(lambda: len(process.mirror.lingering))
+        named = node("n1").cards(2, size=16).manifest()
+        named["metadata"]["annotations"][LINGERING] = write_lingering([held()])
+        api.add_node(named)
+        await replica.until(lambda: process.mirror.lingering.holdings())
+        process.tick(time.monotonic())
+        assert "gputile_lingering_pods 1.0" in (await replica.ask("/metrics"))[1]
+        assert [room.memory for room in process.ledger.fleet.view("n1").rooms] == [8, 16]
+        api.add_node(node("n1").cards(2, size=16).manifest())
+        await replica.until(lambda: replica.state("uid-web-0") is None)
+
+
+async def test_while_our_own_watch_is_broken_nothing_is_let_go() -> None:
+    api = cluster(pods=(pod(tile(8), annotations=grant(), uid="uid-web-0", on="n1"),))
+    beat(api, "1")
+    async with running(api, agents=AgentSettings(linger=0.001)) as replica:
+        process = replica.process
+        await replica.until(lambda: process.is_synced() and "n1" in process.mirror.agents)
+        told: list[bool] = []
+
+        def look_at(uid: str, *, blind: bool = False) -> list[Instruction]:
+            told.append(blind)
+            return []
+
+        process.mirror.lingering.kept = lambda: ["uid-gone"]  # type: ignore[method-assign]
+        process.mirror.lingering.look_at = look_at  # type: ignore[method-assign]
+        process.tick(time.monotonic())
+        assert told[-1] is False
+        process._trouble["nodes"] = time.monotonic()
+        process.tick(time.monotonic())
+        process._trouble.clear()
+        assert told[-1] is True

@@ -1,0 +1,568 @@
+"""bind: one write that carries everything, and what becomes of the tile when the answer is no, or none at all."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gputile.dialects.gputile import GRANT
+from gputile.kube.api import Json, Unclear
+from gputile.ledger.ledger import State
+from gputile.scheduler.binding.binder import FIRST_PAUSE, NOT_LEADING
+from gputile.scheduler.extender_api import read_filter
+from gputile.scheduler.settings import BindSettings
+from gputile.scheduler.state.pod_requests import RECENT
+from gputile.testing.builders import node, pod
+from tests.scheduler.rig import MEMORY, Lands, Rig, Step, bind_args, refused, tile
+from tests.scheduler.test_cluster_state import grant
+
+
+def rig(*, pods: Any = (), **settings: Any) -> Rig:
+    return Rig(node("n1").cards(2, size=16384), node("n2").cards(2, size=16384), pods=pods, **settings)
+
+
+async def settle() -> None:
+    """Let everybody go as far as they can."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+class TestOneCall:
+    async def test_node_uid_annotations_and_labels_go_together(self) -> None:
+        r = rig()
+        r.arrive({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 30})
+        assert await r.bind() == ""
+        assert r.api.calls == ["bind"], "no look, no patch"
+        (binding,) = r.api.bindings
+        assert (binding.namespace, binding.name, binding.uid, binding.node) == ("default", "web-0", "uid-web-0", "n1")
+        assert binding.labels == {"hami.io/vgpu-node": "n1"}
+        assert binding.annotations["hami.io/vgpu-devices-allocated"] == "GPU-n1-0,NVIDIA,3000,30:;"
+        assert (r.state(), r.free()) == (State.ASSUMED, [13384, 16384])
+        granted = r.written()
+        assert granted is not None
+        assert (granted["pod"], granted["node"], granted["dialect"]) == ("uid-web-0", "n1", "hami")
+        assert r.live()["spec"]["nodeName"] == "n1"
+        r.catch_up()
+        assert (r.state(), r.free()) == (State.CONFIRMED, [13384, 16384])
+        assert r.count("binds_total", end="bound") == 1
+        assert r.count("verb_seconds_count", verb="bind", stage="api") == 1
+
+    async def test_where_the_pencil_is_the_pencil_becomes_the_bind(self) -> None:
+        r = rig()
+        r.arrive(tile(3000))
+        r.filter(nodes=["n1"])
+        assert await r.bind() == ""
+        assert r.free() == [13384, 16384]
+        assert r.count("pencils_total", end="bound") == 1
+        assert r.ledger.pencils() == 0
+
+    async def test_kube_scheduler_may_choose_another_of_the_ties(self) -> None:
+        r = rig()
+        r.arrive(tile(3000))
+        r.filter()
+        assert await r.bind(node="n2") == ""
+        assert (r.free("n1"), r.free("n2")) == ([16384, 16384], [13384, 16384])
+        assert r.count("pencils_total", end="replaced") == 1
+
+    async def test_a_pod_without_cards_is_bound_as_kube_scheduler_would(self) -> None:
+        r = rig()
+        r.arrive({"cpu": 1})
+        assert await r.bind() == ""
+        (binding,) = r.api.bindings
+        assert (binding.annotations, binding.labels) == ({}, {})
+        assert r.state() is None
+
+    async def test_a_pod_that_our_watch_does_not_know_yet_is_looked_up(self) -> None:
+        r = rig()
+        r.arrive(tile(3000), seen=False)
+        assert await r.bind() == ""
+        assert r.api.calls == ["pod", "bind"]
+        assert r.state() is State.ASSUMED
+
+    async def test_unless_filter_was_just_asked_about_it(self) -> None:
+        r = rig()
+        r.arrive(tile(3000), seen=False)
+        assert r.filter().names == ["n1", "n2"]
+        assert await r.bind() == ""
+        assert r.api.calls == ["bind"]
+        assert (r.state(), r.free()) == (State.ASSUMED, [13384, 16384])
+        r.catch_up()
+        assert (r.state(), r.free()) == (State.CONFIRMED, [13384, 16384])
+
+    async def test_one_that_filter_was_asked_about_and_that_went_meanwhile_leaves_nothing_behind(self) -> None:
+        r = rig()
+        r.arrive(tile(3000), seen=False)
+        r.filter()
+        r.api.delete_pod("default/web-0")
+        assert "refused the bind" in await r.bind()
+        assert (r.state(), r.free()) == (None, [16384, 16384])
+
+    def test_only_so_many_are_remembered(self) -> None:
+        r = rig()
+        r.arrive(tile(3000), seen=False)
+        r.filter()
+        assert r.requests.recent("uid-web-0") is not None
+        made = r.body()
+        for n in range(RECENT):
+            r.extender.filter(read_filter(made.replace(b"uid-web-0", f"uid-{n}".encode())))
+        assert r.requests.recent("uid-web-0") is None
+        assert len(r.ledger) == 0
+
+    async def test_without_a_uid_the_live_pod_counts(self) -> None:
+        r = rig()
+        r.arrive(tile(3000))
+        assert await r.bind(uid="") == ""
+        assert r.api.bindings[0].uid == "uid-web-0"
+
+    async def test_it_is_placed_against_the_present_book_and_not_as_filter_saw_it(self) -> None:
+        r = rig()
+        r.arrive(tile(16384), name="a")
+        r.arrive(tile(16384), name="b")
+        r.filter("a", ["n1"])
+        r.filter("b", ["n1"])
+        assert await r.bind("b") == await r.bind("a") == ""
+        cards = [r.written(name)["containers"][0]["tiles"][0]["uuid"] for name in ("a", "b")]  # type: ignore[index]
+        assert sorted(cards) == ["GPU-n1-0", "GPU-n1-1"]
+
+
+class TestNotBound:
+    async def test_a_pod_of_another_uid_is_another_pod(self) -> None:
+        r = rig()
+        r.arrive(tile(3000))
+        said = await r.bind(uid="uid-old")
+        assert said == "pod default/web-0 is another one now: its UID is uid-web-0, not uid-old"
+        assert r.api.bindings == []
+
+    async def test_a_pod_that_is_not_there(self) -> None:
+        assert await rig().bind() == "there is no pod default/web-0"
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            pytest.param({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, id="being-deleted"),
+            pytest.param({"status": {"phase": "Failed"}}, id="failed"),
+        ],
+    )
+    async def test_a_pod_that_is_on_its_way_out(self, change: Json) -> None:
+        r = rig()
+        r.arrive(tile(3000))
+        r.api.add_pod(
+            r.live() | {"metadata": r.live()["metadata"] | change.get("metadata", {}), "status": change.get("status")}
+        )
+        r.catch_up()
+        assert await r.bind() == "the pod is being deleted, or has ended"
+        assert r.api.bindings == []
+        assert r.free() == [16384, 16384]
+
+    async def test_a_pod_that_cannot_be_served(self) -> None:
+        r = rig()
+        r.arrive({MEMORY: 3000})
+        assert "add `gputile.io/gpu: 1`" in await r.bind()
+        assert r.api.bindings == []
+
+    async def test_a_pod_that_is_elsewhere(self) -> None:
+        r = rig()
+        r.arrive(tile(3000), on="n2")
+        assert await r.bind() == "the pod is bound to node n2 already"
+
+    async def test_a_node_that_is_not_there(self) -> None:
+        r = rig()
+        r.arrive(tile(3000))
+        assert await r.bind(node="n3") == "node n3 is unknown to gputile; it may have just gone"
+        assert r.count("binds_total", end="refused") == 1
+
+    async def test_a_node_that_filled_up_is_a_conflict_and_ranks_last_from_now_on(self) -> None:
+        r = rig()
+        r.arrive(tile(16384, cards=2), name="a")
+        r.arrive(tile(3000))
+        assert await r.bind("a") == ""
+        said = await r.bind()
+        assert said == "n1 does not fit any more: too little free memory on a single GPU"
+        assert r.count("binds_total", end="conflict") == 1
+        assert len(r.api.bindings) == 1
+        r.api.delete_pod("default/a")
+        r.catch_up()
+        assert r.filter().names == ["n2"]
+
+    async def test_a_pod_that_cannot_be_looked_up(self) -> None:
+        r = rig()
+        r.api.script["pod"] = [Unclear("timed out")]
+        assert await r.bind() == "the pod cannot be looked up: timed out"
+
+
+class TestRepeats:
+    async def test_of_a_pod_that_somebody_else_bound_and_an_old_event_shows_unbound(self) -> None:
+        r = rig()
+        r.arrive(tile(3000))
+        old = r.mirror.waiting["uid-web-0"].pod
+        r.change("web-0", spec={"nodeName": "n1"})
+        r.catch_up()
+        r.mirror.pod_changed(old)
+        said = await r.bind()
+        assert said != ""
+
+    async def test_the_same_bind_at_once_is_one_bind(self) -> None:
+        r = rig()
+        r.arrive(tile(3000))
+        assert await asyncio.gather(*(r.bind() for _ in range(5))) == [""] * 5
+        assert len(r.api.bindings) == 1
+
+    async def test_again_after_the_cluster_has_shown_it(self) -> None:
+        r = rig()
+        r.arrive(tile(3000))
+        await r.bind()
+        r.catch_up()
+        assert await r.bind() == ""
+        assert len(r.api.bindings) == 1
+        assert r.free() == [13384, 16384]
+
+    async def test_again_before_the_cluster_has_shown_it(self) -> None:
+        """Answered by a look at the pod: the Binding is refused with 409, and it is ours."""
+        r = rig()
+        r.arrive(tile(3000))
+        await r.bind()
+        assert await r.bind() == ""
+        assert (r.state(), r.free()) == (State.ASSUMED, [13384, 16384])
+
+    async def test_to_another_node_while_in_flight(self) -> None:
+        r = rig()
+        r.arrive(tile(3000))
+        gate = r.api.gates["bind"] = asyncio.Event()
+        first = asyncio.create_task(r.bind())
+        await settle()
+        assert await r.bind(node="n2") == "the pod is being bound to node n1; try again"
+        gate.set()
+        assert await first == ""
+
+    async def test_to_another_node_after_a_lost_answer(self) -> None:
+        r = rig(bind=BindSettings(timeout=0.1))
+        r.arrive(tile(3000))
+        r.api.script["bind"] = [Unclear("reset")] * 9
+        assert "got lost" in await r.bind()
+        assert await r.bind(node="n2") == "the pod is assumed on node n1"
+        assert {binding.node for binding in r.api.bindings} == {"n1"}
+
+    async def test_two_pods_without_a_uid_are_two_pods(self) -> None:
+        r = rig()
+        r.arrive(tile(3000), name="a")
+        r.arrive(tile(3000), name="b")
+        assert list(await asyncio.gather(r.bind("a", uid=""), r.bind("b", uid=""))) == ["", ""]
+        assert r.live("b")["spec"]["nodeName"] == "n1"
+
+
+class TestAnswers:
+    @pytest.mark.parametrize(
+        "steps",
+        [
+            pytest.param([refused(429)], id="too-many-requests"),
+            pytest.param([refused(0)], id="a-connection-that-never-came-about"),
+            pytest.param([refused(408)], id="the-server-gave-up-waiting"),
+            pytest.param([Unclear("reset")], id="a-lost-answer"),
+            pytest.param([refused(429), Unclear("reset"), refused(0)], id="one-after-the-other"),
+        ],
+    )
+    async def test_what_may_pass_is_tried_again_with_the_same_grant(self, steps: list[Step]) -> None:
+        r = rig()
+        r.arrive(tile(3000))
+        count, r.api.script["bind"] = len(steps), list(steps)
+        assert await r.bind() == ""
+        assert len(r.api.bindings) == count + 1
+        assert len({binding.annotations[GRANT] for binding in r.api.bindings}) == 1
+        assert r.clock.pauses == [FIRST_PAUSE * 2**n for n in range(count)]
+        assert r.state() is State.ASSUMED
+
+    async def test_the_server_says_how_long_to_wait(self) -> None:
+        r = rig()
+        r.arrive(tile(3000))
+        r.api.script["bind"] = [refused(429, retry_after=1.0)]
+        assert await r.bind() == ""
+        assert r.clock.pauses == [1.0]
+
+    async def test_but_not_longer_than_the_bind_may_take(self) -> None:
+        r = rig()
+        r.arrive(tile(3000))
+        r.api.script["bind"] = [refused(429, retry_after=60.0)]
+        assert await r.bind() == "the API server did not take the bind: the server said 429"
+        assert sum(r.clock.pauses) <= r.settings.bind.timeout
+        assert len(r.api.bindings) == 1
+        assert (r.state(), r.free()) == (None, [16384, 16384])
+
+    async def test_no_attempt_may_take_longer_than_what_is_left(self) -> None:
+        r = rig(bind=BindSettings(timeout=2.5, attempt=2.0))
+        r.arrive(tile(3000))
+        r.api.script["bind"] = [refused(429, retry_after=1.0)] * 5
+        await r.bind()
+        assert r.api.timeouts == [2.0, 1.5]
+
+    @pytest.mark.parametrize("status", [400, 403, 404, 422])
+    async def test_a_definite_no_forgets_the_tile(self, status: int) -> None:
+        r = rig()
+        r.arrive(tile(3000))
+        r.api.script["bind"] = [refused(status)]
+        assert await r.bind() == f"the API server refused the bind: the server said {status}"
+        assert (r.state(), r.free()) == (None, [16384, 16384])
+        assert r.api.calls == ["bind"], "no look is needed"
+        assert r.filter().names == ["n2"], "and the node ranks last"
+        assert r.count("binds_total", end="refused") == 1
+
+    async def test_a_lost_answer_keeps_the_tile(self) -> None:
+        r = rig()
+        r.arrive(tile(3000))
+        r.api.script["bind"] = [Lands(), *[Unclear("reset")] * 99]
+        said = await r.bind()
+        assert said == "the API server's answer got lost (reset); the cards are kept until it is known"
+        assert (r.state(), r.free()) == (State.ASSUMED, [13384, 16384])
+        assert r.count("binds_total", end="unclear") == 1
+        r.catch_up()
+        assert r.state() is State.CONFIRMED
+
+    async def test_the_next_try_sends_the_same_cards(self) -> None:
+        r = rig(bind=BindSettings(timeout=0.01))
+        r.arrive(tile(3000))
+        r.api.script["bind"] = [Unclear("reset")]
+        assert "got lost" in await r.bind()
+        r.arrive(tile(3000), name="b")
+        assert await r.bind("b") == ""
+        assert r.filter().names == ["n1"]
+        assert await r.bind() == ""
+        first, _, last = r.api.bindings
+        assert _without_time(first.annotations[GRANT]) == _without_time(last.annotations[GRANT])
+        r.catch_up()
+        assert r.free() == [10384, 16384]
+
+    async def test_a_lost_answer_that_landed_is_found_out_by_the_next_attempt(self) -> None:
+        r = rig()
+        r.arrive(tile(3000))
+        r.api.script["bind"] = [Lands()]
+        assert await r.bind() == ""
+        assert r.api.calls == ["bind", "bind", "pod"]
+        assert r.state() is State.ASSUMED
+
+    async def test_a_lost_answer_that_landed_is_found_out_by_the_next_bind(self) -> None:
+        """kube-scheduler comes again a second later; our watch still does not show the pod bound."""
+        r = rig(bind=BindSettings(timeout=0.01))
+        r.arrive(tile(3000))
+        r.api.script["bind"] = [Lands()]
+        assert "got lost" in await r.bind()
+        assert await r.bind() == ""
+        assert (r.state(), r.free()) == (State.ASSUMED, [13384, 16384]), "the pod is bound: its tile is not free"
+
+    async def test_a_landed_bind_that_is_repeated_does_not_sell_its_tile_twice(self) -> None:
+        r = Rig(node("n1").card(size=16))
+        r.arrive(tile(16), name="a")
+        r.arrive(tile(16), name="b")
+        assert await r.bind("a") == ""
+        await r.bind("a")  # kube-scheduler repeats itself, before our watch shows the pod
+        assert await r.bind("b") != "", "a runs on that card"
+        r.catch_up()
+        assert r.count("conflicts_total") == 0
+
+    async def test_a_no_after_a_lost_answer_keeps_the_tile_while_the_earlier_try_may_land(self) -> None:
+        r = rig()
+        r.arrive(tile(3000))
+        r.api.script["bind"] = [Unclear("reset"), refused(403)]
+        assert "an earlier try is waited for" in await r.bind()
+        assert (r.state(), r.free()) == (State.ASSUMED, [13384, 16384])
+
+    async def test_cards_that_went_to_another_pod_meanwhile_are_not_sent_again(self) -> None:
+        """The cluster shows another pod on them: what became of this one's bind is looked up first."""
+        r = Rig(node("n1").card(size=16), bind=BindSettings(timeout=0.01))
+        r.arrive(tile(16))
+        r.api.script["bind"] = [Unclear("reset")]
+        await r.bind()
+        r.arrive(tile(16), name="b", annotations=grant(16, name="b"), on="n1")
+        assert "went to another pod" in await r.bind()
+        assert len(r.api.bindings) == 1
+        await r.granter.round()
+        assert r.state() is None
+
+    async def test_a_pod_that_went_meanwhile_is_forgotten(self) -> None:
+        r = rig()
+        r.arrive(tile(3000))
+        r.api.script["bind"] = [Unclear("reset"), refused(404)]
+        r.api.script["pod"] = [lambda: r.api.delete_pod("default/web-0")]
+        assert "refused the bind" in await r.bind()
+        assert (r.state(), r.free()) == (None, [16384, 16384])
+
+    async def test_somebody_elses_bind_to_another_node_wins(self) -> None:
+        r = rig()
+        r.arrive(tile(3000))
+        r.change("web-0", spec={"nodeName": "n2"})
+        assert "already assigned to node n2" in await r.bind()
+        assert r.state() is None
+        r.catch_up()
+        assert r.node_of() == "n2"
+
+    async def test_somebody_elses_bind_to_the_same_node_is_no_success_of_ours(self) -> None:
+        """It carries no grant; the leader gives it one as soon as the watch shows it."""
+        r = rig()
+        r.arrive(tile(3000))
+        r.change("web-0", spec={"nodeName": "n1"})
+        assert "already assigned to node n1" in await r.bind()
+        r.catch_up()
+        assert list(r.mirror.ungranted) == ["uid-web-0"]
+
+    async def test_a_conflict_that_cannot_be_looked_up_keeps_the_tile(self) -> None:
+        r = rig()
+        r.arrive(tile(3000))
+        r.api.script |= {"bind": [refused(409)], "pod": [Unclear("timed out")]}
+        assert await r.bind() == "the bind may have landed, and the pod cannot be looked up: timed out"
+        assert (r.state(), r.free()) == (State.ASSUMED, [13384, 16384])
+
+    async def test_a_refused_bind_of_a_pod_without_cards(self) -> None:
+        r = rig()
+        r.arrive({"cpu": 1})
+        r.api.script["bind"] = [refused(403)]
+        assert "refused the bind" in await r.bind()
+
+    @pytest.mark.parametrize("seen", [True, False], ids=["after-a-conflict", "before-the-bind"])
+    async def test_a_look_that_hangs_does_not_hang_the_bind(self, seen: bool) -> None:
+        """The whole bind stays below kube-scheduler's httpTimeout."""
+        r = rig(bind=BindSettings(timeout=0.02, attempt=0.02))
+        r.arrive(tile(3000), seen=seen)
+        r.api.script["bind"] = [refused(409)]
+        r.api.gates["pod"] = asyncio.Event()
+        async with asyncio.timeout(0.1):
+            assert await r.bind()
+
+
+def _without_time(said: str) -> str:
+    head, _, tail = said.partition('"at":')
+    return head + tail.partition(",")[2]
+
+
+class TestLeadership:
+    async def test_who_does_not_lead_calls_nobody(self) -> None:
+        r = rig()
+        r.arrive(tile(3000), seen=False)
+        r.leading = False
+        assert await r.bind() == NOT_LEADING
+        assert r.api.calls == []
+        assert r.state() is None
+
+    async def test_a_lease_lost_between_two_attempts_ends_it(self) -> None:
+        r = rig()
+        r.arrive(tile(3000))
+
+        def lose() -> None:
+            r.leading = False
+            raise refused(429)
+
+        r.api.script["bind"] = [lose]
+        assert NOT_LEADING in await r.bind()
+        assert len(r.api.bindings) == 1
+        assert (r.state(), r.free()) == (None, [16384, 16384])
+
+    async def test_after_a_lost_answer_it_keeps_the_tile(self) -> None:
+        r = rig()
+        r.arrive(tile(3000))
+
+        def lose() -> None:
+            r.leading = False
+            raise Unclear("reset")
+
+        r.api.script["bind"] = [lose]
+        assert "got lost" in await r.bind()
+        assert len(r.api.bindings) == 1
+        assert r.state() is State.ASSUMED
+
+    async def test_a_lease_lost_during_the_look_before_the_bind(self) -> None:
+        r = rig()
+        r.arrive(tile(3000), seen=False)
+        r.api.script["pod"] = [lambda: setattr(r, "leading", False)]
+        assert NOT_LEADING in await r.bind()
+        assert r.api.bindings == []
+        assert r.state() is None
+
+
+class TestGoingAway:
+    async def test_a_caller_that_goes_away_does_not_stop_the_bind(self) -> None:
+        r = rig()
+        r.arrive(tile(3000))
+        gate = r.api.gates["bind"] = asyncio.Event()
+        caller = asyncio.create_task(r.bind())
+        await settle()
+        caller.cancel()
+        await asyncio.sleep(0)
+        assert caller.cancelled()
+        gate.set()
+        await r.binder.finish()
+        assert r.live()["spec"]["nodeName"] == "n1"
+        assert r.state() is State.ASSUMED
+
+    async def test_finish_waits_for_all_binds_in_flight(self) -> None:
+        r = rig()
+        gate = r.api.gates["bind"] = asyncio.Event()
+        for name in ("a", "b"):
+            r.arrive(tile(3000), name=name)
+        callers = [asyncio.create_task(r.bind(name)) for name in ("a", "b")]
+        await settle()
+        finishing = asyncio.create_task(r.binder.finish())
+        await asyncio.sleep(0)
+        assert not finishing.done()
+        gate.set()
+        await finishing
+        assert [await caller for caller in callers] == ["", ""]
+
+    async def test_the_pods_own_end_frees_the_tile_of_a_bind_in_flight(self) -> None:
+        r = rig()
+        r.arrive(tile(3000))
+        gate = r.api.gates["bind"] = asyncio.Event()
+        bind = asyncio.create_task(r.bind())
+        await settle()
+        r.api.delete_pod("default/web-0")
+        r.catch_up()
+        gate.set()
+        assert "refused the bind" in await bind
+        assert r.free() == [16384, 16384]
+
+
+async def test_many_binds_at_once_never_oversell() -> None:
+    r = rig()
+    names = [f"p{n}" for n in range(9)]
+    for name in names:
+        r.arrive(tile(6000), name=name)
+    answers = await asyncio.gather(*(r.bind(name) for name in names))
+    assert sorted(answers) == [""] * 4 + ["n1 does not fit any more: too little free memory on a single GPU"] * 5
+    r.ledger.check()
+    r.catch_up()
+    r.ledger.check()
+
+
+async def test_a_pod_of_another_namespace_is_looked_up_there() -> None:
+    r = rig(pods=[pod(tile(3000), namespace="ml", uid="uid-ml")])
+    args = bind_args(uid="uid-ml")
+    assert await r.binder.bind(args) == ""
+    assert r.api.bindings[0].namespace == "ml"
+
+
+class TestWhatWasPencilled:
+    async def test_is_what_is_bound(self) -> None:
+        """The book has held it since filter; another placement would only cost time."""
+        rig = Rig(node("n1").cards(2, size=16))
+        rig.arrive(tile(8))
+        rig.filter()
+        pencilled = rig.ledger.entry("uid-web-0")
+        assert await rig.bind() == ""
+        bound = rig.ledger.entry("uid-web-0")
+        assert pencilled is not None
+        assert bound is not None
+        assert bound.holding == pencilled.holding
+
+    async def test_but_not_on_a_card_that_fell_ill_meanwhile(self) -> None:
+        rig = Rig(node("n1").cards(2, size=16))
+        rig.arrive(tile(8))
+        rig.filter()
+        before = rig.ledger.entry("uid-web-0")
+        assert before is not None
+        (ill,) = before.holding.uses()
+        cards = [f"GPU-n1-{n}" for n in range(2)]
+        sick = node("n1")
+        for uuid in cards:
+            sick = sick.card(size=16, healthy=uuid != ill)
+        rig.api.add_node(sick.manifest())
+        rig.catch_up()
+        assert await rig.bind() == ""
+        after = rig.ledger.entry("uid-web-0")
+        assert after is not None
+        assert set(after.holding.uses()) == set(cards) - {ill}

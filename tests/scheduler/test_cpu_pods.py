@@ -1,0 +1,195 @@
+"""Pods without GPUs: led to the best node if that is wished, never refused, held until they are seen bound."""
+
+from typing import Any
+
+import pytest
+
+from gputile.ledger.events import Tick
+from gputile.ledger.ledger import State
+from gputile.testing.builders import node
+from tests.scheduler.rig import Rig, tile
+
+CPU = {"cpu": "4", "memory": "1Gi"}
+
+
+def rig(*nodes: Any, **settings: Any) -> Rig:
+    """n1 has 8 CPUs and cards; n2 has cards and more CPU; n3 has no cards."""
+    made = nodes or (
+        node("n1", cpu="8").cards(2, size=16),
+        node("n2", cpu="64").cards(2, size=16),
+        node("n3", cpu="32"),
+    )
+    return Rig(*made, **{"steer_cpu_pods": True, **settings})
+
+
+def test_it_goes_where_the_policy_wants_it() -> None:
+    r = rig(node("n1", cpu="8"), node("n2", cpu="64"), policy="binpack")
+    r.arrive(CPU)
+    assert r.steer() == ["n1"]
+
+
+def test_it_keeps_the_cpu_that_cards_need() -> None:
+    """Tiling: the node without cards has nothing to strand."""
+    r = rig(policy="tiling")
+    r.arrive(CPU)
+    assert r.steer() == ["n3"]
+
+
+def test_only_nodes_that_were_asked_about_are_named() -> None:
+    r = rig(policy="tiling")
+    r.arrive(CPU)
+    assert r.steer(nodes=["n1", "n2"]) in (["n1"], ["n2"])
+
+
+def test_the_next_pod_sees_the_cpu_that_is_pencilled() -> None:
+    """kube-scheduler filters it before the first is bound."""
+    r = rig(node("n1", cpu="6"), node("n2", cpu="64"))
+    r.arrive(CPU, name="a")
+    r.arrive(CPU, name="b")
+    assert (r.steer("a"), r.steer("b")) == (["n1"], ["n2"])
+    assert r.state("a") is State.PENCILLED
+    assert r.ledger.fleet.view("n1").cpu == 2000
+
+
+def test_a_pod_with_gpus_sees_that_cpu_too() -> None:
+    r = rig(node("n1", cpu="6").cards(1, size=16), node("n2", cpu="64").cards(1, size=16))
+    r.arrive(CPU, name="plain")
+    r.arrive(tile(8, cpu="4"), name="gpu")
+    assert r.steer("plain") == ["n1"]
+    assert r.filter("gpu").names == ["n2"]
+
+
+def test_the_pencil_becomes_the_pod_when_kube_scheduler_has_bound_it() -> None:
+    r = rig(node("n1", cpu="6"), node("n2", cpu="64"))
+    r.arrive(CPU)
+    r.steer()
+    r.change("web-0", spec={"nodeName": "n1"})
+    r.catch_up()
+    assert r.state() is State.CONFIRMED
+    assert r.ledger.fleet.view("n1").cpu == 2000
+
+
+def test_kube_scheduler_has_the_last_word() -> None:
+    """It may choose another of the nodes that are equally good."""
+    r = rig(node("n1", cpu="8"), node("n2", cpu="8"))
+    r.arrive(CPU)
+    assert r.steer() == ["n1", "n2"]
+    r.change("web-0", spec={"nodeName": "n2"})
+    r.catch_up()
+    assert [r.ledger.fleet.view(name).cpu for name in ("n1", "n2")] == [8000, 4000]
+
+
+def test_while_another_pod_is_on_its_way_one_node_is_named() -> None:
+    r = rig(node("n1", cpu="8"), node("n2", cpu="8"), node("n3", cpu="8"))
+    r.arrive(CPU, name="a")
+    r.arrive({"cpu": "6"}, name="b")
+    assert r.steer("a") == ["n1", "n2", "n3"]
+    assert r.steer("b") == ["n2"]
+
+
+def test_a_pod_that_goes_away_frees_its_pencil() -> None:
+    r = rig()
+    r.arrive(CPU)
+    r.steer()
+    r.api.delete_pod("default/web-0")
+    r.catch_up()
+    assert r.state() is None
+    assert not r.mirror.plain
+
+
+def test_one_that_went_while_our_watch_was_broken_is_forgotten() -> None:
+    r = rig()
+    r.arrive(CPU)
+    r.api.delete_pod("default/web-0")
+    r.relist()
+    assert not r.mirror.plain
+
+
+@pytest.mark.parametrize(
+    ("containers", "settings"),
+    [
+        pytest.param((CPU,), {"steer_cpu_pods": False}, id="the-setting-is-off"),
+        pytest.param((tile(8, cpu="4"),), {}, id="it-asks-for-a-gpu"),
+        pytest.param(({"gputile.io/memory": 8},), {}, id="it-asks-for-a-gpu-in-a-wrong-way"),
+        pytest.param(({},), {}, id="it-asks-for-nothing"),
+        pytest.param(({"cpu": "100"},), {}, id="it-fits-nowhere-in-our-view"),
+    ],
+)
+def test_others_pass_with_all_their_nodes(containers: tuple[Any, ...], settings: dict[str, Any]) -> None:
+    r = rig(**settings)
+    r.arrive(*containers)
+    assert r.steer() == ["n1", "n2", "n3"]
+    assert r.state() is None
+
+
+def test_who_does_not_lead_lets_all_pass() -> None:
+    r = rig()
+    r.arrive(CPU)
+    r.leading = False
+    assert r.steer() == ["n1", "n2", "n3"]
+    assert r.state() is None
+
+
+def test_nodes_that_we_do_not_know_pass() -> None:
+    r = rig()
+    r.arrive(CPU)
+    assert r.steer(nodes=["new-1", "new-2"]) == ["new-1", "new-2"]
+
+
+def test_a_pod_that_comes_again_may_go_anywhere() -> None:
+    """The node it was shown did not take it, and we do not know why."""
+    r = rig(policy="tiling")
+    r.arrive(CPU)
+    assert r.steer() == ["n3"]
+    assert r.steer() == ["n1", "n2", "n3"]
+    r.ledger.handle(Tick(r.clock.now + 60))
+    assert r.state() is None, "its pencil has run out"
+    assert r.steer() == ["n1", "n2", "n3"]
+
+
+def test_what_is_remembered_of_a_pod_goes_with_it() -> None:
+    r = rig(policy="tiling")
+    r.arrive(CPU)
+    r.steer()
+    r.change("web-0", spec={"nodeName": "n3"})
+    r.catch_up()
+    r.steering.forget_strangers()
+    assert not r.steering._led
+
+
+def test_a_pod_that_our_watch_has_not_shown_is_led_but_not_pencilled() -> None:
+    r = rig(policy="tiling")
+    r.arrive(CPU, seen=False)
+    assert r.steer() == ["n3"]
+    assert r.state() is None
+
+
+def test_pods_without_gpus_are_learnt_once_each() -> None:
+    r = rig()
+    r.arrive(CPU)
+    r.change("web-0", status={"phase": "Pending"})
+    r.catch_up()
+    r.change("web-0", spec={"nodeName": "n1"})
+    r.catch_up()
+    r.change("web-0", status={"phase": "Running"})
+    r.catch_up()
+    assert [(one.cpu, one.memory, one.asks) for one in r.mirror.take_arrivals()] == [(4000, 1024, ())]
+
+
+def test_a_restarted_process_learns_the_bound_ones() -> None:
+    before = rig()
+    before.arrive(CPU)
+    before.change("web-0", spec={"nodeName": "n1"})
+    after = rig(steer_cpu_pods=True)
+    after.mirror.take_arrivals()
+    after.api.add_pod(before.live())
+    after.relist()
+    assert [one.cpu for one in after.mirror.take_arrivals()] == [4000]
+    after.relist()
+    assert after.mirror.take_arrivals() == []
+
+
+def test_with_the_setting_off_they_are_none_of_our_business() -> None:
+    r = rig(steer_cpu_pods=False)
+    r.arrive(CPU)
+    assert (r.mirror.plain, r.mirror.take_arrivals()) == ({}, [])

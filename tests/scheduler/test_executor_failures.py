@@ -1,0 +1,280 @@
+"""Promises in trouble: whom nobody may evict, when room must not be kept any longer, and what is said.
+
+Found by the same bug hunt as `test_preempting_troubles`; each failed once.
+"""
+
+import asyncio
+
+from gputile.dialects.gputile import NUDGED, PROMISE
+from gputile.kube.api import Json, Unclear
+from gputile.scheduler.extender_api import Offer
+from gputile.scheduler.settings import PreemptSettings
+from gputile.testing.builders import node
+from tests.scheduler.crowds import (
+    HIGH,
+    LOW,
+    MIDDLE,
+    arrive,
+    ask,
+    crowded,
+    gone,
+    guard,
+    heir_of,
+    later,
+    notes,
+    planned,
+    settle,
+    stamp,
+    wish,
+)
+from tests.scheduler.rig import Lands, Rig, refused, tile
+
+
+class TestMustNot:
+    async def test_a_new_leader_does_not_evict_the_more_important(self) -> None:
+        rig = Rig(node("n1").cards(2, size=16))
+        await settle(rig, "king", 10, HIGH + 1)
+        await settle(rig, "low", 10, LOW)
+        await planned(rig)
+        annotations = rig.live("wanted")["metadata"]["annotations"]
+        annotations[PROMISE] = annotations[PROMISE].replace("uid-low", "uid-king")  # by its owner
+        heir = heir_of(rig)
+        await heir.preemptor.round()
+        assert heir.api.evicted == []
+
+    async def test_asked_first_of_all_budgets_count_too(self) -> None:
+        """kube-scheduler deletes what we name; it does not ask the Eviction API."""
+        rig = Rig(node("n1").cards(2, size=16))
+        await settle(rig, "middle", 10, MIDDLE)
+        await settle(rig, "low", 10, LOW, labels={"app": "db"})
+        rig.api.guards = [guard(0, matchLabels={"app": "db"})]
+        await rig.preemptor.round()
+        arrive(rig, "wanted", 10, HIGH)
+        rig.filter("wanted")
+        assert ask(rig, "wanted", n1=Offer(("uid-low",), 1)) == {"n1": Offer(("uid-middle",), 0)}
+
+    async def test_asked_with_budgets_of_an_hour_ago(self) -> None:
+        rig = await crowded()
+        rig.api.guards = [guard(0)]
+        await planned(rig)
+        gone(rig, "wanted")
+        rig.api.guards = []
+        for _ in range(10):
+            later(rig, 360)
+            await rig.preemptor.round()
+        arrive(rig, "other", 10, HIGH)
+        rig.filter("other")
+        assert ask(rig, "other", n1=Offer(("uid-low",), 0)) == {"n1": Offer(("uid-low",), 0)}
+
+
+class TestPromises:
+    async def test_end_when_their_pod_was_deleted_behind_our_back(self) -> None:
+        rig = await crowded()
+        await planned(rig)
+        rig.api.delete_pod("default/wanted")
+        rig.relist()  # the watch broke, and the list shows the pod no more
+        await rig.preemptor.round()
+        assert rig.ledger.promises() == []
+
+    async def test_are_not_made_of_old_answers(self) -> None:
+        rig = await crowded()
+        arrive(rig, "wanted", 10, HIGH)
+        rig.filter("wanted")
+        ask(rig, "wanted", n1=Offer(("uid-low",)))
+        later(rig, 3600)
+        await rig.preemptor.round()
+        rig.preemptor._wishes.clear()
+        rig.change("wanted", status={"nominatedNodeName": "n1"})  # 1.35: also while volumes are prepared
+        rig.catch_up()
+        assert rig.ledger.promises() == []
+
+    async def test_end_when_the_room_was_taken_by_somebody_more_important(self) -> None:
+        rig = await crowded()
+        await planned(rig)
+        gone(rig, "low")
+        arrive(rig, "king", 10, HIGH + 1)
+        rig.filter("king")
+        assert await rig.bind("king", "n1") == ""
+        rig.catch_up()
+        await rig.preemptor.round()
+        assert rig.count("preemptions_total", end="withdrawn") == 1
+        assert rig.api.evicted == ["default/low", "default/middle"], "and a new plan is made, without a rest"
+
+    async def test_end_with_their_node(self) -> None:
+        rig = await crowded()
+        await planned(rig)
+        rig.api.delete_node("n1")
+        rig.catch_up()
+        await rig.preemptor.round()
+        assert rig.ledger.promises() == []
+
+    async def test_last_as_long_as_those_who_leave_anyway_need(self) -> None:
+        rig = Rig(node("n1").card(size=16))
+        await settle(rig, "g", 8, LOW)
+        await settle(rig, "a", 8, LOW)
+        stamp(rig, "g", "2023-11-14T22:23:20Z")  # `kubectl delete --grace-period=600`
+        await planned(rig, size=16)
+        later(rig, 590)
+        assert rig.api.evicted == [] or rig.ledger.promises() != []
+
+    async def test_are_not_called_expired_while_the_bind_is_under_way(self) -> None:
+        rig = await crowded()
+        await planned(rig)
+        gone(rig, "low")
+        later(rig, 39)
+        rig.filter("wanted")
+        rig.api.script["bind"] = [Lands()]
+        await rig.bind("wanted", "n1")  # landed; our watch has not shown it yet
+        later(rig, 1.5)
+        await rig.preemptor.round()
+        assert "PromiseExpired" not in dict(notes(rig, "wanted"))
+
+    async def test_are_no_longer_than_an_hour(self) -> None:
+        rig = Rig(node("n1").card(size=16))
+        await settle(rig, "low", 10, LOW, spec={"terminationGracePeriodSeconds": 10**7})
+        await planned(rig)
+        later(rig, 3601)
+        assert rig.ledger.promises() == []
+
+    async def test_a_withdrawn_room_wakes_those_who_wait_for_it(self) -> None:
+        rig = Rig(node("n1").card(size=16))
+        await settle(rig, "low", 10, LOW)
+        rig.api.script["evict"] = [refused(429)]
+        gate = rig.api.gates["evict"] = asyncio.Event()
+        arrive(rig, "wanted", 10, HIGH)
+        rig.filter("wanted")
+        rig.clock.now += 1
+        plan = asyncio.create_task(rig.preemptor.round())
+        await asyncio.sleep(0.01)
+        arrive(rig, "small", 6, LOW)
+        assert rig.filter("small").names == [], "promised"
+        gate.set()
+        await plan
+        rig.clock.now += 1
+        await rig.teller.round()
+        assert NUDGED in rig.live("small")["metadata"]["annotations"]
+
+    async def test_the_more_important_binds_there_also_without_a_pencil(self) -> None:
+        rig = await crowded()
+        await planned(rig)
+        gone(rig, "low")
+        arrive(rig, "king", 10, HIGH + 1)
+        assert rig.filter("king").names == ["n1"]
+        later(rig, 3)  # its pencil is gone
+        assert await rig.bind("king", "n1") == ""
+
+
+class TestWords:
+    async def test_the_same_is_said_once_whatever_order_nodes_are_named_in(self) -> None:
+        rig = Rig(*(node(f"n{i}").card(size=16) for i in (1, 2)))
+        for i in (1, 2):
+            await settle(rig, f"low{i}", 10, LOW)
+        rig.api.guards = [guard(0)]
+        arrive(rig, "wanted", 10, HIGH)
+        for turn in range(10):
+            rig.filter("wanted", ["n1", "n2"] if turn % 2 else ["n2", "n1"])  # begins elsewhere each time
+            rig.clock.now += 5
+            await rig.preemptor.round()
+        assert len(notes(rig, "wanted")) <= 2
+
+
+class TestHostOnly:
+    """Pods that ask for no cards but hold the CPU."""
+
+    @staticmethod
+    async def full() -> Rig:
+        made = node("n1").card(size=16).manifest()
+        made["status"] = {
+            **made.get("status", {}),
+            "allocatable": {**made["status"].get("allocatable", {}), "cpu": "4"},
+        }
+        rig = Rig(made)
+        for name, priority, labels in (("web", LOW, {"app": "web"}), ("batch", MIDDLE, {})):
+            one: Json = wish(name, {"cpu": "2"}, priority, labels=labels, spec={"terminationGracePeriodSeconds": 300})
+            one["spec"]["nodeName"] = "n1"
+            rig.api.add_pod(one)
+        rig.catch_up()
+        return rig
+
+    async def test_their_grace_counts(self) -> None:
+        rig = await self.full()
+        rig.api.add_pod(wish("wanted", {**tile(10), "cpu": "2"}, HIGH))
+        rig.catch_up()
+        rig.filter("wanted")
+        assert ask(rig, "wanted", n1=Offer(("uid-web",))) == {"n1": Offer(("uid-web",))}
+        rig.change("wanted", status={"nominatedNodeName": "n1"})
+        rig.catch_up()
+        assert rig.ledger.promises()[0].until - rig.clock.now >= 300
+
+    async def test_we_leave_them_to_kube_scheduler(self) -> None:
+        """It counts CPU itself, so it asks where that is short; and of such pods we know too little."""
+        rig = await self.full()
+        await settle(rig, "tenant", 2, LOW)
+        rig.api.add_pod(wish("wanted", {**tile(10), "cpu": "2"}, HIGH))
+        rig.catch_up()
+        rig.filter("wanted")
+        rig.clock.now += 1
+        await rig.preemptor.round()
+        assert rig.api.evicted == []
+
+
+class TestMore:
+    async def test_a_nomination_that_a_list_shows_keeps_the_room_too(self) -> None:
+        rig = await crowded()
+        arrive(rig, "wanted", 10, HIGH)
+        rig.filter("wanted")
+        assert ask(rig, "wanted", n1=Offer(("uid-low",))) == {"n1": Offer(("uid-low",))}
+        rig.change("wanted", status={"nominatedNodeName": "n1"})
+        rig.relist()  # the watch broke in between
+        assert rig.ledger.promises() != []
+
+    async def test_the_setting_holds_for_what_an_earlier_leader_began(self) -> None:
+        rig = await crowded()
+        rig.api.script["evict"] = [Unclear("the process died here")]
+        await planned(rig)
+        off = PreemptSettings(own=False)
+        heir = Rig(*rig.api.nodes.values(), pods=[{**one} for one in rig.api.pods.values()], preempt=off)
+        heir.preemptor.new_term()
+        await heir.preemptor.round()
+        assert heir.api.evicted == []
+
+    async def test_a_new_term_forgets_what_another_leader_took_back(self) -> None:
+        rig = await crowded()
+        await planned(rig)
+        rig.catch_up()
+        rig.leading = False
+        rig.change(
+            "wanted",  # by the other leader
+            metadata={**rig.live("wanted")["metadata"], "annotations": {}},
+            status={"nominatedNodeName": None},
+        )
+        rig.relist()
+        rig.preemptor.new_term()
+        assert rig.ledger.promises() == [], "what is promised is what pods carry"
+
+    async def test_room_of_those_who_leave_anyway_is_kept(self) -> None:
+        rig = await crowded()
+        stamp(rig, "middle", "2023-11-14T22:13:50Z")
+        await planned(rig)
+        assert rig.api.evicted == []
+        gone(rig, "middle")
+        arrive(rig, "late", 10, LOW)
+        assert rig.filter("late").names == [], "else somebody must be evicted after all"
+
+    async def test_two_do_not_count_on_one_who_leaves_anyway(self) -> None:
+        rig = await crowded()
+        stamp(rig, "middle", "2023-11-14T22:13:50Z")
+        arrive(rig, "second", 10, HIGH)
+        rig.filter("second")
+        await planned(rig)
+        assert rig.api.evicted == ["default/low"], "one gets the room of `middle`, the other needs that of `low`"
+
+    async def test_asked_a_budget_that_allows_one_is_broken_by_two(self) -> None:
+        rig = Rig(node("n1").card(size=16))
+        await settle(rig, "a", 8, LOW)
+        await settle(rig, "b", 8, LOW)
+        rig.api.guards = [guard(1)]
+        await planned(rig, size=16)  # blocked; budgets are known now
+        arrive(rig, "other", 16, HIGH)
+        rig.filter("other")
+        assert ask(rig, "other", n1=Offer(("uid-a", "uid-b"), 1)) == {"n1": Offer(("uid-a", "uid-b"), 1)}

@@ -1,0 +1,333 @@
+"""What kube-scheduler sends and hears: keys, nulls and forms, and every body that is none."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gputile.scheduler.extender_api import (
+    BadBody,
+    BindArgs,
+    FilterAnswer,
+    FilterArgs,
+    Offer,
+    read_bind,
+    read_filter,
+    read_preempt,
+    write_bind,
+    write_filter,
+    write_preempt,
+    write_prioritize,
+)
+from gputile.testing.builders import node, pod
+
+POD = pod({"gputile.io/gpu": 1})
+NODES = [node("node-a").card().manifest(), node("node-b").manifest()]
+
+
+def body(**said: Any) -> bytes:
+    return json.dumps(said).encode()
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(body(Pod=POD, Nodes=None, NodeNames=["node-a", "node-b"]), id="as-kube-scheduler-writes-it"),
+        pytest.param(body(pod=POD, nodes=None, nodenames=["node-a", "node-b"]), id="in-lower-case-as-before-1.17"),
+        pytest.param(body(POD=POD, nodeNames=["node-a", "node-b"]), id="in-any-case-and-without-the-nulls"),
+        pytest.param(
+            body(Pod=POD, NodeNames=["node-a", "node-b"], Later={"is": "more"}), id="with-keys-that-nobody-knows-yet"
+        ),
+        pytest.param(
+            body(Pod=POD, NodeNames=["node-a", "node-b"], Nodes={"items": [{}]}), id="names-win-when-both-come"
+        ),
+    ],
+)
+def test_names(said: bytes) -> None:
+    found = read_filter(said)
+    assert (found.pod.name, found.names, found.whole) == ("web-0", ["node-a", "node-b"], None)
+
+
+@pytest.mark.parametrize("key", ["Nodes", "nodes", "NODES"])
+def test_whole_nodes(key: str) -> None:
+    found = read_filter(body(Pod=POD, NodeNames=None, **{key: {"metadata": {}, "items": NODES}}))
+    assert found.names == ["node-a", "node-b"]
+    assert found.whole is not None
+    assert [json.loads(bytes(found.whole[name])) for name in found.names] == NODES
+    assert (sent := found.node("node-a")) is not None
+    assert sent.name == "node-a"
+    assert found.node("node-c") is None
+
+
+def test_no_nodes_at_all_are_an_empty_list() -> None:
+    """A Go slice that was never filled is null."""
+    assert read_filter(body(Pod=POD, NodeNames=None, Nodes={"metadata": {}, "items": None})).names == []
+    assert read_filter(body(Pod=POD, NodeNames=[])).names == []
+
+
+def test_a_node_that_makes_no_sense_is_none_and_is_still_handed_back() -> None:
+    odd = {"metadata": {"name": "node-a", "annotations": 7}}
+    found = read_filter(body(Pod=POD, Nodes={"items": [odd]}))
+    assert found.node("node-a") is None
+    assert json.loads(write_filter(FilterAnswer(names=["node-a"]), found))["Nodes"]["items"] == [odd]
+
+
+def test_bind() -> None:
+    args = BindArgs(namespace="ml", name="web-0", uid="6a9c", node="node-a")
+    assert read_bind(body(PodName="web-0", PodNamespace="ml", PodUID="6a9c", Node="node-a")) == args
+    assert read_bind(body(podname="web-0", podNamespace="ml", poduid="6a9c", node="node-a")) == args
+    assert args.key == "ml/web-0"
+
+
+def test_a_bind_without_uid_and_namespace_means_the_default_namespace_and_any_uid() -> None:
+    found = read_bind(body(PodName="web-0", PodUID=None, Node="node-a"))
+    assert (found.namespace, found.uid) == ("default", "")
+
+
+@pytest.mark.parametrize(
+    ("said", "offers"),
+    [
+        pytest.param(
+            {
+                "NodeNameToVictims": None,
+                "NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "1"}], "NumPDBViolations": 2}},
+            },
+            {"a": Offer(("1",), 2)},
+            id="meta-victims",
+        ),
+        pytest.param(
+            {"NodeNameToVictims": {"a": {"Pods": [pod(uid="1"), pod(uid="2")], "NumPDBViolations": 0}}},
+            {"a": Offer(("1", "2"))},
+            id="whole-victims",
+        ),
+        pytest.param(
+            {"nodenametometavictims": {"a": {"pods": [{"uid": "1"}], "numPDBViolations": 1}}},
+            {"a": Offer(("1",), 1)},
+            id="keys-in-any-case",
+        ),
+        pytest.param({"NodeNameToMetaVictims": {"a": {"Pods": None}}}, {"a": Offer(())}, id="null-for-nobody"),
+        pytest.param({"NodeNameToMetaVictims": {"a": None}}, {"a": Offer(())}, id="null-for-a-node"),
+        pytest.param({"NodeNameToMetaVictims": {"a": {"Pods": [7]}}}, {"a": Offer(("",))}, id="a-victim-without-a-uid"),
+        pytest.param({}, {}, id="no-node-at-all"),
+    ],
+)
+def test_preempt(said: dict[str, Any], offers: dict[str, Offer]) -> None:
+    assert read_preempt(body(Pod=POD, **said)).offers == offers
+
+
+# ---- what is no body ------------------------------------------------------------------------------------------------
+
+DEEP = 100_000
+GOOD = body(Pod=POD, NodeNames=["node-a"])
+
+ANY = [
+    pytest.param(b"", id="nothing"),
+    pytest.param(b"hello", id="words"),
+    pytest.param(b"null", id="null"),
+    pytest.param(b"7", id="a-number"),
+    pytest.param(b"[]", id="a-list"),
+    pytest.param(b'"Pod"', id="a-string"),
+    pytest.param(GOOD[:-1], id="cut-short"),
+    pytest.param(GOOD + b"}", id="too-long"),
+    pytest.param(b"\xef\xbb\xbf" + GOOD, id="with-a-byte-order-mark"),
+    pytest.param(b"\xff\xfe" + GOOD, id="no-utf-8"),
+    pytest.param(GOOD.replace(b'"Pod"', b'"P\xc3"'), id="a-key-with-half-a-character"),
+    pytest.param(GOOD.replace(b"web-0", b"web-\xc3"), id="a-string-with-half-a-character"),
+    pytest.param(GOOD.replace(b"web-0", b"\xed\xa0\x80"), id="a-surrogate-in-utf-8"),
+    pytest.param(GOOD.replace(b"web-0", b"\\ud800"), id="half-a-surrogate-pair"),
+    pytest.param(GOOD.replace(b"web-0", b"\\udc00"), id="the-other-half"),
+    pytest.param(b"[" * DEEP, id="open-brackets"),
+    pytest.param(b'{"a":' * DEEP, id="open-braces"),
+    pytest.param(b'{"Pod":' + b"[" * DEEP + b"]" * DEEP + b"}", id="a-deep-pod"),
+    pytest.param(b'{"Pod":{"spec":' + b'{"x":' * DEEP + b"1" + b"}" * DEEP + b"}}", id="deep-where-nobody-looks"),
+    pytest.param(b'{"Pod":{"metadata":{"name":NaN}},"NodeNames":[]}', id="not-a-number"),
+    pytest.param(b'{"Pod":Infinity,"NodeNames":[]}', id="infinity"),
+    pytest.param(b"{'Pod':{}}", id="single-quotes"),
+    pytest.param(b"{,}", id="a-comma"),
+    pytest.param(b'{"Pod":{}', id="an-open-object"),
+    pytest.param(GOOD.replace(b"null", b"nul"), id="a-misspelt-null"),
+    pytest.param(b"\x00" * 100, id="zero-bytes"),
+]
+
+WITH_POD = [
+    pytest.param(body(NodeNames=["node-a"]), id="no-pod"),
+    pytest.param(body(Pod=None, NodeNames=["node-a"]), id="a-null-pod"),
+    pytest.param(body(Pod=[], NodeNames=["node-a"]), id="a-list-as-pod"),
+    pytest.param(body(Pod="web-0", NodeNames=["node-a"]), id="a-name-as-pod"),
+    pytest.param(body(Pod={"spec": []}, NodeNames=["node-a"]), id="a-list-as-spec"),
+    pytest.param(body(Pod={"metadata": {"uid": 7}}, NodeNames=["node-a"]), id="a-number-as-uid"),
+    pytest.param(body(Pod={"spec": {"containers": {}}}, NodeNames=["node-a"]), id="containers-as-a-map"),
+    pytest.param(
+        b'{"Pod":{"spec":{"priority":1' + b"0" * 400 + b'}},"NodeNames":[]}', id="a-number-of-four-hundred-digits"
+    ),
+    pytest.param(b'{"Pod":{"spec":{"priority":1e999}},"NodeNames":[]}', id="a-number-beyond-infinity"),
+]
+
+
+@pytest.mark.parametrize("read", [read_filter, read_bind, read_preempt])
+@pytest.mark.parametrize("said", ANY)
+def test_what_is_no_json_object(read: Callable[[bytes], object], said: bytes) -> None:
+    with pytest.raises(BadBody, match=r"no JSON object|`Pod` cannot be read|a bind names|arg or pod is nil"):
+        read(said)
+
+
+@pytest.mark.parametrize("read", [read_filter, read_preempt])
+@pytest.mark.parametrize("said", WITH_POD)
+def test_what_has_no_pod(read: Callable[[bytes], object], said: bytes) -> None:
+    with pytest.raises(BadBody, match=r"arg or pod is nil|`Pod` cannot be read"):
+        read(said)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        pytest.param(body(Pod=POD), "cannot get node names", id="neither-names-nor-nodes"),
+        pytest.param(body(Pod=POD, NodeNames=None, Nodes=None), "cannot get node names", id="two-nulls"),
+        pytest.param(body(Pod=POD, NodeNames=[1, 2]), "`NodeNames` cannot be read", id="names-that-are-numbers"),
+        pytest.param(body(Pod=POD, NodeNames=[None]), "`NodeNames` cannot be read", id="names-that-are-null"),
+        pytest.param(body(Pod=POD, NodeNames="node-a"), "`NodeNames` cannot be read", id="one-name-and-no-list"),
+        pytest.param(body(Pod=POD, NodeNames={"a": 1}), "`NodeNames` cannot be read", id="a-map-of-names"),
+        pytest.param(body(Pod=POD, Nodes=["node-a"]), "`Nodes` cannot be read", id="a-list-as-nodes"),
+        pytest.param(body(Pod=POD, Nodes={"items": {}}), "`Nodes` cannot be read", id="items-that-are-a-map"),
+        pytest.param(body(Pod=POD, Nodes={"items": [7]}), "no node with a name", id="a-node-that-is-a-number"),
+        pytest.param(body(Pod=POD, Nodes={"items": [None]}), "no node with a name", id="a-node-that-is-null"),
+        pytest.param(body(Pod=POD, Nodes={"items": [{"metadata": {}}]}), "no node with a name", id="a-nameless-node"),
+        pytest.param(
+            body(Pod=POD, Nodes={"items": [{"metadata": {"name": 5}}]}), "no node with a name", id="a-node-named-5"
+        ),
+    ],
+)
+def test_what_has_no_nodes(said: bytes, why: str) -> None:
+    with pytest.raises(BadBody, match=why):
+        read_filter(said)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param({}, id="nothing"),
+        pytest.param({"PodName": "web-0"}, id="no-node"),
+        pytest.param({"Node": "node-a"}, id="no-pod"),
+        pytest.param({"PodName": "", "Node": "node-a"}, id="an-empty-name"),
+        pytest.param({"PodName": "web-0", "Node": None}, id="a-null-node"),
+        pytest.param({"PodName": 7, "Node": "node-a"}, id="a-number-as-name"),
+        pytest.param({"PodName": "web-0", "Node": ["node-a"]}, id="a-list-as-node"),
+        pytest.param({"PodName": "web-0", "Node": "node-a", "PodUID": {}}, id="a-map-as-uid"),
+    ],
+)
+def test_what_is_no_bind(said: dict[str, Any]) -> None:
+    with pytest.raises(BadBody, match=r"a bind names its pod and its node|cannot be read"):
+        read_bind(body(**said))
+
+
+@pytest.mark.parametrize(
+    "victims",
+    [
+        pytest.param(["a"], id="a-list"),
+        pytest.param("a", id="a-string"),
+        pytest.param({"a": {"Pods": {"UID": "1"}}}, id="pods-that-are-a-map"),
+        pytest.param({"a": {"Pods": [], "NumPDBViolations": "2"}}, id="violations-as-a-string"),
+        pytest.param({"a": {"Pods": [], "NumPDBViolations": 1.5}}, id="one-and-a-half-violations"),
+    ],
+)
+def test_what_names_no_victims(victims: Any) -> None:
+    with pytest.raises(BadBody, match="NodeNameToMetaVictims"):
+        read_preempt(body(Pod=POD, NodeNameToMetaVictims=victims))
+
+
+def test_more_violations_than_64_bits_hold() -> None:
+    try:
+        found = read_preempt(body(Pod=POD, NodeNameToMetaVictims={"a": {"Pods": [], "NumPDBViolations": 2**64}}))
+    except BadBody:
+        return
+    write_preempt(found.offers)
+
+
+BAD_LABEL = b'{"metadata":{"name":"node-a","labels":{"a":"\xff"}}}'
+
+
+def test_a_whole_node_with_half_a_character_is_none() -> None:
+    said = b'{"Pod":%s,"Nodes":{"items":[%s]}}' % (json.dumps(POD).encode(), BAD_LABEL)
+    try:
+        found = read_filter(said)
+    except BadBody:
+        return
+    assert found.node("node-a") is None
+
+
+def test_what_is_handed_back_is_json() -> None:
+    said = b'{"Pod":%s,"Nodes":{"items":[%s]}}' % (json.dumps(POD).encode(), BAD_LABEL)
+    try:
+        found = read_filter(said)
+    except BadBody:
+        return
+    json.loads(write_filter(FilterAnswer(names=found.names), found))
+
+
+@pytest.mark.parametrize("said", [body(NodeNames=["node-a"]), body(Pod=None, NodeNames=["node-a"])])
+def test_a_missing_pod_is_told_in_gpushares_words(said: bytes) -> None:
+    with pytest.raises(BadBody, match="arg or pod is nil"):
+        read_filter(said)
+
+
+# ---- writing --------------------------------------------------------------------------------------------------------
+
+
+def names(*found: str) -> FilterArgs:
+    return read_filter(body(Pod=POD, NodeNames=list(found)))
+
+
+@pytest.mark.parametrize(
+    ("written", "want"),
+    [
+        pytest.param(
+            write_filter(
+                FilterAnswer(names=["node-a"], failed={"node-b": "Insufficient GPU Memory in one device"}),
+                names("node-a", "node-b"),
+            ),
+            b'{"Nodes":null,"NodeNames":["node-a"],"FailedNodes":{"node-b":"Insufficient GPU Memory in one device"},'
+            b'"FailedAndUnresolvableNodes":{},"Error":""}',
+            id="filter-names",
+        ),
+        pytest.param(
+            write_filter(FilterAnswer(unresolvable={"node-a": "no GPU"}), names("node-a")),
+            b'{"Nodes":null,"NodeNames":[],"FailedNodes":{},'
+            b'"FailedAndUnresolvableNodes":{"node-a":"no GPU"},"Error":""}',
+            id="filter-with-nobody-left",
+        ),
+        pytest.param(
+            write_filter(FilterAnswer(error="no"), None),
+            b'{"Nodes":null,"NodeNames":null,"FailedNodes":{},"FailedAndUnresolvableNodes":{},"Error":"no"}',
+            id="filter-that-failed",
+        ),
+        pytest.param(write_prioritize({"node-a": 7}), b'[{"Host":"node-a","Score":7}]', id="prioritize-a-bare-list"),
+        pytest.param(write_prioritize({}), b"[]", id="prioritize-nobody"),
+        pytest.param(write_bind(""), b'{"Error":""}', id="bound"),
+        pytest.param(write_bind("no"), b'{"Error":"no"}', id="not-bound"),
+        pytest.param(
+            write_preempt({"node-a": Offer(("6a9c",), 0)}),
+            b'{"NodeNameToMetaVictims":{"node-a":{"Pods":[{"UID":"6a9c"}],"NumPDBViolations":0}}}',
+            id="preempt-in-the-meta-form",
+        ),
+    ],
+)
+def test_written_byte_for_byte(written: bytes, want: bytes) -> None:
+    assert written == want
+
+
+def test_whole_nodes_come_back_unchanged_byte_for_byte() -> None:
+    strange = b'{ "metadata":{"name":"node-a","x":1.50, "y":"\\u003c"},"kind":"Node" }'
+    found = read_filter(b'{"Pod":%s,"Nodes":{"items":[%s]},"NodeNames":null}' % (json.dumps(POD).encode(), strange))
+    reply = write_filter(FilterAnswer(names=["node-a"]), found)
+    assert reply.startswith(b'{"Nodes":{"metadata":{},"items":[' + strange + b']},"NodeNames":null,"FailedNodes":{}')
+
+
+def test_only_the_nodes_that_pass_come_back() -> None:
+    found = read_filter(body(Pod=POD, Nodes={"items": NODES}))
+    reply = json.loads(write_filter(FilterAnswer(names=["node-b"], failed={"node-a": "no"}), found))
+    assert reply["Nodes"] == {"metadata": {}, "items": [NODES[1]]}
+    assert (reply["NodeNames"], reply["FailedNodes"]) == (None, {"node-a": "no"})

@@ -1,0 +1,221 @@
+"""Promise 1 where pods are deleted by force: no tile is sold while a container of a pod that is gone still uses it.
+
+A hypothesis state machine plays kube-scheduler and API server, a kubelet whose containers outlive their pods, its agent
+(which names them within a few seconds, dies, stops and comes back), and our watches, each of which is late by itself,
+or breaks. The oracle knows which containers run, and adds up what they use of each card.
+
+Deliberate bugs it was seen to catch, each alone:
+  1. `Lingering.vanished` lets go at once.
+  2. `Lingering._is_over` lets go by time alone, whether the agent lives or not.
+  3. `Lingering.tick` lets go although we could not see.
+  4. `Mirror.pods_listed` forgets what is kept.
+  5. `Mirror.pods_listed` takes pods that are missing for pods that have ended.
+  6. `Lingering.told` does not take the agent's word for pods that it keeps: they are free after a while.
+  7. `Lingering.told` does not let go: tiles leak.
+"""
+
+import asyncio
+from collections import Counter
+
+import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gputile.dialects.gputile import LINGERING, write_lingering
+from gputile.dialects.kube_objects import NodeObject, Pod
+from gputile.kube.api import Json
+from gputile.ledger.events import Tick
+from gputile.model.grants import Grant
+from gputile.testing.builders import node, pod
+from tests.effort import EFFORT
+from tests.scheduler.rig import Rig, tile
+
+SIZE, CARDS = 8, 2
+HASTE = 5  # seconds within which an agent that is alive names what it finds
+LASTS = 10  # seconds that its Lease holds
+SLOW = st.integers(0, HASTE)
+
+
+class Cluster(RuleBasedStateMachine):
+    """One node with an agent. `running` is what nobody but the node knows."""
+
+    @initialize(lasts=st.sampled_from([LASTS, 60]))
+    def start(self, lasts: int) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.rig = Rig(node("n1").cards(CARDS, size=SIZE))
+        self.lasts, self.born, self.beats = lasts, 0, 0
+        self.running: dict[str, Grant] = {}
+        self.named: set[str] = set()
+        self.alive, self.broken, self.slow = True, set[str](), 0
+        self.renew()
+        self.deliver("Lease")
+
+    # ---- pods -------------------------------------------------------------------------------------------------------
+
+    @rule(memory=st.sampled_from([3, 5, 8]))
+    def a_pod_comes_and_starts(self, memory: int) -> None:
+        self.deliver("Pod")
+        self.born += 1
+        name = f"p{self.born}"
+        self.rig.api.add_pod(pod(tile(memory), name=name, uid=f"uid-{name}"))
+        self.deliver("Pod")
+        if self.rig.filter(name).names and self.loop.run_until_complete(self.rig.bind(name)) == "":
+            entry = self.rig.ledger.entry(f"uid-{name}")
+            assert entry is not None
+            assert entry.holding.grant is not None
+            self.running[f"uid-{name}"] = entry.holding.grant
+
+    def bound(self) -> list[str]:
+        return [found["metadata"]["name"] for found in self.rig.api.pods.values() if found["spec"]["nodeName"]]
+
+    @precondition(lambda self: self.bound())
+    @rule(data=st.data())
+    def a_pod_is_deleted_by_force(self, data: st.DataObject) -> None:
+        self.rig.api.delete_pod(f"default/{data.draw(st.sampled_from(self.bound()))}")
+
+    @precondition(lambda self: self.bound())
+    @rule(data=st.data(), deleted=st.booleans())
+    def a_pod_ends(self, data: st.DataObject, deleted: bool) -> None:
+        """As a kubelet does it: containers, phase, object."""
+        name = data.draw(st.sampled_from(self.bound()))
+        self.running.pop(f"uid-{name}", None)
+        self.rig.change(name, status={"phase": "Succeeded"})
+        if deleted:
+            self.rig.api.delete_pod(f"default/{name}")
+
+    def orphans(self) -> set[str]:
+        shown = {found["metadata"]["uid"] for found in self.rig.api.pods.values()}
+        return set(self.running) - shown
+
+    @precondition(lambda self: self.orphans())
+    @rule(data=st.data())
+    def an_orphan_ends(self, data: st.DataObject) -> None:
+        del self.running[data.draw(st.sampled_from(sorted(self.orphans())))]
+
+    # ---- the agent --------------------------------------------------------------------------------------------------
+
+    def renew(self, holder: str = "n1") -> None:
+        self.beats += 1
+        spec: Json = {"holderIdentity": holder, "leaseDurationSeconds": self.lasts, "renewTime": str(self.beats)}
+        self.rig.api.add_lease("n1", **spec)
+
+    def compare(self) -> None:
+        """What runs without a pod is named; that a pod is there again, or a container gone, too."""
+        found = self.orphans()
+        if found != self.named:
+            self.named = found
+            made = msgspec.json.decode(msgspec.json.encode(self.rig.api.nodes["n1"]))
+            made["metadata"]["annotations"][LINGERING] = write_lingering(self.running[uid] for uid in sorted(found))
+            self.rig.api.add_node(made)
+
+    @precondition(lambda self: self.alive)
+    @rule(tells=st.booleans())
+    def the_agent_goes(self, tells: bool) -> None:
+        self.alive = False
+        if tells:
+            self.renew(holder="")
+
+    @precondition(lambda self: not self.alive)
+    @rule()
+    def the_agent_comes_back(self) -> None:
+        self.alive = True
+        self.compare()
+        self.renew()
+
+    # ---- our watches ------------------------------------------------------------------------------------------------
+
+    @rule(kind=st.sampled_from(["Pod", "Node", "Lease"]))
+    def a_watch_catches_up(self, kind: str) -> None:
+        if kind not in self.broken:
+            self.deliver(kind)
+
+    def deliver(self, kind: str) -> None:
+        """What one watch has not told yet; the others wait."""
+        events = self.rig.api.events
+        rest = [event for event in events if event[0] != kind]
+        events[:] = [event for event in events if event[0] == kind]
+        self.rig.catch_up()
+        events[:] = rest
+
+    @rule(kind=st.sampled_from(["Pod", "Node", "Lease"]))
+    def a_watch_breaks(self, kind: str) -> None:
+        self.broken.add(kind)
+        if kind == "Lease":
+            self.rig.mirror.agents.deaf()
+
+    @precondition(lambda self: self.broken)
+    @rule(data=st.data(), lists=st.booleans())
+    def a_watch_is_mended(self, data: st.DataObject, lists: bool) -> None:
+        """It goes on where it stood, or with a list, which tells nothing of what was between."""
+        kind = data.draw(st.sampled_from(sorted(self.broken)))
+        self.broken.discard(kind)
+        if lists and kind != "Lease":
+            self.rig.api.events[:] = [event for event in self.rig.api.events if event[0] != kind]
+            self.relist(kind)
+        self.deliver(kind)
+        if kind == "Lease":
+            self.rig.mirror.agents.heard()
+
+    def relist(self, kind: str) -> None:
+        api, mirror = self.rig.api, self.rig.mirror
+        if kind == "Pod":
+            self.rig.carry_out(mirror.pods_listed([msgspec.convert(one, Pod) for one in api.pods.values()]))
+        else:
+            self.rig.carry_out(mirror.nodes_listed([msgspec.convert(one, NodeObject) for one in api.nodes.values()]))
+
+    # ---- time -------------------------------------------------------------------------------------------------------
+
+    @rule(seconds=st.sampled_from([1, 3, 10, 30]), slow=SLOW)
+    def time_passes(self, seconds: int, slow: int) -> None:
+        """No watch that is well is late by a second. The agent renews every other second, and looks now and then."""
+        for second in range(seconds):
+            if self.alive:
+                self.slow = 0 if self.orphans() == self.named else self.slow + 1
+                if self.slow >= slow:
+                    self.compare()
+                if second % 2 == 0:
+                    self.renew()
+            for kind in ("Lease", "Node", "Pod"):
+                if kind not in self.broken:
+                    self.deliver(kind)
+            self.rig.wait(1.0, blind=bool(self.broken & {"Pod", "Node"}))
+        self.rig.carry_out(self.rig.ledger.handle(Tick(self.rig.clock.now)))
+        self.loop.run_until_complete(self.rig.granter.round())  # binds that nobody has shown are looked up
+
+    # ---- what must hold ---------------------------------------------------------------------------------------------
+
+    @invariant()
+    def no_container_shares_its_tile(self) -> None:
+        used: Counter[str] = Counter()
+        for grant in self.running.values():
+            for uuid, use in grant.uses().items():
+                used[uuid] += use.memory
+        assert all(memory <= SIZE for memory in used.values()), f"sold twice: {used}"
+
+    @invariant()
+    def the_book_adds_up(self) -> None:
+        self.rig.ledger.check()
+
+    def teardown(self) -> None:
+        """When all has ended and everybody was heard, nothing is held."""
+        try:
+            self.settle()
+            assert self.rig.free() == [SIZE] * CARDS, "a tile leaked"
+            assert len(self.rig.mirror.lingering) == 0
+            self.rig.ledger.check()
+        finally:
+            self.loop.close()
+
+    def settle(self) -> None:
+        for name in self.bound():
+            self.rig.api.delete_pod(f"default/{name}")
+        self.running.clear()
+        self.broken.clear()
+        self.alive = True
+        for _ in range(4):  # longer than a bind is believed in that nobody has seen
+            self.time_passes(30, 0)
+
+
+Cluster.TestCase.settings = settings(max_examples=60 * EFFORT, stateful_step_count=30, deadline=None)
+TestForced = Cluster.TestCase

@@ -1,0 +1,243 @@
+"""Who may write: not before the book is right, and not a moment after the lease is gone."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gputile.kube.api import Unclear
+from gputile.kube.leader_election import Term
+from gputile.scheduler.leadership import ROUND, Alone, Leader
+from gputile.telemetry.metrics import Metrics
+from tests.scheduler.rig import Clock
+
+FIRST, NEXT = Term(0, inherited=False), Term(1, inherited=True)
+
+
+class Elector:
+    """Holds the lease as long as it is told to."""
+
+    def __init__(self) -> None:
+        self.held = True
+        self.elected: Term | None = None
+        self.released = 0
+        self.predecessor = "gputile-0_abcd"
+        self.running = asyncio.Event()
+
+    def holds(self) -> bool:
+        return self.held
+
+    @property
+    def term(self) -> Term | None:
+        return self.elected if self.held else None
+
+    async def run(self) -> None:
+        self.running.set()
+        await asyncio.Event().wait()
+
+    async def release(self) -> None:
+        self.released += 1
+        self.held = False
+
+
+class Replica:
+    """A leader-to-be, and all that happens to it, in order."""
+
+    def __init__(self) -> None:
+        self.story: list[str] = []
+        self.elector = Elector()
+        self.clock = Clock()
+        self.broken: dict[str, Exception] = {}
+        self.metrics = Metrics()
+        self.leader = Leader(
+            self.metrics,
+            take_stock=self._take_stock,
+            wait_out=6.0,
+            set_label=self._label,
+            take_label=self._take_label,
+            pause=self._pause,
+        )
+        self.leader.enter(self.elector)  # type: ignore[arg-type]
+
+    async def turn(self, term: Term | None) -> None:
+        self.elector.elected = term
+        await self.leader.on_change(term)
+
+    async def _take_stock(self) -> None:
+        self._tell("stock")
+
+    async def _label(self, leads: bool) -> None:
+        self._tell(f"label {leads}")
+
+    async def _take_label(self, identity: str) -> None:
+        self._tell(f"take {identity}")
+
+    async def _pause(self, seconds: float) -> None:
+        assert not self.leader.may_write() or seconds == ROUND, "writes while it waits"
+        self._tell(f"pause {seconds:g}")
+        await self.clock.pause(seconds)
+
+    def _tell(self, what: str) -> None:
+        self.story.append(what)
+        wrong = self.broken.pop(what, None)
+        if wrong is not None:
+            raise wrong
+
+    def leads(self) -> float:
+        found = self.metrics.registry.get_sample_value("gputile_leads")
+        assert found is not None
+        return found
+
+
+async def test_a_term_of_ones_own_takes_stock_and_does_not_wait() -> None:
+    r = Replica()
+    await r.turn(FIRST)
+    assert not r.leader.may_write(), "the book is not right yet"
+    await r.leader.round()
+    assert r.leader.may_write()
+    assert r.story == ["stock", "label True"]
+    assert r.leads() == 1
+
+
+async def test_an_inherited_term_waits_out_the_binds_that_may_be_under_way_and_then_takes_stock() -> None:
+    r = Replica()
+    await r.turn(NEXT)
+    assert not r.leader.may_write()
+    await r.leader.round()
+    assert r.leader.may_write()
+    assert r.story == ["pause 6", "stock", "label True", "take gputile-0_abcd"]
+
+
+async def test_making_ready_happens_once_per_term() -> None:
+    r = Replica()
+    await r.turn(NEXT)
+    for _ in range(3):
+        await r.leader.round()
+    assert r.story == ["pause 6", "stock", "label True", "take gputile-0_abcd"]
+    await r.turn(None)
+    await r.leader.round()
+    await r.turn(Term(2, inherited=False))
+    assert not r.leader.may_write()
+    await r.leader.round()
+    assert r.story[4:] == ["label False", "stock", "label True"]
+
+
+async def test_the_label_of_one_that_vanished_is_taken_off_until_it_is() -> None:
+    """It may live, and not reach the API server; what kube-scheduler asks must not go there."""
+    r = Replica()
+    r.broken["take gputile-0_abcd"] = Unclear("reset")
+    await r.turn(NEXT)
+    with pytest.raises(Unclear):
+        await r.leader.round()
+    assert r.leader.may_write(), "that is no reason not to lead"
+    await r.leader.round()
+    await r.leader.round()
+    assert r.story == ["pause 6", "stock", "label True", "take gputile-0_abcd", "take gputile-0_abcd"]
+
+
+async def test_who_does_not_lead_says_so_by_its_label() -> None:
+    """A pod that was killed as leader and starts anew still carries the label."""
+    r = Replica()
+    for _ in range(3):
+        await r.leader.round()
+    assert r.story == ["label False"]
+    assert (r.leader.may_write(), r.leads()) == (False, 0)
+
+
+async def test_the_lease_is_asked_at_this_very_moment() -> None:
+    r = Replica()
+    await r.turn(FIRST)
+    await r.leader.round()
+    r.elector.held = False
+    assert not r.leader.may_write(), "no round has passed since"
+    await r.leader.round()
+    assert r.story[-1] == "label False"
+    r.elector.held = True
+    assert r.leader.may_write(), "renewed in time after all, in the same term"
+
+
+async def test_a_term_that_ends_while_it_is_made_ready_does_not_count_for_the_next() -> None:
+    r = Replica()
+
+    async def stock() -> None:
+        await r.turn(None)
+        await r.turn(Term(5, inherited=False))
+
+    r.leader._take_stock = stock
+    await r.turn(FIRST)
+    await r.leader.round()
+    assert not r.leader.may_write()
+
+
+async def test_a_stock_that_cannot_be_taken_is_taken_later() -> None:
+    r = Replica()
+    r.broken = {"stock": Unclear("timed out")}
+    await r.turn(FIRST)
+    with pytest.raises(Unclear):
+        await r.leader.round()
+    assert not r.leader.may_write()
+    await r.leader.round()
+    assert r.leader.may_write()
+
+
+async def test_a_label_that_cannot_be_set_is_set_later() -> None:
+    r = Replica()
+    r.broken = {"label True": Unclear("timed out")}
+    await r.turn(FIRST)
+    with pytest.raises(Unclear):
+        await r.leader.round()
+    await r.leader.round()
+    await r.leader.round()
+    assert r.story == ["stock", "label True", "label True"]
+
+
+async def test_the_loop_survives_failures_and_runs_beside_the_election() -> None:
+    r = Replica()
+    r.broken = {"stock": Unclear("timed out")}
+    await r.turn(FIRST)
+    loop = asyncio.create_task(r.leader.run())
+    await r.elector.running.wait()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not loop.done()
+    assert r.leader.may_write()
+    loop.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loop
+
+
+@pytest.mark.parametrize("release", [True, False], ids=["at-once", "when-it-has-expired"])
+async def test_stepping_down_lets_go(release: bool) -> None:
+    r = Replica()
+    await r.turn(FIRST)
+    await r.leader.round()
+    await r.leader.step_down(release=release)
+    assert not r.leader.may_write()
+    assert r.elector.released == int(release)
+    assert r.story[-1] == "label False"
+
+
+async def test_stepping_down_without_having_led_touches_no_label() -> None:
+    r = Replica()
+    await r.leader.round()
+    await r.leader.step_down(release=True)
+    assert r.story == ["label False"]
+
+
+async def test_without_an_election_nobody_leads() -> None:
+    r = Replica()
+    r.leader._elector = None
+    await r.turn(FIRST)
+    await r.leader.round()
+    assert not r.leader.may_write()
+    await r.leader.step_down(release=True)
+
+
+async def test_alone() -> None:
+    alone: Any = Alone()
+    assert alone.may_write()
+    await alone.step_down(release=True)
+    running = asyncio.create_task(alone.run())
+    await asyncio.sleep(0)
+    assert not running.done()
+    running.cancel()

@@ -1,0 +1,457 @@
+"""Pods that are gone while their containers may run: whose tile is kept, for how long, and on whose word."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gputile.dialects.gputile import LINGERING, write_lingering
+from gputile.dialects.kube_objects import Metadata, Pod
+from gputile.kube.api import Json, Unclear
+from gputile.ledger.events import Freed
+from gputile.ledger.ledger import State
+from gputile.model.allocations import Holding
+from gputile.model.grants import ContainerGrant, Grant, Tile
+from gputile.scheduler.state.agent_liveness import AgentSettings
+from gputile.scheduler.state.orphaned_pods import NOBODYS, SETTLE
+from gputile.testing.builders import node
+from tests.scheduler.rig import Rig, tile
+from tests.scheduler.test_cluster_state import grant
+
+LINGER = AgentSettings().linger
+WORST = LINGER + 3 + SETTLE  # and the next renewal of an agent that renews every other second, and what that takes
+
+
+def held(uid: str = "uid-web-0", memory: int = 8, on: str = "n1") -> Grant:
+    """What an agent says of a pod that is gone."""
+    tiles = (Tile(f"GPU-{on}-0", 0, memory, 0),)
+    return Grant(pod=uid, node=on, dialect="gputile", containers=(ContainerGrant("c0", tiles),))
+
+
+class Ward(Rig):
+    """One card on n1, which an agent has; it renews its Lease as long as it is alive. n2 has no agent."""
+
+    def __init__(self, *pods: Json, named: tuple[Grant, ...] = ()) -> None:
+        super().__init__(self.manifest("n1", named), self.manifest("n2"), pods=pods)
+        self.alive, self.beats = True, 0
+        self.beat()
+
+    @staticmethod
+    def manifest(name: str, named: tuple[Grant, ...] = (), text: str | None = None) -> Json:
+        made = node(name).cards(1, size=16).manifest()
+        if named or text is not None:
+            made["metadata"]["annotations"][LINGERING] = write_lingering(named) if text is None else text
+        return made
+
+    def beat(self, **spec: Any) -> None:
+        self.beats += 1
+        said: Json = {"holderIdentity": "n1", "leaseDurationSeconds": 10, "renewTime": str(self.beats), **spec}
+        self.api.add_lease("n1", **said)
+        self.catch_up()
+
+    def says(self, *named: Grant, text: str | None = None) -> list[Any]:
+        """The agent of n1 writes what still runs."""
+        self.api.add_node(self.manifest("n1", named, text))
+        return self.catch_up()
+
+    def pass_time(self, seconds: float, **how: Any) -> list[Any]:
+        done = []
+        for second in range(int(seconds)):
+            if self.alive and second % 2 == 0:
+                self.beat()
+            done += self.wait(1.0, **how)
+        return done
+
+    def run_pod(self, on: str = "n1", name: str = "web-0", **status: Any) -> None:
+        """A pod of ours that runs there."""
+        self.arrive(tile(8, cpu="2"), name=name, annotations=grant(name=name, on=on), on=on)
+        self.change(name, status={"phase": "Running", **status})
+        self.catch_up()
+
+    def force(self, name: str = "web-0") -> list[Any]:
+        """kubectl delete --force: the object is gone, and nothing else."""
+        self.api.delete_pod(f"default/{name}")
+        return self.catch_up()
+
+
+# ---- the moment after the deletion ----------------------------------------------------------------------------------
+
+
+class TestKept:
+    def test_a_tile_is_kept_for_the_agent_to_speak_and_then_free(self) -> None:
+        ward = Ward()
+        ward.run_pod()
+        ward.force()
+        assert (ward.free(), ward.state()) == ([8], State.CONFIRMED)
+        ward.pass_time(LINGER)
+        assert ward.free() == [8]
+        assert Freed("n1") in ward.pass_time(3 + SETTLE)
+        assert (ward.free(), ward.state()) == ([16], None)
+        ward.ledger.check()
+
+    @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+    def test_a_pod_whose_end_was_told_is_gone_at_once(self, phase: str) -> None:
+        """So a kubelet removes pods: first a terminal phase, then the object."""
+        ward = Ward()
+        ward.run_pod()
+        ward.change("web-0", status={"phase": phase})
+        ward.catch_up()
+        assert ward.free() == [16]
+        assert ward.force() == []
+        assert (ward.free(), ward.state()) == ([16], None)
+
+    def test_that_end_may_be_told_with_the_deletion_itself(self) -> None:
+        ward = Ward()
+        ward.run_pod()
+        ward.change("web-0", status={"phase": "Failed"})
+        ward.api.events.clear()
+        ward.force()
+        assert ward.free() == [16]
+
+    @pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown", None])
+    def test_any_other_phase_says_nothing(self, phase: str | None) -> None:
+        ward = Ward()
+        ward.run_pod(phase=phase)
+        ward.force()
+        assert ward.free() == [8]
+
+    def test_a_pod_that_was_never_bound_holds_nothing(self) -> None:
+        ward = Ward()
+        ward.arrive(tile(8))
+        assert ward.filter(nodes=["n1"]).names == ["n1"]
+        ward.force()
+        assert (ward.free(), len(ward.mirror.lingering)) == ([16], 0)
+
+    def test_on_a_node_without_an_agent_the_tile_is_free_at_once(self) -> None:
+        ward = Ward()
+        ward.run_pod("n2")
+        ward.force()
+        assert ward.free("n2") == [16]
+
+    def test_on_another_systems_node_a_lease_left_behind_keeps_nothing(self) -> None:
+        ward = Ward()
+        ward.api.add_lease("n2", holderIdentity="", renewTime="1")
+        theirs = ward.manifest("n2")
+        theirs["metadata"]["annotations"] = {
+            "hami.io/node-nvidia-register": "GPU-n2-0,10,16,100,NVIDIA-T4,0,true:",
+        }
+        ward.api.add_node(theirs)
+        ward.catch_up()
+        found = ward.ledger.fleet.node("n2")
+        assert found is not None
+        assert found.agent == "hami"
+        ward.run_pod("n2")
+        assert ward.free("n2") == [8]
+        ward.force()
+        assert ward.free("n2") == [16]
+
+    def test_a_pod_without_cards_takes_its_cpu_with_it(self) -> None:
+        ward = Ward()
+        ward.arrive({"cpu": "2"}, on="n1")
+        ward.force()
+        assert ward.state() is None
+
+    def test_an_unreadable_deletion_says_nothing_about_containers(self) -> None:
+        ward = Ward()
+        ward.run_pod()
+        named = Metadata(name="web-0", namespace="default", uid="uid-web-0")
+        ward.mirror.pod_changed(Pod(metadata=named), deleted=True)
+        assert ward.free() == [8]
+
+    def test_what_is_kept_takes_no_cpu_and_nobody_can_be_evicted_from_it(self) -> None:
+        ward = Ward()
+        ward.run_pod()
+        assert ward.ledger.fleet.view("n1").cpu == 62000
+        assert Freed("n1") in ward.force()
+        assert ward.ledger.fleet.view("n1").cpu == 64000
+        (entry,) = ward.ledger.on_node("n1")
+        assert (entry.holding.priority, entry.holding.name) == (NOBODYS, "default/web-0")
+        ward.ledger.check()
+
+    def test_it_is_counted(self) -> None:
+        ward = Ward()
+        ward.run_pod()
+        ward.force()
+        assert len(ward.mirror.lingering) == 1
+        ward.pass_time(WORST)
+        assert len(ward.mirror.lingering) == 0
+
+
+class TestWhoseSilenceCounts:
+    def test_an_agent_that_is_dead_proves_nothing_however_long(self) -> None:
+        ward = Ward()
+        ward.run_pod()
+        ward.alive = False
+        ward.force()
+        ward.pass_time(600)
+        assert ward.free() == [8]
+        ward.alive = True
+        ward.pass_time(SETTLE + 2)
+        assert ward.free() == [16]
+
+    def test_nor_does_one_whose_lease_holds_longer_than_we_wait(self) -> None:
+        """It is not silent yet, and yet it is dead."""
+        ward = Ward()
+        ward.run_pod()
+        ward.beat(leaseDurationSeconds=3600)
+        ward.alive = False
+        ward.force()
+        ward.pass_time(100)
+        assert not ward.mirror.agents.is_silent("n1")
+        assert ward.free() == [8]
+
+    def test_nor_one_that_dies_before_its_time_to_speak_is_over(self) -> None:
+        ward = Ward()
+        ward.run_pod()
+        ward.force()
+        ward.pass_time(LINGER - 2)
+        ward.alive = False
+        ward.pass_time(100)
+        assert ward.free() == [8]
+
+    def test_nor_one_that_stops_on_purpose(self) -> None:
+        ward = Ward()
+        ward.run_pod()
+        ward.force()
+        ward.alive = False
+        ward.pass_time(LINGER)
+        ward.beat(holderIdentity="")
+        ward.pass_time(100)
+        assert ward.free() == [8]
+
+    def test_an_agent_that_comes_back_and_names_it_in_the_same_breath_is_heard(self) -> None:
+        """Its renewal may overtake what it wrote before: two watches."""
+        ward = Ward()
+        ward.run_pod()
+        ward.alive = False
+        ward.force()
+        ward.pass_time(60)
+        ward.beat()
+        ward.mirror.lingering.tick()
+        assert ward.free() == [8]
+        ward.says(held())
+        ward.alive = True
+        ward.pass_time(60)
+        assert ward.free() == [8]
+
+    def test_what_a_broken_watch_of_ours_may_have_missed_begins_anew(self) -> None:
+        ward = Ward()
+        ward.run_pod()
+        ward.force()
+        ward.pass_time(60, blind=True)
+        assert ward.free() == [8]
+        ward.pass_time(LINGER)
+        assert ward.free() == [8]
+        ward.pass_time(3 + SETTLE)
+        assert ward.free() == [16]
+
+    def test_also_the_watch_of_the_leases(self) -> None:
+        ward = Ward()
+        ward.run_pod()
+        ward.force()
+        ward.alive = False
+        ward.mirror.agents.deaf()
+        ward.pass_time(60)
+        ward.beat()  # heard again; when it was sent, nobody knows
+        ward.pass_time(5)
+        assert ward.free() == [8]
+
+    def test_when_the_lease_itself_goes_only_time_is_left(self) -> None:
+        ward = Ward()
+        ward.run_pod()
+        ward.force()
+        ward.alive = False
+        ward.api.delete_lease("n1")
+        ward.catch_up()
+        ward.pass_time(LINGER - 1)
+        assert ward.free() == [8]
+        ward.pass_time(1)
+        assert ward.free() == [16]
+
+
+# ---- what the agent says --------------------------------------------------------------------------------------------
+
+
+class TestNamed:
+    def test_what_the_agent_names_is_held_until_it_names_it_no_more(self) -> None:
+        ward = Ward()
+        ward.run_pod()
+        ward.force()
+        ward.pass_time(5)
+        ward.says(held())
+        ward.pass_time(600)
+        assert ward.free() == [8]
+        assert Freed("n1") in ward.says()
+        assert (ward.free(), ward.state()) == ([16], None)
+
+    def test_it_may_name_it_before_we_see_the_deletion(self) -> None:
+        ward = Ward()
+        ward.run_pod()
+        ward.says(held())
+        assert ward.free() == [8]
+        ward.force()
+        ward.pass_time(600)
+        assert ward.free() == [8]
+        ward.says()
+        assert ward.free() == [16]
+
+    def test_a_pod_that_is_there_counts_by_itself_whatever_the_agent_says(self) -> None:
+        ward = Ward()
+        ward.run_pod()
+        ward.says(held())
+        ward.says()
+        assert (ward.free(), ward.state()) == ([8], State.CONFIRMED)
+
+    def test_named_and_dropped_before_we_see_the_deletion(self) -> None:
+        ward = Ward()
+        ward.run_pod()
+        ward.says(held())
+        ward.says()
+        ward.force()
+        assert ward.free() == [8]
+        ward.pass_time(WORST)
+        assert ward.free() == [16]
+
+    def test_a_terminal_phase_does_not_outweigh_the_agents_word(self) -> None:
+        """Others than the kubelet write phases too."""
+        ward = Ward()
+        ward.run_pod()
+        ward.says(held())
+        ward.change("web-0", status={"phase": "Failed"})
+        ward.catch_up()
+        assert ward.free() == [8]
+        ward.relist()
+        assert ward.free() == [8]
+        ward.says()
+        assert ward.free() == [16]
+
+    def test_a_scheduler_that_starts_anew_learns_it_from_the_node(self) -> None:
+        ward = Ward(named=(held(),))
+        assert ward.free() == [8]
+        (entry,) = ward.ledger.on_node("n1")
+        assert (entry.state, entry.holding.priority) == (State.CONFIRMED, NOBODYS)
+        ward.relist()
+        ward.pass_time(60)
+        assert ward.free() == [8]
+        ward.says()
+        assert ward.free() == [16]
+
+    def test_of_a_pod_that_is_there_after_all_it_learns_more_from_the_pod(self) -> None:
+        running = Ward()
+        running.run_pod()
+        ward = Ward(running.live(), named=(held(memory=4),))
+        (entry,) = ward.ledger.on_node("n1")
+        assert (ward.free(), entry.holding.priority, entry.holding.cpu) == ([8], 0, 2000)
+        assert len(ward.mirror.lingering) == 0
+
+    def test_it_goes_with_the_node(self) -> None:
+        ward = Ward(named=(held(),))
+        ward.api.delete_node("n1")
+        ward.catch_up()
+        assert ward.state() is None
+        ward.api.add_node(ward.manifest("n1"))
+        ward.catch_up()
+        assert ward.free() == [16]
+
+    def test_a_pod_that_waits_is_not_made_a_ghost(self) -> None:
+        ward = Ward()
+        ward.arrive(tile(8))
+        ward.says(held())
+        assert (ward.state(), ward.free()) == (None, [16])
+        assert ward.filter().names
+
+    def test_a_pod_that_turns_out_to_wait_has_no_containers(self) -> None:
+        ward = Ward(named=(held(),))
+        ward.arrive(tile(8))
+        assert (ward.state(), ward.free()) == (None, [16])
+
+    @pytest.mark.parametrize("text", ["{", "[]", '{"version":2,"grants":[]}'])
+    def test_what_cannot_be_read_changes_nothing_and_is_said(self, text: str, caplog: pytest.LogCaptureFixture) -> None:
+        ward = Ward(named=(held(),))
+        ward.says(text=text)
+        assert ward.free() == [8]
+        assert "an agent's word is passed over" in caplog.text
+        ward.says()
+        assert ward.free() == [16]
+
+    def test_another_node_cannot_name_it(self) -> None:
+        ward = Ward(named=(held(),))
+        ward.api.add_node(ward.manifest("n2", (held(on="n2"),)))
+        ward.catch_up()
+        assert (ward.free("n1"), ward.free("n2")) == ([8], [16])
+        ward.ledger.check()
+
+    def test_two_of_them(self) -> None:
+        ward = Ward(named=(held("uid-a", 4), held("uid-b", 8)))
+        assert ward.free() == [4]
+        ward.says(held("uid-b", 8))
+        assert ward.free() == [8]
+
+
+# ---- lists and looks ------------------------------------------------------------------------------------------------
+
+
+class TestGaps:
+    def test_a_pod_that_is_missing_in_a_list_may_have_been_deleted_by_force(self) -> None:
+        ward = Ward()
+        ward.run_pod()
+        ward.api.delete_pod("default/web-0")
+        ward.relist()
+        assert ward.free() == [8]
+        ward.relist()
+        ward.pass_time(LINGER)
+        assert ward.free() == [8]
+        ward.pass_time(3 + SETTLE)
+        assert ward.free() == [16]
+
+    def test_one_that_a_list_shows_ended_has_ended(self) -> None:
+        ward = Ward()
+        ward.run_pod()
+        ward.change("web-0", status={"phase": "Succeeded"})
+        ward.relist()
+        assert ward.free() == [16]
+
+    def test_one_that_cannot_be_read_is_not_gone(self) -> None:
+        ward = Ward()
+        ward.run_pod()
+        ward.mirror.pods_listed([], {"default/web-0"})
+        assert (ward.free(), len(ward.mirror.lingering)) == ([8], 0)
+
+    def test_a_pod_that_is_shown_again_counts_by_itself(self) -> None:
+        ward = Ward()
+        ward.run_pod()
+        live = ward.live()
+        ward.force()
+        ward.mirror.pod_changed(msgspec.convert(live, Pod))
+        assert len(ward.mirror.lingering) == 0
+        ward.pass_time(60)
+        assert ward.free() == [8]
+
+    async def test_a_bind_that_may_have_landed_on_a_pod_that_is_gone(self) -> None:
+        """The watch is late; a live look finds nobody, and perhaps a container runs."""
+        ward = Ward()
+        ward.arrive(tile(8))
+        ward.filter(nodes=["n1"])
+        ward.api.script["bind"] = [Unclear("reset")] * 9
+        assert "kept until it is known" in await ward.bind()
+        ward.api.pods.clear()
+        ward.granter.look_up("uid-web-0")
+        await ward.granter.round()
+        assert (ward.free(), ward.state()) == ([8], State.CONFIRMED)
+        ward.pass_time(WORST)
+        assert ward.free() == [16]
+
+    def test_a_replacement_waits_for_the_tile(self) -> None:
+        ward = Ward()
+        ward.run_pod()
+        ward.force()
+        ward.arrive(tile(16), name="next")
+        assert ward.filter("next", ["n1"]).names == []
+        ward.pass_time(WORST)
+        assert ward.filter("next", ["n1"]).names == ["n1"]
+
+
+def test_a_holding_of_another_state_is_none_of_its_business() -> None:
+    ward = Ward()
+    assert ward.mirror.vanished("uid-nobody") == []
+    assert ward.mirror.lingering.holdings() == list[Holding]()

@@ -1,0 +1,413 @@
+"""Pods that wait: told why, few per second and each once; nudged when they fit and nobody tries them."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gputile.dialects.gputile import NUDGED
+from gputile.kube.api import Json, Unclear
+from gputile.scheduler.pending import pending_pods
+from gputile.scheduler.pending.pending_pods import NUDGES, PATIENCE, REPEAT, REST, ROUND, SETTLE
+from gputile.scheduler.settings import TellSettings
+from gputile.testing.builders import node
+from tests.scheduler.rig import GPU, MEMORY, Rig, refused, tile
+from tests.scheduler.test_cluster_state import grant
+from tests.scheduler.test_refusal_cache import promise
+
+
+def rig(**tell: Any) -> Rig:
+    return Rig(node("n1").cards(1, size=16), tell=TellSettings(**tell))
+
+
+def full(r: Rig) -> Rig:
+    """Somebody holds the whole card."""
+    r.arrive(tile(16), name="old", annotations=grant(16, name="old"), on="n1")
+    return r
+
+
+def leave(r: Rig) -> None:
+    r.api.delete_pod("default/old")
+    r.catch_up()
+
+
+async def rounds(r: Rig, seconds: float) -> None:
+    for _ in range(round(seconds / ROUND)):
+        try:
+            await r.teller.round()
+        except Exception as wrong:
+            if type(wrong).__name__ not in ("Refused", "Unclear"):
+                raise
+        r.clock.now += ROUND
+
+
+def nudged(r: Rig) -> list[str]:
+    return [key for key, annotations, _ in r.api.patches if NUDGED in annotations]
+
+
+class TestTelling:
+    async def test_why_it_waits_with_figures(self) -> None:
+        r = full(rig())
+        r.arrive(tile(8))
+        r.filter()
+        await rounds(r, ROUND)
+        (note,) = r.api.notes
+        assert (note.namespace, note.pod, note.uid) == ("default", "web-0", "uid-web-0")
+        assert (note.reason, note.kind) == ("NoFittingGPU", "Warning")
+        assert "n1" in note.message
+        assert "\n" not in note.message
+
+    async def test_a_pod_that_cannot_be_served_hears_what_to_write(self) -> None:
+        r = rig()
+        r.arrive({MEMORY: 8})
+        r.filter()
+        await rounds(r, ROUND)
+        assert f"add `{GPU}: 1`" in r.api.notes[0].message
+
+    async def test_the_same_is_not_said_twice(self) -> None:
+        r = full(rig())
+        r.arrive(tile(8))
+        for _ in range(5):
+            r.filter()
+            await rounds(r, 2)
+            r.clock.now += 65
+        assert len(r.api.notes) == 1
+
+    async def test_but_again_before_the_event_is_thrown_away(self) -> None:
+        r = full(rig(every=REPEAT / 2))
+        r.arrive(tile(8))
+        r.filter()
+        await rounds(r, ROUND)
+        r.clock.now += REPEAT
+        await rounds(r, 1)
+        assert len(r.api.notes) == 2
+
+    async def test_another_reason_is_told_when_the_interval_is_over(self) -> None:
+        r = full(rig(every=60))
+        r.arrive(tile(8))
+        r.filter()
+        await rounds(r, ROUND)
+        r.api.add_node(node("n1").card(size=4).manifest())
+        r.catch_up()
+        await rounds(r, 59)
+        assert len(r.api.notes) == 1
+        await rounds(r, 2)
+        assert len(r.api.notes) == 2
+
+    async def test_few_per_second_over_all_pods(self) -> None:
+        r = full(rig(per_second=2))
+        for n in range(20):
+            r.arrive(tile(8), name=f"p{n}")
+            r.filter(f"p{n}")
+        await rounds(r, ROUND)
+        assert len(r.api.notes) == 2, "what was saved up"
+        await rounds(r, 3)
+        assert len(r.api.notes) == 8
+        assert len({note.pod for note in r.api.notes}) == 8
+
+    async def test_a_quiet_hour_does_not_save_up_more_than_a_second(self) -> None:
+        r = full(rig(per_second=3))
+        r.clock.now += 3600
+        for n in range(20):
+            r.arrive(tile(8), name=f"p{n}")
+            r.filter(f"p{n}")
+        await rounds(r, ROUND)
+        assert len(r.api.notes) == 3
+
+    async def test_one_that_fits_by_now_is_told_nothing(self) -> None:
+        r = full(rig(nudge=False))
+        r.arrive(tile(8))
+        r.filter()
+        leave(r)
+        await rounds(r, 2)
+        assert r.api.notes == []
+
+    @pytest.mark.parametrize("end", ["deleted", "bound"])
+    async def test_one_that_waits_no_more_is_told_nothing(self, end: str) -> None:
+        r = full(rig())
+        r.arrive(tile(8))
+        r.filter()
+        if end == "deleted":
+            r.api.delete_pod("default/web-0")
+        else:
+            r.change("web-0", spec={"nodeName": "n1"})
+        r.catch_up()
+        await rounds(r, 1)
+        assert r.api.notes == []
+
+    async def test_a_stranger_is_told_nothing(self) -> None:
+        r = full(rig())
+        r.arrive(tile(8), seen=False)
+        r.filter()
+        r.catch_up()
+        await rounds(r, 1)
+        assert r.api.notes == []
+
+    async def test_never_while_not_leading(self) -> None:
+        r = full(rig())
+        r.arrive(tile(8))
+        r.filter()
+        r.leading = False
+        leave(r)
+        await rounds(r, 10)
+        assert (r.api.calls, r.api.notes) == ([], [])
+        r.leading = True
+        await rounds(r, 1)
+        assert nudged(r) == ["default/web-0"]
+
+    async def test_what_could_not_be_told_is_told_later(self) -> None:
+        r = full(rig())
+        r.arrive(tile(8))
+        r.filter()
+        r.api.script["note"] = [Unclear("reset")]
+        for _ in range(4):
+            await rounds(r, 1)
+            r.clock.now += 30
+        assert len(r.api.notes) == 1
+
+    async def test_the_reason_is_not_worked_out_more_often_than_it_may_be_told(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[object] = []
+
+        def counted(request: object, ledger: object, namespace: str) -> str:
+            asked.append(request)
+            return "because"
+
+        monkeypatch.setattr(pending_pods, "reason", counted)
+        r = full(rig(every=60))
+        r.arrive(tile(8))
+        r.filter()
+        await rounds(r, 600)
+        assert len(asked) <= 11
+
+
+class TestNudging:
+    async def refused_then_room(self, r: Rig) -> None:
+        full(r)
+        r.arrive(tile(8))
+        r.filter()
+        leave(r)
+
+    async def test_when_room_appeared_after_the_refusal_and_nobody_tries_it(self) -> None:
+        r = rig()
+        await self.refused_then_room(r)
+        await rounds(r, PATIENCE)
+        assert nudged(r) == [], "kube-scheduler may come by itself"
+        await rounds(r, 1)
+        assert nudged(r) == ["default/web-0"]
+        assert r.count("nudges_total") == 1
+
+    async def test_when_the_pencil_in_its_way_went_to_another_node(self) -> None:
+        r = Rig(node("n1").cards(1, size=16), node("n2").cards(1, size=16))
+        for name in ("first", "second"):
+            r.arrive(tile(16), name=name)
+        assert r.filter("first", nodes=["n1"]).names == ["n1"]
+        assert r.filter("second", nodes=["n1"]).names == []
+        assert r.filter("first", nodes=["n2"]).names == ["n2"]
+        await rounds(r, 2)
+        assert nudged(r) == ["default/second"]
+
+    async def test_when_the_bind_in_its_way_was_of_a_pod_that_is_gone(self) -> None:
+        """Its answer got lost, and then there was no such pod: nobody else hears that the tile is free."""
+        r = rig()
+        for name in ("first", "second"):
+            r.arrive(tile(16), name=name)
+        r.api.script["bind"] = [Unclear("reset"), refused(404)]
+        r.api.script["pod"] = [lambda: r.api.delete_pod("default/first")]
+        r.filter("first")
+        binding = asyncio.create_task(r.bind("first"))
+        await asyncio.sleep(0)
+        assert r.filter("second").names == []
+        assert "the server said 404" in await binding
+        await rounds(r, 2)
+        assert nudged(r) == ["default/second"]
+
+    async def test_not_again_within_some_seconds_but_then(self) -> None:
+        r = rig()
+        await self.refused_then_room(r)
+        await rounds(r, REST)
+        assert len(nudged(r)) == 1
+        await rounds(r, REST)
+        assert len(nudged(r)) == 2
+        assert len({annotations[NUDGED] for _, annotations, _ in r.api.patches}) == 2, (
+            "a touch that changes nothing is none"
+        )
+
+    async def test_not_without_new_room(self) -> None:
+        r = full(rig())
+        r.arrive(tile(8))
+        r.filter()
+        await rounds(r, 10)
+        assert nudged(r) == []
+
+    async def test_not_when_it_was_refused_after_the_room_appeared(self) -> None:
+        r = rig()
+        await self.refused_then_room(r)
+        r.filter(nodes=[])
+        await rounds(r, 2)
+        assert nudged(r) == []
+
+    async def test_not_when_it_still_does_not_fit(self) -> None:
+        r = full(rig())
+        r.arrive(tile(17))
+        r.filter()
+        leave(r)
+        await rounds(r, 10)
+        assert nudged(r) == []
+
+    @pytest.mark.parametrize("how", ["pencilled", "assumed"])
+    async def test_not_when_it_is_on_its_way(self, how: str) -> None:
+        r = rig()
+        await self.refused_then_room(r)
+        if how == "pencilled":
+            assert r.filter().names == ["n1"]
+        else:
+            assert await r.bind() == ""
+        await rounds(r, 10)
+        assert nudged(r) == []
+
+    async def test_not_a_pod_that_cannot_be_served_anywhere(self) -> None:
+        r = full(rig())
+        r.arrive({MEMORY: 8})
+        r.filter()
+        leave(r)
+        await rounds(r, 10)
+        assert nudged(r) == []
+
+    async def test_not_where_the_setting_forbids_it(self) -> None:
+        r = rig(nudge=False)
+        await self.refused_then_room(r)
+        await rounds(r, 10)
+        assert nudged(r) == []
+
+    async def test_a_crowd_is_nudged_a_few_at_a_time(self) -> None:
+        r = rig()
+        for n in range(NUDGES + 5):
+            r.api.add_node(node(f"m{n}").card(size=4).manifest())
+            r.arrive(tile(20), name=f"p{n}")
+            r.filter(f"p{n}")
+        for n in range(NUDGES + 5):
+            r.api.add_node(node(f"m{n}").card(size=20).manifest())
+        r.catch_up()
+        r.clock.now += 1
+        await rounds(r, ROUND)
+        assert len(nudged(r)) == NUDGES
+
+    async def test_all_that_fit_are_nudged_also_several_on_one_node(self) -> None:
+        """One card of 16 was freed: two pods of 8 fit there."""
+        r = full(rig())
+        for n in range(3):
+            r.arrive(tile(8), name=f"p{n}")
+            r.filter(f"p{n}")
+        leave(r)
+        await rounds(r, 1)
+        assert r.filter("p0").names == ["n1"]
+        await rounds(r, 3)
+        assert len(set(nudged(r))) >= 2
+
+    async def test_no_more_are_woken_at_once_than_there_are_nodes_that_take_them(self) -> None:
+        r = full(rig())
+        for n in range(9):
+            r.arrive(tile(16), name=f"p{n}")
+            r.filter(f"p{n}")
+        leave(r)
+        r.clock.now += 1
+        await rounds(r, ROUND)
+        assert len(nudged(r)) == 1
+
+    async def test_one_that_fits_and_waited_already_when_we_came_to_lead_once(self) -> None:
+        """The leader before us refused it, and kube-scheduler has no reason to try it again."""
+        r = rig()
+        r.arrive(tile(8))
+        r.arrive(tile(17), name="too-large")
+        await rounds(r, SETTLE)
+        assert nudged(r) == [], "kube-scheduler may come by itself"
+        await rounds(r, 10 * REST)
+        assert nudged(r) == ["default/web-0"], "another scheduler's pod is not to be touched for ever"
+        assert r.api.notes == []
+
+    async def test_one_that_waited_already_until_the_api_server_takes_the_touch(self) -> None:
+        r = rig()
+        r.arrive(tile(8))
+        r.api.script["patch_pod"] = [Unclear("reset"), refused(503)]
+        await rounds(r, SETTLE + 10 * REST)
+        assert len(nudged(r)) == 3
+
+    async def test_not_because_somebody_has_looked_behind_a_promise(self) -> None:
+        """Room that is put aside for a look comes back, and is no gain."""
+        r = Rig(node("n1").cards(1, size=16), node("n2").cards(1, size=16))
+        r.arrive(tile(16), name="vip")
+        r.arrive(tile(8), name="picky")
+        assert r.filter("picky", nodes=[]).names == [], "n2 would do, but it may not go there"
+        promise(r, "vip")
+        for _ in range(10):
+            with r.ledger.aside("uid-vip"):
+                pass
+            await rounds(r, 1)
+        assert nudged(r) == []
+
+    async def test_that_was_tried_since_we_lead_as_any_other(self) -> None:
+        r = full(rig())
+        r.arrive(tile(8))
+        await rounds(r, ROUND)
+        r.filter()
+        await rounds(r, ROUND)
+        assert len(r.api.notes) == 1
+        leave(r)
+        await rounds(r, 2 * REST)
+        assert len(nudged(r)) == 2
+
+    async def test_that_waited_when_we_came_to_lead_again(self) -> None:
+        r = rig()
+        await rounds(r, ROUND)
+        r.leading = False
+        r.arrive(tile(8))
+        await rounds(r, 2 * SETTLE)
+        assert nudged(r) == []
+        r.leading = True
+        await rounds(r, SETTLE + 2)
+        assert nudged(r) == ["default/web-0"]
+
+    @pytest.mark.parametrize("failure", [refused(404), Unclear("reset")])
+    async def test_a_nudge_that_fails_is_tried_again_later(self, failure: Any) -> None:
+        r = rig()
+        await self.refused_then_room(r)
+        r.api.script["patch_pod"] = [failure]
+        await rounds(r, 2 * REST + 1)
+        assert len(nudged(r)) == 2
+
+    async def test_the_touch_does_not_change_what_the_pod_asks(self) -> None:
+        r = rig()
+        await self.refused_then_room(r)
+        await rounds(r, 1)
+        r.catch_up()
+        assert r.filter().names == ["n1"]
+
+
+async def test_the_loop_survives_what_the_api_server_says(caplog: pytest.LogCaptureFixture) -> None:
+    r = full(rig())
+    r.arrive(tile(8))
+    r.filter()
+    r.api.script["note"] = [refused(403)]
+    loop = asyncio.create_task(r.teller.run())
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not loop.done()
+    loop.cancel()
+    assert "a waiting pod could not be told" in [record.message for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        pytest.param(tile(8), "", id="it-fits"),
+        pytest.param(tile(32), "16 MiB", id="too-big-for-any-card-with-the-figures"),
+    ],
+)
+async def test_reason(limits: Json, says: str) -> None:
+    r = rig()
+    r.arrive(limits)
+    said = pending_pods.reason(r.mirror.waiting["uid-web-0"].asked, r.ledger)
+    assert says in said
+    assert bool(said) == bool(says)

@@ -1,0 +1,474 @@
+"""Beside the verbs: binds that must be looked up, pods that came around us, labels, and what people should know."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gputile.dialects.gputile import GRANT
+from gputile.kube.api import Json, Unclear
+from gputile.ledger.events import Assumed, Forgotten, Tick
+from gputile.ledger.ledger import State
+from gputile.scheduler.binding.reconciler import AGAIN, ROUND
+from gputile.scheduler.settings import BindSettings
+from gputile.testing.builders import node
+from tests.scheduler.rig import Lands, Rig, refused, tile
+from tests.scheduler.test_cluster_state import grant
+
+HAMI = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 8}
+
+
+def rig(**settings: Any) -> Rig:
+    return Rig(node("n1").cards(2, size=16), **settings)
+
+
+async def rounds(r: Rig, count: int = 1, apart: float = ROUND) -> None:
+    for _ in range(count):
+        try:
+            await r.granter.round()
+        except Exception as wrong:
+            if type(wrong).__name__ not in ("Refused", "Unclear"):
+                raise
+        r.clock.now += apart
+
+
+class TestPodsBoundAroundUs:
+    async def test_placed_booked_and_written_once(self) -> None:
+        r = rig()
+        r.arrive(HAMI, on="n1")
+        await rounds(r, 3)
+        assert r.free() == [8, 16]
+        ((key, annotations, labels),) = r.api.patches
+        assert key == "default/web-0"
+        assert {GRANT, "hami.io/vgpu-devices-allocated"} <= annotations.keys()
+        assert labels == {"hami.io/vgpu-node": "n1"}
+        assert r.count("granted_around_total") == 1
+        r.catch_up()
+        assert (r.state(), r.free()) == (State.CONFIRMED, [8, 16])
+        await rounds(r, 3)
+        assert len(r.api.patches) == 1
+
+    async def test_booked_before_it_is_written(self) -> None:
+        r = rig()
+        r.arrive(tile(8), on="n1")
+        r.api.gates["patch_pod"] = asyncio.Event()
+        task = asyncio.create_task(r.granter.round())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert r.free() == [8, 16]
+        r.api.gates["patch_pod"].set()
+        await task
+
+    @pytest.mark.parametrize("failure", [refused(429), Unclear("reset"), Lands()], ids=["refused", "lost", "landed"])
+    async def test_written_again_after_a_failure_with_the_same_cards(self, failure: Any) -> None:
+        r = rig()
+        r.arrive(tile(8), on="n1")
+        r.api.script["patch_pod"] = [failure]
+        await rounds(r, 3)
+        assert len(r.api.patches) == 1, "not at once"
+        assert r.free() == [8, 16]
+        await rounds(r, 1, AGAIN)
+        await rounds(r)
+        assert len(r.api.patches) == 2
+        assert r.written() is not None
+        r.catch_up()
+        assert r.free() == [8, 16]
+
+    async def test_each_gets_its_own_tile(self) -> None:
+        r = rig()
+        for name in ("a", "b", "c"):
+            r.arrive(tile(10), name=name, on="n1")
+        await rounds(r, 2)
+        assert r.free() == [6, 6]
+        r.ledger.check()
+        assert sorted(r.mirror.ungranted) == ["uid-c"]
+
+    async def test_without_room_it_is_told_and_nothing_is_booked(self) -> None:
+        r = rig()
+        r.arrive(tile(32), on="n1")
+        await rounds(r, 8)
+        (note,) = r.api.notes
+        assert note.pod == "web-0"
+        assert "bound to n1 by another scheduler, where gputile has no cards for it: GPUs smaller" in note.message
+        assert (r.free(), r.api.patches) == ([16, 16], [])
+
+    async def test_granted_as_soon_as_there_is_room(self) -> None:
+        r = rig()
+        r.arrive(tile(16, cards=2), name="old", annotations=_both(), on="n1")
+        r.arrive(tile(8), on="n1")
+        await rounds(r, 2)
+        assert r.written() is None
+        r.api.delete_pod("default/old")
+        r.catch_up()
+        await rounds(r)
+        assert r.written() is not None, "Freed: no need to wait for the next regular look"
+
+    async def test_on_a_node_that_nobody_knows_it_waits(self) -> None:
+        r = rig()
+        r.arrive(tile(8), on="n2")
+        await rounds(r, 2)
+        assert (r.api.patches, r.api.notes) == ([], [])
+        r.api.add_node(node("n2").card(size=16).manifest())
+        r.catch_up()
+        await rounds(r)
+        assert r.free("n2") == [8]
+
+    async def test_gone_before_it_was_written(self) -> None:
+        r = rig()
+        r.arrive(tile(8), on="n1")
+        r.api.script["patch_pod"] = [Unclear("reset")]
+        await rounds(r)
+        r.api.delete_pod("default/web-0")
+        r.catch_up()
+        r.clock.now += AGAIN
+        await rounds(r)
+        assert len(r.api.patches) == 1
+        assert r.free() == [16, 16]
+
+    async def test_not_over_what_somebody_changed_since_it_was_read(self) -> None:
+        """Another leader's grant, for one, which our watch has not shown yet."""
+        r = rig()
+        r.arrive(tile(8), on="n1")
+        r.api.add_pod(r.live() | {"metadata": r.live()["metadata"] | {"annotations": grant(index=1)}})
+        await rounds(r, 1, AGAIN)
+        written = r.written()
+        assert written is not None
+        assert written["containers"][0]["tiles"][0]["index"] == 1
+        r.catch_up()
+        await rounds(r, 2, AGAIN)
+        assert r.free() == [16, 8]
+
+    async def test_a_lease_lost_between_two_writes_ends_them(self) -> None:
+        r = rig()
+        for name in ("a", "b"):
+            r.arrive(tile(8), name=name, on="n1")
+        r.api.script["patch_pod"] = [lambda: setattr(r, "leading", False)]
+        await rounds(r, 3, AGAIN)
+        assert len(r.api.patches) == 1
+
+    async def test_a_new_term_decides_anew_what_was_not_written(self) -> None:
+        r = rig()
+        r.arrive(tile(8), on="n1")
+        r.api.script["patch_pod"] = [Unclear("reset")]
+        await rounds(r)
+        r.granter.new_term()
+        assert list(r.mirror.ungranted) == ["uid-web-0"]
+        await rounds(r, 2, AGAIN)
+        assert r.written() is not None
+        assert r.free() == [8, 16]
+
+    async def test_only_the_leader_grants(self) -> None:
+        r = rig()
+        r.leading = False
+        r.arrive(tile(8), on="n1")
+        r.arrive(tile(8), name="copy", annotations=grant(), on="n1")
+        await rounds(r, 3)
+        assert (r.api.calls, r.free()) == ([], [16, 16])
+
+    async def test_no_room_is_not_told_as_a_grant_that_is_not_believed(self) -> None:
+        r = rig()
+        r.arrive(tile(32), on="n1")
+        await rounds(r)
+        assert [note.reason for note in r.api.notes] != ["GrantNotBelieved"]
+        assert r.count("copied_grants_total") == 0
+
+
+def _both() -> dict[str, str]:
+    tiles = [{"uuid": f"GPU-n1-{n}", "index": n, "memory": 16, "cores": 0} for n in range(2)]
+    return grant(name="old", containers=[{"name": "c0", "tiles": tiles}])
+
+
+class TestLabels:
+    async def bound(self, r: Rig, labels: Json | None = None, **status: Any) -> None:
+        r.arrive(HAMI, name="b", labels=labels)
+        assert await r.bind("b") == ""
+        live = r.api.pods["default/b"]
+        if labels is None:
+            live["metadata"]["labels"] = {}  # an API server before 1.35 takes only annotations over
+        r.api.add_pod(live | {"status": status})
+        r.api.events[:] = r.api.events[-1:]
+        r.catch_up()
+
+    async def test_what_the_api_server_did_not_take_over_is_patched_once(self) -> None:
+        r = rig()
+        await self.bound(r)
+        await rounds(r, 2)
+        assert r.api.patches == [("default/b", {}, {"hami.io/vgpu-node": "n1"})]
+        r.catch_up()
+        await rounds(r, 2)
+        assert len(r.api.patches) == 1
+
+    async def test_what_is_there_stays_as_it_is(self) -> None:
+        r = rig()
+        await self.bound(r, labels={"hami.io/vgpu-node": "mine"})
+        await rounds(r, 2)
+        assert r.api.patches == []
+
+    async def test_a_dialect_without_labels_needs_no_patch(self) -> None:
+        r = rig()
+        r.arrive(tile(8))
+        await r.bind()
+        r.catch_up()
+        await rounds(r)
+        assert r.api.patches == []
+
+    async def test_a_pod_that_runs_is_left_alone(self) -> None:
+        r = rig()
+        await self.bound(r, phase="Running")
+        await rounds(r)
+        assert r.api.patches == []
+
+    async def test_a_failure_is_tried_again(self) -> None:
+        r = rig()
+        await self.bound(r)
+        r.api.script["patch_pod"] = [Unclear("reset")]
+        await rounds(r, 2, AGAIN)
+        assert r.live("b")["metadata"]["labels"] == {"hami.io/vgpu-node": "n1"}
+
+    async def test_a_failure_of_one_pod_does_not_cost_the_others_their_labels(self) -> None:
+        r = rig()
+        for name in ("a", "b"):
+            r.arrive(HAMI, name=name)
+        for name in ("a", "b"):
+            assert await r.bind(name) == ""
+            r.live(name)["metadata"]["labels"] = {}
+        r.api.events.clear()
+        for name in ("a", "b"):
+            r.api.add_pod(r.live(name))
+        r.catch_up()
+        r.api.script["patch_pod"] = [Unclear("reset")]
+        await rounds(r, 2, AGAIN)
+        assert [r.live(name)["metadata"]["labels"] for name in ("a", "b")] == [{"hami.io/vgpu-node": "n1"}] * 2
+
+
+class TestLookingUp:
+    async def lost(self, r: Rig, *, landed: bool) -> None:
+        """A bind without an answer, and the time after which the book asks about it."""
+        r.arrive(tile(8))
+        r.api.script["bind"] = [Lands() if landed else Unclear("reset")]
+        assert "got lost" in await r.bind()
+        r.clock.now += r.settings.book.assume_ttl
+        r.carry_out(r.ledger.handle(Tick(r.clock.now)))
+        assert r.count("assumed_expired_total") == 1
+
+    def rig(self) -> Rig:
+        return rig(bind=BindSettings(timeout=0.01))
+
+    async def test_landed_is_confirmed(self) -> None:
+        r = self.rig()
+        await self.lost(r, landed=True)
+        await rounds(r, 2)
+        assert (r.state(), r.free()) == (State.CONFIRMED, [8, 16])
+        assert r.api.calls.count("pod") == 1
+
+    async def test_not_landed_is_forgotten(self) -> None:
+        r = self.rig()
+        await self.lost(r, landed=False)
+        await rounds(r)
+        assert (r.state(), r.free()) == (None, [16, 16])
+
+    async def test_deleted_is_gone(self) -> None:
+        r = self.rig()
+        await self.lost(r, landed=False)
+        r.api.delete_pod("default/web-0")
+        await rounds(r)
+        assert (r.state(), r.free()) == (None, [16, 16])
+
+    async def test_another_pod_of_that_name_is_not_it(self) -> None:
+        r = self.rig()
+        await self.lost(r, landed=True)
+        r.live()["metadata"]["uid"] = "uid-new"
+        await rounds(r)
+        assert (r.state(), r.free()) == (None, [16, 16])
+
+    async def test_a_look_that_fails_keeps_the_tile_and_is_repeated(self) -> None:
+        r = self.rig()
+        await self.lost(r, landed=True)
+        r.api.script["pod"] = [Unclear("timed out")]
+        await rounds(r, 1, AGAIN)
+        assert (r.state(), r.free()) == (State.ASSUMED, [8, 16])
+        await rounds(r)
+        assert r.state() is State.CONFIRMED
+
+    async def test_confirmed_by_the_watch_meanwhile_needs_no_look(self) -> None:
+        r = self.rig()
+        await self.lost(r, landed=True)
+        r.catch_up()
+        await rounds(r)
+        assert "pod" not in r.api.calls
+
+    async def test_what_was_booked_anew_during_the_look_stays(self) -> None:
+        r = self.rig()
+        await self.lost(r, landed=False)
+        entry = r.ledger.entry("uid-web-0")
+        assert entry is not None
+
+        def again() -> None:
+            r.ledger.handle(Forgotten("uid-web-0"))
+            r.ledger.handle(Assumed(entry.holding, r.clock.now))
+
+        r.api.script["pod"] = [again]
+        await rounds(r)
+        assert (r.state(), r.free()) == (State.ASSUMED, [8, 16])
+
+    async def test_a_bind_that_is_under_way_during_the_look_keeps_its_tile(self) -> None:
+        """The repeated bind is sent, the look finds the pod unbound, and then the bind lands."""
+        r = self.rig()
+        await self.lost(r, landed=False)
+        gate = r.api.gates["bind"] = asyncio.Event()
+        bind = asyncio.create_task(r.bind())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        await rounds(r)
+        gate.set()
+        assert await bind == ""
+        assert r.live()["spec"]["nodeName"] == "n1"
+        assert r.free() == [8, 16], "the pod is bound: its tile is not free"
+
+    async def test_a_new_term_looks_up_every_bind_in_flight(self) -> None:
+        r = self.rig()
+        r.arrive(tile(8))
+        assert await r.bind() == ""
+        r.granter.new_term()
+        await rounds(r)
+        assert r.state() is State.CONFIRMED
+
+    async def test_also_who_does_not_lead_looks(self) -> None:
+        """Its book must be right when it comes to lead."""
+        r = self.rig()
+        await self.lost(r, landed=True)
+        r.leading = False
+        await rounds(r)
+        assert r.state() is State.CONFIRMED
+
+    async def test_a_bind_that_is_repeated_during_the_look_keeps_its_tile(self) -> None:
+        """The look is sent, the pod is unbound; the repeated bind lands; then the look's answer comes."""
+        r = self.rig()
+        await self.lost(r, landed=False)
+        seen = await r.api.pod("default", "web-0")
+        assert await r.bind() == ""
+
+        async def old_answer(namespace: str, name: str) -> Any:
+            return seen
+
+        r.api.pod = old_answer  # type: ignore[method-assign]
+        await rounds(r)
+        assert r.live()["spec"]["nodeName"] == "n1"
+        assert r.free() == [8, 16], "the pod is bound: its tile is not free"
+
+
+class TestReports:
+    async def test_a_copied_grant_is_told_once(self) -> None:
+        r = rig()
+        r.arrive(tile(8), annotations=grant(pod="uid-other"), on="n1")
+        await rounds(r)
+        r.relist()
+        r.change("web-0", status={"phase": "Pending"})
+        r.catch_up()
+        await rounds(r, 3)
+        (note,) = r.api.notes
+        assert (note.reason, note.uid) == ("GrantNotBelieved", "uid-web-0")
+        assert "belongs to pod uid-other" in note.message
+        assert r.count("copied_grants_total") == 1
+        written = r.written()
+        assert written is not None
+        assert written["pod"] == "uid-web-0", "and replaced by its own"
+
+    async def test_the_same_is_not_told_twice(self) -> None:
+        r = rig()
+        r.arrive(tile(8), annotations=grant(), on="n1")
+        for index in (1, 2, 3):
+            r.arrive(tile(8), annotations=grant(index=index), on="n1")
+            await rounds(r)
+        assert len(r.api.notes) == 1
+
+    async def test_who_does_not_lead_keeps_nothing_to_tell_later(self) -> None:
+        """The leader of that time has told it."""
+        r = rig()
+        r.leading = False
+        r.arrive(tile(8), annotations=grant(pod="uid-other"), on="n1")
+        await rounds(r)
+        r.leading = True
+        await rounds(r)
+        assert r.api.notes == []
+
+    async def test_an_edited_grant_is_told(self) -> None:
+        r = rig()
+        r.arrive(tile(8), annotations=grant(), on="n1")
+        r.arrive(tile(8), annotations=grant(index=1), on="n1")
+        await rounds(r)
+        (note,) = r.api.notes
+        assert "was changed after the pod was bound" in note.message
+
+    async def test_a_conflict_is_counted_and_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+        r = rig()
+        for name in ("a", "b"):
+            r.arrive(tile(10), name=name, annotations=grant(10, name=name), on="n1")
+        await rounds(r, 2)
+        assert [record.message for record in caplog.records].count("more on a card than it has") == 1
+        assert r.count("conflicts_total") == 1
+
+    async def test_what_is_remembered_of_gone_pods_is_forgotten(self) -> None:
+        r = rig()
+        r.arrive(tile(8), annotations=grant(pod="uid-other"), on="n1")
+        await rounds(r)
+        r.api.delete_pod("default/web-0")
+        r.catch_up()
+        r.granter.forget_strangers()
+        r.arrive(tile(8), annotations=grant(pod="uid-other"), on="n1")
+        await rounds(r)
+        assert len(r.api.notes) == 2
+
+    async def test_a_report_that_could_not_be_written_is_written_later(self) -> None:
+        r = rig()
+        r.arrive(tile(8), annotations=grant(pod="uid-other"), on="n1")
+        r.api.script["note"] = [Unclear("reset")]
+        await rounds(r, 2, AGAIN)
+        assert len(r.api.notes) == 1
+
+
+async def test_a_stop_in_the_middle_of_a_write_stops() -> None:
+    r = rig()
+    r.arrive(tile(8), on="n1")
+    loop = asyncio.create_task(r.granter.run())
+    r.api.script["patch_pod"] = [loop.cancel]
+    for _ in range(50):
+        await asyncio.sleep(0)
+    stopped = loop.done()
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+    assert stopped
+
+
+async def test_the_loop_survives_what_the_api_server_says(caplog: pytest.LogCaptureFixture) -> None:
+    r = rig()
+    r.arrive(tile(8), on="n1")
+    r.api.script["patch_pod"] = [refused(403), Unclear("reset")]
+    loop = asyncio.create_task(r.granter.run())
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert not loop.done()
+    loop.cancel()
+    assert r.written() is not None
+    assert "not done, and tried again" in [record.message for record in caplog.records]
+
+
+async def test_pods_that_go_in_the_middle_of_a_round_break_nothing() -> None:
+    r = rig()
+    for name in ("a", "b"):
+        r.arrive(HAMI, name=name)
+        assert await r.bind(name) == ""
+        r.live(name)["metadata"]["labels"] = {}
+    r.api.events.clear()
+    for name in ("a", "b"):
+        r.api.add_pod(r.live(name))
+    r.catch_up()
+
+    def all_go() -> None:
+        for key in list(r.api.pods):
+            r.api.delete_pod(key)
+        r.catch_up()
+
+    r.api.script["patch_pod"] = [all_go]
+    await rounds(r, 2)
+    assert (r.mirror.fresh, len(r.ledger)) == ({}, 0)

@@ -1,0 +1,285 @@
+"""A repeated no is given from memory, and is what a new look would say.
+
+Seen to fail, by breaking the code on purpose: `Columns._book` or `_write_row` without counting the gain; `Nos.again`
+without its rule about containers that do not fit together; `Nos._nodes` as the number of nodes; `_may_remember` of the
+`Extender` forgetting promises, or closed nodes; `Nos.keep` never making room; `Nos` asked without what quota leaves.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputile.engine.placement.place import RULES_UNDER_QUOTA, Placement, cases, piece_miss
+from gputile.engine.placement.units import cut
+from gputile.kube.api import Json
+from gputile.ledger.events import NodeSeen, Promised, QuotasSet, Tick
+from gputile.model.quotas import Limit, Quota
+from gputile.model.refusals import SENTENCE, NodeCode
+from gputile.model.requests import PodRequest
+from gputile.scheduler.extender.filter import Extender
+from gputile.scheduler.extender.refusal_cache import MOST
+from gputile.scheduler.extender_api import FilterAnswer, read_filter, write_filter
+from gputile.scheduler.state.allocations import holding_of
+from gputile.scheduler.state.cluster_state import Mirror
+from gputile.telemetry.metrics import Metrics
+from gputile.testing.builders import node
+from tests.effort import examples
+from tests.scheduler.rig import Rig, tile
+
+SIZE = 8
+WISHES: list[tuple[Json, ...]] = [
+    (tile(5),),
+    (tile(7, cores=60),),
+    (tile(3, cards=2),),
+    ({"gputile.io/gpu": 1},),
+    (tile(4), tile(6)),
+    (tile(2), tile(4), tile(6)),
+]
+QUOTAS = [
+    None,
+    Quota((Limit(model="*", cards=100),)),
+    Quota((Limit(model="A100", cards=250, memory=20),)),
+    Quota((Limit(model="T4"),)),
+]
+
+
+def remembered(rig: Rig) -> float:
+    return rig.count("remembered_nos_total")
+
+
+def promise(rig: Rig, name: str) -> None:
+    """Keep room on n1 for a pod that waits."""
+    pod = rig.mirror.waiting[f"uid-{name}"].pod
+    asked = rig.requests.of(pod)
+    assert isinstance(asked, PodRequest)
+    where = rig.ledger.fleet.place(asked, "n1")
+    assert isinstance(where, Placement)
+    rig.ledger.handle(Promised(holding_of(pod, asked, where.grant(pod.uid, asked.dialect)), 2000.0))
+
+
+class TestARepeatedNo:
+    def test_is_not_looked_for_again(self) -> None:
+        rig = full()
+        first = rig.filter("late")
+        again = rig.filter("late")
+        assert (first.names, first.failed) == ([], dict.fromkeys(["n1", "n2"], SENTENCE[NodeCode.MEMORY]))
+        assert (again.failed, again.unresolvable) == (first.failed, first.unresolvable)
+        assert remembered(rig) == 1
+
+    def test_is_written_once_and_says_the_same(self) -> None:
+        rig = full()
+        args = rig.args("late")
+        first = rig.extender.filter(args)
+        again = rig.extender.filter(args)
+        assert (first.written, again.written) == (b"", write_filter(first, args))
+
+    def test_serves_every_pod_that_asks_the_same_whatever_the_order_of_the_nodes(self) -> None:
+        rig = full()
+        rig.arrive(tile(5), name="later")
+        first = rig.filter("late", ["n1", "n2"])
+        assert rig.filter("later", ["n2", "n1"]).failed == first.failed
+        assert remembered(rig) == 1
+
+    def test_counts_and_is_told_like_the_first(self) -> None:
+        rig = full()
+        told: list[str] = []
+        rig.extender.on_no = lambda no: told.append(no.pod.name)
+        rig.filter("late")
+        rig.filter("late")
+        assert told == ["late", "late"]
+        assert rig.count("refusals_total", code="InsufficientCardMemory") == 4
+
+    def test_is_none_for_other_nodes(self) -> None:
+        rig = full()
+        rig.filter("late")
+        assert list(rig.filter("late", ["n2"]).failed) == ["n2"]
+        assert remembered(rig) == 0
+
+    def test_with_a_node_named_twice_is_looked_for(self) -> None:
+        rig = full()
+        for _ in range(2):
+            rig.filter("late", ["n1", "n1"])
+        assert remembered(rig) == 0
+
+    def test_about_a_stranger_holds_until_it_is_known(self) -> None:
+        rig = full()
+        for _ in range(2):
+            assert rig.filter("late", ["n1", "n9"]).unresolvable == {"n9": SENTENCE[NodeCode.UNKNOWN_NODE]}
+        assert remembered(rig) == 1
+        rig.ledger.handle(NodeSeen(node("n9").cards(1, size=SIZE).node()))
+        assert rig.filter("late", ["n1", "n9"]).names == ["n9"]
+
+    def test_about_whole_nodes_is_looked_for_and_answered_whole(self) -> None:
+        rig = full()
+        rig.filter("late")
+        args = rig.args("late", whole=True)
+        for _ in range(2):
+            assert b'"items":[]' in write_filter(rig.extender.filter(args), args)
+        assert remembered(rig) == 0
+
+    def test_with_a_closed_node_is_looked_for(self) -> None:
+        """A node that waits for another agent is refused for that reason, which no room changes."""
+        rig = full()
+        rig.filter("late")
+        rig.mirror.guessing.add("n1")
+        rig.extender._settings = type(rig.settings)(policy="binpack", other_agents="refuse")
+        assert rig.filter("late").unresolvable.keys() == {"n1"}
+        assert remembered(rig) == 0
+
+    def test_of_a_pod_with_a_promise_is_looked_for(self) -> None:
+        """The promised room is its own, and the others' answer is not."""
+        rig = Rig(node("n1").cards(1, size=SIZE))
+        for name in ("mine", "other"):
+            rig.arrive(tile(5), name=name)
+        promise(rig, "mine")
+        assert rig.filter("other").names == []
+        assert rig.filter("mine").names == ["n1"]
+
+    def test_of_a_pod_that_may_take_what_is_promised_to_another_is_looked_for(self) -> None:
+        rig = Rig(node("n1").cards(1, size=SIZE))
+        for name in ("mine", "equal", "king"):
+            rig.arrive(tile(5), name=name)
+        rig.change("king", spec={"priority": 9})
+        rig.catch_up()
+        promise(rig, "mine")
+        assert rig.filter("equal").names == []
+        assert rig.filter("king").names == ["n1"]
+
+    def test_that_containers_do_not_fit_together_holds_only_while_nothing_changes(self) -> None:
+        """With less room one of them does not even fit alone."""
+        rig = Rig(node("n1").cards(1, size=SIZE))
+        rig.arrive(tile(3), tile(5), name="late")
+        home(rig, "first", tile(2))
+        for _ in range(2):
+            assert rig.filter("late").failed == {"n1": SENTENCE[NodeCode.TOGETHER]}
+        assert remembered(rig) == 1
+        home(rig, "second", tile(2))
+        assert rig.filter("late").failed == {"n1": SENTENCE[NodeCode.MEMORY]}
+
+    def test_does_not_fill_memory(self) -> None:
+        rig = full()
+        for number in range(2 * MOST + 1):
+            rig.arrive(tile(5, cores=number % 101, cards=1 + number // 101), name=f"p{number}")
+            rig.filter(f"p{number}")
+            assert sum(len(shape.answers) for shape in rig.extender._nos._shapes.values()) <= MOST
+
+
+class TestRoom:
+    @pytest.mark.parametrize(
+        "makes_room",
+        [
+            pytest.param(lambda rig: rig.change("first-0", status={"phase": "Succeeded"}), id="a-pod-ends"),
+            pytest.param(lambda rig: rig.api.delete_pod("default/first-0"), id="a-pod-goes"),
+            pytest.param(
+                lambda rig: rig.api.add_node(node("n1").cards(1, size=2 * SIZE).manifest()), id="a-card-grows"
+            ),
+        ],
+    )
+    def test_ends_it(self, makes_room: Callable[[Rig], None]) -> None:
+        rig = full()
+        assert rig.filter("late").names == []
+        makes_room(rig)
+        rig.catch_up()
+        assert rig.filter("late").names == ["n1"]
+
+    def test_that_a_pencil_gives_back_ends_it(self) -> None:
+        rig = Rig(node("n1").cards(1, size=SIZE))
+        for name in ("first", "late"):
+            rig.arrive(tile(5), name=name)
+        assert rig.filter("first").names == ["n1"]
+        assert rig.filter("late").names == []
+        rig.ledger.handle(Tick(rig.clock() + 60))
+        assert rig.filter("late").names == ["n1"]
+
+
+def full() -> Rig:
+    """Two nodes of one card each, both taken, and a pod that waits."""
+    rig = Rig(*(node(name).cards(1, size=SIZE) for name in ("n1", "n2")))
+    for number in range(2):
+        home(rig, f"first-{number}", tile(5))
+    rig.arrive(tile(5), name="late")
+    return rig
+
+
+def home(rig: Rig, name: str, wish: Json) -> None:
+    """A pod that comes, is filtered and bound."""
+    rig.arrive(wish, name=name)
+    rig.filter(name)
+    asyncio.run(rig.bind(name, rig.node_of(name) or ""))
+    rig.catch_up()
+
+
+@examples(60)
+@given(st.randoms(use_true_random=False))
+def test_every_answer_is_what_a_new_look_says(dice: random.Random) -> None:
+    """Pods come, are filtered again and again, bound, and end; nodes and quotas change; time passes."""
+    nodes = [node(f"n{n}").cards(2, size=SIZE) for n in range(3)]
+    rig = Rig(*nodes)
+    for step in range(40):
+        act = dice.choice(["arrive", "filter", "filter", "filter", "filter", "bind", "end", "node", "quota", "tick"])
+        names = [one["metadata"]["name"] for one in rig.api.pods.values()]
+        waiting = [name for name in names if f"uid-{name}" in rig.mirror.waiting]
+        if act == "arrive":
+            rig.arrive(*dice.choice(WISHES), name=f"p{step}")
+        elif act == "filter" and waiting:
+            check(rig, dice.choice(waiting), dice)
+        elif act == "bind" and waiting:
+            name = dice.choice(waiting)
+            if rig.node_of(name):
+                asyncio.run(rig.bind(name, rig.node_of(name) or ""))
+                rig.catch_up()
+        elif act == "end" and names:
+            rig.change(dice.choice(names), status={"phase": "Succeeded"})
+            rig.catch_up()
+        elif act == "node":
+            rig.api.add_node(node(f"n{dice.randrange(3)}").cards(2, size=dice.choice([4, SIZE])).manifest())
+            rig.catch_up()
+        elif act == "quota":
+            rig.ledger.handle(QuotasSet({"default": quota} if (quota := dice.choice(QUOTAS)) else {}))
+        elif act == "tick":
+            rig.clock.now += 1.5
+            rig.carry_out(rig.ledger.handle(Tick(rig.clock())))
+
+
+def check(rig: Rig, name: str, dice: random.Random) -> None:
+    asked_about = dice.choice([["n0", "n1", "n2"], ["n2", "n0", "n1"], ["n1", "n0"]])
+    body = rig.body(name, asked_about)
+    again = Extender(
+        rig.mirror, rig.requests, rig.availability, settings=rig.settings, metrics=Metrics(), clock=rig.clock
+    )
+    fresh = again.dry_run(read_filter(body))
+    found = rig.extender.filter(read_filter(body))
+    if found.names:
+        assert set(found.names) <= set(fresh.names)
+        return
+    assert not found.error
+    assert not fresh.names, "room appeared, and the pod was not told"
+    assert (found.failed.keys(), found.unresolvable.keys()) == (fresh.failed.keys(), fresh.unresolvable.keys())
+    asked = rig.requests.of(rig.mirror.waiting[f"uid-{name}"].pod)
+    assert isinstance(asked, PodRequest)
+    asked = rig.ledger.spending.allowed("default", asked)
+    for node_name, sentence in {**found.failed, **found.unresolvable}.items():
+        assert still_true(asked, rig.mirror, node_name, sentence), (node_name, sentence, fresh)
+    if found.written:
+        assert found.written == write_filter(
+            FilterAnswer(failed=found.failed, unresolvable=found.unresolvable), read_filter(body)
+        )
+
+
+def still_true(asked: PodRequest, mirror: Mirror, name: str, sentence: str) -> bool:
+    """Whether the rules up to the one that the sentence is about leave some container too few cards."""
+    view = mirror.ledger.fleet.view(name)
+    codes = [stage.code for stage in RULES_UNDER_QUOTA]
+    code = next(code for code, said in SENTENCE.items() if said == sentence)
+    if code is NodeCode.TOGETHER:  # each of them fits
+        return all(piece_miss(piece, asked.constraints, view) is None for piece in cut(asked))
+    stages = RULES_UNDER_QUOTA[: codes.index(code) + 1]
+    left = [
+        sum(all(stage.passes(case) for stage in stages) for case in cases(piece, asked.constraints, view)) < piece.cards
+        for piece in cut(asked)
+    ]
+    return any(left)
