@@ -53,8 +53,8 @@ async def measure(plane: ControlPlane, folder: Path, serve: str) -> list[tuple[s
         await asyncio.sleep(10)  # some looks, beats and reports
         found.append((f"at rest, {len(devices.devices)} devices", resident(child)))
         for n in range(CONTAINERS):
-            asked = wire.AllocationsAsked(containers=[wire.Ids(ids=[devices.devices[n % 80].id])])
-            await kubelet.call("Allocate", asked, wire.Allocations)
+            asked = wire.AllocateRequest(containers=[wire.DeviceIds(ids=[devices.devices[n % 80].id])])
+            await kubelet.call("Allocate", asked, wire.AllocateResponse)
         found.append((f"after {CONTAINERS} allocations", resident(child)))
         child.stop()
     return found

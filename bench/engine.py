@@ -18,15 +18,15 @@ import numpy as np
 
 from gputile.dialects.kube_objects import NodeObject, Pod
 from gputile.engine.fleet.fleet import Fleet
-from gputile.ledger.events import Rubbed
+from gputile.ledger.events import Unreserved
 from gputile.ledger.ledger import Ledger
 from gputile.model.cards import NodeView
 from gputile.model.grants import Use
 from gputile.model.requests import PodRequest
-from gputile.scheduler.extender.filter import Extender
+from gputile.scheduler.extender.filter import FilterService
 from gputile.scheduler.extender_api import read_filter, write_filter
 from gputile.scheduler.settings import Settings
-from gputile.scheduler.state.cluster_state import Mirror
+from gputile.scheduler.state.cluster_state import ClusterState
 from gputile.scheduler.state.node_availability import NodeAvailability
 from gputile.scheduler.state.pod_requests import PodRequests
 from gputile.telemetry.metrics import Metrics
@@ -100,7 +100,7 @@ def naive_loop(fleet: Fleet, request: PodRequest) -> str | None:
     for view in views(fleet):
         if view.cpu < request.cpu:
             continue
-        free = [[room.memory, room.cores, room.slots, room.tenants] for room in view.rooms]
+        free = [[room.memory, room.cores, room.slots, room.tenants] for room in view.free_by_card]
         if all(naive_container(a.cards, a.memory_of(81920), a.cores, a.exclusive, free) for a in request.asks):
             left = view.cpu / 128_000 + sum(room[0] / 81920 for room in free) / 8
             best = min(best or (left, view.node.name), (left, view.node.name))
@@ -170,30 +170,30 @@ class Asking:
 
     def __init__(self, nodes: int) -> None:
         self.ledger, settings = Ledger(), Settings(policy="tiling")
-        mirror = Mirror(self.ledger, settings.dialects)
-        requests, availability = PodRequests(mirror), NodeAvailability(mirror, settings.other_agents)
-        self.extender = Extender(
-            mirror, requests, availability, settings=settings, metrics=Metrics(), clock=time.monotonic
+        cluster_state = ClusterState(self.ledger, settings.dialects)
+        requests, availability = PodRequests(cluster_state), NodeAvailability(cluster_state, settings.other_agents)
+        self.filter_service = FilterService(
+            cluster_state, requests, availability, settings=settings, metrics=Metrics(), clock=time.monotonic
         )
         self.names = [f"node-{number}" for number in range(nodes)]
         for name in self.names:
-            mirror.node_changed(msgspec.convert(node(name).cards(8, "A100", "80Gi").manifest(), NodeObject))
+            cluster_state.node_changed(msgspec.convert(node(name).cards(8, "A100", "80Gi").manifest(), NodeObject))
             for card in range(8):
                 self.ledger.fleet.hold(name, {f"GPU-{name}-{card}": Use(8192, 10, 1)})
-        self.bodies = {uid: self.body(mirror, uid, size) for uid, size in (("small", 4096), ("large", 81920))}
+        self.bodies = {uid: self.body(cluster_state, uid, size) for uid, size in (("small", 4096), ("large", 81920))}
 
-    def body(self, mirror: Mirror, uid: str, size: int) -> bytes:
+    def body(self, cluster_state: ClusterState, uid: str, size: int) -> bytes:
         made = pod({"gputile.io/gpu": 1, "gputile.io/memory": size}, name=uid, uid=uid)
-        mirror.pod_changed(msgspec.convert(made, Pod))
+        cluster_state.pod_changed(msgspec.convert(made, Pod))
         return msgspec.json.encode({"Pod": made, "NodeNames": self.names})
 
     def ask(self, uid: str) -> None:
         args = read_filter(self.bodies[uid])
-        write_filter(self.extender.filter(args), args)
+        write_filter(self.filter_service.filter(args), args)
 
     def yes(self) -> None:
         self.ask("small")
-        self.ledger.handle(Rubbed("small"))
+        self.ledger.handle(Unreserved("small"))
 
     def no(self) -> None:
         self.ask("large")

@@ -33,10 +33,10 @@ from tests.e2e.watching import Event, watch
 
 from bench.stage import Tenant, configuration, say
 from gputile.dialects.gputile import INVENTORY, write_inventory
-from gputile.dialects.kube_objects import Inventory
+from gputile.dialects.kube_objects import NodeInventory
 from gputile.model.cards import Node
 from gputile.model.requests import PodRequest
-from gputile.sim.replay import Plan, arrivals, average_card, replay
+from gputile.sim.replay import ReplayPlan, arrivals, average_card, replay
 from gputile.sim.traces import THOUSANDTHS, Job, load_jobs, load_nodes
 
 SPACE = "packing"
@@ -80,7 +80,10 @@ def node_object(node: Node) -> Manifest:
     made: Manifest = {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": node.name, "annotations": {INVENTORY: write_inventory(Inventory(cards))} if cards else {}},
+        "metadata": {
+            "name": node.name,
+            "annotations": {INVENTORY: write_inventory(NodeInventory(cards))} if cards else {},
+        },
         "status": {"allocatable": {"cpu": f"{node.cpu}m", "memory": f"{node.memory}Mi"}},
     }
     return from_manifest(made, resources={"pods": PODS, **({"gputile.io/gpu": SLOTS * len(cards)} if cards else {})})
@@ -181,7 +184,7 @@ class Lists(msgspec.Struct, frozen=True):
         return arrivals(self.jobs, ratio * capacity, seed, average_card(self.nodes))
 
 
-def run(plane: ControlPlane, lists: Lists, plan: Plan, *, steer: bool, flight: int, first: int | None) -> Result:
+def run(plane: ControlPlane, lists: Lists, plan: ReplayPlan, *, steer: bool, flight: int, first: int | None) -> Result:
     plane.namespace(SPACE)
     order = lists.order(plan.seed, plan.ratio)[:first]
     wishes = [pod_object(number, job.request) for number, job in enumerate(order)]
@@ -210,7 +213,7 @@ def run(plane: ControlPlane, lists: Lists, plan: Plan, *, steer: bool, flight: i
     )
 
 
-def simulated(lists: Lists, plan: Plan) -> float:
+def simulated(lists: Lists, plan: ReplayPlan) -> float:
     return replay(lists.nodes, lists.jobs, plan, lambda part: None).final
 
 
@@ -261,14 +264,14 @@ def main(
     built, results = programs(say), []
     for policy in policies.split(","):
         for how in steer.split(","):
-            plan = Plan(policy=policy, seed=seed, ratio=ratio)
+            plan = ReplayPlan(policy=policy, seed=seed, ratio=ratio)
             results.append(one(built, lists, plan, steer=how == "on", flight=flight, first=first))
             print("\n".join(["", HEAD, *(it.line() for it in results), *goals(results), ""]), flush=True)
             if save:
                 save.write_bytes(msgspec.json.format(msgspec.json.encode(results)))
 
 
-def one(built: Programs, lists: Lists, plan: Plan, *, steer: bool, flight: int, first: int | None) -> Result:
+def one(built: Programs, lists: Lists, plan: ReplayPlan, *, steer: bool, flight: int, first: int | None) -> Result:
     """Each on a control plane of its own."""
     with ControlPlane(built) as plane:
         rights(plane)

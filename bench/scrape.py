@@ -13,16 +13,16 @@ import numpy as np
 
 from gputile.dialects.kube_objects import Pod
 from gputile.dialects.settings import DEFAULTS
-from gputile.dialects.usage_annotation import write_use
-from gputile.kube.api import Beat, Heartbeat, LeaseName, LeaseWords
+from gputile.dialects.usage_annotation import write_usage
+from gputile.kube.api import AgentLease, LeaseAnnotations, LeaseMetadata, LeaseRenewal
 from gputile.ledger.events import Confirmed, NodeSeen
 from gputile.ledger.ledger import Ledger
-from gputile.model.allocations import Holding
+from gputile.model.allocations import Allocation
 from gputile.model.grants import ContainerGrant, Grant, Tile
-from gputile.model.usage import Usage, Used
-from gputile.scheduler.metrics.cluster_metrics import Figures
+from gputile.model.usage import CardUsage, Usage
+from gputile.scheduler.metrics.cluster_metrics import ClusterMetrics
 from gputile.scheduler.settings import MetricsSettings
-from gputile.scheduler.state.cluster_state import Mirror
+from gputile.scheduler.state.cluster_state import ClusterState
 from gputile.testing.builders import ask, node, wants
 
 SIZES = (100, 1_000, 5_000)
@@ -40,11 +40,11 @@ def main() -> None:
     print(f"{'nodes':>7}{'cards':>8}{'pods':>8}  {'case':<20}{'took':>9}{'held up':>10}{'series':>10}{'MB':>8}")
     worst, default = 0.0, 0.0
     for nodes in SIZES:
-        mirror = cluster(nodes)
+        cluster_state = cluster(nodes)
         gc.collect()
         gc.freeze()  # as the process does after its first list
         for case, settings in CASES.items():
-            took, held_up, text = asyncio.run(measured(Figures(mirror, settings)))
+            took, held_up, text = asyncio.run(measured(ClusterMetrics(cluster_state, settings)))
             if case == "default":
                 worst, default = max(worst, held_up), took
             series = sum(not line.startswith(b"#") for line in text.splitlines())
@@ -55,34 +55,36 @@ def main() -> None:
         print(f"{'ok  ' if found <= goal else 'SLOW'} {what}: {found:.3f} s, at most {goal} s")
 
 
-def cluster(nodes: int) -> Mirror:
+def cluster(nodes: int) -> ClusterState:
     """Nodes with six pods each, whose agents say what they use."""
     ledger, dice = Ledger(), np.random.default_rng(7)
-    mirror = Mirror(ledger, DEFAULTS)
+    cluster_state = ClusterState(ledger, DEFAULTS)
     ledger.fleet.learn_all([wants(ask(size, cores=20), cpu=1000) for size in ("4Gi", "20Gi", "32Gi")])
     for number in range(nodes):
         name = f"node-{number}"
         ledger.handle(NodeSeen(node(name, cpu="128").cards(CARDS, "NVIDIA A100-SXM4-80GB", "80Gi").node()))
         usage: Usage = {}
         for n in range(PODS):
-            holding = pod(name, number * PODS + n, int(dice.integers(0, CARDS)), int(dice.choice([4096, 20480])))
-            ledger.handle(Confirmed(holding))
-            mirror._bound[holding.pod] = Pod()
-            usage[holding.pod] = {"main": {uuid: Used(3000, 40) for uuid in holding.uses()}}
-        use = write_use(usage, [f"GPU-{name}-{card}" for card in range(CARDS)])
+            allocation = pod(name, number * PODS + n, int(dice.integers(0, CARDS)), int(dice.choice([4096, 20480])))
+            ledger.handle(Confirmed(allocation))
+            cluster_state._bound[allocation.pod] = Pod()
+            usage[allocation.pod] = {"main": {uuid: CardUsage(3000, 40) for uuid in allocation.uses()}}
+        use = write_usage(usage, [f"GPU-{name}-{card}" for card in range(CARDS)])
         for beat in ("1", "2"):
-            mirror.agents.changed(Heartbeat(LeaseName(name, LeaseWords(use)), Beat(name, 3600, beat)))
-    return mirror
+            cluster_state.agents.changed(
+                AgentLease(LeaseMetadata(name, LeaseAnnotations(use)), LeaseRenewal(name, 3600, beat))
+            )
+    return cluster_state
 
 
-def pod(node_name: str, number: int, card: int, memory: int) -> Holding:
+def pod(node_name: str, number: int, card: int, memory: int) -> Allocation:
     uid = f"0f3c1a2b-1111-2222-3333-{number:012}"
     part = ContainerGrant("main", (Tile(f"GPU-{node_name}-{card}", card, memory, 20),))
     grant = Grant(pod=uid, node=node_name, dialect="gputile", containers=(part,))
-    return Holding(pod=uid, node=node_name, name=f"team-{number % 20}/train-{number}", grant=grant, cpu=1000)
+    return Allocation(pod=uid, node=node_name, name=f"team-{number % 20}/train-{number}", grant=grant, cpu=1000)
 
 
-async def measured(figures: Figures) -> tuple[float, float, bytes]:
+async def measured(figures: ClusterMetrics) -> tuple[float, float, bytes]:
     """Seconds, the longest gap between two turns of somebody else, and the text."""
     gaps: list[float] = []
 

@@ -10,7 +10,7 @@ import sys
 import uvloop
 
 from gputile.kube.fake import MemoryApi
-from gputile.scheduler.app import Process
+from gputile.scheduler.app import SchedulerApp
 from gputile.scheduler.settings import MetricsSettings, Settings, TlsSettings
 from gputile.telemetry import logs
 from gputile.telemetry.metrics import Metrics
@@ -35,7 +35,7 @@ def settings(folder: str) -> Settings:
 
 async def serve(nodes: int, folder: str) -> None:
     manifests = [node(f"node-{n}", cpu="128").cards(CARDS, size=80).manifest() for n in range(nodes)]
-    process = Process(MemoryApi(manifests, []), settings(folder), Metrics())
+    process = SchedulerApp(MemoryApi(manifests, []), settings(folder), Metrics())
     running = asyncio.create_task(process.run(asyncio.Event()))
     while not (process.server.port and process.may_write()):
         await asyncio.sleep(0.05)

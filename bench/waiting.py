@@ -138,7 +138,7 @@ def prices(plane: ControlPlane, nodes: list[str], calls: int = 600, rounds: int 
     """In turn; every yes is another pod, and its pencil is soon rubbed out, as if bind had come."""
     plane.namespace(SPACE)
     kube = plane.kube
-    with Tenant(plane, book__pencil_ttl="0.05", log_level="warning") as tenant:
+    with Tenant(plane, book__reserve_ttl="0.05", log_level="warning") as tenant:
         kube.create_many([_hopeless(n) for n in range(200)], SPACE, threads=8)
         kube.create_many([one_tile(f"p{n:05}") for n in range(calls * rounds)], SPACE, threads=8)
         knows_all(tenant, 200 + calls * rounds)

@@ -8,14 +8,14 @@ import pytest
 from gputile.cli.main import COMMANDS
 from gputile.dialects.registry import DIALECTS
 from gputile.engine.policies.table import POLICIES
-from gputile.model.refusals import HAMI_ALIAS, SENTENCE, VGPU_ALIAS, NodeCode, RequestCode
+from gputile.model.refusals import HAMI_ALIAS, SENTENCE, VGPU_ALIAS, NodeReason, RequestError
 from tests.telemetry import names
 
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("code", list(NodeCode))
-def test_every_reason_is_on_its_page_with_its_words_and_aliases(code: NodeCode) -> None:
+@pytest.mark.parametrize("code", list(NodeReason))
+def test_every_reason_is_on_its_page_with_its_words_and_aliases(code: NodeReason) -> None:
     (line,) = [
         line for line in (ROOT / "docs/refusals.md").read_text().splitlines() if line.startswith(f"| `{code}` |")
     ]
@@ -23,8 +23,8 @@ def test_every_reason_is_on_its_page_with_its_words_and_aliases(code: NodeCode) 
         assert words in line
 
 
-@pytest.mark.parametrize("code", list(RequestCode))
-def test_every_bad_request_is_on_the_page(code: RequestCode) -> None:
+@pytest.mark.parametrize("code", list(RequestError))
+def test_every_bad_request_is_on_the_page(code: RequestError) -> None:
     assert f"| `{code}` |" in (ROOT / "docs/refusals.md").read_text()
 
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from bench.fuzz.spoiling import Spoiler
-from gputile.agent.server import Server
+from gputile.agent.server import AgentServer
 from gputile.agent.settings import AgentSettings
 from gputile.telemetry.agent_metrics import AgentMetrics
 
@@ -36,7 +36,7 @@ LINES = [
 class AgentPortTarget:
     """A running server of the agent."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: AgentServer) -> None:
         self._server = server
 
     def sample(self, dice: random.Random) -> tuple[str, bytes]:
@@ -77,7 +77,7 @@ class AgentPortTarget:
 
 @asynccontextmanager
 async def target() -> AsyncIterator[AgentPortTarget]:
-    server = Server(AgentSettings(node="n1", listen="127.0.0.1:0"), AgentMetrics(), lambda: "")
+    server = AgentServer(AgentSettings(node="n1", listen="127.0.0.1:0"), AgentMetrics(), lambda: "")
     wrong: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: wrong.append(str(context.get("message"))))
     await server.start()

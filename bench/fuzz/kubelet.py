@@ -1,6 +1,6 @@
 """What a kubelet and a container runtime say: their messages, the device manager's checkpoint, the runtime's settings.
 
-Bytes that cannot be read are `Garbled` or `Unreadable`; nothing else may come of them.
+Bytes that cannot be read are `InvalidMessage` or `UnreadableCheckpoint`; nothing else may come of them.
 """
 
 import base64
@@ -13,29 +13,35 @@ from pathlib import Path
 
 from bench.fuzz.spoiling import Spoiler
 from gputile.kubelet import messages as wire
-from gputile.kubelet.checkpoint import CHECKPOINT, Unreadable, read_checkpoint, registered
+from gputile.kubelet.checkpoint import CHECKPOINT, UnreadableCheckpoint, read_checkpoint, registered
 from gputile.kubelet.cri import read_config
-from gputile.kubelet.protobuf import Garbled, Message, decode, encode
+from gputile.kubelet.protobuf import InvalidMessage, Message, decode, encode
 
 IDS = ["GPU-0::0", "GPU-1::7"]
-GRANTED = wire.Allocation(
+GRANTED = wire.ContainerAllocateResponse(
     envs={"A": "1", "NVIDIA_VISIBLE_DEVICES": "void"},
     mounts=[wire.Mount(container_path="/a", host_path="/b", read_only=True)],
-    devices=[wire.DeviceNode(container_path="/dev/nvidia0", host_path="/dev/nvidia0", permissions="rw")],
+    devices=[wire.DeviceSpec(container_path="/dev/nvidia0", host_path="/dev/nvidia0", permissions="rw")],
     annotations={"a/b": "c"},
-    cdi_devices=[wire.CdiDevice(name="gputile.io/slot=abc")],
+    cdi_devices=[wire.CDIDevice(name="gputile.io/slot=abc")],
 )
 MESSAGES: tuple[Message, ...] = (
-    wire.Options(pre_start_required=True),
-    wire.PreferencesAsked(containers=[wire.PreferenceAsked(available=IDS, must_include=IDS[:1], size=2)]),
-    wire.Preferences(containers=[wire.Ids(ids=IDS)]),
-    wire.AllocationsAsked(containers=[wire.Ids(ids=IDS), wire.Ids()]),
-    wire.Allocations(containers=[GRANTED]),
-    wire.Devices(
-        devices=[wire.DeviceSaid(id=IDS[0], health="Healthy", topology=wire.Topology(nodes=[wire.NumaNode(id=-1)]))]
+    wire.DevicePluginOptions(pre_start_required=True),
+    wire.PreferredAllocationRequest(
+        containers=[wire.ContainerPreferredAllocationRequest(available=IDS, must_include=IDS[:1], size=2)]
     ),
-    wire.StatusSaid(info={"config": '{"enableCDI":true}'}),
-    wire.ContainersSaid(containers=[wire.ContainerSaid(id="c" * 64, state=1, created_at=2**62, labels={"a": "b"})]),
+    wire.PreferredAllocationResponse(containers=[wire.DeviceIds(ids=IDS)]),
+    wire.AllocateRequest(containers=[wire.DeviceIds(ids=IDS), wire.DeviceIds()]),
+    wire.AllocateResponse(containers=[GRANTED]),
+    wire.ListAndWatchResponse(
+        devices=[
+            wire.AdvertisedDevice(id=IDS[0], health="Healthy", topology=wire.TopologyInfo(nodes=[wire.NUMANode(id=-1)]))
+        ]
+    ),
+    wire.StatusResponse(info={"config": '{"enableCDI":true}'}),
+    wire.ListContainersResponse(
+        containers=[wire.ListedContainer(id="c" * 64, state=1, created_at=2**62, labels={"a": "b"})]
+    ),
 )
 KINDS: dict[str, type[Message]] = {type(one).__name__: type(one) for one in MESSAGES}
 ENTRY = {
@@ -75,7 +81,7 @@ class KubeletTarget:
         if path == "configuration":
             read_config(body.decode("utf-8", "surrogateescape"), "/var/run/cdi")
             return ""
-        with suppress(Garbled):
+        with suppress(InvalidMessage):
             found = decode(KINDS[path], body)
             if decode(KINDS[path], encode(found)) != found:
                 return f"what is read is not what is written again: {found}"
@@ -83,7 +89,7 @@ class KubeletTarget:
 
     def _read(self, body: bytes) -> str:
         (self._folder / CHECKPOINT).write_bytes(body)
-        with suppress(Unreadable):
+        with suppress(UnreadableCheckpoint):
             for held in read_checkpoint(self._folder):
                 if not all(isinstance(name, str) for name in held.ids):
                     return f"a device of another kind: {held}"

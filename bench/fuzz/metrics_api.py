@@ -20,12 +20,12 @@ from gputile.http.messages import Reply, Request, Response
 from gputile.kube.api import Json
 from gputile.metrics_api.authentication import FrontProxy
 from gputile.metrics_api.authorization import Authorizer
-from gputile.metrics_api.handlers import Reader
+from gputile.metrics_api.handlers import ResourceHandlers
 from gputile.metrics_api.objects import GROUP, VERSION
-from gputile.metrics_api.projection import Window
+from gputile.metrics_api.projection import Projection
 from gputile.metrics_api.resources import OLD_GROUP, OLD_VERSION
 from gputile.metrics_api.server import ApiServer
-from gputile.scheduler.app import Process
+from gputile.scheduler.app import SchedulerApp
 from gputile.scheduler.settings import Settings
 from gputile.telemetry.metrics import Metrics
 
@@ -70,7 +70,7 @@ class Everything:
 class MetricsApiTarget:
     """The handler of the metrics API on the cluster of the verbs."""
 
-    def __init__(self, server: ApiServer, reader: Reader) -> None:
+    def __init__(self, server: ApiServer, reader: ResourceHandlers) -> None:
         self._server, self._reader = server, reader
         self._bodies = [body for _, body in good_bodies()]
         self._good = Request("GET", PATHS[1], b"", False, True, "", [(b"x-remote-user", b"jane")], PROXY, True)
@@ -141,13 +141,13 @@ def _misshapen(answer: Response) -> str:
 @asynccontextmanager
 async def target() -> AsyncIterator[MetricsApiTarget]:
     api, metrics = cluster(), Metrics()
-    process = Process(api, Settings(listen="127.0.0.1:0"), metrics)
+    process = SchedulerApp(api, Settings(listen="127.0.0.1:0"), metrics)
     stop = asyncio.Event()
     running = asyncio.create_task(process.run(stop))
-    while not (process.is_synced() and process.server.port and not process.mirror.ungranted):
+    while not (process.is_synced() and process.server.port and not process.cluster_state.ungranted):
         await asyncio.sleep(0.01)
-    window = Window(process.mirror, 100, lambda: 1e9, 7)
-    reader = Reader(window, lambda: 1e9)
+    window = Projection(process.cluster_state, 100, lambda: 1e9, 7)
+    reader = ResourceHandlers(window, lambda: 1e9)
     authorizer = Authorizer(Everything().review, 60.0, lambda: 0.0)
     server = ApiServer(
         reader, authorizer, process.server.verb, body_limit=1, metrics=metrics, is_synced=process.is_synced

@@ -21,10 +21,10 @@ from bench.fuzz.finding import SLOW, Finding, Tell, silent
 from bench.fuzz.spoiling import Spoiler
 from gputile.kube.api import Json
 from gputile.kube.fake import MemoryApi
-from gputile.scheduler.app import Process
+from gputile.scheduler.app import SchedulerApp
 from gputile.scheduler.extender.server import _error, routes
 from gputile.scheduler.extender_api import BadBody
-from gputile.scheduler.settings import Settings, TellSettings
+from gputile.scheduler.settings import EventSettings, Settings
 from gputile.telemetry.metrics import Metrics
 from gputile.testing.builders import node, pod
 
@@ -61,7 +61,7 @@ def cluster() -> MemoryApi:
 class Target:
     """A running scheduler on a cluster in memory, and what must not change about it."""
 
-    def __init__(self, process: Process, api: MemoryApi, http: aiohttp.ClientSession) -> None:
+    def __init__(self, process: SchedulerApp, api: MemoryApi, http: aiohttp.ClientSession) -> None:
         self._process, self._api, self._http = process, api, http
         self._verbs = process.server._verbs
         self._before = self._book()
@@ -69,7 +69,7 @@ class Target:
 
     def _book(self) -> tuple[Any, ...]:
         ledger = self._process.ledger
-        entries = {entry.holding.pod: entry for entry in ledger.entries()}
+        entries = {entry.allocation.pod: entry for entry in ledger.entries()}
         return entries, [ledger.fleet.view(name) for name in sorted(ledger.fleet.names())]
 
     async def wrong(self, path: str, body: bytes, *, over_http: bool) -> str:
@@ -117,13 +117,13 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
 @asynccontextmanager
 async def target() -> AsyncIterator[Target]:
     api = cluster()
-    still = TellSettings(nudge=False)  # else the pod that waits is touched after a while, whatever is sent
-    process = Process(api, Settings(listen="127.0.0.1:0", tell=still), Metrics())
+    still = EventSettings(nudge=False)  # else the pod that waits is touched after a while, whatever is sent
+    process = SchedulerApp(api, Settings(listen="127.0.0.1:0", tell=still), Metrics())
     stop = asyncio.Event()
     running = asyncio.create_task(process.run(stop))
     async with aiohttp.ClientSession() as http:
         try:
-            while not (process.is_synced() and process.server.port and not process.mirror.ungranted):
+            while not (process.is_synced() and process.server.port and not process.cluster_state.ungranted):
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.05)  # what the leader granted comes back through the watch
             yield Target(process, api, http)

@@ -13,10 +13,10 @@ from gputile.agent.app import Agent
 from gputile.agent.settings import AgentSettings, FolderSettings, HealthSettings, HeartbeatSettings
 from gputile.dialects import gputile
 from gputile.dialects.kube_objects import NodeObject, Pod
-from gputile.kube.api import Change, Note, Refused, Seen, Snapshot
-from gputile.kube.node_client import Heartbeat, NodeClient
-from gputile.kubelet.cri import Cdi
-from gputile.nvml.driver import Gpu
+from gputile.kube.api import ApiRejected, Change, KubeEvent, Snapshot, WatchUpdate
+from gputile.kube.node_client import NodeClient, NodeLease
+from gputile.kubelet.cri import CdiSupport
+from gputile.nvml.driver import DriverGpu
 from gputile.nvml.fake import FakeDriver
 from gputile.telemetry.agent_metrics import AgentMetrics
 from tests.kubelet.kubelet import ScriptedKubelet
@@ -27,9 +27,9 @@ class NodeInMemory:
 
     def __init__(self) -> None:
         self.node: dict[str, Any] = {"metadata": {"name": "n1", "annotations": {}, "labels": {}}, "status": {}}
-        self.pods: asyncio.Queue[Seen[Pod]] = asyncio.Queue()
-        self.nodes: asyncio.Queue[Seen[NodeObject]] = asyncio.Queue()
-        self.notes: list[Note] = []
+        self.pods: asyncio.Queue[WatchUpdate[Pod]] = asyncio.Queue()
+        self.nodes: asyncio.Queue[WatchUpdate[NodeObject]] = asyncio.Queue()
+        self.notes: list[KubeEvent] = []
         self.writes: list[dict[str, Any]] = []
         self.beats: list[str] = []
         self.refusals = 0  # of the next withdrawals
@@ -40,11 +40,11 @@ class NodeInMemory:
     def _object(self) -> NodeObject:
         return msgspec.convert(self.node, NodeObject)
 
-    async def follow_pods(self) -> AsyncIterator[Seen[Pod]]:
+    async def follow_pods(self) -> AsyncIterator[WatchUpdate[Pod]]:
         while True:
             yield await self.pods.get()
 
-    async def follow_node(self) -> AsyncIterator[Seen[NodeObject]]:
+    async def follow_node(self) -> AsyncIterator[WatchUpdate[NodeObject]]:
         while True:
             yield await self.nodes.get()
 
@@ -64,7 +64,7 @@ class NodeInMemory:
         self.node["metadata"]["annotations"] |= annotations
         self.nodes.put_nowait(Change("MODIFIED", self._object()))
 
-    async def note(self, note: Note) -> None:
+    async def note(self, note: KubeEvent) -> None:
         self.notes.append(note)
 
     async def close(self) -> None: ...
@@ -76,7 +76,7 @@ class NodeInMemory:
     async def withdraw(self, now: float) -> None:
         if self.refusals:
             self.refusals -= 1
-            raise Refused(409, "Conflict", "the Lease has been modified")
+            raise ApiRejected(409, "Conflict", "the Lease has been modified")
         self.beats.append("withdrawn")
 
     def inventory(self) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ class NodeInMemory:
 
 
 UID = "0f3c1a2b-1111-2222-3333-444455556666"
-GPUS = tuple(Gpu(index=n, uuid=f"GPU-{n}", model="T4", memory=16384, minor=n) for n in range(4))
+GPUS = tuple(DriverGpu(index=n, uuid=f"GPU-{n}", model="T4", memory=16384, minor=n) for n in range(4))
 
 
 class Rig:
@@ -101,15 +101,15 @@ class Rig:
         settings = AgentSettings(node="n1", folders=folders, **{**usual, **more})
         self.agent = Agent(
             cast(NodeClient, self.api),
-            cast(Heartbeat, self.api),
+            cast(NodeLease, self.api),
             driver,
             settings,
             AgentMetrics(),
-            cdi=Cdi(True),
+            cdi=CdiSupport(True),
         )
 
     @staticmethod
-    def driver_of(*gpus: Gpu) -> FakeDriver:
+    def driver_of(*gpus: DriverGpu) -> FakeDriver:
         return FakeDriver(gpus)
 
     async def until(self, holds: Callable[[], object]) -> None:
@@ -120,7 +120,7 @@ class Rig:
 
 @asynccontextmanager
 async def running(
-    folder: Path, *gpus: Gpu, offered: dict[str, str] | None = None, inventory: str | None = None, **more: Any
+    folder: Path, *gpus: DriverGpu, offered: dict[str, str] | None = None, inventory: str | None = None, **more: Any
 ) -> AsyncIterator[tuple[Rig, ScriptedKubelet]]:
     rig, stop = Rig(folder, FakeDriver(gpus), **more), asyncio.Event()
     rig.api.node["status"]["allocatable"] = {**(offered or {})}

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from gputile.dialects import gputile, registry
-from gputile.dialects.kube_objects import Award, Pod
+from gputile.dialects.kube_objects import GrantContext, Pod
 from gputile.kubelet import messages as wire
 from gputile.kubelet.checkpoint import CHECKPOINT
 from gputile.kubelet.protobuf import encode
@@ -46,7 +46,7 @@ def several(
     roles = {ask.container: ask.role for ask in asked.asks}
     containers = tuple(ContainerGrant(name, tiles, roles[name]) for name, tiles in held.items())
     grant = Grant(pod=uid, node=NODE, dialect=asked.dialect, containers=containers)
-    written = registry.write_grant(Award(grant=grant, pod=bare, asked=asked, cards=CARDS, at=at))
+    written = registry.write_grant(GrantContext(grant=grant, pod=bare, asked=asked, cards=CARDS, at=at))
     more["annotations"] = {**more.get("annotations", {}), **written.annotations}
     return msgspec.convert(manifest(*apps, init=inits, name=uid, uid=uid, on=NODE, **more), Pod)
 
@@ -62,7 +62,12 @@ class Kubelet:
         self.folder, self._entries = folder, list[dict[str, Any]]()
 
     def gave(
-        self, pod: str, container: str, ids: list[str], answer: wire.Allocation, resource: str = gputile.GPU
+        self,
+        pod: str,
+        container: str,
+        ids: list[str],
+        answer: wire.ContainerAllocateResponse,
+        resource: str = gputile.GPU,
     ) -> None:
         self._entries.append(
             {

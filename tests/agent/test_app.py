@@ -10,15 +10,15 @@ import pytest
 from gputile.agent import app
 from gputile.agent.plugin_manager import cancelled
 from gputile.dialects import gputile, registry
-from gputile.dialects.usage_annotation import read_use
-from gputile.kube.api import Alive, Change, Trouble
+from gputile.dialects.usage_annotation import read_usage
+from gputile.kube.api import Bookmark, Change, WatchFailed
 from gputile.kubelet import messages as wire
 from gputile.kubelet.checkpoint import CHECKPOINT
 from gputile.kubelet.cri import NAME, RUNNING
 from gputile.kubelet.cri import UID as UID_LABEL
-from gputile.kubelet.messages import ContainerSaid
-from gputile.model.usage import Used
-from gputile.nvml.driver import Gpu, Process, Sight
+from gputile.kubelet.messages import ListedContainer
+from gputile.model.usage import CardUsage
+from gputile.nvml.driver import DriverGpu, DriverSnapshot, GpuProcess
 from gputile.nvml.fake import FakeDriver
 from tests.agent.node import GPUS, UID, Rig, running
 from tests.agent.rig import CARDS, Kubelet, granted, tile
@@ -51,10 +51,10 @@ async def test_a_container_starts_with_its_card(tmp_path: Path) -> None:
         await rig.until(lambda: kubelet.registrations)
         rig.api.pods.put_nowait(Change("ADDED", granted("a", tile(2))))
         given = await kubelet.call(
-            "Allocate", wire.AllocationsAsked(containers=[wire.Ids(ids=["GPU-0::0"])]), wire.Allocations
+            "Allocate", wire.AllocateRequest(containers=[wire.DeviceIds(ids=["GPU-0::0"])]), wire.AllocateResponse
         )
         Kubelet(tmp_path).gave("a", "c0", ["GPU-0::0"], given.containers[0])
-        await kubelet.call("PreStartContainer", wire.Ids(ids=["GPU-0::0"]), wire.Nothing)
+        await kubelet.call("PreStartContainer", wire.DeviceIds(ids=["GPU-0::0"]), wire.Empty)
         (spec,) = (tmp_path / "cdi").glob("gputile.io-slot_a_*.json")
         assert "NVIDIA_VISIBLE_DEVICES=GPU-2" in spec.read_text()
 
@@ -63,7 +63,7 @@ async def test_a_card_that_fails_leaves_and_comes_back(tmp_path: Path) -> None:
     async with running(tmp_path, *GPUS) as (rig, _):
         await rig.until(lambda: rig.api.inventory())
         rig.api.pods.put_nowait(Change("ADDED", granted("a", tile(2))))
-        await rig.until(lambda: rig.agent.residents.get("a"))
+        await rig.until(lambda: rig.agent.node_pods.get("a"))
         rig.driver.report(79, "GPU-2")
         await rig.until(lambda: not all(card.get("healthy", True) for card in rig.api.inventory()))
         assert [card["index"] for card in rig.api.inventory() if not card.get("healthy", True)] == [2]
@@ -132,7 +132,7 @@ async def test_a_name_that_another_plugin_serves_is_left_to_it(tmp_path: Path) -
     ],
 )
 async def test_a_plugin_that_takes_our_name_over_is_noticed(tmp_path: Path, known: list[str], stolen: int) -> None:
-    removed = Gpu(index=4, uuid="GPU-9", model="T4", memory=16384, minor=4)
+    removed = DriverGpu(index=4, uuid="GPU-9", model="T4", memory=16384, minor=4)
     async with running(tmp_path, *GPUS, removed) as (rig, kubelet):
         await rig.until(lambda: kubelet.registrations and len(rig.api.inventory()) == 5)
         await anext(kubelet.watch())
@@ -155,7 +155,7 @@ async def test_a_number_that_the_kubelet_drops_is_restored(tmp_path: Path) -> No
 
 async def test_the_heartbeat_says_what_containers_use(tmp_path: Path) -> None:
     socket = tmp_path / "cri.sock"
-    said_to_run = ContainerSaid(id="c" * 64, state=RUNNING, labels={UID_LABEL: UID, NAME: "c0"})
+    said_to_run = ListedContainer(id="c" * 64, state=RUNNING, labels={UID_LABEL: UID, NAME: "c0"})
     async with (
         runtime(socket, said_to_run),
         running(tmp_path, *GPUS, report_use=True, runtime=str(socket)) as (rig, _),
@@ -164,16 +164,16 @@ async def test_the_heartbeat_says_what_containers_use(tmp_path: Path) -> None:
         (tmp_path / "7").mkdir()
         (tmp_path / "7" / "cgroup").write_text(f"0::/kubepods/pod{UID}/{'c' * 64}\n")
         rig.api.pods.put_nowait(Change("ADDED", granted(UID, tile(0, memory=4096))))
-        rig.driver.use("GPU-0", Process(pid=7, memory=3000, cores=40))
+        rig.driver.use("GPU-0", GpuProcess(pid=7, memory=3000, cores=40))
         await rig.until(lambda: rig.api.uses and '"c0":[3000,40]' in rig.api.uses[-1])
-        said = read_use(rig.api.uses[-1])
+        said = read_usage(rig.api.uses[-1])
         assert said is not None
-        assert said.pods == {UID: {"c0": {"GPU-0": Used(3000, 40)}}}
+        assert said.pods == {UID: {"c0": {"GPU-0": CardUsage(3000, 40)}}}
         assert said.cards == {gpu.uuid for gpu in GPUS}
         text = rig.agent.metrics.text().decode()
         assert f'gputile_agent_container_memory_used_bytes{{namespace="default",pod="{UID}",' in text
         assert rig.api.notes == []
-        rig.driver.use("GPU-0", Process(pid=7, memory=5000))
+        rig.driver.use("GPU-0", GpuProcess(pid=7, memory=5000))
         await rig.until(lambda: rig.api.notes)
         rig.driver.vanish()
         await rig.until(lambda: rig.api.uses[-1] == "")
@@ -182,7 +182,7 @@ async def test_the_heartbeat_says_what_containers_use(tmp_path: Path) -> None:
 
 async def test_it_says_nothing_of_use_unless_it_is_told_to(tmp_path: Path) -> None:
     async with running(tmp_path, *GPUS) as (rig, _):
-        rig.driver.use("GPU-0", Process(pid=7, memory=3000))
+        rig.driver.use("GPU-0", GpuProcess(pid=7, memory=3000))
         await rig.until(lambda: len(rig.api.uses) > 5)
         assert set(rig.api.uses) == {""}
         assert "gputile_agent_container_memory_used_bytes" not in rig.agent.metrics.text().decode()
@@ -196,12 +196,12 @@ async def test_an_agent_that_does_not_hear_of_its_pods_is_silent(tmp_path: Path)
     async with running(tmp_path, *GPUS) as (rig, _):
         await rig.until(lambda: rig.api.beats)
         early = failed_beats(rig)  # before the node was first seen there was nothing to say
-        rig.api.pods.put_nowait(Trouble("403: forbidden"))
+        rig.api.pods.put_nowait(WatchFailed("403: forbidden"))
         await rig.until(lambda: failed_beats(rig) > early)
         before = len(rig.api.beats)
         await asyncio.sleep(0.05)
         assert len(rig.api.beats) == before
-        rig.api.pods.put_nowait(Alive())
+        rig.api.pods.put_nowait(Bookmark())
         await rig.until(lambda: len(rig.api.beats) > before)
 
 
@@ -212,7 +212,7 @@ def failed_beats(rig: Rig) -> float:
 async def test_pods_on_a_card_that_the_driver_lost_are_told_once(tmp_path: Path) -> None:
     async with running(tmp_path, *GPUS) as (rig, _):
         rig.api.pods.put_nowait(Change("ADDED", granted("a", tile(2))))
-        await rig.until(lambda: rig.agent.residents.get("a") and rig.api.inventory())
+        await rig.until(lambda: rig.agent.node_pods.get("a") and rig.api.inventory())
         rig.driver.fail("GPU-2")
         await rig.until(lambda: rig.api.notes)
         before = len(rig.api.beats)
@@ -237,7 +237,7 @@ async def test_a_driver_that_hangs_takes_the_cards_out_of_use(tmp_path: Path, mo
     calm = rig.driver.look
     asked: list[int] = []
 
-    def look() -> Sight:
+    def look() -> DriverSnapshot:
         asked.append(1)
         hang.wait(5)
         return calm()
@@ -250,7 +250,7 @@ async def test_a_driver_that_hangs_takes_the_cards_out_of_use(tmp_path: Path, mo
     hang.set()
     await rig.agent.look()
     assert all(card.healthy for card in rig.agent.cards.now())
-    await cancelled(rig.agent.doors.tasks())
+    await cancelled(rig.agent.plugin_manager.tasks())
 
 
 async def test_the_last_word_on_the_lease_is_the_withdrawal(tmp_path: Path) -> None:
@@ -262,11 +262,11 @@ async def test_the_last_word_on_the_lease_is_the_withdrawal(tmp_path: Path) -> N
 
 async def test_an_edited_grant_stays_the_first_one_when_cards_change(tmp_path: Path) -> None:
     rig = Rig(tmp_path, FakeDriver(GPUS))
-    await rig.agent.residents.serves(CARDS, "")
-    await rig.agent.residents.listed([granted("a", tile(0))])
-    await rig.agent.residents.changed(granted("a", tile(3)), deleted=False)
-    await rig.agent.residents.serves(CARDS[:3], "")
-    one = rig.agent.residents.get("a")
+    await rig.agent.node_pods.serves(CARDS, "")
+    await rig.agent.node_pods.listed([granted("a", tile(0))])
+    await rig.agent.node_pods.changed(granted("a", tile(3)), deleted=False)
+    await rig.agent.node_pods.serves(CARDS[:3], "")
+    one = rig.agent.node_pods.get("a")
     assert one
     assert one.grant
     assert (set(one.grant.uses()), bool(one.fault)) == ({"GPU-0"}, True)

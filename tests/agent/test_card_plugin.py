@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.agent.card_plugin import CardPlugin, Shared
-from gputile.agent.cdi_specs import Slots, slots_of
+from gputile.agent.card_plugin import CardPlugin, NodeContext
+from gputile.agent.cdi_specs import CdiSpecStore, slots_of
 from gputile.agent.isolation import Json
-from gputile.agent.node_pods import Residents
+from gputile.agent.node_pods import NodePods
 from gputile.dialects import gputile
-from gputile.dialects.device_resources import carriers
+from gputile.dialects.device_resources import device_resources
 from gputile.dialects.kube_objects import Pod
 from gputile.dialects.settings import DEFAULTS
-from gputile.kubelet.device_plugin import Refused
-from gputile.kubelet.messages import Allocation
+from gputile.kubelet.device_plugin import PluginError
+from gputile.kubelet.messages import ContainerAllocateResponse
 from gputile.telemetry.agent_metrics import AgentMetrics
 from tests.agent.rig import CARDS, Kubelet, granted, several, tile, ungranted
 from tests.effort import examples
@@ -62,10 +62,10 @@ class Node:
     ) -> None:
         self.cdi = folder / "cdi"
         self.kubelet = Kubelet(folder)
-        self.residents = Residents(DEFAULTS)
-        self.shared = Shared(
-            self.residents,
-            Slots(self.cdi),
+        self.node_pods = NodePods(DEFAULTS)
+        self.shared = NodeContext(
+            self.node_pods,
+            CdiSpecStore(self.cdi),
             NoHost(),
             folder,
             isolation=isolation,
@@ -74,21 +74,21 @@ class Node:
             early=early,
         )
         self.shared.cards = {card.uuid: card for card in CARDS}
-        (carrier,) = carriers(gputile.NAME, CARDS, DEFAULTS, shares_nvidia=False)
+        (carrier,) = device_resources(gputile.NAME, CARDS, DEFAULTS, shares_nvidia=False)
         self.plugin = CardPlugin(carrier, self.shared, AgentMetrics())
 
     async def pods(self, *pods: Pod) -> "Node":
-        await self.residents.serves(CARDS, "")
-        await self.residents.listed(pods)
+        await self.node_pods.serves(CARDS, "")
+        await self.node_pods.listed(pods)
         return self
 
-    async def admit(self, pod: str, container: str, ids: list[str]) -> Allocation:
+    async def admit(self, pod: str, container: str, ids: list[str]) -> ContainerAllocateResponse:
         """What the kubelet does: Allocate, then write it down."""
         answer = await self.plugin.allocate(ids)
         self.kubelet.gave(pod, container, ids, answer)
         return answer
 
-    def env(self, answer: Allocation) -> dict[str, str]:
+    def env(self, answer: ContainerAllocateResponse) -> dict[str, str]:
         """What a container made from this answer would see."""
         (slot,) = slots_of(device.name for device in answer.cdi_devices)
         (path,) = self.cdi.glob(f"*_{slot}.json")
@@ -158,7 +158,7 @@ async def test_a_pod_that_came_around_us_waits_for_its_grant(tmp_path: Path) -> 
     starting = asyncio.create_task(node.plugin.start(["GPU-0::0"]))
     await asyncio.sleep(0)
     assert not starting.done()
-    await node.residents.changed(granted("a", tile(2)), deleted=False)
+    await node.node_pods.changed(granted("a", tile(2)), deleted=False)
     await starting
     assert node.env(answer)["NVIDIA_VISIBLE_DEVICES"] == "GPU-2"
 
@@ -206,7 +206,7 @@ async def test_what_is_refused_and_why(tmp_path: Path, pods: list[Pod], says: st
     if not says:
         await node.plugin.start(["GPU-0::0"])
         return
-    with pytest.raises(Refused, match=says):
+    with pytest.raises(PluginError, match=says):
         await node.plugin.start(["GPU-0::0"])
     assert not list(node.cdi.glob("*")) if node.cdi.exists() else True
 
@@ -220,7 +220,7 @@ async def test_the_one_that_came_first_is_served_where_two_overlap(tmp_path: Pat
 
 async def test_a_grant_that_is_edited_later_changes_nothing(tmp_path: Path) -> None:
     node = await Node(tmp_path).pods(granted("a", tile(1)))
-    await node.residents.changed(granted("a", tile(3)), deleted=False)
+    await node.node_pods.changed(granted("a", tile(3)), deleted=False)
     answer = await node.admit("a", "c0", ["GPU-0::0"])
     await node.plugin.start(["GPU-0::0"])
     assert node.env(answer)["NVIDIA_VISIBLE_DEVICES"] == "GPU-1"
@@ -228,14 +228,14 @@ async def test_a_grant_that_is_edited_later_changes_nothing(tmp_path: Path) -> N
 
 async def test_devices_that_nobody_owns_are_refused(tmp_path: Path) -> None:
     node = await Node(tmp_path).pods(granted("a", tile(1)))
-    with pytest.raises(Refused, match="does not say yet"):
+    with pytest.raises(PluginError, match="does not say yet"):
         await node.plugin.start(["GPU-0::0"])
 
 
 async def test_a_container_that_the_grant_does_not_name(tmp_path: Path) -> None:
     node = await Node(tmp_path).pods(granted("a", tile(1)))
     await node.admit("a", "other", ["GPU-0::0"])
-    with pytest.raises(Refused, match="no card for its container `other`"):
+    with pytest.raises(PluginError, match="no card for its container `other`"):
         await node.plugin.start(["GPU-0::0"])
 
 
@@ -265,13 +265,13 @@ class TestWithoutCdi:
 
     async def test_devices_of_a_card_that_nobody_was_granted_are_refused(self, tmp_path: Path) -> None:
         node = await Node(tmp_path, early=True).pods(granted("a", tile(2)))
-        with pytest.raises(Refused, match="no pod of this node"):
+        with pytest.raises(PluginError, match="no pod of this node"):
             await node.plugin.allocate(["GPU-1::0"])
 
     async def test_a_container_with_another_pods_devices_does_not_start(self, tmp_path: Path) -> None:
         node = await Node(tmp_path, early=True).pods(granted("a", tile(2)), granted("b", tile(1)))
         await node.admit("a", "c0", ["GPU-1::0"])
-        with pytest.raises(Refused, match="another card than was booked"):
+        with pytest.raises(PluginError, match="another card than was booked"):
             await node.plugin.start(["GPU-1::0"])
 
     async def test_a_pod_that_is_not_seen_yet_is_waited_for(self, tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ class TestWithoutCdi:
         preferred = asyncio.create_task(node.plugin.prefer(["GPU-0::0", "GPU-2::0"], [], 1))
         given = asyncio.create_task(node.plugin.allocate(["GPU-2::0"]))
         await asyncio.sleep(0)
-        await node.residents.changed(granted("a", tile(2)), deleted=False)
+        await node.node_pods.changed(granted("a", tile(2)), deleted=False)
         assert await preferred == ["GPU-2::0"]
         assert (await given).envs["NVIDIA_VISIBLE_DEVICES"] == "GPU-2"
 
@@ -290,7 +290,7 @@ class TestWithoutCdi:
 
     async def test_an_isolation_that_needs_cdi_is_refused(self, tmp_path: Path) -> None:
         node = await Node(tmp_path, early=True, isolation="devices").pods(granted("a", tile(1)))
-        with pytest.raises(Refused, match="needs CDI"):
+        with pytest.raises(PluginError, match="needs CDI"):
             await node.plugin.allocate(["GPU-1::0"])
 
     async def test_a_slot_given_out_before_is_still_filled(self, tmp_path: Path) -> None:
@@ -303,12 +303,12 @@ class TestWithoutCdi:
 
 async def test_what_runs_on_of_deleted_pods_is_in_the_way(tmp_path: Path) -> None:
     node = await Node(tmp_path).pods(granted("b", tile(0), at=2))
-    gone = Residents(DEFAULTS)
+    gone = NodePods(DEFAULTS)
     await gone.serves(CARDS, "")
     await gone.listed([granted("a", tile(0, 16000), at=1)])
-    node.shared.lingering = tuple(one.grant for one in gone.all() if one.grant)
+    node.shared.orphans = tuple(one.grant for one in gone.all() if one.grant)
     await node.admit("b", "c0", ["GPU-0::0"])
-    with pytest.raises(Refused, match="overlaps"):
+    with pytest.raises(PluginError, match="overlaps"):
         await node.plugin.start(["GPU-0::0"])
 
 
@@ -316,7 +316,7 @@ async def test_where_pods_may_not_choose_another_isolation_is_refused(tmp_path: 
     weaker = granted("a", tile(1), annotations={gputile.ISOLATION: "none"})
     node = await Node(tmp_path, isolation="mps", pods_choose=False).pods(weaker)
     await node.admit("a", "c0", ["GPU-1::0"])
-    with pytest.raises(Refused, match="`none` is not stronger than `mps`"):
+    with pytest.raises(PluginError, match="`none` is not stronger than `mps`"):
         await node.plugin.start(["GPU-1::0"])
 
 

@@ -2,31 +2,33 @@
 
 import pytest
 
-from gputile.agent.health import APPLICATION_XIDS, HARDWARE_XIDS, Health
-from gputile.nvml.driver import Gpu, Sight, Xid
+from gputile.agent.health import APPLICATION_XIDS, HARDWARE_XIDS, CardHealth
+from gputile.nvml.driver import DriverGpu, DriverSnapshot, XidError
 
 
-def sight(**faults: str) -> Sight:
+def sight(**faults: str) -> DriverSnapshot:
     cards = ("a", "b")
-    return Sight(
-        gpus=tuple(Gpu(index=n, uuid=u, model="T4", memory=1, fault=faults.get(u, "")) for n, u in enumerate(cards))
+    return DriverSnapshot(
+        gpus=tuple(
+            DriverGpu(index=n, uuid=u, model="T4", memory=1, fault=faults.get(u, "")) for n, u in enumerate(cards)
+        )
     )
 
 
 @pytest.mark.parametrize(
     ("xid", "hit"),
     [
-        pytest.param(Xid(31, "a"), [], id="a-programs-page-fault-is-not-the-cards"),
-        pytest.param(Xid(43, "a"), [], id="a-stopped-channel-is-not-the-cards"),
-        pytest.param(Xid(48, "a"), ["a"], id="a-double-bit-error-is"),
-        pytest.param(Xid(79, "b"), ["b"], id="fallen-off-the-bus"),
-        pytest.param(Xid(79), ["a", "b"], id="nobody-says-which-so-all"),
-        pytest.param(Xid(999, "a"), [], id="an-unknown-number-marks-nobody"),
+        pytest.param(XidError(31, "a"), [], id="a-programs-page-fault-is-not-the-cards"),
+        pytest.param(XidError(43, "a"), [], id="a-stopped-channel-is-not-the-cards"),
+        pytest.param(XidError(48, "a"), ["a"], id="a-double-bit-error-is"),
+        pytest.param(XidError(79, "b"), ["b"], id="fallen-off-the-bus"),
+        pytest.param(XidError(79), ["a", "b"], id="nobody-says-which-so-all"),
+        pytest.param(XidError(999, "a"), [], id="an-unknown-number-marks-nobody"),
     ],
 )
-def test_which_errors_mark_a_card(xid: Xid, hit: list[str]) -> None:
-    health = Health(300)
-    assert health.struck(xid, ["a", "b"], 0) == hit
+def test_which_errors_mark_a_card(xid: XidError, hit: list[str]) -> None:
+    health = CardHealth(300)
+    assert health.record_xid(xid, ["a", "b"], 0) == hit
     assert set(health.faults()) == set(hit)
 
 
@@ -35,8 +37,8 @@ def test_no_number_is_in_both_lists() -> None:
 
 
 def test_settings_move_numbers_from_one_list_to_the_other() -> None:
-    health = Health(300, ignored=[48], fatal=[31, 999])
-    assert [health.struck(Xid(number, "a"), ["a"], 0) for number in (48, 31, 999)] == [[], ["a"], ["a"]]
+    health = CardHealth(300, ignored=[48], fatal=[31, 999])
+    assert [health.record_xid(XidError(number, "a"), ["a"], 0) for number in (48, 31, 999)] == [[], ["a"], ["a"]]
 
 
 @pytest.mark.parametrize(
@@ -51,10 +53,10 @@ def test_settings_move_numbers_from_one_list_to_the_other() -> None:
     ],
 )
 def test_probation(events: list[tuple[float, str]], at: float, is_fit: bool) -> None:
-    health = Health(300)
+    health = CardHealth(300)
     for when, what in events:
         if what == "xid":
-            health.struck(Xid(79, "a"), ["a", "b"], when)
+            health.record_xid(XidError(79, "a"), ["a", "b"], when)
         else:
             health.seen(sight(a="lost"), when)
     health.seen(sight(), at)
@@ -63,23 +65,23 @@ def test_probation(events: list[tuple[float, str]], at: float, is_fit: bool) -> 
 
 
 def test_the_reason_is_in_words() -> None:
-    health = Health(300)
-    health.struck(Xid(79, "a"), ["a"], 0)
+    health = CardHealth(300)
+    health.record_xid(XidError(79, "a"), ["a"], 0)
     assert health.faults() == {"a": "XID 79: fallen off the bus"}
 
 
 def test_only_news_is_told() -> None:
-    health = Health(300)
-    assert health.struck(Xid(79, "a"), ["a"], 0) == ["a"]
-    assert health.struck(Xid(79, "a"), ["a"], 1) == []  # its probation begins anew, and nobody need hear of it
-    assert health.struck(Xid(48, "a"), ["a"], 2) == ["a"]
+    health = CardHealth(300)
+    assert health.record_xid(XidError(79, "a"), ["a"], 0) == ["a"]
+    assert health.record_xid(XidError(79, "a"), ["a"], 1) == []  # its probation begins anew, and nobody need hear of it
+    assert health.record_xid(XidError(48, "a"), ["a"], 2) == ["a"]
     assert health.seen(sight(b="lost"), 3) == ["b"]
     assert health.seen(sight(b="lost"), 4) == []
 
 
 def test_marks_outlive_the_agent_and_begin_their_probation_anew() -> None:
-    health = Health(300)
-    health.recall({"a": "XID 74: NVLink error", "b": "no driver"}, 100)
+    health = CardHealth(300)
+    health.restore({"a": "XID 74: NVLink error", "b": "no driver"}, 100)
     health.seen(sight(), 101)
     assert health.faults() == {"a": "XID 74: NVLink error"}  # what the driver shows by itself is seen again, or over
     health.seen(sight(), 400)

@@ -1,7 +1,8 @@
 """Pods and words that nobody thought of: the agent lives, its Lease is renewed, and other pods' containers start.
 
-Seen to fail, by breaking the code on purpose: `_survive` that raises; `Residents._isolated` that does; a loop without
-`_survive`; `Slots` that writes by path, or without O_EXCL; an edited grant that takes its new place in the order.
+Seen to fail, by breaking the code on purpose: `_survive` that raises; `NodePods._isolated` that does; a loop without
+`_survive`; `CdiSpecStore` that writes by path, or without O_EXCL; an edited grant that takes its new place in the
+order.
 """
 
 import asyncio
@@ -16,16 +17,16 @@ import msgspec
 import pytest
 
 from gputile.agent import app
-from gputile.agent.cdi_specs import Slots
-from gputile.agent.isolation import STRENGTH, CannotServe, chosen
-from gputile.agent.node_pods import Residents
+from gputile.agent.cdi_specs import CdiSpecStore
+from gputile.agent.isolation import STRENGTH, IsolationUnavailable, chosen
+from gputile.agent.node_pods import NodePods
 from gputile.agent.settings import ISOLATIONS, AgentSettings
 from gputile.dialects import gputile, records
 from gputile.dialects.kube_objects import Pod
 from gputile.dialects.settings import DEFAULTS
 from gputile.kube.api import Change, Snapshot
 from gputile.kubelet import messages as wire
-from gputile.kubelet.cri import Replaced
+from gputile.kubelet.cri import SocketReplaced
 from gputile.testing.builders import pod as manifest
 from tests.agent.node import GPUS, Rig, running
 from tests.agent.rig import CARDS, NODE, Kubelet, granted, several, tile
@@ -71,10 +72,10 @@ async def test_beside_a_hostile_pod_others_start_and_the_lease_is_renewed(tmp_pa
 
 async def the_good_one_starts(rig: Rig, kubelet: ScriptedKubelet, folder: Path) -> None:
     rig.api.pods.put_nowait(Change("ADDED", granted("good", tile(2), at=5)))
-    asked = wire.AllocationsAsked(containers=[wire.Ids(ids=["GPU-0::0"])])
-    given = await kubelet.call("Allocate", asked, wire.Allocations)
+    asked = wire.AllocateRequest(containers=[wire.DeviceIds(ids=["GPU-0::0"])])
+    given = await kubelet.call("Allocate", asked, wire.AllocateResponse)
     Kubelet(folder).gave("good", "c0", ["GPU-0::0"], given.containers[0])
-    await kubelet.call("PreStartContainer", wire.Ids(ids=["GPU-0::0"]), wire.Nothing)
+    await kubelet.call("PreStartContainer", wire.DeviceIds(ids=["GPU-0::0"]), wire.Empty)
     (spec,) = (folder / "cdi").glob("gputile.io-slot_good_*.json")
     assert "NVIDIA_VISIBLE_DEVICES=GPU-2" in spec.read_text()
     before = len(rig.api.beats)
@@ -95,7 +96,7 @@ async def test_a_pod_that_no_code_can_read_stops_itself_alone(tmp_path: Path, mo
         rig.api.pods.put_nowait(Snapshot((hostile("x"), granted("also-listed", tile(3)))))
         rig.api.pods.put_nowait(Change("MODIFIED", hostile("x")))
         await the_good_one_starts(rig, kubelet, tmp_path)
-        listed, evil = rig.agent.residents.get("also-listed"), rig.agent.residents.get("x")
+        listed, evil = rig.agent.node_pods.get("also-listed"), rig.agent.node_pods.get("x")
         assert listed is not None
         assert listed.grant is not None
         assert evil is not None
@@ -103,7 +104,7 @@ async def test_a_pod_that_no_code_can_read_stops_itself_alone(tmp_path: Path, mo
 
 
 async def test_a_pod_that_becomes_unreadable_keeps_the_grant_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Residents(DEFAULTS)
+    found = NodePods(DEFAULTS)
     await found.serves(CARDS, "")
     await found.changed(granted("a", tile(1), at=7), deleted=False)
 
@@ -118,7 +119,7 @@ async def test_a_pod_that_becomes_unreadable_keeps_the_grant_that_it_had(monkeyp
 
 
 async def test_a_grant_that_is_edited_gains_no_place_in_the_order() -> None:
-    found = Residents(DEFAULTS)
+    found = NodePods(DEFAULTS)
     await found.serves(CARDS, "")
     await found.listed([granted("first", tile(0), at=5), granted("second", tile(0), at=6)])
     await found.changed(granted("second", tile(1), at=1), deleted=False)
@@ -155,8 +156,8 @@ def failing(rig: Rig, name: str, times: int) -> Callable[[], int]:
         pytest.param("reporter.step", "report", id="what-the-node-says"),
         pytest.param("slots.sweep", "tidy", id="cleaning"),
         pytest.param("meter.look", "measure", id="measuring-use"),
-        pytest.param("residents.changed", "pods", id="a-pod-that-changes"),
-        pytest.param("residents.listed", "pods", id="a-list-of-pods"),
+        pytest.param("node_pods.changed", "pods", id="a-pod-that-changes"),
+        pytest.param("node_pods.listed", "pods", id="a-list-of-pods"),
         pytest.param("client.follow_pods", "pods", id="the-watch-on-pods"),
         pytest.param("reporter.seen", "node", id="the-node"),
     ],
@@ -185,13 +186,13 @@ async def test_a_loop_that_fails_goes_on(tmp_path: Path, part: str, loop: str, m
 
 async def test_a_pod_that_a_loop_fails_on_costs_no_new_list(tmp_path: Path) -> None:
     rig, stop = Rig(tmp_path, Rig.driver_of(*GPUS)), asyncio.Event()
-    calls, follows = failing(rig, "residents.changed", times=3), failing(rig, "client.follow_pods", times=0)
+    calls, follows = failing(rig, "node_pods.changed", times=3), failing(rig, "client.follow_pods", times=0)
     async with ScriptedKubelet(tmp_path) as kubelet:
         task = asyncio.create_task(rig.agent.run(stop))
         await rig.until(lambda: kubelet.registrations)
         for number in range(4):
             rig.api.pods.put_nowait(Change("ADDED", granted(f"p{number}", tile(0, 1))))
-        await rig.until(lambda: calls() == 4 and rig.agent.residents.get("p3"))
+        await rig.until(lambda: calls() == 4 and rig.agent.node_pods.get("p3"))
         assert follows() == 1
         stop.set()
         await task
@@ -207,7 +208,7 @@ async def test_a_runtime_that_replaced_its_socket_ends_the_agent_for_a_new_mount
     rig = Rig(tmp_path, Rig.driver_of(*GPUS), runtime=f"/proc/self/fd/{mounted}")
     try:
         async with ScriptedKubelet(tmp_path), asyncio.timeout(20):
-            with pytest.raises(Replaced, match="replaced its socket"):
+            with pytest.raises(SocketReplaced, match="replaced its socket"):
                 await rig.agent.run(asyncio.Event())
     finally:
         os.close(mounted)
@@ -231,16 +232,16 @@ async def test_a_forged_grant_starts_nothing(tmp_path: Path, pod: Pod, says: str
     async with running(tmp_path, *GPUS, hold=0.05) as (rig, kubelet):
         await rig.until(lambda: kubelet.registrations and rig.api.inventory())
         rig.api.pods.put_nowait(Change("ADDED", pod))
-        asked = wire.AllocationsAsked(containers=[wire.Ids(ids=["GPU-0::0"])])
-        given = await kubelet.call("Allocate", asked, wire.Allocations)
+        asked = wire.AllocateRequest(containers=[wire.DeviceIds(ids=["GPU-0::0"])])
+        given = await kubelet.call("Allocate", asked, wire.AllocateResponse)
         Kubelet(tmp_path).gave("x", "c0", ["GPU-0::0"], given.containers[0])
         with pytest.raises(Exception, match=says):
-            await kubelet.call("PreStartContainer", wire.Ids(ids=["GPU-0::0"]), wire.Nothing)
+            await kubelet.call("PreStartContainer", wire.DeviceIds(ids=["GPU-0::0"]), wire.Empty)
         assert not list((tmp_path / "cdi").glob("*"))
 
 
 async def test_expected_devices_of_a_pod_with_many_containers_are_found_by_name() -> None:
-    found = Residents(DEFAULTS)
+    found = NodePods(DEFAULTS)
     await found.serves(CARDS, "")
     await found.listed([several("a", {f"c{n}": (tile(0, 8),) for n in range(64)})])
     assert len(found.expected(gputile.GPU, {("a", "c7")})) == 63
@@ -255,7 +256,7 @@ class TestDrafts:
         folder.mkdir()
         treasure.write_text("keep me")
         (folder / "gputile.io-slot_uid-a_aa.json").symlink_to(treasure)
-        Slots(folder).fill("uid-a", "aa", {"env": []})
+        CdiSpecStore(folder).fill("uid-a", "aa", {"env": []})
         assert treasure.read_text() == "keep me"
         assert not (folder / "gputile.io-slot_uid-a_aa.json").is_symlink()
 
@@ -274,7 +275,7 @@ class TestDrafts:
 
         monkeypatch.setattr(os, "open", raced)
         with pytest.raises(FileExistsError):
-            Slots(folder).fill("uid-a", "aa", {"env": []})
+            CdiSpecStore(folder).fill("uid-a", "aa", {"env": []})
         assert treasure.read_text() == "keep me"
         assert not (folder / "gputile.io-slot_uid-a_aa.json").exists()
 
@@ -290,13 +291,13 @@ class TestDrafts:
         ],
     )
     def test_a_name_that_is_no_part_of_a_files_name_is_rejected(self, tmp_path: Path, pod: str, slot: str) -> None:
-        with pytest.raises(CannotServe):
-            Slots(tmp_path / "cdi").fill(pod, slot, {"env": []})
+        with pytest.raises(IsolationUnavailable):
+            CdiSpecStore(tmp_path / "cdi").fill(pod, slot, {"env": []})
         assert not (tmp_path / "cdi").exists()
 
     def test_drafts_of_an_agent_that_was_killed_are_swept(self, tmp_path: Path) -> None:
         (tmp_path / ".gputile.io-slot_a_aa.json.0a1b2c3d").write_text("half")
-        Slots(tmp_path).sweep(set())
+        CdiSpecStore(tmp_path).sweep(set())
         assert not list(tmp_path.iterdir())
 
 
@@ -328,7 +329,7 @@ def test_which_isolation_a_pod_may_choose(usual: str, wanted: str, free: bool, w
     if want in STRENGTH:
         assert chosen(usual, wanted, free=free) == want
         return
-    with pytest.raises(CannotServe, match=want):
+    with pytest.raises(IsolationUnavailable, match=want):
         chosen(usual, wanted, free=free)
 
 

@@ -21,12 +21,12 @@ from gputile.agent.app import Agent
 from gputile.agent.settings import AgentSettings, FolderSettings, HeartbeatSettings
 from gputile.dialects import gputile
 from gputile.dialects.kube_objects import NodeObject, Pod
-from gputile.kube.api import Change, Json, Snapshot, Spoilt
-from gputile.kube.node_client import Heartbeat, NodeClient
+from gputile.kube.api import Change, Json, Snapshot, Undecodable
+from gputile.kube.node_client import NodeClient, NodeLease
 from gputile.kubelet import messages as wire
 from gputile.kubelet.checkpoint import CHECKPOINT
-from gputile.kubelet.cri import RUNNING, UID, Cdi
-from gputile.nvml.driver import Gpu
+from gputile.kubelet.cri import RUNNING, UID, CdiSupport
+from gputile.nvml.driver import DriverGpu
 from gputile.nvml.fake import FakeDriver
 from gputile.telemetry.agent_metrics import AgentMetrics
 from gputile.testing import hostile
@@ -40,7 +40,7 @@ from tests.kubelet.runtime import runtime
 from tests.scheduler.test_hostile import after, no_tracebacks, pods
 
 PATIENCE = 50.0  # seconds for something that takes milliseconds: only a loop that hangs or is gone takes longer
-GPUS = tuple(Gpu(index=n, uuid=f"GPU-n1-{n}", model="T4", memory=16384, minor=n) for n in range(4))
+GPUS = tuple(DriverGpu(index=n, uuid=f"GPU-n1-{n}", model="T4", memory=16384, minor=n) for n in range(4))
 GOOD = "GPU-n1-2"  # nobody hostile holds it
 
 
@@ -102,13 +102,13 @@ class Node:
         try:
             self.api.pods.put_nowait(Change("ADDED", msgspec.convert(made, Pod)))
         except msgspec.ValidationError as wrong:
-            self.api.pods.put_nowait(Spoilt("Pod default/bad", str(wrong)))
+            self.api.pods.put_nowait(Undecodable("Pod default/bad", str(wrong)))
 
     async def _start(self, uid: str, device: str) -> None:
-        asked = wire.AllocationsAsked(containers=[wire.Ids(ids=[device])])
-        given = await self.kubelet.call("Allocate", asked, wire.Allocations)
+        asked = wire.AllocateRequest(containers=[wire.DeviceIds(ids=[device])])
+        given = await self.kubelet.call("Allocate", asked, wire.AllocateResponse)
         self.checkpoint.gave(uid, "c0", [device], given.containers[0])
-        await self.kubelet.call("PreStartContainer", wire.Ids(ids=[device]), wire.Nothing)
+        await self.kubelet.call("PreStartContainer", wire.DeviceIds(ids=[device]), wire.Empty)
 
     # ---- what is good -----------------------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class Node:
         limits = {gputile.GPU: 1, gputile.MEMORY: 1}
         grant = hostile.grant("uid-good", "n1").replace("GPU-n1-0", GOOD).replace('"index": 0', '"index": 2')
         self.show(pod(limits, name="good", uid="uid-good", on="n1", annotations={gputile.GRANT: grant}))
-        await self.until("the good pod is seen", lambda: self.agent.residents.get("uid-good"))
+        await self.until("the good pod is seen", lambda: self.agent.node_pods.get("uid-good"))
         await self._start("uid-good", f"{GOOD}::1")
         (spec,) = (self.folder / "cdi").glob("gputile.io-slot_uid-good_*.json")
         assert f"NVIDIA_VISIBLE_DEVICES={GOOD}" in spec.read_text()
@@ -159,8 +159,8 @@ async def running(folder: Path, *seen: NodeObject, **more: Any) -> AsyncIterator
         report_use=True,
         **{"runtime": str(folder / "none.sock"), **more},
     )
-    client, heartbeat = cast(NodeClient, api), cast(Heartbeat, api)
-    agent = Agent(client, heartbeat, FakeDriver(GPUS), settings, AgentMetrics(), cdi=Cdi(True))
+    client, heartbeat = cast(NodeClient, api), cast(NodeLease, api)
+    agent = Agent(client, heartbeat, FakeDriver(GPUS), settings, AgentMetrics(), cdi=CdiSupport(True))
     async with ScriptedKubelet(folder) as kubelet:
         found = Node(folder, kubelet, api, agent)
         try:
@@ -244,7 +244,7 @@ async def test_its_node_changed_while_it_runs(tmp_path: Path) -> None:
             with after(name):
                 seen = own(made)
                 found.api.nodes.put_nowait(
-                    Spoilt("Node n1", "unreadable") if seen is None else Change("MODIFIED", seen)
+                    Undecodable("Node n1", "unreadable") if seen is None else Change("MODIFIED", seen)
                 )
                 await found.until("it is seen", found.api.nodes.empty)
                 await found.beats()
@@ -277,15 +277,15 @@ async def test_checkpoints(tmp_path: Path) -> None:
             with after(name):
                 (tmp_path / CHECKPOINT).write_bytes(said)
                 with suppress(grpc.aio.AioRpcError):
-                    await found.kubelet.call("PreStartContainer", wire.Ids(ids=["GPU-n1-0::0"]), wire.Nothing)
+                    await found.kubelet.call("PreStartContainer", wire.DeviceIds(ids=["GPU-n1-0::0"]), wire.Empty)
                 await found.beats()
         await found.goes_on()
 
 
 async def test_a_runtime_that_says_anything(tmp_path: Path) -> None:
     labels = [{}, {UID: hostile.ESCAPES}, {UID: "x" * 100_000}, {UID: "uid-good"}, {UID: ""}]
-    said = [wire.ContainerSaid(id=f"c{n}", state=RUNNING, labels=one) for n, one in enumerate(labels)]
-    said += [wire.ContainerSaid(id="", state=-1), wire.ContainerSaid(id="c0", state=2**62, created_at=-1)]
+    said = [wire.ListedContainer(id=f"c{n}", state=RUNNING, labels=one) for n, one in enumerate(labels)]
+    said += [wire.ListedContainer(id="", state=-1), wire.ListedContainer(id="c0", state=2**62, created_at=-1)]
     socket = tmp_path / "runtime.sock"
     async with runtime(socket, *said), running(tmp_path, runtime=str(socket)) as found:
         await found.goes_on()

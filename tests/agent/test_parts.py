@@ -4,19 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from gputile.agent.cdi_specs import Slots, device_name, new_slot, slots_of
-from gputile.agent.consistency import Findings, compare
+from gputile.agent.cdi_specs import CdiSpecStore, device_name, new_slot, slots_of
+from gputile.agent.consistency import Inconsistencies, compare
 from gputile.agent.inventory import inventory, label_value, labels
-from gputile.agent.node_pods import Residents
-from gputile.agent.overlap import Holdings, overlap
-from gputile.agent.preferred_allocation import Expected, prefer
+from gputile.agent.node_pods import NodePods
+from gputile.agent.overlap import CardAllocations, overlap
+from gputile.agent.preferred_allocation import ExpectedContainer, prefer
 from gputile.dialects import gputile
 from gputile.dialects.kube_objects import Pod
 from gputile.dialects.settings import DEFAULTS
-from gputile.kubelet.checkpoint import Held
+from gputile.kubelet.checkpoint import CheckpointEntry
 from gputile.model.grants import ContainerGrant, Grant
 from gputile.model.requests import Role
-from gputile.nvml.driver import Gpu, Sight
+from gputile.nvml.driver import DriverGpu, DriverSnapshot
 from tests.agent.rig import CARDS, NODE, granted, tile, ungranted
 
 BY_UUID = {card.uuid: card for card in CARDS}
@@ -27,8 +27,8 @@ def held(*cards: int, name: str = "c0", memory: int = 4096) -> ContainerGrant:
     return ContainerGrant(name, tuple(tile(card, memory) for card in cards))
 
 
-def expected(size: int, *cards: int) -> Expected:
-    return Expected("a", held(*cards), size)
+def expected(size: int, *cards: int) -> ExpectedContainer:
+    return ExpectedContainer("a", held(*cards), size)
 
 
 class TestPreferring:
@@ -59,7 +59,7 @@ class TestPreferring:
             pytest.param([expected(1, 2)], ["GPU-0::1"], 1, ["GPU-0::1"], id="must-wins-over-a-wish"),
         ],
     )
-    def test_which_devices(self, waiting: list[Expected], must: list[str], size: int, want: list[str]) -> None:
+    def test_which_devices(self, waiting: list[ExpectedContainer], must: list[str], size: int, want: list[str]) -> None:
         assert prefer(list(DEVICES), must, size, waiting, DEVICES) == want
 
     def test_a_card_without_devices_left_is_no_preference(self) -> None:
@@ -117,11 +117,11 @@ class TestOverlapping:
         ],
     )
     def test_table(self, mine: Grant, others: list[Grant], says: str) -> None:
-        found = overlap(mine.uses(), Holdings(others), BY_UUID)
+        found = overlap(mine.uses(), CardAllocations(others), BY_UUID)
         assert says in found if says else found == ""
 
     def test_a_card_that_is_not_here(self) -> None:
-        assert "none of that name" in overlap(grant("a", held(0)).uses(), Holdings(), {})
+        assert "none of that name" in overlap(grant("a", held(0)).uses(), CardAllocations(), {})
 
 
 class TestSlots:
@@ -132,7 +132,7 @@ class TestSlots:
         assert slots_of([device_name("ab"), "nvidia.com/gpu=0"]) == ["ab"]
 
     def test_specs_go_with_their_pods_and_others_files_stay(self, tmp_path: Path) -> None:
-        slots = Slots(tmp_path)
+        slots = CdiSpecStore(tmp_path)
         slots.fill("uid-a", "aa", {"env": []})
         slots.fill("uid-b", "bb", {"env": []})
         (tmp_path / "nvidia.yaml").write_text("kind: nvidia.com/gpu")
@@ -144,8 +144,8 @@ class TestSlots:
 
 class TestInventory:
     def test_what_the_driver_shows_becomes_cards(self) -> None:
-        gpu = Gpu(index=1, uuid="GPU-x", model="Tesla T4", memory=15109, numa=1, pci="0000:3b:00.0", is_mig=True)
-        (card,) = inventory(Sight(gpus=(gpu,)), {"GPU-x": "XID 79: fallen off the bus"}, 7).cards
+        gpu = DriverGpu(index=1, uuid="GPU-x", model="Tesla T4", memory=15109, numa=1, pci="0000:3b:00.0", is_mig=True)
+        (card,) = inventory(DriverSnapshot(gpus=(gpu,)), {"GPU-x": "XID 79: fallen off the bus"}, 7).cards
         assert (card.memory, card.slots, card.numa, card.mode) == (15109, 7, 1, "mig")
         assert (card.healthy, card.reason) == (False, "XID 79: fallen off the bus")
 
@@ -159,8 +159,8 @@ class TestInventory:
         ],
     )
     def test_the_models_label(self, models: list[str], label: str | None) -> None:
-        gpus = tuple(Gpu(index=n, uuid=str(n), model=model, memory=1) for n, model in enumerate(models))
-        assert labels(Sight(gpus=gpus), "none")["gputile.io/gpu-model"] == label
+        gpus = tuple(DriverGpu(index=n, uuid=str(n), model=model, memory=1) for n, model in enumerate(models))
+        assert labels(DriverSnapshot(gpus=gpus), "none")["gputile.io/gpu-model"] == label
 
     @pytest.mark.parametrize(
         ("text", "value"), [("(A100)", "A100"), ("x" * 80, "x" * 63), ("--", None), ("Ä", None), ("12.4", "12.4")]
@@ -169,8 +169,8 @@ class TestInventory:
         assert label_value(text) == value
 
 
-def entry(pod: str, *ids: str, container: str = "c0", cdi: tuple[str, ...] = ("gputile.io/slot=1",)) -> Held:
-    return Held(pod=pod, container=container, resource=gputile.GPU, ids=frozenset(ids), cdi=cdi)
+def entry(pod: str, *ids: str, container: str = "c0", cdi: tuple[str, ...] = ("gputile.io/slot=1",)) -> CheckpointEntry:
+    return CheckpointEntry(pod=pod, container=container, resource=gputile.GPU, ids=frozenset(ids), cdi=cdi)
 
 
 class TestTruth:
@@ -202,19 +202,19 @@ class TestTruth:
         ],
     )
     async def test_table(
-        self, pods: list[Pod], entries: list[Held] | None, kinds: dict[str, int], elsewhere: int
+        self, pods: list[Pod], entries: list[CheckpointEntry] | None, kinds: dict[str, int], elsewhere: int
     ) -> None:
-        residents = Residents(DEFAULTS)
-        await residents.serves(CARDS, "")
-        await residents.listed(pods)
-        found: Findings = compare(residents.all(), entries, {gputile.GPU: DEVICES}, BY_UUID)
+        node_pods = NodePods(DEFAULTS)
+        await node_pods.serves(CARDS, "")
+        await node_pods.listed(pods)
+        found: Inconsistencies = compare(node_pods.all(), entries, {gputile.GPU: DEVICES}, BY_UUID)
         assert {kind: len(stories) for kind, stories in found.disagreements.items() if stories} == kinds
         assert found.elsewhere == elsewhere
 
     async def test_an_edited_grant_is_said(self) -> None:
-        residents = Residents(DEFAULTS)
-        await residents.serves(CARDS, "")
-        await residents.listed([granted("a", tile(0))])
-        await residents.changed(granted("a", tile(1)), deleted=False)
-        found = compare(residents.all(), [], {}, BY_UUID)
+        node_pods = NodePods(DEFAULTS)
+        await node_pods.serves(CARDS, "")
+        await node_pods.listed([granted("a", tile(0))])
+        await node_pods.changed(granted("a", tile(1)), deleted=False)
+        found = compare(node_pods.all(), [], {}, BY_UUID)
         assert len(found.disagreements["edited"]) == 1

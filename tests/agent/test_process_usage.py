@@ -4,24 +4,24 @@ from pathlib import Path
 
 import pytest
 
-from gputile.agent.node_pods import Residents
-from gputile.agent.process_usage import Part, by_pod, look, over_use, owner_of, usage
+from gputile.agent.node_pods import NodePods
+from gputile.agent.process_usage import ProcessShare, by_pod, look, over_use, owner_of, usage
 from gputile.dialects.kube_objects import Pod
 from gputile.dialects.settings import DEFAULTS
-from gputile.kubelet.cri import Runs
-from gputile.model.usage import Used
-from gputile.nvml.driver import Process
+from gputile.kubelet.cri import RunningContainer
+from gputile.model.usage import CardUsage
+from gputile.nvml.driver import GpuProcess
 from gputile.nvml.fake import FakeDriver, cards
 from tests.agent.rig import CARDS, granted, tile
 
 UID, OTHER = "0f3c1a2b-1111-2222-3333-444455556666", "0f3c1a2b-9999-2222-3333-444455556666"
 ID, NESTED, STRANGE = "c" * 64, "d" * 64, "e" * 64
-RUNNING = {ID: Runs(UID, "main")}
+RUNNING = {ID: RunningContainer(UID, "main")}
 SYSTEMD = f"kubepods-pod{UID.replace('-', '_')}.slice"
 
 
-async def residents(*pods: Pod) -> Residents:
-    made = Residents(DEFAULTS)
+async def node_pods(*pods: Pod) -> NodePods:
+    made = NodePods(DEFAULTS)
     await made.serves(CARDS, "")
     await made.listed(pods)
     return made
@@ -36,18 +36,28 @@ class TestWhose:
     @pytest.mark.parametrize(
         ("groups", "owner"),
         [
-            pytest.param(f"4:memory:/kubepods/burstable/pod{UID}/{ID}\n", Runs(UID, "main"), id="cgroupfs"),
-            pytest.param(f"0::/kubepods.slice/{SYSTEMD}/cri-containerd-{ID}.scope\n", Runs(UID, "main"), id="systemd"),
-            pytest.param(f"0::/../../{SYSTEMD}/crio-{ID}.scope\n", Runs(UID, "main"), id="seen-from-another-group"),
-            pytest.param(f"4:memory:/k8s.io/{ID}\n", Runs(UID, "main"), id="only-the-container-is-named"),
+            pytest.param(f"4:memory:/kubepods/burstable/pod{UID}/{ID}\n", RunningContainer(UID, "main"), id="cgroupfs"),
             pytest.param(
-                f"0::/kubepods/pod{UID}/{ID}/docker/{NESTED}\n", Runs(UID, "main"), id="a-container-inside-it"
+                f"0::/kubepods.slice/{SYSTEMD}/cri-containerd-{ID}.scope\n", RunningContainer(UID, "main"), id="systemd"
             ),
             pytest.param(
-                f"0::/kubepods/pod{UID}/{ID}/kubepods/pod{OTHER}/{NESTED}\n", Runs(UID, "main"), id="a-pod-inside-it"
+                f"0::/../../{SYSTEMD}/crio-{ID}.scope\n", RunningContainer(UID, "main"), id="seen-from-another-group"
             ),
-            pytest.param(f"0::/kubepods/pod{UID}/{STRANGE}\n", Runs(UID), id="a-container-that-is-not-known-yet"),
-            pytest.param(f"0::/kubepods/pod{UID}\n", Runs(UID), id="only-the-pod-is-named"),
+            pytest.param(f"4:memory:/k8s.io/{ID}\n", RunningContainer(UID, "main"), id="only-the-container-is-named"),
+            pytest.param(
+                f"0::/kubepods/pod{UID}/{ID}/docker/{NESTED}\n",
+                RunningContainer(UID, "main"),
+                id="a-container-inside-it",
+            ),
+            pytest.param(
+                f"0::/kubepods/pod{UID}/{ID}/kubepods/pod{OTHER}/{NESTED}\n",
+                RunningContainer(UID, "main"),
+                id="a-pod-inside-it",
+            ),
+            pytest.param(
+                f"0::/kubepods/pod{UID}/{STRANGE}\n", RunningContainer(UID), id="a-container-that-is-not-known-yet"
+            ),
+            pytest.param(f"0::/kubepods/pod{UID}\n", RunningContainer(UID), id="only-the-pod-is-named"),
             pytest.param(f"0::/kubepods/pod{OTHER}/{STRANGE}\n", None, id="a-pod-that-is-not-known"),
             pytest.param(f"0::/kubepods/pod{OTHER}/{ID}\n", None, id="runtime-and-group-contradict-each-other"),
             pytest.param(f"0::/system.slice/docker-{STRANGE}.scope\n", None, id="a-container-of-somebody-else"),
@@ -55,7 +65,7 @@ class TestWhose:
             pytest.param("", None, id="nothing-is-said"),
         ],
     )
-    def test_by_control_group(self, tmp_path: Path, groups: str, owner: Runs | None) -> None:
+    def test_by_control_group(self, tmp_path: Path, groups: str, owner: RunningContainer | None) -> None:
         process(tmp_path, 7, groups)
         assert owner_of(7, RUNNING, {UID}, tmp_path) == owner
 
@@ -66,46 +76,55 @@ class TestWhose:
 def test_a_look_asks_every_card_and_leaves_out_those_that_do_not_answer(tmp_path: Path) -> None:
     process(tmp_path, 7, f"0::/kubepods/pod{UID}/{ID}\n")
     driver = FakeDriver(cards(2))
-    driver.use("GPU-fake-0", Process(pid=7, memory=3000, cores=40), Process(pid=8, memory=1))
+    driver.use("GPU-fake-0", GpuProcess(pid=7, memory=3000, cores=40), GpuProcess(pid=8, memory=1))
     assert look(driver, ["GPU-fake-0", "GPU-fake-1", "GPU-gone"], RUNNING, {UID}, tmp_path) == {
-        "GPU-fake-0": [Part("GPU-fake-0", Used(3000, 40), Runs(UID, "main")), Part("GPU-fake-0", Used(1, None))],
+        "GPU-fake-0": [
+            ProcessShare("GPU-fake-0", CardUsage(3000, 40), RunningContainer(UID, "main")),
+            ProcessShare("GPU-fake-0", CardUsage(1, None)),
+        ],
         "GPU-fake-1": [],
     }
 
 
-MAIN, SIDE, NOBODY = Runs("a", "main"), Runs("a", "side"), None
+MAIN, SIDE, NOBODY = RunningContainer("a", "main"), RunningContainer("a", "side"), None
 
 
 class TestSums:
     @pytest.mark.parametrize(
         ("parts", "used"),
         [
-            pytest.param([(100, 10), (50, 20)], Used(150, 30), id="processes-add-up"),
-            pytest.param([(100, 90), (50, 20)], Used(150, 100), id="a-card-is-busy-once"),
-            pytest.param([(100, None), (None, 20)], Used(None, None), id="what-is-not-known-makes-the-sum-unknown"),
-            pytest.param([(100, None)], Used(100, None), id="memory-without-cores"),
-            pytest.param([(0, 0)], Used(0, 0), id="nothing-is-something-that-is-known"),
+            pytest.param([(100, 10), (50, 20)], CardUsage(150, 30), id="processes-add-up"),
+            pytest.param([(100, 90), (50, 20)], CardUsage(150, 100), id="a-card-is-busy-once"),
+            pytest.param(
+                [(100, None), (None, 20)], CardUsage(None, None), id="what-is-not-known-makes-the-sum-unknown"
+            ),
+            pytest.param([(100, None)], CardUsage(100, None), id="memory-without-cores"),
+            pytest.param([(0, 0)], CardUsage(0, 0), id="nothing-is-something-that-is-known"),
         ],
     )
-    def test_of_one_container(self, parts: list[tuple[int | None, int | None]], used: Used) -> None:
-        assert usage(Part("GPU-0", Used(*part), MAIN) for part in parts) == {"a": {"main": {"GPU-0": used}}}
+    def test_of_one_container(self, parts: list[tuple[int | None, int | None]], used: CardUsage) -> None:
+        assert usage(ProcessShare("GPU-0", CardUsage(*part), MAIN) for part in parts) == {
+            "a": {"main": {"GPU-0": used}}
+        }
 
     def test_by_pod_container_and_card(self) -> None:
         parts = [
-            Part("GPU-0", Used(1), MAIN),
-            Part("GPU-1", Used(2), MAIN),
-            Part("GPU-0", Used(4), SIDE),
-            Part("GPU-0", Used(8), Runs("b")),
-            Part("GPU-0", Used(16), NOBODY),
+            ProcessShare("GPU-0", CardUsage(1), MAIN),
+            ProcessShare("GPU-1", CardUsage(2), MAIN),
+            ProcessShare("GPU-0", CardUsage(4), SIDE),
+            ProcessShare("GPU-0", CardUsage(8), RunningContainer("b")),
+            ProcessShare("GPU-0", CardUsage(16), NOBODY),
         ]
         assert usage(parts) == {
-            "a": {"main": {"GPU-0": Used(1), "GPU-1": Used(2)}, "side": {"GPU-0": Used(4)}},
-            "b": {"": {"GPU-0": Used(8)}},
+            "a": {"main": {"GPU-0": CardUsage(1), "GPU-1": CardUsage(2)}, "side": {"GPU-0": CardUsage(4)}},
+            "b": {"": {"GPU-0": CardUsage(8)}},
         }
         assert by_pod(parts) == {("a", "GPU-0"): 5, ("a", "GPU-1"): 2, ("b", "GPU-0"): 8}
 
     def test_of_a_pod_what_is_known_is_counted(self) -> None:
-        assert by_pod([Part("GPU-0", Used(100), MAIN), Part("GPU-0", Used(), MAIN)]) == {("a", "GPU-0"): 100}
+        assert by_pod([ProcessShare("GPU-0", CardUsage(100), MAIN), ProcessShare("GPU-0", CardUsage(), MAIN)]) == {
+            ("a", "GPU-0"): 100
+        }
 
 
 class TestOverUse:
@@ -120,9 +139,9 @@ class TestOverUse:
         ],
     )
     async def test_table(self, used: dict[tuple[str, str], int], count: int) -> None:
-        found = over_use((await residents(granted("a", tile(0)))).all(), used, 512)
+        found = over_use((await node_pods(granted("a", tile(0)))).all(), used, 512)
         assert len(found) == count
 
     async def test_the_sentence_has_the_figures(self) -> None:
-        (one,) = over_use((await residents(granted("a", tile(0)))).all(), {("a", "GPU-0"): 9000}, 512)
+        (one,) = over_use((await node_pods(granted("a", tile(0)))).all(), {("a", "GPU-0"): 9000}, 512)
         assert one.sentence == "its processes use 9000 MiB of card GPU-0, of which it was granted 4096 MiB"

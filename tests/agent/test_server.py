@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gputile.agent.server import BOUNDS, Server
-from gputile.agent.settings import AgentSettings, TlsSettings, checked
+from gputile.agent.server import BOUNDS, AgentServer
+from gputile.agent.settings import AgentSettings, AgentTlsSettings, checked
 from gputile.model.errors import InputError
 from gputile.telemetry.agent_metrics import AgentMetrics
 from tests.http.requests import until
@@ -18,9 +18,9 @@ from tests.kube.certificates import Authority
 
 
 @asynccontextmanager
-async def serving(tls: TlsSettings | None = None, why: str = "") -> AsyncIterator[Server]:
-    settings = AgentSettings(node="n1", listen="127.0.0.1:0", tls=tls or TlsSettings())
-    server = Server(settings, AgentMetrics(), lambda: why)
+async def serving(tls: AgentTlsSettings | None = None, why: str = "") -> AsyncIterator[AgentServer]:
+    settings = AgentSettings(node="n1", listen="127.0.0.1:0", tls=tls or AgentTlsSettings())
+    server = AgentServer(settings, AgentMetrics(), lambda: why)
     await server.start()
     try:
         yield server
@@ -28,7 +28,7 @@ async def serving(tls: TlsSettings | None = None, why: str = "") -> AsyncIterato
         await server.stop()
 
 
-async def ask(server: Server, said: bytes, tls: ssl.SSLContext | None = None) -> bytes:
+async def ask(server: AgentServer, said: bytes, tls: ssl.SSLContext | None = None) -> bytes:
     name = "localhost" if tls else None
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=tls, server_hostname=name)
     writer.write(said)
@@ -41,11 +41,11 @@ def get(path: str, more: str = "") -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: n1\r\nConnection: close\r\n{more}\r\n".encode()
 
 
-def written(folder: Path, authority: Authority) -> TlsSettings:
+def written(folder: Path, authority: Authority) -> AgentTlsSettings:
     ours = authority.issue("localhost")
     (folder / "tls.crt").write_bytes(ours.certificate)
     (folder / "tls.key").write_bytes(ours.key)
-    return TlsSettings(certificate=f"{folder}/tls.crt", key=f"{folder}/tls.key")
+    return AgentTlsSettings(certificate=f"{folder}/tls.crt", key=f"{folder}/tls.key")
 
 
 def trusting(authority: Authority) -> ssl.SSLContext:
@@ -156,10 +156,10 @@ async def test_files_that_cannot_be_read_change_nothing(
 
 async def test_files_that_are_not_there_at_the_start_are_an_error() -> None:
     with pytest.raises(InputError, match=r"TLS cannot be set up from /nowhere/a, /nowhere/b"):
-        async with serving(TlsSettings(certificate="/nowhere/a", key="/nowhere/b")):
+        async with serving(AgentTlsSettings(certificate="/nowhere/a", key="/nowhere/b")):
             pass
 
 
 def test_certificate_and_key_go_together() -> None:
     with pytest.raises(InputError, match=r"`tls.certificate` and `tls.key` go together"):
-        checked(AgentSettings(node="n1", tls=TlsSettings(certificate="a")))
+        checked(AgentSettings(node="n1", tls=AgentTlsSettings(certificate="a")))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gputile.audit.audit import audit
-from gputile.audit.report import Report
+from gputile.audit.report import AuditReport
 
 NOW = 1_800_000_000.0
 THEN, JUST_NOW = "2027-01-15T07:00:00Z", "2027-01-15T07:59:30Z"  # an hour before, and half a minute
@@ -114,12 +114,12 @@ def _container(name: str, limits: Mapping[str, Any]) -> Json:
     return {**made, "resources": {"limits": {key: str(value) for key, value in rest.items()}}}
 
 
-def look(*objects: Json, unit: str = "auto", now: float = NOW) -> Report:
+def look(*objects: Json, unit: str = "auto", now: float = NOW) -> AuditReport:
     nodes = [one for one in objects if one["kind"] == "Node"]
     return audit(nodes, [one for one in objects if one["kind"] == "Pod"], unit, now)
 
 
-def held(report: Report) -> dict[Any, tuple[int, int]]:
+def held(report: AuditReport) -> dict[Any, tuple[int, int]]:
     """Memory and cores allocated of each GPU that is held: by UUID, or by its index where an agent tells no UUID."""
     return {
         gpu.index if "#" in gpu.uuid else gpu.uuid: (gpu.memory_allocated, gpu.cores_allocated)
@@ -128,14 +128,14 @@ def held(report: Report) -> dict[Any, tuple[int, int]]:
     }
 
 
-def somewhere(report: Report) -> list[tuple[int, int, int]]:
+def somewhere(report: AuditReport) -> list[tuple[int, int, int]]:
     """By pod: whole GPUs, shares, and the memory of these, of which nobody knows where they are."""
     return [(one.gpus, one.shares, one.memory) for one in report.unplaced]
 
 
-def codes(report: Report) -> list[str]:
+def codes(report: AuditReport) -> list[str]:
     return [str(notice.code) for notice in report.findings]
 
 
-def remarks(report: Report) -> list[str]:
+def remarks(report: AuditReport) -> list[str]:
     return [str(notice.code) for notice in report.remarks]

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.audit.advice import stories
+from gputile.audit.advice import finding_lines
 from gputile.audit.audit import audit
-from gputile.audit.holdings import Amounts, at_once
-from gputile.audit.report import Report
-from gputile.dialects.gputile import GRANT, LINGERING, write_lingering
+from gputile.audit.holdings import HeldAmounts, at_once
+from gputile.audit.report import AuditReport
+from gputile.dialects.gputile import GRANT, LINGERING, write_orphaned_pods
 from gputile.model.grants import ContainerGrant, Grant, Tile
 from gputile.model.requests import Role
 from gputile.testing.builders import NodeBuilder, node, pod
@@ -50,16 +50,16 @@ def with_status(made: dict[str, Any], bound: str = "", phase: str = "Running", b
     return {**made, "status": {"phase": phase, "conditions": conditions}}
 
 
-def look(*pods: dict[str, Any], nodes: tuple[NodeBuilder, ...] = ()) -> Report:
+def look(*pods: dict[str, Any], nodes: tuple[NodeBuilder, ...] = ()) -> AuditReport:
     found = nodes or (node("n1").cards(2, "Tesla T4", SIZE),)
     return audit([one.manifest() for one in found], pods, now=NOW)
 
 
-def codes(report: Report) -> list[str]:
+def codes(report: AuditReport) -> list[str]:
     return [str(notice.code) for notice in report.findings]
 
 
-def remarks(report: Report) -> list[str]:
+def remarks(report: AuditReport) -> list[str]:
     return [str(notice.code) for notice in report.remarks]
 
 
@@ -127,7 +127,7 @@ def test_the_records_of_other_systems_count_and_are_named() -> None:
 
 def test_the_story_names_who_came_last_and_what_to_do() -> None:
     report = look(holder("late", (0, 9000, 0), bound="2027-01-15T07:30:00Z"), holder("early", (0, 9000, 0), bound=THEN))
-    text = "\n".join(stories(report.findings))
+    text = "\n".join(finding_lines(report.findings))
     assert text.splitlines()[1:3] == [
         "      9000 MiB    0 %  default/early, since 2027-01-15T07:00:00Z, Running, by gputile",
         "      9000 MiB    0 %  default/late, since 2027-01-15T07:30:00Z, Running, by gputile, came last",
@@ -149,7 +149,7 @@ def test_the_story_names_who_came_last_and_what_to_do() -> None:
     ],
 )
 def test_the_most_a_pod_holds_at_one_time(parts: list[tuple[Role, int]], most: tuple[int, int, int]) -> None:
-    assert at_once((role, {"g": Amounts(memory, 0, 1)}) for role, memory in parts) == {"g": Amounts(*most)}
+    assert at_once((role, {"g": HeldAmounts(memory, 0, 1)}) for role, memory in parts) == {"g": HeldAmounts(*most)}
 
 
 @examples(300)
@@ -161,8 +161,8 @@ def test_both_sums_agree(parts: list[tuple[Role, int, int]]) -> None:
         ContainerGrant(f"c{n}", (Tile(f"g{card}", card, memory, memory),), role) for n, (role, memory, card) in ordered
     )
     grant = Grant(pod="u", node="n", dialect="gputile", containers=made)
-    found = at_once((role, {f"g{card}": Amounts(memory, memory, 1)}) for _, (role, memory, card) in ordered)
-    assert found == {uuid: Amounts(use.memory, use.cores, use.slots) for uuid, use in grant.uses().items()}
+    found = at_once((role, {f"g{card}": HeldAmounts(memory, memory, 1)}) for _, (role, memory, card) in ordered)
+    assert found == {uuid: HeldAmounts(use.memory, use.cores, use.slots) for uuid, use in grant.uses().items()}
 
 
 def test_a_grant_cannot_call_a_container_init_to_hide_it() -> None:
@@ -278,7 +278,7 @@ def ghost(name: str, memory: int, index: int = 0, on: str = "n1") -> Grant:
     return Grant(pod=f"uid-{name}", node=on, dialect="gputile", containers=(ContainerGrant("c0", tiles),))
 
 
-def look_with(said: str, *pods: dict[str, Any]) -> Report:
+def look_with(said: str, *pods: dict[str, Any]) -> AuditReport:
     """n1 has the annotation of its agent."""
     made = node("n1").cards(2, "Tesla T4", SIZE).manifest()
     made["metadata"]["annotations"][LINGERING] = said
@@ -286,32 +286,32 @@ def look_with(said: str, *pods: dict[str, Any]) -> Report:
 
 
 def test_what_a_deleted_pods_containers_still_use_is_held() -> None:
-    report = look_with(write_lingering([ghost("gone", 9000)]), holder("p1", (0, 7000, 0)))
+    report = look_with(write_orphaned_pods([ghost("gone", 9000)]), holder("p1", (0, 7000, 0)))
     assert (codes(report), remarks(report)) == ([], ["lingering"])
     assert report.memory_sold == 16000
     assert "uid-gone" in report.remarks[0].what
 
 
 def test_sold_while_they_use_it_is_sold_twice_and_the_cure_is_not_to_delete_a_pod() -> None:
-    report = look_with(write_lingering([ghost("gone", 9000)]), holder("p1", (0, 9000, 0)))
+    report = look_with(write_orphaned_pods([ghost("gone", 9000)]), holder("p1", (0, 9000, 0)))
     assert codes(report) == ["oversold"]
     assert "end them on the node" in report.findings[0].todo
-    assert any("deleted/uid-gone" in line for line in stories(report.findings))
+    assert any("deleted/uid-gone" in line for line in finding_lines(report.findings))
 
 
 def test_a_pod_that_is_there_is_counted_once() -> None:
-    report = look_with(write_lingering([ghost("p1", 9000)]), holder("p1", (0, 9000, 0)))
+    report = look_with(write_orphaned_pods([ghost("p1", 9000)]), holder("p1", (0, 9000, 0)))
     assert (report.is_right, remarks(report), report.memory_sold) == (True, [], 9000)
 
 
 def test_one_that_has_ended_and_is_named_still_holds() -> None:
     over = with_status(holder("p1", (0, 9000, 0)), THEN, phase="Failed")
-    report = look_with(write_lingering([ghost("p1", 9000)]), over)
+    report = look_with(write_orphaned_pods([ghost("p1", 9000)]), over)
     assert (remarks(report), report.memory_sold) == (["lingering"], 9000)
 
 
 def test_a_card_that_the_node_has_no_more_holds_nothing() -> None:
-    assert look_with(write_lingering([ghost("gone", 9000, index=7)])).memory_sold == 0
+    assert look_with(write_orphaned_pods([ghost("gone", 9000, index=7)])).memory_sold == 0
 
 
 def test_an_agents_word_that_cannot_be_read_proves_nothing() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.audit.advice import stories
+from gputile.audit.advice import finding_lines
 from gputile.audit.audit import audit
 from tests.audit.nodes import (
     NOW,
@@ -88,7 +88,7 @@ def test_annotations_of_any_size_and_kind_never_disturb_another_pod(annotations:
     good = pod({"gputile.io/gpu": 1}, name="good", notes=grant(("g0", 6000, 10), pod="uid-good"))
     report = look(there, pod(TILE, name="bad", notes=annotations), good)
     assert "ml/good" in {holder.pod for gpu in report.gpus for holder in gpu.holders} | {u.pod for u in report.unplaced}
-    assert all(len(line) < 2000 for line in stories(report.findings))
+    assert all(len(line) < 2000 for line in finding_lines(report.findings))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_no_character_that_a_terminal_obeys_is_shown() -> None:
     made = pod(OUR_TILE, notes=grant((bell, 1, 0), pod="uid-bad", node="n"), name="bad")
     copied = pod(OUR_TILE, notes=grant((bell, 1, 0), pod=bell, node=bell), name="copied")
     theirs = pod(TILE, notes=hami_record(f"{bell},NVIDIA,1,1:;", on=bell), name="theirs")
-    lines = "".join(stories(look(ours("g0"), hami("h0", name="m"), made, copied, theirs).findings))
+    lines = "".join(finding_lines(look(ours("g0"), hami("h0", name="m"), made, copied, theirs).findings))
     assert "\x1b" not in lines
     assert "\u202e" not in lines
 
@@ -185,4 +185,4 @@ JSON = st.recursive(
 def test_any_json_is_answered(some_node: Any, some_pod: Any) -> None:
     report = audit([some_node, hami("g0")], [some_pod, GOOD], now=NOW)
     assert held(report).get("g0", (0, 0))[0] >= 6000
-    list(stories((*report.findings, *report.remarks)))
+    list(finding_lines((*report.findings, *report.remarks)))

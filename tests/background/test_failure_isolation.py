@@ -1,6 +1,7 @@
 """One failing object stays one failing object: every loop is given a poisoned one, and goes on with the others.
 
-Seen to fail, by taking `Isolation` out of each loop in turn: the round, or the stream, ended with the poisoned object.
+Seen to fail, by taking `FailureIsolation` out of each loop in turn: the round, or the stream, ended with the poisoned
+object.
 """
 
 import asyncio
@@ -12,15 +13,15 @@ import msgspec
 import pytest
 
 from gputile.background import failure_isolation as module
-from gputile.background.failure_isolation import LONGEST_AGAIN, SAY_AGAIN, TRACEBACKS, Isolation
+from gputile.background.failure_isolation import LONGEST_AGAIN, SAY_AGAIN, TRACEBACKS, FailureIsolation
 from gputile.dialects.kube_objects import Pod
-from gputile.kube.api import Change, Heartbeat, Json, Refused, Snapshot, Unclear
+from gputile.kube.api import AgentLease, ApiRejected, Change, Json, OutcomeUnknown, Snapshot
 from gputile.kube.fake import MemoryApi
 from gputile.ledger.events import Conflict, Instruction
 from gputile.model.cards import Card
 from gputile.model.errors import InputError
-from gputile.model.refusals import NodeCode
-from gputile.scheduler.state.cluster_state import Waiting
+from gputile.model.refusals import NodeReason
+from gputile.scheduler.state.cluster_state import UnboundPod
 from gputile.telemetry.metrics import Metrics
 from gputile.testing.builders import node, pod
 from tests.metrics_api.rig import Shop
@@ -49,9 +50,9 @@ def poisoned(real: Callable[..., Any], is_it: Callable[..., bool]) -> Callable[.
 
 
 class TestHelper:
-    def fresh(self) -> tuple[Isolation, Clock]:
+    def fresh(self) -> tuple[FailureIsolation, Clock]:
         clock = Clock()
-        return Isolation(Metrics(), clock), clock
+        return FailureIsolation(Metrics(), clock), clock
 
     def fail(self) -> None:
         raise Poison("this one")
@@ -97,7 +98,9 @@ class TestHelper:
         assert len(caplog.records) == 1 + TRACEBACKS
         assert made._metrics.registry.get_sample_value("gputile_internal_errors_total", {"loop": "loop"}) == 45
 
-    @pytest.mark.parametrize("no", [Refused(403, "Forbidden", "no"), Unclear("reset")], ids=["refused", "unclear"])
+    @pytest.mark.parametrize(
+        "no", [ApiRejected(403, "Forbidden", "no"), OutcomeUnknown("reset")], ids=["refused", "unclear"]
+    )
     async def test_an_expected_no_is_the_loops_own_affair(self, no: Exception) -> None:
         made, _ = self.fresh()
 
@@ -151,13 +154,13 @@ async def test_the_watch_of_pods_goes_on_and_a_list_takes_in_all_others(monkeypa
     good = pod(tile(8), name="good", uid="uid-good")
     async with running(cluster(pods=(bad, good)), policy="binpack") as replica:
         process, api = replica.process, replica.api
-        real = process.mirror._see
-        monkeypatch.setattr(process.mirror, "_see", poisoned(real, lambda seen: seen.name.startswith("bad")))
-        await replica.until(lambda: "uid-good" in process.mirror.waiting and process.is_synced())
+        real = process.cluster_state._see
+        monkeypatch.setattr(process.cluster_state, "_see", poisoned(real, lambda seen: seen.name.startswith("bad")))
+        await replica.until(lambda: "uid-good" in process.cluster_state.waiting and process.is_synced())
         for name in ("bad-2", "good-2"):
             api.add_pod(pod(tile(8), name=name, uid=f"uid-{name}"))
-        await replica.until(lambda: "uid-good-2" in process.mirror.waiting)
-        assert "uid-bad-2" not in process.mirror.waiting
+        await replica.until(lambda: "uid-good-2" in process.cluster_state.waiting)
+        assert "uid-bad-2" not in process.cluster_state.waiting
         assert (await replica.ask("/readyz"))[0] == 200
         assert (value(process, "internal_errors_total", loop="watch pods") or 0) >= 1
         await replica.until(lambda: any(note.pod == "bad-2" for note in api.notes))
@@ -167,8 +170,8 @@ async def test_the_watch_of_nodes_goes_on(monkeypatch: pytest.MonkeyPatch) -> No
     async with running(cluster(node("n1").card())) as replica:
         process, api = replica.process, replica.api
         await replica.until(process.is_synced)
-        real = process.mirror.node_changed
-        monkeypatch.setattr(process.mirror, "node_changed", poisoned(real, lambda seen: seen.name == "bad"))
+        real = process.cluster_state.node_changed
+        monkeypatch.setattr(process.cluster_state, "node_changed", poisoned(real, lambda seen: seen.name == "bad"))
         for name in ("bad", "good"):
             api.add_node(node(name).card().manifest())
         await replica.until(lambda: "good" in process.ledger.fleet)
@@ -185,7 +188,7 @@ async def test_the_watch_of_leases_and_the_look_at_agents_go_on(monkeypatch: pyt
             judged.extend(nodes)
             return []
 
-        monkeypatch.setattr(process.mirror, "agents_changed", poisoned(judge, lambda nodes: nodes == ["bad"]))
+        monkeypatch.setattr(process.cluster_state, "agents_changed", poisoned(judge, lambda nodes: nodes == ["bad"]))
         process._judge_agents(["bad", "good"])
         assert judged == ["good"]
 
@@ -194,10 +197,10 @@ async def test_a_list_of_leases_takes_in_all_others(monkeypatch: pytest.MonkeyPa
     async with running(cluster(node("bad").card(), node("good").card())) as replica:
         process = replica.process
         await replica.until(process.is_synced)
-        agents = process.mirror.agents
+        agents = process.cluster_state.agents
         monkeypatch.setattr(agents, "_seen", poisoned(agents._seen, lambda lease: lease.name == "bad"))
         leases = [{"metadata": {"name": name}, "spec": {"holderIdentity": "x"}} for name in ("bad", "good")]
-        process._leases_listed(msgspec.convert(leases, tuple[Heartbeat, ...]))
+        process._leases_listed(msgspec.convert(leases, tuple[AgentLease, ...]))
         assert ("bad" in agents, "good" in agents) == (False, True)
 
 
@@ -205,8 +208,8 @@ async def test_a_list_of_nodes_lets_all_others_go(monkeypatch: pytest.MonkeyPatc
     async with running(cluster(node("bad").card(), node("good").card())) as replica:
         process = replica.process
         await replica.until(process.is_synced)
-        real = process.mirror.node_gone
-        monkeypatch.setattr(process.mirror, "node_gone", poisoned(real, lambda name: name == "bad"))
+        real = process.cluster_state.node_gone
+        monkeypatch.setattr(process.cluster_state, "node_gone", poisoned(real, lambda name: name == "bad"))
         await process._nodes_listed(())
         assert process.ledger.fleet.names() == ["bad"]
 
@@ -236,18 +239,20 @@ async def test_the_node_of_a_pod_that_could_not_be_counted_takes_no_other(monkey
         process, api = replica.process, replica.api
         await replica.until(process.is_synced)
         with monkeypatch.context() as patched:
-            real = process.mirror._read_bound
-            patched.setattr(process.mirror, "_read_bound", poisoned(real, lambda seen, known: seen.name == "bad"))
+            real = process.cluster_state._read_bound
+            patched.setattr(
+                process.cluster_state, "_read_bound", poisoned(real, lambda seen, known: seen.name == "bad")
+            )
             api.add_pod(pod(tile(16), name="bad", uid="uid-bad", on="n1"))
-            await replica.until(lambda: process.mirror.uncounted)
-        assert process.availability.closed(["n1", "n2"], "uid-other") == {"n1": NodeCode.UNCOUNTED}
+            await replica.until(lambda: process.cluster_state.uncounted)
+        assert process.availability.blocked(["n1", "n2"], "uid-other") == {"n1": NodeReason.UNCOUNTED}
         api.add_pod(pod(tile(8), name="other", uid="uid-other"))
-        await replica.until(lambda: "uid-other" in process.mirror.waiting)
+        await replica.until(lambda: "uid-other" in process.cluster_state.waiting)
         body = {"Pod": api.pods["default/other"], "Nodes": None, "NodeNames": ["n1", "n2"]}
         assert (await replica.ask("/gputile/filter", body))[1]["NodeNames"] == ["n2"]
         api.add_pod({**api.pods["default/bad"], "status": {"phase": "Running"}})  # shown again, and read this time
-        await replica.until(lambda: not process.mirror.uncounted)
-        assert process.availability.closed(["n1", "n2"], "uid-other") == {}
+        await replica.until(lambda: not process.cluster_state.uncounted)
+        assert process.availability.blocked(["n1", "n2"], "uid-other") == {}
 
 
 async def test_the_tick_does_its_other_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +270,7 @@ async def test_pods_that_are_gone_are_let_go_one_by_one(monkeypatch: pytest.Monk
     async with running(cluster()) as replica:
         process, looked = replica.process, list[str]()
         await replica.until(process.is_synced)
-        lingering = process.mirror.lingering
+        lingering = process.cluster_state.orphans
         monkeypatch.setattr(lingering, "kept", lambda: ["bad", "good"])
 
         def look(uid: str, *, blind: bool) -> list[Instruction]:
@@ -290,12 +295,12 @@ async def test_grants_for_pods_bound_by_others_go_on(monkeypatch: pytest.MonkeyP
     rig = Rig(node("n1").cards(2, size=16))
     for name in ("bad", "good"):
         rig.arrive(tile(8), name=name, on="n1")
-    real = rig.granter._grant
-    monkeypatch.setattr(rig.granter, "_grant", poisoned(real, lambda uid: uid == "uid-bad"))
-    await rig.granter.round()
+    real = rig.reconciler._grant
+    monkeypatch.setattr(rig.reconciler, "_grant", poisoned(real, lambda uid: uid == "uid-bad"))
+    await rig.reconciler.round()
     assert rig.written("good") is not None
     assert [(note.pod, note.reason) for note in rig.api.notes] == [("bad", "InternalError")]
-    await rig.granter.round()
+    await rig.reconciler.round()
     assert rig.count("internal_errors_total", loop="grants") == 1, "it rests"
 
 
@@ -303,23 +308,23 @@ async def test_what_is_written_for_others_is_written(monkeypatch: pytest.MonkeyP
     rig = Rig(node("n1").cards(2, size=16))
     for name in ("bad", "good"):
         rig.arrive(tile(8), name=name, on="n1")
-    monkeypatch.setattr(rig.granter, "_write", poisoned(rig.granter._write, lambda uid: uid == "uid-bad"))
-    await rig.granter.round()
+    monkeypatch.setattr(rig.reconciler, "_write", poisoned(rig.reconciler._write, lambda uid: uid == "uid-bad"))
+    await rig.reconciler.round()
     assert (rig.written("bad"), rig.written("good") is not None) == (None, True)
 
 
 async def test_cards_sold_twice_on_other_nodes_are_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(node("bad").card(), node("good").card())
-    settler, settled = rig.granter._settler, list[str]()
+    overlap_resolver, settled = rig.reconciler._overlap_resolver, list[str]()
 
     async def settle_card(name: str, card: Card, leaving: set[str]) -> None:
         settled.append(name)
 
-    monkeypatch.setattr(settler, "_oversold", lambda name: [rig.ledger.fleet.view(name).node.cards[0]])
-    monkeypatch.setattr(settler, "_settle", poisoned(settle_card, lambda name, card, leaving: name == "bad"))
+    monkeypatch.setattr(overlap_resolver, "_overcommitted", lambda name: [rig.ledger.fleet.view(name).node.cards[0]])
+    monkeypatch.setattr(overlap_resolver, "_settle", poisoned(settle_card, lambda name, card, leaving: name == "bad"))
     for name in ("bad", "good"):
-        settler.found(Conflict("uid", name, ()))
-    await settler.round()
+        overlap_resolver.found(Conflict("uid", name, ()))
+    await overlap_resolver.round()
     assert settled == ["good"]
 
 
@@ -328,9 +333,9 @@ async def test_other_pending_pods_are_told_and_nudged(monkeypatch: pytest.Monkey
     for name, size in (("bad", 100), ("good", 200)):
         rig.arrive(tile(size), name=name)
         rig.filter(name)
-    real = rig.teller._reason
-    monkeypatch.setattr(rig.teller, "_reason", poisoned(real, lambda asked, ns: asked.asks[0].memory == 100))
-    await rig.teller.round()
+    real = rig.pending_pods._reason
+    monkeypatch.setattr(rig.pending_pods, "_reason", poisoned(real, lambda asked, ns: asked.asks[0].memory == 100))
+    await rig.pending_pods.round()
     told = [(note.pod, note.reason) for note in rig.api.notes]
     assert told == [("good", "NoFittingGPU")]
     rig.api.add_node(node("n2").card(size="80Gi").manifest())
@@ -338,7 +343,7 @@ async def test_other_pending_pods_are_told_and_nudged(monkeypatch: pytest.Monkey
     rig.clock.now += 5.0
     fits = rig.ledger.fleet.fits
     monkeypatch.setattr(rig.ledger.fleet, "fits", poisoned(fits, lambda may, *rest: may.asks[0].memory == 100))
-    await rig.teller.round()
+    await rig.pending_pods.round()
     assert [name for name, *_ in rig.api.patches] == ["default/good"]
 
 
@@ -352,7 +357,7 @@ async def test_room_is_made_for_other_pods(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(rig.preemptor, "_search", poisoned(real, lambda wish, budget: wish.pod.name == "bad"))
     await rig.preemptor.round()
     assert rig.api.evicted == ["default/low"]
-    assert rig.ledger.promise("uid-good") is not None
+    assert rig.ledger.nomination("uid-good") is not None
 
 
 async def test_other_nominations_are_carried_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,12 +368,12 @@ async def test_other_nominations_are_carried_on(monkeypatch: pytest.MonkeyPatch)
         arrive(rig, name, 16, HIGH)
         rig.filter(name)
     rig.clock.now += 1.5
-    promiser = rig.preemptor._promiser
+    executor = rig.preemptor._executor
     with monkeypatch.context() as patched:
-        patched.setattr(promiser, "_announce", poisoned(promiser._announce, lambda opened: True))
+        patched.setattr(executor, "_announce", poisoned(executor._announce, lambda opened: True))
         await rig.preemptor.round()
-    assert (len(promiser._open), rig.api.evicted) == (2, [])
-    monkeypatch.setattr(promiser, "_announce", poisoned(promiser._announce, lambda opened: opened.pod.name == "bad"))
+    assert (len(executor._open), rig.api.evicted) == (2, [])
+    monkeypatch.setattr(executor, "_announce", poisoned(executor._announce, lambda opened: opened.pod.name == "bad"))
     rig.clock.now += 2.0
     await rig.preemptor.round()
     evicted = [name for name in rig.api.evicted if name.startswith("default/low")]
@@ -380,12 +385,12 @@ async def test_promises_of_other_pods_are_recalled(monkeypatch: pytest.MonkeyPat
     rig = await crowded()
     for name in ("bad", "good"):
         arrive(rig, name, 30, HIGH)
-    promiser, recalled = rig.preemptor._promiser, list[str]()
+    executor, recalled = rig.preemptor._executor, list[str]()
 
-    def recall(uid: str, waiting: Waiting) -> None:
+    def restore(uid: str, waiting: UnboundPod) -> None:
         recalled.append(uid)
 
-    monkeypatch.setattr(promiser, "_recall", poisoned(recall, lambda uid, waiting: uid == "uid-bad"))
+    monkeypatch.setattr(executor, "_restore", poisoned(restore, lambda uid, waiting: uid == "uid-bad"))
     rig.preemptor.listed()
     assert recalled == ["uid-good"]
 
@@ -407,14 +412,14 @@ async def test_another_quota_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     async def keep(source: Any) -> None:
         kept.append(source.name)
 
-    monkeypatch.setattr(rations.rationer, "_keep", poisoned(keep, lambda source: source.name == "gputile-quota"))
-    await rations.rationer.tell()
+    monkeypatch.setattr(rations.quota_watcher, "_keep", poisoned(keep, lambda source: source.name == "gputile-quota"))
+    await rations.quota_watcher.tell()
     assert kept == ["gpuquota"]
 
 
 async def test_a_quota_that_fails_once_is_still_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     rations = Trial()
-    rationer, taken = rations.rationer, list[Any]()
+    quota_watcher, taken = rations.quota_watcher, list[Any]()
 
     async def feed(namespace: str, name: str) -> Any:
         yield Snapshot(())
@@ -425,9 +430,9 @@ async def test_a_quota_that_fails_once_is_still_followed(monkeypatch: pytest.Mon
         if len(taken) == 1:
             raise Poison("the first")
 
-    monkeypatch.setattr(rationer._api, "follow_config_map", feed)
-    monkeypatch.setattr(rationer, "_take", take)
-    await rationer._follow(rationer.sources[0])
+    monkeypatch.setattr(quota_watcher._api, "follow_config_map", feed)
+    monkeypatch.setattr(quota_watcher, "_take", take)
+    await quota_watcher._follow(quota_watcher.sources[0])
     assert len(taken) == 2
 
 
@@ -437,9 +442,9 @@ async def test_a_quota_that_fails_once_is_still_followed(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("path", "room", "method"),
     [
-        pytest.param("/gputile/filter", "extender", "filter", id="filter"),
-        pytest.param("/gputile/filter-dryrun", "extender", "dry_run_in_turns", id="dry-run"),
-        pytest.param("/gputile/prioritize", "extender", "prioritize", id="prioritize"),
+        pytest.param("/gputile/filter", "filter_service", "filter", id="filter"),
+        pytest.param("/gputile/filter-dryrun", "filter_service", "dry_run_in_turns", id="dry-run"),
+        pytest.param("/gputile/prioritize", "filter_service", "prioritize", id="prioritize"),
         pytest.param("/gputile/steer", "steering", "filter", id="steer"),
         pytest.param("/gputile/bind", "binder", "bind", id="bind"),
         pytest.param("/gputile/preempt", "preemptor", "answer_in_slices", id="preempt"),
@@ -451,7 +456,7 @@ async def test_a_verb_that_fails_answers_200_with_the_reason_and_the_next_is_ser
     asks = pod(tile(8), name="web", uid="uid-web")
     async with running(cluster(pods=(asks,))) as replica:
         process, api = replica.process, replica.api
-        await replica.until(lambda: "uid-web" in process.mirror.waiting and process.may_write())
+        await replica.until(lambda: "uid-web" in process.cluster_state.waiting and process.may_write())
         bodies: dict[str, Json] = {
             "bind": {"PodName": "web", "PodNamespace": "default", "PodUID": "uid-web", "Node": "n1"},
             "preempt": {"Pod": api.pods["default/web"], "NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "x"}]}}},

@@ -36,7 +36,7 @@ async def test_cycles_go_though_python_itself_never_starts_a_full_collection() -
         first.other, second.other = second, first
 
     with pytest.raises(Over):
-        await garbage_collection.collect_for_ever(pause)
+        await garbage_collection.collect_periodically(pause)
     assert left == [0, 0, 0]
     assert gc.get_threshold() == before
 
@@ -52,5 +52,5 @@ async def test_what_lives_is_looked_at_again_once_an_hour(monkeypatch: pytest.Mo
             raise Over
 
     with pytest.raises(Over):
-        await garbage_collection.collect_for_ever(pause)
+        await garbage_collection.collect_periodically(pause)
     assert did == [*("collect", "freeze") * 2, "unfreeze", "collect", "freeze", "collect", "freeze"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gputile.background import time_slices
-from gputile.background.time_slices import Lane, Slices
+from gputile.background.time_slices import SearchLane, TimeSlices
 from tests.scheduler.rig import Clock
 
 
@@ -34,40 +34,40 @@ async def test_work_gives_others_their_turn_when_a_slice_is_used_up(
             yield
         return "done"
 
-    assert await Slices(lambda: 0.0, pause).run(work()) == "done"
+    assert await TimeSlices(lambda: 0.0, pause).run(work()) == "done"
     assert len(turns) == (number if slice_ < 0 else 0)
 
 
 async def test_a_search_rests_as_long_as_it_worked() -> None:
     clock = Clock()
-    assert await Slices(clock, clock.pause, Lane()).run(steps(clock, 0.02, 0.001, 0.03)) == "done"
+    assert await TimeSlices(clock, clock.pause, SearchLane()).run(steps(clock, 0.02, 0.001, 0.03)) == "done"
     assert clock.pauses == pytest.approx([0.02, 0.031])
 
 
 async def test_what_the_watch_brings_never_rests() -> None:
     clock = Clock()
-    await Slices(clock, clock.pause).run(steps(clock, 0.02, 0.03))
+    await TimeSlices(clock, clock.pause).run(steps(clock, 0.02, 0.03))
     assert clock.pauses == [0, 0]
 
 
 async def test_while_another_search_rests_this_one_does_too() -> None:
-    clock, lane = Clock(), Lane()
+    clock, lane = Clock(), SearchLane()
 
     async def overtaken(seconds: float) -> None:
         await clock.pause(seconds)
         if len(clock.pauses) < 4:  # another was quicker, and worked for a second
             lane.rests_until = clock.now + 1
 
-    await Slices(clock, overtaken, lane).run(steps(clock, 0.01))
+    await TimeSlices(clock, overtaken, lane).run(steps(clock, 0.01))
     assert clock.pauses == pytest.approx([0.01, 1, 1, 1])
 
 
 async def test_a_search_that_others_always_overtake_goes_on_in_the_end() -> None:
-    clock, lane = Clock(), Lane()
+    clock, lane = Clock(), SearchLane()
 
     async def overtaken(seconds: float) -> None:
         await clock.pause(seconds)
         lane.rests_until = clock.now + 1
 
-    assert await Slices(clock, overtaken, lane).run(steps(clock, 0.01)) == "done"
+    assert await TimeSlices(clock, overtaken, lane).run(steps(clock, 0.01)) == "done"
     assert len(clock.pauses) == time_slices.PATIENCE

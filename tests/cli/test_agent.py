@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from gputile.agent.settings import AgentSettings
 from gputile.cli.commands import agent
 from gputile.cli.commands.agent import command
-from gputile.kubelet.cri import Cdi, Silent
+from gputile.kubelet.cri import CdiSupport, RuntimeUnavailable
 from gputile.model.errors import InputError
 
 
@@ -60,12 +60,12 @@ def test_what_cannot_be_is_said(arguments: list[str], says: str) -> None:
 async def test_a_runtime_that_is_silent_is_asked_again(
     silences: int, works: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = iter([Silent("the runtime cannot be asked: it starts")] * silences)
+    answers = iter([RuntimeUnavailable("the runtime cannot be asked: it starts")] * silences)
 
-    async def ask(socket: Path, folder: str) -> Cdi:
+    async def ask(socket: Path, folder: str) -> CdiSupport:
         for silence in answers:
             raise silence
-        return Cdi(True)
+        return CdiSupport(True)
 
     async def no_pause(seconds: float) -> None: ...
 

@@ -10,13 +10,13 @@ import yaml
 from click.testing import CliRunner
 
 from gputile.cli.checks.control import POLICIES
-from gputile.cli.checks.facts import Facts, Finding, parsed
+from gputile.cli.checks.facts import ClusterFacts, Finding, parsed
 from gputile.cli.checks.scheduler import configured
 from gputile.cli.commands.doctor import CHECKS, lines_of
 from gputile.cli.group import cli
-from gputile.cli.pod_conditions import SeenPod
-from gputile.cli.render.terminal import Paper
-from gputile.cli.source import Seen, ShownNode, Unseen
+from gputile.cli.pod_conditions import PodWithConditions
+from gputile.cli.render.terminal import Terminal
+from gputile.cli.source import ClusterSnapshot, ShownNode, UnreadableKind
 from gputile.testing.builders import node, pod
 from gputile.text.terminal import bare
 from tests.cli.clusters import Cluster, tile
@@ -63,17 +63,17 @@ LEADER = pod({}, name="gputile-scheduler-1", namespace="kube-system", labels={"g
 METRICS = b'gputile_verbs_total{result="fits",verb="filter"} 41.0\ngputile_verbs_total{result="no",verb="filter"} 1.0\n'
 
 
-def facts(*pods: dict[str, Any], nodes: tuple[Any, ...] = (), metrics: Any = METRICS, **objects: Any) -> Facts:
+def facts(*pods: dict[str, Any], nodes: tuple[Any, ...] = (), metrics: Any = METRICS, **objects: Any) -> ClusterFacts:
     found = [{**one.manifest(), "kind": "Node"} for one in nodes or (node("n1").cards(1),)]
-    seen = Seen(
+    seen = ClusterSnapshot(
         nodes=[msgspec.convert(one, ShownNode) for one in found],
-        pods=[msgspec.convert(one, SeenPod) for one in (LEADER, *pods)],
+        pods=[msgspec.convert(one, PodWithConditions) for one in (LEADER, *pods)],
     )
     said = {key.replace("_", " "): value for key, value in objects.items()}
-    return Facts(seen=seen, now=NOW, objects={**HEALTHY, **said}, metrics=metrics)
+    return ClusterFacts(seen=seen, now=NOW, objects={**HEALTHY, **said}, metrics=metrics)
 
 
-def examined(given: Facts) -> list[Finding]:
+def examined(given: ClusterFacts) -> list[Finding]:
     return [finding for check in CHECKS for finding in check(given)]
 
 
@@ -204,7 +204,9 @@ BARE = node("gpu-1").facts()
             id="a-pod-that-waits-for-nobody",
         ),
         pytest.param(facts(metrics=b"x 1\n"), "asked", "warn", "never asked", id="never-asked"),
-        pytest.param(facts(metrics=Unseen("forbidden")), "asked", "unknown", "cannot be seen", id="asked-unseen"),
+        pytest.param(
+            facts(metrics=UnreadableKind("forbidden")), "asked", "unknown", "cannot be seen", id="asked-unseen"
+        ),
         pytest.param(
             facts(version={"minor": "38", "gitVersion": "v1.38.0"}),
             "kube-scheduler",
@@ -213,7 +215,7 @@ BARE = node("gpu-1").facts()
             id="another-release",
         ),
         pytest.param(
-            facts(second_scheduler=None, kube_scheduler_pods=Unseen("x")),
+            facts(second_scheduler=None, kube_scheduler_pods=UnreadableKind("x")),
             "kube-scheduler",
             "unknown",
             "managed control plane",
@@ -221,7 +223,7 @@ BARE = node("gpu-1").facts()
         ),
     ],
 )
-def test_every_trap_is_found(given: Facts, check: str, state: str, text: str) -> None:
+def test_every_trap_is_found(given: ClusterFacts, check: str, state: str, text: str) -> None:
     found = [finding for finding in examined(given) if finding.check == check]
     hit = [finding for finding in found if finding.state == state and text in finding.text]
     assert hit, found
@@ -242,8 +244,8 @@ def test_a_webhook_that_answers_is_fine() -> None:
 
 
 def test_what_may_not_be_read_is_unknown_and_never_ok() -> None:
-    given = facts(metrics=Unseen("forbidden"))
-    given.objects = {key: Unseen("forbidden") for key in HEALTHY}
+    given = facts(metrics=UnreadableKind("forbidden"))
+    given.objects = {key: UnreadableKind("forbidden") for key in HEALTHY}
     states = {finding.check: finding.state for finding in examined(given)}
     told_by_nodes_and_pods = {"inventory", "pods"}
     assert {check for check, state in states.items() if state == "ok"} == told_by_nodes_and_pods
@@ -254,7 +256,7 @@ def test_what_may_not_be_read_is_unknown_and_never_ok() -> None:
 def test_runtime_classes_that_may_not_be_read_are_unknown_only_if_one_is_wanted() -> None:
     wants = {"spec": {"template": {"spec": {"runtimeClassName": "nvidia"}}}}
     for agent, state in ((wants, "unknown"), ({}, "ok")):
-        given = facts(agent=agent, runtime_classes=Unseen("forbidden"))
+        given = facts(agent=agent, runtime_classes=UnreadableKind("forbidden"))
         assert [found.state for found in examined(given) if found.check == "runtime"] == [state]
 
 
@@ -324,7 +326,7 @@ class TestCommand:
         assert max(map(len, said.output.splitlines())) <= 80
 
     def test_each_finding_has_its_fix_below(self) -> None:
-        lines = lines_of([Finding(check="a", state="fail", text="bad", fix="do it")], Paper(80))
+        lines = lines_of([Finding(check="a", state="fail", text="bad", fix="do it")], Terminal(80))
         lines = [bare(line) for line in lines]
         assert lines == ["FAIL  a  bad", "         fix: do it", "", "0 in order, 0 to look at, 1 wrong, 0 unknown"]
 

@@ -9,7 +9,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from gputile.cli.group import cli
-from gputile.dialects.gputile import Promise, write_promise
+from gputile.dialects.gputile import Nomination, write_nomination
 from gputile.model.errors import InputError
 from gputile.model.grants import ContainerGrant, Grant, Tile
 from gputile.testing.builders import node, pod
@@ -98,9 +98,9 @@ class TestWaiting:
         grant = Grant(pod="uid-1", node="t4-1", dialect="gputile", containers=(ContainerGrant("c0", (card,)),))
         late["metadata"]["uid"] = "uid-late"
         grant = Grant(pod="uid-late", node=grant.node, dialect=grant.dialect, containers=grant.containers)
-        promise = write_promise(Promise(grant, 2**61, ("x",)), 0)
-        late["metadata"]["annotations"] = {"gputile.io/promise": promise}
-        assert told(cluster.write(tmp_path), "team/late")["promised_on"] == "t4-1"
+        nomination = write_nomination(Nomination(grant, 2**61, ("x",)), 0)
+        late["metadata"]["annotations"] = {"gputile.io/promise": nomination}
+        assert told(cluster.write(tmp_path), "team/late")["nominated_on"] == "t4-1"
 
     def test_events_are_told_and_those_of_an_earlier_pod_are_not(self, tmp_path: Path) -> None:
         def event(uid: str, message: str) -> dict[str, Any]:

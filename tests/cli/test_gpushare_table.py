@@ -31,15 +31,19 @@ def sharing(name: str, address: str, memory: int, count: int) -> dict[str, Any]:
     }
 
 
-def holding(memory: int, on: str, index: int | None, name: str, namespace: str = "default") -> dict[str, Any]:
+def allocation(memory: int, on: str, index: int | None, name: str, namespace: str = "default") -> dict[str, Any]:
     annotations = {} if index is None else {"ALIYUN_COM_GPU_MEM_IDX": str(index)}
     limits = {"aliyun.com/gpu-mem": memory}
     return pod(limits, name=name, namespace=namespace, uid=name, on=on, annotations=annotations)
 
 
 NODES = [sharing("node-b", "10.0.0.12", 23, 1), sharing("node-a", "10.0.0.11", 30, 2)]
-PODS = [holding(2, "node-a", 0, "web-1"), holding(4, "node-a", 0, "web-0"), holding(3, "node-b", 0, "api-7c", "prod")]
-PENDING = holding(3, "node-a", None, "job-x", "ml")
+PODS = [
+    allocation(2, "node-a", 0, "web-1"),
+    allocation(4, "node-a", 0, "web-0"),
+    allocation(3, "node-b", 0, "api-7c", "prod"),
+]
+PENDING = allocation(3, "node-a", None, "job-x", "ml")
 
 
 def table(nodes: list[dict[str, Any]], pods: list[dict[str, Any]], how: Any = summary) -> str:
@@ -53,7 +57,7 @@ def table(nodes: list[dict[str, Any]], pods: list[dict[str, Any]], how: Any = su
         pytest.param(NODES, PODS, summary, "gpushare-summary", id="two-nodes"),
         pytest.param(
             NODES,
-            [*PODS, holding(2, "node-b", None, "new")],
+            [*PODS, allocation(2, "node-b", None, "new")],
             summary,
             "gpushare-pending",
             id="a-pod-whose-card-nobody-knows-is-pending",
@@ -68,7 +72,7 @@ def test_it_prints_what_the_original_prints(nodes: Any, pods: Any, how: Any, gol
 
 def test_finished_pods_hold_nothing() -> None:
     done = [
-        {**holding(9, "node-a", 1, f"done-{phase}"), "status": {"phase": phase}} for phase in ("Succeeded", "Failed")
+        {**allocation(9, "node-a", 1, f"done-{phase}"), "status": {"phase": phase}} for phase in ("Succeeded", "Failed")
     ]
     assert table(NODES, [*PODS, *done]) == (GOLDEN / "gpushare-summary.txt").read_text()
 
@@ -85,7 +89,7 @@ def test_the_newer_annotation_spreads_a_pod_over_cards() -> None:
 
 
 def test_many_units_on_a_card_are_read_as_MiB() -> None:  # noqa: N802
-    told = table([sharing("n", "10.0.0.1", 30218, 2)], [holding(3000, "n", 1, "p")])
+    told = table([sharing("n", "10.0.0.1", 30218, 2)], [allocation(3000, "n", 1, "p")])
     assert "GPU Memory(MiB)" in told
     assert "0/15109" in told
     assert "3000/15109" in told
@@ -96,7 +100,7 @@ def test_a_node_without_address_is_unknown() -> None:
 
 
 def test_pods_without_a_card_come_last() -> None:
-    told = table(NODES, [holding(1, "node-a", None, "a", "a"), *PODS], details)
+    told = table(NODES, [allocation(1, "node-a", None, "a", "a"), *PODS], details)
     assert [line.split()[0] for line in told.splitlines()[5:8]] == ["web-0", "web-1", "a"]
 
 

@@ -199,7 +199,7 @@ PRINTS = re.compile(r"click\.(?:echo|secho|style|unstyle)\(|(?<![\w.])print\(|sy
 
 
 def test_every_command_prints_by_the_one_way_that_cleans() -> None:
-    """`main` prints constants before anything is loaded; `live_view` moves the cursor, around lines that are cleaned."""
+    """`main` prints constants before anything is loaded; `live_view` moves the cursor, around cleaned lines."""
     folder = Path(next(iter(gputile.cli.__path__)))
     found = {path.name for path in folder.rglob("*.py") if PRINTS.search(path.read_text())}
     assert found == {"output.py", "main.py", "live_view.py"}

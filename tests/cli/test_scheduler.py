@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from gputile.cli.commands import scheduler
 from gputile.cli.commands.scheduler import SETTINGS, command
-from gputile.kube.api import Refused
+from gputile.kube.api import ApiRejected
 from gputile.kube.fake import MemoryApi
 from gputile.model.errors import InputError
 from gputile.scheduler.settings import Settings
@@ -219,8 +219,8 @@ async def test_the_label_of_a_leader_that_vanished_is_taken_off(
 async def test_a_pod_that_is_gone_took_its_label_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POD_NAME", "gputile-a")
     monkeypatch.setenv("POD_NAMESPACE", "kube-system")
-    client = Labels(Refused(404, "NotFound", "no such pod"), Refused(403, "Forbidden", "no"))
+    client = Labels(ApiRejected(404, "NotFound", "no such pod"), ApiRejected(403, "Forbidden", "no"))
     take = scheduler._taker(client)  # type: ignore[arg-type]
     await take("gputile-b_12ab")
-    with pytest.raises(Refused):
+    with pytest.raises(ApiRejected):
         await take("gputile-b_12ab")

@@ -9,12 +9,12 @@ from gputile.agent.inventory import labels
 from gputile.agent.node_reporter import CONDITION
 from gputile.cli.checks.control import POLICIES
 from gputile.dialects import device_resources, gputile, registry
-from gputile.dialects.kube_objects import Award, Written
+from gputile.dialects.kube_objects import GrantContext, PodRecord
 from gputile.dialects.settings import DEFAULTS
 from gputile.engine.placement.place import Placement, place
 from gputile.kube.quota_config_maps import LAST_GOOD
 from gputile.model.cards import NodeView
-from gputile.nvml.driver import Sight
+from gputile.nvml.driver import DriverSnapshot
 from gputile.scheduler import leadership
 from gputile.testing.builders import pod
 from tests.deploy.test_manifests import NAME, NAMESPACE, objects
@@ -47,13 +47,13 @@ def all_expressions(policy: str) -> str:
 # ---- what the dialects write, and who may ---------------------------------------------------------------------------
 
 
-def written_for(manifest: Manifest) -> Written:
+def written_for(manifest: Manifest) -> PodRecord:
     asked = read(manifest)
     placement = place(asked, NodeView.empty(SHELF))
     assert isinstance(placement, Placement), placement
     grant = placement.grant("uid-1", asked.dialect)
     return registry.write_grant(
-        Award(grant=grant, pod=object_of(manifest), asked=asked, cards=SHELF.cards, at=AT, settings=DEFAULTS)
+        GrantContext(grant=grant, pod=object_of(manifest), asked=asked, cards=SHELF.cards, at=AT, settings=DEFAULTS)
     )
 
 
@@ -160,13 +160,15 @@ def test_of_a_quota_the_scheduler_may_write_what_it_was_last() -> None:
 
 def test_an_agent_may_change_the_sums_that_it_says_and_not_what_carries_devices() -> None:
     said = {
-        name for dialect in device_resources.SERVED for name in device_resources.plain(dialect, SHELF.cards, DEFAULTS)
+        name
+        for dialect in device_resources.SERVED
+        for name in device_resources.status_resources(dialect, SHELF.cards, DEFAULTS)
     }
     assert set(strings("gputile-agents", "sums")) == said
     carriers = {
         carrier.resource
         for dialect in device_resources.SERVED
-        for carrier in device_resources.carriers(dialect, SHELF.cards, DEFAULTS, shares_nvidia=False)
+        for carrier in device_resources.device_resources(dialect, SHELF.cards, DEFAULTS, shares_nvidia=False)
     }
     assert not carriers & said
 
@@ -180,7 +182,7 @@ def test_an_agent_may_change_its_condition_and_its_keys_but_not_those_of_people(
     assert f"c.type != '{CONDITION}'" in all_expressions("gputile-agents")
     *_, ours, one, two, three = strings("gputile-agents", "strangeKeys")
     peoples = {one, two, three}
-    written = {gputile.INVENTORY, gputile.LINGERING, *labels(Sight(), "none")}
+    written = {gputile.INVENTORY, gputile.LINGERING, *labels(DriverSnapshot(), "none")}
     assert all(key.startswith(ours) for key in written)
     assert peoples == {gputile.CORDON, gputile.POOL, *nodes_chosen()}
     assert not written & peoples

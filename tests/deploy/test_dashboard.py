@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gputile.telemetry.exposition import FAMILIES, Family
+from gputile.telemetry.exposition import FAMILIES, MetricFamily
 from tests.telemetry.names import Names, agent, samples, scheduler
 
 FILE = Path(__file__).parents[2] / "deploy/grafana/gputile.json"
@@ -97,7 +97,7 @@ def test_a_typo_is_found(expression: str, legend: str, wrong: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_everything_about_the_cluster_is_on_it(family: Family) -> None:
+def test_everything_about_the_cluster_is_on_it(family: MetricFamily) -> None:
     assert re.search(rf"\b{family.name}\b", FILE.read_text())
 
 

@@ -8,13 +8,13 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from gputile.dialects import nvidia, records, registry
-from gputile.dialects.kube_objects import Award, Pod, Written, convert_pod
+from gputile.dialects.kube_objects import GrantContext, Pod, PodRecord, convert_pod
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.engine.placement.place import Placement, place
 from gputile.model.cards import Card, Node, NodeView
 from gputile.model.grants import ContainerGrant, Grant, Tile
-from gputile.model.refusals import BadRequest, RequestCode
-from gputile.model.requests import Ask, Constraints, PodRequest, Role
+from gputile.model.refusals import BadRequest, RequestError
+from gputile.model.requests import Constraints, ContainerRequest, PodRequest, Role
 from gputile.testing.builders import pod
 
 Manifest: TypeAlias = dict[str, Any]
@@ -24,11 +24,11 @@ AT = 1_700_000_000_123_456_789  # nanoseconds: when the grants of the tables wer
 class No(msgspec.Struct, frozen=True):
     """A refusal: its code, and what its message must tell the reader to write."""
 
-    code: RequestCode
+    code: RequestError
     says: str
 
 
-Want: TypeAlias = Ask | tuple[Ask, ...] | No | None
+Want: TypeAlias = ContainerRequest | tuple[ContainerRequest, ...] | No | None
 
 
 def expect(manifest: Manifest, dialect: str, want: Want, settings: DialectSettings = DEFAULTS) -> None:
@@ -63,9 +63,9 @@ def object_of(manifest: Manifest) -> Pod:
     return found
 
 
-def none(name: str, role: Role = Role.APP) -> Ask:
+def none(name: str, role: Role = Role.APP) -> ContainerRequest:
     """A container that asks for no card."""
-    return Ask(container=name, role=role)
+    return ContainerRequest(container=name, role=role)
 
 
 # ---- grants ---------------------------------------------------------------------------------------------------------
@@ -80,14 +80,16 @@ def held(container: str, *tiles: Tile, role: Role = Role.APP) -> ContainerGrant:
     return ContainerGrant(container, tiles, role)
 
 
-def award(manifest: Manifest, node: Node, *containers: ContainerGrant, settings: DialectSettings = DEFAULTS) -> Award:
+def award(
+    manifest: Manifest, node: Node, *containers: ContainerGrant, settings: DialectSettings = DEFAULTS
+) -> GrantContext:
     """These tiles for this pod on this node."""
     asked = read(manifest, settings)
     grant = Grant(pod="uid-1", node=node.name, dialect=asked.dialect, containers=containers)
-    return Award(grant=grant, pod=object_of(manifest), asked=asked, cards=node.cards, at=AT, settings=settings)
+    return GrantContext(grant=grant, pod=object_of(manifest), asked=asked, cards=node.cards, at=AT, settings=settings)
 
 
-def bound(manifest: Manifest, written: Written, node: str = "n1") -> Pod:
+def bound(manifest: Manifest, written: PodRecord, node: str = "n1") -> Pod:
     """The pod as the API server shows it after the bind: on its node, with what was written."""
     metadata = manifest["metadata"]
     return object_of(
@@ -123,7 +125,7 @@ def walk_round(dialect: registry.Dialect, manifest: Manifest, settings: DialectS
     assume(isinstance(placement, Placement))
     assert isinstance(placement, Placement)
     grant = placement.grant("uid-1", dialect.NAME)
-    made = Award(grant=grant, pod=object_of(manifest), asked=asked, cards=SHELF.cards, at=AT, settings=settings)
+    made = GrantContext(grant=grant, pod=object_of(manifest), asked=asked, cards=SHELF.cards, at=AT, settings=settings)
     alone = bound(manifest, dialect.write_grant(made))
     if dialect.NAME != nvidia.NAME:  # writes nothing of its own
         assert dialect.read_grant(alone, SHELF.cards, settings) == grant

@@ -2,7 +2,13 @@
 
 import pytest
 
-from gputile.dialects.device_resources import LARGEST_MESSAGE, SERVED, Carrier, carriers, plain
+from gputile.dialects.device_resources import (
+    LARGEST_MESSAGE,
+    SERVED,
+    DeviceResource,
+    device_resources,
+    status_resources,
+)
 from gputile.dialects.registry import BY_NAME
 from gputile.dialects.settings import DialectSettings
 from gputile.model.cards import Card
@@ -13,8 +19,10 @@ MIG = Card(index=2, uuid="GPU-m", memory=4096, mode="mig")
 PLAIN = DialectSettings()
 
 
-def served(dialect: str, *cards: Card, settings: DialectSettings = PLAIN, hami: bool = False) -> dict[str, Carrier]:
-    return {one.resource: one for one in carriers(dialect, cards, settings, shares_nvidia=hami)}
+def served(
+    dialect: str, *cards: Card, settings: DialectSettings = PLAIN, hami: bool = False
+) -> dict[str, DeviceResource]:
+    return {one.resource: one for one in device_resources(dialect, cards, settings, shares_nvidia=hami)}
 
 
 @pytest.mark.parametrize(
@@ -74,7 +82,7 @@ def test_in_mib_a_node_of_one_large_card_still_fits() -> None:
 @pytest.mark.parametrize("dialect", SERVED)
 def test_every_dialect_offers_only_names_that_it_reads(dialect: str) -> None:
     known = BY_NAME[dialect].resources(PLAIN) | {"nvidia.com/gpu"}
-    assert set(served(dialect, A)) | set(plain(dialect, [A], PLAIN)) <= known
+    assert set(served(dialect, A)) | set(status_resources(dialect, [A], PLAIN)) <= known
 
 
 @pytest.mark.parametrize(
@@ -89,4 +97,4 @@ def test_every_dialect_offers_only_names_that_it_reads(dialect: str) -> None:
 )
 def test_sums_without_devices(dialect: str, sums: dict[str, int]) -> None:
     sick = Card(index=3, uuid="GPU-s", memory=9999, healthy=False)
-    assert plain(dialect, [A, B, MIG, sick], PLAIN) == sums
+    assert status_resources(dialect, [A, B, MIG, sick], PLAIN) == sums

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gputile.dialects import gputile, records, registry
-from gputile.dialects.kube_objects import Inventory
+from gputile.dialects.kube_objects import NodeInventory
 from gputile.dialects.settings import DEFAULTS
 from gputile.model.cards import Card
 from gputile.model.grants import Grant
-from gputile.model.refusals import BadRequest, NodeCode, RequestCode
-from gputile.model.requests import Ask, Role
+from gputile.model.refusals import BadRequest, NodeReason, RequestError
+from gputile.model.requests import ContainerRequest, Role
 from gputile.testing.builders import ask, node, pod
 from tests.dialects.shortcuts import (
     AT,
@@ -55,23 +55,25 @@ GPU, MEMORY, CORES = "gputile.io/gpu", "gputile.io/memory", "gputile.io/cores"
         pytest.param({"cpu": 4}, None, id="a-pod-without-gpus-is-none-of-our-business"),
         pytest.param(
             {GPU: 1, CORES: 150},
-            No(RequestCode.OUT_OF_RANGE, "at most 100, and more cards with `gputile.io/gpu`"),
+            No(RequestError.OUT_OF_RANGE, "at most 100, and more cards with `gputile.io/gpu`"),
             id="150-cores-are-refused-and-more-cards-offered",
         ),
         pytest.param(
-            {MEMORY: 1024}, No(RequestCode.NO_DEVICE_RESOURCE, "add `gputile.io/gpu: 1`"), id="memory-alone-has-no-card"
+            {MEMORY: 1024},
+            No(RequestError.NO_DEVICE_RESOURCE, "add `gputile.io/gpu: 1`"),
+            id="memory-alone-has-no-card",
         ),
         pytest.param(
-            {CORES: 10}, No(RequestCode.NO_DEVICE_RESOURCE, "add `gputile.io/gpu: 1`"), id="cores-alone-have-no-card"
+            {CORES: 10}, No(RequestError.NO_DEVICE_RESOURCE, "add `gputile.io/gpu: 1`"), id="cores-alone-have-no-card"
         ),
         pytest.param(
             {GPU: 1, MEMORY: "3Gi"},
-            No(RequestCode.OUT_OF_RANGE, "write no Gi or Mi"),
+            No(RequestError.OUT_OF_RANGE, "write no Gi or Mi"),
             id="3Gi-are-too-many-MiB-and-the-unit-is-explained",
         ),
         pytest.param(
             {GPU: 1, MEMORY: 1024 * 1024 + 1},
-            No(RequestCode.OUT_OF_RANGE, "no card has that much memory"),
+            No(RequestError.OUT_OF_RANGE, "no card has that much memory"),
             id="more-than-a-TiB-is-more-than-any-card",
         ),
     ],
@@ -104,7 +106,7 @@ def test_one_container(limits: dict[str, Any], want: Want) -> None:
         ),
     ],
 )
-def test_several_containers(manifest: Manifest, want: tuple[Ask, ...]) -> None:
+def test_several_containers(manifest: Manifest, want: tuple[ContainerRequest, ...]) -> None:
     expect(manifest, "gputile", want)
 
 
@@ -195,7 +197,7 @@ def test_a_grant_that_we_cannot_have_written_for_this_pod_is_rejected(text: str,
     where = node().card("T4", "16Gi").node()
     found = records.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), where)
     assert isinstance(found, BadRequest)
-    assert found.code is RequestCode.BAD_ANNOTATION
+    assert found.code is RequestError.BAD_ANNOTATION
     assert says in found.message
 
 
@@ -353,7 +355,7 @@ def test_read_inventory(annotations: dict[str, str], want: tuple[Card, ...]) -> 
 )
 def test_a_broken_inventory_puts_the_node_out_of_use(annotations: dict[str, str]) -> None:
     found = node_of(raw_node({"aliyun.com/gpu-mem": 30, "aliyun.com/gpu-count": 2}, annotations=annotations))
-    assert found.fault == NodeCode.BAD_INVENTORY
+    assert found.fault == NodeReason.BAD_INVENTORY
     assert found.cards == ()
 
 
@@ -363,8 +365,8 @@ ONE = {"index": 0, "uuid": "a", "memory": 16}
 @pytest.mark.parametrize(
     ("allocatable", "cards", "fault"),
     [
-        pytest.param({GPU: "0"}, [ONE], NodeCode.PLUGIN_GONE, id="the-kubelet-has-lost-the-plugin"),
-        pytest.param({GPU: 0}, [ONE], NodeCode.PLUGIN_GONE, id="zero-as-a-number"),
+        pytest.param({GPU: "0"}, [ONE], NodeReason.PLUGIN_GONE, id="the-kubelet-has-lost-the-plugin"),
+        pytest.param({GPU: 0}, [ONE], NodeReason.PLUGIN_GONE, id="zero-as-a-number"),
         pytest.param({GPU: "10"}, [ONE], "", id="the-kubelet-has-devices"),
         pytest.param({}, [ONE], "", id="a-node-that-does-not-name-the-resource-is-believed"),
         pytest.param({"nvidia.com/gpu": "0"}, [ONE], "", id="other-resources-are-kube-schedulers-business"),
@@ -375,7 +377,7 @@ ONE = {"index": 0, "uuid": "a", "memory": 16}
         pytest.param(
             {GPU: "0"},
             [ONE | {"healthy": False}, ONE | {"index": 1, "uuid": "b"}],
-            NodeCode.PLUGIN_GONE,
+            NodeReason.PLUGIN_GONE,
             id="one-healthy-card-is-enough-to-miss-the-plugin",
         ),
     ],
@@ -418,7 +420,7 @@ CARDS = st.builds(
 def test_a_written_inventory_is_read_back(cards: list[Card], weights: list[int], linked: bool) -> None:
     size = range(len(cards))
     links = tuple(tuple(weights[4 * a + b] for b in size) for a in size) if linked else ()
-    written = Inventory(tuple(cards), links if any(map(any, links)) else ())
+    written = NodeInventory(tuple(cards), links if any(map(any, links)) else ())
     text = gputile.write_inventory(written)
     found = node_of(raw_node(annotations={"gputile.io/inventory": text}), DEFAULTS)
     assert (found.cards, found.links, found.fault) == (written.cards, written.links, "")

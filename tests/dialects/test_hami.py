@@ -11,8 +11,8 @@ from gputile.dialects import gputile, hami, records, registry
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant
-from gputile.model.refusals import NodeCode, RequestCode
-from gputile.model.requests import Ask, Role
+from gputile.model.refusals import NodeReason, RequestError
+from gputile.model.requests import ContainerRequest, Role
 from gputile.testing.builders import node, pod
 from tests.dialects.shortcuts import (
     Manifest,
@@ -36,9 +36,11 @@ CORES, PRIORITY = "nvidia.com/gpucores", "nvidia.com/priority"
 TENFOLD = DialectSettings(hami_memory_factor=10)
 
 
-def c0(cards: int = 1, *, mem: int | None = None, percent: int | None = None, cores: int = 0) -> Ask:
+def c0(cards: int = 1, *, mem: int | None = None, percent: int | None = None, cores: int = 0) -> ContainerRequest:
     """A container's ask; in HAMi all cores are exclusive."""
-    return Ask(container="c0", cards=cards, memory=mem, memory_percent=percent, cores=cores, exclusive=cores == 100)
+    return ContainerRequest(
+        container="c0", cards=cards, memory=mem, memory_percent=percent, cores=cores, exclusive=cores == 100
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,24 +69,24 @@ def c0(cards: int = 1, *, mem: int | None = None, percent: int | None = None, co
         pytest.param({GPU: 1, PRIORITY: 0}, c0(percent=100, cores=100), id="priority-0-is-high-and-speaks-hami-too"),
         pytest.param({GPU: "2", MEM: "3k"}, c0(2, mem=3000), id="quantities-may-be-strings-with-a-suffix"),
         pytest.param(
-            {GPU: 1, PERCENT: 101}, No(RequestCode.OUT_OF_RANGE, "write 1 to 100"), id="101-percent-are-refused"
+            {GPU: 1, PERCENT: 101}, No(RequestError.OUT_OF_RANGE, "write 1 to 100"), id="101-percent-are-refused"
         ),
         pytest.param(
-            {GPU: 1, PERCENT: -1}, No(RequestCode.NEGATIVE, "write 0 or more"), id="a-negative-percentage-is-refused"
+            {GPU: 1, PERCENT: -1}, No(RequestError.NEGATIVE, "write 0 or more"), id="a-negative-percentage-is-refused"
         ),
         pytest.param(
-            {GPU: 1, MEM: 2**31}, No(RequestCode.OUT_OF_RANGE, "write no Gi or Mi"), id="gpumem-must-fit-int32"
+            {GPU: 1, MEM: 2**31}, No(RequestError.OUT_OF_RANGE, "write no Gi or Mi"), id="gpumem-must-fit-int32"
         ),
         pytest.param(
-            {GPU: 1, MEM: "4Gi"}, No(RequestCode.OUT_OF_RANGE, "write no Gi or Mi"), id="4Gi-of-MiB-are-a-slip"
+            {GPU: 1, MEM: "4Gi"}, No(RequestError.OUT_OF_RANGE, "write no Gi or Mi"), id="4Gi-of-MiB-are-a-slip"
         ),
         pytest.param(
-            {MEM: 3000}, No(RequestCode.NO_DEVICE_RESOURCE, "add `nvidia.com/gpu: 1`"), id="gpumem-alone-has-no-card"
+            {MEM: 3000}, No(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/gpu: 1`"), id="gpumem-alone-has-no-card"
         ),
         pytest.param(
-            {PERCENT: 50}, No(RequestCode.NO_DEVICE_RESOURCE, "add `nvidia.com/gpu: 1`"), id="nor-has-a-percentage"
+            {PERCENT: 50}, No(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/gpu: 1`"), id="nor-has-a-percentage"
         ),
-        pytest.param({CORES: 30}, No(RequestCode.NO_DEVICE_RESOURCE, "add `nvidia.com/gpu: 1`"), id="nor-have-cores"),
+        pytest.param({CORES: 30}, No(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/gpu: 1`"), id="nor-have-cores"),
         pytest.param({PRIORITY: 1}, None, id="a-priority-alone-asks-for-nothing"),
     ],
 )
@@ -118,8 +120,8 @@ def test_clamped_cores_are_told() -> None:
 
 
 def test_one_share_makes_the_whole_pod_a_hami_pod() -> None:
-    alone = Ask(container="c0", cards=1, memory_percent=100, cores=100, exclusive=True)
-    share = Ask(container="c2", cards=1, memory=3000)
+    alone = ContainerRequest(container="c0", cards=1, memory_percent=100, cores=100, exclusive=True)
+    share = ContainerRequest(container="c2", cards=1, memory=3000)
     expect(pod({GPU: 1}, {}, {GPU: 1, MEM: 3000}), "hami", (alone, none("c1"), share))
 
 
@@ -128,10 +130,10 @@ def test_one_share_makes_the_whole_pod_a_hami_pod() -> None:
     [
         pytest.param("1,2,3", c0(mem=1), id="three-numbers"),
         pytest.param("slot=1, core=0, memory=0", c0(mem=1), id="with-their-names"),
-        pytest.param("1,2", No(RequestCode.BAD_ANNOTATION, "write three numbers"), id="two-are-too-few"),
-        pytest.param("1,2,3,4", No(RequestCode.BAD_ANNOTATION, "write three numbers"), id="four-are-too-many"),
-        pytest.param("0,0,0", No(RequestCode.BAD_ANNOTATION, "one of them above 0"), id="one-must-be-positive"),
-        pytest.param("1,-2,3", No(RequestCode.BAD_ANNOTATION, "write three numbers"), id="none-may-be-negative"),
+        pytest.param("1,2", No(RequestError.BAD_ANNOTATION, "write three numbers"), id="two-are-too-few"),
+        pytest.param("1,2,3,4", No(RequestError.BAD_ANNOTATION, "write three numbers"), id="four-are-too-many"),
+        pytest.param("0,0,0", No(RequestError.BAD_ANNOTATION, "one of them above 0"), id="one-must-be-positive"),
+        pytest.param("1,-2,3", No(RequestError.BAD_ANNOTATION, "write three numbers"), id="none-may-be-negative"),
     ],
 )
 def test_device_scoring_weights(value: str, want: Want) -> None:
@@ -349,7 +351,7 @@ def test_read_node(annotations: dict[str, str], want: tuple[Card, ...]) -> None:
     ],
 )
 def test_a_broken_register_puts_the_node_out_of_use(annotations: dict[str, str]) -> None:
-    assert node_of(raw_node({GPU: 8}, annotations=annotations)).fault == NodeCode.BAD_INVENTORY
+    assert node_of(raw_node({GPU: 8}, annotations=annotations)).fault == NodeReason.BAD_INVENTORY
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gputile.dialects import records, registry
 from gputile.dialects.kube_objects import LARGEST_NODE, LONGEST_LIST, SHOWN, convert_pod, host_needs
-from gputile.model.refusals import BadRequest, NodeCode, RequestCode
+from gputile.model.refusals import BadRequest, NodeReason, RequestError
 from gputile.model.requests import PodRequest, phases
 from gputile.testing.builders import pod
 from tests.dialects.shortcuts import Manifest, No, expect, node_of, object_of, raw_node, read
@@ -85,7 +85,7 @@ def test_a_list_has_256_entries_at_most(limits: dict[str, Any], key: str) -> Non
 
     assert isinstance(registry.read_pod(listing(LONGEST_LIST)), PodRequest)
     expect(
-        listing(LONGEST_LIST + 1), "", No(RequestCode.BAD_ANNOTATION, f"`{key}` lists 257 entries; write at most 256")
+        listing(LONGEST_LIST + 1), "", No(RequestError.BAD_ANNOTATION, f"`{key}` lists 257 entries; write at most 256")
     )
 
 
@@ -99,7 +99,7 @@ def test_a_list_has_256_entries_at_most(limits: dict[str, Any], key: str) -> Non
 )
 def test_a_list_of_known_words_is_not_read_to_its_end(limits: dict[str, Any], key: str) -> None:
     said = {key: ",".join(["binpack"] * 300)}
-    expect(pod(limits, annotations=said), "", No(RequestCode.BAD_ANNOTATION, "lists 300 entries; write at most 256"))
+    expect(pod(limits, annotations=said), "", No(RequestError.BAD_ANNOTATION, "lists 300 entries; write at most 256"))
 
 
 # ---- messages -------------------------------------------------------------------------------------------------------
@@ -230,19 +230,19 @@ def test_a_register_of_more_than_256_gpus_puts_the_node_out_of_use(register: Any
     """A table of the links of 3,500 GPUs took 15 seconds."""
     assert len(node_of(raw_node(annotations=register(LARGEST_NODE))).cards) == LARGEST_NODE
     found = node_of(raw_node(annotations=register(LARGEST_NODE + 1)))
-    assert (found.fault, found.cards) == (NodeCode.BAD_INVENTORY, ())
+    assert (found.fault, found.cards) == (NodeReason.BAD_INVENTORY, ())
 
 
 @pytest.mark.parametrize("weight", [-(2**31) - 1, 2**31, 10**30])
 def test_a_link_that_no_array_can_hold_puts_the_node_out_of_use(weight: int) -> None:
     cards = [{"index": n, "uuid": f"u{n}", "memory": 1, "links": {"0": weight}} for n in range(2)]
     inventory = {"gputile.io/inventory": json.dumps({"version": 1, "cards": cards})}
-    assert node_of(raw_node(annotations=inventory)).fault == NodeCode.BAD_INVENTORY
+    assert node_of(raw_node(annotations=inventory)).fault == NodeReason.BAD_INVENTORY
 
 
 def test_deep_json_is_a_bad_annotation_and_no_end_of_the_process() -> None:
     deep = {"gputile.io/grant": '{"containers":' + "[" * 60_000}
     found = records.read_grant(object_of(pod(GPUTILE, annotations=deep, on="n1")), None)
     assert isinstance(found, BadRequest)
-    assert node_of(raw_node(annotations={"gputile.io/inventory": "[" * 60_000})).fault == NodeCode.BAD_INVENTORY
+    assert node_of(raw_node(annotations={"gputile.io/inventory": "[" * 60_000})).fault == NodeReason.BAD_INVENTORY
     assert isinstance(convert_pod(json.loads("[" * 500 + "]" * 500)), BadRequest)

@@ -11,7 +11,7 @@ from gputile.dialects import gputile, registry
 from gputile.dialects.kube_objects import NodeObject, convert_node
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant, Tile
-from gputile.model.refusals import BadRequest, RequestCode
+from gputile.model.refusals import BadRequest, RequestError
 from gputile.model.requests import Role
 from gputile.model.units import LARGEST_CARD
 from tests.dialects.shortcuts import raw_node
@@ -59,12 +59,12 @@ GRANTS = st.builds(
 @examples(100)
 @given(st.lists(GRANTS, max_size=4, unique_by=lambda grant: grant.pod))
 def test_what_is_written_is_read_back(grants: list[Grant]) -> None:
-    assert registry.read_lingering(node_with(gputile.write_lingering(grants)), ()) == tuple(grants)
+    assert registry.read_lingering(node_with(gputile.write_orphaned_pods(grants)), ()) == tuple(grants)
 
 
 def test_the_records_are_those_of_the_pods() -> None:
     """So that an agent can hand on what it read, whoever reads it."""
-    found = msgspec.json.decode(gputile.write_lingering([Grant(pod="u", node="n1", dialect="hami", containers=())]))
+    found = msgspec.json.decode(gputile.write_orphaned_pods([Grant(pod="u", node="n1", dialect="hami", containers=())]))
     assert found["version"] == 1
     assert found["grants"] == [
         {"version": 1, "pod": "u", "node": "n1", "dialect": "hami", "containers": [], "at": 0, "phase": "granted"}
@@ -116,7 +116,7 @@ TILE = {"uuid": "a", "index": 0, "memory": 8, "cores": 0}
 def test_what_no_agent_of_ours_wrote_is_an_answer_and_no_crash(said: Any, words: str) -> None:
     found = registry.read_lingering(node_with(said), ())
     assert isinstance(found, BadRequest)
-    assert found.code is RequestCode.BAD_ANNOTATION
+    assert found.code is RequestError.BAD_ANNOTATION
     assert words in found.message
 
 

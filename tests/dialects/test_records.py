@@ -273,7 +273,7 @@ def test_a_copied_grant_is_reported_and_the_record_counts() -> None:
 
 
 def test_a_grant_can_be_read_before_its_node_is_known_and_a_record_cannot() -> None:
-    assert records.read_held(bound(THREE_GIB, annotations={HAMI: ON_0}), None) == records.Held()
+    assert records.read_held(bound(THREE_GIB, annotations={HAMI: ON_0}), None) == records.BoundPodHolding()
 
 
 # ---- by number ------------------------------------------------------------------------------------------------------

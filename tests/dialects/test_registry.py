@@ -17,7 +17,7 @@ from gputile.dialects.kube_objects import Pod, convert_pod
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.model.cards import Card, Node
 from gputile.model.grants import Grant
-from gputile.model.refusals import BadRequest, NodeCode, RequestCode
+from gputile.model.refusals import BadRequest, NodeReason, RequestError
 from gputile.model.requests import PodRequest
 from gputile.model.units import LARGEST_CARD
 from gputile.testing.builders import ask, node, pod
@@ -67,9 +67,9 @@ def test_a_pod_that_asks_for_no_gpu_is_none_of_our_business(manifest: Manifest) 
 
 
 GPUTILE, HAMI = {"gputile.io/gpu": 1}, {"nvidia.com/gpu": 1}
-MIXED, NO_DEVICE = RequestCode.MIXED_DIALECTS, RequestCode.NO_DEVICE_RESOURCE
-TOO_MUCH, NAN = RequestCode.OUT_OF_RANGE, RequestCode.NOT_A_NUMBER
-IN_ANNOTATION = RequestCode.RESOURCE_IN_ANNOTATION
+MIXED, NO_DEVICE = RequestError.MIXED_DIALECTS, RequestError.NO_DEVICE_RESOURCE
+TOO_MUCH, NAN = RequestError.OUT_OF_RANGE, RequestError.NOT_A_NUMBER
+IN_ANNOTATION = RequestError.RESOURCE_IN_ANNOTATION
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ IN_ANNOTATION = RequestCode.RESOURCE_IN_ANNOTATION
         ),
         # negative
         *(
-            pytest.param(pod(limits), No(RequestCode.NEGATIVE, "write 0 or more"), id=f"negative-{next(iter(limits))}")
+            pytest.param(pod(limits), No(RequestError.NEGATIVE, "write 0 or more"), id=f"negative-{next(iter(limits))}")
             for limits in (
                 {"gputile.io/gpu": -1},
                 {"aliyun.com/gpu-mem": "-3"},
@@ -196,17 +196,17 @@ IN_ANNOTATION = RequestCode.RESOURCE_IN_ANNOTATION
         # unknown policy
         pytest.param(
             pod(GPUTILE, annotations={"gputile.io/policy": "best"}),
-            No(RequestCode.UNKNOWN_POLICY, "write one of binpack"),
+            No(RequestError.UNKNOWN_POLICY, "write one of binpack"),
             id="unknown-policy-of-ours",
         ),
         pytest.param(
             pod(HAMI, annotations={"hami.io/gpu-scheduler-policy": "best"}),
-            No(RequestCode.UNKNOWN_POLICY, "write one or more of binpack"),
+            No(RequestError.UNKNOWN_POLICY, "write one or more of binpack"),
             id="unknown-policy-of-hami",
         ),
         pytest.param(
             pod({"nvidia.com/vgpu-number": 1}, annotations={"nvidia.com/device-scheduler-policy": "best"}),
-            No(RequestCode.UNKNOWN_POLICY, "write one of binpack"),
+            No(RequestError.UNKNOWN_POLICY, "write one of binpack"),
             id="unknown-policy-of-vgpu",
         ),
         # a resource in an annotation
@@ -233,19 +233,19 @@ IN_ANNOTATION = RequestCode.RESOURCE_IN_ANNOTATION
         # unknown names of ours
         pytest.param(
             pod(GPUTILE | {"gputile.io/mem": 3072}),
-            No(RequestCode.UNKNOWN_NAME, "write `gputile.io/memory`"),
+            No(RequestError.UNKNOWN_NAME, "write `gputile.io/memory`"),
             id="an-unknown-gputile-resource-and-its-nearest",
         ),
         pytest.param(
-            pod({"gputile.io/gpus": 1}), No(RequestCode.UNKNOWN_NAME, "write `gputile.io/gpu`"), id="gpus-for-gpu"
+            pod({"gputile.io/gpus": 1}), No(RequestError.UNKNOWN_NAME, "write `gputile.io/gpu`"), id="gpus-for-gpu"
         ),
         # no pod at all
-        pytest.param({"spec": {"containers": {}}}, No(RequestCode.MALFORMED, "kubectl explain pod"), id="no-pod"),
+        pytest.param({"spec": {"containers": {}}}, No(RequestError.MALFORMED, "kubectl explain pod"), id="no-pod"),
         pytest.param(
-            pod({"nvidia.com/gpu": [1]}), No(RequestCode.MALFORMED, "kubectl explain pod"), id="a-list-as-a-quantity"
+            pod({"nvidia.com/gpu": [1]}), No(RequestError.MALFORMED, "kubectl explain pod"), id="a-list-as-a-quantity"
         ),
         pytest.param(
-            pod({"nvidia.com/gpu": True}), No(RequestCode.MALFORMED, "kubectl explain pod"), id="a-bool-as-a-quantity"
+            pod({"nvidia.com/gpu": True}), No(RequestError.MALFORMED, "kubectl explain pod"), id="a-bool-as-a-quantity"
         ),
     ],
 )
@@ -347,7 +347,7 @@ def test_exact_registers_are_trusted_before_averages(
 
 def test_a_broken_register_is_not_passed_over_for_a_worse_one() -> None:
     found = node_of(raw_node(SUMS, annotations={**HAMIS, "gputile.io/inventory": "broken"}))
-    assert (found.cards, found.fault) == ((), NodeCode.BAD_INVENTORY)
+    assert (found.cards, found.fault) == ((), NodeReason.BAD_INVENTORY)
 
 
 def test_slots_where_no_agent_says_are_a_setting() -> None:
@@ -379,7 +379,7 @@ def test_a_built_node_reads_as_it_was_built() -> None:
 def test_what_is_no_node_is_refused(manifest: Any) -> None:
     found = registry.read_node(manifest)
     assert isinstance(found, BadRequest)
-    assert found.code is RequestCode.MALFORMED
+    assert found.code is RequestError.MALFORMED
 
 
 # ---- whatever JSON may bring ----------------------------------------------------------------------------------------
@@ -577,7 +577,7 @@ class TestWhatWouldHurtLater:
         manifest["spec"]["containers"][1]["name"] = name
         found = registry.read_pod(manifest)
         assert isinstance(found, BadRequest)
-        assert found.code is RequestCode.MALFORMED
+        assert found.code is RequestError.MALFORMED
 
     def test_more_cpu_than_there_is_stays_countable(self) -> None:
         found = registry.read_pod(pod(GPUTILE | {"cpu": "100E", "memory": "999E"}))
@@ -613,4 +613,4 @@ def test_more_than_64_containers_that_ask_for_gpus_are_too_many(
 ) -> None:
     made = pod(*limits) if kind == "containers" else pod({"cpu": 1}, init=tuple(limits))
     found = registry.read_pod(made)
-    assert (isinstance(found, BadRequest) and found.code is RequestCode.TOO_MANY_CONTAINERS) == is_too_many
+    assert (isinstance(found, BadRequest) and found.code is RequestError.TOO_MANY_CONTAINERS) == is_too_many

@@ -6,8 +6,8 @@ import pytest
 
 from gputile.dialects import registry
 from gputile.dialects.selectors import merge
-from gputile.model.refusals import RequestCode
-from gputile.model.requests import Constraints, Match, ModelRule, Wish
+from gputile.model.refusals import RequestError
+from gputile.model.requests import Constraints, Match, ModelRule, Strength
 from gputile.testing.builders import pod
 from tests.dialects.shortcuts import No, constraints, expect, read
 
@@ -39,8 +39,8 @@ def test_our_keys_are_read_in_every_dialect(limits: dict[str, Any]) -> None:
         not_models=(ModelRule(("80GB",), Match.NAME),),
         uuids=frozenset({"GPU-a", "GPU-b"}),
         not_uuids=frozenset({"GPU-b"}),
-        numa=Wish.REQUIRE,
-        links=Wish.PREFER,
+        numa=Strength.REQUIRE,
+        links=Strength.PREFER,
         node_policy="spread",
         card_policy="spread",
     )
@@ -53,7 +53,7 @@ def test_without_annotations_any_card_will_do(limits: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("limits", EVERY_DIALECT)
 def test_an_unknown_policy_is_refused_in_every_dialect(limits: dict[str, Any]) -> None:
-    want = No(RequestCode.UNKNOWN_POLICY, "write one of binpack, fragmentation, random, spread, tiling, topology")
+    want = No(RequestError.UNKNOWN_POLICY, "write one of binpack, fragmentation, random, spread, tiling, topology")
     expect(pod(limits, annotations={"gputile.io/policy": "tetris"}), "", want)
 
 
@@ -78,11 +78,13 @@ def test_an_unknown_policy_is_refused_in_every_dialect(limits: dict[str, Any]) -
             Constraints(uuids=frozenset({"GPU-a"}), not_uuids=frozenset({"GPU-b"})),
             id="uuid-lists",
         ),
-        pytest.param({"nvidia.com/numa-bind": "true"}, Constraints(numa=Wish.REQUIRE), id="numa-bind-requires"),
+        pytest.param({"nvidia.com/numa-bind": "true"}, Constraints(numa=Strength.REQUIRE), id="numa-bind-requires"),
         pytest.param(
-            {"nvidia.com/numa-bind": "T"}, Constraints(numa=Wish.REQUIRE), id="numa-bind-as-Go-reads-booleans"
+            {"nvidia.com/numa-bind": "T"}, Constraints(numa=Strength.REQUIRE), id="numa-bind-as-Go-reads-booleans"
         ),
-        pytest.param({"nvidia.com/numa-bind": True}, Constraints(numa=Wish.REQUIRE), id="numa-bind-as-a-yaml-boolean"),
+        pytest.param(
+            {"nvidia.com/numa-bind": True}, Constraints(numa=Strength.REQUIRE), id="numa-bind-as-a-yaml-boolean"
+        ),
         pytest.param({"nvidia.com/numa-bind": "false"}, Constraints(), id="numa-bind-false"),
         pytest.param({"nvidia.com/numa-bind": False}, Constraints(), id="numa-bind-as-a-yaml-false"),
         pytest.param(
@@ -97,16 +99,16 @@ def test_an_unknown_policy_is_refused_in_every_dialect(limits: dict[str, Any]) -
         ),
         pytest.param({"hami.io/gpu-scheduler-policy": "mutex"}, Constraints(idle=True), id="mutex-wants-idle-cards"),
         pytest.param(
-            {"hami.io/gpu-scheduler-policy": "numa"}, Constraints(numa=Wish.PREFER), id="numa-is-a-preference"
+            {"hami.io/gpu-scheduler-policy": "numa"}, Constraints(numa=Strength.PREFER), id="numa-is-a-preference"
         ),
         pytest.param(
             {"hami.io/gpu-scheduler-policy": "mutex, numa, Spread, binpack"},
-            Constraints(idle=True, numa=Wish.PREFER, card_policy="spread"),
+            Constraints(idle=True, numa=Strength.PREFER, card_policy="spread"),
             id="in-a-chain-the-first-order-wins-and-filters-apply",
         ),
         pytest.param(
             {"hami.io/gpu-scheduler-policy": "numa", "nvidia.com/numa-bind": "true"},
-            Constraints(numa=Wish.REQUIRE),
+            Constraints(numa=Strength.REQUIRE),
             id="numa-bind-is-stronger-than-a-preference",
         ),
     ],
@@ -121,27 +123,27 @@ def test_hamis_keys(annotations: dict[str, Any], want: Constraints) -> None:
     [
         pytest.param(
             {"hami.io/node-scheduler-policy": "random"},
-            No(RequestCode.UNKNOWN_POLICY, "write one of binpack, spread"),
+            No(RequestError.UNKNOWN_POLICY, "write one of binpack, spread"),
             id="hami-nodes-know-two-policies",
         ),
         pytest.param(
             {"hami.io/gpu-scheduler-policy": "mutex,tetris"},
             No(
-                RequestCode.UNKNOWN_POLICY,
+                RequestError.UNKNOWN_POLICY,
                 "'tetris'; write one or more of binpack, mutex, numa, spread, topology-aware",
             ),
             id="the-odd-word-of-a-chain-is-named",
         ),
         pytest.param(
             {"nvidia.com/vgpu-mode": "fast"},
-            No(RequestCode.BAD_ANNOTATION, "write one or more of hami-core, mig, mps"),
+            No(RequestError.BAD_ANNOTATION, "write one or more of hami-core, mig, mps"),
             id="an-unknown-mode",
         ),
         pytest.param(
-            {"nvidia.com/numa-bind": "perhaps"}, No(RequestCode.BAD_ANNOTATION, "true"), id="a-boolean-in-other-words"
+            {"nvidia.com/numa-bind": "perhaps"}, No(RequestError.BAD_ANNOTATION, "true"), id="a-boolean-in-other-words"
         ),
         pytest.param(
-            {"gputile.io/numa": "maybe"}, No(RequestCode.BAD_ANNOTATION, "no, prefer, require"), id="an-unknown-wish"
+            {"gputile.io/numa": "maybe"}, No(RequestError.BAD_ANNOTATION, "no, prefer, require"), id="an-unknown-wish"
         ),
     ],
 )
@@ -174,9 +176,11 @@ A, B = ModelRule(("A",)), ModelRule(("B",))
             id="uuid-lists-meet-and-exclusions-add-up",
         ),
         pytest.param(
-            Constraints(node_policy="spread", card_policy="spread", numa=Wish.REQUIRE),
-            Constraints(card_policy="binpack", links=Wish.PREFER, idle=True),
-            Constraints(node_policy="spread", card_policy="binpack", numa=Wish.REQUIRE, links=Wish.PREFER, idle=True),
+            Constraints(node_policy="spread", card_policy="spread", numa=Strength.REQUIRE),
+            Constraints(card_policy="binpack", links=Strength.PREFER, idle=True),
+            Constraints(
+                node_policy="spread", card_policy="binpack", numa=Strength.REQUIRE, links=Strength.PREFER, idle=True
+            ),
             id="the-second-wins-only-where-it-speaks",
         ),
     ],

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.dialects.usage_annotation import MOST, NodeUsage, read_use, write_use
-from gputile.model.usage import Usage, Used
+from gputile.dialects.usage_annotation import MOST, ReportedUsage, read_usage, write_usage
+from gputile.model.usage import CardUsage, Usage
 
 NAMES = st.text(max_size=8)
-USED = st.builds(Used, st.none() | st.integers(0, 200_000), st.none() | st.integers(0, 100))
+USED = st.builds(CardUsage, st.none() | st.integers(0, 200_000), st.none() | st.integers(0, 100))
 USAGE = st.dictionaries(
     NAMES, st.dictionaries(NAMES, st.dictionaries(NAMES, USED, min_size=1, max_size=3), min_size=1, max_size=3)
 )
@@ -22,19 +22,21 @@ def cards_of(usage: Usage) -> set[str]:
 
 @given(USAGE)
 def test_what_is_written_is_read(usage: Usage) -> None:
-    assert read_use(write_use(usage, cards_of(usage))) == NodeUsage(usage, frozenset(cards_of(usage)))
+    assert read_usage(write_usage(usage, cards_of(usage))) == ReportedUsage(usage, frozenset(cards_of(usage)))
 
 
 def test_how_it_looks() -> None:
-    said = write_use({"uid": {"main": {"GPU-0": Used(3000, 40)}, "side": {"GPU-0": Used(5)}}}, ["GPU-0", "GPU-1"])
+    said = write_usage(
+        {"uid": {"main": {"GPU-0": CardUsage(3000, 40)}, "side": {"GPU-0": CardUsage(5)}}}, ["GPU-0", "GPU-1"]
+    )
     assert said == '{"version":1,"cards":{"GPU-0":{"uid":{"main":[3000,40],"side":[5,null]}},"GPU-1":{}}}'
 
 
 def test_it_is_bounded_and_the_smallest_users_are_left_out() -> None:
-    many: Usage = {f"{n:036}": {"main": {f"GPU-{n % 8}": Used(n, 1)}} for n in range(2000)}
-    said = write_use(many, cards_of(many))
+    many: Usage = {f"{n:036}": {"main": {f"GPU-{n % 8}": CardUsage(n, 1)}} for n in range(2000)}
+    said = write_usage(many, cards_of(many))
     assert MOST // 2 < len(said) <= MOST
-    read = read_use(said)
+    read = read_usage(said)
     assert read is not None
     left = 2000 - len(read.pods)
     assert min(int(pod) for pod in read.pods) == left == json.loads(said)["left_out"]
@@ -55,9 +57,9 @@ def test_it_is_bounded_and_the_smallest_users_are_left_out() -> None:
     ],
 )
 def test_what_cannot_be_read_says_nothing(said: str) -> None:
-    assert read_use(said) is None
+    assert read_usage(said) is None
 
 
 def test_what_a_newer_agent_adds_is_passed_over() -> None:
     said = '{"version":2,"new":1,"cards":{"GPU-0":{"uid":{"main":[3000,40,"energy"]}}}}'
-    assert read_use(said) == NodeUsage({"uid": {"main": {"GPU-0": Used(3000, 40)}}}, frozenset({"GPU-0"}))
+    assert read_usage(said) == ReportedUsage({"uid": {"main": {"GPU-0": CardUsage(3000, 40)}}}, frozenset({"GPU-0"}))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gputile.dialects import gputile, records, registry, vcuda
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant
-from gputile.model.refusals import NodeCode, RequestCode
+from gputile.model.refusals import NodeReason, RequestError
 from gputile.model.requests import Match, ModelRule, Role
 from gputile.testing.builders import ask, node, pod
 from tests.dialects.shortcuts import (
@@ -48,11 +48,11 @@ FORK_CORE, FORK_MEMORY = "nvidia.com/vcuda-core", "nvidia.com/vcuda-memory"
         pytest.param({CORE: 200}, ask(whole=True, cards=2, name="c0"), id="200-cores-are-two-whole-cards"),
         pytest.param(
             {CORE: 150},
-            No(RequestCode.OUT_OF_RANGE, "or 100 or 200 for whole cards"),
+            No(RequestError.OUT_OF_RANGE, "or 100 or 200 for whole cards"),
             id="150-cores-are-refused-and-100-or-200-offered",
         ),
         pytest.param(
-            {FORK_CORE: 250}, No(RequestCode.OUT_OF_RANGE, "or 200 or 300 for whole cards"), id="in-the-fork-too"
+            {FORK_CORE: 250}, No(RequestError.OUT_OF_RANGE, "or 200 or 300 for whole cards"), id="in-the-fork-too"
         ),
         pytest.param(
             {CORE: 30},
@@ -61,19 +61,19 @@ FORK_CORE, FORK_MEMORY = "nvidia.com/vcuda-core", "nvidia.com/vcuda-memory"
         ),
         pytest.param(
             {MEMORY: 4},
-            No(RequestCode.NO_DEVICE_RESOURCE, "add `tencent.com/vcuda-core: 10`"),
+            No(RequestError.NO_DEVICE_RESOURCE, "add `tencent.com/vcuda-core: 10`"),
             id="memory-alone-brings-no-card",
         ),
         pytest.param(
             {FORK_MEMORY: 4},
-            No(RequestCode.NO_DEVICE_RESOURCE, "add `nvidia.com/vcuda-core: 10`"),
+            No(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/vcuda-core: 10`"),
             id="fork-memory-alone-brings-no-card",
         ),
         pytest.param({CORE: 0, MEMORY: 0}, None, id="nothing-of-both-is-no-gpu"),
         pytest.param(
-            {CORE: 10, FORK_CORE: 10}, No(RequestCode.MIXED_DIALECTS, "write one of them"), id="both-names-are-refused"
+            {CORE: 10, FORK_CORE: 10}, No(RequestError.MIXED_DIALECTS, "write one of them"), id="both-names-are-refused"
         ),
-        pytest.param({CORE: 10, MEMORY: 5000}, No(RequestCode.OUT_OF_RANGE, "256 MiB"), id="blocks-beyond-any-card"),
+        pytest.param({CORE: 10, MEMORY: 5000}, No(RequestError.OUT_OF_RANGE, "256 MiB"), id="blocks-beyond-any-card"),
     ],
 )
 def test_one_container(limits: dict[str, Any], want: Want) -> None:
@@ -122,14 +122,14 @@ def test_the_two_container_pod_with_use_gputype() -> None:
             "tencent.com",
             {CORE: 30, MEMORY: 1},
             "most",
-            No(RequestCode.BAD_ANNOTATION, 'write a percentage such as "60"'),
+            No(RequestError.BAD_ANNOTATION, 'write a percentage such as "60"'),
             id="words-are-refused",
         ),
         pytest.param(
             "nvidia.com",
             {FORK_CORE: 30, FORK_MEMORY: 1},
             "-1",
-            No(RequestCode.BAD_ANNOTATION, "write a percentage"),
+            No(RequestError.BAD_ANNOTATION, "write a percentage"),
             id="negative-is-refused",
         ),
         pytest.param(
@@ -339,7 +339,7 @@ def test_the_forks_register(annotations: dict[str, str], want: tuple[Card, ...])
     ],
 )
 def test_a_broken_register_puts_the_node_out_of_use(annotations: dict[str, str]) -> None:
-    assert node_of(raw_node({FORK_CORE: 200}, annotations=annotations)).fault == NodeCode.BAD_INVENTORY
+    assert node_of(raw_node({FORK_CORE: 200}, annotations=annotations)).fault == NodeReason.BAD_INVENTORY
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from gputile.dialects import gputile, records, registry, vgpu
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant
-from gputile.model.refusals import NodeCode, RequestCode
-from gputile.model.requests import Constraints, Match, ModelRule, Role, Wish
+from gputile.model.refusals import NodeReason, RequestError
+from gputile.model.requests import Constraints, Match, ModelRule, Role, Strength
 from gputile.testing.builders import ask, node, pod
 from tests.dialects.shortcuts import (
     AT,
@@ -58,17 +58,17 @@ ELSEWHERE = DialectSettings(vgpu_domain="example.com")
         pytest.param({NUMBER: 0}, None, id="zero-is-no-request"),
         pytest.param(
             {NUMBER: 1, CORES: 101},
-            No(RequestCode.OUT_OF_RANGE, "at most 100, and more cards with `nvidia.com/vgpu-number`"),
+            No(RequestError.OUT_OF_RANGE, "at most 100, and more cards with `nvidia.com/vgpu-number`"),
             id="more-than-100-cores-per-card-are-refused",
         ),
         pytest.param(
             {MEMORY: 3000},
-            No(RequestCode.NO_DEVICE_RESOURCE, "add `nvidia.com/vgpu-number: 1`"),
+            No(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/vgpu-number: 1`"),
             id="memory-alone-brings-no-card",
         ),
         pytest.param(
             {CORES: 30},
-            No(RequestCode.NO_DEVICE_RESOURCE, "add `nvidia.com/vgpu-number: 1`"),
+            No(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/vgpu-number: 1`"),
             id="cores-alone-bring-no-card",
         ),
     ],
@@ -115,10 +115,10 @@ def test_each_container_asks_for_itself() -> None:
         ),
         pytest.param({"node-scheduler-policy": "none"}, Constraints(), id="policy-none-leaves-it-to-the-cluster"),
         pytest.param({"device-topology-mode": "none"}, Constraints(), id="topology-none"),
-        pytest.param({"device-topology-mode": "numa"}, Constraints(numa=Wish.PREFER), id="numa-is-a-preference"),
-        pytest.param({"device-topology-mode": "numa-strict"}, Constraints(numa=Wish.REQUIRE), id="numa-strict"),
-        pytest.param({"device-topology-mode": "link"}, Constraints(links=Wish.PREFER), id="link-is-a-preference"),
-        pytest.param({"device-topology-mode": "link-strict"}, Constraints(links=Wish.REQUIRE), id="link-strict"),
+        pytest.param({"device-topology-mode": "numa"}, Constraints(numa=Strength.PREFER), id="numa-is-a-preference"),
+        pytest.param({"device-topology-mode": "numa-strict"}, Constraints(numa=Strength.REQUIRE), id="numa-strict"),
+        pytest.param({"device-topology-mode": "link"}, Constraints(links=Strength.PREFER), id="link-is-a-preference"),
+        pytest.param({"device-topology-mode": "link-strict"}, Constraints(links=Strength.REQUIRE), id="link-strict"),
     ],
 )
 def test_annotations(annotations: dict[str, str], want: Constraints) -> None:
@@ -131,13 +131,13 @@ def test_annotations(annotations: dict[str, str], want: Constraints) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "code", "says"),
     [
-        pytest.param("node-scheduler-policy", "tight", RequestCode.UNKNOWN_POLICY, "binpack, none, spread", id="node"),
-        pytest.param("device-scheduler-policy", "x", RequestCode.UNKNOWN_POLICY, "binpack, none, spread", id="device"),
-        pytest.param("memory-scheduler-policy", "x", RequestCode.UNKNOWN_POLICY, "physical, virtual", id="memory"),
-        pytest.param("device-topology-mode", "x", RequestCode.BAD_ANNOTATION, "link-strict", id="topology"),
+        pytest.param("node-scheduler-policy", "tight", RequestError.UNKNOWN_POLICY, "binpack, none, spread", id="node"),
+        pytest.param("device-scheduler-policy", "x", RequestError.UNKNOWN_POLICY, "binpack, none, spread", id="device"),
+        pytest.param("memory-scheduler-policy", "x", RequestError.UNKNOWN_POLICY, "physical, virtual", id="memory"),
+        pytest.param("device-topology-mode", "x", RequestError.BAD_ANNOTATION, "link-strict", id="topology"),
     ],
 )
-def test_unknown_words_are_refused_with_the_known_ones(key: str, value: str, code: RequestCode, says: str) -> None:
+def test_unknown_words_are_refused_with_the_known_ones(key: str, value: str, code: RequestError, says: str) -> None:
     expect(pod({NUMBER: 1}, annotations={f"nvidia.com/{key}": value}), "vgpu", No(code, says))
 
 
@@ -346,7 +346,7 @@ def test_the_register_is_under_the_domain() -> None:
     ],
 )
 def test_a_broken_register_puts_the_node_out_of_use(annotations: dict[str, str]) -> None:
-    assert node_of(raw_node({NUMBER: 10}, annotations=annotations)).fault == NodeCode.BAD_INVENTORY
+    assert node_of(raw_node({NUMBER: 10}, annotations=annotations)).fault == NodeReason.BAD_INVENTORY
 
 
 @pytest.mark.parametrize(

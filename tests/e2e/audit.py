@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 from gputile.audit import audit as checking
-from gputile.audit.advice import stories
-from gputile.audit.report import Report
+from gputile.audit.advice import finding_lines
+from gputile.audit.report import AuditReport
 from tests.e2e.api import Kube, Manifest
 
 GRANT = "gputile.io/grant"
@@ -26,7 +26,7 @@ def tiles(pod: Manifest) -> list[dict[str, Any]]:
     return [{**tile, "container": c["name"]} for c in (held["containers"] if held else []) for tile in c["tiles"]]
 
 
-def report(kube: Kube) -> Report:
+def report(kube: Kube) -> AuditReport:
     """What the auditor says of the whole cluster."""
     return checking.audit(kube.list("Node"), kube.list("Pod"), now=time.time())
 
@@ -34,5 +34,5 @@ def report(kube: Kube) -> Report:
 def audit(kube: Kube) -> dict[str, int]:
     """Returns the MiB allocated by GPU; fails with every story there is to tell."""
     found = report(kube)
-    assert found.is_right, "\n".join(stories(found.findings))
+    assert found.is_right, "\n".join(finding_lines(found.findings))
     return {uuid: sum(held.memory for held in holders) for uuid, holders in found.sold.items()}

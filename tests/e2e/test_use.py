@@ -5,8 +5,8 @@ from copy import deepcopy
 
 import pytest
 
-from gputile.dialects.usage_annotation import NodeUsage, read_use
-from gputile.model.usage import Used
+from gputile.dialects.usage_annotation import ReportedUsage, read_usage
+from gputile.model.usage import CardUsage
 from tests.e2e import agents
 from tests.e2e.agents import NodeAgent, two_models
 from tests.e2e.api import Manifest
@@ -40,12 +40,12 @@ class Site:
         self.agent.hardware(machine)
         return str(card)
 
-    def said(self) -> NodeUsage | None:
+    def said(self) -> ReportedUsage | None:
         lease = self.kube.find("Lease", NODE, LEASES) or {"metadata": {}}
         words = lease["metadata"].get("annotations", {})
-        return read_use(words["gputile.io/use"]) if "gputile.io/use" in words else None
+        return read_usage(words["gputile.io/use"]) if "gputile.io/use" in words else None
 
-    def says(self, name: str, card: str, used: Used) -> bool:
+    def says(self, name: str, card: str, used: CardUsage) -> bool:
         found, uid = self.said(), self.kube.get("Pod", "p", self.space)["metadata"]["uid"]
         return found is not None and found.pods.get(uid, {}).get(name, {}).get(card) == used
 
@@ -100,7 +100,7 @@ def test_nobody_is_said_to_use_anything_at_first(site: Site) -> None:
 
 def test_a_process_is_its_containers_on_the_lease_and_in_both_pages(site: Site) -> None:
     card = site.use("side", 3000)
-    wait_until(lambda: site.says("side", card, Used(3000, None)), PATIENCE, "the Lease says it")
+    wait_until(lambda: site.says("side", card, CardUsage(3000, None)), PATIENCE, "the Lease says it")
     labels = site.labels("side", card)
     assert site.agent.count("gputile_agent_container_memory_used_bytes", **labels) == 3000 * MIB
     assert site.agent.count("hami_vgpu_memory_used_bytes", pod="p", container="side", device_uuid=card) == 3000 * MIB

@@ -4,8 +4,17 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from gputile.model.cards import Card, Node, NodeView, Room
-from gputile.model.requests import Allowance, Ask, Constraints, Match, ModelRule, PodRequest, Role, Wish
+from gputile.model.cards import Card, FreeCapacity, Node, NodeView
+from gputile.model.requests import (
+    Constraints,
+    ContainerRequest,
+    Match,
+    ModelRule,
+    PodRequest,
+    QuotaAllowance,
+    Role,
+    Strength,
+)
 
 SIZES = st.sampled_from([4, 8, 8, 16])
 T = TypeVar("T")
@@ -53,44 +62,44 @@ def nodes(draw: st.DrawFn, name: str = "n", most: int = 4) -> Node:
 @st.composite
 def views(draw: st.DrawFn, name: str = "n", most: int = 4) -> NodeView:
     node = draw(nodes(name, most))
-    rooms = []
+    free_by_card = []
     for card in node.cards:
         tenants = draw(st.sampled_from([0, 1, 2]))
-        rooms.append(
-            Room(
+        free_by_card.append(
+            FreeCapacity(
                 card.memory - (draw(st.integers(0, card.memory)) if tenants else 0),
                 card.cores - (draw(st.sampled_from([0, 0, 30, 50, 100])) if tenants else 0),
                 card.slots - min(tenants, card.slots),
                 tenants,
             )
         )
-    return NodeView(node=node, rooms=tuple(rooms), cpu=node.cpu - draw(seldom(0, 3000)), memory=1000)
+    return NodeView(node=node, free_by_card=tuple(free_by_card), cpu=node.cpu - draw(seldom(0, 3000)), memory=1000)
 
 
 @st.composite
-def asks(draw: st.DrawFn, name: str, role: Role, most_cards: int = 3) -> Ask:
+def asks(draw: st.DrawFn, name: str, role: Role, most_cards: int = 3) -> ContainerRequest:
     count = draw(st.sampled_from([1, 1, 1, *range(2, most_cards + 1)]))
     kind = draw(st.sampled_from(["whole", "memory", "memory", "memory", "percent", "cores"]))
     if kind == "whole":
-        return Ask.whole(name, role, count)
+        return ContainerRequest.whole(name, role, count)
     cores = draw(st.sampled_from([0, 0, 20, 50, 100]))
     if kind == "percent":
         percent = draw(st.sampled_from([10, 50, 100]))
-        return Ask(container=name, role=role, cards=count, memory_percent=percent, cores=cores)
+        return ContainerRequest(container=name, role=role, cards=count, memory_percent=percent, cores=cores)
     size = draw(st.integers(1, 8)) if kind == "memory" else 0
     alone = cores == 100 and draw(st.booleans())  # as HAMi's pods with all cores and some memory
-    return Ask(container=name, role=role, cards=count, memory=size, cores=cores, exclusive=alone)
+    return ContainerRequest(container=name, role=role, cards=count, memory=size, cores=cores, exclusive=alone)
 
 
 MAKES = st.frozensets(st.tuples(MODELS, st.sampled_from([4, 8, 16])), min_size=4)
 
 
 @st.composite
-def allowances(draw: st.DrawFn) -> Allowance:
+def allowances(draw: st.DrawFn) -> QuotaAllowance:
     """What may be had now is part of what may ever be had, and that of what is listed."""
     listed, possible, affordable = draw(MAKES), draw(MAKES), draw(MAKES)
     pools = draw(seldom(frozenset[str](), frozenset({"blue"}), frozenset({"", "blue"})))
-    return Allowance(pools, listed, listed & possible, listed & possible & affordable)
+    return QuotaAllowance(pools, listed, listed & possible, listed & possible & affordable)
 
 
 @st.composite
@@ -105,8 +114,8 @@ def constraints(draw: st.DrawFn) -> Constraints:
         uuids=draw(st.one_of(st.just(frozenset()), uuids)),
         not_uuids=draw(st.one_of(st.just(frozenset()), st.just(frozenset()), uuids)),
         modes=draw(st.sampled_from([frozenset[str](), frozenset({"hami-core"}), frozenset({"mps"})])),
-        numa=draw(st.sampled_from(list(Wish))),
-        links=draw(st.sampled_from(list(Wish))),
+        numa=draw(st.sampled_from(list(Strength))),
+        links=draw(st.sampled_from(list(Strength))),
         idle=draw(st.sampled_from([False, False, True])),
         allowance=draw(st.one_of(st.none(), st.none(), allowances())),
     )
@@ -122,7 +131,7 @@ def requests(draw: st.DrawFn, most: int = 3) -> PodRequest:
     for n, role in enumerate(roles):
         ask = draw(asks(f"c{n}", role))
         if together:
-            ask = Ask(container=ask.container, role=role, cards=count, memory=draw(st.integers(1, 6)))
+            ask = ContainerRequest(container=ask.container, role=role, cards=count, memory=draw(st.integers(1, 6)))
         found.append(ask)
     return PodRequest(
         dialect=draw(st.sampled_from(["gputile", "vcuda"])),
@@ -139,8 +148,8 @@ def tight_views(draw: st.DrawFn, name: str = "n") -> NodeView:
     """Two or three plain cards with little room: where several containers meet and a greedy choice goes wrong."""
     found = tuple(Card(index=n, uuid=f"u{n}", memory=8) for n in range(draw(st.integers(2, 3))))
     free = [draw(st.sampled_from([*range(1, 9), 8, 8])) for _ in found]
-    rooms = tuple(Room(memory, 100, 10, int(memory < 8)) for memory in free)
-    return NodeView(node=Node(name=name, cards=found), rooms=rooms, cpu=0, memory=0)
+    free_by_card = tuple(FreeCapacity(memory, 100, 10, int(memory < 8)) for memory in free)
+    return NodeView(node=Node(name=name, cards=found), free_by_card=free_by_card, cpu=0, memory=0)
 
 
 ROLES = st.sampled_from(
@@ -160,8 +169,10 @@ def crowded_requests(draw: st.DrawFn) -> PodRequest:
     found = []
     for n, role in enumerate(draw(ROLES)):
         if draw(seldom(False, True)):
-            alone = Ask(container=f"c{n}", role=role, cards=1, memory=3, cores=100, exclusive=True)
-            found.append(draw(st.sampled_from([Ask.whole(f"c{n}", role, 1), alone])))
+            alone = ContainerRequest(container=f"c{n}", role=role, cards=1, memory=3, cores=100, exclusive=True)
+            found.append(draw(st.sampled_from([ContainerRequest.whole(f"c{n}", role, 1), alone])))
         else:
-            found.append(Ask(container=f"c{n}", role=role, cards=1, memory=draw(st.integers(1, 6)), cores=0))
+            found.append(
+                ContainerRequest(container=f"c{n}", role=role, cards=1, memory=draw(st.integers(1, 6)), cores=0)
+            )
     return PodRequest(dialect="gputile", asks=tuple(found))

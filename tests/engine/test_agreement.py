@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from gputile.engine.fleet.fleet import Fleet
 from gputile.engine.placement.place import Placement, fits, place
-from gputile.engine.placement.shares import room_share
+from gputile.engine.placement.shares import free_capacity_share
 from gputile.model.cards import Card, NodeView
 from gputile.model.grants import Use
-from gputile.model.refusals import NodeCode, Refusal
-from gputile.model.requests import Constraints, PodRequest, Role, Wish
+from gputile.model.refusals import NodeReason, Refusal
+from gputile.model.requests import Constraints, PodRequest, Role, Strength
 from tests.effort import examples
 from tests.engine.strategies import crowded_requests, requests, tight_views, views
 
@@ -39,9 +39,9 @@ def _allowed(request: PodRequest, view: NodeView, chosen: dict[int, tuple[int, .
     if request.together and len(set(chosen.values())) > 1:
         return False
     for n, cards in chosen.items():
-        if rule.numa is Wish.REQUIRE and len({node.cards[c].numa for c in cards}) > 1:
+        if rule.numa is Strength.REQUIRE and len({node.cards[c].numa for c in cards}) > 1:
             return False
-        if rule.links is Wish.REQUIRE and any(node.link(a, b) == 0 for a, b in combinations(cards, 2)):
+        if rule.links is Strength.REQUIRE and any(node.link(a, b) == 0 for a, b in combinations(cards, 2)):
             return False
         for c in cards:
             card = node.cards[c]
@@ -51,10 +51,10 @@ def _allowed(request: PodRequest, view: NodeView, chosen: dict[int, tuple[int, .
                 return False
             if not _in_quota(rule, card, node.pool):
                 return False
-            if (request.asks[n].exclusive or rule.idle) and view.rooms[c].tenants:
+            if (request.asks[n].exclusive or rule.idle) and view.free_by_card[c].tenants:
                 return False
     roles = [ask.role for ask in request.asks]
-    for c, room in enumerate(view.rooms):
+    for c, room in enumerate(view.free_by_card):
         for moment in range(len(roles) + 1):
             here = [request.asks[n] for n, cards in chosen.items() if c in cards and _alive(roles, n, moment)]
             if not here:
@@ -93,7 +93,7 @@ def fleet_of(*found: NodeView) -> Fleet:
     fleet = Fleet()
     for view in found:
         fleet.set_node(view.node)
-        for card, room in zip(view.node.cards, view.rooms, strict=True):
+        for card, room in zip(view.node.cards, view.free_by_card, strict=True):
             taken = Use(card.memory - room.memory, card.cores - room.cores, card.slots - room.slots)
             for tenant in range(room.tenants):
                 fleet.hold(view.node.name, {card.uuid: Use(0, 0, 0) if tenant else taken})
@@ -157,19 +157,19 @@ def test_every_policy_places_what_fits_and_never_sells_too_much(
     answer = place(request, view, policy, seed)
     assert isinstance(answer, Placement) == fits(request, view)
     if isinstance(answer, Placement):
-        rooms = {card.uuid: room for card, room in zip(view.node.cards, view.rooms, strict=True)}
+        free_by_card = {card.uuid: room for card, room in zip(view.node.cards, view.free_by_card, strict=True)}
         for uuid, use in answer.grant("uid", request.dialect).uses().items():
-            assert use.memory <= rooms[uuid].memory
-            assert use.cores <= rooms[uuid].cores
-            assert use.slots <= rooms[uuid].slots
+            assert use.memory <= free_by_card[uuid].memory
+            assert use.cores <= free_by_card[uuid].cores
+            assert use.slots <= free_by_card[uuid].slots
 
 
 @examples(80)
 @given(requests(), views())
 def test_a_refusal_is_curable_exactly_if_the_empty_node_would_fit(request: PodRequest, view: NodeView) -> None:
     answer = place(request, view)
-    if isinstance(answer, Refusal) and answer.code not in (NodeCode.NO_CARDS, NodeCode.AGENT_SILENT):
-        assert answer.curable == fits(request.if_nobody_held, NodeView.empty(view.node))
+    if isinstance(answer, Refusal) and answer.code not in (NodeReason.NO_CARDS, NodeReason.AGENT_SILENT):
+        assert answer.resolvable == fits(request.if_nobody_held, NodeView.empty(view.node))
 
 
 @examples(50)
@@ -189,8 +189,8 @@ def test_what_is_held_and_released_leaves_no_trace(view: NodeView, held: list[tu
 @given(views())
 def test_a_nodes_free_share_is_the_sum_over_its_usable_cards(view: NodeView) -> None:
     usable = [
-        room_share(card, room)
-        for card, room in zip(view.node.cards, view.rooms, strict=True)
+        free_capacity_share(card, room)
+        for card, room in zip(view.node.cards, view.free_by_card, strict=True)
         if card.healthy and not card.cordoned and card.mode != "mig" and not view.node.fault
     ]
     assert fleet_of(view).free_shares() == {"n": sum(usable)}

@@ -14,8 +14,8 @@ from gputile.engine.policies.workload_model import (
     MOST_FRACTIONS,
     MOST_MINDS,
     MOST_POPULAR,
+    PodKind,
     Supply,
-    Task,
     heaviest,
     model_prices,
     tables,
@@ -45,8 +45,8 @@ def test_a_rare_fraction_counts_as_the_next_larger_one() -> None:
 
 
 def test_kinds_of_pods_are_few_and_the_rare_count_as_the_nearest() -> None:
-    usual = {Task(1000 * n, 1, 10): 50.0 for n in range(1, MOST_POPULAR + 1)}
-    rare = {Task(1000 * n + 1, 1, 10): 25.0 for n in range(1, MOST_POPULAR + 1)}
+    usual = {PodKind(1000 * n, 1, 10): 50.0 for n in range(1, MOST_POPULAR + 1)}
+    rare = {PodKind(1000 * n + 1, 1, 10): 25.0 for n in range(1, MOST_POPULAR + 1)}
     found = tables(usual | rare, SUPPLY)
     assert len(found.weight) == MOST_POPULAR
     assert found.weight.sum() == pytest.approx(1.0)
@@ -55,8 +55,8 @@ def test_kinds_of_pods_are_few_and_the_rare_count_as_the_nearest() -> None:
 
 
 def test_a_rare_kind_counts_as_one_of_as_many_cards_however_far_its_cpu_is() -> None:
-    usual = {Task(n, 1, 10): 50.0 for n in range(MOST_POPULAR - 1)} | {Task(100_000, 8, 100): 50.0}
-    found = tables(usual | {Task(1, 8, 100): 49.0} | {Task(n, 1, 20): 49.0 for n in range(9)}, SUPPLY)
+    usual = {PodKind(n, 1, 10): 50.0 for n in range(MOST_POPULAR - 1)} | {PodKind(100_000, 8, 100): 50.0}
+    found = tables(usual | {PodKind(1, 8, 100): 49.0} | {PodKind(n, 1, 20): 49.0 for n in range(9)}, SUPPLY)
     eight = found.weight[found.cards == 8]
     assert eight.sum() == pytest.approx(99 / (50 * MOST_POPULAR + 49 * 10), rel=0.2)
 
@@ -69,7 +69,7 @@ def test_models_that_pods_insist_on_are_few() -> None:
             calls.append(model)
             return super().accepts(model)
 
-    counts = {Task(1000, 1, 100, (Rule((f"model-{n}",)),)): 1.0 for n in range(1000)}
+    counts = {PodKind(1000, 1, 100, (Rule((f"model-{n}",)),)): 1.0 for n in range(1000)}
     model_prices(counts, SUPPLY)
     assert len(calls) == MOST_MINDS * len(SUPPLY.models)
 

@@ -22,9 +22,9 @@ from gputile.engine.placement.place import Placement, _pick, place
 from gputile.engine.placement.topology import largest_linked
 from gputile.ledger.events import Confirmed
 from gputile.ledger.ledger import Ledger
-from gputile.model.allocations import Holding
+from gputile.model.allocations import Allocation
 from gputile.model.grants import ContainerGrant, Grant, Tile, Use
-from gputile.model.refusals import BadRequest, RequestCode
+from gputile.model.refusals import BadRequest, RequestError
 from gputile.model.requests import Role, most_at_once, phases
 from gputile.testing.builders import ask, node, pod, wants
 from tests.effort import examples
@@ -94,8 +94,8 @@ def test_what_a_bound_pod_of_thousands_of_containers_holds_is_booked(sidecars: i
     grant = Grant(pod="u", node="n1", dialect="gputile", containers=tuple(held))
     ledger = Ledger()
     ledger.fleet.set_node(node().cards(1, size="80Gi", slots=10_000).node())
-    ledger.handle(Confirmed(Holding(pod="u", node="n1", name="default/u", grant=grant)))
-    assert ledger.fleet.view("n1").rooms[0].memory == 80 * 1024 - sidecars - (2 if inits else 0)
+    ledger.handle(Confirmed(Allocation(pod="u", node="n1", name="default/u", grant=grant)))
+    assert ledger.fleet.view("n1").free_by_card[0].memory == 80 * 1024 - sidecars - (2 if inits else 0)
     ledger.check()
     for _ in range(100):
         ledger.holders("n1")
@@ -126,7 +126,7 @@ def test_at_most_64_containers_of_a_pending_pod_may_ask(limits: Any, asking: int
         assert not isinstance(found, BadRequest)
         return
     assert found == BadRequest(
-        RequestCode.TOO_MANY_CONTAINERS,
+        RequestError.TOO_MANY_CONTAINERS,
         f"{asking} containers of the pod ask for GPUs, and at most 64 of one pod may; split it into several pods, or "
         "let fewer of its containers ask",
     )

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from gputile.engine.explanation import explain
 from gputile.engine.fleet.fleet import Fleet
-from gputile.engine.victims import Holder
+from gputile.engine.victims import Victim
 from gputile.model.cards import NodeView
 from gputile.model.grants import Use
-from gputile.model.refusals import NodeCode
+from gputile.model.refusals import NodeReason
 from gputile.model.requests import ModelRule, PodRequest
 from gputile.testing.builders import NodeBuilder, ask, node, wants
 from tests.effort import examples
@@ -18,12 +18,12 @@ from tests.engine.strategies import requests, views
 from tests.engine.test_agreement import fleet_of
 
 
-def cluster() -> tuple[Fleet, dict[str, list[Holder]]]:
+def cluster() -> tuple[Fleet, dict[str, list[Victim]]]:
     """n1: two A100 of 80 GiB, each with 50 GiB taken by one pod; n2: one T4 of 16 GiB, empty."""
     fleet = Fleet()
     fleet.set_node(node("n1", cpu="8").cards(2, "A100", "80Gi").node())
     fleet.set_node(node("n2", cpu="8").card("T4", "16Gi").node())
-    pods = [Holder(pod=f"p{n}", name=f"ns/p{n}", uses={f"GPU-n1-{n}": Use(51200, 30, 1)}, started=n) for n in range(2)]
+    pods = [Victim(pod=f"p{n}", name=f"ns/p{n}", uses={f"GPU-n1-{n}": Use(51200, 30, 1)}, started=n) for n in range(2)]
     for pod in pods:
         fleet.hold("n1", pod.uses)
     return fleet, {"n1": pods, "n2": []}
@@ -94,7 +94,10 @@ def test_a_pod_that_fits_has_nothing_to_explain() -> None:
 def test_reasons_are_counted_with_what_eviction_could_cure() -> None:
     fleet, holders = cluster()
     reasons = explain(wants(ask("40Gi")), fleet, holders).reasons
-    assert [(r.code, r.nodes, r.curable) for r in reasons] == [(NodeCode.MEMORY, 1, 1), (NodeCode.TOO_SMALL, 1, 0)]
+    assert [(r.code, r.nodes, r.resolvable) for r in reasons] == [
+        (NodeReason.MEMORY, 1, 1),
+        (NodeReason.TOO_SMALL, 1, 0),
+    ]
 
 
 @examples(30)

@@ -10,8 +10,8 @@ from gputile.engine.search_budget import SearchBudget
 from gputile.model.cards import NodeView
 from gputile.model.errors import InputError
 from gputile.model.grants import Use
-from gputile.model.refusals import HAMI_ALIAS, SENTENCE, VGPU_ALIAS, NodeCode
-from gputile.model.requests import Ask, PodRequest, Role
+from gputile.model.refusals import HAMI_ALIAS, SENTENCE, VGPU_ALIAS, NodeReason
+from gputile.model.requests import ContainerRequest, PodRequest, Role
 from gputile.testing.builders import NodeBuilder, ask, node, wants
 
 
@@ -56,7 +56,7 @@ def test_slack_widens_and_keep_narrows_the_answer() -> None:
 
 def test_only_the_nodes_that_were_asked_for_are_answered() -> None:
     assert three().best(wants(ask(4)), "binpack", among=["n3", "stranger"]) == ["n3"]
-    assert [r.code for r in three().refusals(wants(ask(4)), ["n3", "stranger"])] == [NodeCode.UNKNOWN_NODE]
+    assert [r.code for r in three().refusals(wants(ask(4)), ["n3", "stranger"])] == [NodeReason.UNKNOWN_NODE]
 
 
 def test_a_pods_own_policy_decides() -> None:
@@ -88,7 +88,7 @@ def test_it_grows_with_nodes_and_with_cards_per_node() -> None:
     made = fleet(*(node(f"n{n}").cards(2, size=16) for n in range(100)), node("big").cards(16, size=16))
     made.hold("n7", {"GPU-n7-0": Use(3, 0, 1)})
     assert made.best(wants(ask(1, cards=16))) == ["big"]
-    assert made.view("n7").rooms[0].memory == 13
+    assert made.view("n7").free_by_card[0].memory == 13
     assert int(made.fits(wants(ask(16))).sum()) == 101
 
 
@@ -96,7 +96,7 @@ def test_a_changed_node_comes_back_empty_and_with_its_new_cards() -> None:
     made = three()
     made.set_node(node("n1", cpu="8").cards(3, size=32).node())
     assert made.best(wants(ask(30))) == ["n1"]
-    assert made.view("n1").rooms[0].tenants == 0
+    assert made.view("n1").free_by_card[0].tenants == 0
 
 
 def test_holding_on_an_unknown_node_or_card_changes_nothing() -> None:
@@ -108,8 +108,8 @@ def test_holding_on_an_unknown_node_or_card_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("words", [SENTENCE, HAMI_ALIAS, VGPU_ALIAS], ids=["sentences", "hami", "vgpu-manager"])
-def test_every_reason_has_its_words(words: dict[NodeCode, str]) -> None:
-    assert set(words) == set(NodeCode)
+def test_every_reason_has_its_words(words: dict[NodeReason, str]) -> None:
+    assert set(words) == set(NodeReason)
 
 
 class TestOddClusters:
@@ -119,7 +119,7 @@ class TestOddClusters:
         made = three()
         for _ in range(3):
             made.hold("n2", {"GPU-n2-0": Use(2**31 - 1, 2**31 - 1, 1)})
-        assert made.view("n2").rooms[0].memory < 0
+        assert made.view("n2").free_by_card[0].memory < 0
         assert made.best(wants(ask(1), uuids=frozenset({"GPU-n2-0"}))) == []
 
     @pytest.mark.parametrize(("cards", "wanted", "fits"), [(256, 2, True), (255, 300, False), (300, 300, True)])
@@ -132,11 +132,11 @@ class TestOddClusters:
         made = fleet(node("n", cpu="4").cards(1, size=16))
         made.hold("n", {}, cpu=5000)
         assert made.best(wants(ask(1))) == ["n"]
-        assert [r.code for r in made.refusals(wants(ask(1), cpu=1))] == [NodeCode.CPU]
+        assert [r.code for r in made.refusals(wants(ask(1), cpu=1))] == [NodeReason.CPU]
 
     def test_an_exclusive_init_container_beside_a_sidecar_is_refused_as_place_does(self) -> None:
         made = fleet(node("n").card(size=16))
-        alone = Ask(container="i", role=Role.INIT, cards=1, memory=3, cores=100, exclusive=True)
+        alone = ContainerRequest(container="i", role=Role.INIT, cards=1, memory=3, cores=100, exclusive=True)
         request = wants(ask(3, name="s", role=Role.SIDECAR), alone)
         assert made.fits(request).tolist() == [isinstance(made.place(request, "n"), Placement)] == [False]
 
@@ -148,7 +148,7 @@ class TestOddClusters:
 
     def test_an_empty_fleet_answers(self) -> None:
         assert Fleet().best(wants(ask(1))) == []
-        assert Fleet().refusals(wants(ask(1)), ["n"])[0].code is NodeCode.UNKNOWN_NODE
+        assert Fleet().refusals(wants(ask(1)), ["n"])[0].code is NodeReason.UNKNOWN_NODE
         assert explain(wants(ask(1)), Fleet()).lines() == [
             "0/0 nodes fit.",
             "  no node is known yet; add one with GPUs, or see that its agent runs",
@@ -182,4 +182,4 @@ def test_a_pod_of_many_awkward_containers_is_searched_for_with_one_budget_for_al
     awkward = wants(*(ask(27100 + 300 * n, name=f"c{n}") for n in range(17)))  # in sum there is enough
     assert not fleet.fits(awkward).any()
     assert len(spent) == 4, "a node may have a quarter of the budget, which is for all of them"
-    assert {refusal.code for refusal in fleet.refusals(awkward)} == {NodeCode.SEARCH}
+    assert {refusal.code for refusal in fleet.refusals(awkward)} == {NodeReason.SEARCH}

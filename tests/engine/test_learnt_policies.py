@@ -11,14 +11,14 @@ from gputile.engine.placement.place import Placement
 from gputile.engine.placement.shares import CARD
 from gputile.engine.policies import tiling
 from gputile.engine.policies.cutting_stock import values
-from gputile.engine.policies.fragmentation import Fragments, Look
+from gputile.engine.policies.fragmentation import Fragments, NodeArrays
 from gputile.engine.policies.workload_model import (
     FIRST_REFRESH,
     MOST_TASKS,
     PRICE_EVERY,
-    Learner,
+    PodKind,
     Supply,
-    Task,
+    WorkloadModel,
     model_prices,
     tables,
     task_of,
@@ -29,16 +29,16 @@ from gputile.testing.builders import NodeBuilder, ask, node, wants
 from tests.effort import examples
 
 TASKS = {
-    Task(2000, 1, 30): 5.0,
-    Task(4000, 1, 60): 3.0,
-    Task(8000, 2, 100): 1.0,
-    Task(3000, 0, 0): 2.0,
-    Task(1000, 1, 50, (ModelRule(("T4",)),)): 2.0,
+    PodKind(2000, 1, 30): 5.0,
+    PodKind(4000, 1, 60): 3.0,
+    PodKind(8000, 2, 100): 1.0,
+    PodKind(3000, 0, 0): 2.0,
+    PodKind(1000, 1, 50, (ModelRule(("T4",)),)): 2.0,
 }
 SUPPLY = Supply(models=("A100", "T4"), free=(8.0, 2.0), free_cpu=64_000.0, cpu_per_card=8000.0)
 
 
-def fragment_of(task: Task, shares: list[int], models: list[str], cpu: int) -> int:
+def fragment_of(task: PodKind, shares: list[int], models: list[str], cpu: int) -> int:
     """The definition, word for word."""
     idle = sum(shares)
     bear = [s for s, m in zip(shares, models, strict=True) if task.accepts(m) and s >= task.share * 100 and s > 0]
@@ -62,7 +62,7 @@ def test_the_meter_and_its_gains_are_as_defined(
     shares: list[int], models: list[str], cpu: int, tenths: int, pod_cpu: int
 ) -> None:
     learnt = tables(TASKS, SUPPLY)
-    look = Look(
+    look = NodeArrays(
         share=np.array(shares, dtype=np.int64)[:, None],
         model=np.array([SUPPLY.models.index(m) for m in models], dtype=np.int64)[:, None],
         cpu=np.array([cpu], dtype=np.int64),
@@ -72,11 +72,11 @@ def test_the_meter_and_its_gains_are_as_defined(
     assert found.now[0] == pytest.approx(now)
     assert found.gain_of_cpu(pod_cpu)[0] == pytest.approx(now - mean_fragment(shares, models, cpu - pod_cpu))
     tile = tenths * 1000
-    gains = found.gain_of_tiles(np.full((3, 1), tile, dtype=np.int64), pod_cpu)
+    capacity_generation = found.gain_of_tiles(np.full((3, 1), tile, dtype=np.int64), pod_cpu)
     for card in range(3):
         if shares[card] >= tile:
             after = [s - tile if n == card else s for n, s in enumerate(shares)]
-            assert gains[card, 0] == pytest.approx(now - mean_fragment(after, models, cpu - pod_cpu))
+            assert capacity_generation[card, 0] == pytest.approx(now - mean_fragment(after, models, cpu - pod_cpu))
     idle = [n for n, share in enumerate(shares) if share == CARD]
     if len(idle) >= 2:
         after = [0 if n in idle[:2] else s for n, s in enumerate(shares)]
@@ -205,13 +205,13 @@ class TestTheRule:
     """Each term of tiling, by its figures."""
 
     LEARNT = msgspec.structs.replace(
-        tables({Task(8000, 1, 65): 1.0, Task(8000, 1, 47): 2.0, Task(8000, 1, 32): 1.0}, SUPPLY),
+        tables({PodKind(8000, 1, 65): 1.0, PodKind(8000, 1, 47): 2.0, PodKind(8000, 1, 32): 1.0}, SUPPLY),
         value=values({65: 2 / 3, 47: 1 / 2, 32: 1 / 3}),
     )
 
-    def look(self, shares: list[int], cpu: int) -> Look:
+    def look(self, shares: list[int], cpu: int) -> NodeArrays:
         column = np.array(shares, dtype=np.int64)[:, None]
-        return Look(share=column, model=np.zeros_like(column), cpu=np.array([cpu], dtype=np.int64))
+        return NodeArrays(share=column, model=np.zeros_like(column), cpu=np.array([cpu], dtype=np.int64))
 
     def test_a_card_loses_what_its_remainder_was_worth(self) -> None:
         look, tile = self.look([5300, 3500, CARD], 64_000), np.full((3, 1), 3200, dtype=np.int64)
@@ -328,39 +328,41 @@ class TestLearning:
     @pytest.mark.parametrize(
         ("request_", "want"),
         [
-            pytest.param(wants(ask(percent=30), cpu=5), Task(5, 1, 30), id="a-percentage-is-a-share"),
-            pytest.param(wants(ask(401)), Task(0, 1, 41), id="MiB-are-a-share-of-the-average-card-rounded-up"),
-            pytest.param(wants(ask(100, cores=60)), Task(0, 1, 60), id="cores-count-when-they-are-more"),
-            pytest.param(wants(ask(whole=True, cards=4)), Task(0, 4, 100), id="whole-cards"),
-            pytest.param(wants(ask(100, name="a"), ask(300, cards=2, name="b")), Task(0, 2, 30), id="the-largest"),
-            pytest.param(wants(ask(200, name="a"), ask(100, name="b"), together=True), Task(0, 1, 30), id="together"),
-            pytest.param(wants(cpu=7), Task(7, 0, 0), id="no-GPU"),
-            pytest.param(wants(ask(9999)), Task(0, 1, 100), id="never-more-than-a-card"),
-            pytest.param(wants(ask(125)), Task(0, 1, 12), id="an-eighth-fits-eight-times"),
-            *(pytest.param(wants(ask(percent=p)), Task(0, 1, p), id=f"{p}-percent-is-{p}") for p in (7, 28, 34, 81)),
+            pytest.param(wants(ask(percent=30), cpu=5), PodKind(5, 1, 30), id="a-percentage-is-a-share"),
+            pytest.param(wants(ask(401)), PodKind(0, 1, 41), id="MiB-are-a-share-of-the-average-card-rounded-up"),
+            pytest.param(wants(ask(100, cores=60)), PodKind(0, 1, 60), id="cores-count-when-they-are-more"),
+            pytest.param(wants(ask(whole=True, cards=4)), PodKind(0, 4, 100), id="whole-cards"),
+            pytest.param(wants(ask(100, name="a"), ask(300, cards=2, name="b")), PodKind(0, 2, 30), id="the-largest"),
+            pytest.param(
+                wants(ask(200, name="a"), ask(100, name="b"), together=True), PodKind(0, 1, 30), id="together"
+            ),
+            pytest.param(wants(cpu=7), PodKind(7, 0, 0), id="no-GPU"),
+            pytest.param(wants(ask(9999)), PodKind(0, 1, 100), id="never-more-than-a-card"),
+            pytest.param(wants(ask(125)), PodKind(0, 1, 12), id="an-eighth-fits-eight-times"),
+            *(pytest.param(wants(ask(percent=p)), PodKind(0, 1, p), id=f"{p}-percent-is-{p}") for p in (7, 28, 34, 81)),
         ],
     )
-    def test_a_pod_is_a_task(self, request_: PodRequest, want: Task) -> None:
+    def test_a_pod_is_a_task(self, request_: PodRequest, want: PodKind) -> None:
         assert task_of(request_, 1000) == want
 
     def test_tables_are_due_at_100_200_400_pods(self) -> None:
-        learner, due = Learner(), []
+        learner, due = WorkloadModel(), []
         for arrival in range(1, 900):
-            learner.observe(Task(1, 1, 50))
+            learner.observe(PodKind(1, 1, 50))
             if learner.due():
                 due.append(arrival)
                 learner.prepare(SUPPLY)
         assert due == [FIRST_REFRESH, 200, 400, 800]
 
     def test_rare_tasks_are_left_out(self) -> None:
-        counts = {Task(1, 1, 50): 95.0, Task(2, 1, 60): 5.0}
+        counts = {PodKind(1, 1, 50): 95.0, PodKind(2, 1, 60): 5.0}
         assert len(tables(counts, SUPPLY).weight) == 1
 
     def test_prices_are_one_when_nobody_minds_the_model(self) -> None:
-        assert model_prices({Task(1, 1, 50): 3.0}, SUPPLY).tolist() == pytest.approx([1, 1])
+        assert model_prices({PodKind(1, 1, 50): 3.0}, SUPPLY).tolist() == pytest.approx([1, 1])
 
     def test_a_model_that_pods_insist_on_is_dear(self) -> None:
-        counts = {Task(1, 1, 100): 1.0, Task(1, 1, 100, (ModelRule(("T4",)),)): 1.0}
+        counts = {PodKind(1, 1, 100): 1.0, PodKind(1, 1, 100, (ModelRule(("T4",)),)): 1.0}
         assert model_prices(counts, SUPPLY).tolist() == pytest.approx([0.5, 0.5 + 0.5 * 10 / 2])
 
     def test_the_mix_of_a_list_is_taken_as_it_is(self) -> None:
@@ -402,9 +404,9 @@ class TestLearning:
         assert isinstance(fleet.place(request, "new", "tiling"), Placement)
 
     def test_kinds_of_pods_that_never_recur_do_not_fill_memory(self) -> None:
-        learner = Learner()
+        learner = WorkloadModel()
         for cpu in range(MOST_TASKS + 10):
-            learner.observe(Task(cpu, 1, 50))
-            learner.observe(Task(1, 1, 30))
+            learner.observe(PodKind(cpu, 1, 50))
+            learner.observe(PodKind(1, 1, 30))
         assert len(learner.asked()) <= MOST_TASKS
-        assert learner.asked()[Task(1, 1, 30)] == MOST_TASKS + 10
+        assert learner.asked()[PodKind(1, 1, 30)] == MOST_TASKS + 10

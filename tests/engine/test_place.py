@@ -6,8 +6,8 @@ import pytest
 
 from gputile.engine.placement.place import Placement, place
 from gputile.model.cards import NodeView
-from gputile.model.refusals import NodeCode, Refusal
-from gputile.model.requests import ModelRule, PodRequest, Role, Wish
+from gputile.model.refusals import NodeReason, Refusal
+from gputile.model.requests import ModelRule, PodRequest, Role, Strength
 from gputile.testing.builders import NodeBuilder, ask, node, wants
 
 FOUR = ((0, 9, 1, 1), (9, 0, 1, 1), (1, 1, 0, 9), (1, 1, 9, 0))  # two close pairs
@@ -53,10 +53,10 @@ def two(**facts: Any) -> NodeBuilder:
                      {"a": [0], "b": [0], "c": [1], "d": [1]}, id="the-search-goes-back-when-the-tightest-was-wrong"),
         pytest.param(wants(ask(2), models=(ModelRule(("t4",)),)), node().card("A100", 8).card("Tesla T4", 8).view(),
                      {"main": [1]}, id="a-model-is-chosen-among-mixed-cards"),
-        pytest.param(wants(ask(2, cards=2), numa=Wish.REQUIRE),
+        pytest.param(wants(ask(2, cards=2), numa=Strength.REQUIRE),
                      node().card(size=8, numa=0).card(size=8, numa=1).card(size=8, numa=1).view(), {"main": [1, 2]},
                      id="one-NUMA-node-is-found"),
-        pytest.param(wants(ask(2, cards=2), numa=Wish.PREFER),
+        pytest.param(wants(ask(2, cards=2), numa=Strength.PREFER),
                      node().card(size=8, numa=0).card(size=8, numa=1).view(), {"main": [0, 1]},
                      id="a-preferred-NUMA-node-is-given-up-when-there-is-none"),
         pytest.param(wants(ask(2, cards=2)), node().cards(4, size=8).taken(0, 2).linked(*FOUR).view(), {"main": [0, 1]},
@@ -108,41 +108,45 @@ def test_the_pods_policy_wins_over_the_nodes_and_that_over_the_clusters() -> Non
 
 
 @pytest.mark.parametrize(
-    ("request_", "view", "code", "wanted", "found", "curable"),
+    ("request_", "view", "code", "wanted", "found", "resolvable"),
     [
-        pytest.param(wants(ask(1)), node().view(), NodeCode.NO_CARDS, 1, 0, False, id="no-card"),
-        pytest.param(wants(ask(1)), two().facts(fault="AgentSilent").view(), NodeCode.AGENT_SILENT, 1, 0, False,
+        pytest.param(wants(ask(1)), node().view(), NodeReason.NO_CARDS, 1, 0, False, id="no-card"),
+        pytest.param(wants(ask(1)), two().facts(fault="AgentSilent").view(), NodeReason.AGENT_SILENT, 1, 0, False,
                      id="a-node-out-of-use"),
-        pytest.param(wants(ask(1, cards=3)), two().view(), NodeCode.TOO_FEW_CARDS, 3, 2, False, id="too-few-cards"),
-        pytest.param(wants(ask(1), models=(ModelRule(("T4",)),)), two().view(), NodeCode.MODEL, 1, 0, False,
+        pytest.param(wants(ask(1, cards=3)), two().view(), NodeReason.TOO_FEW_CARDS, 3, 2, False, id="too-few-cards"),
+        pytest.param(wants(ask(1), models=(ModelRule(("T4",)),)), two().view(), NodeReason.MODEL, 1, 0, False,
                      id="wrong-model"),
-        pytest.param(wants(ask(1), uuids=frozenset({"x"})), two().view(), NodeCode.UUID, 1, 0, False, id="wrong-uuid"),
-        pytest.param(wants(ask(1)), two(mode="mig").view(), NodeCode.MODE, 1, 0, False, id="cards-in-MIG-mode"),
-        pytest.param(wants(ask(1)), two(healthy=False).view(), NodeCode.UNHEALTHY, 1, 0, False, id="unhealthy"),
-        pytest.param(wants(ask(1)), two(cordoned=True).view(), NodeCode.CORDONED, 1, 0, False, id="cordoned"),
-        pytest.param(wants(ask(20)), two().view(), NodeCode.TOO_SMALL, 1, 0, False, id="more-than-any-card-has"),
-        pytest.param(wants(ask(whole=True, cards=2)), two().taken(0, 1).view(), NodeCode.NOT_IDLE, 2, 1, True,
+        pytest.param(wants(ask(1), uuids=frozenset({"x"})), two().view(), NodeReason.UUID, 1, 0, False,
+                     id="wrong-uuid"),
+        pytest.param(wants(ask(1)), two(mode="mig").view(), NodeReason.MODE, 1, 0, False, id="cards-in-MIG-mode"),
+        pytest.param(wants(ask(1)), two(healthy=False).view(), NodeReason.UNHEALTHY, 1, 0, False, id="unhealthy"),
+        pytest.param(wants(ask(1)), two(cordoned=True).view(), NodeReason.CORDONED, 1, 0, False, id="cordoned"),
+        pytest.param(wants(ask(20)), two().view(), NodeReason.TOO_SMALL, 1, 0, False, id="more-than-any-card-has"),
+        pytest.param(wants(ask(whole=True, cards=2)), two().taken(0, 1).view(), NodeReason.NOT_IDLE, 2, 1, True,
                      id="not-enough-idle-cards"),
-        pytest.param(wants(ask(10)), two().taken(0, 9).taken(1, 9).view(), NodeCode.MEMORY, 1, 0, True,
+        pytest.param(wants(ask(10)), two().taken(0, 9).taken(1, 9).view(), NodeReason.MEMORY, 1, 0, True,
                      id="enough-in-sum-but-not-on-one-card"),
-        pytest.param(wants(ask(1, 60)), two().taken(0, 0, 50).taken(1, 0, 50).view(), NodeCode.CORES, 1, 0, True,
+        pytest.param(wants(ask(1, 60)), two().taken(0, 0, 50).taken(1, 0, 50).view(), NodeReason.CORES, 1, 0, True,
                      id="too-few-cores"),
-        pytest.param(wants(ask(1)), two().taken(0, 0, 100).taken(1, 0, 100).view(), NodeCode.CORES, 1, 0, True,
+        pytest.param(wants(ask(1)), two().taken(0, 0, 100).taken(1, 0, 100).view(), NodeReason.CORES, 1, 0, True,
                      id="a-card-whose-cores-are-sold-out-takes-nobody"),
-        pytest.param(wants(ask(1)), two(slots=1).taken(0).taken(1).view(), NodeCode.SLOTS, 1, 0, True, id="no-slot"),
-        pytest.param(wants(ask(1, cards=2), numa=Wish.REQUIRE), node().card(numa=0).card(numa=1).view(),
-                     NodeCode.NUMA, 2, 1, False, id="no-NUMA-node-has-enough"),
-        pytest.param(wants(ask(1, cards=2), links=Wish.REQUIRE), two().linked((0, 0), (0, 0)).view(),
-                     NodeCode.LINKS, 2, 1, False, id="no-linked-pair"),
+        pytest.param(wants(ask(1)), two(slots=1).taken(0).taken(1).view(), NodeReason.SLOTS, 1, 0, True, id="no-slot"),
+        pytest.param(wants(ask(1, cards=2), numa=Strength.REQUIRE), node().card(numa=0).card(numa=1).view(),
+                     NodeReason.NUMA, 2, 1, False, id="no-NUMA-node-has-enough"),
+        pytest.param(wants(ask(1, cards=2), links=Strength.REQUIRE), two().linked((0, 0), (0, 0)).view(),
+                     NodeReason.LINKS, 2, 1, False, id="no-linked-pair"),
         pytest.param(wants(ask(9, name="a"), ask(9, name="b")), two().taken(0, 10).view(),
-                     NodeCode.TOGETHER, 2, 0, True, id="each-container-fits-but-not-both"),
-        pytest.param(wants(ask(1), cpu=99_000), two().view(), NodeCode.CPU, 99_000, 64_000, False, id="too-little-CPU"),
-        pytest.param(wants(ask(1), host=600_000), two().view(), NodeCode.HOST_MEMORY, 600_000, 524_288, False,
+                     NodeReason.TOGETHER, 2, 0, True, id="each-container-fits-but-not-both"),
+        pytest.param(wants(ask(1), cpu=99_000), two().view(), NodeReason.CPU, 99_000, 64_000, False,
+                     id="too-little-CPU"),
+        pytest.param(wants(ask(1), host=600_000), two().view(), NodeReason.HOST_MEMORY, 600_000, 524_288, False,
                      id="too-little-main-memory"),
     ],
 )  # fmt: skip
-def test_why_not(request_: PodRequest, view: NodeView, code: NodeCode, wanted: int, found: int, curable: bool) -> None:
-    assert place(request_, view) == Refusal(view.node.name, code, wanted, found, curable)
+def test_why_not(
+    request_: PodRequest, view: NodeView, code: NodeReason, wanted: int, found: int, resolvable: bool
+) -> None:
+    assert place(request_, view) == Refusal(view.node.name, code, wanted, found, resolvable)
 
 
 def test_a_pod_made_to_hurt_is_given_up_in_bounded_time() -> None:
@@ -150,7 +154,7 @@ def test_a_pod_made_to_hurt_is_given_up_in_bounded_time() -> None:
     awkward = [ask(334 + n, name=f"c{n}") for n in range(33)]  # two on a card, though in sum there is enough
     answer = place(wants(*awkward, dialect="vcuda"), view)
     assert isinstance(answer, Refusal)
-    assert answer.code is NodeCode.SEARCH
+    assert answer.code is NodeReason.SEARCH
 
 
 def test_sets_of_cards_that_are_alike_are_looked_at_once() -> None:
@@ -158,11 +162,11 @@ def test_sets_of_cards_that_are_alike_are_looked_at_once() -> None:
     view = node().cards(24, size=16).view()
     answer = place(wants(ask(whole=True, cards=14, name="a"), ask(whole=True, cards=14, name="b")), view)
     assert isinstance(answer, Refusal)
-    assert answer.code is NodeCode.TOGETHER
+    assert answer.code is NodeReason.TOGETHER
 
 
 def test_a_pod_that_asks_for_no_cpu_fits_where_others_took_too_much() -> None:
-    view = NodeView(node=two().node(), rooms=two().view().rooms, cpu=-1000, memory=-5)
+    view = NodeView(node=two().node(), free_by_card=two().view().free_by_card, cpu=-1000, memory=-5)
     assert isinstance(place(wants(ask(1)), view), Placement)
     assert isinstance(place(wants(ask(1), cpu=1), view), Refusal)
 

@@ -12,11 +12,11 @@ from gputile.engine.fleet import fleet as fleet_module
 from gputile.engine.fleet.fleet import Fleet
 from gputile.engine.placement.place import Placement, place, searched
 from gputile.engine.search_budget import FREE_STEPS, SearchBudget
-from gputile.engine.victims import Holder, victims
+from gputile.engine.victims import Victim, victims
 from gputile.model.cards import NodeView
 from gputile.model.grants import Use
-from gputile.model.refusals import NodeCode, Refusal
-from gputile.model.requests import PodRequest, Wish
+from gputile.model.refusals import NodeReason, Refusal
+from gputile.model.requests import PodRequest, Strength
 from gputile.testing.builders import ask, node, wants
 
 AWKWARD = wants(*(ask(334 + n, name=f"c{n}") for n in range(17)), dialect="vcuda")
@@ -76,7 +76,7 @@ class TestOnAllNodes:
     def test_the_answer_says_which_nodes_were_not_searched(self) -> None:
         found = full(50).refusals(AWKWARD, budget=SearchBudget(4000))
         assert len(found) == 50
-        assert {refusal.code for refusal in found} == {NodeCode.SEARCH}
+        assert {refusal.code for refusal in found} == {NodeReason.SEARCH}
         assert "not searched further" in found[0].sentence
 
     def test_one_node_with_too_many_ways_does_not_stand_for_all_others(self) -> None:
@@ -84,7 +84,9 @@ class TestOnAllNodes:
         fleet.set_node(node("wide").cards(9, size=1000).node())
         for index in range(9):  # it has less free cores than the others, which are therefore searched first
             fleet.hold("wide", {f"GPU-wide-{index}": Use(0, 50, 1)})
-        near = wants(*AWKWARD.asks, dialect="vcuda", numa=Wish.REQUIRE)  # arrays cannot tell: every node is searched
+        near = wants(
+            *AWKWARD.asks, dialect="vcuda", numa=Strength.REQUIRE
+        )  # arrays cannot tell: every node is searched
         assert fleet.best(near, budget=SearchBudget(20_000)) == ["wide"]
 
     def test_who_asks_again_is_searched_for_further_and_not_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,13 +127,13 @@ def test_more_than_all_cards_have_together_needs_no_search() -> None:
     many = wants(*(ask(334 + n, name=f"c{n}") for n in range(40)), dialect="vcuda")
     answer = place(many, node().cards(8, size=1000).view(), budget=budget)
     assert isinstance(answer, Refusal)
-    assert answer.code is NodeCode.TOGETHER
+    assert answer.code is NodeReason.TOGETHER
     assert not budget.ran_out
 
 
 class TestPreemption:
     HOLDERS = tuple(
-        Holder(pod=f"h{n}", name=f"default/h{n}", uses={f"GPU-n1-{n % 8}": Use(400, 0, 0)}) for n in range(16)
+        Victim(pod=f"h{n}", name=f"default/h{n}", uses={f"GPU-n1-{n % 8}": Use(400, 0, 0)}) for n in range(16)
     )
 
     def crowd(self) -> NodeView:

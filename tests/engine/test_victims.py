@@ -11,22 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputile.engine.placement.place import fits
-from gputile.engine.victims import After, Holder, cost, victims, without
+from gputile.engine.victims import RequestAfterEviction, Victim, cost, victims, without
 from gputile.model.cards import NodeView
 from gputile.model.grants import Use
-from gputile.model.requests import Allowance, PodRequest
+from gputile.model.requests import PodRequest, QuotaAllowance
 from gputile.testing.builders import ask, node, wants
 from tests.effort import examples
 
 
-def holder(name: str, card: int, memory: int, **rest: int) -> Holder:
-    return Holder(pod=name, name=name, uses={f"GPU-n1-{card}": Use(memory, 0, 1)}, **rest)
+def holder(name: str, card: int, memory: int, **rest: int) -> Victim:
+    return Victim(pod=name, name=name, uses={f"GPU-n1-{card}": Use(memory, 0, 1)}, **rest)
 
 
-def held(view: NodeView, holders: list[Holder]) -> NodeView:
+def held(view: NodeView, holders: list[Victim]) -> NodeView:
     """The view with these pods on it: `without`, backwards."""
     turned = [
-        Holder(
+        Victim(
             pod=h.pod,
             uses={uuid: Use(-use.memory, -use.cores, -use.slots) for uuid, use in h.uses.items()},
             cpu=-h.cpu,
@@ -34,11 +34,11 @@ def held(view: NodeView, holders: list[Holder]) -> NodeView:
         for h in holders
     ]
     less = without(view, turned)
-    rooms = tuple(
+    free_by_card = tuple(
         type(room)(room.memory, room.cores, room.slots, sum(card.uuid in h.uses for h in holders))
-        for card, room in zip(view.node.cards, less.rooms, strict=True)
+        for card, room in zip(view.node.cards, less.free_by_card, strict=True)
     )
-    return NodeView(node=view.node, rooms=rooms, cpu=less.cpu, memory=less.memory)
+    return NodeView(node=view.node, free_by_card=free_by_card, cpu=less.cpu, memory=less.memory)
 
 
 EMPTY = node("n1").cards(2, size=16).view()
@@ -60,7 +60,7 @@ EMPTY = node("n1").cards(2, size=16).view()
         pytest.param([holder("a", 0, 2)], [], id="nobody-when-there-is-room"),
     ],
 )  # fmt: skip
-def test_who_goes(pods: list[Holder], want: list[str] | None) -> None:
+def test_who_goes(pods: list[Victim], want: list[str] | None) -> None:
     found = victims(wants(ask(14)), held(EMPTY, pods), pods, priority=10)
     assert (None if found is None else [h.pod for h in found]) == want
 
@@ -79,9 +79,9 @@ def test_who_goes(pods: list[Holder], want: list[str] | None) -> None:
                      id="nobody-goes-in-vain"),
     ],
 )  # fmt: skip
-def test_who_goes_for_a_pod_whose_quota_is_used_up(pods: list[Holder], want: list[str] | None) -> None:
+def test_who_goes_for_a_pod_whose_quota_is_used_up(pods: list[Victim], want: list[str] | None) -> None:
     wish = wants(ask(14))
-    after: After = lambda gone: under_quota(wish, "mine" in {h.pod for h in gone})  # noqa: E731
+    after: RequestAfterEviction = lambda gone: under_quota(wish, "mine" in {h.pod for h in gone})  # noqa: E731
     found = victims(wish, held(EMPTY, pods), pods, priority=10, after=after)
     assert (None if found is None else [h.pod for h in found]) == want
 
@@ -92,7 +92,7 @@ def test_a_wrong_model_is_not_cured_by_eviction() -> None:
 
 
 def test_cpu_is_freed_too() -> None:
-    pods = [Holder(pod="a", cpu=60_000), Holder(pod="b", cpu=4_000)]
+    pods = [Victim(pod="a", cpu=60_000), Victim(pod="b", cpu=4_000)]
     found = victims(wants(ask(1), cpu=8_000), held(EMPTY, pods), pods, priority=10)
     assert found is not None
     assert [h.pod for h in found] == ["a"]
@@ -117,13 +117,13 @@ def test_a_crowded_node_gives_a_small_set_quickly() -> None:
 
 
 @st.composite
-def crowds(draw: st.DrawFn) -> list[Holder]:
+def crowds(draw: st.DrawFn) -> list[Victim]:
     pods = []
     for n in range(draw(st.integers(0, 5))):
         cards = draw(st.sets(st.integers(0, 1), min_size=1, max_size=2))
         use = Use(draw(st.sampled_from([3, 5, 8, 12])), draw(st.sampled_from([0, 30])), 1)
         pods.append(
-            Holder(
+            Victim(
                 pod=f"p{n}",
                 priority=draw(st.integers(0, 3)),
                 started=draw(st.integers(0, 3)),
@@ -149,14 +149,14 @@ WISHES = st.sampled_from(
 
 @examples(80)
 @given(crowds(), WISHES)
-def test_no_cheaper_set_exists(pods: list[Holder], request: PodRequest) -> None:
+def test_no_cheaper_set_exists(pods: list[Victim], request: PodRequest) -> None:
     assert_cheapest(pods, request, lambda gone: request)
 
 
 @examples(80)
 @given(crowds(), WISHES, st.sets(st.sampled_from([f"p{n}" for n in range(5)])), st.integers(0, 2))
 def test_nor_where_some_must_give_quota_back(
-    pods: list[Holder], request: PodRequest, own: set[str], needed: int
+    pods: list[Victim], request: PodRequest, own: set[str], needed: int
 ) -> None:
     """Those of its own namespace, on whatever card. Seen to fail with sets of one card only."""
     assert_cheapest(pods, request, lambda gone: under_quota(request, len(own & {h.pod for h in gone}) >= needed))
@@ -166,10 +166,10 @@ MAKE = frozenset({("A100", 16)})
 
 
 def under_quota(request: PodRequest, may: bool) -> PodRequest:
-    return request if may else request.allowed(Allowance(frozenset(), MAKE, MAKE, frozenset()))
+    return request if may else request.allowed(QuotaAllowance(frozenset(), MAKE, MAKE, frozenset()))
 
 
-def assert_cheapest(pods: list[Holder], request: PodRequest, after: After) -> None:
+def assert_cheapest(pods: list[Victim], request: PodRequest, after: RequestAfterEviction) -> None:
     view = held(EMPTY, pods)
     lesser = [h for h in pods if h.priority < 3]
     sets = [list(chosen) for size in range(len(lesser) + 1) for chosen in combinations(lesser, size)]

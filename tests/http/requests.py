@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from gputile.http.client import Answer, Pool, Stream
+from gputile.http.client import ConnectionPool, HttpAnswer, ResponseStream
 from tests.http.misbehaving import Server, Step
 
 SOON = 0.03  # seconds, where no answer will come; elsewhere time-outs are long, for a busy machine
@@ -27,20 +27,22 @@ class Clock:
 
 
 @asynccontextmanager
-async def asking(*script: list[Step], **options: Any) -> AsyncGenerator[tuple[Pool, Server], None]:
+async def asking(*script: list[Step], **options: Any) -> AsyncGenerator[tuple[ConnectionPool, Server], None]:
     async with Server(*script) as server:
-        pool = Pool(server.url, **options)
+        pool = ConnectionPool(server.url, **options)
         try:
             yield pool, server
         finally:
             await pool.close()
 
 
-async def ask(pool: Pool, method: str = "GET", target: str = "/", timeout: float = LATER, **more: Any) -> Answer:
+async def ask(
+    pool: ConnectionPool, method: str = "GET", target: str = "/", timeout: float = LATER, **more: Any
+) -> HttpAnswer:
     return await pool.request(method, target, timeout=timeout, **more)
 
 
-async def opened(pool: Pool, silence: float = LATER, timeout: float = LATER) -> Stream:
+async def opened(pool: ConnectionPool, silence: float = LATER, timeout: float = LATER) -> ResponseStream:
     return await pool.open("/", connect=LATER, silence=silence, timeout=timeout)
 
 

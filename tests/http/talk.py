@@ -4,7 +4,7 @@ from hpack import Decoder, Encoder
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame
 
 from gputile.http import h2_frames as frames
-from gputile.http.h2_frames import END_HEADERS, END_STREAM, Code, frame
+from gputile.http.h2_frames import END_HEADERS, END_STREAM, H2ErrorCode, frame
 from gputile.http.h2_server import H2Connection
 from gputile.http.server import Listener
 from tests.http.wire import Echo, Wire, hear
@@ -83,13 +83,13 @@ class Talk:
         blocks = [one.data for one in self.frames() if isinstance(one, HeadersFrame)]
         return [dict(self._decoder.decode(block, raw=True)) for block in blocks]
 
-    def resets(self) -> dict[int, Code]:
-        return {one.stream_id: Code(one.error_code) for one in self.frames() if isinstance(one, RstStreamFrame)}
+    def resets(self) -> dict[int, H2ErrorCode]:
+        return {one.stream_id: H2ErrorCode(one.error_code) for one in self.frames() if isinstance(one, RstStreamFrame)}
 
-    def farewell(self) -> tuple[int, Code] | None:
+    def farewell(self) -> tuple[int, H2ErrorCode] | None:
         """The last stream, and why."""
         found = [one for one in self.frames() if isinstance(one, GoAwayFrame)]
-        return (found[-1].last_stream_id, Code(found[-1].error_code)) if found else None
+        return (found[-1].last_stream_id, H2ErrorCode(found[-1].error_code)) if found else None
 
 
 def first_window(size: int) -> bytes:

@@ -14,7 +14,7 @@ import uvloop
 
 from gputile.http import acceptor as accepting
 from gputile.http.messages import Request, Response
-from gputile.http.server import ALPN, Bounds, Listener
+from gputile.http.server import ALPN, Listener, ListenerLimits
 from gputile.http.tls import server_context
 from gputile.model.errors import InputError
 from tests.http.requests import until
@@ -22,7 +22,7 @@ from tests.kube.certificates import Authority
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-FEW = Bounds(arriving=8, probing=4, strangers=4, known=4)
+FEW = ListenerLimits(arriving=8, probing=4, strangers=4, known=4)
 
 
 @pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gputile.http.client import IDLE, Answer, Broken, NotSent, Pool, header
-from gputile.http.connection import Connection
+from gputile.http.client import IDLE, ConnectionBroken, ConnectionPool, HttpAnswer, NotSent, header
+from gputile.http.connection import ClientConnection
 from tests.http.misbehaving import CLOSE, HALF_CLOSE, HANG, RESET, Server, Step
 from tests.http.requests import CHUNKED, HEAD, SOON, WHOLE, Clock, ask, asking, opened, told, until
 
@@ -29,7 +29,7 @@ async def test_a_request_is_one_piece() -> None:
 
 async def test_a_path_in_the_address_comes_before_all_others() -> None:
     async with Server(WHOLE) as server:
-        pool = Pool(f"{server.url}/k8s/clusters/c1/")
+        pool = ConnectionPool(f"{server.url}/k8s/clusters/c1/")
         await ask(pool, target="/api")
         await pool.close()
     assert server.asked[0].startswith(b"GET /k8s/clusters/c1/api HTTP/1.1\r\n")
@@ -105,7 +105,7 @@ async def test_answers(method: str, steps: list[Step], body: bytes, stays: bool)
 )
 async def test_what_is_no_answer_is_broken_and_asked_once(steps: list[Step]) -> None:
     async with asking(steps, WHOLE) as (pool, server):
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionBroken):
             await ask(pool)
         assert len(server.asked) == 1
         assert (await ask(pool)).body == b"ok"
@@ -124,14 +124,14 @@ async def test_no_answer_in_time_closes_the_connection() -> None:
 # ---- kept connections -----------------------------------------------------------------------------------------------
 
 
-class Noting(Pool):
+class Noting(ConnectionPool):
     """Remembers what came back, in its order."""
 
     def __init__(self, url: str, **options: Any) -> None:
         super().__init__(url, **options)
-        self.back: list[Connection] = []
+        self.back: list[ClientConnection] = []
 
-    def give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: ClientConnection) -> None:
         super().give_back(connection)
         self.back.append(connection)
 
@@ -151,14 +151,14 @@ async def test_a_kept_connection_that_dies_without_a_word(method: str, tried: in
     async with asking(WHOLE, [CLOSE], [HEAD + b"Content-Length: 0\r\n\r\n"]) as (pool, server):
         await ask(pool)
         answer = await asyncio.gather(ask(pool, method), return_exceptions=True)
-        assert isinstance(answer[0], Answer if tried == 3 else Broken)
+        assert isinstance(answer[0], HttpAnswer if tried == 3 else ConnectionBroken)
         assert len(server.asked) == tried
 
 
 async def test_a_get_is_tried_again_only_once() -> None:
     async with asking(WHOLE, [CLOSE], [CLOSE], WHOLE) as (pool, server):
         await ask(pool)
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionBroken):
             await ask(pool)
         assert len(server.asked) == 3
 
@@ -174,7 +174,7 @@ async def test_a_stream_is_tried_again_too() -> None:
 async def test_an_answer_that_began_is_not_asked_for_again() -> None:
     async with asking(WHOLE, [b"H", CLOSE], WHOLE) as (pool, server):
         await ask(pool)
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionBroken):
             await ask(pool)
         assert len(server.asked) == 2
 
@@ -268,10 +268,10 @@ async def test_cancelling_who_waits_for_a_place_leaves_it_to_the_next() -> None:
 
 @pytest.mark.parametrize("late", [False, True], ids=["just-before", "just-after"])
 async def test_cancelling_at_the_moment_a_connection_comes_leaves_it_to_the_next(late: bool) -> None:
-    class Interrupted(Pool):
+    class Interrupted(ConnectionPool):
         """Cancels the second in the turn of the loop in which its turn comes."""
 
-        def give_back(self, connection: Connection) -> None:
+        def give_back(self, connection: ClientConnection) -> None:
             if not late:
                 second.cancel()
             super().give_back(connection)
@@ -294,7 +294,7 @@ async def test_closing_ends_all_and_no_new_ones_come() -> None:
         waits = asyncio.ensure_future(ask(pool, "POST"))
         await asyncio.sleep(0)
         await pool.close()
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionBroken):
             await task
         for late in (waits, asyncio.ensure_future(ask(pool))):
             with pytest.raises(NotSent, match="closing"):
@@ -326,7 +326,7 @@ async def test_what_came_before_a_stream_broke_is_told() -> None:
         with closing(await opened(pool)) as stream:
             await until(lambda: not pool.open_now)
             assert await anext(stream) == b"ab"
-            with pytest.raises(Broken):
+            with pytest.raises(ConnectionBroken):
                 await anext(stream)
 
 
@@ -371,7 +371,7 @@ async def test_a_long_stream_is_whole_however_slowly_it_is_read() -> None:
 
 async def test_nobody_listens() -> None:
     async with Server() as server:
-        pool = Pool(server.url, connections=1)
+        pool = ConnectionPool(server.url, connections=1)
     for _ in range(2):  # the place is given up each time
         with pytest.raises(NotSent, match="Connection refused"):
             await ask(pool, "POST")
@@ -380,7 +380,7 @@ async def test_nobody_listens() -> None:
 
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1", "http://", "https://127.0.0.1:1", "http://127.0.0.1:99999"])
 async def test_addresses_that_are_none(url: str) -> None:
-    pool = Pool(url)
+    pool = ConnectionPool(url)
     with pytest.raises(NotSent):
         await ask(pool)
     await pool.close()

@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from gputile.http.client import NotSent, Pool
+from gputile.http.client import ConnectionPool, NotSent
 from tests.http.misbehaving import CLOSE, Proxy, Server
 from tests.http.requests import CHUNKED, WHOLE, ask, told, until
 from tests.kube.certificates import Authority
@@ -14,7 +14,7 @@ from tests.kube.certificates import Authority
 
 async def test_what_is_to_be_secret_never_goes_out_in_the_open() -> None:
     async with Server(WHOLE) as server:
-        pool = Pool(server.url.replace("http:", "https:"))
+        pool = ConnectionPool(server.url.replace("http:", "https:"))
         with pytest.raises(NotSent, match="whom to trust"):
             await ask(pool)
         await pool.close()
@@ -41,7 +41,7 @@ async def test_over_tls_answers_come_and_connections_stay() -> None:
     known = Known()
     tls = known.client()
     async with Server(WHOLE, told(b"x" * 1_000_000), [CHUNKED, b"0\r\n\r\n", CLOSE], tls=known.server) as server:
-        pool = Pool(server.url, server_name="api.internal")
+        pool = ConnectionPool(server.url, server_name="api.internal")
         assert (await ask(pool, tls=tls)).body == b"ok"
         assert len((await ask(pool, tls=tls)).body) == 1_000_000
         assert (await ask(pool, tls=tls)).body == b""
@@ -53,7 +53,7 @@ async def test_over_tls_answers_come_and_connections_stay() -> None:
 async def test_a_server_with_another_name_is_not_asked() -> None:
     known = Known()
     async with Server(WHOLE, tls=known.server) as server:
-        pool = Pool(server.url)
+        pool = ConnectionPool(server.url)
         with pytest.raises(NotSent, match="certificate"):
             await ask(pool, tls=known.client())
         await pool.close()
@@ -64,7 +64,7 @@ async def test_new_credentials_never_use_a_connection_made_with_the_old() -> Non
     known = Known()
     old, new = known.client(), known.client()
     async with Server(*[WHOLE] * 5, tls=known.server) as server:
-        pool = Pool(server.url, server_name="api.internal", connections=1)
+        pool = ConnectionPool(server.url, server_name="api.internal", connections=1)
         for tls in (old, old, new):
             await ask(pool, tls=tls)
         assert server.connections == 2
@@ -86,7 +86,7 @@ async def test_https_goes_through_a_tunnel(secret_proxy: bool) -> None:
         trust.check_hostname, tls = False, known.server
     async with Proxy(tls=tls) as proxy, Server(WHOLE, WHOLE, tls=known.server) as server:
         scheme = "https" if secret_proxy else "http"
-        pool = Pool(server.url, server_name="api.internal", proxy=f"{scheme}://me:p%40ss@{proxy.address}")
+        pool = ConnectionPool(server.url, server_name="api.internal", proxy=f"{scheme}://me:p%40ss@{proxy.address}")
         for _ in range(2):
             assert (await ask(pool, tls=trust)).body == b"ok"
         await pool.close()
@@ -98,7 +98,7 @@ async def test_https_goes_through_a_tunnel(secret_proxy: bool) -> None:
 
 async def test_http_is_carried_by_the_proxy() -> None:
     async with Server(WHOLE) as proxy:
-        pool = Pool("http://api.invalid:81/x", proxy=f"http://me:p%40ss@127.0.0.1:{proxy.port}")
+        pool = ConnectionPool("http://api.invalid:81/x", proxy=f"http://me:p%40ss@127.0.0.1:{proxy.port}")
         assert (await ask(pool, target="/a")).body == b"ok"
         await pool.close()
     assert proxy.asked == [b"GET http://api.invalid:81/x/a HTTP/1.1\r\nHost: api.invalid:81\r\n" + SECRET + b"\r\n"]
@@ -116,7 +116,7 @@ async def test_http_is_carried_by_the_proxy() -> None:
 async def test_a_proxy_that_does_not_let_us_through(answer: bytes, why: str) -> None:
     known = Known()
     async with Proxy(answer) as proxy, Server(tls=known.server) as server:
-        pool = Pool(server.url, proxy=f"http://{proxy.address}", connections=1)
+        pool = ConnectionPool(server.url, proxy=f"http://{proxy.address}", connections=1)
         for _ in range(2):  # the place is given up each time
             with pytest.raises(NotSent, match=why):
                 await ask(pool, "POST", tls=known.client())
@@ -129,7 +129,7 @@ async def test_a_proxy_that_does_not_let_us_through(answer: bytes, why: str) -> 
 async def test_behind_a_proxy_the_server_must_be_the_one_we_mean_too() -> None:
     known = Known()
     async with Proxy() as proxy, Server(tls=known.server) as server:
-        pool = Pool(server.url, proxy=f"http://{proxy.address}")
+        pool = ConnectionPool(server.url, proxy=f"http://{proxy.address}")
         with pytest.raises(NotSent, match="certificate"):
             await ask(pool, tls=known.client())
         await pool.close()

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.http.connection import PLENTY, Answer, Broken, Connection
-from gputile.http.messages import LANDING
+from gputile.http.connection import PLENTY, ClientConnection, ConnectionBroken, HttpAnswer
+from gputile.http.messages import READ_BUFFER
 from tests.effort import examples
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -74,16 +74,16 @@ class Wire(asyncio.Transport):
 
 class Home:
     def __init__(self) -> None:
-        self.landing = memoryview(bytearray(LANDING))
+        self.read_buffer = memoryview(bytearray(READ_BUFFER))
         self.loop, self.wire = Loop(), Wire()
         self.back = self.gone = 0
-        self.connection = Connection(self, cast(asyncio.AbstractEventLoop, self.loop), None)
+        self.connection = ClientConnection(self, cast(asyncio.AbstractEventLoop, self.loop), None)
         self.connection.connection_made(self.wire)
 
-    def give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: ClientConnection) -> None:
         self.back += 1
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: ClientConnection) -> None:
         self.gone += 1
 
     def is_closed(self) -> bool:
@@ -95,12 +95,12 @@ class Home:
     def hear(self, sent: bytes) -> None:
         """As the loop does it."""
         while sent and not self.wire.closed:
-            landing = self.connection.get_buffer(-1)
-            piece, sent = sent[: len(landing)], sent[len(landing) :]
-            landing[: len(piece)] = piece
+            read_buffer = self.connection.get_buffer(-1)
+            piece, sent = sent[: len(read_buffer)], sent[len(read_buffer) :]
+            read_buffer[: len(piece)] = piece
             self.connection.buffer_updated(len(piece))
 
-    async def asks(self, method: str = "GET") -> "asyncio.Task[Answer]":
+    async def asks(self, method: str = "GET") -> "asyncio.Task[HttpAnswer]":
         task = asyncio.ensure_future(self.connection.ask(method, b"?", self.loop.now + 10.0))
         await asyncio.sleep(0)
         return task
@@ -165,7 +165,7 @@ async def test_nonsense_is_broken_or_waits_for_more_and_nothing_else(noise: byte
     home.hear(whole[:at] + noise + whole[at:])
     home.connection.connection_lost(None)
     (found,) = await asyncio.gather(task, return_exceptions=True)
-    assert isinstance(found, Answer | Broken)
+    assert isinstance(found, HttpAnswer | ConnectionBroken)
     assert home.loop.timers == 0
 
 

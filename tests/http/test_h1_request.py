@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputile.http.h1_body import Malformed
-from gputile.http.h1_request import Head, check_begun, read_head
-from gputile.http.h1_server import Connection
+from gputile.http.h1_request import RequestHead, check_begun, read_head
+from gputile.http.h1_server import H1Connection
 from tests.effort import examples
 from tests.http.wire import Echo, Wire, hear
 
@@ -14,7 +14,7 @@ POST = b"POST /gputile/filter HTTP/1.1"
 HOST = b"Host: gputile.kube-system.svc:443"
 
 
-def head(*lines: bytes) -> Head:
+def head(*lines: bytes) -> RequestHead:
     return read_head(b"\r\n".join(lines))
 
 
@@ -132,7 +132,7 @@ def test_what_is_refused_and_not_guessed(lines: list[bytes], status: int) -> Non
 async def test_whoever_sends_it_gets_a_reason_and_the_door_and_nobody_is_asked(lines: list[bytes], status: int) -> None:
     """The same over a connection: nothing behind such a head is taken for another request."""
     listener = Echo()
-    connection, wire = Connection(listener), Wire()
+    connection, wire = H1Connection(listener), Wire()
     connection.connection_made(wire)
     hear(connection, b"\r\n".join([*lines, b"", b""]) + b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n")
     if lines == [b""]:  # empty lines before a request are skipped
@@ -151,7 +151,7 @@ async def test_whoever_sends_it_gets_a_reason_and_the_door_and_nobody_is_asked(l
     ],
 )
 async def test_lines_that_end_otherwise_are_refused_at_once(begun: bytes) -> None:
-    connection, wire = Connection(Echo()), Wire()
+    connection, wire = H1Connection(Echo()), Wire()
     connection.connection_made(wire)
     hear(connection, begun)
     assert wire.sent.startswith(b"HTTP/1.1 400 ")

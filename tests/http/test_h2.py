@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputile.http import h2_frames, h2_server
-from gputile.http.h2_frames import ACK, END_HEADERS, END_STREAM, PADDED, WITH_PRIORITY, Code, frame
+from gputile.http.h2_frames import ACK, END_HEADERS, END_STREAM, PADDED, WITH_PRIORITY, H2ErrorCode, frame
 from gputile.http.messages import LONGEST_HEAD, SLOW
 from tests.effort import examples
 from tests.http.talk import Fields, Talk, first_window
@@ -210,7 +210,7 @@ async def test_a_malformed_question_is_reset_and_harms_no_other(fields: Fields) 
     listener = Echo()
     talk = Talk(listener).say()
     talk.say(frame(h2_frames.HEADERS, END_HEADERS | END_STREAM, 1, talk.raw(fields)), talk.post(3, b"x"))
-    assert talk.resets() == {1: Code.PROTOCOL_ERROR}
+    assert talk.resets() == {1: H2ErrorCode.PROTOCOL_ERROR}
     assert talk.answers() == {3: b"x"}
     assert len(listener.asked) == 1
 
@@ -220,7 +220,7 @@ async def test_a_body_that_is_not_as_long_as_it_says() -> None:
     talk = Talk(listener).say()
     talk.say(talk.headed(1), frame(h2_frames.DATA, 0, 1, b"123456"), frame(h2_frames.DATA, END_STREAM, 1, b"late"))
     talk.say(talk.headed(3), frame(h2_frames.DATA, END_STREAM, 3, b"1234"))
-    assert talk.resets() == {1: Code.PROTOCOL_ERROR, 3: Code.PROTOCOL_ERROR}
+    assert talk.resets() == {1: H2ErrorCode.PROTOCOL_ERROR, 3: H2ErrorCode.PROTOCOL_ERROR}
     assert listener.asked == []
 
 
@@ -229,7 +229,7 @@ async def test_frames_behind_the_end_of_a_question() -> None:
     talk = Talk(listener).say()
     talk.say(talk.post(1, b"x", "/wait"), frame(h2_frames.DATA, 0, 1, b"more"))
     talk.say(talk.post(3, b"x"), frame(h2_frames.HEADERS, END_HEADERS | END_STREAM, 3, talk.raw([])))
-    assert talk.resets() == {1: Code.STREAM_CLOSED, 3: Code.STREAM_CLOSED}
+    assert talk.resets() == {1: H2ErrorCode.STREAM_CLOSED, 3: H2ErrorCode.STREAM_CLOSED}
     listener.gate.set()
     await listener.idle()
     assert talk.ended() == [3]
@@ -238,44 +238,64 @@ async def test_frames_behind_the_end_of_a_question() -> None:
 @pytest.mark.parametrize(
     ("sent", "code"),
     [
-        pytest.param(frame(h2_frames.DATA, 0, 0, b"x"), Code.PROTOCOL_ERROR, id="a-body-of-nothing"),
-        pytest.param(frame(h2_frames.DATA, 0, 1, b"x"), Code.PROTOCOL_ERROR, id="a-body-before-its-headers"),
-        pytest.param(frame(h2_frames.DATA, PADDED, 1, b"\x01"), Code.PROTOCOL_ERROR, id="more-padding-than-room"),
-        pytest.param(frame(h2_frames.HEADERS, END_HEADERS, 0, b"\x82"), Code.PROTOCOL_ERROR, id="headers-of-nothing"),
-        pytest.param(frame(h2_frames.HEADERS, END_HEADERS, 2, b"\x82"), Code.PROTOCOL_ERROR, id="an-even-stream"),
-        pytest.param(frame(h2_frames.HEADERS, WITH_PRIORITY, 1, b"\0"), Code.FRAME_SIZE_ERROR, id="half-a-priority"),
-        pytest.param(frame(h2_frames.HEADERS, END_HEADERS, 1, b"\xff"), Code.COMPRESSION_ERROR, id="broken-headers"),
-        pytest.param(frame(h2_frames.CONTINUATION, 0, 1, b""), Code.PROTOCOL_ERROR, id="going-on-with-nothing"),
+        pytest.param(frame(h2_frames.DATA, 0, 0, b"x"), H2ErrorCode.PROTOCOL_ERROR, id="a-body-of-nothing"),
+        pytest.param(frame(h2_frames.DATA, 0, 1, b"x"), H2ErrorCode.PROTOCOL_ERROR, id="a-body-before-its-headers"),
+        pytest.param(
+            frame(h2_frames.DATA, PADDED, 1, b"\x01"), H2ErrorCode.PROTOCOL_ERROR, id="more-padding-than-room"
+        ),
+        pytest.param(
+            frame(h2_frames.HEADERS, END_HEADERS, 0, b"\x82"), H2ErrorCode.PROTOCOL_ERROR, id="headers-of-nothing"
+        ),
+        pytest.param(
+            frame(h2_frames.HEADERS, END_HEADERS, 2, b"\x82"), H2ErrorCode.PROTOCOL_ERROR, id="an-even-stream"
+        ),
+        pytest.param(
+            frame(h2_frames.HEADERS, WITH_PRIORITY, 1, b"\0"), H2ErrorCode.FRAME_SIZE_ERROR, id="half-a-priority"
+        ),
+        pytest.param(
+            frame(h2_frames.HEADERS, END_HEADERS, 1, b"\xff"), H2ErrorCode.COMPRESSION_ERROR, id="broken-headers"
+        ),
+        pytest.param(frame(h2_frames.CONTINUATION, 0, 1, b""), H2ErrorCode.PROTOCOL_ERROR, id="going-on-with-nothing"),
         pytest.param(
             frame(h2_frames.HEADERS, 0, 1, b"\x82") + frame(h2_frames.PING, 0, 0, bytes(8)),
-            Code.PROTOCOL_ERROR,
+            H2ErrorCode.PROTOCOL_ERROR,
             id="something-between-headers",
         ),
         pytest.param(
             frame(h2_frames.HEADERS, 0, 1, b"\x82") + frame(h2_frames.CONTINUATION, END_HEADERS, 3, b"\x87"),
-            Code.PROTOCOL_ERROR,
+            H2ErrorCode.PROTOCOL_ERROR,
             id="headers-that-go-on-elsewhere",
         ),
-        pytest.param(frame(h2_frames.RST_STREAM, 0, 1, bytes(4)), Code.PROTOCOL_ERROR, id="a-reset-of-nothing"),
-        pytest.param(frame(h2_frames.RST_STREAM, 0, 1, bytes(3)), Code.FRAME_SIZE_ERROR, id="half-a-reset"),
-        pytest.param(frame(h2_frames.SETTINGS, 0, 1), Code.PROTOCOL_ERROR, id="settings-of-a-stream"),
-        pytest.param(frame(h2_frames.SETTINGS, 0, 0, b"x"), Code.FRAME_SIZE_ERROR, id="half-a-setting"),
-        pytest.param(frame(h2_frames.SETTINGS, ACK, 0, bytes(6)), Code.FRAME_SIZE_ERROR, id="a-full-acknowledgement"),
+        pytest.param(frame(h2_frames.RST_STREAM, 0, 1, bytes(4)), H2ErrorCode.PROTOCOL_ERROR, id="a-reset-of-nothing"),
+        pytest.param(frame(h2_frames.RST_STREAM, 0, 1, bytes(3)), H2ErrorCode.FRAME_SIZE_ERROR, id="half-a-reset"),
+        pytest.param(frame(h2_frames.SETTINGS, 0, 1), H2ErrorCode.PROTOCOL_ERROR, id="settings-of-a-stream"),
+        pytest.param(frame(h2_frames.SETTINGS, 0, 0, b"x"), H2ErrorCode.FRAME_SIZE_ERROR, id="half-a-setting"),
         pytest.param(
-            frame(h2_frames.SETTINGS, 0, 0, first_window(2**31)), Code.FLOW_CONTROL_ERROR, id="too-wide-a-first-window"
+            frame(h2_frames.SETTINGS, ACK, 0, bytes(6)), H2ErrorCode.FRAME_SIZE_ERROR, id="a-full-acknowledgement"
         ),
-        pytest.param(frame(h2_frames.SETTINGS, 0, 0, b"\0\5\0\0\0\1"), Code.PROTOCOL_ERROR, id="frames-of-one-byte"),
-        pytest.param(frame(h2_frames.SETTINGS, 0, 0, b"\0\2\0\0\0\2"), Code.PROTOCOL_ERROR, id="push-two"),
-        pytest.param(frame(h2_frames.PUSH_PROMISE, 0, 1, bytes(4)), Code.PROTOCOL_ERROR, id="a-promise"),
-        pytest.param(frame(h2_frames.PING, 0, 0, bytes(7)), Code.FRAME_SIZE_ERROR, id="a-short-ping"),
-        pytest.param(frame(h2_frames.PING, 0, 1, bytes(8)), Code.PROTOCOL_ERROR, id="a-ping-of-a-stream"),
-        pytest.param(h2_frames.window_update(0, 0), Code.PROTOCOL_ERROR, id="a-window-widened-by-nothing"),
-        pytest.param(h2_frames.window_update(0, 2**31 - 1), Code.FLOW_CONTROL_ERROR, id="a-window-beyond-all-windows"),
-        pytest.param(h2_frames.window_update(1, 1), Code.PROTOCOL_ERROR, id="the-window-of-no-stream"),
-        pytest.param(h2_frames.head(h2_frames.DATA, 0, 1, 2**17 + 1), Code.FRAME_SIZE_ERROR, id="too-large-a-frame"),
+        pytest.param(
+            frame(h2_frames.SETTINGS, 0, 0, first_window(2**31)),
+            H2ErrorCode.FLOW_CONTROL_ERROR,
+            id="too-wide-a-first-window",
+        ),
+        pytest.param(
+            frame(h2_frames.SETTINGS, 0, 0, b"\0\5\0\0\0\1"), H2ErrorCode.PROTOCOL_ERROR, id="frames-of-one-byte"
+        ),
+        pytest.param(frame(h2_frames.SETTINGS, 0, 0, b"\0\2\0\0\0\2"), H2ErrorCode.PROTOCOL_ERROR, id="push-two"),
+        pytest.param(frame(h2_frames.PUSH_PROMISE, 0, 1, bytes(4)), H2ErrorCode.PROTOCOL_ERROR, id="a-promise"),
+        pytest.param(frame(h2_frames.PING, 0, 0, bytes(7)), H2ErrorCode.FRAME_SIZE_ERROR, id="a-short-ping"),
+        pytest.param(frame(h2_frames.PING, 0, 1, bytes(8)), H2ErrorCode.PROTOCOL_ERROR, id="a-ping-of-a-stream"),
+        pytest.param(h2_frames.window_update(0, 0), H2ErrorCode.PROTOCOL_ERROR, id="a-window-widened-by-nothing"),
+        pytest.param(
+            h2_frames.window_update(0, 2**31 - 1), H2ErrorCode.FLOW_CONTROL_ERROR, id="a-window-beyond-all-windows"
+        ),
+        pytest.param(h2_frames.window_update(1, 1), H2ErrorCode.PROTOCOL_ERROR, id="the-window-of-no-stream"),
+        pytest.param(
+            h2_frames.head(h2_frames.DATA, 0, 1, 2**17 + 1), H2ErrorCode.FRAME_SIZE_ERROR, id="too-large-a-frame"
+        ),
     ],
 )
-async def test_what_ends_the_connection(sent: bytes, code: Code) -> None:
+async def test_what_ends_the_connection(sent: bytes, code: H2ErrorCode) -> None:
     talk = Talk().say(sent, b"\0" * 100)
     assert talk.farewell() == (0, code)
     assert talk.wire.closed
@@ -292,7 +312,7 @@ async def test_what_ends_the_connection(sent: bytes, code: Code) -> None:
 async def test_a_begin_that_is_none(sent: bytes) -> None:
     talk = Talk()
     hear(talk.connection, sent)
-    assert talk.farewell() == (0, Code.PROTOCOL_ERROR)
+    assert talk.farewell() == (0, H2ErrorCode.PROTOCOL_ERROR)
     assert talk.wire.closed
 
 
@@ -308,7 +328,7 @@ async def test_a_spoilt_conversation_raises_nothing_and_asks_nothing_twice(
     parts += [
         h2_frames.window_update(3, 100),
         frame(h2_frames.DATA, END_STREAM, 5, b"12345"),
-        h2_frames.reset(3, Code.CANCEL),
+        h2_frames.reset(3, H2ErrorCode.CANCEL),
     ]
     said = bytearray(talk.begin() + b"".join(parts))
     for where, what in spots:

@@ -9,7 +9,7 @@ import pytest
 import uvloop
 from h2.settings import SettingCodes
 
-from gputile.http.h2_frames import Code
+from gputile.http.h2_frames import H2ErrorCode
 from gputile.http.h2_server import MOST_NOISE
 from gputile.http.messages import Request, Response
 from gputile.http.server import ALPN, Listener
@@ -104,7 +104,7 @@ def test_who_is_let_go_has_his_answer_and_hears_the_last_stream(run: Run) -> Non
             assert await client.ask("/close", b"filter") == b"filter"
             await client.until_farewell()
             assert client.farewell is not None
-            assert (client.farewell.last_stream_id, client.farewell.error_code) == (1, Code.NO_ERROR)
+            assert (client.farewell.last_stream_id, client.farewell.error_code) == (1, H2ErrorCode.NO_ERROR)
 
     run(story())
 
@@ -127,7 +127,7 @@ def test_a_flood_ends_in_a_farewell_with_its_reason(run: Run) -> None:
             while client.farewell is None:
                 await client.ping()
             assert client.pings >= MOST_NOISE - 10
-            assert client.farewell.error_code == Code.ENHANCE_YOUR_CALM
+            assert client.farewell.error_code == H2ErrorCode.ENHANCE_YOUR_CALM
             assert client.farewell.additional_data == b"too many frames that ask for nothing"
 
     run(story())
@@ -164,7 +164,7 @@ def test_who_stops_reading_holds_up_only_himself(run: Run) -> None:
             async with connected(place.port, place.trusted("h2")) as other:
                 assert len(await other.ask("/a", b"x")) == 4 * 2**20
             await deaf.until(*numbers)
-            assert set(deaf.resets.values()) <= {Code.REFUSED_STREAM}
+            assert set(deaf.resets.values()) <= {H2ErrorCode.REFUSED_STREAM}
             assert {len(body) for body in deaf.bodies.values()} == {4 * 2**20}
             assert len(deaf.bodies) >= 4
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Iterable
 import pytest
 
 from gputile.http import h2_frames, h2_server
-from gputile.http.h2_frames import ACK, END_HEADERS, END_STREAM, Code, frame
+from gputile.http.h2_frames import ACK, END_HEADERS, END_STREAM, H2ErrorCode, frame
 from gputile.http.messages import ARRIVING, IDLE, SLOW, Request, Response
 from gputile.http.server import Listener
 from tests.http.talk import Talk, first_window
@@ -16,7 +16,7 @@ from tests.http.wire import Echo, hear
 
 
 def ask_and_take_back(talk: Talk, numbers: Iterable[int]) -> list[bytes]:
-    return [talk.post(n, b"x", "/wait") + h2_frames.reset(n, Code.CANCEL) for n in numbers]
+    return [talk.post(n, b"x", "/wait") + h2_frames.reset(n, H2ErrorCode.CANCEL) for n in numbers]
 
 
 @pytest.mark.parametrize(
@@ -40,26 +40,26 @@ async def test_a_flood_of_frames_that_ask_for_nothing(noise: bytes) -> None:
     talk.say(noise * (h2_server.MOST_NOISE - 10))
     assert talk.farewell() is None, "it is a matter of how many in which time"
     talk.say(noise * 20)
-    assert talk.farewell() == (1, Code.ENHANCE_YOUR_CALM)
+    assert talk.farewell() == (1, H2ErrorCode.ENHANCE_YOUR_CALM)
 
 
 async def test_a_flood_of_empty_continuations() -> None:
     talk = Talk().say(
         frame(h2_frames.HEADERS, 0, 1, b"\x82"), frame(h2_frames.CONTINUATION, 0, 1) * (h2_server.MOST_NOISE + 1)
     )
-    assert talk.farewell() == (0, Code.ENHANCE_YOUR_CALM)
+    assert talk.farewell() == (0, H2ErrorCode.ENHANCE_YOUR_CALM)
 
 
 async def test_headers_that_never_end() -> None:
     talk = Talk().say(frame(h2_frames.HEADERS, 0, 1, b"\x82"), frame(h2_frames.CONTINUATION, 0, 1, b"x" * 16384) * 3)
     assert talk.farewell() is None
     talk.say(frame(h2_frames.CONTINUATION, 0, 1, b"x" * 16384))
-    assert talk.farewell() == (0, Code.ENHANCE_YOUR_CALM)
+    assert talk.farewell() == (0, H2ErrorCode.ENHANCE_YOUR_CALM)
 
 
 async def test_headers_that_are_long_only_when_unpacked() -> None:
     talk = Talk().say(frame(h2_frames.HEADERS, END_HEADERS, 1, b"\x82" * 2000))
-    assert talk.farewell() == (0, Code.ENHANCE_YOUR_CALM)
+    assert talk.farewell() == (0, H2ErrorCode.ENHANCE_YOUR_CALM)
 
 
 async def test_windows_are_no_noise_where_large_answers_account_for_them() -> None:
@@ -75,11 +75,11 @@ async def test_questions_that_are_taken_back_at_once() -> None:
     talk = Talk(listener).say()
     talk.say(*ask_and_take_back(talk, range(1, 601, 2)))
     assert len(listener.asked) == h2_server.MOST_STREAMS
-    assert set(talk.resets().values()) == {Code.REFUSED_STREAM}
+    assert set(talk.resets().values()) == {H2ErrorCode.REFUSED_STREAM}
     assert len(talk.resets()) == 50
     talk.say(*ask_and_take_back(talk, range(601, 1201, 2)))
     assert talk.farewell() is not None
-    assert talk.farewell()[1] == Code.ENHANCE_YOUR_CALM  # type: ignore[index]
+    assert talk.farewell()[1] == H2ErrorCode.ENHANCE_YOUR_CALM  # type: ignore[index]
     listener.gate.set()
     await listener.idle()
     assert len(listener.finished) == h2_server.MOST_STREAMS, "a bind that was asked for is a bind"
@@ -91,7 +91,7 @@ async def test_work_for_those_who_took_it_back_makes_room_when_it_is_done() -> N
     talk = Talk(listener).say()
     talk.say(*ask_and_take_back(talk, range(1, 501, 2)))
     talk.say(talk.post(501, b"x"))
-    assert talk.resets() == {501: Code.REFUSED_STREAM}
+    assert talk.resets() == {501: H2ErrorCode.REFUSED_STREAM}
     listener.gate.set()
     await listener.idle()
     talk.say(talk.post(503, b"y"))
@@ -106,7 +106,7 @@ async def test_questions_that_make_us_reset_them() -> None:
     assert len(listener.asked) == h2_server.MOST_STREAMS
     talk.say(*(frame(h2_frames.HEADERS, END_HEADERS, n, talk.raw([(b"a", b"b")])) for n in range(601, 1201, 2)))
     assert talk.farewell() is not None
-    assert talk.farewell()[1] == Code.ENHANCE_YOUR_CALM  # type: ignore[index]
+    assert talk.farewell()[1] == H2ErrorCode.ENHANCE_YOUR_CALM  # type: ignore[index]
     listener.gate.set()
     await listener.idle()
 
@@ -114,7 +114,7 @@ async def test_questions_that_make_us_reset_them() -> None:
 async def test_more_streams_than_announced() -> None:
     talk = Talk().say()
     talk.say(*(talk.headed(number) for number in range(1, 505, 2)))
-    assert talk.resets() == {501: Code.REFUSED_STREAM, 503: Code.REFUSED_STREAM}
+    assert talk.resets() == {501: H2ErrorCode.REFUSED_STREAM, 503: H2ErrorCode.REFUSED_STREAM}
     talk.say(frame(h2_frames.DATA, END_STREAM, 501, b"on its way"), frame(h2_frames.DATA, END_STREAM, 1, b"12345"))
     assert talk.answers() == {1: b"12345"}
 
@@ -125,7 +125,7 @@ async def test_bodies_that_are_never_whole() -> None:
         talk.say(talk.headed(number, b"101"), frame(h2_frames.DATA, 0, number, b"x" * 100))
     assert talk.resets() == {}
     talk.say(talk.headed(9), frame(h2_frames.DATA, 0, 9, b"x"))
-    assert talk.resets() == {9: Code.ENHANCE_YOUR_CALM}
+    assert talk.resets() == {9: H2ErrorCode.ENHANCE_YOUR_CALM}
     talk.say(frame(h2_frames.DATA, END_STREAM, 1, b"x"), talk.post(11, b"x"))
     assert talk.answers() == {1: b"", 11: b"x"}
 
@@ -137,7 +137,7 @@ async def test_bodies_that_are_whole_or_taken_back_count_no_longer() -> None:
         talk.say(
             talk.headed(number + 2),
             frame(h2_frames.DATA, 0, number + 2, b"abcd"),
-            h2_frames.reset(number + 2, Code.CANCEL),
+            h2_frames.reset(number + 2, H2ErrorCode.CANCEL),
         )
     for number in (21, 23, 25, 27):
         talk.say(talk.headed(number, b"100"), frame(h2_frames.DATA, 0, number, b"x" * 97))
@@ -150,8 +150,8 @@ async def test_answers_that_nobody_fetches(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(h2_server, "MOST_WAITING", 150)
     talk = Talk(settings=first_window(0)).say()
     talk.say(*(talk.post(number, b"x" * 100) for number in (1, 3, 5)))
-    assert talk.resets() == {5: Code.REFUSED_STREAM}
-    talk.say(h2_frames.reset(1, Code.CANCEL), talk.post(7, b""))
+    assert talk.resets() == {5: H2ErrorCode.REFUSED_STREAM}
+    talk.say(h2_frames.reset(1, H2ErrorCode.CANCEL), talk.post(7, b""))
     assert talk.ended() == [7]
 
 
@@ -163,7 +163,7 @@ async def test_who_does_not_lead_says_goodbye_behind_the_answer_and_takes_nothin
     listener = Echo()
     talk = Talk(listener).say()
     talk.say(talk.post(1, b"bind", "/wait"), talk.post(3, b"filter", "/close"), talk.post(5, b"next"))
-    assert talk.farewell() == (3, Code.NO_ERROR)
+    assert talk.farewell() == (3, H2ErrorCode.NO_ERROR)
     assert talk.answers() == {3: b"filter"}
     assert [request.path for request in listener.asked] == ["/wait", "/close"]
     talk.connection.sweep(1.0)
@@ -182,7 +182,7 @@ async def test_stopping_says_goodbye_first_and_answers_what_was_asked() -> None:
     await listener.start("127.0.0.1", 0, None)
     stopping = asyncio.create_task(listener.stop())
     await asyncio.sleep(0)
-    assert talk.farewell() == (1, Code.NO_ERROR)
+    assert talk.farewell() == (1, H2ErrorCode.NO_ERROR)
     assert not talk.wire.closed
     listener.gate.set()
     await stopping
@@ -270,7 +270,7 @@ async def test_a_question_or_an_answer_that_stalls_is_reset_alone() -> None:
     talk = Talk(listener, settings=first_window(2)).say()
     talk.say(talk.headed(1), talk.post(3, b"an answer that is not fetched"), talk.post(5, b"bind", "/wait"))
     talk.connection.sweep(SLOW + 1)
-    assert talk.resets() == {1: Code.CANCEL, 3: Code.CANCEL}
+    assert talk.resets() == {1: H2ErrorCode.CANCEL, 3: H2ErrorCode.CANCEL}
     assert not talk.wire.closed
     listener.gate.set()
     await listener.idle()
@@ -282,7 +282,7 @@ async def test_whoever_is_seen_off_may_fetch_its_answer_first() -> None:
     talk = Talk(listener).say()
     talk.say(talk.post(1, b"x"))
     talk.connection.pause_writing()
-    listener.see_off()
+    listener.drain()
     talk.connection.sweep(SLOW)
     assert (talk.wire.closed, talk.wire.aborted) == (False, False)
     talk.connection.resume_writing()
@@ -305,4 +305,4 @@ async def test_after_the_end_nothing_more_is_said() -> None:
     writes = talk.wire.writes
     listener.gate.set()
     await listener.idle()
-    assert (talk.farewell(), talk.wire.writes) == ((1, Code.PROTOCOL_ERROR), writes)
+    assert (talk.farewell(), talk.wire.writes) == ((1, H2ErrorCode.PROTOCOL_ERROR), writes)

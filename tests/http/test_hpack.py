@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputile.http.h1_body import Malformed
-from gputile.http.hpack import NO_TABLE, STATIC, TABLE, Decoder, Field, number, written
+from gputile.http.hpack import NO_TABLE, STATIC, TABLE, Field, HpackDecoder, number, written
 from gputile.http.huffman import codes, unpacked
 from tests.effort import examples
 
@@ -52,7 +52,7 @@ def test_numbers(sent: str, mask: int, want: int) -> None:
     ],
 )
 def test_one_field(sent: str, want: Field) -> None:
-    assert Decoder(LONGEST).decode(bytes.fromhex(sent)) == [want]
+    assert HpackDecoder(LONGEST).decode(bytes.fromhex(sent)) == [want]
 
 
 FIRST = [(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/"), (b":authority", b"www.example.com")]
@@ -85,20 +85,20 @@ THIRD = [
     ],
 )
 def test_requests_that_refer_to_those_before(blocks: tuple[str, ...]) -> None:
-    decoder = Decoder(LONGEST)
+    decoder = HpackDecoder(LONGEST)
     assert [decoder.decode(bytes.fromhex(block)) for block in blocks] == [FIRST, SECOND, THIRD]
 
 
 def test_the_oldest_make_room() -> None:
     """Appendix C.6 in short: a table of 256 bytes, which a fourth field of this size does not fit into."""
-    encoder, decoder = Encoder(), Decoder(LONGEST)
+    encoder, decoder = Encoder(), HpackDecoder(LONGEST)
     encoder.header_table_size = 256
     rounds = [[(b"name-%d" % n, b"v" * 40)] for n in (1, 2, 3, 4, 1, 4)]
     assert [decoder.decode(encoder.encode(fields)) for fields in rounds] == rounds
 
 
 def test_a_field_that_is_larger_than_the_table_empties_it() -> None:
-    decoder = Decoder(LONGEST)
+    decoder = HpackDecoder(LONGEST)
     decoder.decode(bytes.fromhex("400161" + "0162"))
     assert decoder.decode(b"\xbe") == [(b"a", b"b")]
     decoder.decode(b"\x40\x01a\x7f\x81\x1f" + b"v" * 4096)
@@ -115,7 +115,7 @@ fields = st.lists(
 @examples(200)
 @given(st.lists(st.tuples(fields, st.booleans(), st.integers(0, TABLE)), max_size=6))
 def test_what_another_implementation_writes_is_read(blocks: list[tuple[list[Field], bool, int]]) -> None:
-    encoder, decoder = Encoder(), Decoder(LONGEST)
+    encoder, decoder = Encoder(), HpackDecoder(LONGEST)
     for sent, packs, size in blocks:
         encoder.header_table_size = size
         assert decoder.decode(encoder.encode(sent, huffman=packs)) == sent
@@ -133,7 +133,7 @@ def test_what_we_write_is_read_by_another_implementation(sent: list[Field]) -> N
 @examples(500)
 @given(st.lists(st.binary(max_size=60), max_size=4))
 def test_nonsense_is_malformed_and_nothing_else(blocks: list[bytes]) -> None:
-    decoder = Decoder(LONGEST)
+    decoder = HpackDecoder(LONGEST)
     for block in blocks:
         try:
             decoder.decode(block)
@@ -168,12 +168,12 @@ def test_packed_nonsense_is_malformed_and_nothing_else(packed: bytes) -> None:
 )
 def test_what_is_no_block(sent: bytes, why: str) -> None:
     with pytest.raises(Malformed, match=why):
-        Decoder(LONGEST).decode(sent)
+        HpackDecoder(LONGEST).decode(sent)
 
 
 def test_a_few_bytes_cannot_become_many() -> None:
     """One field of 4,000 bytes, and then a thousand times its number."""
-    decoder = Decoder(LONGEST)
+    decoder = HpackDecoder(LONGEST)
     decoder.decode(b"\x40\x01a\x7f\xa1\x1e" + b"v" * 4000)
     assert len(decoder.decode(b"\xbe" * 16)) == 16
     with pytest.raises(Malformed, match="too long"):

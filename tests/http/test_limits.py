@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gputile.http.limits import Callers, Limits
+from gputile.http.limits import CallerClass, CallerLimits
 from tests.effort import examples
 
 
@@ -25,9 +25,9 @@ class Visitor:
         return self.name
 
 
-def callers(**limits: Any) -> Callers:
+def callers(**limits: Any) -> CallerClass:
     wide: dict[str, Any] = {"connections": 3, "head": 100, "bodies": 100, "answers": 100, "idle": 1.0, "slow": 1.0}
-    return Callers(Limits(**{**wide, **limits}))
+    return CallerClass(CallerLimits(**{**wide, **limits}))
 
 
 KUBELET = "10.0.0.2"
@@ -149,7 +149,7 @@ def test_one_answer_is_always_sent_however_large() -> None:
         pytest.param(lambda found, visitor, page: found._evict(visitor), id="who-is-cut"),
     ],
 )
-def test_nothing_is_left_of_those_who_go(end: Callable[[Callers, Visitor, bytes], None]) -> None:
+def test_nothing_is_left_of_those_who_go(end: Callable[[CallerClass, Visitor, bytes], None]) -> None:
     found, visitor, page = callers(), Visitor(), b"page"
     found.enter(visitor)
     found.keep(visitor, 7)

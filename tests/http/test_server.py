@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.http.h1_server import Connection
+from gputile.http.h1_server import H1Connection
 from gputile.http.messages import IDLE, SLOW, Response
 from gputile.http.server import Listener
 from tests.effort import examples
@@ -17,8 +17,8 @@ from tests.http.wire import Echo, Wire, hear
 # ---- a connection ---------------------------------------------------------------------------------------------------
 
 
-def joined(listener: Echo, *, known: bool = False) -> tuple[Connection, Wire]:
-    connection, wire = Connection(listener), Wire(known=known)
+def joined(listener: Echo, *, known: bool = False) -> tuple[H1Connection, Wire]:
+    connection, wire = H1Connection(listener), Wire(known=known)
     connection.connection_made(wire)
     return connection, wire
 
@@ -107,7 +107,7 @@ async def test_whoever_is_seen_off_gets_an_answer_to_what_was_asked_and_no_other
     connection, wire = joined(listener)
     hear(connection, sent)
     await asyncio.sleep(0)
-    listener.see_off()
+    listener.drain()
     assert wire.closed is (sent in (b"", post("/a", b"one")))
     hear(connection, rest)
     listener.gate.set()
@@ -123,7 +123,7 @@ async def test_whoever_is_seen_off_may_fetch_its_answer_first() -> None:
     connection, wire = joined(listener)
     hear(connection, post("/a", b"one"))
     connection.pause_writing()
-    listener.see_off()
+    listener.drain()
     assert (wire.closed, wire.aborted) == (True, False)
     listener.time = SLOW + 1
     connection.sweep(listener.time)
@@ -137,7 +137,7 @@ async def test_what_comes_behind_the_last_question_is_not_worked_on(how: str) ->
     connection, wire = joined(listener)
     hear(connection, post("/close" if how == "/close" else "/wait", b"one") + post("/b", b"two"))
     await asyncio.sleep(0)
-    listener.see_off()
+    listener.drain()
     listener.gate.set()
     await listener.idle()
     assert answers(wire) == [b"one"]
@@ -202,7 +202,7 @@ async def test_a_bug_of_ours_is_an_answer_too_and_the_connection_lives_on(
     crash: Callable[[], Response | Awaitable[Response]], caplog: pytest.LogCaptureFixture
 ) -> None:
     listener = Listener(lambda request: crash() if request.path == "/bug" else Response(b"fine"), 100)
-    connection, wire = Connection(listener), Wire()
+    connection, wire = H1Connection(listener), Wire()
     connection.connection_made(wire)
     hear(connection, post("/bug", b"x") + post("/a", b""))
     if connection.task is not None:

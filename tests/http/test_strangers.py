@@ -7,11 +7,11 @@ import pytest
 from hyperframe.frame import SettingsFrame
 
 from gputile.http import h2_frames, h2_server
-from gputile.http.h1_server import SLICE, Connection
-from gputile.http.h2_frames import END_HEADERS, END_STREAM, Code, frame
+from gputile.http.h1_server import SLICE, H1Connection
+from gputile.http.h2_frames import END_HEADERS, END_STREAM, H2ErrorCode, frame
 from gputile.http.limits import MIB
 from gputile.http.messages import ARRIVING, IDLE, SHORT_HEAD, SLOW, Reply, Request, Response, Streamed
-from gputile.http.server import Bounds, Listener
+from gputile.http.server import Listener, ListenerLimits
 from tests.http.talk import Talk, first_window
 from tests.http.wire import Wire, hear
 
@@ -23,7 +23,7 @@ HOST = b"Host: x\r\n"
 class Office(Listener):
     """Verbs for those who are known, pages for everybody; `/wait` waits for the test."""
 
-    def __init__(self, *, tells_apart: bool = True, bounds: Bounds | None = None) -> None:
+    def __init__(self, *, tells_apart: bool = True, bounds: ListenerLimits | None = None) -> None:
         trusts = (lambda certificate: bool(certificate)) if tells_apart else None
         super().__init__(self.reply, 1000, probes=("/healthz",), trusts=trusts, bounds=bounds)
         self.asked: list[Request] = []
@@ -62,7 +62,7 @@ class Office(Listener):
 class Link(Wire):
     """A transport that is held when more is written than its client has read, as the loop's is."""
 
-    def __init__(self, connection: Connection, *, known: bool = False, room: int = 10**9, address: str = "") -> None:
+    def __init__(self, connection: H1Connection, *, known: bool = False, room: int = 10**9, address: str = "") -> None:
         super().__init__(known=known, address=address)
         self._connection, self._room, self.is_held = connection, room, False
 
@@ -80,8 +80,8 @@ class Link(Wire):
             self._connection.resume_writing()
 
 
-def joined(office: Office, *, known: bool = False, room: int = 10**9, address: str = "") -> tuple[Connection, Link]:
-    connection = Connection(office)
+def joined(office: Office, *, known: bool = False, room: int = 10**9, address: str = "") -> tuple[H1Connection, Link]:
+    connection = H1Connection(office)
     link = Link(connection, known=known, room=room, address=address)
     connection.connection_made(link)
     return connection, link
@@ -255,7 +255,7 @@ async def test_a_large_answer_is_in_memory_once_however_many_do_not_fetch_it() -
 
 async def test_answers_that_nobody_fetches_are_bounded_in_all() -> None:
     """Each of these asks for another page, as pages change with time."""
-    office = Office(bounds=Bounds(answers=2 * len(LARGE)))
+    office = Office(bounds=ListenerLimits(answers=2 * len(LARGE)))
     links = []
     for number in range(6):
         office.time, office.page = float(number), Response(bytes(LARGE) + b"%d" % number)
@@ -295,7 +295,7 @@ async def test_what_is_poured_and_not_fetched_counts_too() -> None:
 
 # ---- places ---------------------------------------------------------------------------------------------------------
 
-FEW = Bounds(arriving=4, probing=2, strangers=3, known=3)
+FEW = ListenerLimits(arriving=4, probing=2, strangers=3, known=3)
 
 
 async def test_slow_readers_take_no_place_from_probes_and_known_callers() -> None:
@@ -426,7 +426,7 @@ def h2_office(*, known: bool = False) -> tuple[Office, Talk]:
 async def test_a_stranger_has_one_stream_at_a_time() -> None:
     office, talk = h2_office()
     talk.say(talk.post(1, path="/wait"), talk.post(3, path="/a"), talk.post(5, path="/a"))
-    assert talk.resets() == {3: Code.REFUSED_STREAM, 5: Code.REFUSED_STREAM}
+    assert talk.resets() == {3: H2ErrorCode.REFUSED_STREAM, 5: H2ErrorCode.REFUSED_STREAM}
     office.gate.set()
     await office.idle()
     talk.say(talk.post(7, path="/a"))
@@ -439,7 +439,7 @@ async def test_a_stranger_over_http_2_is_answered_by_its_headers() -> None:
     talk.say(begin, frame(h2_frames.DATA, 0, 1, b"x" * 16384) * 30)
     (asked,) = office.asked
     assert (asked.body, talk.connection.kept, len(talk.connection._buffer)) == (b"", 0, 0)
-    assert (talk.answers(), talk.resets(), talk.farewell()) == ({1: b"no"}, {}, (1, Code.NO_ERROR))
+    assert (talk.answers(), talk.resets(), talk.farewell()) == ({1: b"no"}, {}, (1, H2ErrorCode.NO_ERROR))
 
 
 async def test_a_stranger_is_told_to_send_no_body() -> None:
@@ -452,14 +452,14 @@ async def test_a_stranger_is_told_to_send_no_body() -> None:
 async def test_a_frame_of_a_stranger_is_short() -> None:
     _, talk = h2_office()
     talk.say(h2_frames.head(h2_frames.DATA, 0, 1, h2_frames.SMALLEST_FRAME + 1))
-    assert talk.farewell() == (0, Code.FRAME_SIZE_ERROR)
+    assert talk.farewell() == (0, H2ErrorCode.FRAME_SIZE_ERROR)
 
 
 async def test_a_stranger_that_asks_without_end_is_told_to_calm_down() -> None:
     office, talk = h2_office()
     talk.say(*(talk.post(number, path="/a") for number in range(1, 4001, 2)))
     assert talk.farewell() is not None
-    assert talk.farewell()[1] == Code.ENHANCE_YOUR_CALM  # type: ignore[index]
+    assert talk.farewell()[1] == H2ErrorCode.ENHANCE_YOUR_CALM  # type: ignore[index]
     assert len(office.asked) <= h2_server.MOST_NOISE
 
 
@@ -479,7 +479,7 @@ async def test_a_large_answer_that_is_not_wanted_any_more_counts_no_longer(how: 
     talk.say(talk.post(1, path="/metrics"))
     match how:
         case "reset":
-            talk.say(h2_frames.reset(1, Code.CANCEL))
+            talk.say(h2_frames.reset(1, H2ErrorCode.CANCEL))
         case "lost":
             talk.connection.connection_lost(None)
         case "swept":

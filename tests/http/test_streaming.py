@@ -7,8 +7,8 @@ import pytest
 from hyperframe.frame import DataFrame
 
 from gputile.http import h2_frames
-from gputile.http.h1_server import Connection
-from gputile.http.h2_frames import Code
+from gputile.http.h1_server import H1Connection
+from gputile.http.h2_frames import H2ErrorCode
 from gputile.http.messages import IDLE, SLOW, Reply, Request, Streamed, common_name
 from gputile.http.server import Listener
 from tests.http.talk import Talk, first_window
@@ -23,7 +23,7 @@ class Spring(Listener):
         self.pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.taken: list[bytes] = []
         self.asked: list[Request] = []
-        self.is_over = False
+        self.is_terminal = False
         self.time = 0.0
         self._is_later = later
 
@@ -47,7 +47,7 @@ class Spring(Listener):
                 self.taken.append(piece)
                 yield piece
         finally:
-            self.is_over = True
+            self.is_terminal = True
 
     async def say(self, *pieces: bytes | None) -> None:
         for piece in pieces:
@@ -66,8 +66,8 @@ GET = (
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-def joined(spring: Spring) -> tuple[Connection, Wire]:
-    connection, wire = Connection(spring), Wire()
+def joined(spring: Spring) -> tuple[H1Connection, Wire]:
+    connection, wire = H1Connection(spring), Wire()
     connection.connection_made(wire)
     return connection, wire
 
@@ -139,7 +139,7 @@ async def test_whoever_does_not_fetch_is_let_go() -> None:
     assert wire.aborted
     connection.connection_lost(None)
     await spring.say()
-    assert spring.is_over
+    assert spring.is_terminal
 
 
 async def test_a_client_that_goes_ends_its_stream() -> None:
@@ -149,7 +149,7 @@ async def test_a_client_that_goes_ends_its_stream() -> None:
     await spring.say(b"one")
     connection.connection_lost(None)
     await spring.say()
-    assert (spring.is_over, spring.working) == (True, 0)
+    assert (spring.is_terminal, spring.working) == (True, 0)
 
 
 async def test_http_1_0_knows_no_chunks() -> None:
@@ -233,9 +233,9 @@ async def test_a_stream_that_is_reset_ends_at_its_source() -> None:
     talk = Talk(spring)
     talk.say(talk.post(1))
     await spring.say(b"one")
-    talk.say(h2_frames.reset(1, Code.CANCEL))
+    talk.say(h2_frames.reset(1, H2ErrorCode.CANCEL))
     await spring.say()
-    assert (spring.is_over, spring.working, talk.resets()) == (True, 0, {})
+    assert (spring.is_terminal, spring.working, talk.resets()) == (True, 0, {})
 
 
 async def test_whoever_does_not_widen_the_window_is_reset() -> None:
@@ -250,8 +250,8 @@ async def test_whoever_does_not_widen_the_window_is_reset() -> None:
     spring.time += SLOW + 1
     talk.connection.sweep(spring.now())
     await spring.say()
-    assert talk.resets() == {1: Code.CANCEL}
-    assert spring.is_over
+    assert talk.resets() == {1: H2ErrorCode.CANCEL}
+    assert spring.is_terminal
 
 
 @pytest.mark.parametrize("how", ["lost", "closed"])
@@ -265,7 +265,7 @@ async def test_streams_end_with_their_connection(how: str) -> None:
     else:
         talk.connection.close()
     await spring.say()
-    assert (spring.is_over, spring.working) == (True, 0)
+    assert (spring.is_terminal, spring.working) == (True, 0)
 
 
 async def test_a_bug_of_ours_resets_the_stream() -> None:
@@ -274,6 +274,6 @@ async def test_a_bug_of_ours_resets_the_stream() -> None:
     talk.say(talk.post(1))
     (task,) = spring._working
     await spring.say(b"one", b"bug")
-    assert (talk.resets(), talk.ended()) == ({1: Code.INTERNAL_ERROR}, [])
+    assert (talk.resets(), talk.ended()) == ({1: H2ErrorCode.INTERNAL_ERROR}, [])
     with pytest.raises(RuntimeError, match="a bug"):
         await task

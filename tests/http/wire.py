@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable
 
-from gputile.http.h1_server import Connection
+from gputile.http.h1_server import H1Connection
 from gputile.http.h2_server import H2Connection
 from gputile.http.messages import Request, Response
 from gputile.http.server import Listener
@@ -66,10 +66,10 @@ class Echo(Listener):
         await asyncio.gather(*self._working)
 
 
-def hear(connection: Connection | H2Connection, sent: bytes) -> None:
+def hear(connection: H1Connection | H2Connection, sent: bytes) -> None:
     """As the loop does it."""
     while sent:
-        landing = connection.get_buffer(-1)
-        piece, sent = sent[: len(landing)], sent[len(landing) :]
-        landing[: len(piece)] = piece
+        read_buffer = connection.get_buffer(-1)
+        piece, sent = sent[: len(read_buffer)], sent[len(read_buffer) :]
+        read_buffer[: len(piece)] = piece
         connection.buffer_updated(len(piece))

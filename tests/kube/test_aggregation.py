@@ -6,7 +6,7 @@ from contextlib import aclosing
 import pytest
 
 from gputile.kube.aggregation import Aggregation, Secret
-from gputile.kube.api import Refused, Snapshot, Unclear
+from gputile.kube.api import ApiRejected, OutcomeUnknown, Snapshot
 from tests.kube.server import fails, says
 from tests.kube.test_client import serving
 
@@ -44,7 +44,7 @@ async def test_a_secret_is_written_only_over_what_was_read() -> None:
     async with serving(says(200, written), fails(409, "Conflict")) as (client, server):
         found = await Aggregation(client).write_secret("ns", "s", "4", {"tls.crt": b"ab"})
         assert (found.metadata.resource_version, found.get("tls.crt")) == ("5", b"ab")
-        with pytest.raises(Refused):
+        with pytest.raises(ApiRejected):
             await Aggregation(client).write_secret("ns", "s", "4", {})
     assert server.asked[0].line == "PATCH /api/v1/namespaces/ns/secrets/s"
     assert server.asked[0].body == {"metadata": {"resourceVersion": "4"}, "data": {"tls.crt": "YWI="}}
@@ -66,7 +66,7 @@ async def test_whom_an_api_service_trusts(spec: dict[str, str], want: bytes) -> 
 async def test_an_api_service_that_is_not_there() -> None:
     async with serving(fails(404, "NotFound"), fails(403, "Forbidden")) as (client, _):
         assert await Aggregation(client).ca_bundle("v1.a") is None
-        with pytest.raises(Refused):
+        with pytest.raises(ApiRejected):
             await Aggregation(client).ca_bundle("v1.a")
 
 
@@ -94,7 +94,7 @@ async def test_reviews(status: dict[str, object], want: tuple[bool, str]) -> Non
 
 async def test_an_answer_that_is_none_is_no_yes() -> None:
     async with serving(says(201, b"[]")) as (client, _):
-        with pytest.raises(Unclear):
+        with pytest.raises(OutcomeUnknown):
             await Aggregation(client).review({})
 
 

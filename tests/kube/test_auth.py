@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from gputile.kube import credentials
-from gputile.kube.auth import Access, Trust, load
-from gputile.kube.credentials import Exec, Plugin, TokenFile
+from gputile.kube.auth import ClusterAccess, ServerTrust, load
+from gputile.kube.credentials import ExecConfig, ExecPlugin, TokenFile
 from gputile.model.errors import InputError
 from tests.kube.certificates import Authority, Issued
 
@@ -53,7 +53,7 @@ def written(path: Path, content: object) -> str:
     return str(path)
 
 
-def headers(access: Access) -> dict[str, str]:
+def headers(access: ClusterAccess) -> dict[str, str]:
     return asyncio.run(access.headers())
 
 
@@ -477,10 +477,10 @@ def test_a_plugin_that_fails_says_what_to_do(
 
 
 def test_a_plugin_that_is_not_there_says_so() -> None:
-    plugin = Plugin(Exec("absent-plugin", V1), "config, context 'main'", {"PATH": ""})
+    plugin = ExecPlugin(ExecConfig("absent-plugin", V1), "config, context 'main'", {"PATH": ""})
     with pytest.raises(InputError, match=r"context 'main': exec plugin 'absent-plugin' cannot be started.*install it"):
         asyncio.run(plugin.credential())
 
 
 def test_plain_http_needs_no_context() -> None:
-    assert Trust().context(ME.pem) is None
+    assert ServerTrust().context(ME.pem) is None

@@ -11,20 +11,20 @@ import pytest
 
 from gputile.dialects.kube_objects import Pod
 from gputile.kube.api import (
-    Alive,
     Api,
-    Beat,
+    ApiRejected,
     Binding,
+    Bookmark,
     Change,
+    KubeEvent,
     LeaseRecord,
-    Note,
-    Refused,
-    Seen,
+    LeaseRenewal,
+    OutcomeUnknown,
     Snapshot,
-    Trouble,
-    Unclear,
+    WatchFailed,
+    WatchUpdate,
 )
-from gputile.kube.auth import Access, Trust
+from gputile.kube.auth import ClusterAccess, ServerTrust
 from gputile.kube.client import Client, ClientSettings
 from gputile.kube.credentials import TokenFile
 from tests.kube.certificates import Authority
@@ -43,7 +43,9 @@ SOON = 0.03  # seconds, where no answer will come; elsewhere time-outs are long,
 @asynccontextmanager
 async def serving(*script: Answer, settings: ClientSettings = SETTINGS) -> AsyncGenerator[tuple[Client, Server], None]:
     async with Server(*script) as server:
-        client = Client(Access(server.url), settings, instance="pod-0", wall=lambda: 1_700_000_000.9, pause=no_pause)
+        client = Client(
+            ClusterAccess(server.url), settings, instance="pod-0", wall=lambda: 1_700_000_000.9, pause=no_pause
+        )
         try:
             yield client, server
         finally:
@@ -76,7 +78,7 @@ def served(client: Client) -> Api:
 )
 async def test_a_4xx_is_refused(answer: Answer, status: int, words: str) -> None:
     async with serving(answer) as (client, server):
-        with pytest.raises(Refused, match="POST /api/v1/namespaces/ns/pods/p/binding") as caught:
+        with pytest.raises(ApiRejected, match="POST /api/v1/namespaces/ns/pods/p/binding") as caught:
             await client.bind(BINDING, 5.0)
     assert caught.value.status == status
     assert words in str(caught.value)
@@ -94,7 +96,7 @@ async def test_a_4xx_is_refused(answer: Answer, status: int, words: str) -> None
 )
 async def test_too_many_requests_says_when_to_come_back(headers: dict[str, str], want: float | None) -> None:
     async with serving(fails(429, "TooManyRequests", "slow down", **headers)) as (client, _):
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(ApiRejected) as caught:
             await client.bind(BINDING, 5.0)
     assert (caught.value.status, caught.value.retry_after) == (429, want)
 
@@ -113,14 +115,14 @@ async def test_too_many_requests_says_when_to_come_back(headers: dict[str, str],
 )
 async def test_what_does_not_tell_is_unclear(answer: Answer) -> None:
     async with serving(answer) as (client, server):
-        with pytest.raises(Unclear):
+        with pytest.raises(OutcomeUnknown):
             await client.bind(BINDING, 5.0)
     assert len(server.asked) == 1  # one attempt, one write
 
 
 async def test_no_answer_in_time_is_unclear() -> None:
     async with serving(hangs()) as (client, _):
-        with pytest.raises(Unclear, match="no answer in time"):
+        with pytest.raises(OutcomeUnknown, match="no answer in time"):
             await client.bind(BINDING, SOON)
 
 
@@ -128,7 +130,7 @@ async def test_a_bind_is_never_sent_twice_even_on_a_connection_that_was_kept() -
     """A GET is, when a kept connection turns out to be dead; a write must not be."""
     async with serving(DONE, resets(), DONE) as (client, server):
         await client.bind(BINDING, 5.0)
-        with pytest.raises(Unclear):
+        with pytest.raises(OutcomeUnknown):
             await client.bind(BINDING, 5.0)
     assert len(server.asked) == 2
 
@@ -145,7 +147,7 @@ async def test_who_waited_for_a_free_connection_in_vain_has_written_nothing() ->
         first = asyncio.ensure_future(client.list_pods())
         while not server.asked:
             await asyncio.sleep(0.001)
-        with pytest.raises(Refused, match="no connection") as caught:
+        with pytest.raises(ApiRejected, match="no connection") as caught:
             await client.bind(BINDING, SOON)
         first.cancel()
         await asyncio.wait([first])
@@ -155,8 +157,8 @@ async def test_who_waited_for_a_free_connection_in_vain_has_written_nothing() ->
 async def test_a_connection_that_never_came_about_is_refused() -> None:
     async with Server() as server:
         url = server.url
-    client = Client(Access(url))
-    with pytest.raises(Refused) as caught:
+    client = Client(ClusterAccess(url))
+    with pytest.raises(ApiRejected) as caught:
         await client.bind(BINDING, 5.0)
     await client.close()
     assert (caught.value.status, caught.value.reason) == (0, "Unreachable")
@@ -165,7 +167,7 @@ async def test_a_connection_that_never_came_about_is_refused() -> None:
 async def test_a_name_that_leads_elsewhere_is_never_sent() -> None:
     async with serving(says(404)) as (client, server):
         for name in ("..", "."):
-            with pytest.raises(Refused):
+            with pytest.raises(ApiRejected):
                 await client.pod("ns", name)
         assert server.asked == []
         await client.pod("ns", "a/../b?x")
@@ -183,7 +185,7 @@ async def test_a_401_is_tried_once_more_with_a_new_token(tmp_path: Any) -> None:
     token = tmp_path / "token"
     token.write_text("old")
     async with Server(DONE, fails(401, "Unauthorized"), DONE) as server:
-        client = Client(Access(server.url, TokenFile(token)))
+        client = Client(ClusterAccess(server.url, TokenFile(token)))
         await client.bind(BINDING, 5.0)
         token.write_text("new\n")
         await client.bind(BINDING, 5.0)
@@ -193,15 +195,15 @@ async def test_a_401_is_tried_once_more_with_a_new_token(tmp_path: Any) -> None:
 
 async def test_a_second_401_is_the_answer() -> None:
     async with serving(fails(401, "Unauthorized", "who?"), fails(401, "Unauthorized", "who?")) as (client, server):
-        with pytest.raises(Refused, match=r"who\?"):
+        with pytest.raises(ApiRejected, match=r"who\?"):
             await client.list_pods()
     assert len(server.asked) == 2
 
 
 async def test_without_credentials_nothing_is_sent(tmp_path: Any) -> None:
     async with Server() as server:
-        client = Client(Access(server.url, TokenFile(tmp_path / "absent")))
-        with pytest.raises(Refused, match="no credentials") as caught:
+        client = Client(ClusterAccess(server.url, TokenFile(tmp_path / "absent")))
+        with pytest.raises(ApiRejected, match="no credentials") as caught:
             await client.bind(BINDING, 5.0)
         await client.close()
     assert (caught.value.status, server.asked) == (401, [])
@@ -211,8 +213,8 @@ async def test_a_token_that_would_break_out_of_its_header_is_never_sent(tmp_path
     token = tmp_path / "token"
     token.write_text("a\r\nX-Remote-User: admin")
     async with Server(DONE) as server:
-        client = Client(Access(server.url, TokenFile(token)))
-        with pytest.raises(Refused, match="no credentials") as caught:
+        client = Client(ClusterAccess(server.url, TokenFile(token)))
+        with pytest.raises(ApiRejected, match="no credentials") as caught:
             await client.bind(BINDING, 5.0)
         await client.close()
     assert (caught.value.status, server.asked) == (401, [])
@@ -224,13 +226,13 @@ async def test_the_server_is_known_by_the_name_in_the_kubeconfig_and_knows_us_by
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cadata=authority.pem.decode())
     tls.verify_mode = ssl.CERT_REQUIRED
     authority.issue("api.internal").load_into(tls)
-    trust = Trust(tls=True, authority=authority.pem)
+    trust = ServerTrust(tls=True, authority=authority.pem)
     me = authority.issue("gputile").pem
     async with Server(says(200, listing(pod("a"))), tls=tls) as server:
-        known = Client(Access(server.url, trust=trust, certificate=me, server_name="api.internal"))
-        unknown = Client(Access(server.url, trust=trust, certificate=me))
+        known = Client(ClusterAccess(server.url, trust=trust, certificate=me, server_name="api.internal"))
+        unknown = Client(ClusterAccess(server.url, trust=trust, certificate=me))
         assert [found.name for found in await known.list_pods()] == ["a"]
-        with pytest.raises(Refused, match="certificate") as caught:
+        with pytest.raises(ApiRejected, match="certificate") as caught:
             await unknown.list_pods()
         await known.close()
         await unknown.close()
@@ -239,7 +241,7 @@ async def test_the_server_is_known_by_the_name_in_the_kubeconfig_and_knows_us_by
 
 async def test_the_proxy_is_asked() -> None:
     async with Server(says(200, listing(pod("a")))) as proxy:
-        client = Client(Access("http://api.invalid", proxy=proxy.url))
+        client = Client(ClusterAccess("http://api.invalid", proxy=proxy.url))
         assert [found.name for found in await client.list_pods()] == ["a"]
         await client.close()
     assert proxy.asked[0].headers["Host"] == "api.invalid"
@@ -332,7 +334,7 @@ async def test_what_is_written(call: Call, line_: str, kind: str, body: object) 
 
 
 async def test_an_event_tells_all() -> None:
-    note = Note(namespace="ns", pod="p", uid="u1", reason="NoRoom", message="m" * 2000)
+    note = KubeEvent(namespace="ns", pod="p", uid="u1", reason="NoRoom", message="m" * 2000)
     async with serving(DONE) as (client, server):
         await client.note(note)
     (asked,) = server.asked
@@ -359,7 +361,7 @@ async def test_an_event_tells_all() -> None:
 
 async def test_the_name_of_an_event_is_never_too_long() -> None:
     async with serving(DONE) as (client, server):
-        await client.note(Note(namespace="ns", pod="p" * 253, uid="u1", reason="NoRoom", message="m"))
+        await client.note(KubeEvent(namespace="ns", pod="p" * 253, uid="u1", reason="NoRoom", message="m"))
     assert len(server.asked[0].body["metadata"]["name"]) == 253
 
 
@@ -372,7 +374,7 @@ async def test_a_pod_is_read_from_the_store_itself() -> None:
         assert isinstance(found, Pod)
         assert found.uid == "uid-p"
         assert await client.pod("ns", "p") is None
-        with pytest.raises(Unclear):
+        with pytest.raises(OutcomeUnknown):
             await client.pod("ns", "p")
     assert [asked.query for asked in server.asked] == [{}, {}, {}]
 
@@ -388,20 +390,20 @@ async def test_all_pods_are_listed_page_by_page_and_again_when_a_page_expires() 
     assert [asked.query for asked in server.asked] == [{"limit": "2"}, {"limit": "2", "continue": "c+1/=&"}, {}]
 
 
-async def taken(client: Client, count: int) -> list[Seen[Pod]]:
+async def taken(client: Client, count: int) -> list[WatchUpdate[Pod]]:
     async with aclosing(client.follow_pods()) as stream:
         return [await anext(stream) for _ in range(count)]
 
 
-def told(seen: Seen[Pod]) -> str:
+def told(seen: WatchUpdate[Pod]) -> str:
     match seen:
         case Snapshot(items):
             return f"all: {' '.join(item.name for item in items)}"
         case Change(kind, item):
             return f"{kind} {item.name}"
-        case Alive():
+        case Bookmark():
             return "alive"
-        case Trouble():
+        case WatchFailed():
             return "trouble"
     return f"spoilt {seen.what}"
 
@@ -522,7 +524,10 @@ async def test_the_leases_of_a_namespace_are_followed_and_little_of_them_is_read
     async with serving(says(200, listing(*found))) as (client, server), aclosing(client.follow_leases("ns")) as stream:
         seen = await anext(stream)
     assert isinstance(seen, Snapshot)
-    assert [(lease.name, lease.beat) for lease in seen.items] == [("n1", Beat("n1", 10, "now")), ("n2", Beat())]
+    assert [(lease.name, lease.beat) for lease in seen.items] == [
+        ("n1", LeaseRenewal("n1", 10, "now")),
+        ("n2", LeaseRenewal()),
+    ]
     assert server.asked[0].line == "GET /apis/coordination.k8s.io/v1/namespaces/ns/leases"
 
 
@@ -558,9 +563,9 @@ async def test_a_lease_is_read_made_and_written_with_its_version() -> None:
 @pytest.mark.parametrize(
     ("answer", "timeout", "want"),
     [
-        pytest.param(fails(409, "Conflict"), 5.0, Refused, id="somebody-was-quicker"),
-        pytest.param(hangs(), SOON, Unclear, id="no-answer-in-time"),
-        pytest.param(says(200, {"metadata": {}}), 5.0, Unclear, id="an-answer-that-is-no-lease"),
+        pytest.param(fails(409, "Conflict"), 5.0, ApiRejected, id="somebody-was-quicker"),
+        pytest.param(hangs(), SOON, OutcomeUnknown, id="no-answer-in-time"),
+        pytest.param(says(200, {"metadata": {}}), 5.0, OutcomeUnknown, id="an-answer-that-is-no-lease"),
     ],
 )
 async def test_a_lease_that_cannot_be_written(answer: Answer, timeout: float, want: type[Exception]) -> None:

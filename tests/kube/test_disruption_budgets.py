@@ -5,16 +5,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from gputile.kube.disruption_budgets import Budget
+from gputile.kube.disruption_budgets import DisruptionBudget
 
 
-def budget(selector: Any = None, **status: int) -> Budget:
+def budget(selector: Any = None, **status: int) -> DisruptionBudget:
     said = {
         "metadata": {"name": "b", "namespace": "ns", "generation": 2},
         "spec": {"selector": selector, "minAvailable": 1},
         "status": {"observedGeneration": 2, "currentHealthy": 3, **status},
     }
-    return msgspec.convert(said, Budget)
+    return msgspec.convert(said, DisruptionBudget)
 
 
 def rule(operator: str, *values: str) -> dict[str, Any]:

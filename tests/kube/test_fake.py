@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gputile.kube.api import Api, Beat, Binding, Change, Note, Refused, Snapshot, Spoilt
+from gputile.kube.api import Api, ApiRejected, Binding, Change, KubeEvent, LeaseRenewal, Snapshot, Undecodable
 from gputile.kube.fake import MemoryApi
 from gputile.testing.builders import node, pod
 
@@ -43,7 +43,7 @@ class TestBinding:
     async def test_a_second_one_gets_409_and_changes_nothing(self) -> None:
         found = api(pod())
         await found.bind(binding(), 1.0)
-        with pytest.raises(Refused, match="already assigned to node n1") as no:
+        with pytest.raises(ApiRejected, match="already assigned to node n1") as no:
             await found.bind(binding(node="n2"), 1.0)
         assert no.value.status == 409
         assert found.pods["default/web-0"]["spec"]["nodeName"] == "n1"
@@ -53,7 +53,7 @@ class TestBinding:
     )
     async def test_the_pod_must_be_the_one_that_was_meant(self, changes: dict[str, str], status: int) -> None:
         found = api(pod())
-        with pytest.raises(Refused) as no:
+        with pytest.raises(ApiRejected) as no:
             await found.bind(binding(**changes), 1.0)
         assert no.value.status == status
         assert not found.pods["default/web-0"]["spec"]["nodeName"]
@@ -68,19 +68,19 @@ class TestPatching:
 
     async def test_not_another_pod_of_that_name(self) -> None:
         found = api(pod())
-        with pytest.raises(Refused):
+        with pytest.raises(ApiRejected):
             await found.patch_pod("default", "web-0", "uid-2", {"a": "1"}, {})
 
     async def test_evicting_removes(self) -> None:
         found = api(pod())
         await found.evict("default", "web-0", "uid-1")
         assert await found.pod("default", "web-0") is None
-        with pytest.raises(Refused):
+        with pytest.raises(ApiRejected):
             await found.evict("default", "web-0", "uid-1")
 
     async def test_notes_are_kept(self) -> None:
         found = api()
-        note = Note(namespace="default", pod="web-0", uid="uid-1", reason="Because", message="so")
+        note = KubeEvent(namespace="default", pod="web-0", uid="uid-1", reason="Because", message="so")
         await found.note(note)
         assert found.notes == [note]
 
@@ -124,8 +124,8 @@ class TestFollowing:
         found.delete_lease("n1")
         changes = await first(feed, 2)
         assert [(change.kind, change.item.beat) for change in changes] == [
-            ("MODIFIED", Beat("n1", None, "2")),
-            ("DELETED", Beat("n1", None, "2")),
+            ("MODIFIED", LeaseRenewal("n1", None, "2")),
+            ("DELETED", LeaseRenewal("n1", None, "2")),
         ]
 
     async def test_everybody_who_follows_hears_everything(self) -> None:
@@ -152,12 +152,12 @@ class TestFollowing:
         found.pods["default/odd"] = odd
         feed = found.follow_pods()
         spoilt, listed = await first(feed, 2)
-        assert isinstance(spoilt, Spoilt)
+        assert isinstance(spoilt, Undecodable)
         assert spoilt.what == "Pod odd"
         assert [one.name for one in listed.items] == ["web-0"]
         assert [one.name for one in await found.list_pods()] == ["web-0"]
         found._tell("Pod", "ADDED", odd)
-        assert isinstance((await first(feed, 1))[0], Spoilt)
+        assert isinstance((await first(feed, 1))[0], Undecodable)
 
 
 class TestObjects:

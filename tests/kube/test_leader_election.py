@@ -24,7 +24,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.kube.api import NO_WORDS, LeaseRecord, Refused, Unclear
+from gputile.kube.api import NO_WORDS, ApiRejected, LeaseRecord, OutcomeUnknown
 from gputile.kube.leader_election import Elector, LeaseSettings, Term
 from tests.effort import examples
 
@@ -40,14 +40,14 @@ class Store:
 
     def create(self, record: LeaseRecord) -> str:
         if self.record is not None:
-            raise Refused(409, "AlreadyExists", "it exists")
+            raise ApiRejected(409, "AlreadyExists", "it exists")
         return self._put(record)
 
     def write(self, record: LeaseRecord, version: str) -> str:
         if self.record is None:
-            raise Refused(404, "NotFound", "it does not exist")
+            raise ApiRejected(404, "NotFound", "it does not exist")
         if version != str(self.version):
-            raise Refused(409, "Conflict", "it has been modified")
+            raise ApiRejected(409, "Conflict", "it has been modified")
         return self._put(record)
 
     def _put(self, record: LeaseRecord) -> str:
@@ -84,7 +84,7 @@ class Memory:
 
     def _answer(self, version: str) -> str:
         if self.lost:
-            raise Unclear("the answer was lost")
+            raise OutcomeUnknown("the answer was lost")
         return version
 
 
@@ -211,9 +211,9 @@ def queued(one: Replica) -> list[Term | None]:
 @pytest.mark.parametrize(
     "broken",
     [
-        pytest.param(Refused(403, "Forbidden", "no"), id="forbidden"),
-        pytest.param(Refused(0, "Unreachable", "no"), id="unreachable"),
-        pytest.param(Unclear("time-out"), id="time-out"),
+        pytest.param(ApiRejected(403, "Forbidden", "no"), id="forbidden"),
+        pytest.param(ApiRejected(0, "Unreachable", "no"), id="unreachable"),
+        pytest.param(OutcomeUnknown("time-out"), id="time-out"),
         pytest.param(OSError("reset"), id="reset"),
     ],
 )
@@ -363,7 +363,7 @@ def test_release_of_what_we_do_not_hold_writes_nothing(holder: str) -> None:
 def test_release_is_silent_when_the_server_is_gone() -> None:
     one = Replica(Store(), "a", [0.0])
     one.step()
-    one.leases.broken = Unclear("time-out")
+    one.leases.broken = OutcomeUnknown("time-out")
     asyncio.run(one.elector.release())
     assert not one.elector.holds()
 
@@ -381,7 +381,7 @@ def test_run_goes_on_while_on_change_takes_its_time() -> None:
         async def pause(seconds: float) -> None:
             now[0] += seconds
             if now[0] > 60.0:
-                leases.broken = Unclear("down")
+                leases.broken = OutcomeUnknown("down")
             if now[0] > 90.0:
                 ready.set()
             await asyncio.sleep(0)
@@ -428,14 +428,14 @@ class Wire:
     async def _send(self, act: Any) -> Any:
         await Turn()
         if self.fate == "refused":
-            raise Refused(429, "TooManyRequests", "no")
+            raise ApiRejected(429, "TooManyRequests", "no")
         if self.fate == "late":
             self._late.append(act)
-            raise Unclear("gave up; it lands later")
+            raise OutcomeUnknown("gave up; it lands later")
         found = act()
         await Turn()
         if self.fate == "lost":
-            raise Unclear("the answer was lost")
+            raise OutcomeUnknown("the answer was lost")
         return found
 
 
@@ -480,7 +480,7 @@ class World:
     def land(self) -> None:
         """What was given up three requests ago arrives."""
         while len(self.late) > 2:
-            with suppress(Refused):
+            with suppress(ApiRejected):
                 self.late.pop(0)()
 
     def close(self) -> None:

@@ -4,8 +4,8 @@ from contextlib import aclosing
 
 import pytest
 
-from gputile.kube.api import Refused, Snapshot
-from gputile.kube.node_client import Heartbeat, NodeClient
+from gputile.kube.api import ApiRejected, Snapshot
+from gputile.kube.node_client import NodeClient, NodeLease
 from tests.kube.server import fails, pod, says
 from tests.kube.test_client import serving
 
@@ -52,7 +52,7 @@ def lease(version: str) -> dict[str, object]:
 async def test_the_first_beat_makes_the_lease_and_the_next_renews_it() -> None:
     script = (fails(404, "NotFound"), says(201, lease("1")), says(200, lease("2")), says(200, lease("3")))
     async with serving(*script) as (client, server):
-        heart = Heartbeat(client.leases("gputile-agents", "n1"), "n1", 9)
+        heart = NodeLease(client.leases("gputile-agents", "n1"), "n1", 9)
         await heart.beat(0.5)
         await heart.beat(3.5)
     assert [asked.method for asked in server.asked] == ["GET", "POST", "PUT", "PUT"]
@@ -66,8 +66,8 @@ async def test_the_first_beat_makes_the_lease_and_the_next_renews_it() -> None:
 async def test_after_a_lost_race_it_is_read_again() -> None:
     script = (says(200, lease("1")), fails(409, "Conflict"), says(200, lease("7")), says(200, lease("8")))
     async with serving(*script) as (client, server):
-        heart = Heartbeat(client.leases("gputile-agents", "n1"), "n1", 9)
-        with pytest.raises(Refused):
+        heart = NodeLease(client.leases("gputile-agents", "n1"), "n1", 9)
+        with pytest.raises(ApiRejected):
             await heart.beat(0)
         await heart.beat(1)
     assert server.asked[-1].body["metadata"]["resourceVersion"] == "7"
@@ -75,14 +75,14 @@ async def test_after_a_lost_race_it_is_read_again() -> None:
 
 async def test_withdrawing_leaves_no_holder() -> None:
     async with serving(says(200, lease("1")), says(200, lease("2"))) as (client, server):
-        await Heartbeat(client.leases("gputile-agents", "n1"), "n1", 9).withdraw(0)
+        await NodeLease(client.leases("gputile-agents", "n1"), "n1", 9).withdraw(0)
     assert server.asked[-1].body["spec"]["holderIdentity"] == ""
 
 
 async def test_a_beat_says_what_containers_use_and_the_next_one_need_not() -> None:
     script = (fails(404, "NotFound"), *(says(200, lease(str(n))) for n in range(1, 5)))
     async with serving(*script) as (client, server):
-        heart = Heartbeat(client.leases("gputile-agents", "n1"), "n1", 9)
+        heart = NodeLease(client.leases("gputile-agents", "n1"), "n1", 9)
         await heart.beat(0, "use-1")
         await heart.beat(1)
         await heart.withdraw(2)

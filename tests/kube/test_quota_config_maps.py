@@ -8,9 +8,9 @@ import msgspec
 import pytest
 import yaml
 
-from gputile.kube.api import Note, Seen, Snapshot, Trouble
+from gputile.kube.api import KubeEvent, Snapshot, WatchFailed, WatchUpdate
 from gputile.kube.client import Client
-from gputile.kube.quota_config_maps import ConfigMap, ConfigMapMeta, read_quotas
+from gputile.kube.quota_config_maps import QuotaConfigMap, QuotaConfigMapMetadata, read_quotas
 from gputile.model.errors import InputError
 from gputile.model.quotas import Limit, Quota
 from tests.kube.server import fails, listing, says
@@ -33,7 +33,7 @@ def test_yaml_is_read() -> None:
 
 def test_the_example_is_one() -> None:
     example = yaml.safe_load((Path(__file__).parents[2] / "examples" / "quota.yaml").read_text())
-    found = msgspec.convert(example, ConfigMap)
+    found = msgspec.convert(example, QuotaConfigMap)
     assert (found.title, list(example["data"])) == (TITLE, ["quota.yaml"])
     quotas = read_quotas(found.text("quota.yaml"), "quota.yaml", TITLE)
     assert list(quotas) == ["team-a", "team-b", "visitors", "*"]
@@ -74,17 +74,17 @@ def test_what_cannot_be_used_says_why(text: str | None, said: str) -> None:
 
 
 def test_an_object_has_its_texts_and_the_last_that_was_good() -> None:
-    meta = ConfigMapMeta("q", "ns", "u", {"gputile.io/last-good-quota": "namespaces: {}"})
-    found = ConfigMap(meta, {"quota.yaml": GOOD})
+    meta = QuotaConfigMapMetadata("q", "ns", "u", {"gputile.io/last-good-quota": "namespaces: {}"})
+    found = QuotaConfigMap(meta, {"quota.yaml": GOOD})
     assert (found.title, found.text("quota.yaml"), found.text("other")) == ("ConfigMap ns/q", GOOD, None)
     assert found.last_good == "namespaces: {}"
-    assert (ConfigMap().text("x"), ConfigMap().last_good) == (None, None)
+    assert (QuotaConfigMap().text("x"), QuotaConfigMap().last_good) == (None, None)
 
 
 # ---- at the API server ----------------------------------------------------------------------------------------------
 
 
-def following(client: Client) -> AsyncGenerator[Seen[ConfigMap], None]:
+def following(client: Client) -> AsyncGenerator[WatchUpdate[QuotaConfigMap], None]:
     return client.follow_config_map("ns", "q")
 
 
@@ -93,7 +93,7 @@ async def test_one_config_map_is_followed_by_its_name() -> None:
     async with serving(says(200, listing(found))) as (client, server), aclosing(following(client)) as seen:
         first = await anext(seen)
     assert isinstance(first, Snapshot)
-    assert first.items == (ConfigMap(ConfigMapMeta("q", "ns", "u"), {"quota.yaml": "x"}),)
+    assert first.items == (QuotaConfigMap(QuotaConfigMapMetadata("q", "ns", "u"), {"quota.yaml": "x"}),)
     assert server.asked[0].line == "GET /api/v1/namespaces/ns/configmaps"
     assert server.asked[0].query["fieldSelector"] == "metadata.name=q", "so that the right to this one is enough"
 
@@ -101,7 +101,7 @@ async def test_one_config_map_is_followed_by_its_name() -> None:
 async def test_without_the_right_to_follow_it_that_is_said() -> None:
     async with serving(fails(403, "Forbidden")) as (client, _), aclosing(following(client)) as seen:
         first = await anext(seen)
-    assert isinstance(first, Trouble)
+    assert isinstance(first, WatchFailed)
     assert first.forbidden
 
 
@@ -114,5 +114,5 @@ async def test_a_config_map_is_annotated() -> None:
 
 async def test_an_event_may_be_about_a_config_map() -> None:
     async with serving(says(201, {})) as (client, server):
-        await client.note(Note(namespace="ns", pod="q", uid="u", reason="R", message="m", about="ConfigMap"))
+        await client.note(KubeEvent(namespace="ns", pod="q", uid="u", reason="R", message="m", about="ConfigMap"))
     assert server.asked[0].body["involvedObject"]["kind"] == "ConfigMap"

@@ -11,11 +11,20 @@ import orjson
 import pytest
 
 from gputile.dialects.kube_objects import Metadata, Pod
-from gputile.kube.api import Alive, Change, Refused, Seen, Snapshot, Spoilt, Trouble, Unclear
-from gputile.kube.watch import OPENED, Event, Listed, ServerFeed, WatchError, follow, lines, next_page
+from gputile.kube.api import (
+    ApiRejected,
+    Bookmark,
+    Change,
+    OutcomeUnknown,
+    Snapshot,
+    Undecodable,
+    WatchFailed,
+    WatchUpdate,
+)
+from gputile.kube.watch import OPENED, ApiFeed, ListResult, WatchError, WatchEvent, follow, lines, next_page
 from tests.kube.server import line, listing, pod
 
-Step: TypeAlias = Event[str] | Exception | float
+Step: TypeAlias = WatchEvent[str] | Exception | float
 A, B = Change("ADDED", "a"), Change("MODIFIED", "b")
 
 
@@ -28,7 +37,7 @@ class Script:
 
     what = "pods"
 
-    def __init__(self, *plays: Listed[str] | Exception | list[Step]) -> None:
+    def __init__(self, *plays: ListResult[str] | Exception | list[Step]) -> None:
         self._plays = list(plays)
         self.asked: list[str] = []
         self.slept: list[float] = []
@@ -40,15 +49,15 @@ class Script:
             raise Over
         return self._plays.pop(0)
 
-    async def list(self) -> Listed[str]:
+    async def list(self) -> ListResult[str]:
         self.asked.append("list")
         play = await self._next()
         if isinstance(play, Exception):
             raise play
-        assert isinstance(play, Listed)
+        assert isinstance(play, ListResult)
         return play
 
-    async def watch(self, version: str) -> AsyncGenerator[Event[str], None]:
+    async def watch(self, version: str) -> AsyncGenerator[WatchEvent[str], None]:
         self.asked.append(f"watch {version}")
         play = await self._next()
         assert isinstance(play, list)
@@ -67,14 +76,14 @@ class Script:
     async def pause(self, seconds: float) -> None:
         self.slept.append(seconds)
 
-    def follow(self) -> AsyncGenerator[Seen[str], None]:
+    def follow(self) -> AsyncGenerator[WatchUpdate[str], None]:
         return follow(self, self.pause, jitter=lambda: 1.0, clock=lambda: self.now)
 
 
-def seen_of(script: Script) -> list[Seen[str]]:
+def seen_of(script: Script) -> list[WatchUpdate[str]]:
     """All that comes before the script is over."""
 
-    found: list[Seen[str]] = []
+    found: list[WatchUpdate[str]] = []
 
     async def gather() -> None:
         async with aclosing(script.follow()) as stream:
@@ -86,13 +95,13 @@ def seen_of(script: Script) -> list[Seen[str]]:
     return found
 
 
-EMPTY = Listed[str]((), "1")
-DROPPED = Unclear("reset")
-GONE = Refused(410, "Expired", "too old")
+EMPTY = ListResult[str]((), "1")
+DROPPED = OutcomeUnknown("reset")
+GONE = ApiRejected(410, "Expired", "too old")
 
 
-def watched(version: str, seen: Change[str] | Alive | Spoilt = A) -> Event[str]:
-    return Event(version, seen)
+def watched(version: str, seen: Change[str] | Bookmark | Undecodable = A) -> WatchEvent[str]:
+    return WatchEvent(version, seen)
 
 
 def signs(script: Script) -> list[str]:
@@ -102,20 +111,22 @@ def signs(script: Script) -> list[str]:
 @pytest.mark.parametrize(
     ("plays", "told"),
     [
-        pytest.param([EMPTY, [OPENED]], ["snapshot", "alive", "trouble"], id="a-watch-that-begins-is-a-sign-of-life"),
+        pytest.param(
+            [EMPTY, [OPENED]], ["snapshot", "bookmark", "watchfailed"], id="a-watch-that-begins-is-a-sign-of-life"
+        ),
         pytest.param(
             [EMPTY, [OPENED, DROPPED], [OPENED, 200.0]],
-            ["snapshot", "alive", "trouble", "alive"],
+            ["snapshot", "bookmark", "watchfailed", "bookmark"],
             id="also-after-a-cut: a quiet cluster says nothing for a minute",
         ),
         pytest.param(
             [EMPTY, [OPENED, 90.0, DROPPED], [OPENED, 90.0, DROPPED], [OPENED, 90.0]],
-            ["snapshot", "alive", "trouble", "trouble"],
+            ["snapshot", "bookmark", "watchfailed", "watchfailed"],
             id="not-after-one-that-began-so-and-brought-not-even-bookmarks",
         ),
         pytest.param(
             [EMPTY, [OPENED, 90.0, DROPPED], [OPENED, watched("2"), DROPPED], [OPENED, 20.0]],
-            ["snapshot", "alive", "trouble", "change", "trouble", "alive"],
+            ["snapshot", "bookmark", "watchfailed", "change", "watchfailed", "bookmark"],
             id="until-something-comes-again",
         ),
     ],
@@ -135,7 +146,7 @@ def test_a_watch_that_only_begins_is_not_asked_for_at_full_speed() -> None:
     [
         pytest.param([EMPTY, [watched("2")]], ["list", "watch 1", "watch 2"], [], id="goes-on-after-a-normal-end"),
         pytest.param(
-            [EMPTY, [watched("7", Alive())]], ["list", "watch 1", "watch 7"], [], id="a-bookmark-moves-our-place"
+            [EMPTY, [watched("7", Bookmark())]], ["list", "watch 1", "watch 7"], [], id="a-bookmark-moves-our-place"
         ),
         pytest.param([EMPTY, [300.0]], ["list", "watch 1", "watch 1"], [], id="a-quiet-watch-that-times-out-is-normal"),
         pytest.param(
@@ -151,13 +162,13 @@ def test_a_watch_that_only_begins_is_not_asked_for_at_full_speed() -> None:
             id="a-drop-goes-on-from-the-last-version",
         ),
         pytest.param(
-            [EMPTY, [watched("2", Spoilt("Pod x", "bad")), DROPPED]],
+            [EMPTY, [watched("2", Undecodable("Pod x", "bad")), DROPPED]],
             ["list", "watch 1", "watch 2"],
             [1.0],
             id="a-spoilt-object-moves-our-place-too",
         ),
         pytest.param(
-            [EMPTY, [watched("2"), Event(None, A), DROPPED]],
+            [EMPTY, [watched("2"), WatchEvent(None, A), DROPPED]],
             ["list", "watch 1", "watch 2"],
             [1.0],
             id="an-object-without-version-does-not",
@@ -205,13 +216,13 @@ def test_a_watch_that_only_begins_is_not_asked_for_at_full_speed() -> None:
             id="another-error-event-lists-again-after-a-pause",
         ),
         pytest.param(
-            [EMPTY, [Refused(429, "TooManyRequests", "slow down", retry_after=7.0)]],
+            [EMPTY, [ApiRejected(429, "TooManyRequests", "slow down", retry_after=7.0)]],
             ["list", "watch 1", "watch 1"],
             [7.0],
             id="retry-after-is-honoured",
         ),
         pytest.param(
-            [Refused(429, "TooManyRequests", "slow down", retry_after=1e9), EMPTY],
+            [ApiRejected(429, "TooManyRequests", "slow down", retry_after=1e9), EMPTY],
             ["list", "list", "watch 1"],
             [300.0],
             id="retry-after-within-reason",
@@ -234,7 +245,7 @@ async def test_a_list_is_not_kept_in_memory_while_the_watch_lasts() -> None:
     class Thing:
         pass
 
-    script: Any = Script(Listed((Thing(),), "1"), [Event("2", Alive())])  # type: ignore[arg-type]
+    script: Any = Script(ListResult((Thing(),), "1"), [WatchEvent("2", Bookmark())])  # type: ignore[arg-type]
     async with aclosing(script.follow()) as stream:
         told = await anext(stream)
         thing = weakref.ref(told.items[0])
@@ -244,16 +255,16 @@ async def test_a_list_is_not_kept_in_memory_while_the_watch_lasts() -> None:
 
 
 def test_tells_list_changes_and_gaps_in_order() -> None:
-    spoilt = Spoilt("Pod ns/x", "bad")
+    spoilt = Undecodable("Pod ns/x", "bad")
     script = Script(
-        Listed(("a", "b"), "1", (spoilt,)), [watched("2", A), watched("3", Alive()), DROPPED], [watched("4", B)]
+        ListResult(("a", "b"), "1", (spoilt,)), [watched("2", A), watched("3", Bookmark()), DROPPED], [watched("4", B)]
     )
     assert seen_of(script) == [
         spoilt,
         Snapshot(("a", "b")),
         A,
-        Alive(),
-        Trouble("cannot watch pods: reset"),
+        Bookmark(),
+        WatchFailed("cannot watch pods: reset"),
         B,
     ]
 
@@ -263,16 +274,18 @@ def test_tells_list_changes_and_gaps_in_order() -> None:
     [
         pytest.param(GONE, ["history is gone", "listing again"], id="expired"),
         pytest.param(
-            Refused(403, "Forbidden", "pods is forbidden"),
+            ApiRejected(403, "Forbidden", "pods is forbidden"),
             ["cannot list pods", "pods is forbidden", 'apiGroups: [""], resources: [pods], verbs: [get, list, watch]'],
             id="forbidden-names-the-rule-to-add",
         ),
-        pytest.param(Refused(401, "Unauthorized", "who?"), ["cannot list pods", "token"], id="unknown-to-the-server"),
+        pytest.param(
+            ApiRejected(401, "Unauthorized", "who?"), ["cannot list pods", "token"], id="unknown-to-the-server"
+        ),
         pytest.param(DROPPED, ["cannot list pods: reset"], id="dropped"),
     ],
 )
 def test_trouble_says_what_to_do(broke: Exception, words: list[str]) -> None:
-    (trouble,) = [one for one in seen_of(Script(broke, EMPTY)) if isinstance(one, Trouble)]
+    (trouble,) = [one for one in seen_of(Script(broke, EMPTY)) if isinstance(one, WatchFailed)]
     assert [word for word in words if word not in trouble.why] == []
 
 
@@ -289,9 +302,9 @@ def test_trouble_says_what_to_do(broke: Exception, words: list[str]) -> None:
     ],
 )
 def test_a_missing_right_is_named_as_it_has_to_be_written(path: str, what: str, rule: str) -> None:
-    script = Script(Refused(403, "Forbidden", "no"), EMPTY)
-    script.what = ServerFeed(Pages(), path, "Any", Pod).what
-    (trouble,) = [one for one in seen_of(script) if isinstance(one, Trouble)]
+    script = Script(ApiRejected(403, "Forbidden", "no"), EMPTY)
+    script.what = ApiFeed(Pages(), path, "Any", Pod).what
+    (trouble,) = [one for one in seen_of(script) if isinstance(one, WatchFailed)]
     assert script.what == what
     assert rule in trouble.why
 
@@ -300,7 +313,7 @@ def test_jitter_halves_the_wait_at_most() -> None:
     async def slept(chance: float) -> float:
         script = Script(DROPPED, EMPTY)
         async with aclosing(follow(script, script.pause, jitter=lambda: chance)) as stream:
-            assert isinstance(await anext(stream), Trouble)
+            assert isinstance(await anext(stream), WatchFailed)
             assert isinstance(await anext(stream), Snapshot)
         return script.slept[0]
 
@@ -389,11 +402,11 @@ class Pages:
             self.open -= 1
 
 
-def feed(http: Pages) -> ServerFeed[Pod]:
-    return ServerFeed(http, "/api/v1/pods", "Pod", Pod, page=2, watch_timeout=300)
+def feed(http: Pages) -> ApiFeed[Pod]:
+    return ApiFeed(http, "/api/v1/pods", "Pod", Pod, page=2, watch_timeout=300)
 
 
-def names(listed: Listed[Pod]) -> list[str]:
+def names(listed: ListResult[Pod]) -> list[str]:
     return [item.name for item in listed.items]
 
 
@@ -433,7 +446,7 @@ def test_a_page_that_expired_starts_the_list_again_without_pages() -> None:
     ],
 )
 def test_a_list_that_fails_midway_is_no_list(broke: object) -> None:
-    with pytest.raises(Unclear):
+    with pytest.raises(OutcomeUnknown):
         asyncio.run(feed(Pages(listing(pod("a"), more="c1"), broke)).list())
 
 
@@ -455,8 +468,8 @@ def test_an_empty_list_may_have_null_items() -> None:
     assert names(asyncio.run(feed(Pages({"metadata": {"resourceVersion": "5"}, "items": None})).list())) == []
 
 
-def events(*chunks: bytes) -> list[Event[Pod]]:
-    async def gather() -> list[Event[Pod]]:
+def events(*chunks: bytes) -> list[WatchEvent[Pod]]:
+    async def gather() -> list[WatchEvent[Pod]]:
         return [event async for event in feed(Pages(*chunks)).watch("1")]
 
     return asyncio.run(gather())
@@ -471,15 +484,15 @@ def test_watch_lines_become_events() -> None:
     assert [event.version for event in found] == ["2", "3", "4"]
     added, bookmark, spoilt = [event.seen for event in found]
     assert isinstance(added, Change)
-    assert (added.kind, added.item.name, bookmark) == ("ADDED", "a", Alive())
-    assert isinstance(spoilt, Spoilt)
+    assert (added.kind, added.item.name, bookmark) == ("ADDED", "a", Bookmark())
+    assert isinstance(spoilt, Undecodable)
     assert spoilt.what == "Pod ns/bad"
 
 
 def test_a_spoilt_object_that_was_deleted_is_told_as_deleted() -> None:
     (event,) = events(line("DELETED", pod("bad", "4", spec={"containers": 3})))
     meta = Metadata(name="bad", namespace="ns", uid="uid-bad", resource_version="4")
-    assert event == Event("4", Change("DELETED", Pod(metadata=meta)))
+    assert event == WatchEvent("4", Change("DELETED", Pod(metadata=meta)))
 
 
 @pytest.mark.parametrize(
@@ -500,7 +513,7 @@ def test_an_error_event_is_raised(chunk: bytes, status: int) -> None:
     "chunk", [b"not json\n", b'{"type": "NEW", "object": {}}\n', b"\xff\n", b"[" * 100_000 + b"\n"]
 )
 def test_a_line_that_is_no_event_is_unclear(chunk: bytes) -> None:
-    with pytest.raises(Unclear):
+    with pytest.raises(OutcomeUnknown):
         events(chunk)
 
 
@@ -523,6 +536,6 @@ def test_closing_a_watch_closes_the_stream_beneath_it_at_once() -> None:
     assert asyncio.run(run()) == (1, 0)
 
 
-async def drained(stream: AsyncGenerator[Event[Pod], None]) -> None:
+async def drained(stream: AsyncGenerator[WatchEvent[Pod], None]) -> None:
     async for _ in stream:
         pass

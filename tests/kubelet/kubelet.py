@@ -19,13 +19,13 @@ class ScriptedKubelet:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.registrations: list[wire.Registration] = []
+        self.registrations: list[wire.RegisterRequest] = []
 
     async def __aenter__(self) -> Self:
         (self._folder / SOCKET).unlink(missing_ok=True)
         self._server = grpc.aio.server()
         handler = grpc.unary_unary_rpc_method_handler(
-            self._register, request_deserializer=decoder(wire.Registration), response_serializer=encode
+            self._register, request_deserializer=decoder(wire.RegisterRequest), response_serializer=encode
         )
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("v1beta1.Registration", {"Register": handler}),)
@@ -40,9 +40,9 @@ class ScriptedKubelet:
         await self._server.stop(None)
         (self._folder / SOCKET).unlink(missing_ok=True)
 
-    async def _register(self, said: wire.Registration, context: Context) -> wire.Nothing:
+    async def _register(self, said: wire.RegisterRequest, context: Context) -> wire.Empty:
         self.registrations.append(said)
-        return wire.Nothing()
+        return wire.Empty()
 
     # ---- calls to a plugin ------------------------------------------------------------------------------------------
 
@@ -57,12 +57,12 @@ class ScriptedKubelet:
             said: M = await call(asked, timeout=5)
             return said
 
-    async def watch(self) -> AsyncIterator[wire.Devices]:
+    async def watch(self) -> AsyncIterator[wire.ListAndWatchResponse]:
         async with self._channel() as channel:
             call = channel.unary_stream(
                 f"/{wire.PLUGIN}/ListAndWatch",
                 request_serializer=encode,
-                response_deserializer=decoder(wire.Devices),
+                response_deserializer=decoder(wire.ListAndWatchResponse),
             )
-            async for said in call(wire.Nothing(), timeout=10):
+            async for said in call(wire.Empty(), timeout=10):
                 yield said

@@ -14,16 +14,16 @@ from gputile.kubelet.protobuf import decoder, encode
 
 
 @asynccontextmanager
-async def runtime(socket: Path, *containers: wire.ContainerSaid) -> AsyncIterator[None]:
-    async def status(asked: wire.StatusAsked, context: Context) -> wire.StatusSaid:
-        return wire.StatusSaid(info={"config": json.dumps({"enableCDI": True})} if asked.verbose else {})
+async def runtime(socket: Path, *containers: wire.ListedContainer) -> AsyncIterator[None]:
+    async def status(asked: wire.StatusRequest, context: Context) -> wire.StatusResponse:
+        return wire.StatusResponse(info={"config": json.dumps({"enableCDI": True})} if asked.verbose else {})
 
-    async def there(asked: wire.Nothing, context: Context) -> wire.ContainersSaid:
-        return wire.ContainersSaid(containers=list(containers))
+    async def there(asked: wire.Empty, context: Context) -> wire.ListContainersResponse:
+        return wire.ListContainersResponse(containers=list(containers))
 
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-        "Status": grpc.unary_unary_rpc_method_handler(status, decoder(wire.StatusAsked), encode),
-        "ListContainers": grpc.unary_unary_rpc_method_handler(there, decoder(wire.Nothing), encode),
+        "Status": grpc.unary_unary_rpc_method_handler(status, decoder(wire.StatusRequest), encode),
+        "ListContainers": grpc.unary_unary_rpc_method_handler(there, decoder(wire.Empty), encode),
     }
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("runtime.v1.RuntimeService", methods),))

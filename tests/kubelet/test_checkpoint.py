@@ -9,10 +9,12 @@ import pytest
 
 from gputile.kubelet import checkpoint
 from gputile.kubelet import messages as wire
-from gputile.kubelet.checkpoint import CHECKPOINT, Held, Unreadable, read_checkpoint, registered
+from gputile.kubelet.checkpoint import CHECKPOINT, CheckpointEntry, UnreadableCheckpoint, read_checkpoint, registered
 from gputile.kubelet.protobuf import encode
 
-ANSWER = base64.b64encode(encode(wire.Allocation(cdi_devices=[wire.CdiDevice(name="gputile.io/slot=ab")]))).decode()
+ANSWER = base64.b64encode(
+    encode(wire.ContainerAllocateResponse(cdi_devices=[wire.CDIDevice(name="gputile.io/slot=ab")]))
+).decode()
 
 
 def entry(ids: Any, **more: Any) -> dict[str, Any]:
@@ -30,7 +32,7 @@ def written(folder: Path, *entries: dict[str, Any]) -> Path:
     [
         pytest.param(
             entry({"-1": ["b", "a"]}, AllocResp=ANSWER),
-            Held(
+            CheckpointEntry(
                 pod="u1",
                 container="c",
                 resource="gputile.io/gpu",
@@ -41,27 +43,27 @@ def written(folder: Path, *entries: dict[str, Any]) -> Path:
         ),
         pytest.param(
             entry({"0": ["a"], "1": ["b"], "2": None}),
-            Held(pod="u1", container="c", resource="gputile.io/gpu", ids=frozenset("ab")),
+            CheckpointEntry(pod="u1", container="c", resource="gputile.io/gpu", ids=frozenset("ab")),
             id="over-two-numa-nodes",
         ),
         pytest.param(
             entry(["a"]),
-            Held(pod="u1", container="c", resource="gputile.io/gpu", ids=frozenset("a")),
+            CheckpointEntry(pod="u1", container="c", resource="gputile.io/gpu", ids=frozenset("a")),
             id="before-1.20",
         ),
         pytest.param(
             entry(None, AllocResp=None),
-            Held(pod="u1", container="c", resource="gputile.io/gpu", ids=frozenset()),
+            CheckpointEntry(pod="u1", container="c", resource="gputile.io/gpu", ids=frozenset()),
             id="no-devices",
         ),
         pytest.param(
             entry(["a"], AllocResp="%%%"),
-            Held(pod="u1", container="c", resource="gputile.io/gpu", ids=frozenset("a")),
+            CheckpointEntry(pod="u1", container="c", resource="gputile.io/gpu", ids=frozenset("a")),
             id="another-plugins-answer",
         ),
     ],
 )
-def test_the_shapes_of_the_checkpoint(tmp_path: Path, said: dict[str, Any], want: Held) -> None:
+def test_the_shapes_of_the_checkpoint(tmp_path: Path, said: dict[str, Any], want: CheckpointEntry) -> None:
     assert read_checkpoint(written(tmp_path, said)) == (want,)
 
 
@@ -88,7 +90,7 @@ def test_a_kubelet_that_never_gave_anything_out(tmp_path: Path) -> None:
 )
 def test_a_checkpoint_that_nobody_understands(tmp_path: Path, text: str) -> None:
     (tmp_path / CHECKPOINT).write_text(text)
-    with pytest.raises(Unreadable, match=CHECKPOINT):
+    with pytest.raises(UnreadableCheckpoint, match=CHECKPOINT):
         read_checkpoint(tmp_path)
 
 
@@ -132,5 +134,5 @@ def test_an_answer_that_is_none_of_ours_names_no_cdi_devices(tmp_path: Path, ans
 def test_a_checkpoint_without_end_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "LARGEST", 100)
     (tmp_path / CHECKPOINT).write_text('{"Data":{}}' + " " * 90)
-    with pytest.raises(Unreadable, match="more than 100 bytes"):
+    with pytest.raises(UnreadableCheckpoint, match="more than 100 bytes"):
         read_checkpoint(tmp_path)

@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from gputile.kubelet import messages as wire
-from gputile.kubelet.cri import NAME, RUNNING, UID, Replaced, Runs, Silent, ask, read_config, running
+from gputile.kubelet.cri import (
+    NAME,
+    RUNNING,
+    UID,
+    RunningContainer,
+    RuntimeUnavailable,
+    SocketReplaced,
+    ask,
+    read_config,
+    running,
+)
 from tests.kubelet.runtime import runtime
 
 OURS = "/var/run/cdi"
@@ -37,19 +47,19 @@ def test_whether_it_obeys_cdi_is_what_its_configuration_says(config: object, wor
 async def test_a_runtime_is_asked_over_its_socket(tmp_path: Path) -> None:
     socket, labels = tmp_path / "cri.sock", {UID: "uid-a", NAME: "main"}
     said = (
-        wire.ContainerSaid(id="runs", state=RUNNING, labels=labels),
-        wire.ContainerSaid(id="ended", state=2, labels=labels),
-        wire.ContainerSaid(id="nobodys", state=RUNNING),
+        wire.ListedContainer(id="runs", state=RUNNING, labels=labels),
+        wire.ListedContainer(id="ended", state=2, labels=labels),
+        wire.ListedContainer(id="nobodys", state=RUNNING),
     )
     async with runtime(socket, *said):
         assert (await ask(socket, OURS)).works
-        assert await running(socket) == {"runs": Runs("uid-a", "main"), "nobodys": Runs("", "")}
+        assert await running(socket) == {"runs": RunningContainer("uid-a", "main"), "nobodys": RunningContainer("", "")}
 
 
 async def test_one_that_is_not_there_is_silent(tmp_path: Path) -> None:
-    with pytest.raises(Silent, match="cannot be asked"):
+    with pytest.raises(RuntimeUnavailable, match="cannot be asked"):
         await ask(tmp_path / "nobody.sock", OURS)
-    with pytest.raises(Silent, match="cannot be asked"):
+    with pytest.raises(RuntimeUnavailable, match="cannot be asked"):
         await running(tmp_path / "nobody.sock")
 
 
@@ -62,9 +72,9 @@ async def test_a_socket_that_lost_its_name_was_replaced_and_is_not_just_silent(t
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
         mounted = os.open(path, os.O_PATH)
-    with pytest.raises(Silent):
+    with pytest.raises(RuntimeUnavailable):
         await running(Path(f"/proc/self/fd/{mounted}"))
     path.unlink()
-    with pytest.raises(Replaced):
+    with pytest.raises(SocketReplaced):
         await running(Path(f"/proc/self/fd/{mounted}"))
     os.close(mounted)

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from gputile.kubelet import messages as wire
-from gputile.kubelet.device_plugin import SOCKET, Device, Door, Refused
+from gputile.kubelet.device_plugin import SOCKET, Device, PluginError, PluginServer
 from tests.kubelet.kubelet import ScriptedKubelet
 
 
@@ -28,14 +28,14 @@ class Echo:
     async def prefer(self, available: list[str], must_include: list[str], size: int) -> list[str]:
         return [*must_include, *available][:size]
 
-    async def allocate(self, ids: list[str]) -> wire.Allocation:
+    async def allocate(self, ids: list[str]) -> wire.ContainerAllocateResponse:
         if "b" in ids:
-            raise Refused("b is broken")
-        return wire.Allocation(envs={"IDS": ",".join(ids)})
+            raise PluginError("b is broken")
+        return wire.ContainerAllocateResponse(envs={"IDS": ",".join(ids)})
 
     async def start(self, ids: list[str]) -> None:
         if "b" in ids:
-            raise Refused("its pod has no grant")
+            raise PluginError("its pod has no grant")
         self.started.append(ids)
 
 
@@ -67,9 +67,9 @@ Open = Callable[[Echo], Awaitable[Turns]]
 @asynccontextmanager
 async def opened(
     plugin: Echo, folder: Path, may_register: Callable[[], str] = lambda: ""
-) -> AsyncIterator[tuple[Door, Turns]]:
+) -> AsyncIterator[tuple[PluginServer, Turns]]:
     turns = Turns()
-    door = Door(plugin, folder, may_register=may_register, on_turn=turns.hear, pause=soon)
+    door = PluginServer(plugin, folder, may_register=may_register, on_turn=turns.hear, pause=soon)
     running = asyncio.create_task(door.run())
     try:
         yield door, turns
@@ -82,13 +82,13 @@ async def test_it_registers_with_what_it_can_do(tmp_path: Path) -> None:
     async with ScriptedKubelet(tmp_path) as kubelet, opened(Echo(), tmp_path) as (_, turns):
         await turns.wait(lambda said: said[-1:] == [""])
         (said,) = kubelet.registrations
-        assert said == wire.Registration(
+        assert said == wire.RegisterRequest(
             version="v1beta1",
             endpoint="gputile-gputile-io-gpu-1.sock",
             resource_name="gputile.io/gpu",
-            options=wire.Options(pre_start_required=True, get_preferred_allocation_available=True),
+            options=wire.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True),
         )
-        assert await kubelet.call("GetDevicePluginOptions", wire.Nothing(), wire.Options) == said.options
+        assert await kubelet.call("GetDevicePluginOptions", wire.Empty(), wire.DevicePluginOptions) == said.options
 
 
 async def test_a_turn_that_fails_for_whatever_reason_is_tried_again(tmp_path: Path) -> None:
@@ -124,33 +124,37 @@ async def test_calls_reach_the_plugin(tmp_path: Path) -> None:
     plugin = Echo()
     async with ScriptedKubelet(tmp_path) as kubelet, opened(plugin, tmp_path) as (_, turns):
         await turns.wait(lambda said: said[-1:] == [""])
-        asked = wire.PreferenceAsked(available=["x", "y", "z"], must_include=["z"], size=2)
+        asked = wire.ContainerPreferredAllocationRequest(available=["x", "y", "z"], must_include=["z"], size=2)
         preferred = await kubelet.call(
-            "GetPreferredAllocation", wire.PreferencesAsked(containers=[asked]), wire.Preferences
+            "GetPreferredAllocation",
+            wire.PreferredAllocationRequest(containers=[asked]),
+            wire.PreferredAllocationResponse,
         )
         given = await kubelet.call(
-            "Allocate", wire.AllocationsAsked(containers=[wire.Ids(ids=["a"])]), wire.Allocations
+            "Allocate", wire.AllocateRequest(containers=[wire.DeviceIds(ids=["a"])]), wire.AllocateResponse
         )
-        await kubelet.call("PreStartContainer", wire.Ids(ids=["a"]), wire.Nothing)
-    assert preferred.containers == [wire.Ids(ids=["z", "x"])]
-    assert given.containers == [wire.Allocation(envs={"IDS": "a"})]
+        await kubelet.call("PreStartContainer", wire.DeviceIds(ids=["a"]), wire.Empty)
+    assert preferred.containers == [wire.DeviceIds(ids=["z", "x"])]
+    assert given.containers == [wire.ContainerAllocateResponse(envs={"IDS": "a"})]
     assert plugin.started == [["a"]]
 
 
 @pytest.mark.parametrize(
     ("method", "asked", "says"),
     [
-        pytest.param("Allocate", wire.AllocationsAsked(containers=[wire.Ids(ids=["b"])]), "b is broken", id="allocate"),
-        pytest.param("PreStartContainer", wire.Ids(ids=["b"]), "its pod has no grant", id="start"),
+        pytest.param(
+            "Allocate", wire.AllocateRequest(containers=[wire.DeviceIds(ids=["b"])]), "b is broken", id="allocate"
+        ),
+        pytest.param("PreStartContainer", wire.DeviceIds(ids=["b"]), "its pod has no grant", id="start"),
     ],
 )
 async def test_a_refusal_reaches_the_kubelet_as_a_sentence(
-    tmp_path: Path, method: str, asked: wire.Ids | wire.AllocationsAsked, says: str
+    tmp_path: Path, method: str, asked: wire.DeviceIds | wire.AllocateRequest, says: str
 ) -> None:
     async with ScriptedKubelet(tmp_path) as kubelet, opened(Echo(), tmp_path) as (_, turns):
         await turns.wait(lambda said: said[-1:] == [""])
         with pytest.raises(grpc.aio.AioRpcError) as no:
-            await kubelet.call(method, asked, wire.Nothing)
+            await kubelet.call(method, asked, wire.Empty)
     assert (no.value.code(), no.value.details()) == (grpc.StatusCode.FAILED_PRECONDITION, says)
 
 
@@ -176,8 +180,8 @@ async def test_a_kubelet_that_was_restarted_hears_of_it_again(tmp_path: Path) ->
         before = len(turns.said)
         async with ScriptedKubelet(tmp_path) as again:
             await turns.wait(lambda said: len(said) > before and said[-1] == "")
-            given = await again.call("PreStartContainer", wire.Ids(ids=["a"]), wire.Nothing)
-    assert given == wire.Nothing()
+            given = await again.call("PreStartContainer", wire.DeviceIds(ids=["a"]), wire.Empty)
+    assert given == wire.Empty()
 
 
 async def test_sockets_that_a_killed_process_left_are_removed_and_others_stay(tmp_path: Path) -> None:
@@ -201,7 +205,7 @@ async def test_a_folder_without_room_for_a_socket_is_borne(tmp_path: Path) -> No
 
 async def test_a_kubelet_that_stopped_listening_hears_of_it_again(tmp_path: Path) -> None:
     turns, now = Turns(), [0.0]
-    door = Door(Echo(), tmp_path, on_turn=turns.hear, pause=soon, clock=lambda: now[0])
+    door = PluginServer(Echo(), tmp_path, on_turn=turns.hear, pause=soon, clock=lambda: now[0])
     async with ScriptedKubelet(tmp_path) as kubelet:
         running = asyncio.create_task(door.run())
         await turns.wait(lambda said: said[-1:] == [""])
@@ -223,7 +227,7 @@ async def test_a_kubelet_that_stopped_listening_hears_of_it_again(tmp_path: Path
 
 async def test_a_name_that_it_may_not_take_is_not_registered_until_it_may(tmp_path: Path) -> None:
     turns, why = Turns(), ["another plugin serves it"]
-    door = Door(Echo(), tmp_path, may_register=lambda: why[0], on_turn=turns.hear, pause=soon)
+    door = PluginServer(Echo(), tmp_path, may_register=lambda: why[0], on_turn=turns.hear, pause=soon)
     async with ScriptedKubelet(tmp_path) as kubelet:
         running = asyncio.create_task(door.run())
         await turns.wait(lambda said: said == ["another plugin serves it"])

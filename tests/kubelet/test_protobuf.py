@@ -8,28 +8,34 @@ from hypothesis import strategies as st
 
 from gputile.kubelet import messages as wire
 from gputile.kubelet import protobuf
-from gputile.kubelet.protobuf import Garbled, Message, decode, encode
+from gputile.kubelet.protobuf import InvalidMessage, Message, decode, encode
 from tests.effort import examples
 
 
 @pytest.mark.parametrize(
     ("message", "bytes_"),
     [
-        pytest.param(wire.Nothing(), b"", id="nothing-is-nothing"),
-        pytest.param(wire.Options(), b"", id="defaults-are-not-sent"),
-        pytest.param(wire.Options(pre_start_required=True), b"\x08\x01", id="a-bool-is-a-number"),
-        pytest.param(wire.CdiDevice(name="a=b"), b"\x0a\x03a=b", id="text-has-its-length"),
-        pytest.param(wire.Ids(ids=["x", ""]), b"\x0a\x01x\x0a\x00", id="a-list-says-each-also-the-empty"),
-        pytest.param(wire.PreferenceAsked(size=300), b"\x18\xac\x02", id="numbers-of-several-bytes"),
-        pytest.param(wire.NumaNode(id=-1), b"\x08" + b"\xff" * 9 + b"\x01", id="a-negative-number-takes-ten-bytes"),
-        pytest.param(wire.Allocation(envs={"A": "1"}), b"\x0a\x06\x0a\x01A\x12\x011", id="a-map-is-pairs"),
+        pytest.param(wire.Empty(), b"", id="nothing-is-nothing"),
+        pytest.param(wire.DevicePluginOptions(), b"", id="defaults-are-not-sent"),
+        pytest.param(wire.DevicePluginOptions(pre_start_required=True), b"\x08\x01", id="a-bool-is-a-number"),
+        pytest.param(wire.CDIDevice(name="a=b"), b"\x0a\x03a=b", id="text-has-its-length"),
+        pytest.param(wire.DeviceIds(ids=["x", ""]), b"\x0a\x01x\x0a\x00", id="a-list-says-each-also-the-empty"),
         pytest.param(
-            wire.Registration(endpoint="e", resource_name="r", options=wire.Options(pre_start_required=True)),
+            wire.ContainerPreferredAllocationRequest(size=300), b"\x18\xac\x02", id="numbers-of-several-bytes"
+        ),
+        pytest.param(wire.NUMANode(id=-1), b"\x08" + b"\xff" * 9 + b"\x01", id="a-negative-number-takes-ten-bytes"),
+        pytest.param(
+            wire.ContainerAllocateResponse(envs={"A": "1"}), b"\x0a\x06\x0a\x01A\x12\x011", id="a-map-is-pairs"
+        ),
+        pytest.param(
+            wire.RegisterRequest(
+                endpoint="e", resource_name="r", options=wire.DevicePluginOptions(pre_start_required=True)
+            ),
             b"\x0a\x07v1beta1\x12\x01e\x1a\x01r\x22\x02\x08\x01",
             id="a-message-in-a-message",
         ),
         pytest.param(
-            wire.Devices(devices=[wire.DeviceSaid(id="d", health="Healthy")]),
+            wire.ListAndWatchResponse(devices=[wire.AdvertisedDevice(id="d", health="Healthy")]),
             b"\x0a\x0c\x0a\x01d\x12\x07Healthy",
             id="an-empty-message-inside-is-not-sent",
         ),
@@ -42,25 +48,25 @@ def test_known_bytes(message: Message, bytes_: bytes) -> None:
 
 TEXT = st.text(max_size=20)
 ALLOCATIONS = st.builds(
-    wire.Allocation,
+    wire.ContainerAllocateResponse,
     envs=st.dictionaries(TEXT, TEXT, max_size=3),
     mounts=st.lists(st.builds(wire.Mount, container_path=TEXT, host_path=TEXT, read_only=st.booleans()), max_size=2),
     annotations=st.dictionaries(TEXT, TEXT, max_size=2),
-    cdi_devices=st.lists(st.builds(wire.CdiDevice, name=TEXT), max_size=2),
+    cdi_devices=st.lists(st.builds(wire.CDIDevice, name=TEXT), max_size=2),
 )
 
 
 @given(ALLOCATIONS)
 @examples(100)
-def test_what_goes_out_comes_back(message: wire.Allocation) -> None:
-    assert decode(wire.Allocation, encode(message)) == message
+def test_what_goes_out_comes_back(message: wire.ContainerAllocateResponse) -> None:
+    assert decode(wire.ContainerAllocateResponse, encode(message)) == message
 
 
 @given(st.binary(max_size=60))
 @examples(300)
 def test_any_bytes_are_a_message_or_garbled(data: bytes) -> None:
-    with suppress(Garbled):
-        assert isinstance(decode(wire.Allocation, data), wire.Allocation)
+    with suppress(InvalidMessage):
+        assert isinstance(decode(wire.ContainerAllocateResponse, data), wire.ContainerAllocateResponse)
 
 
 @pytest.mark.parametrize(
@@ -76,13 +82,13 @@ def test_any_bytes_are_a_message_or_garbled(data: bytes) -> None:
     ],
 )
 def test_what_is_wrong_is_said(data: bytes, says: str) -> None:
-    with pytest.raises(Garbled, match=says):
-        decode(wire.PreferenceAsked, data)
+    with pytest.raises(InvalidMessage, match=says):
+        decode(wire.ContainerPreferredAllocationRequest, data)
 
 
 def test_fields_of_a_newer_version_are_skipped() -> None:
     newer = b"\x0a\x01a" + b"\xa2\x06\x03new" + b"\xa9\x06" + bytes(8) + b"\xad\x06" + bytes(4)
-    assert decode(wire.CdiDevice, newer) == wire.CdiDevice(name="a")
+    assert decode(wire.CDIDevice, newer) == wire.CDIDevice(name="a")
 
 
 @pytest.mark.parametrize(
@@ -97,6 +103,6 @@ def test_fields_of_a_newer_version_are_skipped() -> None:
 def test_a_message_of_more_fields_than_any_real_one_is_garbled(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen mebibytes of them would hold the agent for ten seconds."""
     monkeypatch.setattr(protobuf, "MOST_FIELDS", 10)
-    kind = wire.AllocationsAsked if data[0] == 0x0A else wire.NumaNode
-    with pytest.raises(Garbled, match="more than 10 fields"):
+    kind = wire.AllocateRequest if data[0] == 0x0A else wire.NUMANode
+    with pytest.raises(InvalidMessage, match="more than 10 fields"):
         decode(kind, data)

@@ -11,7 +11,7 @@ Deliberate bugs it was seen to catch, each alone:
   4. `Forgotten` also drops a confirmed pod: a late bind error frees a tile that is in use.
   5. `_listed` forgets nobody: pods deleted during a watch gap are held for ever.
   6. `_tick` drops an old assumption instead of asking: a bind whose answer was lost is sold again.
-  7. `aside` does not put the pencil back: a filter that is asked twice frees its own hold.
+  7. `without_claims_of` does not put the pencil back: a filter that is asked twice frees its own hold.
   8. `_confirm` keeps the promise: the room of a pod that is already running stays reserved.
 """
 
@@ -28,20 +28,20 @@ from gputile.ledger.events import (
     Corrected,
     Denied,
     Forgotten,
-    Gone,
     Instruction,
-    Listed,
     NodeGone,
     NodeSeen,
-    Pencilled,
-    Promised,
-    Rubbed,
+    Nominated,
+    PodGone,
+    PodsListed,
+    Reserved,
     Tick,
-    Verify,
+    Unreserved,
+    VerifyBind,
     Withdrawn,
 )
-from gputile.ledger.ledger import Ledger, State
-from gputile.model.allocations import Holding
+from gputile.ledger.ledger import AllocationState, Ledger
+from gputile.model.allocations import Allocation
 from gputile.model.cards import Node, NodeView
 from gputile.model.requests import PodRequest
 from gputile.testing.builders import ask, node, wants
@@ -78,7 +78,7 @@ class Cluster(RuleBasedStateMachine):
         self.born = 0
         self.living: set[str] = set()  # few, so that they meet
         self.wishes: dict[str, PodRequest] = {}
-        self.truth: dict[str, Holding] = {}
+        self.truth: dict[str, Allocation] = {}
         self.nodes = {name: machine(name) for name in NODES}
         self.contested: set[str] = set()  # cards that somebody else oversold
         for found in self.nodes.values():
@@ -91,22 +91,22 @@ class Cluster(RuleBasedStateMachine):
                 self.contested.update(instruction.cards)
         return done
 
-    def holding(self, pod: str, where: Placement) -> Holding:
+    def allocation(self, pod: str, where: Placement) -> Allocation:
         wish = self.wishes[pod]
         grant = where.grant(pod, wish.dialect)
         rank = int(pod[1:]) % 3  # so that some are more important than others
-        return Holding(
+        return Allocation(
             pod=pod, name=f"ns/{pod}", node=where.node, grant=grant, cpu=wish.cpu, started=self.now, priority=rank
         )
 
-    def choose(self, pod: str) -> Holding | None:
+    def choose(self, pod: str) -> Allocation | None:
         """Filter and place, as the scheduler does."""
-        with self.ledger.aside(pod, int(pod[1:]) % 3) as fleet:
+        with self.ledger.without_claims_of(pod, int(pod[1:]) % 3) as fleet:
             best = fleet.best(self.wishes[pod], "spread", seed=self.born)
             where = place(self.wishes[pod], fleet.view(best[0])) if best else None
-        return self.holding(pod, where) if isinstance(where, Placement) else None
+        return self.allocation(pod, where) if isinstance(where, Placement) else None
 
-    def state(self, pod: str) -> State | None:
+    def state(self, pod: str) -> AllocationState | None:
         entry = self.ledger.entry(pod)
         return entry.state if entry else None
 
@@ -122,31 +122,35 @@ class Cluster(RuleBasedStateMachine):
         return pod
 
     @rule(pod=pods)
-    def pencil(self, pod: str) -> None:
+    def reservation(self, pod: str) -> None:
         chosen = self.choose(pod)
         if chosen is not None and pod not in self.truth:
-            done = self.tell(Pencilled(chosen, self.now))
-            assert not done or self.state(pod) is not State.PENCILLED, "a pencil on free tiles was denied"
+            done = self.tell(Reserved(chosen, self.now))
+            assert not done or self.state(pod) is not AllocationState.RESERVED, "a pencil on free tiles was denied"
 
     @rule(pod=pods)
     def rub(self, pod: str) -> None:
-        self.tell(Rubbed(pod))
+        self.tell(Unreserved(pod))
 
     @rule(pod=pods)
     def assume(self, pod: str) -> None:
         entry = self.ledger.entry(pod)
-        chosen = entry.holding if entry and entry.state is State.PENCILLED else self.choose(pod)
+        chosen = entry.allocation if entry and entry.state is AllocationState.RESERVED else self.choose(pod)
         if chosen is not None and pod not in self.truth:
             before = self.state(pod)
             done = self.tell(Assumed(chosen, self.now))
-            assert not done or before in (State.ASSUMED, State.CONFIRMED) or isinstance(done[0], Denied)
+            assert (
+                not done
+                or before in (AllocationState.ASSUMED, AllocationState.CONFIRMED)
+                or isinstance(done[0], Denied)
+            )
 
     @rule(pod=pods)
     def assume_blindly(self, pod: str) -> None:
         """A bind that did not look at the book: it may be denied, it must not be sold."""
         where = place(self.wishes[pod], NodeView.empty(self.nodes["n0"]))
         if isinstance(where, Placement) and pod not in self.truth:
-            self.tell(Assumed(self.holding(pod, where), self.now))
+            self.tell(Assumed(self.allocation(pod, where), self.now))
 
     # ---- what the API server does -----------------------------------------------------------------------------------
 
@@ -154,10 +158,10 @@ class Cluster(RuleBasedStateMachine):
     def bind_lands(self, pod: str, heard: bool) -> None:
         """Heard or not: an answer may be lost on the way."""
         entry = self.ledger.entry(pod)
-        if entry and entry.state is State.ASSUMED and pod not in self.truth:
-            self.truth[pod] = entry.holding
+        if entry and entry.state is AllocationState.ASSUMED and pod not in self.truth:
+            self.truth[pod] = entry.allocation
             if heard:
-                self.tell(Confirmed(entry.holding))
+                self.tell(Confirmed(entry.allocation))
 
     @rule(pod=pods)
     def the_answer_to_a_bind_is_lost(self, pod: str) -> None:
@@ -166,12 +170,12 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(pod=pods)
     def bind_is_refused(self, pod: str) -> None:
-        if self.state(pod) is State.ASSUMED and pod not in self.truth:
+        if self.state(pod) is AllocationState.ASSUMED and pod not in self.truth:
             self.tell(Forgotten(pod))
 
     @rule(pod=pods)
     def a_late_error_arrives(self, pod: str) -> None:
-        if pod in self.truth and self.state(pod) is State.CONFIRMED:
+        if pod in self.truth and self.state(pod) is AllocationState.CONFIRMED:
             self.tell(Forgotten(pod))
 
     @rule(pod=pods)
@@ -184,8 +188,8 @@ class Cluster(RuleBasedStateMachine):
         """Unheard: the watch was broken, and a list must heal it."""
         self.truth.pop(pod, None)
         self.living.discard(pod)
-        if heard or self.state(pod) is not State.CONFIRMED:
-            self.tell(Gone(pod))
+        if heard or self.state(pod) is not AllocationState.CONFIRMED:
+            self.tell(PodGone(pod))
 
     @rule(pod=consumes(pods))
     def a_pod_ends_while_the_watch_is_broken(self, pod: str) -> None:
@@ -197,7 +201,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule()
     def relist(self) -> None:
-        self.tell(Listed(tuple(self.truth.values())))
+        self.tell(PodsListed(tuple(self.truth.values())))
 
     @rule(pod=pods, name=st.sampled_from(NODES), blind=st.booleans())
     def another_scheduler_binds(self, pod: str, name: str, blind: bool) -> None:
@@ -205,34 +209,34 @@ class Cluster(RuleBasedStateMachine):
         view = NodeView.empty(self.nodes[name]) if blind else self.true_view(name)
         where = place(self.wishes[pod], view)
         if isinstance(where, Placement) and self.state(pod) is None and pod not in self.truth:
-            self.truth[pod] = self.holding(pod, where)
+            self.truth[pod] = self.allocation(pod, where)
             self.tell(Confirmed(self.truth[pod]))
 
     @rule(pod=pods)
     def another_scheduler_takes_a_pencilled_tile(self, pod: str) -> None:
-        self.pencil(pod)
+        self.reservation(pod)
         entry = self.ledger.entry(pod)
-        if entry and entry.state is State.PENCILLED and entry.holding.grant is not None:
+        if entry and entry.state is AllocationState.RESERVED and entry.allocation.grant is not None:
             self.born += 1
-            grant = msgspec.structs.replace(entry.holding.grant, pod=f"p{self.born}")
-            thief = Holding(pod=grant.pod, node=grant.node, grant=grant, started=self.now)
+            grant = msgspec.structs.replace(entry.allocation.grant, pod=f"p{self.born}")
+            thief = Allocation(pod=grant.pod, node=grant.node, grant=grant, started=self.now)
             self.truth[thief.pod] = thief
             self.tell(Confirmed(thief))
 
     def true_view(self, name: str) -> NodeView:
         fresh = Ledger()
         fresh.handle(NodeSeen(self.nodes[name]))
-        fresh.handle(Listed(tuple(self.truth.values())))
+        fresh.handle(PodsListed(tuple(self.truth.values())))
         return fresh.fleet.view(name)
 
     @rule(pod=pods)
     def correct(self, pod: str) -> None:
         """A confirmed pod's grant is set right: it was on other cards all along."""
-        if self.state(pod) is not State.CONFIRMED or pod not in self.truth:
+        if self.state(pod) is not AllocationState.CONFIRMED or pod not in self.truth:
             return
         where = place(self.wishes[pod], self.true_view(self.truth[pod].node))
         if isinstance(where, Placement):
-            moved = self.holding(pod, where)
+            moved = self.allocation(pod, where)
             self.truth[pod] = moved
             assert moved.grant is not None
             self.tell(Corrected(pod, moved.grant))
@@ -241,28 +245,28 @@ class Cluster(RuleBasedStateMachine):
     # ---- promises and time ------------------------------------------------------------------------------------------
 
     @rule(pod=pods, name=st.sampled_from(NODES))
-    def promise(self, pod: str, name: str) -> None:
+    def nomination(self, pod: str, name: str) -> None:
         where = place(self.wishes[pod], NodeView.empty(self.nodes[name]))
         if isinstance(where, Placement) and pod not in self.truth:
-            self.tell(Promised(self.holding(pod, where), self.now + 10))
+            self.tell(Nominated(self.allocation(pod, where), self.now + 10))
 
     @rule(pod=pods, name=st.sampled_from(NODES))
     def a_promise_is_kept(self, pod: str, name: str) -> None:
-        self.promise(pod, name)
+        self.nomination(pod, name)
         self.assume(pod)
         self.bind_lands(pod, heard=True)
 
     @rule(pod=pods)
     def a_promise_is_withdrawn(self, pod: str) -> None:
         self.tell(Withdrawn(pod))
-        assert self.ledger.promise(pod) is None
+        assert self.ledger.nomination(pod) is None
 
     @rule(seconds=st.sampled_from([0.5, 3.0, 40.0, 40.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         for instruction in self.tell(Tick(self.now)):
-            if isinstance(instruction, Verify):
-                assert self.state(instruction.pod) is State.ASSUMED, "an assumption was dropped unasked"
+            if isinstance(instruction, VerifyBind):
+                assert self.state(instruction.pod) is AllocationState.ASSUMED, "an assumption was dropped unasked"
                 live = self.truth.get(instruction.pod)
                 self.tell(Confirmed(live) if live else Forgotten(instruction.pod))
 
@@ -298,8 +302,8 @@ class Cluster(RuleBasedStateMachine):
                 tiles = [
                     (entry.state, tile)
                     for entry in self.ledger.entries()
-                    if entry.holding.grant is not None and entry.holding.node == found.name
-                    for held in entry.holding.grant.containers
+                    if entry.allocation.grant is not None and entry.allocation.node == found.name
+                    for held in entry.allocation.grant.containers
                     for tile in held.tiles
                     if tile.uuid == card.uuid
                 ]
@@ -308,28 +312,30 @@ class Cluster(RuleBasedStateMachine):
                     self.contested.discard(card.uuid)
                 else:
                     assert card.uuid in self.contested, "sold twice, and nobody was told"
-                    assert all(state is not State.PENCILLED for state, _ in tiles), "pencilled onto an oversold card"
+                    assert all(state is not AllocationState.RESERVED for state, _ in tiles), (
+                        "pencilled onto an oversold card"
+                    )
 
     @invariant()
     def pencils_are_counted(self) -> None:
-        assert self.ledger.pencils() == sum(e.state is State.PENCILLED for e in self.ledger.entries())
+        assert self.ledger.reservations() == sum(e.state is AllocationState.RESERVED for e in self.ledger.entries())
 
     @invariant()
     def the_lowest_priority_is_known(self) -> None:
-        held = [entry.holding.priority for entry in self.ledger.entries() if entry.holding.grant is not None]
+        held = [entry.allocation.priority for entry in self.ledger.entries() if entry.allocation.grant is not None]
         assert self.ledger.lowest_priority() == min(held, default=None)
 
     @invariant()
     def a_pod_that_runs_needs_no_promise(self) -> None:
         for entry in self.ledger.entries():
-            assert entry.state is not State.CONFIRMED or self.ledger.promise(entry.holding.pod) is None
+            assert entry.state is not AllocationState.CONFIRMED or self.ledger.nomination(entry.allocation.pod) is None
 
     @invariant()
     def what_the_cluster_confirmed_is_held(self) -> None:
         for pod in self.truth:
             entry = self.ledger.entry(pod)
-            if entry is not None and entry.state is State.CONFIRMED:
-                assert entry.holding == self.truth[pod]
+            if entry is not None and entry.state is AllocationState.CONFIRMED:
+                assert entry.allocation == self.truth[pod]
             elif entry is None:
                 raise AssertionError(f"{pod} runs in the cluster and is not in the book")
 
@@ -341,8 +347,8 @@ class Cluster(RuleBasedStateMachine):
         fresh = Ledger()
         for found in self.nodes.values():
             fresh.handle(NodeSeen(found))
-        fresh.handle(Listed(tuple(self.truth.values())))
-        assert {e.holding.pod: e for e in self.ledger.entries()} == {e.holding.pod: e for e in fresh.entries()}
+        fresh.handle(PodsListed(tuple(self.truth.values())))
+        assert {e.allocation.pod: e for e in self.ledger.entries()} == {e.allocation.pod: e for e in fresh.entries()}
         for name in NODES:
             assert self.ledger.fleet.view(name) == fresh.fleet.view(name)
         assert self.ledger.fleet.free_shares() == fresh.fleet.free_shares()

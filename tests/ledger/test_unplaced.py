@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputile.engine.placement.place import Placement
-from gputile.ledger.events import Confirmed, Conflict, Event, Freed, Gone, Listed, NodeGone, NodeSeen, Pencilled
+from gputile.ledger.events import Confirmed, Conflict, Event, Freed, NodeGone, NodeSeen, PodGone, PodsListed, Reserved
 from gputile.ledger.ledger import Ledger
-from gputile.model.allocations import Holding
+from gputile.model.allocations import Allocation
 from gputile.model.grants import ContainerGrant, Grant, Tile
 from gputile.testing.builders import ask, node, wants
 
@@ -22,14 +22,14 @@ def ledger(*events: Event) -> Ledger:
     return made
 
 
-def unplaced(pod: str, count: int, where: str = "n1") -> Holding:
-    return Holding(pod=pod, node=where, grant=Grant(pod=pod, node=where, dialect="", containers=(), unplaced=count))
+def unplaced(pod: str, count: int, where: str = "n1") -> Allocation:
+    return Allocation(pod=pod, node=where, grant=Grant(pod=pod, node=where, dialect="", containers=(), unplaced=count))
 
 
-def on(pod: str, card: int, memory: int = 8192, cores: int = 100) -> Holding:
+def on(pod: str, card: int, memory: int = 8192, cores: int = 100) -> Allocation:
     tile = Tile(NODE.cards[card].uuid, card, memory, cores)
     grant = Grant(pod=pod, node="n1", dialect="hami", containers=(ContainerGrant("c0", (tile,)),))
-    return Holding(pod=pod, node="n1", grant=grant)
+    return Allocation(pod=pod, node="n1", grant=grant)
 
 
 def whole_gpus_free(made: Ledger) -> int:
@@ -48,7 +48,7 @@ def test_they_are_not_those_that_others_are_known_to_hold() -> None:
 
 def test_a_pod_that_shows_up_on_a_kept_gpu_is_no_conflict() -> None:
     made = ledger(Confirmed(unplaced("a", 1)))
-    kept = next(card.index for card in NODE.cards if made.fleet.view("n1").rooms[card.index].tenants)
+    kept = next(card.index for card in NODE.cards if made.fleet.view("n1").free_by_card[card.index].tenants)
     assert not [one for one in made.handle(Confirmed(on("b", kept))) if isinstance(one, Conflict)]
     made.check()
     assert whole_gpus_free(made) == 2
@@ -62,7 +62,7 @@ def test_where_no_gpu_is_idle_the_rest_of_a_shared_one_is_kept() -> None:
 def test_a_small_idle_gpu_is_kept_before_the_rest_of_a_large_shared_one() -> None:
     mixed = node("n1").card("A100", 80000).card("T4", 16000).facts(agent="hami").node()
     made = ledger(NodeSeen(mixed), Confirmed(on("b", 0, 1000, 10)), Confirmed(unplaced("a", 1)))
-    assert [room.memory for room in made.fleet.view("n1").rooms] == [79000, 0]
+    assert [room.memory for room in made.fleet.view("n1").free_by_card] == [79000, 0]
 
 
 def test_a_node_that_changes_has_them_kept_again() -> None:
@@ -76,7 +76,7 @@ def test_more_unplaced_gpus_than_the_node_has_fill_it() -> None:
 
 def test_they_are_free_again_when_their_pod_is_gone() -> None:
     made = ledger(Confirmed(unplaced("a", 3)))
-    assert made.handle(Gone("a")) == [Freed("n1")]
+    assert made.handle(PodGone("a")) == [Freed("n1")]
     made.check()
     assert whole_gpus_free(made) == 4
 
@@ -90,12 +90,12 @@ def test_a_grant_that_names_the_gpus_takes_their_place() -> None:
 
 def test_its_own_unplaced_gpus_do_not_stand_in_a_pods_way() -> None:
     made = ledger(Confirmed(unplaced("a", 4)))
-    gains = made.gains()
-    with made.aside("a") as fleet:
+    capacity_generation = made.capacity_generation()
+    with made.without_claims_of("a") as fleet:
         assert isinstance(fleet.place(wants(ask(whole=True, cards=4)), "n1"), Placement)
     made.check()
     assert whole_gpus_free(made) == 0
-    assert made.gains() == gains
+    assert made.capacity_generation() == capacity_generation
 
 
 def test_a_node_that_comes_back_has_them_kept_again() -> None:
@@ -103,17 +103,19 @@ def test_a_node_that_comes_back_has_them_kept_again() -> None:
 
 
 def test_a_list_that_no_longer_shows_the_pod_frees_them() -> None:
-    assert whole_gpus_free(ledger(Confirmed(unplaced("a", 3)), Listed((on("b", 0),)))) == 3
+    assert whole_gpus_free(ledger(Confirmed(unplaced("a", 3)), PodsListed((on("b", 0),)))) == 3
 
 
 PODS = st.sampled_from("abcdef")
 EVENTS = st.one_of(
     st.builds(unplaced, PODS, st.integers(1, 5)).map(Confirmed),
     st.builds(on, PODS, st.integers(0, 3), st.sampled_from([1000, 4000]), st.sampled_from([10, 40])).map(Confirmed),
-    st.builds(on, PODS, st.integers(0, 3), st.sampled_from([1000, 4000])).map(lambda holding: Pencilled(holding, 0.0)),
-    PODS.map(Gone),
+    st.builds(on, PODS, st.integers(0, 3), st.sampled_from([1000, 4000])).map(
+        lambda allocation: Reserved(allocation, 0.0)
+    ),
+    PODS.map(PodGone),
     st.lists(st.builds(unplaced, PODS, st.integers(1, 3)), max_size=2, unique_by=lambda one: one.pod).map(
-        lambda found: Listed(tuple(found))
+        lambda found: PodsListed(tuple(found))
     ),
     st.just(NodeGone("n1")),
     st.just(NodeSeen(NODE)),
@@ -130,6 +132,6 @@ def test_whatever_happens_the_ledger_adds_up_and_new_pods_get_no_more_than_is_le
         made.check()
     if "n1" in made.fleet:
         entries = made.on_node("n1")
-        placed = {uuid for entry in entries for uuid in entry.holding.uses()}
-        number = sum(entry.holding.unplaced for entry in entries)
+        placed = {uuid for entry in entries for uuid in entry.allocation.uses()}
+        number = sum(entry.allocation.unplaced for entry in entries)
         assert whole_gpus_free(made) == max(0, 4 - len(placed) - number)

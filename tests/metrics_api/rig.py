@@ -7,11 +7,11 @@ import msgspec
 
 from gputile.dialects.kube_objects import NodeObject, Pod
 from gputile.http.messages import Request
-from gputile.kube.api import Heartbeat, Json
-from gputile.metrics_api.handlers import Reader
+from gputile.kube.api import AgentLease, Json
+from gputile.metrics_api.handlers import ResourceHandlers
 from gputile.metrics_api.objects import GROUP, VERSION
-from gputile.metrics_api.projection import Window
-from gputile.metrics_api.request_info import Ask, read_ask, selected
+from gputile.metrics_api.projection import Projection
+from gputile.metrics_api.request_info import ListOptions, read_list_options, selected
 from gputile.metrics_api.resources import OLD_GROUP, OLD_VERSION
 from gputile.testing.builders import NodeBuilder, node, pod
 from tests.scheduler.rig import Rig, tile
@@ -28,8 +28,8 @@ class Shop:
     def __init__(self, *nodes: NodeBuilder, pods: tuple[Json, ...] = (), history: int = 1000, mark: int = 7) -> None:
         self.rig = Rig(*(nodes or (node("n1").cards(2, "Tesla T4", 16), node("n2").cards(1))), pods=pods)
         self.now = NOW
-        self.window = Window(self.rig.mirror, history, lambda: self.now, mark)
-        self.reader = Reader(self.window, lambda: self.now)
+        self.window = Projection(self.rig.cluster_state, history, lambda: self.now, mark)
+        self.reader = ResourceHandlers(self.window, lambda: self.now)
         for manifest in self.rig.api.nodes.values():
             self.window.node_changed(msgspec.convert(manifest, NodeObject))
         self.window.all_changed()
@@ -44,7 +44,7 @@ class Shop:
             if of == "Pod":
                 self.window.pod_changed(msgspec.convert(item, Pod))
             elif of == "Lease":
-                self.window.touched([msgspec.convert(item, Heartbeat).name])
+                self.window.touched([msgspec.convert(item, AgentLease).name])
             else:
                 self.window.node_changed(msgspec.convert(item, NodeObject), deleted=kind == "DELETED")
         await self.window.refresh()
@@ -118,7 +118,7 @@ def request(path: str, accept: str = "", method: str = "GET", **headers: str) ->
     return Request(method, where, b"", False, True, query, fields, "front-proxy-client")
 
 
-def ask(path: str, accept: str = "") -> Ask:
-    found = read_ask(request(path, accept))
+def ask(path: str, accept: str = "") -> ListOptions:
+    found = read_list_options(request(path, accept))
     assert found is not None
     return selected(found)

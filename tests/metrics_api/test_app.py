@@ -13,14 +13,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gputile.kube.aggregation import ConfigMap, Meta, Secret
-from gputile.kube.api import Change, Json, Seen, Snapshot, Spoilt, Trouble
+from gputile.kube.aggregation import FrontProxyConfigMap, Secret, SecretMetadata
+from gputile.kube.api import Change, Json, Snapshot, Undecodable, WatchFailed, WatchUpdate
 from gputile.metrics_api import discovery, watch_limits
 from gputile.metrics_api.app import MetricsApi
-from gputile.metrics_api.projection import Window
+from gputile.metrics_api.projection import Projection
 from gputile.metrics_api.settings import MetricsApiSettings
 from gputile.model.errors import InputError
-from gputile.scheduler.app import Process
+from gputile.scheduler.app import SchedulerApp
 from gputile.scheduler.settings import Settings, checked
 from gputile.telemetry.metrics import Metrics
 from gputile.testing.builders import pod
@@ -41,15 +41,15 @@ class ApiServer:
         self.authority = authority
         self.allowed = {"jane"}
         self.reviews: list[Json] = []
-        self.maps: asyncio.Queue[Seen[ConfigMap]] = asyncio.Queue()
+        self.maps: asyncio.Queue[WatchUpdate[FrontProxyConfigMap]] = asyncio.Queue()
         self.maps.put_nowait(Snapshot((front(authority),)))
-        self.secrets: asyncio.Queue[Seen[Secret]] = asyncio.Queue()
+        self.secrets: asyncio.Queue[WatchUpdate[Secret]] = asyncio.Queue()
 
-    async def follow_front_proxy(self) -> AsyncIterator[Seen[ConfigMap]]:
+    async def follow_front_proxy(self) -> AsyncIterator[WatchUpdate[FrontProxyConfigMap]]:
         while True:
             yield await self.maps.get()
 
-    async def follow_secret(self, namespace: str, name: str) -> AsyncIterator[Seen[Secret]]:
+    async def follow_secret(self, namespace: str, name: str) -> AsyncIterator[WatchUpdate[Secret]]:
         while True:
             yield await self.secrets.get()
 
@@ -67,7 +67,7 @@ class ApiServer:
         return spec["user"] in self.allowed, ""
 
 
-def front(authority: Authority, names: str = '["front-proxy-client"]') -> ConfigMap:
+def front(authority: Authority, names: str = '["front-proxy-client"]') -> FrontProxyConfigMap:
     data = {
         "requestheader-client-ca-file": authority.pem.decode(),
         "requestheader-allowed-names": names,
@@ -75,11 +75,11 @@ def front(authority: Authority, names: str = '["front-proxy-client"]') -> Config
         "requestheader-group-headers": '["X-Remote-Group"]',
         "requestheader-extra-headers-prefix": "[]",
     }
-    return ConfigMap(Meta("extension-apiserver-authentication"), data)
+    return FrontProxyConfigMap(SecretMetadata("extension-apiserver-authentication"), data)
 
 
 class Line:
-    def __init__(self, process: Process, api: ScriptedApi, there: ApiServer, http: aiohttp.ClientSession) -> None:
+    def __init__(self, process: SchedulerApp, api: ScriptedApi, there: ApiServer, http: aiohttp.ClientSession) -> None:
         self.process, self.api, self.there, self.http = process, api, there, http
 
     @property
@@ -126,7 +126,7 @@ async def serving(
     signer = Authority() if stranger else authority
     settings = MetricsApiSettings(listen="127.0.0.1:0", **certificate(folder))
     api = api or cluster(pods=(held("web"),))
-    process = Process(api, Settings(listen="127.0.0.1:0", metrics_api=settings), Metrics(), aggregated=there)
+    process = SchedulerApp(api, Settings(listen="127.0.0.1:0", metrics_api=settings), Metrics(), aggregated=there)
     stop = asyncio.Event()
     connector = aiohttp.TCPConnector(ssl=client(signer.issue(caller) if caller else None))
     async with aiohttp.ClientSession(connector=connector) as http:
@@ -182,7 +182,11 @@ async def test_a_certificate_of_another_ca_gets_no_connection(tmp_path: Path) ->
 
 async def test_whom_we_believe_is_followed(tmp_path: Path) -> None:
     async with serving(tmp_path) as line:
-        for broken in (Trouble("gone"), Spoilt("ConfigMap x", "no"), Change("MODIFIED", ConfigMap())):
+        for broken in (
+            WatchFailed("gone"),
+            Undecodable("ConfigMap x", "no"),
+            Change("MODIFIED", FrontProxyConfigMap()),
+        ):
             line.there.maps.put_nowait(broken)
         line.there.maps.put_nowait(Change("MODIFIED", front(line.there.authority, '["another"]')))
         await line.until(lambda: line.there.maps.empty())
@@ -226,13 +230,13 @@ async def test_right_after_the_start_nothing_is_shown_before_all_of_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cluster is known, but the window has not looked at it yet: an empty list would be a lie."""
-    may_look, look = asyncio.Event(), Window.refresh
+    may_look, look = asyncio.Event(), Projection.refresh
 
-    async def wait_and_look(window: Window) -> None:
+    async def wait_and_look(window: Projection) -> None:
         await may_look.wait()
         await look(window)
 
-    monkeypatch.setattr(Window, "refresh", wait_and_look)
+    monkeypatch.setattr(Projection, "refresh", wait_and_look)
     async with serving(tmp_path, cluster(pods=tuple(held(f"web{n}", 1) for n in range(12))), wait=False) as line:
         await line.until(lambda: line.metrics_api.server.port and line.process.is_synced())
         status, found = await line.ask(f"{ROOT}/podresources")
@@ -291,7 +295,7 @@ async def test_a_watch_ends_when_we_lead_no_more_and_may_begin_again(tmp_path: P
         for _ in range(2):
             async with line.http.get(line.url(f"{ROOT}/podresources?watch=1"), headers=PROXY) as answer:
                 assert json.loads(await answer.content.readline())["type"] == "ADDED"
-                line.metrics_api.see_off()
+                line.metrics_api.drain()
                 async with asyncio.timeout(2):
                     assert await answer.content.read() == b""
 
@@ -440,7 +444,7 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], hint: str) -> Non
 def test_a_cluster_in_memory_has_no_api_server_in_front() -> None:
     settings = Settings(metrics_api=MetricsApiSettings(listen="127.0.0.1:0"))
     with pytest.raises(InputError, match="needs an API server in front"):
-        Process(ScriptedApi(), settings, Metrics())
+        SchedulerApp(ScriptedApi(), settings, Metrics())
 
 
 async def test_an_address_that_is_taken_says_so(tmp_path: Path) -> None:
@@ -448,6 +452,6 @@ async def test_an_address_that_is_taken_says_so(tmp_path: Path) -> None:
         taken = MetricsApiSettings(listen=f"127.0.0.1:{line.metrics_api.server.port}", **certificate(tmp_path))
         there = ApiServer(line.there.authority)
         settings = Settings(listen="127.0.0.1:0", metrics_api=taken)
-        process = Process(cluster(), settings, Metrics(), aggregated=there)
+        process = SchedulerApp(cluster(), settings, Metrics(), aggregated=there)
         with pytest.raises(InputError, match=r"set another `metrics_api.listen`"):
             await process.run(asyncio.Event())

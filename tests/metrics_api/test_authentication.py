@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from gputile.http.messages import Request
-from gputile.kube.api import Json, Refused, Unclear
+from gputile.kube.api import ApiRejected, Json, OutcomeUnknown
 from gputile.metrics_api import authorization
-from gputile.metrics_api.authentication import FrontProxy, User
+from gputile.metrics_api.authentication import AuthenticatedUser, FrontProxy
 from gputile.metrics_api.authorization import Attributes, Authorizer
-from gputile.metrics_api.status import Status
+from gputile.metrics_api.status import StatusError
 from gputile.model.errors import InputError
 from tests.scheduler.rig import Clock
 
@@ -39,7 +39,7 @@ def asked(*, known: bool = True, caller: str = "front-proxy-client", fields: Any
 
 def test_the_front_proxy_says_for_whom_it_asks() -> None:
     user = FrontProxy.read(DATA).user(asked())
-    assert user == User("jane", "7", ("dev", "system:authenticated"), (("scopes/a", ("one", "two")),))
+    assert user == AuthenticatedUser("jane", "7", ("dev", "system:authenticated"), (("scopes/a", ("one", "two")),))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_the_front_proxy_says_for_whom_it_asks() -> None:
     ],
 )
 def test_everybody_else_is_unauthorized(request_: Request) -> None:
-    with pytest.raises(Status) as no:
+    with pytest.raises(StatusError) as no:
         FrontProxy.read(DATA).user(request_)
     assert (no.value.code, no.value.reason) == (401, "Unauthorized")
 
@@ -73,13 +73,13 @@ def test_names_are_utf_8_as_go_writes_them() -> None:
         (b"x-other", b"\xff"),
     ]
     user = FrontProxy.read(DATA).user(asked(fields=fields))
-    assert user == User("jörg", "ü7", ("müller",), (("ämter", ("größe",)),))
+    assert user == AuthenticatedUser("jörg", "ü7", ("müller",), (("ämter", ("größe",)),))
 
 
 def test_without_names_any_certificate_of_the_ca_is_believed() -> None:
     front = FrontProxy.read(DATA | {"requestheader-allowed-names": "[]"})
     assert front.user(asked(caller="whoever")).name == "jane"
-    with pytest.raises(Status):
+    with pytest.raises(StatusError):
         front.user(asked(known=False, caller=""))
 
 
@@ -103,7 +103,7 @@ def test_what_cannot_be_used_says_what_to_do(data: dict[str, str], hint: str) ->
 
 # ---- may they -------------------------------------------------------------------------------------------------------
 
-JANE = User("jane", groups=("dev",))
+JANE = AuthenticatedUser("jane", groups=("dev",))
 LIST = Attributes("list", "metrics.nvidia.com", "v1alpha1", "podresources", "team-a")
 
 
@@ -130,20 +130,20 @@ async def test_a_yes_and_a_no_are_asked_once_and_forgotten_in_time() -> None:
     for _ in range(3):
         await rules.authorizer.check(JANE, LIST)
         with pytest.raises(
-            Status, match=r'User "joe" cannot list resource "podresources" .* namespace "team-a": because'
+            StatusError, match=r'User "joe" cannot list resource "podresources" .* namespace "team-a": because'
         ):
-            await rules.authorizer.check(User("joe"), LIST)
+            await rules.authorizer.check(AuthenticatedUser("joe"), LIST)
     assert [spec["user"] for spec in rules.asked] == ["jane", "joe"]
     rules.clock.now += 11
     rules.allowed = {"jane": False}
-    with pytest.raises(Status) as no:
+    with pytest.raises(StatusError) as no:
         await rules.authorizer.check(JANE, LIST)
     assert (no.value.code, no.value.reason) == (403, "Forbidden")
 
 
 async def test_what_is_asked_of_the_api_server() -> None:
     rules = Rules(jane=True)
-    user = User("jane", "7", ("dev",), (("scopes", ("a", "b")),))
+    user = AuthenticatedUser("jane", "7", ("dev",), (("scopes", ("a", "b")),))
     await rules.authorizer.check(user, LIST)
     (spec,) = rules.asked
     assert spec == {
@@ -165,7 +165,7 @@ async def test_what_is_asked_of_the_api_server() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        pytest.param((User("jane", groups=()), LIST), id="without-the-group"),
+        pytest.param((AuthenticatedUser("jane", groups=()), LIST), id="without-the-group"),
         pytest.param(
             (JANE, Attributes("watch", *("metrics.nvidia.com", "v1alpha1", "podresources", "team-a"))), id="verb"
         ),
@@ -174,11 +174,11 @@ async def test_what_is_asked_of_the_api_server() -> None:
         ),
     ],
 )
-async def test_nobody_profits_from_anothers_yes(other: tuple[User, Attributes]) -> None:
+async def test_nobody_profits_from_anothers_yes(other: tuple[AuthenticatedUser, Attributes]) -> None:
     rules = Rules(jane=True)
     await rules.authorizer.check(JANE, LIST)
     rules.allowed = {}
-    with pytest.raises(Status):
+    with pytest.raises(StatusError):
         await rules.authorizer.check(*other)
 
 
@@ -198,11 +198,11 @@ async def test_one_who_goes_does_not_take_the_answer_along() -> None:
     assert len(rules.asked) == 1
 
 
-@pytest.mark.parametrize("broken", [Unclear("no answer"), Refused(403, "Forbidden", "we may not ask")])
+@pytest.mark.parametrize("broken", [OutcomeUnknown("no answer"), ApiRejected(403, "Forbidden", "we may not ask")])
 async def test_when_it_cannot_be_asked_nobody_is_let_in_and_nothing_is_remembered(broken: Exception) -> None:
     rules = Rules(jane=True)
     rules.broken = broken
-    with pytest.raises(Status) as no:
+    with pytest.raises(StatusError) as no:
         await rules.authorizer.check(JANE, LIST)
     assert no.value.code == 503
     rules.broken = None
@@ -213,6 +213,6 @@ async def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(authorization, "MOST", 10)
     rules = Rules()
     for number in range(50):
-        with pytest.raises(Status):
-            await rules.authorizer.check(User(f"user-{number}"), LIST)
+        with pytest.raises(StatusError):
+            await rules.authorizer.check(AuthenticatedUser(f"user-{number}"), LIST)
     assert len(rules.authorizer) == 10

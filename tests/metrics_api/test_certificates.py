@@ -9,10 +9,19 @@ from contextlib import suppress
 import pytest
 
 from gputile.http.tls import present
-from gputile.kube.aggregation import Meta, Secret
-from gputile.kube.api import Change, Refused, Seen, Snapshot
+from gputile.kube.aggregation import Secret, SecretMetadata
+from gputile.kube.api import ApiRejected, Change, Snapshot, WatchUpdate
 from gputile.metrics_api import certificates
-from gputile.metrics_api.certificates import BUNDLE, CERTIFICATE, DAY, KEY, Certifier, Pair, ends, make_pair
+from gputile.metrics_api.certificates import (
+    BUNDLE,
+    CERTIFICATE,
+    DAY,
+    KEY,
+    CertificateKeeper,
+    CertificatePair,
+    ends,
+    make_pair,
+)
 from gputile.metrics_api.resources import API_SERVICES
 from gputile.metrics_api.settings import MetricsApiSettings
 from gputile.model.errors import InputError
@@ -27,10 +36,10 @@ class Cluster:
         self.secret = secret
         self.bundles: dict[str, bytes] = dict.fromkeys(API_SERVICES, b"")
         self.story: list[str] = []
-        self.refuses: Refused | None = None
-        self.changes: asyncio.Queue[Seen[Secret]] = asyncio.Queue()
+        self.refuses: ApiRejected | None = None
+        self.changes: asyncio.Queue[WatchUpdate[Secret]] = asyncio.Queue()
 
-    async def follow_secret(self, namespace: str, name: str) -> AsyncIterator[Seen[Secret]]:
+    async def follow_secret(self, namespace: str, name: str) -> AsyncIterator[WatchUpdate[Secret]]:
         yield Snapshot((self.secret,) if self.secret is not None else ())
         while True:
             yield await self.changes.get()
@@ -51,15 +60,17 @@ class Cluster:
 
 
 def secret(**data: str) -> Secret:
-    return Secret(Meta("s", "1"), {key: base64.b64encode(value.encode()).decode() for key, value in data.items()})
+    return Secret(
+        SecretMetadata("s", "1"), {key: base64.b64encode(value.encode()).decode() for key, value in data.items()}
+    )
 
 
 class Rig:
     def __init__(self, held: Secret | None = secret()) -> None:  # noqa: B008
-        self.cluster, self.served, self.pauses = Cluster(held), list[Pair](), list[float]()
+        self.cluster, self.served, self.pauses = Cluster(held), list[CertificatePair](), list[float]()
         self.now, self.leads = 0.0, True
         settings = MetricsApiSettings(days=90)
-        self.certifier = Certifier(
+        self.certifier = CertificateKeeper(
             self.cluster,
             settings,
             self.served.append,
@@ -149,8 +160,8 @@ async def test_a_certificate_that_is_none_is_replaced_and_was_never_served() -> 
     assert len(rig.served) == 1
 
 
-def checking(rig: Rig) -> Callable[[Pair], None]:
-    def serve(pair: Pair) -> None:
+def checking(rig: Rig) -> Callable[[CertificatePair], None]:
+    def serve(pair: CertificatePair) -> None:
         if ends(pair.certificate) is None:
             raise InputError("cannot be used")
         rig.served.append(pair)
@@ -204,9 +215,9 @@ async def test_what_is_served_stays_trusted_however_often_writing_fails(is_empti
     rig.now += 61 * DAY
     if is_emptied:
         rig.cluster.secret = secret()
-    rig.cluster.refuses = Refused(500, "InternalError", "etcd is slow")
+    rig.cluster.refuses = ApiRejected(500, "InternalError", "etcd is slow")
     for _ in range(3):
-        with pytest.raises(Refused):
+        with pytest.raises(ApiRejected):
             await rig.round()
         assert all(served.certificate in bundle for bundle in rig.cluster.bundles.values())
 
@@ -215,17 +226,17 @@ async def test_a_new_leader_that_served_nothing_yet_trusts_what_the_secret_serve
     rig, before = Rig(), await made()
     assert before.cluster.secret is not None
     rig.cluster.secret, rig.now = before.cluster.secret, before.now + 61 * DAY
-    rig.cluster.refuses = Refused(500, "InternalError", "etcd is slow")
+    rig.cluster.refuses = ApiRejected(500, "InternalError", "etcd is slow")
     for _ in range(2):
-        with pytest.raises(Refused):
+        with pytest.raises(ApiRejected):
             await rig.round()
     assert all(before.served[0].certificate in bundle for bundle in rig.cluster.bundles.values())
 
 
 async def test_a_lost_race_is_tried_again() -> None:
     rig = Rig()
-    rig.cluster.refuses = Refused(409, "Conflict", "somebody was quicker")
-    with pytest.raises(Refused):
+    rig.cluster.refuses = ApiRejected(409, "Conflict", "somebody was quicker")
+    with pytest.raises(ApiRejected):
         await rig.round()
     rig.cluster.refuses = None
     await rig.round()

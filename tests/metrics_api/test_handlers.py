@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gputile.metrics_api.status import Status
+from gputile.metrics_api.status import StatusError
 from gputile.testing.builders import node
 from tests.metrics_api.rig import OLD_ROOT, ROOT, TABLE, Shop
 
@@ -78,7 +78,7 @@ async def test_a_list_gives_way_to_others() -> None:
 @pytest.mark.parametrize("path", [f"{NODES}/nowhere", f"{ROOT}/namespaces/b/podresources/a", f"{OLD_ROOT}/gpupods/a"])
 async def test_what_is_not_there(path: str) -> None:
     shop = await shop_with("a")
-    with pytest.raises(Status) as no:
+    with pytest.raises(StatusError) as no:
         shop.get(path)
     assert (no.value.code, no.value.reason) == (404, "NotFound")
 
@@ -139,14 +139,14 @@ async def test_a_watch_goes_on_where_the_list_ended_and_resumes_where_it_broke_o
 @pytest.mark.parametrize("said", ["5", "nonsense", "1" * 5000], ids=["anothers", "none", "endless"])
 async def test_a_version_that_is_not_ours_is_expired_at_once(said: str) -> None:
     shop = await shop_with("a")
-    with pytest.raises(Status) as no:
+    with pytest.raises(StatusError) as no:
         shop.watch(f"{PODS}?watch=1&resourceVersion={said}")
     assert (no.value.code, no.value.reason) == (410, "Expired")
 
 
 async def test_a_version_of_another_replica_is_expired() -> None:
     one, other = await shop_with("a"), Shop(mark=8)
-    with pytest.raises(Status):
+    with pytest.raises(StatusError):
         one.watch(f"{PODS}?watch=1&resourceVersion={await other.version(PODS)}")
 
 

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from gputile.dialects.usage_annotation import USE, write_use
+from gputile.dialects.usage_annotation import USE, write_usage
 from gputile.kube.api import Json
 from gputile.metrics_api.objects import brand
-from gputile.model.usage import Used
+from gputile.model.usage import CardUsage
 from gputile.testing.builders import node
 from tests.metrics_api.rig import OLD_ROOT, ROOT, TABLE, Shop, held
 
@@ -60,7 +60,7 @@ async def test_live_use_is_shown_where_the_agent_tells_it() -> None:
     shop = Shop()
     await shop.run("web")
     before = await shop.version(f"{ROOT}/podresources")
-    said = write_use({"uid-web": {"c0": {"GPU-n1-0": Used(5), "GPU-n1-1": Used()}}}, ["GPU-n1-0"])
+    said = write_usage({"uid-web": {"c0": {"GPU-n1-0": CardUsage(5), "GPU-n1-1": CardUsage()}}}, ["GPU-n1-0"])
     for renewed in ("2023-11-14T22:13:18Z", "2023-11-14T22:13:21Z"):  # one that was never renewed may be an old one
         shop.rig.api.add_lease("n1", {USE: said}, holderIdentity="n1", leaseDurationSeconds=9, renewTime=renewed)
         await shop.look()

@@ -6,9 +6,15 @@ from typing import Any
 import pytest
 
 from gputile.metrics_api import selectors
-from gputile.metrics_api.request_info import Place, Shape, read_ask, read_place, read_shape
+from gputile.metrics_api.request_info import (
+    RequestInfo,
+    ResponseFormat,
+    read_list_options,
+    read_request_info,
+    read_response_format,
+)
 from gputile.metrics_api.selectors import BadSelector
-from gputile.metrics_api.status import Status
+from gputile.metrics_api.status import StatusError
 from tests.metrics_api.rig import OLD_ROOT, ROOT, TABLE, ask, request
 
 GROUP, VERSION = "metrics.nvidia.com", "v1alpha1"
@@ -17,23 +23,23 @@ GROUP, VERSION = "metrics.nvidia.com", "v1alpha1"
 @pytest.mark.parametrize(
     ("path", "want"),
     [
-        pytest.param(f"{ROOT}/gpuinfos", Place(GROUP, VERSION, "gpuinfos"), id="a-list"),
-        pytest.param(f"{ROOT}/gpuinfos/n1", Place(GROUP, VERSION, "gpuinfos", "", "n1"), id="one"),
+        pytest.param(f"{ROOT}/gpuinfos", RequestInfo(GROUP, VERSION, "gpuinfos"), id="a-list"),
+        pytest.param(f"{ROOT}/gpuinfos/n1", RequestInfo(GROUP, VERSION, "gpuinfos", "", "n1"), id="one"),
         pytest.param(
             f"{ROOT}/namespaces/team-a/podresources/web",
-            Place(GROUP, VERSION, "podresources", "team-a", "web"),
+            RequestInfo(GROUP, VERSION, "podresources", "team-a", "web"),
             id="one-of-a-namespace",
         ),
-        pytest.param(f"{ROOT}/schedule/filter", Place(GROUP, VERSION, "schedule", "", "filter"), id="a-verb"),
-        pytest.param(f"{ROOT}/gpuinfos/n%2F1", Place(GROUP, VERSION, "gpuinfos", "", "n/1"), id="quoted"),
+        pytest.param(f"{ROOT}/schedule/filter", RequestInfo(GROUP, VERSION, "schedule", "", "filter"), id="a-verb"),
+        pytest.param(f"{ROOT}/gpuinfos/n%2F1", RequestInfo(GROUP, VERSION, "gpuinfos", "", "n/1"), id="quoted"),
         pytest.param(ROOT, None, id="a-group"),
         pytest.param("/apis//v1/pods", None, id="an-empty-part"),
         pytest.param(f"{ROOT}/gpuinfos/n1/status", None, id="a-subresource"),
         pytest.param("/api/v1/pods/x", None, id="not-below-apis"),
     ],
 )
-def test_places(path: str, want: Place | None) -> None:
-    assert read_place(path) == want
+def test_places(path: str, want: RequestInfo | None) -> None:
+    assert read_request_info(path) == want
 
 
 @pytest.mark.parametrize(
@@ -63,7 +69,7 @@ def test_verbs(path: str, want: tuple[str, str, str]) -> None:
     ],
 )
 def test_what_is_not_here(path: str) -> None:
-    assert read_ask(request(path)) is None
+    assert read_list_options(request(path)) is None
 
 
 @pytest.mark.parametrize(
@@ -83,21 +89,25 @@ def test_old_events(path: str, accept: str, is_old: bool) -> None:
 @pytest.mark.parametrize(
     ("accept", "want"),
     [
-        pytest.param("", Shape(), id="anything"),
-        pytest.param("application/json", Shape(), id="json"),
-        pytest.param("application/vnd.kubernetes.protobuf,application/json", Shape(), id="rather-protobuf"),
-        pytest.param(TABLE, Shape("Table", "v1"), id="a-table"),
-        pytest.param("application/json;as=Table;v=v1beta1;g=meta.k8s.io", Shape("Table", "v1beta1"), id="an-old-table"),
-        pytest.param("application/json;as=Table;v=v9;g=meta.k8s.io, application/json", Shape(), id="a-future-table"),
+        pytest.param("", ResponseFormat(), id="anything"),
+        pytest.param("application/json", ResponseFormat(), id="json"),
+        pytest.param("application/vnd.kubernetes.protobuf,application/json", ResponseFormat(), id="rather-protobuf"),
+        pytest.param(TABLE, ResponseFormat("Table", "v1"), id="a-table"),
+        pytest.param(
+            "application/json;as=Table;v=v1beta1;g=meta.k8s.io", ResponseFormat("Table", "v1beta1"), id="an-old-table"
+        ),
+        pytest.param(
+            "application/json;as=Table;v=v9;g=meta.k8s.io, application/json", ResponseFormat(), id="a-future-table"
+        ),
         pytest.param(
             "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
-            Shape("PartialObjectMetadata", "v1"),
+            ResponseFormat("PartialObjectMetadata", "v1"),
             id="metadata-only",
         ),
     ],
 )
-def test_what_is_accepted(accept: str, want: Shape) -> None:
-    assert read_shape(accept) == want
+def test_what_is_accepted(accept: str, want: ResponseFormat) -> None:
+    assert read_response_format(accept) == want
 
 
 @pytest.mark.parametrize(
@@ -111,7 +121,7 @@ def test_what_is_accepted(accept: str, want: Shape) -> None:
     ],
 )
 def test_what_cannot_be_understood(path: str, accept: str, code: int) -> None:
-    with pytest.raises(Status) as no:
+    with pytest.raises(StatusError) as no:
         ask(path, accept)
     assert no.value.code == code
 

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.metrics_api.watch_cache import MARK, Collection, Gone, Key
+from gputile.metrics_api.watch_cache import MARK, Key, ResourceExpired, WatchCache
 from tests.effort import examples
 
 
-def made(history: int = 100, born: int = 1000, mark: int = 7) -> Collection:
-    return Collection(history, born, mark)
+def made(history: int = 100, born: int = 1000, mark: int = 7) -> WatchCache:
+    return WatchCache(history, born, mark)
 
 
-def put(collection: Collection, name: str, value: int = 0, uid: str = "") -> bool:
+def put(collection: WatchCache, name: str, value: int = 0, uid: str = "") -> bool:
     return collection.put(("", name), uid or name, {"metadata": {"name": name}, "value": value})
 
 
@@ -35,7 +35,7 @@ def test_whoever_resumes_ends_with_what_is_there_or_is_told_that_it_cannot(
     for version, known in seen:
         try:
             events = collection.since(version)
-        except Gone:
+        except ResourceExpired:
             assert collection.version - version > history
             continue
         for event in events:
@@ -78,7 +78,7 @@ def test_a_version_fits_into_63_bits_for_a_long_time() -> None:
     ],
 )
 def test_what_is_not_ours_is_gone(said: str) -> None:
-    with pytest.raises(Gone):
+    with pytest.raises(ResourceExpired):
         made().read(said)
 
 
@@ -87,7 +87,7 @@ def test_what_never_was_is_gone(version: int) -> None:
     collection = made()
     put(collection, "a")
     assert collection.read(collection.written(1001)) == 1001
-    with pytest.raises(Gone):
+    with pytest.raises(ResourceExpired):
         collection.since(version)
 
 

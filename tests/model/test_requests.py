@@ -2,7 +2,7 @@
 
 import pytest
 
-from gputile.model.requests import Ask, Constraints, Match, ModelRule, PodRequest, Role, phases
+from gputile.model.requests import Constraints, ContainerRequest, Match, ModelRule, PodRequest, Role, phases
 from gputile.testing.builders import ask, wants
 
 APP, SIDECAR, INIT = Role.APP, Role.SIDECAR, Role.INIT
@@ -111,13 +111,13 @@ def test_phases(roles: list[Role], alive: list[tuple[int, ...]]) -> None:
         pytest.param(ask(whole=True), 15109, id="a-whole-card-is-all"),
     ],
 )
-def test_memory_of_a_card_of_15109_mib(wanted: Ask, memory: int) -> None:
+def test_memory_of_a_card_of_15109_mib(wanted: ContainerRequest, memory: int) -> None:
     assert wanted.memory_of(15109) == memory
 
 
 def test_whole_cards_are_all_memory_all_cores_and_nobody_else() -> None:
-    want = Ask(container="c", role=INIT, cards=2, memory_percent=100, cores=100, exclusive=True)
-    assert Ask.whole("c", INIT, 2) == want
+    want = ContainerRequest(container="c", role=INIT, cards=2, memory_percent=100, cores=100, exclusive=True)
+    assert ContainerRequest.whole("c", INIT, 2) == want
 
 
 @pytest.mark.parametrize(

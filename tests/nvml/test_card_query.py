@@ -9,8 +9,8 @@ import pynvml
 import pytest
 
 from gputile.model.cards import NO_NUMA
-from gputile.nvml.driver import Driver, Gpu, NoDriver, Sight
-from gputile.nvml.errors import Code
+from gputile.nvml.driver import Driver, DriverGpu, DriverSnapshot, NoDriver
+from gputile.nvml.errors import NvmlCode
 from gputile.nvml.topology import ANCESTOR
 from tests.nvml.conftest import Hardware
 from tests.nvml.stub import LOST, NOT_LOADED, NOT_SUPPORTED, UNKNOWN, StubCard, StubCards
@@ -18,16 +18,16 @@ from tests.nvml.stub import LOST, NOT_LOADED, NOT_SUPPORTED, UNKNOWN, StubCard, 
 FELL_OFF = "fell off the bus; reset it or reboot the machine"
 
 
-def seen(hardware: Hardware, machine: StubCards) -> Sight:
+def seen(hardware: Hardware, machine: StubCards) -> DriverSnapshot:
     hardware.put(machine)
     return hardware.driver.look()
 
 
-def faults(sight: Sight) -> dict[str, str]:
+def faults(sight: DriverSnapshot) -> dict[str, str]:
     return {gpu.uuid: gpu.fault for gpu in sight.gpus if gpu.fault}
 
 
-def uuids(sight: Sight) -> dict[int, str]:
+def uuids(sight: DriverSnapshot) -> dict[int, str]:
     return {gpu.index: gpu.uuid for gpu in sight.gpus}
 
 
@@ -37,20 +37,20 @@ def uuids(sight: Sight) -> dict[int, str]:
 def test_it_is_a_driver(hardware: Hardware) -> None:
     driver: Driver = hardware.driver
     hardware.put(StubCards())
-    assert driver.look() == Sight(driver="550.54.15", cuda="12.4")
+    assert driver.look() == DriverSnapshot(driver="550.54.15", cuda="12.4")
 
 
 def test_a_card_is_shown_with_all_its_facts(hardware: Hardware) -> None:
     hardware.numa("0000:3b:00.0", "1")
     card = StubCard("GPU-1", "Tesla T4", 15360, minor=7, pci="0000:3b:00", mig=False, ecc=0)
     assert seen(hardware, StubCards([card])).gpus == (
-        Gpu(index=0, uuid="GPU-1", model="Tesla T4", memory=15360, minor=7, numa=1, pci="0000:3b:00.0"),
+        DriverGpu(index=0, uuid="GPU-1", model="Tesla T4", memory=15360, minor=7, numa=1, pci="0000:3b:00.0"),
     )
 
 
 def test_a_card_that_says_nothing_but_its_uuid_is_well(hardware: Hardware) -> None:
     machine = StubCards([StubCard("GPU-1", name=None, memory=None)], driver=None, cuda=None)
-    assert seen(hardware, machine) == Sight(gpus=(Gpu(index=0, uuid="GPU-1", model="", memory=0),))
+    assert seen(hardware, machine) == DriverSnapshot(gpus=(DriverGpu(index=0, uuid="GPU-1", model="", memory=0),))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_card_that_fails_before_it_was_ever_seen_is_told_without_a_name(hardwa
 
 def test_a_card_that_fails_before_it_was_ever_seen_is_shown_if_it_says_its_uuid(hardware: Hardware) -> None:
     sight = seen(hardware, StubCards.of(2).fail(1, LOST, "nvmlDeviceGetName"))
-    assert sight.gpus[1] == Gpu(index=1, uuid="GPU-stub-1", model="", memory=0, fault=FELL_OFF)
+    assert sight.gpus[1] == DriverGpu(index=1, uuid="GPU-stub-1", model="", memory=0, fault=FELL_OFF)
 
 
 # ---- cards that come and go ------------------------------------------------------------------------------------------
@@ -340,8 +340,8 @@ def test_a_failing_link_is_not_the_card_s_fault(hardware: Hardware) -> None:
 # ---- the binding -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("code", list(Code))
-def test_our_codes_are_nvml_s(code: Code) -> None:
+@pytest.mark.parametrize("code", list(NvmlCode))
+def test_our_codes_are_nvml_s(code: NvmlCode) -> None:
     assert getattr(pynvml, f"NVML_ERROR_{code.name}") == code
 
 

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gputile.nvml.driver import Driver, NoDriver, Process, Sight, Xid
+from gputile.nvml.driver import Driver, DriverSnapshot, GpuProcess, NoDriver, XidError
 from gputile.nvml.fake import FakeDriver, cards
 from gputile.nvml.null import NullDriver
 
@@ -22,7 +22,7 @@ def test_fake_cards_fail_and_heal() -> None:
     driver.fail("GPU-fake-1", "fell off the bus")
     assert [gpu.fault for gpu in driver.look().gpus] == ["", "fell off the bus", "", ""]
     driver.heal("GPU-fake-1")
-    assert driver.look() == Sight(gpus=cards(4), links=((0, 1, 0, 0),) * 4, driver="550.54.15", cuda="12.4")
+    assert driver.look() == DriverSnapshot(gpus=cards(4), links=((0, 1, 0, 0),) * 4, driver="550.54.15", cuda="12.4")
     with pytest.raises(KeyError):
         driver.fail("GPU-nobody")
 
@@ -36,8 +36,8 @@ def test_fake_cards_differ_from_each_other() -> None:
 
 def test_fake_processes_leave_with_their_card() -> None:
     driver: Driver = (fake := FakeDriver(cards(2)))
-    fake.use("GPU-fake-1", Process(pid=7, memory=1))
-    assert driver.processes("GPU-fake-1") == (Process(pid=7, memory=1),)
+    fake.use("GPU-fake-1", GpuProcess(pid=7, memory=1))
+    assert driver.processes("GPU-fake-1") == (GpuProcess(pid=7, memory=1),)
     assert driver.processes("GPU-fake-0") == ()
     fake.put(*cards(1))
     assert driver.processes("GPU-fake-1") is None
@@ -47,13 +47,13 @@ def test_fake_errors_come_in_order_and_once() -> None:
     driver = FakeDriver(cards(1))
     driver.report(79, "GPU-fake-0")
     driver.report(31)
-    assert [driver.wait(0), driver.wait(0), driver.wait(0)] == [Xid(79, "GPU-fake-0"), Xid(31), None]
+    assert [driver.wait(0), driver.wait(0), driver.wait(0)] == [XidError(79, "GPU-fake-0"), XidError(31), None]
 
 
 def test_a_fake_driver_that_vanishes_tells_who_waits_and_can_come_back() -> None:
     driver = FakeDriver(cards(1))
-    with ThreadPoolExecutor(1) as aside:
-        future = aside.submit(driver.wait, 50)
+    with ThreadPoolExecutor(1) as without_claims_of:
+        future = without_claims_of.submit(driver.wait, 50)
         driver.vanish("gone")
         assert isinstance(future.exception(50), NoDriver)
     with pytest.raises(NoDriver, match="gone"):
@@ -64,8 +64,8 @@ def test_a_fake_driver_that_vanishes_tells_who_waits_and_can_come_back() -> None
 
 def test_closing_a_fake_driver_ends_the_wait() -> None:
     driver = FakeDriver(cards(1))
-    with ThreadPoolExecutor(1) as aside:
-        future = aside.submit(driver.wait, 50)
+    with ThreadPoolExecutor(1) as without_claims_of:
+        future = without_claims_of.submit(driver.wait, 50)
         driver.close()
         assert future.result(50) is None
     assert driver.wait(50) is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gputile.nvml.driver import Gpu, Process
+from gputile.nvml.driver import DriverGpu, GpuProcess
 from tests.nvml.stub import StubCard, StubCards, build, environment
 
 LOOK = """
@@ -90,10 +90,10 @@ def test_an_older_driver_lacks_functions_and_shows_its_cards(tmp_path: Path, fil
     folder = build(tmp_path / "old", old=True)
     StubCards([StubCard("GPU-1", minor=0, mig=True, unmappable=True, nodes=1).process(7, 512)]).write(file)
     shown = run(folder, file, "-c", LOOK)
-    gpu = Gpu(index=0, uuid="GPU-1", model="NVIDIA A100-SXM4-80GB", memory=81920, minor=0)
-    assert msgspec.json.decode(shown.stdout, type=tuple[Gpu, tuple[Process, ...]]) == (
+    gpu = DriverGpu(index=0, uuid="GPU-1", model="NVIDIA A100-SXM4-80GB", memory=81920, minor=0)
+    assert msgspec.json.decode(shown.stdout, type=tuple[DriverGpu, tuple[GpuProcess, ...]]) == (
         gpu,
-        (Process(pid=7, memory=512),),
+        (GpuProcess(pid=7, memory=512),),
     )
 
 

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.nvml.driver import Gpu
+from gputile.nvml.driver import DriverGpu
 from gputile.nvml.lost_cards import UNSHOWN, complete
 from tests.effort import examples
 
 
-def gpu(letter: str, index: int, fault: str = "") -> Gpu:
-    return Gpu(index=index, uuid=f"GPU-{letter}", model="T4", memory=1, pci=f"pci-{letter}", fault=fault)
+def gpu(letter: str, index: int, fault: str = "") -> DriverGpu:
+    return DriverGpu(index=index, uuid=f"GPU-{letter}", model="T4", memory=1, pci=f"pci-{letter}", fault=fault)
 
 
 A0, B1, C2 = gpu("a", 0), gpu("b", 1), gpu("c", 2)
@@ -55,7 +55,7 @@ BEFORE = (A0, B1, C2)
     ],
 )
 def test_who_is_there(
-    seen: list[Gpu], silent: dict[int, str], bound: list[str], wanted: list[Gpu], nameless: list[str]
+    seen: list[DriverGpu], silent: dict[int, str], bound: list[str], wanted: list[DriverGpu], nameless: list[str]
 ) -> None:
     assert complete(seen, silent, BEFORE, set(bound)) == (tuple(wanted), tuple(nameless))
 
@@ -66,7 +66,7 @@ def test_a_card_that_is_not_shown_keeps_the_fault_it_had() -> None:
 
 
 @st.composite
-def machines(draw: st.DrawFn) -> tuple[list[Gpu], dict[int, str], list[Gpu], set[str]]:
+def machines(draw: st.DrawFn) -> tuple[list[DriverGpu], dict[int, str], list[DriverGpu], set[str]]:
     """What was seen before, and what is now: cards come and go, fail and change their numbers."""
     letters = "abcdef"
     before = [gpu(letter, n) for n, letter in enumerate(draw(st.lists(st.sampled_from(letters), unique=True)))]
@@ -80,7 +80,7 @@ def machines(draw: st.DrawFn) -> tuple[list[Gpu], dict[int, str], list[Gpu], set
 @given(machines())
 @examples(150)
 def test_no_card_is_shown_twice_and_no_number_either(
-    machine: tuple[list[Gpu], dict[int, str], list[Gpu], set[str]],
+    machine: tuple[list[DriverGpu], dict[int, str], list[DriverGpu], set[str]],
 ) -> None:
     """Seen to fail without `_free_index` (two cards of one number), and without `missing.remove` (one card twice)."""
     seen, silent, before, bound = machine

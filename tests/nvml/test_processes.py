@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import pytest
 
-from gputile.nvml.driver import NoDriver, Process
+from gputile.nvml.driver import GpuProcess, NoDriver
 from tests.nvml.conftest import NOW, Hardware
 from tests.nvml.stub import LOST, NOT_LOADED, NOT_SUPPORTED, UNKNOWN, StubCard, StubCards
 
@@ -16,7 +16,7 @@ def card() -> StubCard:
     return StubCard(UUID)
 
 
-def used(hardware: Hardware, one: StubCard) -> tuple[Process, ...]:
+def used(hardware: Hardware, one: StubCard) -> tuple[GpuProcess, ...]:
     hardware.put(StubCards([one]))
     found = hardware.driver.processes(UUID)
     assert found is not None
@@ -27,36 +27,40 @@ def used(hardware: Hardware, one: StubCard) -> tuple[Process, ...]:
     ("one", "wanted"),
     [
         pytest.param(card(), [], id="nobody"),
-        pytest.param(card().process(7, 512), [Process(pid=7, memory=512)], id="one that computes"),
-        pytest.param(card().process(7, 512, "graphics"), [Process(pid=7, memory=512)], id="one that draws"),
-        pytest.param(card().process(7, 512, "mps"), [Process(pid=7, memory=512)], id="one that computes through MPS"),
-        pytest.param(card().process(7), [Process(pid=7)], id="memory that the driver does not know is none we know"),
+        pytest.param(card().process(7, 512), [GpuProcess(pid=7, memory=512)], id="one that computes"),
+        pytest.param(card().process(7, 512, "graphics"), [GpuProcess(pid=7, memory=512)], id="one that draws"),
         pytest.param(
-            card().process(9, 1).process(7, 2), [Process(pid=7, memory=2), Process(pid=9, memory=1)], id="by number"
+            card().process(7, 512, "mps"), [GpuProcess(pid=7, memory=512)], id="one that computes through MPS"
+        ),
+        pytest.param(card().process(7), [GpuProcess(pid=7)], id="memory that the driver does not know is none we know"),
+        pytest.param(
+            card().process(9, 1).process(7, 2),
+            [GpuProcess(pid=7, memory=2), GpuProcess(pid=9, memory=1)],
+            id="by number",
         ),
         pytest.param(
             card().process(7, 512).process(7, 512, "graphics"),
-            [Process(pid=7, memory=512)],
+            [GpuProcess(pid=7, memory=512)],
             id="one that computes and draws stands once, with its memory once",
         ),
         pytest.param(
             card().process(7).process(7, 64, "graphics"),
-            [Process(pid=7, memory=64)],
+            [GpuProcess(pid=7, memory=64)],
             id="only one list knows the memory",
         ),
         pytest.param(
             card().process(7, 100, instance=1).process(7, 50, instance=2),
-            [Process(pid=7, memory=150)],
+            [GpuProcess(pid=7, memory=150)],
             id="the parts on two MIG instances add up",
         ),
         pytest.param(
             card().process(7, 100, instance=1).process(7, instance=2),
-            [Process(pid=7, memory=100)],
+            [GpuProcess(pid=7, memory=100)],
             id="of two instances the driver knows one",
         ),
     ],
 )
-def test_processes(hardware: Hardware, one: StubCard, wanted: list[Process]) -> None:
+def test_processes(hardware: Hardware, one: StubCard, wanted: list[GpuProcess]) -> None:
     assert list(used(hardware, one)) == wanted
 
 
@@ -81,7 +85,7 @@ def test_many_processes_are_all_listed(hardware: Hardware) -> None:
     ],
 )
 def test_how_busy_a_process_keeps_its_card(hardware: Hardware, one: StubCard, cores: int | None) -> None:
-    assert used(hardware, deepcopy(one).process(7, 1)) == (Process(pid=7, memory=1, cores=cores),)
+    assert used(hardware, deepcopy(one).process(7, 1)) == (GpuProcess(pid=7, memory=1, cores=cores),)
 
 
 def test_who_is_busy_and_holds_nothing_is_not_listed(hardware: Hardware) -> None:
@@ -100,7 +104,7 @@ def test_a_measure_that_fails_costs_only_the_measure(hardware: Hardware, code: i
     """The list of samples may grow between the two calls that fetch it."""
     machine = StubCards([card().process(7, 1).busy_with(7, 40, NOW)])
     hardware.put(machine.fail(0, code, "nvmlDeviceGetProcessUtilization"))
-    assert hardware.driver.processes(UUID) == (Process(pid=7, memory=1),)
+    assert hardware.driver.processes(UUID) == (GpuProcess(pid=7, memory=1),)
 
 
 def test_of_a_card_that_is_gone_nobody_knows(hardware: Hardware) -> None:
@@ -119,7 +123,7 @@ def test_a_card_that_lists_no_process_at_all_is_not_idle(hardware: Hardware) -> 
 def test_a_list_that_is_not_supported_is_empty(hardware: Hardware) -> None:
     machine = StubCards([card().process(7, 1)]).fail(0, NOT_SUPPORTED, "nvmlDeviceGetGraphicsRunningProcesses_v3")
     hardware.put(machine)
-    assert hardware.driver.processes(UUID) == (Process(pid=7, memory=1),)
+    assert hardware.driver.processes(UUID) == (GpuProcess(pid=7, memory=1),)
 
 
 @pytest.mark.parametrize(
@@ -136,4 +140,4 @@ def test_a_driver_that_is_gone_is_no_empty_card(hardware: Hardware, function: st
     with pytest.raises(NoDriver):
         hardware.driver.processes(UUID)
     hardware.put(machine.heal_driver())
-    assert hardware.driver.processes(UUID) == (Process(pid=7, memory=1),)
+    assert hardware.driver.processes(UUID) == (GpuProcess(pid=7, memory=1),)

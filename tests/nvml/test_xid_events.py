@@ -8,8 +8,8 @@ import pynvml
 import pytest
 
 from gputile.nvml import xid_events
-from gputile.nvml.driver import NoDriver, Xid
-from gputile.nvml.xid_events import Ears
+from gputile.nvml.driver import NoDriver, XidError
+from gputile.nvml.xid_events import XidListener
 from tests.nvml.conftest import Hardware
 from tests.nvml.stub import LOST, NOT_LOADED, NOT_SUPPORTED, UNKNOWN, StubCard, StubCards
 
@@ -17,7 +17,7 @@ LONG = 50.0  # no test waits it out
 
 
 @pytest.fixture
-def aside() -> Iterator[ThreadPoolExecutor]:
+def without_claims_of() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(1) as thread:
         yield thread
 
@@ -34,8 +34,8 @@ def listening_to(hardware: Hardware, machine: StubCards) -> None:
     assert hardware.driver.wait(0) is None
 
 
-def all_errors(hardware: Hardware) -> list[Xid]:
-    errors: list[Xid] = []
+def all_errors(hardware: Hardware) -> list[XidError]:
+    errors: list[XidError] = []
     while error := hardware.driver.wait(0):
         errors.append(error)
     return errors
@@ -48,23 +48,23 @@ def test_each_error_is_told_once_in_its_order_and_with_its_card(hardware: Hardwa
     machine = StubCards.of(2)
     listening_to(hardware, machine)
     hardware.put(machine.event(79, 1).event(31, 0).event(31, 1))
-    assert all_errors(hardware) == [Xid(79, "GPU-stub-1"), Xid(31, "GPU-stub-0"), Xid(31, "GPU-stub-1")]
+    assert all_errors(hardware) == [XidError(79, "GPU-stub-1"), XidError(31, "GPU-stub-0"), XidError(31, "GPU-stub-1")]
     hardware.put(machine.event(48, 0))
-    assert all_errors(hardware) == [Xid(48, "GPU-stub-0")]
+    assert all_errors(hardware) == [XidError(48, "GPU-stub-0")]
 
 
 def test_an_error_of_no_card_is_told_without_one(hardware: Hardware) -> None:
     machine = StubCards.of(1)
     listening_to(hardware, machine)
     hardware.put(machine.event(79))
-    assert all_errors(hardware) == [Xid(79)]
+    assert all_errors(hardware) == [XidError(79)]
 
 
 def test_a_card_that_fell_off_is_named_though_it_no_longer_says_its_name(hardware: Hardware) -> None:
     machine = StubCards.of(2)
     listening_to(hardware, machine)
     hardware.put(machine.lose(1).event(79, 1))
-    assert all_errors(hardware) == [Xid(79, "GPU-stub-1")]
+    assert all_errors(hardware) == [XidError(79, "GPU-stub-1")]
 
 
 def test_an_error_is_not_lost_when_the_cards_change_at_the_same_time(hardware: Hardware) -> None:
@@ -75,7 +75,7 @@ def test_an_error_is_not_lost_when_the_cards_change_at_the_same_time(hardware: H
     machine.lose(1)
     hardware.put(machine)
     hardware.driver.look()
-    assert all_errors(hardware) == [Xid(79, "GPU-stub-1")]
+    assert all_errors(hardware) == [XidError(79, "GPU-stub-1")]
 
 
 def test_a_new_card_is_listened_to_from_the_next_look_on(hardware: Hardware) -> None:
@@ -85,7 +85,7 @@ def test_a_new_card_is_listened_to_from_the_next_look_on(hardware: Hardware) -> 
     hardware.put(machine.event(79, "GPU-new"))
     assert all_errors(hardware) == []
     hardware.driver.look()
-    assert all_errors(hardware) == [Xid(79, "GPU-new")]
+    assert all_errors(hardware) == [XidError(79, "GPU-new")]
 
 
 def test_a_card_that_is_back_is_listened_to_again(hardware: Hardware) -> None:
@@ -93,21 +93,21 @@ def test_a_card_that_is_back_is_listened_to_again(hardware: Hardware) -> None:
     listening_to(hardware, machine)
     hardware.put(machine.heal(1).event(31, 1))
     hardware.driver.look()
-    assert all_errors(hardware) == [Xid(31, "GPU-stub-1")]
+    assert all_errors(hardware) == [XidError(31, "GPU-stub-1")]
 
 
 def test_a_card_that_could_not_be_registered_is_tried_again(hardware: Hardware) -> None:
     machine = StubCards.of(2).fail(1, UNKNOWN, "nvmlDeviceRegisterEvents")
     listening_to(hardware, machine)
     hardware.put(machine.heal(1).event(31, 1))
-    assert all_errors(hardware) == [Xid(31, "GPU-stub-1")]
+    assert all_errors(hardware) == [XidError(31, "GPU-stub-1")]
 
 
 def test_a_card_that_cannot_report_does_not_keep_others_from_it(hardware: Hardware) -> None:
     machine = StubCards.of(2).fail(0, NOT_SUPPORTED, "nvmlDeviceRegisterEvents")
     listening_to(hardware, machine)
     hardware.put(machine.event(31, 0).event(32, 1))
-    assert all_errors(hardware) == [Xid(32, "GPU-stub-1")]
+    assert all_errors(hardware) == [XidError(32, "GPU-stub-1")]
 
 
 @pytest.mark.parametrize("machine", [StubCards(), StubCards.of(1).fail(0, NOT_SUPPORTED, "nvmlDeviceRegisterEvents")])
@@ -122,7 +122,7 @@ def test_no_time_to_wait_is_a_look_at_what_is_there(hardware: Hardware, seconds:
     listening_to(hardware, machine)
     assert hardware.driver.wait(seconds) is None
     hardware.put(machine.event(31, 0))
-    assert hardware.driver.wait(seconds) == Xid(31, "GPU-stub-0")
+    assert hardware.driver.wait(seconds) == XidError(31, "GPU-stub-0")
 
 
 def test_a_set_that_fails_is_made_anew(hardware: Hardware) -> None:
@@ -131,7 +131,7 @@ def test_a_set_that_fails_is_made_anew(hardware: Hardware) -> None:
     hardware.put(machine.fail_driver(LOST, "nvmlEventSetWait_v2"))
     assert hardware.driver.wait(0) is None
     hardware.put(machine.heal_driver().event(31, 1))
-    assert all_errors(hardware) == [Xid(31, "GPU-stub-1")]
+    assert all_errors(hardware) == [XidError(31, "GPU-stub-1")]
 
 
 def test_a_set_that_fails_at_once_still_takes_its_time(hardware: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_a_driver_that_is_gone_is_told_and_tried_again(hardware: Hardware, funct
         with pytest.raises(NoDriver):
             hardware.driver.wait(0)
     hardware.put(machine.heal_driver().event(31, 0))
-    assert all_errors(hardware) == [Xid(31, "GPU-stub-0")]
+    assert all_errors(hardware) == [XidError(31, "GPU-stub-0")]
 
 
 def test_a_driver_that_goes_while_we_listen_is_told_and_tried_again(hardware: Hardware) -> None:
@@ -165,34 +165,36 @@ def test_a_driver_that_goes_while_we_listen_is_told_and_tried_again(hardware: Ha
     with pytest.raises(NoDriver):
         hardware.driver.wait(0)
     hardware.put(machine.heal_driver().event(31, 0))
-    assert all_errors(hardware) == [Xid(31, "GPU-stub-0")]
+    assert all_errors(hardware) == [XidError(31, "GPU-stub-0")]
 
 
 # ---- two threads -----------------------------------------------------------------------------------------------------
 
 
-def begun(hardware: Hardware, aside: ThreadPoolExecutor, machine: StubCards) -> "Future[Xid | None]":
+def begun(hardware: Hardware, without_claims_of: ThreadPoolExecutor, machine: StubCards) -> "Future[XidError | None]":
     """Another thread waits, and has asked the driver already."""
     hardware.put(machine)
     hardware.driver.look()
-    future = aside.submit(hardware.driver.wait, LONG)
-    ears: Ears = hardware.driver._ears
+    future = without_claims_of.submit(hardware.driver.wait, LONG)
+    ears: XidListener = hardware.driver._ears
     while not ears._session.is_open:
         assert not future.done()
     return future
 
 
-def test_an_error_wakes_who_waits(hardware: Hardware, aside: ThreadPoolExecutor) -> None:
+def test_an_error_wakes_who_waits(hardware: Hardware, without_claims_of: ThreadPoolExecutor) -> None:
     machine = StubCards.of(1)
-    future = begun(hardware, aside, machine)
+    future = begun(hardware, without_claims_of, machine)
     hardware.put(machine.event(79, 0))
-    assert future.result(LONG) == Xid(79, "GPU-stub-0")
+    assert future.result(LONG) == XidError(79, "GPU-stub-0")
 
 
 @pytest.mark.usefixtures("short_slices")
-def test_looking_and_waiting_do_not_disturb_each_other(hardware: Hardware, aside: ThreadPoolExecutor) -> None:
+def test_looking_and_waiting_do_not_disturb_each_other(
+    hardware: Hardware, without_claims_of: ThreadPoolExecutor
+) -> None:
     machine = StubCards.of(4)
-    future = begun(hardware, aside, machine)
+    future = begun(hardware, without_claims_of, machine)
     for round_ in range(40):
         machine.lose(round_ % 4) if round_ % 2 else machine.heal(round_ // 2 % 4)
         hardware.put(machine)
@@ -202,27 +204,29 @@ def test_looking_and_waiting_do_not_disturb_each_other(hardware: Hardware, aside
     machine = StubCards.of(4)
     hardware.put(machine.event(31, 2))
     hardware.driver.look()
-    assert future.result(LONG) == Xid(31, "GPU-stub-2")
+    assert future.result(LONG) == XidError(31, "GPU-stub-2")
 
 
 @pytest.mark.usefixtures("short_slices")
-def test_cards_are_counted_anew_though_somebody_waits(hardware: Hardware, aside: ThreadPoolExecutor) -> None:
+def test_cards_are_counted_anew_though_somebody_waits(
+    hardware: Hardware, without_claims_of: ThreadPoolExecutor
+) -> None:
     """NVML counts at the first init; as long as the waiter holds on to it, there is no other first."""
     machine = StubCards.of(1)
     machine.counts_at_init = True
     hardware.bind("fffe:10:00.0")
-    future = begun(hardware, aside, machine)
+    future = begun(hardware, without_claims_of, machine)
     machine.cards.append(StubCard("GPU-new", pci="fffe:11:00"))
     hardware.put(machine)
     hardware.bind("fffe:10:00.0", "fffe:11:00.0")
     assert [gpu.uuid for gpu in hardware.driver.look().gpus] == ["GPU-stub-0", "GPU-new"]
     hardware.put(machine.event(79, "GPU-new"))
-    assert future.result(LONG) == Xid(79, "GPU-new")
+    assert future.result(LONG) == XidError(79, "GPU-new")
 
 
 @pytest.mark.usefixtures("short_slices")
-def test_closing_ends_the_wait(hardware: Hardware, aside: ThreadPoolExecutor) -> None:
-    future = begun(hardware, aside, StubCards.of(1))
+def test_closing_ends_the_wait(hardware: Hardware, without_claims_of: ThreadPoolExecutor) -> None:
+    future = begun(hardware, without_claims_of, StubCards.of(1))
     hardware.driver.close()
     assert future.result(LONG) is None
     assert hardware.driver.wait(LONG) is None
@@ -231,9 +235,11 @@ def test_closing_ends_the_wait(hardware: Hardware, aside: ThreadPoolExecutor) ->
 
 
 @pytest.mark.usefixtures("short_slices")
-def test_a_driver_that_look_finds_gone_is_gone_for_who_waits(hardware: Hardware, aside: ThreadPoolExecutor) -> None:
+def test_a_driver_that_look_finds_gone_is_gone_for_who_waits(
+    hardware: Hardware, without_claims_of: ThreadPoolExecutor
+) -> None:
     machine = StubCards.of(1)
-    future = begun(hardware, aside, machine)
+    future = begun(hardware, without_claims_of, machine)
     hardware.put(machine.fail_driver(NOT_LOADED))
     with pytest.raises(NoDriver):
         hardware.driver.look()

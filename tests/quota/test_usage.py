@@ -16,18 +16,18 @@ from gputile.ledger.events import (
     Confirmed,
     Denied,
     Freed,
-    Gone,
     Instruction,
     NodeGone,
     NodeSeen,
-    Pencilled,
-    Promised,
+    Nominated,
+    PodGone,
     QuotasSet,
+    Reserved,
 )
 from gputile.ledger.ledger import Ledger
-from gputile.model.allocations import Holding
+from gputile.model.allocations import Allocation
 from gputile.model.quotas import Amount, Limit, Quota
-from gputile.model.refusals import NodeCode
+from gputile.model.refusals import NodeReason
 from gputile.model.requests import PodRequest
 from gputile.quota.arithmetic import cost_of
 from gputile.testing.builders import ask, node, wants
@@ -52,33 +52,33 @@ class Rationed(Cluster):
         super().__init__()
         self.tell(QuotasSet({"team-0": Quota((Limit(model="*", cards=250),))}))
 
-    def holding(self, pod: str, where: Placement) -> Holding:
-        found = super().holding(pod, where)
+    def allocation(self, pod: str, where: Placement) -> Allocation:
+        found = super().allocation(pod, where)
         return msgspec.structs.replace(found, name=f"{team(pod)}/{pod}")
 
-    def choose(self, pod: str) -> Holding | None:
+    def choose(self, pod: str) -> Allocation | None:
         wish, ledger = self.wishes[pod], self.ledger
-        with ledger.aside(pod, int(pod[1:]) % 3) as fleet:
-            may = ledger.spending.allowed(team(pod), wish)
+        with ledger.without_claims_of(pod, int(pod[1:]) % 3) as fleet:
+            may = ledger.quota_usage.allowed(team(pod), wish)
             best = fleet.best(may, "spread", seed=self.born)
             where = fleet.place(may, best[0]) if best else None
-        chosen = self.holding(pod, where) if isinstance(where, Placement) else None
+        chosen = self.allocation(pod, where) if isinstance(where, Placement) else None
         return None if chosen is None or ledger.beyond_quota(chosen) else chosen
 
     def tell(self, event: object) -> list[Instruction]:
         done = super().tell(event)
         denied = any(isinstance(one, Denied) for one in done)
-        if isinstance(event, Pencilled | Assumed) and not denied:
-            self.within(event.holding)
+        if isinstance(event, Reserved | Assumed) and not denied:
+            self.within(event.allocation)
         return done
 
-    def within(self, holding: Holding) -> None:
+    def within(self, allocation: Allocation) -> None:
         """By sums of its own: whoever was just let in, his team holds no more than it may of what he took."""
-        namespace = holding.name.partition("/")[0]
-        quota = self.ledger.spending.quotas.get(namespace)
-        found = self.nodes[holding.node]
-        assert holding.grant is not None
-        took = cost_of(holding.grant, found)
+        namespace = allocation.name.partition("/")[0]
+        quota = self.ledger.quota_usage.quotas.get(namespace)
+        found = self.nodes[allocation.node]
+        assert allocation.grant is not None
+        took = cost_of(allocation.grant, found)
         for limit in quota.limits if quota else ():
             held = sum((self.spent(namespace, limit.model)), Amount())
             if any(limit.covers(model) for model in took):
@@ -88,13 +88,13 @@ class Rationed(Cluster):
         assert quota is None or all(any(limit.covers(model) for limit in quota.limits) for model in took)
 
     def spent(self, namespace: str, model: str) -> list[Amount]:
-        holdings = [e.holding for e in self.ledger.entries() if e.holding.name.startswith(f"{namespace}/")]
-        costs = [cost_of(h.grant, self.nodes[h.node]) for h in holdings if h.grant is not None]
+        allocations = [e.allocation for e in self.ledger.entries() if e.allocation.name.startswith(f"{namespace}/")]
+        costs = [cost_of(h.grant, self.nodes[h.node]) for h in allocations if h.grant is not None]
         return [amount for spent in costs for name, amount in spent.items() if Limit(model=model).covers(name)]
 
     @rule(team=st.sampled_from(["team-0", "team-1"]), quota=LIMITS)
     def quota_is_edited(self, team: str, quota: Quota) -> None:
-        done = self.tell(QuotasSet({**self.ledger.spending.quotas, team: quota}))
+        done = self.tell(QuotasSet({**self.ledger.quota_usage.quotas, team: quota}))
         assert done == [Freed("")], "pods that wait may fit now"
 
     @rule()
@@ -103,10 +103,10 @@ class Rationed(Cluster):
 
     @invariant()
     def the_sums_can_be_rebuilt(self) -> None:
-        spending = self.ledger.spending
-        before = {name: spending.held(name) for name in spending.namespaces()}
-        self.ledger.handle(QuotasSet(spending.quotas))
-        assert {name: spending.held(name) for name in spending.namespaces()} == before
+        quota_usage = self.ledger.quota_usage
+        before = {name: quota_usage.held(name) for name in quota_usage.namespaces()}
+        self.ledger.handle(QuotasSet(quota_usage.quotas))
+        assert {name: quota_usage.held(name) for name in quota_usage.namespaces()} == before
 
 
 def team(pod: str) -> str:
@@ -130,20 +130,20 @@ def book(quota: Quota = TWO_CARDS, **others: Quota) -> Ledger:
     return ledger
 
 
-def whole(ledger: Ledger, pod: str, namespace: str = "team-a", name: str = "n1", card: int = 0) -> Holding:
+def whole(ledger: Ledger, pod: str, namespace: str = "team-a", name: str = "n1", card: int = 0) -> Allocation:
     where = ledger.fleet.place(wants(ask(whole=True), uuids=frozenset({f"GPU-{name}-{card}"})), name)
     assert isinstance(where, Placement)
-    return Holding(pod=pod, name=f"{namespace}/{pod}", node=name, grant=where.grant(pod, "gputile"))
+    return Allocation(pod=pod, name=f"{namespace}/{pod}", node=name, grant=where.grant(pod, "gputile"))
 
 
 def test_pencilled_assumed_confirmed_and_promised_pods_are_counted() -> None:
     ledger = book(Quota((Limit(model="*", cards=400),)))
-    ledger.handle(Pencilled(whole(ledger, "pencilled", card=0), 0.0))
+    ledger.handle(Reserved(whole(ledger, "pencilled", card=0), 0.0))
     ledger.handle(Assumed(whole(ledger, "assumed", card=1), 0.0))
     ledger.handle(Confirmed(whole(ledger, "confirmed", card=2)))
-    ledger.handle(Promised(whole(ledger, "promised", card=3), 10.0))
-    assert ledger.spending.held("team-a") == {"A100": Amount(400, 4000, 400)}
-    [denied] = ledger.handle(Pencilled(whole(ledger, "late", name="n2"), 0.0))
+    ledger.handle(Nominated(whole(ledger, "promised", card=3), 10.0))
+    assert ledger.quota_usage.held("team-a") == {"A100": Amount(400, 4000, 400)}
+    [denied] = ledger.handle(Reserved(whole(ledger, "late", name="n2"), 0.0))
     assert isinstance(denied, Denied)
     assert denied.beyond_quota
 
@@ -163,12 +163,12 @@ def test_a_denial_says_who_holds_what_and_what_to_do() -> None:
 def test_a_pencil_that_is_assumed_is_counted_once_and_looked_at_again() -> None:
     ledger = book(Quota((Limit(model="A100", cards=100),)))
     mine = whole(ledger, "p1")
-    assert ledger.handle(Pencilled(mine, 0.0)) == []
+    assert ledger.handle(Reserved(mine, 0.0)) == []
     assert ledger.handle(Assumed(mine, 0.0)) == []
     other = Quota((Limit(model="A100", cards=200),))
     ledger.handle(QuotasSet({"team-a": other}))
     late = whole(ledger, "p2", card=1)
-    assert ledger.handle(Pencilled(late, 0.0)) == []
+    assert ledger.handle(Reserved(late, 0.0)) == []
     ledger.handle(QuotasSet({"team-a": Quota((Limit(model="A100", cards=100),))}))
     [denied] = ledger.handle(Assumed(late, 0.0))
     assert isinstance(denied, Denied), "the quota was lowered between filter and bind"
@@ -176,28 +176,28 @@ def test_a_pencil_that_is_assumed_is_counted_once_and_looked_at_again() -> None:
 
 def test_a_more_important_pod_may_have_what_was_only_promised_to_another() -> None:
     ledger = book(Quota((Limit(model="A100", cards=100),)))
-    ledger.handle(Promised(whole(ledger, "p1"), 10.0))
+    ledger.handle(Nominated(whole(ledger, "p1"), 10.0))
     equal, higher = whole(ledger, "p2", card=1), whole(ledger, "p3", card=1)
-    assert isinstance(ledger.handle(Pencilled(equal, 0.0))[0], Denied)
-    assert ledger.handle(Pencilled(msgspec.structs.replace(higher, priority=1), 0.0)) == []
+    assert isinstance(ledger.handle(Reserved(equal, 0.0))[0], Denied)
+    assert ledger.handle(Reserved(msgspec.structs.replace(higher, priority=1), 0.0)) == []
 
 
 def test_other_namespaces_are_not_charged_and_everybodys_quota_is_each_ones_own() -> None:
     ledger = book(**{"*": Quota((Limit(model="*", cards=100),))})
     ledger.handle(Confirmed(whole(ledger, "p1", "team-b", card=0)))
     ledger.handle(Confirmed(whole(ledger, "p2", "team-c", card=1)))
-    assert isinstance(ledger.handle(Pencilled(whole(ledger, "p3", "team-b", card=2), 0.0))[0], Denied)
-    assert ledger.handle(Pencilled(whole(ledger, "p4", "team-a", card=2), 0.0)) == []
-    assert ledger.spending.namespaces() == ["team-a", "team-b", "team-c"]
+    assert isinstance(ledger.handle(Reserved(whole(ledger, "p3", "team-b", card=2), 0.0))[0], Denied)
+    assert ledger.handle(Reserved(whole(ledger, "p4", "team-a", card=2), 0.0)) == []
+    assert ledger.quota_usage.namespaces() == ["team-a", "team-b", "team-c"]
 
 
 def test_a_pod_on_a_node_that_is_gone_goes_on_costing_until_it_is_gone_too() -> None:
     ledger = book()
     ledger.handle(Confirmed(whole(ledger, "p1")))
     ledger.handle(NodeGone("n1"))
-    assert ledger.spending.held("team-a") == {"A100": Amount(100, 1000, 100)}
-    ledger.handle(Gone("p1"))
-    assert ledger.spending.held("team-a") == {}
+    assert ledger.quota_usage.held("team-a") == {"A100": Amount(100, 1000, 100)}
+    ledger.handle(PodGone("p1"))
+    assert ledger.quota_usage.held("team-a") == {}
     ledger.check()
 
 
@@ -205,15 +205,15 @@ def test_a_node_that_comes_back_with_other_cards_is_charged_for_those() -> None:
     ledger = book(Quota((Limit(model="*", cards=400),)))
     where = ledger.fleet.place(wants(ask(100)), "n1")
     assert isinstance(where, Placement)
-    ledger.handle(Confirmed(Holding(pod="p1", name="team-a/p1", node="n1", grant=where.grant("p1", "gputile"))))
-    assert ledger.spending.held("team-a") == {"A100": Amount(10, 100, 0)}
+    ledger.handle(Confirmed(Allocation(pod="p1", name="team-a/p1", node="n1", grant=where.grant("p1", "gputile"))))
+    assert ledger.quota_usage.held("team-a") == {"A100": Amount(10, 100, 0)}
     ledger.handle(NodeSeen(node("n1").cards(4, "A30", 200).node()))
-    assert ledger.spending.held("team-a") == {"A30": Amount(50, 100, 0)}
+    assert ledger.quota_usage.held("team-a") == {"A30": Amount(50, 100, 0)}
 
 
 def test_a_pool_is_looked_at_when_it_is_booked_too() -> None:
     ledger = book(Quota((Limit(model="*"),), pools=("blue", "red")))
-    assert ledger.handle(Pencilled(whole(ledger, "p1", name="n2"), 0.0)) == []
+    assert ledger.handle(Reserved(whole(ledger, "p1", name="n2"), 0.0)) == []
     [denied] = ledger.handle(Assumed(whole(ledger, "p2"), 0.0))
     assert isinstance(denied, Denied)
     assert denied.why.startswith("team-a may use nodes of pools blue, red only, and this node is of no pool; ")
@@ -238,39 +238,39 @@ def test_why_quota_keeps_a_pod_waiting(quota: Quota, asked: PodRequest, want: li
     ledger = book(quota)
     ledger.handle(Confirmed(whole(ledger, "p1")))
     advice = ["wait until a pod of team-a ends, or have its quota raised"] if want else []
-    assert ledger.spending.objections("team-a", asked) == [*want, *advice]
+    assert ledger.quota_usage.objections("team-a", asked) == [*want, *advice]
 
 
 def test_a_request_that_no_quota_touches_stays_the_very_same() -> None:
     ledger = book(Quota((Limit(model="*", cards=800),)))
-    assert ledger.spending.allowed("team-a", ONE) is ONE
-    assert ledger.spending.allowed("nobody", ONE) is ONE
+    assert ledger.quota_usage.allowed("team-a", ONE) is ONE
+    assert ledger.quota_usage.allowed("nobody", ONE) is ONE
     ledger.handle(QuotasSet({}))
-    assert ledger.spending.allowed("team-a", ONE) is ONE
+    assert ledger.quota_usage.allowed("team-a", ONE) is ONE
 
 
 @pytest.mark.parametrize(
     ("quota", "want"),
     [
-        pytest.param(Quota((Limit(model="A100", cards=100),)), {"n1": NodeCode.QUOTA, "n2": NodeCode.QUOTA_MODEL},
+        pytest.param(Quota((Limit(model="A100", cards=100),)), {"n1": NodeReason.QUOTA, "n2": NodeReason.QUOTA_MODEL},
                      id="used-up-and-not-listed"),
-        pytest.param(Quota((Limit(model="*"),), pools=("blue",)), {"n1": NodeCode.QUOTA_POOL}, id="another-pool"),
-        pytest.param(Quota((Limit(model="*", cards=150),)), {"n1": NodeCode.QUOTA, "n2": NodeCode.QUOTA},
+        pytest.param(Quota((Limit(model="*"),), pools=("blue",)), {"n1": NodeReason.QUOTA_POOL}, id="another-pool"),
+        pytest.param(Quota((Limit(model="*", cards=150),)), {"n1": NodeReason.QUOTA, "n2": NodeReason.QUOTA},
                      id="all-models"),
     ],
 )  # fmt: skip
-def test_nodes_are_refused_for_what_their_cards_would_cost(quota: Quota, want: dict[str, NodeCode]) -> None:
+def test_nodes_are_refused_for_what_their_cards_would_cost(quota: Quota, want: dict[str, NodeReason]) -> None:
     ledger = book(quota)
     ledger.handle(Confirmed(whole(ledger, "p1")))
-    refusals = ledger.fleet.refusals(ledger.spending.allowed("team-a", ONE))
+    refusals = ledger.fleet.refusals(ledger.quota_usage.allowed("team-a", ONE))
     assert {refusal.node: refusal.code for refusal in refusals} == want
-    assert {refusal.curable for refusal in refusals if refusal.code is NodeCode.QUOTA} <= {True}
+    assert {refusal.resolvable for refusal in refusals if refusal.code is NodeReason.QUOTA} <= {True}
 
 
 def test_a_small_tile_of_a_large_card_may_be_had_where_half_of_a_small_one_may_not() -> None:
     ledger = book(Quota((Limit(model="*", cards=120),)))
     ledger.handle(Confirmed(whole(ledger, "p1")))
-    may = ledger.spending.allowed("team-a", wants(ask(50)))
+    may = ledger.quota_usage.allowed("team-a", wants(ask(50)))
     assert ledger.fleet.best(may) == ["n1"], "5 % of an A100, 50 % of a T4"
 
 
@@ -278,9 +278,9 @@ def test_a_purse_gives_back_what_the_own_namespace_leaves_and_nothing_else() -> 
     ledger = book(Quota((Limit(model="A100", cards=100),)), **{"team-b": TWO_CARDS})
     ledger.handle(Confirmed(whole(ledger, "mine")))
     ledger.handle(Confirmed(whole(ledger, "theirs", "team-b", card=1)))
-    purse = ledger.spending.purse("team-a", ONE)
-    assert ledger.fleet.best(purse(["theirs"])) == []
-    assert ledger.fleet.best(purse(["mine"])) == ["n1"]
+    after_eviction = ledger.quota_usage.after_eviction("team-a", ONE)
+    assert ledger.fleet.best(after_eviction(["theirs"])) == []
+    assert ledger.fleet.best(after_eviction(["mine"])) == ["n1"]
 
 
 class TestWhatIsNotSeen:
@@ -293,27 +293,27 @@ class TestWhatIsNotSeen:
         ledger.handle(QuotasSet({"team-0": Quota((Limit(model="*", cards=200),))}))
         where = ledger.fleet.place(wants(ask(cores=100)), "n1")
         assert isinstance(where, Placement)
-        ledger.handle(Confirmed(Holding(pod="a", node="n1", name="team-0/a", grant=where.grant("a", "gputile"))))
-        assert ledger.spending.held("team-0")["A100"].cards == 100
+        ledger.handle(Confirmed(Allocation(pod="a", node="n1", name="team-0/a", grant=where.grant("a", "gputile"))))
+        assert ledger.quota_usage.held("team-0")["A100"].cards == 100
         return ledger
 
     def test_when_its_card_is_no_longer_listed(self) -> None:
         ledger = self.spent()
-        held = next(iter(ledger.entries())).holding.uses()
+        held = next(iter(ledger.entries())).allocation.uses()
         left = tuple(card for card in node("n1").cards(2, "A100").node().cards if card.uuid not in held)
         ledger.handle(NodeSeen(msgspec.structs.replace(node("n1").node(), cards=left)))
-        assert ledger.spending.held("team-0")["A100"].cards == 100
+        assert ledger.quota_usage.held("team-0")["A100"].cards == 100
         ledger.handle(NodeSeen(node("n1").cards(2, "A100").node()))
-        assert ledger.spending.held("team-0")["A100"].cards == 100
+        assert ledger.quota_usage.held("team-0")["A100"].cards == 100
         ledger.check()
 
     def test_when_its_node_is_gone_and_the_quota_is_edited(self) -> None:
         ledger = self.spent()
         ledger.handle(NodeGone("n1"))
         ledger.handle(QuotasSet({"team-0": Quota((Limit(model="*", cards=300),))}))
-        assert ledger.spending.held("team-0")["A100"].cards == 100
+        assert ledger.quota_usage.held("team-0")["A100"].cards == 100
 
     def test_a_namespace_that_holds_nothing_any_more_is_forgotten(self) -> None:
         ledger = self.spent()
-        ledger.handle(Gone("a"))
-        assert [ledger.spending._held, ledger.spending._pods, ledger.spending._turns] == [{}, {}, {}]
+        ledger.handle(PodGone("a"))
+        assert [ledger.quota_usage._held, ledger.quota_usage._pods, ledger.quota_usage._turns] == [{}, {}, {}]

@@ -7,7 +7,7 @@ import msgspec
 from gputile.dialects.kube_objects import Pod
 from gputile.kube.api import Json
 from gputile.ledger.events import Tick
-from gputile.scheduler.extender_api import Offer, PreemptArgs
+from gputile.scheduler.extender_api import OfferedVictims, PreemptArgs
 from gputile.testing.builders import node, pod
 from tests.scheduler.rig import Rig, tile
 
@@ -77,13 +77,13 @@ def guard(allowed: int, **selector: Any) -> Json:
 def heir_of(rig: Rig) -> Rig:
     """Another process that sees the same cluster, and leads."""
     heir = Rig(*rig.api.nodes.values(), pods=[{**one} for one in rig.api.pods.values()])
-    heir.preemptor.new_term()
+    heir.preemptor.on_elected()
     return heir
 
 
 def later(rig: Rig, seconds: float) -> None:
     rig.clock.now += seconds
-    rig.carry_out(rig.ledger.handle(Tick(rig.clock.now)))
+    rig.apply(rig.ledger.handle(Tick(rig.clock.now)))
 
 
 def stamp(rig: Rig, name: str, when: str) -> None:
@@ -91,6 +91,6 @@ def stamp(rig: Rig, name: str, when: str) -> None:
     rig.catch_up()
 
 
-def ask(rig: Rig, name: str, **offers: Any) -> dict[str, Offer]:
+def ask(rig: Rig, name: str, **offers: Any) -> dict[str, OfferedVictims]:
     live = msgspec.convert(rig.live(name), Pod)
     return rig.preemptor.answer(PreemptArgs(pod=live, offers=offers))

@@ -14,23 +14,23 @@ from prometheus_client.core import Sample
 
 from gputile.dialects.gputile import GRANT
 from gputile.dialects.kube_objects import NodeObject, Pod
-from gputile.kube.api import Binding, Heartbeat, Json, Note, Refused, Unclear
-from gputile.kube.disruption_budgets import Budget
+from gputile.kube.api import AgentLease, ApiRejected, Binding, Json, KubeEvent, OutcomeUnknown
+from gputile.kube.disruption_budgets import DisruptionBudget
 from gputile.kube.fake import MemoryApi
 from gputile.ledger.events import Instruction
-from gputile.ledger.ledger import Ledger, State
+from gputile.ledger.ledger import AllocationState, Ledger
 from gputile.scheduler.binding.binder import Binder
-from gputile.scheduler.binding.reconciler import Granter
-from gputile.scheduler.extender.cpu_pods import Steering
-from gputile.scheduler.extender.filter import Extender
+from gputile.scheduler.binding.reconciler import Reconciler
+from gputile.scheduler.extender.cpu_pods import CpuPodSteering
+from gputile.scheduler.extender.filter import FilterService
 from gputile.scheduler.extender_api import BindArgs, FilterAnswer, FilterArgs, read_filter
-from gputile.scheduler.pending.pending_pods import Teller
+from gputile.scheduler.pending.pending_pods import PendingPods
 from gputile.scheduler.preemption.preemptor import Preemptor
 from gputile.scheduler.settings import Settings
-from gputile.scheduler.state.cluster_state import Mirror
+from gputile.scheduler.state.cluster_state import ClusterState
 from gputile.scheduler.state.node_availability import NodeAvailability
 from gputile.scheduler.state.pod_requests import PodRequests
-from gputile.scheduler.state.unschedulable import No
+from gputile.scheduler.state.unschedulable import UnschedulablePod
 from gputile.telemetry.metrics import Metrics
 from gputile.testing.builders import NodeBuilder, pod
 
@@ -61,7 +61,7 @@ class Clock:
 class Lands(msgspec.Struct, frozen=True):
     """The write works, and its answer gets lost."""
 
-    error: Exception = Unclear("connection reset")
+    error: Exception = OutcomeUnknown("connection reset")
 
 
 T = TypeVar("T")
@@ -135,11 +135,11 @@ class ScriptedApi(MemoryApi):
             self._tell("Pod", "MODIFIED", found)
         await self._answer(None, lands)
 
-    async def budgets(self) -> tuple[Budget, ...]:
+    async def budgets(self) -> tuple[DisruptionBudget, ...]:
         lands = await self._play("budgets")
-        return await self._answer(msgspec.convert(self.guards, tuple[Budget, ...]), lands)
+        return await self._answer(msgspec.convert(self.guards, tuple[DisruptionBudget, ...]), lands)
 
-    async def note(self, note: Note) -> None:
+    async def note(self, note: KubeEvent) -> None:
         lands = await self._play("note")
         await super().note(note)
         await self._answer(None, lands)
@@ -182,8 +182,10 @@ class Rig:
         self.settings = Settings(**{"policy": "binpack", **settings})
         self.clock, self.metrics = Clock(), Metrics()
         self.leading = True
-        self.mirror = Mirror(Ledger(self.settings.book), self.settings.dialects, self.settings.agents, self.clock)
-        self.ledger = self.mirror.ledger
+        self.cluster_state = ClusterState(
+            Ledger(self.settings.book), self.settings.dialects, self.settings.agents, self.clock
+        )
+        self.ledger = self.cluster_state.ledger
         ticks = itertools.count(1_700_000_000_000_000_000)
         common: Any = {
             "leads": lambda: self.leading,
@@ -191,27 +193,29 @@ class Rig:
             "wall": lambda: next(ticks),
             "pause": self.clock.pause,
         }
-        self.requests = PodRequests(self.mirror)
-        self.availability = NodeAvailability(self.mirror, self.settings.other_agents)
+        self.requests = PodRequests(self.cluster_state)
+        self.availability = NodeAvailability(self.cluster_state, self.settings.other_agents)
         shared = self.requests, self.availability
-        self.extender = Extender(self.mirror, *shared, settings=self.settings, metrics=self.metrics, clock=self.clock)
-        self.binder = Binder(self.api, *shared, self.mirror, self.settings, self.metrics, **common)
-        self.granter = Granter(self.api, self.mirror, self.settings, self.metrics, **common)
-        self.teller = Teller(self.api, self.mirror, self.settings, self.metrics, **common)
-        self.preemptor = Preemptor(
-            self.api, *shared, self.mirror, self.settings, self.metrics, on_freed=self.carry_out, **common
+        self.filter_service = FilterService(
+            self.cluster_state, *shared, settings=self.settings, metrics=self.metrics, clock=self.clock
         )
-        self.steering = Steering(self.mirror, self.settings, leads=lambda: self.leading, clock=self.clock)
-        self.extender.on_no = self._refused
-        self.binder.on_freed = self.carry_out
-        self.binder.look_up, self.binder.on_bound = self.granter.look_up, self.granter.landed.add
-        self.granter.is_busy = self.binder.is_busy
-        self.mirror.nodes_listed(msgspec.convert(one, NodeObject) for one in made)
-        self.carry_out(self.mirror.pods_listed(msgspec.convert(one, Pod) for one in self.api.pods.values()))
+        self.binder = Binder(self.api, *shared, self.cluster_state, self.settings, self.metrics, **common)
+        self.reconciler = Reconciler(self.api, self.cluster_state, self.settings, self.metrics, **common)
+        self.pending_pods = PendingPods(self.api, self.cluster_state, self.settings, self.metrics, **common)
+        self.preemptor = Preemptor(
+            self.api, *shared, self.cluster_state, self.settings, self.metrics, on_freed=self.apply, **common
+        )
+        self.steering = CpuPodSteering(self.cluster_state, self.settings, leads=lambda: self.leading, clock=self.clock)
+        self.filter_service.on_unschedulable = self._refused
+        self.binder.on_freed = self.apply
+        self.binder.look_up, self.binder.on_bound = self.reconciler.look_up, self.reconciler.landed.add
+        self.reconciler.is_busy = self.binder.is_busy
+        self.cluster_state.nodes_listed(msgspec.convert(one, NodeObject) for one in made)
+        self.apply(self.cluster_state.pods_listed(msgspec.convert(one, Pod) for one in self.api.pods.values()))
         self.api.events.clear()
 
-    def _refused(self, no: No) -> None:
-        self.teller.refused(no)
+    def _refused(self, no: UnschedulablePod) -> None:
+        self.pending_pods.refused(no)
         self.preemptor.refused(no)
 
     # ---- the cluster ------------------------------------------------------------------------------------------------
@@ -238,14 +242,16 @@ class Rig:
         for of, kind, item in told:
             if of == "Pod":
                 found = msgspec.convert(item, Pod)
-                done += self.mirror.pod_changed(found, deleted=kind == "DELETED")
+                done += self.cluster_state.pod_changed(found, deleted=kind == "DELETED")
                 self.preemptor.pod_seen(found)
             elif of == "Lease":
-                lease = msgspec.convert(item, Heartbeat)
-                done += self.mirror.agents_changed(self.mirror.agents.changed(lease, deleted=kind == "DELETED"))
+                lease = msgspec.convert(item, AgentLease)
+                done += self.cluster_state.agents_changed(
+                    self.cluster_state.agents.changed(lease, deleted=kind == "DELETED")
+                )
             else:
-                done += self.mirror.node_changed(msgspec.convert(item, NodeObject), deleted=kind == "DELETED")
-        self.carry_out(done)
+                done += self.cluster_state.node_changed(msgspec.convert(item, NodeObject), deleted=kind == "DELETED")
+        self.apply(done)
         return done
 
     def wait(self, seconds: float, *, blind: bool = False) -> list[Instruction]:
@@ -254,21 +260,21 @@ class Rig:
         end = self.clock.now + seconds
         while self.clock.now < end:
             self.clock.now = min(end, self.clock.now + 1.0)
-            done += self.mirror.agents_changed(self.mirror.agents.look())
-            done += self.mirror.lingering.tick(blind=blind)
-        self.carry_out(done)
+            done += self.cluster_state.agents_changed(self.cluster_state.agents.look())
+            done += self.cluster_state.orphans.tick(blind=blind)
+        self.apply(done)
         return done
 
     def relist(self) -> None:
         self.api.events.clear()
-        self.carry_out(self.mirror.pods_listed(msgspec.convert(one, Pod) for one in self.api.pods.values()))
+        self.apply(self.cluster_state.pods_listed(msgspec.convert(one, Pod) for one in self.api.pods.values()))
         self.preemptor.listed()
 
-    def carry_out(self, done: Iterable[Instruction]) -> None:
+    def apply(self, done: Iterable[Instruction]) -> None:
         done = list(done)
         if any(type(one).__name__ == "Freed" for one in done):
-            self.teller.room_appeared()
-        self.granter.carry_out(done)
+            self.pending_pods.room_appeared()
+        self.reconciler.apply(done)
 
     # ---- kube-scheduler ---------------------------------------------------------------------------------------------
 
@@ -286,7 +292,7 @@ class Rig:
         return msgspec.json.encode(said)
 
     def filter(self, name: str = "web-0", nodes: Iterable[str] | None = None) -> FilterAnswer:
-        return self.extender.filter(self.args(name, nodes))
+        return self.filter_service.filter(self.args(name, nodes))
 
     def steer(self, name: str = "web-0", nodes: Iterable[str] | None = None) -> list[str]:
         return self.steering.filter(self.args(name, nodes)).names
@@ -296,17 +302,17 @@ class Rig:
 
     # ---- looking ----------------------------------------------------------------------------------------------------
 
-    def state(self, name: str = "web-0") -> State | None:
+    def state(self, name: str = "web-0") -> AllocationState | None:
         entry = self.ledger.entry(f"uid-{name}")
         return entry.state if entry is not None else None
 
     def node_of(self, name: str = "web-0") -> str | None:
         entry = self.ledger.entry(f"uid-{name}")
-        return entry.holding.node if entry is not None else None
+        return entry.allocation.node if entry is not None else None
 
     def free(self, node: str = "n1") -> list[int]:
         """Free memory by card."""
-        return [room.memory for room in self.ledger.fleet.view(node).rooms]
+        return [room.memory for room in self.ledger.fleet.view(node).free_by_card]
 
     def live(self, name: str = "web-0") -> Json:
         return self.api.pods[f"default/{name}"]
@@ -330,5 +336,5 @@ def bind_args(name: str = "web-0", node: str = "n1", *, uid: str | None = None) 
     return BindArgs(namespace="default", name=name, uid=f"uid-{name}" if uid is None else uid, node=node)
 
 
-def refused(status: int, retry_after: float | None = None) -> Refused:
-    return Refused(status, "Reason", f"the server said {status}", retry_after=retry_after)
+def refused(status: int, retry_after: float | None = None) -> ApiRejected:
+    return ApiRejected(status, "Reason", f"the server said {status}", retry_after=retry_after)

@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 
 from gputile.dialects.gputile import INVENTORY, NUDGED
-from gputile.kube.api import Beat, Heartbeat, Json, LeaseName, LeaseWords
+from gputile.kube.api import AgentLease, Json, LeaseAnnotations, LeaseMetadata, LeaseRenewal
 from gputile.ledger.events import Freed
-from gputile.model.refusals import SENTENCE, NodeCode
-from gputile.scheduler.state.agent_liveness import ASLEEP, USUAL, Agents
+from gputile.model.refusals import SENTENCE, NodeReason
+from gputile.scheduler.state.agent_liveness import ASLEEP, USUAL, AgentLiveness
 from gputile.testing.builders import node
 from tests.dialects.shortcuts import raw_node
 from tests.scheduler.rig import Clock, Rig, tile
 
-SILENT = SENTENCE[NodeCode.AGENT_SILENT]
+SILENT = SENTENCE[NodeReason.AGENT_SILENT]
 
 
-def lease(name: str, renewed: str, lasts: int | None = 10, holder: str | None = None, use: str = "") -> Heartbeat:
-    metadata = LeaseName(name, LeaseWords(use) if use else None)
-    return Heartbeat(metadata, Beat(name if holder is None else holder, lasts, renewed))
+def lease(name: str, renewed: str, lasts: int | None = 10, holder: str | None = None, use: str = "") -> AgentLease:
+    metadata = LeaseMetadata(name, LeaseAnnotations(use) if use else None)
+    return AgentLease(metadata, LeaseRenewal(name if holder is None else holder, lasts, renewed))
 
 
 class Ward:
@@ -34,7 +34,7 @@ class Ward:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.agents = Agents(self.clock)
+        self.agents = AgentLiveness(self.clock)
         self.beats = 0
 
     def renew(self, *names: str, lasts: int | None = 10) -> list[str]:
@@ -52,7 +52,7 @@ class Ward:
         return fallen
 
     def silent(self, *names: str) -> list[str]:
-        return [name for name in names if self.agents.is_silent(name)]
+        return [name for name in names if self.agents.is_stale(name)]
 
 
 class TestWhoIsSilent:
@@ -115,18 +115,18 @@ class TestWhoIsSilent:
 
 
 class TestWithdrawal:
-    @pytest.mark.parametrize("beat", [Beat("", 10, "2"), Beat(None, 10, "2"), Beat("", 1, "1")])
-    def test_an_agent_that_lets_go_of_its_lease_is_silent_at_once(self, beat: Beat) -> None:
+    @pytest.mark.parametrize("beat", [LeaseRenewal("", 10, "2"), LeaseRenewal(None, 10, "2"), LeaseRenewal("", 1, "1")])
+    def test_an_agent_that_lets_go_of_its_lease_is_silent_at_once(self, beat: LeaseRenewal) -> None:
         ward = Ward()
         ward.renew("n1")
-        assert ward.agents.changed(Heartbeat(LeaseName("n1"), beat)) == ["n1"]
+        assert ward.agents.changed(AgentLease(LeaseMetadata("n1"), beat)) == ["n1"]
         assert ward.silent("n1") == ["n1"]
         assert ward.renew("n1") == ["n1"]
         assert ward.silent("n1") == []
 
     def test_a_lease_that_was_never_held(self) -> None:
         ward = Ward()
-        assert ward.agents.changed(Heartbeat(LeaseName("n1"))) == ["n1"]
+        assert ward.agents.changed(AgentLease(LeaseMetadata("n1"))) == ["n1"]
         assert ward.silent("n1") == ["n1"]
 
     def test_without_its_lease_a_node_is_like_any_other(self) -> None:
@@ -167,9 +167,9 @@ class TestWhatWeCannotSee:
         ward.wait(8)
         ward.agents.deaf()
         assert ward.wait(60) == []
-        blind = [ward.agents.is_blind]
+        blind = [ward.agents.is_disconnected]
         ward.agents.heard()
-        assert [*blind, ward.agents.is_blind] == [True, False]
+        assert [*blind, ward.agents.is_disconnected] == [True, False]
         assert (ward.wait(9), ward.wait(1)) == ([], ["n1"])
 
     def test_who_was_silent_before_stays_so(self) -> None:
@@ -186,7 +186,7 @@ class TestWhatWeCannotSee:
         ward.wait(5)
         ward.clock.now += 3600.0
         assert ward.agents.look() == []
-        assert ward.agents.is_blind
+        assert ward.agents.is_disconnected
         assert (ward.wait(9), ward.wait(1)) == ([], ["n1"])
 
     def test_a_short_pause_is_no_sleep(self) -> None:
@@ -264,10 +264,10 @@ async def test_pods_that_wait_are_tried_again_when_an_agent_is_back() -> None:
     rig.wait(11)
     assert not rig.filter().names
     rig.clock.now += 1.0
-    await rig.teller.round()
+    await rig.pending_pods.round()
     assert not rig.api.patches
     rig.beat("n1")
-    await rig.teller.round()
+    await rig.pending_pods.round()
     assert [list(annotations) for _, annotations, _ in rig.api.patches] == [[NUDGED]]
 
 
@@ -276,7 +276,7 @@ async def test_the_reason_is_told_to_the_pod() -> None:
     rig.arrive(tile(8))
     rig.wait(11)
     rig.filter()
-    await rig.teller.round()
+    await rig.pending_pods.round()
     (note,) = rig.api.notes
     assert SILENT in note.message
 
@@ -286,7 +286,7 @@ def test_a_node_whose_agent_has_stopped_is_refused_at_once() -> None:
     rig.arrive(tile(8))
     rig.beat("n1", holderIdentity="")
     assert rig.filter().names == ["n2"]
-    assert rig.fault() == NodeCode.AGENT_SILENT
+    assert rig.fault() == NodeReason.AGENT_SILENT
 
 
 async def test_no_bind_goes_to_a_node_that_fell_silent_after_filter() -> None:
@@ -312,11 +312,11 @@ def test_pods_on_a_silent_node_keep_what_they_hold() -> None:
 def test_a_renewal_touches_nothing() -> None:
     """There are a thousand of them a second at 5,000 nodes."""
     rig = Cluster()
-    before = rig.ledger.fleet.moment(), rig.ledger.fleet.gains()
+    before = rig.ledger.fleet.moment(), rig.ledger.fleet.capacity_generation()
     for _ in range(20):
         assert rig.beat("n1", "n2") == []
         rig.wait(1)
-    assert (rig.ledger.fleet.moment(), rig.ledger.fleet.gains()) == before
+    assert (rig.ledger.fleet.moment(), rig.ledger.fleet.capacity_generation()) == before
 
 
 def test_a_node_that_changes_while_its_agent_is_silent_stays_out_of_use() -> None:
@@ -324,7 +324,7 @@ def test_a_node_that_changes_while_its_agent_is_silent_stays_out_of_use() -> Non
     rig.wait(11)
     rig.api.add_node(node("n1").cards(2, size=16).manifest())
     rig.catch_up()
-    assert rig.fault() == NodeCode.AGENT_SILENT
+    assert rig.fault() == NodeReason.AGENT_SILENT
     rig.beat("n1")
     assert (rig.fault(), rig.free()) == ("", [16, 16])
 
@@ -334,7 +334,7 @@ def test_a_node_that_joins_after_its_lease() -> None:
     rig.beat("n9", holderIdentity="")
     rig.api.add_node(node("n9").cards(1, size=16).manifest())
     rig.catch_up()
-    assert rig.fault("n9") == NodeCode.AGENT_SILENT
+    assert rig.fault("n9") == NodeReason.AGENT_SILENT
 
 
 def test_what_is_wrong_with_the_node_itself_counts_first() -> None:
@@ -344,13 +344,13 @@ def test_what_is_wrong_with_the_node_itself_counts_first() -> None:
     broken["metadata"]["annotations"][INVENTORY] = "{"
     rig.api.add_node(broken)
     rig.catch_up()
-    assert rig.fault() == NodeCode.BAD_INVENTORY
+    assert rig.fault() == NodeReason.BAD_INVENTORY
     rig.beat("n1")
-    assert rig.fault() == NodeCode.BAD_INVENTORY, "that its agent speaks does not mend it"
+    assert rig.fault() == NodeReason.BAD_INVENTORY, "that its agent speaks does not mend it"
     rig.wait(11)
     rig.api.add_node(node("n1").cards(1, size=16).manifest())
     rig.catch_up()
-    assert rig.fault() == NodeCode.AGENT_SILENT
+    assert rig.fault() == NodeReason.AGENT_SILENT
 
 
 def test_another_systems_node_is_not_judged_by_a_lease_that_was_left_behind() -> None:

@@ -14,16 +14,16 @@ import pytest
 from gputile.background import failure_isolation, time_slices
 from gputile.dialects.kube_objects import NodeObject, Pod
 from gputile.engine.fleet.fleet import Fleet
-from gputile.engine.policies.workload_model import Lesson
-from gputile.kube.api import Alive, Change, Json, Seen, Snapshot, Spoilt, Trouble, Unclear
+from gputile.engine.policies.workload_model import TrainingData
+from gputile.kube.api import Bookmark, Change, Json, OutcomeUnknown, Snapshot, Undecodable, WatchFailed, WatchUpdate
 from gputile.kube.leader_election import Term
-from gputile.ledger.ledger import BookSettings, State
-from gputile.model.errors import DoubleBooked, InputError
+from gputile.ledger.ledger import AllocationState, LedgerSettings
+from gputile.model.errors import InputError, Overcommitted
 from gputile.model.requests import PodRequest
 from gputile.scheduler import app as module
-from gputile.scheduler.app import STALE, VOLUMES, Process
+from gputile.scheduler.app import STALE, VOLUMES, SchedulerApp
 from gputile.scheduler.extender_api import read_filter
-from gputile.scheduler.leadership import Alone, Leader
+from gputile.scheduler.leadership import ElectedReplica, SingleReplica
 from gputile.scheduler.settings import Settings
 from gputile.telemetry.metrics import Metrics
 from gputile.testing.builders import NodeBuilder, node, pod
@@ -38,7 +38,7 @@ def settings(**more: Any) -> Settings:
 class Replica:
     """A running process, and a client that asks it over HTTP."""
 
-    def __init__(self, process: Process, api: ScriptedApi, http: aiohttp.ClientSession) -> None:
+    def __init__(self, process: SchedulerApp, api: ScriptedApi, http: aiohttp.ClientSession) -> None:
         self.process, self.api, self.http = process, api, http
         self.stop = asyncio.Event()
 
@@ -53,14 +53,14 @@ class Replica:
             while not done():
                 await asyncio.sleep(0.001)
 
-    def state(self, uid: str) -> State | None:
+    def state(self, uid: str) -> AllocationState | None:
         entry = self.process.ledger.entry(uid)
         return entry.state if entry is not None else None
 
 
 @asynccontextmanager
 async def running(api: ScriptedApi, leadership: Any = None, **more: Any) -> AsyncIterator[Replica]:
-    process = Process(api, settings(**more), Metrics(), leadership)
+    process = SchedulerApp(api, settings(**more), Metrics(), leadership)
     async with aiohttp.ClientSession() as http:
         replica = Replica(process, api, http)
         task = asyncio.create_task(process.run(replica.stop))
@@ -89,17 +89,17 @@ async def test_a_pods_walk() -> None:
         api, process = replica.api, replica.process
         await replica.until(process.is_synced)
         api.add_pod(pod(tile(8), uid="uid-web-0"))
-        await replica.until(lambda: "uid-web-0" in process.mirror.waiting)
+        await replica.until(lambda: "uid-web-0" in process.cluster_state.waiting)
         _, answer = await replica.ask("/gputile/filter", filter_body(api, "web-0"))
         assert answer["NodeNames"] == ["n1"]
-        assert replica.state("uid-web-0") is State.PENCILLED
+        assert replica.state("uid-web-0") is AllocationState.RESERVED
         assert await replica.ask("/gputile/bind", bind_body("web-0")) == (200, {"Error": ""})
-        await replica.until(lambda: replica.state("uid-web-0") is State.CONFIRMED)
+        await replica.until(lambda: replica.state("uid-web-0") is AllocationState.CONFIRMED)
         process.ledger.check()
         assert len(api.bindings) == 1
         api.delete_pod("default/web-0")
         await replica.until(lambda: replica.state("uid-web-0") is None)
-        assert [room.memory for room in process.ledger.fleet.view("n1").rooms] == [16, 16]
+        assert [room.memory for room in process.ledger.fleet.view("n1").free_by_card] == [16, 16]
 
 
 async def test_a_cluster_that_others_filled_is_booked_after_one_list() -> None:
@@ -116,7 +116,7 @@ async def test_a_cluster_that_others_filled_is_booked_after_one_list() -> None:
         await replica.until(replica.process.is_synced)
         await replica.until(lambda: replica.api.patches)
         await asyncio.sleep(0.01)
-        free = [room.memory for room in replica.process.ledger.fleet.view("n1").rooms]
+        free = [room.memory for room in replica.process.ledger.fleet.view("n1").free_by_card]
         assert sorted(free) in ([3, 13], [8, 8])
         assert sum(free) == 16
         replica.process.ledger.check()
@@ -129,12 +129,12 @@ class Slow(ScriptedApi):
         super().__init__([one.manifest() for one in nodes])
         self.gate = asyncio.Event()
 
-    async def _late(self) -> AsyncIterator[Seen[Pod]]:
+    async def _late(self) -> AsyncIterator[WatchUpdate[Pod]]:
         await self.gate.wait()
         async for seen in super().follow_pods():
             yield seen
 
-    def follow_pods(self) -> AsyncIterator[Seen[Pod]]:
+    def follow_pods(self) -> AsyncIterator[WatchUpdate[Pod]]:
         return self._late()
 
 
@@ -160,13 +160,13 @@ class Told(ScriptedApi):
 
     def __init__(self, *nodes: NodeBuilder) -> None:
         super().__init__([one.manifest() for one in nodes])
-        self.said: asyncio.Queue[Seen[Pod]] = asyncio.Queue()
+        self.said: asyncio.Queue[WatchUpdate[Pod]] = asyncio.Queue()
 
-    async def _say(self) -> AsyncIterator[Seen[Pod]]:
+    async def _say(self) -> AsyncIterator[WatchUpdate[Pod]]:
         while True:
             yield await self.said.get()
 
-    def follow_pods(self) -> AsyncIterator[Seen[Pod]]:
+    def follow_pods(self) -> AsyncIterator[WatchUpdate[Pod]]:
         return self._say()
 
 
@@ -174,11 +174,13 @@ class Told(ScriptedApi):
     "healing",
     [
         pytest.param(Snapshot[Pod](()), id="a-list"),
-        pytest.param(Alive(), id="a-bookmark"),
+        pytest.param(Bookmark(), id="a-bookmark"),
         pytest.param(Change("MODIFIED", Pod()), id="a-change"),
     ],
 )
-async def test_a_watch_that_stays_broken_is_not_ready(healing: Seen[Pod], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_watch_that_stays_broken_is_not_ready(
+    healing: WatchUpdate[Pod], monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock()
     monkeypatch.setattr(module, "time", _Time(clock))
     api = Told(node("n1").card())
@@ -186,11 +188,11 @@ async def test_a_watch_that_stays_broken_is_not_ready(healing: Seen[Pod], monkey
         process = replica.process
         api.said.put_nowait(Snapshot(()))
         await replica.until(process.is_synced)
-        api.said.put_nowait(Trouble("timed out"))
+        api.said.put_nowait(WatchFailed("timed out"))
         await replica.until(lambda: process.metrics.registry.get_sample_value(*TROUBLES) == 1)
         assert process.why_not_ready() == ""
         clock.now += STALE / 2
-        api.said.put_nowait(Trouble("timed out"))
+        api.said.put_nowait(WatchFailed("timed out"))
         await replica.until(lambda: process.metrics.registry.get_sample_value(*TROUBLES) == 2)
         clock.now += STALE / 2 + 1
         assert process.why_not_ready() == "the watch of pods is broken"
@@ -215,7 +217,7 @@ async def test_an_object_that_cannot_be_read_is_counted_and_harms_nobody() -> No
     async with running(api) as replica:
         process = replica.process
         api.said.put_nowait(Snapshot(()))
-        api.said.put_nowait(Spoilt("Pod default/odd", "spec is a list"))
+        api.said.put_nowait(Undecodable("Pod default/odd", "spec is a list"))
         name = "gputile_unreadable_objects_total"
         await replica.until(lambda: process.metrics.registry.get_sample_value(name) == 1)
         assert process.why_not_ready() == ""
@@ -224,7 +226,7 @@ async def test_an_object_that_cannot_be_read_is_counted_and_harms_nobody() -> No
 async def test_stopping_finishes_the_bind_in_flight_and_then_lets_go_of_the_lease() -> None:
     story: list[str] = []
 
-    class Watched(Alone):
+    class Watched(SingleReplica):
         async def run(self) -> None:
             try:
                 await super().run()
@@ -239,7 +241,7 @@ async def test_stopping_finishes_the_bind_in_flight_and_then_lets_go_of_the_leas
     async with running(api, Watched()) as replica:
         await replica.until(replica.process.is_synced)
         api.add_pod(pod(tile(8), uid="uid-web-0"))
-        await replica.until(lambda: "uid-web-0" in replica.process.mirror.waiting)
+        await replica.until(lambda: "uid-web-0" in replica.process.cluster_state.waiting)
         bind = asyncio.create_task(replica.ask("/bind", bind_body("web-0")))
         await replica.until(lambda: api.bindings)
         replica.stop.set()
@@ -254,7 +256,7 @@ async def test_stopping_finishes_the_bind_in_flight_and_then_lets_go_of_the_leas
 async def test_stopping_finishes_a_bind_whose_caller_has_gone() -> None:
     story: list[str] = []
 
-    class Watched(Alone):
+    class Watched(SingleReplica):
         async def step_down(self, *, release: bool) -> None:
             story.append(f"bound to {api.pods['default/web-0']['spec']['nodeName']}, release {release}")
 
@@ -279,7 +281,7 @@ async def test_the_election_ends_before_its_lease_is_let_go() -> None:
     """`Elector.release`: cancel `run` first. Else it may take the lease again that it has just let go."""
     story: list[str] = []
 
-    class Watched(Alone):
+    class Watched(SingleReplica):
         async def run(self) -> None:
             try:
                 await super().run()
@@ -299,7 +301,7 @@ async def test_the_lease_is_kept_while_a_bind_may_still_land(settled: bool) -> N
     """The next leader waits out a lease that expires, and not one that was released."""
     told: list[bool] = []
 
-    class Watched(Alone):
+    class Watched(SingleReplica):
         async def step_down(self, *, release: bool) -> None:
             told.append(release)
 
@@ -317,13 +319,13 @@ async def test_settled_is_what_the_watch_has_shown() -> None:
         assert await replica.process._settled()
         assert await replica.ask("/bind", bind_body("web-0")) == (200, {"Error": ""})
         assert await replica.process._settled()
-        assert replica.state("uid-web-0") is State.CONFIRMED
+        assert replica.state("uid-web-0") is AllocationState.CONFIRMED
 
 
 async def test_a_lease_that_cannot_be_given_back_does_not_stop_the_stopping() -> None:
-    class Stubborn(Alone):
+    class Stubborn(SingleReplica):
         async def step_down(self, *, release: bool) -> None:
-            raise Unclear("timed out")
+            raise OutcomeUnknown("timed out")
 
     async with running(cluster(), Stubborn()) as replica:
         await replica.until(replica.process.is_synced)
@@ -332,7 +334,7 @@ async def test_a_lease_that_cannot_be_given_back_does_not_stop_the_stopping() ->
 async def test_a_loop_that_breaks_by_a_bug_is_started_again_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failure_isolation, "AGAIN", 0.0)
 
-    class Broken(Alone):
+    class Broken(SingleReplica):
         starts = 0
 
         async def run(self) -> None:
@@ -349,11 +351,11 @@ async def test_a_loop_that_breaks_by_a_bug_is_started_again_and_counted(monkeypa
 
 
 async def test_settings_that_cannot_be_used_still_end_the_process() -> None:
-    class Unusable(Alone):
+    class Unusable(SingleReplica):
         async def run(self) -> None:
             raise InputError("a file that is not there; name another")
 
-    process = Process(cluster(), settings(), Metrics(), Unusable())
+    process = SchedulerApp(cluster(), settings(), Metrics(), Unusable())
     with pytest.raises(InputError, match="not there"):
         await process.run(asyncio.Event())
 
@@ -378,9 +380,9 @@ async def test_a_new_leader_takes_stock_before_it_writes() -> None:
     async def label(leads: bool) -> None:
         labels.append(leads)
 
-    leader = Leader(metrics, take_stock=lambda: process.take_stock(), wait_out=0.01, set_label=label)
+    leader = ElectedReplica(metrics, resync=lambda: process.resync(), wait_out=0.01, set_label=label)
     api = cluster()
-    process = Process(api, settings(), metrics, leader)
+    process = SchedulerApp(api, settings(), metrics, leader)
     leader.enter(Held())  # type: ignore[arg-type]
     stop = asyncio.Event()
     await leader.on_change(Held.term)
@@ -394,7 +396,7 @@ async def test_a_new_leader_takes_stock_before_it_writes() -> None:
     assert not process.may_write()
 
 
-class Crown(Alone):
+class Crown(SingleReplica):
     """May be taken away."""
 
     worn = True
@@ -430,12 +432,12 @@ async def test_taking_stock_lists_anew_in_the_stream_itself() -> None:
         process = replica.process
         api.said.put_nowait(Snapshot(()))
         await replica.until(process.is_synced)
-        taking = asyncio.create_task(process.take_stock())
+        taking = asyncio.create_task(process.resync())
         await replica.until(lambda: process._stream == 2)
         assert not taking.done(), "the new list has not come yet"
         api.said.put_nowait(Snapshot((bound,)))
         await taking
-        assert replica.state("uid-web-0") is State.CONFIRMED
+        assert replica.state("uid-web-0") is AllocationState.CONFIRMED
         api.said.put_nowait(Change("DELETED", bound))
         await replica.until(lambda: replica.state("uid-web-0") is None)
 
@@ -444,8 +446,8 @@ async def test_after_taking_stock_what_was_begun_is_decided_anew(monkeypatch: py
     called: list[str] = []
     async with running(cluster()) as replica:
         await replica.until(replica.process.is_synced)
-        monkeypatch.setattr(replica.process.granter, "new_term", lambda: called.append("new term"))
-        await replica.process.take_stock()
+        monkeypatch.setattr(replica.process.reconciler, "on_elected", lambda: called.append("new term"))
+        await replica.process.resync()
     assert called == ["new term"]
 
 
@@ -454,33 +456,33 @@ async def test_a_stream_that_was_given_up_tells_nothing_more() -> None:
     async with running(api) as replica:
         await replica.until(replica.process.is_synced)
         for _ in range(3):
-            await replica.process.take_stock()
+            await replica.process.resync()
         api.add_pod(pod(tile(8), uid="uid-web-0"))
-        await replica.until(lambda: "uid-web-0" in replica.process.mirror.waiting)
-        assert len(replica.process.mirror.take_arrivals()) <= 1
+        await replica.until(lambda: "uid-web-0" in replica.process.cluster_state.waiting)
+        assert len(replica.process.cluster_state.take_arrivals()) <= 1
 
 
 # ---- ticks ----------------------------------------------------------------------------------------------------------
 
 
-async def ticking(monkeypatch: pytest.MonkeyPatch, *pods: Json, **more: Any) -> tuple[Process, Clock]:
+async def ticking(monkeypatch: pytest.MonkeyPatch, *pods: Json, **more: Any) -> tuple[SchedulerApp, Clock]:
     clock = Clock()
     monkeypatch.setattr(module, "time", _Time(clock))
     api = cluster(node("n1").cards(2, size=16), node("n2").cards(2, size=16), pods=pods)
-    process = Process(api, settings(**more), Metrics())
-    process.mirror.nodes_listed(msgspec.convert(one, NodeObject) for one in api.nodes.values())
+    process = SchedulerApp(api, settings(**more), Metrics())
+    process.cluster_state.nodes_listed(msgspec.convert(one, NodeObject) for one in api.nodes.values())
     await process._pods_listed(await api.list_pods())
     for event in process._listed.values():
         event.set()
     return process, clock
 
 
-def ask(process: Process, made: Json, *nodes: str) -> list[str]:
+def ask(process: SchedulerApp, made: Json, *nodes: str) -> list[str]:
     body = json.dumps({"Pod": made, "NodeNames": list(nodes or ("n1", "n2"))}).encode()
-    return process.extender.filter(read_filter(body)).names
+    return process.filter_service.filter(read_filter(body)).names
 
 
-def value(process: Process, name: str, **labels: str) -> float | None:
+def value(process: SchedulerApp, name: str, **labels: str) -> float | None:
     return process.metrics.registry.get_sample_value(f"gputile_{name}", labels)
 
 
@@ -489,9 +491,9 @@ async def test_a_pencil_fades_and_its_node_ranks_last(monkeypatch: pytest.Monkey
     process, clock = await ticking(monkeypatch, made)
     assert ask(process, made) == ["n1", "n2"]
     process.tick(clock.now + 1.9)
-    assert process.ledger.pencils() == 1
+    assert process.ledger.reservations() == 1
     process.tick(clock.now + 2.1)
-    assert process.ledger.pencils() == 0
+    assert process.ledger.reservations() == 0
     assert value(process, "pencils_total", end="expired") == 1
     assert ask(process, made) == ["n2"]
 
@@ -504,11 +506,11 @@ async def test_a_pencil_is_kept_while_kube_scheduler_prepares_volumes_there(monk
     while clock.now < begun + VOLUMES - 5:
         clock.now += 0.9
         process.tick(clock.now)
-    assert process.ledger.pencils() == 1
+    assert process.ledger.reservations() == 1
     while clock.now < begun + VOLUMES + 5:
         clock.now += 0.9
         process.tick(clock.now)
-    assert process.ledger.pencils() == 0, "but not for ever"
+    assert process.ledger.reservations() == 0, "but not for ever"
 
 
 async def test_not_when_another_node_is_nominated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -518,7 +520,7 @@ async def test_not_when_another_node_is_nominated(monkeypatch: pytest.MonkeyPatc
     for _ in range(4):
         clock.now += 0.9
         process.tick(clock.now)
-    assert process.ledger.pencils() == 0
+    assert process.ledger.reservations() == 0
 
 
 async def test_the_numbers_of_the_book(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -550,13 +552,13 @@ async def test_the_number_of_cards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_an_old_bind_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     made = pod(tile(8), name="c", uid="uid-c")
-    process, clock = await ticking(monkeypatch, made, book=BookSettings(assume_ttl=10.0))
+    process, clock = await ticking(monkeypatch, made, book=LedgerSettings(assume_ttl=10.0))
     assert await process.binder.bind(bind_args("c")) == ""
     process.tick(clock.now + 11)
-    await process.granter.round()
+    await process.reconciler.round()
     entry = process.ledger.entry("uid-c")
     assert entry is not None
-    assert entry.state is State.CONFIRMED
+    assert entry.state is AllocationState.CONFIRMED
     assert value(process, "assumed_expired_total") == 1
 
 
@@ -568,9 +570,9 @@ async def test_room_that_appears_wakes_those_who_wait(monkeypatch: pytest.Monkey
     process, clock = await ticking(monkeypatch, made, *old)
     assert isinstance(process.api, ScriptedApi)
     assert ask(process, made, "n1") == []
-    process.carry_out(process._pod_changed(process.api.add_pod(old[0]), True))
+    process.apply(process._pod_changed(process.api.add_pod(old[0]), True))
     clock.now += 1
-    await process.teller.round()
+    await process.pending_pods.round()
     assert [key for key, _, _ in process.api.patches] == ["default/web-0"]
 
 
@@ -578,7 +580,7 @@ async def test_what_arrives_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
     process, clock = await ticking(monkeypatch)
     learnt: list[object] = []
     monkeypatch.setattr(process.ledger.fleet, "learn", learnt.append)
-    process.mirror.pod_changed(ScriptedApi().add_pod(pod(tile(8), uid="uid-new")))
+    process.cluster_state.pod_changed(ScriptedApi().add_pod(pod(tile(8), uid="uid-new")))
     process.tick(clock.now)
     process.tick(clock.now)
     assert len(learnt) == 1
@@ -588,20 +590,20 @@ async def test_the_first_list_is_read_a_few_at_a_time_and_learnt_as_a_whole(monk
     """Between them the probes are answered, and ticks pass that must not take what is to be learnt."""
     monkeypatch.setattr(time_slices, "SLICE", -1.0)
     api = cluster(pods=tuple(pod(tile(1), name=f"p{n}", uid=f"uid-{n}") for n in range(5)))
-    process = Process(api, settings(), Metrics())
+    process = SchedulerApp(api, settings(), Metrics())
     learnt: list[int] = []
 
-    def lesson_from(found: list[PodRequest]) -> Lesson:
+    def lesson_from(found: list[PodRequest]) -> TrainingData:
         learnt.append(len(found))
         return Fleet().lesson_from(found)
 
     monkeypatch.setattr(process.ledger.fleet, "lesson_from", lesson_from)
-    process.mirror.nodes_listed(msgspec.convert(one, NodeObject) for one in api.nodes.values())
+    process.cluster_state.nodes_listed(msgspec.convert(one, NodeObject) for one in api.nodes.values())
     reading = asyncio.create_task(process._pods_listed(await api.list_pods()))
     seen = []
     while not reading.done():
         await asyncio.sleep(0)
-        seen.append(len(process.mirror.waiting))
+        seen.append(len(process.cluster_state.waiting))
         process.tick(0.0)
     assert seen[:6] == [0, 1, 2, 3, 4, 5]
     assert learnt == [5]
@@ -627,7 +629,7 @@ async def test_a_book_that_does_not_add_up_is_found_out(
     def spoilt(name: str) -> None:
         checked.append(name)
         if name == "n1":
-            raise DoubleBooked("n1-0 is booked beyond its size. Story: ...")
+            raise Overcommitted("n1-0 is booked beyond its size. Story: ...")
 
     async with running(cluster(node("n1").card(), node("n2").card()), audit=0.001) as replica:
         await replica.until(replica.process.is_synced)

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Iterable
 
 import pytest
 
-from gputile.dialects.gputile import LINGERING, write_lingering
-from gputile.kube.api import Heartbeat, Json, Seen, Spoilt, Trouble
+from gputile.dialects.gputile import LINGERING, write_orphaned_pods
+from gputile.kube.api import AgentLease, Json, Undecodable, WatchFailed, WatchUpdate
 from gputile.ledger.events import Instruction
-from gputile.model.refusals import NodeCode
+from gputile.model.refusals import NodeReason
 from gputile.scheduler.app import STALE
-from gputile.scheduler.state.agent_liveness import AgentSettings
+from gputile.scheduler.state.agent_liveness import AgentLivenessSettings
 from gputile.testing.builders import node, pod
 from tests.scheduler.rig import ScriptedApi, tile
 from tests.scheduler.test_app import Replica, cluster, filter_body, running
@@ -33,14 +33,14 @@ async def test_an_agent_that_stops_and_comes_back() -> None:
     beat(api, "1")
     async with running(api) as replica:
         await replica.until(replica.process.is_synced)
-        await replica.until(lambda: "n1" in replica.process.mirror.agents)
+        await replica.until(lambda: "n1" in replica.process.cluster_state.agents)
         assert fault(replica) == ""
         beat(api, "2", holder="")
-        await replica.until(lambda: fault(replica) == NodeCode.AGENT_SILENT)
+        await replica.until(lambda: fault(replica) == NodeReason.AGENT_SILENT)
         replica.process.tick(time.monotonic())
         assert (await replica.ask("/metrics"))[1].count('gputile_agents{state="silent"} 1.0') == 1
         api.add_pod(pod(tile(8), uid="uid-web-0"))
-        await replica.until(lambda: "uid-web-0" in replica.process.mirror.waiting)
+        await replica.until(lambda: "uid-web-0" in replica.process.cluster_state.waiting)
         _, answer = await replica.ask("/gputile/filter", filter_body(api, "web-0"))
         assert answer["FailedAndUnresolvableNodes"] == {"n1": "silent GPU agent"}
         beat(api, "3")
@@ -54,28 +54,28 @@ async def test_an_agent_that_falls_silent(caplog: pytest.LogCaptureFixture) -> N
     api.add_lease("n1", holderIdentity="n1", leaseDurationSeconds=1, renewTime="1")
     async with running(api) as replica:
         process = replica.process
-        await replica.until(lambda: process.is_synced() and "n1" in process.mirror.agents)
-        process.mirror.agents._clock = lambda: time.monotonic() + 2.0
+        await replica.until(lambda: process.is_synced() and "n1" in process.cluster_state.agents)
+        process.cluster_state.agents._clock = lambda: time.monotonic() + 2.0
         process.tick(time.monotonic())
-        assert fault(replica) == NodeCode.AGENT_SILENT
+        assert fault(replica) == NodeReason.AGENT_SILENT
         assert "the agent of a node has fallen silent" in caplog.text
 
 
 class Deaf(ScriptedApi):
     """Its Leases cannot be followed, or not all of them can be read."""
 
-    def __init__(self, *told: Seen[Heartbeat], nodes: Iterable[Json]) -> None:
+    def __init__(self, *told: WatchUpdate[AgentLease], nodes: Iterable[Json]) -> None:
         super().__init__(nodes)
         self.told = told
         self.asked: list[str] = []
 
-    async def _told(self) -> AsyncIterator[Seen[Heartbeat]]:
+    async def _told(self) -> AsyncIterator[WatchUpdate[AgentLease]]:
         for seen in self.told:
             yield seen
         async for seen in super().follow_leases(""):
             yield seen
 
-    def follow_leases(self, namespace: str) -> AsyncIterator[Seen[Heartbeat]]:
+    def follow_leases(self, namespace: str) -> AsyncIterator[WatchUpdate[AgentLease]]:
         self.asked.append(namespace)
         return self._told()
 
@@ -86,10 +86,10 @@ NODES = [node("n1").cards(2, size=16).manifest()]
 async def test_who_may_not_see_the_leases_says_so_once_and_is_ready_all_the_same(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api = Deaf(*[Trouble("403: forbidden")] * 5, Trouble("reset"), nodes=NODES)
+    api = Deaf(*[WatchFailed("403: forbidden")] * 5, WatchFailed("reset"), nodes=NODES)
     async with running(api) as replica:
         await replica.until(replica.process.is_synced)
-        await replica.until(lambda: replica.process.mirror.agents.counts()["alive"] == 0)
+        await replica.until(lambda: replica.process.cluster_state.agents.counts()["alive"] == 0)
         assert [record.msg for record in caplog.records].count(
             "the agents' leases cannot be followed; trying again"
         ) == 2
@@ -100,16 +100,16 @@ async def test_who_may_not_see_the_leases_says_so_once_and_is_ready_all_the_same
 
 
 async def test_a_lease_that_cannot_be_read_is_passed_over() -> None:
-    api = Deaf(Spoilt("Lease gputile-agents/n2", "odd"), nodes=NODES)
+    api = Deaf(Undecodable("Lease gputile-agents/n2", "odd"), nodes=NODES)
     beat(api, "1")
     async with running(api) as replica:
-        await replica.until(lambda: "n1" in replica.process.mirror.agents)
+        await replica.until(lambda: "n1" in replica.process.cluster_state.agents)
 
 
 @pytest.mark.parametrize(("namespace", "asked"), [("", []), ("elsewhere", ["elsewhere"])])
 async def test_where_the_leases_are(namespace: str, asked: list[str]) -> None:
     api = Deaf(nodes=NODES)
-    async with running(api, agents=AgentSettings(namespace=namespace)) as replica:
+    async with running(api, agents=AgentLivenessSettings(namespace=namespace)) as replica:
         await replica.until(replica.process.is_synced)
         await asyncio.sleep(0)
         assert api.asked == asked
@@ -118,18 +118,18 @@ async def test_where_the_leases_are(namespace: str, asked: list[str]) -> None:
 async def test_a_pod_deleted_by_force_keeps_its_tile_until_its_agent_has_spoken() -> None:
     api = cluster(pods=(pod(tile(8), annotations=grant(), uid="uid-web-0", on="n1"),))
     beat(api, "1")
-    async with running(api, agents=AgentSettings(linger=0.001)) as replica:
+    async with running(api, agents=AgentLivenessSettings(linger=0.001)) as replica:
         process = replica.process
-        await replica.until(lambda: process.is_synced() and "n1" in process.mirror.agents)
+        await replica.until(lambda: process.is_synced() and "n1" in process.cluster_state.agents)
         api.delete_pod("default/web-0")
-        await replica.until(lambda: len(process.mirror.lingering))
+        await replica.until(lambda: len(process.cluster_state.orphans))
         named = node("n1").cards(2, size=16).manifest()
-        named["metadata"]["annotations"][LINGERING] = write_lingering([held()])
+        named["metadata"]["annotations"][LINGERING] = write_orphaned_pods([held()])
         api.add_node(named)
-        await replica.until(lambda: process.mirror.lingering.holdings())
+        await replica.until(lambda: process.cluster_state.orphans.allocations())
         process.tick(time.monotonic())
         assert "gputile_lingering_pods 1.0" in (await replica.ask("/metrics"))[1]
-        assert [room.memory for room in process.ledger.fleet.view("n1").rooms] == [8, 16]
+        assert [room.memory for room in process.ledger.fleet.view("n1").free_by_card] == [8, 16]
         api.add_node(node("n1").cards(2, size=16).manifest())
         await replica.until(lambda: replica.state("uid-web-0") is None)
 
@@ -137,17 +137,17 @@ async def test_a_pod_deleted_by_force_keeps_its_tile_until_its_agent_has_spoken(
 async def test_while_our_own_watch_is_broken_nothing_is_let_go() -> None:
     api = cluster(pods=(pod(tile(8), annotations=grant(), uid="uid-web-0", on="n1"),))
     beat(api, "1")
-    async with running(api, agents=AgentSettings(linger=0.001)) as replica:
+    async with running(api, agents=AgentLivenessSettings(linger=0.001)) as replica:
         process = replica.process
-        await replica.until(lambda: process.is_synced() and "n1" in process.mirror.agents)
+        await replica.until(lambda: process.is_synced() and "n1" in process.cluster_state.agents)
         told: list[bool] = []
 
         def look_at(uid: str, *, blind: bool = False) -> list[Instruction]:
             told.append(blind)
             return []
 
-        process.mirror.lingering.kept = lambda: ["uid-gone"]  # type: ignore[method-assign]
-        process.mirror.lingering.look_at = look_at  # type: ignore[method-assign]
+        process.cluster_state.orphans.kept = lambda: ["uid-gone"]  # type: ignore[method-assign]
+        process.cluster_state.orphans.look_at = look_at  # type: ignore[method-assign]
         process.tick(time.monotonic())
         assert told[-1] is False
         process._trouble["nodes"] = time.monotonic()

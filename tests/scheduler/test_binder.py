@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from gputile.dialects.gputile import GRANT
-from gputile.kube.api import Json, Unclear
-from gputile.ledger.ledger import State
+from gputile.kube.api import Json, OutcomeUnknown
+from gputile.ledger.ledger import AllocationState
 from gputile.scheduler.binding.binder import FIRST_PAUSE, NOT_LEADING
 from gputile.scheduler.extender_api import read_filter
 from gputile.scheduler.settings import BindSettings
@@ -37,13 +37,13 @@ class TestOneCall:
         assert (binding.namespace, binding.name, binding.uid, binding.node) == ("default", "web-0", "uid-web-0", "n1")
         assert binding.labels == {"hami.io/vgpu-node": "n1"}
         assert binding.annotations["hami.io/vgpu-devices-allocated"] == "GPU-n1-0,NVIDIA,3000,30:;"
-        assert (r.state(), r.free()) == (State.ASSUMED, [13384, 16384])
+        assert (r.state(), r.free()) == (AllocationState.ASSUMED, [13384, 16384])
         granted = r.written()
         assert granted is not None
         assert (granted["pod"], granted["node"], granted["dialect"]) == ("uid-web-0", "n1", "hami")
         assert r.live()["spec"]["nodeName"] == "n1"
         r.catch_up()
-        assert (r.state(), r.free()) == (State.CONFIRMED, [13384, 16384])
+        assert (r.state(), r.free()) == (AllocationState.CONFIRMED, [13384, 16384])
         assert r.count("binds_total", end="bound") == 1
         assert r.count("verb_seconds_count", verb="bind", stage="api") == 1
 
@@ -54,7 +54,7 @@ class TestOneCall:
         assert await r.bind() == ""
         assert r.free() == [13384, 16384]
         assert r.count("pencils_total", end="bound") == 1
-        assert r.ledger.pencils() == 0
+        assert r.ledger.reservations() == 0
 
     async def test_kube_scheduler_may_choose_another_of_the_ties(self) -> None:
         r = rig()
@@ -77,7 +77,7 @@ class TestOneCall:
         r.arrive(tile(3000), seen=False)
         assert await r.bind() == ""
         assert r.api.calls == ["pod", "bind"]
-        assert r.state() is State.ASSUMED
+        assert r.state() is AllocationState.ASSUMED
 
     async def test_unless_filter_was_just_asked_about_it(self) -> None:
         r = rig()
@@ -85,9 +85,9 @@ class TestOneCall:
         assert r.filter().names == ["n1", "n2"]
         assert await r.bind() == ""
         assert r.api.calls == ["bind"]
-        assert (r.state(), r.free()) == (State.ASSUMED, [13384, 16384])
+        assert (r.state(), r.free()) == (AllocationState.ASSUMED, [13384, 16384])
         r.catch_up()
-        assert (r.state(), r.free()) == (State.CONFIRMED, [13384, 16384])
+        assert (r.state(), r.free()) == (AllocationState.CONFIRMED, [13384, 16384])
 
     async def test_one_that_filter_was_asked_about_and_that_went_meanwhile_leaves_nothing_behind(self) -> None:
         r = rig()
@@ -104,7 +104,7 @@ class TestOneCall:
         assert r.requests.recent("uid-web-0") is not None
         made = r.body()
         for n in range(RECENT):
-            r.extender.filter(read_filter(made.replace(b"uid-web-0", f"uid-{n}".encode())))
+            r.filter_service.filter(read_filter(made.replace(b"uid-web-0", f"uid-{n}".encode())))
         assert r.requests.recent("uid-web-0") is None
         assert len(r.ledger) == 0
 
@@ -186,7 +186,7 @@ class TestNotBound:
 
     async def test_a_pod_that_cannot_be_looked_up(self) -> None:
         r = rig()
-        r.api.script["pod"] = [Unclear("timed out")]
+        r.api.script["pod"] = [OutcomeUnknown("timed out")]
         assert await r.bind() == "the pod cannot be looked up: timed out"
 
 
@@ -194,10 +194,10 @@ class TestRepeats:
     async def test_of_a_pod_that_somebody_else_bound_and_an_old_event_shows_unbound(self) -> None:
         r = rig()
         r.arrive(tile(3000))
-        old = r.mirror.waiting["uid-web-0"].pod
+        old = r.cluster_state.waiting["uid-web-0"].pod
         r.change("web-0", spec={"nodeName": "n1"})
         r.catch_up()
-        r.mirror.pod_changed(old)
+        r.cluster_state.pod_changed(old)
         said = await r.bind()
         assert said != ""
 
@@ -222,7 +222,7 @@ class TestRepeats:
         r.arrive(tile(3000))
         await r.bind()
         assert await r.bind() == ""
-        assert (r.state(), r.free()) == (State.ASSUMED, [13384, 16384])
+        assert (r.state(), r.free()) == (AllocationState.ASSUMED, [13384, 16384])
 
     async def test_to_another_node_while_in_flight(self) -> None:
         r = rig()
@@ -237,7 +237,7 @@ class TestRepeats:
     async def test_to_another_node_after_a_lost_answer(self) -> None:
         r = rig(bind=BindSettings(timeout=0.1))
         r.arrive(tile(3000))
-        r.api.script["bind"] = [Unclear("reset")] * 9
+        r.api.script["bind"] = [OutcomeUnknown("reset")] * 9
         assert "got lost" in await r.bind()
         assert await r.bind(node="n2") == "the pod is assumed on node n1"
         assert {binding.node for binding in r.api.bindings} == {"n1"}
@@ -257,8 +257,8 @@ class TestAnswers:
             pytest.param([refused(429)], id="too-many-requests"),
             pytest.param([refused(0)], id="a-connection-that-never-came-about"),
             pytest.param([refused(408)], id="the-server-gave-up-waiting"),
-            pytest.param([Unclear("reset")], id="a-lost-answer"),
-            pytest.param([refused(429), Unclear("reset"), refused(0)], id="one-after-the-other"),
+            pytest.param([OutcomeUnknown("reset")], id="a-lost-answer"),
+            pytest.param([refused(429), OutcomeUnknown("reset"), refused(0)], id="one-after-the-other"),
         ],
     )
     async def test_what_may_pass_is_tried_again_with_the_same_grant(self, steps: list[Step]) -> None:
@@ -269,7 +269,7 @@ class TestAnswers:
         assert len(r.api.bindings) == count + 1
         assert len({binding.annotations[GRANT] for binding in r.api.bindings}) == 1
         assert r.clock.pauses == [FIRST_PAUSE * 2**n for n in range(count)]
-        assert r.state() is State.ASSUMED
+        assert r.state() is AllocationState.ASSUMED
 
     async def test_the_server_says_how_long_to_wait(self) -> None:
         r = rig()
@@ -308,18 +308,18 @@ class TestAnswers:
     async def test_a_lost_answer_keeps_the_tile(self) -> None:
         r = rig()
         r.arrive(tile(3000))
-        r.api.script["bind"] = [Lands(), *[Unclear("reset")] * 99]
+        r.api.script["bind"] = [Lands(), *[OutcomeUnknown("reset")] * 99]
         said = await r.bind()
         assert said == "the API server's answer got lost (reset); the cards are kept until it is known"
-        assert (r.state(), r.free()) == (State.ASSUMED, [13384, 16384])
+        assert (r.state(), r.free()) == (AllocationState.ASSUMED, [13384, 16384])
         assert r.count("binds_total", end="unclear") == 1
         r.catch_up()
-        assert r.state() is State.CONFIRMED
+        assert r.state() is AllocationState.CONFIRMED
 
     async def test_the_next_try_sends_the_same_cards(self) -> None:
         r = rig(bind=BindSettings(timeout=0.01))
         r.arrive(tile(3000))
-        r.api.script["bind"] = [Unclear("reset")]
+        r.api.script["bind"] = [OutcomeUnknown("reset")]
         assert "got lost" in await r.bind()
         r.arrive(tile(3000), name="b")
         assert await r.bind("b") == ""
@@ -336,7 +336,7 @@ class TestAnswers:
         r.api.script["bind"] = [Lands()]
         assert await r.bind() == ""
         assert r.api.calls == ["bind", "bind", "pod"]
-        assert r.state() is State.ASSUMED
+        assert r.state() is AllocationState.ASSUMED
 
     async def test_a_lost_answer_that_landed_is_found_out_by_the_next_bind(self) -> None:
         """kube-scheduler comes again a second later; our watch still does not show the pod bound."""
@@ -345,7 +345,9 @@ class TestAnswers:
         r.api.script["bind"] = [Lands()]
         assert "got lost" in await r.bind()
         assert await r.bind() == ""
-        assert (r.state(), r.free()) == (State.ASSUMED, [13384, 16384]), "the pod is bound: its tile is not free"
+        assert (r.state(), r.free()) == (AllocationState.ASSUMED, [13384, 16384]), (
+            "the pod is bound: its tile is not free"
+        )
 
     async def test_a_landed_bind_that_is_repeated_does_not_sell_its_tile_twice(self) -> None:
         r = Rig(node("n1").card(size=16))
@@ -360,26 +362,26 @@ class TestAnswers:
     async def test_a_no_after_a_lost_answer_keeps_the_tile_while_the_earlier_try_may_land(self) -> None:
         r = rig()
         r.arrive(tile(3000))
-        r.api.script["bind"] = [Unclear("reset"), refused(403)]
+        r.api.script["bind"] = [OutcomeUnknown("reset"), refused(403)]
         assert "an earlier try is waited for" in await r.bind()
-        assert (r.state(), r.free()) == (State.ASSUMED, [13384, 16384])
+        assert (r.state(), r.free()) == (AllocationState.ASSUMED, [13384, 16384])
 
     async def test_cards_that_went_to_another_pod_meanwhile_are_not_sent_again(self) -> None:
         """The cluster shows another pod on them: what became of this one's bind is looked up first."""
         r = Rig(node("n1").card(size=16), bind=BindSettings(timeout=0.01))
         r.arrive(tile(16))
-        r.api.script["bind"] = [Unclear("reset")]
+        r.api.script["bind"] = [OutcomeUnknown("reset")]
         await r.bind()
         r.arrive(tile(16), name="b", annotations=grant(16, name="b"), on="n1")
         assert "went to another pod" in await r.bind()
         assert len(r.api.bindings) == 1
-        await r.granter.round()
+        await r.reconciler.round()
         assert r.state() is None
 
     async def test_a_pod_that_went_meanwhile_is_forgotten(self) -> None:
         r = rig()
         r.arrive(tile(3000))
-        r.api.script["bind"] = [Unclear("reset"), refused(404)]
+        r.api.script["bind"] = [OutcomeUnknown("reset"), refused(404)]
         r.api.script["pod"] = [lambda: r.api.delete_pod("default/web-0")]
         assert "refused the bind" in await r.bind()
         assert (r.state(), r.free()) == (None, [16384, 16384])
@@ -400,14 +402,14 @@ class TestAnswers:
         r.change("web-0", spec={"nodeName": "n1"})
         assert "already assigned to node n1" in await r.bind()
         r.catch_up()
-        assert list(r.mirror.ungranted) == ["uid-web-0"]
+        assert list(r.cluster_state.ungranted) == ["uid-web-0"]
 
     async def test_a_conflict_that_cannot_be_looked_up_keeps_the_tile(self) -> None:
         r = rig()
         r.arrive(tile(3000))
-        r.api.script |= {"bind": [refused(409)], "pod": [Unclear("timed out")]}
+        r.api.script |= {"bind": [refused(409)], "pod": [OutcomeUnknown("timed out")]}
         assert await r.bind() == "the bind may have landed, and the pod cannot be looked up: timed out"
-        assert (r.state(), r.free()) == (State.ASSUMED, [13384, 16384])
+        assert (r.state(), r.free()) == (AllocationState.ASSUMED, [13384, 16384])
 
     async def test_a_refused_bind_of_a_pod_without_cards(self) -> None:
         r = rig()
@@ -459,12 +461,12 @@ class TestLeadership:
 
         def lose() -> None:
             r.leading = False
-            raise Unclear("reset")
+            raise OutcomeUnknown("reset")
 
         r.api.script["bind"] = [lose]
         assert "got lost" in await r.bind()
         assert len(r.api.bindings) == 1
-        assert r.state() is State.ASSUMED
+        assert r.state() is AllocationState.ASSUMED
 
     async def test_a_lease_lost_during_the_look_before_the_bind(self) -> None:
         r = rig()
@@ -488,7 +490,7 @@ class TestGoingAway:
         gate.set()
         await r.binder.finish()
         assert r.live()["spec"]["nodeName"] == "n1"
-        assert r.state() is State.ASSUMED
+        assert r.state() is AllocationState.ASSUMED
 
     async def test_finish_waits_for_all_binds_in_flight(self) -> None:
         r = rig()
@@ -542,12 +544,12 @@ class TestWhatWasPencilled:
         rig = Rig(node("n1").cards(2, size=16))
         rig.arrive(tile(8))
         rig.filter()
-        pencilled = rig.ledger.entry("uid-web-0")
+        reserved = rig.ledger.entry("uid-web-0")
         assert await rig.bind() == ""
         bound = rig.ledger.entry("uid-web-0")
-        assert pencilled is not None
+        assert reserved is not None
         assert bound is not None
-        assert bound.holding == pencilled.holding
+        assert bound.allocation == reserved.allocation
 
     async def test_but_not_on_a_card_that_fell_ill_meanwhile(self) -> None:
         rig = Rig(node("n1").cards(2, size=16))
@@ -555,7 +557,7 @@ class TestWhatWasPencilled:
         rig.filter()
         before = rig.ledger.entry("uid-web-0")
         assert before is not None
-        (ill,) = before.holding.uses()
+        (ill,) = before.allocation.uses()
         cards = [f"GPU-n1-{n}" for n in range(2)]
         sick = node("n1")
         for uuid in cards:
@@ -565,4 +567,4 @@ class TestWhatWasPencilled:
         assert await rig.bind() == ""
         after = rig.ledger.entry("uid-web-0")
         assert after is not None
-        assert set(after.holding.uses()) == set(cards) - {ill}
+        assert set(after.allocation.uses()) == set(cards) - {ill}

@@ -11,16 +11,16 @@ from prometheus_client.core import Sample
 from prometheus_client.parser import text_string_to_metric_families
 
 from gputile.dialects.settings import DEFAULTS
-from gputile.dialects.usage_annotation import USE, write_use
+from gputile.dialects.usage_annotation import USE, write_usage
 from gputile.ledger.events import Confirmed, NodeSeen
 from gputile.ledger.ledger import Ledger
-from gputile.model.allocations import Holding
+from gputile.model.allocations import Allocation
 from gputile.model.grants import ContainerGrant, Grant, Tile
 from gputile.model.quotas import Limit, Quota
-from gputile.model.usage import Usage, Used
-from gputile.scheduler.metrics.cluster_metrics import AT_ONCE, NOT_TRIED, Figures
+from gputile.model.usage import CardUsage, Usage
+from gputile.scheduler.metrics.cluster_metrics import AT_ONCE, NOT_TRIED, ClusterMetrics
 from gputile.scheduler.settings import MetricsSettings
-from gputile.scheduler.state.cluster_state import Mirror
+from gputile.scheduler.state.cluster_state import ClusterState
 from gputile.telemetry.exposition import FAMILIES, MIB
 from gputile.telemetry.hami_metrics import HAMI_FAMILIES
 from gputile.testing.builders import ask, node, wants
@@ -48,9 +48,9 @@ class Scrape:
         return {tuple(s.labels.values()): s.value for s in self.samples if s.name in (name, f"gputile_{name}")}
 
 
-async def scrape(rig: Rig | Mirror, *, names_pods: bool = True, **settings: Any) -> Scrape:
-    mirror = rig.mirror if isinstance(rig, Rig) else rig
-    return Scrape(await Figures(mirror, MetricsSettings(**settings)).text(names_pods=names_pods))
+async def scrape(rig: Rig | ClusterState, *, names_pods: bool = True, **settings: Any) -> Scrape:
+    cluster_state = rig.cluster_state if isinstance(rig, Rig) else rig
+    return Scrape(await ClusterMetrics(cluster_state, MetricsSettings(**settings)).text(names_pods=names_pods))
 
 
 async def busy(**settings: Any) -> Rig:
@@ -73,7 +73,7 @@ async def busy(**settings: Any) -> Rig:
 
 def beat(rig: Rig, usage: Usage, *cards: str) -> None:
     for renewed in ("1", "2"):
-        words = {USE: write_use(usage, cards)}
+        words = {USE: write_usage(usage, cards)}
         rig.api.add_lease("n1", words, holderIdentity="n1", leaseDurationSeconds=9, renewTime=renewed)
     rig.catch_up()
 
@@ -177,7 +177,7 @@ class TestUse:
     async def test_of_containers_cards_and_the_node(self) -> None:
         rig = await busy()
         uuid = holds(rig)
-        beat(rig, {"uid-web-0": {"c0": {uuid: Used(3000, 40)}}}, "GPU-n1-0", "GPU-n1-1", "GPU-n1-2")
+        beat(rig, {"uid-web-0": {"c0": {uuid: CardUsage(3000, 40)}}}, "GPU-n1-0", "GPU-n1-1", "GPU-n1-2")
         found = await scrape(rig)
         assert found.value("container_memory_used_bytes", container="c0", uuid=uuid) == 3000 * MIB
         assert found.value("container_cores_used_ratio", container="c0", uuid=uuid) == 0.4
@@ -189,7 +189,7 @@ class TestUse:
     async def test_a_figure_that_is_not_known_is_absent_and_so_are_its_sums(self) -> None:
         rig = await busy()
         uuid = holds(rig)
-        beat(rig, {"uid-web-0": {"c0": {uuid: Used(None, 40)}}}, uuid)
+        beat(rig, {"uid-web-0": {"c0": {uuid: CardUsage(None, 40)}}}, uuid)
         found = await scrape(rig)
         assert found.value("container_memory_used_bytes") is None
         assert found.value("container_cores_used_ratio") == 0.4
@@ -198,7 +198,11 @@ class TestUse:
 
     async def test_a_card_that_was_not_granted_and_a_container_that_nobody_knows(self) -> None:
         rig = await busy()
-        beat(rig, {"uid-web-0": {"": {"GPU-n1-2": Used(7)}}, "uid-other": {"x": {"GPU-n1-2": Used(9)}}}, "GPU-n1-2")
+        beat(
+            rig,
+            {"uid-web-0": {"": {"GPU-n1-2": CardUsage(7)}}, "uid-other": {"x": {"GPU-n1-2": CardUsage(9)}}},
+            "GPU-n1-2",
+        )
         found = await scrape(rig)
         assert found.all("container_memory_used_bytes") == {
             ("default", "web-0", "uid-web-0", "", "n1", "GPU-n1-2"): 7 * MIB
@@ -227,7 +231,7 @@ class TestWhoWaits:
         rig.api.delete_pod("default/big")
         rig.catch_up()
         assert (await scrape(rig)).all("waiting_pods") == {}
-        assert rig.mirror.hindrances == {}
+        assert rig.cluster_state.main_reasons == {}
 
 
 class TestWhatIsLeftOut:
@@ -274,11 +278,11 @@ class TestHami:
 async def test_labels_are_as_the_families_say_and_every_family_can_be_seen() -> None:
     rig = await busy()
     uuid = holds(rig)
-    beat(rig, {"uid-web-0": {"c0": {uuid: Used(3000, 40)}}}, "GPU-n1-0", "GPU-n1-1", "GPU-n1-2")
+    beat(rig, {"uid-web-0": {"c0": {uuid: CardUsage(3000, 40)}}}, "GPU-n1-0", "GPU-n1-1", "GPU-n1-2")
     rig.arrive(tile(1), name="waits")
     broken = node("n3").card().facts(fault="PluginGone").node()
     rig.ledger.handle(NodeSeen(broken))
-    rig.ledger.spending.set({"default": Quota((Limit(model="*", cards=800),))}, [])
+    rig.ledger.quota_usage.set({"default": Quota((Limit(model="*", cards=800),))}, [])
     found = await scrape(rig, hami=True)
     seen = {sample.name: tuple(sample.labels) for sample in found.samples}
     assert seen == {family.name: family.labels for family in (*FAMILIES, *HAMI_FAMILIES)}
@@ -291,8 +295,8 @@ async def test_no_series_is_shown_twice_also_for_two_pods_of_one_name() -> None:
     part = Tile("GPU-n1-0", 0, 1024, 10)
     for uid in ("old", "new"):
         grant = Grant(pod=uid, node="n1", dialect="nano", containers=(ContainerGrant("c0", (part, part)),))
-        ledger.handle(Confirmed(Holding(pod=uid, node="n1", name="default/db-0", grant=grant)))
-    found = await scrape(Mirror(ledger, DEFAULTS), hami=True)
+        ledger.handle(Confirmed(Allocation(pod=uid, node="n1", name="default/db-0", grant=grant)))
+    found = await scrape(ClusterState(ledger, DEFAULTS), hami=True)
     series = Counter((s.name, tuple(s.labels.items())) for s in found.samples)
     assert max(series.values()) == 1
     assert set(found.all("container_memory_allocated_bytes").values()) == {2 * GIB}
@@ -308,7 +312,7 @@ def holds(rig: Rig) -> str:
     """The card of web-0."""
     entry = rig.ledger.entry("uid-web-0")
     assert entry is not None
-    (uuid,) = entry.holding.uses()
+    (uuid,) = entry.allocation.uses()
     return uuid
 
 
@@ -323,7 +327,7 @@ async def test_others_are_heard_in_between() -> None:
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
-    await Figures(rig.mirror, MetricsSettings()).text()
+    await ClusterMetrics(rig.cluster_state, MetricsSettings()).text()
     counting.cancel()
     assert turns >= 200 // AT_ONCE + len(FAMILIES)
 
@@ -339,8 +343,8 @@ def test_nodes_models_cards_and_pods_add_up_to_the_same(
     for number, (n, card, memory, cores) in enumerate(held):
         part = Tile(f"GPU-n{n}-{card}", card, memory, cores)
         grant = Grant(pod=f"uid-{number}", node=f"n{n}", dialect="gputile", containers=(ContainerGrant("c", (part,)),))
-        ledger.handle(Confirmed(Holding(pod=f"uid-{number}", node=f"n{n}", name=f"default/p{number}", grant=grant)))
-    found = asyncio.run(scrape(Mirror(ledger, DEFAULTS, clock=Clock())))
+        ledger.handle(Confirmed(Allocation(pod=f"uid-{number}", node=f"n{n}", name=f"default/p{number}", grant=grant)))
+    found = asyncio.run(scrape(ClusterState(ledger, DEFAULTS, clock=Clock())))
     kinds = ("node", "model", "card", "pod", "container")
     sums = [sum(found.all(f"{kind}_memory_allocated_bytes").values()) for kind in kinds]
     assert sums == [sum(memory for _, _, memory, _ in held) * MIB] * len(kinds)
@@ -352,7 +356,7 @@ def test_nodes_models_cards_and_pods_add_up_to_the_same(
 
 
 async def test_those_who_scrape_at_the_same_time_share_one_page() -> None:
-    figures = Figures((await busy()).mirror, MetricsSettings())
+    figures = ClusterMetrics((await busy()).cluster_state, MetricsSettings())
     one, two, anonymous = await asyncio.gather(figures.text(), figures.text(), figures.text(names_pods=False))
     assert one is two
     assert b"web-0" in one
@@ -361,7 +365,7 @@ async def test_those_who_scrape_at_the_same_time_share_one_page() -> None:
 
 
 async def test_a_scrape_that_is_given_up_leaves_the_others_theirs() -> None:
-    figures = Figures((await busy()).mirror, MetricsSettings())
+    figures = ClusterMetrics((await busy()).cluster_state, MetricsSettings())
     first, second = asyncio.create_task(figures.text()), asyncio.create_task(figures.text())
     await asyncio.sleep(0)
     first.cancel()

@@ -7,13 +7,13 @@ import pytest
 
 from gputile.dialects import gputile
 from gputile.dialects.gputile import GRANT
-from gputile.dialects.kube_objects import Inventory, NodeObject, Pod
+from gputile.dialects.kube_objects import NodeInventory, NodeObject, Pod
 from gputile.dialects.settings import DialectSettings
 from gputile.kube.api import Json
 from gputile.ledger.events import Conflict, Freed
-from gputile.ledger.ledger import Ledger, State
+from gputile.ledger.ledger import AllocationState, Ledger
 from gputile.model.requests import PodRequest
-from gputile.scheduler.state.cluster_state import Mirror, created
+from gputile.scheduler.state.cluster_state import ClusterState, created
 from gputile.testing.builders import node, pod
 from tests.dialects.shortcuts import raw_node
 from tests.scheduler.rig import Rig, tile
@@ -70,15 +70,15 @@ class TestCountedUntilGone:
         rig.api.delete_pod("default/web-0")
         assert Freed("n1") in rig.catch_up()
         assert rig.free() == [16, 16]
-        assert rig.mirror.pod("uid-web-0") is None
+        assert rig.cluster_state.pod("uid-web-0") is None
 
     def test_a_pod_without_cards_counts_with_its_cpu_and_memory(self) -> None:
         rig = small()
         rig.arrive({"cpu": "2", "memory": "1Gi"}, on="n1")
         view = rig.ledger.fleet.view("n1")
         assert (view.cpu, view.memory) == (62000, 511 * 1024)
-        assert not rig.mirror.ungranted
-        assert not rig.mirror.waiting
+        assert not rig.cluster_state.ungranted
+        assert not rig.cluster_state.waiting
 
     def test_a_list_with_a_completed_pod_does_not_book_it(self) -> None:
         over = pod(tile(8), annotations=grant(), uid="uid-web-0", on="n1") | {"status": {"phase": "Succeeded"}}
@@ -89,20 +89,20 @@ class TestWaiting:
     def test_a_pod_without_a_node_waits_and_holds_nothing(self) -> None:
         rig = small()
         rig.arrive(tile(8))
-        assert isinstance(rig.mirror.waiting["uid-web-0"].asked, PodRequest)
+        assert isinstance(rig.cluster_state.waiting["uid-web-0"].asked, PodRequest)
         assert rig.state() is None
 
     def test_one_without_cards_is_none_of_our_business(self) -> None:
         rig = small()
         rig.arrive({"cpu": 1})
-        assert rig.mirror.waiting == {}
+        assert rig.cluster_state.waiting == {}
 
     def test_a_changed_pod_is_read_anew(self) -> None:
         rig = small()
         rig.arrive(tile(8))
         rig.api.add_pod(pod(tile(4), uid="uid-web-0", annotations={"gputile.io/model": "T4"}))
         rig.catch_up()
-        asked = rig.mirror.waiting["uid-web-0"].asked
+        asked = rig.cluster_state.waiting["uid-web-0"].asked
         assert isinstance(asked, PodRequest)
         assert asked.asks[0].memory == 4
         assert asked.constraints.models != ()
@@ -110,24 +110,24 @@ class TestWaiting:
     def test_a_changed_status_is_seen_and_nothing_is_read_anew(self) -> None:
         rig = small()
         rig.arrive(tile(8))
-        before = rig.mirror.waiting["uid-web-0"].asked
+        before = rig.cluster_state.waiting["uid-web-0"].asked
         rig.change("web-0", status={"nominatedNodeName": "n2"})
         rig.catch_up()
-        now = rig.mirror.waiting["uid-web-0"]
+        now = rig.cluster_state.waiting["uid-web-0"]
         assert now.asked is before
         assert now.pod.status is not None
         assert now.pod.status.nominated_node_name == "n2"
 
     def test_each_arrival_is_told_once(self) -> None:
         rig = small(pod(tile(8), name="a", uid="uid-a"))
-        assert len(rig.mirror.take_arrivals()) == 1
-        assert rig.mirror.take_arrivals() == []
+        assert len(rig.cluster_state.take_arrivals()) == 1
+        assert rig.cluster_state.take_arrivals() == []
         rig.arrive(tile(8), name="b")
         rig.change("b", status={"phase": "Pending"})
         rig.catch_up()
-        assert len(rig.mirror.take_arrivals()) == 1
+        assert len(rig.cluster_state.take_arrivals()) == 1
         rig.relist()
-        assert rig.mirror.take_arrivals() == []
+        assert rig.cluster_state.take_arrivals() == []
 
     def test_it_waits_no_more_once_bound_or_gone(self) -> None:
         rig = small()
@@ -136,15 +136,15 @@ class TestWaiting:
         rig.api.delete_pod("default/a")
         rig.change("b", spec={"nodeName": "n1"})
         rig.catch_up()
-        assert rig.mirror.waiting == {}
+        assert rig.cluster_state.waiting == {}
 
     def test_gpushares_unit_is_guessed_for_pods_that_came_before_the_node(self) -> None:
-        mirror = Mirror(Ledger(), DialectSettings(gpushare_unit="auto"))
-        mirror.pods_listed([msgspec.convert(pod({"aliyun.com/gpu-mem": 3000}, uid="u"), Pod)])
+        cluster_state = ClusterState(Ledger(), DialectSettings(gpushare_unit="auto"))
+        cluster_state.pods_listed([msgspec.convert(pod({"aliyun.com/gpu-mem": 3000}, uid="u"), Pod)])
         counts = raw_node({"aliyun.com/gpu-mem": 2 * 16000, "aliyun.com/gpu-count": 2})
-        mirror.node_changed(msgspec.convert(counts, NodeObject))
-        assert mirror.settings.gpushare_unit == "MiB"
-        asked = mirror.waiting["u"].asked
+        cluster_state.node_changed(msgspec.convert(counts, NodeObject))
+        assert cluster_state.settings.gpushare_unit == "MiB"
+        asked = cluster_state.waiting["u"].asked
         assert isinstance(asked, PodRequest)
         assert asked.asks[0].memory == 3000
 
@@ -153,29 +153,29 @@ class TestBoundAroundUs:
     def test_without_a_record_it_is_the_leaders_to_grant(self) -> None:
         rig = small()
         rig.arrive(tile(8), on="n1")
-        assert list(rig.mirror.ungranted) == ["uid-web-0"]
-        assert (rig.state(), rig.free()) == (State.CONFIRMED, [16, 16])
+        assert list(rig.cluster_state.ungranted) == ["uid-web-0"]
+        assert (rig.state(), rig.free()) == (AllocationState.CONFIRMED, [16, 16])
         rig.relist()
-        assert list(rig.mirror.ungranted) == ["uid-web-0"]
+        assert list(rig.cluster_state.ungranted) == ["uid-web-0"]
 
     def test_gone_it_needs_no_grant(self) -> None:
         rig = small()
         rig.arrive(tile(8), on="n1")
         rig.api.delete_pod("default/web-0")
         rig.catch_up()
-        assert rig.mirror.ungranted == {}
+        assert rig.cluster_state.ungranted == {}
 
     async def test_what_the_leader_grants_is_booked_before_the_cluster_shows_it(self) -> None:
         rig = small()
         rig.arrive(tile(8), on="n1")
-        await rig.granter.round()
+        await rig.reconciler.round()
         assert rig.free() == [8, 16]
-        assert rig.mirror.ungranted == {}
+        assert rig.cluster_state.ungranted == {}
         rig.change("web-0", status={"phase": "Running"})
         rig.api.events.pop(0)  # the patch is not shown yet; the status is
         rig.catch_up()
         assert rig.free() == [8, 16]
-        assert rig.mirror.ungranted == {}
+        assert rig.cluster_state.ungranted == {}
 
     async def test_also_on_the_node_where_it_was_pencilled(self) -> None:
         """kube-scheduler may bind by itself (`ignorable: true`), to the node that filter named."""
@@ -184,7 +184,7 @@ class TestBoundAroundUs:
         rig.filter(nodes=["n1"])
         rig.change("web-0", spec={"nodeName": "n1"})
         rig.catch_up()
-        await rig.granter.round()
+        await rig.reconciler.round()
         assert rig.written() is not None
 
     def test_on_a_node_that_nobody_knows_it_is_kept_for_the_day_the_node_comes(self) -> None:
@@ -259,8 +259,8 @@ class TestOtherDialects:
         if not listed:
             rig.arrive(limits, annotations=annotations, on="n1")
         assert self.held(rig) == held
-        assert not rig.mirror.ungranted
-        assert not rig.mirror.suspects
+        assert not rig.cluster_state.ungranted
+        assert not rig.cluster_state.suspects
 
     @pytest.mark.parametrize(("limits", "annotations", "held"), FOREIGN)
     def test_also_when_the_inventory_comes_later_than_the_pod(
@@ -271,13 +271,13 @@ class TestOtherDialects:
         rig.api.add_node(CARDS.manifest())
         rig.catch_up()
         assert self.held(rig) == held
-        assert rig.mirror.ungranted == {}
+        assert rig.cluster_state.ungranted == {}
 
     @staticmethod
     def held(rig: Rig) -> tuple[int, int, int]:
         """Which card, and how much of it."""
-        (index,) = (n for n, room in enumerate(rig.ledger.fleet.view("n1").rooms) if room.tenants)
-        room = rig.ledger.fleet.view("n1").rooms[index]
+        (index,) = (n for n, room in enumerate(rig.ledger.fleet.view("n1").free_by_card) if room.tenants)
+        room = rig.ledger.fleet.view("n1").free_by_card[index]
         rig.ledger.check()
         return index, 32768 - room.memory, 100 - room.cores
 
@@ -287,11 +287,11 @@ class TestOtherDialects:
         rig = Rig(counts)
         rig.arrive({"aliyun.com/gpu-mem": 3}, annotations={"ALIYUN_COM_GPU_MEM_IDX": "1"}, on="n1")
         assert rig.free() == [16384, 16384 - 3072]
-        assert rig.mirror.guessing == {"n1"}
+        assert rig.cluster_state.guessing == {"n1"}
         rig.api.add_node(CARDS.manifest())
         rig.catch_up()
         assert rig.free() == [32768, 32768 - 3072]
-        assert rig.mirror.guessing == set()
+        assert rig.cluster_state.guessing == set()
         rig.ledger.check()
 
 
@@ -310,8 +310,8 @@ class TestWhoseWordIsBelieved:
         rig = small()
         rig.arrive(tile(8), annotations=annotations, on="n1")
         assert rig.free() == [16, 16]
-        assert why in rig.mirror.suspects["uid-web-0"][1]
-        assert list(rig.mirror.ungranted) == ["uid-web-0"], "it gets one of its own"
+        assert why in rig.cluster_state.suspects["uid-web-0"][1]
+        assert list(rig.cluster_state.ungranted) == ["uid-web-0"], "it gets one of its own"
 
     @pytest.mark.parametrize(
         "annotations",
@@ -327,7 +327,7 @@ class TestWhoseWordIsBelieved:
         rig.arrive(tile(8), annotations=grant(), on="n1")
         rig.arrive(tile(8), annotations=annotations, on="n1")
         assert rig.free() == [8, 16]
-        assert GRANT in rig.mirror.suspects["uid-web-0"][1]
+        assert GRANT in rig.cluster_state.suspects["uid-web-0"][1]
         rig.relist()
         assert rig.free() == [8, 16]
 
@@ -344,7 +344,7 @@ class TestWhoseWordIsBelieved:
         rig = small()
         rig.arrive(tile(8), annotations=grant(), on="n1")
         rig.arrive(tile(8), annotations=annotations, on="n1")
-        await rig.granter.round()
+        await rig.reconciler.round()
         rig.catch_up()
         after = small(*rig.api.pods.values())
         assert after.free() == [8, 16]
@@ -355,7 +355,7 @@ class TestWhoseWordIsBelieved:
         rig.arrive(tile(8), annotations=grant(index=1), on="n1")
         rig.arrive(tile(8), on="n1")
         assert rig.free() == [16, 8]
-        await rig.granter.round()
+        await rig.reconciler.round()
         written = rig.written()
         assert written is not None
         assert written["containers"][0]["tiles"][0]["index"] == 1
@@ -366,8 +366,8 @@ class TestWhoseWordIsBelieved:
         rig.arrive(tile(8))
         rig.filter(nodes=["n1"])
         rig.arrive(tile(8), annotations=grant(index=1), on="n1")
-        assert (rig.state(), rig.free()) == (State.CONFIRMED, [16, 8])
-        assert rig.mirror.suspects == {}
+        assert (rig.state(), rig.free()) == (AllocationState.CONFIRMED, [16, 8])
+        assert rig.cluster_state.suspects == {}
 
     def test_more_on_a_card_than_it_has_is_a_conflict(self) -> None:
         rig = small()
@@ -388,8 +388,8 @@ class TestHealing:
         rig.api.add_pod(pod(tile(8), name="b", uid="uid-b", annotations=grant(name="b", index=1), on="n1"))
         rig.relist()
         assert rig.free() == [16, 8]
-        assert rig.mirror.waiting == {}
-        assert rig.mirror.pod("uid-a") is None
+        assert rig.cluster_state.waiting == {}
+        assert rig.cluster_state.pod("uid-a") is None
         rig.ledger.check()
 
     @pytest.mark.parametrize("annotations", [grant(), {}], ids=["granted", "ungranted"])
@@ -399,9 +399,9 @@ class TestHealing:
         rig.arrive(tile(8), annotations=annotations, on="n1")
         rig.change("web-0", status={"phase": "Succeeded"})
         rig.relist()
-        assert rig.mirror.pod("uid-web-0") is None
-        assert rig.mirror.starting("n1") is None
-        await rig.granter.round()
+        assert rig.cluster_state.pod("uid-web-0") is None
+        assert rig.cluster_state.starting("n1") is None
+        await rig.reconciler.round()
         assert rig.free() == [16, 16]
 
     def test_a_relist_heals_the_missed_end_of_a_pod_that_waited(self) -> None:
@@ -409,35 +409,35 @@ class TestHealing:
         rig.arrive(tile(8))
         rig.change("web-0", status={"phase": "Failed"})
         rig.relist()
-        assert rig.mirror.waiting == {}
+        assert rig.cluster_state.waiting == {}
 
     async def test_a_relist_keeps_a_bind_that_it_may_not_have_seen(self) -> None:
         rig = small()
         rig.arrive(tile(8))
         before = dict(rig.live())
         await rig.bind()
-        rig.mirror.pods_listed([msgspec.convert(before | {"spec": {**before["spec"], "nodeName": None}}, Pod)])
-        assert (rig.state(), rig.free()) == (State.ASSUMED, [8, 16])
+        rig.cluster_state.pods_listed([msgspec.convert(before | {"spec": {**before["spec"], "nodeName": None}}, Pod)])
+        assert (rig.state(), rig.free()) == (AllocationState.ASSUMED, [8, 16])
 
     def test_an_old_event_after_a_new_look_does_no_harm(self) -> None:
         """A live look is quicker than the watch, which then shows the pod as it was before it was bound."""
         rig = small()
         rig.arrive(tile(8))
-        old = rig.mirror.waiting["uid-web-0"].pod
+        old = rig.cluster_state.waiting["uid-web-0"].pod
         rig.arrive(tile(8), annotations=grant(), on="n1")
-        rig.mirror.pod_changed(old)
-        assert (rig.state(), rig.free()) == (State.CONFIRMED, [8, 16])
+        rig.cluster_state.pod_changed(old)
+        assert (rig.state(), rig.free()) == (AllocationState.CONFIRMED, [8, 16])
         assert rig.filter().names == ["n1"]
         rig.relist()
-        assert (rig.state(), rig.free(), rig.mirror.waiting) == (State.CONFIRMED, [8, 16], {})
+        assert (rig.state(), rig.free(), rig.cluster_state.waiting) == (AllocationState.CONFIRMED, [8, 16], {})
 
     def test_the_same_event_twice_changes_nothing(self) -> None:
         rig = small()
         rig.arrive(tile(8), annotations=grant(), on="n1")
         again = msgspec.convert(rig.live(), Pod)
-        assert rig.mirror.pod_changed(again) == []
-        assert rig.mirror.pod_changed(again, deleted=True) == [Freed("n1")]
-        assert rig.mirror.pod_changed(again, deleted=True) == []
+        assert rig.cluster_state.pod_changed(again) == []
+        assert rig.cluster_state.pod_changed(again, deleted=True) == [Freed("n1")]
+        assert rig.cluster_state.pod_changed(again, deleted=True) == []
         assert rig.free() == [16, 16]
 
     def test_a_pod_of_the_same_name_is_another_pod(self) -> None:
@@ -447,14 +447,14 @@ class TestHealing:
         rig.api.add_pod(pod(tile(8), uid="uid-new"))
         rig.catch_up()
         assert rig.free() == [16, 16]
-        assert list(rig.mirror.waiting) == ["uid-new"]
+        assert list(rig.cluster_state.waiting) == ["uid-new"]
 
 
 class TestNodes:
     def test_a_listed_node_is_known_and_a_missing_one_is_gone(self) -> None:
         rig = small()
         assert sorted(rig.ledger.fleet.names()) == ["n1", "n2"]
-        rig.mirror.nodes_listed([msgspec.convert(rig.api.nodes["n2"], NodeObject)])
+        rig.cluster_state.nodes_listed([msgspec.convert(rig.api.nodes["n2"], NodeObject)])
         assert sorted(rig.ledger.fleet.names()) == ["n2"]
 
     def test_a_node_that_comes_back_holds_what_its_pods_hold(self) -> None:
@@ -488,48 +488,48 @@ class TestNodes:
         ],
     )
     def test_which_agents_guess(self, capacity: Json, guesses: bool) -> None:
-        assert Rig(raw_node(capacity)).mirror.guessing == ({"n1"} if guesses else set())
+        assert Rig(raw_node(capacity)).cluster_state.guessing == ({"n1"} if guesses else set())
 
     def test_our_own_agent_guesses_where_the_runtime_lacks_cdi(self) -> None:
         built = node("n1").card().node()
-        said = gputile.write_inventory(Inventory(built.cards, one_at_a_time=True))
+        said = gputile.write_inventory(NodeInventory(built.cards, one_at_a_time=True))
         manifest = node("n1").card().manifest()
         manifest["metadata"]["annotations"][gputile.INVENTORY] = said
-        assert Rig(manifest).mirror.guessing == {"n1"}
+        assert Rig(manifest).cluster_state.guessing == {"n1"}
 
     def test_gpushares_unit_is_guessed_from_the_nodes(self) -> None:
-        mirror = Mirror(Ledger(), DialectSettings(gpushare_unit="auto"))
+        cluster_state = ClusterState(Ledger(), DialectSettings(gpushare_unit="auto"))
         counts = raw_node({"aliyun.com/gpu-mem": 2 * 16000, "aliyun.com/gpu-count": 2})
-        mirror.nodes_listed([msgspec.convert(counts, NodeObject)])
-        assert mirror.settings.gpushare_unit == "MiB"
+        cluster_state.nodes_listed([msgspec.convert(counts, NodeObject)])
+        assert cluster_state.settings.gpushare_unit == "MiB"
 
 
 class TestStarting:
     def test_a_pod_is_starting_from_its_binding_until_its_kubelet_has_it(self) -> None:
         rig = small()
         rig.arrive(tile(8), annotations=grant(), on="n1")
-        assert rig.mirror.starting("n1") == "uid-web-0"
-        assert rig.mirror.starting("n1", but="uid-web-0") is None
-        assert rig.mirror.starting("n2") is None
+        assert rig.cluster_state.starting("n1") == "uid-web-0"
+        assert rig.cluster_state.starting("n1", but="uid-web-0") is None
+        assert rig.cluster_state.starting("n2") is None
         rig.change("web-0", status={"phase": "Running"})
         rig.catch_up()
-        assert rig.mirror.starting("n1") is None
+        assert rig.cluster_state.starting("n1") is None
 
     def test_a_pod_that_ended_before_it_started_is_not(self) -> None:
         rig = small()
         rig.arrive(tile(8), annotations=grant(), on="n1")
         rig.change("web-0", status={"phase": "Failed"})
         rig.catch_up()
-        assert rig.mirror.starting("n1") is None
+        assert rig.cluster_state.starting("n1") is None
 
     def test_a_pod_with_a_grant_is_fresh_when_it_is_first_seen(self) -> None:
         rig = small()
         rig.arrive(tile(8), annotations=grant(), on="n1")
-        assert list(rig.mirror.fresh) == ["uid-web-0"]
-        rig.mirror.fresh.clear()
+        assert list(rig.cluster_state.fresh) == ["uid-web-0"]
+        rig.cluster_state.fresh.clear()
         rig.change("web-0", status={"phase": "Running"})
         rig.catch_up()
-        assert rig.mirror.fresh == {}
+        assert rig.cluster_state.fresh == {}
 
 
 @pytest.mark.parametrize(
@@ -549,4 +549,4 @@ def test_a_grant_on_a_card_whose_name_was_made_up_holds_the_same_card_under_its_
     rig.api.add_node(node("n1").cards(2, size=16).manifest())
     rig.catch_up()
     assert rig.free() == [16, 8]
-    assert rig.mirror.suspects == {}
+    assert rig.cluster_state.suspects == {}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gputile.ledger.events import Tick
-from gputile.ledger.ledger import State
+from gputile.ledger.ledger import AllocationState
 from gputile.testing.builders import node
 from tests.scheduler.rig import Rig, tile
 
@@ -47,7 +47,7 @@ def test_the_next_pod_sees_the_cpu_that_is_pencilled() -> None:
     r.arrive(CPU, name="a")
     r.arrive(CPU, name="b")
     assert (r.steer("a"), r.steer("b")) == (["n1"], ["n2"])
-    assert r.state("a") is State.PENCILLED
+    assert r.state("a") is AllocationState.RESERVED
     assert r.ledger.fleet.view("n1").cpu == 2000
 
 
@@ -65,7 +65,7 @@ def test_the_pencil_becomes_the_pod_when_kube_scheduler_has_bound_it() -> None:
     r.steer()
     r.change("web-0", spec={"nodeName": "n1"})
     r.catch_up()
-    assert r.state() is State.CONFIRMED
+    assert r.state() is AllocationState.CONFIRMED
     assert r.ledger.fleet.view("n1").cpu == 2000
 
 
@@ -94,7 +94,7 @@ def test_a_pod_that_goes_away_frees_its_pencil() -> None:
     r.api.delete_pod("default/web-0")
     r.catch_up()
     assert r.state() is None
-    assert not r.mirror.plain
+    assert not r.cluster_state.plain
 
 
 def test_one_that_went_while_our_watch_was_broken_is_forgotten() -> None:
@@ -102,7 +102,7 @@ def test_one_that_went_while_our_watch_was_broken_is_forgotten() -> None:
     r.arrive(CPU)
     r.api.delete_pod("default/web-0")
     r.relist()
-    assert not r.mirror.plain
+    assert not r.cluster_state.plain
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_what_is_remembered_of_a_pod_goes_with_it() -> None:
     r.steer()
     r.change("web-0", spec={"nodeName": "n3"})
     r.catch_up()
-    r.steering.forget_strangers()
+    r.steering.prune()
     assert not r.steering._led
 
 
@@ -173,7 +173,7 @@ def test_pods_without_gpus_are_learnt_once_each() -> None:
     r.catch_up()
     r.change("web-0", status={"phase": "Running"})
     r.catch_up()
-    assert [(one.cpu, one.memory, one.asks) for one in r.mirror.take_arrivals()] == [(4000, 1024, ())]
+    assert [(one.cpu, one.memory, one.asks) for one in r.cluster_state.take_arrivals()] == [(4000, 1024, ())]
 
 
 def test_a_restarted_process_learns_the_bound_ones() -> None:
@@ -181,15 +181,15 @@ def test_a_restarted_process_learns_the_bound_ones() -> None:
     before.arrive(CPU)
     before.change("web-0", spec={"nodeName": "n1"})
     after = rig(steer_cpu_pods=True)
-    after.mirror.take_arrivals()
+    after.cluster_state.take_arrivals()
     after.api.add_pod(before.live())
     after.relist()
-    assert [one.cpu for one in after.mirror.take_arrivals()] == [4000]
+    assert [one.cpu for one in after.cluster_state.take_arrivals()] == [4000]
     after.relist()
-    assert after.mirror.take_arrivals() == []
+    assert after.cluster_state.take_arrivals() == []
 
 
 def test_with_the_setting_off_they_are_none_of_our_business() -> None:
     r = rig(steer_cpu_pods=False)
     r.arrive(CPU)
-    assert (r.mirror.plain, r.mirror.take_arrivals()) == ({}, [])
+    assert (r.cluster_state.plain, r.cluster_state.take_arrivals()) == ({}, [])

@@ -6,8 +6,8 @@ Found by the same bug hunt as `test_preempting_troubles`; each failed once.
 import asyncio
 
 from gputile.dialects.gputile import NUDGED, PROMISE
-from gputile.kube.api import Json, Unclear
-from gputile.scheduler.extender_api import Offer
+from gputile.kube.api import Json, OutcomeUnknown
+from gputile.scheduler.extender_api import OfferedVictims
 from gputile.scheduler.settings import PreemptSettings
 from gputile.testing.builders import node
 from tests.scheduler.crowds import (
@@ -51,7 +51,7 @@ class TestMustNot:
         await rig.preemptor.round()
         arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted")
-        assert ask(rig, "wanted", n1=Offer(("uid-low",), 1)) == {"n1": Offer(("uid-middle",), 0)}
+        assert ask(rig, "wanted", n1=OfferedVictims(("uid-low",), 1)) == {"n1": OfferedVictims(("uid-middle",), 0)}
 
     async def test_asked_with_budgets_of_an_hour_ago(self) -> None:
         rig = await crowded()
@@ -64,7 +64,7 @@ class TestMustNot:
             await rig.preemptor.round()
         arrive(rig, "other", 10, HIGH)
         rig.filter("other")
-        assert ask(rig, "other", n1=Offer(("uid-low",), 0)) == {"n1": Offer(("uid-low",), 0)}
+        assert ask(rig, "other", n1=OfferedVictims(("uid-low",), 0)) == {"n1": OfferedVictims(("uid-low",), 0)}
 
 
 class TestPromises:
@@ -74,19 +74,19 @@ class TestPromises:
         rig.api.delete_pod("default/wanted")
         rig.relist()  # the watch broke, and the list shows the pod no more
         await rig.preemptor.round()
-        assert rig.ledger.promises() == []
+        assert rig.ledger.nominations() == []
 
     async def test_are_not_made_of_old_answers(self) -> None:
         rig = await crowded()
         arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted")
-        ask(rig, "wanted", n1=Offer(("uid-low",)))
+        ask(rig, "wanted", n1=OfferedVictims(("uid-low",)))
         later(rig, 3600)
         await rig.preemptor.round()
         rig.preemptor._wishes.clear()
         rig.change("wanted", status={"nominatedNodeName": "n1"})  # 1.35: also while volumes are prepared
         rig.catch_up()
-        assert rig.ledger.promises() == []
+        assert rig.ledger.nominations() == []
 
     async def test_end_when_the_room_was_taken_by_somebody_more_important(self) -> None:
         rig = await crowded()
@@ -106,7 +106,7 @@ class TestPromises:
         rig.api.delete_node("n1")
         rig.catch_up()
         await rig.preemptor.round()
-        assert rig.ledger.promises() == []
+        assert rig.ledger.nominations() == []
 
     async def test_last_as_long_as_those_who_leave_anyway_need(self) -> None:
         rig = Rig(node("n1").card(size=16))
@@ -115,7 +115,7 @@ class TestPromises:
         stamp(rig, "g", "2023-11-14T22:23:20Z")  # `kubectl delete --grace-period=600`
         await planned(rig, size=16)
         later(rig, 590)
-        assert rig.api.evicted == [] or rig.ledger.promises() != []
+        assert rig.api.evicted == [] or rig.ledger.nominations() != []
 
     async def test_are_not_called_expired_while_the_bind_is_under_way(self) -> None:
         rig = await crowded()
@@ -134,7 +134,7 @@ class TestPromises:
         await settle(rig, "low", 10, LOW, spec={"terminationGracePeriodSeconds": 10**7})
         await planned(rig)
         later(rig, 3601)
-        assert rig.ledger.promises() == []
+        assert rig.ledger.nominations() == []
 
     async def test_a_withdrawn_room_wakes_those_who_wait_for_it(self) -> None:
         rig = Rig(node("n1").card(size=16))
@@ -151,7 +151,7 @@ class TestPromises:
         gate.set()
         await plan
         rig.clock.now += 1
-        await rig.teller.round()
+        await rig.pending_pods.round()
         assert NUDGED in rig.live("small")["metadata"]["annotations"]
 
     async def test_the_more_important_binds_there_also_without_a_pencil(self) -> None:
@@ -201,10 +201,10 @@ class TestHostOnly:
         rig.api.add_pod(wish("wanted", {**tile(10), "cpu": "2"}, HIGH))
         rig.catch_up()
         rig.filter("wanted")
-        assert ask(rig, "wanted", n1=Offer(("uid-web",))) == {"n1": Offer(("uid-web",))}
+        assert ask(rig, "wanted", n1=OfferedVictims(("uid-web",))) == {"n1": OfferedVictims(("uid-web",))}
         rig.change("wanted", status={"nominatedNodeName": "n1"})
         rig.catch_up()
-        assert rig.ledger.promises()[0].until - rig.clock.now >= 300
+        assert rig.ledger.nominations()[0].until - rig.clock.now >= 300
 
     async def test_we_leave_them_to_kube_scheduler(self) -> None:
         """It counts CPU itself, so it asks where that is short; and of such pods we know too little."""
@@ -223,18 +223,18 @@ class TestMore:
         rig = await crowded()
         arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted")
-        assert ask(rig, "wanted", n1=Offer(("uid-low",))) == {"n1": Offer(("uid-low",))}
+        assert ask(rig, "wanted", n1=OfferedVictims(("uid-low",))) == {"n1": OfferedVictims(("uid-low",))}
         rig.change("wanted", status={"nominatedNodeName": "n1"})
         rig.relist()  # the watch broke in between
-        assert rig.ledger.promises() != []
+        assert rig.ledger.nominations() != []
 
     async def test_the_setting_holds_for_what_an_earlier_leader_began(self) -> None:
         rig = await crowded()
-        rig.api.script["evict"] = [Unclear("the process died here")]
+        rig.api.script["evict"] = [OutcomeUnknown("the process died here")]
         await planned(rig)
         off = PreemptSettings(own=False)
         heir = Rig(*rig.api.nodes.values(), pods=[{**one} for one in rig.api.pods.values()], preempt=off)
-        heir.preemptor.new_term()
+        heir.preemptor.on_elected()
         await heir.preemptor.round()
         assert heir.api.evicted == []
 
@@ -249,8 +249,8 @@ class TestMore:
             status={"nominatedNodeName": None},
         )
         rig.relist()
-        rig.preemptor.new_term()
-        assert rig.ledger.promises() == [], "what is promised is what pods carry"
+        rig.preemptor.on_elected()
+        assert rig.ledger.nominations() == [], "what is promised is what pods carry"
 
     async def test_room_of_those_who_leave_anyway_is_kept(self) -> None:
         rig = await crowded()
@@ -277,4 +277,6 @@ class TestMore:
         await planned(rig, size=16)  # blocked; budgets are known now
         arrive(rig, "other", 16, HIGH)
         rig.filter("other")
-        assert ask(rig, "other", n1=Offer(("uid-a", "uid-b"), 1)) == {"n1": Offer(("uid-a", "uid-b"), 1)}
+        assert ask(rig, "other", n1=OfferedVictims(("uid-a", "uid-b"), 1)) == {
+            "n1": OfferedVictims(("uid-a", "uid-b"), 1)
+        }

@@ -11,7 +11,7 @@ from gputile.scheduler.extender_api import (
     BindArgs,
     FilterAnswer,
     FilterArgs,
-    Offer,
+    OfferedVictims,
     read_bind,
     read_filter,
     read_preempt,
@@ -96,26 +96,28 @@ def test_a_bind_without_uid_and_namespace_means_the_default_namespace_and_any_ui
                 "NodeNameToVictims": None,
                 "NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "1"}], "NumPDBViolations": 2}},
             },
-            {"a": Offer(("1",), 2)},
+            {"a": OfferedVictims(("1",), 2)},
             id="meta-victims",
         ),
         pytest.param(
             {"NodeNameToVictims": {"a": {"Pods": [pod(uid="1"), pod(uid="2")], "NumPDBViolations": 0}}},
-            {"a": Offer(("1", "2"))},
+            {"a": OfferedVictims(("1", "2"))},
             id="whole-victims",
         ),
         pytest.param(
             {"nodenametometavictims": {"a": {"pods": [{"uid": "1"}], "numPDBViolations": 1}}},
-            {"a": Offer(("1",), 1)},
+            {"a": OfferedVictims(("1",), 1)},
             id="keys-in-any-case",
         ),
-        pytest.param({"NodeNameToMetaVictims": {"a": {"Pods": None}}}, {"a": Offer(())}, id="null-for-nobody"),
-        pytest.param({"NodeNameToMetaVictims": {"a": None}}, {"a": Offer(())}, id="null-for-a-node"),
-        pytest.param({"NodeNameToMetaVictims": {"a": {"Pods": [7]}}}, {"a": Offer(("",))}, id="a-victim-without-a-uid"),
+        pytest.param({"NodeNameToMetaVictims": {"a": {"Pods": None}}}, {"a": OfferedVictims(())}, id="null-for-nobody"),
+        pytest.param({"NodeNameToMetaVictims": {"a": None}}, {"a": OfferedVictims(())}, id="null-for-a-node"),
+        pytest.param(
+            {"NodeNameToMetaVictims": {"a": {"Pods": [7]}}}, {"a": OfferedVictims(("",))}, id="a-victim-without-a-uid"
+        ),
         pytest.param({}, {}, id="no-node-at-all"),
     ],
 )
-def test_preempt(said: dict[str, Any], offers: dict[str, Offer]) -> None:
+def test_preempt(said: dict[str, Any], offers: dict[str, OfferedVictims]) -> None:
     assert read_preempt(body(Pod=POD, **said)).offers == offers
 
 
@@ -309,7 +311,7 @@ def names(*found: str) -> FilterArgs:
         pytest.param(write_bind(""), b'{"Error":""}', id="bound"),
         pytest.param(write_bind("no"), b'{"Error":"no"}', id="not-bound"),
         pytest.param(
-            write_preempt({"node-a": Offer(("6a9c",), 0)}),
+            write_preempt({"node-a": OfferedVictims(("6a9c",), 0)}),
             b'{"NodeNameToMetaVictims":{"node-a":{"Pods":[{"UID":"6a9c"}],"NumPDBViolations":0}}}',
             id="preempt-in-the-meta-form",
         ),

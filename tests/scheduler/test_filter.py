@@ -8,17 +8,17 @@ import pytest
 from gputile.dialects.kube_objects import NodeObject, Pod
 from gputile.kube.api import Json
 from gputile.ledger.events import Freed
-from gputile.ledger.ledger import State
-from gputile.model.refusals import SENTENCE, NodeCode
-from gputile.scheduler.extender_api import FilterAnswer, Offer, PreemptArgs, read_filter
+from gputile.ledger.ledger import AllocationState
+from gputile.model.refusals import SENTENCE, NodeReason
+from gputile.scheduler.extender_api import FilterAnswer, OfferedVictims, PreemptArgs, read_filter
 from gputile.scheduler.settings import FilterSettings
-from gputile.scheduler.state.unschedulable import No
+from gputile.scheduler.state.unschedulable import UnschedulablePod
 from gputile.testing.builders import NodeBuilder, node, pod
 from tests.dialects.shortcuts import raw_node
 from tests.scheduler.rig import GPU, MEMORY, Rig, tile
 
-UNKNOWN = SENTENCE[NodeCode.UNKNOWN_NODE]
-BUSY, OTHER = SENTENCE[NodeCode.AGENT_BUSY], SENTENCE[NodeCode.OTHER_AGENT]
+UNKNOWN = SENTENCE[NodeReason.UNKNOWN_NODE]
+BUSY, OTHER = SENTENCE[NodeReason.AGENT_BUSY], SENTENCE[NodeReason.OTHER_AGENT]
 
 
 def twins(count: int, **rest: Any) -> list[NodeBuilder]:
@@ -39,8 +39,8 @@ class TestWhoPassesThrough:
         rig.api.add_node(node("stranger").manifest())
         rig.arrive({"cpu": 1})
         args = rig.args(whole=whole)
-        assert rig.extender.filter(args) == FilterAnswer(names=["n1", "n2", "stranger"])
-        assert rig.extender.dry_run(args) == FilterAnswer(names=["n1", "n2", "stranger"])
+        assert rig.filter_service.filter(args) == FilterAnswer(names=["n1", "n2", "stranger"])
+        assert rig.filter_service.dry_run(args) == FilterAnswer(names=["n1", "n2", "stranger"])
         assert rig.state() is None
 
     def test_a_pod_that_cannot_be_served_anywhere_hears_its_sentence_everywhere(self) -> None:
@@ -72,7 +72,7 @@ class TestTheBestAndItsTies:
             rig = Rig(*twins(3), filter=FilterSettings(slack=slack))
             rig.arrive(tile(8), name="old")
             rig.filter("old", ["n2"])
-            rig.mirror.granted(rig.arrive(tile(8), name="old", on="n2"), _granted(rig, "old"))
+            rig.cluster_state.granted(rig.arrive(tile(8), name="old", on="n2"), _granted(rig, "old"))
             rig.arrive(tile(8))
             assert rig.filter().names == want
 
@@ -98,7 +98,7 @@ class TestTheBestAndItsTies:
 def _granted(rig: Rig, name: str) -> Any:
     entry = rig.ledger.entry(f"uid-{name}")
     assert entry is not None
-    return entry.holding.grant
+    return entry.allocation.grant
 
 
 class TestPencils:
@@ -106,7 +106,7 @@ class TestPencils:
         rig = Rig(*twins(2))
         rig.arrive(tile(8))
         rig.filter()
-        assert (rig.state(), rig.node_of(), rig.free("n1")) == (State.PENCILLED, "n1", [8, 16])
+        assert (rig.state(), rig.node_of(), rig.free("n1")) == (AllocationState.RESERVED, "n1", [8, 16])
 
     def test_while_another_pencil_is_open_one_node_is_named(self) -> None:
         rig = Rig(*twins(3), policy="spread")
@@ -128,7 +128,7 @@ class TestPencils:
         rig.arrive(tile(10), name="a")
         rig.arrive(tile(10), name="b")
         assert rig.filter("a").names == ["n1"]
-        assert rig.filter("b").failed == {"n1": SENTENCE[NodeCode.MEMORY]}
+        assert rig.filter("b").failed == {"n1": SENTENCE[NodeReason.MEMORY]}
 
     def test_a_new_filter_rubs_the_old_pencil_and_ranks_its_node_last(self) -> None:
         rig = Rig(*twins(2))
@@ -143,12 +143,12 @@ class TestPencils:
     def test_a_shunned_node_is_forgotten_when_the_pod_waits_no_more(self) -> None:
         rig = Rig(*twins(2))
         rig.arrive(tile(8))
-        rig.availability.shun("uid-web-0", "n1")
-        rig.availability.forget_strangers()
+        rig.availability.deprioritize("uid-web-0", "n1")
+        rig.availability.prune()
         assert rig.filter().names == ["n2"]
         rig.api.delete_pod("default/web-0")
         rig.catch_up()
-        rig.availability.forget_strangers()
+        rig.availability.prune()
         rig.arrive(tile(8))
         assert rig.filter().names == ["n1", "n2"]
 
@@ -172,9 +172,9 @@ class TestABindInFlight:
         rig = Rig(*twins(2))
         rig.arrive(tile(8))
         await rig.bind(node="n2")
-        assert rig.state() is State.ASSUMED
+        assert rig.state() is AllocationState.ASSUMED
         assert rig.filter().names == ["n2"]
-        assert rig.state() is State.ASSUMED
+        assert rig.state() is AllocationState.ASSUMED
 
     async def test_if_its_node_is_not_among_those_asked_about_it_must_wait(self) -> None:
         rig = Rig(*twins(2))
@@ -198,12 +198,12 @@ class TestWhyNot:
         rig.filter("old", ["full"])
         rig.arrive(tile(10), annotations={"gputile.io/model": "A100"})
         answer = rig.filter(nodes=[*rig.api.nodes, "stranger"])
-        assert answer.failed == {"full": SENTENCE[NodeCode.MEMORY]}
+        assert answer.failed == {"full": SENTENCE[NodeReason.MEMORY]}
         assert answer.unresolvable == {
-            "small": SENTENCE[NodeCode.TOO_SMALL],
-            "bare": SENTENCE[NodeCode.NO_CARDS],
-            "wrong": SENTENCE[NodeCode.MODEL],
-            "sick": SENTENCE[NodeCode.UNHEALTHY],
+            "small": SENTENCE[NodeReason.TOO_SMALL],
+            "bare": SENTENCE[NodeReason.NO_CARDS],
+            "wrong": SENTENCE[NodeReason.MODEL],
+            "sick": SENTENCE[NodeReason.UNHEALTHY],
             "stranger": UNKNOWN,
         }
         assert answer.names == []
@@ -212,8 +212,8 @@ class TestWhyNot:
 
     def test_the_no_is_told_to_those_who_explain(self) -> None:
         rig = Rig(node("n1").card(size=4))
-        heard: list[No] = []
-        rig.extender.on_no = heard.append
+        heard: list[UnschedulablePod] = []
+        rig.filter_service.on_unschedulable = heard.append
         rig.arrive(tile(8))
         rig.filter()
         rig.arrive({MEMORY: 8}, name="bad")
@@ -263,7 +263,7 @@ class TestOtherAgents:
         assert await rig.bind("a") == ""
         assert rig.filter("b").unresolvable == {"n1": BUSY}, "a is assumed"
         rig.catch_up()
-        assert rig.state("a") is State.CONFIRMED
+        assert rig.state("a") is AllocationState.CONFIRMED
         assert rig.filter("b").unresolvable == {"n1": BUSY}, "a is bound and not admitted"
         assert await rig.bind("b") == f"n1: {BUSY}"
         assert rig.count("binds_total", end="conflict") == 1
@@ -278,7 +278,7 @@ class TestOtherAgents:
             rig.arrive({"aliyun.com/gpu-mem": 4}, name=name)
         rig.filter("a", ["n1"])
         rig.api.nodes["n2"] = node("n2").cards(2, size=16384).manifest()
-        rig.mirror.nodes_listed(_nodes(rig))
+        rig.cluster_state.nodes_listed(_nodes(rig))
         assert rig.filter("b").names == ["n2"]
 
     def test_or_none_at_all_where_the_setting_refuses_them(self) -> None:
@@ -286,7 +286,7 @@ class TestOtherAgents:
         rig.arrive({"aliyun.com/gpu-mem": 4})
         assert rig.filter().names == ["n2"]
         assert rig.filter(nodes=["n1"]).unresolvable == {"n1": OTHER}
-        assert rig.extender.dry_run(rig.args()).unresolvable == {"n1": OTHER}
+        assert rig.filter_service.dry_run(rig.args()).unresolvable == {"n1": OTHER}
 
     async def test_bind_refuses_too(self) -> None:
         rig = Rig(gpushare_node("n1"), other_agents="refuse")
@@ -298,7 +298,7 @@ class TestOtherAgents:
         rig = Rig(other_agents="refuse")
         rig.api.add_node(gpushare_node("n1"))
         rig.arrive({"aliyun.com/gpu-mem": 4}, seen=False)
-        assert rig.extender.dry_run(rig.args(whole=True)).unresolvable == {"n1": OTHER}
+        assert rig.filter_service.dry_run(rig.args(whole=True)).unresolvable == {"n1": OTHER}
 
 
 def _nodes(rig: Rig) -> list[NodeObject]:
@@ -311,18 +311,18 @@ class TestDryRun:
         rig.arrive(tile(16), name="old")
         rig.filter("old", ["full"])
         rig.arrive(tile(8))
-        answer = rig.extender.dry_run(rig.args())
+        answer = rig.filter_service.dry_run(rig.args())
         assert answer.names == ["n1", "n2", "n3"]
-        assert answer.failed == {"full": SENTENCE[NodeCode.MEMORY]}
-        assert answer.unresolvable == {"small": SENTENCE[NodeCode.TOO_SMALL]}
+        assert answer.failed == {"full": SENTENCE[NodeReason.MEMORY]}
+        assert answer.unresolvable == {"small": SENTENCE[NodeReason.TOO_SMALL]}
 
     @pytest.mark.parametrize("limits", [tile(8), tile(32), {MEMORY: 1}], ids=["fits", "does-not", "cannot-be-read"])
     def test_it_leaves_no_trace(self, limits: Json) -> None:
         rig = Rig(*twins(2))
-        rig.extender.on_no = lambda no: pytest.fail("told")
+        rig.filter_service.on_unschedulable = lambda no: pytest.fail("told")
         rig.arrive(limits)
         before, scraped = rig.ledger.fleet.view("n1"), rig.metrics.text()
-        rig.extender.dry_run(rig.args())
+        rig.filter_service.dry_run(rig.args())
         assert rig.state() is None
         assert rig.ledger.fleet.view("n1") == before
         assert rig.metrics.text() == scraped
@@ -332,8 +332,8 @@ class TestDryRun:
         rig = Rig(*twins(2))
         rig.arrive(tile(16))
         rig.filter()
-        assert rig.extender.dry_run(rig.args()).names == ["n1", "n2"]
-        assert (rig.state(), rig.free("n1")) == (State.PENCILLED, [0, 16])
+        assert rig.filter_service.dry_run(rig.args()).names == ["n1", "n2"]
+        assert (rig.state(), rig.free("n1")) == (AllocationState.RESERVED, [0, 16])
         rig.ledger.check()
 
     def test_a_whole_node_that_is_not_in_the_cluster_is_taken_as_an_empty_one(self) -> None:
@@ -341,7 +341,7 @@ class TestDryRun:
         rig.arrive(tile(30))
         rig.api.add_node(node("big").card(size=32).manifest())
         rig.api.add_node(node("small").card(size=4).manifest())
-        answer = rig.extender.dry_run(rig.args(whole=True))
+        answer = rig.filter_service.dry_run(rig.args(whole=True))
         assert answer.names == ["big"]
         assert set(answer.unresolvable) == {"n1", "small"}
         assert "big" not in rig.ledger.fleet
@@ -349,13 +349,13 @@ class TestDryRun:
     def test_by_name_alone_a_stranger_is_unknown(self) -> None:
         rig = Rig(*twins(1))
         rig.arrive(tile(8))
-        assert rig.extender.dry_run(rig.args(nodes=["n1", "new"])).unresolvable == {"new": UNKNOWN}
+        assert rig.filter_service.dry_run(rig.args(nodes=["n1", "new"])).unresolvable == {"new": UNKNOWN}
 
     def test_a_whole_node_that_cannot_be_read_is_unknown(self) -> None:
         rig = Rig(*twins(1))
         rig.arrive(tile(8))
         rig.api.nodes["odd"] = {"metadata": {"name": "odd", "annotations": 7}}
-        assert rig.extender.dry_run(rig.args(whole=True)).unresolvable == {"odd": UNKNOWN}
+        assert rig.filter_service.dry_run(rig.args(whole=True)).unresolvable == {"odd": UNKNOWN}
 
 
 class TestPrioritize:
@@ -365,7 +365,7 @@ class TestPrioritize:
             rig.arrive(tile(size), name=name)
             rig.filter(name, [where])
         rig.arrive(tile(8))
-        scores = rig.extender.prioritize(rig.args(nodes=["small", "n1", "n2", "n3", "stranger"]))
+        scores = rig.filter_service.prioritize(rig.args(nodes=["small", "n1", "n2", "n3", "stranger"]))
         assert list(scores) == ["small", "n1", "n2", "n3", "stranger"], "in the order asked"
         assert (scores["n2"], scores["n1"], scores["small"], scores["stranger"]) == (10, 0, 0, 0)
         assert 0 < scores["n3"] < 10
@@ -382,7 +382,7 @@ class TestPrioritize:
     def test_edges(self, limits: Json, want: dict[str, int]) -> None:
         rig = Rig(*twins(2))
         rig.arrive(limits)
-        assert rig.extender.prioritize(rig.args()) == want
+        assert rig.filter_service.prioritize(rig.args()) == want
         assert rig.state() is None
 
 
@@ -395,10 +395,10 @@ class TestPreempt:
             rig.filter(name, ["n1"])
             entry = rig.ledger.entry(f"uid-{name}")
             assert entry is not None
-            assert entry.holding.grant is not None
+            assert entry.allocation.grant is not None
             bound = pod(tile(size), name=name, uid=f"uid-{name}", on="n1")
             bound["spec"]["priority"] = priority
-            rig.mirror.granted(rig.api.add_pod(bound), entry.holding.grant)
+            rig.cluster_state.granted(rig.api.add_pod(bound), entry.allocation.grant)
         return rig
 
     @staticmethod
@@ -409,18 +409,18 @@ class TestPreempt:
         rig.catch_up()
         return found
 
-    def preempt(self, rig: Rig, limits: Json, priority: int, **offers: Offer) -> dict[str, Offer]:
+    def preempt(self, rig: Rig, limits: Json, priority: int, **offers: OfferedVictims) -> dict[str, OfferedVictims]:
         found = self.arrive(rig, limits, "new", priority)
         return rig.preemptor.answer(PreemptArgs(pod=found, offers=offers))
 
     def test_the_fewest_and_least_important_that_really_make_room(self) -> None:
         """kube-scheduler offers the wrong one, for it knows only sums."""
-        found = self.preempt(self.rig(), tile(8), 9, n1=Offer(("uid-big",), 3))
-        assert found == {"n1": Offer(("uid-s1",), 3)} or found == {"n1": Offer(("uid-s2",), 3)}
+        found = self.preempt(self.rig(), tile(8), 9, n1=OfferedVictims(("uid-big",), 3))
+        assert found == {"n1": OfferedVictims(("uid-s1",), 3)} or found == {"n1": OfferedVictims(("uid-s2",), 3)}
 
     def test_further_pods_than_those_offered_may_be_named(self) -> None:
-        found = self.preempt(self.rig(), tile(16), 3, n1=Offer(("uid-s1",)))
-        assert found == {"n1": Offer(("uid-s1", "uid-s2"))}
+        found = self.preempt(self.rig(), tile(16), 3, n1=OfferedVictims(("uid-s1",)))
+        assert found == {"n1": OfferedVictims(("uid-s1", "uid-s2"))}
 
     @pytest.mark.parametrize(
         ("limits", "priority", "node_name"),
@@ -433,29 +433,31 @@ class TestPreempt:
         ],
     )
     def test_what_eviction_cannot_cure_gets_no_node(self, limits: Json, priority: int, node_name: str) -> None:
-        assert self.preempt(self.rig(), limits, priority, **{node_name: Offer(("uid-s1",))}) == {}
+        assert self.preempt(self.rig(), limits, priority, **{node_name: OfferedVictims(("uid-s1",))}) == {}
 
     def test_a_pod_without_cards_gets_back_what_was_offered(self) -> None:
-        offers = {"n1": Offer(("uid-s1",), 1), "stranger": Offer(("x",))}
+        offers = {"n1": OfferedVictims(("uid-s1",), 1), "stranger": OfferedVictims(("x",))}
         assert self.preempt(self.rig(), {"cpu": 1}, 9, **offers) == offers
 
     def test_where_the_cards_suffice_the_offer_stands(self) -> None:
         rig = Rig(node("n1").card(size=16))
-        assert self.preempt(rig, tile(8), 9, n1=Offer(("uid-cpu-hog",))) == {"n1": Offer(("uid-cpu-hog",))}
+        assert self.preempt(rig, tile(8), 9, n1=OfferedVictims(("uid-cpu-hog",))) == {
+            "n1": OfferedVictims(("uid-cpu-hog",))
+        }
 
     def test_not_on_a_node_whose_agent_is_busy(self) -> None:
         rig = Rig(gpushare_node("n1"))
         rig.arrive({"aliyun.com/gpu-mem": 16}, name="a")
         rig.filter("a")
-        assert self.preempt(rig, {"aliyun.com/gpu-mem": 16}, 9, n1=Offer(("x",))) == {}
+        assert self.preempt(rig, {"aliyun.com/gpu-mem": 16}, 9, n1=OfferedVictims(("x",))) == {}
 
     def test_a_pod_that_is_only_pencilled_is_no_victim(self) -> None:
         """kube-scheduler fails the whole preemption when a victim is not on the node."""
         rig = Rig(node("n1").card(size=16))
         self.arrive(rig, tile(16), "pencilled", 1)
         rig.filter("pencilled")
-        found = self.preempt(rig, tile(16), 9, n1=Offer(("uid-x",)))
-        assert "uid-pencilled" not in found.get("n1", Offer(())).pods
+        found = self.preempt(rig, tile(16), 9, n1=OfferedVictims(("uid-x",)))
+        assert "uid-pencilled" not in found.get("n1", OfferedVictims(())).pods
 
 
 def test_the_answer_to_the_same_question_is_the_same() -> None:
@@ -471,5 +473,5 @@ def test_a_pod_without_a_uid_is_answered_and_holds_nothing() -> None:
     rig = Rig(*twins(2))
     rig.arrive(tile(8))
     nameless = read_filter(rig.body().replace(b'"uid-web-0"', b"null"))
-    assert rig.extender.filter(nameless).names == ["n1", "n2"]
+    assert rig.filter_service.filter(nameless).names == ["n1", "n2"]
     assert len(rig.ledger) == 0

@@ -22,7 +22,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gputile.dialects.gputile import LINGERING, write_lingering
+from gputile.dialects.gputile import LINGERING, write_orphaned_pods
 from gputile.dialects.kube_objects import NodeObject, Pod
 from gputile.kube.api import Json
 from gputile.ledger.events import Tick
@@ -63,8 +63,8 @@ class Cluster(RuleBasedStateMachine):
         if self.rig.filter(name).names and self.loop.run_until_complete(self.rig.bind(name)) == "":
             entry = self.rig.ledger.entry(f"uid-{name}")
             assert entry is not None
-            assert entry.holding.grant is not None
-            self.running[f"uid-{name}"] = entry.holding.grant
+            assert entry.allocation.grant is not None
+            self.running[f"uid-{name}"] = entry.allocation.grant
 
     def bound(self) -> list[str]:
         return [found["metadata"]["name"] for found in self.rig.api.pods.values() if found["spec"]["nodeName"]]
@@ -106,7 +106,7 @@ class Cluster(RuleBasedStateMachine):
         if found != self.named:
             self.named = found
             made = msgspec.json.decode(msgspec.json.encode(self.rig.api.nodes["n1"]))
-            made["metadata"]["annotations"][LINGERING] = write_lingering(self.running[uid] for uid in sorted(found))
+            made["metadata"]["annotations"][LINGERING] = write_orphaned_pods(self.running[uid] for uid in sorted(found))
             self.rig.api.add_node(made)
 
     @precondition(lambda self: self.alive)
@@ -142,7 +142,7 @@ class Cluster(RuleBasedStateMachine):
     def a_watch_breaks(self, kind: str) -> None:
         self.broken.add(kind)
         if kind == "Lease":
-            self.rig.mirror.agents.deaf()
+            self.rig.cluster_state.agents.deaf()
 
     @precondition(lambda self: self.broken)
     @rule(data=st.data(), lists=st.booleans())
@@ -155,14 +155,14 @@ class Cluster(RuleBasedStateMachine):
             self.relist(kind)
         self.deliver(kind)
         if kind == "Lease":
-            self.rig.mirror.agents.heard()
+            self.rig.cluster_state.agents.heard()
 
     def relist(self, kind: str) -> None:
-        api, mirror = self.rig.api, self.rig.mirror
+        api, cluster_state = self.rig.api, self.rig.cluster_state
         if kind == "Pod":
-            self.rig.carry_out(mirror.pods_listed([msgspec.convert(one, Pod) for one in api.pods.values()]))
+            self.rig.apply(cluster_state.pods_listed([msgspec.convert(one, Pod) for one in api.pods.values()]))
         else:
-            self.rig.carry_out(mirror.nodes_listed([msgspec.convert(one, NodeObject) for one in api.nodes.values()]))
+            self.rig.apply(cluster_state.nodes_listed([msgspec.convert(one, NodeObject) for one in api.nodes.values()]))
 
     # ---- time -------------------------------------------------------------------------------------------------------
 
@@ -180,8 +180,8 @@ class Cluster(RuleBasedStateMachine):
                 if kind not in self.broken:
                     self.deliver(kind)
             self.rig.wait(1.0, blind=bool(self.broken & {"Pod", "Node"}))
-        self.rig.carry_out(self.rig.ledger.handle(Tick(self.rig.clock.now)))
-        self.loop.run_until_complete(self.rig.granter.round())  # binds that nobody has shown are looked up
+        self.rig.apply(self.rig.ledger.handle(Tick(self.rig.clock.now)))
+        self.loop.run_until_complete(self.rig.reconciler.round())  # binds that nobody has shown are looked up
 
     # ---- what must hold ---------------------------------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class Cluster(RuleBasedStateMachine):
         try:
             self.settle()
             assert self.rig.free() == [SIZE] * CARDS, "a tile leaked"
-            assert len(self.rig.mirror.lingering) == 0
+            assert len(self.rig.cluster_state.orphans) == 0
             self.rig.ledger.check()
         finally:
             self.loop.close()

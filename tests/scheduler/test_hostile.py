@@ -21,11 +21,11 @@ from gputile.dialects.gputile import GRANT
 from gputile.kube.api import Json
 from gputile.kube.fake import MemoryApi
 from gputile.scheduler import app as process
-from gputile.scheduler.app import Process
+from gputile.scheduler.app import SchedulerApp
 from gputile.scheduler.binding import reconciler
 from gputile.scheduler.pending import pending_pods
 from gputile.scheduler.preemption import preemptor
-from gputile.scheduler.settings import PreemptSettings, Settings, TellSettings
+from gputile.scheduler.settings import EventSettings, PreemptSettings, Settings
 from gputile.telemetry.metrics import Metrics
 from gputile.testing import hostile
 from gputile.testing.builders import node, pod
@@ -55,7 +55,9 @@ def quicken(patch: pytest.MonkeyPatch) -> None:
 class Cluster:
     """A running replica, and a kube-scheduler that asks it over HTTP."""
 
-    def __init__(self, process: Process, api: MemoryApi, http: aiohttp.ClientSession, task: asyncio.Task[None]) -> None:
+    def __init__(
+        self, process: SchedulerApp, api: MemoryApi, http: aiohttp.ClientSession, task: asyncio.Task[None]
+    ) -> None:
         self.process, self.api, self.http, self.task = process, api, http, task
         self._numbers = itertools.count()
 
@@ -139,7 +141,7 @@ class Cluster:
         made = pod(limits, name=name, uid=f"uid-{name}", **more)
         made["spec"] |= spec
         self.api.add_pod(made)
-        await self.until(f"{name} is seen", lambda: self.process.mirror.pod(f"uid-{name}"))
+        await self.until(f"{name} is seen", lambda: self.process.cluster_state.pod(f"uid-{name}"))
         return made
 
     async def _binds(self, name: str) -> None:
@@ -153,7 +155,7 @@ class Cluster:
         assert found, f"{name} fits"
         named = {"PodName": name, "PodNamespace": "default", "PodUID": f"uid-{name}"}
         assert await self.ask("bind", {**named, "Node": found[0]}) == {"Error": ""}
-        await self.until(f"{name} is confirmed", lambda: self.process.mirror.is_granted(f"uid-{name}"))
+        await self.until(f"{name} is confirmed", lambda: self.process.cluster_state.is_granted(f"uid-{name}"))
         self.api.delete_pod(f"default/{name}")
 
     async def _grants(self, name: str) -> None:
@@ -173,26 +175,26 @@ class Cluster:
         """Node `full` holds one small pod on each GPU; who wants one for itself must be made room."""
         victim, vip = f"victim-{number}", f"vip-{number}"
         await self._created(victim, tile(SIZE), on="full")
-        await self.until(f"{victim} holds its GPU", lambda: self.process.mirror.is_granted(f"uid-{victim}"))
+        await self.until(f"{victim} holds its GPU", lambda: self.process.cluster_state.is_granted(f"uid-{victim}"))
         made = await self._created(vip, tile(SIZE), spec={"priority": 2 * hostile.IMPORTANT})
         await self.ask("filter", {"Pod": made, "Nodes": None, "NodeNames": ["full"]})
         await self.until(f"{vip} gets its victim", lambda: f"default/{victim}" not in self.api.pods)
         self.api.delete_pod(f"default/{vip}")
-        await self.until(f"{vip} is gone", lambda: self.process.mirror.pod(f"uid-{vip}") is None)
+        await self.until(f"{vip} is gone", lambda: self.process.cluster_state.pod(f"uid-{vip}") is None)
 
     async def _follows(self, number: int) -> None:
         self.api.add_node(node(f"new-{number}").card(size=1).manifest())
         await self.until("a new node is seen", lambda: f"new-{number}" in self.process.ledger.fleet)
         self.api.delete_node(f"new-{number}")
         await self.until("a node is gone", lambda: f"new-{number}" not in self.process.ledger.fleet)
-        agents = self.process.mirror.agents
+        agents = self.process.cluster_state.agents
         before = sum(agents.counts().values())
         self.api.add_lease(f"beat-{number}", holderIdentity="a", leaseDurationSeconds=9, renewTime="1")
         await self.until("a heartbeat is heard", lambda: sum(agents.counts().values()) > before)
         self.api.add_config_map("kube-system", "gputile-quota", {"quota.yaml": QUOTA % (number + 1)})
-        await self.until("a quota is taken", lambda: "team" in self.process.ledger.spending.quotas)
+        await self.until("a quota is taken", lambda: "team" in self.process.ledger.quota_usage.quotas)
         self.api.delete_config_map("kube-system", "gputile-quota")
-        await self.until("a quota is gone", lambda: "team" not in self.process.ledger.spending.quotas)
+        await self.until("a quota is gone", lambda: "team" not in self.process.ledger.quota_usage.quotas)
 
     def live(self, name: str) -> Json:
         return self.api.pods[f"default/{name}"]
@@ -228,13 +230,13 @@ async def running(*pods: Json, **more: Any) -> AsyncIterator[Cluster]:
     api = MemoryApi([*nodes, node("full").card(size=SIZE).manifest()], pods)
     settings = Settings(
         listen="127.0.0.1:0",
-        tell=TellSettings(per_second=10_000),
+        tell=EventSettings(per_second=10_000),
         preempt=PreemptSettings(patience=0.0),
         audit=5 * ROUND,
         steer_cpu_pods=True,
         **more,
     )
-    replica = Process(api, settings, Metrics())
+    replica = SchedulerApp(api, settings, Metrics())
     stop = asyncio.Event()
     task = asyncio.create_task(replica.run(stop))
     async with aiohttp.ClientSession() as http:
@@ -397,7 +399,7 @@ async def test_a_replica_that_starts_among_them_and_lists_them_anew() -> None:
         for number, make in enumerate(map(BOUND.get, SITS)):
             assert make is not None
             cluster.create(make(f"worse-{number}"))
-        await cluster.process.take_stock()
+        await cluster.process.resync()
         await cluster.goes_on()
 
 

@@ -16,8 +16,8 @@ from gputile.dialects.kube_objects import Pod
 from gputile.engine.policies import cutting_stock
 from gputile.engine.search_budget import SearchBudget
 from gputile.kube.api import Json
-from gputile.model.refusals import SENTENCE, NodeCode
-from gputile.scheduler.extender_api import Offer, PreemptArgs
+from gputile.model.refusals import SENTENCE, NodeReason
+from gputile.scheduler.extender_api import OfferedVictims, PreemptArgs
 from gputile.scheduler.preemption import preemptor
 from gputile.testing.builders import node, pod
 from tests.scheduler.crowds import HIGH, LOW, notes
@@ -64,7 +64,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return spent
 
 
-NOT_FURTHER = SENTENCE[NodeCode.SEARCH]
+NOT_FURTHER = SENTENCE[NodeReason.SEARCH]
 
 
 class TestOneBudget:
@@ -83,7 +83,7 @@ class TestOneBudget:
         rig.api.add_pod(awkward())
         rig.catch_up()
         args = rig.args("evil", whole=True)
-        answer = rig.extender.dry_run(args)
+        answer = rig.filter_service.dry_run(args)
         assert NOT_FURTHER in {**answer.failed, **answer.unresolvable}.values()
         assert sum(steps) < 6000
 
@@ -92,7 +92,7 @@ class TestOneBudget:
         rig.api.add_pod(awkward())
         rig.catch_up()
         live = msgspec.convert(rig.live("evil"), Pod)
-        offers = {f"n{n}": Offer((f"uid-low-{n}-0",)) for n in range(NODES)}
+        offers = {f"n{n}": OfferedVictims((f"uid-low-{n}-0",)) for n in range(NODES)}
         assert await rig.preemptor.answer_in_slices(PreemptArgs(pod=live, offers=offers)) == {}
         assert rig.count("searches_cut_short_total", question="preempt") == 1
         assert sum(steps) < 80_000
@@ -106,7 +106,7 @@ class TestOneBudget:
         live = msgspec.convert(rig.live("evil"), Pod)
         assert live.metadata is not None
         other = msgspec.structs.replace(live, metadata=msgspec.structs.replace(live.metadata, namespace="elsewhere"))
-        args = PreemptArgs(pod=live, offers={f"n{n}": Offer((f"uid-low-{n}-0",)) for n in range(NODES)})
+        args = PreemptArgs(pod=live, offers={f"n{n}": OfferedVictims((f"uid-low-{n}-0",)) for n in range(NODES)})
         given: list[float] = []
         made = SearchBudget
 
@@ -144,7 +144,7 @@ class TestOneBudget:
         rig.api.add_pod(awkward())
         rig.catch_up()
         rig.filter("evil")
-        await rig.teller.round()
+        await rig.pending_pods.round()
         [(reason, said)] = notes(rig, "evil")
         assert reason == "NoFittingGPU"
         assert "not searched further: there are too many ways to place its containers" in said
@@ -158,11 +158,13 @@ class TestOneBudget:
         rig.filter("evil")
         monkeypatch.setattr("gputile.background.time_slices.SLICE", -1.0)
         rig.clock.pauses.clear()
-        await rig.teller.round()
+        await rig.pending_pods.round()
         assert len(rig.clock.pauses) > NODES
         live = msgspec.convert(rig.live("evil"), Pod)
         rig.clock.pauses.clear()
-        await rig.preemptor.answer_in_slices(PreemptArgs(pod=live, offers={f"n{n}": Offer(()) for n in range(NODES)}))
+        await rig.preemptor.answer_in_slices(
+            PreemptArgs(pod=live, offers={f"n{n}": OfferedVictims(()) for n in range(NODES)})
+        )
         assert len(rig.clock.pauses) > 1
 
 
@@ -183,10 +185,10 @@ class TestDeepPods:
             process, api = replica.process, replica.api
             await replica.until(process.is_synced)
             api.add_pod(pod(tile(16), name="web", uid="uid-web"))
-            await replica.until(lambda: "uid-web" in process.mirror.waiting)
+            await replica.until(lambda: "uid-web" in process.cluster_state.waiting)
             body = {"Pod": api.pods["default/web"], "Nodes": None, "NodeNames": ["n1"]}
             assert (await replica.ask("/gputile/filter", body))[1]["NodeNames"] == ["n1"]
-            assert [room.memory for room in process.ledger.fleet.view("n1").rooms] == [11, 0]
+            assert [room.memory for room in process.ledger.fleet.view("n1").free_by_card] == [11, 0]
             assert not value(process, "internal_errors_total", loop="watch pods")
 
     @pytest.mark.parametrize("count", [65, 1300])
@@ -218,7 +220,7 @@ async def test_what_is_learnt_is_worked_out_beside_the_loop(monkeypatch: pytest.
         threads.clear()
         for number in range(120):
             api.add_pod(pod(tile(number % 99 + 1), name=f"p{number}", uid=f"uid-{number}"))
-        await replica.until(lambda: len(process.mirror.waiting) == 120)
+        await replica.until(lambda: len(process.cluster_state.waiting) == 120)
         process.tick(0.0)
         await replica.until(lambda: threads and process._learning is not None and process._learning.done())
         assert threads == [False]

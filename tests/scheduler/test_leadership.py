@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from gputile.kube.api import Unclear
+from gputile.kube.api import OutcomeUnknown
 from gputile.kube.leader_election import Term
-from gputile.scheduler.leadership import ROUND, Alone, Leader
+from gputile.scheduler.leadership import ROUND, ElectedReplica, SingleReplica
 from gputile.telemetry.metrics import Metrics
 from tests.scheduler.rig import Clock
 
@@ -49,9 +49,9 @@ class Replica:
         self.clock = Clock()
         self.broken: dict[str, Exception] = {}
         self.metrics = Metrics()
-        self.leader = Leader(
+        self.leader = ElectedReplica(
             self.metrics,
-            take_stock=self._take_stock,
+            resync=self._take_stock,
             wait_out=6.0,
             set_label=self._label,
             take_label=self._take_label,
@@ -125,9 +125,9 @@ async def test_making_ready_happens_once_per_term() -> None:
 async def test_the_label_of_one_that_vanished_is_taken_off_until_it_is() -> None:
     """It may live, and not reach the API server; what kube-scheduler asks must not go there."""
     r = Replica()
-    r.broken["take gputile-0_abcd"] = Unclear("reset")
+    r.broken["take gputile-0_abcd"] = OutcomeUnknown("reset")
     await r.turn(NEXT)
-    with pytest.raises(Unclear):
+    with pytest.raises(OutcomeUnknown):
         await r.leader.round()
     assert r.leader.may_write(), "that is no reason not to lead"
     await r.leader.round()
@@ -171,9 +171,9 @@ async def test_a_term_that_ends_while_it_is_made_ready_does_not_count_for_the_ne
 
 async def test_a_stock_that_cannot_be_taken_is_taken_later() -> None:
     r = Replica()
-    r.broken = {"stock": Unclear("timed out")}
+    r.broken = {"stock": OutcomeUnknown("timed out")}
     await r.turn(FIRST)
-    with pytest.raises(Unclear):
+    with pytest.raises(OutcomeUnknown):
         await r.leader.round()
     assert not r.leader.may_write()
     await r.leader.round()
@@ -182,9 +182,9 @@ async def test_a_stock_that_cannot_be_taken_is_taken_later() -> None:
 
 async def test_a_label_that_cannot_be_set_is_set_later() -> None:
     r = Replica()
-    r.broken = {"label True": Unclear("timed out")}
+    r.broken = {"label True": OutcomeUnknown("timed out")}
     await r.turn(FIRST)
-    with pytest.raises(Unclear):
+    with pytest.raises(OutcomeUnknown):
         await r.leader.round()
     await r.leader.round()
     await r.leader.round()
@@ -193,7 +193,7 @@ async def test_a_label_that_cannot_be_set_is_set_later() -> None:
 
 async def test_the_loop_survives_failures_and_runs_beside_the_election() -> None:
     r = Replica()
-    r.broken = {"stock": Unclear("timed out")}
+    r.broken = {"stock": OutcomeUnknown("timed out")}
     await r.turn(FIRST)
     loop = asyncio.create_task(r.leader.run())
     await r.elector.running.wait()
@@ -234,7 +234,7 @@ async def test_without_an_election_nobody_leads() -> None:
 
 
 async def test_alone() -> None:
-    alone: Any = Alone()
+    alone: Any = SingleReplica()
     assert alone.may_write()
     await alone.step_down(release=True)
     running = asyncio.create_task(alone.run())

@@ -10,7 +10,7 @@ from gputile.dialects.settings import DialectSettings
 from gputile.engine.placement.place import Placement
 from gputile.kube.api import Json
 from gputile.ledger.ledger import Ledger
-from gputile.scheduler.state.cluster_state import Mirror
+from gputile.scheduler.state.cluster_state import ClusterState
 from gputile.testing.builders import ask, pod, wants
 
 RECORD, ITS_NODE = "hami.io/vgpu-devices-allocated", "hami.io/vgpu-node"
@@ -43,15 +43,15 @@ def running(limits: Json, name: str = "a", **rest: Any) -> Pod:
     return msgspec.convert(made | {"status": {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}}, type=Pod)
 
 
-def mirror(where: NodeObject, *pods: Pod, settings: DialectSettings | None = None) -> Mirror:
-    made = Mirror(Ledger(), settings or DialectSettings())
+def cluster_state(where: NodeObject, *pods: Pod, settings: DialectSettings | None = None) -> ClusterState:
+    made = ClusterState(Ledger(), settings or DialectSettings())
     made.nodes_listed([where])
     made.pods_listed(pods)
     made.ledger.check()
     return made
 
 
-def whole_gpus_free(made: Mirror) -> int:
+def whole_gpus_free(made: ClusterState) -> int:
     fleet = made.ledger.fleet
     fits = [n for n in range(1, 9) if isinstance(fleet.place(wants(ask(whole=True, cards=n)), "n1"), Placement)]
     return max(fits, default=0)
@@ -73,37 +73,37 @@ def whole_gpus_free(made: Mirror) -> int:
 def test_running_pods_of_other_systems_are_counted(
     where: NodeObject, limits: Json, annotations: dict[str, str], free: int
 ) -> None:
-    assert whole_gpus_free(mirror(where, running(limits, annotations=annotations))) == free
+    assert whole_gpus_free(cluster_state(where, running(limits, annotations=annotations))) == free
 
 
 def test_a_record_is_read_again_when_the_node_comes_later() -> None:
-    made = Mirror(Ledger(), DialectSettings())
+    made = ClusterState(Ledger(), DialectSettings())
     made.pod_changed(running({"hami.io/gpu": 1}, annotations={RECORD: "GPU-0,NVIDIA,6000,0:;"}))
     made.node_changed(hami_node())
     assert whole_gpus_free(made) == 1
 
 
 def test_a_pod_counted_by_number_is_still_the_leaders_to_grant() -> None:
-    assert set(mirror(hami_node(), running(SHARE)).ungranted) == {"uid-a"}
+    assert set(cluster_state(hami_node(), running(SHARE)).ungranted) == {"uid-a"}
 
 
 def test_a_running_pod_whose_record_names_a_card_that_is_gone_keeps_that_record() -> None:
-    made = mirror(hami_node(), running(SHARE, annotations={RECORD: "GPU-9,NVIDIA,6000,0:;"}))
+    made = cluster_state(hami_node(), running(SHARE, annotations={RECORD: "GPU-9,NVIDIA,6000,0:;"}))
     assert not made.ungranted, "a grant would name another card than the one it runs on"
 
 
 def test_a_pod_that_cannot_be_read_is_nobodys_to_grant() -> None:
-    assert not mirror(hami_node(), running(UNREADABLE)).ungranted
+    assert not cluster_state(hami_node(), running(UNREADABLE)).ungranted
 
 
 def test_a_gpu_in_mig_mode_takes_no_new_pod_and_its_pods_count() -> None:
-    made = mirror(hami_node(mode="mig"), running(SHARE, annotations={RECORD: "GPU-0[2-1],NVIDIA,5120,14:;"}))
-    assert made.ledger.fleet.view("n1").rooms[0].memory == 8192 - 5120
+    made = cluster_state(hami_node(mode="mig"), running(SHARE, annotations={RECORD: "GPU-0[2-1],NVIDIA,5120,14:;"}))
+    assert made.ledger.fleet.view("n1").free_by_card[0].memory == 8192 - 5120
     assert not isinstance(made.ledger.fleet.place(wants(ask(1)), "n1"), Placement)
 
 
 def test_gpus_counted_by_number_are_free_when_the_pod_has_ended() -> None:
-    made = mirror(hami_node(), running(UNREADABLE))
+    made = cluster_state(hami_node(), running(UNREADABLE))
     ended = pod(UNREADABLE, name="a", uid="uid-a", on="n1") | {"status": {"phase": "Succeeded"}}
     made.pod_changed(msgspec.convert(ended, type=Pod))
     made.ledger.check()
@@ -113,4 +113,4 @@ def test_gpus_counted_by_number_are_free_when_the_pod_has_ended() -> None:
 def test_a_gpushare_pod_that_counts_in_mib_under_the_default_unit_holds_its_card() -> None:
     where = _node({}, {"aliyun.com/gpu-mem": "16276", "aliyun.com/gpu-count": "2"})
     found = running({"aliyun.com/gpu-mem": 8138}, annotations={"ALIYUN_COM_GPU_MEM_IDX": "1"})
-    assert [room.memory for room in mirror(where, found).ledger.fleet.view("n1").rooms] == [8138, 0]
+    assert [room.memory for room in cluster_state(where, found).ledger.fleet.view("n1").free_by_card] == [8138, 0]

@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gputile.dialects.gputile import GRANT
-from gputile.kube.api import Json, Refused, Unclear
+from gputile.kube.api import ApiRejected, Json, OutcomeUnknown
 from gputile.ledger.events import Tick
-from gputile.ledger.ledger import Entry, State
+from gputile.ledger.ledger import AllocationState, LedgerEntry
 from gputile.scheduler.settings import BindSettings
 from gputile.testing.builders import node, pod
 from tests.effort import EFFORT
@@ -45,15 +45,15 @@ WISHES = st.sampled_from(
         ({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 4},),
     ]
 )
-LOST = Unclear("reset")
+LOST = OutcomeUnknown("reset")
 FAILURES = st.sampled_from(
     [
         None,
         None,
         Lands(),
         Lands(),
-        Unclear("reset"),
-        Unclear("reset"),
+        OutcomeUnknown("reset"),
+        OutcomeUnknown("reset"),
         refused(429),
         refused(0),
         refused(403),
@@ -84,7 +84,7 @@ class Cluster(RuleBasedStateMachine):
         """All at once; the API server does to each call what the script says."""
         api = self.rig.api
         api.script = {call: list(script) for call in ("bind", "pod", "patch_pod")}
-        api.script["pod"] = [step for step in script if isinstance(step, Unclear)]
+        api.script["pod"] = [step for step in script if isinstance(step, OutcomeUnknown)]
         api.delays = list(delays)
         found = self.loop.run_until_complete(self._gather(what))
         api.script, api.delays = {}, []
@@ -94,7 +94,7 @@ class Cluster(RuleBasedStateMachine):
     async def _gather(what: tuple[Any, ...]) -> list[Any]:
         done = await asyncio.gather(*what, return_exceptions=True)
         for one in done:
-            if isinstance(one, BaseException) and not isinstance(one, Refused | Unclear):
+            if isinstance(one, BaseException) and not isinstance(one, ApiRejected | OutcomeUnknown):
                 raise one
         return list(done)
 
@@ -137,7 +137,7 @@ class Cluster(RuleBasedStateMachine):
 
     def pass_time(self, seconds: float) -> None:
         self.rig.clock.now += seconds
-        self.rig.carry_out(self.rig.ledger.handle(Tick(self.rig.clock.now)))
+        self.rig.apply(self.rig.ledger.handle(Tick(self.rig.clock.now)))
 
     # ---- what kube-scheduler and we do ------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class Cluster(RuleBasedStateMachine):
     def bind_again(self, script: list[Step], delays: list[int], grants: bool) -> None:
         """kube-scheduler repeats itself, whatever it was told; perhaps while the book looks something up."""
         self.rig.leading = True
-        self._bind(script, delays, *([self.rig.granter.round()] if grants else []))
+        self._bind(script, delays, *([self.rig.reconciler.round()] if grants else []))
 
     def _bind(self, script: list[Step], delays: list[int], *beside: Any) -> None:
         binds = [self.rig.bind(name, to) for name, to in self.last]
@@ -171,7 +171,7 @@ class Cluster(RuleBasedStateMachine):
         """And look up what the book asks about, when a bind is old."""
         self.rig.leading = True
         self.pass_time(seconds)
-        self.run(self.rig.granter.round(), script=script, delays=delays)
+        self.run(self.rig.reconciler.round(), script=script, delays=delays)
         self.rig.clock.now += 5
 
     # ---- what must hold ---------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ class Cluster(RuleBasedStateMachine):
         for _ in range(4):
             self.rig.catch_up()
             self.pass_time(70.0)
-            self.run(self.rig.granter.round(), script=[], delays=[])
+            self.run(self.rig.reconciler.round(), script=[], delays=[])
         self.rig.catch_up()
         self.no_tile_is_sold_twice()
         self.the_book_adds_up()
@@ -224,7 +224,9 @@ class Cluster(RuleBasedStateMachine):
             for one in self.rig.api.pods.values()
             if one["spec"]["nodeName"] and (one.get("status") or {}).get("phase") != "Succeeded"
         }
-        assert {e.holding.pod for e in self.rig.ledger.entries() if e.state is State.CONFIRMED} == set(alive)
+        assert {e.allocation.pod for e in self.rig.ledger.entries() if e.state is AllocationState.CONFIRMED} == set(
+            alive
+        )
         assert self.rig.ledger.in_flight() == []
         for uid, one in alive.items():
             entry = self.rig.ledger.entry(uid)
@@ -232,8 +234,8 @@ class Cluster(RuleBasedStateMachine):
             assert _held(entry) == _uses(one), "the book and the pod tell the same"
 
 
-def _held(entry: Entry) -> dict[str, tuple[int, int]]:
-    return {card: (use.memory, use.cores) for card, use in entry.holding.uses().items()}
+def _held(entry: LedgerEntry) -> dict[str, tuple[int, int]]:
+    return {card: (use.memory, use.cores) for card, use in entry.allocation.uses().items()}
 
 
 def _uses(one: Json) -> dict[str, tuple[int, int]]:

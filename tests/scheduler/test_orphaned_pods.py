@@ -5,20 +5,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from gputile.dialects.gputile import LINGERING, write_lingering
+from gputile.dialects.gputile import LINGERING, write_orphaned_pods
 from gputile.dialects.kube_objects import Metadata, Pod
-from gputile.kube.api import Json, Unclear
+from gputile.kube.api import Json, OutcomeUnknown
 from gputile.ledger.events import Freed
-from gputile.ledger.ledger import State
-from gputile.model.allocations import Holding
+from gputile.ledger.ledger import AllocationState
+from gputile.model.allocations import Allocation
 from gputile.model.grants import ContainerGrant, Grant, Tile
-from gputile.scheduler.state.agent_liveness import AgentSettings
+from gputile.scheduler.state.agent_liveness import AgentLivenessSettings
 from gputile.scheduler.state.orphaned_pods import NOBODYS, SETTLE
 from gputile.testing.builders import node
 from tests.scheduler.rig import Rig, tile
 from tests.scheduler.test_cluster_state import grant
 
-LINGER = AgentSettings().linger
+LINGER = AgentLivenessSettings().linger
 WORST = LINGER + 3 + SETTLE  # and the next renewal of an agent that renews every other second, and what that takes
 
 
@@ -40,7 +40,7 @@ class Ward(Rig):
     def manifest(name: str, named: tuple[Grant, ...] = (), text: str | None = None) -> Json:
         made = node(name).cards(1, size=16).manifest()
         if named or text is not None:
-            made["metadata"]["annotations"][LINGERING] = write_lingering(named) if text is None else text
+            made["metadata"]["annotations"][LINGERING] = write_orphaned_pods(named) if text is None else text
         return made
 
     def beat(self, **spec: Any) -> None:
@@ -82,7 +82,7 @@ class TestKept:
         ward = Ward()
         ward.run_pod()
         ward.force()
-        assert (ward.free(), ward.state()) == ([8], State.CONFIRMED)
+        assert (ward.free(), ward.state()) == ([8], AllocationState.CONFIRMED)
         ward.pass_time(LINGER)
         assert ward.free() == [8]
         assert Freed("n1") in ward.pass_time(3 + SETTLE)
@@ -120,7 +120,7 @@ class TestKept:
         ward.arrive(tile(8))
         assert ward.filter(nodes=["n1"]).names == ["n1"]
         ward.force()
-        assert (ward.free(), len(ward.mirror.lingering)) == ([16], 0)
+        assert (ward.free(), len(ward.cluster_state.orphans)) == ([16], 0)
 
     def test_on_a_node_without_an_agent_the_tile_is_free_at_once(self) -> None:
         ward = Ward()
@@ -155,7 +155,7 @@ class TestKept:
         ward = Ward()
         ward.run_pod()
         named = Metadata(name="web-0", namespace="default", uid="uid-web-0")
-        ward.mirror.pod_changed(Pod(metadata=named), deleted=True)
+        ward.cluster_state.pod_changed(Pod(metadata=named), deleted=True)
         assert ward.free() == [8]
 
     def test_what_is_kept_takes_no_cpu_and_nobody_can_be_evicted_from_it(self) -> None:
@@ -165,16 +165,16 @@ class TestKept:
         assert Freed("n1") in ward.force()
         assert ward.ledger.fleet.view("n1").cpu == 64000
         (entry,) = ward.ledger.on_node("n1")
-        assert (entry.holding.priority, entry.holding.name) == (NOBODYS, "default/web-0")
+        assert (entry.allocation.priority, entry.allocation.name) == (NOBODYS, "default/web-0")
         ward.ledger.check()
 
     def test_it_is_counted(self) -> None:
         ward = Ward()
         ward.run_pod()
         ward.force()
-        assert len(ward.mirror.lingering) == 1
+        assert len(ward.cluster_state.orphans) == 1
         ward.pass_time(WORST)
-        assert len(ward.mirror.lingering) == 0
+        assert len(ward.cluster_state.orphans) == 0
 
 
 class TestWhoseSilenceCounts:
@@ -197,7 +197,7 @@ class TestWhoseSilenceCounts:
         ward.alive = False
         ward.force()
         ward.pass_time(100)
-        assert not ward.mirror.agents.is_silent("n1")
+        assert not ward.cluster_state.agents.is_stale("n1")
         assert ward.free() == [8]
 
     def test_nor_one_that_dies_before_its_time_to_speak_is_over(self) -> None:
@@ -227,7 +227,7 @@ class TestWhoseSilenceCounts:
         ward.force()
         ward.pass_time(60)
         ward.beat()
-        ward.mirror.lingering.tick()
+        ward.cluster_state.orphans.tick()
         assert ward.free() == [8]
         ward.says(held())
         ward.alive = True
@@ -250,7 +250,7 @@ class TestWhoseSilenceCounts:
         ward.run_pod()
         ward.force()
         ward.alive = False
-        ward.mirror.agents.deaf()
+        ward.cluster_state.agents.deaf()
         ward.pass_time(60)
         ward.beat()  # heard again; when it was sent, nobody knows
         ward.pass_time(5)
@@ -300,7 +300,7 @@ class TestNamed:
         ward.run_pod()
         ward.says(held())
         ward.says()
-        assert (ward.free(), ward.state()) == ([8], State.CONFIRMED)
+        assert (ward.free(), ward.state()) == ([8], AllocationState.CONFIRMED)
 
     def test_named_and_dropped_before_we_see_the_deletion(self) -> None:
         ward = Ward()
@@ -329,7 +329,7 @@ class TestNamed:
         ward = Ward(named=(held(),))
         assert ward.free() == [8]
         (entry,) = ward.ledger.on_node("n1")
-        assert (entry.state, entry.holding.priority) == (State.CONFIRMED, NOBODYS)
+        assert (entry.state, entry.allocation.priority) == (AllocationState.CONFIRMED, NOBODYS)
         ward.relist()
         ward.pass_time(60)
         assert ward.free() == [8]
@@ -341,8 +341,8 @@ class TestNamed:
         running.run_pod()
         ward = Ward(running.live(), named=(held(memory=4),))
         (entry,) = ward.ledger.on_node("n1")
-        assert (ward.free(), entry.holding.priority, entry.holding.cpu) == ([8], 0, 2000)
-        assert len(ward.mirror.lingering) == 0
+        assert (ward.free(), entry.allocation.priority, entry.allocation.cpu) == ([8], 0, 2000)
+        assert len(ward.cluster_state.orphans) == 0
 
     def test_it_goes_with_the_node(self) -> None:
         ward = Ward(named=(held(),))
@@ -414,16 +414,16 @@ class TestGaps:
     def test_one_that_cannot_be_read_is_not_gone(self) -> None:
         ward = Ward()
         ward.run_pod()
-        ward.mirror.pods_listed([], {"default/web-0"})
-        assert (ward.free(), len(ward.mirror.lingering)) == ([8], 0)
+        ward.cluster_state.pods_listed([], {"default/web-0"})
+        assert (ward.free(), len(ward.cluster_state.orphans)) == ([8], 0)
 
     def test_a_pod_that_is_shown_again_counts_by_itself(self) -> None:
         ward = Ward()
         ward.run_pod()
         live = ward.live()
         ward.force()
-        ward.mirror.pod_changed(msgspec.convert(live, Pod))
-        assert len(ward.mirror.lingering) == 0
+        ward.cluster_state.pod_changed(msgspec.convert(live, Pod))
+        assert len(ward.cluster_state.orphans) == 0
         ward.pass_time(60)
         assert ward.free() == [8]
 
@@ -432,12 +432,12 @@ class TestGaps:
         ward = Ward()
         ward.arrive(tile(8))
         ward.filter(nodes=["n1"])
-        ward.api.script["bind"] = [Unclear("reset")] * 9
+        ward.api.script["bind"] = [OutcomeUnknown("reset")] * 9
         assert "kept until it is known" in await ward.bind()
         ward.api.pods.clear()
-        ward.granter.look_up("uid-web-0")
-        await ward.granter.round()
-        assert (ward.free(), ward.state()) == ([8], State.CONFIRMED)
+        ward.reconciler.look_up("uid-web-0")
+        await ward.reconciler.round()
+        assert (ward.free(), ward.state()) == ([8], AllocationState.CONFIRMED)
         ward.pass_time(WORST)
         assert ward.free() == [16]
 
@@ -453,5 +453,5 @@ class TestGaps:
 
 def test_a_holding_of_another_state_is_none_of_its_business() -> None:
     ward = Ward()
-    assert ward.mirror.vanished("uid-nobody") == []
-    assert ward.mirror.lingering.holdings() == list[Holding]()
+    assert ward.cluster_state.vanished("uid-nobody") == []
+    assert ward.cluster_state.orphans.allocations() == list[Allocation]()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gputile.kube.api import Unclear
+from gputile.kube.api import OutcomeUnknown
 from gputile.scheduler.binding.overlap_resolver import AGAIN, YOUNG
 from gputile.scheduler.binding.reconciler import ROUND
 from gputile.testing.builders import node
@@ -32,7 +32,7 @@ def sold(r: Rig, name: str, *, at: int = NOW, memory: int = 10, started: str = "
 
 async def rounds(r: Rig, count: int = 1, apart: float = ROUND) -> None:
     for _ in range(count):
-        await r.granter.round()
+        await r.reconciler.round()
         r.clock.now += apart
 
 
@@ -203,7 +203,7 @@ async def test_a_bind_in_flight_is_nobody_to_evict_for_and_stops_nobody() -> Non
     """Only what the cluster shows counts: the bind may never land."""
     r = rig()
     r.arrive(tile(10), name="assumed")
-    r.api.script["bind"] = [Unclear("reset")] * 20
+    r.api.script["bind"] = [OutcomeUnknown("reset")] * 20
     assert "got lost" in await r.bind("assumed")
     assert r.free() == [6, 16]
     sold(r, "first", at=NOW - 2)
@@ -238,7 +238,7 @@ async def test_who_ceases_to_lead_in_the_middle_evicts_nobody() -> None:
     assert there(r) == ["first", "last"]
 
 
-@pytest.mark.parametrize("no", [refused(429), refused(500), Unclear("reset")], ids=["budget", "refused", "lost"])
+@pytest.mark.parametrize("no", [refused(429), refused(500), OutcomeUnknown("reset")], ids=["budget", "refused", "lost"])
 async def test_what_fails_is_tried_again_and_told_only_once(no: Exception) -> None:
     r = rig()
     sold(r, "first", at=NOW - 2)
@@ -271,7 +271,7 @@ async def test_a_budget_that_holds_for_long_does_not_make_the_overlap_old() -> N
     r.api.script["evict"] = [refused(429)]
     await rounds(r, 1, AGAIN)
     for _ in range(2000):
-        r.granter._wall()  # the rig's wall clock goes on by one at each look
+        r.reconciler._wall()  # the rig's wall clock goes on by one at each look
     await rounds(r, 1, AGAIN)
     assert there(r) == ["first"]
 

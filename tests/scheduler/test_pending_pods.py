@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 
 from gputile.dialects.gputile import NUDGED
-from gputile.kube.api import Json, Unclear
+from gputile.kube.api import Json, OutcomeUnknown
 from gputile.scheduler.pending import pending_pods
 from gputile.scheduler.pending.pending_pods import NUDGES, PATIENCE, REPEAT, REST, ROUND, SETTLE
-from gputile.scheduler.settings import TellSettings
+from gputile.scheduler.settings import EventSettings
 from gputile.testing.builders import node
 from tests.scheduler.rig import GPU, MEMORY, Rig, refused, tile
 from tests.scheduler.test_cluster_state import grant
-from tests.scheduler.test_refusal_cache import promise
+from tests.scheduler.test_refusal_cache import nomination
 
 
 def rig(**tell: Any) -> Rig:
-    return Rig(node("n1").cards(1, size=16), tell=TellSettings(**tell))
+    return Rig(node("n1").cards(1, size=16), tell=EventSettings(**tell))
 
 
 def full(r: Rig) -> Rig:
@@ -34,9 +34,9 @@ def leave(r: Rig) -> None:
 async def rounds(r: Rig, seconds: float) -> None:
     for _ in range(round(seconds / ROUND)):
         try:
-            await r.teller.round()
+            await r.pending_pods.round()
         except Exception as wrong:
-            if type(wrong).__name__ not in ("Refused", "Unclear"):
+            if type(wrong).__name__ not in ("ApiRejected", "OutcomeUnknown"):
                 raise
         r.clock.now += ROUND
 
@@ -159,7 +159,7 @@ class TestTelling:
         r = full(rig())
         r.arrive(tile(8))
         r.filter()
-        r.api.script["note"] = [Unclear("reset")]
+        r.api.script["note"] = [OutcomeUnknown("reset")]
         for _ in range(4):
             await rounds(r, 1)
             r.clock.now += 30
@@ -213,7 +213,7 @@ class TestNudging:
         r = rig()
         for name in ("first", "second"):
             r.arrive(tile(16), name=name)
-        r.api.script["bind"] = [Unclear("reset"), refused(404)]
+        r.api.script["bind"] = [OutcomeUnknown("reset"), refused(404)]
         r.api.script["pod"] = [lambda: r.api.delete_pod("default/first")]
         r.filter("first")
         binding = asyncio.create_task(r.bind("first"))
@@ -330,7 +330,7 @@ class TestNudging:
     async def test_one_that_waited_already_until_the_api_server_takes_the_touch(self) -> None:
         r = rig()
         r.arrive(tile(8))
-        r.api.script["patch_pod"] = [Unclear("reset"), refused(503)]
+        r.api.script["patch_pod"] = [OutcomeUnknown("reset"), refused(503)]
         await rounds(r, SETTLE + 10 * REST)
         assert len(nudged(r)) == 3
 
@@ -340,9 +340,9 @@ class TestNudging:
         r.arrive(tile(16), name="vip")
         r.arrive(tile(8), name="picky")
         assert r.filter("picky", nodes=[]).names == [], "n2 would do, but it may not go there"
-        promise(r, "vip")
+        nomination(r, "vip")
         for _ in range(10):
-            with r.ledger.aside("uid-vip"):
+            with r.ledger.without_claims_of("uid-vip"):
                 pass
             await rounds(r, 1)
         assert nudged(r) == []
@@ -369,7 +369,7 @@ class TestNudging:
         await rounds(r, SETTLE + 2)
         assert nudged(r) == ["default/web-0"]
 
-    @pytest.mark.parametrize("failure", [refused(404), Unclear("reset")])
+    @pytest.mark.parametrize("failure", [refused(404), OutcomeUnknown("reset")])
     async def test_a_nudge_that_fails_is_tried_again_later(self, failure: Any) -> None:
         r = rig()
         await self.refused_then_room(r)
@@ -390,7 +390,7 @@ async def test_the_loop_survives_what_the_api_server_says(caplog: pytest.LogCapt
     r.arrive(tile(8))
     r.filter()
     r.api.script["note"] = [refused(403)]
-    loop = asyncio.create_task(r.teller.run())
+    loop = asyncio.create_task(r.pending_pods.run())
     for _ in range(50):
         await asyncio.sleep(0)
     assert not loop.done()
@@ -408,6 +408,6 @@ async def test_the_loop_survives_what_the_api_server_says(caplog: pytest.LogCapt
 async def test_reason(limits: Json, says: str) -> None:
     r = rig()
     r.arrive(limits)
-    said = pending_pods.reason(r.mirror.waiting["uid-web-0"].asked, r.ledger)
+    said = pending_pods.reason(r.cluster_state.waiting["uid-web-0"].asked, r.ledger)
     assert says in said
     assert bool(said) == bool(says)

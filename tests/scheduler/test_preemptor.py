@@ -5,12 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from gputile.dialects.gputile import PROMISE, read_promise
+from gputile.dialects.gputile import PROMISE, read_nomination
 from gputile.dialects.kube_objects import Pod
-from gputile.kube.api import Unclear
+from gputile.kube.api import OutcomeUnknown
 from gputile.ledger.events import Tick
-from gputile.model.refusals import SENTENCE, NodeCode
-from gputile.scheduler.extender_api import Offer, PreemptArgs
+from gputile.model.refusals import SENTENCE, NodeReason
+from gputile.scheduler.extender_api import OfferedVictims, PreemptArgs
 from gputile.scheduler.pending.pending_pods import reason
 from gputile.scheduler.settings import PreemptSettings
 from gputile.testing.builders import node
@@ -39,7 +39,7 @@ class TestOwn:
         await planned(rig)
         assert rig.api.evicted == ["default/low"]
         assert nominated(rig) == "n1"
-        assert read_promise(msgspec.convert(rig.live("wanted"), Pod)) is not None
+        assert read_nomination(msgspec.convert(rig.live("wanted"), Pod)) is not None
         assert rig.api.calls.count("patch_pod") == 1, "nomination and promise in one write"
         assert notes(rig, "low") == [
             ("Preempted", "evicted to make room for default/wanted (priority 1000) on node n1")
@@ -58,7 +58,7 @@ class TestOwn:
         assert await rig.bind("wanted", "n1") == ""
         rig.catch_up()
         await rig.preemptor.round()
-        assert rig.ledger.promises() == []
+        assert rig.ledger.nominations() == []
         assert rig.count("preemptions_total", end="bound") == 1
         rig.ledger.check()
 
@@ -66,10 +66,10 @@ class TestOwn:
         rig = await crowded()
         await planned(rig)
         answer = rig.filter("wanted")
-        assert answer.unresolvable == {"n2": SENTENCE[NodeCode.PROMISED]}
-        assert answer.failed == {"n1": SENTENCE[NodeCode.MEMORY]}
+        assert answer.unresolvable == {"n2": SENTENCE[NodeReason.NOMINATED]}
+        assert answer.failed == {"n1": SENTENCE[NodeReason.MEMORY]}
         live = msgspec.convert(rig.live("wanted"), Pod)
-        assert rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": Offer(("uid-low",))})) == {}
+        assert rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": OfferedVictims(("uid-low",))})) == {}
 
     async def test_the_room_may_be_taken_by_somebody_more_important(self) -> None:
         rig = await crowded()
@@ -117,7 +117,7 @@ class TestOwn:
         await settle(rig, "a", 8, LOW, spec={"terminationGracePeriodSeconds": 100})
         await settle(rig, "b", 8, LOW)
         await planned(rig, size=16)
-        assert [promised.until - rig.clock.now for promised in rig.ledger.promises()] == [107.0]
+        assert [nominated.until - rig.clock.now for nominated in rig.ledger.nominations()] == [107.0]
 
     async def test_several_wishes_do_not_count_on_the_same_room(self) -> None:
         rig = await crowded()
@@ -125,7 +125,7 @@ class TestOwn:
         rig.filter("second")
         await planned(rig)
         assert sorted(rig.api.evicted) == ["default/low", "default/middle"], "one each, the more important pod first"
-        nodes = {promised.holding.name: set(promised.holding.uses()) for promised in rig.ledger.promises()}
+        nodes = {nominated.allocation.name: set(nominated.allocation.uses()) for nominated in rig.ledger.nominations()}
         assert nodes["default/wanted"].isdisjoint(nodes["default/second"])
 
     async def test_what_its_event_says_while_room_is_made(self) -> None:
@@ -133,10 +133,10 @@ class TestOwn:
         await planned(rig)
         arrive(rig, "late", 10, LOW)
         rig.filter("late")
-        waiting = rig.mirror.waiting["uid-late"]
+        waiting = rig.cluster_state.waiting["uid-late"]
         assert "room on node n1 is kept for default/wanted" in reason(waiting.asked, rig.ledger)
         rig.filter("wanted")
-        await rig.teller.round()
+        await rig.pending_pods.round()
         assert "room is being made for it on node n1" in dict(notes(rig, "wanted"))["NoFittingGPU"]
 
 
@@ -156,7 +156,7 @@ class TestNobodyGoes:
         rig = await crowded()
         await planned(rig, size=size, priority=priority, **rest)
         assert rig.api.evicted == []
-        assert rig.ledger.promises() == []
+        assert rig.ledger.nominations() == []
 
     async def test_when_the_setting_is_off(self) -> None:
         rig = await crowded(preempt=PreemptSettings(own=False))
@@ -173,7 +173,7 @@ class TestNobodyGoes:
         rig = await crowded()
         live = arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted")
-        assert rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": Offer(("uid-low",))}))
+        assert rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": OfferedVictims(("uid-low",))}))
         rig.clock.now += 5
         await rig.preemptor.round()
         assert rig.api.evicted == []
@@ -262,7 +262,7 @@ class TestBudgets:
         rig.api.guards = [guard(0)]
         await planned(rig)
         assert rig.api.evicted == []
-        assert rig.ledger.promises() == []
+        assert rig.ledger.nominations() == []
         [(told, why)] = notes(rig, "wanted")
         assert told == "PreemptionBlocked"
         assert "on node n1 would make room, but PodDisruptionBudget default/guard forbids it now" in why
@@ -306,14 +306,14 @@ class TestBudgets:
         rig.api.guards = [guard(0, matchLabels={"app": "db"})]
         await planned(rig)
         live = arrive(rig, "other", 16, HIGH)
-        found = rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": Offer(("uid-low",), 1)}))
-        assert found == {"n1": Offer(("uid-low",), 1)}, "the other card is promised to `wanted`"
+        found = rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": OfferedVictims(("uid-low",), 1)}))
+        assert found == {"n1": OfferedVictims(("uid-low",), 1)}, "the other card is promised to `wanted`"
 
 
 class TestWhenItFails:
     async def test_nobody_goes_before_the_promise_is_on_the_pod(self) -> None:
         rig = await crowded()
-        rig.api.script["patch_pod"] = [Unclear("no answer"), None]
+        rig.api.script["patch_pod"] = [OutcomeUnknown("no answer"), None]
         await planned(rig)
         assert rig.api.evicted == []
         rig.clock.now += 5
@@ -324,7 +324,7 @@ class TestWhenItFails:
         rig = await crowded()
         rig.api.script["evict"] = [refused(429)]
         await planned(rig)
-        assert rig.ledger.promises() == []
+        assert rig.ledger.nominations() == []
         assert nominated(rig) is None
         assert PROMISE not in rig.live("wanted")["metadata"]["annotations"]
         assert notes(rig, "wanted")[-1] == (
@@ -350,7 +350,7 @@ class TestWhenItFails:
         rig = Rig(node("n1").card(size=16))
         await settle(rig, "a", 8, LOW)
         await settle(rig, "b", 8, LOW)
-        rig.api.script["evict"] = [None, refused(429), Unclear("reset"), None]
+        rig.api.script["evict"] = [None, refused(429), OutcomeUnknown("reset"), None]
         await planned(rig, size=16)
         assert len(rig.api.evicted) == 1
         assert notes(rig, "wanted")[-1][0] == "PreemptionBlocked"
@@ -364,7 +364,7 @@ class TestWhenItFails:
         rig = await crowded()
         rig.api.script["evict"] = [refused(status)]
         await planned(rig)
-        assert len(rig.ledger.promises()) == 1
+        assert len(rig.ledger.nominations()) == 1
         rig.clock.now += 5
         await rig.preemptor.round()
         assert rig.api.calls.count("evict") == 1
@@ -381,7 +381,7 @@ class TestWhenItFails:
         rig = await crowded()
         await planned(rig)
         rig.clock.now += 41
-        rig.carry_out(rig.ledger.handle(Tick(rig.clock.now)))
+        rig.apply(rig.ledger.handle(Tick(rig.clock.now)))
         await rig.preemptor.round()
         assert notes(rig, "wanted")[-1][0] == "PromiseExpired"
         assert nominated(rig) is None
@@ -404,7 +404,7 @@ class TestWhenItFails:
         await planned(rig)
         gone(rig, "wanted")
         await rig.preemptor.round()
-        assert rig.ledger.promises() == []
+        assert rig.ledger.nominations() == []
         assert rig.count("preemptions_total", end="withdrawn") == 1
 
 
@@ -414,7 +414,7 @@ class TestANewLeader:
         await planned(rig)
         gone(rig, "low")
         heir = heir_of(rig)
-        assert heir.ledger.promises()[0].holding == rig.ledger.promises()[0].holding
+        assert heir.ledger.nominations()[0].allocation == rig.ledger.nominations()[0].allocation
         arrive(heir, "late", 10, LOW)
         assert heir.filter("late").names == []
         assert heir.filter("wanted").names == ["n1"]
@@ -428,7 +428,7 @@ class TestANewLeader:
 
     async def test_finishes_the_evictions(self) -> None:
         rig = await crowded()
-        rig.api.script["evict"] = [Unclear("the process died here")]
+        rig.api.script["evict"] = [OutcomeUnknown("the process died here")]
         await planned(rig)
         heir = heir_of(rig)
         await heir.preemptor.round()
@@ -447,7 +447,7 @@ class TestANewLeader:
             "[]",
         ):
             rig.live("wanted")["metadata"]["annotations"][PROMISE] = told
-            assert heir_of(rig).ledger.promises() == []
+            assert heir_of(rig).ledger.nominations() == []
 
     async def test_a_nomination_that_outlived_its_promise_is_no_obstacle(self) -> None:
         rig = await crowded()
@@ -467,8 +467,8 @@ class TestAsked:
         rig = await crowded()
         live = arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted")
-        found = rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": Offer(("uid-middle",))}))
-        assert found == {"n1": Offer(("uid-low",))}
+        found = rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": OfferedVictims(("uid-middle",))}))
+        assert found == {"n1": OfferedVictims(("uid-low",))}
         rig.change("wanted", status={"nominatedNodeName": "n1"})
         rig.catch_up()
         gone(rig, "low")
@@ -482,12 +482,12 @@ class TestAsked:
         arrive(rig, "wanted", 10, HIGH)
         rig.change("wanted", status={"nominatedNodeName": "n1"})
         rig.catch_up()
-        assert rig.ledger.promises() == []
+        assert rig.ledger.nominations() == []
 
     async def test_one_that_is_leaving_is_counted_on_before_others(self) -> None:
         rig = await crowded()
         rig.change("middle", metadata={**rig.live("middle")["metadata"], "deletionTimestamp": "2023-11-14T22:13:50Z"})
         rig.catch_up()
         live = arrive(rig, "wanted", 10, HIGH)
-        found = rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": Offer(("uid-low",))}))
-        assert found == {"n1": Offer(("uid-middle",))}
+        found = rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": OfferedVictims(("uid-low",))}))
+        assert found == {"n1": OfferedVictims(("uid-middle",))}

@@ -5,9 +5,9 @@ evicted for nothing, on promises that outlived their reason.
 """
 
 from gputile.dialects.gputile import NUDGED, PROMISE
-from gputile.kube.api import Unclear
-from gputile.scheduler.extender_api import Offer
-from gputile.scheduler.preemption.executor import Rest
+from gputile.kube.api import OutcomeUnknown
+from gputile.scheduler.extender_api import OfferedVictims
+from gputile.scheduler.preemption.executor import PlanBackoff
 from gputile.testing.builders import node
 from tests.scheduler.crowds import (
     HIGH,
@@ -46,18 +46,18 @@ class TestTheLoopDies:
             arrive(rig, f"wanted{i}", 10, HIGH)
             rig.filter(f"wanted{i}")
         rig.clock.now += 1
-        rig.api.script["patch_pod"] = [Unclear("reset"), Unclear("reset")]
+        rig.api.script["patch_pod"] = [OutcomeUnknown("reset"), OutcomeUnknown("reset")]
         await rig.preemptor.round()
-        assert len(rig.preemptor._promiser._open) == 2
+        assert len(rig.preemptor._executor._open) == 2
         rig.clock.now += 5
-        rig.api.script["patch_pod"] = [rig.preemptor.new_term]  # take_stock() of a new term of our own
+        rig.api.script["patch_pod"] = [rig.preemptor.on_elected]  # take_stock() of a new term of our own
         await rig.preemptor.round()
 
     async def test_a_new_term_while_an_expired_promise_is_taken_back(self) -> None:
         rig = await crowded()
         await planned(rig)
         later(rig, 41)
-        rig.api.script["patch_pod"] = [rig.preemptor.new_term]
+        rig.api.script["patch_pod"] = [rig.preemptor.on_elected]
         rig.change("wanted", metadata={**rig.live("wanted")["metadata"], "annotations": {}})  # (the rig's wall stands)
         rig.catch_up()
         await rig.preemptor.round()
@@ -67,7 +67,7 @@ class TestTheLoopDies:
 
         def term() -> None:
             rig.leading = True
-            rig.preemptor._promiser._open.clear()  # what new_term() does; our watch shows no promise yet
+            rig.preemptor._executor._open.clear()  # what new_term() does; our watch shows no promise yet
             raise refused(429)
 
         rig.api.script["evict"] = [term]
@@ -91,7 +91,7 @@ class TestTheLoopDies:
         rig.api.script["evict"] = [refused(429)]
         arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted")
-        rig.preemptor._promiser._rests["uid-wanted"] = Rest(0.0, 1024)
+        rig.preemptor._executor._rests["uid-wanted"] = PlanBackoff(0.0, 1024)
         rig.clock.now += 1
         await rig.preemptor.round()
 
@@ -118,7 +118,7 @@ class TestNeverBinds:
         assert rig.filter("wanted").names == []
         rig.catch_up()
         rig.clock.now += 1
-        await rig.teller.round()
+        await rig.pending_pods.round()
         assert NUDGED in rig.live("wanted")["metadata"]["annotations"]
 
     async def test_two_that_kube_scheduler_nominates_to_one_room(self) -> None:
@@ -126,7 +126,7 @@ class TestNeverBinds:
         for name in ("a", "b"):
             arrive(rig, name, 10, HIGH)
             rig.filter(name)
-            assert ask(rig, name, n1=Offer(("uid-low",))) != {}
+            assert ask(rig, name, n1=OfferedVictims(("uid-low",))) != {}
         for name in ("a", "b"):
             rig.change(name, status={"nominatedNodeName": "n1"})
         rig.catch_up()
@@ -138,7 +138,7 @@ class TestNeverBinds:
         arrive(rig, "theirs", 10, HIGH)
         arrive(rig, "ours", 10, HIGH)
         rig.filter("theirs"), rig.filter("ours")
-        assert ask(rig, "theirs", n1=Offer(("uid-low",))) == {"n1": Offer(("uid-low",))}
+        assert ask(rig, "theirs", n1=OfferedVictims(("uid-low",))) == {"n1": OfferedVictims(("uid-low",))}
         rig.clock.now += 1
         await rig.preemptor.round()  # for "ours": evicts low too
         rig.change("theirs", status={"nominatedNodeName": "n1"})
@@ -248,7 +248,7 @@ class TestNeedless:
         rig.filter("wanted")
 
         def theirs() -> None:
-            assert ask(rig, "wanted", n1=Offer(("uid-low",))) == {"n1": Offer(("uid-low",))}
+            assert ask(rig, "wanted", n1=OfferedVictims(("uid-low",))) == {"n1": OfferedVictims(("uid-low",))}
             rig.change("wanted", status={"nominatedNodeName": "n1"})
             rig.catch_up()
 
@@ -259,7 +259,7 @@ class TestNeedless:
 
     async def test_a_retry_looks_whether_it_is_still_needed(self) -> None:
         rig = await crowded()
-        rig.api.script["evict"] = [Unclear("reset")]
+        rig.api.script["evict"] = [OutcomeUnknown("reset")]
         await planned(rig)
         gone(rig, "middle")  # there is room now
         assert rig.filter("wanted").names == ["n1"]
@@ -269,7 +269,7 @@ class TestNeedless:
 
     async def test_a_pod_that_is_being_bound_elsewhere_needs_no_victims(self) -> None:
         rig = await crowded()
-        rig.api.script["evict"] = [Unclear("reset")]
+        rig.api.script["evict"] = [OutcomeUnknown("reset")]
         await planned(rig)
         rig.api.add_node(node("n3").card(size=16).manifest())
         rig.catch_up()
@@ -281,14 +281,14 @@ class TestNeedless:
 
     async def test_nobody_is_evicted_for_a_promise_that_ends_before_he_is_gone(self) -> None:
         rig = await crowded()
-        rig.api.script["evict"] = [Unclear("reset")] * 7
+        rig.api.script["evict"] = [OutcomeUnknown("reset")] * 7
         await planned(rig)
         for _ in range(7):
             later(rig, 5)
             await rig.preemptor.round()
         if rig.api.evicted:  # he has 30 s
             later(rig, 29)
-            assert rig.ledger.promises() != []
+            assert rig.ledger.nominations() != []
 
     async def test_rest_also_when_the_end_cannot_be_written(self) -> None:
         rig = await crowded()
@@ -298,16 +298,16 @@ class TestNeedless:
         assert await rig.bind("king", rig.filter("king").names[0]) == ""
         rig.catch_up()
         later(rig, 41)
-        rig.api.script["patch_pod"] = [Unclear("reset")]
+        rig.api.script["patch_pod"] = [OutcomeUnknown("reset")]
         await rig.preemptor.round()
         assert rig.api.evicted == ["default/low"], "it should rest for 30 s"
 
     async def test_a_withdrawn_plan_is_not_recalled(self) -> None:
         rig = await crowded()
         rig.api.script["evict"] = [refused(429)]
-        rig.api.script["patch_pod"] = [None, Unclear("reset")]
+        rig.api.script["patch_pod"] = [None, OutcomeUnknown("reset")]
         await planned(rig)
-        assert rig.ledger.promises() == []
+        assert rig.ledger.nominations() == []
         rig.relist()  # the watch broke
         await rig.preemptor.round()
         assert rig.api.evicted == [], "it should rest for 30 s"
@@ -315,7 +315,7 @@ class TestNeedless:
     async def test_what_a_withdrawal_could_not_write_is_written_later(self) -> None:
         rig = await crowded()
         rig.api.script["evict"] = [refused(429)]
-        rig.api.script["note"] = [None, Unclear("reset")]
+        rig.api.script["note"] = [None, OutcomeUnknown("reset")]
         await planned(rig)
         for _ in range(4):
             later(rig, 5)
@@ -361,12 +361,12 @@ class TestNeedless:
         rig = Rig(node("n1").card(size=16))
         await settle(rig, "a", 8, LOW)
         await settle(rig, "b", 8, LOW)
-        rig.api.script["evict"] = [None, Unclear("the process died here")]
+        rig.api.script["evict"] = [None, OutcomeUnknown("the process died here")]
         await planned(rig, size=16)
         heir = heir_of(rig)
         heir.api.script["evict"] = [refused(429)]
         await heir.preemptor.round()
-        assert heir.ledger.promises() != [], "somebody has gone for it already"
+        assert heir.ledger.nominations() != [], "somebody has gone for it already"
 
     async def test_events_that_are_refused_do_not_slow_evictions_down(self) -> None:
         rig = Rig(node("n1").card(size=20, slots=20))

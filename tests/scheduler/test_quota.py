@@ -14,17 +14,17 @@ from gputile.dialects.gputile import NUDGED
 from gputile.dialects.kube_objects import Pod
 from gputile.kube.api import Json
 from gputile.ledger.events import QuotasSet, Tick
-from gputile.ledger.ledger import State
+from gputile.ledger.ledger import AllocationState
 from gputile.model.quotas import Limit, Quota
-from gputile.model.refusals import SENTENCE, NodeCode
-from gputile.scheduler.extender_api import FilterAnswer, FilterArgs, Offer
+from gputile.model.refusals import SENTENCE, NodeReason
+from gputile.scheduler.extender_api import FilterAnswer, FilterArgs, OfferedVictims
 from gputile.scheduler.settings import PreemptSettings
 from gputile.testing.builders import NodeBuilder, node, pod
 from tests.scheduler.crowds import HIGH, LOW, MIDDLE, arrive, ask, gone, notes, planned, settle, wish
 from tests.scheduler.rig import Rig, bind_args, refused, tile
 from tests.scheduler.test_pending_pods import nudged, rounds
 
-USED_UP, NOT_LISTED = SENTENCE[NodeCode.QUOTA], SENTENCE[NodeCode.QUOTA_MODEL]
+USED_UP, NOT_LISTED = SENTENCE[NodeReason.QUOTA], SENTENCE[NodeReason.QUOTA_MODEL]
 HERE = "ConfigMap kube-system/gputile-quota"
 
 
@@ -37,7 +37,7 @@ def cards(number: int, model: str = "A100") -> Quota:
 
 
 def ration(rig: Rig, **namespaces: Quota) -> None:
-    rig.carry_out(rig.ledger.handle(QuotasSet(namespaces)))
+    rig.apply(rig.ledger.handle(QuotasSet(namespaces)))
 
 
 def rationed(*nodes: NodeBuilder, default: Quota, **settings: Any) -> Rig:
@@ -49,7 +49,7 @@ def rationed(*nodes: NodeBuilder, default: Quota, **settings: Any) -> Rig:
 def other_filter(rig: Rig, name: str, namespace: str = "team-b") -> FilterAnswer:
     made = rig.api.add_pod(pod(tile(16), name=name, namespace=namespace, uid=f"uid-{name}"))
     rig.catch_up()
-    return rig.extender.filter(FilterArgs(pod=made, names=list(rig.api.nodes)))
+    return rig.filter_service.filter(FilterArgs(pod=made, names=list(rig.api.nodes)))
 
 
 class TestFilter:
@@ -59,7 +59,7 @@ class TestFilter:
             rig.arrive(tile(16), name=name)
         assert (rig.filter("a").names, rig.filter("b").names) == (["n1"], ["n1"])
         assert rig.filter("c") == FilterAnswer(
-            failed={"n1": USED_UP}, unresolvable={"n2": SENTENCE[NodeCode.TOO_SMALL]}
+            failed={"n1": USED_UP}, unresolvable={"n2": SENTENCE[NodeReason.TOO_SMALL]}
         )
         assert rig.count("refusals_total", code="QuotaExceeded") == 1
 
@@ -75,11 +75,11 @@ class TestFilter:
         for name, limits in (("x", tile(35, 85)), ("y", tile(85, 35))):
             made = rig.api.add_pod(pod(limits, name=name, namespace="team-b", uid=f"uid-{name}"))
             rig.catch_up()
-            assert rig.extender.filter(FilterArgs(pod=made, names=["n1"])).names == ["n1"]
+            assert rig.filter_service.filter(FilterArgs(pod=made, names=["n1"])).names == ["n1"]
         both = rig.api.add_pod(pod(tile(60, 10), tile(10, 60), name="both", uid="uid-both"))
         rig.catch_up()
-        assert rig.extender.filter(FilterArgs(pod=both, names=["n1", "n2"])).names == ["n2"]
-        assert rig.extender.filter(FilterArgs(pod=both, names=["n1"])) == FilterAnswer(failed={"n1": USED_UP})
+        assert rig.filter_service.filter(FilterArgs(pod=both, names=["n1", "n2"])).names == ["n2"]
+        assert rig.filter_service.filter(FilterArgs(pod=both, names=["n1"])) == FilterAnswer(failed={"n1": USED_UP})
 
     def test_a_million_cards_are_refused_at_once(self) -> None:
         rig = rationed(default=cards(2))
@@ -91,7 +91,7 @@ class TestFilter:
         rig.arrive(tile(8))
         assert rig.filter().names == ["n2"]
         rig.arrive(tile(16), name="large")
-        assert rig.filter("large").unresolvable == {"n1": NOT_LISTED, "n2": SENTENCE[NodeCode.TOO_SMALL]}
+        assert rig.filter("large").unresolvable == {"n1": NOT_LISTED, "n2": SENTENCE[NodeReason.TOO_SMALL]}
 
     def test_nor_is_a_node_of_another_pool(self) -> None:
         blue = node("n1").cards(4, size=16).manifest()
@@ -99,7 +99,7 @@ class TestFilter:
         rig = Rig(blue, node("n2").cards(4, size=16))
         ration(rig, default=quota(Limit(model="*"), pools=("red",)))
         rig.arrive(tile(8))
-        assert rig.filter().unresolvable == dict.fromkeys(("n1", "n2"), SENTENCE[NodeCode.QUOTA_POOL])
+        assert rig.filter().unresolvable == dict.fromkeys(("n1", "n2"), SENTENCE[NodeReason.QUOTA_POOL])
         ration(rig, default=quota(Limit(model="*"), pools=("blue",)))
         assert rig.filter().names == ["n1"]
 
@@ -121,16 +121,16 @@ class TestFilter:
         rig.filter("a")
         rig.arrive(tile(16), name="b")
         rig.api.nodes["new"] = node("new").cards(8, "A100", 16).manifest()
-        answer = rig.extender.dry_run(rig.args("b", whole=True))
+        answer = rig.filter_service.dry_run(rig.args("b", whole=True))
         assert answer.names == []
         assert {answer.failed["n1"], answer.unresolvable["new"]} == {USED_UP}
         ration(rig, default=cards(2))
-        assert rig.extender.dry_run(rig.args("b", whole=True)).names == ["n1", "new"]
+        assert rig.filter_service.dry_run(rig.args("b", whole=True)).names == ["n1", "new"]
 
     def test_prioritize_scores_only_what_may_be_had(self) -> None:
         rig = rationed(default=cards(1, "T4"))
         rig.arrive(tile(8))
-        assert rig.extender.prioritize(rig.args()) == {"n1": 0, "n2": 10}
+        assert rig.filter_service.prioritize(rig.args()) == {"n1": 0, "n2": 10}
 
     def test_containers_that_would_cost_more_apart_are_not_let_in_beyond_the_quota(self) -> None:
         """Alone on a card both fit; here memory is free on one card and cores on another, so they cost two shares."""
@@ -139,9 +139,9 @@ class TestFilter:
         for index, limits in enumerate((tile(2, cores=50), tile(10, cores=10))):
             made = pod(limits, name=f"b{index}", namespace="team-b", uid=f"uid-b{index}",
                        annotations={"gputile.io/uuid": f"GPU-n1-{index}"})  # fmt: skip
-            rig.extender.filter(FilterArgs(pod=rig.api.add_pod(made), names=["n1"]))
+            rig.filter_service.filter(FilterArgs(pod=rig.api.add_pod(made), names=["n1"]))
             rig.catch_up()
-            rig.extender.filter(FilterArgs(pod=msgspec.convert(made, Pod), names=["n1"]))
+            rig.filter_service.filter(FilterArgs(pod=msgspec.convert(made, Pod), names=["n1"]))
         rig.arrive(tile(9, cores=5), tile(1, cores=55))
         assert rig.filter() == FilterAnswer(failed={"n1": USED_UP})
         assert rig.state() is None
@@ -174,7 +174,7 @@ class TestBind:
 
     async def test_a_bind_that_was_refused_gives_its_quota_back_and_others_hear_of_it(self) -> None:
         rig = rationed(default=cards(1))
-        rig.binder.on_freed = rig.carry_out
+        rig.binder.on_freed = rig.apply
         rig.arrive(tile(16), name="a")
         rig.filter("a")
         rig.arrive(tile(16), name="b")
@@ -274,9 +274,9 @@ class TestWaiting:
         for name in ("a", "b"):
             rig.arrive(tile(16), name=name)
             rig.filter(name)
-        assert rig.state("a") is State.PENCILLED
+        assert rig.state("a") is AllocationState.RESERVED
         rig.clock.now += 3.0
-        rig.carry_out(rig.ledger.handle(Tick(rig.clock())))
+        rig.apply(rig.ledger.handle(Tick(rig.clock())))
         await rounds(rig, 0.5)
         assert sorted(nudged(rig)) == ["default/b"]
 
@@ -298,7 +298,7 @@ async def theirs(rig: Rig, name: str, size: int, priority: int) -> None:
     """A pod of another namespace that runs."""
     made = rig.api.add_pod(wish(name, tile(size), priority, namespace="team-b"))
     rig.catch_up()
-    [on, *_] = rig.extender.filter(FilterArgs(pod=made, names=list(rig.api.nodes))).names
+    [on, *_] = rig.filter_service.filter(FilterArgs(pod=made, names=list(rig.api.nodes))).names
     args = msgspec.structs.replace(bind_args(name, on), namespace="team-b")
     assert await rig.binder.bind(args) == ""
     rig.catch_up()
@@ -311,7 +311,7 @@ class TestPreemption:
         await theirs(rig, "theirs", 16, LOW)
         await planned(rig, size=16)
         assert rig.api.evicted == ["default/mine"]
-        assert rig.ledger.promises() != []
+        assert rig.ledger.nominations() != []
         arrive(rig, "late", 16, LOW)
         gone(rig, "mine")
         assert rig.filter("late").names == [], "the quota is kept for the pod too"
@@ -327,7 +327,7 @@ class TestPreemption:
         await theirs(rig, "theirs", 16, LOW)
         await planned(rig, size=16)
         assert rig.api.evicted == []
-        assert ask(rig, "wanted", n1=Offer(("uid-theirs",))) == {}
+        assert ask(rig, "wanted", n1=OfferedVictims(("uid-theirs",))) == {}
 
     async def test_asked_it_names_its_own_and_those_who_are_in_the_way(self) -> None:
         """One card for quota, two for room: the own pod gives quota back, the other one the second card."""
@@ -338,8 +338,8 @@ class TestPreemption:
         rig.api.add_pod(wish("wanted", tile(16, cards=2), HIGH))
         rig.catch_up()
         assert rig.filter("wanted").failed == {"n1": USED_UP}
-        found = ask(rig, "wanted", n1=Offer(("uid-theirs",)))
-        assert found == {"n1": Offer(("uid-mine", "uid-theirs"))}
+        found = ask(rig, "wanted", n1=OfferedVictims(("uid-theirs",)))
+        assert found == {"n1": OfferedVictims(("uid-mine", "uid-theirs"))}
 
     async def test_those_who_leave_anyway_are_counted_on_wherever_they_are(self) -> None:
         rig = rationed(node("n1").card(size=16), node("n2").card(size=16), default=cards(2))
@@ -369,21 +369,21 @@ class TestAroundUs:
     async def test_a_pod_bound_by_another_scheduler_gets_no_card_beyond_its_quota(self) -> None:
         rig = rationed(default=cards(0))
         self.bound(rig, phase="Pending", startTime="2023-11-14T22:13:50Z")
-        await rig.granter.round()
+        await rig.reconciler.round()
         assert rig.written("around") is None
         [(reason, why)] = notes(rig, "around")
         assert reason == "NoFittingGPU"
         assert why.startswith("bound to n1 by another scheduler, beyond its quota: default holds 0 of 0 A100; ")
         ration(rig, default=cards(1))
-        await rig.granter.round()
+        await rig.reconciler.round()
         assert rig.written("around") is not None
 
     async def test_one_that_runs_is_booked_all_the_same(self) -> None:
         rig = rationed(default=cards(0))
         self.bound(rig, phase="Running")
-        await rig.granter.round()
+        await rig.reconciler.round()
         assert rig.written("around") is not None, "else its card would be sold again"
-        assert rig.ledger.spending.held("default")["A100"].cards == 100
+        assert rig.ledger.quota_usage.held("default")["A100"].cards == 100
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -399,7 +399,7 @@ async def test_no_order_of_filters_and_binds_lets_one_too_many_in(seed: int) -> 
         rig.catch_up()
         held = [one for one in rig.api.pods.values() if one["spec"].get("nodeName")]
         assert len(held) <= 10
-        assert rig.ledger.spending.held("default")["A100"].cards == 50 * len(held)
+        assert rig.ledger.quota_usage.held("default")["A100"].cards == 50 * len(held)
         for one in held[: turn + 1]:
             gone(rig, one["metadata"]["name"])
             names.remove(one["metadata"]["name"])

@@ -1,6 +1,6 @@
 """Quotas followed live: which counts, what a slip changes (nothing), who is told, and who must know before pods come.
 
-Seen to fail, each alone: `_refuse` that forgets what was good; `_recall` left out; `tell` by whoever does not lead;
+Seen to fail, each alone: `_refuse` that forgets what was good; `_restore` left out; `tell` by whoever does not lead;
 `_put_in_force` without telling those who wait; `known` set before both ConfigMaps were seen.
 """
 
@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from gputile.kube.api import Note, Refused, Seen, Spoilt, Trouble
+from gputile.kube.api import ApiRejected, KubeEvent, Undecodable, WatchFailed, WatchUpdate
 from gputile.kube.fake import MemoryApi
-from gputile.kube.quota_config_maps import LAST_GOOD, ConfigMap
+from gputile.kube.quota_config_maps import LAST_GOOD, QuotaConfigMap
 from gputile.ledger.events import Freed, Instruction
 from gputile.ledger.ledger import Ledger
-from gputile.scheduler.quota_watcher import BELIEVED, REPEAT, QuotaSettings, Rationer
+from gputile.scheduler.quota_watcher import BELIEVED, REPEAT, QuotaSettings, QuotaWatcher
 from gputile.telemetry.metrics import Metrics
 from gputile.testing.builders import pod
 from tests.scheduler.rig import tile
@@ -34,14 +34,14 @@ class Trial:
     def __init__(self, api: MemoryApi | None = None, **settings: Any) -> None:
         self.api, self.ledger, self.metrics = api or MemoryApi(), Ledger(), Metrics()
         self.now, self.leading, self.done = 1000.0, True, list[Instruction]()
-        self.rationer = Rationer(
+        self.quota_watcher = QuotaWatcher(
             self.api,
             self.ledger,
             QuotaSettings(**settings),
             self.metrics,
             leads=lambda: self.leading,
             clock=lambda: self.now,
-            carry_out=self.done.extend,
+            apply=self.done.extend,
             pause=self._pause,
         )
 
@@ -57,7 +57,7 @@ class Trial:
                 await asyncio.sleep(0.001)
 
     def cards(self, namespace: str = "team-a") -> int | None:
-        quota = self.ledger.spending.quotas.get(namespace)
+        quota = self.ledger.quota_usage.quotas.get(namespace)
         return quota.limits[0].cards if quota else None
 
     def number(self, name: str, **labels: str) -> float:
@@ -66,9 +66,9 @@ class Trial:
 
 @asynccontextmanager
 async def following(trial: Trial) -> AsyncIterator[Trial]:
-    task = asyncio.create_task(trial.rationer.run())
+    task = asyncio.create_task(trial.quota_watcher.run())
     try:
-        await trial.until(trial.rationer.known.is_set)
+        await trial.until(trial.quota_watcher.known.is_set)
         yield trial
     finally:
         task.cancel()
@@ -77,7 +77,7 @@ async def following(trial: Trial) -> AsyncIterator[Trial]:
 
 async def test_an_edit_is_taken_at_once_and_those_who_wait_hear_of_it() -> None:
     async with following(Trial()) as trial:
-        assert trial.ledger.spending.quotas == {}
+        assert trial.ledger.quota_usage.quotas == {}
         trial.write(ONE_CARD)
         await trial.until(lambda: trial.cards() == 100)
         assert trial.done == [Freed("")]
@@ -97,7 +97,7 @@ async def test_a_slip_changes_nothing_and_says_so_once() -> None:
         await trial.until(lambda: trial.number("quota_broken", configmap=TITLE))
         assert trial.cards() == 100
         for _ in range(3):
-            await trial.rationer.tell()
+            await trial.quota_watcher.tell()
         [note] = trial.api.notes
         assert (note.about, note.namespace, note.pod, note.reason) == (
             "ConfigMap",
@@ -108,13 +108,13 @@ async def test_a_slip_changes_nothing_and_says_so_once() -> None:
         assert "namespace `team-a`: Object contains unknown field `crads`" in note.message
         assert note.message.endswith("What it said before stays in force: quotas of 1 namespaces.")
         trial.now += REPEAT + 1
-        await trial.rationer.tell()
+        await trial.quota_watcher.tell()
         assert len(trial.api.notes) == 2, "Events are kept for an hour only"
         trial.write(TWO_CARDS)
         await trial.until(lambda: trial.cards() == 200)
         assert trial.number("quota_broken", configmap=TITLE) == 0
         trial.now += REPEAT + 1
-        await trial.rationer.tell()
+        await trial.quota_watcher.tell()
         assert len(trial.api.notes) == 2
 
 
@@ -122,10 +122,10 @@ async def test_a_process_that_starts_after_the_slip_knows_the_last_good_one() ->
     first = Trial()
     first.write(ONE_CARD)
     async with following(first):
-        await first.rationer.tell()
+        await first.quota_watcher.tell()
         first.write(BROKEN)
         await first.until(lambda: first.number("quota_broken", configmap=TITLE))
-        await first.rationer.tell()
+        await first.quota_watcher.tell()
     kept = first.api.config_maps[TITLE]["metadata"]["annotations"]
     assert kept == {LAST_GOOD: ONE_CARD}, "written again, for the edit had taken it off"
     async with following(Trial(first.api)) as second:
@@ -138,8 +138,8 @@ async def test_a_last_good_one_that_cannot_be_read_either_is_no_quota() -> None:
     trial.write(BROKEN)
     trial.api.config_maps[TITLE]["metadata"]["annotations"] = {LAST_GOOD: "["}
     async with following(trial):
-        assert trial.ledger.spending.quotas == {}
-        await trial.rationer.tell()
+        assert trial.ledger.quota_usage.quotas == {}
+        await trial.quota_watcher.tell()
         assert trial.api.notes[0].message.endswith("What it said before stays in force: no quota.")
 
 
@@ -150,11 +150,11 @@ async def test_only_the_leader_writes() -> None:
         trial.write(BROKEN)
         await trial.until(lambda: trial.number("quota_broken", configmap=TITLE))
         trial.leading = False
-        await trial.rationer.tell()
+        await trial.quota_watcher.tell()
         assert trial.api.notes == []
         assert "annotations" not in trial.api.config_maps[TITLE]["metadata"]
         trial.leading = True
-        await trial.rationer.tell()
+        await trial.quota_watcher.tell()
         assert len(trial.api.notes) == 1
 
 
@@ -162,10 +162,10 @@ class Mute(MemoryApi):
     """Where nothing of this can be written."""
 
     async def annotate_config_map(self, *_: object) -> None:
-        raise Refused(403, "Forbidden", "configmaps is forbidden")
+        raise ApiRejected(403, "Forbidden", "configmaps is forbidden")
 
-    async def note(self, note: Note) -> None:
-        raise Refused(403, "Forbidden", "events is forbidden")
+    async def note(self, note: KubeEvent) -> None:
+        raise ApiRejected(403, "Forbidden", "events is forbidden")
 
 
 async def test_what_cannot_be_written_stops_nothing() -> None:
@@ -175,7 +175,7 @@ async def test_what_cannot_be_written_stops_nothing() -> None:
         trial.write(BROKEN)
         await trial.until(lambda: trial.number("quota_broken", configmap=TITLE))
         for _ in range(3):
-            await trial.rationer.tell()
+            await trial.quota_watcher.tell()
         trial.write(TWO_CARDS)
         await trial.until(lambda: trial.cards() == 200)
 
@@ -194,21 +194,21 @@ async def test_ours_counts_before_the_old_and_each_has_its_own_last_good() -> No
 
 async def test_an_empty_name_follows_nothing() -> None:
     trial = Trial(name="", old_name="")
-    assert trial.rationer.known.is_set()
-    assert trial.rationer.sources == []
+    assert trial.quota_watcher.known.is_set()
+    assert trial.quota_watcher.sources == []
 
 
-FORBIDDEN = Trouble("HTTP 403", forbidden=True)
+FORBIDDEN = WatchFailed("HTTP 403", forbidden=True)
 
 
 class Scripted(MemoryApi):
     """Says what it is told to, of both ConfigMaps."""
 
-    def __init__(self, *seen: Seen[ConfigMap]) -> None:
+    def __init__(self, *seen: WatchUpdate[QuotaConfigMap]) -> None:
         super().__init__()
         self.seen = seen
 
-    async def follow_config_map(self, namespace: str, name: str) -> AsyncIterator[Seen[ConfigMap]]:
+    async def follow_config_map(self, namespace: str, name: str) -> AsyncIterator[WatchUpdate[QuotaConfigMap]]:
         for one in self.seen:
             yield one
         await asyncio.Event().wait()
@@ -216,28 +216,28 @@ class Scripted(MemoryApi):
 
 async def test_without_the_right_to_read_them_there_is_no_quota_and_all_else_goes_on() -> None:
     async with following(Trial(Scripted(*[FORBIDDEN] * BELIEVED))) as trial:
-        assert trial.ledger.spending.quotas == {}
+        assert trial.ledger.quota_usage.quotas == {}
         assert trial.number("watch_troubles_total", kind="configmaps") == 2 * BELIEVED
 
 
 @pytest.mark.parametrize(
     "seen",
     [
-        pytest.param([Trouble("timed out")], id="does-not-answer"),
+        pytest.param([WatchFailed("timed out")], id="does-not-answer"),
         pytest.param([FORBIDDEN] * (BELIEVED - 1), id="has-just-started-and-knows-no-rights-yet"),
-        pytest.param([FORBIDDEN, Trouble("timed out")] * BELIEVED, id="starts-again-and-again"),
+        pytest.param([FORBIDDEN, WatchFailed("timed out")] * BELIEVED, id="starts-again-and-again"),
     ],
 )
-async def test_a_server_is_waited_for_that(seen: list[Seen[ConfigMap]]) -> None:
+async def test_a_server_is_waited_for_that(seen: list[WatchUpdate[QuotaConfigMap]]) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05), following(Trial(Scripted(*seen))):
             pass
 
 
 async def test_an_object_that_cannot_be_read_is_a_slip_too() -> None:
-    async with following(Trial(Scripted(Spoilt("ConfigMap gputile-quota", "Expected `str`")))) as trial:
+    async with following(Trial(Scripted(Undecodable("ConfigMap gputile-quota", "Expected `str`")))) as trial:
         assert trial.number("quota_broken", configmap=TITLE) == 1
-        await trial.rationer.tell()
+        await trial.quota_watcher.tell()
         assert trial.api.notes == [], "nobody knows its UID"
 
 
@@ -249,7 +249,7 @@ async def test_nobody_is_let_in_before_the_quotas_are_known() -> None:
     gate = asyncio.Event()
     real = api.follow_config_map
 
-    async def late(namespace: str, name: str) -> AsyncIterator[Seen[ConfigMap]]:
+    async def late(namespace: str, name: str) -> AsyncIterator[WatchUpdate[QuotaConfigMap]]:
         if name == "gputile-quota":  # the other is known at once
             await gate.wait()
         async for seen in real(namespace, name):
@@ -264,7 +264,7 @@ async def test_nobody_is_let_in_before_the_quotas_are_known() -> None:
         gate.set()
         await replica.until(replica.process.is_synced)
         api.add_pod(pod(tile(8), uid="uid-web-0"))
-        await replica.until(lambda: "uid-web-0" in replica.process.mirror.waiting)
+        await replica.until(lambda: "uid-web-0" in replica.process.cluster_state.waiting)
         _, answer = await replica.ask("/gputile/filter", filter_body(api, "web-0"))
         assert answer["FailedAndUnresolvableNodes"] == {"n1": "too few GPUs of a model in the namespace's quota"}
 
@@ -276,7 +276,7 @@ async def test_the_gauges_show_what_is_held_and_what_may_be() -> None:
     async with running(api) as replica:
         await replica.until(replica.process.is_synced)
         api.add_pod(pod(tile(8), uid="uid-web-0"))
-        await replica.until(lambda: "uid-web-0" in replica.process.mirror.waiting)
+        await replica.until(lambda: "uid-web-0" in replica.process.cluster_state.waiting)
         await replica.ask("/gputile/filter", filter_body(api, "web-0"))
         shown = (await replica.ask("/metrics"))[1]
         assert gauge(shown, "used", "cards") == 0.5, "a pencil counts"

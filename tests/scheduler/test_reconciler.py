@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from gputile.dialects.gputile import GRANT
-from gputile.kube.api import Json, Unclear
+from gputile.kube.api import Json, OutcomeUnknown
 from gputile.ledger.events import Assumed, Forgotten, Tick
-from gputile.ledger.ledger import State
+from gputile.ledger.ledger import AllocationState
 from gputile.scheduler.binding.reconciler import AGAIN, ROUND
 from gputile.scheduler.settings import BindSettings
 from gputile.testing.builders import node
@@ -25,7 +25,7 @@ def rig(**settings: Any) -> Rig:
 async def rounds(r: Rig, count: int = 1, apart: float = ROUND) -> None:
     for _ in range(count):
         try:
-            await r.granter.round()
+            await r.reconciler.round()
         except Exception as wrong:
             if type(wrong).__name__ not in ("Refused", "Unclear"):
                 raise
@@ -44,7 +44,7 @@ class TestPodsBoundAroundUs:
         assert labels == {"hami.io/vgpu-node": "n1"}
         assert r.count("granted_around_total") == 1
         r.catch_up()
-        assert (r.state(), r.free()) == (State.CONFIRMED, [8, 16])
+        assert (r.state(), r.free()) == (AllocationState.CONFIRMED, [8, 16])
         await rounds(r, 3)
         assert len(r.api.patches) == 1
 
@@ -52,14 +52,16 @@ class TestPodsBoundAroundUs:
         r = rig()
         r.arrive(tile(8), on="n1")
         r.api.gates["patch_pod"] = asyncio.Event()
-        task = asyncio.create_task(r.granter.round())
+        task = asyncio.create_task(r.reconciler.round())
         for _ in range(5):
             await asyncio.sleep(0)
         assert r.free() == [8, 16]
         r.api.gates["patch_pod"].set()
         await task
 
-    @pytest.mark.parametrize("failure", [refused(429), Unclear("reset"), Lands()], ids=["refused", "lost", "landed"])
+    @pytest.mark.parametrize(
+        "failure", [refused(429), OutcomeUnknown("reset"), Lands()], ids=["refused", "lost", "landed"]
+    )
     async def test_written_again_after_a_failure_with_the_same_cards(self, failure: Any) -> None:
         r = rig()
         r.arrive(tile(8), on="n1")
@@ -81,7 +83,7 @@ class TestPodsBoundAroundUs:
         await rounds(r, 2)
         assert r.free() == [6, 6]
         r.ledger.check()
-        assert sorted(r.mirror.ungranted) == ["uid-c"]
+        assert sorted(r.cluster_state.ungranted) == ["uid-c"]
 
     async def test_without_room_it_is_told_and_nothing_is_booked(self) -> None:
         r = rig()
@@ -116,7 +118,7 @@ class TestPodsBoundAroundUs:
     async def test_gone_before_it_was_written(self) -> None:
         r = rig()
         r.arrive(tile(8), on="n1")
-        r.api.script["patch_pod"] = [Unclear("reset")]
+        r.api.script["patch_pod"] = [OutcomeUnknown("reset")]
         await rounds(r)
         r.api.delete_pod("default/web-0")
         r.catch_up()
@@ -149,10 +151,10 @@ class TestPodsBoundAroundUs:
     async def test_a_new_term_decides_anew_what_was_not_written(self) -> None:
         r = rig()
         r.arrive(tile(8), on="n1")
-        r.api.script["patch_pod"] = [Unclear("reset")]
+        r.api.script["patch_pod"] = [OutcomeUnknown("reset")]
         await rounds(r)
-        r.granter.new_term()
-        assert list(r.mirror.ungranted) == ["uid-web-0"]
+        r.reconciler.on_elected()
+        assert list(r.cluster_state.ungranted) == ["uid-web-0"]
         await rounds(r, 2, AGAIN)
         assert r.written() is not None
         assert r.free() == [8, 16]
@@ -221,7 +223,7 @@ class TestLabels:
     async def test_a_failure_is_tried_again(self) -> None:
         r = rig()
         await self.bound(r)
-        r.api.script["patch_pod"] = [Unclear("reset")]
+        r.api.script["patch_pod"] = [OutcomeUnknown("reset")]
         await rounds(r, 2, AGAIN)
         assert r.live("b")["metadata"]["labels"] == {"hami.io/vgpu-node": "n1"}
 
@@ -236,7 +238,7 @@ class TestLabels:
         for name in ("a", "b"):
             r.api.add_pod(r.live(name))
         r.catch_up()
-        r.api.script["patch_pod"] = [Unclear("reset")]
+        r.api.script["patch_pod"] = [OutcomeUnknown("reset")]
         await rounds(r, 2, AGAIN)
         assert [r.live(name)["metadata"]["labels"] for name in ("a", "b")] == [{"hami.io/vgpu-node": "n1"}] * 2
 
@@ -245,10 +247,10 @@ class TestLookingUp:
     async def lost(self, r: Rig, *, landed: bool) -> None:
         """A bind without an answer, and the time after which the book asks about it."""
         r.arrive(tile(8))
-        r.api.script["bind"] = [Lands() if landed else Unclear("reset")]
+        r.api.script["bind"] = [Lands() if landed else OutcomeUnknown("reset")]
         assert "got lost" in await r.bind()
         r.clock.now += r.settings.book.assume_ttl
-        r.carry_out(r.ledger.handle(Tick(r.clock.now)))
+        r.apply(r.ledger.handle(Tick(r.clock.now)))
         assert r.count("assumed_expired_total") == 1
 
     def rig(self) -> Rig:
@@ -258,7 +260,7 @@ class TestLookingUp:
         r = self.rig()
         await self.lost(r, landed=True)
         await rounds(r, 2)
-        assert (r.state(), r.free()) == (State.CONFIRMED, [8, 16])
+        assert (r.state(), r.free()) == (AllocationState.CONFIRMED, [8, 16])
         assert r.api.calls.count("pod") == 1
 
     async def test_not_landed_is_forgotten(self) -> None:
@@ -284,11 +286,11 @@ class TestLookingUp:
     async def test_a_look_that_fails_keeps_the_tile_and_is_repeated(self) -> None:
         r = self.rig()
         await self.lost(r, landed=True)
-        r.api.script["pod"] = [Unclear("timed out")]
+        r.api.script["pod"] = [OutcomeUnknown("timed out")]
         await rounds(r, 1, AGAIN)
-        assert (r.state(), r.free()) == (State.ASSUMED, [8, 16])
+        assert (r.state(), r.free()) == (AllocationState.ASSUMED, [8, 16])
         await rounds(r)
-        assert r.state() is State.CONFIRMED
+        assert r.state() is AllocationState.CONFIRMED
 
     async def test_confirmed_by_the_watch_meanwhile_needs_no_look(self) -> None:
         r = self.rig()
@@ -305,11 +307,11 @@ class TestLookingUp:
 
         def again() -> None:
             r.ledger.handle(Forgotten("uid-web-0"))
-            r.ledger.handle(Assumed(entry.holding, r.clock.now))
+            r.ledger.handle(Assumed(entry.allocation, r.clock.now))
 
         r.api.script["pod"] = [again]
         await rounds(r)
-        assert (r.state(), r.free()) == (State.ASSUMED, [8, 16])
+        assert (r.state(), r.free()) == (AllocationState.ASSUMED, [8, 16])
 
     async def test_a_bind_that_is_under_way_during_the_look_keeps_its_tile(self) -> None:
         """The repeated bind is sent, the look finds the pod unbound, and then the bind lands."""
@@ -329,9 +331,9 @@ class TestLookingUp:
         r = self.rig()
         r.arrive(tile(8))
         assert await r.bind() == ""
-        r.granter.new_term()
+        r.reconciler.on_elected()
         await rounds(r)
-        assert r.state() is State.CONFIRMED
+        assert r.state() is AllocationState.CONFIRMED
 
     async def test_also_who_does_not_lead_looks(self) -> None:
         """Its book must be right when it comes to lead."""
@@ -339,7 +341,7 @@ class TestLookingUp:
         await self.lost(r, landed=True)
         r.leading = False
         await rounds(r)
-        assert r.state() is State.CONFIRMED
+        assert r.state() is AllocationState.CONFIRMED
 
     async def test_a_bind_that_is_repeated_during_the_look_keeps_its_tile(self) -> None:
         """The look is sent, the pod is unbound; the repeated bind lands; then the look's answer comes."""
@@ -414,7 +416,7 @@ class TestReports:
         await rounds(r)
         r.api.delete_pod("default/web-0")
         r.catch_up()
-        r.granter.forget_strangers()
+        r.reconciler.prune()
         r.arrive(tile(8), annotations=grant(pod="uid-other"), on="n1")
         await rounds(r)
         assert len(r.api.notes) == 2
@@ -422,7 +424,7 @@ class TestReports:
     async def test_a_report_that_could_not_be_written_is_written_later(self) -> None:
         r = rig()
         r.arrive(tile(8), annotations=grant(pod="uid-other"), on="n1")
-        r.api.script["note"] = [Unclear("reset")]
+        r.api.script["note"] = [OutcomeUnknown("reset")]
         await rounds(r, 2, AGAIN)
         assert len(r.api.notes) == 1
 
@@ -430,7 +432,7 @@ class TestReports:
 async def test_a_stop_in_the_middle_of_a_write_stops() -> None:
     r = rig()
     r.arrive(tile(8), on="n1")
-    loop = asyncio.create_task(r.granter.run())
+    loop = asyncio.create_task(r.reconciler.run())
     r.api.script["patch_pod"] = [loop.cancel]
     for _ in range(50):
         await asyncio.sleep(0)
@@ -443,8 +445,8 @@ async def test_a_stop_in_the_middle_of_a_write_stops() -> None:
 async def test_the_loop_survives_what_the_api_server_says(caplog: pytest.LogCaptureFixture) -> None:
     r = rig()
     r.arrive(tile(8), on="n1")
-    r.api.script["patch_pod"] = [refused(403), Unclear("reset")]
-    loop = asyncio.create_task(r.granter.run())
+    r.api.script["patch_pod"] = [refused(403), OutcomeUnknown("reset")]
+    loop = asyncio.create_task(r.reconciler.run())
     for _ in range(200):
         await asyncio.sleep(0)
     assert not loop.done()
@@ -471,4 +473,4 @@ async def test_pods_that_go_in_the_middle_of_a_round_break_nothing() -> None:
 
     r.api.script["patch_pod"] = [all_go]
     await rounds(r, 2)
-    assert (r.mirror.fresh, len(r.ledger)) == ({}, 0)
+    assert (r.cluster_state.fresh, len(r.ledger)) == ({}, 0)

@@ -2,7 +2,8 @@
 
 Seen to fail, by breaking the code on purpose: `Columns._book` or `_write_row` without counting the gain; `Nos.again`
 without its rule about containers that do not fit together; `Nos._nodes` as the number of nodes; `_may_remember` of the
-`Extender` forgetting promises, or closed nodes; `Nos.keep` never making room; `Nos` asked without what quota leaves.
+`FilterService` forgetting promises, or closed nodes; `Nos.keep` never making room; `Nos` asked without what quota
+leaves.
 """
 
 import asyncio
@@ -13,18 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.engine.placement.place import RULES_UNDER_QUOTA, Placement, cases, piece_miss
-from gputile.engine.placement.units import cut
+from gputile.engine.placement.place import RULES_UNDER_QUOTA, Placement, cases, unit_miss
+from gputile.engine.placement.units import split
 from gputile.kube.api import Json
-from gputile.ledger.events import NodeSeen, Promised, QuotasSet, Tick
+from gputile.ledger.events import NodeSeen, Nominated, QuotasSet, Tick
 from gputile.model.quotas import Limit, Quota
-from gputile.model.refusals import SENTENCE, NodeCode
+from gputile.model.refusals import SENTENCE, NodeReason
 from gputile.model.requests import PodRequest
-from gputile.scheduler.extender.filter import Extender
+from gputile.scheduler.extender.filter import FilterService
 from gputile.scheduler.extender.refusal_cache import MOST
 from gputile.scheduler.extender_api import FilterAnswer, read_filter, write_filter
-from gputile.scheduler.state.allocations import holding_of
-from gputile.scheduler.state.cluster_state import Mirror
+from gputile.scheduler.state.allocations import allocation_of
+from gputile.scheduler.state.cluster_state import ClusterState
 from gputile.telemetry.metrics import Metrics
 from gputile.testing.builders import node
 from tests.effort import examples
@@ -51,14 +52,14 @@ def remembered(rig: Rig) -> float:
     return rig.count("remembered_nos_total")
 
 
-def promise(rig: Rig, name: str) -> None:
+def nomination(rig: Rig, name: str) -> None:
     """Keep room on n1 for a pod that waits."""
-    pod = rig.mirror.waiting[f"uid-{name}"].pod
+    pod = rig.cluster_state.waiting[f"uid-{name}"].pod
     asked = rig.requests.of(pod)
     assert isinstance(asked, PodRequest)
     where = rig.ledger.fleet.place(asked, "n1")
     assert isinstance(where, Placement)
-    rig.ledger.handle(Promised(holding_of(pod, asked, where.grant(pod.uid, asked.dialect)), 2000.0))
+    rig.ledger.handle(Nominated(allocation_of(pod, asked, where.grant(pod.uid, asked.dialect)), 2000.0))
 
 
 class TestARepeatedNo:
@@ -66,15 +67,15 @@ class TestARepeatedNo:
         rig = full()
         first = rig.filter("late")
         again = rig.filter("late")
-        assert (first.names, first.failed) == ([], dict.fromkeys(["n1", "n2"], SENTENCE[NodeCode.MEMORY]))
+        assert (first.names, first.failed) == ([], dict.fromkeys(["n1", "n2"], SENTENCE[NodeReason.MEMORY]))
         assert (again.failed, again.unresolvable) == (first.failed, first.unresolvable)
         assert remembered(rig) == 1
 
     def test_is_written_once_and_says_the_same(self) -> None:
         rig = full()
         args = rig.args("late")
-        first = rig.extender.filter(args)
-        again = rig.extender.filter(args)
+        first = rig.filter_service.filter(args)
+        again = rig.filter_service.filter(args)
         assert (first.written, again.written) == (b"", write_filter(first, args))
 
     def test_serves_every_pod_that_asks_the_same_whatever_the_order_of_the_nodes(self) -> None:
@@ -87,7 +88,7 @@ class TestARepeatedNo:
     def test_counts_and_is_told_like_the_first(self) -> None:
         rig = full()
         told: list[str] = []
-        rig.extender.on_no = lambda no: told.append(no.pod.name)
+        rig.filter_service.on_unschedulable = lambda no: told.append(no.pod.name)
         rig.filter("late")
         rig.filter("late")
         assert told == ["late", "late"]
@@ -108,7 +109,7 @@ class TestARepeatedNo:
     def test_about_a_stranger_holds_until_it_is_known(self) -> None:
         rig = full()
         for _ in range(2):
-            assert rig.filter("late", ["n1", "n9"]).unresolvable == {"n9": SENTENCE[NodeCode.UNKNOWN_NODE]}
+            assert rig.filter("late", ["n1", "n9"]).unresolvable == {"n9": SENTENCE[NodeReason.UNKNOWN_NODE]}
         assert remembered(rig) == 1
         rig.ledger.handle(NodeSeen(node("n9").cards(1, size=SIZE).node()))
         assert rig.filter("late", ["n1", "n9"]).names == ["n9"]
@@ -118,15 +119,15 @@ class TestARepeatedNo:
         rig.filter("late")
         args = rig.args("late", whole=True)
         for _ in range(2):
-            assert b'"items":[]' in write_filter(rig.extender.filter(args), args)
+            assert b'"items":[]' in write_filter(rig.filter_service.filter(args), args)
         assert remembered(rig) == 0
 
     def test_with_a_closed_node_is_looked_for(self) -> None:
         """A node that waits for another agent is refused for that reason, which no room changes."""
         rig = full()
         rig.filter("late")
-        rig.mirror.guessing.add("n1")
-        rig.extender._settings = type(rig.settings)(policy="binpack", other_agents="refuse")
+        rig.cluster_state.guessing.add("n1")
+        rig.filter_service._settings = type(rig.settings)(policy="binpack", other_agents="refuse")
         assert rig.filter("late").unresolvable.keys() == {"n1"}
         assert remembered(rig) == 0
 
@@ -135,7 +136,7 @@ class TestARepeatedNo:
         rig = Rig(node("n1").cards(1, size=SIZE))
         for name in ("mine", "other"):
             rig.arrive(tile(5), name=name)
-        promise(rig, "mine")
+        nomination(rig, "mine")
         assert rig.filter("other").names == []
         assert rig.filter("mine").names == ["n1"]
 
@@ -145,7 +146,7 @@ class TestARepeatedNo:
             rig.arrive(tile(5), name=name)
         rig.change("king", spec={"priority": 9})
         rig.catch_up()
-        promise(rig, "mine")
+        nomination(rig, "mine")
         assert rig.filter("equal").names == []
         assert rig.filter("king").names == ["n1"]
 
@@ -155,17 +156,17 @@ class TestARepeatedNo:
         rig.arrive(tile(3), tile(5), name="late")
         home(rig, "first", tile(2))
         for _ in range(2):
-            assert rig.filter("late").failed == {"n1": SENTENCE[NodeCode.TOGETHER]}
+            assert rig.filter("late").failed == {"n1": SENTENCE[NodeReason.TOGETHER]}
         assert remembered(rig) == 1
         home(rig, "second", tile(2))
-        assert rig.filter("late").failed == {"n1": SENTENCE[NodeCode.MEMORY]}
+        assert rig.filter("late").failed == {"n1": SENTENCE[NodeReason.MEMORY]}
 
     def test_does_not_fill_memory(self) -> None:
         rig = full()
         for number in range(2 * MOST + 1):
             rig.arrive(tile(5, cores=number % 101, cards=1 + number // 101), name=f"p{number}")
             rig.filter(f"p{number}")
-            assert sum(len(shape.answers) for shape in rig.extender._nos._shapes.values()) <= MOST
+            assert sum(len(shape.answers) for shape in rig.filter_service._refusal_cache._shapes.values()) <= MOST
 
 
 class TestRoom:
@@ -222,7 +223,7 @@ def test_every_answer_is_what_a_new_look_says(dice: random.Random) -> None:
     for step in range(40):
         act = dice.choice(["arrive", "filter", "filter", "filter", "filter", "bind", "end", "node", "quota", "tick"])
         names = [one["metadata"]["name"] for one in rig.api.pods.values()]
-        waiting = [name for name in names if f"uid-{name}" in rig.mirror.waiting]
+        waiting = [name for name in names if f"uid-{name}" in rig.cluster_state.waiting]
         if act == "arrive":
             rig.arrive(*dice.choice(WISHES), name=f"p{step}")
         elif act == "filter" and waiting:
@@ -242,44 +243,44 @@ def test_every_answer_is_what_a_new_look_says(dice: random.Random) -> None:
             rig.ledger.handle(QuotasSet({"default": quota} if (quota := dice.choice(QUOTAS)) else {}))
         elif act == "tick":
             rig.clock.now += 1.5
-            rig.carry_out(rig.ledger.handle(Tick(rig.clock())))
+            rig.apply(rig.ledger.handle(Tick(rig.clock())))
 
 
 def check(rig: Rig, name: str, dice: random.Random) -> None:
     asked_about = dice.choice([["n0", "n1", "n2"], ["n2", "n0", "n1"], ["n1", "n0"]])
     body = rig.body(name, asked_about)
-    again = Extender(
-        rig.mirror, rig.requests, rig.availability, settings=rig.settings, metrics=Metrics(), clock=rig.clock
+    again = FilterService(
+        rig.cluster_state, rig.requests, rig.availability, settings=rig.settings, metrics=Metrics(), clock=rig.clock
     )
     fresh = again.dry_run(read_filter(body))
-    found = rig.extender.filter(read_filter(body))
+    found = rig.filter_service.filter(read_filter(body))
     if found.names:
         assert set(found.names) <= set(fresh.names)
         return
     assert not found.error
     assert not fresh.names, "room appeared, and the pod was not told"
     assert (found.failed.keys(), found.unresolvable.keys()) == (fresh.failed.keys(), fresh.unresolvable.keys())
-    asked = rig.requests.of(rig.mirror.waiting[f"uid-{name}"].pod)
+    asked = rig.requests.of(rig.cluster_state.waiting[f"uid-{name}"].pod)
     assert isinstance(asked, PodRequest)
-    asked = rig.ledger.spending.allowed("default", asked)
+    asked = rig.ledger.quota_usage.allowed("default", asked)
     for node_name, sentence in {**found.failed, **found.unresolvable}.items():
-        assert still_true(asked, rig.mirror, node_name, sentence), (node_name, sentence, fresh)
+        assert still_true(asked, rig.cluster_state, node_name, sentence), (node_name, sentence, fresh)
     if found.written:
         assert found.written == write_filter(
             FilterAnswer(failed=found.failed, unresolvable=found.unresolvable), read_filter(body)
         )
 
 
-def still_true(asked: PodRequest, mirror: Mirror, name: str, sentence: str) -> bool:
+def still_true(asked: PodRequest, cluster_state: ClusterState, name: str, sentence: str) -> bool:
     """Whether the rules up to the one that the sentence is about leave some container too few cards."""
-    view = mirror.ledger.fleet.view(name)
+    view = cluster_state.ledger.fleet.view(name)
     codes = [stage.code for stage in RULES_UNDER_QUOTA]
     code = next(code for code, said in SENTENCE.items() if said == sentence)
-    if code is NodeCode.TOGETHER:  # each of them fits
-        return all(piece_miss(piece, asked.constraints, view) is None for piece in cut(asked))
+    if code is NodeReason.TOGETHER:  # each of them fits
+        return all(unit_miss(piece, asked.constraints, view) is None for piece in split(asked))
     stages = RULES_UNDER_QUOTA[: codes.index(code) + 1]
     left = [
         sum(all(stage.passes(case) for stage in stages) for case in cases(piece, asked.constraints, view)) < piece.cards
-        for piece in cut(asked)
+        for piece in split(asked)
     ]
     return any(left)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gputile.dialects.kube_objects import Pod, PodStatus
-from gputile.kube.api import Json, Unclear
+from gputile.kube.api import Json, OutcomeUnknown
 from gputile.testing.builders import node, pod
 from tests.scheduler.rig import Rig, tile
 from tests.scheduler.test_cluster_state import grant
@@ -43,7 +43,7 @@ def fail(rig: Rig, name: str = "web-0", **status: Any) -> None:
     ],
 )
 def test_who_was_turned_away(phase: str | None, reason: str | None, turned_away: bool) -> None:
-    assert Pod(status=PodStatus(phase=phase, reason=reason)).was_turned_away is turned_away
+    assert Pod(status=PodStatus(phase=phase, reason=reason)).rejected_by_kubelet is turned_away
 
 
 async def test_its_tile_is_free_and_it_is_told_and_counted() -> None:
@@ -52,7 +52,7 @@ async def test_its_tile_is_free_and_it_is_told_and_counted() -> None:
     assert rig.free() == [8]
     fail(rig)
     assert rig.free() == [16]
-    await rig.granter.round()
+    await rig.reconciler.round()
     (note,) = rig.api.notes
     assert (note.reason, note.pod, note.uid, note.kind) == ("AdmissionFailed", "web-0", "uid-web-0", "Warning")
     for words in ("kubelet of node n1", "UnexpectedAdmissionError", WHY, "free again", "placed anew"):
@@ -65,8 +65,8 @@ async def test_once_per_pod() -> None:
     bound(rig)
     fail(rig)
     for _ in range(2):
-        await rig.granter.round()
-        rig.granter.forget_strangers()
+        await rig.reconciler.round()
+        rig.reconciler.prune()
         fail(rig, startTime="2026-08-01T00:00:00Z")
         rig.relist()
     assert (len(rig.api.notes), rig.count("admission_failures_total")) == (1, 1)
@@ -75,7 +75,7 @@ async def test_once_per_pod() -> None:
 async def test_those_that_failed_before_we_came_are_old_news() -> None:
     over = pod(tile(8), annotations=grant(), uid="uid-web-0", on="n1") | {"status": FAILED}
     rig = cluster(over)
-    await rig.granter.round()
+    await rig.reconciler.round()
     assert rig.api.notes == []
 
 
@@ -84,7 +84,7 @@ async def test_one_that_failed_while_our_watch_was_broken_is_told() -> None:
     rig.arrive(tile(8))
     rig.change("web-0", spec={"nodeName": "n1"}, status=FAILED)
     rig.relist()
-    await rig.granter.round()
+    await rig.reconciler.round()
     assert [note.reason for note in rig.api.notes] == ["AdmissionFailed"]
 
 
@@ -93,9 +93,9 @@ async def test_only_the_leader_speaks_and_nobody_repeats_it_later() -> None:
     bound(rig)
     fail(rig)
     rig.leading = False
-    await rig.granter.round()
+    await rig.reconciler.round()
     rig.leading = True
-    await rig.granter.round()
+    await rig.reconciler.round()
     assert (rig.api.notes, rig.count("admission_failures_total")) == ([], 0)
     assert rig.free() == [16]
 
@@ -104,11 +104,11 @@ async def test_what_could_not_be_said_is_said_later() -> None:
     rig = cluster()
     bound(rig)
     fail(rig)
-    rig.api.script["note"] = [Unclear("reset")]
-    await rig.granter.round()
+    rig.api.script["note"] = [OutcomeUnknown("reset")]
+    await rig.reconciler.round()
     assert rig.count("admission_failures_total") == 0
     rig.clock.now += 10
-    await rig.granter.round()
+    await rig.reconciler.round()
     assert (len(rig.api.notes), rig.count("admission_failures_total")) == (1, 1)
 
 
@@ -121,7 +121,7 @@ async def test_a_pod_that_is_gone_meanwhile_is_told_nothing(listed: bool) -> Non
     if listed:
         rig.relist()
     rig.catch_up()
-    await rig.granter.round()
+    await rig.reconciler.round()
     assert rig.api.notes == []
 
 
@@ -129,5 +129,5 @@ async def test_pods_without_cards_are_none_of_our_business() -> None:
     rig = cluster()
     rig.arrive({"cpu": "1"}, on="n1")
     fail(rig)
-    await rig.granter.round()
+    await rig.reconciler.round()
     assert rig.api.notes == []

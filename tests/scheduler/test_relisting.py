@@ -16,7 +16,7 @@ from gputile.background import time_slices
 from gputile.dialects.kube_objects import Pod
 from gputile.kube.api import Json
 from gputile.ledger.events import Conflict, Instruction, Relisted
-from gputile.ledger.ledger import State
+from gputile.ledger.ledger import AllocationState
 from gputile.testing.builders import node, pod
 from tests.effort import examples
 from tests.scheduler.rig import Rig, tile
@@ -41,7 +41,7 @@ def rig_with(*pods: Json) -> Rig:
 
 
 def held_cards(rig: Rig) -> dict[str, set[str]]:
-    return {entry.holding.pod: set(entry.holding.uses()) for entry in rig.ledger.entries()}
+    return {entry.allocation.pod: set(entry.allocation.uses()) for entry in rig.ledger.entries()}
 
 
 NAMES = ("a", "b", "c", "d")
@@ -55,21 +55,21 @@ def test_between_two_slices_all_that_is_listed_and_not_yet_gone_is_held(
 ) -> None:
     rig = rig_with(*(on_card(name, card) for name, card in before.items()))
     listed = [as_pod(on_card(name, card)) for name, card in after.items()]
-    mirror = rig.mirror
-    missing = mirror.unlisted({one.uid for one in listed})
+    cluster_state = rig.cluster_state
+    missing = cluster_state.unlisted({one.uid for one in listed})
     assert set(missing) == {f"uid-{name}" for name in before.keys() - after.keys()}
     known = held_cards(rig)
     for number, one in enumerate(listed, start=1):
-        mirror.relisted(one)
+        cluster_state.relisted(one)
         now = held_cards(rig)
         assert known.keys() <= now.keys(), "nobody is freed while the list is taken in"
         for seen in listed[:number]:
             assert now[seen.uid], "what was listed is held from then on"
     for uid in missing:
-        mirror.let_go(uid)
+        cluster_state.let_go(uid)
     assert held_cards(rig).keys() == {one.uid for one in listed}
     at_once = rig_with(*(on_card(name, card) for name, card in before.items()))
-    at_once.mirror.pods_listed(listed)
+    at_once.cluster_state.pods_listed(listed)
     assert held_cards(at_once) == held_cards(rig)
 
 
@@ -80,33 +80,33 @@ def conflicts(done: list[Instruction]) -> list[Conflict]:
 def test_who_comes_where_another_went_is_no_overlap_and_who_comes_where_one_stays_is() -> None:
     rig = rig_with(on_card("a", 0), on_card("gone", 2))
     came = [as_pod(on_card("a", 0)), as_pod(on_card("new", 2))]
-    assert conflicts([done for one in came for done in rig.mirror.relisted(one)]) == []
+    assert conflicts([done for one in came for done in rig.cluster_state.relisted(one)]) == []
     rig = rig_with(on_card("a", 0), on_card("gone", 2))
-    assert conflicts(rig.mirror.pods_listed(came)) == []
+    assert conflicts(rig.cluster_state.pods_listed(came)) == []
     rig.ledger.check()
     twice = [*came, as_pod(on_card("late", 2))]
-    assert [one.pod for one in conflicts(rig.mirror.pods_listed(twice))] == ["uid-late"]
+    assert [one.pod for one in conflicts(rig.cluster_state.pods_listed(twice))] == ["uid-late"]
 
 
 def test_a_bind_of_ours_that_the_list_is_too_old_to_show_stays() -> None:
     rig = rig_with(on_card("a", 0))
     rig.arrive(tile(SIZE), name="mine")
     rig.filter("mine")
-    assert rig.state("mine") is State.PENCILLED
-    rig.mirror.pods_listed([as_pod(on_card("a", 0)), as_pod(rig.live("mine"))])
-    assert rig.state("mine") is State.PENCILLED
+    assert rig.state("mine") is AllocationState.RESERVED
+    rig.cluster_state.pods_listed([as_pod(on_card("a", 0)), as_pod(rig.live("mine"))])
+    assert rig.state("mine") is AllocationState.RESERVED
 
 
 def test_a_pod_that_cannot_be_read_in_this_list_keeps_what_it_holds() -> None:
     rig = rig_with(on_card("a", 0), on_card("b", 1))
-    rig.mirror.pods_listed([as_pod(on_card("a", 0))], {"default/b"})
+    rig.cluster_state.pods_listed([as_pod(on_card("a", 0))], {"default/b"})
     assert held_cards(rig).keys() == {"uid-a", "uid-b"}
 
 
 def test_the_same_list_again_tells_the_book_nothing() -> None:
     rig = rig_with(on_card("a", 0), on_card("b", 1))
     rig.ledger._story.clear()
-    rig.mirror.pods_listed([as_pod(on_card("a", 0)), as_pod(on_card("b", 1))])
+    rig.cluster_state.pods_listed([as_pod(on_card("a", 0)), as_pod(on_card("b", 1))])
     assert [event for event in rig.ledger._story if isinstance(event, Relisted)] == []
 
 
@@ -131,5 +131,5 @@ async def test_while_a_list_is_taken_in_verbs_are_answered_and_sell_nothing_that
             await asyncio.sleep(0)
         assert len(answers) > 1
         assert answers == [[]] * len(answers)
-        assert {entry.holding.pod for entry in process.ledger.entries()} == {f"uid-q{n}" for n in range(4)}
+        assert {entry.allocation.pod for entry in process.ledger.entries()} == {f"uid-q{n}" for n in range(4)}
         process.ledger.check()

@@ -17,9 +17,9 @@ import pytest
 from gputile import __version__
 from gputile.dialects.settings import DialectSettings
 from gputile.kube.api import Json
-from gputile.ledger.ledger import State
+from gputile.ledger.ledger import AllocationState
 from gputile.scheduler.binding.binder import NOT_LEADING
-from gputile.scheduler.extender.server import FAMILIES, Server, routes, tls_context
+from gputile.scheduler.extender.server import FAMILIES, ExtenderServer, routes, tls_context
 from gputile.scheduler.settings import TlsSettings
 from gputile.testing.builders import node
 from tests.kube.certificates import Authority
@@ -42,7 +42,7 @@ class Probes:
 class Line:
     """A server on a free port of this machine, and a client that asks it."""
 
-    def __init__(self, rig: Rig, server: Server, http: aiohttp.ClientSession, probes: Probes) -> None:
+    def __init__(self, rig: Rig, server: ExtenderServer, http: aiohttp.ClientSession, probes: Probes) -> None:
         self.rig, self.server, self.http, self.probes = rig, server, http, probes
         self.scheme = "http"
 
@@ -69,8 +69,8 @@ def rig(**settings: Any) -> Rig:
 @asynccontextmanager
 async def serving(r: Rig | None = None, client: ssl.SSLContext | bool = True) -> AsyncIterator[Line]:
     r, probes = r or rig(), Probes()
-    rooms: Any = {"settings": r.settings, "metrics": r.metrics, "state": probes, "leads": lambda: r.leading}
-    server = Server(r.extender, r.preemptor, r.steering, r.binder, r.mirror, **rooms)
+    free_by_card: Any = {"settings": r.settings, "metrics": r.metrics, "state": probes, "leads": lambda: r.leading}
+    server = ExtenderServer(r.filter_service, r.preemptor, r.steering, r.binder, r.cluster_state, **free_by_card)
     await server.start()
     connector = aiohttp.TCPConnector(ssl=client)
     try:
@@ -386,7 +386,7 @@ async def test_a_client_that_goes_away_does_not_stop_its_bind() -> None:
         await asyncio.sleep(0.005)
         gate.set()
         await line.rig.binder.finish()
-        assert line.rig.state() is State.ASSUMED
+        assert line.rig.state() is AllocationState.ASSUMED
         assert line.rig.live()["spec"]["nodeName"] == "n1"
 
 
@@ -594,7 +594,7 @@ async def test_a_verb_that_crashes_answers_and_the_next_is_answered(
     async with serving() as line:
         good = bind_body() if verb == "bind" else line.rig.body()
         for owner, name in (
-            (line.rig.extender, verb.replace("filter-dryrun", "dry_run_in_turns")),
+            (line.rig.filter_service, verb.replace("filter-dryrun", "dry_run_in_turns")),
             (line.rig.binder, "bind"),
         ):
             if hasattr(owner, name):

@@ -127,7 +127,7 @@ def test_a_wrong_name_is_refused_with_the_nearest_right_one(wrong: Any, says: st
         pytest.param("bind.timeout", "nan", "write a number above 0", id="time-that-is-no-number"),
         pytest.param("bind.attempt", "0", "write a number above 0", id="no-time-for-an-attempt"),
         pytest.param("audit", "0", "write a number above 0", id="audit-without-end"),
-        pytest.param("book.pencil_ttl", "0", "write a number above 0", id="pencils-that-fade-at-once"),
+        pytest.param("book.reserve_ttl", "0", "write a number above 0", id="pencils-that-fade-at-once"),
         pytest.param("book.assume_ttl", "-5", "write a number above 0", id="binds-that-fade-at-once"),
         pytest.param("tell.per_second", "0", "write a number above 0", id="told-never"),
         pytest.param("tell.nudge", "maybe", "tell.nudge", id="neither-true-nor-false"),

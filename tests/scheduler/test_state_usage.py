@@ -2,13 +2,13 @@
 
 import pytest
 
-from gputile.dialects.usage_annotation import USE, write_use
-from gputile.model.usage import PodUsage, Usage, Used
+from gputile.dialects.usage_annotation import USE, write_usage
+from gputile.model.usage import CardUsage, PodUsage, Usage
 from gputile.scheduler.state.usage import used_on
 from gputile.testing.builders import node
 from tests.scheduler.rig import Rig, tile
 
-MINE: Usage = {"uid-web-0": {"c0": {"GPU-n1-0": Used(3000, 40)}}}
+MINE: Usage = {"uid-web-0": {"c0": {"GPU-n1-0": CardUsage(3000, 40)}}}
 
 
 async def placed(*, on: str = "n1", said: str = "") -> Rig:
@@ -25,32 +25,32 @@ async def placed(*, on: str = "n1", said: str = "") -> Rig:
 
 
 async def test_by_container_and_card() -> None:
-    rig = await placed(said=write_use(MINE, ["GPU-n1-0"]))
-    assert rig.mirror.used_by("uid-web-0") == {"c0": {"GPU-n1-0": Used(3000, 40)}}
+    rig = await placed(said=write_usage(MINE, ["GPU-n1-0"]))
+    assert rig.cluster_state.used_by("uid-web-0") == {"c0": {"GPU-n1-0": CardUsage(3000, 40)}}
 
 
 @pytest.mark.parametrize(
     ("on", "said"),
     [
         pytest.param("n1", "", id="its-agent-does-not-say"),
-        pytest.param("n1", write_use({}, ["GPU-n1-0"]), id="its-agent-does-not-name-it"),
+        pytest.param("n1", write_usage({}, ["GPU-n1-0"]), id="its-agent-does-not-name-it"),
         pytest.param("n1", "{not json", id="what-it-says-cannot-be-read"),
-        pytest.param("n2", write_use(MINE, []), id="an-agent-speaks-for-its-own-node-only"),
+        pytest.param("n2", write_usage(MINE, []), id="an-agent-speaks-for-its-own-node-only"),
     ],
 )
 async def test_not_known(on: str, said: str) -> None:
-    assert (await placed(on=on, said=said)).mirror.used_by("uid-web-0") is None
+    assert (await placed(on=on, said=said)).cluster_state.used_by("uid-web-0") is None
 
 
 async def test_a_pod_that_is_nowhere() -> None:
-    assert (await placed(said=write_use(MINE, []))).mirror.used_by("uid-other") is None
+    assert (await placed(said=write_usage(MINE, []))).cluster_state.used_by("uid-other") is None
 
 
 async def test_not_known_any_more_when_the_agent_is_silent() -> None:
-    rig = await placed(said=write_use(MINE, []))
+    rig = await placed(said=write_usage(MINE, []))
     rig.wait(8)
-    assert used_on(rig.mirror.agents, "n1") is not None
+    assert used_on(rig.cluster_state.agents, "n1") is not None
     rig.wait(2)
-    assert used_on(rig.mirror.agents, "n1") is None
-    known: PodUsage | None = rig.mirror.used_by("uid-web-0")
+    assert used_on(rig.cluster_state.agents, "n1") is None
+    known: PodUsage | None = rig.cluster_state.used_by("uid-web-0")
     assert known is None

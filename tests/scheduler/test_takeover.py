@@ -12,7 +12,7 @@ from gputile.dialects.kube_objects import NodeObject, Pod
 from gputile.dialects.settings import DialectSettings
 from gputile.kube.api import Json
 from gputile.ledger.ledger import Ledger
-from gputile.scheduler.state.cluster_state import Mirror
+from gputile.scheduler.state.cluster_state import ClusterState
 from gputile.testing.builders import pod
 
 CARDS, SIZE = 3, 8192
@@ -163,17 +163,17 @@ Sums = dict[str, tuple[int, int, int]]
 
 def by_the_ledger(where: Json, pods: list[Json]) -> tuple[Sums, set[str]]:
     """By GPU: memory, cores and slots; and the pods that are counted by number."""
-    mirror = Mirror(Ledger(), DialectSettings())
-    mirror.nodes_listed([msgspec.convert(where, NodeObject)])
-    mirror.pods_listed([msgspec.convert(one, Pod) for one in pods])
-    mirror.ledger.check()
+    cluster_state = ClusterState(Ledger(), DialectSettings())
+    cluster_state.nodes_listed([msgspec.convert(where, NodeObject)])
+    cluster_state.pods_listed([msgspec.convert(one, Pod) for one in pods])
+    cluster_state.ledger.check()
     sums: Sums = {}
-    entries = mirror.ledger.on_node("n1")
+    entries = cluster_state.ledger.on_node("n1")
     for entry in entries:
-        for uuid, use in entry.holding.uses().items():
+        for uuid, use in entry.allocation.uses().items():
             before = sums.get(uuid, (0, 0, 0))
             sums[uuid] = (before[0] + use.memory, before[1] + use.cores, before[2] + use.slots)
-    return sums, {entry.holding.pod for entry in entries if entry.holding.unplaced}
+    return sums, {entry.allocation.pod for entry in entries if entry.allocation.unplaced}
 
 
 def by_the_audit(where: Json, pods: list[Json]) -> tuple[Sums, set[str]]:

@@ -6,7 +6,7 @@ from gputile.dialects.kube_objects import convert_pod
 from gputile.dialects.records import read_grant
 from gputile.dialects.settings import DialectSettings
 from gputile.model.errors import InputError
-from gputile.model.refusals import BadRequest, RequestCode
+from gputile.model.refusals import BadRequest, RequestError
 from gputile.sim.cluster import MemoryCluster
 from gputile.sim.manifests import Workload
 from gputile.testing.builders import node, pod
@@ -48,7 +48,7 @@ def test_a_pod_without_gpus_and_a_bad_one_are_told_apart() -> None:
     assert made.submit(workload({}))[0].asked is None
     (bad,) = cluster().submit(workload({"gputile.io/memory": 3}))
     assert isinstance(bad.asked, BadRequest)
-    assert bad.asked.code is RequestCode.NO_DEVICE_RESOURCE
+    assert bad.asked.code is RequestError.NO_DEVICE_RESOURCE
 
 
 def test_a_single_pod_keeps_its_name() -> None:
@@ -76,7 +76,7 @@ def test_the_gpushare_unit_is_guessed_and_written_in() -> None:
     made.add_node({"metadata": {"name": "n"}, "status": {"capacity": capacity, "allocatable": capacity}})
     made.submit(workload({"aliyun.com/gpu-mem": 500}))
     assert made.pods["ns/w-0"]["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_POD"] == "500"
-    assert made.ledger.fleet.view("n").rooms[0].memory == 15109 - 500
+    assert made.ledger.fleet.view("n").free_by_card[0].memory == 15109 - 500
 
 
 def test_two_pods_of_one_name_are_refused() -> None:

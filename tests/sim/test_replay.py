@@ -9,7 +9,7 @@ from gputile.engine.policies.table import POLICIES
 from gputile.model.cards import Node
 from gputile.model.errors import InputError
 from gputile.model.requests import ModelRule
-from gputile.sim.replay import Plan, arrivals, replay, size_of
+from gputile.sim.replay import ReplayPlan, arrivals, replay, size_of
 from gputile.sim.steady_state import steady
 from gputile.sim.traces import Job, load_jobs, load_nodes
 from gputile.sim.what_if import change
@@ -136,7 +136,7 @@ class TestArrivals:
 @pytest.mark.parametrize("policy", ["binpack", "spread", "random", "fragmentation", "tiling"])
 def test_a_replay_is_repeatable_and_measures_what_it_places(policy: str) -> None:
     told: list[float] = []
-    plan = Plan(policy=policy, random_ties=policy == "spread")
+    plan = ReplayPlan(policy=policy, random_ties=policy == "spread")
     one, other = (replay(small(), JOBS, plan, told.append) for _ in range(2))
     assert one.curve == other.curve
     assert one.cards == 24
@@ -149,29 +149,29 @@ def test_a_replay_is_repeatable_and_measures_what_it_places(policy: str) -> None
 
 
 def test_the_mix_of_the_list_may_be_known_beforehand() -> None:
-    plan = Plan(policy="fragmentation", mix_from_list=True, shuffle_nodes=False)
+    plan = ReplayPlan(policy="fragmentation", mix_from_list=True, shuffle_nodes=False)
     assert replay(small(), JOBS, plan, lambda part: None).final > 75.0
 
 
 def test_nodes_without_gpu_take_the_pods_without_gpu() -> None:
     nodes = [*small(), node("plain", cpu="500").node()]
     for policy in POLICIES:
-        run = replay(nodes, JOBS, Plan(policy=policy), lambda part: None)
+        run = replay(nodes, JOBS, ReplayPlan(policy=policy), lambda part: None)
         assert run.cards == 24
 
 
 def test_allocation_is_that_of_the_cards_taken_not_of_an_average_card() -> None:
     nodes = [node("n", cpu="64").cards(2, "A100", "80Gi").cards(2, "T4", "16Gi").node()]
     jobs = [Job(f"p{n}", wants(ask("80Gi")), 1.0) for n in range(5)]
-    run = replay(nodes, jobs, Plan(policy="binpack"), lambda part: None)
+    run = replay(nodes, jobs, ReplayPlan(policy="binpack"), lambda part: None)
     assert (run.allocated_cards, run.final) == (2.0, 50.0)
-    more, plan = change("+20:T4:4x16Gi", nodes, Plan(policy="binpack"))
+    more, plan = change("+20:T4:4x16Gi", nodes, ReplayPlan(policy="binpack"))
     changed = replay(more, jobs, plan, lambda part: None, base=nodes)
     assert (changed.pods, changed.allocated_cards) == (run.pods, 2.0)
 
 
 class TestWhatIf:
-    PLAN = Plan(policy="binpack")
+    PLAN = ReplayPlan(policy="binpack")
 
     def test_nodes_are_added_with_the_clusters_cpu_per_card(self) -> None:
         nodes, _ = change("+2:L40S:8x48Gi", small(), self.PLAN)
@@ -204,21 +204,21 @@ class TestWhatIf:
 
 class TestLeaving:
     def test_a_steady_state_below_capacity(self) -> None:
-        run = steady(small(), JOBS, Plan(policy="tiling", ratio=0.6), lambda part: None, pods=400)
+        run = steady(small(), JOBS, ReplayPlan(policy="tiling", ratio=0.6), lambda part: None, pods=400)
         assert 45.0 < run.allocated < 75.0
         assert run.mean_wait <= run.p95_wait or run.p95_wait == 0.0
         assert run.never_started < 20
 
     def test_beyond_capacity_pods_wait(self) -> None:
         calm, busy = (
-            steady(small(), JOBS, Plan(policy="binpack", ratio=ratio), lambda part: None, pods=400)
+            steady(small(), JOBS, ReplayPlan(policy="binpack", ratio=ratio), lambda part: None, pods=400)
             for ratio in (0.5, 1.5)
         )
         assert busy.waiting > calm.waiting
         assert busy.allocated > calm.allocated
 
     def test_the_same_work_comes_to_a_changed_cluster(self) -> None:
-        nodes, plan = change("+6:A100:4x1Gi", small(), Plan(policy="binpack", ratio=0.8))
+        nodes, plan = change("+6:A100:4x1Gi", small(), ReplayPlan(policy="binpack", ratio=0.8))
         base, more = (
             steady(found, JOBS, plan, lambda part: None, base=small(), pods=300) for found in (small(), nodes)
         )
@@ -226,7 +226,7 @@ class TestLeaving:
         assert more.allocated == pytest.approx(base.allocated / 2, rel=0.1)
 
     def test_durations_can_be_cut_so_that_the_cluster_turns_over(self) -> None:
-        plan = Plan(policy="tiling", ratio=0.8, mix_from_list=True)
+        plan = ReplayPlan(policy="tiling", ratio=0.8, mix_from_list=True)
         whole, cut = (
             steady(small(), JOBS, plan, lambda part: None, pods=300, longest=seconds) for seconds in (1e9, 100.0)
         )
@@ -235,4 +235,4 @@ class TestLeaving:
 
     def test_a_list_without_times_is_refused(self) -> None:
         with pytest.raises(InputError, match="no GPU pod of the list has times"):
-            steady(small(), [Job("a", wants(ask(percent=30)))], Plan(policy="binpack"), lambda part: None)
+            steady(small(), [Job("a", wants(ask(percent=30)))], ReplayPlan(policy="binpack"), lambda part: None)

@@ -6,7 +6,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from gputile.telemetry.agent_metrics import AgentMetrics
 from gputile.telemetry.exposition import AGENT_FAMILIES, FAMILIES
 from gputile.telemetry.hami_metrics import HAMI_AGENT_FAMILIES, HAMI_FAMILIES
-from gputile.telemetry.metrics import Metrics, Tally
+from gputile.telemetry.metrics import LabelledCounter, Metrics
 
 Names = dict[str, tuple[str, ...]]
 
@@ -27,7 +27,7 @@ def counted(metrics: Metrics | AgentMetrics) -> Names:
     """Those of a registry, as Prometheus calls them, a histogram by the name of the whole."""
     found: Names = {}
     for one in vars(metrics).values():
-        metric = one._counter if isinstance(one, Tally) else one
+        metric = one._counter if isinstance(one, LabelledCounter) else one
         if isinstance(metric, MetricWrapperBase):
             total = "_total" if metric._type == "counter" else ""
             found[f"{metric._name}{total}"] = metric._labelnames

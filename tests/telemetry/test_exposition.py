@@ -6,18 +6,18 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gputile.telemetry.agent_metrics import AgentMetrics
-from gputile.telemetry.exposition import AGENT_FAMILIES, FAMILIES, Family, Page, labelled
+from gputile.telemetry.exposition import AGENT_FAMILIES, FAMILIES, ExpositionPage, MetricFamily, labelled
 from gputile.telemetry.hami_metrics import HAMI_AGENT_FAMILIES, HAMI_FAMILIES, device_type
 from gputile.telemetry.metrics import Metrics
 
 EVERY = (*FAMILIES, *AGENT_FAMILIES, *HAMI_FAMILIES, *HAMI_AGENT_FAMILIES)
-LENGTH = Family("x_length_metres", "How long.", ("who",))
-COUNT = Family("x_count", "How many.")
+LENGTH = MetricFamily("x_length_metres", "How long.", ("who",))
+COUNT = MetricFamily("x_count", "How many.")
 
 
 @pytest.mark.parametrize("name", ["plain", 'a "b"', "back\\slash", "two\nlines", "\\n", "", "ünï"])
 def test_every_label_is_read_as_it_was_written(name: str) -> None:
-    page = Page((LENGTH, COUNT))
+    page = ExpositionPage((LENGTH, COUNT))
     page.add(COUNT, "", 2)
     page.add(LENGTH, labelled(LENGTH.labels, name), 1.5)
     one, other = text_string_to_metric_families(page.text().decode())
@@ -39,7 +39,7 @@ def test_no_name_twice_and_none_that_is_counted_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *AGENT_FAMILIES], ids=lambda family: family.name)
-def test_units_are_prometheus_own(family: Family) -> None:
+def test_units_are_prometheus_own(family: MetricFamily) -> None:
     """Bytes, ratios from 0 to 1, or things that are counted; never MiB or percent."""
     assert re.fullmatch(r"gputile(_[a-z]+)+", family.name)
     if "memory" in family.name:

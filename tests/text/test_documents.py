@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.text.documents import MANIFESTS, SETTINGS, Limits, NotYaml, content, read_all, read_one
+from gputile.text.documents import MANIFESTS, SETTINGS, DocumentLimits, NotYaml, content, read_all, read_one
 from tests.effort import examples
 
 
@@ -144,17 +144,19 @@ def test_any_text_is_a_value_or_one_sentence(text: str) -> None:
 @pytest.mark.parametrize(
     ("limits", "text", "says"),
     [
-        pytest.param(Limits(size=10), "a" * 11, "more than 10 bytes", id="bytes"),
-        pytest.param(Limits(values=5), "[1, 2, 3, 4, 5]", "more than 5 values", id="values"),
-        pytest.param(Limits(values=5), "1\n---\n2\n---\n3\n---\n4\n---\n5\n---\n6", "more than 5", id="documents"),
-        pytest.param(Limits(depth=2), "[[[]]]", "deeper than 2", id="depth"),
-        pytest.param(Limits(depth=3), "[&a [[]], [[*a]]]", "deeper than 3", id="depth-by-an-alias"),
-        pytest.param(Limits(from_aliases=3), "[&a [1, 2], *a, *a]", "repeat more than 3", id="repeated-values"),
-        pytest.param(Limits(from_aliases=0), "[&a 1, *a]", "`*a` is an alias; write it out", id="no-aliases"),
-        pytest.param(Limits(unique=True), "a: 1\nb: {a: 1}\na: 2", "`a` stands there twice", id="a-key-twice"),
+        pytest.param(DocumentLimits(size=10), "a" * 11, "more than 10 bytes", id="bytes"),
+        pytest.param(DocumentLimits(values=5), "[1, 2, 3, 4, 5]", "more than 5 values", id="values"),
+        pytest.param(
+            DocumentLimits(values=5), "1\n---\n2\n---\n3\n---\n4\n---\n5\n---\n6", "more than 5", id="documents"
+        ),
+        pytest.param(DocumentLimits(depth=2), "[[[]]]", "deeper than 2", id="depth"),
+        pytest.param(DocumentLimits(depth=3), "[&a [[]], [[*a]]]", "deeper than 3", id="depth-by-an-alias"),
+        pytest.param(DocumentLimits(from_aliases=3), "[&a [1, 2], *a, *a]", "repeat more than 3", id="repeated-values"),
+        pytest.param(DocumentLimits(from_aliases=0), "[&a 1, *a]", "`*a` is an alias; write it out", id="no-aliases"),
+        pytest.param(DocumentLimits(unique=True), "a: 1\nb: {a: 1}\na: 2", "`a` stands there twice", id="a-key-twice"),
     ],
 )
-def test_bounds(limits: Limits, text: str, says: str) -> None:
+def test_bounds(limits: DocumentLimits, text: str, says: str) -> None:
     with pytest.raises(NotYaml, match=says.replace("*", r"\*")):
         read_all(text, limits)
     assert read_all("[[1, 2]]" if limits.depth < 100 else "1", limits)
@@ -168,7 +170,7 @@ def test_one_document_is_one() -> None:
 
 
 def test_a_file_that_never_ends_is_left_unread() -> None:
-    assert content(io.BytesIO(b"abc"), Limits(size=3)) == b"abc"
+    assert content(io.BytesIO(b"abc"), DocumentLimits(size=3)) == b"abc"
     with open("/dev/zero", "rb") as endless, pytest.raises(NotYaml, match="more than 1000 bytes"):
-        content(endless, Limits(size=1000))
+        content(endless, DocumentLimits(size=1000))
     assert SETTINGS.size < MANIFESTS.size

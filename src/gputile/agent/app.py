@@ -13,23 +13,33 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gputile.agent.card_plugin import Shared
-from gputile.agent.cards import Cards
-from gputile.agent.cdi_specs import Slots
+from gputile.agent.card_plugin import NodeContext
+from gputile.agent.cards import CardInventory
+from gputile.agent.cdi_specs import CdiSpecStore
 from gputile.agent.consistency import compare
-from gputile.agent.host_files import NodeFiles
-from gputile.agent.metering import Meter
-from gputile.agent.node_pods import Residents
-from gputile.agent.node_reporter import Reporter, Wanted, kubernetes_time
-from gputile.agent.orphaned_pods import Lingering
-from gputile.agent.plugin_manager import Doors, cancelled
+from gputile.agent.host_files import HostFiles
+from gputile.agent.metering import UsageMeter
+from gputile.agent.node_pods import NodePods
+from gputile.agent.node_reporter import DesiredNodeStatus, NodeReporter, kubernetes_time
+from gputile.agent.orphaned_pods import OrphanContainers
+from gputile.agent.plugin_manager import PluginManager, cancelled
 from gputile.agent.settings import AgentSettings
 from gputile.dialects.kube_objects import NodeObject, Pod
-from gputile.kube.api import Alive, Change, Note, Refused, Seen, Snapshot, Spoilt, Trouble, Unclear
-from gputile.kube.node_client import Heartbeat, NodeClient
+from gputile.kube.api import (
+    ApiRejected,
+    Bookmark,
+    Change,
+    KubeEvent,
+    OutcomeUnknown,
+    Snapshot,
+    Undecodable,
+    WatchFailed,
+    WatchUpdate,
+)
+from gputile.kube.node_client import NodeClient, NodeLease
 from gputile.kubelet import cri
 from gputile.model.cards import Card
-from gputile.nvml.driver import Driver, NoDriver, Sight
+from gputile.nvml.driver import Driver, DriverSnapshot, NoDriver
 from gputile.telemetry.agent_metrics import AgentMetrics
 from gputile.telemetry.logs import fields
 
@@ -52,23 +62,23 @@ class Agent:
     def __init__(
         self,
         client: NodeClient,
-        heartbeat: Heartbeat,
+        heartbeat: NodeLease,
         driver: Driver,
         settings: AgentSettings,
         metrics: AgentMetrics,
         *,
-        cdi: cri.Cdi,
+        cdi: cri.CdiSupport,
     ) -> None:
         self.client, self.heartbeat, self.driver = client, heartbeat, driver
         self.settings, self.metrics, self.cdi = settings, metrics, cdi
-        self.residents = Residents(settings.dialects)
-        self.reporter = Reporter(client, metrics)
-        self.cards = Cards(settings, metrics)
-        self.slots = Slots(Path(settings.folders.cdi))
+        self.node_pods = NodePods(settings.dialects)
+        self.reporter = NodeReporter(client, metrics)
+        self.cards = CardInventory(settings, metrics)
+        self.slots = CdiSpecStore(Path(settings.folders.cdi))
         self._plugins = Path(settings.folders.plugins)
-        self.host = NodeFiles(settings.folders)
-        self.shared = Shared(
-            self.residents,
+        self.host = HostFiles(settings.folders)
+        self.shared = NodeContext(
+            self.node_pods,
             self.slots,
             self.host,
             self._plugins,
@@ -77,26 +87,26 @@ class Agent:
             hold=settings.hold,
             early=not cdi.works,
         )
-        self.doors = Doors(self._plugins, self.shared, metrics, self._say, self._is_offered)
+        self.plugin_manager = PluginManager(self._plugins, self.shared, metrics, self._say, self._is_offered)
         self._node_seen, self._looked = asyncio.Event(), asyncio.Event()
-        self._lingering = Lingering()
+        self._orphans = OrphanContainers()
         lasts = settings.heartbeat.duration
-        self.meter = Meter(driver, self.residents, lasts=lasts, clock=time.monotonic, hami=settings.hami_metrics)
-        self._running: dict[str, cri.Runs] | None = None  # by container ID; None: the runtime does not say
+        self.meter = UsageMeter(driver, self.node_pods, lasts=lasts, clock=time.monotonic, hami=settings.hami_metrics)
+        self._running: dict[str, cri.RunningContainer] | None = None  # by container ID; None: the runtime does not say
         self._spoke_at = -SPOKE  # when the node last said all that we know
         self._deaf = ""  # why we do not hear of the node's pods
         self._news = asyncio.Event()  # there is something to say
         self._said: dict[str, str] = {}  # by subject: what was last said about it
-        self._shown: tuple[tuple[Card, ...], Wanted] | None = None  # what everybody was last told
+        self._shown: tuple[tuple[Card, ...], DesiredNodeStatus] | None = None  # what everybody was last told
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._looking: asyncio.Task[Sight] | None = None  # the driver was asked, and has not answered
+        self._looking: asyncio.Task[DriverSnapshot] | None = None  # the driver was asked, and has not answered
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event) -> None:
         self.metrics.has_cdi.set(int(self.cdi.works))
         loops: list[Coroutine[Any, Any, None]] = [
-            self._follow(PODS, self.client.follow_pods, self.residents.listed, self._pod_changed),
+            self._follow(PODS, self.client.follow_pods, self.node_pods.listed, self._pod_changed),
             self._follow("node", self.client.follow_node, self._nodes_listed, self._node_changed),
             self._look(),
             self._hear_errors(),
@@ -112,7 +122,7 @@ class Agent:
         self._tasks.add(waits)
         try:
             while not waits.done():
-                all_tasks = self._tasks | self.doors.tasks()
+                all_tasks = self._tasks | self.plugin_manager.tasks()
                 done, _ = await asyncio.wait(all_tasks, timeout=REPORT, return_when=asyncio.FIRST_COMPLETED)
                 for task in done - {waits}:
                     task.result()  # a loop ends only for `Replaced`, or by a bug of its own: let it be seen
@@ -124,7 +134,7 @@ class Agent:
         log.info("stopping")
         await cancelled(self._tasks)  # no heartbeat after the withdrawal
         await self._withdraw()
-        await cancelled(self.doors.tasks())
+        await cancelled(self.plugin_manager.tasks())
         self.driver.close()
         await self.client.close()
 
@@ -136,12 +146,12 @@ class Agent:
                 async with asyncio.timeout(2.0):
                     await self.heartbeat.withdraw(time.time())
                 return
-            except (Refused, Unclear, TimeoutError) as wrong:
+            except (ApiRejected, OutcomeUnknown, TimeoutError) as wrong:
                 why = str(wrong)
         log.warning("the node could not be withdrawn", extra=fields(why=why))
 
     def why_not_ready(self) -> str:
-        if not self.residents.is_listed:
+        if not self.node_pods.is_listed:
             return "the node's pods have not been seen yet"
         if not self._node_seen.is_set():
             return f"the node {self.settings.node} has not been seen yet"
@@ -159,7 +169,7 @@ class Agent:
         usual pause, and says each surprise once. Returns whether all went well."""
         try:
             await turn
-        except cri.Replaced:
+        except cri.SocketReplaced:
             raise
         except Exception as bug:
             self.metrics.loop_failures.labels(loop).inc()
@@ -175,7 +185,7 @@ class Agent:
     async def _follow(
         self,
         kind: str,
-        feed: Callable[[], AsyncIterator[Seen[T]]],
+        feed: Callable[[], AsyncIterator[WatchUpdate[T]]],
         listed: Callable[[tuple[T, ...]], Awaitable[None]],
         changed: Callable[[T, bool], Awaitable[None]],
     ) -> None:
@@ -190,29 +200,29 @@ class Agent:
     async def _take(
         self,
         kind: str,
-        seen: Seen[T],
+        seen: WatchUpdate[T],
         listed: Callable[[tuple[T, ...]], Awaitable[None]],
         changed: Callable[[T, bool], Awaitable[None]],
     ) -> None:
         match seen:
-            case Trouble(why):
+            case WatchFailed(why):
                 self._say(f"cannot follow the {kind}; trying again", why)
                 self._deaf = why if kind == PODS else self._deaf
                 return
-            case Spoilt(what, why):
+            case Undecodable(what, why):
                 self._say("an object cannot be read", f"{what}: {why}"[:LONGEST_BUG])
                 return
             case Snapshot(items):
                 await listed(items)
             case Change(how, item):
                 await changed(item, how == "DELETED")
-            case Alive():
+            case Bookmark():
                 pass
         self._say(f"cannot follow the {kind}; trying again", "")
         self._deaf = "" if kind == PODS else self._deaf
 
     async def _pod_changed(self, pod: Pod, deleted: bool) -> None:
-        await self.residents.changed(pod, deleted=deleted)
+        await self.node_pods.changed(pod, deleted=deleted)
 
     async def _nodes_listed(self, nodes: tuple[NodeObject, ...]) -> None:
         if not nodes:
@@ -227,9 +237,9 @@ class Agent:
         before = self.reporter.cordoned()
         self.reporter.seen(node)
         if not self._node_seen.is_set():
-            self._lingering.recall(self.reporter.named_before())
+            self._orphans.restore(self.reporter.named_before())
             wall = kubernetes_time(time.time())
-            self.cards.recall(self.reporter.inventory_before(), time.monotonic(), wall)
+            self.cards.restore(self.reporter.inventory_before(), time.monotonic(), wall)
             await self._cards_changed()
         self._node_seen.set()
         if self.reporter.cordoned() != before:
@@ -260,7 +270,7 @@ class Agent:
         self._looked.set()
         await self._tell_tenants(set(hit))
 
-    async def _ask_driver(self) -> Sight:
+    async def _ask_driver(self) -> DriverSnapshot:
         """A driver that hangs is as good as none; it is not asked a second time before it has answered."""
         if self._looking is None:
             self._looking = asyncio.create_task(asyncio.to_thread(self.driver.look))
@@ -284,7 +294,7 @@ class Agent:
         if xid is None:
             return
         self.metrics.xids.labels(str(xid.number)).inc()
-        hit = self.cards.struck(xid, time.monotonic())
+        hit = self.cards.record_xid(xid, time.monotonic())
         log.warning("the driver reports an error", extra=fields(xid=xid.number, card=xid.uuid, out_of_use=hit))
         if hit:
             await self._cards_changed()
@@ -298,8 +308,8 @@ class Agent:
             return
         self._shown = now, wanted
         self.shared.cards = {card.uuid: card for card in now}
-        await self.residents.serves(now, self.cards.since)
-        await self.doors.show(self.cards.carriers())
+        await self.node_pods.serves(now, self.cards.since)
+        await self.plugin_manager.show(self.cards.carriers())
         self.reporter.wanted = wanted
         self._news.set()
 
@@ -309,7 +319,7 @@ class Agent:
 
     async def _tell_tenants(self, uuids: set[str]) -> None:
         """Whoever is on a card that failed should hear it: moving on is theirs to decide."""
-        for one in self.residents.all():
+        for one in self.node_pods.all():
             hit = sorted(uuids & set(one.grant.uses())) if one.grant is not None else []
             if hit:
                 faults = self.cards.faults()
@@ -319,9 +329,9 @@ class Agent:
     async def _note(self, pod: Pod, reason: str, message: str) -> None:
         try:
             await self.client.note(
-                Note(namespace=pod.namespace, pod=pod.name, uid=pod.uid, reason=reason, message=message)
+                KubeEvent(namespace=pod.namespace, pod=pod.name, uid=pod.uid, reason=reason, message=message)
             )
-        except (Refused, Unclear) as wrong:
+        except (ApiRejected, OutcomeUnknown) as wrong:
             log.warning("an event could not be written", extra=fields(pod=pod.key, why=str(wrong)))
 
     # ---- the API server ---------------------------------------------------------------------------------------------
@@ -344,12 +354,12 @@ class Agent:
             return f"the node's pods cannot be followed: {self._deaf}"
         try:
             await self.heartbeat.beat(time.time(), self.meter.said())
-        except (Refused, Unclear) as wrong:
+        except (ApiRejected, OutcomeUnknown) as wrong:
             return str(wrong)
         return ""
 
     async def _report(self) -> None:
-        await asyncio.gather(self._looked.wait(), self._node_seen.wait(), self.residents.wait_listed())
+        await asyncio.gather(self._looked.wait(), self._node_seen.wait(), self.node_pods.wait_listed())
         while True:
             if not await self._survive("report", self._report_and_say()):
                 await asyncio.sleep(REPORT)  # news come as fast as pods change
@@ -359,7 +369,7 @@ class Agent:
         why = ""
         try:
             await self.report()
-        except (Refused, Unclear, cri.Silent) as wrong:
+        except (ApiRejected, OutcomeUnknown, cri.RuntimeUnavailable) as wrong:
             why = str(wrong)
         self._say("the node cannot say how it is; trying again", why)
 
@@ -374,10 +384,10 @@ class Agent:
         """Compare what runs with the pods, and write what differs."""
         if self._running is not None or await self._asks_runtime():
             self._running = await cri.running(Path(self.settings.runtime))
-            lingers = self._lingering.compare(self.residents.all(), {one.pod for one in self._running.values()})
+            lingers = self._orphans.compare(self.node_pods.all(), {one.pod for one in self._running.values()})
         else:
-            lingers = self._lingering.kept(self.residents.all())
-        self.shared.lingering = lingers
+            lingers = self._orphans.kept(self.node_pods.all())
+        self.shared.orphans = lingers
         self.reporter.lingers(lingers)
         await self.reporter.step(time.time())
         self._spoke_at = time.monotonic()
@@ -397,12 +407,12 @@ class Agent:
             await self._survive("tidy", self._tidy_once())
 
     async def _tidy_once(self) -> None:
-        if self.residents.is_listed:
+        if self.node_pods.is_listed:
             self.tidy()
 
     async def _measure(self) -> None:
         """Beside the heartbeat, which must not wait for a driver; each renewal says what was last seen."""
-        await self.residents.wait_listed()
+        await self.node_pods.wait_listed()
         while True:
             await self._survive("measure", self.measure())
             await asyncio.sleep(self.settings.heartbeat.renew)
@@ -416,12 +426,12 @@ class Agent:
             await self._note(one.pod.pod, "GPUOverUse", one.sentence)
 
     def tidy(self) -> None:
-        swept = self.slots.sweep({one.pod.uid for one in self.residents.all()})
+        swept = self.slots.sweep({one.pod.uid for one in self.node_pods.all()})
         self.metrics.swept.inc(swept)
-        devices = self.doors.devices()
+        devices = self.plugin_manager.devices()
         held, cards = self.shared.held_or_none(), self.shared.cards
-        found = compare(self.residents.all(), held, devices, cards, has_slots=self.cdi.works)
-        found.disagreements["stolen-name"] += self.doors.stolen()
+        found = compare(self.node_pods.all(), held, devices, cards, has_slots=self.cdi.works)
+        found.disagreements["stolen-name"] += self.plugin_manager.stolen()
         self.metrics.compared.inc()
         self.metrics.elsewhere.set(found.elsewhere)
         for kind, stories in found.disagreements.items():

@@ -7,23 +7,23 @@ Room:  Allocate is asked without a word about the pod, so it decides nothing: it
 
        On a node whose runtime does not obey CDI, `early`, the environment must be given at Allocate: the devices are
        those of the booked card (we steer, and the scheduler binds one pod at a time), and the start compares.
-Door:  `CardPlugin`, one per resource; `Shared` is what they have in common.
+Door:  `CardPlugin`, one per resource; `NodeContext` is what they have in common.
 """
 
 import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from gputile.agent.cdi_specs import Slots, device_name, new_slot, slots_of
-from gputile.agent.isolation import CannotServe, Host, Json, chosen, edits
-from gputile.agent.node_pods import Resident, Residents
-from gputile.agent.overlap import Holdings, overlap
-from gputile.agent.preferred_allocation import Expected, prefer
-from gputile.dialects.device_resources import Carrier
+from gputile.agent.cdi_specs import CdiSpecStore, device_name, new_slot, slots_of
+from gputile.agent.isolation import IsolationHost, IsolationUnavailable, Json, chosen, edits
+from gputile.agent.node_pods import NodePod, NodePods
+from gputile.agent.overlap import CardAllocations, overlap
+from gputile.agent.preferred_allocation import ExpectedContainer, prefer
+from gputile.dialects.device_resources import DeviceResource
 from gputile.dialects.gputile import ISOLATION
-from gputile.kubelet.checkpoint import Held, Unreadable, read_checkpoint
-from gputile.kubelet.device_plugin import Device, Refused
-from gputile.kubelet.messages import Allocation, CdiDevice
+from gputile.kubelet.checkpoint import CheckpointEntry, UnreadableCheckpoint, read_checkpoint
+from gputile.kubelet.device_plugin import Device, PluginError
+from gputile.kubelet.messages import CDIDevice, ContainerAllocateResponse
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant
 from gputile.telemetry.agent_metrics import AgentMetrics
@@ -38,14 +38,14 @@ NO_CARD = {"NVIDIA_VISIBLE_DEVICES": "void"}
 STEER = 0.5  # seconds
 
 
-class Shared:
+class NodeContext:
     """What all resources of the node have in common."""
 
     def __init__(
         self,
-        residents: Residents,
-        slots: Slots,
-        host: Host,
+        node_pods: NodePods,
+        slots: CdiSpecStore,
+        host: IsolationHost,
         plugins: Path,
         *,
         isolation: str,
@@ -53,23 +53,23 @@ class Shared:
         hold: float,
         early: bool,
     ) -> None:
-        self.residents, self.slots, self.host = residents, slots, host
+        self.node_pods, self.slots, self.host = node_pods, slots, host
         self.isolation, self.pods_choose, self.hold, self.early = isolation, pods_choose, hold, early
         self.cards: dict[str, Card] = {}
-        self.lingering: tuple[Grant, ...] = ()  # what runs on of pods that are gone
+        self.orphans: tuple[Grant, ...] = ()  # what runs on of pods that are gone
         self._plugins = plugins
 
-    def held(self) -> tuple[Held, ...]:
+    def held(self) -> tuple[CheckpointEntry, ...]:
         try:
             return read_checkpoint(self._plugins)
-        except Unreadable as no:
-            raise Refused(f"gputile cannot tell whose devices these are: {no}") from no
+        except UnreadableCheckpoint as no:
+            raise PluginError(f"gputile cannot tell whose devices these are: {no}") from no
 
-    def held_or_none(self) -> tuple[Held, ...] | None:
+    def held_or_none(self) -> tuple[CheckpointEntry, ...] | None:
         """For those who only look."""
         try:
             return self.held()
-        except Refused:
+        except PluginError:
             return None
 
     def is_usable(self, uuid: str) -> bool:
@@ -80,7 +80,7 @@ class Shared:
 class CardPlugin:
     """The `Plugin` of one carrier."""
 
-    def __init__(self, carrier: Carrier, shared: Shared, metrics: AgentMetrics) -> None:
+    def __init__(self, carrier: DeviceResource, shared: NodeContext, metrics: AgentMetrics) -> None:
         self.resource, self.carrier, self._shared, self._metrics = carrier.resource, carrier, shared, metrics
         self._offered: set[str] = set()
 
@@ -100,41 +100,43 @@ class CardPlugin:
     async def prefer(self, available: list[str], must_include: list[str], size: int) -> list[str]:
         """Where it decides, the one who asks is waited for; else a moment: the kubelet's watch may be before ours."""
         patience = self._shared.hold if self._shared.early else min(STEER, self._shared.hold)
-        await self._shared.residents.wait_until(lambda: bool(self._expected(size)), patience)
+        await self._shared.node_pods.wait_until(lambda: bool(self._expected(size)), patience)
         return prefer(available, must_include, size, self._expected(size), dict(self.carrier.devices))
 
-    def _expected(self, size: int) -> list[Expected]:
+    def _expected(self, size: int) -> list[ExpectedContainer]:
         """Containers that were granted cards, will ask for as many devices, and have not got them yet."""
         try:
             served = {(one.pod, one.container) for one in self._shared.held() if one.resource == self.resource}
-        except Refused:
+        except PluginError:
             served = set()
-        return [one for one in self._shared.residents.expected(self.resource, served) if one.size == size]
+        return [one for one in self._shared.node_pods.expected(self.resource, served) if one.size == size]
 
     # ---- allocation -------------------------------------------------------------------------------------------------
 
-    async def allocate(self, ids: list[str]) -> Allocation:
+    async def allocate(self, ids: list[str]) -> ContainerAllocateResponse:
         self._metrics.allocations.labels(self.resource).inc()
         if self._shared.early:
             return await self._allocate_early(ids)
-        return Allocation(envs=NO_CARD, cdi_devices=[CdiDevice(name=device_name(new_slot()))])
+        return ContainerAllocateResponse(envs=NO_CARD, cdi_devices=[CDIDevice(name=device_name(new_slot()))])
 
-    async def _allocate_early(self, ids: list[str]) -> Allocation:
+    async def _allocate_early(self, ids: list[str]) -> ContainerAllocateResponse:
         """Without CDI the kubelet must be told now, by the devices it took."""
         cards = self._cards_of(ids)
 
-        def owner() -> Expected | None:
+        def owner() -> ExpectedContainer | None:
             waiting = self._expected(len(ids))
             return next((one for one in waiting if {tile.uuid for tile in one.held.tiles} == cards), None)
 
-        await self._shared.residents.wait_until(lambda: owner() is not None, self._shared.hold)
+        await self._shared.node_pods.wait_until(lambda: owner() is not None, self._shared.hold)
         found = owner()
-        one = self._shared.residents.get(found.pod) if found is not None else None
+        one = self._shared.node_pods.get(found.pod) if found is not None else None
         if found is None or one is None:
-            raise Refused("no pod of this node that waits for its devices was granted the cards of those it is to get")
+            raise PluginError(
+                "no pod of this node that waits for its devices was granted the cards of those it is to get"
+            )
         if self._isolation(one) != "none":
-            raise Refused(f"isolation `{self._isolation(one)}` needs CDI, which this node's runtime does not obey")
-        return Allocation(envs=self._shared.residents.env_of(one, found.held))
+            raise PluginError(f"isolation `{self._isolation(one)}` needs CDI, which this node's runtime does not obey")
+        return ContainerAllocateResponse(envs=self._shared.node_pods.env_of(one, found.held))
 
     def _cards_of(self, ids: Iterable[str]) -> set[str]:
         card_of = dict(self.carrier.devices)
@@ -147,21 +149,21 @@ class CardPlugin:
             owners = self._owners(ids)
             for owner in owners:
                 await self._start(owner)
-        except Refused as no:
+        except PluginError as no:
             self._metrics.starts.labels("refused").inc()
             log.warning("a container may not start", extra=fields(resource=self.resource, why=str(no)))
             raise
         self._metrics.starts.labels("served").inc()
 
-    def _owners(self, ids: list[str]) -> list[Held]:
+    def _owners(self, ids: list[str]) -> list[CheckpointEntry]:
         """All containers of exactly these devices; several only when one pod's init containers lent them on."""
         wanted = frozenset(ids)
         owners = [one for one in self._shared.held() if one.resource == self.resource and one.ids == wanted]
         if not owners:
-            raise Refused("the kubelet's checkpoint does not say yet which container has these devices")
+            raise PluginError("the kubelet's checkpoint does not say yet which container has these devices")
         return owners
 
-    async def _start(self, owner: Held) -> None:
+    async def _start(self, owner: CheckpointEntry) -> None:
         one = await self._granted(owner)
         held = self._container(one, owner.container)
         found = slots_of(owner.cdi)
@@ -170,7 +172,7 @@ class CardPlugin:
             self._compare(held, owner)
             return
         if not found:
-            raise Refused("these devices were given out before gputile's agent served CDI; delete the pod")
+            raise PluginError("these devices were given out before gputile's agent served CDI; delete the pod")
         container_edits = self._edits(one, held)
         for slot in found:
             self._fill(owner.pod, slot, container_edits)
@@ -182,50 +184,50 @@ class CardPlugin:
     def _fill(self, pod: str, slot: str, container_edits: Json) -> None:
         try:
             self._shared.slots.fill(pod, slot, container_edits)
-        except (OSError, CannotServe) as no:
-            raise Refused(f"the CDI spec of this container cannot be written: {no}") from no
+        except (OSError, IsolationUnavailable) as no:
+            raise PluginError(f"the CDI spec of this container cannot be written: {no}") from no
 
-    async def _granted(self, owner: Held) -> Resident:
+    async def _granted(self, owner: CheckpointEntry) -> NodePod:
         """The pod with its grant. A pod that came around us is granted by the leader in a moment; we wait for that."""
-        one = await self._shared.residents.wait_for(owner.pod, self._shared.hold)
+        one = await self._shared.node_pods.wait_for(owner.pod, self._shared.hold)
         if one is None:
-            raise Refused(f"gputile's agent has not heard of the pod {owner.pod} yet")
+            raise PluginError(f"gputile's agent has not heard of the pod {owner.pod} yet")
         if one.grant is None:
             why = one.fault or "is the gputile scheduler running?"
-            raise Refused(f"the pod has no grant of a card yet ({why})")
+            raise PluginError(f"the pod has no grant of a card yet ({why})")
         return one
 
     @staticmethod
-    def _container(one: Resident, name: str) -> ContainerGrant:
+    def _container(one: NodePod, name: str) -> ContainerGrant:
         found = next((held for held in (one.grant.containers if one.grant else ()) if held.container == name), None)
         if found is None:
-            raise Refused(f"the pod's grant names no card for its container `{name}`")
+            raise PluginError(f"the pod's grant names no card for its container `{name}`")
         return found
 
-    def _check(self, one: Resident) -> None:
+    def _check(self, one: NodePod) -> None:
         assert one.grant is not None
-        others = [grant for grant in self._shared.lingering if grant.pod != one.grant.pod]
-        earlier = Holdings([*others, *self._shared.residents.earlier(one)])
+        others = [grant for grant in self._shared.orphans if grant.pod != one.grant.pod]
+        earlier = CardAllocations([*others, *self._shared.node_pods.earlier(one)])
         why = overlap(one.grant.uses(), earlier, self._shared.cards)
         if why:
-            raise Refused(why)
+            raise PluginError(why)
 
-    def _compare(self, held: ContainerGrant, owner: Held) -> None:
+    def _compare(self, held: ContainerGrant, owner: CheckpointEntry) -> None:
         if self._cards_of(owner.ids) != {tile.uuid for tile in held.tiles}:
-            raise Refused(
+            raise PluginError(
                 "the kubelet took devices of another card than was booked, and this node's runtime knows no CDI"
             )
 
-    def _isolation(self, one: Resident) -> str:
+    def _isolation(self, one: NodePod) -> str:
         wanted = str(one.pod.annotations.get(ISOLATION) or "")
         try:
             return chosen(self._shared.isolation, wanted, free=self._shared.pods_choose)
-        except CannotServe as no:
-            raise Refused(f"annotation `{ISOLATION}`: {no}") from no
+        except IsolationUnavailable as no:
+            raise PluginError(f"annotation `{ISOLATION}`: {no}") from no
 
-    def _edits(self, one: Resident, held: ContainerGrant) -> Json:
-        env = self._shared.residents.env_of(one, held)
+    def _edits(self, one: NodePod, held: ContainerGrant) -> Json:
+        env = self._shared.node_pods.env_of(one, held)
         try:
             return edits(self._isolation(one), held, env, self._shared.host)
-        except CannotServe as no:
-            raise Refused(str(no)) from no
+        except IsolationUnavailable as no:
+            raise PluginError(str(no)) from no

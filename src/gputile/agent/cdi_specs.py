@@ -3,7 +3,7 @@
 Room:  a name is used once. A spec is written under another name in the same folder and renamed, for that is what wakes
        the runtime's watcher. The pod's UID is part of the file's name: a spec outlives its container's creation by
        nothing, and goes with its pod.
-Door:  `new_slot`, `slots_of`, `Slots.fill`, `Slots.sweep`.
+Door:  `new_slot`, `slots_of`, `CdiSpecStore.fill`, `CdiSpecStore.sweep`.
 """
 
 import os
@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from gputile.agent.isolation import KIND, CannotServe, Json, spec
+from gputile.agent.isolation import KIND, IsolationUnavailable, Json, spec
 
 PREFIX = "gputile.io-slot_"
 FILE = re.compile(re.escape(PREFIX) + r"(?P<pod>[0-9A-Za-z.-]{1,64})_(?P<slot>[0-9a-f]{1,64})\.json")
@@ -33,17 +33,17 @@ def slots_of(devices: Iterable[str]) -> list[str]:
     return [name.partition("=")[2] for name in devices if name.startswith(f"{KIND}=")]
 
 
-class Slots:
+class CdiSpecStore:
     """The specs in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def fill(self, pod: str, slot: str, container_edits: Json) -> None:
-        """Raises OSError, or `CannotServe` for names that are no part of a file's name."""
+        """Raises OSError, or `IsolationUnavailable` for names that are no part of a file's name."""
         name = f"{PREFIX}{pod}_{slot}.json"
         if FILE.fullmatch(name) is None:
-            raise CannotServe("the kubelet's checkpoint names a pod or a slot that is none")
+            raise IsolationUnavailable("the kubelet's checkpoint names a pod or a slot that is none")
         self._folder.mkdir(parents=True, exist_ok=True)
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

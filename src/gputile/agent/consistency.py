@@ -5,16 +5,16 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from gputile.agent.cdi_specs import slots_of
-from gputile.agent.node_pods import Resident
-from gputile.agent.overlap import Holdings, overlap
+from gputile.agent.node_pods import NodePod
+from gputile.agent.overlap import CardAllocations, overlap
 from gputile.dialects import gputile
-from gputile.kubelet.checkpoint import Held
+from gputile.kubelet.checkpoint import CheckpointEntry
 from gputile.model.cards import Card
 
 KINDS = ("ungranted", "unnamed", "edited", "overlap", "unknown-card", "stolen-name", "not-served", "checkpoint")
 
 
-class Findings(msgspec.Struct, frozen=True):
+class Inconsistencies(msgspec.Struct, frozen=True):
     """What does not agree, by kind, each as a short sentence; and how many device IDs name another card."""
 
     disagreements: dict[str, list[str]]
@@ -22,19 +22,19 @@ class Findings(msgspec.Struct, frozen=True):
 
 
 def compare(
-    residents: Sequence[Resident],
-    held: Iterable[Held] | None,
+    node_pods: Sequence[NodePod],
+    held: Iterable[CheckpointEntry] | None,
     devices: Mapping[str, Mapping[str, str]],
     cards: Mapping[str, Card],
     *,
     has_slots: bool = True,
-) -> Findings:
+) -> Inconsistencies:
     """`devices`: by resource of ours, the card of each device. `held` is None when the kubelet's word is unreadable.
     `has_slots`: whether containers get theirs by a slot, so that one without was served by another plugin."""
     found: dict[str, list[str]] = {kind: [] for kind in KINDS}
     if held is None:
         found["checkpoint"].append("the kubelet's device checkpoint cannot be read")
-    by_uid = {one.pod.uid: one for one in residents}
+    by_uid = {one.pod.uid: one for one in node_pods}
     elsewhere = 0
     for entry in held or ():
         one = by_uid.get(entry.pod)
@@ -50,13 +50,13 @@ def compare(
             found["unnamed"].append(f"{one.pod.key} has no card for its container {entry.container}")
             continue
         elsewhere += {devices[entry.resource].get(name, "") for name in entry.ids} != {t.uuid for t in mine.tiles}
-    _compare_grants(residents, cards, found)
-    return Findings(found, elsewhere)
+    _compare_grants(node_pods, cards, found)
+    return Inconsistencies(found, elsewhere)
 
 
-def _compare_grants(residents: Sequence[Resident], cards: Mapping[str, Card], found: dict[str, list[str]]) -> None:
-    earlier = Holdings()
-    for one in residents:
+def _compare_grants(node_pods: Sequence[NodePod], cards: Mapping[str, Card], found: dict[str, list[str]]) -> None:
+    earlier = CardAllocations()
+    for one in node_pods:
         if one.fault and one.grant is not None:
             found["edited"].append(f"{one.pod.key}: {one.fault}")
         if one.grant is None:

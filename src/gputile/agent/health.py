@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from gputile.nvml.driver import Sight, Xid
+from gputile.nvml.driver import DriverSnapshot, XidError
 
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 """Faults of a program: illegal access, MMU fault, stopped or preempted channel, video decoder, slow context switch."""
@@ -41,29 +41,29 @@ HARDWARE_XIDS = {
 XID = "XID "  # how the reason of such a mark begins
 
 
-class Mark(msgspec.Struct, frozen=True):
+class FaultMark(msgspec.Struct, frozen=True):
     """A card out of use: why, and since when nothing more has happened to it."""
 
     reason: str
     last: float  # seconds on the clock of whoever tells
 
 
-class Health:
+class CardHealth:
     """See the module's text."""
 
     def __init__(self, probation: float, ignored: Collection[int] = (), fatal: Collection[int] = ()) -> None:
         self._probation = probation
         self._ignored = APPLICATION_XIDS.difference(fatal).union(ignored)
         self._fatal = {**HARDWARE_XIDS, **{number: "as set" for number in fatal if number not in HARDWARE_XIDS}}
-        self._marks: dict[str, Mark] = {}
+        self._marks: dict[str, FaultMark] = {}
 
-    def recall(self, faults: Mapping[str, str], now: float) -> None:
+    def restore(self, faults: Mapping[str, str], now: float) -> None:
         """What an agent before us had marked. Faults that the driver shows by itself will be seen again; XIDs not."""
         for uuid, reason in faults.items():
             if reason.startswith(XID):
-                self._marks.setdefault(uuid, Mark(reason, now))
+                self._marks.setdefault(uuid, FaultMark(reason, now))
 
-    def seen(self, sight: Sight, now: float) -> list[str]:
+    def seen(self, sight: DriverSnapshot, now: float) -> list[str]:
         """What the driver says of each card at the moment; a fault that is still there keeps probation from passing.
         Returns the cards that are newly out of use, or for another reason."""
         hit = [gpu.uuid for gpu in sight.gpus if gpu.fault and self._mark(gpu.uuid, gpu.fault, now)]
@@ -74,10 +74,10 @@ class Health:
 
     def _mark(self, uuid: str, reason: str, now: float) -> bool:
         """Whether that is news."""
-        before, self._marks[uuid] = self._marks.get(uuid), Mark(reason, now)
+        before, self._marks[uuid] = self._marks.get(uuid), FaultMark(reason, now)
         return before is None or before.reason != reason
 
-    def struck(self, xid: Xid, uuids: Iterable[str], now: float) -> list[str]:
+    def record_xid(self, xid: XidError, uuids: Iterable[str], now: float) -> list[str]:
         """The cards that an error takes out of use, or for another reason: its own, or all when the driver does not say
         which. One that is out of use for that already is no news, and its probation begins anew."""
         if xid.number in self._ignored or xid.number not in self._fatal:

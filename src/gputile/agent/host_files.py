@@ -1,6 +1,6 @@
 """What the node has on its file system for containers: device nodes, the driver, CDI specs, MPS, a preload library.
 
-Door:  `NodeFiles`, the real `isolating.Host`. Files are looked at when a container starts: drivers come and go.
+Door:  `HostFiles`, the real `isolating.Host`. Files are looked at when a container starts: drivers come and go.
 """
 
 import os
@@ -13,17 +13,17 @@ import msgspec
 from gputile.agent.cdi_specs import PREFIX
 from gputile.agent.isolation import COMMON_NODES, Json
 from gputile.agent.settings import FolderSettings
-from gputile.nvml.driver import Sight
+from gputile.nvml.driver import DriverSnapshot
 from gputile.text.documents import SETTINGS, NotYaml, content, read_one
 
 
-class NodeFiles:
+class HostFiles:
     """See the module's text."""
 
     def __init__(self, folders: FolderSettings) -> None:
         self._folders = folders
-        self._specs: dict[Path, tuple[tuple[int, ...], Spec | None]] = {}
-        self.sight = Sight()
+        self._specs: dict[Path, tuple[tuple[int, ...], CdiSpec | None]] = {}
+        self.sight = DriverSnapshot()
 
     def node_of(self, uuid: str) -> str:
         minor = next((gpu.minor for gpu in self.sight.gpus if gpu.uuid == uuid), -1)
@@ -53,7 +53,7 @@ class NodeFiles:
                     return [spec.container_edits, device.container_edits]
         return []
 
-    def _nvidia_specs(self) -> Iterator["Spec"]:
+    def _nvidia_specs(self) -> Iterator["CdiSpec"]:
         for folder in self._folders.nvidia_cdi:
             for path in sorted(Path(folder).glob("*")):
                 if path.suffix in (".json", ".yaml", ".yml") and not path.name.startswith(PREFIX):
@@ -61,7 +61,7 @@ class NodeFiles:
                     if spec is not None and spec.kind == "nvidia.com/gpu":
                         yield spec
 
-    def _spec(self, path: Path) -> "Spec | None":
+    def _spec(self, path: Path) -> "CdiSpec | None":
         """Read once, until it changes: a large one takes a tenth of a second."""
         try:
             found = path.stat()
@@ -74,18 +74,18 @@ class NodeFiles:
         return known[1]
 
 
-class SpecDevice(msgspec.Struct, rename="camel"):
+class CdiSpecDevice(msgspec.Struct, rename="camel"):
     name: str
     container_edits: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class Spec(msgspec.Struct, rename="camel"):
+class CdiSpec(msgspec.Struct, rename="camel"):
     kind: str
-    devices: list[SpecDevice] = msgspec.field(default_factory=list)
+    devices: list[CdiSpecDevice] = msgspec.field(default_factory=list)
     container_edits: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-def _read(path: Path) -> Spec | None:
+def _read(path: Path) -> CdiSpec | None:
     """A spec that cannot be read is somebody else's trouble; the runtime says so too."""
     try:
         with open(
@@ -93,7 +93,7 @@ def _read(path: Path) -> Spec | None:
         ) as file:  # a pipe would wait for ever
             found = content(file, SETTINGS)
         if path.suffix == ".json":
-            return msgspec.json.decode(found, type=Spec)
-        return msgspec.convert(read_one(found), Spec)
+            return msgspec.json.decode(found, type=CdiSpec)
+        return msgspec.convert(read_one(found), CdiSpec)
     except (OSError, TypeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, NotYaml):
         return None

@@ -3,27 +3,27 @@
 import re
 from collections.abc import Collection, Mapping
 
-from gputile.dialects.kube_objects import Inventory
+from gputile.dialects.kube_objects import NodeInventory
 from gputile.model.cards import Card
-from gputile.nvml.driver import Gpu, Sight
+from gputile.nvml.driver import DriverGpu, DriverSnapshot
 
 
 def inventory(
-    sight: Sight,
+    sight: DriverSnapshot,
     faults: Mapping[str, str],
     slots: int,
     cordoned: Collection[str] = (),
     *,
     one_at_a_time: bool = False,
     since: str = "",
-) -> Inventory:
+) -> NodeInventory:
     """The node's cards; `faults` says by UUID why one is out of use. `one_at_a_time`: pods must start so here. `since`:
     when an agent of ours first served the node."""
     cards = [_card(gpu, faults.get(gpu.uuid, "") or gpu.fault, slots, gpu.uuid in cordoned) for gpu in sight.gpus]
-    return Inventory(tuple(cards), sight.links, sight.driver, sight.cuda, one_at_a_time, since)
+    return NodeInventory(tuple(cards), sight.links, sight.driver, sight.cuda, one_at_a_time, since)
 
 
-def _card(gpu: Gpu, fault: str, slots: int, cordoned: bool) -> Card:
+def _card(gpu: DriverGpu, fault: str, slots: int, cordoned: bool) -> Card:
     return Card(
         index=gpu.index,
         uuid=gpu.uuid,
@@ -39,7 +39,7 @@ def _card(gpu: Gpu, fault: str, slots: int, cordoned: bool) -> Card:
     )
 
 
-def labels(sight: Sight, isolation: str) -> dict[str, str | None]:
+def labels(sight: DriverSnapshot, isolation: str) -> dict[str, str | None]:
     """For people and node selectors; a label that has nothing to say is removed."""
     models = {gpu.model for gpu in sight.gpus}
     sizes = {gpu.memory for gpu in sight.gpus}

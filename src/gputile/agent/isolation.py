@@ -1,7 +1,8 @@
 """What a container sees of its cards, as edits of a CDI spec.
 
 Room:  one function per isolation, from the tiles to the edits; the files that they need are looked at by whoever calls.
-       An isolation that the node cannot serve raises `CannotServe`: no container starts with less than was asked for.
+       An isolation that the node cannot serve raises `IsolationUnavailable`: no container starts with less than was
+       asked for.
 Door:  `chosen(usual, wanted)` for the pod's isolation, then `edits(isolation, held, env, host)`.
 """
 
@@ -24,11 +25,11 @@ STRENGTH = {"none": 0, "devices": 1, "cdi": 1, "preload": 2, "mps": 3}
 """What keeps a container to its GPU: nothing; what it sees; a library that it could unset; a server of the driver's."""
 
 
-class CannotServe(GputileError):
+class IsolationUnavailable(GputileError):
     """This node cannot give the container what it asks for; the sentence says why."""
 
 
-class Host(Protocol):
+class IsolationHost(Protocol):
     """What the node has."""
 
     def node_of(self, uuid: str) -> str:
@@ -56,35 +57,35 @@ def chosen(usual: str, wanted: str, *, free: bool) -> str:
     if wanted in ("", usual):
         return usual
     if wanted not in STRENGTH:
-        raise CannotServe(f"isolation {wanted[:60]!r} is not known; write one of {', '.join(STRENGTH)}")
+        raise IsolationUnavailable(f"isolation {wanted[:60]!r} is not known; write one of {', '.join(STRENGTH)}")
     if free or STRENGTH[wanted] > STRENGTH[usual]:
         return wanted
     stronger = [name for name, strength in STRENGTH.items() if strength > STRENGTH[usual]]
     instead = f"choose {' or '.join(f'`{name}`' for name in stronger)}, or " if stronger else ""
-    raise CannotServe(
+    raise IsolationUnavailable(
         f"isolation `{wanted}` is not stronger than `{usual}`, which is this node's; {instead}remove the annotation "
         f"(the node's administrator may set `pods_choose_isolation: true`)"
     )
 
 
-def edits(isolation: str, held: ContainerGrant, env: Mapping[str, str], host: Host) -> Json:
+def edits(isolation: str, held: ContainerGrant, env: Mapping[str, str], host: IsolationHost) -> Json:
     """CDI containerEdits: the dialect's environment, and what the isolation adds."""
     make = MAKERS.get(isolation)
     if make is None:
-        raise CannotServe(f"isolation {isolation[:60]!r} is not known; write one of {', '.join(MAKERS)}")
+        raise IsolationUnavailable(f"isolation {isolation[:60]!r} is not known; write one of {', '.join(MAKERS)}")
     return _merged([{"env": [f"{key}={value}" for key, value in env.items()]}, *make(held, host)])
 
 
-def _none(held: ContainerGrant, host: Host) -> list[Json]:
+def _none(held: ContainerGrant, host: IsolationHost) -> list[Json]:
     return []
 
 
-def _devices(held: ContainerGrant, host: Host) -> list[Json]:
+def _devices(held: ContainerGrant, host: IsolationHost) -> list[Json]:
     nodes = []
     for uuid in _cards(held):
         path = host.node_of(uuid)
         if not path:
-            raise CannotServe(f"isolation `devices`: there is no device node of card {uuid} on this node")
+            raise IsolationUnavailable(f"isolation `devices`: there is no device node of card {uuid} on this node")
         nodes.append(path)
     added: Json = {"deviceNodes": [{"path": path} for path in (*nodes, *host.common_nodes())]}
     driver = host.driver()
@@ -93,12 +94,12 @@ def _devices(held: ContainerGrant, host: Host) -> list[Json]:
     return [added]
 
 
-def _cdi(held: ContainerGrant, host: Host) -> list[Json]:
+def _cdi(held: ContainerGrant, host: IsolationHost) -> list[Json]:
     found = []
     for uuid in _cards(held):
         mine = host.nvidia_edits(uuid)
         if not mine:
-            raise CannotServe(
+            raise IsolationUnavailable(
                 f"isolation `cdi`: no CDI spec of this node names the card {uuid}; make one with "
                 f"`nvidia-ctk cdi generate`"
             )
@@ -106,27 +107,29 @@ def _cdi(held: ContainerGrant, host: Host) -> list[Json]:
     return found
 
 
-def _mps(held: ContainerGrant, host: Host) -> list[Json]:
+def _mps(held: ContainerGrant, host: IsolationHost) -> list[Json]:
     pipes = host.mps()
     if not pipes:
-        raise CannotServe("isolation `mps`: there is no control pipe of an MPS daemon on this node; start the daemon")
+        raise IsolationUnavailable(
+            "isolation `mps`: there is no control pipe of an MPS daemon on this node; start the daemon"
+        )
     limits = ",".join(f"{position}={memory}M" for position, memory in _memories(held))
     env = [f"CUDA_MPS_PIPE_DIRECTORY={pipes}", *([f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT={limits}"] if limits else [])]
     cores = min((tile.cores for tile in held.tiles if tile.cores), default=ALL)
     return [{"env": [*env, f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={cores}"], "mounts": [_mount(pipes, read_only=False)]}]
 
 
-def _preload(held: ContainerGrant, host: Host) -> list[Json]:
+def _preload(held: ContainerGrant, host: IsolationHost) -> list[Json]:
     library = host.preload()
     if not library:
-        raise CannotServe("isolation `preload`: the limiting library is not installed on this node")
+        raise IsolationUnavailable("isolation `preload`: the limiting library is not installed on this node")
     env = [f"CUDA_DEVICE_MEMORY_LIMIT_{position}={memory}m" for position, memory in _memories(held)]
     cores = min((tile.cores for tile in held.tiles if tile.cores), default=0)
     env += [f"CUDA_DEVICE_SM_LIMIT={cores}"] if cores else []
     return [{"env": [*env, f"LD_PRELOAD={library}"], "mounts": [_mount(library)]}]
 
 
-MAKERS: dict[str, Callable[[ContainerGrant, Host], list[Json]]] = {
+MAKERS: dict[str, Callable[[ContainerGrant, IsolationHost], list[Json]]] = {
     "none": _none,
     "devices": _devices,
     "cdi": _cdi,

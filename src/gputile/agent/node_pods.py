@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
-from gputile.agent.preferred_allocation import Expected
+from gputile.agent.preferred_allocation import ExpectedContainer
 from gputile.dialects import gputile, records, registry
-from gputile.dialects.kube_objects import Award, Container, Pod, Unreadable, amount, visible_devices
+from gputile.dialects.kube_objects import Container, GrantContext, Pod, UnreadableValue, amount, visible_devices
 from gputile.dialects.settings import DialectSettings
 from gputile.model.cards import Card, Node
 from gputile.model.grants import ContainerGrant, Grant
@@ -23,7 +23,7 @@ from gputile.telemetry.logs import fields
 log = logging.getLogger(__name__)
 
 
-class Resident(msgspec.Struct, frozen=True):
+class NodePod(msgspec.Struct, frozen=True):
     """A pod that is on this node and not over."""
 
     pod: Pod
@@ -37,26 +37,26 @@ class Resident(msgspec.Struct, frozen=True):
         return self.at, self.pod.uid
 
 
-class Residents:
+class NodePods:
     """See the module's text."""
 
     def __init__(self, settings: DialectSettings) -> None:
         self._settings = settings
         self._node = Node(name="", agent=gputile.NAME)
-        self._known: dict[str, Resident] = {}
+        self._known: dict[str, NodePod] = {}
         self._news = asyncio.Condition()
         self._is_listed = asyncio.Event()
 
     # ---- what is seen -----------------------------------------------------------------------------------------------
 
     async def listed(self, pods: Iterable[Pod]) -> None:
-        alive = {pod.uid: pod for pod in pods if not pod.is_over}
+        alive = {pod.uid: pod for pod in pods if not pod.is_terminal}
         self._known = {uid: self._isolated(pod, self._seen) for uid, pod in alive.items()}
         self._is_listed.set()
         await self._tell()
 
     async def changed(self, pod: Pod, *, deleted: bool) -> None:
-        if deleted or pod.is_over:
+        if deleted or pod.is_terminal:
             self._known.pop(pod.uid, None)
         else:
             self._known[pod.uid] = self._isolated(pod, self._seen)
@@ -77,7 +77,7 @@ class Residents:
         async with self._news:
             self._news.notify_all()
 
-    def _isolated(self, pod: Pod, read: Callable[[Pod], Resident]) -> Resident:
+    def _isolated(self, pod: Pod, read: Callable[[Pod], NodePod]) -> NodePod:
         """One pod that nobody thought of costs itself its start, and no other pod anything."""
         try:
             return read(pod)
@@ -85,24 +85,24 @@ class Residents:
             log.exception("a pod cannot be read", extra=fields(pod=pod.key))
             known = self._known.get(pod.uid)
             why = f"gputile's agent failed to read the pod: {type(bug).__name__}"
-            return Resident(pod, None, why) if known is None else Resident(pod, known.grant, why, known.at)
+            return NodePod(pod, None, why) if known is None else NodePod(pod, known.grant, why, known.at)
 
-    def _seen(self, pod: Pod) -> Resident:
+    def _seen(self, pod: Pod) -> NodePod:
         known = self._known.get(pod.uid)
         found = self._read(pod)
         if known is None or known.grant is None or found.grant == known.grant:
             return found
         why = "its grant was changed after it was made; the first one counts"
-        return Resident(pod, known.grant, why, known.at)
+        return NodePod(pod, known.grant, why, known.at)
 
-    def _read(self, pod: Pod) -> Resident:
+    def _read(self, pod: Pod) -> NodePod:
         found = records.read_grant(pod, self._node, self._settings)
         if isinstance(found, BadRequest):
-            return Resident(pod, None, found.message)
+            return NodePod(pod, None, found.message)
         fault = gputile.beyond_its_cards(found, self._by_uuid()) if found is not None else ""
         if fault:
-            return Resident(pod, None, fault)
-        return Resident(pod, found, at=gputile.granted_at(pod) if found is not None else 0)
+            return NodePod(pod, None, fault)
+        return NodePod(pod, found, at=gputile.granted_at(pod) if found is not None else 0)
 
     def _by_uuid(self) -> dict[str, Card]:
         return {card.uuid: card for card in self._node.cards}
@@ -116,14 +116,14 @@ class Residents:
     async def wait_listed(self) -> None:
         await self._is_listed.wait()
 
-    def get(self, uid: str) -> Resident | None:
+    def get(self, uid: str) -> NodePod | None:
         return self._known.get(uid)
 
-    def all(self) -> list[Resident]:
+    def all(self) -> list[NodePod]:
         """Those who were granted first come first."""
         return sorted(self._known.values(), key=lambda one: one.order)
 
-    async def wait_for(self, uid: str, seconds: float) -> Resident | None:
+    async def wait_for(self, uid: str, seconds: float) -> NodePod | None:
         """The pod once it shows a grant; without one, as it is when the time is over."""
         await self.wait_until(lambda: (found := self.get(uid)) is not None and found.grant is not None, seconds)
         return self.get(uid)
@@ -136,11 +136,11 @@ class Residents:
         except TimeoutError:
             pass
 
-    def earlier(self, than: Resident) -> list[Grant]:
+    def earlier(self, than: NodePod) -> list[Grant]:
         """The grants that came before."""
         return [one.grant for one in self.all() if one.grant is not None and one.order < than.order]
 
-    def expected(self, resource: str, served: Collection[tuple[str, str]]) -> list[Expected]:
+    def expected(self, resource: str, served: Collection[tuple[str, str]]) -> list[ExpectedContainer]:
         """Containers that will ask for this resource and that the kubelet has not `served` yet, first granted first."""
         found = []
         for one in self.all():
@@ -149,7 +149,7 @@ class Residents:
                 for held in one.grant.containers:
                     if (one.pod.uid, held.container) not in served:
                         size = self._size(containers.get(held.container), resource)
-                        found.append(Expected(one.pod.uid, held, size))
+                        found.append(ExpectedContainer(one.pod.uid, held, size))
         return [one for one in found if one.size]
 
     @staticmethod
@@ -157,19 +157,21 @@ class Residents:
         """How many devices of the resource the container asks for."""
         try:
             return amount(container, resource) if container is not None else 0
-        except Unreadable:
+        except UnreadableValue:
             return 0
 
-    def env_of(self, one: Resident, held: ContainerGrant) -> dict[str, str]:
+    def env_of(self, one: NodePod, held: ContainerGrant) -> dict[str, str]:
         """The environment that the pod's dialect promises this container; its cards in any case."""
         asked = registry.read_pod(one.pod, self._settings)
         if one.grant is None or not isinstance(asked, PodRequest) or one.grant.dialect != asked.dialect:
             return visible_devices(held)
         at, settings = gputile.granted_at(one.pod), self._settings
-        award = Award(grant=one.grant, pod=one.pod, asked=asked, cards=self._node.cards, at=at, settings=settings)
+        award = GrantContext(
+            grant=one.grant, pod=one.pod, asked=asked, cards=self._node.cards, at=at, settings=settings
+        )
         return visible_devices(held) | registry.write_grant(award).env.get(held.container, {})
 
 
-def _is_settled(one: Resident) -> bool:
+def _is_settled(one: NodePod) -> bool:
     """Whether it has a grant of ours, which names cards by UUID, whatever cards are there; and the first one counts."""
     return one.grant is not None and gputile.GRANT in one.pod.annotations

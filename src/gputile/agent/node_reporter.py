@@ -2,7 +2,7 @@
 
 Room:  level-based: what should stand there is compared with what our watch of the node shows, so that a kubelet that
        drops a number, or a person who edits an annotation, is set right at the next look.
-Door:  `Reporter.seen(node)`, `Reporter.want(...)`, `Reporter.step()`.
+Door:  `NodeReporter.seen(node)`, `NodeReporter.want(...)`, `NodeReporter.step()`.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from gputile.dialects import gputile
-from gputile.dialects.kube_objects import Inventory, NodeObject, Unreadable, names
+from gputile.dialects.kube_objects import NodeInventory, NodeObject, UnreadableValue, names
 from gputile.dialects.settings import DEFAULTS
 from gputile.kube.api import Json
 from gputile.kube.node_client import NodeClient
@@ -24,7 +24,7 @@ OURS = "gputile.io/"
 AGAIN = 10.0  # seconds after which the same is written again, if our watch has not shown it yet
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class DesiredNodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What should stand on the node."""
 
     annotations: dict[str, str | None] = msgspec.field(default_factory=dict)
@@ -35,7 +35,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
 
 
-class Reporter:
+class NodeReporter:
     """See the module's text."""
 
     def __init__(self, client: NodeClient, metrics: AgentMetrics) -> None:
@@ -43,10 +43,12 @@ class Reporter:
         self._node: NodeObject | None = None
         self._said: tuple[bool, str, str] | None = None  # the condition as last written
         self._sums: set[str] = set()  # resources that we put on the node
-        self._written: tuple[NodeObject, Wanted, str | None] | None = None  # what was last written, and on which node
+        self._written: tuple[NodeObject, DesiredNodeStatus, str | None] | None = (
+            None  # what was last written, and on which node
+        )
         self._written_at = 0.0
         self._lingers: str | None = None  # who has no pod any more and runs on, as it should stand on the node
-        self.wanted: Wanted | None = None
+        self.wanted: DesiredNodeStatus | None = None
 
     def seen(self, node: NodeObject) -> None:
         self._node = node
@@ -55,11 +57,11 @@ class Reporter:
         """The node was deleted: one that comes by the same name has none of our words."""
         self._said = None
 
-    def inventory_before(self) -> Inventory | None:
+    def inventory_before(self) -> NodeInventory | None:
         """The inventory as an agent before us last wrote it."""
         try:
             return gputile.read_cards(self._node, DEFAULTS) if self._node is not None else None
-        except Unreadable:
+        except UnreadableValue:
             return None
 
     def cordoned(self) -> frozenset[str]:
@@ -73,12 +75,12 @@ class Reporter:
     def named_before(self) -> tuple[Grant, ...]:
         """Who lingered when an agent before us last looked."""
         try:
-            return gputile.read_lingering(self._node, ()) if self._node is not None else ()
-        except Unreadable:
+            return gputile.read_orphaned_pods(self._node, ()) if self._node is not None else ()
+        except UnreadableValue:
             return ()
 
     def lingers(self, grants: tuple[Grant, ...]) -> None:
-        self._lingers = gputile.write_lingering(grants) if grants else None
+        self._lingers = gputile.write_orphaned_pods(grants) if grants else None
 
     async def step(self, now: float) -> None:
         """Write what differs; raises what the API server says."""
@@ -103,7 +105,7 @@ class Reporter:
         if annotations or labels or resources:
             self._written, self._written_at = (node, wanted, self._lingers), now
 
-    def _differing_sums(self, node: NodeObject, wanted: Wanted) -> dict[str, int | None]:
+    def _differing_sums(self, node: NodeObject, wanted: DesiredNodeStatus) -> dict[str, int | None]:
         """Compared as amounts: the API server writes 1000 as 1k. What we said and no longer say is taken away."""
         there = node.allocatable
         self._sums |= {name for name in there if name.startswith(OURS)} | set(wanted.resources)
@@ -113,7 +115,7 @@ class Reporter:
         }
         return found | {name: None for name in self._sums if name not in wanted.resources and name in there}
 
-    def _condition(self, wanted: Wanted, now: float) -> Json:
+    def _condition(self, wanted: DesiredNodeStatus, now: float) -> Json:
         at = kubernetes_time(now)
         turned = self._said is None or self._said[0] is not wanted.is_well
         return {

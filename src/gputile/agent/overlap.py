@@ -9,7 +9,7 @@ from gputile.model.grants import Grant, Use
 NOTHING = Use(0, 0, 0)
 
 
-class Holdings:
+class CardAllocations:
     """What grants hold of each card, added up as they come."""
 
     def __init__(self, grants: Iterable[Grant] = ()) -> None:
@@ -26,7 +26,7 @@ class Holdings:
         return self._uses.get(uuid, NOTHING)
 
 
-def overlap(uses: Mapping[str, Use], earlier: Holdings, cards: Mapping[str, Card]) -> str:
+def overlap(uses: Mapping[str, Use], earlier: CardAllocations, cards: Mapping[str, Card]) -> str:
     """Why a grant of these uses cannot be honoured; "" when it can. `cards` are those of the node, by UUID."""
     for uuid, use in uses.items():
         card, before = cards.get(uuid), earlier.of(uuid)

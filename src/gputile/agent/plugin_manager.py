@@ -10,17 +10,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from gputile.agent.card_plugin import CardPlugin, Shared
-from gputile.dialects.device_resources import Carrier
-from gputile.kubelet.checkpoint import Unreadable, registered
-from gputile.kubelet.device_plugin import Door
+from gputile.agent.card_plugin import CardPlugin, NodeContext
+from gputile.dialects.device_resources import DeviceResource
+from gputile.kubelet.checkpoint import UnreadableCheckpoint, registered
+from gputile.kubelet.device_plugin import PluginServer
 from gputile.telemetry.agent_metrics import AgentMetrics
 from gputile.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
 
 
-class Say(Protocol):
+class ReportProblem(Protocol):
     def __call__(self, subject: str, what: str) -> None:
         """Once, until there is something else to say."""
 
@@ -30,15 +30,17 @@ class IsOffered(Protocol):
         """Whether the node has devices of the resource, of whomever."""
 
 
-class Doors:
+class PluginManager:
     """See the module's text."""
 
-    def __init__(self, folder: Path, shared: Shared, metrics: AgentMetrics, say: Say, is_offered: IsOffered) -> None:
+    def __init__(
+        self, folder: Path, shared: NodeContext, metrics: AgentMetrics, say: ReportProblem, is_offered: IsOffered
+    ) -> None:
         self._folder, self._shared, self._metrics = folder, shared, metrics
         self._say, self._is_offered = say, is_offered
-        self._open: dict[str, tuple[CardPlugin, Door, asyncio.Task[None]]] = {}
+        self._open: dict[str, tuple[CardPlugin, PluginServer, asyncio.Task[None]]] = {}
 
-    async def show(self, carriers: Iterable[Carrier]) -> None:
+    async def show(self, carriers: Iterable[DeviceResource]) -> None:
         """These are the devices now."""
         for carrier in carriers:
             if carrier.fault:
@@ -51,9 +53,9 @@ class Doors:
         for _, door, _ in list(self._open.values()):
             await door.tell()
 
-    def _begin(self, carrier: Carrier) -> None:
+    def _begin(self, carrier: DeviceResource) -> None:
         plugin = CardPlugin(carrier, self._shared, self._metrics)
-        door = Door(plugin, self._folder, may_register=lambda: self._rival(plugin), on_turn=self._turned)
+        door = PluginServer(plugin, self._folder, may_register=lambda: self._rival(plugin), on_turn=self._turned)
         self._open[carrier.resource] = (plugin, door, asyncio.create_task(door.run()))
 
     def tasks(self) -> set[asyncio.Task[Any]]:
@@ -83,7 +85,7 @@ class Doors:
         """Devices of another plugin under our resource's name."""
         try:
             return plugin.strangers(registered(self._folder, plugin.resource))
-        except Unreadable:
+        except UnreadableCheckpoint:
             return frozenset()
 
     def _turned(self, resource: str, why: str) -> None:

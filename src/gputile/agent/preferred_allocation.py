@@ -11,7 +11,7 @@ import msgspec
 from gputile.model.grants import ContainerGrant
 
 
-class Expected(msgspec.Struct, frozen=True):
+class ExpectedContainer(msgspec.Struct, frozen=True):
     """A container that has been granted its cards and not yet got its devices."""
 
     pod: str  # UID
@@ -23,7 +23,7 @@ def prefer(
     available: Sequence[str],
     must_include: Sequence[str],
     size: int,
-    expected: Iterable[Expected],
+    expected: Iterable[ExpectedContainer],
     card_of: Mapping[str, str],
 ) -> list[str]:
     """The devices of the booked cards of the first expected container of this size; else the first there are."""

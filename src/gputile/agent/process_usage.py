@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from gputile.agent.node_pods import Resident
-from gputile.kubelet.cri import Runs
+from gputile.agent.node_pods import NodePod
+from gputile.kubelet.cri import RunningContainer
 from gputile.model.units import MiB
-from gputile.model.usage import Usage, Used, together
+from gputile.model.usage import CardUsage, Usage, together
 from gputile.nvml.driver import Driver
 
 POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
@@ -22,18 +22,18 @@ CONTAINER = re.compile(r"[0-9a-f]{64}")
 PROC = Path("/proc")
 
 
-class Part(msgspec.Struct, frozen=True):
+class ProcessShare(msgspec.Struct, frozen=True):
     """What one process uses of one card."""
 
     card: str  # UUID
-    used: Used
-    owner: Runs | None = None  # None: nobody's, as far as we know
+    used: CardUsage
+    owner: RunningContainer | None = None  # None: nobody's, as far as we know
 
 
-class OverUse(msgspec.Struct, frozen=True):
+class MemoryOveruse(msgspec.Struct, frozen=True):
     """A pod that takes more memory of a card than it was granted."""
 
-    pod: Resident
+    pod: NodePod
     card: str  # UUID
     used: MiB
     granted: MiB
@@ -45,8 +45,12 @@ class OverUse(msgspec.Struct, frozen=True):
 
 
 def look(
-    driver: Driver, cards: Iterable[str], containers: Mapping[str, Runs], pods: Collection[str], proc: Path = PROC
-) -> dict[str, list[Part]]:
+    driver: Driver,
+    cards: Iterable[str],
+    containers: Mapping[str, RunningContainer],
+    pods: Collection[str],
+    proc: Path = PROC,
+) -> dict[str, list[ProcessShare]]:
     """Every process on these cards (UUIDs), by card; a card that does not answer is left out.
 
     `containers`: by ID, as the runtime says. `pods`: UIDs of the node's pods. Blocks, and may raise `NoDriver`.
@@ -54,7 +58,7 @@ def look(
     listed = {card: driver.processes(card) for card in cards}
     return {
         card: [
-            Part(card, Used(process.memory, process.cores), owner_of(process.pid, containers, pods, proc))
+            ProcessShare(card, CardUsage(process.memory, process.cores), owner_of(process.pid, containers, pods, proc))
             for process in processes
         ]
         for card, processes in listed.items()
@@ -62,7 +66,9 @@ def look(
     }
 
 
-def owner_of(pid: int, containers: Mapping[str, Runs], pods: Collection[str], proc: Path) -> Runs | None:
+def owner_of(
+    pid: int, containers: Mapping[str, RunningContainer], pods: Collection[str], proc: Path
+) -> RunningContainer | None:
     """Whose process this is; without the container's name where only the pod is certain. None: nobody's, or gone."""
     try:
         groups = (proc / str(pid) / "cgroup").read_text(errors="replace")
@@ -73,12 +79,12 @@ def owner_of(pid: int, containers: Mapping[str, Runs], pods: Collection[str], pr
     known = next((containers[one] for one in CONTAINER.findall(groups) if one in containers), None)
     if known is not None:
         return known if pod in ("", known.pod) else None  # runtime and control group contradict each other
-    return Runs(pod) if pod in pods else None
+    return RunningContainer(pod) if pod in pods else None
 
 
-def usage(parts: Iterable[Part]) -> Usage:
+def usage(parts: Iterable[ProcessShare]) -> Usage:
     """What each container uses of each card."""
-    found: dict[tuple[Runs, str], list[Used]] = {}
+    found: dict[tuple[RunningContainer, str], list[CardUsage]] = {}
     for part in parts:
         if part.owner is not None:
             found.setdefault((part.owner, part.card), []).append(part.used)
@@ -88,7 +94,7 @@ def usage(parts: Iterable[Part]) -> Usage:
     return sums
 
 
-def by_pod(parts: Iterable[Part]) -> dict[tuple[str, str], MiB]:
+def by_pod(parts: Iterable[ProcessShare]) -> dict[tuple[str, str], MiB]:
     """By pod UID and card: the memory that is known to be used, which may not be all."""
     found: dict[tuple[str, str], MiB] = {}
     for part in parts:
@@ -98,10 +104,10 @@ def by_pod(parts: Iterable[Part]) -> dict[tuple[str, str], MiB]:
     return found
 
 
-def over_use(residents: Iterable[Resident], used: Mapping[tuple[str, str], MiB], allowance: MiB) -> list[OverUse]:
+def over_use(node_pods: Iterable[NodePod], used: Mapping[tuple[str, str], MiB], allowance: MiB) -> list[MemoryOveruse]:
     """`used`: by pod UID and card. `allowance`: the driver's own memory for each context is nobody's fault."""
     found = []
-    by_uid = {one.pod.uid: one for one in residents}
+    by_uid = {one.pod.uid: one for one in node_pods}
     for (uid, card), memory in sorted(used.items()):
         one = by_uid.get(uid)
         if one is None or one.grant is None:
@@ -109,5 +115,5 @@ def over_use(residents: Iterable[Resident], used: Mapping[tuple[str, str], MiB],
         use = one.grant.uses().get(card)
         granted = use.memory if use is not None else 0
         if memory > granted + (allowance if granted else 0):
-            found.append(OverUse(one, card, memory, granted))
+            found.append(MemoryOveruse(one, card, memory, granted))
     return found

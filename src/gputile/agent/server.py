@@ -1,7 +1,7 @@
 """Health and numbers of the agent over HTTP or HTTPS: /healthz, /readyz, /metrics.
 
 Room:  three pages, and the bounds of the port: short heads, few connections, no bodies. Anybody in the cluster may ask.
-Door:  `Server.start`, `Server.stop`.
+Door:  `AgentServer.start`, `AgentServer.stop`.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from gputile.agent.settings import AgentSettings
 from gputile.http.limits import MIB
 from gputile.http.messages import Request, Response
-from gputile.http.server import Bounds, Listener
+from gputile.http.server import Listener, ListenerLimits
 from gputile.http.tls import from_files
 from gputile.model.errors import InputError
 from gputile.telemetry.agent_metrics import AgentMetrics
@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 
 PLAIN = "text/plain; charset=utf-8"
 LIMIT = 0  # bytes of a body; none is read
-BOUNDS = Bounds(arriving=32, probing=8, strangers=24, known=0, answers=8 * MIB)  # 64 connections
+BOUNDS = ListenerLimits(arriving=32, probing=8, strangers=24, known=0, answers=8 * MIB)  # 64 connections
 PROBES = ("/healthz", "/readyz")
 FILES = 60.0  # seconds between two looks at certificate and key
 PROTOCOLS = ("http/1.1",)
 
 
-class Server:
+class AgentServer:
     """See the module's text."""
 
     def __init__(self, settings: AgentSettings, metrics: AgentMetrics, why_not_ready: Callable[[], str]) -> None:

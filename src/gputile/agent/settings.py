@@ -63,7 +63,7 @@ class HeartbeatSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Seconds without a renewal after which the scheduler uses the node no more."""
 
 
-class TlsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AgentTlsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """TLS of /healthz, /readyz and /metrics."""
 
     certificate: str = ""
@@ -133,7 +133,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     folders: FolderSettings = msgspec.field(default_factory=FolderSettings)
     heartbeat: HeartbeatSettings = msgspec.field(default_factory=HeartbeatSettings)
     health: HealthSettings = msgspec.field(default_factory=HealthSettings)
-    tls: TlsSettings = msgspec.field(default_factory=TlsSettings)
+    tls: AgentTlsSettings = msgspec.field(default_factory=AgentTlsSettings)
     dialects: DialectSettings = msgspec.field(default_factory=DialectSettings)
     api: ClientSettings = API
 

@@ -5,7 +5,7 @@ Never to delete a pod because its record cannot be read: it runs, and may be all
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from gputile.audit.report import Held, Notice
+from gputile.audit.report import GpuHolder, Notice
 
 DELETED = "deleted"  # the phase, so to speak, of a pod that is gone
 LOOK_AT_RECORD = (
@@ -17,7 +17,7 @@ LOOK_AT_REQUEST = (
 )
 
 
-def cure(held: Sequence[Held]) -> str:
+def advice(held: Sequence[GpuHolder]) -> str:
     """What to do about a GPU that is double-allocated."""
     if any(holder.going for holder in held):
         return "a pod on it is being deleted; look again in a moment"
@@ -34,7 +34,7 @@ def cure(held: Sequence[Held]) -> str:
     )
 
 
-def stories(notices: Iterable[Notice]) -> Iterator[str]:
+def finding_lines(notices: Iterable[Notice]) -> Iterator[str]:
     """Each notice as lines for a person."""
     for notice in notices:
         yield notice.what

@@ -9,42 +9,42 @@ import msgspec
 
 from gputile.audit.fields import shown
 from gputile.audit.holdings import NONE, Holding, held
-from gputile.audit.objects import Pod, Unreadable
+from gputile.audit.objects import AuditedPod, UnreadableObject
 from gputile.audit.records import gpushare, gputile, hami, nano, vcuda, vgpu_manager
-from gputile.audit.records.gputile import GRANT, Grant
-from gputile.audit.records.record import NO_CONTAINER, Disbelief, Record, Tile, believed
-from gputile.audit.requests import Request, gpu_like, read_request
-from gputile.audit.sizes import Gpus
+from gputile.audit.records.gputile import GRANT, GrantRecord
+from gputile.audit.records.record import NO_CONTAINER, InvalidRecord, Record, RecordedTile, believed
+from gputile.audit.requests import AuditedRequest, gpu_like, read_request
+from gputile.audit.sizes import NodeGpus
 from gputile.audit.times import seconds
 
 OURS = "gputile"
 FAMILIES = (hami, vgpu_manager, vcuda, gpushare, nano)
 
 
-class Allocation(msgspec.Struct, frozen=True, kw_only=True):
+class AuditedAllocation(msgspec.Struct, frozen=True, kw_only=True):
     """One pod on one node, as far as its annotations and requests tell."""
 
     holding: Holding
     by: str = ""  # whose record says so; "" when none does
     at: int = 0  # when it was granted, in nanoseconds since 1970; 0 when the record does not say
-    request: Request | None = None
-    grant: Grant | None = None  # ours, if it is this pod's
+    request: AuditedRequest | None = None
+    grant: GrantRecord | None = None  # ours, if it is this pod's
     copied: str = ""  # why our grant is not this pod's
     broken: str = ""  # why our grant cannot be read
-    disbeliefs: tuple[Disbelief, ...] = ()
+    disbeliefs: tuple[InvalidRecord, ...] = ()
 
 
-def allocate(pod: Pod, gpus: Gpus) -> Allocation:
+def allocate(pod: AuditedPod, gpus: NodeGpus) -> AuditedAllocation:
     request = requested(pod, gpus)
     grant, copied, broken = _grant(pod, gpus)
-    disbeliefs: list[Disbelief] = []
+    disbeliefs: list[InvalidRecord] = []
     record = _of_grant(pod, grant, gpus) if grant is not None else _of_family(pod, gpus, disbeliefs)
     larger = gpus.agent != OURS or (record is None and _started_before(pod, gpus))
     if record is None and not larger:
         holding: Holding = {}
     else:
         holding = held(pod, gpus, request, record, larger=larger)
-    return Allocation(
+    return AuditedAllocation(
         holding={gpu: amounts for gpu, amounts in holding.items() if amounts != NONE},
         by=record.family if record else "",
         at=grant.at if grant else 0,
@@ -56,15 +56,15 @@ def allocate(pod: Pod, gpus: Gpus) -> Allocation:
     )
 
 
-def has_record(pod: Pod) -> bool:
+def has_record(pod: AuditedPod) -> bool:
     return GRANT in pod.annotations or any(family.has_record(pod) for family in FAMILIES)
 
 
-def requested(pod: Pod, gpus: Gpus) -> Request | None:
+def requested(pod: AuditedPod, gpus: NodeGpus) -> AuditedRequest | None:
     return read_request(pod, gpus, gpus.domains.union(vgpu_manager.domains(pod)))
 
 
-def gpu_resources(pod: Pod, gpus: Gpus) -> list[str]:
+def gpu_resources(pod: AuditedPod, gpus: NodeGpus) -> list[str]:
     """The resources of the pod that have to do with GPUs, known or not."""
     return gpu_like(pod, gpus.domains.union(vgpu_manager.domains(pod)))
 
@@ -72,14 +72,14 @@ def gpu_resources(pod: Pod, gpus: Gpus) -> list[str]:
 # ---- whose word -----------------------------------------------------------------------------------------------------
 
 
-def _grant(pod: Pod, gpus: Gpus) -> tuple[Grant | None, str, str]:
+def _grant(pod: AuditedPod, gpus: NodeGpus) -> tuple[GrantRecord | None, str, str]:
     """Our grant; else why it is not this pod's, or why it cannot be read."""
     said = pod.annotations.get(GRANT)
     if said is None:
         return None, "", ""
     try:
         found = gputile.read_grant(said, gpus)
-    except Unreadable as wrong:
+    except UnreadableObject as wrong:
         return None, "", str(wrong)
     if (found.pod, found.node) != (pod.uid, pod.node):
         whose = f"pod {shown(found.pod)} on node {shown(found.node)}"
@@ -87,11 +87,11 @@ def _grant(pod: Pod, gpus: Gpus) -> tuple[Grant | None, str, str]:
     return found, "", ""
 
 
-def _of_grant(pod: Pod, grant: Grant, gpus: Gpus) -> Record:
+def _of_grant(pod: AuditedPod, grant: GrantRecord, gpus: NodeGpus) -> Record:
     """Of the GPUs that the node has. A container that the pod lacks counts as one that runs all the time."""
     places = {container.name: at for at, container in enumerate(pod.containers)}
     tiles = tuple(
-        Tile(places.get(container.name, NO_CONTAINER), tile.uuid, tile.memory, tile.cores)
+        RecordedTile(places.get(container.name, NO_CONTAINER), tile.uuid, tile.memory, tile.cores)
         for container in grant.containers
         for tile in container.tiles
         if tile.uuid in gpus.by_uuid
@@ -99,7 +99,7 @@ def _of_grant(pod: Pod, grant: Grant, gpus: Gpus) -> Record:
     return Record(family=OURS, tiles=tiles, takes_slots=grant.takes_slots)
 
 
-def _of_family(pod: Pod, gpus: Gpus, disbeliefs: list[Disbelief]) -> Record | None:
+def _of_family(pod: AuditedPod, gpus: NodeGpus, disbeliefs: list[InvalidRecord]) -> Record | None:
     """The node's own family first: its agent goes by that record."""
     if not _counts_records(pod, gpus):
         return None
@@ -114,11 +114,11 @@ def _of_family(pod: Pod, gpus: Gpus, disbeliefs: list[Disbelief]) -> Record | No
     return None
 
 
-def _counts_records(pod: Pod, gpus: Gpus) -> bool:
+def _counts_records(pod: AuditedPod, gpus: NodeGpus) -> bool:
     """Under our own agent: only of pods that were there before it. Where nobody knows since when, all of them."""
     return gpus.agent != OURS or gpus.since is None or _started_before(pod, gpus)
 
 
-def _started_before(pod: Pod, gpus: Gpus) -> bool:
+def _started_before(pod: AuditedPod, gpus: NodeGpus) -> bool:
     """Whether another system's agent gave it its GPUs, on a node that ours serves now."""
     return gpus.since is not None and 0 < seconds(pod.started) < gpus.since

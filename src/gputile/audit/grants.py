@@ -3,15 +3,15 @@
 from collections.abc import Iterator
 
 from gputile.audit.fields import shown
-from gputile.audit.objects import Pod
-from gputile.audit.records.gputile import Grant
-from gputile.audit.requests import Request
-from gputile.audit.sizes import Gpus
+from gputile.audit.objects import AuditedPod
+from gputile.audit.records.gputile import GrantRecord
+from gputile.audit.requests import AuditedRequest
+from gputile.audit.sizes import NodeGpus
 
 NAMED = 3  # so many of a kind are named in a sentence
 
 
-def strange_containers(pod: Pod, grant: Grant) -> list[str]:
+def strange_containers(pod: AuditedPod, grant: GrantRecord) -> list[str]:
     """Sentences about containers that the pod does not have, or that run at another time than the grant says."""
     roles = {container.name: container.role for container in pod.containers}
     strange = [one for one in grant.containers if roles.get(one.name) != one.role]
@@ -20,14 +20,14 @@ def strange_containers(pod: Pod, grant: Grant) -> list[str]:
     ]
 
 
-def strange_gpus(grant: Grant, gpus: Gpus) -> list[str]:
+def strange_gpus(grant: GrantRecord, gpus: NodeGpus) -> list[str]:
     found = {tile.uuid for container in grant.containers for tile in container.tiles if tile.uuid not in gpus.by_uuid}
     named = ", ".join(shown(uuid) for uuid in sorted(found)[:NAMED])
     more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
     return [f"its grant names GPUs that node {gpus.node} does not have: {named}{more}"] if found else []
 
 
-def differences(pod: Pod, request: Request | None, grant: Grant) -> Iterator[str]:
+def differences(pod: AuditedPod, request: AuditedRequest | None, grant: GrantRecord) -> Iterator[str]:
     """Where the grant is not what the pod asks for."""
     given = {one.name: [(tile.memory, tile.cores) for tile in one.tiles] for one in grant.containers}
     for ask in request.asks if request is not None and request.is_readable else ():

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from gputile.audit.objects import Pod
-from gputile.audit.records.record import Record, Tile
-from gputile.audit.requests import Ask, Request
-from gputile.audit.sizes import Gpus
+from gputile.audit.objects import AuditedPod
+from gputile.audit.records.record import Record, RecordedTile
+from gputile.audit.requests import AuditedContainerRequest, AuditedRequest
+from gputile.audit.sizes import NodeGpus
 from gputile.model.cards import Card
 from gputile.model.requests import SLOT_DIALECTS, Role
 from gputile.model.units import ALL, MiB, Percent
@@ -20,7 +20,7 @@ SOMEWHERE = ""
 """Stands for the UUID of the GPUs that no record names."""
 
 
-class Amounts(msgspec.Struct, frozen=True):
+class HeldAmounts(msgspec.Struct, frozen=True):
     """Of one GPU; under SOMEWHERE of several GPUs together."""
 
     memory: MiB = 0
@@ -29,8 +29,8 @@ class Amounts(msgspec.Struct, frozen=True):
     whole: int = 0  # under SOMEWHERE: GPUs for the pod alone; their memory and cores are not in the sums above
     shares: int = 0  # under SOMEWHERE: the others
 
-    def plus(self, other: "Amounts") -> "Amounts":
-        return Amounts(
+    def plus(self, other: "HeldAmounts") -> "HeldAmounts":
+        return HeldAmounts(
             self.memory + other.memory,
             self.cores + other.cores,
             self.slots + other.slots,
@@ -38,8 +38,8 @@ class Amounts(msgspec.Struct, frozen=True):
             self.shares + other.shares,
         )
 
-    def most(self, other: "Amounts") -> "Amounts":
-        return Amounts(
+    def most(self, other: "HeldAmounts") -> "HeldAmounts":
+        return HeldAmounts(
             max(self.memory, other.memory),
             max(self.cores, other.cores),
             max(self.slots, other.slots),
@@ -48,8 +48,8 @@ class Amounts(msgspec.Struct, frozen=True):
         )
 
 
-NONE = Amounts()
-Holding = dict[str, Amounts]  # by UUID, or SOMEWHERE
+NONE = HeldAmounts()
+Holding = dict[str, HeldAmounts]  # by UUID, or SOMEWHERE
 
 
 def at_once(containers: Iterable[tuple[Role, Holding]]) -> Holding:
@@ -70,7 +70,9 @@ def at_once(containers: Iterable[tuple[Role, Holding]]) -> Holding:
     return most
 
 
-def held(pod: Pod, gpus: Gpus, request: Request | None, record: Record | None, *, larger: bool) -> Holding:
+def held(
+    pod: AuditedPod, gpus: NodeGpus, request: AuditedRequest | None, record: Record | None, *, larger: bool
+) -> Holding:
     """`larger`: of record and request the larger counts, and GPUs that only the request asks for count by number.
 
     Without it, the request tells no more than how much, where the record tells only which GPU.
@@ -81,21 +83,23 @@ def held(pod: Pod, gpus: Gpus, request: Request | None, record: Record | None, *
 class _Holder:
     """One pod's holding in the making."""
 
-    def __init__(self, pod: Pod, gpus: Gpus, request: Request | None, record: Record | None, larger: bool) -> None:
+    def __init__(
+        self, pod: AuditedPod, gpus: NodeGpus, request: AuditedRequest | None, record: Record | None, larger: bool
+    ) -> None:
         self._pod, self._gpus, self._record = pod, gpus, record
         asks = () if request is None or (record is not None and record.is_nameless) else request.asks
         self._asks = {ask.container: ask for ask in asks}
         self._larger = larger and (record is None or request is None or request.is_readable)
         family = record.family if record else request.family if request else ""
         self._slot = int(record.takes_slots if record else family in SLOT_DIALECTS)
-        self._tiles: dict[int, list[Tile]] = {}
+        self._tiles: dict[int, list[RecordedTile]] = {}
         for tile in record.tiles if record else ():
             self._tiles.setdefault(tile.container, []).append(tile)
 
     def holding(self) -> Holding:
         found = at_once(self._containers())
         for uuid, memory in self._record.floors.items() if self._record else ():
-            found[uuid] = found.get(uuid, NONE).most(Amounts(memory=memory))
+            found[uuid] = found.get(uuid, NONE).most(HeldAmounts(memory=memory))
         return found
 
     def _containers(self) -> Iterator[tuple[Role, Holding]]:
@@ -118,19 +122,21 @@ class _Holder:
             self._add_rest(own, ask, ask.gpus - len(tiles), role, named)
         return own
 
-    def _amounts(self, tile: Tile, ask: Ask | None, gpu: Card) -> Amounts | None:
+    def _amounts(self, tile: RecordedTile, ask: AuditedContainerRequest | None, gpu: Card) -> HeldAmounts | None:
         """None: the record names a GPU for a container that asks for none, as elastic-gpu does for sidecars."""
         if tile.memory is not None and tile.cores is not None:
-            said = Amounts(tile.memory, tile.cores, self._slot)
+            said = HeldAmounts(tile.memory, tile.cores, self._slot)
             if ask is None or tile.is_exact or not self._larger:
                 return said
             return said.most(self._share(ask, gpu))
         return None if ask is None else self._share(ask, gpu)
 
-    def _share(self, ask: Ask, gpu: Card) -> Amounts:
-        return Amounts(*ask.of(gpu), self._slot)
+    def _share(self, ask: AuditedContainerRequest, gpu: Card) -> HeldAmounts:
+        return HeldAmounts(*ask.of(gpu), self._slot)
 
-    def _add_rest(self, own: Holding, ask: Ask, rest: int, role: Role, named: tuple[str, ...]) -> None:
+    def _add_rest(
+        self, own: Holding, ask: AuditedContainerRequest, rest: int, role: Role, named: tuple[str, ...]
+    ) -> None:
         """GPUs that the container asks for and no tile of its own names.
 
         The kubelet passes on the devices of init containers, so these are on GPUs that the record names for the pod.
@@ -143,8 +149,8 @@ class _Holder:
         if rest > 0 and self._larger:
             own[SOMEWHERE] = self._unplaced(ask, rest)
 
-    def _unplaced(self, ask: Ask, gpus: int) -> Amounts:
+    def _unplaced(self, ask: AuditedContainerRequest, gpus: int) -> HeldAmounts:
         if ask.is_whole:
-            return Amounts(slots=gpus * self._slot, whole=gpus)
+            return HeldAmounts(slots=gpus * self._slot, whole=gpus)
         memory = self._gpus.smallest * ask.percent // ALL if ask.memory is None else ask.memory
-        return Amounts(memory * gpus, ask.cores * gpus, self._slot * gpus, shares=gpus)
+        return HeldAmounts(memory * gpus, ask.cores * gpus, self._slot * gpus, shares=gpus)

@@ -1,7 +1,7 @@
 """Where findings and remarks are collected."""
 
-from gputile.audit.objects import Pod
-from gputile.audit.report import Code, Held, Notice
+from gputile.audit.objects import AuditedPod
+from gputile.audit.report import FindingCode, GpuHolder, Notice
 from gputile.model.cards import Card
 
 
@@ -14,23 +14,29 @@ class Notices:
 
     def find(
         self,
-        code: Code,
+        code: FindingCode,
         what: str,
         todo: str,
         *,
         node: str = "",
         card: Card | None = None,
-        holders: tuple[Held, ...] = (),
+        holders: tuple[GpuHolder, ...] = (),
     ) -> None:
         self.findings.append(Notice(code=code, what=what, todo=todo, node=node, card=card, holders=holders))
 
     def remark(
-        self, code: Code, what: str, *, node: str = "", card: Card | None = None, holders: tuple[Held, ...] = ()
+        self,
+        code: FindingCode,
+        what: str,
+        *,
+        node: str = "",
+        card: Card | None = None,
+        holders: tuple[GpuHolder, ...] = (),
     ) -> None:
         self.remarks.append(Notice(code=code, what=what, node=node, card=card, holders=holders))
 
-    def find_in(self, pod: Pod, code: Code, what: str, todo: str) -> None:
+    def find_in(self, pod: AuditedPod, code: FindingCode, what: str, todo: str) -> None:
         self.findings.append(Notice(code=code, what=what, todo=todo, node=pod.node, pod=pod.key))
 
-    def remark_in(self, pod: Pod, code: Code, what: str) -> None:
+    def remark_in(self, pod: AuditedPod, code: FindingCode, what: str) -> None:
         self.remarks.append(Notice(code=code, what=what, node=pod.node, pod=pod.key))

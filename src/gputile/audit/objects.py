@@ -1,7 +1,7 @@
 """The few fields of pods and nodes that the audit reads, from any JSON.
 
-A value of the wrong type raises `Unreadable` where the audit cannot do without it (which node, which containers), and
-counts as absent where it can (annotations, times).
+A value of the wrong type raises `UnreadableObject` where the audit cannot do without it (which node, which
+containers), and counts as absent where it can (annotations, times).
 """
 
 from collections.abc import Mapping
@@ -14,17 +14,17 @@ from gputile.model.requests import Role
 OVER = ("Succeeded", "Failed")
 
 
-class Unreadable(Exception):
+class UnreadableObject(Exception):
     """The object is none of its kind; the sentence says which field."""
 
 
-class Container(msgspec.Struct, frozen=True):
+class AuditedContainer(msgspec.Struct, frozen=True):
     name: str
     role: Role
     asks: Json  # by resource: its limit, else its request
 
 
-class Pod(msgspec.Struct, frozen=True, kw_only=True):
+class AuditedPod(msgspec.Struct, frozen=True, kw_only=True):
     """A pod. Containers are in the order they start: init containers and sidecars first."""
 
     name: str
@@ -32,7 +32,7 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     uid: str
     node: str  # "" while it is pending
     phase: str
-    containers: tuple[Container, ...]
+    containers: tuple[AuditedContainer, ...]
     inits: int  # how many of them are init containers or sidecars
     annotations: Mapping[str, str]
     labels: Mapping[str, str]
@@ -61,7 +61,7 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
         return self.inits + number if number < apps else number - apps
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True):
+class AuditedNode(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     annotations: Mapping[str, str]
     labels: Mapping[str, str]
@@ -76,11 +76,11 @@ def label_of(obj: object) -> str:
     return shown(f"{namespace}/{name}" if namespace else name or "(without a name)")
 
 
-def read_node(obj: object) -> Node:
+def read_node(obj: object) -> AuditedNode:
     whole = _mapping(obj, "node")
     metadata, status = _mapping(whole.get("metadata"), "metadata"), mapping(whole.get("status"))
     allocatable = mapping(status.get("allocatable"))
-    return Node(
+    return AuditedNode(
         name=_text(metadata.get("name"), "metadata.name"),
         annotations=texts(metadata.get("annotations")),
         labels=texts(metadata.get("labels")),
@@ -89,12 +89,12 @@ def read_node(obj: object) -> Node:
     )
 
 
-def read_pod(obj: object) -> Pod:
+def read_pod(obj: object) -> AuditedPod:
     whole = _mapping(obj, "pod")
     metadata, status = _mapping(whole.get("metadata"), "metadata"), mapping(whole.get("status"))
     spec = _mapping(whole.get("spec"), "spec")
     inits = _containers(spec, "initContainers")
-    return Pod(
+    return AuditedPod(
         name=_text(metadata.get("name") or metadata.get("generateName"), "metadata.name"),
         namespace=_text(metadata.get("namespace"), "metadata.namespace") or "default",
         uid=_text(metadata.get("uid"), "metadata.uid"),
@@ -111,20 +111,20 @@ def read_pod(obj: object) -> Pod:
     )
 
 
-def _containers(spec: Json, key: str) -> list[Container]:
+def _containers(spec: Json, key: str) -> list[AuditedContainer]:
     listed = spec.get(key)
     if listed is not None and not isinstance(listed, list | tuple):
-        raise Unreadable(f"`spec.{key}` is no list")
+        raise UnreadableObject(f"`spec.{key}` is no list")
     return [_container(_mapping(one, f"spec.{key}[{at}]"), key) for at, one in enumerate(listed or ())]
 
 
-def _container(one: Json, key: str) -> Container:
+def _container(one: Json, key: str) -> AuditedContainer:
     resources = mapping(one.get("resources"))
     role = Role.APP
     if key == "initContainers":
         role = Role.SIDECAR if one.get("restartPolicy") == "Always" else Role.INIT
     asks = {**mapping(resources.get("requests")), **mapping(resources.get("limits"))}
-    return Container(_text(one.get("name"), "the name of a container"), role, asks)
+    return AuditedContainer(_text(one.get("name"), "the name of a container"), role, asks)
 
 
 def _bound(conditions: object) -> str:
@@ -135,11 +135,11 @@ def _bound(conditions: object) -> str:
 
 def _mapping(value: object, what: str) -> Json:
     if not isinstance(value, dict):
-        raise Unreadable(f"`{what}` is no object")
+        raise UnreadableObject(f"`{what}` is no object")
     return value
 
 
 def _text(value: object, what: str) -> str:
     if value is not None and not isinstance(value, str):
-        raise Unreadable(f"`{what}` is no text")
+        raise UnreadableObject(f"`{what}` is no text")
     return value or ""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from gputile.audit.fields import Json, decoded, digits, items, mapping, names, text, whole
-from gputile.audit.objects import Node, Unreadable
+from gputile.audit.objects import AuditedNode, UnreadableObject
 from gputile.model.cards import DEFAULT_SLOTS, Card
 from gputile.model.units import ALL, MiB
 
@@ -13,7 +13,7 @@ VGPU_SUFFIX, VGPU_CONFIG = "/node-device-register", "/node-config-info"
 FORK = "tydic.io/nvidia-device-register"
 
 
-def inventory(node: Node) -> tuple[Card, ...]:
+def inventory(node: AuditedNode) -> tuple[Card, ...]:
     """`gputile.io/inventory`, in which what is left out has a default."""
     cordoned = names(node.annotations.get("gputile.io/cordon"))
     return tuple(
@@ -34,7 +34,7 @@ def inventory(node: Node) -> tuple[Card, ...]:
     )
 
 
-def hami(node: Node) -> tuple[Card, ...]:
+def hami(node: AuditedNode) -> tuple[Card, ...]:
     """JSON, in which a zero is left out; before that, text with colons and commas."""
     said = node.annotations[HAMI].strip()
     cordoned = names(node.annotations.get("hami.io/device-cordon"))
@@ -64,28 +64,28 @@ def _hami_text(said: str) -> Iterator[Json]:
     for position, entry in enumerate(part for part in said.split(":") if part.strip()):
         fields = [field.strip() for field in entry.split(",")]
         if len(fields) not in (7, 9):
-            raise Unreadable(f"`{HAMI}` has a GPU of {len(fields)} fields, not 7 or 9")
+            raise UnreadableObject(f"`{HAMI}` has a GPU of {len(fields)} fields, not 7 or 9")
         numbers = dict(zip(("count", "devmem", "devcore", "numa"), map(digits, (*fields[1:4], fields[5])), strict=True))
         index = digits(fields[7]) if len(fields) == 9 else position
         if index is None or None in numbers.values():
-            raise Unreadable(f"`{HAMI}` has no number where one should be")
+            raise UnreadableObject(f"`{HAMI}` has no number where one should be")
         mode = fields[8] if len(fields) == 9 else ""
         health = fields[6].lower() == "true"
         yield {"id": fields[0], "type": fields[4], "health": health, "index": index, "mode": mode, **numbers}
 
 
-def vgpu_domains(node: Node) -> list[str]:
+def vgpu_domains(node: AuditedNode) -> list[str]:
     """vgpu-manager's prefix is an option of it, so that any prefix may be in use."""
     return sorted(key.removesuffix(VGPU_SUFFIX) for key in node.annotations if key.endswith(VGPU_SUFFIX))
 
 
-def vgpu_factor(node: Node) -> MiB:
+def vgpu_factor(node: AuditedNode) -> MiB:
     """MiB per `vgpu-memory`, an option of vgpu-manager's agent."""
     said = (decoded(node.annotations.get(domain + VGPU_CONFIG)) for domain in vgpu_domains(node)[:1])
     return next((factor for one in said if (factor := whole(mapping(one).get("memoryFactor")))), 1)
 
 
-def vgpu(node: Node) -> tuple[Card, ...]:
+def vgpu(node: AuditedNode) -> tuple[Card, ...]:
     domain = vgpu_domains(node)[0]
     split = whole(mapping(decoded(node.annotations.get(domain + VGPU_CONFIG))).get("deviceSplit"))
     return tuple(
@@ -103,7 +103,7 @@ def vgpu(node: Node) -> tuple[Card, ...]:
     )
 
 
-def fork(node: Node) -> tuple[Card, ...]:
+def fork(node: AuditedNode) -> tuple[Card, ...]:
     """The vcuda fork: the place in the list is the index."""
     return tuple(
         Card(
@@ -119,7 +119,7 @@ def fork(node: Node) -> tuple[Card, ...]:
     )
 
 
-def listed_by(node: Node) -> tuple[str, Callable[[Node], tuple[Card, ...]]] | None:
+def listed_by(node: AuditedNode) -> tuple[str, Callable[[AuditedNode], tuple[Card, ...]]] | None:
     """Which agent lists the node's GPUs, and how to read its list; None when none does."""
     if INVENTORY in node.annotations:
         return "gputile", inventory
@@ -135,19 +135,19 @@ def listed_by(node: Node) -> tuple[str, Callable[[Node], tuple[Card, ...]]] | No
 
 def _listed(value: object, key: str) -> Iterator[Json]:
     if not isinstance(value, list | tuple) or not all(isinstance(one, dict) for one in value):
-        raise Unreadable(f"`{key}` cannot be read")
+        raise UnreadableObject(f"`{key}` cannot be read")
     yield from items(value)
 
 
 def _number(gpu: Json, key: str, default: int | None = None) -> int:
     found = default if gpu.get(key) is None else whole(gpu[key])
     if found is None:
-        raise Unreadable(f"a GPU has no number as `{key}`")
+        raise UnreadableObject(f"a GPU has no number as `{key}`")
     return found
 
 
 def _name(gpu: Json, key: str) -> str:
     found = gpu.get(key)
     if not isinstance(found, str) or not found:
-        raise Unreadable(f"a GPU has no text as `{key}`")
+        raise UnreadableObject(f"a GPU has no text as `{key}`")
     return found

@@ -12,7 +12,7 @@ from gputile.model.cards import Card
 from gputile.model.units import MiB, Percent
 
 
-class Code(StrEnum):
+class FindingCode(StrEnum):
     """Stable words for scripts."""
 
     OVERSOLD = "oversold"
@@ -34,7 +34,7 @@ class Code(StrEnum):
     LINGERING = "lingering"
 
 
-class Held(msgspec.Struct, frozen=True):
+class GpuHolder(msgspec.Struct, frozen=True):
     """What one pod holds of one GPU."""
 
     pod: str  # namespace/name
@@ -49,7 +49,7 @@ class Held(msgspec.Struct, frozen=True):
     going: bool = False  # its deletion was asked for
 
 
-class Unplaced(msgspec.Struct, frozen=True, kw_only=True):
+class UnplacedGpus(msgspec.Struct, frozen=True, kw_only=True):
     """What one pod holds on GPUs of its node that no record names."""
 
     node: str
@@ -62,7 +62,7 @@ class Unplaced(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
 
 
-class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+class AuditedGpu(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU, and who holds what of it."""
 
     node: str
@@ -74,22 +74,22 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     cores_allocated: Percent
     slots: int
     slots_allocated: int
-    holders: tuple[Held, ...] = ()
+    holders: tuple[GpuHolder, ...] = ()
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """One finding or remark, with its story."""
 
-    code: Code
+    code: FindingCode
     what: str  # a sentence
     todo: str = ""  # what to do next
     node: str = ""
     pod: str = ""  # namespace/name
     card: Card | None = None
-    holders: tuple[Held, ...] = ()  # of the GPU, in the order in which they came
+    holders: tuple[GpuHolder, ...] = ()  # of the GPU, in the order in which they came
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was looked at, and what was found."""
 
     nodes: int  # with GPUs
@@ -100,14 +100,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     memory: MiB
     findings: tuple[Notice, ...] = ()
     remarks: tuple[Notice, ...] = ()
-    gpus: tuple[Gpu, ...] = ()
-    unplaced: tuple[Unplaced, ...] = ()
+    gpus: tuple[AuditedGpu, ...] = ()
+    unplaced: tuple[UnplacedGpus, ...] = ()
 
     @property
     def is_right(self) -> bool:
         return not self.findings
 
     @property
-    def sold(self) -> dict[str, tuple[Held, ...]]:
+    def sold(self) -> dict[str, tuple[GpuHolder, ...]]:
         """By UUID: who holds what of the GPU."""
         return {gpu.uuid: gpu.holders for gpu in self.gpus if gpu.holders}

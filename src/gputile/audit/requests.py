@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 
 from gputile.audit.fields import Json, amount, digits
-from gputile.audit.objects import Pod
-from gputile.audit.sizes import GPU, GPU_COUNT, GPU_MEM, NANO, VCUDA, Gpus, nano_unit
+from gputile.audit.objects import AuditedPod
+from gputile.audit.sizes import GPU, GPU_COUNT, GPU_MEM, NANO, VCUDA, NodeGpus, nano_unit
 from gputile.model.cards import Card
 from gputile.model.units import ALL, LARGEST_CARD, MiB, Percent
 
@@ -30,7 +30,7 @@ _FAMILY = {
 }
 
 
-class Ask(msgspec.Struct, frozen=True):
+class AuditedContainerRequest(msgspec.Struct, frozen=True):
     """What one container asks for: `gpus` times the same share."""
 
     container: int  # its place in the pod
@@ -48,20 +48,20 @@ class Ask(msgspec.Struct, frozen=True):
         return (gpu.memory * self.percent // ALL if self.memory is None else self.memory), self.cores
 
 
-class Request(msgspec.Struct, frozen=True):
+class AuditedRequest(msgspec.Struct, frozen=True):
     family: str
-    asks: tuple[Ask, ...]  # at most one per container
+    asks: tuple[AuditedContainerRequest, ...]  # at most one per container
 
     @property
     def is_readable(self) -> bool:
         return not any(ask.odd for ask in self.asks)
 
 
-def whole(container: int, gpus: int, *, odd: bool = False) -> Ask:
-    return Ask(container, gpus, None, ALL, ALL, odd)
+def whole(container: int, gpus: int, *, odd: bool = False) -> AuditedContainerRequest:
+    return AuditedContainerRequest(container, gpus, None, ALL, ALL, odd)
 
 
-def read_request(pod: Pod, gpus: Gpus, domains: frozenset[str]) -> Request | None:
+def read_request(pod: AuditedPod, gpus: NodeGpus, domains: frozenset[str]) -> AuditedRequest | None:
     """None when the pod asks for no GPU in a language that is known. `domains`: prefixes of vgpu-manager in use."""
     families = {family for family, _ in _named(pod, domains)}
     if not families:
@@ -76,10 +76,10 @@ def read_request(pod: Pod, gpus: Gpus, domains: frozenset[str]) -> Request | Non
     asks = tuple(ask for ask in found if ask is not None and ask.gpus)
     if not asks:
         return None
-    return Request("nvidia" if family == "hami" and not _shares(pod) else family, asks)
+    return AuditedRequest("nvidia" if family == "hami" and not _shares(pod) else family, asks)
 
 
-def gpu_like(pod: Pod, domains: frozenset[str]) -> list[str]:
+def gpu_like(pod: AuditedPod, domains: frozenset[str]) -> list[str]:
     """The resources of the pod that have to do with GPUs, known or not."""
     known = {resource for _, resource in _named(pod, domains)}
     asked = {name for container in pod.containers for name, said in container.asks.items() if said not in NO}
@@ -91,7 +91,7 @@ def _sounds_like_one(resource: str) -> bool:
     return "gpu" in plain or "vcuda" in plain or "/mig-" in plain
 
 
-def _named(pod: Pod, domains: frozenset[str]) -> Iterator[tuple[str, str]]:
+def _named(pod: AuditedPod, domains: frozenset[str]) -> Iterator[tuple[str, str]]:
     """Families and resources in which a container asks for something."""
     for container in pod.containers:
         for resource, said in container.asks.items():
@@ -103,16 +103,16 @@ def _named(pod: Pod, domains: frozenset[str]) -> Iterator[tuple[str, str]]:
                 yield family, resource
 
 
-def _shares(pod: Pod) -> bool:
+def _shares(pod: AuditedPod) -> bool:
     return any(name in container.asks for container in pod.containers for name in SHARES)
 
 
 # ---- one family each ------------------------------------------------------------------------------------------------
 
-Reader = Callable[[int, Json], Ask | None]
+Reader = Callable[[int, Json], AuditedContainerRequest | None]
 
 
-def _reader(family: str, pod: Pod, gpus: Gpus, domains: frozenset[str]) -> Reader:
+def _reader(family: str, pod: AuditedPod, gpus: NodeGpus, domains: frozenset[str]) -> Reader:
     match family:
         case "gputile":
             return lambda at, asks: _by_count(at, asks, *OURS)
@@ -128,14 +128,14 @@ def _reader(family: str, pod: Pod, gpus: Gpus, domains: frozenset[str]) -> Reade
     return _hami
 
 
-def _by_device(gpus: Gpus) -> Reader:
+def _by_device(gpus: NodeGpus) -> Reader:
     """The NVIDIA device plugin gives out whole GPUs, or slots where it was told to share them."""
 
-    def read(at: int, asks: Json) -> Ask | None:
+    def read(at: int, asks: Json) -> AuditedContainerRequest | None:
         count = _said(asks, GPU)
         if count is None:
             return whole(at, 1, odd=True)
-        return Ask(at, count, 0, 0, 0) if gpus.replicas > 1 else whole(at, count)
+        return AuditedContainerRequest(at, count, 0, 0, 0) if gpus.replicas > 1 else whole(at, count)
 
     return read
 
@@ -143,14 +143,14 @@ def _by_device(gpus: Gpus) -> Reader:
 def _any_of(readers: list[Reader]) -> Reader:
     """A pod that asks in several languages: the largest number of GPUs counts."""
 
-    def read(at: int, asks: Json) -> Ask | None:
+    def read(at: int, asks: Json) -> AuditedContainerRequest | None:
         found = [ask.gpus for ask in (one(at, asks) for one in readers) if ask is not None]
         return whole(at, max(found), odd=True) if found else None
 
     return read
 
 
-def _by_count(at: int, asks: Json, count: str, size: str, share: str, unit: MiB = 1) -> Ask | None:
+def _by_count(at: int, asks: Json, count: str, size: str, share: str, unit: MiB = 1) -> AuditedContainerRequest | None:
     """So many GPUs, of each so much memory and cores; all of it where neither is named."""
     gpus, memory, cores = (_said(asks, key) for key in (count, size, share))
     if gpus is None or memory is None or cores is None or cores > ALL or memory * unit > LARGEST_CARD:
@@ -159,10 +159,10 @@ def _by_count(at: int, asks: Json, count: str, size: str, share: str, unit: MiB 
         return whole(at, 1, odd=True) if memory or cores else None
     if not memory and not cores:
         return whole(at, gpus)
-    return Ask(at, gpus, memory * unit or None, ALL, cores)
+    return AuditedContainerRequest(at, gpus, memory * unit or None, ALL, cores)
 
 
-def _vgpu(at: int, asks: Json, domains: frozenset[str], factor: MiB) -> Ask | None:
+def _vgpu(at: int, asks: Json, domains: frozenset[str], factor: MiB) -> AuditedContainerRequest | None:
     named = (resource.partition("/") for resource in asks)
     domain = min((domain for domain, _, name in named if name in VGPU and domain in domains), default=None)
     if domain is None:
@@ -171,7 +171,7 @@ def _vgpu(at: int, asks: Json, domains: frozenset[str], factor: MiB) -> Ask | No
     return _by_count(at, asks, number, memory, cores if cores in asks else early, factor)
 
 
-def _hami(at: int, asks: Json) -> Ask | None:
+def _hami(at: int, asks: Json) -> AuditedContainerRequest | None:
     gpus, memory, percent, cores = (_said(asks, key) for key in (GPU, MEMORY, PERCENT, CORES))
     if None in (gpus, memory, percent, cores) or (percent or 0) > ALL or (memory or 0) > LARGEST_CARD:
         return whole(at, 1 if gpus is None else gpus, odd=True)
@@ -179,31 +179,31 @@ def _hami(at: int, asks: Json) -> Ask | None:
         return whole(at, 1, odd=True) if memory or percent or cores else None
     if CORES not in asks:
         cores = ALL if not memory and percent in (0, ALL) else 0
-    return Ask(at, gpus, memory or None, percent or ALL, min(cores or 0, ALL))
+    return AuditedContainerRequest(at, gpus, memory or None, percent or ALL, min(cores or 0, ALL))
 
 
-def _gpushare(at: int, asks: Json, split: int, gpus: Gpus) -> Ask | None:
+def _gpushare(at: int, asks: Json, split: int, gpus: NodeGpus) -> AuditedContainerRequest | None:
     """The memory of a container comes out of one GPU, or in equal parts out of several."""
     units = _said(asks, GPU_MEM)
     if units is None:
         return whole(at, split, odd=True)
-    return Ask(at, split, mebibytes(-(-units // split), gpus), 0, 0) if units else None
+    return AuditedContainerRequest(at, split, mebibytes(-(-units // split), gpus), 0, 0) if units else None
 
 
-def _split(pod: Pod) -> int:
+def _split(pod: AuditedPod) -> int:
     said = pod.labels.get(GPU_COUNT, pod.annotations.get(GPU_COUNT))
     limits = [_said(container.asks, GPU_COUNT) or 0 for container in pod.containers]
     found = digits(said) if said is not None else max(limits, default=0)
     return min(max(found or 1, 1), 1024)
 
 
-def mebibytes(units: int, gpus: Gpus) -> MiB:
+def mebibytes(units: int, gpus: NodeGpus) -> MiB:
     """gpushare's units in MiB. Where no sum of the node shows the unit, one in which the amount fits a GPU."""
     size = units * gpus.unit
     return units if not gpus.unit_known and size > gpus.largest >= units else size
 
 
-def _nano(at: int, asks: Json, gpus: Gpus) -> Ask | None:
+def _nano(at: int, asks: Json, gpus: NodeGpus) -> AuditedContainerRequest | None:
     """100 cores are a GPU, more are rounded down. Less than that with its memory; memory alone is served, too."""
     for core, size, is_mib in NANO:
         if core not in asks and (not size or size not in asks):
@@ -216,18 +216,18 @@ def _nano(at: int, asks: Json, gpus: Gpus) -> Ask | None:
         if not cores and not memory:
             return None
         if not size:
-            return Ask(at, 1, None, cores, cores)
-        return Ask(at, 1, memory if is_mib else _nano_size(memory, gpus), 0, cores)
+            return AuditedContainerRequest(at, 1, None, cores, cores)
+        return AuditedContainerRequest(at, 1, memory if is_mib else _nano_size(memory, gpus), 0, cores)
     return None
 
 
-def _nano_size(memory: int, gpus: Gpus) -> MiB:
+def _nano_size(memory: int, gpus: NodeGpus) -> MiB:
     """The first generation's unit, as the size of the node's GPUs shows it."""
     size = memory * nano_unit(memory)
     return memory if size > gpus.largest >= memory else size
 
 
-def _vcuda(at: int, asks: Json) -> Ask | None:
+def _vcuda(at: int, asks: Json) -> AuditedContainerRequest | None:
     """Cores without memory take the same percentage of the memory: gputile serves them so, the original not at all."""
     for core, size, block in VCUDA:
         if core not in asks and size not in asks:
@@ -239,7 +239,7 @@ def _vcuda(at: int, asks: Json) -> Ask | None:
             return whole(at, cores // ALL)
         if not cores:
             return None
-        return Ask(at, 1, memory * block if memory else None, cores, cores)
+        return AuditedContainerRequest(at, 1, memory * block if memory else None, cores, cores)
     return None
 
 

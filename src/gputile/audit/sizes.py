@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from gputile.audit.fields import amount, decoded, digits, mapping, text
-from gputile.audit.objects import Node, Unreadable
+from gputile.audit.objects import AuditedNode, UnreadableObject
 from gputile.audit.registers import INVENTORY, listed_by, vgpu_domains, vgpu_factor
 from gputile.audit.times import seconds
 from gputile.model.cards import DEFAULT_SLOTS, Card
@@ -33,7 +33,7 @@ VCUDA = (
 )
 
 
-class Gpus(msgspec.Struct, frozen=True, kw_only=True):
+class NodeGpus(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one node's GPUs."""
 
     node: str
@@ -59,19 +59,19 @@ class Gpus(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-def read_gpus(node: Node, unit: str = "auto", fallback: MiB = GIB) -> Gpus:
+def read_gpus(node: AuditedNode, unit: str = "auto", fallback: MiB = GIB) -> NodeGpus:
     """`unit`: `GiB` or `MiB` is what the cluster's owner says of gpushare, `auto` leaves it to the node's sums, and to
     `fallback` where it has none.
 
-    Raises `Unreadable`, among others where two GPUs share a UUID or index: their sums would be wrong.
+    Raises `UnreadableObject`, among others where two GPUs share a UUID or index: their sums would be wrong.
     """
     listed = listed_by(node)
     agent, gpus = (listed[0], listed[1](node)) if listed else _counted(node, unit)
     by_uuid, by_index = {gpu.uuid: gpu for gpu in gpus}, {gpu.index: gpu for gpu in gpus}
     if not len(by_uuid) == len(by_index) == len(gpus):
-        raise Unreadable("two GPUs share a UUID or an index")
+        raise UnreadableObject("two GPUs share a UUID or an index")
     size = _shown_unit(node, gpus, unit)
-    return Gpus(
+    return NodeGpus(
         node=node.name,
         agent=agent,
         gpus=gpus,
@@ -88,7 +88,7 @@ def read_gpus(node: Node, unit: str = "auto", fallback: MiB = GIB) -> Gpus:
     )
 
 
-def _since(node: Node) -> float | None:
+def _since(node: AuditedNode) -> float | None:
     said = text(mapping(decoded(node.annotations[INVENTORY])).get("since"))
     return (seconds(said) or None) if said else None
 
@@ -96,7 +96,7 @@ def _since(node: Node) -> float | None:
 # ---- agents that only count -----------------------------------------------------------------------------------------
 
 
-def _counted(node: Node, unit: str) -> tuple[str, tuple[Card, ...]]:
+def _counted(node: AuditedNode, unit: str) -> tuple[str, tuple[Card, ...]]:
     for core, memory, block in VCUDA:
         if count := _amount(node.capacity, core) // ALL:
             return "vcuda", _unnamed(node, count, _amount(node.capacity, memory) * block // count)
@@ -112,14 +112,16 @@ def _counted(node: Node, unit: str) -> tuple[str, tuple[Card, ...]]:
     return "", ()
 
 
-def _gpushare(node: Node, total: int, unit: str) -> tuple[Card, ...]:
+def _gpushare(node: AuditedNode, total: int, unit: str) -> tuple[Card, ...]:
     count = _amount(node.capacity, GPU_COUNT)
     if not count:
-        raise Unreadable(f"`{GPU_MEM}` is there and `{GPU_COUNT}` is not: its plugin may not patch the node's status")
+        raise UnreadableObject(
+            f"`{GPU_MEM}` is there and `{GPU_COUNT}` is not: its plugin may not patch the node's status"
+        )
     return _unnamed(node, count, total // count * _unit_of(total // count, unit))
 
 
-def _nvidia(node: Node, capacity: int) -> tuple[Card, ...]:
+def _nvidia(node: AuditedNode, capacity: int) -> tuple[Card, ...]:
     """The capacity counts replicas, where the plugin was told to share GPUs."""
     replicas = _replicas(node)
     count = digits(node.labels.get("nvidia.com/gpu.count")) or capacity // replicas
@@ -127,7 +129,7 @@ def _nvidia(node: Node, capacity: int) -> tuple[Card, ...]:
     return _unnamed(node, count, memory, replicas if replicas > 1 else DEFAULT_SLOTS)
 
 
-def _replicas(node: Node) -> int:
+def _replicas(node: AuditedNode) -> int:
     return max(1, digits(node.labels.get("nvidia.com/gpu.replicas")) or 1)
 
 
@@ -135,7 +137,7 @@ def _amount(amounts: Mapping[str, object], resource: str) -> int:
     return amount(amounts.get(resource)) or 0
 
 
-def _unnamed(node: Node, count: int, memory: MiB, slots: int = DEFAULT_SLOTS) -> tuple[Card, ...]:
+def _unnamed(node: AuditedNode, count: int, memory: MiB, slots: int = DEFAULT_SLOTS) -> tuple[Card, ...]:
     """GPUs whose UUIDs no agent tells."""
     return tuple(
         Card(index=index, uuid=f"{node.name}#{index}", memory=memory, slots=slots)
@@ -146,13 +148,13 @@ def _unnamed(node: Node, count: int, memory: MiB, slots: int = DEFAULT_SLOTS) ->
 # ---- units that are nowhere written ---------------------------------------------------------------------------------
 
 
-def _shown_unit(node: Node, gpus: tuple[Card, ...], unit: str) -> MiB | None:
+def _shown_unit(node: AuditedNode, gpus: tuple[Card, ...], unit: str) -> MiB | None:
     """MiB per `aliyun.com/gpu-mem`, as the node's sums show it; None when the node has none."""
     total, count = _amount(node.capacity, GPU_MEM), _amount(node.capacity, GPU_COUNT) or len(gpus)
     return _unit_of(total // count, unit) if total and count else None
 
 
-def common_unit(nodes: Iterable[Node]) -> MiB:
+def common_unit(nodes: Iterable[AuditedNode]) -> MiB:
     """What the first node with such sums shows, as `kubectl inspect gpushare` guesses."""
     shown = (_shown_unit(node, (), "auto") for node in nodes)
     return next((unit for unit in shown if unit is not None), GIB)

@@ -1,7 +1,9 @@
 """One failing object stays one failing object: unexpected errors are caught here, and nowhere else.
 
-Every background loop does its work about one object (a pod, a node, a lease, a quota) through `Isolation`. An expected
-no (`Refused`, `Unclear`) is the loop's own affair; what nobody expected is logged with the object's name and the
+Every background loop does its work about one object (a pod, a node, a lease, a quota) through `FailureIsolation`. An
+expected
+no (`ApiRejected`, `OutcomeUnknown`) is the loop's own affair; what nobody expected is logged with the object's name
+and the
 traceback, counted, and told to the object by an Event where there is one to tell. The loop goes on with the others, and
 leaves that object alone for a while, longer each time. A loop that breaks as a whole is started again.
 
@@ -16,7 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from gputile.dialects.kube_objects import Pod
-from gputile.kube.api import Api, Note, Refused, Unclear
+from gputile.kube.api import Api, ApiRejected, KubeEvent, OutcomeUnknown
 from gputile.model.errors import InputError
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
@@ -32,12 +34,12 @@ FORGET = 3600.0  # seconds
 MOST = 10_000  # objects that are remembered
 REASON = "InternalError"
 Expected = tuple[type[Exception], ...]
-EXPECTED: Expected = (Refused, Unclear)
+EXPECTED: Expected = (ApiRejected, OutcomeUnknown)
 
 T = TypeVar("T")
 
 
-class Failing(msgspec.Struct):
+class FailingObject(msgspec.Struct):
     """One object in one loop."""
 
     failures: int = 0
@@ -46,14 +48,14 @@ class Failing(msgspec.Struct):
     last: float = 0.0
 
 
-class Isolation:
+class FailureIsolation:
     """See the module's text."""
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
         self._metrics, self._clock = metrics, clock
-        self._failing: dict[tuple[str, str], Failing] = {}
+        self._failing: dict[tuple[str, str], FailingObject] = {}
         self._logged: list[float] = []  # when the last tracebacks were logged
-        self._notes: dict[str, Note] = {}  # by UID: to be written
+        self._notes: dict[str, KubeEvent] = {}  # by UID: to be written
         self._told: dict[str, float] = {}  # by UID
 
     # ---- steps ------------------------------------------------------------------------------------------------------
@@ -121,7 +123,7 @@ class Isolation:
         now = self._clock()
         if len(self._failing) >= MOST:
             self._failing.clear()
-        known = self._failing.setdefault((loop, what), Failing())
+        known = self._failing.setdefault((loop, what), FailingObject())
         known.failures, known.last = known.failures + 1, now
         known.not_before = now + min(AGAIN * 2 ** min(known.failures - 1, 10), LONGEST_AGAIN)
         self._metrics.failures.labels(loop).inc()
@@ -129,7 +131,7 @@ class Isolation:
         if about is not None:
             self._tell(about, loop, wrong)
 
-    def _log(self, loop: str, what: str, wrong: Exception, known: Failing) -> None:
+    def _log(self, loop: str, what: str, wrong: Exception, known: FailingObject) -> None:
         now = self._clock()
         self._logged = [at for at in self._logged if now < at + SAY_AGAIN]
         if now < known.logged_at + SAY_AGAIN or len(self._logged) >= TRACEBACKS:
@@ -149,7 +151,9 @@ class Isolation:
             f"gputile failed on this pod by an error of its own ({type(wrong).__name__} in `{loop}`); other pods are "
             "not affected. It is tried again; please report it with the log of gputile's scheduler"
         )
-        self._notes[pod.uid] = Note(namespace=pod.namespace, pod=pod.name, uid=pod.uid, reason=REASON, message=said)
+        self._notes[pod.uid] = KubeEvent(
+            namespace=pod.namespace, pod=pod.name, uid=pod.uid, reason=REASON, message=said
+        )
 
     # ---- telling ----------------------------------------------------------------------------------------------------
 
@@ -160,7 +164,7 @@ class Isolation:
             note = self._notes.pop(uid)
             try:
                 await api.note(note)
-            except (Refused, Unclear) as wrong:
+            except (ApiRejected, OutcomeUnknown) as wrong:
                 log.warning("a pod could not be told", extra=fields(pod=f"{note.namespace}/{note.pod}", why=str(wrong)))
 
     def forget(self) -> None:

@@ -14,7 +14,7 @@ OF_ALL = 120  # of these: once an hour
 NEVER = 1_000_000_000
 
 
-async def collect_for_ever(pause: Callable[[float], Awaitable[None]]) -> None:
+async def collect_periodically(pause: Callable[[float], Awaitable[None]]) -> None:
     """Until cancelled; then Python does as before."""
     young, middle, old = gc.get_threshold()
     gc.set_threshold(young, middle, NEVER)

@@ -1,6 +1,7 @@
 """Long work on the event loop, in slices: between two of them probes and verbs are answered, and the lease is kept.
 
-Searches (why a pod waits, whom to evict for it) share one `Lane`: one slice of one of them at a time, and then a rest
+Searches (why a pod waits, whom to evict for it) share one `SearchLane`: one slice of one of them at a time, and then
+a rest
 as long as the slice. A probe needs half a dozen turns of the event loop (TLS), and each turn would cost it a slice of
 every search that goes on. What the watch brings has no lane and no rest: decisions wait for it.
 """
@@ -8,7 +9,7 @@ every search that goes on. What the watch brings has no lane and no rest: decisi
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from gputile.engine.cooperative import InTurns
+from gputile.engine.cooperative import Cooperative
 
 SLICE = 0.005  # seconds
 PATIENCE = 20  # rests in a row, after which a search goes on though others were quicker each time
@@ -18,17 +19,17 @@ T = TypeVar("T")
 Pause = Callable[[float], Awaitable[None]]
 
 
-class Lane:
+class SearchLane:
     """When the searches that share it may go on."""
 
     def __init__(self) -> None:
         self.rests_until = 0.0
 
 
-class Slices:
+class TimeSlices:
     """Lets others have their turn whenever a slice of time is used up."""
 
-    def __init__(self, clock: Callable[[], float], pause: Pause, lane: Lane | None = None) -> None:
+    def __init__(self, clock: Callable[[], float], pause: Pause, lane: SearchLane | None = None) -> None:
         self._clock, self._pause, self._lane = clock, pause, lane
         self._began = clock()
 
@@ -49,7 +50,7 @@ class Slices:
             if self._clock() >= self._lane.rests_until:
                 return
 
-    async def run(self, work: InTurns[T]) -> T:
+    async def run(self, work: Cooperative[T]) -> T:
         """Work that says by itself where it may be interrupted."""
         while True:
             try:

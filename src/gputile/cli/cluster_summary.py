@@ -2,7 +2,7 @@
 
 Room:  pure. What pods hold is summed up by the auditor, who needs nothing but nodes and pods; so this works on any
        cluster, with or without our scheduler. Keys of these values are a contract (docs/cli.md): they are only added.
-Door:  `picture(seen, settings, now)`.
+Door:  `summarize(seen, settings, now)`.
 """
 
 from collections.abc import Mapping
@@ -11,20 +11,20 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gputile.audit.audit import audit
-from gputile.audit.report import Held, Unplaced
-from gputile.cli.source import Seen, ShownNode
+from gputile.audit.report import GpuHolder, UnplacedGpus
+from gputile.cli.source import ClusterSnapshot, ShownNode
 from gputile.dialects import gpushare
 from gputile.dialects.registry import read_node, read_pod
 from gputile.dialects.settings import DialectSettings
 from gputile.model.cards import Card, Node
-from gputile.model.refusals import SENTENCE, BadRequest, NodeCode
+from gputile.model.refusals import SENTENCE, BadRequest, NodeReason
 from gputile.model.units import ALL, MiB, Percent
 
 BY_NUMBER = "number"
 """In place of a family: how many cards the pod holds is known, and not which."""
 
 
-class Tenant(msgspec.Struct, frozen=True, kw_only=True):
+class CardTenant(msgspec.Struct, frozen=True, kw_only=True):
     """What one pod holds of one card."""
 
     pod: str  # namespace/name
@@ -38,7 +38,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     utilisation: Percent | UnsetType = UNSET
 
 
-class CardSeen(msgspec.Struct, frozen=True, kw_only=True):
+class CardSummary(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     uuid: str
     model: str  # "" when nobody says
@@ -50,7 +50,7 @@ class CardSeen(msgspec.Struct, frozen=True, kw_only=True):
     slots_held: int
     state: str  # "ok", or why nobody new may come: "unhealthy", "cordoned", "mig"
     reason: str
-    pods: tuple[Tenant, ...]
+    pods: tuple[CardTenant, ...]
 
     @property
     def share(self) -> float:
@@ -59,21 +59,21 @@ class CardSeen(msgspec.Struct, frozen=True, kw_only=True):
         return max(memory, self.cores_held / self.cores if self.cores else 0.0)
 
 
-class NodeSeen(msgspec.Struct, frozen=True, kw_only=True):
+class NodeSummary(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     address: str
     agent: str  # the dialect whose agent says what cards it has
     pool: str
     cordoned: bool
     fault: str  # why it is out of use, in words; "" when it is not
-    cards: tuple[CardSeen, ...]
+    cards: tuple[CardSummary, ...]
 
     @property
     def pods(self) -> set[str]:
         return {tenant.pod for card in self.cards for tenant in card.pods}
 
 
-class Sums(msgspec.Struct, frozen=True, kw_only=True):
+class SummaryTotals(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     cards: int
     idle: int
@@ -87,18 +87,18 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True):
     pods: int
 
 
-class WaitingPod(msgspec.Struct, frozen=True, kw_only=True):
+class PendingPodSummary(msgspec.Struct, frozen=True, kw_only=True):
     pod: str
     since: str
     refused: str  # what is wrong with the request itself; "" when it only waits
 
 
-class Picture(msgspec.Struct, frozen=True, kw_only=True):
-    cluster: Sums
-    models: dict[str, Sums]
-    nodes: tuple[NodeSeen, ...]  # those with cards, or that should have some; by name
+class ClusterSummary(msgspec.Struct, frozen=True, kw_only=True):
+    cluster: SummaryTotals
+    models: dict[str, SummaryTotals]
+    nodes: tuple[NodeSummary, ...]  # those with cards, or that should have some; by name
     nodes_without_cards: int
-    waiting: tuple[WaitingPod, ...]  # oldest first
+    waiting: tuple[PendingPodSummary, ...]  # oldest first
     findings: int  # things that `gputile audit` calls wrong
 
 
@@ -106,14 +106,16 @@ LiveUse = Mapping[tuple[str, str], Mapping[str, int]]
 """By pod (namespace/name) and card: `memory` in MiB and `cores` in percent of the card, as far as they are known."""
 
 
-def picture(seen: Seen, settings: DialectSettings, now: float, use: LiveUse | None = None) -> Picture:
+def summarize(
+    seen: ClusterSnapshot, settings: DialectSettings, now: float, use: LiveUse | None = None
+) -> ClusterSummary:
     """`now` in seconds since 1970."""
     settings = gpushare.resolved(settings, seen.nodes)
     report = audit(
         map(msgspec.to_builtins, seen.nodes), map(msgspec.to_builtins, seen.pods), settings.gpushare_unit, now
     )
     sold = report.sold
-    somewhere: dict[str, list[Unplaced]] = {}
+    somewhere: dict[str, list[UnplacedGpus]] = {}
     for one in report.unplaced:
         somewhere.setdefault(one.node, []).append(one)
     everyone = [
@@ -121,7 +123,7 @@ def picture(seen: Seen, settings: DialectSettings, now: float, use: LiveUse | No
         for found in sorted(seen.nodes, key=lambda one: one.name)
     ]
     nodes = tuple(node for node in everyone if node.cards or node.fault)
-    return Picture(
+    return ClusterSummary(
         cluster=_sums(nodes),
         models={model: _sums(nodes, model) for model in sorted({card.model for node in nodes for card in node.cards})},
         nodes=nodes,
@@ -134,36 +136,36 @@ def picture(seen: Seen, settings: DialectSettings, now: float, use: LiveUse | No
 def _node(
     found: ShownNode,
     settings: DialectSettings,
-    sold: Mapping[str, tuple[Held, ...]],
-    somewhere: list[Unplaced],
+    sold: Mapping[str, tuple[GpuHolder, ...]],
+    somewhere: list[UnplacedGpus],
     use: LiveUse,
-) -> NodeSeen:
+) -> NodeSummary:
     read = read_node(found, settings)
-    node = read if isinstance(read, Node) else Node(name=found.name, fault=NodeCode.BAD_INVENTORY)
+    node = read if isinstance(read, Node) else Node(name=found.name, fault=NodeReason.BAD_INVENTORY)
     held = {card.uuid: [*sold.get(card.uuid, ())] for card in node.cards}
     for unplaced in somewhere:
         _show_somewhere(unplaced, node, held)
-    return NodeSeen(
+    return NodeSummary(
         name=found.name,
         address=found.address,
         agent=node.agent,
         pool=node.pool,
         cordoned=found.is_cordoned,
-        fault=SENTENCE[NodeCode(node.fault)] if node.fault else "",
+        fault=SENTENCE[NodeReason(node.fault)] if node.fault else "",
         cards=tuple(_card(card, held[card.uuid], use) for card in node.cards),
     )
 
 
-def _show_somewhere(unplaced: Unplaced, node: Node, held: dict[str, list[Held]]) -> None:
+def _show_somewhere(unplaced: UnplacedGpus, node: Node, held: dict[str, list[GpuHolder]]) -> None:
     """Which cards the pod holds is unknown, how many is not: whole ones are shown on those that hold least. Where a
     share is, nobody can say, and it is not drawn; `gputile audit` lists it."""
     emptiest = sorted(node.cards, key=lambda card: (len(held[card.uuid]), card.index))
     for card in emptiest[: unplaced.gpus]:
-        held[card.uuid].append(Held(unplaced.pod, unplaced.uid, card.memory, card.cores, 1, by=BY_NUMBER))
+        held[card.uuid].append(GpuHolder(unplaced.pod, unplaced.uid, card.memory, card.cores, 1, by=BY_NUMBER))
 
 
-def _card(card: Card, held: list[Held], use: LiveUse) -> CardSeen:
-    return CardSeen(
+def _card(card: Card, held: list[GpuHolder], use: LiveUse) -> CardSummary:
+    return CardSummary(
         index=card.index,
         uuid=card.uuid,
         model=card.model,
@@ -183,8 +185,8 @@ def _state(card: Card) -> str:
     return "unhealthy" if not card.healthy else "cordoned" if card.cordoned else "mig" if card.in_mig_mode else "ok"
 
 
-def _tenant(held: Held, use: Mapping[str, int]) -> Tenant:
-    return Tenant(
+def _tenant(held: GpuHolder, use: Mapping[str, int]) -> CardTenant:
+    return CardTenant(
         pod=held.pod,
         memory=held.memory,
         cores=held.cores,
@@ -197,11 +199,11 @@ def _tenant(held: Held, use: Mapping[str, int]) -> Tenant:
     )
 
 
-def _sums(nodes: tuple[NodeSeen, ...], model: str | None = None) -> Sums:
+def _sums(nodes: tuple[NodeSummary, ...], model: str | None = None) -> SummaryTotals:
     mine = [(node, card) for node in nodes for card in node.cards if model in (None, card.model)]
     cards = [card for _, card in mine]
     in_use = [card for node, card in mine if card.state == "ok" and not node.fault]
-    return Sums(
+    return SummaryTotals(
         nodes=len({node.name for node, _ in mine}),
         cards=len(cards),
         idle=sum(not card.pods for card in in_use),
@@ -216,14 +218,14 @@ def _sums(nodes: tuple[NodeSeen, ...], model: str | None = None) -> Sums:
     )
 
 
-def _waiting(seen: Seen, settings: DialectSettings) -> tuple[WaitingPod, ...]:
+def _waiting(seen: ClusterSnapshot, settings: DialectSettings) -> tuple[PendingPodSummary, ...]:
     found = []
     for pod in seen.pods:
-        if pod.node_name or pod.is_over or pod.is_going:
+        if pod.node_name or pod.is_terminal or pod.is_terminating:
             continue
         asked = read_pod(pod, settings)
         if asked is not None:
             made = (pod.metadata and pod.metadata.creation_timestamp) or ""
             refused = asked.message if isinstance(asked, BadRequest) else ""
-            found.append(WaitingPod(pod=pod.key, since=made, refused=refused))
+            found.append(PendingPodSummary(pod=pod.key, since=made, refused=refused))
     return tuple(sorted(found, key=lambda one: (one.since, one.pod)))

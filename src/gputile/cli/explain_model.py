@@ -1,7 +1,7 @@
 """One pod's story as a value: what it asks for, what it got or why it waits, and what was said about it.
 
 Room:  pure; decides with the engine, on a book that was made for this question. Keys are a contract (docs/cli.md).
-Door:  `account(pod, mirror, events, policy)`.
+Door:  `explain_pod(pod, mirror, events, policy)`.
 """
 
 from datetime import UTC, datetime
@@ -9,31 +9,31 @@ from typing import Any
 
 import msgspec
 
-from gputile.cli.pod_conditions import SeenPod
+from gputile.cli.pod_conditions import PodWithConditions
 from gputile.cli.render.describe import constraint_lines, describe
 from gputile.dialects.gputile import GRANT, granted_at
 from gputile.dialects.registry import notes, read_pod
-from gputile.engine.explanation import Change, Explanation, Miss, explain
+from gputile.engine.explanation import Explanation, NearMiss, SuggestedChange, explain
 from gputile.engine.fleet.fleet import Fleet
-from gputile.ledger.events import Gone
-from gputile.ledger.holders import Holders
+from gputile.ledger.events import PodGone
+from gputile.ledger.holders import NodeAllocations
 from gputile.model.grants import Grant
 from gputile.model.refusals import BadRequest
 from gputile.model.requests import PodRequest
 from gputile.model.units import MiB, Percent
-from gputile.scheduler.state.cluster_state import Mirror
+from gputile.scheduler.state.cluster_state import ClusterState
 
 EVENTS_SHOWN = 6
 
 
-class ReasonTold(msgspec.Struct, frozen=True, kw_only=True):
+class ReasonCount(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     text: str
     nodes: int
     would_fit_when_empty: int  # of them
 
 
-class TileTold(msgspec.Struct, frozen=True, kw_only=True):
+class TileShown(msgspec.Struct, frozen=True, kw_only=True):
     container: str
     index: int
     uuid: str
@@ -43,7 +43,7 @@ class TileTold(msgspec.Struct, frozen=True, kw_only=True):
     neighbours: tuple[str, ...]  # other pods on that card
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
+class PodEvent(msgspec.Struct, frozen=True, kw_only=True):
     """An Event."""
 
     at: str
@@ -53,7 +53,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     count: int
 
 
-class Account(msgspec.Struct, frozen=True, kw_only=True):
+class PodExplanation(msgspec.Struct, frozen=True, kw_only=True):
     pod: str
     state: str  # "no-gpu", "refused", "waits", "fits" (and waits nevertheless), "placed", "unplaced" (holds GPUs
     # of its node, which ones is unknown), "ungranted", "over"
@@ -68,31 +68,31 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int = 0
     fitting: int = 0
     fitting_on: tuple[str, ...] = ()
-    reasons: tuple[ReasonTold, ...] = ()
-    misses: tuple[Miss, ...] = ()  # nearest first
-    changes: tuple[Change, ...] = ()  # each would let it fit
+    reasons: tuple[ReasonCount, ...] = ()
+    misses: tuple[NearMiss, ...] = ()  # nearest first
+    changes: tuple[SuggestedChange, ...] = ()  # each would let it fit
     quota: tuple[
         str, ...
     ] = ()  # which line of the namespace's quota stands in its way, and what to do; also of a placed
     # one, if other nodes would take it but for quota
-    promised_on: str = ""  # where room is being made for it
+    nominated_on: str = ""  # where room is being made for it
     kube_scheduler: str = ""  # its own word, from the pod's status
     # of one that has its cards
     node: str = ""
     by: str = ""  # whose record says so: "gputile", or a dialect
     at: str = ""
-    tiles: tuple[TileTold, ...] = ()
+    tiles: tuple[TileShown, ...] = ()
     unplaced: int = 0  # GPUs that it holds besides; which of its node's is unknown
     policy: str = ""
     alternatives: int = 0  # other nodes that would take it now
     rank: str = ""  # "best", "as good as the best", "another", or "" when it cannot be said
     best_now: str = ""
-    events: tuple[Said, ...] = ()
+    events: tuple[PodEvent, ...] = ()
 
 
-def account(pod: SeenPod, mirror: Mirror, events: list[Any], policy: str) -> Account:
-    asked = read_pod(pod, mirror.settings)
-    base = Account(
+def explain_pod(pod: PodWithConditions, cluster_state: ClusterState, events: list[Any], policy: str) -> PodExplanation:
+    asked = read_pod(pod, cluster_state.settings)
+    base = PodExplanation(
         pod=pod.key,
         state="no-gpu",
         scheduler=(pod.spec and pod.spec.scheduler_name) or "default-scheduler",
@@ -105,30 +105,32 @@ def account(pod: SeenPod, mirror: Mirror, events: list[Any], policy: str) -> Acc
         wishes = [f"{ask.container}: {describe(ask)}" for ask in asked.asks if ask.cards]
         wishes += constraint_lines(asked.constraints)
         base = _with(base, dialect=asked.dialect, asks=tuple(wishes), warnings=notes(pod, asked))
-    if pod.is_over:
+    if pod.is_terminal:
         return _with(base, state="over", node=pod.node_name, refusal=(pod.status and pod.status.message) or "")
     if isinstance(asked, BadRequest) and not pod.node_name:
         return _with(base, state="refused", refusal=asked.message)
     if pod.node_name:
-        return _placed(base, pod, asked if isinstance(asked, PodRequest) else None, mirror, policy)
-    return base if asked is None or isinstance(asked, BadRequest) else _waiting(base, pod, asked, mirror)
+        return _placed(base, pod, asked if isinstance(asked, PodRequest) else None, cluster_state, policy)
+    return base if asked is None or isinstance(asked, BadRequest) else _waiting(base, pod, asked, cluster_state)
 
 
-def _with(told: Account, **more: Any) -> Account:
+def _with(told: PodExplanation, **more: Any) -> PodExplanation:
     return msgspec.structs.replace(told, **more)
 
 
 # ---- waiting --------------------------------------------------------------------------------------------------------
 
 
-def _waiting(base: Account, pod: SeenPod, asked: PodRequest, mirror: Mirror) -> Account:
-    promised = mirror.ledger.promise(pod.uid)
-    spending = mirror.ledger.spending
-    with mirror.ledger.aside(pod.uid, pod.priority) as fleet:
-        purse = spending.purse(pod.namespace, asked)
-        after = lambda gone: purse([one.pod for one in gone])  # noqa: E731
-        found = explain(purse(()), fleet, Holders(mirror.ledger), after=after)
-        best = fleet.best(purse(())) if found.fitting else []
+def _waiting(
+    base: PodExplanation, pod: PodWithConditions, asked: PodRequest, cluster_state: ClusterState
+) -> PodExplanation:
+    nominated = cluster_state.ledger.nomination(pod.uid)
+    quota_usage = cluster_state.ledger.quota_usage
+    with cluster_state.ledger.without_claims_of(pod.uid, pod.priority) as fleet:
+        after_eviction = quota_usage.after_eviction(pod.namespace, asked)
+        after = lambda gone: after_eviction([one.pod for one in gone])  # noqa: E731
+        found = explain(after_eviction(()), fleet, NodeAllocations(cluster_state.ledger), after=after)
+        best = fleet.best(after_eviction(())) if found.fitting else []
     return _with(
         base,
         state="fits" if found.fitting else "waits",
@@ -138,14 +140,14 @@ def _waiting(base: Account, pod: SeenPod, asked: PodRequest, mirror: Mirror) -> 
         reasons=_reasons(found),
         misses=found.misses,
         changes=found.changes,
-        quota=tuple(spending.objections(pod.namespace, asked)),
-        promised_on=promised.holding.node if promised is not None else "",
+        quota=tuple(quota_usage.objections(pod.namespace, asked)),
+        nominated_on=nominated.allocation.node if nominated is not None else "",
     )
 
 
-def _reasons(found: Explanation) -> tuple[ReasonTold, ...]:
+def _reasons(found: Explanation) -> tuple[ReasonCount, ...]:
     return tuple(
-        ReasonTold(code=one.code, text=one.sentence, nodes=one.nodes, would_fit_when_empty=one.curable)
+        ReasonCount(code=one.code, text=one.sentence, nodes=one.nodes, would_fit_when_empty=one.resolvable)
         for one in found.reasons
     )
 
@@ -153,9 +155,11 @@ def _reasons(found: Explanation) -> tuple[ReasonTold, ...]:
 # ---- placed ---------------------------------------------------------------------------------------------------------
 
 
-def _placed(base: Account, pod: SeenPod, asked: PodRequest | None, mirror: Mirror, policy: str) -> Account:
-    entry = mirror.ledger.entry(pod.uid)
-    grant = entry.holding.grant if entry is not None else None
+def _placed(
+    base: PodExplanation, pod: PodWithConditions, asked: PodRequest | None, cluster_state: ClusterState, policy: str
+) -> PodExplanation:
+    entry = cluster_state.ledger.entry(pod.uid)
+    grant = entry.allocation.grant if entry is not None else None
     if asked is None and grant is None:
         return _with(base, node=pod.node_name)
     if grant is None:
@@ -167,17 +171,17 @@ def _placed(base: Account, pod: SeenPod, asked: PodRequest | None, mirror: Mirro
         node=pod.node_name,
         by="gputile" if GRANT in pod.annotations else grant.dialect,
         at=_moment(pod),
-        tiles=_tiles(pod, grant, mirror),
+        tiles=_tiles(pod, grant, cluster_state),
     )
-    return told if asked is None else _compared(told, pod, asked, mirror, policy)
+    return told if asked is None else _compared(told, pod, asked, cluster_state, policy)
 
 
-def _tiles(pod: SeenPod, grant: Grant, mirror: Mirror) -> tuple[TileTold, ...]:
-    node = mirror.ledger.fleet.node(pod.node_name)
+def _tiles(pod: PodWithConditions, grant: Grant, cluster_state: ClusterState) -> tuple[TileShown, ...]:
+    node = cluster_state.ledger.fleet.node(pod.node_name)
     models = {card.uuid: card.model for card in node.cards} if node is not None else {}
-    others = [holder for holder in mirror.ledger.holders(pod.node_name) if holder.pod != pod.uid]
+    others = [holder for holder in cluster_state.ledger.holders(pod.node_name) if holder.pod != pod.uid]
     return tuple(
-        TileTold(
+        TileShown(
             container=held.container,
             index=tile.index,
             uuid=tile.uuid,
@@ -191,12 +195,14 @@ def _tiles(pod: SeenPod, grant: Grant, mirror: Mirror) -> tuple[TileTold, ...]:
     )
 
 
-def _compared(told: Account, pod: SeenPod, asked: PodRequest, mirror: Mirror, policy: str) -> Account:
+def _compared(
+    told: PodExplanation, pod: PodWithConditions, asked: PodRequest, cluster_state: ClusterState, policy: str
+) -> PodExplanation:
     """How the choice stands today: the pod is taken out of the (private) book, and the question is put again."""
     name = asked.constraints.node_policy or policy
-    mirror.ledger.handle(Gone(pod.uid))
-    fleet: Fleet = mirror.ledger.fleet
-    may = mirror.ledger.spending.allowed(pod.namespace, asked)
+    cluster_state.ledger.handle(PodGone(pod.uid))
+    fleet: Fleet = cluster_state.ledger.fleet
+    may = cluster_state.ledger.quota_usage.allowed(pod.namespace, asked)
     best = fleet.best(may, policy, keep=len(fleet))
     others, but_for_quota = (_other_nodes(fleet, wish, pod.node_name) for wish in (may, asked))
     rank = ""
@@ -207,7 +213,9 @@ def _compared(told: Account, pod: SeenPod, asked: PodRequest, mirror: Mirror, po
         told,
         policy=name,
         alternatives=others,
-        quota=tuple(mirror.ledger.spending.objections(pod.namespace, asked)) if but_for_quota > others else (),
+        quota=tuple(cluster_state.ledger.quota_usage.objections(pod.namespace, asked))
+        if but_for_quota > others
+        else (),
         rank=rank,
         best_now=best[0] if rank == "another" else "",
     )
@@ -220,19 +228,19 @@ def _other_nodes(fleet: Fleet, asked: PodRequest, here: str) -> int:
 # ---- what was said --------------------------------------------------------------------------------------------------
 
 
-def _moment(pod: SeenPod) -> str:
+def _moment(pod: PodWithConditions) -> str:
     at = granted_at(pod)
     return datetime.fromtimestamp(at / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if at > 0 else pod.bound_at
 
 
-def _condition(pod: SeenPod) -> str:
+def _condition(pod: PodWithConditions) -> str:
     said = (pod.status and pod.status.conditions) or ()
     return next((one.message or "" for one in said if one.type == "PodScheduled" and one.status == "False"), "")
 
 
-def _told(events: list[Any]) -> tuple[Said, ...]:
+def _told(events: list[Any]) -> tuple[PodEvent, ...]:
     found = [
-        Said(
+        PodEvent(
             at=str(event.get("lastTimestamp") or event.get("eventTime") or ""),
             by=str(event.get("reportingComponent") or (event.get("source") or {}).get("component") or ""),
             reason=str(event.get("reason") or ""),

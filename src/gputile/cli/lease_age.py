@@ -2,13 +2,13 @@
 
 from datetime import datetime
 
-from gputile.kube.api import Heartbeat
+from gputile.kube.api import AgentLease
 from gputile.scheduler.state.agent_liveness import USUAL
 
 CLOCKS_DIFFER = 10.0  # seconds that two machines' clocks may be apart
 
 
-def silent_for(lease: Heartbeat, now: float) -> float | None:
+def seconds_expired(lease: AgentLease, now: float) -> float | None:
     """Seconds since the agent was last heard; None while it counts as alive."""
     beat = lease.beat
     try:

@@ -13,11 +13,11 @@ from typing import Any
 import click
 
 from gputile.cli.output import say, style
-from gputile.cli.pod_conditions import SeenPod
-from gputile.cli.render.terminal import paper
-from gputile.cli.source import Seen, ShownNode, Where
-from gputile.kube.api import Change, Snapshot, Trouble
-from gputile.kube.api import Seen as Told
+from gputile.cli.pod_conditions import PodWithConditions
+from gputile.cli.render.terminal import terminal
+from gputile.cli.source import ClusterSnapshot, ClusterSource, ShownNode
+from gputile.kube.api import Change, Snapshot, WatchFailed
+from gputile.kube.api import WatchUpdate as Told
 from gputile.kube.client import Client
 from gputile.kube.watch import follow
 from gputile.model.errors import InputError
@@ -26,10 +26,10 @@ from gputile.text.terminal import one_line, painted
 HOME, CLEAR_LINE, CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
 PACE = 1.0  # seconds
 
-Draw = Callable[[Seen], list[str]]
+Draw = Callable[[ClusterSnapshot], list[str]]
 
 
-def keep_drawing(where: Where, draw: Draw) -> None:
+def keep_drawing(where: ClusterSource, draw: Draw) -> None:
     """Ends by ^C, or when the cluster cannot be read at all."""
     if where.files:
         raise InputError("-w watches a cluster, and a file does not change; leave -f out, or -w")
@@ -49,7 +49,7 @@ class Screen:
         if not sys.stdout.isatty():
             say(*lines, "")
             return
-        fit = paper().lines - 1
+        fit = terminal().lines - 1
         if len(lines) > fit:
             hidden = len(lines) - fit + 1
             lines = [
@@ -60,17 +60,17 @@ class Screen:
         click.echo(HOME + drawn + CLEAR_REST, nl=False)  # our own moves of the cursor, around lines that hold none
 
 
-async def _cluster(where: Where, draw: Draw) -> None:
+async def _cluster(where: ClusterSource, draw: Draw) -> None:
     client = Client(where.access())
-    pods = Shelf(follow(client.feed("/api/v1/pods", "Pod", SeenPod)))
-    nodes = Shelf(follow(client.feed("/api/v1/nodes", "Node", ShownNode)))
+    pods = ObjectStore(follow(client.feed("/api/v1/pods", "Pod", PodWithConditions)))
+    nodes = ObjectStore(follow(client.feed("/api/v1/nodes", "Node", ShownNode)))
     followers = [asyncio.create_task(shelf.fill()) for shelf in (pods, nodes)]
     screen = Screen()
     try:
         while True:
             trouble = pods.trouble or nodes.trouble
             if pods.is_known and nodes.is_known:
-                lines = draw(Seen(nodes=list(nodes.items.values()), pods=list(pods.items.values())))
+                lines = draw(ClusterSnapshot(nodes=list(nodes.items.values()), pods=list(pods.items.values())))
                 screen.show([*lines, *([style(trouble, fg="red")] if trouble else [])])
             elif trouble:
                 raise InputError(trouble)
@@ -84,7 +84,7 @@ async def _cluster(where: Where, draw: Draw) -> None:
         await client.close()
 
 
-class Shelf:
+class ObjectStore:
     """All objects of one kind, as the watch last showed them."""
 
     def __init__(self, feed: AsyncGenerator[Told[Any], None]) -> None:
@@ -95,7 +95,7 @@ class Shelf:
 
     async def fill(self) -> None:
         async for told in self._feed:
-            if isinstance(told, Trouble):
+            if isinstance(told, WatchFailed):
                 self.trouble = told.why
                 continue
             self.trouble = ""
@@ -108,5 +108,5 @@ class Shelf:
                 self.items[_key(told.item)] = told.item
 
 
-def _key(item: SeenPod | ShownNode) -> str:
-    return item.key if isinstance(item, SeenPod) else item.name
+def _key(item: PodWithConditions | ShownNode) -> str:
+    return item.key if isinstance(item, PodWithConditions) else item.name

@@ -9,16 +9,16 @@ from typing import Any, Protocol, TypeVar
 
 import click
 
-from gputile.cli.pod_conditions import SeenPod
+from gputile.cli.pod_conditions import PodWithConditions
 from gputile.model.errors import GputileError, InputError
 
 
-class Named(Protocol):
+class HasName(Protocol):
     @property
     def name(self) -> str: ...
 
 
-N = TypeVar("N", bound=Named)
+N = TypeVar("N", bound=HasName)
 
 
 def node_named(name: str, nodes: Sequence[N]) -> N:
@@ -30,7 +30,7 @@ def node_named(name: str, nodes: Sequence[N]) -> N:
     return found
 
 
-def pod_named(said: str, namespace: str, pods: Sequence[SeenPod]) -> SeenPod:
+def pod_named(said: str, namespace: str, pods: Sequence[PodWithConditions]) -> PodWithConditions:
     """`web-0`, `pod/web-0` or `team/web-0`. One that ended and one that lives may share no name, so the first is it."""
     said = said.removeprefix("pod/").removeprefix("pods/").removeprefix("po/")
     if "/" in said:
@@ -72,10 +72,12 @@ def complete_pod(context: click.Context, _: click.Parameter, begun: str) -> list
 
 
 def _where(context: click.Context) -> Any:
-    from gputile.cli.source import Where
+    from gputile.cli.source import ClusterSource
 
     said = context.params
-    return Where(kubeconfig=said.get("kubeconfig"), context=said.get("context"), namespace_said=said.get("namespace"))
+    return ClusterSource(
+        kubeconfig=said.get("kubeconfig"), context=said.get("context"), namespace_said=said.get("namespace")
+    )
 
 
 def _names(context: click.Context, path: str) -> list[str]:

@@ -3,63 +3,65 @@
 Room:  the production core (mirror, ledger, fleet) fed with lists instead of a watch. What only the running scheduler
        knows is missing: pencils of the last seconds, and how long it has seen an agent silent. An agent is taken to be
        silent here if its Lease says so by this machine's clock.
-Door:  `booked(seen, settings, leases, quotas, now)`.
+Door:  `build_ledger(seen, settings, leases, quotas, now)`.
 """
 
 from collections.abc import Iterable
 
 import msgspec
 
-from gputile.cli.lease_age import silent_for
-from gputile.cli.source import Seen
-from gputile.dialects.gputile import NAME, read_promise
+from gputile.cli.lease_age import seconds_expired
+from gputile.cli.source import ClusterSnapshot
+from gputile.dialects.gputile import NAME, read_nomination
 from gputile.dialects.kube_objects import Pod, host_needs
 from gputile.dialects.settings import DialectSettings
-from gputile.kube.api import Heartbeat
-from gputile.ledger.events import NodeSeen, Promised, QuotasSet
+from gputile.kube.api import AgentLease
+from gputile.ledger.events import NodeSeen, Nominated, QuotasSet
 from gputile.ledger.ledger import Ledger
-from gputile.model.allocations import Holding
+from gputile.model.allocations import Allocation
 from gputile.model.quotas import Quotas
-from gputile.model.refusals import NodeCode
-from gputile.scheduler.state.cluster_state import Mirror
+from gputile.model.refusals import NodeReason
+from gputile.scheduler.state.cluster_state import ClusterState
 
 
-def booked(seen: Seen, settings: DialectSettings, leases: Iterable[Heartbeat], quotas: Quotas, now: float) -> Mirror:
+def build_ledger(
+    seen: ClusterSnapshot, settings: DialectSettings, leases: Iterable[AgentLease], quotas: Quotas, now: float
+) -> ClusterState:
     """`now` in seconds since 1970."""
-    mirror = Mirror(Ledger(), settings)
-    mirror.nodes_listed(seen.nodes)
-    mirror.pods_listed(seen.pods)
+    cluster_state = ClusterState(Ledger(), settings)
+    cluster_state.nodes_listed(seen.nodes)
+    cluster_state.pods_listed(seen.pods)
     if quotas:
-        mirror.ledger.handle(QuotasSet(quotas))
+        cluster_state.ledger.handle(QuotasSet(quotas))
     for lease in leases:
-        if silent_for(lease, now) is not None:
-            _put_out_of_use(mirror.ledger, lease.name)
+        if seconds_expired(lease, now) is not None:
+            _put_out_of_use(cluster_state.ledger, lease.name)
     for pod in seen.pods:
-        if not pod.node_name and not pod.is_over:
-            _keep_promise(mirror.ledger, pod, now)
-    mirror.ledger.fleet.learn_all(mirror.take_arrivals())
-    mirror.ledger.fleet.refresh()
-    return mirror
+        if not pod.node_name and not pod.is_terminal:
+            _keep_nomination(cluster_state.ledger, pod, now)
+    cluster_state.ledger.fleet.learn_all(cluster_state.take_arrivals())
+    cluster_state.ledger.fleet.refresh()
+    return cluster_state
 
 
 def _put_out_of_use(ledger: Ledger, name: str) -> None:
     node = ledger.fleet.node(name)
     if node is not None and node.agent == NAME and not node.fault:
-        ledger.handle(NodeSeen(msgspec.structs.replace(node, fault=NodeCode.AGENT_SILENT)))
+        ledger.handle(NodeSeen(msgspec.structs.replace(node, fault=NodeReason.AGENT_SILENT)))
 
 
-def _keep_promise(ledger: Ledger, pod: Pod, now: float) -> None:
-    promise = read_promise(pod)
-    if promise is None or promise.until < now * 1e9:
+def _keep_nomination(ledger: Ledger, pod: Pod, now: float) -> None:
+    nomination = read_nomination(pod)
+    if nomination is None or nomination.until < now * 1e9:
         return
     cpu, memory = host_needs(pod)
-    holding = Holding(
+    allocation = Allocation(
         pod=pod.uid,
-        node=promise.grant.node,
+        node=nomination.grant.node,
         name=pod.key,
-        grant=promise.grant,
+        grant=nomination.grant,
         cpu=cpu,
         memory=memory,
         priority=pod.priority,
     )
-    ledger.handle(Promised(holding, promise.until / 1e9))
+    ledger.handle(Nominated(allocation, nomination.until / 1e9))

@@ -12,14 +12,14 @@ class Condition(msgspec.Struct, frozen=True, rename="camel"):
     last_transition_time: str | None = None
 
 
-class SeenStatus(PodStatus, frozen=True, rename="camel"):
+class StatusWithConditions(PodStatus, frozen=True, rename="camel"):
     conditions: tuple[Condition, ...] | None = None
 
 
-class SeenPod(Pod, frozen=True):
+class PodWithConditions(Pod, frozen=True):
     """A pod with its conditions; the scheduler itself does without them."""
 
-    status: SeenStatus | None = None
+    status: StatusWithConditions | None = None
 
     @property
     def bound_at(self) -> str:

@@ -2,7 +2,7 @@
 
 Room:  works on any tree of settings Structs whose fields carry their meaning as text below them. Unknown keys are
        refused with the nearest right name, because a setting that is silently ignored is found out in production.
-Door:  `Composer`, one per process; `document` reads the file.
+Door:  `SettingsLoader`, one per process; `document` reads the file.
 """
 
 import ast
@@ -38,7 +38,7 @@ def document(config: Path | None) -> Any:
         raise InputError(f"{where}: this is no YAML: {wrong.problem}; mend the file and try again") from wrong
 
 
-class Composer(Generic[S]):
+class SettingsLoader(Generic[S]):
     """The settings of one process: their tree, their rules beyond types, and the command that shows them."""
 
     def __init__(

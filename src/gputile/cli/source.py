@@ -2,7 +2,8 @@
 
 Room:  options that all commands share, and reading. Only nodes and pods are needed; what else is asked for and may not
        be read, or is not in the file, is told on stderr, and the command goes on without it.
-Door:  `cluster_options` for the flags, `Where.look()` for one look, `Where.get()` for a few more objects.
+Door:  `cluster_options` for the flags, `ClusterSource.look()` for one look, `ClusterSource.get()` for a few more
+       objects.
 """
 
 import os
@@ -14,14 +15,14 @@ import click
 import msgspec
 
 from gputile.cli.output import say
-from gputile.cli.pod_conditions import SeenPod
+from gputile.cli.pod_conditions import PodWithConditions
 from gputile.dialects.kube_objects import NodeObject, NodeStatus
 from gputile.model.errors import InputError
 from gputile.text.terminal import one_line
 
 if TYPE_CHECKING:
-    from gputile.kube.auth import Access
-    from gputile.kube.watch import Listed
+    from gputile.kube.auth import ClusterAccess
+    from gputile.kube.watch import ListResult
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -34,13 +35,13 @@ LARGEST = 2**30  # bytes of a snapshot; a cluster of 30,000 pods has a third of 
 RIGHTS = "deploy/reader.yaml has a ClusterRole with the rights that these commands need"
 
 
-class Address(msgspec.Struct, frozen=True):
+class NodeAddress(msgspec.Struct, frozen=True):
     type: str = ""
     address: str = ""
 
 
 class ShownStatus(NodeStatus, frozen=True):
-    addresses: tuple[Address, ...] | None = None
+    addresses: tuple[NodeAddress, ...] | None = None
 
 
 class ShownSpec(msgspec.Struct, frozen=True):
@@ -63,22 +64,22 @@ class ShownNode(NodeObject, frozen=True):
         return bool(self.spec and self.spec.unschedulable)
 
 
-class Seen(msgspec.Struct, kw_only=True):
+class ClusterSnapshot(msgspec.Struct, kw_only=True):
     """One look."""
 
     nodes: list[ShownNode]
-    pods: list[SeenPod]
+    pods: list[PodWithConditions]
     others: list[tuple[str, bytes]] = []  # from a file: objects of other kinds, as JSON
 
 
-class Unseen(msgspec.Struct, frozen=True):
+class UnreadableKind(msgspec.Struct, frozen=True):
     """Something that may be there and cannot be read."""
 
     why: str
     fix: str = RIGHTS
 
 
-class Where(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterSource(msgspec.Struct, frozen=True, kw_only=True):
     """Where to look: what the shared options say."""
 
     kubeconfig: str | None = None
@@ -86,7 +87,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     namespace_said: str | None = None
     files: tuple[str, ...] = ()
 
-    def access(self) -> "Access":
+    def access(self) -> "ClusterAccess":
         from gputile.kube.auth import load
 
         return load(self.kubeconfig, self.context, os.environ)
@@ -98,14 +99,14 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
             return self.namespace_said or "default"
         return self.access().namespace
 
-    def look(self, *, complete: bool = False, only: str | None = None) -> Seen:
+    def look(self, *, complete: bool = False, only: str | None = None) -> ClusterSnapshot:
         """All nodes and pods. One that cannot be read is told and left out; with `complete` it is an error.
 
         `only`: of a cluster no pods but this namespace's, for those who may see no others.
         """
         if self.files:
             return from_files(self.files)
-        seen: Seen = _run(_from_cluster(self.access(), complete, only))
+        seen: ClusterSnapshot = _run(_from_cluster(self.access(), complete, only))
         return seen
 
     def objects(self) -> tuple[list[Any], list[Any]]:
@@ -116,8 +117,8 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def get(self, paths: Mapping[str, str]) -> dict[str, Any]:
-        """Further objects by a name of the caller's: JSON, bytes if it is none, `Unseen` with the reason, None if it is
-        not there."""
+        """Further objects by a name of the caller's: JSON, bytes if it is none, `UnreadableKind` with the reason,
+        None if it is not there."""
         return dict(_run(_ask(self.access(), paths)))
 
 
@@ -166,24 +167,26 @@ def _run(what: Any) -> Any:
     return asyncio.run(what)
 
 
-async def _from_cluster(access: "Access", complete: bool, only: str | None) -> Seen:
-    pods, nodes = await _listed(access, SeenPod, ShownNode, only)
+async def _from_cluster(access: "ClusterAccess", complete: bool, only: str | None) -> ClusterSnapshot:
+    pods, nodes = await _listed(access, PodWithConditions, ShownNode, only)
     for spoilt in (*pods.spoilt, *nodes.spoilt):
         if complete:
             raise InputError(f"{spoilt.what} cannot be read ({spoilt.why}), so nothing is proven; correct it first")
         fell_back(f"{spoilt.what} is left out, it cannot be read: {spoilt.why}")
-    return Seen(nodes=list(nodes.items), pods=list(pods.items))
+    return ClusterSnapshot(nodes=list(nodes.items), pods=list(pods.items))
 
 
-async def _plain_from_cluster(access: "Access") -> tuple[list[Any], list[Any]]:
+async def _plain_from_cluster(access: "ClusterAccess") -> tuple[list[Any], list[Any]]:
     pods, nodes = await _listed(access, dict, dict, None)
     return [*nodes.items, *(None for _ in nodes.spoilt)], [*pods.items, *(None for _ in pods.spoilt)]
 
 
-async def _listed(access: "Access", pod: type[P], node: type[N], only: str | None) -> "tuple[Listed[P], Listed[N]]":
+async def _listed(
+    access: "ClusterAccess", pod: type[P], node: type[N], only: str | None
+) -> "tuple[ListResult[P], ListResult[N]]":
     import asyncio
 
-    from gputile.kube.api import Refused, Unclear
+    from gputile.kube.api import ApiRejected, OutcomeUnknown
     from gputile.kube.client import Client
 
     client = Client(access)
@@ -192,7 +195,7 @@ async def _listed(access: "Access", pod: type[P], node: type[N], only: str | Non
         return await asyncio.gather(
             client.feed(path, "Pod", pod).list(), client.feed("/api/v1/nodes", "Node", node).list()
         )
-    except (Refused, Unclear) as wrong:
+    except (ApiRejected, OutcomeUnknown) as wrong:
         raise InputError(f"pods and nodes cannot be listed: {wrong}{_advice(wrong, only)}") from wrong
     finally:
         await client.close()
@@ -207,10 +210,10 @@ def _advice(wrong: Exception, only: str | None) -> str:
     return "; is the cluster up, and the right --context chosen?" if status == 0 else ""
 
 
-async def _ask(access: "Access", paths: Mapping[str, str]) -> dict[str, Any]:
+async def _ask(access: "ClusterAccess", paths: Mapping[str, str]) -> dict[str, Any]:
     import asyncio
 
-    from gputile.kube.api import Refused, Unclear
+    from gputile.kube.api import ApiRejected, OutcomeUnknown
     from gputile.kube.client import Client
 
     client = Client(access)
@@ -218,8 +221,8 @@ async def _ask(access: "Access", paths: Mapping[str, str]) -> dict[str, Any]:
     async def one(path: str) -> Any:
         try:
             return _json(await client.request("GET", path))
-        except (Refused, Unclear) as wrong:
-            return None if getattr(wrong, "status", None) == 404 else Unseen(str(wrong))
+        except (ApiRejected, OutcomeUnknown) as wrong:
+            return None if getattr(wrong, "status", None) == 404 else UnreadableKind(str(wrong))
 
     try:
         return dict(zip(paths, await asyncio.gather(*map(one, paths.values())), strict=True))
@@ -256,14 +259,14 @@ class _Other(msgspec.Struct):
     metadata: _Meta | None = None
 
 
-def from_files(files: tuple[str, ...]) -> Seen:
+def from_files(files: tuple[str, ...]) -> ClusterSnapshot:
     found = _all_objects(files)
     for kind, raw in found:
         if kind not in ("Node", "Pod"):
             _decoded(raw, _Other, one_line(kind) or "nameless object")
     nodes = [_decoded(raw, ShownNode, "Node") for kind, raw in found if kind == "Node"]
-    pods = [_decoded(raw, SeenPod, "Pod") for kind, raw in found if kind == "Pod"]
-    return Seen(nodes=nodes, pods=pods, others=[one for one in found if one[0] not in ("Node", "Pod")])
+    pods = [_decoded(raw, PodWithConditions, "Pod") for kind, raw in found if kind == "Pod"]
+    return ClusterSnapshot(nodes=nodes, pods=pods, others=[one for one in found if one[0] not in ("Node", "Pod")])
 
 
 def _plain(files: tuple[str, ...]) -> tuple[list[Any], list[Any]]:

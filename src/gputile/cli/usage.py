@@ -1,23 +1,23 @@
 """What pods really use, from the metrics API of gputile's scheduler; nothing where it is not served.
 
 Room:  one list. It is asked for by those who show it, and missing it is told on stderr, not an error.
-Door:  `live_use(where)`.
+Door:  `live_usage(where)`.
 """
 
 from typing import Any
 
 from gputile.cli.cluster_summary import LiveUse
-from gputile.cli.source import Unseen, Where, fell_back
+from gputile.cli.source import ClusterSource, UnreadableKind, fell_back
 
 PATH = "/apis/metrics.nvidia.com/v1alpha1/podresources"
 WITHOUT = "what pods hold is shown, and not what they use"
 
 
-def live_use(where: Where) -> LiveUse:
+def live_usage(where: ClusterSource) -> LiveUse:
     if where.files:
         return {}
     answer = where.get({"use": PATH})["use"]
-    if isinstance(answer, Unseen):
+    if isinstance(answer, UnreadableKind):
         fell_back(f"the metrics API cannot be read, so {WITHOUT} ({answer.why})")
     elif not isinstance(answer, dict):
         fell_back(f"no metrics API is served here, so {WITHOUT}")

@@ -20,7 +20,7 @@ PER_DEVICE = 21  # bytes besides its name: "Unhealthy", its NUMA node, the lengt
 SERVED = (gputile.NAME, gpushare.NAME, nano.NAME, vcuda.NAME, nvidia.NAME, hami.NAME, vgpu.NAME)
 
 
-class Carrier(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceResource(msgspec.Struct, frozen=True, kw_only=True):
     """A resource whose devices the kubelet gives out: each stands for a part of a card."""
 
     resource: str
@@ -29,7 +29,9 @@ class Carrier(msgspec.Struct, frozen=True, kw_only=True):
     fault: str = ""  # why it cannot be served; then there are no devices
 
 
-def carriers(dialect: str, cards: Iterable[Card], settings: DialectSettings, *, shares_nvidia: bool) -> list[Carrier]:
+def device_resources(
+    dialect: str, cards: Iterable[Card], settings: DialectSettings, *, shares_nvidia: bool
+) -> list[DeviceResource]:
     """What an agent registers for the dialect. `nvidia.com/gpu` counts whole cards unless hami shares them."""
     cards = [card for card in cards if not card.in_mig_mode]
     match dialect:
@@ -50,13 +52,13 @@ def carriers(dialect: str, cards: Iterable[Card], settings: DialectSettings, *, 
     raise AssertionError(f"{dialect} is no dialect")
 
 
-def _by_count(resource: str, dialect: str, cards: list[Card], each: int | None = None) -> Carrier:
+def _by_count(resource: str, dialect: str, cards: list[Card], each: int | None = None) -> DeviceResource:
     """As many of each card as given, else as it has slots."""
     devices = [(f"{card.uuid}::{n}", card.uuid) for card in cards for n in range(each or card.slots)]
     return _fitting(resource, dialect, devices, "serve fewer slots per card")
 
 
-def _gpushare(cards: list[Card], settings: DialectSettings) -> Carrier:
+def _gpushare(cards: list[Card], settings: DialectSettings) -> DeviceResource:
     """Its own spelling in GiB, where tools know it; in MiB the card's index must do."""
     unit = gpushare.unit(settings)
     devices = [
@@ -67,18 +69,18 @@ def _gpushare(cards: list[Card], settings: DialectSettings) -> Carrier:
     return _fitting(gpushare.MEM, gpushare.NAME, devices, "count `aliyun.com/gpu-mem` in GiB (setting `gpushare_unit`)")
 
 
-def _fitting(resource: str, dialect: str, devices: list[tuple[str, str]], instead: str) -> Carrier:
+def _fitting(resource: str, dialect: str, devices: list[tuple[str, str]], instead: str) -> DeviceResource:
     size = sum(len(name) + PER_DEVICE for name, _ in devices)
     if size <= LARGEST_MESSAGE:
-        return Carrier(resource=resource, dialect=dialect, devices=tuple(devices))
+        return DeviceResource(resource=resource, dialect=dialect, devices=tuple(devices))
     why = (
         f"`{resource}` would have {len(devices):,} devices on this node, {size / 2**20:.0f} MiB to say, and a kubelet "
         f"reads 4; {instead}"
     )
-    return Carrier(resource=resource, dialect=dialect, devices=(), fault=why)
+    return DeviceResource(resource=resource, dialect=dialect, devices=(), fault=why)
 
 
-def plain(dialect: str, cards: Iterable[Card], settings: DialectSettings) -> dict[str, int]:
+def status_resources(dialect: str, cards: Iterable[Card], settings: DialectSettings) -> dict[str, int]:
     """What the node's status shows besides: sums that kube-scheduler and people may read, without devices."""
     cards = [card for card in cards if card.healthy and not card.in_mig_mode]
     memory, cores = sum(card.memory for card in cards), sum(card.cores for card in cards)

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 import msgspec
 
 from gputile.dialects.kube_objects import (
-    Award,
     Container,
-    Inventory,
+    GrantContext,
+    NodeInventory,
     NodeObject,
     Pod,
-    Unreadable,
-    Written,
+    PodRecord,
+    UnreadableValue,
     amount,
     amount_or_none,
     card_memory,
@@ -33,8 +33,8 @@ from gputile.dialects.kube_objects import (
 from gputile.dialects.settings import UNIT, DialectSettings, Unit
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant, Tile
-from gputile.model.refusals import RequestCode
-from gputile.model.requests import Ask, PodRequest, Role
+from gputile.model.refusals import RequestError
+from gputile.model.requests import ContainerRequest, PodRequest, Role
 from gputile.model.units import LARGEST_CARD, MiB, quantity
 
 NAME = "gpushare"
@@ -76,8 +76,8 @@ def read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
     asks = tuple(_ask(role, container, cards, unit(settings)) for role, container in containers)
     asked = request(NAME, pod, asks, together=True, block=unit(settings))
     if asked is None and any(amount(container, COUNT) for _, container in containers):
-        raise Unreadable(
-            RequestCode.NO_DEVICE_RESOURCE,
+        raise UnreadableValue(
+            RequestError.NO_DEVICE_RESOURCE,
             f"the pod asks for `{COUNT}` without `{MEM}`, and only that brings a card; add `{MEM}: <memory>`",
         )
     return asked
@@ -90,27 +90,29 @@ def _card_count(pod: Pod, containers: list[Container]) -> int:
         return max((amount(container, COUNT) for container in containers), default=0) or 1
     value = None if isinstance(said, bool) else quantity(said)
     if value is None or value.denominator != 1 or not 1 <= value <= 1024:
-        raise Unreadable(
-            RequestCode.NOT_A_NUMBER, f'`{COUNT}` of the pod is {quoted(said)}; write a number such as "2"'
+        raise UnreadableValue(
+            RequestError.NOT_A_NUMBER, f'`{COUNT}` of the pod is {quoted(said)}; write a number such as "2"'
         )
     return int(value)
 
 
-def _ask(role: Role, container: Container, cards: int, size: MiB) -> Ask:
+def _ask(role: Role, container: Container, cards: int, size: MiB) -> ContainerRequest:
     units = amount(container, MEM)
     if not units:
-        return Ask(container=container.name, role=role)
+        return ContainerRequest(container=container.name, role=role)
     if units % cards:
         lower, upper = units - units % cards, units - units % cards + cards
-        raise Unreadable(
-            RequestCode.UNEVEN_SPLIT,
+        raise UnreadableValue(
+            RequestError.UNEVEN_SPLIT,
             f"`{MEM}` of container `{container.shown}` is {units}, which does not divide evenly over {cards} cards; "
             f"write {f'{lower} or ' if lower else ''}{upper}, or another `{COUNT}`",
         )
-    return Ask(container=container.name, role=role, cards=cards, memory=card_memory(container, MEM, size, cards))
+    return ContainerRequest(
+        container=container.name, role=role, cards=cards, memory=card_memory(container, MEM, size, cards)
+    )
 
 
-def write_grant(award: Award) -> Written:
+def write_grant(award: GrantContext) -> PodRecord:
     size = unit(award.settings)
     positions = award.pod.positions()
     tiles = [tile for held in award.grant.containers for tile in held.tiles]
@@ -142,7 +144,7 @@ def write_grant(award: Award) -> Written:
         }
         for held in award.grant.containers
     }
-    return Written(annotations=annotations, env=env)
+    return PodRecord(annotations=annotations, env=env)
 
 
 def _units(held: ContainerGrant, size: MiB) -> str:
@@ -181,7 +183,7 @@ def _by_allocation(pod: Pod, cards: tuple[Card, ...], found: dict[int, dict[int,
     return Grant(pod=pod.uid, node=pod.node_name, dialect=NAME, containers=tuple(containers))
 
 
-def _recorded_asks(pod: Pod, size: MiB) -> Iterable[tuple[Ask, tuple[int, ...]]]:
+def _recorded_asks(pod: Pod, size: MiB) -> Iterable[tuple[ContainerRequest, tuple[int, ...]]]:
     """Every container with memory is on the pod's cards; what cannot be read takes all of them."""
     indices = indices_of(pod.annotations.get(INDEX))
     if not indices:
@@ -195,28 +197,28 @@ def _recorded_asks(pod: Pod, size: MiB) -> Iterable[tuple[Ask, tuple[int, ...]]]
     if len(total) == 1 and total[0] > lasting:  # the record says more than the containers that run all the time
         yield _share("#rest", Role.APP, total[0] - lasting, len(indices), size), indices
     elif not any(units != 0 for _, _, units in amounts):
-        yield Ask.whole("#all", Role.APP, len(indices)), indices
+        yield ContainerRequest.whole("#all", Role.APP, len(indices)), indices
 
 
-def _share(container: str, role: Role, units: int | None, cards: int, size: MiB) -> Ask:
+def _share(container: str, role: Role, units: int | None, cards: int, size: MiB) -> ContainerRequest:
     if not units:
-        return Ask.whole(container, role, cards)
-    return Ask(container=container, role=role, cards=cards, memory=-(-units * size // cards))
+        return ContainerRequest.whole(container, role, cards)
+    return ContainerRequest(container=container, role=role, cards=cards, memory=-(-units * size // cards))
 
 
-def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
+def read_cards(node: NodeObject, settings: DialectSettings) -> NodeInventory | None:
     """Count and average: all that the original's plugin says."""
     memory, count = count_of(node.capacity, MEM), count_of(node.capacity, COUNT)
     if not memory:
         return None
     if not count:
-        raise Unreadable(
-            RequestCode.MALFORMED,
+        raise UnreadableValue(
+            RequestError.MALFORMED,
             f"node has `{MEM}` but no `{COUNT}`: its plugin may not patch nodes/status; restart it with that right",
         )
     size = _unit_of(memory // count, settings, node)
     cards = unnamed_cards(node, count, memory // count * size, slots=settings.slots_per_card)
-    return Inventory(cards, gpushare_unit=size)
+    return NodeInventory(cards, gpushare_unit=size)
 
 
 def _unit_of(average: int, settings: DialectSettings, node: NodeObject) -> MiB:

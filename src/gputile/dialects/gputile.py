@@ -18,14 +18,14 @@ import msgspec
 from gputile.dialects.kube_objects import (
     LARGEST_NODE,
     SHOWN,
-    Award,
     Container,
-    Inventory,
+    GrantContext,
+    NodeInventory,
     NodeObject,
     Pod,
-    Unreadable,
+    PodRecord,
+    UnreadableValue,
     Weight,
-    Written,
     amount,
     card_memory,
     decode,
@@ -39,8 +39,8 @@ from gputile.dialects.kube_objects import (
 from gputile.dialects.settings import DialectSettings
 from gputile.model.cards import DEFAULT_SLOTS, NO_NUMA, Card
 from gputile.model.grants import ContainerGrant, Grant, Tile
-from gputile.model.refusals import RequestCode
-from gputile.model.requests import Ask, PodRequest, Role
+from gputile.model.refusals import RequestError
+from gputile.model.requests import ContainerRequest, PodRequest, Role
 from gputile.model.units import ALL, MiB, Percent, quantity
 
 NAME = "gputile"
@@ -70,20 +70,20 @@ def read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
     return request(NAME, pod, tuple(_ask(role, container) for role, container in pod.containers()))
 
 
-def _ask(role: Role, container: Container) -> Ask:
+def _ask(role: Role, container: Container) -> ContainerRequest:
     cards, cores = amount(container, GPU), amount(container, CORES)
     memory = card_memory(container, MEMORY, 1)
     if cores > ALL:
-        raise Unreadable(
-            RequestCode.OUT_OF_RANGE,
+        raise UnreadableValue(
+            RequestError.OUT_OF_RANGE,
             f"`{CORES}` of container `{container.shown}` is {cores}, percent of each card; write at most 100, and "
             f"more cards with `{GPU}`",
         )
     if not cards and (memory or cores):
         raise no_device(container, MEMORY if memory else CORES, GPU, f"{GPU}: 1")
     if cards and not memory and not cores:
-        return Ask.whole(container.name, role, cards)
-    return Ask(
+        return ContainerRequest.whole(container.name, role, cards)
+    return ContainerRequest(
         container=container.name,
         role=role,
         cards=cards,
@@ -99,8 +99,8 @@ def check_resources(pod: Pod) -> None:
         found = container.resources
         for resource in {**((found and found.limits) or {}), **((found and found.requests) or {})}:
             if resource.startswith("gputile.io/") and resource not in (GPU, MEMORY, CORES):
-                raise Unreadable(
-                    RequestCode.UNKNOWN_NAME,
+                raise UnreadableValue(
+                    RequestError.UNKNOWN_NAME,
                     f"container `{container.shown}` asks for `{shortened(resource)}`, which does not exist; write "
                     f"`{_nearest(resource, (GPU, MEMORY, CORES))}`",
                 )
@@ -166,7 +166,7 @@ def _record(grant: Grant, at: int) -> _Grant:
     return _Grant(VERSION, grant.pod, grant.node, grant.dialect, containers, at)
 
 
-def write_grant(award: Award) -> Written:
+def write_grant(award: GrantContext) -> PodRecord:
     grant = award.grant
     record = _record(grant, award.at)
     env = {c.container: visible_devices(c) for c in grant.containers}
@@ -176,7 +176,7 @@ def write_grant(award: Award) -> Written:
                 "GPUTILE_MEMORY_MIB": ",".join(str(tile.memory) for tile in held.tiles),
                 "GPUTILE_CORES": ",".join(str(tile.cores) for tile in held.tiles),
             }
-    return Written(annotations={GRANT: msgspec.json.encode(record).decode()}, env=env)
+    return PodRecord(annotations={GRANT: msgspec.json.encode(record).decode()}, env=env)
 
 
 def record_keys(settings: DialectSettings) -> Iterable[str]:
@@ -198,8 +198,8 @@ def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> 
     return _possible(_granted(record, pod.uid, pod.node_name, _true_names(record.node, cards)), cards)
 
 
-def _no_grant(why: str) -> Unreadable:
-    return Unreadable(RequestCode.BAD_ANNOTATION, f"annotation `{GRANT}` {why}")
+def _no_grant(why: str) -> UnreadableValue:
+    return UnreadableValue(RequestError.BAD_ANNOTATION, f"annotation `{GRANT}` {why}")
 
 
 def _possible(grant: Grant, cards: tuple[Card, ...]) -> Grant:
@@ -257,7 +257,7 @@ def _true_names(node: str, cards: tuple[Card, ...]) -> dict[str, str]:
 # ---- promises -------------------------------------------------------------------------------------------------------
 
 
-class Promise(msgspec.Struct, frozen=True):
+class Nomination(msgspec.Struct, frozen=True):
     """Room that is being made for a pod that waits: what it will hold, until when it is kept, and who has to go."""
 
     grant: Grant
@@ -277,24 +277,24 @@ class _Promise(msgspec.Struct):
 _PROMISES = msgspec.json.Decoder(_Promise)
 
 
-def write_promise(promise: Promise, at: int) -> str:
+def write_nomination(nomination: Nomination, at: int) -> str:
     """The value of the pod annotation `gputile.io/promise`."""
-    record = _Promise(VERSION, _record(promise.grant, at), promise.until, list(promise.victims))
+    record = _Promise(VERSION, _record(nomination.grant, at), nomination.until, list(nomination.victims))
     return msgspec.json.encode(record).decode()
 
 
-def read_promise(pod: Pod) -> Promise | None:
+def read_nomination(pod: Pod) -> Nomination | None:
     """What was promised to this very pod; None when nothing was, or when nobody can read it: it would end anyway."""
     said = pod.annotations.get(PROMISE)
     if said is None:
         return None
     try:
         record = decode(_PROMISES, said, PROMISE)
-    except Unreadable:
+    except UnreadableValue:
         return None
     if record.version != VERSION or record.grant.pod != pod.uid:
         return None
-    return Promise(_granted(record.grant, pod.uid, record.grant.node, {}), record.until, tuple(record.victims))
+    return Nomination(_granted(record.grant, pod.uid, record.grant.node, {}), record.until, tuple(record.victims))
 
 
 # ---- grants of pods that are gone -----------------------------------------------------------------------------------
@@ -310,27 +310,27 @@ class _Lingering(msgspec.Struct):
 _LINGERING = msgspec.json.Decoder(_Lingering)
 
 
-def write_lingering(grants: Iterable[Grant]) -> str:
+def write_orphaned_pods(grants: Iterable[Grant]) -> str:
     """The value of the node annotation `gputile.io/lingering`: what pods hold that the API server no longer shows,
     because their containers still run."""
     return msgspec.json.encode(_Lingering(VERSION, [_record(grant, 0) for grant in grants])).decode()
 
 
-def read_lingering(node: NodeObject, cards: tuple[Card, ...]) -> tuple[Grant, ...]:
+def read_orphaned_pods(node: NodeObject, cards: tuple[Card, ...]) -> tuple[Grant, ...]:
     """One grant per pod, all of them on this node; anything else was not written by the node's agent, and raises."""
     said = node.annotations.get(LINGERING)
     if said is None:
         return ()
     record = decode(_LINGERING, said, LINGERING)
     if record.version != VERSION:
-        raise Unreadable(
-            RequestCode.BAD_ANNOTATION,
+        raise UnreadableValue(
+            RequestError.BAD_ANNOTATION,
             f"annotation `{LINGERING}` has version {record.version}; update gputile to read it",
         )
     pods = {grant.pod for grant in record.grants}
     if "" in pods or len(pods) != len(record.grants) or any(grant.node != node.name for grant in record.grants):
-        raise Unreadable(
-            RequestCode.BAD_ANNOTATION,
+        raise UnreadableValue(
+            RequestError.BAD_ANNOTATION,
             f"annotation `{LINGERING}` names a pod twice, one without a UID, or one of another node; restart the agent",
         )
     names = _true_names(node.name, cards)
@@ -369,7 +369,7 @@ class _Inventory(msgspec.Struct, omit_defaults=True):
 _INVENTORIES = msgspec.json.Decoder(_Inventory)
 
 
-def write_inventory(inventory: Inventory) -> str:
+def write_inventory(inventory: NodeInventory) -> str:
     """The value of the node annotation `gputile.io/inventory`."""
     cards = []
     for position, card in enumerate(inventory.cards):
@@ -395,7 +395,7 @@ def write_inventory(inventory: Inventory) -> str:
     return msgspec.json.encode(said).decode()
 
 
-def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
+def read_cards(node: NodeObject, settings: DialectSettings) -> NodeInventory | None:
     said = node.annotations.get(INVENTORY)
     if said is None:
         return None
@@ -420,7 +420,7 @@ def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
     )
     has_links = any(c.links for c in found.cards)
     links = tuple(tuple(c.links.get(str(peer.index), 0) for peer in cards) for c in found.cards) if has_links else ()
-    return Inventory(cards, links, found.driver, found.cuda, found.one_at_a_time, found.since)
+    return NodeInventory(cards, links, found.driver, found.cuda, found.one_at_a_time, found.since)
 
 
 def has_lost_its_plugin(node: NodeObject, cards: tuple[Card, ...]) -> bool:

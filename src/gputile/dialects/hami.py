@@ -15,14 +15,14 @@ import msgspec
 
 from gputile.dialects.kube_objects import (
     LARGEST_NODE,
-    Award,
     Container,
-    Inventory,
+    GrantContext,
+    NodeInventory,
     NodeObject,
     Pod,
-    Unreadable,
+    PodRecord,
+    UnreadableValue,
     Weight,
-    Written,
     amount,
     card_memory,
     decode,
@@ -41,8 +41,8 @@ from gputile.dialects.selectors import by_nvidia_keys
 from gputile.dialects.settings import DialectSettings
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant, Tile
-from gputile.model.refusals import RequestCode
-from gputile.model.requests import Ask, PodRequest, Role
+from gputile.model.refusals import RequestError
+from gputile.model.requests import ContainerRequest, PodRequest, Role
 from gputile.model.units import ALL
 
 NAME = "hami"
@@ -67,25 +67,25 @@ def read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
     return request(NAME, pod, asks, by_nvidia_keys(pod), warnings=warnings)
 
 
-def _ask(role: Role, container: Container, settings: DialectSettings, warnings: list[str]) -> Ask:
+def _ask(role: Role, container: Container, settings: DialectSettings, warnings: list[str]) -> ContainerRequest:
     cards, cores, percent = amount(container, GPU), amount(container, CORES), amount(container, PERCENT)
     memory = card_memory(container, MEMORY, settings.hami_memory_factor)
     amount(container, PRIORITY)  # refused here, not when the grant is written
     if percent > ALL:
-        raise Unreadable(
-            RequestCode.OUT_OF_RANGE,
+        raise UnreadableValue(
+            RequestError.OUT_OF_RANGE,
             f"`{PERCENT}` of container `{container.shown}` is {percent}; write 1 to 100",
         )
     if not cards:
         share = MEMORY if memory else PERCENT if percent else CORES if cores else ""
         if share:
             raise no_device(container, share, GPU, f"{GPU}: 1")
-        return Ask(container=container.name, role=role)
+        return ContainerRequest(container=container.name, role=role)
     if cores > ALL:
         warnings.append(f"`{CORES}` of container `{container.shown}` is {cores}; 100 is the whole card and is used")
     says_cores = written(container, CORES) is not None
     cores = min(cores, ALL) if says_cores else ALL if not memory and percent in (0, ALL) else 0
-    return Ask(
+    return ContainerRequest(
         container=container.name,
         role=role,
         cards=cards,
@@ -102,8 +102,8 @@ def _check_weights(pod: Pod) -> list[str]:
         return []
     parts = [part.split("=")[-1].strip() for part in listed(pod.annotations, WEIGHTS)]
     if len(parts) != 3 or not all(part.isdecimal() for part in parts) or not any(int(part[:9]) for part in parts):
-        raise Unreadable(
-            RequestCode.BAD_ANNOTATION,
+        raise UnreadableValue(
+            RequestError.BAD_ANNOTATION,
             f"annotation `{WEIGHTS}` is {quoted(said)}; write three numbers, for slot, core and memory, one of them "
             "above 0",
         )
@@ -113,12 +113,12 @@ def _check_weights(pod: Pod) -> list[str]:
 # ---- grants ---------------------------------------------------------------------------------------------------------
 
 
-def write_grant(award: Award) -> Written:
+def write_grant(award: GrantContext) -> PodRecord:
     held = {c.container: c for c in award.grant.containers}
     containers = {c.name: c for _, c in award.pod.containers()}
     record = "".join(_devices(held.get(ask.container)) + ";" for ask in award.asked.asks)
     seconds = str(award.at // 10**9)
-    return Written(
+    return PodRecord(
         annotations={
             ALLOCATED: record,
             TO_ALLOCATE: record,
@@ -187,7 +187,7 @@ def _tile(device: str, index: dict[str, int]) -> Tile:
     """`<uuid>,<type>,<MiB>,<cores>`; under dynamic MIG the UUID ends in the place of the slice, `GPU-0[2-1]`."""
     parts = device.split(",")
     if len(parts) < 4:
-        raise Unreadable(RequestCode.BAD_ANNOTATION, f"annotation `{ALLOCATED}` has a device {quoted(device)}")
+        raise UnreadableValue(RequestError.BAD_ANNOTATION, f"annotation `{ALLOCATED}` has a device {quoted(device)}")
     uuid = parts[0].partition("[")[0]
     return Tile(uuid, index.get(uuid, -1), number(parts[2], ALLOCATED), number(parts[3], ALLOCATED))
 
@@ -220,7 +220,7 @@ class _Scores(msgspec.Struct):
 _SCORES = msgspec.json.Decoder(Annotated[list[_Scores], msgspec.Meta(max_length=LARGEST_NODE)])
 
 
-def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
+def read_cards(node: NodeObject, settings: DialectSettings) -> NodeInventory | None:
     """The register annotation, in JSON or in the older text with colons and commas."""
     said = str(node.annotations.get(REGISTER) or "").strip()
     if not said:
@@ -242,18 +242,20 @@ def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
         )
         for card in found
     )
-    return Inventory(cards, _links(node, cards))
+    return NodeInventory(cards, _links(node, cards))
 
 
 def _old_register(said: str) -> Iterable[_Registered]:
     """`uuid,count,MiB,core,type,numa,health[,index,mode]` per card, cards ended by a colon."""
     if said.count(":") > LARGEST_NODE:
-        raise Unreadable(RequestCode.BAD_ANNOTATION, f"annotation `{REGISTER}` lists more than {LARGEST_NODE} GPUs")
+        raise UnreadableValue(
+            RequestError.BAD_ANNOTATION, f"annotation `{REGISTER}` lists more than {LARGEST_NODE} GPUs"
+        )
     for position, text in enumerate(part for part in said.split(":") if part.strip()):
         fields = [field.strip() for field in text.split(",")]
         if len(fields) not in (7, 9):
-            raise Unreadable(
-                RequestCode.BAD_ANNOTATION, f"annotation `{REGISTER}`: a card has {len(fields)} fields, not 7 or 9"
+            raise UnreadableValue(
+                RequestError.BAD_ANNOTATION, f"annotation `{REGISTER}`: a card has {len(fields)} fields, not 7 or 9"
             )
         yield _Registered(
             id=fields[0],

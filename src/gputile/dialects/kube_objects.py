@@ -1,7 +1,7 @@
 """The few fields of Kubernetes objects that we read, and careful ways to read numbers and lists out of them.
 
-Inside `dialects/` a bad value raises `Unreadable`; the doors in `speaking` turn it into a `BadRequest`. Nobody outside
-sees the exception.
+Inside `dialects/` a bad value raises `UnreadableValue`; the doors in `speaking` turn it into a `BadRequest`. Nobody
+outside sees the exception.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,8 +12,8 @@ import msgspec
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant, take
-from gputile.model.refusals import BadRequest, RequestCode
-from gputile.model.requests import Ask, Constraints, PodRequest, Role, most_at_once
+from gputile.model.refusals import BadRequest, RequestError
+from gputile.model.requests import Constraints, ContainerRequest, PodRequest, Role, most_at_once
 from gputile.model.units import LARGEST_CARD, MiB, Millicores, Quantity, host_mebibytes, millicores, quantity
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**62), lt=2**62)]  # more digits are no number of anything
@@ -132,18 +132,18 @@ class Pod(msgspec.Struct, frozen=True, gc=False):
         return (self.status and self.status.nominated_node_name) or ""
 
     @property
-    def is_over(self) -> bool:
+    def is_terminal(self) -> bool:
         """Completed or failed: its containers are gone. A pod that is only asked to go still holds its cards."""
         return bool(self.status and self.status.phase in ("Succeeded", "Failed"))
 
     @property
-    def was_turned_away(self) -> bool:
+    def rejected_by_kubelet(self) -> bool:
         """The kubelet would not take it in, and has failed it for good; none of its containers ever ran."""
         reason = (self.status and self.status.reason) or ""
-        return self.is_over and (reason in TURNED_AWAY or reason.startswith("OutOf") or "Allocate failed" in reason)
+        return self.is_terminal and (reason in TURNED_AWAY or reason.startswith("OutOf") or "Allocate failed" in reason)
 
     @property
-    def is_going(self) -> bool:
+    def is_terminating(self) -> bool:
         """Its deletion was asked for."""
         return bool(self.metadata and self.metadata.deletion_timestamp)
 
@@ -196,7 +196,7 @@ class NodeObject(msgspec.Struct, frozen=True, gc=False):
         return (self.status and (self.status.capacity or self.status.allocatable)) or {}
 
 
-class Written(msgspec.Struct, kw_only=True):
+class PodRecord(msgspec.Struct, kw_only=True):
     """What a grant becomes on the wire, in the pod's own dialect."""
 
     annotations: dict[str, str] = msgspec.field(default_factory=dict)
@@ -204,7 +204,7 @@ class Written(msgspec.Struct, kw_only=True):
     env: dict[str, dict[str, str]] = msgspec.field(default_factory=dict)  # by container
 
 
-class Award(msgspec.Struct, frozen=True, kw_only=True):
+class GrantContext(msgspec.Struct, frozen=True, kw_only=True):
     """A grant, and all that writing it in some dialect needs."""
 
     grant: Grant
@@ -218,7 +218,7 @@ class Award(msgspec.Struct, frozen=True, kw_only=True):
         return next((card for card in self.cards if card.index == index), None)
 
 
-class Inventory(msgspec.Struct, frozen=True):
+class NodeInventory(msgspec.Struct, frozen=True):
     """What a family's agent says of a node."""
 
     cards: tuple[Card, ...]
@@ -230,10 +230,10 @@ class Inventory(msgspec.Struct, frozen=True):
     gpushare_unit: MiB = 0
 
 
-class Unreadable(Exception):
+class UnreadableValue(Exception):
     """A value that cannot be understood; caught at the doors of this room."""
 
-    def __init__(self, code: RequestCode, message: str) -> None:
+    def __init__(self, code: RequestError, message: str) -> None:
         super().__init__(message)
         self.bad = BadRequest(code, message)
 
@@ -255,11 +255,13 @@ T = TypeVar("T")
 
 
 def decode(decoder: msgspec.json.Decoder[T], said: object, key: str) -> T:
-    """An annotation that is JSON. Whatever is wrong with it (broken, too deep, no UTF-8) is `Unreadable`."""
+    """An annotation that is JSON. Whatever is wrong with it (broken, too deep, no UTF-8) is `UnreadableValue`."""
     try:
         return decoder.decode(str(said).encode())
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as wrong:
-        raise Unreadable(RequestCode.BAD_ANNOTATION, f"annotation `{key}` cannot be read: {_why(wrong)}") from wrong
+        raise UnreadableValue(
+            RequestError.BAD_ANNOTATION, f"annotation `{key}` cannot be read: {_why(wrong)}"
+        ) from wrong
 
 
 def _why(wrong: Exception) -> str:
@@ -272,7 +274,7 @@ def decode_or_none(decoder: msgspec.json.Decoder[T], said: object) -> T | None:
     """The same for annotations that only cost a preference when they are unreadable or absent."""
     try:
         return None if said is None else decode(decoder, said, "")
-    except Unreadable:
+    except UnreadableValue:
         return None
 
 
@@ -282,7 +284,7 @@ def convert_pod(obj: Any) -> Pod | BadRequest:
         return msgspec.convert(obj, Pod)
     except msgspec.ValidationError as wrong:
         return BadRequest(
-            RequestCode.MALFORMED, f"this is no pod: {_why(wrong)}; write it as `kubectl explain pod` shows"
+            RequestError.MALFORMED, f"this is no pod: {_why(wrong)}; write it as `kubectl explain pod` shows"
         )
 
 
@@ -292,7 +294,7 @@ def convert_node(obj: Any) -> NodeObject | BadRequest:
         return msgspec.convert(obj, NodeObject)
     except msgspec.ValidationError as wrong:
         return BadRequest(
-            RequestCode.MALFORMED, f"this is no node: {_why(wrong)}; write it as `kubectl explain node` shows"
+            RequestError.MALFORMED, f"this is no node: {_why(wrong)}; write it as `kubectl explain node` shows"
         )
 
 
@@ -315,13 +317,13 @@ def amount(container: Container, resource: str) -> int:
 def _whole(said: Quantity, where: str) -> int:
     value = quantity(said)
     if value is None or value.denominator != 1:
-        raise Unreadable(RequestCode.NOT_A_NUMBER, f"{where} is {quoted(said)}; write a whole number")
+        raise UnreadableValue(RequestError.NOT_A_NUMBER, f"{where} is {quoted(said)}; write a whole number")
     number = value.numerator
     if number < 0:
-        raise Unreadable(RequestCode.NEGATIVE, f"{where} is {shortened(str(said))}; write 0 or more")
+        raise UnreadableValue(RequestError.NEGATIVE, f"{where} is {shortened(str(said))}; write 0 or more")
     if number >= 2**31:
-        raise Unreadable(
-            RequestCode.OUT_OF_RANGE,
+        raise UnreadableValue(
+            RequestError.OUT_OF_RANGE,
             f"{where} is {shortened(str(said))}, more than any node has; the number has a unit of its own, write no Gi "
             "or Mi",
         )
@@ -332,8 +334,8 @@ def card_memory(container: Container, resource: str, unit: MiB, split: int = 1) 
     """Memory per card in MiB, of a resource counted in `unit` MiB and split over cards; at most the largest card."""
     units = amount(container, resource) // split
     if units * unit > LARGEST_CARD:
-        raise Unreadable(
-            RequestCode.OUT_OF_RANGE,
+        raise UnreadableValue(
+            RequestError.OUT_OF_RANGE,
             f"`{resource}` of container `{container.shown}` is {units} per card, and one unit is {unit} MiB: no "
             f"card has that much memory; write at most what `kubectl describe node` shows for one card",
         )
@@ -349,8 +351,8 @@ def listed(annotations: Text, key: str) -> tuple[str, ...]:
     """The comma list under a key of a pod. Commas are counted first: a list of 45,000 entries is not even split."""
     said = annotations.get(key)
     if isinstance(said, str) and said.count(",") >= LONGEST_LIST:
-        raise Unreadable(
-            RequestCode.BAD_ANNOTATION,
+        raise UnreadableValue(
+            RequestError.BAD_ANNOTATION,
             f"annotation `{key}` lists {said.count(',') + 1} entries; write at most {LONGEST_LIST}",
         )
     return names(said)
@@ -362,8 +364,8 @@ def one_of(annotations: Text, key: str, allowed: Mapping[str, Any]) -> Any:
     if not said:
         return None
     if said not in allowed:
-        code = RequestCode.UNKNOWN_POLICY if "policy" in key else RequestCode.BAD_ANNOTATION
-        raise Unreadable(code, f"annotation `{key}` is {quoted(said)}; write one of {', '.join(sorted(allowed))}")
+        code = RequestError.UNKNOWN_POLICY if "policy" in key else RequestError.BAD_ANNOTATION
+        raise UnreadableValue(code, f"annotation `{key}` is {quoted(said)}; write one of {', '.join(sorted(allowed))}")
     return allowed[said]
 
 
@@ -373,10 +375,10 @@ def flag(annotations: Text, key: str) -> bool:
     return bool(one_of(annotations, key, yes_no))
 
 
-def no_device(container: Container, has: str, carrier: str, line: str) -> Unreadable:
+def no_device(container: Container, has: str, carrier: str, line: str) -> UnreadableValue:
     """The refusal of a container that names a share but not the resource the kubelet hands devices out for."""
-    return Unreadable(
-        RequestCode.NO_DEVICE_RESOURCE,
+    return UnreadableValue(
+        RequestError.NO_DEVICE_RESOURCE,
         f"container `{container.shown}` asks for `{has}` without `{carrier}`, and only that brings a card; add "
         f"`{line}` to its limits",
     )
@@ -388,7 +390,7 @@ def no_device(container: Container, has: str, carrier: str, line: str) -> Unread
 def request(
     dialect: str,
     pod: Pod,
-    asks: tuple[Ask, ...],
+    asks: tuple[ContainerRequest, ...],
     constraints: Constraints | None = None,
     *,
     together: bool = False,
@@ -400,8 +402,8 @@ def request(
         return None
     names_used = [ask.container for ask in asks]
     if not all(names_used) or len(set(names_used)) != len(names_used):
-        raise Unreadable(
-            RequestCode.MALFORMED, "two containers share a name, or one has none; give each container its own"
+        raise UnreadableValue(
+            RequestError.MALFORMED, "two containers share a name, or one has none; give each container its own"
         )
     cpu, memory = host_needs(pod)
     return PodRequest(
@@ -449,7 +451,7 @@ def visible_devices(held: ContainerGrant) -> dict[str, str]:
 
 
 def recorded(
-    pod: Pod, dialect: str, cards: tuple[Card, ...], asks: Iterable[tuple[Ask, tuple[int, ...]]]
+    pod: Pod, dialect: str, cards: tuple[Card, ...], asks: Iterable[tuple[ContainerRequest, tuple[int, ...]]]
 ) -> Grant | None:
     """A grant out of card indices per container, for the families that record no amounts; `asks` has those that the
     record names. None when it names none, or a card that the node lacks."""
@@ -467,12 +469,12 @@ def recorded(
     return Grant(pod=pod.uid, node=pod.node_name, dialect=dialect, containers=tuple(containers))
 
 
-def first_readable(reads: Iterable[Callable[[], Ask]], otherwise: Ask) -> Ask:
+def first_readable(reads: Iterable[Callable[[], ContainerRequest]], otherwise: ContainerRequest) -> ContainerRequest:
     """What a running container was given. Its request may be one that we would reject: then `otherwise`."""
     for read in reads:
         try:
             ask = read()
-        except Unreadable:
+        except UnreadableValue:
             continue
         if ask.cards:
             return ask
@@ -483,7 +485,7 @@ def amount_or_none(container: Container, resource: str) -> int | None:
     """The same as `amount`, and None where it cannot be read."""
     try:
         return amount(container, resource)
-    except Unreadable:
+    except UnreadableValue:
         return None
 
 
@@ -506,7 +508,7 @@ def indices_of(said: object) -> tuple[int, ...]:
 def number(text: str, what: str) -> int:
     """A number in a record of somebody else's; nine digits are enough for any card."""
     if not (text.isascii() and text.isdecimal()) or len(text) > 9:
-        raise Unreadable(RequestCode.BAD_ANNOTATION, f"{what} has {text[:20]!r} where a number should be")
+        raise UnreadableValue(RequestError.BAD_ANNOTATION, f"{what} has {text[:20]!r} where a number should be")
     return int(text)
 
 

@@ -10,11 +10,11 @@ is no grant to read back; ours is in `gputile.io/grant`.
 from collections.abc import Iterable
 
 from gputile.dialects.kube_objects import (
-    Award,
-    Inventory,
+    GrantContext,
+    NodeInventory,
     NodeObject,
     Pod,
-    Written,
+    PodRecord,
     amount,
     count_of,
     request,
@@ -25,7 +25,7 @@ from gputile.dialects.selectors import by_nvidia_keys
 from gputile.dialects.settings import DialectSettings
 from gputile.model.cards import Card
 from gputile.model.grants import Grant
-from gputile.model.requests import Ask, PodRequest
+from gputile.model.requests import ContainerRequest, PodRequest
 
 NAME = "nvidia"
 GPU = "nvidia.com/gpu"
@@ -39,12 +39,16 @@ def read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
     asks = []
     for role, container in pod.containers():
         cards = amount(container, GPU)
-        asks.append(Ask.whole(container.name, role, cards) if cards else Ask(container=container.name, role=role))
+        asks.append(
+            ContainerRequest.whole(container.name, role, cards)
+            if cards
+            else ContainerRequest(container=container.name, role=role)
+        )
     return request(NAME, pod, tuple(asks), by_nvidia_keys(pod))
 
 
-def write_grant(award: Award) -> Written:
-    return Written(env={held.container: visible_devices(held) for held in award.grant.containers})
+def write_grant(award: GrantContext) -> PodRecord:
+    return PodRecord(env={held.container: visible_devices(held) for held in award.grant.containers})
 
 
 def record_keys(settings: DialectSettings) -> Iterable[str]:
@@ -55,7 +59,7 @@ def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> 
     return None
 
 
-def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
+def read_cards(node: NodeObject, settings: DialectSettings) -> NodeInventory | None:
     """GPU feature discovery's labels say model and memory; the capacity says how many."""
     capacity = count_of(node.capacity, GPU)
     if not capacity:
@@ -63,7 +67,7 @@ def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
     labels = node.labels
     product = str(labels.get("nvidia.com/gpu.product") or "").removesuffix("-SHARED")
     replicas = max(1, count_of(_numbers(node), "nvidia.com/gpu.replicas"))
-    return Inventory(
+    return NodeInventory(
         unnamed_cards(
             node,
             count_of(_numbers(node), "nvidia.com/gpu.count") or capacity // replicas,

@@ -13,19 +13,19 @@ from functools import lru_cache
 import msgspec
 
 from gputile.dialects import gpushare, gputile, vcuda
-from gputile.dialects.kube_objects import Container, Pod, Unreadable, amount_or_none
+from gputile.dialects.kube_objects import Container, Pod, UnreadableValue, amount_or_none
 from gputile.dialects.registry import BY_NAME, DIALECTS, Dialect, possible, read_pod
 from gputile.dialects.settings import DEFAULTS, UNIT, DialectSettings
 from gputile.model.cards import Card, Node
 from gputile.model.grants import ContainerGrant, Grant, Tile, take
 from gputile.model.refusals import BadRequest
-from gputile.model.requests import Ask, PodRequest, Role, most_at_once
+from gputile.model.requests import ContainerRequest, PodRequest, Role, most_at_once
 from gputile.model.units import ALL
 
 LENGTH_OF_A_TIME = len("2026-01-01T00:00:00Z")
 
 
-class Held(msgspec.Struct, frozen=True):
+class BoundPodHolding(msgspec.Struct, frozen=True):
     """What a bound pod holds, as far as anything on it tells."""
 
     grant: Grant | None = None  # None: nothing on the pod tells
@@ -38,16 +38,16 @@ def read_grant(pod: Pod, node: Node | None, settings: DialectSettings = DEFAULTS
     return held.grant or held.bad
 
 
-def read_held(pod: Pod, node: Node | None, settings: DialectSettings = DEFAULTS) -> Held:
+def read_held(pod: Pod, node: Node | None, settings: DialectSettings = DEFAULTS) -> BoundPodHolding:
     """`node` is the pod's own; while it is unknown only our grant can be read, for it names cards by UUID."""
     bad = None
     try:
         ours = gputile.read_grant(pod, node.cards if node is not None else (), settings)
         if ours is not None:
-            return Held(possible(ours))
-    except Unreadable as error:
+            return BoundPodHolding(possible(ours))
+    except UnreadableValue as error:
         bad = error.bad
-    return Held(_recorded(pod, node, settings) if node is not None else None, bad)
+    return BoundPodHolding(_recorded(pod, node, settings) if node is not None else None, bad)
 
 
 def carries_record(pod: Pod, settings: DialectSettings = DEFAULTS) -> bool:
@@ -75,7 +75,7 @@ def settings_on(node: Node | None, settings: DialectSettings = DEFAULTS) -> Dial
 # ---- whose word counts ----------------------------------------------------------------------------------------------
 
 
-class Under(StrEnum):
+class GrantedBy(StrEnum):
     """Who gave a running pod its GPUs."""
 
     OURS = "ours"
@@ -83,14 +83,14 @@ class Under(StrEnum):
     UNKNOWN = "unknown"  # our agent serves the node, and nobody knows since when
 
 
-def served_by(pod: Pod, node: Node) -> Under:
+def served_by(pod: Pod, node: Node) -> GrantedBy:
     """Another system's agent, where one runs the node or ran it when the pod started."""
     if node.agent != gputile.NAME:
-        return Under.OTHERS
+        return GrantedBy.OTHERS
     if not _is_time(node.since):
-        return Under.UNKNOWN
+        return GrantedBy.UNKNOWN
     started = (pod.status and pod.status.start_time) or ""
-    return Under.OTHERS if _is_time(started) and started < node.since else Under.OURS
+    return GrantedBy.OTHERS if _is_time(started) and started < node.since else GrantedBy.OURS
 
 
 def _is_time(said: str) -> bool:
@@ -99,7 +99,7 @@ def _is_time(said: str) -> bool:
 
 
 def _recorded(pod: Pod, node: Node, settings: DialectSettings) -> Grant | None:
-    if served_by(pod, node) is Under.OURS or not carries_record(pod, settings):
+    if served_by(pod, node) is GrantedBy.OURS or not carries_record(pod, settings):
         return None
     settings = settings_on(node, settings)
     for family in _families(node.agent):
@@ -118,7 +118,7 @@ def _families(agent: str) -> Iterable[Dialect]:
 def _valid_record(family: Dialect, pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
     try:
         record = family.read_grant(pod, cards, settings)
-    except Unreadable:
+    except UnreadableValue:
         return None
     by_uuid = {card.uuid: card for card in cards}
     tiles = [tile for held in (record.containers if record else ()) for tile in held.tiles]
@@ -168,7 +168,7 @@ def _without_wishes(pod: Pod) -> Pod:
     return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, annotations=kept))
 
 
-def _raised(tile: Tile, ask: Ask, card: Card) -> Tile:
+def _raised(tile: Tile, ask: ContainerRequest, card: Card) -> Tile:
     """A slice of a card in MIG mode is cut by the hardware: it holds what the record says."""
     if not ask.cards or card.in_mig_mode:
         return tile
@@ -181,7 +181,7 @@ def _raised(tile: Tile, ask: Ask, card: Card) -> Tile:
 
 def unplaced_grant(pod: Pod, node: Node | None, settings: DialectSettings = DEFAULTS) -> Grant | None:
     """For a pod that another system's agent serves and whose record nobody can read: the number of its GPUs."""
-    if node is None or not node.cards or served_by(pod, node) is not Under.OTHERS:
+    if node is None or not node.cards or served_by(pod, node) is not GrantedBy.OTHERS:
         return None
     count = requested_gpus(pod, settings)
     return Grant(pod=pod.uid, node=node.name, dialect="", containers=(), unplaced=count) if count else None

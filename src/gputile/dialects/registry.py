@@ -12,12 +12,12 @@ import msgspec
 from gputile.dialects import gpushare, gputile, hami, nano, nvidia, selectors, vcuda, vgpu
 from gputile.dialects.kube_objects import (
     Amounts,
-    Award,
-    Inventory,
+    GrantContext,
+    NodeInventory,
     NodeObject,
     Pod,
-    Unreadable,
-    Written,
+    PodRecord,
+    UnreadableValue,
     convert_node,
     convert_pod,
     shortened,
@@ -26,7 +26,7 @@ from gputile.dialects.kube_objects import (
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.model.cards import Card, Node
 from gputile.model.grants import Grant
-from gputile.model.refusals import BadRequest, NodeCode, RequestCode
+from gputile.model.refusals import BadRequest, NodeReason, RequestError
 from gputile.model.requests import PodRequest
 from gputile.model.units import LARGEST_CARD, Quantity, host_mebibytes, millicores
 
@@ -38,10 +38,10 @@ class Dialect(Protocol):
 
     def resources(self, settings: DialectSettings) -> frozenset[str]: ...
     def read_pod(self, pod: Pod, settings: DialectSettings) -> PodRequest | None: ...
-    def write_grant(self, award: Award) -> Written: ...
+    def write_grant(self, award: GrantContext) -> PodRecord: ...
     def record_keys(self, settings: DialectSettings) -> Iterable[str]: ...
     def read_grant(self, pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None: ...
-    def read_cards(self, node: NodeObject, settings: DialectSettings) -> Inventory | None: ...
+    def read_cards(self, node: NodeObject, settings: DialectSettings) -> NodeInventory | None: ...
 
 
 # The order is that of trust in what is said of a node: exact registers first, then averages, then labels.
@@ -66,7 +66,7 @@ def read_pod(pod: Pod | Any, settings: DialectSettings = DEFAULTS) -> PodRequest
         return pod
     try:
         return _read_pod(pod, settings)
-    except Unreadable as wrong:
+    except UnreadableValue as wrong:
         return wrong.bad
 
 
@@ -79,8 +79,8 @@ def _read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
         return None
     if len(spoken) > 1:
         said = "; ".join(f"{name}: `{resource}`" for name, resource in spoken.items())
-        raise Unreadable(
-            RequestCode.MIXED_DIALECTS,
+        raise UnreadableValue(
+            RequestError.MIXED_DIALECTS,
             f"the pod asks in {len(spoken)} dialects ({said}); write it in one of them",
         )
     asked = BY_NAME[next(iter(spoken))].read_pod(pod, settings)
@@ -109,8 +109,8 @@ def _refuse_crowd(pod: Pod, settings: DialectSettings) -> None:
     ours = _all_resources(settings)
     asking = sum(_is_among(found.limits, ours) or _is_among(found.requests, ours) for found in containers)
     if asking > MOST_CONTAINERS:
-        raise Unreadable(
-            RequestCode.TOO_MANY_CONTAINERS,
+        raise UnreadableValue(
+            RequestError.TOO_MANY_CONTAINERS,
             f"{asking} containers of the pod ask for GPUs, and at most {MOST_CONTAINERS} of one pod may; split it into "
             "several pods, or let fewer of its containers ask",
         )
@@ -163,8 +163,8 @@ def _refuse_resources_in_annotations(pod: Pod, settings: DialectSettings) -> Non
     for resources in _resources(settings):
         for key in sorted((resources & pod.annotations.keys()) - {gpushare.COUNT}):
             if key not in said:
-                raise Unreadable(
-                    RequestCode.RESOURCE_IN_ANNOTATION,
+                raise UnreadableValue(
+                    RequestError.RESOURCE_IN_ANNOTATION,
                     f"`{key}` is an annotation of the pod, where it has no effect; write "
                     f"`{key}: {shortened(str(pod.annotations[key]))}` under `resources.limits` of the container",
                 )
@@ -173,24 +173,24 @@ def _refuse_resources_in_annotations(pod: Pod, settings: DialectSettings) -> Non
 # ---- grants ---------------------------------------------------------------------------------------------------------
 
 
-def write_grant(award: Award) -> Written:
+def write_grant(award: GrantContext) -> PodRecord:
     """Our grant and the record of the pod's own dialect, to be written together."""
     ours = gputile.write_grant(award)
     family = BY_NAME.get(award.grant.dialect)  # None: of a gputile that knows more dialects, or forged
     if family is None or family.NAME == gputile.NAME:
         return ours
     theirs = family.write_grant(award)
-    return Written(annotations=theirs.annotations | ours.annotations, labels=theirs.labels, env=theirs.env)
+    return PodRecord(annotations=theirs.annotations | ours.annotations, labels=theirs.labels, env=theirs.env)
 
 
 def read_lingering(node: NodeObject, cards: tuple[Card, ...]) -> tuple[Grant, ...] | BadRequest:
     """What pods still hold that are gone while their containers run, as the node's agent says."""
     try:
-        found = gputile.read_lingering(node, cards)
+        found = gputile.read_orphaned_pods(node, cards)
         for grant in found:
             possible(grant)
         return found
-    except Unreadable as wrong:
+    except UnreadableValue as wrong:
         return wrong.bad
 
 
@@ -198,7 +198,9 @@ def possible(grant: Grant) -> Grant:
     """A grant that speaks of more than any card has is nonsense, whoever wrote it."""
     tiles = [tile for held in grant.containers for tile in held.tiles]
     if any(tile.memory > LARGEST_CARD or tile.cores > 2**15 for tile in tiles):
-        raise Unreadable(RequestCode.BAD_ANNOTATION, "the pod's allocation record speaks of more than any card has")
+        raise UnreadableValue(
+            RequestError.BAD_ANNOTATION, "the pod's allocation record speaks of more than any card has"
+        )
     return grant
 
 
@@ -213,13 +215,13 @@ def read_node(node: NodeObject | Any, settings: DialectSettings = DEFAULTS) -> N
     if isinstance(node, BadRequest):
         return node
     fault = agent = ""
-    inventory = Inventory(())
+    inventory = NodeInventory(())
     try:
         agent, inventory = _inventory(node, settings)
-    except Unreadable:
-        fault = NodeCode.BAD_INVENTORY
+    except UnreadableValue:
+        fault = NodeReason.BAD_INVENTORY
     if agent == gputile.NAME and gputile.has_lost_its_plugin(node, inventory.cards):
-        fault = NodeCode.PLUGIN_GONE
+        fault = NodeReason.PLUGIN_GONE
     return Node(
         name=node.name,
         cards=inventory.cards,
@@ -236,16 +238,16 @@ def read_node(node: NodeObject | Any, settings: DialectSettings = DEFAULTS) -> N
     )
 
 
-def _inventory(node: NodeObject, settings: DialectSettings) -> tuple[str, Inventory]:
+def _inventory(node: NodeObject, settings: DialectSettings) -> tuple[str, NodeInventory]:
     """Whose word we take for the node's cards, and what it is."""
     for dialect in DIALECTS:
         found = dialect.read_cards(node, settings)
         if found is not None:
             return dialect.NAME, _checked(found)
-    return "", Inventory(())
+    return "", NodeInventory(())
 
 
-def _checked(found: Inventory) -> Inventory:
+def _checked(found: NodeInventory) -> NodeInventory:
     """Two cards of one name, or a card of an impossible size, would let a tile be sold twice."""
     uuids = [card.uuid for card in found.cards]
     sizes_hold = all(
@@ -256,7 +258,9 @@ def _checked(found: Inventory) -> Inventory:
         for card in found.cards
     )
     if len(set(uuids)) != len(uuids) or len({c.index for c in found.cards}) != len(uuids) or not sizes_hold:
-        raise Unreadable(RequestCode.MALFORMED, "two cards share a UUID or index, or a card has an impossible size")
+        raise UnreadableValue(
+            RequestError.MALFORMED, "two cards share a UUID or index, or a card has an impossible size"
+        )
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 
 from gputile.model.units import ALL
-from gputile.model.usage import Usage, Used
+from gputile.model.usage import CardUsage, Usage
 
 USE = "gputile.io/use"
 VERSION = 1
@@ -38,17 +38,17 @@ class _Use(msgspec.Struct, omit_defaults=True):
 
 
 _USES = msgspec.json.Decoder(_Use)
-_Line = tuple[str, str, str, Used]  # card, pod, container
+_Line = tuple[str, str, str, CardUsage]  # card, pod, container
 
 
-class NodeUsage(msgspec.Struct, frozen=True):
+class ReportedUsage(msgspec.Struct, frozen=True):
     """What an agent says."""
 
     pods: Usage
     cards: frozenset[str]  # UUIDs of those of which all is known that runs there, as far as it is anybody's
 
 
-def write_use(usage: Usage, cards: Iterable[str]) -> str:
+def write_usage(usage: Usage, cards: Iterable[str]) -> str:
     """The value of the annotation. `cards`: those that answered."""
     lines = [
         (card, pod, container, used)
@@ -70,7 +70,7 @@ def _written(asked: list[str], lines: list[_Line], kept: int) -> bytes:
     return msgspec.json.encode(_Use(VERSION, cards, len(lines) - kept))
 
 
-def read_use(said: str) -> NodeUsage | None:
+def read_usage(said: str) -> ReportedUsage | None:
     """None when it cannot be read: then nothing is known."""
     try:
         found = _USES.decode(said)
@@ -80,5 +80,5 @@ def read_use(said: str) -> NodeUsage | None:
     for card, pods in found.cards.items():
         for pod, containers in pods.items():
             for container, used in containers.items():
-                usage.setdefault(pod, {}).setdefault(container, {})[card] = Used(used.memory, used.cores)
-    return NodeUsage(usage, frozenset() if found.left_out else frozenset(found.cards))
+                usage.setdefault(pod, {}).setdefault(container, {})[card] = CardUsage(used.memory, used.cores)
+    return ReportedUsage(usage, frozenset() if found.left_out else frozenset(found.cards))

@@ -15,13 +15,13 @@ import msgspec
 
 from gputile.dialects.kube_objects import (
     LARGEST_NODE,
-    Award,
     Container,
-    Inventory,
+    GrantContext,
+    NodeInventory,
     NodeObject,
     Pod,
-    Unreadable,
-    Written,
+    PodRecord,
+    UnreadableValue,
     amount,
     card_memory,
     count_of,
@@ -41,8 +41,8 @@ from gputile.dialects.selectors import by_nvidia_keys
 from gputile.dialects.settings import DialectSettings
 from gputile.model.cards import Card
 from gputile.model.grants import Grant
-from gputile.model.refusals import RequestCode
-from gputile.model.requests import Ask, PodRequest, Role
+from gputile.model.refusals import RequestError
+from gputile.model.requests import ContainerRequest, PodRequest, Role
 from gputile.model.units import ALL, MiB, quantity
 
 NAME = "vcuda"
@@ -51,7 +51,7 @@ MODEL_LABELS = ("gaia.tencent.com/gpu-model", "tkestack.io/gpu-model", "gaia.nvi
 POOL_LABELS = ("gaia.tencent.com/gpu-pool", "tkestack.io/gpu-pool")
 
 
-class Edition(msgspec.Struct, frozen=True):
+class VcudaEdition(msgspec.Struct, frozen=True):
     """One of the two sets of names."""
 
     prefix: str
@@ -66,7 +66,7 @@ class Edition(msgspec.Struct, frozen=True):
         return f"{self.prefix}/vcuda-memory"
 
 
-TENCENT, FORK = Edition("tencent.com", 256), Edition("nvidia.com", 1)
+TENCENT, FORK = VcudaEdition("tencent.com", 256), VcudaEdition("nvidia.com", 1)
 EDITIONS = (TENCENT, FORK)
 
 
@@ -77,8 +77,8 @@ def resources(settings: DialectSettings) -> frozenset[str]:
 def read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
     spoken = _spoken(pod)
     if len(spoken) > 1:
-        raise Unreadable(
-            RequestCode.MIXED_DIALECTS,
+        raise UnreadableValue(
+            RequestError.MIXED_DIALECTS,
             f"the pod asks for both `{TENCENT.prefix}/vcuda-*` and `{FORK.prefix}/vcuda-*`; write one of them",
         )
     if not spoken:
@@ -89,47 +89,47 @@ def read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
     return request(NAME, pod, asks, by_nvidia_keys(pod), block=spoken[0].block, warnings=warnings)
 
 
-def _spoken(pod: Pod) -> list[Edition]:
+def _spoken(pod: Pod) -> list[VcudaEdition]:
     return [e for e in EDITIONS if any(amount(c, e.core) or amount(c, e.memory) for _, c in pod.containers())]
 
 
-def _check_core_limit(pod: Pod, edition: Edition) -> None:
+def _check_core_limit(pod: Pod, edition: VcudaEdition) -> None:
     key = f"{edition.prefix}/vcuda-core-limit"
     said = pod.annotations.get(key)
     if said is None:
         return
     value = None if isinstance(said, bool) else quantity(said)
     if value is None or value.denominator != 1 or value < 0:
-        raise Unreadable(
-            RequestCode.BAD_ANNOTATION, f'annotation `{key}` is {quoted(said)}; write a percentage such as "60"'
+        raise UnreadableValue(
+            RequestError.BAD_ANNOTATION, f'annotation `{key}` is {quoted(said)}; write a percentage such as "60"'
         )
 
 
-def _ask(role: Role, container: Container, edition: Edition, warnings: list[str]) -> Ask:
+def _ask(role: Role, container: Container, edition: VcudaEdition, warnings: list[str]) -> ContainerRequest:
     cores = amount(container, edition.core)
     memory = card_memory(container, edition.memory, edition.block)
     if not cores:
         if memory:
             raise no_device(container, edition.memory, edition.core, f"{edition.core}: 10")
-        return Ask(container=container.name, role=role)
+        return ContainerRequest(container=container.name, role=role)
     if cores > ALL and cores % ALL:
-        raise Unreadable(
-            RequestCode.OUT_OF_RANGE,
+        raise UnreadableValue(
+            RequestError.OUT_OF_RANGE,
             f"`{edition.core}` of container `{container.shown}` is {cores}; write less than 100 for a share of one "
             f"card, or {cores // ALL * ALL} or {(cores // ALL + 1) * ALL} for whole cards",
         )
     if cores >= ALL:
-        return Ask.whole(container.name, role, cores // ALL)
+        return ContainerRequest.whole(container.name, role, cores // ALL)
     if not memory:
         warnings.append(
             f"container `{container.shown}` asks for `{edition.core}` without `{edition.memory}`; it gets {cores} % of "
             f"the card's memory"
         )
-        return Ask(container=container.name, role=role, cards=1, memory_percent=cores, cores=cores)
-    return Ask(container=container.name, role=role, cards=1, memory=memory, cores=cores)
+        return ContainerRequest(container=container.name, role=role, cards=1, memory_percent=cores, cores=cores)
+    return ContainerRequest(container=container.name, role=role, cards=1, memory=memory, cores=cores)
 
 
-def write_grant(award: Award) -> Written:
+def write_grant(award: GrantContext) -> PodRecord:
     prefix = _spoken(award.pod)[0].prefix
     positions = award.pod.positions()
     annotations = {
@@ -145,7 +145,7 @@ def write_grant(award: Award) -> Written:
     if prefix == FORK.prefix:
         labels = {"tydic.io/bind-time": str(award.at), "tydic.io/bind-phase": "allocating"}
     env = {held.container: visible_devices(held) for held in award.grant.containers}
-    return Written(annotations=annotations, labels=labels, env=env)
+    return PodRecord(annotations=annotations, labels=labels, env=env)
 
 
 def record_keys(settings: DialectSettings) -> Iterable[str]:
@@ -158,7 +158,7 @@ def lacks_record(pod: Pod) -> bool:
     return not any(_index_key(edition, n) in pod.annotations for edition in EDITIONS for n in range(1, count))
 
 
-def _index_key(edition: Edition, position: int) -> str:
+def _index_key(edition: VcudaEdition, position: int) -> str:
     return f"{edition.prefix}/predicate-gpu-idx-{position}"
 
 
@@ -171,13 +171,13 @@ def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> 
     return None
 
 
-def _recorded_asks(pod: Pod, edition: Edition) -> Iterable[tuple[Ask, tuple[int, ...]]]:
+def _recorded_asks(pod: Pod, edition: VcudaEdition) -> Iterable[tuple[ContainerRequest, tuple[int, ...]]]:
     """Containers whose cards are recorded, and what they take of each; all of it where their request is unreadable."""
     positions, names = pod.positions(), frozenset(name for each in EDITIONS for name in (each.core, each.memory))
     for role, container in pod.containers():
         indices = indices_of(pod.annotations.get(_index_key(edition, positions[container.name])))
         if indices and requests_any(container, names):
-            whole = Ask.whole(container.name, role, len(indices))
+            whole = ContainerRequest.whole(container.name, role, len(indices))
             yield first_readable((partial(_ask, role, container, each, []) for each in EDITIONS), whole), indices
 
 
@@ -195,7 +195,7 @@ class _Registered(msgspec.Struct):
 _REGISTERS = msgspec.json.Decoder(Annotated[list[_Registered], msgspec.Meta(max_length=LARGEST_NODE)])
 
 
-def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
+def read_cards(node: NodeObject, settings: DialectSettings) -> NodeInventory | None:
     """The fork's register, or bare capacities: 100 cores a card and the memory divided evenly."""
     register = node.annotations.get(REGISTER)
     if register is not None:
@@ -205,13 +205,13 @@ def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
         if count:
             memory = count_of(node.capacity, edition.memory) * edition.block // count
             model = next((str(node.labels[key]) for key in MODEL_LABELS if node.labels.get(key)), "")
-            return Inventory(unnamed_cards(node, count, memory, model=model, slots=settings.slots_per_card))
+            return NodeInventory(unnamed_cards(node, count, memory, model=model, slots=settings.slots_per_card))
     return None
 
 
-def _registered(register: str, settings: DialectSettings) -> Inventory:
+def _registered(register: str, settings: DialectSettings) -> NodeInventory:
     found = decode(_REGISTERS, register, REGISTER)
-    return Inventory(
+    return NodeInventory(
         tuple(
             Card(
                 index=index,

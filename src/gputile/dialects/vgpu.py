@@ -14,14 +14,14 @@ import msgspec
 
 from gputile.dialects.kube_objects import (
     LARGEST_NODE,
-    Award,
     Container,
-    Inventory,
+    GrantContext,
+    NodeInventory,
     NodeObject,
     Pod,
-    Unreadable,
+    PodRecord,
+    UnreadableValue,
     Weight,
-    Written,
     amount,
     card_memory,
     decode,
@@ -39,18 +39,18 @@ from gputile.dialects.selectors import rules
 from gputile.dialects.settings import DialectSettings
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant, Tile
-from gputile.model.refusals import RequestCode
-from gputile.model.requests import Ask, Constraints, Match, PodRequest, Role, Wish
+from gputile.model.refusals import RequestError
+from gputile.model.requests import Constraints, ContainerRequest, Match, PodRequest, Role, Strength
 from gputile.model.units import ALL
 
 NAME = "vgpu"
 _POLICY = {"binpack": "binpack", "spread": "spread", "none": None}
 _TOPOLOGY = {
-    "none": (Wish.NO, Wish.NO),
-    "numa": (Wish.PREFER, Wish.NO),
-    "numa-strict": (Wish.REQUIRE, Wish.NO),
-    "link": (Wish.NO, Wish.PREFER),
-    "link-strict": (Wish.NO, Wish.REQUIRE),
+    "none": (Strength.NO, Strength.NO),
+    "numa": (Strength.PREFER, Strength.NO),
+    "numa-strict": (Strength.REQUIRE, Strength.NO),
+    "link": (Strength.NO, Strength.PREFER),
+    "link-strict": (Strength.NO, Strength.REQUIRE),
 }
 
 
@@ -81,13 +81,13 @@ def read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
     return request(NAME, pod, asks, constraints, warnings=warnings)
 
 
-def _ask(role: Role, container: Container, settings: DialectSettings) -> Ask:
+def _ask(role: Role, container: Container, settings: DialectSettings) -> ContainerRequest:
     cards = amount(container, _number(settings))
     cores = max(amount(container, name) for name in _cores(settings))
     memory = card_memory(container, _memory(settings), settings.vgpu_memory_factor)
     if cores > ALL:
-        raise Unreadable(
-            RequestCode.OUT_OF_RANGE,
+        raise UnreadableValue(
+            RequestError.OUT_OF_RANGE,
             f"`{_cores(settings)[0]}` of container `{container.shown}` is {cores}, percent of each card; write at most "
             f"100, and more cards with `{_number(settings)}`",
         )
@@ -95,10 +95,10 @@ def _ask(role: Role, container: Container, settings: DialectSettings) -> Ask:
         if memory or cores:
             has = _memory(settings) if memory else _cores(settings)[0]
             raise no_device(container, has, _number(settings), f"{_number(settings)}: 1")
-        return Ask(container=container.name, role=role)
+        return ContainerRequest(container=container.name, role=role)
     if not memory and not cores:
-        return Ask.whole(container.name, role, cards)
-    return Ask(
+        return ContainerRequest.whole(container.name, role, cards)
+    return ContainerRequest(
         container=container.name,
         role=role,
         cards=cards,
@@ -110,7 +110,7 @@ def _ask(role: Role, container: Container, settings: DialectSettings) -> Ask:
 
 def _constraints(pod: Pod, domain: str, warnings: list[str]) -> Constraints:
     said = pod.annotations
-    numa, links = one_of(said, f"{domain}/device-topology-mode", _TOPOLOGY) or (Wish.NO, Wish.NO)
+    numa, links = one_of(said, f"{domain}/device-topology-mode", _TOPOLOGY) or (Strength.NO, Strength.NO)
     one_of(said, f"{domain}/vgpu-compute-policy", {"none": 0, "balance": 0, "fixed": 0})  # its agent's business
     if one_of(said, f"{domain}/memory-scheduler-policy", {"virtual": True, "physical": False}):
         warnings.append(f"annotation `{domain}/memory-scheduler-policy: virtual` is read and not used")
@@ -129,7 +129,7 @@ def _constraints(pod: Pod, domain: str, warnings: list[str]) -> Constraints:
 # ---- grants ---------------------------------------------------------------------------------------------------------
 
 
-def write_grant(award: Award) -> Written:
+def write_grant(award: GrantContext) -> PodRecord:
     domain = award.settings.vgpu_domain
     record = ";".join(
         f"{held.container}["
@@ -137,7 +137,7 @@ def write_grant(award: Award) -> Written:
         + "]"
         for held in award.grant.containers
     )
-    return Written(
+    return PodRecord(
         annotations={
             f"{domain}/pre-allocated": record,
             f"{domain}/predicate-node": award.grant.node,
@@ -148,7 +148,7 @@ def write_grant(award: Award) -> Written:
     )
 
 
-def _env(award: Award, held: ContainerGrant) -> dict[str, str]:
+def _env(award: GrantContext, held: ContainerGrant) -> dict[str, str]:
     uuids = visible_devices(held)["NVIDIA_VISIBLE_DEVICES"]
     env = {
         "NVIDIA_VISIBLE_DEVICES": uuids,
@@ -190,7 +190,7 @@ def _record(said: str) -> dict[str, tuple[Tile, ...]]:
     for part in filter(None, said.split(";")):
         container, opened, devices = part.partition("[")
         if not opened or not devices.endswith("]"):
-            raise Unreadable(RequestCode.BAD_ANNOTATION, f"the allocation record has {quoted(part)}")
+            raise UnreadableValue(RequestError.BAD_ANNOTATION, f"the allocation record has {quoted(part)}")
         found[container] = tuple(_tile(device) for device in filter(None, devices[:-1].split(",")))
     return found
 
@@ -198,7 +198,7 @@ def _record(said: str) -> dict[str, tuple[Tile, ...]]:
 def _tile(device: str) -> Tile:
     parts = device.split("_")
     if len(parts) < 4:
-        raise Unreadable(RequestCode.BAD_ANNOTATION, f"the allocation record has a device {quoted(device)}")
+        raise UnreadableValue(RequestError.BAD_ANNOTATION, f"the allocation record has a device {quoted(device)}")
     index, memory, cores = (number(parts[at], "the allocation record") for at in (0, -1, -2))
     return Tile("_".join(parts[1:-2]), index, memory, cores)
 
@@ -233,7 +233,7 @@ _CONFIGS = msgspec.json.Decoder(_Config)
 _TOPOLOGIES = msgspec.json.Decoder(Annotated[list[_Topology], msgspec.Meta(max_length=LARGEST_NODE)])
 
 
-def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
+def read_cards(node: NodeObject, settings: DialectSettings) -> NodeInventory | None:
     domain = settings.vgpu_domain
     register = node.annotations.get(f"{domain}/node-device-register")
     if register is None:
@@ -256,7 +256,7 @@ def read_cards(node: NodeObject, settings: DialectSettings) -> Inventory | None:
         )
         for card in found
     )
-    return Inventory(cards, _links(node, cards, domain))
+    return NodeInventory(cards, _links(node, cards, domain))
 
 
 def _links(node: NodeObject, cards: tuple[Card, ...], domain: str) -> tuple[tuple[int, ...], ...]:

@@ -9,10 +9,10 @@ from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
 
-InTurns: TypeAlias = Generator[None, None, T]
+Cooperative: TypeAlias = Generator[None, None, T]
 
 
-def at_once(work: InTurns[T]) -> T:
+def run_to_end(work: Cooperative[T]) -> T:
     """Do it without letting anybody else have a turn."""
     while True:
         try:

@@ -2,7 +2,8 @@
 
 `explain` counts the reasons over all nodes, gives each node's nearest miss with figures, and looks for the smallest
 change that would fit. A change is only named after the changed request was seen to fit. All of it has one budget; where
-that runs out, the explanation says so. `explain_in_turns` is the same for those who have other things to do in between.
+that runs out, the explanation says so. `explain_cooperatively` is the same for those who have other things to do in
+between.
 """
 
 from collections import Counter
@@ -10,15 +11,15 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from gputile.engine.cooperative import InTurns, at_once
+from gputile.engine.cooperative import Cooperative, run_to_end
 from gputile.engine.fleet.fleet import Fleet
-from gputile.engine.placement.place import Case, cases, piece_miss, rules_of
-from gputile.engine.placement.units import cut
+from gputile.engine.placement.place import Candidate, cases, rules_of, unit_miss
+from gputile.engine.placement.units import split
 from gputile.engine.search_budget import NOT_SEARCHED_FURTHER, SearchBudget
-from gputile.engine.victims import After, Holder, victims
-from gputile.model.cards import NodeView, Room
-from gputile.model.refusals import SENTENCE, NodeCode, Refusal
-from gputile.model.requests import Ask, ModelRule, PodRequest
+from gputile.engine.victims import RequestAfterEviction, Victim, victims
+from gputile.model.cards import FreeCapacity, NodeView
+from gputile.model.refusals import SENTENCE, NodeReason, Refusal
+from gputile.model.requests import ContainerRequest, ModelRule, PodRequest
 from gputile.model.units import show_memory
 
 ABOVE_ALL = 2**31
@@ -28,12 +29,12 @@ WHY_STEPS, WHY_SECONDS = 4000, 0.02  # of it for why each node does not fit
 CHANGE_STEPS, CHANGE_SECONDS = 300, 0.01  # of it for each change that is tried
 NODE_STEPS, NODE_SECONDS = 2000, 0.02  # of it for the pods in the way on one node
 WITHOUT_FIGURES = (
-    NodeCode.TOGETHER,
-    NodeCode.SEARCH,
-    NodeCode.NO_CARDS,
-    NodeCode.QUOTA_POOL,
-    NodeCode.QUOTA_MODEL,
-    NodeCode.QUOTA,  # of which the namespace has the figures, and no node
+    NodeReason.TOGETHER,
+    NodeReason.SEARCH,
+    NodeReason.NO_CARDS,
+    NodeReason.QUOTA_POOL,
+    NodeReason.QUOTA_MODEL,
+    NodeReason.QUOTA,  # of which the namespace has the figures, and no node
 )
 ANY = "binpack"  # whether something fits does not depend on the policy; this one learns nothing from questions
 
@@ -42,28 +43,28 @@ Allow = Callable[[PodRequest], PodRequest]
 """The request, and nothing that quota does not leave to it."""
 
 
-class Reason(msgspec.Struct, frozen=True):
+class ReasonSummary(msgspec.Struct, frozen=True):
     """A reason, and on how many nodes it is the first."""
 
-    code: NodeCode
+    code: NodeReason
     nodes: int
-    curable: int  # of them, where eviction would help
+    resolvable: int  # of them, where eviction would help
 
     @property
     def sentence(self) -> str:
         return SENTENCE[self.code]
 
 
-class Miss(msgspec.Struct, frozen=True):
+class NearMiss(msgspec.Struct, frozen=True):
     """How a node just fails, with figures."""
 
     node: str
-    code: NodeCode
+    code: NodeReason
     text: str
-    curable: bool
+    resolvable: bool
 
 
-class Change(msgspec.Struct, frozen=True):
+class SuggestedChange(msgspec.Struct, frozen=True):
     """One change to the pod or the cluster after which the pod would fit on the named node."""
 
     what: str  # "memory", "cores", "cards", "model", "share", "pods"
@@ -76,9 +77,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     nodes: int
     fitting: int
-    reasons: tuple[Reason, ...]
-    misses: tuple[Miss, ...]  # nearest first
-    changes: tuple[Change, ...]
+    reasons: tuple[ReasonSummary, ...]
+    misses: tuple[NearMiss, ...]  # nearest first
+    changes: tuple[SuggestedChange, ...]
     cut_short: bool = False  # there may be more to say, and to find out would have cost too much
 
     @property
@@ -91,7 +92,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_about_quota(self) -> bool:
         """Whether the pod's namespace may not have what some node has."""
-        return any(reason.code in (NodeCode.QUOTA, NodeCode.QUOTA_MODEL) for reason in self.reasons)
+        return any(reason.code in (NodeReason.QUOTA, NodeReason.QUOTA_MODEL) for reason in self.reasons)
 
     def lines(self, misses: int = 3) -> list[str]:
         """The whole story for a terminal: summary, the nearest misses, what would help."""
@@ -110,9 +111,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 def explain(
     request: PodRequest,
     fleet: Fleet,
-    holders: Mapping[str, Iterable[Holder]] | None = None,
+    holders: Mapping[str, Iterable[Victim]] | None = None,
     look_at: int | None = None,
-    after: After | None = None,
+    after: RequestAfterEviction | None = None,
     allow: Allow | None = None,
     budget: SearchBudget | None = None,
 ) -> Explanation:
@@ -121,22 +122,22 @@ def explain(
 
     Reasons are counted over all nodes. Misses are looked at closely on all, or on the `look_at` that promise most.
     """
-    return at_once(explain_in_turns(request, fleet, holders, look_at, after, allow, budget))
+    return run_to_end(explain_cooperatively(request, fleet, holders, look_at, after, allow, budget))
 
 
-def explain_in_turns(
+def explain_cooperatively(
     request: PodRequest,
     fleet: Fleet,
-    holders: Mapping[str, Iterable[Holder]] | None = None,
+    holders: Mapping[str, Iterable[Victim]] | None = None,
     look_at: int | None = None,
-    after: After | None = None,
+    after: RequestAfterEviction | None = None,
     allow: Allow | None = None,
     budget: SearchBudget | None = None,
-) -> InTurns[Explanation]:
+) -> Cooperative[Explanation]:
     budget = budget or SearchBudget(STEPS)
     nodes, refusals = len(fleet), fleet.refusals(request, budget=budget.part(WHY_STEPS, WHY_SECONDS))
-    likely = sorted(refusals, key=lambda no: (not no.curable, no.wanted - no.found)) if look_at else refusals
-    near: list[tuple[tuple[object, ...], Miss]] = []
+    likely = sorted(refusals, key=lambda no: (not no.resolvable, no.wanted - no.found)) if look_at else refusals
+    near: list[tuple[tuple[object, ...], NearMiss]] = []
     for refusal in likely[:look_at]:
         yield
         if refusal.node in fleet:
@@ -155,33 +156,33 @@ def explain_in_turns(
     )
 
 
-def _reasons(refusals: list[Refusal]) -> tuple[Reason, ...]:
+def _reasons(refusals: list[Refusal]) -> tuple[ReasonSummary, ...]:
     total = Counter(refusal.code for refusal in refusals)
-    curable = Counter(refusal.code for refusal in refusals if refusal.curable)
-    return tuple(Reason(code, nodes, curable[code]) for code, nodes in total.most_common())
+    resolvable = Counter(refusal.code for refusal in refusals if refusal.resolvable)
+    return tuple(ReasonSummary(code, nodes, resolvable[code]) for code, nodes in total.most_common())
 
 
 # ---- the nearest miss -----------------------------------------------------------------------------------------------
 
 
-def _miss(request: PodRequest, view: NodeView, refusal: Refusal) -> tuple[tuple[object, ...], Miss]:
+def _miss(request: PodRequest, view: NodeView, refusal: Refusal) -> tuple[tuple[object, ...], NearMiss]:
     """The miss, and a key that sorts the nearest first."""
     shortage, text = _figures(request, view, refusal)
-    key = (not refusal.curable, shortage, refusal.node)
-    return key, Miss(refusal.node, refusal.code, text, refusal.curable)
+    key = (not refusal.resolvable, shortage, refusal.node)
+    return key, NearMiss(refusal.node, refusal.code, text, refusal.resolvable)
 
 
 def _figures(request: PodRequest, view: NodeView, refusal: Refusal) -> tuple[float, str]:
     """How much is missing (as a part of what is wanted), and the sentence."""
     code, wanted, found = refusal.code, refusal.wanted, refusal.found
-    if code in (NodeCode.MEMORY, NodeCode.CORES, NodeCode.TOO_SMALL):
+    if code in (NodeReason.MEMORY, NodeReason.CORES, NodeReason.TOO_SMALL):
         return _card_figures(request, view, refusal)
-    if code is NodeCode.MODEL:
+    if code is NodeReason.MODEL:
         models = ", ".join(sorted({card.model or "unknown" for card in view.node.cards}))
         return 1.0, f"wants {_of_cards(wanted)} of another model, has {models}"
-    if code is NodeCode.CPU:
+    if code is NodeReason.CPU:
         return (wanted - found) / wanted, f"wants {wanted / 1000:g} CPU, {max(found, 0) / 1000:g} free"
-    if code is NodeCode.HOST_MEMORY:
+    if code is NodeReason.HOST_MEMORY:
         return (wanted - found) / wanted, f"wants {show_memory(wanted)} main memory, {max(found, 0)} MiB free"
     if code in WITHOUT_FIGURES or code == view.node.fault:
         return 1.0, SENTENCE[code]
@@ -193,34 +194,34 @@ def _card_figures(request: PodRequest, view: NodeView, refusal: Refusal) -> tupl
     case = _deciding(request, view, refusal)
     if case is None:
         return 1.0, SENTENCE[refusal.code]
-    small = refusal.code is NodeCode.TOO_SMALL
-    room = Room.of(case.card) if small else case.room
+    small = refusal.code is NodeReason.TOO_SMALL
+    room = FreeCapacity.of(case.card) if small else case.room
     most = "the largest" if small else "the freest"
     cards = _of_cards(refusal.wanted)
-    if refusal.code is NodeCode.MEMORY or (small and not case.need.fits_memory(room)):
+    if refusal.code is NodeReason.MEMORY or (small and not case.need.fits_memory(room)):
         short = (case.need.memory - room.memory) / max(case.need.memory, 1)
         has = f"{most} has {show_memory(room.memory)}" if room.memory > 0 else "none is free"
         return short, f"wants {show_memory(case.need.memory)} on {cards}, {has}"
-    if refusal.code is NodeCode.CORES or not case.need.fits_cores(room):
+    if refusal.code is NodeReason.CORES or not case.need.fits_cores(room):
         want = max(1, case.need.cores)
         has = f"{most} has {room.cores} %" if room.cores > 0 else "none is free"
         return (want - room.cores) / want, f"wants {want} % of the cores on {cards}, {has}"
     return 1.0, f"wants {case.need.slots} slots on {cards}, {most} has {room.slots}"
 
 
-def _deciding(request: PodRequest, view: NodeView, refusal: Refusal) -> Case | None:
+def _deciding(request: PodRequest, view: NodeView, refusal: Refusal) -> Candidate | None:
     """The card that decides: of those left before the failed rule the n-th best, if n are wanted. None where the node
     has changed since it was refused."""
     rule = request.constraints
-    missed = (piece for piece in cut(request) if (piece_miss(piece, rule, view) or (None,))[0] is refusal.code)
-    piece = next(missed, None)
-    left = cases(piece, rule, view) if piece is not None else []
+    missed = (unit for unit in split(request) if (unit_miss(unit, rule, view) or (None,))[0] is refusal.code)
+    unit = next(missed, None)
+    left = cases(unit, rule, view) if unit is not None else []
     for stage in rules_of(rule):
         if stage.code is refusal.code:
             break
         left = [case for case in left if stage.passes(case)]
-    by_cores = refusal.code is NodeCode.CORES
-    if refusal.code is NodeCode.TOO_SMALL:
+    by_cores = refusal.code is NodeReason.CORES
+    if refusal.code is NodeReason.TOO_SMALL:
         left.sort(key=lambda case: case.card.memory, reverse=True)
     else:
         left.sort(key=lambda case: case.room.cores if by_cores else case.room.memory, reverse=True)
@@ -241,8 +242,8 @@ class _Changes:
         self._request, self._fleet, self._allow, self._budget = request, fleet, allow, budget
 
     def found(
-        self, misses: list[Miss], holders: Mapping[str, Iterable[Holder]], after: After | None
-    ) -> InTurns[list[Change]]:
+        self, misses: list[NearMiss], holders: Mapping[str, Iterable[Victim]], after: RequestAfterEviction | None
+    ) -> Cooperative[list[SuggestedChange]]:
         changes = []
         for attempt in (self._less_memory, self._fewer_cores, self._fewer_cards, self._another_model):
             change = yield from attempt()
@@ -263,7 +264,7 @@ class _Changes:
         found = self._fleet.best(may, ANY, budget=self._budget.part(CHANGE_STEPS, CHANGE_SECONDS))
         return found[0] if found else None
 
-    def _most(self, least: int, below: int, shrunk: Callable[[int], PodRequest]) -> InTurns[int | None]:
+    def _most(self, least: int, below: int, shrunk: Callable[[int], PodRequest]) -> Cooperative[int | None]:
         """The largest number from `least` up to, but not, `below` that fits; larger ones fit less."""
         if below <= least or not self._fits(shrunk(least)):
             return None
@@ -274,13 +275,13 @@ class _Changes:
             low, high = (middle, high) if self._fits(shrunk(middle)) else (low, middle)
         return low
 
-    def _with(self, change: Callable[[Ask], Ask]) -> PodRequest:
+    def _with(self, change: Callable[[ContainerRequest], ContainerRequest]) -> PodRequest:
         asks = tuple(change(ask) if ask.cards else ask for ask in self._request.asks)
         return msgspec.structs.replace(self._request, asks=asks)
 
     # ---- what could change ------------------------------------------------------------------------------------------
 
-    def _less_memory(self) -> InTurns[Change | None]:
+    def _less_memory(self) -> Cooperative[SuggestedChange | None]:
         """Less memory in the container that wants most, the others unchanged. A whole card becomes a tile."""
         request, fleet = self._request, self._fleet
         average = fleet.average_card()
@@ -288,7 +289,7 @@ class _Changes:
         block = request.block
 
         def shrunk(blocks: int) -> PodRequest:
-            def change(ask: Ask) -> Ask:
+            def change(ask: ContainerRequest) -> ContainerRequest:
                 if ask is not largest:
                     return ask
                 cores = 0 if ask.exclusive else ask.cores
@@ -308,9 +309,9 @@ class _Changes:
         what = "share" if largest.exclusive else "memory"
         tile = "a tile of " if largest.exclusive else ""
         text = f"{tile}at most {best * block} MiB per card{container} instead of {instead}, on {node}"
-        return Change(what, text, node)
+        return SuggestedChange(what, text, node)
 
-    def _fewer_cores(self) -> InTurns[Change | None]:
+    def _fewer_cores(self) -> Cooperative[SuggestedChange | None]:
         most = max(ask.cores for ask in self._request.asks)
         if not most or any(ask.exclusive for ask in self._request.asks):
             return None
@@ -320,9 +321,13 @@ class _Changes:
 
         best = yield from self._most(0, most, shrunk)
         node = None if best is None else self._node_for(shrunk(best))
-        return Change("cores", f"at most {best} % of the cores instead of {most}, on {node}", node) if node else None
+        return (
+            SuggestedChange("cores", f"at most {best} % of the cores instead of {most}, on {node}", node)
+            if node
+            else None
+        )
 
-    def _fewer_cards(self) -> InTurns[Change | None]:
+    def _fewer_cards(self) -> Cooperative[SuggestedChange | None]:
         most = max(ask.cards for ask in self._request.asks)
 
         def shrunk(cards: int) -> PodRequest:
@@ -331,9 +336,9 @@ class _Changes:
         best = yield from self._most(1, most, shrunk)
         node = None if best is None else self._node_for(shrunk(best))
         cards = "1 card" if best == 1 else f"{best} cards"
-        return Change("cards", f"{cards} per container instead of {most}, on {node}", node) if node else None
+        return SuggestedChange("cards", f"{cards} per container instead of {most}, on {node}", node) if node else None
 
-    def _another_model(self) -> InTurns[Change | None]:
+    def _another_model(self) -> Cooperative[SuggestedChange | None]:
         rule = self._request.constraints
         if not rule.models and not rule.not_models:
             return None
@@ -342,16 +347,16 @@ class _Changes:
             only = msgspec.structs.replace(rule, models=(ModelRule((model,)),), not_models=())
             node = self._node_for(msgspec.structs.replace(self._request, constraints=only))
             if node is not None:
-                return Change("model", f"the model {model}, on {node}", node)
+                return SuggestedChange("model", f"the model {model}, on {node}", node)
         return None
 
     def _pods_in_the_way(
-        self, misses: list[Miss], holders: Mapping[str, Iterable[Holder]], after: After | None
-    ) -> InTurns[Change | None]:
+        self, misses: list[NearMiss], holders: Mapping[str, Iterable[Victim]], after: RequestAfterEviction | None
+    ) -> Cooperative[SuggestedChange | None]:
         """The fewest pods whose end would make room, on the nearest nodes."""
-        found: list[tuple[int, str, tuple[Holder, ...]]] = []
-        curable = [miss for miss in misses if miss.curable and miss.node in holders]
-        for miss in curable[:LOOK_FOR_PODS_ON]:
+        found: list[tuple[int, str, tuple[Victim, ...]]] = []
+        resolvable = [miss for miss in misses if miss.resolvable and miss.node in holders]
+        for miss in resolvable[:LOOK_FOR_PODS_ON]:
             yield
             if miss.node not in self._fleet:
                 continue
@@ -363,4 +368,4 @@ class _Changes:
             return None
         _, node, gone = min(found, key=lambda one: one[:2])
         names = ", ".join(holder.name or holder.pod for holder in gone)
-        return Change("pods", f"as it is, once {names} {'ends' if len(gone) == 1 else 'end'} on {node}", node)
+        return SuggestedChange("pods", f"as it is, once {names} {'ends' if len(gone) == 1 else 'end'} on {node}", node)

@@ -12,10 +12,10 @@ from itertools import chain, combinations, islice
 import msgspec
 
 from gputile.engine.placement.place import fits
-from gputile.engine.placement.units import cut
+from gputile.engine.placement.units import split
 from gputile.engine.search_budget import SearchBudget
-from gputile.model.allocations import Holding
-from gputile.model.cards import NodeView, Room
+from gputile.model.allocations import Allocation
+from gputile.model.cards import FreeCapacity, NodeView
 from gputile.model.grants import Use
 from gputile.model.requests import PodRequest
 from gputile.model.units import MiB, Millicores
@@ -34,15 +34,15 @@ TRY_STEPS = 500
 STEPS = 40_000
 """What one question about one node may cost, where whoever asks says nothing else."""
 
-Lawful = Callable[[Collection["Holder"]], bool]
+Lawful = Callable[[Collection["Victim"]], bool]
 """Whether these may all go at once."""
 
 
-After = Callable[[Collection["Holder"]], PodRequest]
+RequestAfterEviction = Callable[[Collection["Victim"]], PodRequest]
 """What the pod may ask for once these have left: those of its own namespace give quota back."""
 
 
-class Holder(msgspec.Struct, frozen=True, kw_only=True):
+class Victim(msgspec.Struct, frozen=True, kw_only=True):
     """A pod on the node, as far as eviction cares."""
 
     pod: str  # UID
@@ -55,34 +55,34 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     memory: MiB = 0
 
     @classmethod
-    def of(cls, holding: Holding) -> "Holder":
+    def of(cls, allocation: Allocation) -> "Victim":
         return cls(
-            pod=holding.pod,
-            name=holding.name,
-            priority=holding.priority,
-            started=holding.started,
-            uses=holding.uses(),
-            cpu=holding.cpu,
-            memory=holding.memory,
+            pod=allocation.pod,
+            name=allocation.name,
+            priority=allocation.priority,
+            started=allocation.started,
+            uses=allocation.uses(),
+            cpu=allocation.cpu,
+            memory=allocation.memory,
         )
 
 
-def without(view: NodeView, gone: Collection[Holder]) -> NodeView:
+def without(view: NodeView, gone: Collection[Victim]) -> NodeView:
     """The node as it would be after these pods have left."""
-    rooms = [
+    free_by_card = [
         _freed(room, [holder.uses[card.uuid] for holder in gone if card.uuid in holder.uses])
-        for card, room in zip(view.node.cards, view.rooms, strict=True)
+        for card, room in zip(view.node.cards, view.free_by_card, strict=True)
     ]
     return NodeView(
         node=view.node,
-        rooms=tuple(rooms),
+        free_by_card=tuple(free_by_card),
         cpu=view.cpu + sum(holder.cpu for holder in gone),
         memory=view.memory + sum(holder.memory for holder in gone),
     )
 
 
-def _freed(room: Room, uses: list[Use]) -> Room:
-    return Room(
+def _freed(room: FreeCapacity, uses: list[Use]) -> FreeCapacity:
+    return FreeCapacity(
         room.memory + sum(use.memory for use in uses),
         room.cores + sum(use.cores for use in uses),
         room.slots + sum(use.slots for use in uses),
@@ -93,7 +93,7 @@ def _freed(room: Room, uses: list[Use]) -> Room:
 Cost = tuple[int, int, int, tuple[float, ...], tuple[str, ...]]
 
 
-def cost(gone: Collection[Holder]) -> Cost:
+def cost(gone: Collection[Victim]) -> Cost:
     """Smaller is better; the names at the end only make the answer repeatable."""
     return (
         sum(holder.budget_cost for holder in gone),
@@ -107,12 +107,12 @@ def cost(gone: Collection[Holder]) -> Cost:
 def victims(
     request: PodRequest,
     view: NodeView,
-    holders: Iterable[Holder],
+    holders: Iterable[Victim],
     priority: int,
     lawful: Lawful | None = None,
-    after: After | None = None,
+    after: RequestAfterEviction | None = None,
     budget: SearchBudget | None = None,
-) -> tuple[Holder, ...] | None:
+) -> tuple[Victim, ...] | None:
     """The cheapest set of less important pods whose leaving makes room; () if there is room, None if none does, or if
     `budget` ran out before that was known.
 
@@ -133,20 +133,22 @@ def victims(
     return None if found is None else tuple(sorted(found, key=lambda holder: holder.pod))
 
 
-def _anybody(gone: Collection[Holder]) -> bool:
+def _anybody(gone: Collection[Victim]) -> bool:
     return True
 
 
 class _Room:
     """Asks whether a set of leavers makes room, and remembers the answer; once the budget is spent, none does."""
 
-    def __init__(self, request: PodRequest, view: NodeView, after: After | None, budget: SearchBudget) -> None:
+    def __init__(
+        self, request: PodRequest, view: NodeView, after: RequestAfterEviction | None, budget: SearchBudget
+    ) -> None:
         self.request, self.view, self._after, self.budget = request, view, after, budget
         self.is_about_cards = after is None or after(()).constraints.allowance is None  # and not about quota
         self._known: dict[frozenset[str], bool] = {}
         self._unsure: set[frozenset[str]] = set()
 
-    def made_by(self, gone: Collection[Holder], budget: SearchBudget | None = None) -> bool:
+    def made_by(self, gone: Collection[Victim], budget: SearchBudget | None = None) -> bool:
         key = frozenset(holder.pod for holder in gone)
         budget = budget or self.budget
         if key not in self._known:
@@ -159,13 +161,13 @@ class _Room:
                 self._unsure.add(key)
         return self._known[key]
 
-    def is_unsure_of(self, gone: Collection[Holder]) -> bool:
+    def is_unsure_of(self, gone: Collection[Victim]) -> bool:
         """Whether nobody knows, because to find out would cost too much."""
         key = frozenset(holder.pod for holder in gone)
         return key in self._unsure or key not in self._known
 
 
-def _of_the_least_important(field: list[Holder], room: _Room, lawful: Lawful) -> list[Holder] | None:
+def _of_the_least_important(field: list[Victim], room: _Room, lawful: Lawful) -> list[Victim] | None:
     """Of those up to the lowest priority at which a set is found at all."""
     for highest in sorted({holder.priority for holder in field}):
         lower = [holder for holder in field if holder.priority <= highest]
@@ -174,11 +176,11 @@ def _of_the_least_important(field: list[Holder], room: _Room, lawful: Lawful) ->
     return None
 
 
-def _smallest(field: list[Holder], room: _Room, lawful: Lawful) -> list[Holder] | None:
+def _smallest(field: list[Victim], room: _Room, lawful: Lawful) -> list[Victim] | None:
     """The fewest, then latest started, of the field; beyond `TRIES` sets, one from which nobody can be spared."""
     tried, tries = 0, room.budget.half()
     for size in range(1, len(field) + 1):
-        best: list[Holder] | None = None
+        best: list[Victim] | None = None
         for chosen in _sets_of(size, field, room, tries):
             tried += 1
             if tried > TRIES or tries.is_spent:
@@ -190,36 +192,36 @@ def _smallest(field: list[Holder], room: _Room, lawful: Lawful) -> list[Holder] 
     return _spared(field, room, lawful)
 
 
-def _spared(field: list[Holder], room: _Room, lawful: Lawful) -> list[Holder] | None:
+def _spared(field: list[Victim], room: _Room, lawful: Lawful) -> list[Victim] | None:
     found = _spare_whom_we_can(field, room)
     return found if found is not None and lawful(found) else None
 
 
-def _cheapest(field: list[Holder], room: _Room) -> list[Holder] | None:
+def _cheapest(field: list[Victim], room: _Room) -> list[Victim] | None:
     """Where budgets must be broken: the cheapest of all sets; beyond `TRIES`, one from which nobody can be spared."""
     tries = room.budget.half()
     sets = chain.from_iterable(_sets_of(size, field, room, tries) for size in range(1, len(field) + 1))
     tried = list(islice(sets, TRIES + 1))
-    enough: list[tuple[Holder, ...]] = []
+    enough: list[tuple[Victim, ...]] = []
     if len(tried) <= TRIES:
         enough = [chosen for chosen in tried if room.made_by(chosen, tries)]
     if not enough or tries.is_spent:
         return _spare_whom_we_can(field, room)
-    cheapest: tuple[Holder, ...] = min(enough, key=cost)
+    cheapest: tuple[Victim, ...] = min(enough, key=cost)
     return list(cheapest)
 
 
-def _sets_of(size: int, field: list[Holder], room: _Room, tries: SearchBudget) -> Iterator[tuple[Holder, ...]]:
+def _sets_of(size: int, field: list[Victim], room: _Room, tries: SearchBudget) -> Iterator[tuple[Victim, ...]]:
     """Sets worth trying: for one tile on one card only pods whose leaving that card would bear it, if the host does."""
     request, view = room.request, room.view
-    pieces = cut(request)
-    one_card = len(pieces) == 1 and pieces[0].cards == 1 and room.is_about_cards
+    units = split(request)
+    one_card = len(units) == 1 and units[0].cards == 1 and room.is_about_cards
     if not one_card or request.cpu > view.cpu or request.memory > view.memory:
         yield from combinations(field, size)
         return
     seen: set[tuple[str, ...]] = set()
-    for card, free in zip(view.node.cards, view.rooms, strict=True):
-        need = pieces[0].peak(card.memory)
+    for card, free in zip(view.node.cards, view.free_by_card, strict=True):
+        need = units[0].peak(card.memory)
         there = [holder for holder in field if card.uuid in holder.uses]
         if not need.fits(_at_best(size, free, [holder.uses[card.uuid] for holder in there])):
             continue
@@ -232,14 +234,14 @@ def _sets_of(size: int, field: list[Holder], room: _Room, tries: SearchBudget) -
                 yield chosen
 
 
-def _at_best(size: int, room: Room, uses: list[Use]) -> Room:
+def _at_best(size: int, room: FreeCapacity, uses: list[Use]) -> FreeCapacity:
     """More room than any so many of them can leave: as if each left the most of everything."""
     most = (sorted(amounts, reverse=True)[:size] for amounts in zip(*map(msgspec.structs.astuple, uses), strict=True))
     memory, cores, slots = (sum(amounts) for amounts in most) if uses else (0, 0, 0)
-    return Room(room.memory + memory, room.cores + cores, room.slots + slots, room.tenants)
+    return FreeCapacity(room.memory + memory, room.cores + cores, room.slots + slots, room.tenants)
 
 
-def _spare_whom_we_can(field: list[Holder], room: _Room) -> list[Holder] | None:
+def _spare_whom_we_can(field: list[Victim], room: _Room) -> list[Victim] | None:
     """Start with all and put back one by one: costly budgets first, then the important, then the longest running. None
     where that could not be found out of somebody: he might be evicted for nothing."""
     gone = list(field)

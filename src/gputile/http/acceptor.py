@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from gputile.http.limits import Callers
+from gputile.http.limits import CallerClass
 from gputile.http.messages import ARRIVING
 
 BACKLOG = 1024
@@ -31,7 +31,7 @@ Protocol = Callable[[Callable[[], None]], asyncio.BaseProtocol]
 """What is spoken behind the handshake; to be told by it that the handshake is done."""
 
 
-class Arrival:
+class PendingHandshake:
     """Somebody whose handshake is not done."""
 
     def __init__(self, line: socket.socket, address: str, since: float) -> None:
@@ -47,7 +47,7 @@ class Arrival:
 class Acceptor:
     """See the module's text."""
 
-    def __init__(self, arriving: Callers, protocol: Protocol) -> None:
+    def __init__(self, arriving: CallerClass, protocol: Protocol) -> None:
         """`arriving`: the class of those whose handshake is not done."""
         self._arriving, self._protocol = arriving, protocol
         self._sockets: list[socket.socket] = []
@@ -105,7 +105,7 @@ class Acceptor:
 
     async def _greet(self, line: socket.socket, address: str) -> None:
         loop = asyncio.get_running_loop()
-        arrival = Arrival(line, address, loop.time())
+        arrival = PendingHandshake(line, address, loop.time())
         self._arriving.enter(arrival)
         times = {"ssl_handshake_timeout": ARRIVING, "ssl_shutdown_timeout": SHUTDOWN} if self.tls is not None else {}
 

@@ -1,8 +1,8 @@
 """A small HTTP/1.1 client: requests to one server, over connections that are kept.
 
 Room:  a limited pool of connections to one origin, straight or through a proxy. It knows nothing of what is asked.
-Door:  `Pool(url, ...)`, made inside the running loop; `request` for a whole answer, `open` for one that comes in
-       pieces; `close` it. Errors: `NotSent`, `Broken`, and TimeoutError once the request has left.
+Door:  `ConnectionPool(url, ...)`, made inside the running loop; `request` for a whole answer, `open` for one that
+       comes in pieces; `close` it. Errors: `NotSent`, `ConnectionBroken`, and TimeoutError once the request has left.
 
 Ours, because a general client (a task's worth of timers, streams and header objects for each request) cost a bind more
 than the bind's own work. A request that is repeated is a second request: only what asks and changes nothing is tried
@@ -19,11 +19,11 @@ from collections.abc import Callable
 from typing import Self
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from gputile.http.connection import Answer, Broken, Connection, NotSent
-from gputile.http.h1_response import Head
-from gputile.http.messages import LANDING
+from gputile.http.connection import ClientConnection, ConnectionBroken, HttpAnswer, NotSent
+from gputile.http.h1_response import ResponseHead
+from gputile.http.messages import READ_BUFFER
 
-__all__ = ["Answer", "Broken", "NotSent", "Pool", "Stream", "header"]
+__all__ = ["ConnectionBroken", "ConnectionPool", "HttpAnswer", "NotSent", "ResponseStream", "header"]
 
 IDLE = 30.0  # seconds; servers keep them for longer, so that we rarely choose one that they are about to close
 HARMLESS = ("GET", "HEAD")
@@ -37,10 +37,10 @@ def header(name: str, value: str) -> bytes:
     return f"{name}: {value}\r\n".encode("ascii")
 
 
-class Stream:
+class ResponseStream:
     """An answer whose body comes in pieces: `async for piece in stream`. `close` it, read or not."""
 
-    def __init__(self, connection: Connection, head: Head) -> None:
+    def __init__(self, connection: ClientConnection, head: ResponseHead) -> None:
         self.status, self.headers = head.status, head.headers
         self._connection = connection
         self._is_over = False
@@ -66,7 +66,7 @@ class Stream:
             self._connection.close()
 
 
-class Pool:
+class ConnectionPool:
     """Connections to one origin. Of those that are idle the newest is chosen, so that the others can be let go."""
 
     def __init__(
@@ -83,13 +83,13 @@ class Pool:
         self._origin, self._proxy = urlsplit(url), urlsplit(proxy) if proxy else None
         self._server_name = server_name or self._origin.hostname
         self._limit, self._clock = connections, clock
-        self._idle: list[Connection] = []  # the newest last
-        self._all: set[Connection] = set()
+        self._idle: list[ClientConnection] = []  # the newest last
+        self._all: set[ClientConnection] = set()
         self._taken = 0  # places: connections that are there, or being made
-        self._waiting: deque[asyncio.Future[Connection | None]] = deque()
+        self._waiting: deque[asyncio.Future[ClientConnection | None]] = deque()
         self._sweeper: asyncio.TimerHandle | None = None
         self._is_closed = False
-        self.landing = memoryview(bytearray(LANDING))
+        self.read_buffer = memoryview(bytearray(READ_BUFFER))
         authority = self._origin.netloc.rpartition("@")[2]
         self._prefix = self._origin.path.rstrip("/")
         self._common = header("Host", authority)
@@ -117,14 +117,14 @@ class Pool:
     async def request(
         self, method: str, target: str, headers: bytes = b"", body: bytes = b"", *, tls: ssl.SSLContext | None = None,
         timeout: float,
-    ) -> Answer:  # fmt: skip
+    ) -> HttpAnswer:  # fmt: skip
         """A whole answer. `headers`: lines made by `header`. `tls` must be given for https, and may change."""
         deadline = self._loop.time() + timeout
         sent = self._written(method, target, headers, body)
         connection = self._kept(tls) or await self._joined(tls, deadline)
         try:
             return await connection.ask(method, sent, deadline)
-        except Broken as broken:
+        except ConnectionBroken as broken:
             if not broken.is_stale or method not in HARMLESS:
                 raise
         return await (await self._joined(tls, deadline)).ask(method, sent, deadline)
@@ -132,18 +132,18 @@ class Pool:
     async def open(
         self, target: str, headers: bytes = b"", *, tls: ssl.SSLContext | None = None,
         connect: float, silence: float, timeout: float,
-    ) -> Stream:  # fmt: skip
+    ) -> ResponseStream:  # fmt: skip
         """GET an answer that comes in pieces. Seconds: for a connection; without a byte; for all of it."""
         now = self._loop.time()
         sent = self._written("GET", target, headers, b"")
         connection = self._kept(tls) or await self._joined(tls, now + connect)
         try:
-            return Stream(connection, await connection.begin("GET", sent, now + timeout, silence))
-        except Broken as broken:
+            return ResponseStream(connection, await connection.begin("GET", sent, now + timeout, silence))
+        except ConnectionBroken as broken:
             if not broken.is_stale:
                 raise
         connection = await self._joined(tls, self._loop.time() + connect)
-        return Stream(connection, await connection.begin("GET", sent, now + timeout, silence))
+        return ResponseStream(connection, await connection.begin("GET", sent, now + timeout, silence))
 
     def _written(self, method: str, target: str, headers: bytes, body: bytes) -> bytes:
         """All of it, so that it leaves in one piece."""
@@ -156,7 +156,7 @@ class Pool:
 
     # ---- places -----------------------------------------------------------------------------------------------------
 
-    def _kept(self, tls: ssl.SSLContext | None) -> Connection | None:
+    def _kept(self, tls: ssl.SSLContext | None) -> ClientConnection | None:
         """An idle connection. One that was made with other credentials, or slept too long, is let go instead."""
         while self._idle:
             connection = self._idle.pop()
@@ -165,7 +165,7 @@ class Pool:
             connection.close()
         return None
 
-    async def _joined(self, tls: ssl.SSLContext | None, deadline: float) -> Connection:
+    async def _joined(self, tls: ssl.SSLContext | None, deadline: float) -> ClientConnection:
         """A new connection, or where there are too many the first that comes back."""
         try:
             async with asyncio.timeout_at(deadline):
@@ -184,9 +184,9 @@ class Pool:
         except TimeoutError as wrong:
             raise NotSent("no connection in time") from wrong
 
-    async def _place(self) -> Connection | None:
+    async def _place(self) -> ClientConnection | None:
         """Wait for a connection that comes back, or (None) for the place of one that has gone."""
-        waiter: asyncio.Future[Connection | None] = self._loop.create_future()
+        waiter: asyncio.Future[ClientConnection | None] = self._loop.create_future()
         self._waiting.append(waiter)
         try:
             return await waiter
@@ -197,7 +197,7 @@ class Pool:
                 self._waiting.remove(waiter)
             raise
 
-    def _pass_on(self, connection: Connection | None) -> None:
+    def _pass_on(self, connection: ClientConnection | None) -> None:
         """To the next who waits. Nobody: it is idle, or its place is free."""
         while self._waiting:
             waiter = self._waiting.popleft()
@@ -212,10 +212,10 @@ class Pool:
         if self._sweeper is None:
             self._sweeper = self._loop.call_later(IDLE, self.sweep)
 
-    def give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: ClientConnection) -> None:
         self._pass_on(connection)
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: ClientConnection) -> None:
         if connection in self._all:
             self._all.remove(connection)
             if connection in self._idle:
@@ -232,9 +232,9 @@ class Pool:
 
     # ---- connecting -------------------------------------------------------------------------------------------------
 
-    async def _connected(self, tls: ssl.SSLContext | None, deadline: float) -> Connection:
+    async def _connected(self, tls: ssl.SSLContext | None, deadline: float) -> ClientConnection:
         """In a place that was taken for it, and is given up if nothing comes of it."""
-        connection = Connection(self, self._loop, tls)
+        connection = ClientConnection(self, self._loop, tls)
         try:
             if not self._is_closed:
                 await self._connect(connection, deadline)
@@ -251,7 +251,7 @@ class Pool:
                 self._pass_on(None)
         return connection
 
-    async def _connect(self, connection: Connection, deadline: float) -> None:
+    async def _connect(self, connection: ClientConnection, deadline: float) -> None:
         is_secret = self._origin.scheme == "https"
         if is_secret and connection.tls is None:
             raise NotSent("https needs to know whom to trust")
@@ -263,7 +263,7 @@ class Pool:
             await self._connect_to(connection, self._origin, connection.tls, self._server_name)
 
     async def _connect_to(
-        self, connection: Connection, url: SplitResult, tls: ssl.SSLContext | bool | None, name: str | None
+        self, connection: ClientConnection, url: SplitResult, tls: ssl.SSLContext | bool | None, name: str | None
     ) -> None:
         host, port = _address(url)
         if url.scheme == "https":
@@ -271,14 +271,16 @@ class Pool:
         else:
             await self._loop.create_connection(lambda: connection, host, port)
 
-    async def _tunnel(self, connection: Connection, proxy: SplitResult, tls: ssl.SSLContext, deadline: float) -> None:
+    async def _tunnel(
+        self, connection: ClientConnection, proxy: SplitResult, tls: ssl.SSLContext, deadline: float
+    ) -> None:
         """Through the proxy, which sees no more than where we go."""
         host, port = _address(self._origin)
         to = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         sent = f"CONNECT {to} HTTP/1.1\r\n".encode("ascii") + header("Host", to) + _introduction(proxy) + b"\r\n"
         try:
             status = await connection.tunnel(sent, deadline)
-        except Broken as broken:
+        except ConnectionBroken as broken:
             raise NotSent(f"the proxy gave no answer: {broken}") from broken
         if status >= 300:
             raise NotSent(f"the proxy says HTTP {status}")

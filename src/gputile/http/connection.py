@@ -17,7 +17,7 @@ from typing import Protocol, TypeAlias, cast
 import msgspec
 
 from gputile.http.h1_body import Body, Malformed
-from gputile.http.h1_response import UNTIL_CLOSE, Head, read_head
+from gputile.http.h1_response import UNTIL_CLOSE, ResponseHead, read_head
 from gputile.http.messages import LONGEST_HEAD
 
 PLENTY = 262144  # bytes that wait for whoever reads a stream; no more are read before it comes for them
@@ -28,7 +28,7 @@ class NotSent(Exception):
     """Not one byte of the request has left."""
 
 
-class Broken(Exception):
+class ConnectionBroken(Exception):
     """The request may have arrived, and no answer came that can be understood."""
 
     def __init__(self, why: str, *, is_stale: bool = False) -> None:
@@ -36,7 +36,7 @@ class Broken(Exception):
         self.is_stale = is_stale  # a kept connection ended without one byte of an answer
 
 
-class Answer(msgspec.Struct, frozen=True):
+class HttpAnswer(msgspec.Struct, frozen=True):
     """A whole answer."""
 
     status: int
@@ -44,22 +44,22 @@ class Answer(msgspec.Struct, frozen=True):
     body: bytes
 
 
-class Home(Protocol):
+class ConnectionOwner(Protocol):
     """Where a connection comes from and goes back to."""
 
-    landing: memoryview
+    read_buffer: memoryview
     """Where bytes arrive, whoever sent them: they are taken from here before the loop reads again."""
 
-    def give_back(self, connection: "Connection") -> None: ...
+    def give_back(self, connection: "ClientConnection") -> None: ...
 
-    def lost(self, connection: "Connection") -> None: ...
-
-
-Waiter: TypeAlias = "asyncio.Future[Answer | None]"
+    def lost(self, connection: "ClientConnection") -> None: ...
 
 
-class Connection(asyncio.BufferedProtocol):
-    def __init__(self, home: Home, loop: asyncio.AbstractEventLoop, tls: ssl.SSLContext | None) -> None:
+Waiter: TypeAlias = "asyncio.Future[HttpAnswer | None]"
+
+
+class ClientConnection(asyncio.BufferedProtocol):
+    def __init__(self, home: ConnectionOwner, loop: asyncio.AbstractEventLoop, tls: ssl.SSLContext | None) -> None:
         self._home, self._loop, self.tls = home, loop, tls
         self.idle_since = 0.0
         self.gone = loop.create_future()
@@ -69,7 +69,7 @@ class Connection(asyncio.BufferedProtocol):
         # ---- of the exchange under way
         self._method: str | None = None
         self._streams = self._is_whole = False
-        self._head: Head | None = None
+        self._head: ResponseHead | None = None
         self._body: Body | None = None
         self._waiter: Waiter | None = None
         self._wrong: Exception | None = None
@@ -88,14 +88,14 @@ class Connection(asyncio.BufferedProtocol):
 
     # ---- asking -----------------------------------------------------------------------------------------------------
 
-    async def ask(self, method: str, sent: bytes, deadline: float) -> Answer:
+    async def ask(self, method: str, sent: bytes, deadline: float) -> HttpAnswer:
         """`sent`: all of the request. `deadline`: by the loop's clock."""
         self._send(method, sent, deadline, math.inf, streams=False)
         answer = await self._wait()
         assert answer is not None
         return answer
 
-    async def begin(self, method: str, sent: bytes, deadline: float, silence: float) -> Head:
+    async def begin(self, method: str, sent: bytes, deadline: float, silence: float) -> ResponseHead:
         """The head of an answer; `piece` gets the rest. `silence`: seconds without one byte that we accept."""
         self._send(method, sent, deadline, silence, streams=True)
         while self._head is None:
@@ -122,7 +122,7 @@ class Connection(asyncio.BufferedProtocol):
         self._stop_timer()
         return head.status
 
-    async def _wait(self) -> Answer | None:
+    async def _wait(self) -> HttpAnswer | None:
         waiter: Waiter = self._loop.create_future()
         self._waiter = waiter
         try:
@@ -157,19 +157,19 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
 
     def get_buffer(self, hint: int) -> memoryview:
-        return self._home.landing
+        return self._home.read_buffer
 
     def buffer_updated(self, count: int) -> None:
         if self._method is None or self._is_whole:  # nobody asked: whatever it is, it answers no later question
             self._is_over = True
             self.transport.abort()
             return
-        self._buffer += self._home.landing[:count]
+        self._buffer += self._home.read_buffer[:count]
         self._has_heard = True
         try:
             self._take()
         except Malformed as wrong:
-            self._fail(Broken(str(wrong)))
+            self._fail(ConnectionBroken(str(wrong)))
 
     def eof_received(self) -> None:
         self._is_over = True  # the loop closes it, and tells us in its next turn
@@ -181,7 +181,7 @@ class Connection(asyncio.BufferedProtocol):
             self._tell()
         elif self._method is not None and not self._is_whole:
             why = str(wrong or "") or "the server closed the connection"
-            self._fail(Broken(why, is_stale=self._has_served and not self._has_heard))
+            self._fail(ConnectionBroken(why, is_stale=self._has_served and not self._has_heard))
         self._home.lost(self)
         if not self.gone.done():
             self.gone.set_result(None)
@@ -225,7 +225,7 @@ class Connection(asyncio.BufferedProtocol):
         if not self._streams:
             assert self._head is not None
             assert self._body is not None
-            answer = Answer(self._head.status, self._head.headers, self._body.content())
+            answer = HttpAnswer(self._head.status, self._head.headers, self._body.content())
             self._end()
         if waiter is not None and not waiter.done():
             waiter.set_result(answer)

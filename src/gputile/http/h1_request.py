@@ -30,7 +30,7 @@ SHORT = 256  # bytes of a line that is remembered
 Field = tuple[bytes, bytes]  # its name in lower case
 
 
-class Head(msgspec.Struct, frozen=True):
+class RequestHead(msgspec.Struct, frozen=True):
     """A request without its body."""
 
     method: str
@@ -47,7 +47,7 @@ class Head(msgspec.Struct, frozen=True):
         return self.length != 0
 
 
-class Line(msgspec.Struct, frozen=True):
+class RequestLine(msgspec.Struct, frozen=True):
     """The first line of a request."""
 
     method: str
@@ -56,7 +56,7 @@ class Line(msgspec.Struct, frozen=True):
     is_old: bool  # HTTP/1.0
 
 
-def read_head(head: bytes) -> Head:
+def read_head(head: bytes) -> RequestHead:
     """The request line and those headers that matter here."""
     first, *rest = head.split(b"\r\n")
     line = _remembered_line(first) if len(first) <= SHORT else _read_line(first)
@@ -73,7 +73,7 @@ def read_head(head: bytes) -> Head:
         else:
             found[name] += b"," + value
     _check_host(found, is_old=line.is_old)
-    return Head(
+    return RequestHead(
         line.method,
         line.path,
         None if _is_chunked(found, is_old=line.is_old) else _length(found),
@@ -85,14 +85,14 @@ def read_head(head: bytes) -> Head:
     )
 
 
-def _read_line(line: bytes) -> Line:
+def _read_line(line: bytes) -> RequestLine:
     found = LINE.fullmatch(line)
     if found is None:
         raise Malformed(400, "the request line is not one of HTTP/1.1")
     if found[1] != b"1" or found[2] not in b"01":
         raise Malformed(505, "only HTTP/1.1 and HTTP/1.0 are understood")
     method, target, _ = line.decode("ascii").split(" ")
-    return Line(method, *parted(target), found[2] == b"0")
+    return RequestLine(method, *parted(target), found[2] == b"0")
 
 
 def _read_field(line: bytes) -> Field:

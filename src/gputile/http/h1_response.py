@@ -17,7 +17,7 @@ BODILESS = (204, 304)
 FIELD = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[\t\x20-\x7e\x80-\xff]*+")
 
 
-class Head(msgspec.Struct, frozen=True):
+class ResponseHead(msgspec.Struct, frozen=True):
     """An answer without its body."""
 
     status: int
@@ -26,7 +26,7 @@ class Head(msgspec.Struct, frozen=True):
     closes: bool  # no other answer comes after it
 
 
-def read_head(head: bytes, method: str) -> Head:
+def read_head(head: bytes, method: str) -> ResponseHead:
     """What was answered to a request with this method."""
     line, *lines = head.decode("latin-1").split("\r\n")
     version, _, rest = line.partition(" ")
@@ -39,7 +39,7 @@ def read_head(head: bytes, method: str) -> Head:
     length = _length(headers, 0 if _has_no_body(status, method) else UNTIL_CLOSE)
     said = headers.get("connection", "").lower()
     closes = "close" in said or length == UNTIL_CLOSE or (version == "HTTP/1.0" and "keep-alive" not in said)
-    return Head(status, headers, length, closes)
+    return ResponseHead(status, headers, length, closes)
 
 
 def _headers(lines: list[str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """HTTP/1.1 with one client: one request after the other, and their answers in the same order.
 
 Room:  bytes in, questions out to the listener, answers back. It knows nothing of verbs. HTTP/2 is next door (`h2`).
-Door:  `Connection`, to which a listener hands a transport.
+Door:  `H1Connection`, to which a listener hands a transport.
 
 An answer that needs no waiting is written in the same turn of the loop in which the last byte of its question came. A
 large one goes slice by slice as the client fetches it, so that it is in memory once, whoever is sent it.
@@ -17,9 +17,9 @@ from typing import cast
 import msgspec
 
 from gputile.http.h1_body import Body, Malformed
-from gputile.http.h1_request import Head, check_begun, read_head
-from gputile.http.limits import Callers
-from gputile.http.messages import Host, Reply, Request, Response, Streamed, asked, broken, common_name, peer
+from gputile.http.h1_request import RequestHead, check_begun, read_head
+from gputile.http.limits import CallerClass
+from gputile.http.messages import Reply, Request, Response, ServerHooks, Streamed, asked, broken, common_name, peer
 
 SLICE = 65536  # bytes of a large answer that are handed to the loop together
 AT_ONCE = 8  # slices in one turn of the loop
@@ -27,7 +27,7 @@ LINGER = 1.0  # seconds for which the rest of a body that nobody wants is thrown
 CLOSE = "Connection: close\r\n"
 
 
-class Sending(msgspec.Struct):
+class LargeResponse(msgspec.Struct):
     """A large answer on its way."""
 
     response: Response
@@ -35,22 +35,22 @@ class Sending(msgspec.Struct):
     close: bool  # the connection ends with it
 
 
-class Connection(asyncio.BufferedProtocol):
+class H1Connection(asyncio.BufferedProtocol):
     """One client. Its requests are answered in their order."""
 
-    def __init__(self, listener: Host) -> None:
+    def __init__(self, listener: ServerHooks) -> None:
         self._listener = listener
         self._buffer = bytearray()
-        self._head: Head | None = None
+        self._head: RequestHead | None = None
         self._body: Body | None = None
         self._transport: asyncio.Transport | None = None
-        self._callers: Callers
+        self._callers: CallerClass
         self._is_known, self._is_trusted, self._caller = False, False, ""
         self._is_held = False  # the loop has more to send than the client fetches
         self._is_leaving = self._is_over = False  # the next answer is the last; that was the last
         self._is_unread = False  # more came than we read: a body that nobody wants, or the next request
         self._pouring = False  # the task brings an answer piece by piece
-        self._sending: Sending | None = None
+        self._sending: LargeResponse | None = None
         self._room: asyncio.Future[None] | None = None  # what it waits for while we are held
         self._asked_at = self.since = listener.now()  # the last head; when the last thing happened that counts
         self.address, self.kept = "", 0
@@ -66,7 +66,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_trusted = self._listener.trusts(certificate)
         self.address = peer(transport)
         self._transport.set_write_buffer_limits(SLICE)
-        self._callers = self._listener.welcome(self, "http/1.1", trusted=self._is_trusted)
+        self._callers = self._listener.register(self, "http/1.1", trusted=self._is_trusted)
         self._callers.enter(self)
 
     def connection_lost(self, wrong: Exception | None) -> None:
@@ -76,7 +76,7 @@ class Connection(asyncio.BufferedProtocol):
         self._listener.forget(self)
 
     def get_buffer(self, hint: int) -> memoryview:
-        return self._listener.landing
+        return self._listener.read_buffer
 
     def buffer_updated(self, count: int) -> None:
         if self._is_over:
@@ -84,7 +84,7 @@ class Connection(asyncio.BufferedProtocol):
         if not self._callers.limits.bodies and self._is_answering():
             self._is_unread = True  # one request at a time: this answer is the last
             return
-        self._buffer += self._listener.landing[:count]
+        self._buffer += self._listener.read_buffer[:count]
         if not self._is_answering():
             self._work()
         elif len(self._buffer) > self._callers.limits.head and self._transport is not None:
@@ -127,7 +127,7 @@ class Connection(asyncio.BufferedProtocol):
                     self.task, self._awaited = asyncio.ensure_future(later), answer
                     self._listener.work(self.task)
         except Malformed as wrong:
-            self._head = self._head or Head("GET", "/", 0, True, False)
+            self._head = self._head or RequestHead("GET", "/", 0, True, False)
             self._send(Response(str(wrong).encode(), wrong.status, "text/plain", close=True))
 
     def _is_free(self) -> bool:
@@ -175,7 +175,7 @@ class Connection(asyncio.BufferedProtocol):
         self._invite_body(head)
         return self._transport is not None  # all places may be those of others
 
-    def _invite_body(self, head: Head) -> None:
+    def _invite_body(self, head: RequestHead) -> None:
         """Or take none: what somebody sends whom we do not know is answered by its head alone."""
         if not self._callers.limits.bodies:
             self._is_unread = head.has_body or bool(self._buffer)
@@ -270,7 +270,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._hang_up()
             return
         self._transport.write(_headed(response, close=close))
-        self._sending = Sending(response, 0, close)
+        self._sending = LargeResponse(response, 0, close)
         self._callers.begin(self, response.body)
         self._push()
 
@@ -294,7 +294,7 @@ class Connection(asyncio.BufferedProtocol):
             if not self._is_answering():
                 self._go_on()
 
-    def _sent(self, sending: Sending) -> None:
+    def _sent(self, sending: LargeResponse) -> None:
         self._sending = None
         self._callers.end(self, sending.response.body)
         if sending.close or self._is_unread or self._is_last():
@@ -312,7 +312,7 @@ class Connection(asyncio.BufferedProtocol):
         if is_late and (self.task is None or (self._pouring and self._is_held)):
             (self.cut if self._is_over else self.close)()
 
-    def see_off(self) -> None:
+    def drain(self) -> None:
         """There is no word for it before an answer, which says `Connection: close`. Who asks nothing is closed, after
         all that was answered has gone; a question that was on its way by then has to be asked again."""
         self._is_leaving = True

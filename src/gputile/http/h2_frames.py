@@ -1,7 +1,8 @@
 """The frames of HTTP/2 (RFC 9113, sections 4, 6 and 7): their numbers, their shapes, and what can be wrong with them.
 
 Room:  bytes to values and back. It keeps nothing.
-Door:  `frame` and its kin write, `HEAD` and `..._in` read; `Fault` ends a connection, `StreamFault` a stream.
+Door:  `frame` and its kin write, `HEAD` and `..._in` read; `H2ConnectionError` ends a connection, `H2StreamError` a
+       stream.
 """
 
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ LARGEST_FRAME = 2**24 - 1  # bytes
 LARGEST = 2**31 - 1  # of a window, and of a stream's number
 
 
-class Code(IntEnum):
+class H2ErrorCode(IntEnum):
     """Why something ends (section 7)."""
 
     NO_ERROR = 0
@@ -39,18 +40,18 @@ class Code(IntEnum):
     ENHANCE_YOUR_CALM = 11
 
 
-class Fault(Exception):
+class H2ConnectionError(Exception):
     """The connection cannot go on (section 5.4.1)."""
 
-    def __init__(self, code: Code, why: str) -> None:
+    def __init__(self, code: H2ErrorCode, why: str) -> None:
         super().__init__(why)
         self.code = code
 
 
-class StreamFault(Exception):
+class H2StreamError(Exception):
     """One stream cannot go on; the others can (section 5.4.2)."""
 
-    def __init__(self, code: Code, why: str) -> None:
+    def __init__(self, code: H2ErrorCode, why: str) -> None:
         super().__init__(why)
         self.code = code
 
@@ -60,27 +61,27 @@ class StreamFault(Exception):
 
 def unpadded(payload: bytearray) -> bytearray:
     if not payload or payload[0] >= len(payload):
-        raise Fault(Code.PROTOCOL_ERROR, "a frame has more padding than room")
+        raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "a frame has more padding than room")
     return payload[1 : len(payload) - payload[0]]
 
 
 def settings_in(payload: bytearray) -> Iterator[tuple[int, int]]:
     """What the other side wants, each checked (section 6.5.2); the unknown is passed over."""
     if len(payload) % SETTING.size:
-        raise Fault(Code.FRAME_SIZE_ERROR, "settings of a strange length")
+        raise H2ConnectionError(H2ErrorCode.FRAME_SIZE_ERROR, "settings of a strange length")
     for name, value in SETTING.iter_unpack(payload):
         if name == INITIAL_WINDOW_SIZE and value > LARGEST:
-            raise Fault(Code.FLOW_CONTROL_ERROR, "a window beyond all windows")
+            raise H2ConnectionError(H2ErrorCode.FLOW_CONTROL_ERROR, "a window beyond all windows")
         if name == MAX_FRAME_SIZE and not SMALLEST_FRAME <= value <= LARGEST_FRAME:
-            raise Fault(Code.PROTOCOL_ERROR, "frames of a forbidden size")
+            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "frames of a forbidden size")
         if name == ENABLE_PUSH and value > 1:
-            raise Fault(Code.PROTOCOL_ERROR, "a push that is neither on nor off")
+            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "a push that is neither on nor off")
         yield name, value
 
 
 def word_in(payload: bytearray) -> int:
     if len(payload) != WORD.size:
-        raise Fault(Code.FRAME_SIZE_ERROR, "a frame of a strange length")
+        raise H2ConnectionError(H2ErrorCode.FRAME_SIZE_ERROR, "a frame of a strange length")
     return int(WORD.unpack(payload)[0])
 
 
@@ -103,10 +104,10 @@ def window_update(number: int, more: int) -> bytes:
     return frame(WINDOW_UPDATE, 0, number, WORD.pack(more))
 
 
-def reset(number: int, code: Code) -> bytes:
+def reset(number: int, code: H2ErrorCode) -> bytes:
     return frame(RST_STREAM, 0, number, WORD.pack(code))
 
 
-def goaway(last: int, code: Code, why: str = "") -> bytes:
+def goaway(last: int, code: H2ErrorCode, why: str = "") -> bytes:
     """`last`: the highest stream that we took. Whatever is above may be asked again elsewhere (section 6.8)."""
     return frame(GOAWAY, payload=WORD.pack(last) + WORD.pack(code) + why.encode())

@@ -16,29 +16,29 @@ from gputile.http.h2_frames import (
     HEADERS,
     LARGEST,
     SMALLEST_FRAME,
-    Code,
-    Fault,
-    StreamFault,
+    H2ConnectionError,
+    H2ErrorCode,
+    H2StreamError,
     frame,
     head,
 )
-from gputile.http.h2_streams import Stream
+from gputile.http.h2_streams import H2Stream
 
 AT_ONCE = 2**18  # bytes that are handed to the loop together
 
 
-class Outbox:
+class H2Sender:
     """The sending side."""
 
     def __init__(
-        self, transport: asyncio.Transport, streams: dict[int, Stream], answered: Callable[[Stream], None]
+        self, transport: asyncio.Transport, streams: dict[int, H2Stream], answered: Callable[[H2Stream], None]
     ) -> None:
         """`streams`: all that are open. Whoever has its whole answer leaves. `answered` hears of each answer, or piece
         of one, that has gone or is not wanted any more."""
         self._transport, self._streams, self._answered = transport, streams, answered
         self._parts: list[bytes | memoryview] = []
         self._size = 0  # of the parts
-        self._queue: dict[int, Stream] = {}  # answers that are not all sent
+        self._queue: dict[int, H2Stream] = {}  # answers that are not all sent
         self._window = FIRST_WINDOW  # of the connection
         self.first_window = FIRST_WINDOW  # of a new stream
         self.largest = SMALLEST_FRAME  # that the other side takes
@@ -58,7 +58,7 @@ class Outbox:
 
     # ---- answers ----------------------------------------------------------------------------------------------------
 
-    def answer(self, stream: Stream, fields: bytes, body: bytes) -> None:
+    def answer(self, stream: H2Stream, fields: bytes, body: bytes) -> None:
         """Headers go at once: they are under no window."""
         stream.rest = memoryview(body)
         if not body:
@@ -70,12 +70,12 @@ class Outbox:
         self.waiting += len(body)
         self._push(stream)
 
-    def begin(self, stream: Stream, fields: bytes) -> None:
+    def begin(self, stream: H2Stream, fields: bytes) -> None:
         """An answer that comes piece by piece."""
         stream.rest, stream.is_open = memoryview(b""), True
         self.say(frame(HEADERS, END_HEADERS, stream.number, fields))
 
-    def add(self, stream: Stream, piece: bytes) -> None:
+    def add(self, stream: H2Stream, piece: bytes) -> None:
         """Its next piece; the one before has gone."""
         if piece:
             stream.rest = memoryview(piece)
@@ -83,7 +83,7 @@ class Outbox:
             self.waiting += len(piece)
             self._push(stream)
 
-    def end(self, stream: Stream) -> None:
+    def end(self, stream: H2Stream) -> None:
         self.say(frame(DATA, END_STREAM, stream.number))
         stream.is_open = False
         del self._streams[stream.number]
@@ -95,7 +95,7 @@ class Outbox:
                 return
             self._push(stream)
 
-    def _push(self, stream: Stream) -> None:
+    def _push(self, stream: H2Stream) -> None:
         assert stream.rest is not None
         while (size := min(len(stream.rest), self._window, stream.window, self.largest)) > 0 and not self.is_held:
             piece, stream.rest = stream.rest[:size], stream.rest[size:]
@@ -112,7 +112,7 @@ class Outbox:
             else:
                 del self._streams[stream.number]
 
-    def forget(self, stream: Stream) -> None:
+    def forget(self, stream: H2Stream) -> None:
         """Nobody wants this answer any more."""
         if self._queue.pop(stream.number, None) is not None and stream.rest is not None:
             self.waiting -= len(stream.rest)
@@ -120,17 +120,17 @@ class Outbox:
 
     # ---- windows ----------------------------------------------------------------------------------------------------
 
-    def widen(self, stream: Stream | None, more: int) -> None:
+    def widen(self, stream: H2Stream | None, more: int) -> None:
         """WINDOW_UPDATE: of one stream, or of the connection (section 6.9)."""
         if stream is None:
             self._window += more
             if self._window > LARGEST:
-                raise Fault(Code.FLOW_CONTROL_ERROR, "a window beyond all windows")
+                raise H2ConnectionError(H2ErrorCode.FLOW_CONTROL_ERROR, "a window beyond all windows")
             self.pump()
             return
         stream.window += more
         if stream.window > LARGEST:
-            raise StreamFault(Code.FLOW_CONTROL_ERROR, "a window beyond all windows")
+            raise H2StreamError(H2ErrorCode.FLOW_CONTROL_ERROR, "a window beyond all windows")
         if stream.number in self._queue:
             self._push(stream)
 
@@ -140,5 +140,5 @@ class Outbox:
         for stream in self._streams.values():
             stream.window += difference
             if stream.window > LARGEST:
-                raise Fault(Code.FLOW_CONTROL_ERROR, "a window beyond all windows")
+                raise H2ConnectionError(H2ErrorCode.FLOW_CONTROL_ERROR, "a window beyond all windows")
         self.pump()

@@ -29,22 +29,22 @@ from gputile.http.h2_frames import (
     LARGEST,
     PADDED,
     WITH_PRIORITY,
-    Code,
-    Fault,
-    StreamFault,
+    H2ConnectionError,
+    H2ErrorCode,
+    H2StreamError,
 )
-from gputile.http.h2_sender import Outbox
-from gputile.http.h2_streams import Stream, answer_fields, check_plain, read_fields, stream_fields
-from gputile.http.hpack import NO_TABLE, Decoder, Field
-from gputile.http.limits import Callers
+from gputile.http.h2_sender import H2Sender
+from gputile.http.h2_streams import H2Stream, answer_fields, check_plain, read_fields, stream_fields
+from gputile.http.hpack import NO_TABLE, Field, HpackDecoder
+from gputile.http.limits import CallerClass
 from gputile.http.messages import (
     LONGEST_HEAD,
     SHORT_HEAD,
     SLOW,
-    Host,
     Reply,
     Request,
     Response,
+    ServerHooks,
     Streamed,
     asked,
     broken,
@@ -89,7 +89,7 @@ STRANGE = h2_frames.settings(
 """What somebody is told whose bodies are not read."""
 
 
-class Block(msgspec.Struct):
+class HeaderBlock(msgspec.Struct):
     """Headers that come in several frames, with nothing in between."""
 
     number: int
@@ -101,20 +101,20 @@ class Block(msgspec.Struct):
 class H2Connection(asyncio.BufferedProtocol):
     """One client. Its questions are answered as soon as each can be."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ServerHooks) -> None:
         self._host = host
         self._transport: asyncio.Transport | None = None
-        self._out: Outbox
-        self._callers: Callers
+        self._out: H2Sender
+        self._callers: CallerClass
         self._is_known, self._is_trusted, self._caller = False, False, ""
         self._reads_bodies, self._longest_frame, self._most_streams = True, LARGEST_TAKEN, MOST_STREAMS
         self.address, self.kept = "", 0
         self._buffer = bytearray()
         self._stuck_since = host.now()  # when what is in the buffer began
         self._is_greeted = self._is_set = False  # the preface came; the first settings came
-        self._decoder: Decoder
-        self._block: Block | None = None
-        self._streams: dict[int, Stream] = {}
+        self._decoder: HpackDecoder
+        self._block: HeaderBlock | None = None
+        self._streams: dict[int, H2Stream] = {}
         self._highest = self._last = 0  # the highest stream that was opened, and that we took
         self._orphans = 0  # streams that are gone, and still worked on
         self._taken = 0  # bytes since we last widened the connection's window
@@ -132,10 +132,10 @@ class H2Connection(asyncio.BufferedProtocol):
         self._is_known, self._caller = bool(certificate), common_name(certificate)
         self._is_trusted = self._host.trusts(certificate)
         self.address = peer(transport)
-        self._out = Outbox(self._transport, self._streams, self._answered)
+        self._out = H2Sender(self._transport, self._streams, self._answered)
         self._transport.set_write_buffer_limits(HIGH_WATER)
-        self._callers = self._host.welcome(self, "h2", trusted=self._is_trusted)
-        self._decoder = Decoder(self._callers.limits.head)
+        self._callers = self._host.register(self, "h2", trusted=self._is_trusted)
+        self._decoder = HpackDecoder(self._callers.limits.head)
         self._reads_bodies = bool(self._callers.limits.bodies)
         if not self._reads_bodies:
             self._longest_frame, self._most_streams = h2_frames.SMALLEST_FRAME, 1
@@ -149,17 +149,17 @@ class H2Connection(asyncio.BufferedProtocol):
         self._host.forget(self)
 
     def get_buffer(self, hint: int) -> memoryview:
-        return self._host.landing
+        return self._host.read_buffer
 
     def buffer_updated(self, count: int) -> None:
         if self._transport is None:
             return
         if not self._buffer:
             self._stuck_since = self._host.now()
-        self._buffer += self._host.landing[:count]
+        self._buffer += self._host.read_buffer[:count]
         try:
             self._work()
-        except Fault as fault:
+        except H2ConnectionError as fault:
             self._end(fault.code, str(fault))
         self._flush()
 
@@ -188,7 +188,7 @@ class H2Connection(asyncio.BufferedProtocol):
             high, low, kind, flags, number = h2_frames.HEAD.unpack_from(buffer, at)
             length = high << 16 | low
             if length > self._longest_frame:
-                raise Fault(Code.FRAME_SIZE_ERROR, "a frame is larger than we take")
+                raise H2ConnectionError(H2ErrorCode.FRAME_SIZE_ERROR, "a frame is larger than we take")
             begin = at + h2_frames.HEAD.size
             if len(buffer) < begin + length:
                 break
@@ -202,7 +202,7 @@ class H2Connection(asyncio.BufferedProtocol):
         """The preface (section 3.4)."""
         begin = bytes(self._buffer[: len(h2_frames.PREFACE)])
         if begin != h2_frames.PREFACE[: len(begin)]:
-            raise Fault(Code.PROTOCOL_ERROR, "this is no HTTP/2")
+            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "this is no HTTP/2")
         self._is_greeted = len(begin) == len(h2_frames.PREFACE)
         if self._is_greeted:
             del self._buffer[: len(begin)]
@@ -210,11 +210,11 @@ class H2Connection(asyncio.BufferedProtocol):
 
     def _take(self, kind: int, flags: int, number: int, payload: bytearray) -> None:
         if not self._is_set and (kind != h2_frames.SETTINGS or flags & ACK):
-            raise Fault(Code.PROTOCOL_ERROR, "settings come first")
+            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "settings come first")
         if self._block is not None and (kind != h2_frames.CONTINUATION or number != self._block.number):
-            raise Fault(Code.PROTOCOL_ERROR, "headers are cut in two")
+            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "headers are cut in two")
         if (kind in OF_STREAMS and not number) or (kind in OF_THE_CONNECTION and number):
-            raise Fault(Code.PROTOCOL_ERROR, "a frame is on the wrong stream")
+            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "a frame is on the wrong stream")
         try:
             match kind:
                 case h2_frames.DATA:
@@ -232,23 +232,23 @@ class H2Connection(asyncio.BufferedProtocol):
                 case h2_frames.PING:
                     self._ping(flags, payload)
                 case h2_frames.PUSH_PROMISE:
-                    raise Fault(Code.PROTOCOL_ERROR, "a client cannot promise anything")
+                    raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "a client cannot promise anything")
                 case _:  # priorities, farewells, and what is yet to be invented
                     self._note()
-        except StreamFault as fault:
+        except H2StreamError as fault:
             self._reset(number, fault.code)
-            self._note(1 if fault.code == Code.REFUSED_STREAM else RESET_NOISE)
+            self._note(1 if fault.code == H2ErrorCode.REFUSED_STREAM else RESET_NOISE)
 
     def _note(self, times: int = 1) -> None:
         """A frame that asks for nothing. Some are needed; a flood of them is not."""
         self._noise += times
         if self._noise > MOST_NOISE:
-            raise Fault(Code.ENHANCE_YOUR_CALM, "too many frames that ask for nothing")
+            raise H2ConnectionError(H2ErrorCode.ENHANCE_YOUR_CALM, "too many frames that ask for nothing")
 
-    def _known(self, number: int) -> Stream | None:
+    def _known(self, number: int) -> H2Stream | None:
         """The stream, if it is still open. One that nobody has opened is an error (section 5.1)."""
         if number > self._highest:
-            raise Fault(Code.PROTOCOL_ERROR, "a stream that was never opened")
+            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "a stream that was never opened")
         return self._streams.get(number)
 
     # ---- a question -------------------------------------------------------------------------------------------------
@@ -258,14 +258,14 @@ class H2Connection(asyncio.BufferedProtocol):
             payload = h2_frames.unpadded(payload)
         if flags & WITH_PRIORITY:
             if len(payload) < PRIORITY_SIZE:
-                raise Fault(Code.FRAME_SIZE_ERROR, "headers without their priority")
+                raise H2ConnectionError(H2ErrorCode.FRAME_SIZE_ERROR, "headers without their priority")
             del payload[:PRIORITY_SIZE]
-        self._block = Block(number, bool(flags & END_STREAM), payload, self._host.now())
+        self._block = HeaderBlock(number, bool(flags & END_STREAM), payload, self._host.now())
         self._add_to_block(flags)
 
     def _continuation(self, flags: int, payload: bytearray) -> None:
         if self._block is None:
-            raise Fault(Code.PROTOCOL_ERROR, "headers go on that never began")
+            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "headers go on that never began")
         if not payload:
             self._note()
         self._block.content += payload
@@ -275,23 +275,23 @@ class H2Connection(asyncio.BufferedProtocol):
         block = self._block
         assert block is not None
         if len(block.content) > self._callers.limits.head:
-            raise Fault(Code.ENHANCE_YOUR_CALM, "the headers are too long")
+            raise H2ConnectionError(H2ErrorCode.ENHANCE_YOUR_CALM, "the headers are too long")
         if flags & END_HEADERS:
             self._block = None
             self._begin(block)
 
-    def _begin(self, block: Block) -> None:
+    def _begin(self, block: HeaderBlock) -> None:
         """The headers are whole. They are read even if nobody wants them, for later ones refer to them."""
         try:
             fields = self._decoder.decode(block.content)
         except Malformed as wrong:
-            code = Code.ENHANCE_YOUR_CALM if wrong.status == TOO_LONG else Code.COMPRESSION_ERROR
-            raise Fault(code, str(wrong)) from wrong
+            code = H2ErrorCode.ENHANCE_YOUR_CALM if wrong.status == TOO_LONG else H2ErrorCode.COMPRESSION_ERROR
+            raise H2ConnectionError(code, str(wrong)) from wrong
         if block.number <= self._highest:
             self._trailers(block, fields)
             return
         if block.number % 2 == 0:
-            raise Fault(Code.PROTOCOL_ERROR, "a client's streams have odd numbers")
+            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "a client's streams have odd numbers")
         self._highest = block.number
         if self._is_leaving:
             self._note()
@@ -299,8 +299,8 @@ class H2Connection(asyncio.BufferedProtocol):
         self._last = block.number
         head = read_fields(fields)
         if self._is_full():
-            raise StreamFault(Code.REFUSED_STREAM, "too much at once")
-        stream = Stream(block.number, head, self._out.first_window, block.since)
+            raise H2StreamError(H2ErrorCode.REFUSED_STREAM, "too much at once")
+        stream = H2Stream(block.number, head, self._out.first_window, block.since)
         self._streams[block.number] = stream
         self.since = block.since
         self._callers = self._host.classed(self, self._callers, head.path)
@@ -314,14 +314,14 @@ class H2Connection(asyncio.BufferedProtocol):
     def _is_full(self) -> bool:
         return len(self._streams) + self._orphans >= self._most_streams or self._out.waiting > MOST_WAITING
 
-    def _trailers(self, block: Block, fields: list[Field]) -> None:
+    def _trailers(self, block: HeaderBlock, fields: list[Field]) -> None:
         """Headers behind a body: nothing in them matters, but that it ends here."""
         stream = self._streams.get(block.number)
         if stream is None or stream.is_whole:
             self._note()
-            raise StreamFault(Code.STREAM_CLOSED, "headers on a stream that has ended")
+            raise H2StreamError(H2ErrorCode.STREAM_CLOSED, "headers on a stream that has ended")
         if not block.ends_stream:
-            raise StreamFault(Code.PROTOCOL_ERROR, "headers in the middle of a body")
+            raise H2StreamError(H2ErrorCode.PROTOCOL_ERROR, "headers in the middle of a body")
         for name, value in fields:
             check_plain(name, value)
         self._ask(stream)
@@ -335,7 +335,7 @@ class H2Connection(asyncio.BufferedProtocol):
             self._note()  # on its way when the stream was reset, or nobody wants it
             return
         if stream.is_whole:
-            raise StreamFault(Code.STREAM_CLOSED, "a body goes on after its end")
+            raise H2StreamError(H2ErrorCode.STREAM_CLOSED, "a body goes on after its end")
         if flags & END_STREAM == 0 and not payload:
             self._note()
         stream.take(payload, self._host.limit)
@@ -344,9 +344,9 @@ class H2Connection(asyncio.BufferedProtocol):
             return
         self._keep(stream, len(stream.body))
         if self.kept > MOST_BODIES * self._host.limit:
-            raise StreamFault(Code.ENHANCE_YOUR_CALM, "too many bodies at once")
+            raise H2StreamError(H2ErrorCode.ENHANCE_YOUR_CALM, "too many bodies at once")
 
-    def _keep(self, stream: Stream, size: int) -> None:
+    def _keep(self, stream: H2Stream, size: int) -> None:
         """So much of its body counts as not whole. One that came in one piece never does."""
         more, stream.kept = size - stream.kept, size
         if more:
@@ -361,7 +361,7 @@ class H2Connection(asyncio.BufferedProtocol):
 
     # ---- an answer --------------------------------------------------------------------------------------------------
 
-    def _ask(self, stream: Stream, *, is_unread: bool = False) -> None:
+    def _ask(self, stream: H2Stream, *, is_unread: bool = False) -> None:
         """`is_unread`: there is a body that we do not want. Its answer is the last on this connection."""
         if is_unread:
             stream.is_whole = self._is_unread = True
@@ -389,7 +389,7 @@ class H2Connection(asyncio.BufferedProtocol):
         else:
             self._host.work(asyncio.ensure_future(self._wait_for(stream, request, answer)))
 
-    async def _wait_for(self, stream: Stream, request: Request, answer: Awaitable[Reply]) -> None:
+    async def _wait_for(self, stream: H2Stream, request: Request, answer: Awaitable[Reply]) -> None:
         response: Reply | None = None
         try:
             response = await answer
@@ -397,7 +397,7 @@ class H2Connection(asyncio.BufferedProtocol):
             response = broken(request)
         finally:
             if response is None:  # we are stopping
-                self._reset(stream.number, Code.INTERNAL_ERROR)
+                self._reset(stream.number, H2ErrorCode.INTERNAL_ERROR)
             if self._streams.get(stream.number) is not stream:
                 self._orphans -= 1
             self._flush()
@@ -407,7 +407,7 @@ class H2Connection(asyncio.BufferedProtocol):
         self._send(stream, response)
         self._flush()
 
-    async def _pour(self, stream: Stream, streamed: Streamed) -> None:
+    async def _pour(self, stream: H2Stream, streamed: Streamed) -> None:
         """Piece by piece, the next when this one has gone. Whoever resets the stream, or hangs up, ends it."""
         stream.pouring = asyncio.current_task()
         try:
@@ -428,18 +428,18 @@ class H2Connection(asyncio.BufferedProtocol):
             if stream.pouring is not None:  # a bug, or we are stopping, or nobody listens
                 stream.pouring = None
                 if self._streams.get(stream.number) is stream:
-                    self._reset(stream.number, Code.INTERNAL_ERROR)
+                    self._reset(stream.number, H2ErrorCode.INTERNAL_ERROR)
             self._flush()
 
     def _headed(self, fields: bytes) -> bytes:
         prelude, self._prelude = self._prelude, b""
         return prelude + fields
 
-    def _account(self, stream: Stream, size: int) -> None:
+    def _account(self, stream: H2Stream, size: int) -> None:
         self.since = stream.since = self._host.now()
         self._noise = max(-MOST_CREDIT, self._noise - 1 - size // ACCOUNTED)
 
-    def _send(self, stream: Stream, response: Response) -> None:
+    def _send(self, stream: H2Stream, response: Response) -> None:
         if self._streams.get(stream.number) is not stream:
             return  # nobody waits for it any more
         body = response.body
@@ -449,15 +449,15 @@ class H2Connection(asyncio.BufferedProtocol):
         self._out.answer(stream, fields, body)
         self._count(stream, body)
         if response.close or self._is_unread or self._host.is_stopping:
-            self.see_off()
+            self.drain()
 
-    def _count(self, stream: Stream, body: bytes) -> None:
+    def _count(self, stream: H2Stream, body: bytes) -> None:
         """What could not be sent at once counts among the answers of its class until it has gone."""
         if stream.rest:
             stream.answer = body
             self._callers.begin(self, body)
 
-    def _answered(self, stream: Stream) -> None:
+    def _answered(self, stream: H2Stream) -> None:
         """All of it has gone, or nobody wants it any more."""
         body, stream.answer = stream.answer, b""
         if body:
@@ -478,11 +478,11 @@ class H2Connection(asyncio.BufferedProtocol):
         self._note()
         if flags & ACK:
             if payload:
-                raise Fault(Code.FRAME_SIZE_ERROR, "an acknowledgement with something in it")
+                raise H2ConnectionError(H2ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement with something in it")
             return
         self._is_set = True
         if len(payload) > MOST_SETTINGS * h2_frames.SETTING.size:
-            raise Fault(Code.ENHANCE_YOUR_CALM, "more settings than there are")
+            raise H2ConnectionError(H2ErrorCode.ENHANCE_YOUR_CALM, "more settings than there are")
         wanted = dict(h2_frames.settings_in(payload))  # of two with one name the last (section 6.5.3)
         if h2_frames.INITIAL_WINDOW_SIZE in wanted:
             self._out.set_first_window(wanted[h2_frames.INITIAL_WINDOW_SIZE])
@@ -492,7 +492,7 @@ class H2Connection(asyncio.BufferedProtocol):
     def _ping(self, flags: int, payload: bytearray) -> None:
         self._note()
         if len(payload) != PING_SIZE:
-            raise Fault(Code.FRAME_SIZE_ERROR, "a ping of a strange length")
+            raise H2ConnectionError(H2ErrorCode.FRAME_SIZE_ERROR, "a ping of a strange length")
         if not flags & ACK:
             self._out.say(h2_frames.frame(h2_frames.PING, ACK, 0, bytes(payload)))
 
@@ -503,7 +503,7 @@ class H2Connection(asyncio.BufferedProtocol):
         if number and stream is None:
             return  # it has its answer
         if not more:
-            raise Fault(Code.PROTOCOL_ERROR, "a window is widened by nothing")
+            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "a window is widened by nothing")
         self._out.widen(stream, more)
 
     # ---- ends -------------------------------------------------------------------------------------------------------
@@ -515,14 +515,14 @@ class H2Connection(asyncio.BufferedProtocol):
         if stream is not None:
             self._drop(stream)
 
-    def _reset(self, number: int, code: Code) -> None:
+    def _reset(self, number: int, code: H2ErrorCode) -> None:
         stream = self._streams.get(number)
         if stream is not None:
             self._drop(stream)
         if self._transport is not None:
             self._out.say(h2_frames.reset(number, code))
 
-    def _drop(self, stream: Stream) -> None:
+    def _drop(self, stream: H2Stream) -> None:
         """The answer has nobody to go to. Work that was begun goes on, and counts."""
         del self._streams[stream.number]
         self._out.forget(stream)
@@ -536,7 +536,7 @@ class H2Connection(asyncio.BufferedProtocol):
         self._noise, limits = min(self._noise, 0), self._callers.limits
         for stream in list(self._streams.values()):
             if not stream.waits_for_us and now - stream.since > max(limits.slow, min(limits.answer, SLOW)):
-                self._reset(stream.number, Code.CANCEL)
+                self._reset(stream.number, H2ErrorCode.CANCEL)
         self._flush()
         is_idle, is_fetched = not self._streams and not self._orphans, self._is_leaving and not self._out.is_held
         if self._is_stuck(now) or (is_idle and (is_fetched or now - self.since > limits.idle)):
@@ -548,18 +548,18 @@ class H2Connection(asyncio.BufferedProtocol):
         is_half = self._buffer or self._block is not None or not self._is_set
         return bool(is_half) and now - since > self._callers.limits.slow
 
-    def see_off(self) -> None:
+    def drain(self) -> None:
         """Take no further question, answer those that were asked. Go then opens another connection for its next."""
         if self._transport is not None and not self._is_leaving:
             self._is_leaving = True
-            self._out.say(h2_frames.goaway(self._last, Code.NO_ERROR))
+            self._out.say(h2_frames.goaway(self._last, H2ErrorCode.NO_ERROR))
             self._flush()
 
     def close(self) -> None:
-        self.see_off()
+        self.drain()
         self._hang_up()
 
-    def _end(self, code: Code, why: str) -> None:
+    def _end(self, code: H2ErrorCode, why: str) -> None:
         """Something is wrong with all of it."""
         if self._transport is not None:
             self._out.say(h2_frames.goaway(self._last, code, why))

@@ -1,7 +1,7 @@
 """One question over HTTP/2, from its headers to the last byte of its answer.
 
 Room:  what RFC 9113, section 8, asks of a request, and a body as it comes.
-Door:  `read_fields` checks headers, `Stream.take` collects a body, `answer_fields` writes the headers of an answer.
+Door:  `read_fields` checks headers, `H2Stream.take` collects a body, `answer_fields` writes the headers of an answer.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import msgspec
 
-from gputile.http.h2_frames import Code, StreamFault
+from gputile.http.h2_frames import H2ErrorCode, H2StreamError
 from gputile.http.hpack import Field, written
 from gputile.http.messages import parted
 
@@ -21,7 +21,7 @@ PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
 LONGEST_NUMBER = 15  # digits of a length
 
 
-class Head(msgspec.Struct, frozen=True):
+class H2RequestHead(msgspec.Struct, frozen=True):
     """A request without its body."""
 
     method: str
@@ -31,7 +31,7 @@ class Head(msgspec.Struct, frozen=True):
     fields: list[Field] = []
 
 
-def read_fields(fields: list[Field]) -> Head:
+def read_fields(fields: list[Field]) -> H2RequestHead:
     """Those headers that matter here; whatever is not as it should be is refused, not guessed."""
     special: dict[bytes, bytes] = {}
     length: int | None = None
@@ -52,7 +52,7 @@ def read_fields(fields: list[Field]) -> Head:
     if not (special.get(b":method") and special.get(b":scheme") and path[:1] == b"/"):
         raise _malformed("no method, scheme or path")
     where, query = parted(path.decode("latin-1"))
-    return Head(special[b":method"].decode("latin-1"), where, length, query, fields)
+    return H2RequestHead(special[b":method"].decode("latin-1"), where, length, query, fields)
 
 
 def check_plain(name: bytes, value: bytes) -> None:
@@ -69,11 +69,11 @@ def _length(said: bytes) -> int:
     return int(said)
 
 
-def _malformed(why: str) -> StreamFault:
-    return StreamFault(Code.PROTOCOL_ERROR, why)
+def _malformed(why: str) -> H2StreamError:
+    return H2StreamError(H2ErrorCode.PROTOCOL_ERROR, why)
 
 
-class Stream:
+class H2Stream:
     """
     asking --whole--> working --answered--> answering --last byte--> gone
        |                 |                      |                     ^
@@ -98,7 +98,7 @@ class Stream:
         "window",
     )
 
-    def __init__(self, number: int, head: Head, window: int, since: float) -> None:
+    def __init__(self, number: int, head: H2RequestHead, window: int, since: float) -> None:
         self.number, self.head = number, head
         self.window = window  # bytes of the answer that the other side is ready to take
         self.since = since  # when the last thing happened that counts

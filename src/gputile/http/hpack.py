@@ -1,7 +1,7 @@
 """HPACK (RFC 7541): the headers of HTTP/2, which refer to those that came before.
 
 Room:  one table per connection and direction. Everything asked is read; of writing, only what our answers need.
-Door:  `Decoder.decode(block)` gives the fields, `Malformed` where it can never be; `written` writes one field.
+Door:  `HpackDecoder.decode(block)` gives the fields, `Malformed` where it can never be; `written` writes one field.
 
 After an error the table is worthless, and so is the connection. We write without a table of our own: an answer has
 three headers, and what need not be kept cannot be wrong.
@@ -80,7 +80,7 @@ NAMED = {name: index for index, (name, _) in reversed(list(enumerate(STATIC)))}
 WHOLE = {field: index for index, field in enumerate(STATIC)}
 
 
-class Decoder:
+class HpackDecoder:
     """The other side's table, and how to read what refers to it."""
 
     def __init__(self, longest: int) -> None:

@@ -56,26 +56,26 @@ def codes() -> Iterator[tuple[int, int, int]]:
         before = length
 
 
-class Fork:
+class HuffmanNode:
     """A place in the tree. A child is a further fork or a symbol."""
 
     __slots__ = ("children", "ends_well", "steps")
 
     def __init__(self, *, ends_well: bool) -> None:
-        self.children: list[Fork | int | None] = [None, None]
+        self.children: list[HuffmanNode | int | None] = [None, None]
         self.ends_well = ends_well  # a string may end here: less than a byte of ones (section 5.2)
-        self.steps: dict[int, tuple[Fork, bytes]] = {}
+        self.steps: dict[int, tuple[HuffmanNode, bytes]] = {}
 
 
-def _grown() -> Fork:
-    root = Fork(ends_well=True)
+def _grown() -> HuffmanNode:
+    root = HuffmanNode(ends_well=True)
     for symbol, code, length in codes():
         at = root
         for done in range(1, length):
             bit = code >> (length - done) & 1
             below = at.children[bit]
-            if not isinstance(below, Fork):
-                below = at.children[bit] = Fork(ends_well=at.ends_well and bit == 1 and done < 8)
+            if not isinstance(below, HuffmanNode):
+                below = at.children[bit] = HuffmanNode(ends_well=at.ends_well and bit == 1 and done < 8)
             at = below
         at.children[code & 1] = symbol
     return root
@@ -95,11 +95,11 @@ def unpacked(packed: bytes) -> bytes:
     return b"".join(found)
 
 
-def _learn(start: Fork, byte: int) -> tuple[Fork, bytes]:
+def _learn(start: HuffmanNode, byte: int) -> tuple[HuffmanNode, bytes]:
     at, said = start, bytearray()
     for shift in range(7, -1, -1):
         below = at.children[byte >> shift & 1]
-        if isinstance(below, Fork):
+        if isinstance(below, HuffmanNode):
             at = below
             continue
         if below is None or below == END:

@@ -1,7 +1,7 @@
 """Classes of callers, and what each class may have: connections, unfinished bodies, answers nobody has fetched.
 
 Room:  counting, and choosing who has to go when there is too much. No sockets, no clock.
-Door:  `Callers` is one class. `enter`, `leave`; `keep` for bodies that grow; `begin`, `end` for answers being sent.
+Door:  `CallerClass` is one class. `enter`, `leave`; `keep` for bodies that grow; `begin`, `end` for answers being sent.
 
 Whoever comes always gets a place, so nobody can lock others out by staying: another has to go instead. It is one of
 the address that has the most places, and there the one that has done nothing useful for the longest time. One host
@@ -16,7 +16,7 @@ import msgspec
 MIB = 2**20
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class CallerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What all connections of one class may have together, and what a single one may do."""
 
     connections: int
@@ -28,7 +28,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     answer: float = float("inf")  # seconds for a whole answer
 
 
-class Guest(Protocol):
+class LimitedConnection(Protocol):
     """A connection, as its class sees it."""
 
     address: str  # of the other side
@@ -43,21 +43,21 @@ class Guest(Protocol):
         """End it at once; whatever was not sent is lost."""
 
 
-class Shared(msgspec.Struct):
+class SharedResponse(msgspec.Struct):
     """An answer that is on its way to some."""
 
     size: int
-    readers: Counter[Guest]
+    readers: Counter[LimitedConnection]
 
 
-class Callers:
+class CallerClass:
     """See the module's text."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: CallerLimits) -> None:
         self.limits = limits
-        self._guests: dict[Guest, None] = {}  # in the order in which they came
+        self._guests: dict[LimitedConnection, None] = {}  # in the order in which they came
         self._crowds: Counter[str] = Counter()  # by address
-        self._sent: dict[int, Shared] = {}  # by the identity of the bytes
+        self._sent: dict[int, SharedResponse] = {}  # by the identity of the bytes
         self.kept = 0  # bytes of bodies
         self.unsent = 0  # bytes of answers
         self.evicted = 0  # since somebody last looked
@@ -65,18 +65,18 @@ class Callers:
     def __len__(self) -> int:
         return len(self._guests)
 
-    def __contains__(self, guest: Guest) -> bool:
+    def __contains__(self, guest: LimitedConnection) -> bool:
         return guest in self._guests
 
     # ---- connections ------------------------------------------------------------------------------------------------
 
-    def enter(self, guest: Guest) -> None:
+    def enter(self, guest: LimitedConnection) -> None:
         self._guests[guest] = None
         self._crowds[guest.address] += 1
         if len(self._guests) > self.limits.connections:
             self._evict(self._worst(guest))
 
-    def leave(self, guest: Guest) -> None:
+    def leave(self, guest: LimitedConnection) -> None:
         if guest not in self._guests:
             return
         del self._guests[guest]
@@ -88,7 +88,7 @@ class Callers:
         for key in [key for key, shared in self._sent.items() if guest in shared.readers]:
             self._drop(key, guest, self._sent[key].readers[guest])
 
-    def _worst(self, newcomer: Guest) -> Guest:
+    def _worst(self, newcomer: LimitedConnection) -> LimitedConnection:
         """Where all others are being served, the newcomer."""
         most = max(self._crowds.values())
         crowd = [one for one in self._guests if self._crowds[one.address] == most and one is not newcomer]
@@ -96,14 +96,14 @@ class Callers:
         waiting = [one for one in others if not one.is_served] or [newcomer]
         return min(waiting, key=_patience)
 
-    def _evict(self, guest: Guest) -> None:
+    def _evict(self, guest: LimitedConnection) -> None:
         self.evicted += 1
         self.leave(guest)
         guest.cut()
 
     # ---- bodies that are not whole ----------------------------------------------------------------------------------
 
-    def keep(self, guest: Guest, size: int) -> None:
+    def keep(self, guest: LimitedConnection, size: int) -> None:
         """So many bytes of its bodies are kept now. Where that is too much in all, the slowest other body goes."""
         if guest not in self._guests:
             return
@@ -117,13 +117,13 @@ class Callers:
 
     # ---- answers that are not fetched -------------------------------------------------------------------------------
 
-    def begin(self, guest: Guest, body: bytes) -> None:
+    def begin(self, guest: LimitedConnection, body: bytes) -> None:
         """It is being sent this. Where too much is on its way, the slowest of those who read something else goes."""
         if guest not in self._guests:
             return
         shared = self._sent.get(id(body))
         if shared is None:
-            shared = self._sent[id(body)] = Shared(len(body), Counter())
+            shared = self._sent[id(body)] = SharedResponse(len(body), Counter())
             self.unsent += len(body)
         shared.readers[guest] += 1
         while self.unsent > self.limits.answers:
@@ -132,13 +132,13 @@ class Callers:
                 return  # one answer is always sent, however large
             self._evict(min(others, key=_patience))
 
-    def end(self, guest: Guest, body: bytes) -> None:
+    def end(self, guest: LimitedConnection, body: bytes) -> None:
         """It has this, or wants it no more. What has left this class is forgotten already."""
         shared = self._sent.get(id(body))
         if shared is not None and guest in shared.readers:
             self._drop(id(body), guest, 1)
 
-    def _drop(self, key: int, guest: Guest, times: int) -> None:
+    def _drop(self, key: int, guest: LimitedConnection, times: int) -> None:
         shared = self._sent[key]
         shared.readers[guest] -= times
         if shared.readers[guest] <= 0:
@@ -148,5 +148,5 @@ class Callers:
             self.unsent -= shared.size
 
 
-def _patience(guest: Guest) -> float:
+def _patience(guest: LimitedConnection) -> float:
     return guest.since

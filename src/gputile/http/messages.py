@@ -1,8 +1,8 @@
 """What is asked and what is answered, whichever HTTP carried it.
 
 Room:  values, and what a connection and its listener know of each other.
-Door:  `Request` in, `Response` (or, piece by piece, `Streamed`) out; `Host` and `Guest` are the two sides of the
-       threshold.
+Door:  `Request` in, `Response` (or, piece by piece, `Streamed`) out; `ServerHooks` and `ServerConnection` are the two
+       sides of the threshold.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import msgspec
 
 from gputile.http import limits
-from gputile.http.limits import Callers
+from gputile.http.limits import CallerClass
 
 log = logging.getLogger(__name__)
 
 LONGEST_HEAD = 65536  # bytes, of a question or of an answer
 SHORT_HEAD = 8192  # bytes, of a question of somebody whom we do not know
-LANDING = 65536  # bytes that are read at once
+READ_BUFFER = 65536  # bytes that are read at once
 IDLE = 300.0  # seconds; kube-scheduler drops idle connections after 90
 SLOW = 60.0  # seconds for a whole request
 ARRIVING = 10.0  # seconds until the handshake is done, and then until the first head is here
@@ -71,43 +71,43 @@ Reply = Response | Streamed
 Answer = Callable[[Request], Reply | Awaitable[Reply]]
 
 
-class Guest(limits.Guest, Protocol):
+class ServerConnection(limits.LimitedConnection, Protocol):
     """One client, as the listener sees it."""
 
     def sweep(self, now: float) -> None:
         """Let go of those who sleep, or take for ever to say what they want."""
 
-    def see_off(self) -> None:
+    def drain(self) -> None:
         """Take no further question, answer those that were asked."""
 
     def close(self) -> None: ...
 
 
-class Host(Protocol):
+class ServerHooks(Protocol):
     """The listener, as its connections see it."""
 
     answer: Answer
     limit: int  # bytes of a body
-    landing: memoryview
+    read_buffer: memoryview
     is_stopping: bool
 
     def now(self) -> float: ...
 
     def trusts(self, certificate: Certificate) -> bool: ...
 
-    def welcome(self, guest: Guest, protocol: str, *, trusted: bool) -> Callers:
+    def register(self, guest: ServerConnection, protocol: str, *, trusted: bool) -> CallerClass:
         """The class of somebody who has said nothing yet, for it to enter."""
 
-    def classed(self, guest: Guest, was: Callers, path: str) -> Callers:
+    def classed(self, guest: ServerConnection, was: CallerClass, path: str) -> CallerClass:
         """The class of somebody who has asked for this, and is not told apart by a certificate."""
 
-    def forget(self, guest: Guest) -> None: ...
+    def forget(self, guest: ServerConnection) -> None: ...
 
     def work(self, answering: asyncio.Task[None]) -> None:
         """Something is being answered that takes time, and we stop only after it."""
 
 
-def asked(host: Host, request: Request) -> Reply | Awaitable[Reply]:
+def asked(host: ServerHooks, request: Request) -> Reply | Awaitable[Reply]:
     """What the listener answers. A bug there is an answer too, and holds up nobody else."""
     try:
         return host.answer(request)

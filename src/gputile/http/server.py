@@ -25,19 +25,19 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from gputile.http.acceptor import Acceptor
-from gputile.http.h1_server import Connection
+from gputile.http.h1_server import H1Connection
 from gputile.http.h2_server import MOST_BODIES, H2Connection
-from gputile.http.limits import MIB, Callers, Limits
+from gputile.http.limits import MIB, CallerClass, CallerLimits
 from gputile.http.messages import (
     ARRIVING,
     IDLE,
-    LANDING,
     LONGEST_HEAD,
+    READ_BUFFER,
     SHORT_HEAD,
     SLOW,
     Answer,
     Certificate,
-    Guest,
+    ServerConnection,
 )
 from gputile.model.errors import InputError
 
@@ -47,10 +47,10 @@ ALPN = ("h2", "http/1.1")  # what is spoken over TLS, the better first
 SWEEP = 10.0  # seconds between two looks for connections that are too slow
 GOODBYE = 5.0  # seconds that requests have to end when we stop
 
-__all__ = ["ALPN", "Bounds", "Connection", "Listener"]
+__all__ = ["ALPN", "H1Connection", "Listener", "ListenerLimits"]
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+class ListenerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How many connections each class may have, and bytes of answers on their way."""
 
     arriving: int = 128
@@ -62,7 +62,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     head: int = LONGEST_HEAD  # bytes, of known callers
 
 
-class Door(asyncio.BufferedProtocol):
+class TlsProtocolSelector(asyncio.BufferedProtocol):
     """Opened by a TLS handshake, which has chosen what is spoken behind it (RFC 7301)."""
 
     def __init__(self, listener: "Listener", opened: Callable[[], None]) -> None:
@@ -71,7 +71,7 @@ class Door(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._opened()
         chosen = transport.get_extra_info("ssl_object").selected_alpn_protocol()
-        behind = H2Connection(self._listener) if chosen == "h2" else Connection(self._listener)
+        behind = H2Connection(self._listener) if chosen == "h2" else H1Connection(self._listener)
         transport.set_protocol(behind)
         behind.connection_made(transport)
 
@@ -88,7 +88,7 @@ class Listener:
         setting: str = "listen",
         probes: Iterable[str] = (),
         trusts: Callable[[Certificate], bool] | None = None,
-        bounds: Bounds | None = None,
+        bounds: ListenerLimits | None = None,
     ) -> None:
         """`limit`: the longest body, in bytes. `came` hears of every connection what it speaks. `setting`: the name of
         that which says where to listen, for people. `probes`: paths with places of their own. `trusts`: whether a
@@ -96,22 +96,22 @@ class Listener:
         request at a time. Without it nobody is told apart, and the bounds of known callers hold for everybody."""
         self.answer, self.limit, self._came, self._setting = answer, limit, came, setting
         self._probes, self._trusts = frozenset(probes), trusts
-        self._class(bounds or Bounds())
-        self.connections: set[Guest] = set()
+        self._class(bounds or ListenerLimits())
+        self.connections: set[ServerConnection] = set()
         self.is_stopping = False
         self._working: set[asyncio.Task[None]] = set()
-        self.landing = memoryview(bytearray(LANDING))
+        self.read_buffer = memoryview(bytearray(READ_BUFFER))
         """Where bytes arrive, whoever sent them: they are taken from here before the loop reads again."""
         self._acceptor = Acceptor(self.arriving, self._protocol)
         self._sweeper: asyncio.Task[None] | None = None
 
-    def _class(self, bounds: Bounds) -> None:
+    def _class(self, bounds: ListenerLimits) -> None:
         """The classes. Where nobody is told apart, strangers are everybody who asks for more than a probe."""
         is_open, most = self._trusts is None, MOST_BODIES * self.limit
-        known = Limits(
+        known = CallerLimits(
             connections=bounds.known, head=bounds.head, bodies=most, answers=bounds.known_answers, idle=IDLE, slow=SLOW
         )
-        strange = Limits(
+        strange = CallerLimits(
             connections=bounds.strangers,
             head=min(SHORT_HEAD, bounds.head),
             answers=bounds.answers,
@@ -121,10 +121,10 @@ class Listener:
         )
         few = known if is_open else strange
         first = msgspec.structs.replace(few, connections=bounds.arriving, idle=ARRIVING, slow=ARRIVING)
-        self.known = Callers(known)
-        self.strangers = Callers(msgspec.structs.replace(known, answers=bounds.answers) if is_open else strange)
-        self.probing = Callers(msgspec.structs.replace(few, connections=bounds.probing))
-        self.arriving = Callers(first)
+        self.known = CallerClass(known)
+        self.strangers = CallerClass(msgspec.structs.replace(known, answers=bounds.answers) if is_open else strange)
+        self.probing = CallerClass(msgspec.structs.replace(few, connections=bounds.probing))
+        self.arriving = CallerClass(first)
 
     # ---- what connections ask ---------------------------------------------------------------------------------------
 
@@ -134,12 +134,12 @@ class Listener:
     def trusts(self, certificate: Certificate) -> bool:
         return self._trusts is None or self._trusts(certificate)
 
-    def welcome(self, guest: Guest, protocol: str, *, trusted: bool) -> Callers:
+    def register(self, guest: ServerConnection, protocol: str, *, trusted: bool) -> CallerClass:
         self.connections.add(guest)
         self._came(protocol)
         return self.known if trusted and self._trusts is not None else self.arriving
 
-    def classed(self, guest: Guest, was: Callers, path: str) -> Callers:
+    def classed(self, guest: ServerConnection, was: CallerClass, path: str) -> CallerClass:
         if was is self.known:
             return was
         callers = self.probing if path in self._probes else self.strangers
@@ -150,7 +150,7 @@ class Listener:
             callers.keep(guest, kept)
         return callers
 
-    def forget(self, guest: Guest) -> None:
+    def forget(self, guest: ServerConnection) -> None:
         self.connections.discard(guest)
 
     def work(self, answering: asyncio.Task[None]) -> None:
@@ -177,14 +177,14 @@ class Listener:
 
     def _protocol(self, opened: Callable[[], None]) -> asyncio.BaseProtocol:
         if self._acceptor.tls is not None:
-            return Door(self, opened)
+            return TlsProtocolSelector(self, opened)
         opened()
-        return Connection(self)
+        return H1Connection(self)
 
-    def see_off(self) -> None:
+    def drain(self) -> None:
         """Whoever is connected is to ask its next question over another connection."""
         for connection in list(self.connections):
-            connection.see_off()
+            connection.drain()
 
     async def stop(self) -> None:
         """Answer what is being asked, then close."""
@@ -192,7 +192,7 @@ class Listener:
         if self._sweeper is None:
             return
         self._sweeper.cancel()
-        self.see_off()
+        self.drain()
         await self._acceptor.stop()
         if self._working:
             await asyncio.wait(self._working, timeout=GOODBYE)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gputile.kube.api import Json, Refused, Seen, Unclear
+from gputile.kube.api import ApiRejected, Json, OutcomeUnknown, WatchUpdate
 from gputile.kube.client import MERGE, Client, path_of
 from gputile.kube.watch import UNREADABLE, follow
 
@@ -21,18 +21,18 @@ HOME, FRONT_PROXY = "kube-system", "extension-apiserver-authentication"
 REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
-class Meta(msgspec.Struct, frozen=True, rename="camel"):
+class SecretMetadata(msgspec.Struct, frozen=True, rename="camel"):
     name: str = ""
     resource_version: str = ""
 
 
-class ConfigMap(msgspec.Struct, frozen=True):
-    metadata: Meta = Meta()
+class FrontProxyConfigMap(msgspec.Struct, frozen=True):
+    metadata: SecretMetadata = SecretMetadata()
     data: dict[str, str] | None = None
 
 
 class Secret(msgspec.Struct, frozen=True):
-    metadata: Meta = Meta()
+    metadata: SecretMetadata = SecretMetadata()
     data: dict[str, str] | None = None
 
     def get(self, key: str) -> bytes:
@@ -43,13 +43,13 @@ class Secret(msgspec.Struct, frozen=True):
             return b""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class ReviewStatus(msgspec.Struct, frozen=True):
     allowed: bool = False
     reason: str | None = None
 
 
-class Reviewed(msgspec.Struct, frozen=True):
-    status: Verdict = Verdict()
+class ReviewResponse(msgspec.Struct, frozen=True):
+    status: ReviewStatus = ReviewStatus()
 
 
 class ServiceSpec(msgspec.Struct, frozen=True, rename="camel"):
@@ -66,11 +66,13 @@ class Aggregation:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    def follow_front_proxy(self) -> AsyncGenerator[Seen[ConfigMap], None]:
+    def follow_front_proxy(self) -> AsyncGenerator[WatchUpdate[FrontProxyConfigMap], None]:
         path = f"/api/v1/namespaces/{HOME}/configmaps"
-        return follow(self._client.feed(path, "ConfigMap", ConfigMap, fieldSelector=f"metadata.name={FRONT_PROXY}"))
+        return follow(
+            self._client.feed(path, "ConfigMap", FrontProxyConfigMap, fieldSelector=f"metadata.name={FRONT_PROXY}")
+        )
 
-    def follow_secret(self, namespace: str, name: str) -> AsyncGenerator[Seen[Secret], None]:
+    def follow_secret(self, namespace: str, name: str) -> AsyncGenerator[WatchUpdate[Secret], None]:
         path = f"/api/v1/namespaces{path_of(namespace, 'secrets')}"
         return follow(self._client.feed(path, "Secret", Secret, fieldSelector=f"metadata.name={name}"))
 
@@ -85,7 +87,7 @@ class Aggregation:
         """Of an APIService; None where there is no such service."""
         try:
             found = _read(await self._client.request("GET", _api_service(service)), ApiService)
-        except Refused as no:
+        except ApiRejected as no:
             if no.status == 404:
                 return None
             raise
@@ -101,7 +103,7 @@ class Aggregation:
     async def review(self, spec: Json) -> tuple[bool, str]:
         """Whether what a SubjectAccessReview asks is allowed, and what the API server says about it."""
         body: Json = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
-        found = _read(await self._client.request("POST", REVIEWS, body=body), Reviewed).status
+        found = _read(await self._client.request("POST", REVIEWS, body=body), ReviewResponse).status
         return found.allowed, found.reason or ""
 
 
@@ -113,4 +115,4 @@ def _read(content: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(content, type=kind)
     except UNREADABLE as wrong:
-        raise Unclear(f"the server's answer cannot be read: {wrong}") from wrong
+        raise OutcomeUnknown(f"the server's answer cannot be read: {wrong}") from wrong

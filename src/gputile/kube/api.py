@@ -14,8 +14,8 @@ import msgspec
 
 from gputile.dialects.kube_objects import NodeObject, Pod
 from gputile.dialects.usage_annotation import USE
-from gputile.kube.disruption_budgets import Budget
-from gputile.kube.quota_config_maps import ConfigMap
+from gputile.kube.disruption_budgets import DisruptionBudget
+from gputile.kube.quota_config_maps import QuotaConfigMap
 from gputile.model.errors import GputileError
 
 T = TypeVar("T")
@@ -34,25 +34,25 @@ class Change(msgspec.Struct, Generic[T], frozen=True):
     item: T
 
 
-class Alive(msgspec.Struct, frozen=True):
+class Bookmark(msgspec.Struct, frozen=True):
     """Nothing happened, and we would know: a bookmark came."""
 
 
-class Trouble(msgspec.Struct, frozen=True):
-    """The stream broke. What was told stands, and may be old until the next `Snapshot`, `Change` or `Alive`."""
+class WatchFailed(msgspec.Struct, frozen=True):
+    """The stream broke. What was told stands, and may be old until the next `Snapshot`, `Change` or `Bookmark`."""
 
     why: str
     forbidden: bool = False  # the server said that we may not; trying again will hardly help
 
 
-class Spoilt(msgspec.Struct, frozen=True):
+class Undecodable(msgspec.Struct, frozen=True):
     """An object that cannot be read. It is left out of what is told, and named here."""
 
     what: str  # kind namespace/name, as far as known
     why: str
 
 
-Seen: TypeAlias = Snapshot[T] | Change[T] | Alive | Trouble | Spoilt
+WatchUpdate: TypeAlias = Snapshot[T] | Change[T] | Bookmark | WatchFailed | Undecodable
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class Note(msgspec.Struct, frozen=True, kw_only=True):
+class KubeEvent(msgspec.Struct, frozen=True, kw_only=True):
     """A Kubernetes Event about a pod, or a ConfigMap."""
 
     namespace: str
@@ -78,7 +78,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["Normal", "Warning"] = "Warning"
 
 
-class Refused(GputileError):
+class ApiRejected(GputileError):
     """The API server said no; nothing was written."""
 
     def __init__(self, status: int, reason: str, message: str, *, retry_after: float | None = None) -> None:
@@ -87,11 +87,11 @@ class Refused(GputileError):
         self.retry_after = retry_after  # seconds, where the server named them
 
 
-class Unclear(GputileError):
+class OutcomeUnknown(GputileError):
     """No answer, or one that does not tell: it may have been written."""
 
 
-class Beat(msgspec.Struct, frozen=True, rename="camel"):
+class LeaseRenewal(msgspec.Struct, frozen=True, rename="camel"):
     """What changes in a Lease each time its holder says that it is alive, and how long that holds."""
 
     holder_identity: str | None = None
@@ -99,29 +99,29 @@ class Beat(msgspec.Struct, frozen=True, rename="camel"):
     renew_time: str | None = None
 
 
-class LeaseWords(msgspec.Struct, frozen=True, rename={"use": USE}):
+class LeaseAnnotations(msgspec.Struct, frozen=True, rename={"use": USE}):
     use: str | None = None
 
 
-class LeaseName(msgspec.Struct, frozen=True):
+class LeaseMetadata(msgspec.Struct, frozen=True):
     name: str = ""
-    annotations: LeaseWords | None = None
+    annotations: LeaseAnnotations | None = None
 
 
-class Heartbeat(msgspec.Struct, frozen=True):
+class AgentLease(msgspec.Struct, frozen=True):
     """A Lease, as far as it says whether its holder is alive, and what it has to say. Thousands of these come in a
     minute: no more is read, and what is said is not understood before somebody asks."""
 
-    metadata: LeaseName = LeaseName()
-    spec: Beat | None = None
+    metadata: LeaseMetadata = LeaseMetadata()
+    spec: LeaseRenewal | None = None
 
     @property
     def name(self) -> str:
         return self.metadata.name
 
     @property
-    def beat(self) -> Beat:
-        return self.spec or Beat()
+    def beat(self) -> LeaseRenewal:
+        return self.spec or LeaseRenewal()
 
     @property
     def use(self) -> str:
@@ -131,16 +131,16 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 
 class Api(Protocol):
-    """A cluster, as the scheduler uses it. Every call may raise `Refused` or `Unclear`."""
+    """A cluster, as the scheduler uses it. Every call may raise `ApiRejected` or `OutcomeUnknown`."""
 
-    def follow_pods(self) -> AsyncIterator[Seen[Pod]]: ...
+    def follow_pods(self) -> AsyncIterator[WatchUpdate[Pod]]: ...
 
-    def follow_nodes(self) -> AsyncIterator[Seen[NodeObject]]: ...
+    def follow_nodes(self) -> AsyncIterator[WatchUpdate[NodeObject]]: ...
 
-    def follow_leases(self, namespace: str) -> AsyncIterator[Seen[Heartbeat]]:
+    def follow_leases(self, namespace: str) -> AsyncIterator[WatchUpdate[AgentLease]]:
         """All Leases of one namespace."""
 
-    def follow_config_map(self, namespace: str, name: str) -> AsyncIterator[Seen[ConfigMap]]:
+    def follow_config_map(self, namespace: str, name: str) -> AsyncIterator[WatchUpdate[QuotaConfigMap]]:
         """One ConfigMap, which need not be there."""
 
     async def pod(self, namespace: str, name: str) -> Pod | None:
@@ -170,10 +170,10 @@ class Api(Protocol):
     async def evict(self, namespace: str, name: str, uid: str, *, timeout: float | None = None) -> None:
         """Ask for the pod to go, budgets respected."""
 
-    async def budgets(self) -> tuple[Budget, ...]:
+    async def budgets(self) -> tuple[DisruptionBudget, ...]:
         """Every PodDisruptionBudget, as it is now."""
 
-    async def note(self, note: Note) -> None:
+    async def note(self, note: KubeEvent) -> None:
         """Write an Event."""
 
     async def annotate_config_map(self, namespace: str, name: str, uid: str, annotations: dict[str, str]) -> None:

@@ -2,7 +2,7 @@
 
 Room:  finds the server, whom to trust and our credentials; reads tokens anew and runs exec plugins. No secret is ever
        part of an error.
-Door:  `load` once at the start; then `Access.headers` before each request, `Access.rejected` after a 401.
+Door:  `load` once at the start; then `ClusterAccess.headers` before each request, `ClusterAccess.rejected` after a 401.
 """
 
 import base64
@@ -17,7 +17,15 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from gputile.kube.credentials import PLUGIN_VERSIONS, Clock, Exec, Fixed, Plugin, Source, TokenFile
+from gputile.kube.credentials import (
+    PLUGIN_VERSIONS,
+    Clock,
+    CredentialSource,
+    ExecConfig,
+    ExecPlugin,
+    StaticCredential,
+    TokenFile,
+)
 from gputile.model.errors import InputError
 from gputile.text.documents import SETTINGS, NotYaml, content, read_one
 
@@ -28,7 +36,7 @@ T = TypeVar("T")
 # ---- a kubeconfig, as far as we read it -----------------------------------------------------------------------------
 
 
-class Cluster(msgspec.Struct, frozen=True, rename="kebab"):
+class KubeconfigCluster(msgspec.Struct, frozen=True, rename="kebab"):
     server: str = ""
     certificate_authority: str | None = None
     certificate_authority_data: str | None = None
@@ -37,7 +45,7 @@ class Cluster(msgspec.Struct, frozen=True, rename="kebab"):
     proxy_url: str | None = None
 
 
-class User(msgspec.Struct, frozen=True, rename="kebab"):
+class KubeconfigUser(msgspec.Struct, frozen=True, rename="kebab"):
     token: str | None = None
     token_file: str | None = msgspec.field(default=None, name="tokenFile")
     client_certificate: str | None = None
@@ -46,12 +54,12 @@ class User(msgspec.Struct, frozen=True, rename="kebab"):
     client_key_data: str | None = None
     username: str | None = None
     password: str | None = None
-    exec: Exec | None = None
+    exec: ExecConfig | None = None
     auth_provider: Any = None
     impersonated: Any = msgspec.field(default=None, name="as")
 
 
-class Context(msgspec.Struct, frozen=True):
+class KubeconfigContext(msgspec.Struct, frozen=True):
     cluster: str = ""
     user: str = ""
     namespace: str | None = None
@@ -59,17 +67,17 @@ class Context(msgspec.Struct, frozen=True):
 
 class NamedCluster(msgspec.Struct, frozen=True):
     name: str
-    cluster: Cluster | None = None
+    cluster: KubeconfigCluster | None = None
 
 
 class NamedUser(msgspec.Struct, frozen=True):
     name: str
-    user: User | None = None
+    user: KubeconfigUser | None = None
 
 
 class NamedContext(msgspec.Struct, frozen=True):
     name: str
-    context: Context | None = None
+    context: KubeconfigContext | None = None
 
 
 class Kubeconfig(msgspec.Struct, frozen=True, rename="kebab"):
@@ -79,7 +87,7 @@ class Kubeconfig(msgspec.Struct, frozen=True, rename="kebab"):
     contexts: tuple[NamedContext, ...] | None = None
 
 
-class Entry(msgspec.Struct, Generic[T], frozen=True):
+class KubeconfigEntry(msgspec.Struct, Generic[T], frozen=True):
     """One named thing, and the file that it came from: its relative paths start there."""
 
     value: T
@@ -101,28 +109,28 @@ class Entry(msgspec.Struct, Generic[T], frozen=True):
             raise InputError(why) from wrong
 
 
-class Merged(msgspec.Struct, kw_only=True):
+class MergedKubeconfig(msgspec.Struct, kw_only=True):
     """Several kubeconfigs as one; of two entries with one name the first stands."""
 
     current: str | None = None
-    clusters: dict[str, Entry[Cluster]] = msgspec.field(default_factory=dict)
-    users: dict[str, Entry[User]] = msgspec.field(default_factory=dict)
-    contexts: dict[str, Entry[Context]] = msgspec.field(default_factory=dict)
+    clusters: dict[str, KubeconfigEntry[KubeconfigCluster]] = msgspec.field(default_factory=dict)
+    users: dict[str, KubeconfigEntry[KubeconfigUser]] = msgspec.field(default_factory=dict)
+    contexts: dict[str, KubeconfigEntry[KubeconfigContext]] = msgspec.field(default_factory=dict)
 
     def add(self, config: Kubeconfig, file: Path) -> None:
         self.current = self.current or config.current_context
         for cluster in config.clusters or ():
-            self.clusters.setdefault(cluster.name, Entry(cluster.cluster or Cluster(), file))
+            self.clusters.setdefault(cluster.name, KubeconfigEntry(cluster.cluster or KubeconfigCluster(), file))
         for user in config.users or ():
-            self.users.setdefault(user.name, Entry(user.user or User(), file))
+            self.users.setdefault(user.name, KubeconfigEntry(user.user or KubeconfigUser(), file))
         for context in config.contexts or ():
-            self.contexts.setdefault(context.name, Entry(context.context or Context(), file))
+            self.contexts.setdefault(context.name, KubeconfigEntry(context.context or KubeconfigContext(), file))
 
 
 # ---- whom we trust, and who we are ----------------------------------------------------------------------------------
 
 
-class Trust(msgspec.Struct, frozen=True, kw_only=True):
+class ServerTrust(msgspec.Struct, frozen=True, kw_only=True):
     """How the server proves itself."""
 
     where: str = "the API server"  # for messages
@@ -158,15 +166,15 @@ class Trust(msgspec.Struct, frozen=True, kw_only=True):
             os.unlink(name)
 
 
-class Access:
+class ClusterAccess:
     """A server, and what it takes to talk to it. Ask `headers` first: `ssl` may change with them."""
 
     def __init__(
         self,
         server: str,
-        source: Source | None = None,
+        source: CredentialSource | None = None,
         *,
-        trust: Trust | None = None,
+        trust: ServerTrust | None = None,
         certificate: bytes | None = None,
         namespace: str = "default",
         server_name: str | None = None,
@@ -174,7 +182,7 @@ class Access:
     ) -> None:
         self.server, self.namespace = server.rstrip("/"), namespace
         self.server_name, self.proxy = server_name, proxy
-        self._source, self._trust = source or Fixed(), trust or Trust(tls=server.startswith("https:"))
+        self._source, self._trust = source or StaticCredential(), trust or ServerTrust(tls=server.startswith("https:"))
         self._certificate = certificate
         self.ssl = self._trust.context(certificate)
         self._offered: dict[str, str] = {}
@@ -205,7 +213,7 @@ def load(
     folder: Path = SERVICE_ACCOUNT,
     clock: Clock = time.monotonic,
     wall: Clock = time.time,
-) -> Access:
+) -> ClusterAccess:
     """The cluster meant: by `kubeconfig`, by $KUBECONFIG, by the pod we run in, or by ~/.kube/config.
 
     Who names a context means a kubeconfig, even inside a pod.
@@ -220,13 +228,13 @@ def load(
             f"no cluster is configured: there is no file {', '.join(map(str, files))}; name one with --kubeconfig or "
             f"$KUBECONFIG, or run inside a pod with a ServiceAccount"
         )
-    merged = Merged()
+    merged = MergedKubeconfig()
     for file in found:
         merged.add(_read(file), file)
     return _chosen(merged, context, ", ".join(map(str, found)), env, clock, wall)
 
 
-def _in_cluster(env: Mapping[str, str], folder: Path, clock: Clock) -> Access:
+def _in_cluster(env: Mapping[str, str], folder: Path, clock: Clock) -> ClusterAccess:
     host, port = env["KUBERNETES_SERVICE_HOST"], env.get("KUBERNETES_SERVICE_PORT") or "443"
     try:
         authority = (folder / "ca.crt").read_bytes()
@@ -236,10 +244,10 @@ def _in_cluster(env: Mapping[str, str], folder: Path, clock: Clock) -> Access:
         )
         raise InputError(why) from wrong
     namespace = folder / "namespace"
-    return Access(
+    return ClusterAccess(
         f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
         TokenFile(folder / "token", clock),
-        trust=Trust(where=str(folder), tls=True, authority=authority),
+        trust=ServerTrust(where=str(folder), tls=True, authority=authority),
         namespace=(namespace.read_text().strip() if namespace.exists() else "") or "default",
     )
 
@@ -258,16 +266,20 @@ def _read(file: Path) -> Kubeconfig:
 
 
 def _chosen(
-    merged: Merged, context: str | None, where: str, env: Mapping[str, str], clock: Clock, wall: Clock
-) -> Access:
+    merged: MergedKubeconfig, context: str | None, where: str, env: Mapping[str, str], clock: Clock, wall: Clock
+) -> ClusterAccess:
     name = context or merged.current
     if not name:
         raise InputError(f"{where}: no current-context; name one of {_names(merged.contexts)} with --context")
     chosen = _pick(merged.contexts, name, "context", where).value
     spot = f"{where}, context {name!r}"
     cluster = _pick(merged.clusters, chosen.cluster, "cluster", spot)
-    user = _pick(merged.users, chosen.user, "user", spot) if chosen.user else Entry(User(), cluster.file)
-    return Access(
+    user = (
+        _pick(merged.users, chosen.user, "user", spot)
+        if chosen.user
+        else KubeconfigEntry(KubeconfigUser(), cluster.file)
+    )
+    return ClusterAccess(
         _server(cluster.value, spot),
         _source(user, spot, env, clock, wall),
         trust=_trust(cluster, spot),
@@ -290,13 +302,13 @@ def _pick(known: Mapping[str, T], name: str, kind: str, where: str) -> T:
     raise InputError(f"{where}: no {kind} is named {name!r}; {hint}")
 
 
-def _server(cluster: Cluster, where: str) -> str:
+def _server(cluster: KubeconfigCluster, where: str) -> str:
     if not cluster.server.startswith(("http://", "https://")):
         raise InputError(f"{where}: its server is {cluster.server!r}; write a URL such as https://host:6443")
     return cluster.server
 
 
-def _trust(entry: Entry[Cluster], where: str) -> Trust:
+def _trust(entry: KubeconfigEntry[KubeconfigCluster], where: str) -> ServerTrust:
     cluster = entry.value
     authority = entry.content(
         cluster.certificate_authority_data, cluster.certificate_authority, "certificate-authority"
@@ -304,10 +316,10 @@ def _trust(entry: Entry[Cluster], where: str) -> Trust:
     if authority and cluster.insecure_skip_tls_verify:
         raise InputError(f"{where}: has a certificate-authority and insecure-skip-tls-verify; remove one of them")
     tls = cluster.server.startswith("https:")
-    return Trust(where=where, tls=tls, authority=authority, insecure=cluster.insecure_skip_tls_verify)
+    return ServerTrust(where=where, tls=tls, authority=authority, insecure=cluster.insecure_skip_tls_verify)
 
 
-def _certificate(entry: Entry[User], where: str) -> bytes | None:
+def _certificate(entry: KubeconfigEntry[KubeconfigUser], where: str) -> bytes | None:
     user = entry.value
     certificate = entry.content(user.client_certificate_data, user.client_certificate, "client-certificate")
     key = entry.content(user.client_key_data, user.client_key, "client-key")
@@ -316,22 +328,24 @@ def _certificate(entry: Entry[User], where: str) -> bytes | None:
     return certificate + b"\n" + key + b"\n" if certificate and key else None
 
 
-def _source(entry: Entry[User], where: str, env: Mapping[str, str], clock: Clock, wall: Clock) -> Source:
+def _source(
+    entry: KubeconfigEntry[KubeconfigUser], where: str, env: Mapping[str, str], clock: Clock, wall: Clock
+) -> CredentialSource:
     user = entry.value
     if user.auth_provider or user.impersonated:
         what = "auth-provider" if user.auth_provider else "impersonation (as)"
         raise InputError(f"{where}: its user has {what}, which gputile does not speak; use a token or an exec plugin")
     if user.exec:
-        return Plugin(_runnable(entry, user.exec, where), where, env, wall)
+        return ExecPlugin(_runnable(entry, user.exec, where), where, env, wall)
     if user.token_file:
         return TokenFile(entry.path(user.token_file), clock)
     if user.username is not None and not user.token:
         pair = base64.b64encode(f"{user.username}:{user.password or ''}".encode())
-        return Fixed(f"Basic {pair.decode()}")
-    return Fixed(f"Bearer {user.token}" if user.token else None)
+        return StaticCredential(f"Basic {pair.decode()}")
+    return StaticCredential(f"Bearer {user.token}" if user.token else None)
 
 
-def _runnable(entry: Entry[User], spec: Exec, where: str) -> Exec:
+def _runnable(entry: KubeconfigEntry[KubeconfigUser], spec: ExecConfig, where: str) -> ExecConfig:
     """The plugin with its path made whole; a bare word is looked up in $PATH."""
     if spec.api_version not in PLUGIN_VERSIONS:
         raise InputError(f"{where}: exec apiVersion is {spec.api_version!r}; write {' or '.join(PLUGIN_VERSIONS)}")

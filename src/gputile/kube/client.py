@@ -1,8 +1,9 @@
 """The API server over HTTP: the real `Api`.
 
 Room:  one pool of connections, one `request` that all calls go through, and the rule of what an answer means. 4xx is
-       `Refused`: nothing was written. 5xx, a time-out, a reset or an answer that is no answer is `Unclear`: it may
-       have been. A connection that never came about is `Refused` too. Only a 401 is tried again, once, with new
+       `ApiRejected`: nothing was written. 5xx, a time-out, a reset or an answer that is no answer is
+       `OutcomeUnknown`: it may
+       have been. A connection that never came about is `ApiRejected` too. Only a 401 is tried again, once, with new
        credentials; and a GET, once, where a kept connection was dead.
 Door:  `Client(access, settings)`, made inside the running loop; `close` it.
 """
@@ -22,13 +23,13 @@ import orjson
 
 from gputile import __version__
 from gputile.dialects.kube_objects import NodeObject, Pod
-from gputile.http.client import Answer, Broken, NotSent, Pool, header
-from gputile.kube.api import Binding, Heartbeat, Json, Leases, Note, Refused, Seen, Unclear
-from gputile.kube.auth import Access
-from gputile.kube.disruption_budgets import Budget, BudgetList
-from gputile.kube.leader_election import ServerLeases
-from gputile.kube.quota_config_maps import ConfigMap
-from gputile.kube.watch import STATUS, UNREADABLE, Pause, ServerFeed, Status, follow
+from gputile.http.client import ConnectionBroken, ConnectionPool, HttpAnswer, NotSent, header
+from gputile.kube.api import AgentLease, ApiRejected, Binding, Json, KubeEvent, Leases, OutcomeUnknown, WatchUpdate
+from gputile.kube.auth import ClusterAccess
+from gputile.kube.disruption_budgets import DisruptionBudget, DisruptionBudgetList
+from gputile.kube.leader_election import ApiLeases
+from gputile.kube.quota_config_maps import QuotaConfigMap
+from gputile.kube.watch import STATUS, UNREADABLE, ApiFeed, ApiStatus, Pause, follow
 from gputile.model.errors import InputError
 
 T = TypeVar("T")
@@ -68,7 +69,7 @@ class Client:
 
     def __init__(
         self,
-        access: Access,
+        access: ClusterAccess,
         settings: ClientSettings | None = None,
         *,
         component: str = "gputile-scheduler",
@@ -78,7 +79,7 @@ class Client:
     ) -> None:
         self._access, self._settings = access, settings or ClientSettings()
         self._component, self._instance, self._wall, self._pause = component, instance, wall, pause
-        self._pool = Pool(
+        self._pool = ConnectionPool(
             access.server,
             connections=self._settings.connections,
             server_name=access.server_name,
@@ -89,35 +90,35 @@ class Client:
         self._pods = self.feed("/api/v1/pods", "Pod", Pod)
         self._nodes = self.feed("/api/v1/nodes", "Node", NodeObject)
 
-    def feed(self, path: str, kind: str, item: type[T], **selector: str) -> ServerFeed[T]:
+    def feed(self, path: str, kind: str, item: type[T], **selector: str) -> ApiFeed[T]:
         """A collection to list and watch, such as `feed(path, "Pod", Pod, fieldSelector="spec.nodeName=a")`."""
         page, watch_timeout = self._settings.page, self._settings.watch_timeout
-        return ServerFeed(self, path, kind, item, page=page, watch_timeout=watch_timeout, selector=selector)
+        return ApiFeed(self, path, kind, item, page=page, watch_timeout=watch_timeout, selector=selector)
 
     async def close(self) -> None:
         await self._pool.close()
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
-    def follow_pods(self) -> AsyncGenerator[Seen[Pod], None]:
+    def follow_pods(self) -> AsyncGenerator[WatchUpdate[Pod], None]:
         return follow(self._pods, self._pause)
 
-    def follow_nodes(self) -> AsyncGenerator[Seen[NodeObject], None]:
+    def follow_nodes(self) -> AsyncGenerator[WatchUpdate[NodeObject], None]:
         return follow(self._nodes, self._pause)
 
-    def follow_leases(self, namespace: str) -> AsyncGenerator[Seen[Heartbeat], None]:
+    def follow_leases(self, namespace: str) -> AsyncGenerator[WatchUpdate[AgentLease], None]:
         path = f"/apis/coordination.k8s.io/v1/namespaces{path_of(namespace, 'leases')}"
-        return follow(self.feed(path, "Lease", Heartbeat), self._pause)
+        return follow(self.feed(path, "Lease", AgentLease), self._pause)
 
-    def follow_config_map(self, namespace: str, name: str) -> AsyncGenerator[Seen[ConfigMap], None]:
+    def follow_config_map(self, namespace: str, name: str) -> AsyncGenerator[WatchUpdate[QuotaConfigMap], None]:
         """By its name, so that the right to this one is enough."""
         path = f"/api/v1/namespaces{path_of(namespace, 'configmaps')}"
-        return follow(self.feed(path, "ConfigMap", ConfigMap, fieldSelector=f"metadata.name={name}"), self._pause)
+        return follow(self.feed(path, "ConfigMap", QuotaConfigMap, fieldSelector=f"metadata.name={name}"), self._pause)
 
     async def pod(self, namespace: str, name: str) -> Pod | None:
         try:
             return _decoded(await self.request("GET", pod_path(namespace, name)), Pod)
-        except Refused as refused:
+        except ApiRejected as refused:
             if refused.status == 404:
                 return None
             raise
@@ -126,9 +127,9 @@ class Client:
         """All pods that can be read."""
         return (await self._pods.list()).items
 
-    async def budgets(self) -> tuple[Budget, ...]:
+    async def budgets(self) -> tuple[DisruptionBudget, ...]:
         """In one piece: clusters have few of them."""
-        return _decoded(await self.request("GET", BUDGETS), BudgetList).items
+        return _decoded(await self.request("GET", BUDGETS), DisruptionBudgetList).items
 
     # ---- writing ----------------------------------------------------------------------------------------------------
 
@@ -143,7 +144,7 @@ class Client:
         target = {"apiVersion": "v1", "kind": "Node", "name": binding.node}
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": meta, "target": target}
         path = pod_path(binding.namespace, binding.name, "binding")
-        _decoded(await self.request("POST", path, body=body, timeout=timeout), Status)
+        _decoded(await self.request("POST", path, body=body, timeout=timeout), ApiStatus)
 
     async def patch_pod(
         self,
@@ -187,7 +188,7 @@ class Client:
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta, "deleteOptions": options}
         await self.request("POST", pod_path(namespace, name, "eviction"), body=body, timeout=timeout)
 
-    async def note(self, note: Note) -> None:
+    async def note(self, note: KubeEvent) -> None:
         now = datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         tail = f".{secrets.token_hex(8)}"
         about = {"apiVersion": "v1", "kind": note.about, "namespace": note.namespace, "name": note.pod, "uid": note.uid}
@@ -211,7 +212,7 @@ class Client:
 
     def leases(self, namespace: str, name: str, timeout: float = 2.0) -> Leases:
         """One Lease. The time-out is short: a leader that waits for an answer is a leader no more."""
-        return ServerLeases(self, namespace, name, timeout)
+        return ApiLeases(self, namespace, name, timeout)
 
     # ---- HTTP -------------------------------------------------------------------------------------------------------
 
@@ -236,7 +237,7 @@ class Client:
                 answer = await self._pool.request(
                     method, target, self._headers + kind, data, tls=self._access.ssl, timeout=limit
                 )
-            except (NotSent, Broken, TimeoutError) as wrong:
+            except (NotSent, ConnectionBroken, TimeoutError) as wrong:
                 raise self._meaning(f"{method} {path}", wrong) from wrong
             if answer.status == 401:
                 self._access.rejected(known)
@@ -265,12 +266,12 @@ class Client:
                         if again:
                             continue
                     if answer.status != 200:
-                        _content(f"GET {path}", Answer(answer.status, answer.headers, await answer.read()))
+                        _content(f"GET {path}", HttpAnswer(answer.status, answer.headers, await answer.read()))
                     yield b""  # the server has said yes; on a quiet cluster nothing more may come for a minute
                     async for piece in answer:
                         yield piece
                     return
-            except (NotSent, Broken, TimeoutError) as wrong:
+            except (NotSent, ConnectionBroken, TimeoutError) as wrong:
                 raise self._meaning(f"GET {path}", wrong) from wrong
 
     async def _known(self, method: str, path: str) -> dict[str, str]:
@@ -282,16 +283,16 @@ class Client:
                 self._headers, self._authorization = HEADERS + said, authorization
         except (InputError, NotSent) as wrong:
             why = f"{method} {path}: not sent, we have no credentials: {wrong}"
-            raise Refused(401, "Unauthorized", why) from wrong
+            raise ApiRejected(401, "Unauthorized", why) from wrong
         return known
 
-    def _meaning(self, said: str, wrong: Exception) -> Refused | Unclear:
+    def _meaning(self, said: str, wrong: Exception) -> ApiRejected | OutcomeUnknown:
         """What breaks on the wire, as one of ours."""
         if isinstance(wrong, NotSent):
-            return Refused(0, "Unreachable", f"{said}: no connection to {self._access.server}: {wrong}")
+            return ApiRejected(0, "Unreachable", f"{said}: no connection to {self._access.server}: {wrong}")
         if isinstance(wrong, TimeoutError):
-            return Unclear(f"{said}: no answer in time")
-        return Unclear(f"{said}: the answer broke off: {wrong}")
+            return OutcomeUnknown(f"{said}: no answer in time")
+        return OutcomeUnknown(f"{said}: the answer broke off: {wrong}")
 
 
 # ---- paths and answers ----------------------------------------------------------------------------------------------
@@ -301,7 +302,7 @@ def path_of(*parts: str) -> str:
     """A path out of names; a name that would lead elsewhere is refused before it is sent."""
     for part in parts:
         if part in ("", ".", ".."):
-            raise Refused(0, "Invalid", f"{part!r} names no object; nothing was sent")
+            raise ApiRejected(0, "Invalid", f"{part!r} names no object; nothing was sent")
     return "".join([f"/{part if PLAIN(part) else quote(part, safe='')}" for part in parts])
 
 
@@ -316,10 +317,10 @@ def _decoded(content: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(content, type=kind)
     except UNREADABLE as wrong:
-        raise Unclear(f"the server's answer cannot be read: {wrong}") from wrong
+        raise OutcomeUnknown(f"the server's answer cannot be read: {wrong}") from wrong
 
 
-def _content(said: str, answer: Answer) -> bytes:
+def _content(said: str, answer: HttpAnswer) -> bytes:
     """The body of an answer that says yes; any other raises what it says."""
     if 200 <= answer.status < 300:
         return answer.body
@@ -328,12 +329,12 @@ def _content(said: str, answer: Answer) -> bytes:
     if 400 <= answer.status < 500:
         after = answer.headers.get("retry-after", "")
         wait = float(after) if after.isascii() and after.isdecimal() else None
-        raise Refused(answer.status, why.reason or "", message, retry_after=wait)
-    raise Unclear(message)
+        raise ApiRejected(answer.status, why.reason or "", message, retry_after=wait)
+    raise OutcomeUnknown(message)
 
 
-def _status(content: bytes) -> Status:
+def _status(content: bytes) -> ApiStatus:
     try:
         return STATUS.decode(content)
     except UNREADABLE:
-        return Status(message=content[:300].decode(errors="replace").strip())
+        return ApiStatus(message=content[:300].decode(errors="replace").strip())

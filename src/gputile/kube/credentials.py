@@ -1,7 +1,7 @@
 """Credentials that change: a token file that is read anew, an exec plugin that is run anew.
 
 Room:  the sources of credentials; no secret is ever part of an error.
-Door:  `Source.credential` before each request, `Source.forget` after the server refused it.
+Door:  `CredentialSource.credential` before each request, `CredentialSource.forget` after the server refused it.
 """
 
 import asyncio
@@ -29,16 +29,16 @@ PLUGIN_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s
 Clock: TypeAlias = Callable[[], float]
 
 
-class Variable(msgspec.Struct, frozen=True):
+class ExecVariable(msgspec.Struct, frozen=True):
     name: str
     value: str
 
 
-class Exec(msgspec.Struct, frozen=True, rename="camel"):
+class ExecConfig(msgspec.Struct, frozen=True, rename="camel"):
     command: str
     api_version: str
     args: tuple[str, ...] | None = None
-    env: tuple[Variable, ...] | None = None
+    env: tuple[ExecVariable, ...] | None = None
     interactive_mode: str | None = None
 
 
@@ -47,7 +47,7 @@ class Credential(msgspec.Struct, frozen=True):
     certificate: bytes | None = None  # certificate and key, PEM
 
 
-class Source(Protocol):
+class CredentialSource(Protocol):
     """Credentials, good for now. `forget` after the server refused them."""
 
     async def credential(self) -> Credential: ...
@@ -55,7 +55,7 @@ class Source(Protocol):
     def forget(self) -> None: ...
 
 
-class Fixed:
+class StaticCredential:
     """A token or password that stays as it is, or nothing at all."""
 
     def __init__(self, authorization: str | None = None) -> None:
@@ -96,22 +96,22 @@ class TokenFile:
         return Credential(f"Bearer {token}") if token else None
 
 
-class PluginStatus(msgspec.Struct, frozen=True, rename="camel"):
+class ExecCredentialStatus(msgspec.Struct, frozen=True, rename="camel"):
     token: str | None = None
     client_certificate_data: str | None = None
     client_key_data: str | None = None
     expiration_timestamp: datetime | None = None
 
 
-class PluginAnswer(msgspec.Struct, frozen=True, rename="camel"):
+class ExecCredential(msgspec.Struct, frozen=True, rename="camel"):
     api_version: str
-    status: PluginStatus
+    status: ExecCredentialStatus
 
 
-class Plugin:
+class ExecPlugin:
     """A command that prints credentials, as `aws` and `gcloud` have them. It is never asked to talk to a person."""
 
-    def __init__(self, spec: Exec, where: str, env: Mapping[str, str], wall: Clock = time.time) -> None:
+    def __init__(self, spec: ExecConfig, where: str, env: Mapping[str, str], wall: Clock = time.time) -> None:
         self._spec, self._where, self._wall = spec, where, wall
         self._env = {**env, **{one.name: one.value for one in spec.env or ()}, "KUBERNETES_EXEC_INFO": self._info()}
         self._held: tuple[Credential, float] | None = None  # and when it ends
@@ -169,7 +169,7 @@ class Plugin:
 
     def _understood(self, printed: bytes) -> tuple[Credential, float]:
         try:
-            answer = msgspec.json.decode(printed, type=PluginAnswer)
+            answer = msgspec.json.decode(printed, type=ExecCredential)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise self._trouble("printed no ExecCredential with a status; run it by hand to see what it says") from None
         if answer.api_version != self._spec.api_version:

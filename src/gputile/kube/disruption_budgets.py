@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 
-class Requirement(msgspec.Struct, frozen=True):
+class SelectorRequirement(msgspec.Struct, frozen=True):
     """One line of `matchExpressions`."""
 
     key: str
@@ -28,9 +28,9 @@ class Requirement(msgspec.Struct, frozen=True):
         return True  # an operator of the future: rather protect one too many
 
 
-class Selector(msgspec.Struct, frozen=True, rename="camel"):
+class LabelSelector(msgspec.Struct, frozen=True, rename="camel"):
     match_labels: dict[str, str] | None = None
-    match_expressions: tuple[Requirement, ...] | None = None
+    match_expressions: tuple[SelectorRequirement, ...] | None = None
 
     def chooses(self, labels: Mapping[str, object]) -> bool:
         """An empty selector chooses everybody."""
@@ -45,7 +45,7 @@ class _Metadata(msgspec.Struct, frozen=True):
 
 
 class _Spec(msgspec.Struct, frozen=True):
-    selector: Selector | None = None
+    selector: LabelSelector | None = None
 
 
 class _Status(msgspec.Struct, frozen=True, rename="camel"):
@@ -53,7 +53,7 @@ class _Status(msgspec.Struct, frozen=True, rename="camel"):
     observed_generation: int = 0
 
 
-class Budget(msgspec.Struct, frozen=True):
+class DisruptionBudget(msgspec.Struct, frozen=True):
     """One PodDisruptionBudget."""
 
     metadata: _Metadata
@@ -76,5 +76,5 @@ class Budget(msgspec.Struct, frozen=True):
         return selector is not None and namespace == self.metadata.namespace and selector.chooses(labels)
 
 
-class BudgetList(msgspec.Struct, frozen=True):
-    items: tuple[Budget, ...] = ()
+class DisruptionBudgetList(msgspec.Struct, frozen=True):
+    items: tuple[DisruptionBudget, ...] = ()

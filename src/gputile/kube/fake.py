@@ -13,9 +13,19 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from gputile.dialects.kube_objects import NodeObject, Pod
-from gputile.kube.api import Binding, Change, Heartbeat, Json, Note, Refused, Seen, Snapshot, Spoilt
-from gputile.kube.disruption_budgets import Budget
-from gputile.kube.quota_config_maps import ConfigMap
+from gputile.kube.api import (
+    AgentLease,
+    ApiRejected,
+    Binding,
+    Change,
+    Json,
+    KubeEvent,
+    Snapshot,
+    Undecodable,
+    WatchUpdate,
+)
+from gputile.kube.disruption_budgets import DisruptionBudget
+from gputile.kube.quota_config_maps import QuotaConfigMap
 
 T = TypeVar("T")
 
@@ -28,7 +38,7 @@ class MemoryApi:
         self.pods: dict[str, Json] = {}
         self.leases: dict[str, Json] = {}
         self.config_maps: dict[str, Json] = {}  # by namespace/name
-        self.notes: list[Note] = []
+        self.notes: list[KubeEvent] = []
         self._version = 0
         self._made: dict[str, int] = {}  # by key: how many pods of that name there were
         self._followers: dict[str, list[asyncio.Queue[tuple[str, Json]]]] = {
@@ -88,19 +98,19 @@ class MemoryApi:
 
     # ---- what the scheduler does ------------------------------------------------------------------------------------
 
-    def follow_pods(self) -> AsyncIterator[Seen[Pod]]:
+    def follow_pods(self) -> AsyncIterator[WatchUpdate[Pod]]:
         return self._follow("Pod", self.pods, Pod)
 
-    def follow_nodes(self) -> AsyncIterator[Seen[NodeObject]]:
+    def follow_nodes(self) -> AsyncIterator[WatchUpdate[NodeObject]]:
         return self._follow("Node", self.nodes, NodeObject)
 
-    def follow_leases(self, namespace: str) -> AsyncIterator[Seen[Heartbeat]]:
-        return self._follow("Lease", self.leases, Heartbeat)
+    def follow_leases(self, namespace: str) -> AsyncIterator[WatchUpdate[AgentLease]]:
+        return self._follow("Lease", self.leases, AgentLease)
 
-    async def follow_config_map(self, namespace: str, name: str) -> AsyncIterator[Seen[ConfigMap]]:
+    async def follow_config_map(self, namespace: str, name: str) -> AsyncIterator[WatchUpdate[QuotaConfigMap]]:
         key = f"{namespace}/{name}"
         now = {key: self.config_maps[key]} if key in self.config_maps else {}
-        async for seen in self._follow("ConfigMap", now, ConfigMap):
+        async for seen in self._follow("ConfigMap", now, QuotaConfigMap):
             if not isinstance(seen, Change) or seen.item.title == f"ConfigMap {key}":
                 yield seen
 
@@ -115,7 +125,7 @@ class MemoryApi:
         pod = self._the_pod(binding.namespace, binding.name, binding.uid)
         if pod.get("spec", {}).get("nodeName"):
             said = f"pod {binding.name} is already assigned to node {pod['spec']['nodeName']}"
-            raise Refused(409, "Conflict", said)
+            raise ApiRejected(409, "Conflict", said)
         self._edit(pod, {**binding.annotations}, {**binding.labels})
         pod.setdefault("spec", {})["nodeName"] = binding.node
         self._tell("Pod", "MODIFIED", pod)
@@ -134,7 +144,7 @@ class MemoryApi:
     ) -> None:
         pod = self._the_pod(namespace, name, uid)
         if version not in (None, pod["metadata"].get("resourceVersion")):
-            raise Refused(409, "Conflict", f"pod {name} has been changed since it was read")
+            raise ApiRejected(409, "Conflict", f"pod {name} has been changed since it was read")
         self._edit(pod, annotations, labels)
         if nominate is not None:
             pod["status"] = {**(pod.get("status") or {}), "nominatedNodeName": nominate or None}
@@ -147,14 +157,16 @@ class MemoryApi:
     async def annotate_config_map(self, namespace: str, name: str, uid: str, annotations: dict[str, str]) -> None:
         found = self.config_maps.get(f"{namespace}/{name}")
         if found is None or found["metadata"]["uid"] != uid:
-            raise Refused(404 if found is None else 409, "NotFound", f"there is no such ConfigMap {namespace}/{name}")
+            raise ApiRejected(
+                404 if found is None else 409, "NotFound", f"there is no such ConfigMap {namespace}/{name}"
+            )
         found["metadata"]["annotations"] = {**found["metadata"].get("annotations", {}), **annotations}
         self._tell("ConfigMap", "MODIFIED", found)
 
-    async def budgets(self) -> tuple[Budget, ...]:
+    async def budgets(self) -> tuple[DisruptionBudget, ...]:
         return ()
 
-    async def note(self, note: Note) -> None:
+    async def note(self, note: KubeEvent) -> None:
         self.notes.append(note)
 
     async def close(self) -> None:
@@ -165,9 +177,9 @@ class MemoryApi:
     def _the_pod(self, namespace: str, name: str, uid: str) -> Json:
         pod = self.pods.get(f"{namespace}/{name}")
         if pod is None:
-            raise Refused(404, "NotFound", f'pods "{name}" not found')
+            raise ApiRejected(404, "NotFound", f'pods "{name}" not found')
         if pod["metadata"]["uid"] != uid:
-            raise Refused(409, "Conflict", f"the UID of pod {name} is {pod['metadata']['uid']}, not {uid}")
+            raise ApiRejected(409, "Conflict", f"the UID of pod {name} is {pod['metadata']['uid']}, not {uid}")
         return pod
 
     @staticmethod
@@ -182,22 +194,22 @@ class MemoryApi:
         for queue in self._followers[of]:
             queue.put_nowait((kind, copy.deepcopy(item)))
 
-    async def _follow(self, of: str, now: dict[str, Json], kind: type[T]) -> AsyncIterator[Seen[T]]:
+    async def _follow(self, of: str, now: dict[str, Json], kind: type[T]) -> AsyncIterator[WatchUpdate[T]]:
         queue: asyncio.Queue[tuple[Literal["ADDED", "MODIFIED", "DELETED"], Json]] = asyncio.Queue()
         self._followers[of].append(queue)  # type: ignore[arg-type]
         seen = [_converted(item, kind) for item in now.values()]
         for one in seen:
-            if isinstance(one, Spoilt):
+            if isinstance(one, Undecodable):
                 yield one
-        yield Snapshot(tuple(one for one in seen if not isinstance(one, Spoilt)))
+        yield Snapshot(tuple(one for one in seen if not isinstance(one, Undecodable)))
         while True:
             change, item = await queue.get()
             found = _converted(item, kind)
-            yield found if isinstance(found, Spoilt) else Change(change, found)
+            yield found if isinstance(found, Undecodable) else Change(change, found)
 
 
-def _converted(item: Json, kind: type[T]) -> T | Spoilt:
+def _converted(item: Json, kind: type[T]) -> T | Undecodable:
     try:
         return msgspec.convert(item, kind)
     except msgspec.ValidationError as wrong:
-        return Spoilt(f"{kind.__name__} {item.get('metadata', {}).get('name')}", str(wrong))
+        return Undecodable(f"{kind.__name__} {item.get('metadata', {}).get('name')}", str(wrong))

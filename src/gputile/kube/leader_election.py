@@ -3,7 +3,7 @@
 Room:  one `Elector` per replica. No clock of another machine is ever believed: whether another holder is gone is judged
        by how long *we* have seen its record unchanged, and whether we still lead by how long ago *we* began to ask for
        the renewal that worked. The first is longer than the second, so that no two lead at once.
-       `ServerLeases` is the Lease itself, on the API server.
+       `ApiLeases` is the Lease itself, on the API server.
 Door:  `Elector.run` for ever; `Elector.holds` right before each write; `Elector.release` on the way out.
 
              written by us                       not renewed in time, or another's name
@@ -21,7 +21,7 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from gputile.kube.api import NO_WORDS, Json, LeaseRecord, Leases, Refused, Unclear
+from gputile.kube.api import NO_WORDS, ApiRejected, Json, LeaseRecord, Leases, OutcomeUnknown
 from gputile.model.errors import GputileError
 
 NEVER = -math.inf
@@ -140,7 +140,7 @@ class Elector:
         if self._term and self._seen:
             try:
                 return await self._write(self._seen, inherited=False)
-            except Refused as refused:
+            except ApiRejected as refused:
                 if refused.status not in (404, 409):
                     raise
         found = await self._leases.read()
@@ -214,7 +214,7 @@ class Elector:
 # ---- the Lease on the API server ------------------------------------------------------------------------------------
 
 
-class Http(Protocol):
+class LeaseTransport(Protocol):
     """The little HTTP that a Lease needs."""
 
     async def request(
@@ -222,26 +222,26 @@ class Http(Protocol):
     ) -> bytes: ...
 
 
-class LeaseMeta(msgspec.Struct, frozen=True, rename="camel"):
+class LeaseVersion(msgspec.Struct, frozen=True, rename="camel"):
     resource_version: str
 
 
 class LeaseBody(msgspec.Struct, frozen=True):
-    metadata: LeaseMeta
+    metadata: LeaseVersion
     spec: LeaseRecord | None = None
 
 
-class ServerLeases:
-    """One Lease; all three calls may raise `Refused` or `Unclear`."""
+class ApiLeases:
+    """One Lease; all three calls may raise `ApiRejected` or `OutcomeUnknown`."""
 
-    def __init__(self, http: Http, namespace: str, name: str, timeout: float) -> None:
+    def __init__(self, http: LeaseTransport, namespace: str, name: str, timeout: float) -> None:
         self._http, self._namespace, self._name, self._timeout = http, namespace, name, timeout
         self._all = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
 
     async def read(self) -> tuple[LeaseRecord, str] | None:
         try:
             found = await self._ask("GET", f"{self._all}/{self._name}")
-        except Refused as refused:
+        except ApiRejected as refused:
             if refused.status == 404:
                 return None
             raise
@@ -266,4 +266,4 @@ class ServerLeases:
         try:
             return msgspec.json.decode(answer, type=LeaseBody)
         except (msgspec.DecodeError, UnicodeDecodeError) as wrong:
-            raise Unclear(f"{method} {path}: the answer is no Lease: {wrong}") from wrong
+            raise OutcomeUnknown(f"{method} {path}: the answer is no Lease: {wrong}") from wrong

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from gputile.dialects.kube_objects import NodeObject, Pod
 from gputile.dialects.usage_annotation import USE
-from gputile.kube.api import Json, LeaseRecord, Leases, Note, Refused, Seen
+from gputile.kube.api import ApiRejected, Json, KubeEvent, LeaseRecord, Leases, WatchUpdate
 from gputile.kube.client import MERGE, STRATEGIC, Client, path_of
 from gputile.kube.watch import follow
 
@@ -22,10 +22,10 @@ class NodeClient:
         self._client, self.name = client, name
         self._path = path_of("api", "v1", "nodes", name)
 
-    def follow_pods(self) -> AsyncGenerator[Seen[Pod], None]:
+    def follow_pods(self) -> AsyncGenerator[WatchUpdate[Pod], None]:
         return follow(self._client.feed("/api/v1/pods", "Pod", Pod, fieldSelector=f"spec.nodeName={self.name}"))
 
-    def follow_node(self) -> AsyncGenerator[Seen[NodeObject], None]:
+    def follow_node(self) -> AsyncGenerator[WatchUpdate[NodeObject], None]:
         selector = f"metadata.name={self.name}"
         return follow(self._client.feed("/api/v1/nodes", "Node", NodeObject, fieldSelector=selector))
 
@@ -42,14 +42,14 @@ class NodeClient:
             status |= {"capacity": amounts, "allocatable": amounts}
         await self._client.request("PATCH", f"{self._path}/status", body={"status": status}, content_type=STRATEGIC)
 
-    async def note(self, note: Note) -> None:
+    async def note(self, note: KubeEvent) -> None:
         await self._client.note(note)
 
     async def close(self) -> None:
         await self._client.close()
 
 
-class Heartbeat:
+class NodeLease:
     """The Lease that says that this node's agent lives."""
 
     def __init__(self, leases: Leases, node: str, duration: int) -> None:
@@ -72,7 +72,7 @@ class Heartbeat:
             self._version = found[1] if found is not None else await self._leases.create(stamped, words)
         try:
             self._version = await self._leases.write(stamped, self._version, words)
-        except Refused:
+        except ApiRejected:
             self._version = None
             raise
 

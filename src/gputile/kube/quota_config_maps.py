@@ -1,7 +1,7 @@
 """ConfigMaps, as far as quotas are read from them: those of a cluster that we follow, and those that a person names.
 
 Room:  one object at a time; its text to values is `dialects.quotas`, but for YAML, which the core does not load.
-Door:  `ConfigMap`, `read_quotas`.
+Door:  `QuotaConfigMap`, `read_quotas`.
 """
 
 from typing import Any
@@ -11,24 +11,26 @@ import msgspec
 from gputile.model.errors import InputError
 from gputile.model.quotas import Quotas
 from gputile.quota.documents import OLD_KEY, OUR_KEY, read_old, read_ours
-from gputile.text.documents import Limits, NotYaml, read_one
+from gputile.text.documents import DocumentLimits, NotYaml, read_one
 
-QUOTA = Limits(depth=10, from_aliases=0, unique=True)  # an alias in it would be harder to read than what it spares
+QUOTA = DocumentLimits(
+    depth=10, from_aliases=0, unique=True
+)  # an alias in it would be harder to read than what it spares
 LAST_GOOD = "gputile.io/last-good-quota"
 """Annotation with the text that was last understood: a process that starts after a slip must know it too."""
 
 
-class ConfigMapMeta(msgspec.Struct, frozen=True, rename="camel"):
+class QuotaConfigMapMetadata(msgspec.Struct, frozen=True, rename="camel"):
     name: str = ""
     namespace: str = ""
     uid: str = ""
     annotations: dict[str, str] | None = None
 
 
-class ConfigMap(msgspec.Struct, frozen=True):
+class QuotaConfigMap(msgspec.Struct, frozen=True):
     """A v1 ConfigMap."""
 
-    metadata: ConfigMapMeta = ConfigMapMeta()
+    metadata: QuotaConfigMapMetadata = QuotaConfigMapMetadata()
     data: dict[str, str] | None = None
 
     @property

@@ -1,7 +1,7 @@
 """Following one kind of object: list once, then watch on from there, for ever.
 
 Room:  one small endless loop that never gives up and never hides a gap (`follow`), and the feed that it drinks from
-       (`ServerFeed`, over anything that can do HTTP).
+       (`ApiFeed`, over anything that can do HTTP).
 Door:  `follow(feed, pause)`. Close it (`aclosing`) or cancel it, and the connection goes with it.
 """
 
@@ -14,7 +14,16 @@ from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from gputile.kube.api import Alive, Change, Refused, Seen, Snapshot, Spoilt, Trouble, Unclear
+from gputile.kube.api import (
+    ApiRejected,
+    Bookmark,
+    Change,
+    OutcomeUnknown,
+    Snapshot,
+    Undecodable,
+    WatchFailed,
+    WatchUpdate,
+)
 from gputile.model.errors import GputileError
 
 FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0  # seconds between attempts
@@ -31,40 +40,40 @@ Pause: TypeAlias = Callable[[float], Awaitable[None]]
 UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
-class Listed(msgspec.Struct, Generic[T], frozen=True):
+class ListResult(msgspec.Struct, Generic[T], frozen=True):
     """All there was at `version`."""
 
     items: tuple[T, ...]
     version: str
-    spoilt: tuple[Spoilt, ...] = ()
+    spoilt: tuple[Undecodable, ...] = ()
 
 
-class Event(msgspec.Struct, Generic[T], frozen=True):
+class WatchEvent(msgspec.Struct, Generic[T], frozen=True):
     """One thing a watch said. `version` is where to watch on after it; None where it could not be read."""
 
     version: str | None
-    seen: Change[T] | Alive | Spoilt
+    seen: Change[T] | Bookmark | Undecodable
 
 
-OPENED: Event[Any] = Event(None, Alive())
+OPENED: WatchEvent[Any] = WatchEvent(None, Bookmark())
 """The server has begun to serve a watch. On a quiet cluster a minute may pass until it says more; yet it is well,
 unless the watch before was served in the same way and not even bookmarks came."""
 
 
-class WatchError(Refused):
+class WatchError(ApiRejected):
     """The server ended a watch with an ERROR event: our place in the history is of no more use."""
 
 
 class Feed(Protocol[T]):
-    """Where objects come from. Both calls may raise `Refused` or `Unclear`."""
+    """Where objects come from. Both calls may raise `ApiRejected` or `OutcomeUnknown`."""
 
     @property
     def what(self) -> str:
         """The resource, with its group where it has one: `pods`, `leases.coordination.k8s.io`."""
 
-    async def list(self) -> Listed[T]: ...
+    async def list(self) -> ListResult[T]: ...
 
-    def watch(self, version: str) -> AsyncGenerator[Event[T], None]:
+    def watch(self, version: str) -> AsyncGenerator[WatchEvent[T], None]:
         """Ends when the server has had enough, which is no trouble."""
 
 
@@ -77,10 +86,10 @@ async def follow(
     *,
     jitter: Callable[[], float] = random.random,
     clock: Callable[[], float] = time.monotonic,
-) -> AsyncGenerator[Seen[T], None]:
+) -> AsyncGenerator[WatchUpdate[T], None]:
     """List once, then watch on from where we stand. Ends only when cancelled or closed."""
     version: str | None = None
-    pace = Pace(jitter)
+    pace = WatchBackoff(jitter)
     begun, empty, deaf = clock(), False, False
     while True:
         try:
@@ -103,18 +112,18 @@ async def follow(
                     pace.delivered()
                     yield event.seen
             if empty and clock() - begun < TOO_SHORT:
-                raise Unclear("the watch ended as soon as it began, without a word")
+                raise OutcomeUnknown("the watch ended as soon as it began, without a word")
         except GputileError as broke:
             deaf = deaf or (empty and clock() - begun > LATE)
-            forbidden = isinstance(broke, Refused) and broke.status == 403
-            yield Trouble(_why(feed.what, "list" if version is None else "watch", broke), forbidden)
+            forbidden = isinstance(broke, ApiRejected) and broke.status == 403
+            yield WatchFailed(_why(feed.what, "list" if version is None else "watch", broke), forbidden)
             wait = pace.after(broke)
             version = None if pace.must_list(broke) else version
             if wait:
                 await pause(wait)
 
 
-class Pace:
+class WatchBackoff:
     """How long to wait after a failure, and when to stop watching and list again."""
 
     def __init__(self, jitter: Callable[[], float]) -> None:
@@ -136,7 +145,7 @@ class Pace:
         if is_expired(broke) and not self._expired:
             self._expired = True
             return 0.0
-        if isinstance(broke, Refused) and broke.retry_after is not None:
+        if isinstance(broke, ApiRejected) and broke.retry_after is not None:
             return min(broke.retry_after, LONGEST_WISH)
         delay, self._delay = self._delay, min(self._delay * 2, LONGEST_DELAY)
         return delay * (1 + self._jitter()) / 2
@@ -146,14 +155,14 @@ class Pace:
 
 
 def is_expired(broke: GputileError) -> bool:
-    return isinstance(broke, Refused) and broke.status == 410
+    return isinstance(broke, ApiRejected) and broke.status == 410
 
 
 def _why(what: str, verb: str, broke: GputileError) -> str:
     if is_expired(broke):
         return f"{what}: the history is gone where we stood ({broke}); listing again"
     said = f"cannot {verb} {what}: {broke}"
-    if not isinstance(broke, Refused) or broke.status not in (401, 403):
+    if not isinstance(broke, ApiRejected) or broke.status not in (401, 403):
         return said
     if broke.status == 401:
         return f"{said}; the server does not know us: check the token, or the kubeconfig's user"
@@ -165,7 +174,7 @@ def _why(what: str, verb: str, broke: GputileError) -> str:
 # ---- the feed -------------------------------------------------------------------------------------------------------
 
 
-class Http(Protocol):
+class WatchTransport(Protocol):
     """The little HTTP that a feed needs."""
 
     async def request(self, method: str, path: str, *, params: Mapping[str, str] | None = None) -> bytes: ...
@@ -196,13 +205,13 @@ class NameMeta(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     resource_version: str | None = None
 
 
-class Named(msgspec.Struct, frozen=True):
+class NamedObject(msgspec.Struct, frozen=True):
     """What is left to read of an object that cannot be read."""
 
     metadata: NameMeta = NameMeta()
 
 
-class Status(msgspec.Struct, frozen=True):
+class ApiStatus(msgspec.Struct, frozen=True):
     """What the API server says where it has nothing better to show."""
 
     code: int = 0
@@ -212,16 +221,16 @@ class Status(msgspec.Struct, frozen=True):
 
 LIST = msgspec.json.Decoder(ListBody)
 LINE = msgspec.json.Decoder(WatchLine)
-NAMED = msgspec.json.Decoder(Named)
-STATUS = msgspec.json.Decoder(Status)
+NAMED = msgspec.json.Decoder(NamedObject)
+STATUS = msgspec.json.Decoder(ApiStatus)
 
 
-class ServerFeed(Generic[T]):
+class ApiFeed(Generic[T]):
     """A collection of the API server, item by item, so that one spoilt object spoils no other."""
 
     def __init__(
         self,
-        http: Http,
+        http: WatchTransport,
         path: str,
         kind: str,
         item: type[T],
@@ -240,18 +249,18 @@ class ServerFeed(Generic[T]):
         resource = self._path.rpartition("/")[2]
         return f"{resource}.{self._path.split('/')[2]}" if self._path.startswith("/apis/") else resource
 
-    async def list(self) -> Listed[T]:
+    async def list(self) -> ListResult[T]:
         """All objects. Where the pages expire under our hands, all at once instead: that cannot expire."""
         try:
             return await self._paged(self._page)
-        except Refused as refused:
+        except ApiRejected as refused:
             if refused.status != 410:
                 raise
         return await self._paged(0)
 
-    async def _paged(self, limit: int) -> Listed[T]:
+    async def _paged(self, limit: int) -> ListResult[T]:
         items: list[T] = []
-        spoilt: list[Spoilt] = []
+        spoilt: list[Undecodable] = []
         size = min(FIRST_PAGE, limit)
         params = self._selector | ({"limit": str(size)} if limit else {})
         while True:
@@ -259,12 +268,12 @@ class ServerFeed(Generic[T]):
             body, began = self._body(answer), time.monotonic()
             for raw in body.items or ():
                 found = self._read(raw)
-                spoilt.append(found) if isinstance(found, Spoilt) else items.append(found)
+                spoilt.append(found) if isinstance(found, Undecodable) else items.append(found)
                 if time.monotonic() - began > SLICE:
                     await asyncio.sleep(0)
                     began = time.monotonic()
             if not body.metadata.next:
-                return Listed(tuple(items), body.metadata.resource_version, tuple(spoilt))
+                return ListResult(tuple(items), body.metadata.resource_version, tuple(spoilt))
             size = next_page(size, len(answer), limit)
             params = self._selector | {"limit": str(size), "continue": body.metadata.next}
 
@@ -272,9 +281,9 @@ class ServerFeed(Generic[T]):
         try:
             return LIST.decode(answer)
         except UNREADABLE as wrong:
-            raise Unclear(f"the server's list of {self.what} cannot be read: {wrong}") from wrong
+            raise OutcomeUnknown(f"the server's list of {self.what} cannot be read: {wrong}") from wrong
 
-    async def watch(self, version: str) -> AsyncGenerator[Event[T], None]:
+    async def watch(self, version: str) -> AsyncGenerator[WatchEvent[T], None]:
         params = {
             **self._selector,
             "watch": "true",
@@ -291,28 +300,30 @@ class ServerFeed(Generic[T]):
                     if line.strip():
                         yield self._event(line)
 
-    def _event(self, line: bytes) -> Event[T]:
+    def _event(self, line: bytes) -> WatchEvent[T]:
         try:
             said = LINE.decode(line)
         except UNREADABLE as wrong:
-            raise Unclear(f"a line of the watch on {self.what} cannot be read: {wrong}") from wrong
+            raise OutcomeUnknown(f"a line of the watch on {self.what} cannot be read: {wrong}") from wrong
         if said.type == "ERROR":
             raise watch_error(said.object)
         named = _named(said.object)
         if said.type == "BOOKMARK":
-            return Event(named.resource_version, Alive())
+            return WatchEvent(named.resource_version, Bookmark())
         found = self._read(said.object)
-        if isinstance(found, Spoilt) and said.type == "DELETED" and named.uid:
-            found = self._item.decode(msgspec.json.encode(Named(named)))  # that it is gone needs no more than its name
-        return Event(named.resource_version, found if isinstance(found, Spoilt) else Change(said.type, found))
+        if isinstance(found, Undecodable) and said.type == "DELETED" and named.uid:
+            found = self._item.decode(
+                msgspec.json.encode(NamedObject(named))
+            )  # that it is gone needs no more than its name
+        return WatchEvent(named.resource_version, found if isinstance(found, Undecodable) else Change(said.type, found))
 
-    def _read(self, raw: msgspec.Raw) -> T | Spoilt:
+    def _read(self, raw: msgspec.Raw) -> T | Undecodable:
         try:
             return self._item.decode(raw)
         except UNREADABLE as wrong:
             meta = _named(raw)
             place = f"{meta.namespace}/{meta.name}" if meta.namespace else meta.name
-            return Spoilt(f"{self._kind} {place}", str(wrong))
+            return Undecodable(f"{self._kind} {place}", str(wrong))
 
 
 def next_page(size: int, length: int, most: int) -> int:
@@ -332,7 +343,7 @@ def watch_error(raw: msgspec.Raw) -> WatchError:
     try:
         said = STATUS.decode(raw)
     except UNREADABLE:
-        said = Status()
+        said = ApiStatus()
     return WatchError(said.code, said.reason or "", said.message or "the server broke the watch off")
 
 

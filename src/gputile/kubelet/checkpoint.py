@@ -13,18 +13,18 @@ from pathlib import Path
 import msgspec
 
 from gputile.kubelet import messages as wire
-from gputile.kubelet.protobuf import Garbled, decode
+from gputile.kubelet.protobuf import InvalidMessage, decode
 from gputile.model.errors import GputileError
 
 CHECKPOINT = "kubelet_internal_checkpoint"
 LARGEST = 64 * 2**20  # bytes of a checkpoint; one of 100,000 devices has five million
 
 
-class Unreadable(GputileError):
+class UnreadableCheckpoint(GputileError):
     """The kubelet's word is not there, or is none that we understand."""
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The devices of one resource that one container holds."""
 
     pod: str  # UID
@@ -34,7 +34,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     cdi: tuple[str, ...] = ()  # the CDI devices that Allocate named
 
 
-class Entry(msgspec.Struct, rename="pascal"):
+class PodDeviceEntry(msgspec.Struct, rename="pascal"):
     pod_uid: str = msgspec.field(name="PodUID")
     container_name: str
     resource_name: str
@@ -42,21 +42,21 @@ class Entry(msgspec.Struct, rename="pascal"):
     alloc_resp: str | None = None  # base64 of the answer
 
 
-class Entries(msgspec.Struct, rename="pascal"):
+class CheckpointData(msgspec.Struct, rename="pascal"):
     pod_device_entries: list[msgspec.Raw] | None = None
     registered_devices: dict[str, list[str] | None] | None = None
 
 
 class Checkpoint(msgspec.Struct, rename="pascal"):
-    data: Entries
+    data: CheckpointData
 
 
 CHECKPOINTS = msgspec.json.Decoder(Checkpoint)
-ENTRIES = msgspec.json.Decoder(Entry)
+ENTRIES = msgspec.json.Decoder(PodDeviceEntry)
 UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
-def read_checkpoint(folder: Path) -> tuple[Held, ...]:
+def read_checkpoint(folder: Path) -> tuple[CheckpointEntry, ...]:
     """All that the kubelet's device manager has given out; also to pods that ended since its last allocation."""
     entries = map(_entry, _read(folder).pod_device_entries or ())
     return tuple(_held(entry) for entry in entries if entry is not None)
@@ -67,29 +67,29 @@ def registered(folder: Path, resource: str) -> frozenset[str]:
     return frozenset((_read(folder).registered_devices or {}).get(resource) or ())
 
 
-def _read(folder: Path) -> Entries:
+def _read(folder: Path) -> CheckpointData:
     path = folder / CHECKPOINT
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST + 1)
         if len(content) > LARGEST:
-            raise Unreadable(f"{path} cannot be read: it has more than {LARGEST} bytes")
+            raise UnreadableCheckpoint(f"{path} cannot be read: it has more than {LARGEST} bytes")
         return CHECKPOINTS.decode(content).data
     except FileNotFoundError:
-        return Entries()  # a kubelet that has never heard of a device
+        return CheckpointData()  # a kubelet that has never heard of a device
     except (OSError, *UNREADABLE) as wrong:
-        raise Unreadable(f"{path} cannot be read: {str(wrong)[:200]}") from wrong
+        raise UnreadableCheckpoint(f"{path} cannot be read: {str(wrong)[:200]}") from wrong
 
 
-def _entry(raw: msgspec.Raw) -> Entry | None:
+def _entry(raw: msgspec.Raw) -> PodDeviceEntry | None:
     try:
         return ENTRIES.decode(raw)
     except UNREADABLE:
         return None
 
 
-def _held(entry: Entry) -> Held:
-    return Held(
+def _held(entry: PodDeviceEntry) -> CheckpointEntry:
+    return CheckpointEntry(
         pod=entry.pod_uid,
         container=entry.container_name,
         resource=entry.resource_name,
@@ -98,7 +98,7 @@ def _held(entry: Entry) -> Held:
     )
 
 
-def _ids(entry: Entry) -> list[str]:
+def _ids(entry: PodDeviceEntry) -> list[str]:
     """Since 1.20 they are sorted by NUMA node."""
     if isinstance(entry.device_ids, dict):
         return [one for ids in entry.device_ids.values() for one in ids or ()]
@@ -108,7 +108,7 @@ def _ids(entry: Entry) -> list[str]:
 def _cdi_devices(answer: str) -> tuple[str, ...]:
     """An answer that is none of ours, or none at all, names none."""
     try:
-        said = decode(wire.Allocation, base64.b64decode(answer))
-    except (binascii.Error, ValueError, Garbled):
+        said = decode(wire.ContainerAllocateResponse, base64.b64decode(answer))
+    except (binascii.Error, ValueError, InvalidMessage):
         return ()
     return tuple(device.name for device in said.cdi_devices)

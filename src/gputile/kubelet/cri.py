@@ -21,15 +21,15 @@ UID, NAME = "io.kubernetes.pod.uid", "io.kubernetes.container.name"
 M = TypeVar("M", bound=Message)
 
 
-class Silent(GputileError):
+class RuntimeUnavailable(GputileError):
     """The runtime cannot be asked; the sentence says why."""
 
 
-class Replaced(GputileError):
+class SocketReplaced(GputileError):
     """The runtime made its socket anew, and the one that was mounted into our container is dead for good."""
 
 
-class Cdi(msgspec.Struct, frozen=True):
+class CdiSupport(msgspec.Struct, frozen=True):
     """Whether the runtime obeys CDI, where it looks for specs, and how we know."""
 
     works: bool
@@ -37,29 +37,29 @@ class Cdi(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-class Runs(msgspec.Struct, frozen=True):
+class RunningContainer(msgspec.Struct, frozen=True):
     """A container that runs, as the kubelet had it labelled."""
 
     pod: str  # UID
     container: str = ""
 
 
-class Config(msgspec.Struct, rename={"enable_cdi": "enableCDI", "cdi_spec_dirs": "cdiSpecDirs"}):
+class RuntimeConfig(msgspec.Struct, rename={"enable_cdi": "enableCDI", "cdi_spec_dirs": "cdiSpecDirs"}):
     enable_cdi: bool | None = None
     cdi_spec_dirs: list[str] | None = None
 
 
-async def ask(socket: Path, folder: str) -> Cdi:
-    """What the runtime behind the socket says of CDI; our specs are in `folder`. Raises `Silent`."""
-    said = await _call(socket, wire.RUNTIME_STATUS, wire.StatusAsked(verbose=True), wire.StatusSaid)
+async def ask(socket: Path, folder: str) -> CdiSupport:
+    """What the runtime behind the socket says of CDI; our specs are in `folder`. Raises `RuntimeUnavailable`."""
+    said = await _call(socket, wire.RUNTIME_STATUS, wire.StatusRequest(verbose=True), wire.StatusResponse)
     return read_config(said.info.get("config", ""), folder)
 
 
-async def running(socket: Path) -> dict[str, Runs]:
-    """The containers that run now, by their ID; raises `Silent`."""
-    said = await _call(socket, wire.CONTAINERS, wire.Nothing(), wire.ContainersSaid)
+async def running(socket: Path) -> dict[str, RunningContainer]:
+    """The containers that run now, by their ID; raises `RuntimeUnavailable`."""
+    said = await _call(socket, wire.CONTAINERS, wire.Empty(), wire.ListContainersResponse)
     alive = [one for one in said.containers if one.state == RUNNING]
-    return {one.id: Runs(one.labels.get(UID, ""), one.labels.get(NAME, "")) for one in alive}
+    return {one.id: RunningContainer(one.labels.get(UID, ""), one.labels.get(NAME, "")) for one in alive}
 
 
 async def _call(socket: Path, method: str, asked: Message, answer: type[M]) -> M:
@@ -69,13 +69,13 @@ async def _call(socket: Path, method: str, asked: Message, answer: type[M]) -> M
             said: M | None = await call(asked, timeout=PATIENCE)
     except grpc.aio.AioRpcError as no:
         if _is_unlinked(socket):
-            raise Replaced(
+            raise SocketReplaced(
                 f"the runtime has replaced its socket {socket}, while we keep the one that was mounted into it: "
                 "the agent ends, so that the kubelet starts it with the new one"
             ) from no
-        raise Silent(f"the runtime at {socket} cannot be asked: {no.details()}") from no
+        raise RuntimeUnavailable(f"the runtime at {socket} cannot be asked: {no.details()}") from no
     if said is None:  # gRPC's word for an answer that could not be read
-        raise Silent(f"what the runtime at {socket} answers cannot be read")
+        raise RuntimeUnavailable(f"what the runtime at {socket} answers cannot be read")
     return said
 
 
@@ -88,19 +88,19 @@ def _is_unlinked(socket: Path) -> bool:
         return False
 
 
-def read_config(text: str, folder: str) -> Cdi:
+def read_config(text: str, folder: str) -> CdiSupport:
     """containerd shows its configuration; whoever shows none has proven nothing."""
     try:
-        config = msgspec.json.decode(text.encode(), type=Config)
+        config = msgspec.json.decode(text.encode(), type=RuntimeConfig)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return Cdi(False, why="the runtime does not show its configuration; if it obeys CDI, set `cdi: yes`")
+        return CdiSupport(False, why="the runtime does not show its configuration; if it obeys CDI, set `cdi: yes`")
     if not config.enable_cdi:
-        return Cdi(False, why="CDI is off in the runtime's configuration; turn `enable_cdi` on")
+        return CdiSupport(False, why="CDI is off in the runtime's configuration; turn `enable_cdi` on")
     folders = tuple(config.cdi_spec_dirs or ())
     if folders and _plain(folder) not in map(_plain, folders):
         looks = " and ".join(folders)
-        return Cdi(False, why=f"it looks for CDI specs in {looks}, and ours are in {folder}; set `folders.cdi`")
-    return Cdi(True, folders, "its configuration says so")
+        return CdiSupport(False, why=f"it looks for CDI specs in {looks}, and ours are in {folder}; set `folders.cdi`")
+    return CdiSupport(True, folders, "its configuration says so")
 
 
 def _plain(folder: str) -> str:

@@ -2,7 +2,7 @@
 
 Room:  the gRPC face of a device plugin: it converts and delegates. A kubelet that starts empties the folder of sockets
        and knows nobody: we see its socket change, make ours anew and register again, for ever.
-Door:  `Door(plugin, folder).run()`; `Door.tell` when the devices changed.
+Door:  `PluginServer(plugin, folder).run()`; `PluginServer.tell` when the devices changed.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 PLAIN_SOCKETS = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", LARGEST)]
 
 
-class Refused(GputileError):
+class PluginError(GputileError):
     """The plugin will not serve this container now; the kubelet shows the sentence on the pod, and tries again."""
 
 
@@ -41,7 +41,7 @@ class Device(msgspec.Struct, frozen=True):
     numa: int = -1  # -1: nobody said
 
 
-class Plugin(Protocol):
+class DevicePlugin(Protocol):
     """What one resource needs to know. All three are asked without a word about the pod."""
 
     resource: str
@@ -50,19 +50,19 @@ class Plugin(Protocol):
 
     async def prefer(self, available: list[str], must_include: list[str], size: int) -> list[str]: ...
 
-    async def allocate(self, ids: list[str]) -> wire.Allocation:
-        """May raise `Refused`; the kubelet then fails the pod for good."""
+    async def allocate(self, ids: list[str]) -> wire.ContainerAllocateResponse:
+        """May raise `PluginError`; the kubelet then fails the pod for good."""
 
     async def start(self, ids: list[str]) -> None:
-        """Before a container of these devices is made. May raise `Refused`."""
+        """Before a container of these devices is made. May raise `PluginError`."""
 
 
-class Door:
+class PluginServer:
     """See the module's text."""
 
     def __init__(
         self,
-        plugin: Plugin,
+        plugin: DevicePlugin,
         folder: Path,
         *,
         may_register: Callable[[], str] = lambda: "",
@@ -157,11 +157,11 @@ class Door:
             path.unlink(missing_ok=True)
 
     async def _register(self) -> None:
-        options = wire.Options(pre_start_required=True, get_preferred_allocation_available=True)
-        said = wire.Registration(endpoint=self._endpoint, resource_name=self._plugin.resource, options=options)
+        options = wire.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
+        said = wire.RegisterRequest(endpoint=self._endpoint, resource_name=self._plugin.resource, options=options)
         async with grpc.aio.insecure_channel(f"unix:{self._folder / SOCKET}", options=PLAIN_SOCKETS) as channel:
             call = channel.unary_unary(
-                wire.REGISTER, request_serializer=encode, response_deserializer=decoder(wire.Nothing)
+                wire.REGISTER, request_serializer=encode, response_deserializer=decoder(wire.Empty)
             )
             await call(said, timeout=PATIENCE)
 
@@ -181,27 +181,27 @@ class Door:
 
     def _handlers(self) -> grpc.GenericRpcHandler:
         calls = {
-            "GetDevicePluginOptions": _unary(self._options, wire.Nothing),
-            "GetPreferredAllocation": _unary(self._prefer, wire.PreferencesAsked),
-            "Allocate": _unary(self._allocate, wire.AllocationsAsked),
-            "PreStartContainer": _unary(self._start, wire.Ids),
+            "GetDevicePluginOptions": _unary(self._options, wire.Empty),
+            "GetPreferredAllocation": _unary(self._prefer, wire.PreferredAllocationRequest),
+            "Allocate": _unary(self._allocate, wire.AllocateRequest),
+            "PreStartContainer": _unary(self._start, wire.DeviceIds),
             "ListAndWatch": grpc.unary_stream_rpc_method_handler(
-                self._list_and_watch, request_deserializer=decoder(wire.Nothing), response_serializer=encode
+                self._list_and_watch, request_deserializer=decoder(wire.Empty), response_serializer=encode
             ),
         }
         return grpc.method_handlers_generic_handler(wire.PLUGIN, calls)
 
-    async def _options(self, asked: wire.Nothing, context: Context) -> wire.Options:
-        return wire.Options(pre_start_required=True, get_preferred_allocation_available=True)
+    async def _options(self, asked: wire.Empty, context: Context) -> wire.DevicePluginOptions:
+        return wire.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
 
-    async def _list_and_watch(self, asked: wire.Nothing, context: Context) -> AsyncIterator[wire.Devices]:
+    async def _list_and_watch(self, asked: wire.Empty, context: Context) -> AsyncIterator[wire.ListAndWatchResponse]:
         said: tuple[Device, ...] | None = None
         self._listeners += 1
         try:
             while True:
                 now = self._plugin.devices()
                 if now != said:
-                    yield wire.Devices(devices=[_said(device) for device in now])
+                    yield wire.ListAndWatchResponse(devices=[_said(device) for device in now])
                     said = now
                 async with self._changed:
                     if self._plugin.devices() == said:
@@ -209,33 +209,35 @@ class Door:
         finally:
             self._listeners -= 1
 
-    async def _prefer(self, asked: wire.PreferencesAsked, context: Context) -> wire.Preferences:
+    async def _prefer(
+        self, asked: wire.PreferredAllocationRequest, context: Context
+    ) -> wire.PreferredAllocationResponse:
         chosen = [await self._plugin.prefer(one.available, one.must_include, one.size) for one in asked.containers]
-        return wire.Preferences(containers=[wire.Ids(ids=ids) for ids in chosen])
+        return wire.PreferredAllocationResponse(containers=[wire.DeviceIds(ids=ids) for ids in chosen])
 
-    async def _allocate(self, asked: wire.AllocationsAsked, context: Context) -> wire.Allocations:
+    async def _allocate(self, asked: wire.AllocateRequest, context: Context) -> wire.AllocateResponse:
         try:
-            return wire.Allocations(containers=[await self._plugin.allocate(one.ids) for one in asked.containers])
-        except Refused as no:
+            return wire.AllocateResponse(containers=[await self._plugin.allocate(one.ids) for one in asked.containers])
+        except PluginError as no:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(no))
             raise
 
-    async def _start(self, asked: wire.Ids, context: Context) -> wire.Nothing:
+    async def _start(self, asked: wire.DeviceIds, context: Context) -> wire.Empty:
         try:
             await self._plugin.start(asked.ids)
-        except Refused as no:
+        except PluginError as no:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(no))
-        return wire.Nothing()
+        return wire.Empty()
 
 
 def _unary(answer: Callable[..., Awaitable[Message]], asked: type[Message]) -> "grpc.RpcMethodHandler[Any, Any]":
     return grpc.unary_unary_rpc_method_handler(answer, request_deserializer=decoder(asked), response_serializer=encode)
 
 
-def _said(device: Device) -> wire.DeviceSaid:
-    nodes = [wire.NumaNode(id=device.numa)] if device.numa >= 0 else []
+def _said(device: Device) -> wire.AdvertisedDevice:
+    nodes = [wire.NUMANode(id=device.numa)] if device.numa >= 0 else []
     health = wire.HEALTHY if device.healthy else wire.UNHEALTHY
-    return wire.DeviceSaid(id=device.id, health=health, topology=wire.Topology(nodes=nodes))
+    return wire.AdvertisedDevice(id=device.id, health=health, topology=wire.TopologyInfo(nodes=nodes))
 
 
 def _identity(socket: Path) -> tuple[int, int] | None:

@@ -15,63 +15,63 @@ CONTAINERS = "/runtime.v1.RuntimeService/ListContainers"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 
 
-class Nothing(Message):
+class Empty(Message):
     """A message without fields."""
 
 
 # ---- device plugins -------------------------------------------------------------------------------------------------
 
 
-class Options(Message):
+class DevicePluginOptions(Message):
     pre_start_required: bool = False
     get_preferred_allocation_available: bool = False
 
 
-class Registration(Message):
+class RegisterRequest(Message):
     version: str = VERSION
     endpoint: str = ""  # the name of our socket, in the kubelet's own folder
     resource_name: str = ""
-    options: Options = field(default_factory=Options)
+    options: DevicePluginOptions = field(default_factory=DevicePluginOptions)
 
 
-class NumaNode(Message):
+class NUMANode(Message):
     id: int = 0
 
 
-class Topology(Message):
-    nodes: list[NumaNode] = field(default_factory=list)
+class TopologyInfo(Message):
+    nodes: list[NUMANode] = field(default_factory=list)
 
 
-class DeviceSaid(Message):
+class AdvertisedDevice(Message):
     id: str = ""
     health: str = ""
-    topology: Topology = field(default_factory=Topology)
+    topology: TopologyInfo = field(default_factory=TopologyInfo)
 
 
-class Devices(Message):
-    devices: list[DeviceSaid] = field(default_factory=list)
+class ListAndWatchResponse(Message):
+    devices: list[AdvertisedDevice] = field(default_factory=list)
 
 
-class PreferenceAsked(Message):
+class ContainerPreferredAllocationRequest(Message):
     available: list[str] = field(default_factory=list)
     must_include: list[str] = field(default_factory=list)
     size: int = 0
 
 
-class PreferencesAsked(Message):
-    containers: list[PreferenceAsked] = field(default_factory=list)
+class PreferredAllocationRequest(Message):
+    containers: list[ContainerPreferredAllocationRequest] = field(default_factory=list)
 
 
-class Ids(Message):
+class DeviceIds(Message):
     ids: list[str] = field(default_factory=list)
 
 
-class Preferences(Message):
-    containers: list[Ids] = field(default_factory=list)
+class PreferredAllocationResponse(Message):
+    containers: list[DeviceIds] = field(default_factory=list)
 
 
-class AllocationsAsked(Message):
-    containers: list[Ids] = field(default_factory=list)
+class AllocateRequest(Message):
+    containers: list[DeviceIds] = field(default_factory=list)
 
 
 class Mount(Message):
@@ -80,50 +80,50 @@ class Mount(Message):
     read_only: bool = False
 
 
-class DeviceNode(Message):
+class DeviceSpec(Message):
     container_path: str = ""
     host_path: str = ""
     permissions: str = ""
 
 
-class CdiDevice(Message):
+class CDIDevice(Message):
     name: str = ""
 
 
-class Allocation(Message):
+class ContainerAllocateResponse(Message):
     envs: dict[str, str] = field(default_factory=dict)
     mounts: list[Mount] = field(default_factory=list)
-    devices: list[DeviceNode] = field(default_factory=list)
+    devices: list[DeviceSpec] = field(default_factory=list)
     annotations: dict[str, str] = field(default_factory=dict)
-    cdi_devices: list[CdiDevice] = field(default_factory=list)
+    cdi_devices: list[CDIDevice] = field(default_factory=list)
 
 
-class Allocations(Message):
-    containers: list[Allocation] = field(default_factory=list)
+class AllocateResponse(Message):
+    containers: list[ContainerAllocateResponse] = field(default_factory=list)
 
 
 # ---- the runtime ----------------------------------------------------------------------------------------------------
 
 
-class StatusAsked(Message):
+class StatusRequest(Message):
     verbose: bool = False
 
 
-class StatusSaid(Message):
-    status: Nothing = field(default_factory=Nothing)
+class StatusResponse(Message):
+    status: Empty = field(default_factory=Empty)
     info: dict[str, str] = field(default_factory=dict)
 
 
-class ContainerSaid(Message):
+class ListedContainer(Message):
     id: str = ""
     sandbox: str = ""
-    metadata: Nothing = field(default_factory=Nothing)
-    image: Nothing = field(default_factory=Nothing)
+    metadata: Empty = field(default_factory=Empty)
+    image: Empty = field(default_factory=Empty)
     image_ref: str = ""
     state: int = 0
     created_at: int = 0
     labels: dict[str, str] = field(default_factory=dict)
 
 
-class ContainersSaid(Message):
-    containers: list[ContainerSaid] = field(default_factory=list)
+class ListContainersResponse(Message):
+    containers: list[ListedContainer] = field(default_factory=list)

@@ -19,7 +19,7 @@ MOST_FIELDS = 300_000
 """Fields of one message with all that it holds. The largest that is real names some 100,000 devices."""
 
 
-class Garbled(GputileError):
+class InvalidMessage(GputileError):
     """Bytes that are no message of the kind that was expected."""
 
 
@@ -103,7 +103,7 @@ def _varint(value: int) -> bytes:
 # ---- in -------------------------------------------------------------------------------------------------------------
 
 
-class Budget:
+class FieldBudget:
     """How many fields may still be read."""
 
     def __init__(self) -> None:
@@ -112,14 +112,14 @@ class Budget:
     def spend(self) -> None:
         self._left -= 1
         if self._left < 0:
-            raise Garbled(f"the message has more than {MOST_FIELDS} fields")
+            raise InvalidMessage(f"the message has more than {MOST_FIELDS} fields")
 
 
 def decode(kind: type[M], data: bytes) -> M:
-    return _decode(kind, data, Budget())
+    return _decode(kind, data, FieldBudget())
 
 
-def _decode(kind: type[M], data: bytes, budget: Budget) -> M:
+def _decode(kind: type[M], data: bytes, budget: FieldBudget) -> M:
     found: dict[str, Any] = {}
     known = fields(kind)
     for number, wire, value in _parts(data, budget):
@@ -136,11 +136,11 @@ def _decode(kind: type[M], data: bytes, budget: Budget) -> M:
     return kind(**found)
 
 
-def _read(field: Field, wire: int, value: int | bytes, kind: type[Message], budget: Budget) -> Any:
+def _read(field: Field, wire: int, value: int | bytes, kind: type[Message], budget: FieldBudget) -> Any:
     if field.kind in (int, bool) and wire == VARINT and isinstance(value, int):
         return bool(value) if field.kind is bool else _signed(value)
     if field.kind in (int, bool) or not isinstance(value, bytes):
-        raise Garbled(f"`{field.name}` of {kind.__name__} has the wrong wire type {wire}")
+        raise InvalidMessage(f"`{field.name}` of {kind.__name__} has the wrong wire type {wire}")
     if field.shape is dict:
         pair = {number: _text(item) for number, _, item in _parts(value, budget) if isinstance(item, bytes)}
         return {pair.get(1, ""): pair.get(2, "")}
@@ -155,10 +155,10 @@ def _text(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as wrong:
-        raise Garbled(f"text that is no UTF-8: {wrong}") from wrong
+        raise InvalidMessage(f"text that is no UTF-8: {wrong}") from wrong
 
 
-def _parts(data: bytes, budget: Budget) -> Iterator[tuple[int, int, int | bytes]]:
+def _parts(data: bytes, budget: FieldBudget) -> Iterator[tuple[int, int, int | bytes]]:
     """Number, wire type and value of each field, as they come."""
     at = 0
     while at < len(data):
@@ -166,7 +166,7 @@ def _parts(data: bytes, budget: Budget) -> Iterator[tuple[int, int, int | bytes]
         tag, at = _number(data, at)
         number, wire = tag >> 3, tag & 7
         if not number:
-            raise Garbled("a field has the number 0")
+            raise InvalidMessage("a field has the number 0")
         value: int | bytes
         if wire == VARINT:
             value, at = _number(data, at)
@@ -176,7 +176,7 @@ def _parts(data: bytes, budget: Budget) -> Iterator[tuple[int, int, int | bytes]
         elif wire in FIXED:
             value, at = _slice(data, at, FIXED[wire])
         else:
-            raise Garbled(f"wire type {wire} is not used any more")
+            raise InvalidMessage(f"wire type {wire} is not used any more")
         yield number, wire, value
 
 
@@ -190,13 +190,13 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
             return value & (2**64 - 1), at
         shift += 7
         if shift > 63:
-            raise Garbled("a number has more than ten bytes")
-    raise Garbled("the message ends in the middle of a number")
+            raise InvalidMessage("a number has more than ten bytes")
+    raise InvalidMessage("the message ends in the middle of a number")
 
 
 def _slice(data: bytes, at: int, size: int) -> tuple[bytes, int]:
     if at + size > len(data):
-        raise Garbled(f"the message ends {at + size - len(data)} bytes early")
+        raise InvalidMessage(f"the message ends {at + size - len(data)} bytes early")
     return data[at : at + size], at + size
 
 

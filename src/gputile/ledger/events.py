@@ -4,7 +4,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from gputile.model.allocations import Holding
+from gputile.model.allocations import Allocation
 from gputile.model.cards import Node
 from gputile.model.grants import Grant
 from gputile.model.quotas import Quotas
@@ -20,14 +20,14 @@ class NodeGone(msgspec.Struct, frozen=True):
     name: str
 
 
-class Pencilled(msgspec.Struct, frozen=True):
+class Reserved(msgspec.Struct, frozen=True):
     """Filter chose a node for the pod; bind has not come yet."""
 
-    holding: Holding
+    allocation: Allocation
     at: float
 
 
-class Rubbed(msgspec.Struct, frozen=True):
+class Unreserved(msgspec.Struct, frozen=True):
     """The pencil is not wanted any more."""
 
     pod: str
@@ -36,7 +36,7 @@ class Rubbed(msgspec.Struct, frozen=True):
 class Assumed(msgspec.Struct, frozen=True):
     """Bind is about to tell the API server."""
 
-    holding: Holding
+    allocation: Allocation
     at: float
 
 
@@ -49,14 +49,14 @@ class Forgotten(msgspec.Struct, frozen=True):
 class Confirmed(msgspec.Struct, frozen=True):
     """The cluster shows the pod on its node with its grant: the truth, whoever decided it."""
 
-    holding: Holding
+    allocation: Allocation
 
 
 class Relisted(msgspec.Struct, frozen=True):
     """One pod of a list that is being taken in. Others of the list may have left its cards or come to them: what
     overlaps is looked for when all of it is in (`Compared`)."""
 
-    holding: Holding
+    allocation: Allocation
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -72,16 +72,16 @@ class Corrected(msgspec.Struct, frozen=True):
     grant: Grant
 
 
-class Gone(msgspec.Struct, frozen=True):
+class PodGone(msgspec.Struct, frozen=True):
     """The pod's containers are gone."""
 
     pod: str
 
 
-class Promised(msgspec.Struct, frozen=True):
+class Nominated(msgspec.Struct, frozen=True):
     """Room is being made for this pod; others must not take it meanwhile."""
 
-    holding: Holding
+    allocation: Allocation
     until: float
 
 
@@ -91,10 +91,10 @@ class Withdrawn(msgspec.Struct, frozen=True):
     pod: str
 
 
-class Listed(msgspec.Struct, frozen=True):
+class PodsListed(msgspec.Struct, frozen=True):
     """Every pod on a node, as one list of the cluster shows them. What is not in it is gone."""
 
-    holdings: tuple[Holding, ...]
+    allocations: tuple[Allocation, ...]
 
 
 class QuotasSet(msgspec.Struct, frozen=True):
@@ -110,18 +110,18 @@ class Tick(msgspec.Struct, frozen=True):
 Event: TypeAlias = (
     NodeSeen
     | NodeGone
-    | Pencilled
-    | Rubbed
+    | Reserved
+    | Unreserved
     | Assumed
     | Forgotten
     | Confirmed
     | Relisted
     | Compared
     | Corrected
-    | Gone
-    | Promised
+    | PodGone
+    | Nominated
     | Withdrawn
-    | Listed
+    | PodsListed
     | QuotasSet
     | Tick
 )
@@ -135,8 +135,8 @@ class Denied(msgspec.Struct, frozen=True):
     beyond_quota: bool = False  # the tile may be free, but its namespace may not have it
 
 
-class Verify(msgspec.Struct, frozen=True):
-    """An assumption is old: look at the live pod, and tell the book `Confirmed`, `Forgotten` or `Gone`."""
+class VerifyBind(msgspec.Struct, frozen=True):
+    """An assumption is old: look at the live pod, and tell the book `Confirmed`, `Forgotten` or `PodGone`."""
 
     pod: str
 
@@ -156,4 +156,4 @@ class Freed(msgspec.Struct, frozen=True):
     node: str  # "": anywhere, for quotas changed
 
 
-Instruction: TypeAlias = Denied | Verify | Conflict | Freed
+Instruction: TypeAlias = Denied | VerifyBind | Conflict | Freed

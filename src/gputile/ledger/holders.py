@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator, Mapping
 
-from gputile.engine.victims import Holder
+from gputile.engine.victims import Victim
 from gputile.ledger.ledger import Ledger
 
 
-class Holders(Mapping[str, list[Holder]]):
+class NodeAllocations(Mapping[str, list[Victim]]):
     """The pods on each node, read from the book when somebody looks."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
-    def __getitem__(self, node: str) -> list[Holder]:
+    def __getitem__(self, node: str) -> list[Victim]:
         return self._ledger.holders(node)
 
     def __contains__(self, node: object) -> bool:

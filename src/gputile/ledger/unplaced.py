@@ -8,11 +8,11 @@ derived anew whenever something else on the node changes; nothing depends on the
 from collections.abc import KeysView
 
 from gputile.engine.fleet.fleet import Fleet
-from gputile.model.cards import Room
+from gputile.model.cards import FreeCapacity
 from gputile.model.grants import Use
 
 
-class Unplaced:
+class UnplacedAllocations:
     """By node, who holds how many GPUs of unknown place, and what is kept from others for that."""
 
     def __init__(self, fleet: Fleet) -> None:
@@ -47,12 +47,12 @@ class Unplaced:
         if not count or node not in self._fleet:
             return
         view = self._fleet.view(node)
-        rooms = {card.uuid: room for card, room in zip(view.node.cards, view.rooms, strict=True)}
-        emptiest = sorted(rooms, key=lambda uuid: (rooms[uuid].tenants > 0, -rooms[uuid].memory))
-        kept = {uuid: _rest(rooms[uuid]) for uuid in emptiest[:count]}
+        free_by_card = {card.uuid: room for card, room in zip(view.node.cards, view.free_by_card, strict=True)}
+        emptiest = sorted(free_by_card, key=lambda uuid: (free_by_card[uuid].tenants > 0, -free_by_card[uuid].memory))
+        kept = {uuid: _rest(free_by_card[uuid]) for uuid in emptiest[:count]}
         self._fleet.hold(node, kept)
         self._kept[node] = kept
 
 
-def _rest(room: Room) -> Use:
+def _rest(room: FreeCapacity) -> Use:
     return Use(max(0, room.memory), max(0, room.cores), max(0, room.slots))

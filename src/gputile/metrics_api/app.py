@@ -12,15 +12,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
-from gputile.background.failure_isolation import Isolation
+from gputile.background.failure_isolation import FailureIsolation
 from gputile.http.server import host_and_port
-from gputile.kube.aggregation import ConfigMap
-from gputile.kube.api import Change, Json, Seen, Snapshot, Spoilt, Trouble
+from gputile.kube.aggregation import FrontProxyConfigMap
+from gputile.kube.api import Change, Json, Snapshot, Undecodable, WatchFailed, WatchUpdate
 from gputile.metrics_api.authentication import FrontProxy
 from gputile.metrics_api.authorization import Authorizer
-from gputile.metrics_api.certificates import Certifier, Cluster, Pair
-from gputile.metrics_api.handlers import Reader
-from gputile.metrics_api.projection import ClusterView, Window
+from gputile.metrics_api.certificates import CertificateKeeper, CertificatePair, CertificateStore
+from gputile.metrics_api.handlers import ResourceHandlers
+from gputile.metrics_api.projection import ClusterView, Projection
 from gputile.metrics_api.server import ApiServer, Verb
 from gputile.metrics_api.settings import MetricsApiSettings
 from gputile.metrics_api.watch_cache import MARK
@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 FILES = 60.0  # seconds between two looks at certificate files
 
 
-class Aggregated(Cluster, Protocol):
+class AggregatedApi(CertificateStore, Protocol):
     """What the API server does for us; `kube.aggregation` has it."""
 
-    def follow_front_proxy(self) -> AsyncIterator[Seen[ConfigMap]]: ...
+    def follow_front_proxy(self) -> AsyncIterator[WatchUpdate[FrontProxyConfigMap]]: ...
 
     async def review(self, spec: Json) -> tuple[bool, str]: ...
 
@@ -46,7 +46,7 @@ class MetricsApi:
 
     def __init__(
         self,
-        cluster: Aggregated,
+        cluster: AggregatedApi,
         view: ClusterView,
         verb: Verb,
         *,
@@ -58,17 +58,19 @@ class MetricsApi:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        isolation: Isolation | None = None,
+        isolation: FailureIsolation | None = None,
     ) -> None:
-        self._isolation = isolation or Isolation(metrics, clock)
+        self._isolation = isolation or FailureIsolation(metrics, clock)
         self._cluster, self._settings, self._pause = cluster, settings, pause
-        self.window = Window(view, self._settings.history, wall, secrets.randbits(MARK), self._isolation)
+        self.window = Projection(view, self._settings.history, wall, secrets.randbits(MARK), self._isolation)
         authorizer = Authorizer(cluster.review, self._settings.remember, clock)
-        self.reader = Reader(self.window, wall)
+        self.reader = ResourceHandlers(self.window, wall)
         self.server = ApiServer(
             self.reader, authorizer, verb, body_limit=body_limit, metrics=metrics, is_synced=is_synced
         )
-        self._certifier = Certifier(cluster, self._settings, self.server.serve_as, leads=leads, wall=wall, pause=pause)
+        self._certifier = CertificateKeeper(
+            cluster, self._settings, self.server.serve_as, leads=leads, wall=wall, pause=pause
+        )
 
     async def run(self) -> None:
         keep_running = self._isolation.keep_running
@@ -93,22 +95,22 @@ class MetricsApi:
         self.window.send_home()
         await self.server.stop()
 
-    def see_off(self) -> None:
+    def drain(self) -> None:
         """Whoever asks or watches comes back, through the Service to the replica that leads now."""
         self.window.send_home()
-        self.server.see_off()
+        self.server.drain()
 
     async def _follow_front_proxy(self) -> None:
         async for seen in self._cluster.follow_front_proxy():
             match seen:
                 case Snapshot(items):
-                    self.believe(items[0] if items else ConfigMap())
+                    self.believe(items[0] if items else FrontProxyConfigMap())
                 case Change(how, found) if how != "DELETED":
                     self.believe(found)
-                case Trouble(why) | Spoilt(_, why):
+                case WatchFailed(why) | Undecodable(_, why):
                     log.warning("whom to believe cannot be followed", extra=fields(why=why))
 
-    def believe(self, found: ConfigMap) -> None:
+    def believe(self, found: FrontProxyConfigMap) -> None:
         """What cannot be used changes nothing: whom we believed we go on to believe."""
         try:
             self.server.believe(FrontProxy.read(found.data or {}))
@@ -119,7 +121,7 @@ class MetricsApi:
         certificate, key = Path(self._settings.certificate), Path(self._settings.key)
         while True:
             try:
-                self.server.serve_as(Pair(certificate.read_bytes(), key.read_bytes()))
+                self.server.serve_as(CertificatePair(certificate.read_bytes(), key.read_bytes()))
             except (OSError, InputError) as wrong:  # half-written: the old ones still serve
                 log.warning("the metrics API's certificate cannot be read", extra=fields(why=str(wrong)))
             await self._pause(FILES)

@@ -2,7 +2,7 @@
 
 Room:  what ConfigMap kube-system/extension-apiserver-authentication says, and reading a caller's headers by it. The
        certificate itself was checked by TLS against the CA named there.
-Door:  `FrontProxy.read(data)`, then `FrontProxy.user(request)`; a `Status` 401 where nobody can be believed.
+Door:  `FrontProxy.read(data)`, then `FrontProxy.user(request)`; a `StatusError` 401 where nobody can be believed.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import msgspec
 
 from gputile.http.messages import Request
-from gputile.metrics_api.status import Status
+from gputile.metrics_api.status import StatusError
 from gputile.model.errors import InputError
 
 CA = "requestheader-client-ca-file"
@@ -21,7 +21,7 @@ GROUP, EXTRA = "requestheader-group-headers", "requestheader-extra-headers-prefi
 LISTS = msgspec.json.Decoder(tuple[str, ...])
 
 
-class User(msgspec.Struct, frozen=True):
+class AuthenticatedUser(msgspec.Struct, frozen=True):
     """Whom the API server has authenticated."""
 
     name: str
@@ -69,7 +69,7 @@ class FrontProxy(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a certificate of the CA with this common name is the front proxy's."""
         return not self.names or name in self.names
 
-    def user(self, request: Request) -> User:
+    def user(self, request: Request) -> AuthenticatedUser:
         if not request.is_known:
             raise _unknown("this API is asked through the API server; send the front proxy's client certificate")
         if not self.is_named(request.caller):
@@ -82,11 +82,11 @@ class FrontProxy(msgspec.Struct, frozen=True, kw_only=True):
             raise _unknown("the front proxy does not say for whom it asks")
         return user
 
-    def _named(self, request: Request) -> User:
+    def _named(self, request: Request) -> AuthenticatedUser:
         """Go writes names into headers as they are, in UTF-8. A guess could be somebody else's name."""
         groups = tuple(value for header in self.group_headers for value in _values(request, header))
         name, uid = _first(request, self.user_headers), _first(request, self.uid_headers)
-        return User(name, uid, groups, self._extra(request))
+        return AuthenticatedUser(name, uid, groups, self._extra(request))
 
     def _extra(self, request: Request) -> tuple[tuple[str, tuple[str, ...]], ...]:
         found: dict[str, list[str]] = {}
@@ -111,5 +111,5 @@ def _lower(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name.lower() for name in names)
 
 
-def _unknown(why: str) -> Status:
-    return Status(401, "Unauthorized", why)
+def _unknown(why: str) -> StatusError:
+    return StatusError(401, "Unauthorized", why)

@@ -1,7 +1,7 @@
 """Who may read what: the API server's own rules, asked by SubjectAccessReview and remembered for a moment.
 
 Room:  one question per user and thing at a time, a bounded memory of yes and no alike.
-Door:  `Authorizer.check(user, attributes)`; a `Status` 403 where it is a no.
+Door:  `Authorizer.check(user, attributes)`; a `StatusError` 403 where it is a no.
 """
 
 import asyncio
@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from gputile.kube.api import Refused, Unclear
-from gputile.metrics_api.authentication import User
-from gputile.metrics_api.status import Status
+from gputile.kube.api import ApiRejected, OutcomeUnknown
+from gputile.metrics_api.authentication import AuthenticatedUser
+from gputile.metrics_api.status import StatusError
 
 MOST = 4096  # answers that are remembered
 
@@ -38,7 +38,7 @@ class Attributes(msgspec.Struct, frozen=True):
         return f'User "{user}" cannot {self.verb} {what}'
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class CachedReview(msgspec.Struct, frozen=True):
     allowed: bool
     why: str
     until: float
@@ -49,22 +49,22 @@ class Authorizer:
 
     def __init__(self, review: Review, remember: float, clock: Callable[[], float]) -> None:
         self._review, self._remember, self._clock = review, remember, clock
-        self._known: OrderedDict[tuple[User, Attributes], Verdict] = OrderedDict()
-        self._asking: dict[tuple[User, Attributes], asyncio.Future[Verdict]] = {}
+        self._known: OrderedDict[tuple[AuthenticatedUser, Attributes], CachedReview] = OrderedDict()
+        self._asking: dict[tuple[AuthenticatedUser, Attributes], asyncio.Future[CachedReview]] = {}
 
     def __len__(self) -> int:
         return len(self._known)
 
-    async def check(self, user: User, wanted: Attributes) -> None:
+    async def check(self, user: AuthenticatedUser, wanted: Attributes) -> None:
         verdict = await self._verdict((user, wanted))
         if not verdict.allowed:
             whole = f"{wanted.resource}.{wanted.group}"
             named = f'{whole} "{wanted.name}"' if wanted.name else whole
             why = f": {verdict.why}" if verdict.why else ""
             message = f"{named} is forbidden: {wanted.sentence(user.name)}{why}"
-            raise Status(403, "Forbidden", message, name=wanted.name, group=wanted.group, kind=wanted.resource)
+            raise StatusError(403, "Forbidden", message, name=wanted.name, group=wanted.group, kind=wanted.resource)
 
-    async def _verdict(self, key: tuple[User, Attributes]) -> Verdict:
+    async def _verdict(self, key: tuple[AuthenticatedUser, Attributes]) -> CachedReview:
         known = self._known.get(key)
         if known is not None and self._clock() < known.until:
             return known
@@ -74,16 +74,16 @@ class Authorizer:
             asking.add_done_callback(lambda _: self._asking.pop(key, None))
         try:
             verdict = await asyncio.shield(asking)
-        except (Refused, Unclear) as wrong:
+        except (ApiRejected, OutcomeUnknown) as wrong:
             message = f"whether this is allowed cannot be asked: {wrong}; try again"
-            raise Status(503, "ServiceUnavailable", message) from wrong
+            raise StatusError(503, "ServiceUnavailable", message) from wrong
         self._known[key] = verdict
         self._known.move_to_end(key)
         while len(self._known) > MOST:
             self._known.popitem(last=False)
         return verdict
 
-    async def _ask(self, user: User, wanted: Attributes) -> Verdict:
+    async def _ask(self, user: AuthenticatedUser, wanted: Attributes) -> CachedReview:
         spec: Json = {
             "user": user.name,
             "uid": user.uid,
@@ -92,4 +92,4 @@ class Authorizer:
             "resourceAttributes": msgspec.to_builtins(wanted),
         }
         allowed, why = await self._review(spec)
-        return Verdict(allowed, why, self._clock() + self._remember)
+        return CachedReview(allowed, why, self._clock() + self._remember)

@@ -2,7 +2,7 @@
 
 Room:  the leader makes and writes; every replica serves what the Secret holds. A certificate is trusted first (the
        APIServices' caBundle) and served then, and the one before stays trusted: nobody ever meets a stranger.
-Door:  `Certifier.run`, which ends only when cancelled. `serve` hears of each certificate, with its key.
+Door:  `CertificateKeeper.run`, which ends only when cancelled. `serve` hears of each certificate, with its key.
 
                  the leader, if there is none, or a third of its life is left
   none, old --make--> trusted: caBundle = new + old --a moment later--> Secret --each replica's watch--> served
@@ -22,7 +22,7 @@ from typing import Protocol
 import msgspec
 
 from gputile.kube.aggregation import Secret
-from gputile.kube.api import Change, Refused, Seen, Snapshot, Spoilt, Trouble, Unclear
+from gputile.kube.api import ApiRejected, Change, OutcomeUnknown, Snapshot, Undecodable, WatchFailed, WatchUpdate
 from gputile.metrics_api.resources import API_SERVICES
 from gputile.metrics_api.settings import MetricsApiSettings
 from gputile.model.errors import InputError
@@ -40,10 +40,10 @@ PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----\n?",
 CERTIFICATE, KEY, BUNDLE = "tls.crt", "tls.key", "ca.crt"  # keys in the Secret
 
 
-class Cluster(Protocol):
+class CertificateStore(Protocol):
     """What of the API server is needed here; `kube.aggregation` has it."""
 
-    def follow_secret(self, namespace: str, name: str) -> AsyncIterator[Seen[Secret]]: ...
+    def follow_secret(self, namespace: str, name: str) -> AsyncIterator[WatchUpdate[Secret]]: ...
 
     async def write_secret(self, namespace: str, name: str, version: str, data: Mapping[str, bytes]) -> Secret: ...
 
@@ -52,23 +52,23 @@ class Cluster(Protocol):
     async def set_ca_bundle(self, service: str, bundle: bytes) -> None: ...
 
 
-class Pair(msgspec.Struct, frozen=True):
+class CertificatePair(msgspec.Struct, frozen=True):
     certificate: bytes
     key: bytes
 
 
-Make = Callable[[str, int], Awaitable[Pair]]
+Make = Callable[[str, int], Awaitable[CertificatePair]]
 """A certificate made out to this name, for so many days."""
 
 
-class Certifier:
+class CertificateKeeper:
     """See the module's text."""
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: CertificateStore,
         settings: MetricsApiSettings,
-        serve: Callable[[Pair], None],
+        serve: Callable[[CertificatePair], None],
         *,
         leads: Callable[[], bool],
         wall: Callable[[], float],
@@ -79,7 +79,7 @@ class Certifier:
         self._leads, self._wall, self._pause, self._make = leads, wall, pause, make or make_pair
         self._secret: Secret | None = None  # as last seen or written
         self._is_listed = False
-        self._served: Pair | None = None
+        self._served: CertificatePair | None = None
         self._woken = asyncio.Event()
 
     async def run(self) -> None:
@@ -97,7 +97,7 @@ class Certifier:
                     self.take(items[0] if items else None)
                 case Change(how, secret):
                     self.take(None if how == "DELETED" else secret)
-                case Trouble(why) | Spoilt(_, why):
+                case WatchFailed(why) | Undecodable(_, why):
                     log.warning("the certificate's Secret cannot be followed", extra=fields(why=why))
 
     def take(self, secret: Secret | None) -> None:
@@ -115,11 +115,11 @@ class Certifier:
         self._served = pair
         log.info("the metrics API has a certificate", extra=fields(until=ends(pair.certificate)))
 
-    def _pair(self) -> Pair | None:
+    def _pair(self) -> CertificatePair | None:
         secret = self._secret
         if secret is None or not (secret.get(CERTIFICATE) and secret.get(KEY)):
             return None
-        return Pair(secret.get(CERTIFICATE), secret.get(KEY))
+        return CertificatePair(secret.get(CERTIFICATE), secret.get(KEY))
 
     # ---- the leader -------------------------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class Certifier:
                 if self._leads():
                     await self.round()
                     said = ""
-            except (Refused, Unclear, InputError) as wrong:
+            except (ApiRejected, OutcomeUnknown, InputError) as wrong:
                 if str(wrong) != said:
                     said = str(wrong)
                     log.warning("the metrics API's certificate is not in order", extra=fields(why=said))
@@ -160,7 +160,7 @@ class Certifier:
         else:
             await self._trust(self._secret.get(BUNDLE) or pair.certificate)
 
-    def _is_due(self, pair: Pair) -> bool:
+    def _is_due(self, pair: CertificatePair) -> bool:
         end = ends(pair.certificate)
         return end is None or end - self._wall() < self._settings.days * DAY * LEFT
 
@@ -226,12 +226,12 @@ subjectAltName = DNS:{name}
 COMMAND = "openssl req -x509 -config /dev/stdin -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -sha256"
 
 
-async def make_pair(name: str, days: int) -> Pair:
+async def make_pair(name: str, days: int) -> CertificatePair:
     """By the program `openssl`; nothing touches a disk."""
     return await asyncio.to_thread(_made, name, days)
 
 
-def _made(name: str, days: int) -> Pair:
+def _made(name: str, days: int) -> CertificatePair:
     """In a thread: the loop gives its children a socket for standard input, which openssl cannot open as a file."""
     command = [*COMMAND.split(), "-days", str(days), "-keyout", "-", "-out", "-"]
     wish = WISH.format(name=name).encode()
@@ -247,4 +247,4 @@ def _made(name: str, days: int) -> Pair:
     if done.returncode or not certificate or b"PRIVATE KEY" not in key:
         said = done.stderr.decode(errors="replace").strip()[-300:]
         raise InputError(f"openssl ended with {done.returncode} and made no certificate: {said}")
-    return Pair(certificate, key)
+    return CertificatePair(certificate, key)

@@ -1,7 +1,8 @@
 """Lists, single objects and watches, written as they are wanted.
 
 Room:  asks in, bytes out, a slice at a time so that verbs are answered in between. Who may ask was decided before.
-Door:  `Reader.get`, `Reader.listed`, `Reader.watch`; a `Status` is raised where there is nothing to show.
+Door:  `ResourceHandlers.get`, `ResourceHandlers.listed`, `ResourceHandlers.watch`; a `StatusError` is raised where
+       there is nothing to show.
 
 A watch reads the collection's own log, each at its own pace; nothing is queued for it. One that falls further behind
 than the log reaches is told so (410) and ends.
@@ -15,11 +16,11 @@ from contextlib import suppress
 import orjson
 
 from gputile.metrics_api import tables
-from gputile.metrics_api.projection import Wall, Window
-from gputile.metrics_api.request_info import Ask
+from gputile.metrics_api.projection import Projection, Wall
+from gputile.metrics_api.request_info import ListOptions
 from gputile.metrics_api.resources import old_object
-from gputile.metrics_api.status import Status, expired
-from gputile.metrics_api.watch_cache import Collection, Event, Gone, Item, Json
+from gputile.metrics_api.status import StatusError, expired
+from gputile.metrics_api.watch_cache import CachedEvent, CachedObject, Json, ResourceExpired, WatchCache
 
 SLICE = 200  # objects that are written in one go
 CHUNK = 100  # events: each may have to be looked at twice, as it was and as it is
@@ -35,10 +36,10 @@ async def breathe() -> None:
     await asyncio.sleep(0)
 
 
-class Reader:
+class ResourceHandlers:
     """See the module's text."""
 
-    def __init__(self, window: Window, wall: Wall, breath: Callable[[], Awaitable[None]] = breathe) -> None:
+    def __init__(self, window: Projection, wall: Wall, breath: Callable[[], Awaitable[None]] = breathe) -> None:
         self._window, self._wall, self._breathe = window, wall, breath
         self.bookmark = BOOKMARK
 
@@ -49,17 +50,17 @@ class Reader:
 
     # ---- get and list -----------------------------------------------------------------------------------------------
 
-    def get(self, ask: Ask) -> bytes:
+    def get(self, ask: ListOptions) -> bytes:
         key = ask.resource.key(ask.namespace, ask.name)
         item = self._collection(ask).find(key) if key is not None else None
         if item is None:
             group, plural = ask.resource.group, ask.resource.plural
             message = f'{plural}.{group} "{ask.name}" not found'
-            raise Status(404, "NotFound", message, name=ask.name, group=group, kind=plural)
+            raise StatusError(404, "NotFound", message, name=ask.name, group=group, kind=plural)
         body = self._body(ask, item, item.version)
         return orjson.dumps(self._shaped(ask, body) if not ask.is_old else body)
 
-    async def listed(self, ask: Ask) -> bytes:
+    async def listed(self, ask: ListOptions) -> bytes:
         collection = self._collection(ask)
         version, items = collection.version, collection.items()
         parts: list[bytes] = []
@@ -68,13 +69,13 @@ class Reader:
         begin, end = self._envelope(ask, {"resourceVersion": collection.written(version)})
         return begin + b",".join(parts) + end
 
-    async def _slices(self, ask: Ask, items: list[Item]) -> AsyncGenerator[list[Json], None]:
+    async def _slices(self, ask: ListOptions, items: list[CachedObject]) -> AsyncGenerator[list[Json], None]:
         for start in range(0, len(items), SLICE):
             part = items[start : start + SLICE]
             yield [body for item in part if (body := self._wanted(ask, item, item.version)) is not None]
             await self._breathe()
 
-    def _parts(self, ask: Ask, bodies: list[Json]) -> list[Json]:
+    def _parts(self, ask: ListOptions, bodies: list[Json]) -> list[Json]:
         """What stands in the list."""
         if ask.is_old:
             return [body if ask.resource.is_old else old_object(body) for body in bodies]
@@ -86,7 +87,7 @@ class Reader:
                 return [tables.partial(body, ask.shape.version) for body in bodies]
         return bodies
 
-    def _envelope(self, ask: Ask, metadata: Json) -> tuple[bytes, bytes]:
+    def _envelope(self, ask: ListOptions, metadata: Json) -> tuple[bytes, bytes]:
         """What stands around the parts."""
         found, shape = ask.resource, ask.shape
         if ask.is_old and not found.is_old:
@@ -103,8 +104,8 @@ class Reader:
 
     # ---- watch ------------------------------------------------------------------------------------------------------
 
-    def watch(self, ask: Ask) -> AsyncGenerator[bytes, None]:
-        """`Status` 410 at once, where the resourceVersion is not one that we can go on from."""
+    def watch(self, ask: ListOptions) -> AsyncGenerator[bytes, None]:
+        """`StatusError` 410 at once, where the resourceVersion is not one that we can go on from."""
         collection = self._collection(ask)
         replays = ask.initial if ask.initial is not None else ask.version in ("", "0")
         if replays or ask.version in ("", "0"):
@@ -113,12 +114,12 @@ class Reader:
             try:
                 version = collection.read(ask.version)
                 collection.since(version, 0)
-            except Gone:
+            except ResourceExpired:
                 raise expired() from None
         return self._follow(ask, collection, version, collection.closings, replays=replays)
 
     async def _follow(
-        self, ask: Ask, collection: Collection, version: int, closings: int, *, replays: bool
+        self, ask: ListOptions, collection: WatchCache, version: int, closings: int, *, replays: bool
     ) -> AsyncGenerator[bytes, None]:
         clock = asyncio.get_running_loop().time
         until = clock() + (ask.timeout or random.uniform(SHORTEST, LONGEST))
@@ -133,7 +134,7 @@ class Reader:
             news = collection.news
             try:
                 events = collection.since(version, CHUNK)
-            except Gone:
+            except ResourceExpired:
                 if not ask.is_old:  # the old stream has no word for it; its end says that one has to begin anew
                     yield _encoded({"type": "ERROR", "object": expired().body()})
                 return
@@ -151,7 +152,7 @@ class Reader:
                 if ask.bookmarks and not ask.is_old:
                     yield self._bookmark(ask, collection.written(version))
 
-    def _lines(self, ask: Ask, event: Event) -> list[bytes]:
+    def _lines(self, ask: ListOptions, event: CachedEvent) -> list[bytes]:
         """What the change means for somebody who sees only what the selectors match."""
         before = self._wanted(ask, event.before, event.version) if event.before is not None else None
         after = self._wanted(ask, event.after, event.version) if event.after is not None else None
@@ -159,12 +160,12 @@ class Reader:
             return [self._line(ask, "ADDED" if before is None else "MODIFIED", after)]
         return [self._line(ask, "DELETED", before)] if before is not None else []
 
-    def _line(self, ask: Ask, how: str, body: Json) -> bytes:
+    def _line(self, ask: ListOptions, how: str, body: Json) -> bytes:
         if ask.is_old:
             return _encoded(ask.resource.old_event("DELETED" if how == "DELETED" else "SYNCED", body))
         return _encoded({"type": how, "object": self._shaped(ask, body)})
 
-    def _bookmark(self, ask: Ask, version: str, annotations: Json | None = None) -> bytes:
+    def _bookmark(self, ask: ListOptions, version: str, annotations: Json | None = None) -> bytes:
         metadata: Json = {"resourceVersion": version, "creationTimestamp": None}
         if annotations:
             metadata["annotations"] = annotations
@@ -179,23 +180,23 @@ class Reader:
 
     # ---- one object -------------------------------------------------------------------------------------------------
 
-    def _collection(self, ask: Ask) -> Collection:
+    def _collection(self, ask: ListOptions) -> WatchCache:
         return self._window.nodes if ask.resource.of == "nodes" else self._window.pods
 
-    def _wanted(self, ask: Ask, item: Item, version: int) -> Json | None:
+    def _wanted(self, ask: ListOptions, item: CachedObject, version: int) -> Json | None:
         if ask.namespace and item.key[0] != ask.namespace:
             return None
         body = self._body(ask, item, version)
         return body if ask.matches(body) else None
 
-    def _body(self, ask: Ask, item: Item, version: int) -> Json:
+    def _body(self, ask: ListOptions, item: CachedObject, version: int) -> Json:
         """The object of the kind that was asked for, with all that is known of it now."""
         window = self._window
         body = window.node_as_of_now(item) if ask.resource.of == "nodes" else window.pod_as_of_now(item)
         written = self._collection(ask).written(version)
         return ask.resource.shape({**body, "metadata": {**body["metadata"], "resourceVersion": written}})
 
-    def _shaped(self, ask: Ask, body: Json) -> Json:
+    def _shaped(self, ask: ListOptions, body: Json) -> Json:
         match ask.shape.kind:
             case "Table":
                 return self._table(ask, [body])
@@ -203,7 +204,7 @@ class Reader:
                 return tables.partial(body, ask.shape.version)
         return body
 
-    def _table(self, ask: Ask, bodies: list[Json]) -> Json:
+    def _table(self, ask: ListOptions, bodies: list[Json]) -> Json:
         shape, of = ask.shape, ask.resource.of
         metadata = {"resourceVersion": bodies[0]["metadata"]["resourceVersion"]} if bodies else {}
         now, include = self._wall(), shape.include

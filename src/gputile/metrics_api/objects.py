@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from gputile.dialects.kube_objects import Pod
-from gputile.ledger.ledger import Entry
+from gputile.ledger.ledger import LedgerEntry
 from gputile.model.cards import Card, Node
 from gputile.model.grants import Grant, Tile, Use
-from gputile.model.usage import PodUsage, Used
+from gputile.model.usage import CardUsage, PodUsage
 
 GROUP, VERSION = "metrics.nvidia.com", "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -67,14 +67,14 @@ def device(card: Card, node: str) -> Json:
 # ---- nodes ----------------------------------------------------------------------------------------------------------
 
 
-def gpu_info(node: Node, entries: list[Entry], facts: NodeFacts, *, health: str) -> Json:
+def gpu_info(node: Node, entries: list[LedgerEntry], facts: NodeFacts, *, health: str) -> Json:
     """One node. Whose the tiles are is not said here: who may see nodes may not see every namespace's pods."""
     models: dict[str, list[str]] = {}
     for card in node.cards:
         models.setdefault(card.model.strip().lower(), []).append(card.uuid)
     held: dict[str, list[Use]] = {}
     for entry in entries:
-        for uuid, use in entry.holding.uses().items():
+        for uuid, use in entry.allocation.uses().items():
             held.setdefault(uuid, []).append(use)
     cards = [_card(card, held.get(card.uuid, [])) for card in node.cards]
     return {
@@ -147,7 +147,7 @@ def pod_resource(pod: Pod, grant: Grant, node: Node | None) -> Json:
         },
         "status": {
             "phase": (pod.status and pod.status.phase) or "Pending",
-            **({"ending": True} if pod.is_going else {}),
+            **({"ending": True} if pod.is_terminating else {}),
         },
     }
 
@@ -166,7 +166,7 @@ def with_use(body: Json, use: PodUsage | None) -> Json:
     return {**body, "spec": {**body["spec"], "containers_device": containers}}
 
 
-def _with_use(held: Json, use: Mapping[str, Used]) -> Json:
+def _with_use(held: Json, use: Mapping[str, CardUsage]) -> Json:
     """What is not known is absent, never zero."""
     tiles = [
         {**tile, "use": known} if (known := _known(use.get(tile["device_id"]))) else tile
@@ -175,7 +175,7 @@ def _with_use(held: Json, use: Mapping[str, Used]) -> Json:
     return {**held, "device_info": tiles}
 
 
-def _known(used: Used | None) -> Json:
+def _known(used: CardUsage | None) -> Json:
     found = msgspec.structs.asdict(used) if used is not None else {}
     return {key: figure for key, figure in found.items() if figure is not None}
 

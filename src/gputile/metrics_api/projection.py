@@ -14,12 +14,12 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Protocol
 
-from gputile.background.failure_isolation import Isolation
+from gputile.background.failure_isolation import FailureIsolation
 from gputile.dialects.kube_objects import NodeObject, Pod
-from gputile.ledger.ledger import Ledger, State
+from gputile.ledger.ledger import AllocationState, Ledger
 from gputile.metrics_api import objects
 from gputile.metrics_api.objects import NodeFacts
-from gputile.metrics_api.watch_cache import Collection, Item, Json, Key
+from gputile.metrics_api.watch_cache import CachedObject, Json, Key, WatchCache
 from gputile.model.usage import PodUsage
 from gputile.telemetry.metrics import Metrics
 
@@ -30,12 +30,12 @@ AT_ONCE = 50  # objects that are looked at in one go: some 5 ms
 Wall = Callable[[], float]
 
 
-class AgentLiveness(Protocol):
+class AgentLeases(Protocol):
     """Whether the agents of nodes are alive, by their Leases."""
 
     def __contains__(self, node: str) -> bool: ...
 
-    def is_silent(self, node: str) -> bool: ...
+    def is_stale(self, node: str) -> bool: ...
 
     def renew_time(self, node: str) -> str | None: ...
 
@@ -47,7 +47,7 @@ class ClusterView(Protocol):
     def ledger(self) -> Ledger: ...
 
     @property
-    def agents(self) -> AgentLiveness: ...
+    def agents(self) -> AgentLeases: ...
 
     def pod(self, uid: str) -> Pod | None: ...
 
@@ -58,17 +58,17 @@ class ClusterView(Protocol):
     def used_by(self, uid: str) -> PodUsage | None: ...
 
 
-class Window:
+class Projection:
     """See the module's text."""
 
     def __init__(
-        self, view: ClusterView, history: int, wall: Wall, mark: int, isolation: Isolation | None = None
+        self, view: ClusterView, history: int, wall: Wall, mark: int, isolation: FailureIsolation | None = None
     ) -> None:
         """`mark`: a number by chance that tells our resourceVersions from those of other replicas."""
         self._view, self._wall = view, wall
-        self._isolation = isolation or Isolation(Metrics(), wall)
+        self._isolation = isolation or FailureIsolation(Metrics(), wall)
         born = int(wall() * 1000)
-        self.nodes, self.pods = Collection(history, born, mark), Collection(history, born, mark)
+        self.nodes, self.pods = WatchCache(history, born, mark), WatchCache(history, born, mark)
         self._facts: dict[str, NodeFacts] = {}
         self._keys: dict[str, Key] = {}  # by UID: the pods that are shown
         self._dirty_nodes: set[str] = set()
@@ -137,7 +137,7 @@ class Window:
 
     def _look_at_pod(self, uid: str) -> None:
         pod, entry = self._view.pod(uid), self._view.ledger.entry(uid)
-        grant = entry.holding.grant if entry is not None and entry.state is State.CONFIRMED else None
+        grant = entry.allocation.grant if entry is not None and entry.state is AllocationState.CONFIRMED else None
         if pod is None or grant is None:
             key = self._keys.pop(uid, None)
             shown = self.pods.find(key) if key is not None else None
@@ -155,7 +155,7 @@ class Window:
             self.nodes.drop(key)
             return
         facts = self._facts.get(name, NodeFacts())
-        entries = [entry for entry in ledger.on_node(name) if entry.state is State.CONFIRMED]
+        entries = [entry for entry in ledger.on_node(name) if entry.state is AllocationState.CONFIRMED]
         body = objects.gpu_info(node, entries, facts, health=self._health(name, node.fault))
         before = self.nodes.find(key)
         was = before.body["status"] if before is not None else {}
@@ -165,7 +165,7 @@ class Window:
             body["status"]["node_last_transition_time"] = self._now()
         self._put(self.nodes, key, facts.uid or name, body, "report_time")
 
-    def _put(self, collection: Collection, key: Key, uid: str, body: Json, stamp: str) -> None:
+    def _put(self, collection: WatchCache, key: Key, uid: str, body: Json, stamp: str) -> None:
         """With the time of its last change, which itself is none."""
         part = body["spec" if stamp == "report_time" else "status"]
         before = collection.find(key)
@@ -177,7 +177,7 @@ class Window:
         collection.put(key, uid, body)
 
     def _health(self, node: str, fault: str) -> str:
-        if fault or self._view.agents.is_silent(node):
+        if fault or self._view.agents.is_stale(node):
             return "False"
         return "True" if node in self._view.agents else objects.UNKNOWN
 
@@ -186,8 +186,8 @@ class Window:
 
     # ---- showing ----------------------------------------------------------------------------------------------------
 
-    def node_as_of_now(self, item: Item) -> Json:
+    def node_as_of_now(self, item: CachedObject) -> Json:
         return objects.with_heartbeat(item.body, self._view.agents.renew_time(item.key[1]))
 
-    def pod_as_of_now(self, item: Item) -> Json:
+    def pod_as_of_now(self, item: CachedObject) -> Json:
         return objects.with_use(item.body, self._view.used_by(item.uid))

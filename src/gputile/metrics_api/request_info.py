@@ -1,8 +1,8 @@
 """What somebody asks of the aggregated API, read from path, query and headers.
 
-Room:  text in, one value out. What cannot be understood is a `Status` to answer with.
-Door:  `read_ask(request)`: an `Ask` for objects, or None where the path names none; `Shape` is how they are wanted.
-       `selected(ask)` reads its selectors, too: work that is done only for those who may ask.
+Room:  text in, one value out. What cannot be understood is a `StatusError` to answer with.
+Door:  `read_list_options(request)`: an `ListOptions` for objects, or None where the path names none; `ResponseFormat`
+       is how they are wanted. `selected(ask)` reads its selectors, too: work that is done only for those who may ask.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from gputile.http.messages import Request
 from gputile.metrics_api import selectors
 from gputile.metrics_api.resources import Resource, resource
 from gputile.metrics_api.selectors import BadSelector, Match
-from gputile.metrics_api.status import Status
+from gputile.metrics_api.status import StatusError
 from gputile.metrics_api.tables import Include
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ T = TypeVar("T")
 INCLUDES: dict[str, Include] = {"None": "None", "Metadata": "Metadata", "Object": "Object"}
 
 
-class Shape(msgspec.Struct, frozen=True):
+class ResponseFormat(msgspec.Struct, frozen=True):
     """How objects are wanted."""
 
     kind: Literal["plain", "Table", "PartialObjectMetadata"] = "plain"
@@ -31,7 +31,7 @@ class Shape(msgspec.Struct, frozen=True):
     include: Include = "Metadata"  # beside the cells of a Table
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class ListOptions(msgspec.Struct, frozen=True, kw_only=True):
     resource: Resource
     verb: Literal["get", "list", "watch"]
     namespace: str = ""  # "" is all of them
@@ -40,7 +40,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     labels: str = ""  # labelSelector, fieldSelector: as written
     fields: str = ""
     matches: Match = selectors.anything  # what they mean, once they were read
-    shape: Shape = Shape()
+    shape: ResponseFormat = ResponseFormat()
     is_old: bool = False  # the events (or the list) of nvidia-gpu-scheduler
     version: str = ""  # resourceVersion
     bookmarks: bool = False
@@ -48,7 +48,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float | None = None  # seconds
 
 
-class Place(msgspec.Struct, frozen=True):
+class RequestInfo(msgspec.Struct, frozen=True):
     """A path below /apis, taken apart as the API server does it for RBAC."""
 
     group: str
@@ -58,7 +58,7 @@ class Place(msgspec.Struct, frozen=True):
     name: str = ""
 
 
-def read_place(path: str) -> Place | None:
+def read_request_info(path: str) -> RequestInfo | None:
     parts = [unquote(part) for part in path.strip("/").split("/")]
     if len(parts) < 4 or parts[0] != "apis" or not all(parts):
         return None
@@ -68,20 +68,20 @@ def read_place(path: str) -> Place | None:
         _, namespace, *rest = rest
     if len(rest) > 2:
         return None
-    return Place(group, version, rest[0], namespace, rest[1] if len(rest) > 1 else "")
+    return RequestInfo(group, version, rest[0], namespace, rest[1] if len(rest) > 1 else "")
 
 
-def read_ask(request: Request) -> Ask | None:
-    """`Status` is raised where something in it makes no sense."""
-    place = read_place(request.path)
+def read_list_options(request: Request) -> ListOptions | None:
+    """`StatusError` is raised where something in it makes no sense."""
+    place = read_request_info(request.path)
     found = resource(place.group, place.version, place.resource) if place is not None else None
     if place is None or found is None or (place.namespace and not found.namespaced):
         return None
     query = {name: values[-1] for name, values in parse_qs(request.query, keep_blank_values=True).items()}
     watches = not place.name and query.get("watch", "") in ("true", "1", "True", "t", "T")
     events, fields = query.get("events", ""), query.get("fieldSelector", "")
-    shape = read_shape(request.header("accept"), query.get("includeObject", ""))
-    return Ask(
+    shape = read_response_format(request.header("accept"), query.get("includeObject", ""))
+    return ListOptions(
         resource=found,
         verb="get" if place.name else "watch" if watches else "list",
         namespace=place.namespace,
@@ -98,8 +98,8 @@ def read_ask(request: Request) -> Ask | None:
     )
 
 
-def selected(ask: Ask) -> Ask:
-    """With what its selectors mean; `Status` 400 where that is nothing."""
+def selected(ask: ListOptions) -> ListOptions:
+    """With what its selectors mean; `StatusError` 400 where that is nothing."""
     read = _understood(selectors.labels, ask.labels), _understood(selectors.fields, ask.fields)
     matches = selectors.all_of([match for match in read if match is not selectors.anything])
     return msgspec.structs.replace(ask, matches=matches)
@@ -109,7 +109,7 @@ def _understood(read: Callable[[str], T], selector: str) -> T:
     try:
         return read(selector)
     except BadSelector as wrong:
-        raise Status(400, "BadRequest", str(wrong)) from wrong
+        raise StatusError(400, "BadRequest", str(wrong)) from wrong
 
 
 def _flag(query: dict[str, str], name: str) -> bool | None:
@@ -121,14 +121,14 @@ def _seconds(said: str) -> float | None:
     if not said:
         return None
     if not (said.isascii() and said.isdecimal() and len(said) < 10):
-        raise Status(400, "BadRequest", f"timeoutSeconds is {said!r}; write whole seconds")
+        raise StatusError(400, "BadRequest", f"timeoutSeconds is {said!r}; write whole seconds")
     return float(said) or None
 
 
 # ---- what is accepted -----------------------------------------------------------------------------------------------
 
 
-def read_shape(accept: str, include: str = "") -> Shape:
+def read_response_format(accept: str, include: str = "") -> ResponseFormat:
     """The first that we can write of what the client can read."""
     for one in accept.split(",") if accept.strip() else ["*/*"]:
         media, *rest = (part.strip() for part in one.split(";"))
@@ -138,17 +138,17 @@ def read_shape(accept: str, include: str = "") -> Shape:
         found = _shape(wanted.get("as", ""), wanted.get("v", ""), wanted.get("g", ""), include)
         if found is not None:
             return found
-    raise Status(406, "NotAcceptable", f"only JSON is written here, and {accept!r} does not take it")
+    raise StatusError(406, "NotAcceptable", f"only JSON is written here, and {accept!r} does not take it")
 
 
-def _shape(wanted: str, version: str, group: str, include: str) -> Shape | None:
+def _shape(wanted: str, version: str, group: str, include: str) -> ResponseFormat | None:
     if not wanted:
-        return Shape()
+        return ResponseFormat()
     if group != "meta.k8s.io" or version not in ("v1", "v1beta1"):
         return None
     match wanted:
         case "Table":
-            return Shape("Table", version, INCLUDES.get(include, "Metadata"))
+            return ResponseFormat("Table", version, INCLUDES.get(include, "Metadata"))
         case "PartialObjectMetadata" | "PartialObjectMetadataList":
-            return Shape("PartialObjectMetadata", version)
+            return ResponseFormat("PartialObjectMetadata", version)
     return None

@@ -13,12 +13,12 @@ from gputile.http.messages import Certificate, Reply, Request, Response, Streame
 from gputile.http.server import ALPN, Listener
 from gputile.http.tls import present, server_context
 from gputile.metrics_api import discovery
-from gputile.metrics_api.authentication import FrontProxy, User
+from gputile.metrics_api.authentication import AuthenticatedUser, FrontProxy
 from gputile.metrics_api.authorization import Attributes, Authorizer
-from gputile.metrics_api.certificates import Pair
-from gputile.metrics_api.handlers import Reader
-from gputile.metrics_api.request_info import Ask, read_ask, read_place, selected
-from gputile.metrics_api.status import Status
+from gputile.metrics_api.certificates import CertificatePair
+from gputile.metrics_api.handlers import ResourceHandlers
+from gputile.metrics_api.request_info import ListOptions, read_list_options, read_request_info, selected
+from gputile.metrics_api.status import StatusError
 from gputile.metrics_api.watch_limits import WatchLimits
 from gputile.model.errors import InputError
 from gputile.telemetry.logs import fields
@@ -37,7 +37,7 @@ class ApiServer:
 
     def __init__(
         self,
-        reader: Reader,
+        reader: ResourceHandlers,
         authorizer: Authorizer,
         verb: Verb,
         *,
@@ -49,7 +49,7 @@ class ApiServer:
         self._metrics, self._is_synced = metrics, is_synced
         self._watches = WatchLimits()
         self._front: FrontProxy | None = None
-        self._pair: Pair | None = None
+        self._pair: CertificatePair | None = None
         self._complete = asyncio.Event()  # we know who we are, and whom to believe
         self._listener = Listener(
             self._handle,
@@ -66,10 +66,10 @@ class ApiServer:
     def believe(self, front: FrontProxy) -> None:
         self._renew(front, self._pair)
 
-    def serve_as(self, pair: Pair) -> None:
+    def serve_as(self, pair: CertificatePair) -> None:
         self._renew(self._front, pair)
 
-    def _renew(self, front: FrontProxy | None, pair: Pair | None) -> None:
+    def _renew(self, front: FrontProxy | None, pair: CertificatePair | None) -> None:
         """What cannot be used raises, and changes nothing."""
         if front is not None and pair is not None:
             self._listener.renew(tls_context(front, pair))
@@ -87,8 +87,8 @@ class ApiServer:
     async def stop(self) -> None:
         await self._listener.stop()
 
-    def see_off(self) -> None:
-        self._listener.see_off()
+    def drain(self) -> None:
+        self._listener.drain()
 
     def _trusts(self, certificate: Certificate) -> bool:
         return self._front is not None and bool(certificate) and self._front.is_named(common_name(certificate))
@@ -103,13 +103,13 @@ class ApiServer:
     async def _answer(self, request: Request) -> Reply:
         try:
             return await self._answered(request)
-        except Status as no:
+        except StatusError as no:
             self._metrics.api_requests.labels("", "", str(no.code)).inc()  # nothing that a stranger could make up
             return no.response()
         except Exception:
             log.exception("a request to the metrics API failed", extra=fields(path=request.path[:200]))
             self._metrics.api_requests.labels("", "", "500").inc()
-            return Status(500, "InternalError", "gputile failed on this request; its log says where").response()
+            return StatusError(500, "InternalError", "gputile failed on this request; its log says where").response()
 
     async def _answered(self, request: Request) -> Reply:
         """Discovery and descriptions say nothing about anybody: whoever came through the API server may read them."""
@@ -121,25 +121,25 @@ class ApiServer:
                 return found
         if request.method == "POST":
             return await self._asked_verb(request, user)
-        ask = read_ask(request)
+        ask = read_list_options(request)
         if ask is None:
-            raise Status(404, "NotFound", f"the server could not find the requested resource {request.path}")
+            raise StatusError(404, "NotFound", f"the server could not find the requested resource {request.path}")
         if request.method != "GET":
             message = f"{ask.resource.plural} can be read, listed and watched; they change with the pods and nodes"
-            raise Status(405, "MethodNotAllowed", message)
+            raise StatusError(405, "MethodNotAllowed", message)
         found_at = ask.resource
         wanted = Attributes(ask.verb, found_at.group, found_at.version, found_at.plural, ask.namespace, ask.only)
         await self._authorizer.check(user, wanted)
         ask = selected(ask)
         if not (self._is_synced() and self._reader.is_whole):
             message = "gputile has not seen the whole cluster yet; try again in a moment"
-            raise Status(503, "ServiceUnavailable", message, retryAfterSeconds=1)
+            raise StatusError(503, "ServiceUnavailable", message, retryAfterSeconds=1)
         if ask.verb == "watch":
             self._watches.check(user.name)
         self._metrics.api_requests.labels(found_at.plural, ask.verb, "200").inc()
         return await self._read(ask, user)
 
-    async def _read(self, ask: Ask, user: User) -> Reply:
+    async def _read(self, ask: ListOptions, user: AuthenticatedUser) -> Reply:
         match ask.verb:
             case "get":
                 return Response(self._reader.get(ask))
@@ -148,20 +148,22 @@ class ApiServer:
             case "watch":
                 return Streamed(self._watches.counted(user.name, self._reader.watch(ask)))
 
-    async def _asked_verb(self, request: Request, user: User) -> Response:
+    async def _asked_verb(self, request: Request, user: AuthenticatedUser) -> Response:
         """kube-scheduler through the API server, as the old configuration has it: POST .../schedule/filter."""
-        place = read_place(request.path)
+        place = read_request_info(request.path)
         if place is None or place.resource != "schedule":
-            raise Status(405, "MethodNotAllowed", f"{request.path} takes no POST")
+            raise StatusError(405, "MethodNotAllowed", f"{request.path} takes no POST")
         wanted = Attributes("create", place.group, place.version, place.resource, place.namespace, place.name)
         await self._authorizer.check(user, wanted)
         answer = self._verb(request)
         if answer is None:
-            raise Status(404, "NotFound", f"there is no verb at {request.path}; see docs/scheduler.md for the paths")
+            raise StatusError(
+                404, "NotFound", f"there is no verb at {request.path}; see docs/scheduler.md for the paths"
+            )
         return answer if isinstance(answer, Response) else await answer
 
 
-def tls_context(front: FrontProxy, pair: Pair) -> ssl.SSLContext:
+def tls_context(front: FrontProxy, pair: CertificatePair) -> ssl.SSLContext:
     """A client's certificate is asked for, and checked against the front proxy's CA when it is sent."""
     context = server_context(ALPN)
     try:

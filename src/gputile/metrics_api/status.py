@@ -9,7 +9,7 @@ from gputile.http.messages import Response
 Json = dict[str, Any]
 
 
-class Status(Exception):
+class StatusError(Exception):
     """An answer that is no object. `body` is what is written."""
 
     def __init__(self, code: int, reason: str, message: str, **details: str | int) -> None:
@@ -33,7 +33,7 @@ class Status(Exception):
         return Response(orjson.dumps(self.body()), self.code)
 
 
-def expired() -> Status:
+def expired() -> StatusError:
     """Reflectors and kubectl know this one, and list again."""
     message = "this resourceVersion is too old, or another replica's; list again"
-    return Status(410, "Expired", message)
+    return StatusError(410, "Expired", message)

@@ -4,8 +4,8 @@ Room:  a dict and a log of bounded length. No I/O, no clock; nobody who reads sl
 Door:  `put` and `drop` change it; `items`, `find`, `since` read it; `news` is awaited by those who watch.
 
 Every change has a number. A resourceVersion is that number and a mark of this process, in one decimal: a number that
-another replica gave, or we before a restart, is recognised as such. It is answered with `Gone`, as is one that is
-older than the log: the reader lists again, and is never told a history with a hole in it.
+another replica gave, or we before a restart, is recognised as such. It is answered with `ResourceExpired`, as is one
+that is older than the log: the reader lists again, and is never told a history with a hole in it.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ Json: TypeAlias = dict[str, Any]
 Key: TypeAlias = tuple[str, str]  # namespace ("" where the kind has none), name
 
 
-class Gone(Exception):
+class ResourceExpired(Exception):
     """This place in the history is not here (any more)."""
 
 
-class Item(msgspec.Struct, frozen=True):
+class CachedObject(msgspec.Struct, frozen=True):
     """One object, as it is since a change."""
 
     key: Key
@@ -39,21 +39,21 @@ class Item(msgspec.Struct, frozen=True):
         return found
 
 
-class Event(msgspec.Struct, frozen=True):
+class CachedEvent(msgspec.Struct, frozen=True):
     """One change. Both sides are kept, for a selector may match only one of them."""
 
     version: int
-    before: Item | None
-    after: Item | None
+    before: CachedObject | None
+    after: CachedObject | None
 
 
-class Collection:
+class WatchCache:
     """See the module's text."""
 
     def __init__(self, history: int, born: int, mark: int) -> None:
         """`born`: the first number, milliseconds since 1970 at our start. `mark`: by chance, this process's own."""
-        self._items: dict[Key, Item] = {}
-        self._log: deque[Event] = deque(maxlen=history)
+        self._items: dict[Key, CachedObject] = {}
+        self._log: deque[CachedEvent] = deque(maxlen=history)
         self._version, self._floor, self._mark = born, born, mark
         self._news = asyncio.Event()
         self.closings = 0
@@ -72,7 +72,7 @@ class Collection:
             before = None
         if before is not None and before.body == body:
             return False
-        after = self._items[key] = Item(key, uid, body, self._version + 1)
+        after = self._items[key] = CachedObject(key, uid, body, self._version + 1)
         self._tell(before, after)
         return True
 
@@ -87,11 +87,11 @@ class Collection:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    def _tell(self, before: Item | None, after: Item | None) -> None:
+    def _tell(self, before: CachedObject | None, after: CachedObject | None) -> None:
         self._version += 1
         if len(self._log) == self._log.maxlen:
             self._floor = self._log[0].version
-        self._log.append(Event(self._version, before, after))
+        self._log.append(CachedEvent(self._version, before, after))
         news, self._news = self._news, asyncio.Event()
         news.set()
 
@@ -101,21 +101,21 @@ class Collection:
     def version(self) -> int:
         return self._version
 
-    def items(self) -> list[Item]:
+    def items(self) -> list[CachedObject]:
         """In the order of their namespaces and names."""
         return [self._items[key] for key in sorted(self._items)]
 
-    def find(self, key: Key) -> Item | None:
+    def find(self, key: Key) -> CachedObject | None:
         return self._items.get(key)
 
     def names(self) -> list[str]:
         """Without their namespaces."""
         return [name for _, name in self._items]
 
-    def since(self, version: int, most: int = 500) -> list[Event]:
-        """The first that happened after this; `Gone` where that is not known."""
+    def since(self, version: int, most: int = 500) -> list[CachedEvent]:
+        """The first that happened after this; `ResourceExpired` where that is not known."""
         if not self._floor <= version <= self._version:
-            raise Gone
+            raise ResourceExpired
         start = len(self._log) - (self._version - version)
         return [self._log[at] for at in range(start, min(start + most, len(self._log)))]
 
@@ -130,8 +130,8 @@ class Collection:
         return str(version << MARK | self._mark)
 
     def read(self, said: str) -> int:
-        """The number in a resourceVersion of ours; `Gone` for another's."""
+        """The number in a resourceVersion of ours; `ResourceExpired` for another's."""
         is_number = said.isascii() and said.isdecimal() and len(said) <= DIGITS
         if not is_number or int(said) & ((1 << MARK) - 1) != self._mark:
-            raise Gone
+            raise ResourceExpired
         return int(said) >> MARK

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from gputile.metrics_api.status import Status
+from gputile.metrics_api.status import StatusError
 
 MOST = 256  # half of the connections that the API server may have: lists and discovery always find one
 MOST_OF_ONE = 64  # of one user
@@ -25,7 +25,7 @@ class WatchLimits:
         return self._running.total()
 
     def check(self, user: str) -> None:
-        """`Status` 429 where there is no place."""
+        """`StatusError` 429 where there is no place."""
         if self._running[user] >= MOST_OF_ONE:
             raise _too_many(f"User {user!r} has {MOST_OF_ONE} watches here; end some of them")
         if len(self) >= MOST:
@@ -44,5 +44,5 @@ class WatchLimits:
                 del self._running[user]
 
 
-def _too_many(message: str) -> Status:
-    return Status(429, "TooManyRequests", message, retryAfterSeconds=RETRY)
+def _too_many(message: str) -> StatusError:
+    return StatusError(429, "TooManyRequests", message, retryAfterSeconds=RETRY)

@@ -6,7 +6,7 @@ from gputile.model.grants import Grant, Use
 from gputile.model.units import MiB, Millicores
 
 
-class Holding(msgspec.Struct, frozen=True, kw_only=True):
+class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     """A pod and what it holds of its node; without a grant, only CPU and memory."""
 
     pod: str  # UID

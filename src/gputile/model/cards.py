@@ -55,7 +55,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         return self.links[one][other] if self.links else 0
 
 
-class Room(msgspec.Struct, frozen=True):
+class FreeCapacity(msgspec.Struct, frozen=True):
     """What is free of one card. Negative numbers are possible (a card oversold by others) and mean none."""
 
     memory: MiB
@@ -64,7 +64,7 @@ class Room(msgspec.Struct, frozen=True):
     tenants: int = 0  # pods that hold a tile of it
 
     @classmethod
-    def of(cls, card: Card) -> "Room":
+    def of(cls, card: Card) -> "FreeCapacity":
         return cls(card.memory, card.cores, card.slots)
 
 
@@ -72,11 +72,11 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """A node at one moment: its facts, and what is free of each card and of the host."""
 
     node: Node
-    rooms: tuple[Room, ...]
+    free_by_card: tuple[FreeCapacity, ...]
     cpu: Millicores
     memory: MiB
 
     @classmethod
     def empty(cls, node: Node) -> "NodeView":
         """The node with nobody on it."""
-        return cls(node=node, rooms=tuple(map(Room.of, node.cards)), cpu=node.cpu, memory=node.memory)
+        return cls(node=node, free_by_card=tuple(map(FreeCapacity.of, node.cards)), cpu=node.cpu, memory=node.memory)

@@ -14,5 +14,5 @@ class InputError(GputileError):
     """A file, flag or manifest that cannot be used."""
 
 
-class DoubleBooked(GputileError):
+class Overcommitted(GputileError):
     """The book holds more of a card than it has, or lost count."""

@@ -10,7 +10,7 @@ from functools import cached_property
 import msgspec
 
 from gputile.model.cards import Card
-from gputile.model.requests import SLOT_DIALECTS, Amounts, Ask, Role, most_at_once
+from gputile.model.requests import SLOT_DIALECTS, Amounts, ContainerRequest, Role, most_at_once
 from gputile.model.units import MiB, Percent
 
 
@@ -23,7 +23,7 @@ class Tile(msgspec.Struct, frozen=True):
     cores: Percent
 
 
-def take(ask: Ask, card: Card) -> Tile:
+def take(ask: ContainerRequest, card: Card) -> Tile:
     """The tile that `ask` cuts out of `card`."""
     return Tile(card.uuid, card.index, ask.memory_of(card.memory), ask.cores)
 

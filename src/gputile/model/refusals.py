@@ -9,7 +9,7 @@ from enum import StrEnum
 import msgspec
 
 
-class RequestCode(StrEnum):
+class RequestError(StrEnum):
     """What is wrong with a request. Stable: programs may match on the text."""
 
     MALFORMED = "Malformed"
@@ -29,11 +29,11 @@ class RequestCode(StrEnum):
 class BadRequest(msgspec.Struct, frozen=True):
     """A request that no node can serve; the message says what to write instead."""
 
-    code: RequestCode
+    code: RequestError
     message: str
 
 
-class NodeCode(StrEnum):
+class NodeReason(StrEnum):
     """Why a node does not fit. Stable: programs may match on the text."""
 
     UNKNOWN_NODE = "UnknownNode"
@@ -61,107 +61,107 @@ class NodeCode(StrEnum):
     QUOTA_POOL = "PoolNotAllowed"
     QUOTA_MODEL = "ModelNotInQuota"
     QUOTA = "QuotaExceeded"
-    PROMISED = "PromisedElsewhere"
+    NOMINATED = "PromisedElsewhere"
     AGENT_BUSY = "AgentBusy"
     OTHER_AGENT = "OtherAgent"
     UNCOUNTED = "PodNotCounted"
 
 
-SENTENCE: dict[NodeCode, str] = {
-    NodeCode.UNKNOWN_NODE: "unknown to gputile",
-    NodeCode.BAD_INVENTORY: "unreadable GPU inventory",
-    NodeCode.AGENT_SILENT: "silent GPU agent",
-    NodeCode.PLUGIN_GONE: "no gputile device plugin at the kubelet",
-    NodeCode.NO_CARDS: "no GPU",
-    NodeCode.TOO_FEW_CARDS: "fewer GPUs than wanted",
-    NodeCode.MODEL: "too few GPUs of a wanted model",
-    NodeCode.UUID: "too few GPUs with a wanted UUID",
-    NodeCode.MODE: "too few GPUs in a wanted sharing mode",
-    NodeCode.UNHEALTHY: "too few healthy GPUs",
-    NodeCode.CORDONED: "too few GPUs that are not cordoned",
-    NodeCode.TOO_SMALL: "GPUs smaller than wanted",
-    NodeCode.NOT_IDLE: "too few idle GPUs",
-    NodeCode.MEMORY: "too little free memory on a single GPU",
-    NodeCode.CORES: "too few free cores on a single GPU",
-    NodeCode.SLOTS: "no free slot on a single GPU",
-    NodeCode.NUMA: "too few fitting GPUs on one NUMA node",
-    NodeCode.LINKS: "too few fitting GPUs that are linked",
-    NodeCode.TOGETHER: "room for each container, but not for all at once",
-    NodeCode.SEARCH: "not searched further: too many ways to place the containers",
-    NodeCode.CPU: "too little free CPU",
-    NodeCode.HOST_MEMORY: "too little free main memory",
-    NodeCode.QUOTA_POOL: "outside the pools of the namespace's quota",
-    NodeCode.QUOTA_MODEL: "too few GPUs of a model in the namespace's quota",
-    NodeCode.QUOTA: "quota of the namespace used up",
-    NodeCode.PROMISED: "room being made on another node",
-    NodeCode.AGENT_BUSY: "another pod starting under an agent that takes one at a time",
-    NodeCode.OTHER_AGENT: "run by another system's agent",
-    NodeCode.UNCOUNTED: "a pod there whose GPUs gputile failed to count",
+SENTENCE: dict[NodeReason, str] = {
+    NodeReason.UNKNOWN_NODE: "unknown to gputile",
+    NodeReason.BAD_INVENTORY: "unreadable GPU inventory",
+    NodeReason.AGENT_SILENT: "silent GPU agent",
+    NodeReason.PLUGIN_GONE: "no gputile device plugin at the kubelet",
+    NodeReason.NO_CARDS: "no GPU",
+    NodeReason.TOO_FEW_CARDS: "fewer GPUs than wanted",
+    NodeReason.MODEL: "too few GPUs of a wanted model",
+    NodeReason.UUID: "too few GPUs with a wanted UUID",
+    NodeReason.MODE: "too few GPUs in a wanted sharing mode",
+    NodeReason.UNHEALTHY: "too few healthy GPUs",
+    NodeReason.CORDONED: "too few GPUs that are not cordoned",
+    NodeReason.TOO_SMALL: "GPUs smaller than wanted",
+    NodeReason.NOT_IDLE: "too few idle GPUs",
+    NodeReason.MEMORY: "too little free memory on a single GPU",
+    NodeReason.CORES: "too few free cores on a single GPU",
+    NodeReason.SLOTS: "no free slot on a single GPU",
+    NodeReason.NUMA: "too few fitting GPUs on one NUMA node",
+    NodeReason.LINKS: "too few fitting GPUs that are linked",
+    NodeReason.TOGETHER: "room for each container, but not for all at once",
+    NodeReason.SEARCH: "not searched further: too many ways to place the containers",
+    NodeReason.CPU: "too little free CPU",
+    NodeReason.HOST_MEMORY: "too little free main memory",
+    NodeReason.QUOTA_POOL: "outside the pools of the namespace's quota",
+    NodeReason.QUOTA_MODEL: "too few GPUs of a model in the namespace's quota",
+    NodeReason.QUOTA: "quota of the namespace used up",
+    NodeReason.NOMINATED: "room being made on another node",
+    NodeReason.AGENT_BUSY: "another pod starting under an agent that takes one at a time",
+    NodeReason.OTHER_AGENT: "run by another system's agent",
+    NodeReason.UNCOUNTED: "a pod there whose GPUs gputile failed to count",
 }
 """Short and constant, because kube-scheduler groups nodes by identical text; figures belong to `explain`."""
 
-HAMI_ALIAS: dict[NodeCode, str] = {
-    NodeCode.UNKNOWN_NODE: "NodeUnfitPod",
-    NodeCode.BAD_INVENTORY: "NodeUnfitPod",
-    NodeCode.AGENT_SILENT: "NodeUnfitPod",
-    NodeCode.PLUGIN_GONE: "NodeUnfitPod",
-    NodeCode.NO_CARDS: "NodeInsufficientDevice",
-    NodeCode.TOO_FEW_CARDS: "NodeInsufficientDevice",
-    NodeCode.MODEL: "CardTypeMismatch",
-    NodeCode.UUID: "CardUuidMismatch",
-    NodeCode.MODE: "ModeNotFit",
-    NodeCode.UNHEALTHY: "CardNotHealth",
-    NodeCode.CORDONED: "CardCordoned",
-    NodeCode.TOO_SMALL: "CardInsufficientMemory",
-    NodeCode.NOT_IDLE: "ExclusiveDeviceAllocateConflict",
-    NodeCode.MEMORY: "CardInsufficientMemory",
-    NodeCode.CORES: "CardInsufficientCore",
-    NodeCode.SLOTS: "CardTimeSlicingExhausted",
-    NodeCode.NUMA: "NumaNotFit",
-    NodeCode.LINKS: "CardNotFoundCustomFilterRule",
-    NodeCode.TOGETHER: "AllocatedCardsInsufficientRequest",
-    NodeCode.SEARCH: "NodeUnfitPod",
-    NodeCode.CPU: "NodeUnfitPod",
-    NodeCode.HOST_MEMORY: "NodeUnfitPod",
-    NodeCode.QUOTA_POOL: "ResourceQuotaNotFit",
-    NodeCode.QUOTA_MODEL: "ResourceQuotaNotFit",
-    NodeCode.QUOTA: "ResourceQuotaNotFit",
-    NodeCode.PROMISED: "NodeUnfitPod",
-    NodeCode.AGENT_BUSY: "NodeUnfitPod",
-    NodeCode.OTHER_AGENT: "NodeUnfitPod",
-    NodeCode.UNCOUNTED: "NodeUnfitPod",
+HAMI_ALIAS: dict[NodeReason, str] = {
+    NodeReason.UNKNOWN_NODE: "NodeUnfitPod",
+    NodeReason.BAD_INVENTORY: "NodeUnfitPod",
+    NodeReason.AGENT_SILENT: "NodeUnfitPod",
+    NodeReason.PLUGIN_GONE: "NodeUnfitPod",
+    NodeReason.NO_CARDS: "NodeInsufficientDevice",
+    NodeReason.TOO_FEW_CARDS: "NodeInsufficientDevice",
+    NodeReason.MODEL: "CardTypeMismatch",
+    NodeReason.UUID: "CardUuidMismatch",
+    NodeReason.MODE: "ModeNotFit",
+    NodeReason.UNHEALTHY: "CardNotHealth",
+    NodeReason.CORDONED: "CardCordoned",
+    NodeReason.TOO_SMALL: "CardInsufficientMemory",
+    NodeReason.NOT_IDLE: "ExclusiveDeviceAllocateConflict",
+    NodeReason.MEMORY: "CardInsufficientMemory",
+    NodeReason.CORES: "CardInsufficientCore",
+    NodeReason.SLOTS: "CardTimeSlicingExhausted",
+    NodeReason.NUMA: "NumaNotFit",
+    NodeReason.LINKS: "CardNotFoundCustomFilterRule",
+    NodeReason.TOGETHER: "AllocatedCardsInsufficientRequest",
+    NodeReason.SEARCH: "NodeUnfitPod",
+    NodeReason.CPU: "NodeUnfitPod",
+    NodeReason.HOST_MEMORY: "NodeUnfitPod",
+    NodeReason.QUOTA_POOL: "ResourceQuotaNotFit",
+    NodeReason.QUOTA_MODEL: "ResourceQuotaNotFit",
+    NodeReason.QUOTA: "ResourceQuotaNotFit",
+    NodeReason.NOMINATED: "NodeUnfitPod",
+    NodeReason.AGENT_BUSY: "NodeUnfitPod",
+    NodeReason.OTHER_AGENT: "NodeUnfitPod",
+    NodeReason.UNCOUNTED: "NodeUnfitPod",
 }
 
-VGPU_ALIAS: dict[NodeCode, str] = {
-    NodeCode.UNKNOWN_NODE: "NodeCacheMiss",
-    NodeCode.BAD_INVENTORY: "NodeBadVGPURegister",
-    NodeCode.AGENT_SILENT: "NodeInfoBuildFailed",
-    NodeCode.PLUGIN_GONE: "NodeNotVGPUEnabled",
-    NodeCode.NO_CARDS: "NodeNotVGPUEnabled",
-    NodeCode.TOO_FEW_CARDS: "InsufficientGPUCards",
-    NodeCode.MODEL: "DeviceTypeMismatch",
-    NodeCode.UUID: "DeviceUUIDMismatch",
-    NodeCode.MODE: "DeviceMIGEnabled",
-    NodeCode.UNHEALTHY: "DeviceUnhealthy",
-    NodeCode.CORDONED: "DeviceUnhealthy",
-    NodeCode.TOO_SMALL: "InsufficientVGPUMemory",
-    NodeCode.NOT_IDLE: "InsufficientGPUCards",
-    NodeCode.MEMORY: "InsufficientVGPUMemory",
-    NodeCode.CORES: "InsufficientVGPUCore",
-    NodeCode.SLOTS: "InsufficientVGPUSlot",
-    NodeCode.NUMA: "NUMATopologyUnsatisfied",
-    NodeCode.LINKS: "LinkTopologyUnsatisfied",
-    NodeCode.TOGETHER: "InsufficientGPUResources",
-    NodeCode.SEARCH: "AllocatorInternalError",
-    NodeCode.CPU: "InsufficientGPUResources",
-    NodeCode.HOST_MEMORY: "InsufficientGPUResources",
-    NodeCode.QUOTA_POOL: "InsufficientGPUResources",
-    NodeCode.QUOTA_MODEL: "InsufficientGPUResources",
-    NodeCode.QUOTA: "InsufficientGPUResources",
-    NodeCode.PROMISED: "AlreadyScheduledElsewhere",
-    NodeCode.AGENT_BUSY: "AllocatorInternalError",
-    NodeCode.OTHER_AGENT: "NodeNotVGPUEnabled",
-    NodeCode.UNCOUNTED: "NodeInfoBuildFailed",
+VGPU_ALIAS: dict[NodeReason, str] = {
+    NodeReason.UNKNOWN_NODE: "NodeCacheMiss",
+    NodeReason.BAD_INVENTORY: "NodeBadVGPURegister",
+    NodeReason.AGENT_SILENT: "NodeInfoBuildFailed",
+    NodeReason.PLUGIN_GONE: "NodeNotVGPUEnabled",
+    NodeReason.NO_CARDS: "NodeNotVGPUEnabled",
+    NodeReason.TOO_FEW_CARDS: "InsufficientGPUCards",
+    NodeReason.MODEL: "DeviceTypeMismatch",
+    NodeReason.UUID: "DeviceUUIDMismatch",
+    NodeReason.MODE: "DeviceMIGEnabled",
+    NodeReason.UNHEALTHY: "DeviceUnhealthy",
+    NodeReason.CORDONED: "DeviceUnhealthy",
+    NodeReason.TOO_SMALL: "InsufficientVGPUMemory",
+    NodeReason.NOT_IDLE: "InsufficientGPUCards",
+    NodeReason.MEMORY: "InsufficientVGPUMemory",
+    NodeReason.CORES: "InsufficientVGPUCore",
+    NodeReason.SLOTS: "InsufficientVGPUSlot",
+    NodeReason.NUMA: "NUMATopologyUnsatisfied",
+    NodeReason.LINKS: "LinkTopologyUnsatisfied",
+    NodeReason.TOGETHER: "InsufficientGPUResources",
+    NodeReason.SEARCH: "AllocatorInternalError",
+    NodeReason.CPU: "InsufficientGPUResources",
+    NodeReason.HOST_MEMORY: "InsufficientGPUResources",
+    NodeReason.QUOTA_POOL: "InsufficientGPUResources",
+    NodeReason.QUOTA_MODEL: "InsufficientGPUResources",
+    NodeReason.QUOTA: "InsufficientGPUResources",
+    NodeReason.NOMINATED: "AlreadyScheduledElsewhere",
+    NodeReason.AGENT_BUSY: "AllocatorInternalError",
+    NodeReason.OTHER_AGENT: "NodeNotVGPUEnabled",
+    NodeReason.UNCOUNTED: "NodeInfoBuildFailed",
 }
 
 
@@ -169,10 +169,10 @@ class Refusal(msgspec.Struct, frozen=True):
     """Why a node does not fit: what was wanted against what was found, and whether eviction could cure it."""
 
     node: str
-    code: NodeCode
+    code: NodeReason
     wanted: int  # cards, but for CPU (millicores) and main memory (MiB)
     found: int
-    curable: bool  # the node would fit with nobody on it
+    resolvable: bool  # the node would fit with nobody on it
 
     @property
     def sentence(self) -> str:

@@ -24,7 +24,7 @@ class Role(StrEnum):
     INIT = "init"  # runs alone, before the others
 
 
-class Wish(StrEnum):
+class Strength(StrEnum):
     """How much a pod insists on something."""
 
     NO = "no"
@@ -72,17 +72,17 @@ def _cuts_number(text: str, at: int) -> bool:
     return 0 < at < len(text) and text[at - 1].isdigit() and text[at].isdigit()
 
 
-Make: TypeAlias = tuple[str, MiB]
+CardKind: TypeAlias = tuple[str, MiB]
 """Model and memory of a card: cards of one make cost a quota the same."""
 
 
-class Allowance(msgspec.Struct, frozen=True):
+class QuotaAllowance(msgspec.Struct, frozen=True):
     """What the quota of its namespace leaves to a pod at one moment."""
 
     pools: frozenset[str]  # empty: nodes of any pool
-    listed: frozenset[Make]  # makes of which the quota speaks at all
-    possible: frozenset[Make]  # those that the pod could have if its namespace held nothing
-    affordable: frozenset[Make]  # those that it may have now
+    listed: frozenset[CardKind]  # makes of which the quota speaks at all
+    possible: frozenset[CardKind]  # those that the pod could have if its namespace held nothing
+    affordable: frozenset[CardKind]  # those that it may have now
 
     def admits_pool(self, pool: str) -> bool:
         return not self.pools or pool in self.pools
@@ -96,12 +96,12 @@ class Constraints(msgspec.Struct, frozen=True, kw_only=True):
     uuids: frozenset[str] = frozenset()  # empty: any card
     not_uuids: frozenset[str] = frozenset()
     modes: frozenset[str] = frozenset()  # sharing modes allowed; a card that names none passes
-    numa: Wish = Wish.NO  # all cards of one container from one NUMA node
-    links: Wish = Wish.NO  # all cards of one container linked with each other
+    numa: Strength = Strength.NO  # all cards of one container from one NUMA node
+    links: Strength = Strength.NO  # all cards of one container linked with each other
     idle: bool = False  # only cards that nobody holds
     node_policy: str | None = None  # None: the cluster's default
     card_policy: str | None = None
-    allowance: Allowance | None = None  # None: no quota stands in its way
+    allowance: QuotaAllowance | None = None  # None: no quota stands in its way
 
     def accepts_model(self, model: str) -> bool:
         if not self.models and not self.not_models:
@@ -116,7 +116,7 @@ class Constraints(msgspec.Struct, frozen=True, kw_only=True):
         return not self.modes or not mode or mode in self.modes
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class ContainerRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What one container asks for. With no cards the rest means nothing."""
 
     container: str
@@ -128,7 +128,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     exclusive: bool = False  # a card with nobody else on it
 
     @classmethod
-    def whole(cls, container: str, role: Role, cards: int) -> "Ask":
+    def whole(cls, container: str, role: Role, cards: int) -> "ContainerRequest":
         """Whole cards, shared with nobody."""
         return cls(container=container, role=role, cards=cards, memory_percent=ALL, cores=ALL, exclusive=True)
 
@@ -141,7 +141,7 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What one pod asks for. `asks` has every container in order, init containers first."""
 
     dialect: str
-    asks: tuple[Ask, ...]
+    asks: tuple[ContainerRequest, ...]
     together: bool = False  # all containers on the same card or cards (gpushare's promise)
     constraints: Constraints = Constraints()
     cpu: Millicores = 0
@@ -162,7 +162,7 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True):
             return self
         return self.allowed(msgspec.structs.replace(allowance, affordable=allowance.possible))
 
-    def allowed(self, allowance: Allowance | None) -> "PodRequest":
+    def allowed(self, allowance: QuotaAllowance | None) -> "PodRequest":
         """The same under this allowance."""
         rule = msgspec.structs.replace(self.constraints, allowance=allowance)
         return msgspec.structs.replace(self, constraints=rule)

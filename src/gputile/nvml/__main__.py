@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 
 from gputile.model.units import show_memory
-from gputile.nvml.driver import Driver, Gpu, NoDriver, Process, Sight
+from gputile.nvml.driver import Driver, DriverGpu, DriverSnapshot, GpuProcess, NoDriver
 from gputile.nvml.real import RealDriver
 
 HEAD = ("GPU", "UUID", "MODEL", "MEMORY", "NUMA", "PCI", "DEVICE", "USED BY", "HEALTH")
@@ -39,7 +39,7 @@ def aligned(lines: list[tuple[str, ...]]) -> Iterator[str]:
         yield "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip()
 
 
-def _line(gpu: Gpu, processes: tuple[Process, ...] | None) -> tuple[str, ...]:
+def _line(gpu: DriverGpu, processes: tuple[GpuProcess, ...] | None) -> tuple[str, ...]:
     return (
         str(gpu.index),
         gpu.uuid,
@@ -53,13 +53,13 @@ def _line(gpu: Gpu, processes: tuple[Process, ...] | None) -> tuple[str, ...]:
     )
 
 
-def _process(process: Process) -> str:
+def _process(process: GpuProcess) -> str:
     memory = "" if process.memory is None else f" {show_memory(process.memory)}"
     cores = "" if process.cores is None else f" {process.cores}%"
     return f"{process.pid}{memory}{cores}"
 
 
-def _links(sight: Sight) -> list[tuple[str, ...]]:
+def _links(sight: DriverSnapshot) -> list[tuple[str, ...]]:
     numbers = [str(gpu.index) for gpu in sight.gpus]
     rows = zip(numbers, sight.links, strict=True)
     return [("LINKS", *numbers), *((number, *map(str, weights)) for number, weights in rows)]

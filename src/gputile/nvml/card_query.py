@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 
 from gputile.model.cards import NO_NUMA
-from gputile.nvml.driver import Gpu
+from gputile.nvml.driver import DriverGpu
 from gputile.nvml.errors import DRIVER_IS_GONE, Nvml, ask, fault
 
 MIB = 1024 * 1024
 NODE_WORDS = 16  # of 64 NUMA nodes each: as many as Linux can have
 
 
-def card_at(nvml: Nvml, index: int, known: Mapping[str, Gpu], sys: Path) -> tuple[Gpu, Any]:
+def card_at(nvml: Nvml, index: int, known: Mapping[str, DriverGpu], sys: Path) -> tuple[DriverGpu, Any]:
     """The card and its handle. Raises an `NVMLError` when it does not even say its UUID."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     uuid = str(nvml.nvmlDeviceGetUUID(handle))
@@ -28,16 +28,16 @@ def card_at(nvml: Nvml, index: int, known: Mapping[str, Gpu], sys: Path) -> tupl
     except nvml.NVMLError as failed:
         if failed.value in DRIVER_IS_GONE:
             raise
-        last = known.get(uuid) or Gpu(index=index, uuid=uuid, model="", memory=0)
+        last = known.get(uuid) or DriverGpu(index=index, uuid=uuid, model="", memory=0)
         return msgspec.structs.replace(last, index=index, fault=fault(failed)), handle
 
 
-def _facts(nvml: Nvml, handle: Any, index: int, uuid: str, sys: Path) -> Gpu:
+def _facts(nvml: Nvml, handle: Any, index: int, uuid: str, sys: Path) -> DriverGpu:
     memory = ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
     minor = ask(nvml, nvml.nvmlDeviceGetMinorNumber, handle)
     mig = ask(nvml, nvml.nvmlDeviceGetMigMode, handle)
     pci = pci_of(ask(nvml, nvml.nvmlDeviceGetPciInfo, handle))
-    return Gpu(
+    return DriverGpu(
         index=index,
         uuid=uuid,
         model=ask(nvml, nvml.nvmlDeviceGetName, handle) or "",

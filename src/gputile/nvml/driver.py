@@ -16,7 +16,7 @@ class NoDriver(GputileError):
     """There is no driver to ask, or it does not answer; the sentence says which, and what to do."""
 
 
-class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+class DriverGpu(msgspec.Struct, frozen=True, kw_only=True):
     """One card as the driver shows it."""
 
     index: int  # as the driver counts
@@ -30,17 +30,17 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     fault: str = ""  # why it cannot be used, as the driver says it now: fallen off the bus, memory errors, ...
 
 
-class Sight(msgspec.Struct, frozen=True, kw_only=True):
+class DriverSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All cards at one moment."""
 
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[DriverGpu, ...] = ()
     links: tuple[tuple[int, ...], ...] = ()  # by position in `gpus`; larger is closer, 0 is no link; () is unknown
     driver: str = ""  # its version
     cuda: str = ""  # the newest CUDA it serves, "12.4"
     nameless: tuple[str, ...] = ()  # cards that the driver counts and that never said who they are; a sentence each
 
 
-class Process(msgspec.Struct, frozen=True, kw_only=True):
+class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
     """A process that uses a card, by its number on the host."""
 
     pid: int
@@ -48,7 +48,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     cores: int | None = None  # percent of the card it kept busy lately; None: the driver does not say
 
 
-class Xid(msgspec.Struct, frozen=True):
+class XidError(msgspec.Struct, frozen=True):
     """The driver reports an error. `docs/agent.md` says which numbers mean what."""
 
     number: int
@@ -58,13 +58,13 @@ class Xid(msgspec.Struct, frozen=True):
 class Driver(Protocol):
     """Every call blocks, and may raise `NoDriver`; after that the next call tries to reach the driver anew."""
 
-    def look(self) -> Sight:
+    def look(self) -> DriverSnapshot:
         """The cards as they are now. A card that was there and does not answer is shown with its `fault`."""
 
-    def processes(self, uuid: str) -> tuple[Process, ...] | None:
+    def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
         """Who uses the card now; None when nobody can say: the card is gone, or does not answer."""
 
-    def wait(self, seconds: float) -> Xid | None:
+    def wait(self, seconds: float) -> XidError | None:
         """The next error, or None when none came in that time. Only one thread waits at a time."""
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ Nvml: TypeAlias = ModuleType
 """The module `pynvml`, imported when a driver is first asked. It has no types of its own."""
 
 
-class Code(IntEnum):
+class NvmlCode(IntEnum):
     """The return codes of NVML that we tell apart."""
 
     UNINITIALIZED = 1
@@ -44,48 +44,48 @@ class Code(IntEnum):
 
 UNSAID = frozenset(
     {
-        Code.INVALID_ARGUMENT,  # a question as this driver does not know it; a card that is gone gave no handle
-        Code.NOT_SUPPORTED,
-        Code.NO_PERMISSION,
-        Code.NOT_FOUND,
-        Code.FUNCTION_NOT_FOUND,
-        Code.CORRUPTED_INFOROM,  # a label on the board cannot be read; the card computes as before
-        Code.NO_DATA,
-        Code.VGPU_ECC_NOT_SUPPORTED,
-        Code.ARGUMENT_VERSION_MISMATCH,
-        Code.DEPRECATED,
-        Code.NOT_READY,
+        NvmlCode.INVALID_ARGUMENT,  # a question as this driver does not know it; a card that is gone gave no handle
+        NvmlCode.NOT_SUPPORTED,
+        NvmlCode.NO_PERMISSION,
+        NvmlCode.NOT_FOUND,
+        NvmlCode.FUNCTION_NOT_FOUND,
+        NvmlCode.CORRUPTED_INFOROM,  # a label on the board cannot be read; the card computes as before
+        NvmlCode.NO_DATA,
+        NvmlCode.VGPU_ECC_NOT_SUPPORTED,
+        NvmlCode.ARGUMENT_VERSION_MISMATCH,
+        NvmlCode.DEPRECATED,
+        NvmlCode.NOT_READY,
     }
 )
 """This driver, card or caller gets no answer to this question. The card may be as well as can be."""
 
-NO_SUCH_CARD = frozenset({Code.INVALID_ARGUMENT, Code.NOT_FOUND})
+NO_SUCH_CARD = frozenset({NvmlCode.INVALID_ARGUMENT, NvmlCode.NOT_FOUND})
 """The answer to an index or UUID that is not there (any more)."""
 
 DRIVER_IS_GONE = frozenset(
-    {Code.UNINITIALIZED, Code.DRIVER_NOT_LOADED, Code.LIBRARY_NOT_FOUND, Code.LIB_RM_VERSION_MISMATCH}
+    {NvmlCode.UNINITIALIZED, NvmlCode.DRIVER_NOT_LOADED, NvmlCode.LIBRARY_NOT_FOUND, NvmlCode.LIB_RM_VERSION_MISMATCH}
 )
 """Whatever was asked, it is not the card's fault."""
 
 _FAULT = {
-    Code.NO_PERMISSION: "the driver lets nobody ask it; give the agent its device file",
-    Code.INSUFFICIENT_POWER: "its power cables are not connected",
-    Code.IRQ_ISSUE: "its interrupts do not arrive",
-    Code.GPU_IS_LOST: "fell off the bus; reset it or reboot the machine",
-    Code.RESET_REQUIRED: "needs a reset",
-    Code.UNKNOWN: "does not answer; the driver does not know why",
+    NvmlCode.NO_PERMISSION: "the driver lets nobody ask it; give the agent its device file",
+    NvmlCode.INSUFFICIENT_POWER: "its power cables are not connected",
+    NvmlCode.IRQ_ISSUE: "its interrupts do not arrive",
+    NvmlCode.GPU_IS_LOST: "fell off the bus; reset it or reboot the machine",
+    NvmlCode.RESET_REQUIRED: "needs a reset",
+    NvmlCode.UNKNOWN: "does not answer; the driver does not know why",
 }
 
 _NO_DRIVER = {
-    Code.LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 is not found; install the driver, or let the container see it"
+    NvmlCode.LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 is not found; install the driver, or let the container see it"
     " (NVIDIA's container runtime, or a mount of the driver's libraries)",
-    Code.DRIVER_NOT_LOADED: "the kernel module is not loaded or out of reach; load it (modprobe nvidia),"
+    NvmlCode.DRIVER_NOT_LOADED: "the kernel module is not loaded or out of reach; load it (modprobe nvidia),"
     " or give the container /dev/nvidiactl",
-    Code.LIB_RM_VERSION_MISMATCH: "its library and its kernel module are of different versions, as after an update;"
+    NvmlCode.LIB_RM_VERSION_MISMATCH: "its library and its kernel module are of different versions, as after an update;"
     " reload the module or reboot, then start this program again",
-    Code.NO_PERMISSION: "it lets nobody ask; run as root, or give the container /dev/nvidiactl",
-    Code.UNINITIALIZED: "it was shut down; the next look begins anew",
-    Code.UNKNOWN: "it fails without a reason; `dmesg` and `nvidia-smi` may know more",
+    NvmlCode.NO_PERMISSION: "it lets nobody ask; run as root, or give the container /dev/nvidiactl",
+    NvmlCode.UNINITIALIZED: "it was shut down; the next look begins anew",
+    NvmlCode.UNKNOWN: "it fails without a reason; `dmesg` and `nvidia-smi` may know more",
 }
 
 

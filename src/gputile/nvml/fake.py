@@ -10,15 +10,15 @@ from queue import Empty, SimpleQueue
 import msgspec
 
 from gputile.model.units import MiB
-from gputile.nvml.driver import Gpu, NoDriver, Process, Sight, Xid
+from gputile.nvml.driver import DriverGpu, DriverSnapshot, GpuProcess, NoDriver, XidError
 
 
 def cards(
     count: int, model: str = "NVIDIA A100-SXM4-80GB", memory: MiB = 81920, machine: str = "fake"
-) -> tuple[Gpu, ...]:
+) -> tuple[DriverGpu, ...]:
     """Cards of one kind, half of them on each of two NUMA nodes."""
     return tuple(
-        Gpu(
+        DriverGpu(
             index=index,
             uuid=f"GPU-{machine}-{index}",
             model=model,
@@ -34,16 +34,16 @@ def cards(
 class FakeDriver:
     """Keeps `values.Driver`."""
 
-    def __init__(self, gpus: Sequence[Gpu] = (), links: tuple[tuple[int, ...], ...] = ()) -> None:
-        self.sight = Sight(gpus=tuple(gpus), links=links, driver="550.54.15", cuda="12.4")
-        self.used: dict[str, tuple[Process, ...]] = {}
+    def __init__(self, gpus: Sequence[DriverGpu] = (), links: tuple[tuple[int, ...], ...] = ()) -> None:
+        self.sight = DriverSnapshot(gpus=tuple(gpus), links=links, driver="550.54.15", cuda="12.4")
+        self.used: dict[str, tuple[GpuProcess, ...]] = {}
         self.is_closed = False
         self._trouble = ""
-        self._news: SimpleQueue[Xid | None] = SimpleQueue()  # None only wakes whoever waits
+        self._news: SimpleQueue[XidError | None] = SimpleQueue()  # None only wakes whoever waits
 
     # ---- what a test does --------------------------------------------------------------------------------------------
 
-    def put(self, *gpus: Gpu, links: tuple[tuple[int, ...], ...] = ()) -> None:
+    def put(self, *gpus: DriverGpu, links: tuple[tuple[int, ...], ...] = ()) -> None:
         """From now on these are the cards."""
         self.sight = msgspec.structs.replace(self.sight, gpus=gpus, links=links)
 
@@ -53,13 +53,13 @@ class FakeDriver:
     def heal(self, uuid: str) -> None:
         self._set_fault(uuid, "")
 
-    def use(self, uuid: str, *processes: Process) -> None:
+    def use(self, uuid: str, *processes: GpuProcess) -> None:
         """From now on these are the card's processes."""
         self.used[uuid] = processes
 
     def report(self, number: int, uuid: str = "") -> None:
         """The driver reports an error."""
-        self._news.put(Xid(number, uuid))
+        self._news.put(XidError(number, uuid))
 
     def vanish(self, why: str = "no NVIDIA driver: the kernel module is not loaded") -> None:
         """The driver goes away; whoever waits learns it at once."""
@@ -71,15 +71,15 @@ class FakeDriver:
 
     # ---- what a driver does ------------------------------------------------------------------------------------------
 
-    def look(self) -> Sight:
+    def look(self) -> DriverSnapshot:
         self._check()
         return self.sight
 
-    def processes(self, uuid: str) -> tuple[Process, ...] | None:
+    def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
         self._check()
         return self.used.get(uuid, ()) if any(gpu.uuid == uuid for gpu in self.sight.gpus) else None
 
-    def wait(self, seconds: float) -> Xid | None:
+    def wait(self, seconds: float) -> XidError | None:
         self._check()
         try:
             news = None if self.is_closed else self._news.get(timeout=seconds)

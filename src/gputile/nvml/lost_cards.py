@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence, Set
 
 import msgspec
 
-from gputile.nvml.driver import Gpu
+from gputile.nvml.driver import DriverGpu
 
-Gpus = tuple[Gpu, ...]
+Gpus = tuple[DriverGpu, ...]
 
 UNSHOWN = "the driver holds it and no longer shows it; see `dmesg`"
 
 
 def complete(
-    seen: Sequence[Gpu], silent: Mapping[int, str], before: Sequence[Gpu], bound: Set[str]
+    seen: Sequence[DriverGpu], silent: Mapping[int, str], before: Sequence[DriverGpu], bound: Set[str]
 ) -> tuple[Gpus, tuple[str, ...]]:
     """The cards that answered, those of `before` that did not, and a sentence for each that cannot be told.
 
@@ -40,14 +40,14 @@ def complete(
     return tuple(sorted(shown, key=lambda gpu: gpu.index)), tuple(nameless)
 
 
-def _who(index: int, missing: Sequence[Gpu], *, alone: bool) -> Gpu | None:
+def _who(index: int, missing: Sequence[DriverGpu], *, alone: bool) -> DriverGpu | None:
     same = [gpu for gpu in missing if gpu.index == index]
     if not same and alone and len(missing) == 1:
         same = list(missing)  # the driver counts anew, and only one can be meant
     return same[0] if same else None
 
 
-def _free_index(wanted: int, shown: Sequence[Gpu]) -> int:
+def _free_index(wanted: int, shown: Sequence[DriverGpu]) -> int:
     """The driver has given its number to another, perhaps; two cards of one number would be taken for each other."""
     taken = {gpu.index for gpu in shown}
     return wanted if wanted not in taken else max(taken) + 1

@@ -10,14 +10,14 @@ from typing import Any
 
 from gputile.model.units import ALL, MiB
 from gputile.nvml.card_query import MIB
-from gputile.nvml.driver import Process
-from gputile.nvml.errors import DRIVER_IS_GONE, Code, Nvml, ask
+from gputile.nvml.driver import GpuProcess
+from gputile.nvml.errors import DRIVER_IS_GONE, Nvml, NvmlCode, ask
 
 LATELY = 10.0
 """Seconds over which a process counts as busy. Samples come about every second; older ones tell of other work."""
 
 
-def processes(nvml: Nvml, handle: Any, now: float) -> tuple[Process, ...] | None:
+def processes(nvml: Nvml, handle: Any, now: float) -> tuple[GpuProcess, ...] | None:
     """None when not even those that compute are said; a card need not know the other lists."""
     held: dict[int, MiB | None] = {}
     for kind in ("Compute", "Graphics", "MPSCompute"):
@@ -28,7 +28,7 @@ def processes(nvml: Nvml, handle: Any, now: float) -> tuple[Process, ...] | None
             held[pid] = _larger(held.get(pid), memory)
     busy = _busy(nvml, handle, now)
     return tuple(
-        Process(pid=pid, memory=memory, cores=None if busy is None else busy.get(pid, 0))
+        GpuProcess(pid=pid, memory=memory, cores=None if busy is None else busy.get(pid, 0))
         for pid, memory in sorted(held.items())
     )
 
@@ -66,7 +66,7 @@ def _busy(nvml: Nvml, handle: Any, now: float) -> dict[int, int | None] | None:
         if failed.value in DRIVER_IS_GONE:
             raise
         return (
-            {} if failed.value in (nvml.NVML_SUCCESS, Code.NOT_FOUND) else None
+            {} if failed.value in (nvml.NVML_SUCCESS, NvmlCode.NOT_FOUND) else None
         )  # the binding raises an empty success
     newest = sorted(samples, key=lambda sample: int(sample.timeStamp))
     return {int(sample.pid): _percent(int(sample.smUtil)) for sample in newest}

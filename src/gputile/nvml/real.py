@@ -16,12 +16,12 @@ from typing import Any
 
 from gputile.nvml import processes as using
 from gputile.nvml.card_query import card_at
-from gputile.nvml.driver import Gpu, NoDriver, Process, Sight, Xid
+from gputile.nvml.driver import DriverGpu, DriverSnapshot, GpuProcess, NoDriver, XidError
 from gputile.nvml.errors import DRIVER_IS_GONE, NO_SUCH_CARD, Nvml, ask, fault
 from gputile.nvml.lost_cards import complete
-from gputile.nvml.session import Session
+from gputile.nvml.session import NvmlSession
 from gputile.nvml.topology import links
-from gputile.nvml.xid_events import Ears
+from gputile.nvml.xid_events import XidListener
 
 _PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
@@ -31,12 +31,12 @@ class RealDriver:
 
     def __init__(self, sys: Path = Path("/sys"), now: Callable[[], float] = time.time) -> None:
         self._sys, self._now = sys, now
-        self._session, self._turn = Session(), Lock()
-        self._ears = Ears()
-        self._before: tuple[Gpu, ...] = ()
+        self._session, self._turn = NvmlSession(), Lock()
+        self._ears = XidListener()
+        self._before: tuple[DriverGpu, ...] = ()
         self._bound: frozenset[str] = frozenset()  # when the session began
 
-    def look(self) -> Sight:
+    def look(self) -> DriverSnapshot:
         with self._turn:
             self._begin_anew_if_rewired()
             with self._asking() as nvml:
@@ -46,7 +46,7 @@ class RealDriver:
             self._before = sight.gpus
             return sight
 
-    def processes(self, uuid: str) -> tuple[Process, ...] | None:
+    def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
         with self._turn, self._asking() as nvml:
             try:
                 return using.processes(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid), self._now())
@@ -55,7 +55,7 @@ class RealDriver:
                     raise
                 return None
 
-    def wait(self, seconds: float) -> Xid | None:
+    def wait(self, seconds: float) -> XidError | None:
         return self._ears.wait(seconds)
 
     def close(self) -> None:
@@ -79,8 +79,8 @@ class RealDriver:
             self._ears.let_go()
         self._bound = bound
 
-    def _sight(self, nvml: Nvml) -> Sight:
-        seen: list[Gpu] = []
+    def _sight(self, nvml: Nvml) -> DriverSnapshot:
+        seen: list[DriverGpu] = []
         handles: dict[str, Any] = {}
         silent: dict[int, str] = {}
         known = {gpu.uuid: gpu for gpu in self._before}
@@ -96,7 +96,7 @@ class RealDriver:
                 seen.append(gpu)
                 handles[gpu.uuid] = handle
         gpus, nameless = complete(seen, silent, self._before, self._bound)
-        return Sight(
+        return DriverSnapshot(
             gpus=gpus,
             links=links(nvml, gpus, handles),
             driver=ask(nvml, nvml.nvmlSystemGetDriverVersion) or "",
@@ -105,7 +105,7 @@ class RealDriver:
         )
 
 
-def _answering(gpus: tuple[Gpu, ...]) -> tuple[tuple[int, str, bool], ...]:
+def _answering(gpus: tuple[DriverGpu, ...]) -> tuple[tuple[int, str, bool], ...]:
     """What the ears must know: who is there, under which number, and whether it is well."""
     return tuple((gpu.index, gpu.uuid, not gpu.fault) for gpu in gpus)
 

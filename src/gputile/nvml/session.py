@@ -2,7 +2,7 @@
 
 Room:  NVML counts inits, and lets go at as many shutdowns. So `look` and `wait`, which are called in different threads,
        each have a session, and neither can pull the library away under the other.
-Door:  `Session.asking`.
+Door:  `NvmlSession.asking`.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from gputile.nvml.errors import Nvml, no_driver
 
 
-class Session:
+class NvmlSession:
     """
     closed --open--> open --close, or a failure that passes through `asking`--> closed
     """

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gputile.nvml.card_query import pci_of
-from gputile.nvml.driver import Gpu
+from gputile.nvml.driver import DriverGpu
 from gputile.nvml.errors import DRIVER_IS_GONE, Nvml
 
 NVLINK = 10
@@ -32,7 +32,7 @@ SWITCH = "an NVSwitch"
 Links = tuple[tuple[int, ...], ...]
 
 
-def links(nvml: Nvml, gpus: Sequence[Gpu], handles: Mapping[str, Any]) -> Links:
+def links(nvml: Nvml, gpus: Sequence[DriverGpu], handles: Mapping[str, Any]) -> Links:
     """By position; () when the driver says nothing about any pair. A card without a handle has no links."""
     wires = {uuid: _nvlinks(nvml, handle) for uuid, handle in handles.items()}
     said: dict[tuple[int, int], int] = {}
@@ -46,7 +46,7 @@ def links(nvml: Nvml, gpus: Sequence[Gpu], handles: Mapping[str, Any]) -> Links:
     return tuple(tuple(said.get((row, column), 0) for column in positions) for row in positions) if said else ()
 
 
-def _nvlink_weight(one: Gpu, other: Gpu, wires: Mapping[str, Counter[str]]) -> int:
+def _nvlink_weight(one: DriverGpu, other: DriverGpu, wires: Mapping[str, Counter[str]]) -> int:
     """Each side is asked, because a driver may know the far end from one side only."""
     direct = max(wires[one.uuid][other.pci], wires[other.uuid][one.pci]) if one.pci and other.pci else 0
     return NVLINK * (direct + min(wires[one.uuid][SWITCH], wires[other.uuid][SWITCH]))

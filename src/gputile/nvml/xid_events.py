@@ -3,7 +3,7 @@
 Room:  one set of events, registered with every card that can report. It is made anew when `look` sees other cards, when
        a card that could not be registered may have recovered, and after any failure; what the old set still holds is
        told first. NVML cannot be woken, so it is asked for a second at a time: others wait no longer than that.
-Door:  `Ears.wait`; `Ears.refresh` when cards changed; `Ears.let_go`.
+Door:  `XidListener.wait`; `XidListener.refresh` when cards changed; `XidListener.let_go`.
 """
 
 import ctypes
@@ -11,15 +11,15 @@ from contextlib import suppress
 from threading import Event, Lock
 from typing import Any
 
-from gputile.nvml.driver import Xid
-from gputile.nvml.errors import DRIVER_IS_GONE, UNSAID, Code, Nvml
-from gputile.nvml.session import Session
+from gputile.nvml.driver import XidError
+from gputile.nvml.errors import DRIVER_IS_GONE, UNSAID, Nvml, NvmlCode
+from gputile.nvml.session import NvmlSession
 
 SLICE = 1.0
 """Seconds NVML is asked for at a time."""
 
 
-class Ears:
+class XidListener:
     """
     deaf --wait--> registered --refresh--> stale --wait--> registered
                        |                     |
@@ -27,7 +27,7 @@ class Ears:
     """
 
     def __init__(self) -> None:
-        self._session = Session()
+        self._session = NvmlSession()
         self._set: Any = None
         self._uuids: dict[int, str] = {}  # by handle: a card that fell off does not say its UUID any more
         self._stale = False
@@ -36,7 +36,7 @@ class Ears:
         self._gate = Lock()  # whoever waits for the turn holds it, so that the next slice queues behind
         self._closing = Event()
 
-    def wait(self, seconds: float) -> Xid | None:
+    def wait(self, seconds: float) -> XidError | None:
         if self._missed:
             self._stale = True
         left = max(seconds, 0.0)
@@ -66,7 +66,7 @@ class Ears:
         self._closing.set()
         self.let_go()
 
-    def _listen(self, seconds: float) -> Xid | None:
+    def _listen(self, seconds: float) -> XidError | None:
         try:
             with self._session.asking() as nvml:
                 if self._set is not None and self._stale and (xid := self._next(nvml, 0)):
@@ -81,17 +81,17 @@ class Ears:
         self._closing.wait(seconds)  # nobody to listen to
         return None
 
-    def _next(self, nvml: Nvml, seconds: float) -> Xid | None:
+    def _next(self, nvml: Nvml, seconds: float) -> XidError | None:
         try:
             event = nvml.nvmlEventSetWait_v2(self._set, int(seconds * 1000))
         except nvml.NVMLError as failed:
             if failed.value in DRIVER_IS_GONE:
                 raise
-            if failed.value != Code.TIMEOUT:  # a card fell off, as a rule: go on with the others
+            if failed.value != NvmlCode.TIMEOUT:  # a card fell off, as a rule: go on with the others
                 self._stale = True
                 self._closing.wait(seconds)  # a failure comes at once, and the caller asks again at once
             return None
-        return Xid(int(event.eventData), self._uuid(nvml, event.device))
+        return XidError(int(event.eventData), self._uuid(nvml, event.device))
 
     def _uuid(self, nvml: Nvml, handle: Any) -> str:
         if not handle:

@@ -2,8 +2,8 @@
 
 Room:  what each pod of a namespace with a quota costs, and their sums by namespace and model. Made anew from the book
        whenever the quotas change; while there are none nothing is kept, and the book does not ask.
-Door:  `charge` and `refund`, which the book calls as it holds and releases; `allowed`, `purse` and `objection` for
-       those who ask.
+Door:  `charge` and `refund`, which the book calls as it holds and releases; `allowed`, `after_eviction` and
+       `objection` for those who ask.
 
 A pod is charged once, for what holds its room: pencil, assumption, confirmed grant or promise. One whose node is gone,
 or whose card is no longer listed there, goes on costing what it did, until the pod is gone as well.
@@ -13,25 +13,25 @@ import itertools
 from collections.abc import Callable, Collection, Iterable
 
 from gputile.engine.fleet.fleet import Fleet
-from gputile.model.allocations import Holding
+from gputile.model.allocations import Allocation
 from gputile.model.cards import Node
 from gputile.model.quotas import EVERYBODY, Amount, Quota, Quotas, quota_of
 from gputile.model.requests import PodRequest
 from gputile.quota.arithmetic import Spent, add, cost_of, overrun, subtract
-from gputile.quota.constraint import Allowing
+from gputile.quota.constraint import QuotaConstraint
 
 KNOWN = 2000  # answers that are remembered
 
-Purse = Callable[[Collection[str]], PodRequest]
+RequestAfterEviction = Callable[[Collection[str]], PodRequest]
 """What a pod may ask for once these pods (UIDs) have left: those of its own namespace give quota back."""
 
 
-class Spending:
+class QuotaUsage:
     """See the module's text."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.quotas: Quotas = {}
-        self._fleet, self._allowing = fleet, Allowing(fleet)
+        self._fleet, self._allowing = fleet, QuotaConstraint(fleet)
         self._costs: dict[str, tuple[str, Spent]] = {}  # by pod
         self._held: dict[str, dict[str, Amount]] = {}  # by namespace
         self._pods: dict[str, set[str]] = {}  # by namespace
@@ -41,26 +41,26 @@ class Spending:
 
     # ---- keeping ----------------------------------------------------------------------------------------------------
 
-    def set(self, quotas: Quotas, holdings: Iterable[Holding]) -> None:
+    def set(self, quotas: Quotas, allocations: Iterable[Allocation]) -> None:
         """Other quotas are in force; these are all who hold anything."""
         self.quotas, former = dict(quotas), dict(self._costs)
         for memory in (self._costs, self._held, self._pods, self._turns, self._known):
             memory.clear()
-        for holding in holdings if self.quotas else ():
-            self._charge(holding, former.get(holding.pod))
+        for allocation in allocations if self.quotas else ():
+            self._charge(allocation, former.get(allocation.pod))
 
-    def charge(self, holding: Holding) -> None:
-        self._charge(holding, self._costs.get(holding.pod))
+    def charge(self, allocation: Allocation) -> None:
+        self._charge(allocation, self._costs.get(allocation.pod))
 
-    def _charge(self, holding: Holding, before: tuple[str, Spent] | None) -> None:
+    def _charge(self, allocation: Allocation, before: tuple[str, Spent] | None) -> None:
         """`before`: what it cost, and goes on costing while its node, or a card of it, is not to be seen."""
-        namespace = _namespace(holding)
-        if holding.grant is None or self.quota(namespace) is None:
+        namespace = _namespace(allocation)
+        if allocation.grant is None or self.quota(namespace) is None:
             return
-        self.refund(holding.pod)
-        spent = before[1] if before is not None and not self._is_seen(holding) else self._cost(holding)
-        self._costs[holding.pod] = namespace, spent
-        self._pods.setdefault(namespace, set()).add(holding.pod)
+        self.refund(allocation.pod)
+        spent = before[1] if before is not None and not self._is_seen(allocation) else self._cost(allocation)
+        self._costs[allocation.pod] = namespace, spent
+        self._pods.setdefault(namespace, set()).add(allocation.pod)
         self._hold(namespace, add(self._held.get(namespace, {}), spent))
 
     def refund(self, pod: str) -> None:
@@ -75,15 +75,15 @@ class Spending:
             for memory in (self._held, self._turns, self._pods):
                 memory.pop(namespace, None)
 
-    def _is_seen(self, holding: Holding) -> bool:
+    def _is_seen(self, allocation: Allocation) -> bool:
         """Whether we see its node with all cards that it holds; grants of other nodes hold none here."""
-        node = self._fleet.node(holding.node)
+        node = self._fleet.node(allocation.node)
         cards = {card.uuid for card in node.cards} if node is not None else set()
-        return holding.grant is not None and set(holding.grant.uses()) <= cards
+        return allocation.grant is not None and set(allocation.grant.uses()) <= cards
 
-    def _cost(self, holding: Holding) -> Spent:
-        node = self._fleet.node(holding.node)
-        return {} if node is None or holding.grant is None else cost_of(holding.grant, node)
+    def _cost(self, allocation: Allocation) -> Spent:
+        node = self._fleet.node(allocation.node)
+        return {} if node is None or allocation.grant is None else cost_of(allocation.grant, node)
 
     # ---- asking -----------------------------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class Spending:
             self._known[key] = now, found
         return found
 
-    def purse(self, namespace: str, asked: PodRequest) -> Purse:
+    def after_eviction(self, namespace: str, asked: PodRequest) -> RequestAfterEviction:
         """The same, as things are now, for those who weigh who might leave."""
         quota, held = self.quota(namespace), self.held(namespace)
         if quota is None:
@@ -131,19 +131,19 @@ class Spending:
                 held = subtract(held, spent)
         return held
 
-    def objection(self, holding: Holding, node: Node | None = None) -> str:
+    def objection(self, allocation: Allocation, node: Node | None = None) -> str:
         """Why the pod may not hold this, in words; "" when it may. What it holds already is not counted twice.
 
         `node`: where it is, if that is not in the fleet (yet).
         """
-        namespace = _namespace(holding)
-        quota, node = self.quota(namespace), node or self._fleet.node(holding.node)
-        if quota is None or node is None or holding.grant is None:
+        namespace = _namespace(allocation)
+        quota, node = self.quota(namespace), node or self._fleet.node(allocation.node)
+        if quota is None or node is None or allocation.grant is None:
             return ""
         if not quota.admits_pool(node.pool):
             return f"{_pool_sentence(namespace, quota, node.pool)}; {_advice(namespace, quota)}"
-        held = self._without(self.held(namespace), namespace, [holding.pod])
-        found = overrun(quota, held, cost_of(holding.grant, node))
+        held = self._without(self.held(namespace), namespace, [allocation.pod])
+        found = overrun(quota, held, cost_of(allocation.grant, node))
         return "" if found is None else f"{found.sentence(namespace)}; {_advice(namespace, quota)}"
 
     def objections(self, namespace: str, asked: PodRequest) -> list[str]:
@@ -158,9 +158,9 @@ class Spending:
 
     # ---- audit ------------------------------------------------------------------------------------------------------
 
-    def is_right(self, holdings: Iterable[Holding]) -> bool:
+    def is_right(self, allocations: Iterable[Allocation]) -> bool:
         """Whether these, who are all who hold anything, are charged what they cost, and the sums are theirs."""
-        charged = {h.pod: h for h in holdings if h.grant is not None and self.quota(_namespace(h)) is not None}
+        charged = {h.pod: h for h in allocations if h.grant is not None and self.quota(_namespace(h)) is not None}
         fair = all(
             self._costs.get(pod) == (_namespace(h), self._cost(h)) or not self._is_seen(h) for pod, h in charged.items()
         )
@@ -171,8 +171,8 @@ class Spending:
         return fair and adds_up and charged.keys() == self._costs.keys()
 
 
-def _namespace(holding: Holding) -> str:
-    return holding.name.partition("/")[0]
+def _namespace(allocation: Allocation) -> str:
+    return allocation.name.partition("/")[0]
 
 
 def _pools(quota: Quota) -> str:

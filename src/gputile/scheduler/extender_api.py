@@ -66,7 +66,7 @@ class BindArgs(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.namespace}/{self.name}"
 
 
-class Offer(msgspec.Struct, frozen=True):
+class OfferedVictims(msgspec.Struct, frozen=True):
     """Whom kube-scheduler would evict from one node."""
 
     pods: tuple[str, ...]  # UIDs
@@ -75,7 +75,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 class PreemptArgs(msgspec.Struct, frozen=True, kw_only=True):
     pod: Pod
-    offers: dict[str, Offer]
+    offers: dict[str, OfferedVictims]
 
 
 class FilterAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,18 +170,18 @@ def _loads(raw: msgspec.Raw, key: str) -> Any:
         raise BadBody(f"`{key}` cannot be read: {wrong}") from wrong
 
 
-def _offers(found: Any, key: str) -> dict[str, Offer]:
+def _offers(found: Any, key: str) -> dict[str, OfferedVictims]:
     if not isinstance(found, dict):
         raise BadBody(f"`{key}` is no map from node to victims")
     return {str(node): _offer(victims, key) for node, victims in found.items()}
 
 
-def _offer(victims: Any, key: str) -> Offer:
+def _offer(victims: Any, key: str) -> OfferedVictims:
     said = _lowered(victims)
     pods, violations = said.get("pods") or [], said.get("numpdbviolations") or 0
     if not isinstance(pods, list) or not isinstance(violations, int) or abs(violations) >= 2**31:
         raise BadBody(f"`{key}` holds victims without a list of Pods and a number of violations")
-    return Offer(tuple(_uid(pod) for pod in pods), violations)
+    return OfferedVictims(tuple(_uid(pod) for pod in pods), violations)
 
 
 def _uid(pod: Any) -> str:
@@ -222,7 +222,7 @@ def write_bind(error: str) -> bytes:
     return orjson.dumps({"Error": error})
 
 
-def write_preempt(offers: dict[str, Offer]) -> bytes:
+def write_preempt(offers: dict[str, OfferedVictims]) -> bytes:
     return orjson.dumps(
         {
             "NodeNameToMetaVictims": {

@@ -1,7 +1,7 @@
 """Who may write: one replica, by a Lease, and only while it holds it.
 
 Room:  what this replica does when it comes to lead and when it ceases to. `kube.lease` holds the election itself.
-Door:  `Leader.may_write`, asked right before each write; `Leader.run`, which ends only when cancelled.
+Door:  `ElectedReplica.may_write`, asked right before each write; `ElectedReplica.run`, which ends only when cancelled.
 
 A replica is ready when its book is synced, leader or not; the Service selects the leader's label, so that a rolling
 update never waits for a readiness that only a leader could have. Who takes over from a leader that vanished waits until
@@ -16,8 +16,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from gputile.background.failure_isolation import Isolation
-from gputile.kube.api import Refused, Unclear
+from gputile.background.failure_isolation import FailureIsolation
+from gputile.kube.api import ApiRejected, OutcomeUnknown
 from gputile.kube.leader_election import Elector, Term
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
@@ -46,7 +46,7 @@ class Leadership(Protocol):
     async def step_down(self, *, release: bool) -> None: ...
 
 
-class Alone:
+class SingleReplica:
     """The only replica there can be: always leads."""
 
     def may_write(self) -> bool:
@@ -59,23 +59,23 @@ class Alone:
         return None
 
 
-class Leader:
+class ElectedReplica:
     """One replica of several; see the module's text."""
 
     def __init__(
         self,
         metrics: Metrics,
         *,
-        take_stock: Callable[[], Awaitable[None]],
+        resync: Callable[[], Awaitable[None]],
         wait_out: float,
         set_label: SetLabel,
         take_label: TakeLabel = _leave_labels,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`take_stock` lists all pods into the book; `wait_out` is how long a bind may be under way, in seconds."""
-        self._metrics, self._take_stock, self._wait_out = metrics, take_stock, wait_out
+        """`resync` lists all pods into the book; `wait_out` is how long a bind may be under way, in seconds."""
+        self._metrics, self._take_stock, self._wait_out = metrics, resync, wait_out
         self._set_label, self._take_label, self._pause = set_label, take_label, pause
-        self._isolation = Isolation(metrics, time.monotonic)
+        self._isolation = FailureIsolation(metrics, time.monotonic)
         self._elector: Elector | None = None
         self._ready_for: Term | None = None  # the term for which the book is known to be right
         self._labelled: bool | None = None  # what the label says; None: not known
@@ -103,7 +103,7 @@ class Leader:
         while True:
             try:
                 await self._isolation.attempt("leadership", "", self.round, always=True)
-            except (Refused, Unclear) as wrong:
+            except (ApiRejected, OutcomeUnknown) as wrong:
                 log.warning("leadership is not complete", extra=fields(why=str(wrong)))
             await self._pause(ROUND)
 

@@ -1,7 +1,8 @@
 """Quotas, followed live: two ConfigMaps, of each the last that could be read.
 
 Room:  our ConfigMap and gpu-admission's, as values; the book is told when they change. Only the leader writes Events.
-Door:  `Rationer.run`, until it is cancelled; `Rationer.known` is set once we know whether there are quotas at all.
+Door:  `QuotaWatcher.run`, until it is cancelled; `QuotaWatcher.known` is set once we know whether there are quotas at
+       all.
 
 A ConfigMap that cannot be used (a slip in an edit) changes nothing: the last good one stays in force, an Event on the
 ConfigMap says what is wrong, and `gputile_quota_broken` shows it. So that a process that starts after the slip knows
@@ -16,9 +17,20 @@ from functools import partial
 
 import msgspec
 
-from gputile.background.failure_isolation import Isolation
-from gputile.kube.api import Alive, Api, Change, Note, Refused, Seen, Snapshot, Spoilt, Trouble, Unclear
-from gputile.kube.quota_config_maps import LAST_GOOD, ConfigMap, read_quotas
+from gputile.background.failure_isolation import FailureIsolation
+from gputile.kube.api import (
+    Api,
+    ApiRejected,
+    Bookmark,
+    Change,
+    KubeEvent,
+    OutcomeUnknown,
+    Snapshot,
+    Undecodable,
+    WatchFailed,
+    WatchUpdate,
+)
+from gputile.kube.quota_config_maps import LAST_GOOD, QuotaConfigMap, read_quotas
 from gputile.ledger.events import Instruction, QuotasSet
 from gputile.ledger.ledger import Ledger
 from gputile.model.errors import InputError
@@ -48,7 +60,7 @@ class QuotaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The ConfigMap of gpu-admission, with the key `gpu_quota`. Empty: none is read."""
 
 
-class Source(msgspec.Struct):
+class QuotaSource(msgspec.Struct):
     """One ConfigMap, and what we think of it."""
 
     namespace: str
@@ -58,7 +70,7 @@ class Source(msgspec.Struct):
     known: bool = False
     trouble: str = ""  # why it could not be followed, as last logged
     noes: int = 0  # how often in a row we were told that we may not read it
-    last: ConfigMap | None = None
+    last: QuotaConfigMap | None = None
     text: str | None = None  # that `good` was read from
     broken: str = ""  # why what is there now cannot be used
     told: str = ""
@@ -73,7 +85,7 @@ class Source(msgspec.Struct):
         return read_quotas(text, self.key, f"ConfigMap {self.title}")
 
 
-class Rationer:
+class QuotaWatcher:
     """See the module's text."""
 
     def __init__(
@@ -85,15 +97,15 @@ class Rationer:
         *,
         leads: Callable[[], bool],
         clock: Callable[[], float],
-        carry_out: Callable[[Iterable[Instruction]], None],
+        apply: Callable[[Iterable[Instruction]], None],
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        isolation: Isolation | None = None,
+        isolation: FailureIsolation | None = None,
     ) -> None:
-        self._isolation = isolation or Isolation(metrics, clock)
+        self._isolation = isolation or FailureIsolation(metrics, clock)
         self._api, self._ledger, self._metrics = api, ledger, metrics
-        self._leads, self._clock, self._carry_out, self._pause = leads, clock, carry_out, pause
+        self._leads, self._clock, self._carry_out, self._pause = leads, clock, apply, pause
         named = ((settings.name, OUR_KEY), (settings.old_name, OLD_KEY))
-        self.sources = [Source(settings.namespace, name, key) for name, key in named if name]
+        self.sources = [QuotaSource(settings.namespace, name, key) for name, key in named if name]
         self.known = asyncio.Event()
         if not self.sources:
             self.known.set()
@@ -108,13 +120,13 @@ class Rationer:
 
     # ---- following --------------------------------------------------------------------------------------------------
 
-    async def _follow(self, source: Source) -> None:
+    async def _follow(self, source: QuotaSource) -> None:
         async for seen in self._api.follow_config_map(source.namespace, source.name):
             await self._isolation.attempt(LOOP, source.title, partial(self._heard, source, seen), always=True)
 
-    async def _heard(self, source: Source, seen: Seen[ConfigMap]) -> None:
+    async def _heard(self, source: QuotaSource, seen: WatchUpdate[QuotaConfigMap]) -> None:
         match seen:
-            case Trouble(why, forbidden):
+            case WatchFailed(why, forbidden):
                 self._metrics.troubles.labels("configmaps").inc()
                 if why != source.trouble:
                     source.trouble = why
@@ -122,17 +134,17 @@ class Rationer:
                 source.noes = source.noes + 1 if forbidden else 0
                 if source.noes >= BELIEVED:  # whoever installed us without this right wants no quota
                     self._is_known(source)
-            case Spoilt(_, why):
+            case Undecodable(_, why):
                 source.last = None
                 self._refuse(source, f"ConfigMap {source.title}: {why}")
             case Snapshot(items):
                 await self._take(source, items[0] if items else None)
             case Change(how, item):
                 await self._take(source, None if how == "DELETED" else item)
-            case Alive():
+            case Bookmark():
                 pass
 
-    async def _take(self, source: Source, found: ConfigMap | None) -> None:
+    async def _take(self, source: QuotaSource, found: QuotaConfigMap | None) -> None:
         before, source.last = source.last, found
         same = before is not None and found is not None and before.text(source.key) == found.text(source.key)
         if source.known and (same or before is found):
@@ -146,12 +158,12 @@ class Rationer:
             # In a thread: YAML of a thousand namespaces takes a tenth of a second, and the verbs should not wait.
             read = await asyncio.to_thread(source.read, text)
         except InputError as wrong:
-            await self._recall(source, found)
+            await self._restore(source, found)
             self._refuse(source, str(wrong))
             return
         self._accept(source, read, text)
 
-    async def _recall(self, source: Source, found: ConfigMap) -> None:
+    async def _restore(self, source: QuotaSource, found: QuotaConfigMap) -> None:
         """We have never seen a good one; another process may have."""
         if source.text is not None or found.last_good is None:
             return
@@ -160,7 +172,7 @@ class Rationer:
         except InputError as wrong:
             log.warning("the last good quota cannot be read either", extra=fields(why=str(wrong)))
 
-    def _accept(self, source: Source, read: Quotas, text: str | None) -> None:
+    def _accept(self, source: QuotaSource, read: Quotas, text: str | None) -> None:
         source.broken = source.told = ""
         self._metrics.quota_broken.labels(source.title).set(0)
         if text != source.text:
@@ -169,14 +181,14 @@ class Rationer:
         self._put_in_force(source, read, text)
         self._is_known(source)
 
-    def _refuse(self, source: Source, why: str) -> None:
+    def _refuse(self, source: QuotaSource, why: str) -> None:
         source.broken = why
         self._metrics.quota_broken.labels(source.title).set(1)
         self._metrics.quota_edits.labels(source.title, "refused").inc()
         log.error("a quota cannot be used; what it said before stays in force", extra=fields(why=why))
         self._is_known(source)
 
-    def _put_in_force(self, source: Source, read: Quotas, text: str | None) -> None:
+    def _put_in_force(self, source: QuotaSource, read: Quotas, text: str | None) -> None:
         changed = read != source.good
         source.good, source.text = read, text
         if not changed:
@@ -185,7 +197,7 @@ class Rationer:
         quotas = merged(by_key.get(OUR_KEY, {}), by_key.get(OLD_KEY, {}))
         self._carry_out(self._ledger.handle(QuotasSet(quotas)))
 
-    def _is_known(self, source: Source) -> None:
+    def _is_known(self, source: QuotaSource) -> None:
         source.known = True
         if all(one.known for one in self.sources):
             self.known.set()
@@ -202,14 +214,14 @@ class Rationer:
         for source in self.sources if self._leads() else ():
             await self._isolation.attempt(f"{LOOP} events", source.title, partial(self._tell_one, source))
 
-    async def _tell_one(self, source: Source) -> None:
+    async def _tell_one(self, source: QuotaSource) -> None:
         try:
             await self._keep(source)
             await self._complain(source)
-        except (Refused, Unclear) as wrong:
+        except (ApiRejected, OutcomeUnknown) as wrong:
             log.warning("a quota could not be told", extra=fields(quota=source.title, why=str(wrong)))
 
-    async def _keep(self, source: Source) -> None:
+    async def _keep(self, source: QuotaSource) -> None:
         found, text = source.last, source.text
         if found is None or text is None or found.last_good == text or len(text) > LONGEST:
             return
@@ -217,12 +229,14 @@ class Rationer:
             source.keep_at = self._clock() + REPEAT  # the watch will show it; one who keeps taking it off is let be
             await self._api.annotate_config_map(source.namespace, source.name, found.metadata.uid, {LAST_GOOD: text})
 
-    async def _complain(self, source: Source) -> None:
+    async def _complain(self, source: QuotaSource) -> None:
         is_old = self._clock() > source.told_at + REPEAT
         if source.broken and source.last is not None and (source.told != source.broken or is_old):
             kept = f"quotas of {len(source.good)} namespaces" if source.text is not None else "no quota"
             said = f"{source.broken}. What it said before stays in force: {kept}."
             uid, name = source.last.metadata.uid, source.name
-            note = Note(namespace=source.namespace, pod=name, uid=uid, about="ConfigMap", reason=REASON, message=said)
+            note = KubeEvent(
+                namespace=source.namespace, pod=name, uid=uid, about="ConfigMap", reason=REASON, message=said
+            )
             await self._api.note(note)
             source.told, source.told_at = source.broken, self._clock()

@@ -11,11 +11,11 @@ from gputile.engine.policies.table import DEFAULT_POLICY, POLICIES
 from gputile.http.server import host_and_port
 from gputile.kube.client import ClientSettings
 from gputile.kube.leader_election import LeaseSettings
-from gputile.ledger.ledger import BookSettings
+from gputile.ledger.ledger import LedgerSettings
 from gputile.metrics_api.settings import MetricsApiSettings
 from gputile.model.errors import InputError
 from gputile.scheduler.quota_watcher import QuotaSettings
-from gputile.scheduler.state.agent_liveness import AgentSettings
+from gputile.scheduler.state.agent_liveness import AgentLivenessSettings
 
 ABOVE_ZERO = (
     "filter.keep",
@@ -23,7 +23,7 @@ ABOVE_ZERO = (
     "audit",
     "bind.timeout",
     "bind.attempt",
-    "book.pencil_ttl",
+    "book.reserve_ttl",
     "book.assume_ttl",
     "tell.per_second",
     "tell.every",
@@ -79,7 +79,7 @@ class TlsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     every certificate that `client_ca` signed. Name kube-scheduler here if that CA signs others too."""
 
 
-class TellSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EventSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     per_second: float = 5.0
     """Events about waiting pods that are written per second, over all pods."""
 
@@ -149,14 +149,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     filter: FilterSettings = msgspec.field(default_factory=FilterSettings)
     bind: BindSettings = msgspec.field(default_factory=BindSettings)
-    tell: TellSettings = msgspec.field(default_factory=TellSettings)
+    tell: EventSettings = msgspec.field(default_factory=EventSettings)
     metrics: MetricsSettings = msgspec.field(default_factory=MetricsSettings)
     preempt: PreemptSettings = msgspec.field(default_factory=PreemptSettings)
     quota: QuotaSettings = msgspec.field(default_factory=QuotaSettings)
-    agents: AgentSettings = msgspec.field(default_factory=AgentSettings)
+    agents: AgentLivenessSettings = msgspec.field(default_factory=AgentLivenessSettings)
     tls: TlsSettings = msgspec.field(default_factory=TlsSettings)
     leadership: LeaseSettings = msgspec.field(default_factory=LeaseSettings)
-    book: BookSettings = msgspec.field(default_factory=BookSettings)
+    book: LedgerSettings = msgspec.field(default_factory=LedgerSettings)
     dialects: DialectSettings = msgspec.field(default_factory=DialectSettings)
     api: ClientSettings = msgspec.field(default_factory=ClientSettings)
     metrics_api: MetricsApiSettings = msgspec.field(default_factory=MetricsApiSettings)

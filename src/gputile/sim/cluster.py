@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 
 from gputile.dialects import gpushare, registry
-from gputile.dialects.kube_objects import Award, NodeObject, Pod, convert_node, convert_pod
+from gputile.dialects.kube_objects import GrantContext, NodeObject, Pod, convert_node, convert_pod
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.engine.explanation import Explanation, explain
 from gputile.engine.placement.place import Placement
 from gputile.engine.policies.table import DEFAULT_POLICY
-from gputile.ledger.events import Assumed, Confirmed, Gone, NodeSeen, Pencilled
+from gputile.ledger.events import Assumed, Confirmed, NodeSeen, PodGone, Reserved
 from gputile.ledger.ledger import Ledger
-from gputile.model.allocations import Holding
+from gputile.model.allocations import Allocation
 from gputile.model.cards import Node
 from gputile.model.errors import InputError
 from gputile.model.grants import Grant
@@ -26,7 +26,7 @@ from gputile.model.requests import PodRequest
 from gputile.sim.manifests import Workload
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class SubmitOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one pod."""
 
     pod: str  # namespace/name
@@ -55,7 +55,7 @@ class MemoryCluster:
         self.ledger.handle(NodeSeen(node))
         return node
 
-    def submit(self, workload: Workload) -> list[Outcome]:
+    def submit(self, workload: Workload) -> list[SubmitOutcome]:
         """Create and schedule the pods of a workload, one after the other."""
         return [self.schedule(self.create(workload, number)) for number in range(workload.replicas)]
 
@@ -71,31 +71,33 @@ class MemoryCluster:
         self.pods[key] = {**pod, "apiVersion": "v1", "kind": "Pod", "metadata": metadata}
         return key
 
-    def schedule(self, key: str) -> Outcome:
+    def schedule(self, key: str) -> SubmitOutcome:
         self._clock += 1.0
         pod = convert_pod(self.pods[key])
         asked = registry.read_pod(pod, self._settings_now()) if isinstance(pod, Pod) else pod
         if not isinstance(asked, PodRequest) or isinstance(pod, BadRequest):
-            return Outcome(pod=key, asked=asked)
+            return SubmitOutcome(pod=key, asked=asked)
         self.ledger.fleet.learn(asked)
         self.ledger.fleet.refresh()
-        with self.ledger.aside(pod.uid) as fleet:
+        with self.ledger.without_claims_of(pod.uid) as fleet:
             seed = int(self._clock)
             best = fleet.best(asked, self.policy, seed=seed)
             fitting = int(fleet.fits(asked).sum())
             where = fleet.place(asked, best[0], self.policy, seed) if best else None
         if not isinstance(where, Placement):
             holders = {name: self.ledger.holders(name) for name in self.nodes}
-            return Outcome(pod=key, asked=asked, explanation=explain(asked, self.ledger.fleet, holders))
+            return SubmitOutcome(pod=key, asked=asked, explanation=explain(asked, self.ledger.fleet, holders))
         policy = asked.constraints.node_policy or self.policy
-        return Outcome(pod=key, asked=asked, grant=self._bind(key, pod, asked, where), policy=policy, fitting=fitting)
+        return SubmitOutcome(
+            pod=key, asked=asked, grant=self._bind(key, pod, asked, where), policy=policy, fitting=fitting
+        )
 
     def delete(self, key: str) -> None:
-        self.ledger.handle(Gone(self.pods.pop(key)["metadata"]["uid"]))
+        self.ledger.handle(PodGone(self.pods.pop(key)["metadata"]["uid"]))
 
     def _bind(self, key: str, pod: Pod, asked: PodRequest, where: Placement) -> Grant:
         grant = where.grant(pod.uid, asked.dialect)
-        holding = Holding(
+        allocation = Allocation(
             pod=pod.uid,
             node=where.node,
             name=key,
@@ -104,16 +106,16 @@ class MemoryCluster:
             memory=asked.memory,
             started=self._clock,
         )
-        for event in (Pencilled(holding, self._clock), Assumed(holding, self._clock)):
+        for event in (Reserved(allocation, self._clock), Assumed(allocation, self._clock)):
             denied = self.ledger.handle(event)
             assert not denied, denied
         cards, at = self.ledger.fleet.view(where.node).node.cards, int(self._clock * 10**9)
         settings = self._settings_now()
-        self._write(key, Award(grant=grant, pod=pod, asked=asked, cards=cards, at=at, settings=settings))
-        self.ledger.handle(Confirmed(holding))
+        self._write(key, GrantContext(grant=grant, pod=pod, asked=asked, cards=cards, at=at, settings=settings))
+        self.ledger.handle(Confirmed(allocation))
         return grant
 
-    def _write(self, key: str, award: Award) -> None:
+    def _write(self, key: str, award: GrantContext) -> None:
         """The Binding: node, annotations and labels in one write."""
         written = registry.write_grant(award)
         metadata = self.pods[key]["metadata"]

@@ -24,7 +24,7 @@ Tell = Callable[[float], None]
 """Called with the part of the work that is done, 0 to 1."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One replay."""
 
     policy: str
@@ -35,7 +35,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     mix_from_list: bool = False  # learn the mix from the whole list beforehand, as FGD's paper does
 
 
-class Point(msgspec.Struct, frozen=True):
+class CurvePoint(msgspec.Struct, frozen=True):
     """The cluster when so much had arrived, all in percent of its cards."""
 
     arrived: float
@@ -43,7 +43,7 @@ class Point(msgspec.Struct, frozen=True):
     fragment: float  # idle, and of no use to the list's pods
 
 
-class Held(msgspec.Struct, frozen=True):
+class PlacedPod(msgspec.Struct, frozen=True):
     """A pod that was placed."""
 
     node: str
@@ -51,10 +51,10 @@ class Held(msgspec.Struct, frozen=True):
     request: PodRequest
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayRun(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one replay."""
 
-    plan: Plan
+    plan: ReplayPlan
     cards: int  # in the cluster
     pods: int
     refused: int
@@ -64,7 +64,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     first_refusal: float | None  # arrived load when a GPU pod was first refused
     fragment: float  # at the end
     seconds: float
-    curve: tuple[Point, ...]
+    curve: tuple[CurvePoint, ...]
 
 
 def size_of(request: PodRequest, average_card: MiB) -> float:
@@ -96,8 +96,8 @@ def arrivals(jobs: Sequence[Job], target: float, seed: int, average: MiB) -> lis
 
 
 def replay(
-    nodes: Sequence[Node], jobs: Sequence[Job], plan: Plan, tell: Tell, *, base: Sequence[Node] | None = None
-) -> Run:
+    nodes: Sequence[Node], jobs: Sequence[Job], plan: ReplayPlan, tell: Tell, *, base: Sequence[Node] | None = None
+) -> ReplayRun:
     """`base` says how much arrives, and what 100 % is, when the cluster was changed and the demand was not."""
     start = time.perf_counter()
     base = base or nodes
@@ -115,7 +115,7 @@ def replay(
     return meter.run(plan, cards, len(pods), time.perf_counter() - start)
 
 
-def fleet_of(nodes: Sequence[Node], plan: Plan) -> Fleet:
+def fleet_of(nodes: Sequence[Node], plan: ReplayPlan) -> Fleet:
     order = np.random.default_rng(plan.seed + 1000).permutation(len(nodes)) if plan.shuffle_nodes else range(len(nodes))
     fleet = Fleet()
     for n in order:
@@ -123,7 +123,9 @@ def fleet_of(nodes: Sequence[Node], plan: Plan) -> Fleet:
     return fleet
 
 
-def schedule(fleet: Fleet, request: PodRequest, plan: Plan, number: int, *, again: bool = False) -> Held | None:
+def schedule(
+    fleet: Fleet, request: PodRequest, plan: ReplayPlan, number: int, *, again: bool = False
+) -> PlacedPod | None:
     """Filter, place and hold one pod; None if it fits nowhere. A pod that is tried again is not learnt again."""
     if not again and POLICIES[plan.policy].learns:
         fleet.learn(request)  # of no effect when the mix was taken from the list
@@ -134,7 +136,7 @@ def schedule(fleet: Fleet, request: PodRequest, plan: Plan, number: int, *, agai
         return None
     placed = fleet.place(request, best[0], plan.policy, seed)
     assert isinstance(placed, Placement), placed
-    held = Held(best[0], placed.grant("", request.dialect).uses(), request)
+    held = PlacedPod(best[0], placed.grant("", request.dialect).uses(), request)
     fleet.hold(held.node, held.uses, request.cpu, request.memory)
     return held
 
@@ -150,7 +152,7 @@ class _Meter:
         self._refused = 0
         self._first: float | None = None
         self._at_full: list[float] = []
-        self._curve: list[Point] = []
+        self._curve: list[CurvePoint] = []
 
     def count(self, request: PodRequest, fitted: bool) -> None:
         size = size_of(request, self._average)
@@ -170,11 +172,11 @@ class _Meter:
 
     def _add_point(self) -> None:
         fragment = self._percent(self._fragment_meter())
-        self._curve.append(Point(self._percent(self._arrived), self._percent(self._allocated), fragment))
+        self._curve.append(CurvePoint(self._percent(self._arrived), self._percent(self._allocated), fragment))
 
-    def run(self, plan: Plan, cards: int, pods: int, seconds: float) -> Run:
+    def run(self, plan: ReplayPlan, cards: int, pods: int, seconds: float) -> ReplayRun:
         self._add_point()
-        return Run(
+        return ReplayRun(
             plan=plan,
             cards=cards,
             pods=pods,

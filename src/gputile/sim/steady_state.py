@@ -17,14 +17,14 @@ from gputile.engine.placement.place import fits
 from gputile.model.cards import Node
 from gputile.model.errors import InputError
 from gputile.model.requests import PodRequest
-from gputile.sim.replay import Held, Plan, Tell, average_card, fleet_of, schedule, size_of
+from gputile.sim.replay import PlacedPod, ReplayPlan, Tell, average_card, fleet_of, schedule, size_of
 from gputile.sim.traces import Job
 
 
 class SteadyRun(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one run; means over time."""
 
-    plan: Plan
+    plan: ReplayPlan
     cards: int
     pods: int
     hours: float  # that were simulated
@@ -41,7 +41,7 @@ class SteadyRun(msgspec.Struct, frozen=True, kw_only=True):
 def steady(
     nodes: Sequence[Node],
     jobs: Sequence[Job],
-    plan: Plan,
+    plan: ReplayPlan,
     tell: Tell,
     *,
     base: Sequence[Node] | None = None,
@@ -71,7 +71,7 @@ class _Waiting(msgspec.Struct):
 
 
 class _World:
-    def __init__(self, nodes: Sequence[Node], jobs: list[Job], plan: Plan, base: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[Node], jobs: list[Job], plan: ReplayPlan, base: Sequence[Node]) -> None:
         self._jobs, self._plan = jobs, plan
         self._fleet: Fleet = fleet_of(nodes, plan)
         self._cards = sum(len(node.cards) for node in nodes)
@@ -84,7 +84,7 @@ class _World:
         self._seconds = np.array([job.seconds or 0.0 for job in jobs])
         self._pause = float(np.mean(self._sizes * self._seconds)) / self._load
         self._now = 0.0
-        self._ends: list[tuple[float, int, Held]] = []
+        self._ends: list[tuple[float, int, PlacedPod]] = []
         self._queue: list[_Waiting] = []
         self._all = self._fleet.free_cards()
         self._busy = self._waited = self._given_back = 0.0  # cards x seconds; pods x seconds; cards

@@ -20,7 +20,7 @@ from gputile.dialects.kube_objects import Pod, convert_pod, host_needs
 from gputile.model.cards import Card, Node
 from gputile.model.errors import InputError
 from gputile.model.refusals import BadRequest
-from gputile.model.requests import Ask, Constraints, ModelRule, PodRequest, Role
+from gputile.model.requests import Constraints, ContainerRequest, ModelRule, PodRequest, Role
 from gputile.sim.manifests import load
 
 THOUSANDTHS = 1000  # of a card
@@ -106,12 +106,12 @@ def _job(row: dict[str, str]) -> Job:
     return Job(row["name"], request, _seconds(row))
 
 
-def _asks(cards: int, share: int) -> tuple[Ask, ...]:
+def _asks(cards: int, share: int) -> tuple[ContainerRequest, ...]:
     if not cards:
         return ()
     if share >= THOUSANDTHS:
-        return (Ask.whole("main", Role.APP, cards),)
-    return (Ask(container="main", cards=cards, memory_percent=-(-share * 100 // THOUSANDTHS)),)
+        return (ContainerRequest.whole("main", Role.APP, cards),)
+    return (ContainerRequest(container="main", cards=cards, memory_percent=-(-share * 100 // THOUSANDTHS)),)
 
 
 def _count(text: str) -> int:

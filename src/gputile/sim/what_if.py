@@ -13,13 +13,13 @@ import msgspec
 from gputile.model.cards import Card, Node
 from gputile.model.errors import InputError
 from gputile.model.units import host_mebibytes
-from gputile.sim.replay import Plan, average_card
+from gputile.sim.replay import ReplayPlan, average_card
 from gputile.sim.traces import THOUSANDTHS
 
 _MORE = re.compile(r"\+(?P<nodes>\d{1,5}):(?P<model>[^:]+):(?P<cards>\d{1,3})x(?P<size>\w+)")
 
 
-def change(text: str, nodes: Sequence[Node], plan: Plan) -> tuple[tuple[Node, ...], Plan]:
+def change(text: str, nodes: Sequence[Node], plan: ReplayPlan) -> tuple[tuple[Node, ...], ReplayPlan]:
     """The cluster and plan after the changes in `text`, which are joined by commas."""
     changed = tuple(nodes)
     for part in filter(None, (part.strip() for part in text.split(","))):

@@ -3,7 +3,7 @@
 Room:  the text that Prometheus reads, written by hand: the figures of a large cluster are hundreds of thousands of
        lines, and whoever writes them has other things to do in between. Names and labels are a contract: they are
        only ever added. Memory is in bytes, cores are a share of one card (1 is all of it).
-Door:  `Page.add`, then `Page.text`; the families of the scheduler and of the agent.
+Door:  `ExpositionPage.add`, then `ExpositionPage.text`; the families of the scheduler and of the agent.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from gputile.model.units import ALL
-from gputile.model.usage import Used
+from gputile.model.usage import CardUsage
 
 MIB = 1024 * 1024
 PAGE_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Family(msgspec.Struct, frozen=True):
+class MetricFamily(msgspec.Struct, frozen=True):
     """One name and what it means; all of them are gauges."""
 
     name: str
@@ -25,17 +25,17 @@ class Family(msgspec.Struct, frozen=True):
     labels: tuple[str, ...] = ()
 
 
-class Page:
+class ExpositionPage:
     """The series of some families. Samples of one family stand together, in whatever order they are added."""
 
-    def __init__(self, families: Iterable[Family]) -> None:
-        self._lines: dict[Family, list[str]] = {family: [] for family in families}
+    def __init__(self, families: Iterable[MetricFamily]) -> None:
+        self._lines: dict[MetricFamily, list[str]] = {family: [] for family in families}
 
-    def add(self, family: Family, labels: str, value: float) -> None:
+    def add(self, family: MetricFamily, labels: str, value: float) -> None:
         """`labels`: what `labelled` made of the family's labels."""
         self._lines[family].append(f"{family.name}{labels} {value}\n")
 
-    def add_use(self, memory: Family, cores: Family, labels: str, used: Used) -> None:
+    def add_use(self, memory: MetricFamily, cores: MetricFamily, labels: str, used: CardUsage) -> None:
         """What is not known is left out."""
         if used.memory is not None:
             self.add(memory, labels, used.memory * MIB)
@@ -73,51 +73,71 @@ CARD = ("node", "uuid", "index", "model")
 POD = ("namespace", "pod", "uid", "node", "uuid")
 CONTAINER = ("namespace", "pod", "uid", "container", "node", "uuid")
 
-FREE_CARDS = Family("gputile_free_cards", "Free shares of all usable cards, added up, in cards.")
-FRAGMENTED_CARDS = Family("gputile_fragmented_cards", "Of the free cards, what the pods seen so far could not use.")
-WAITING_PODS = Family("gputile_waiting_pods", "Pods that wait for cards, by what hinders them.", ("namespace", "why"))
-QUOTA_USED = Family("gputile_quota_used", "Held of what a quota counts: cards, memory in bytes, or cores.", QUOTA)
-QUOTA_LIMIT = Family("gputile_quota_limit", "What a quota allows at most, in the same units.", QUOTA)
-LEFT_OUT = Family("gputile_series_left_out", "Cards and pods without series of their own here: see docs.", ("kind",))
+FREE_CARDS = MetricFamily("gputile_free_cards", "Free shares of all usable cards, added up, in cards.")
+FRAGMENTED_CARDS = MetricFamily(
+    "gputile_fragmented_cards", "Of the free cards, what the pods seen so far could not use."
+)
+WAITING_PODS = MetricFamily(
+    "gputile_waiting_pods", "Pods that wait for cards, by what hinders them.", ("namespace", "why")
+)
+QUOTA_USED = MetricFamily("gputile_quota_used", "Held of what a quota counts: cards, memory in bytes, or cores.", QUOTA)
+QUOTA_LIMIT = MetricFamily("gputile_quota_limit", "What a quota allows at most, in the same units.", QUOTA)
+LEFT_OUT = MetricFamily(
+    "gputile_series_left_out", "Cards and pods without series of their own here: see docs.", ("kind",)
+)
 
-MODEL_CARDS = Family("gputile_model_cards", "Cards by model and state, in the whole cluster.", ("model", "state"))
-MODEL_IDLE_CARDS = Family("gputile_model_idle_cards", "Usable cards that nobody holds anything of.", MODEL)
-MODEL_MEMORY = Family("gputile_model_memory_bytes", "Memory of all cards of a model.", MODEL)
-MODEL_MEMORY_ALLOCATED = Family("gputile_model_memory_allocated_bytes", "Of it, what pods hold.", MODEL)
-MODEL_CORES_ALLOCATED = Family("gputile_model_cores_allocated_ratio", "Share of their cores that pods hold.", MODEL)
+MODEL_CARDS = MetricFamily("gputile_model_cards", "Cards by model and state, in the whole cluster.", ("model", "state"))
+MODEL_IDLE_CARDS = MetricFamily("gputile_model_idle_cards", "Usable cards that nobody holds anything of.", MODEL)
+MODEL_MEMORY = MetricFamily("gputile_model_memory_bytes", "Memory of all cards of a model.", MODEL)
+MODEL_MEMORY_ALLOCATED = MetricFamily("gputile_model_memory_allocated_bytes", "Of it, what pods hold.", MODEL)
+MODEL_CORES_ALLOCATED = MetricFamily(
+    "gputile_model_cores_allocated_ratio", "Share of their cores that pods hold.", MODEL
+)
 
-NODE_CARDS = Family("gputile_node_cards", "Cards of a node by model and state.", ("node", "model", "state"))
-NODE_FAULT = Family("gputile_node_fault", "1 for a node that is out of use, by why.", ("node", "code"))
-NODE_AGENT_ALIVE = Family("gputile_node_agent_alive", "1 while the node's agent speaks, 0 when it is silent.", NODE)
-NODE_PODS = Family("gputile_node_pods", "Pods that hold cards of a node.", NODE)
-NODE_FREE_CARDS = Family("gputile_node_free_cards", "Free shares of its usable cards, added up, in cards.", NODE)
-NODE_FRAGMENTED_CARDS = Family("gputile_node_fragmented_cards", "Of them, what pods seen so far could not use.", NODE)
-NODE_IDLE_CARDS = Family("gputile_node_idle_cards", "Usable cards of a node that nobody holds anything of.", NODE)
-NODE_MEMORY = Family("gputile_node_memory_bytes", "Memory of all cards of a node.", NODE)
-NODE_MEMORY_ALLOCATED = Family("gputile_node_memory_allocated_bytes", "Of it, what pods hold.", NODE)
-NODE_MEMORY_USED = Family("gputile_node_memory_used_bytes", "Of it, what pods use; where the agent says so.", NODE)
-NODE_CORES_ALLOCATED = Family("gputile_node_cores_allocated_ratio", "Share of its cards' cores that pods hold.", NODE)
+NODE_CARDS = MetricFamily("gputile_node_cards", "Cards of a node by model and state.", ("node", "model", "state"))
+NODE_FAULT = MetricFamily("gputile_node_fault", "1 for a node that is out of use, by why.", ("node", "code"))
+NODE_AGENT_ALIVE = MetricFamily(
+    "gputile_node_agent_alive", "1 while the node's agent speaks, 0 when it is silent.", NODE
+)
+NODE_PODS = MetricFamily("gputile_node_pods", "Pods that hold cards of a node.", NODE)
+NODE_FREE_CARDS = MetricFamily("gputile_node_free_cards", "Free shares of its usable cards, added up, in cards.", NODE)
+NODE_FRAGMENTED_CARDS = MetricFamily(
+    "gputile_node_fragmented_cards", "Of them, what pods seen so far could not use.", NODE
+)
+NODE_IDLE_CARDS = MetricFamily("gputile_node_idle_cards", "Usable cards of a node that nobody holds anything of.", NODE)
+NODE_MEMORY = MetricFamily("gputile_node_memory_bytes", "Memory of all cards of a node.", NODE)
+NODE_MEMORY_ALLOCATED = MetricFamily("gputile_node_memory_allocated_bytes", "Of it, what pods hold.", NODE)
+NODE_MEMORY_USED = MetricFamily(
+    "gputile_node_memory_used_bytes", "Of it, what pods use; where the agent says so.", NODE
+)
+NODE_CORES_ALLOCATED = MetricFamily(
+    "gputile_node_cores_allocated_ratio", "Share of its cards' cores that pods hold.", NODE
+)
 
-CARD_USABLE = Family("gputile_card_usable", "1 for a card that is in use, 0 for one that is not.", CARD)
-CARD_PODS = Family("gputile_card_pods", "Pods that hold a part of a card.", CARD)
-CARD_MEMORY = Family("gputile_card_memory_bytes", "Memory of a card.", CARD)
-CARD_MEMORY_ALLOCATED = Family("gputile_card_memory_allocated_bytes", "Of it, what pods hold.", CARD)
-CARD_MEMORY_USED = Family("gputile_card_memory_used_bytes", "Of it, what pods use; where the agent says so.", CARD)
-CARD_CORES_ALLOCATED = Family("gputile_card_cores_allocated_ratio", "Share of its cores that pods hold.", CARD)
-CARD_CORES_USED = Family("gputile_card_cores_used_ratio", "How busy pods keep it; where the driver says so.", CARD)
+CARD_USABLE = MetricFamily("gputile_card_usable", "1 for a card that is in use, 0 for one that is not.", CARD)
+CARD_PODS = MetricFamily("gputile_card_pods", "Pods that hold a part of a card.", CARD)
+CARD_MEMORY = MetricFamily("gputile_card_memory_bytes", "Memory of a card.", CARD)
+CARD_MEMORY_ALLOCATED = MetricFamily("gputile_card_memory_allocated_bytes", "Of it, what pods hold.", CARD)
+CARD_MEMORY_USED = MetricFamily(
+    "gputile_card_memory_used_bytes", "Of it, what pods use; where the agent says so.", CARD
+)
+CARD_CORES_ALLOCATED = MetricFamily("gputile_card_cores_allocated_ratio", "Share of its cores that pods hold.", CARD)
+CARD_CORES_USED = MetricFamily(
+    "gputile_card_cores_used_ratio", "How busy pods keep it; where the driver says so.", CARD
+)
 
-POD_MEMORY_ALLOCATED = Family("gputile_pod_memory_allocated_bytes", "What a pod holds of a card.", POD)
-POD_CORES_ALLOCATED = Family("gputile_pod_cores_allocated_ratio", "Share of its cores that a pod holds.", POD)
-CONTAINER_MEMORY_ALLOCATED = Family(
+POD_MEMORY_ALLOCATED = MetricFamily("gputile_pod_memory_allocated_bytes", "What a pod holds of a card.", POD)
+POD_CORES_ALLOCATED = MetricFamily("gputile_pod_cores_allocated_ratio", "Share of its cores that a pod holds.", POD)
+CONTAINER_MEMORY_ALLOCATED = MetricFamily(
     "gputile_container_memory_allocated_bytes", "What a container was granted of a card.", CONTAINER
 )
-CONTAINER_CORES_ALLOCATED = Family(
+CONTAINER_CORES_ALLOCATED = MetricFamily(
     "gputile_container_cores_allocated_ratio", "Share of a card's cores that it was granted.", CONTAINER
 )
-CONTAINER_MEMORY_USED = Family(
+CONTAINER_MEMORY_USED = MetricFamily(
     "gputile_container_memory_used_bytes", "What its processes use of a card; where the agent says so.", CONTAINER
 )
-CONTAINER_CORES_USED = Family(
+CONTAINER_CORES_USED = MetricFamily(
     "gputile_container_cores_used_ratio", "How busy they keep it; where the driver says so.", CONTAINER
 )
 
@@ -164,13 +184,17 @@ FAMILIES = (
 AGENT_CARD = ("uuid", "index", "model")
 AGENT_CONTAINER = ("namespace", "pod", "uid", "container", "uuid")
 
-AGENT_CARD_PROCESSES = Family("gputile_agent_card_processes", "Processes on a card, whoever they are.", AGENT_CARD)
-AGENT_CARD_MEMORY_USED = Family("gputile_agent_card_memory_used_bytes", "What they use of its memory.", AGENT_CARD)
-AGENT_CARD_CORES_USED = Family("gputile_agent_card_cores_used_ratio", "How busy they keep it.", AGENT_CARD)
-AGENT_CONTAINER_MEMORY_USED = Family(
+AGENT_CARD_PROCESSES = MetricFamily(
+    "gputile_agent_card_processes", "Processes on a card, whoever they are.", AGENT_CARD
+)
+AGENT_CARD_MEMORY_USED = MetricFamily(
+    "gputile_agent_card_memory_used_bytes", "What they use of its memory.", AGENT_CARD
+)
+AGENT_CARD_CORES_USED = MetricFamily("gputile_agent_card_cores_used_ratio", "How busy they keep it.", AGENT_CARD)
+AGENT_CONTAINER_MEMORY_USED = MetricFamily(
     "gputile_agent_container_memory_used_bytes", "What a container's processes use of a card.", AGENT_CONTAINER
 )
-AGENT_CONTAINER_CORES_USED = Family(
+AGENT_CONTAINER_CORES_USED = MetricFamily(
     "gputile_agent_container_cores_used_ratio", "How busy a container keeps a card.", AGENT_CONTAINER
 )
 

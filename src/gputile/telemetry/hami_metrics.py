@@ -5,7 +5,7 @@ Left out is what we cannot say truly: its build, its MIG instances, and what onl
 knows (the kinds of memory, the last kernel).
 """
 
-from gputile.telemetry.exposition import Family
+from gputile.telemetry.exposition import MetricFamily
 
 ZONE = "vGPU"
 
@@ -16,15 +16,17 @@ OVERVIEW = ("zone", "node", "device_uuid", "device_index", "device_cores", "devi
 HELD = ("zone", "namespace", "node", "pod", "container_index", "device_uuid")
 USED = ("zone", "namespace", "pod", "container", "vdevice_index", "device_uuid")
 
-GPU_MEMORY_LIMIT = Family("hami_gpu_memory_limit_bytes", "Memory of a card.", GPU)
-GPU_CORE_LIMIT = Family("hami_gpu_core_limit_ratio", "Cores of a card, in percent.", GPU)
-GPU_MEMORY_ALLOCATED = Family("hami_gpu_memory_allocated_bytes", "Memory that pods hold of a card.", WITH_CORES)
-GPU_CORE_ALLOCATED = Family("hami_gpu_core_allocated_ratio", "Cores that pods hold of a card, in percent.", GPU)
-GPU_SHARED = Family("hami_gpu_shared_count", "Containers that share a card.", GPU)
-NODE_OVERVIEW = Family("hami_node_gpu_overview", "Memory in bytes that pods hold of a card.", OVERVIEW)
-NODE_MEMORY_RATIO = Family("hami_node_gpu_memory_allocated_ratio", "Share of its memory that pods hold.", RATIO)
-VGPU_MEMORY_ALLOCATED = Family("hami_vgpu_memory_allocated_bytes", "Memory that a container holds of a card.", HELD)
-VGPU_CORE_ALLOCATED = Family("hami_vgpu_core_allocated_ratio", "Cores that a container holds, in percent.", HELD)
+GPU_MEMORY_LIMIT = MetricFamily("hami_gpu_memory_limit_bytes", "Memory of a card.", GPU)
+GPU_CORE_LIMIT = MetricFamily("hami_gpu_core_limit_ratio", "Cores of a card, in percent.", GPU)
+GPU_MEMORY_ALLOCATED = MetricFamily("hami_gpu_memory_allocated_bytes", "Memory that pods hold of a card.", WITH_CORES)
+GPU_CORE_ALLOCATED = MetricFamily("hami_gpu_core_allocated_ratio", "Cores that pods hold of a card, in percent.", GPU)
+GPU_SHARED = MetricFamily("hami_gpu_shared_count", "Containers that share a card.", GPU)
+NODE_OVERVIEW = MetricFamily("hami_node_gpu_overview", "Memory in bytes that pods hold of a card.", OVERVIEW)
+NODE_MEMORY_RATIO = MetricFamily("hami_node_gpu_memory_allocated_ratio", "Share of its memory that pods hold.", RATIO)
+VGPU_MEMORY_ALLOCATED = MetricFamily(
+    "hami_vgpu_memory_allocated_bytes", "Memory that a container holds of a card.", HELD
+)
+VGPU_CORE_ALLOCATED = MetricFamily("hami_vgpu_core_allocated_ratio", "Cores that a container holds, in percent.", HELD)
 
 HAMI_FAMILIES = (
     GPU_MEMORY_LIMIT,
@@ -38,10 +40,10 @@ HAMI_FAMILIES = (
     VGPU_CORE_ALLOCATED,
 )
 
-VGPU_MEMORY_USED = Family("hami_vgpu_memory_used_bytes", "Memory that a container uses of a card.", USED)
-VGPU_MEMORY_LIMIT = Family("hami_vgpu_memory_limit_bytes", "Memory that it was granted.", USED)
-CONTAINER_MEMORY = Family("hami_container_device_memory_bytes", "Memory that a container uses of a card.", USED)
-CONTAINER_UTILIZATION = Family(
+VGPU_MEMORY_USED = MetricFamily("hami_vgpu_memory_used_bytes", "Memory that a container uses of a card.", USED)
+VGPU_MEMORY_LIMIT = MetricFamily("hami_vgpu_memory_limit_bytes", "Memory that it was granted.", USED)
+CONTAINER_MEMORY = MetricFamily("hami_container_device_memory_bytes", "Memory that a container uses of a card.", USED)
+CONTAINER_UTILIZATION = MetricFamily(
     "hami_container_device_utilization_ratio", "How busy a container keeps a card, in percent.", USED
 )
 

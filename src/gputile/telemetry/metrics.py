@@ -14,7 +14,7 @@ STAGES = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.008, 0.015, 0.03, 0.06, 
 """Buckets in seconds: a filter call should end in the first half, a bind in the second."""
 
 
-class Clock:
+class StageTimer:
     """How long one stage of one verb takes. Every call of kube-scheduler is measured several times, by one thread:
     so no lock, and no walk through the buckets."""
 
@@ -26,16 +26,16 @@ class Clock:
         self.total += seconds
 
 
-class Clocks(Collector):
+class StageHistogram(Collector):
     """All clocks, as one histogram."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], Clock] = {}
+        self._known: dict[tuple[str, str], StageTimer] = {}
 
-    def stage(self, verb: str, stage: str) -> Clock:
+    def stage(self, verb: str, stage: str) -> StageTimer:
         found = self._known.get((verb, stage))
         if found is None:
-            found = self._known[verb, stage] = Clock()
+            found = self._known[verb, stage] = StageTimer()
         return found
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
@@ -47,7 +47,7 @@ class Clocks(Collector):
         yield found
 
 
-class Tally:
+class LabelledCounter:
     """A counter with labels, whose series are remembered: to look one up costs more than to count."""
 
     def __init__(self, counter: Counter) -> None:
@@ -68,12 +68,12 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.verbs = self._tally("verbs_total", "Verbs answered.", "verb", "result")
         self.connections = self._tally("connections_total", "Connections by what they speak.", "protocol")
-        self._clocks = Clocks()
+        self._clocks = StageHistogram()
         self.registry.register(self._clocks)
         self.refusals = self._tally("refusals_total", "Nodes refused when nothing fitted, by reason.", "code")
         self.remembered = self._counter("remembered_nos_total", "Answers no that were given again without a look.")
         self.bad_requests = self._tally("bad_requests_total", "Pods that no node can serve, by reason.", "code")
-        self.pencils = self._tally("pencils_total", "Pencils by how they ended: bound, expired, replaced.", "end")
+        self.reservations = self._tally("pencils_total", "Pencils by how they ended: bound, expired, replaced.", "end")
         self.binds = self._tally("binds_total", "Binds by how they ended: bound, conflict, refused, unclear.", "end")
         self.expired = self._counter("assumed_expired_total", "Binds whose outcome had to be looked up.")
         self.conflicts = self._counter("conflicts_total", "Times the cluster showed more on a card than it has.")
@@ -87,7 +87,7 @@ class Metrics:
             "preemptions_total", "Own preemptions by how they ended: bound, expired, withdrawn.", "end"
         )
         self.evictions = self._counter("evictions_total", "Pods evicted to make room.")
-        self.promises = self._gauge("promises", "Pods for which room is being kept.")
+        self.nominations = self._gauge("promises", "Pods for which room is being kept.")
         self.cut_short = self._tally(
             "searches_cut_short_total", "Questions of which the answer is that nobody searched further.", "question"
         )
@@ -100,7 +100,7 @@ class Metrics:
         self.cards = self._gauge("cards", "Cards in the fleet.")
         self.nodes = self._gauge("nodes", "Nodes in the fleet, those without cards too.")
         self.agents = self._gauge("agents", "Leases of node agents, by state: alive, silent.", "state")
-        self.lingering = self._gauge("lingering_pods", "Pods that are gone, and whose tiles are still held.")
+        self.orphans = self._gauge("lingering_pods", "Pods that are gone, and whose tiles are still held.")
         self.api_requests = self._tally("metrics_api_requests_total", "Asked of it.", "resource", "verb", "code")
         self.quota_broken = self._gauge("quota_broken", "1 while a ConfigMap of quotas cannot be used.", "configmap")
         self.quota_edits = self._tally(
@@ -109,11 +109,11 @@ class Metrics:
         self.leads = self._gauge("leads", "1 while this replica leads.")
         self.synced = self._gauge("synced", "1 while the book shows the cluster.")
 
-    def stage(self, verb: str, stage: str) -> Clock:
+    def stage(self, verb: str, stage: str) -> StageTimer:
         return self._clocks.stage(verb, stage)
 
-    def _tally(self, name: str, text: str, *labels: str) -> Tally:
-        return Tally(Counter(f"gputile_{name}", text, labels, registry=self.registry))
+    def _tally(self, name: str, text: str, *labels: str) -> LabelledCounter:
+        return LabelledCounter(Counter(f"gputile_{name}", text, labels, registry=self.registry))
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"gputile_{name}", text, registry=self.registry)

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gputile.dialects import gputile
-from gputile.dialects.kube_objects import Inventory
-from gputile.model.cards import Card, Node, NodeView, Room
-from gputile.model.requests import Ask, Constraints, PodRequest, Role
+from gputile.dialects.kube_objects import NodeInventory
+from gputile.model.cards import Card, FreeCapacity, Node, NodeView
+from gputile.model.requests import Constraints, ContainerRequest, PodRequest, Role
 from gputile.model.units import MiB, host_mebibytes, millicores
 
 
@@ -21,7 +21,7 @@ class NodeBuilder:
     def __init__(self, name: str, cpu: str = "64", host: str = "512Gi") -> None:
         self._name, self._cpu, self._host = name, millicores(cpu) or 0, memory(host)
         self._cards: list[Card] = []
-        self._taken: dict[int, Room] = {}
+        self._taken: dict[int, FreeCapacity] = {}
         self._links: tuple[tuple[int, ...], ...] = ()
         self._facts: dict[str, Any] = {}
 
@@ -39,8 +39,10 @@ class NodeBuilder:
 
     def taken(self, index: int, size: str | MiB = 0, cores: int = 0, slots: int = 1) -> "NodeBuilder":
         """One tenant on a card."""
-        had = self._taken.get(index, Room(0, 0, 0, 0))
-        self._taken[index] = Room(had.memory + memory(size), had.cores + cores, had.slots + slots, had.tenants + 1)
+        had = self._taken.get(index, FreeCapacity(0, 0, 0, 0))
+        self._taken[index] = FreeCapacity(
+            had.memory + memory(size), had.cores + cores, had.slots + slots, had.tenants + 1
+        )
         return self
 
     def linked(self, *lines: tuple[int, ...]) -> "NodeBuilder":
@@ -62,11 +64,13 @@ class NodeBuilder:
         )
 
     def view(self) -> NodeView:
-        rooms = []
+        free_by_card = []
         for card in self._cards:
-            off = self._taken.get(card.index, Room(0, 0, 0, 0))
-            rooms.append(Room(card.memory - off.memory, card.cores - off.cores, card.slots - off.slots, off.tenants))
-        return NodeView(node=self.node(), rooms=tuple(rooms), cpu=self._cpu, memory=self._host)
+            off = self._taken.get(card.index, FreeCapacity(0, 0, 0, 0))
+            free_by_card.append(
+                FreeCapacity(card.memory - off.memory, card.cores - off.cores, card.slots - off.slots, off.tenants)
+            )
+        return NodeView(node=self.node(), free_by_card=tuple(free_by_card), cpu=self._cpu, memory=self._host)
 
     def manifest(self, address: str = "") -> dict[str, Any]:
         """The node as Kubernetes JSON, with our inventory on it."""
@@ -76,7 +80,7 @@ class NodeBuilder:
             "kind": "Node",
             "metadata": {
                 "name": built.name,
-                "annotations": {gputile.INVENTORY: gputile.write_inventory(Inventory(built.cards, built.links))},
+                "annotations": {gputile.INVENTORY: gputile.write_inventory(NodeInventory(built.cards, built.links))},
             },
             "status": {
                 "allocatable": {"cpu": f"{built.cpu}m", "memory": f"{built.memory}Mi"},
@@ -98,15 +102,15 @@ def ask(
     whole: bool = False,
     name: str = "main",
     role: Role = Role.APP,
-) -> Ask:
+) -> ContainerRequest:
     """One container's ask: `ask("3Gi")`, `ask("3Gi", cards=4)`, `ask(percent=50)`, `ask(whole=True, cards=2)`."""
     if whole:
-        return Ask.whole(name, role, cards)
+        return ContainerRequest.whole(name, role, cards)
     size = memory(size) if size is not None else None
-    return Ask(container=name, role=role, cards=cards, memory=size, memory_percent=percent, cores=cores)
+    return ContainerRequest(container=name, role=role, cards=cards, memory=size, memory_percent=percent, cores=cores)
 
 
-def wants(*asks: Ask, dialect: str = "gputile", cpu: int = 0, host: MiB = 0, **rest: Any) -> PodRequest:
+def wants(*asks: ContainerRequest, dialect: str = "gputile", cpu: int = 0, host: MiB = 0, **rest: Any) -> PodRequest:
     """A request of these containers; keywords of `Constraints` go there, `together` stays."""
     together = rest.pop("together", False)
     return PodRequest(

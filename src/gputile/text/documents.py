@@ -12,7 +12,7 @@ import msgspec
 from gputile.model.errors import GputileError
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class DocumentLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What a document may be."""
 
     size: int = 4 * 2**20  # bytes or characters
@@ -22,10 +22,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     unique: bool = False  # whether a key that stands there twice is a slip
 
 
-SETTINGS = Limits()
+SETTINGS = DocumentLimits()
 """Settings, kubeconfigs, CDI specs: files of some kilobytes."""
 
-MANIFESTS = Limits(size=128 * 2**20, values=10_000_000)
+MANIFESTS = DocumentLimits(size=128 * 2**20, values=10_000_000)
 """A whole cluster, as kubectl prints it."""
 
 
@@ -37,7 +37,7 @@ class NotYaml(GputileError):
         self.problem, self.line = problem, line
 
 
-def read_one(text: str | bytes, limits: Limits = SETTINGS) -> Any:
+def read_one(text: str | bytes, limits: DocumentLimits = SETTINGS) -> Any:
     """The value of text with at most one document; None when it has none."""
     found = read_all(text, limits)
     if len(found) > 1:
@@ -45,7 +45,7 @@ def read_one(text: str | bytes, limits: Limits = SETTINGS) -> Any:
     return found[0] if found else None
 
 
-def read_all(text: str | bytes, limits: Limits = MANIFESTS) -> list[Any]:
+def read_all(text: str | bytes, limits: DocumentLimits = MANIFESTS) -> list[Any]:
     """The values of all documents."""
     if len(text) > limits.size:
         raise NotYaml(f"it has more than {limits.size} bytes")
@@ -54,7 +54,7 @@ def read_all(text: str | bytes, limits: Limits = MANIFESTS) -> list[Any]:
     return built(text, limits)
 
 
-def content(file: IO[bytes], limits: Limits = MANIFESTS) -> bytes:
+def content(file: IO[bytes], limits: DocumentLimits = MANIFESTS) -> bytes:
     """What is in the file, if it is not too much; a file may be a device that never ends."""
     found = file.read(limits.size + 1)
     if len(found) > limits.size:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from gputile.text.documents import Limits, NotYaml
+from gputile.text.documents import DocumentLimits, NotYaml
 
 CORE = "tag:yaml.org,2002:"
 TEXTS = frozenset({"!", f"{CORE}str", f"{CORE}binary", f"{CORE}timestamp"})
@@ -23,7 +23,7 @@ LONGEST_NUMBER = 100  # characters; what comes of more cannot even be printed
 MERGE = object()  # the key `<<`
 
 
-def built(text: str | bytes, limits: Limits) -> list[Any]:
+def built(text: str | bytes, limits: DocumentLimits) -> list[Any]:
     """The values of all documents."""
     builder = _Builder(limits)
     for event in _events(text):
@@ -69,7 +69,7 @@ class _Open(msgspec.Struct):
 class _Builder:
     """Events in, documents out."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: DocumentLimits) -> None:
         self.documents: list[Any] = []
         self._limits = limits
         self._open: list[_Open] = []

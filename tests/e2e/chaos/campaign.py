@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 
 import msgspec
 
-from gputile.audit.advice import stories
+from gputile.audit.advice import finding_lines
 from tests.e2e.api import Manifest
 from tests.e2e.chaos import truth
 from tests.e2e.chaos.faults import FAILOVER, FAULTS, LONG, OVERLAPS
@@ -271,12 +271,12 @@ class Campaign:
         stormed = time.monotonic() - began
         cluster = self._settle(scene, storm)
         scene.bind_one(QUIET)  # kube-scheduler may have been deaf, and all well only because nobody needed it
-        oversold = watchman.take()
+        overcommitted = watchman.take()
         lies = [lie for probe in scene.probes.values() for lie in probe.lies]
         assert not lies, "\n".join(lies)
         allowed = one.fault in OVERLAPS
-        assert allowed or not oversold, "\n".join(stories(oversold))
-        self.summary.conflicts += len(oversold)
+        assert allowed or not overcommitted, "\n".join(finding_lines(overcommitted))
+        self.summary.conflicts += len(overcommitted)
         quiet = time.monotonic() - began - stormed
         line = (
             f"round {one.number:>2}: {one.fault} after {one.begins} of {one.actions} actions: {stormed:.1f} s, "

@@ -57,7 +57,7 @@ class FaultProxy:
         self._rules: tuple[Rule, ...] = ()
         self._dark = False
         self._held = re.compile("(?!)")
-        self._holding = 0
+        self._allocation = 0
         self._watches: dict[int, web.Request] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"proxy {name}", daemon=True)
@@ -101,8 +101,8 @@ class FaultProxy:
         self._held = re.compile(match)
 
     @property
-    def holding(self) -> int:
-        return self._holding
+    def allocation(self) -> int:
+        return self._allocation
 
     def release(self) -> None:
         self._held = re.compile("(?!)")
@@ -171,9 +171,9 @@ class FaultProxy:
         if rule is not None and rule.what == "answer":
             return _invented(rule.status)
         if self._held.search(said):
-            self._holding += 1
+            self._allocation += 1
             await self._gate.wait()
-            self._holding -= 1
+            self._allocation -= 1
         try:
             answer = await self._pass_on(request, body)
         except (ClientError, OSError, TimeoutError):

@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterable, Sequence
 
 from gputile.audit import audit
-from gputile.audit.advice import stories
-from gputile.audit.report import Code, Notice, Report
+from gputile.audit.advice import finding_lines
+from gputile.audit.report import AuditReport, FindingCode, Notice
 from gputile.dialects.registry import read_node, read_pod
 from gputile.dialects.settings import DEFAULTS
 from gputile.model.cards import Node
@@ -36,25 +36,25 @@ class Cluster:
         self.report = look(self.nodes, self.pods.values())
 
     def waiting(self) -> list[Manifest]:
-        return [p for p in self.pods.values() if not p["spec"].get("nodeName") and not is_going(p)]
+        return [p for p in self.pods.values() if not p["spec"].get("nodeName") and not is_terminating(p)]
 
     def bound(self) -> int:
         phases = (pod["status"].get("phase") for pod in self.pods.values() if pod["spec"].get("nodeName"))
         return sum(phase not in FINAL for phase in phases)
 
 
-def look(nodes: Sequence[Manifest], pods: Iterable[Manifest]) -> Report:
+def look(nodes: Sequence[Manifest], pods: Iterable[Manifest]) -> AuditReport:
     return audit.audit(nodes, pods, now=time.time())
 
 
-def is_going(pod: Manifest) -> bool:
+def is_terminating(pod: Manifest) -> bool:
     return "deletionTimestamp" in pod["metadata"]
 
 
 def wrongs(cluster: Cluster, kube: Kube, namespace: str, storm: Storm, leader: Replica | None) -> list[str]:
     """All that is not as it should be, in sentences; empty when all is well."""
-    found = list(stories(cluster.report.findings))
-    found += [note.what for note in cluster.report.remarks if note.code is Code.NOT_AS_ASKED]
+    found = list(finding_lines(cluster.report.findings))
+    found += [note.what for note in cluster.report.remarks if note.code is FindingCode.NOT_AS_ASKED]
     found += _lost(cluster, kube, namespace, storm)
     found += _left_over(cluster, storm)
     return found + (_could_go(cluster, leader) if leader is not None else ["nobody leads"])
@@ -65,7 +65,7 @@ def _lost(cluster: Cluster, kube: Kube, namespace: str, storm: Storm) -> list[st
     found = []
     for name, uid in list(storm.alive.items()):
         there = cluster.pods.get(name)
-        if there is not None and there["metadata"]["uid"] == uid and not is_going(there):
+        if there is not None and there["metadata"]["uid"] == uid and not is_terminating(there):
             continue
         if was_told(kube, namespace, name, uid):
             storm.evicted[name] = storm.alive.pop(name)
@@ -101,7 +101,7 @@ def _could_go(cluster: Cluster, leader: Replica) -> list[str]:
     return found
 
 
-def _free(report: Report, node: Node, position: int) -> Free:
+def _free(report: AuditReport, node: Node, position: int) -> Free:
     card = node.cards[position]
     held = report.sold.get(card.uuid, ())
     return Free(
@@ -148,5 +148,5 @@ class Watchman:
             report = look(self._nodes, self._pods.objects.values())
             self.looks += 1
             for notice in report.findings:
-                if notice.code is Code.OVERSOLD:
+                if notice.code is FindingCode.OVERSOLD:
                     self.seen.setdefault(notice.what, notice)

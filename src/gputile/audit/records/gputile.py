@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import msgspec
 
 from gputile.audit.fields import Json, decoded, items, mapping, shown, whole
-from gputile.audit.objects import Node, Unreadable
-from gputile.audit.sizes import Gpus
+from gputile.audit.objects import AuditedNode, UnreadableObject
+from gputile.audit.sizes import NodeGpus
 from gputile.model.requests import SLOT_DIALECTS, Role
 from gputile.model.units import MiB, Percent
 
@@ -20,57 +20,57 @@ GRANT, LINGERING = "gputile.io/grant", "gputile.io/lingering"
 VERSION = 1
 
 
-class GrantedTile(msgspec.Struct, frozen=True):
+class GrantRecordTile(msgspec.Struct, frozen=True):
     uuid: str  # the name that the node gives it now, if the node has it
     memory: MiB
     cores: Percent
 
 
-class GrantedContainer(msgspec.Struct, frozen=True):
+class GrantRecordContainer(msgspec.Struct, frozen=True):
     name: str
     role: str
-    tiles: tuple[GrantedTile, ...]
+    tiles: tuple[GrantRecordTile, ...]
 
 
-class Grant(msgspec.Struct, frozen=True):
+class GrantRecord(msgspec.Struct, frozen=True):
     pod: str
     node: str
     dialect: str
     at: int
-    containers: tuple[GrantedContainer, ...]
+    containers: tuple[GrantRecordContainer, ...]
 
     @property
     def takes_slots(self) -> bool:
         return self.dialect in SLOT_DIALECTS
 
 
-def read_grant(said: str, gpus: Gpus) -> Grant:
-    """Raises `Unreadable`. Whose grant it is, the caller compares."""
+def read_grant(said: str, gpus: NodeGpus) -> GrantRecord:
+    """Raises `UnreadableObject`. Whose grant it is, the caller compares."""
     found = decoded(said)
     if not isinstance(found, dict):
-        raise Unreadable(f"annotation `{GRANT}` cannot be read: it is no JSON object")
+        raise UnreadableObject(f"annotation `{GRANT}` cannot be read: it is no JSON object")
     return _grant(found, GRANT, gpus)
 
 
-def read_lingering(node: Node, gpus: Gpus) -> tuple[Grant, ...]:
-    """Grants of pods that the API server shows no more. Raises `Unreadable`."""
+def read_lingering(node: AuditedNode, gpus: NodeGpus) -> tuple[GrantRecord, ...]:
+    """Grants of pods that the API server shows no more. Raises `UnreadableObject`."""
     said = node.annotations.get(LINGERING)
     if said is None:
         return ()
     found = mapping(decoded(said))
     _check_version(found, LINGERING)
     if not isinstance(found.get("grants"), list | tuple):
-        raise Unreadable(f"annotation `{LINGERING}` cannot be read: it has no list of grants")
+        raise UnreadableObject(f"annotation `{LINGERING}` cannot be read: it has no list of grants")
     grants = tuple(_grant(mapping(one), LINGERING, gpus) for one in items(found["grants"]))
     uids = {grant.pod for grant in grants}
     if "" in uids or len(uids) != len(grants) or any(grant.node != node.name for grant in grants):
-        raise Unreadable(f"annotation `{LINGERING}` names a pod twice, one without a UID, or one of another node")
+        raise UnreadableObject(f"annotation `{LINGERING}` names a pod twice, one without a UID, or one of another node")
     return grants
 
 
-def _grant(found: Json, key: str, gpus: Gpus) -> Grant:
+def _grant(found: Json, key: str, gpus: NodeGpus) -> GrantRecord:
     _check_version(found, key)
-    return Grant(
+    return GrantRecord(
         pod=_text(found, "pod", key),
         node=_text(found, "node", key),
         dialect=_text(found, "dialect", key),
@@ -82,39 +82,39 @@ def _grant(found: Json, key: str, gpus: Gpus) -> Grant:
 def _check_version(found: Json, key: str) -> None:
     version = whole(found.get("version"))
     if version is None:
-        raise Unreadable(f"annotation `{key}` cannot be read: it has no version")
+        raise UnreadableObject(f"annotation `{key}` cannot be read: it has no version")
     if version > VERSION:
-        raise Unreadable(f"annotation `{key}` has version {version}; update gputile to read it")
+        raise UnreadableObject(f"annotation `{key}` has version {version}; update gputile to read it")
 
 
-def _container(found: Json, key: str, gpus: Gpus) -> GrantedContainer:
+def _container(found: Json, key: str, gpus: NodeGpus) -> GrantRecordContainer:
     role = found.get("role", Role.APP.value)
     if not isinstance(role, str) or role not in set(Role):
-        raise Unreadable(f"annotation `{key}` cannot be read: a container has the role {shown(role)!r}")
+        raise UnreadableObject(f"annotation `{key}` cannot be read: a container has the role {shown(role)!r}")
     tiles = tuple(_tile(one, key, gpus) for one in _list(found, "tiles", key))
-    return GrantedContainer(_text(found, "name", key), role, tiles)
+    return GrantRecordContainer(_text(found, "name", key), role, tiles)
 
 
-def _tile(found: Json, key: str, gpus: Gpus) -> GrantedTile:
+def _tile(found: Json, key: str, gpus: NodeGpus) -> GrantRecordTile:
     uuid = _text(found, "uuid", key)
     memory, cores = whole(found.get("memory")), whole(found.get("cores"))
     if memory is None or cores is None:
-        raise Unreadable(f"annotation `{key}` cannot be read: a tile has no memory or cores")
+        raise UnreadableObject(f"annotation `{key}` cannot be read: a tile has no memory or cores")
     gpu = gpus.named(uuid)
-    return GrantedTile(uuid if gpu is None else gpu.uuid, memory, cores)
+    return GrantRecordTile(uuid if gpu is None else gpu.uuid, memory, cores)
 
 
 def _list(found: Json, word: str, key: str) -> Sequence[Json]:
     listed = found.get(word)
     if not isinstance(listed, list | tuple) or not all(isinstance(one, dict) for one in listed):
-        raise Unreadable(f"annotation `{key}` cannot be read: `{word}` is no list of objects")
+        raise UnreadableObject(f"annotation `{key}` cannot be read: `{word}` is no list of objects")
     return listed
 
 
 def _text(found: Json, word: str, key: str) -> str:
     value = found.get(word)
     if not isinstance(value, str):
-        raise Unreadable(f"annotation `{key}` cannot be read: `{word}` is no text")
+        raise UnreadableObject(f"annotation `{key}` cannot be read: `{word}` is no text")
     return value
 
 

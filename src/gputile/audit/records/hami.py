@@ -7,30 +7,30 @@ before the others; the number of places tells. A dynamic MIG device is `<uuid>[<
 """
 
 from gputile.audit.fields import digits, shown
-from gputile.audit.objects import Pod
-from gputile.audit.records.record import NO_CONTAINER, Disbelief, Record, Tile
-from gputile.audit.sizes import Gpus
+from gputile.audit.objects import AuditedPod
+from gputile.audit.records.record import NO_CONTAINER, InvalidRecord, Record, RecordedTile
+from gputile.audit.sizes import NodeGpus
 
 FAMILY = "hami"
 ALLOCATED, NODE = "hami.io/vgpu-devices-allocated", "hami.io/vgpu-node"
 
 
-def has_record(pod: Pod) -> bool:
+def has_record(pod: AuditedPod) -> bool:
     return ALLOCATED in pod.annotations
 
 
-def read(pod: Pod, gpus: Gpus) -> Record | Disbelief | None:
+def read(pod: AuditedPod, gpus: NodeGpus) -> Record | InvalidRecord | None:
     said = pod.annotations.get(ALLOCATED, "").strip()
     places = said.removesuffix(";").split(";") if said else []
     first = _first_place(pod, len(places))
-    tiles: list[Tile] = []
+    tiles: list[RecordedTile] = []
     for number, place in enumerate(places):
         for device in place.split(":"):
             if not device.strip():
                 continue
             tile = _tile(device, NO_CONTAINER if first is None else first + number)
             if tile is None:
-                return Disbelief(FAMILY, f"`{ALLOCATED}` has a device {shown(device)!r}")
+                return InvalidRecord(FAMILY, f"`{ALLOCATED}` has a device {shown(device)!r}")
             tiles.append(tile)
     if not tiles:
         return None
@@ -38,7 +38,7 @@ def read(pod: Pod, gpus: Gpus) -> Record | Disbelief | None:
     return Record(family=FAMILY, tiles=tuple(tiles), node=node, takes_slots=True, is_nameless=first is None)
 
 
-def _first_place(pod: Pod, places: int) -> int | None:
+def _first_place(pod: AuditedPod, places: int) -> int | None:
     """The container of the first place. None: the number of places is neither of the two, nobody knows which container
     holds what, and all of it adds up."""
     if places == len(pod.containers) - pod.inits:
@@ -46,7 +46,7 @@ def _first_place(pod: Pod, places: int) -> int | None:
     return 0 if places == len(pod.containers) else None
 
 
-def _tile(device: str, container: int) -> Tile | None:
+def _tile(device: str, container: int) -> RecordedTile | None:
     parts = device.split(",")
     if len(parts) < 4:
         return None
@@ -54,4 +54,4 @@ def _tile(device: str, container: int) -> Tile | None:
     uuid, mig, _ = parts[0].strip().partition("[")
     if not uuid or memory is None or cores is None:
         return None
-    return Tile(container, uuid, memory, cores, is_exact=bool(mig))
+    return RecordedTile(container, uuid, memory, cores, is_exact=bool(mig))

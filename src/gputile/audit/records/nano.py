@@ -1,9 +1,9 @@
 """nano-gpu and elastic-gpu: a GPU index per container, in three generations of names. Amounts are in the request."""
 
 from gputile.audit.fields import indices, shown
-from gputile.audit.objects import Pod
-from gputile.audit.records.record import Disbelief, Record, Tile, missing
-from gputile.audit.sizes import Gpus
+from gputile.audit.objects import AuditedPod
+from gputile.audit.records.record import InvalidRecord, Record, RecordedTile, missing
+from gputile.audit.sizes import NodeGpus
 
 FAMILY = "nano"
 GENERATIONS = (  # the mark that the scheduler has decided, and the prefix of the annotation of each container
@@ -14,11 +14,11 @@ GENERATIONS = (  # the mark that the scheduler has decided, and the prefix of th
 NO_GPU = "-1"
 
 
-def has_record(pod: Pod) -> bool:
+def has_record(pod: AuditedPod) -> bool:
     return any(_is_marked(pod, mark) for mark, _ in GENERATIONS)
 
 
-def read(pod: Pod, gpus: Gpus) -> Record | Disbelief | None:
+def read(pod: AuditedPod, gpus: NodeGpus) -> Record | InvalidRecord | None:
     for mark, prefix in GENERATIONS:
         found = _of_generation(pod, gpus, prefix) if _is_marked(pod, mark) else None
         if found is not None:
@@ -26,22 +26,22 @@ def read(pod: Pod, gpus: Gpus) -> Record | Disbelief | None:
     return None
 
 
-def _is_marked(pod: Pod, mark: str) -> bool:
+def _is_marked(pod: AuditedPod, mark: str) -> bool:
     """Annotation and label are written together; either will do."""
     return "true" in (pod.annotations.get(mark, "").lower(), pod.labels.get(mark, "").lower())
 
 
-def _of_generation(pod: Pod, gpus: Gpus, prefix: str) -> Record | Disbelief | None:
-    tiles: list[Tile] = []
+def _of_generation(pod: AuditedPod, gpus: NodeGpus, prefix: str) -> Record | InvalidRecord | None:
+    tiles: list[RecordedTile] = []
     for at, container in enumerate(pod.containers):
         said = pod.annotations.get(prefix + container.name)
         if said is None or said.strip() == NO_GPU:
             continue
         found = indices(said)
         if found is None:
-            return Disbelief(FAMILY, f"`{shown(prefix + container.name)}` is no GPU index")
+            return InvalidRecord(FAMILY, f"`{shown(prefix + container.name)}` is no GPU index")
         for index in found:
             if index not in gpus.by_index:
                 return missing(FAMILY, index, pod)
-            tiles.append(Tile(at, gpus.by_index[index].uuid))
+            tiles.append(RecordedTile(at, gpus.by_index[index].uuid))
     return Record(family=FAMILY, tiles=tuple(tiles)) if tiles else None

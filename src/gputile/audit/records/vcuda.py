@@ -1,9 +1,9 @@
 """vcuda (gpu-admission, gpu-manager, their fork): GPU indices by the number of a container. The request has amounts."""
 
 from gputile.audit.fields import digits, indices, shown
-from gputile.audit.objects import Pod
-from gputile.audit.records.record import NO_CONTAINER, Disbelief, Record, Tile, missing
-from gputile.audit.sizes import Gpus
+from gputile.audit.objects import AuditedPod
+from gputile.audit.records.record import NO_CONTAINER, InvalidRecord, Record, RecordedTile, missing
+from gputile.audit.sizes import NodeGpus
 
 FAMILY = "vcuda"
 PREFIXES = ("tencent.com/", "nvidia.com/")
@@ -11,11 +11,11 @@ INDEX, NODE = "predicate-gpu-idx-", "predicate-node"
 KEYS = tuple(prefix + INDEX for prefix in PREFIXES)
 
 
-def has_record(pod: Pod) -> bool:
+def has_record(pod: AuditedPod) -> bool:
     return any(key.startswith(KEYS) for key in pod.annotations)
 
 
-def read(pod: Pod, gpus: Gpus) -> Record | Disbelief | None:
+def read(pod: AuditedPod, gpus: NodeGpus) -> Record | InvalidRecord | None:
     for prefix in PREFIXES:
         found = _of_edition(pod, gpus, prefix)
         if found is not None:
@@ -23,17 +23,17 @@ def read(pod: Pod, gpus: Gpus) -> Record | Disbelief | None:
     return None
 
 
-def _of_edition(pod: Pod, gpus: Gpus, prefix: str) -> Record | Disbelief | None:
-    tiles: list[Tile] = []
+def _of_edition(pod: AuditedPod, gpus: NodeGpus, prefix: str) -> Record | InvalidRecord | None:
+    tiles: list[RecordedTile] = []
     for key, said in pod.annotations.items():
         if not key.startswith(prefix + INDEX):
             continue
         number, found = digits(key.removeprefix(prefix + INDEX)), indices(said)
         if number is None or found is None:
-            return Disbelief(FAMILY, f"`{shown(key)}` is no GPU index of a container")
+            return InvalidRecord(FAMILY, f"`{shown(key)}` is no GPU index of a container")
         at = pod.position(number)
         for index in found:
             if index not in gpus.by_index:
                 return missing(FAMILY, index, pod)
-            tiles.append(Tile(NO_CONTAINER if at is None else at, gpus.by_index[index].uuid))
+            tiles.append(RecordedTile(NO_CONTAINER if at is None else at, gpus.by_index[index].uuid))
     return Record(family=FAMILY, tiles=tuple(tiles), node=pod.annotations.get(prefix + NODE)) if tiles else None

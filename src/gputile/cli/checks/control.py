@@ -5,18 +5,18 @@ from typing import Any
 
 import msgspec
 
-from gputile.cli.checks.facts import NAME, Facts, Finding, fail, few, items, meta, ok, unseen, warn
-from gputile.cli.lease_age import silent_for
-from gputile.cli.source import Unseen
-from gputile.kube.api import Heartbeat
+from gputile.cli.checks.facts import NAME, ClusterFacts, Finding, fail, few, items, meta, ok, unseen, warn
+from gputile.cli.lease_age import seconds_expired
+from gputile.cli.source import UnreadableKind
+from gputile.kube.api import AgentLease
 
 POLICIES = ("gputile-records", "gputile-scheduler", "gputile-scheduler-objects", "gputile-agents")
 BROKEN_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 
 
-def scheduler_runs(facts: Facts) -> Iterable[Finding]:
+def scheduler_runs(facts: ClusterFacts) -> Iterable[Finding]:
     found = facts.of("scheduler")
-    if isinstance(found, Unseen):
+    if isinstance(found, UnreadableKind):
         yield unseen("scheduler", f"Deployment {NAME}", found)
         return
     if found is None:
@@ -36,10 +36,10 @@ def scheduler_runs(facts: Facts) -> Iterable[Finding]:
         yield warn("scheduler", text, f"kubectl -n kube-system scale deployment {NAME} --replicas=2")
 
 
-def images_come(facts: Facts) -> Iterable[Finding]:
+def images_come(facts: ClusterFacts) -> Iterable[Finding]:
     """Images that cannot be pulled: the registry that nobody reaches, the tag that does not exist."""
     found = facts.of("our pods")
-    if isinstance(found, Unseen):
+    if isinstance(found, UnreadableKind):
         yield unseen("images", "the state of our pods", found)
         return
     bad = {
@@ -55,15 +55,15 @@ def images_come(facts: Facts) -> Iterable[Finding]:
         yield ok("images", "no pod of ours waits for its image")
 
 
-def somebody_leads(facts: Facts) -> Iterable[Finding]:
+def somebody_leads(facts: ClusterFacts) -> Iterable[Finding]:
     found = facts.of("leader")
-    if isinstance(found, Unseen):
+    if isinstance(found, UnreadableKind):
         yield unseen("leader", f"Lease {NAME}", found)
         return
     if found is None:
         yield fail("leader", f"there is no Lease {NAME}: no scheduler has ever led", "see `scheduler`")
         return
-    silent = silent_for(msgspec.convert(found, Heartbeat), facts.now)
+    silent = seconds_expired(msgspec.convert(found, AgentLease), facts.now)
     holder = (found.get("spec") or {}).get("holderIdentity") or "nobody"
     if silent is not None:
         text = f"the Lease {NAME} was last renewed {silent:.0f} s ago, by {holder}: nobody leads, GPU pods wait"
@@ -79,10 +79,10 @@ def somebody_leads(facts: Facts) -> Iterable[Finding]:
     yield ok("leader", f"{labelled[0].name} leads")
 
 
-def policies_are_there(facts: Facts) -> Iterable[Finding]:
+def policies_are_there(facts: ClusterFacts) -> Iterable[Finding]:
     found, bound = facts.of("policies"), facts.of("policy bindings")
-    if isinstance(found, Unseen) or isinstance(bound, Unseen):
-        yield unseen("admission", "admission policies", found if isinstance(found, Unseen) else bound)
+    if isinstance(found, UnreadableKind) or isinstance(bound, UnreadableKind):
+        yield unseen("admission", "admission policies", found if isinstance(found, UnreadableKind) else bound)
         return
     fix = "kubectl apply -f deploy/admission.yaml"
     if found is None:
@@ -103,11 +103,11 @@ def policies_are_there(facts: Facts) -> Iterable[Finding]:
         yield ok("admission", "only the scheduler may write grants and no more than that, agents only to their nodes")
 
 
-def webhooks_answer(facts: Facts) -> Iterable[Finding]:
+def webhooks_answer(facts: ClusterFacts) -> Iterable[Finding]:
     """A webhook for pods whose server is gone: with `Fail` nothing starts, with `Ignore` it skips in silence."""
     hooks, slices = facts.of("webhooks"), facts.of("endpoint slices")
-    if isinstance(hooks, Unseen) or isinstance(slices, Unseen):
-        yield unseen("webhooks", "webhooks or their endpoints", hooks if isinstance(hooks, Unseen) else slices)
+    if isinstance(hooks, UnreadableKind) or isinstance(slices, UnreadableKind):
+        yield unseen("webhooks", "webhooks or their endpoints", hooks if isinstance(hooks, UnreadableKind) else slices)
         return
     served = {_service(one) for one in items(slices) if any(_is_ready(e) for e in one.get("endpoints") or ())}
     bad = False
@@ -141,10 +141,10 @@ def _is_about_pods(hook: Any) -> bool:
     return bool(resources & {"pods", "*", "*/*", "pods/*"})
 
 
-def api_is_served(facts: Facts) -> Iterable[Finding]:
+def api_is_served(facts: ClusterFacts) -> Iterable[Finding]:
     """An APIService that does not answer slows down every discovery, and holds up the deletion of namespaces."""
     found = facts.of("api services")
-    if isinstance(found, Unseen):
+    if isinstance(found, UnreadableKind):
         yield unseen("metrics-api", "APIServices", found)
         return
     for one in items(found):

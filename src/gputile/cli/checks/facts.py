@@ -3,7 +3,7 @@
 Room:  values, and careful ways to read objects that may lack anything. The checks themselves are in `checks_control`,
        `checks_scheduler` and `checks_nodes`: pure functions from facts to findings. What may not be read is `unknown`,
        and never `ok`.
-Door:  `Facts`, `Finding`, and `ok`, `warn`, `fail`, `unknown` to make one.
+Door:  `ClusterFacts`, `Finding`, and `ok`, `warn`, `fail`, `unknown` to make one.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from gputile.cli.source import Seen, Unseen
+from gputile.cli.source import ClusterSnapshot, UnreadableKind
 from gputile.dialects.settings import DialectSettings
 
 NAME = "gputile-scheduler"
@@ -44,21 +44,21 @@ def unknown(check: str, text: str, fix: str) -> Finding:
     return Finding(check=check, state=UNKNOWN, text=text, fix=fix)
 
 
-class Facts(msgspec.Struct, kw_only=True):
-    """What was seen. Of the objects by name: JSON, a list of them, None where there is none, `Unseen` where it is not
-    to be told."""
+class ClusterFacts(msgspec.Struct, kw_only=True):
+    """What was seen. Of the objects by name: JSON, a list of them, None where there is none, `UnreadableKind` where
+    it is not to be told."""
 
-    seen: Seen
+    seen: ClusterSnapshot
     now: float  # seconds since 1970
     settings: DialectSettings = DialectSettings()
     objects: Mapping[str, Any] = {}
-    metrics: bytes | Unseen | None = None  # of the leading scheduler
+    metrics: bytes | UnreadableKind | None = None  # of the leading scheduler
 
     def of(self, name: str) -> Any:
         return self.objects.get(name)
 
 
-Check = Callable[[Facts], Iterable[Finding]]
+Check = Callable[[ClusterFacts], Iterable[Finding]]
 
 
 def parsed(text: str) -> dict[str, Any] | None:
@@ -85,5 +85,5 @@ def few(names: Iterable[str]) -> str:
     return ", ".join(listed[:SHOWN]) + (f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else "")
 
 
-def unseen(check: str, what: str, found: Unseen) -> Finding:
+def unseen(check: str, what: str, found: UnreadableKind) -> Finding:
     return unknown(check, f"{what} cannot be seen: {found.why}", found.fix)

@@ -5,17 +5,17 @@ from typing import Any
 
 import msgspec
 
-from gputile.cli.checks.facts import Facts, Finding, fail, few, items, meta, ok, parsed, unseen, warn
-from gputile.cli.lease_age import silent_for
+from gputile.cli.checks.facts import ClusterFacts, Finding, fail, few, items, meta, ok, parsed, unseen, warn
+from gputile.cli.lease_age import seconds_expired
 from gputile.cli.render.terminal import plural
-from gputile.cli.source import Unseen
+from gputile.cli.source import UnreadableKind
 from gputile.dialects.gputile import GRANT, INVENTORY
 from gputile.dialects.kube_objects import count_of
 from gputile.dialects.records import read_grant
 from gputile.dialects.registry import DIALECTS, read_node, read_pod
-from gputile.kube.api import Heartbeat
+from gputile.kube.api import AgentLease
 from gputile.model.cards import Node
-from gputile.model.refusals import NodeCode
+from gputile.model.refusals import NodeReason
 from gputile.model.requests import PodRequest
 
 OTHER_AGENTS = {  # in the name of a DaemonSet: whose it is
@@ -37,14 +37,14 @@ OTHER_SCHEDULERS = {  # in the name of a Deployment or DaemonSet
 }
 
 
-def agents_live(facts: Facts) -> Iterable[Finding]:
+def agents_live(facts: ClusterFacts) -> Iterable[Finding]:
     found = facts.of("agents")
-    if isinstance(found, Unseen):
+    if isinstance(found, UnreadableKind):
         yield unseen("agents", "Leases in gputile-agents", found)
         return
-    leases = [msgspec.convert(one, Heartbeat) for one in items(found)]
+    leases = [msgspec.convert(one, AgentLease) for one in items(found)]
     names = {node.name for node in facts.seen.nodes}
-    silent = {one.name for one in leases if one.name in names and silent_for(one, facts.now) is not None}
+    silent = {one.name for one in leases if one.name in names and seconds_expired(one, facts.now) is not None}
     gone = {one.name for one in leases if one.name not in names}
     if silent:
         text = f"{len(silent)} of {len(leases)} agents are silent, their nodes take no new pods: {few(silent)}"
@@ -60,9 +60,9 @@ def agents_live(facts: Facts) -> Iterable[Finding]:
         yield warn("agents", text, "kubectl -n gputile-agents delete lease <name>; harmless")
 
 
-def nodes_tell_their_cards(facts: Facts) -> Iterable[Finding]:
+def nodes_tell_their_cards(facts: ClusterFacts) -> Iterable[Finding]:
     leases = facts.of("agents")
-    with_agent = {meta(one).get("name") for one in ([] if isinstance(leases, Unseen) else items(leases))}
+    with_agent = {meta(one).get("name") for one in ([] if isinstance(leases, UnreadableKind) else items(leases))}
     resources = frozenset().union(*(dialect.resources(facts.settings) for dialect in DIALECTS))
     broken: set[str] = set()
     lost: set[str] = set()
@@ -70,13 +70,13 @@ def nodes_tell_their_cards(facts: Facts) -> Iterable[Finding]:
     told = 0
     for found in facts.seen.nodes:
         node = read_node(found, facts.settings)
-        fault = node.fault if isinstance(node, Node) else NodeCode.BAD_INVENTORY
+        fault = node.fault if isinstance(node, Node) else NodeReason.BAD_INVENTORY
         said = [name for name in resources if count_of(found.allocatable, name)]
         has_gpu = said or found.name in with_agent or str(found.labels.get("nvidia.com/gpu.present")) == "true"
         told += isinstance(node, Node) and bool(node.cards)
-        if fault == NodeCode.BAD_INVENTORY:
+        if fault == NodeReason.BAD_INVENTORY:
             broken.add(found.name)
-        elif fault == NodeCode.PLUGIN_GONE:
+        elif fault == NodeReason.PLUGIN_GONE:
             lost.add(found.name)
         elif has_gpu and isinstance(node, Node) and not node.cards and INVENTORY not in found.annotations:
             mute.add(found.name)
@@ -94,7 +94,7 @@ def nodes_tell_their_cards(facts: Facts) -> Iterable[Finding]:
         yield fail("inventory", "no node tells of any card", fix)
 
 
-def runtimes_obey(facts: Facts) -> Iterable[Finding]:
+def runtimes_obey(facts: ClusterFacts) -> Iterable[Finding]:
     """Where the runtime ignores CDI, or NVIDIA's runtime class is missing, containers see no card, or all."""
     one_by_one = {
         node.name
@@ -106,8 +106,14 @@ def runtimes_obey(facts: Facts) -> Iterable[Finding]:
         text = f"{slow}, for the runtime there does not obey CDI: {few(one_by_one)}"
         yield warn("runtime", text, "containerd 2, or enable_cdi = true in its config; docs/agent.md")
     agent, classes = facts.of("agent"), facts.of("runtime classes")
-    wanted = _pod_spec({} if isinstance(agent, Unseen) else agent).get("runtimeClassName")
-    hidden = agent if isinstance(agent, Unseen) else classes if wanted and isinstance(classes, Unseen) else None
+    wanted = _pod_spec({} if isinstance(agent, UnreadableKind) else agent).get("runtimeClassName")
+    hidden = (
+        agent
+        if isinstance(agent, UnreadableKind)
+        else classes
+        if wanted and isinstance(classes, UnreadableKind)
+        else None
+    )
     if hidden is not None:
         yield unseen("runtime", "what runtime class the agent wants, and whether there is such a one,", hidden)
     elif wanted and wanted not in {meta(one).get("name") for one in items(classes)}:
@@ -122,11 +128,13 @@ def _pod_spec(workload: Any) -> dict[str, Any]:
     return (((workload or {}).get("spec") or {}).get("template") or {}).get("spec") or {}
 
 
-def nobody_else_hands_out(facts: Facts) -> Iterable[Finding]:
+def nobody_else_hands_out(facts: ClusterFacts) -> Iterable[Finding]:
     """Two device plugins for one name, two schedulers for one card."""
     found = [facts.of("daemon sets"), facts.of("deployments")]
-    if any(isinstance(one, Unseen) for one in found):
-        yield unseen("others", "DaemonSets and Deployments", next(one for one in found if isinstance(one, Unseen)))
+    if any(isinstance(one, UnreadableKind) for one in found):
+        yield unseen(
+            "others", "DaemonSets and Deployments", next(one for one in found if isinstance(one, UnreadableKind))
+        )
         return
     everyone = [meta(one).get("name") or "" for one in (*items(found[0]), *items(found[1]))]
     ours = any(name.startswith("gputile-agent") for name in everyone)
@@ -152,7 +160,7 @@ def _whose(names: Iterable[str], systems: Mapping[str, str]) -> set[str]:
 # ---- pods -----------------------------------------------------------------------------------------------------------
 
 
-def pods_come_by_us(facts: Facts) -> Iterable[Finding]:
+def pods_come_by_us(facts: ClusterFacts) -> Iterable[Finding]:
     """Pods that another scheduler placed, or that nobody will ever place."""
     served = served_names(facts)
     read = [read_node(found, facts.settings) for found in facts.seen.nodes]
@@ -161,7 +169,7 @@ def pods_come_by_us(facts: Facts) -> Iterable[Finding]:
     orphans: dict[str, set[str]] = {}
     granted = 0
     for pod in facts.seen.pods:
-        if pod.is_over or not isinstance(read_pod(pod, facts.settings), PodRequest):
+        if pod.is_terminal or not isinstance(read_pod(pod, facts.settings), PodRequest):
             continue
         name = (pod.spec and pod.spec.scheduler_name) or "default-scheduler"
         granted += GRANT in pod.annotations
@@ -182,10 +190,10 @@ def pods_come_by_us(facts: Facts) -> Iterable[Finding]:
         yield ok("pods", f"{granted} pods carry grants, none came around gputile")
 
 
-def served_names(facts: Facts) -> set[str] | None:
+def served_names(facts: ClusterFacts) -> set[str] | None:
     """Scheduler names that somebody serves, as far as configurations can be seen; None when none can."""
     config = facts.of("second scheduler")
-    if isinstance(config, Unseen):
+    if isinstance(config, UnreadableKind):
         return None
     names = {"default-scheduler"}
     for text in ((config or {}).get("data") or {}).values():

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from gputile.cli.checks.facts import FAIL, WARN, Facts, Finding, fail, items, meta, ok, parsed, unknown, warn
-from gputile.cli.source import Unseen
+from gputile.cli.checks.facts import FAIL, WARN, ClusterFacts, Finding, fail, items, meta, ok, parsed, unknown, warn
+from gputile.cli.source import UnreadableKind
 from gputile.dialects.gputile import GRANT
 
 CHECK = "kube-scheduler"
@@ -18,23 +18,23 @@ SEE = "compare deploy/kube-scheduler/default-scheduler.yaml"
 ASKED = re.compile(rb'^gputile_verbs_total\{[^}]*verb="filter"[^}]*\} ([0-9.e+]+)', re.MULTILINE)
 
 
-def kube_scheduler_asks(facts: Facts) -> Iterable[Finding]:
+def kube_scheduler_asks(facts: ClusterFacts) -> Iterable[Finding]:
     yield from _seen_configurations(facts)
     yield from _was_asked(facts)
     yield from _versions(facts)
 
 
-def _seen_configurations(facts: Facts) -> Iterable[Finding]:
+def _seen_configurations(facts: ClusterFacts) -> Iterable[Finding]:
     file, second = facts.of("scheduler config"), facts.of("second scheduler")
     texts = {"the file": str(file)} if file is not None else {}
-    if not isinstance(second, Unseen) and second is not None:
+    if not isinstance(second, UnreadableKind) and second is not None:
         texts |= {f"ConfigMap gpu-scheduler, {key}": str(text) for key, text in (second.get("data") or {}).items()}
     for where, text in texts.items():
         yield from configured(where, text)
     if texts:
         return
     static = facts.of("kube-scheduler pods")
-    if isinstance(static, Unseen) or not items(static):
+    if isinstance(static, UnreadableKind) or not items(static):
         text = "its pods cannot be seen (a managed control plane?), and there is no second scheduler `gpu-scheduler`"
         fix = "kubectl apply -f deploy/kube-scheduler/second-scheduler.yaml; or --scheduler-config FILE to check yours"
         yield unknown(CHECK, text, fix)
@@ -128,7 +128,7 @@ def _whole(found: Any) -> Iterable[Remark]:
 # ---- was it ever so -------------------------------------------------------------------------------------------------
 
 
-def _was_asked(facts: Facts) -> Iterable[Finding]:
+def _was_asked(facts: ClusterFacts) -> Iterable[Finding]:
     """The scheduler's own count, else a grant that only a bind can have written."""
     check = "asked"
     if isinstance(facts.metrics, bytes):
@@ -141,7 +141,7 @@ def _was_asked(facts: Facts) -> Iterable[Finding]:
             yield warn(check, text, fix)
         return
     granted = sum(GRANT in pod.annotations for pod in facts.seen.pods)
-    why = f" ({facts.metrics.why})" if isinstance(facts.metrics, Unseen) else ""
+    why = f" ({facts.metrics.why})" if isinstance(facts.metrics, UnreadableKind) else ""
     if granted:
         yield ok(check, f"{granted} pods carry grants; the scheduler's own count cannot be seen{why}")
     else:
@@ -152,7 +152,7 @@ def _was_asked(facts: Facts) -> Iterable[Finding]:
         yield unknown(check, text, fix)
 
 
-def _versions(facts: Facts) -> Iterable[Finding]:
+def _versions(facts: ClusterFacts) -> Iterable[Finding]:
     """A second kube-scheduler of another release than the API server."""
     found, server = facts.of("second deployment"), facts.of("version")
     if not isinstance(found, dict) or not isinstance(server, dict):

@@ -10,15 +10,15 @@ import click
 
 from gputile import __version__
 from gputile.agent.app import Agent
-from gputile.agent.server import Server
+from gputile.agent.server import AgentServer
 from gputile.agent.settings import ABOVE_ZERO, AgentSettings, checked
 from gputile.cli.output import say_text
-from gputile.cli.settings_loader import Composer, document, explained
-from gputile.kube.auth import Access
+from gputile.cli.settings_loader import SettingsLoader, document, explained
+from gputile.kube.auth import ClusterAccess
 from gputile.kube.auth import load as load_access
 from gputile.kube.client import Client
-from gputile.kube.node_client import Heartbeat, NodeClient
-from gputile.kubelet.cri import Cdi, Silent, ask
+from gputile.kube.node_client import NodeClient, NodeLease
+from gputile.kubelet.cri import CdiSupport, RuntimeUnavailable, ask
 from gputile.model.errors import InputError
 from gputile.nvml.driver import Driver
 from gputile.nvml.real import RealDriver
@@ -28,7 +28,7 @@ from gputile.telemetry.agent_metrics import AgentMetrics
 log = logging.getLogger("gputile.agent")
 
 ASK_AGAIN = (1.0, 2.0, 4.0)  # seconds; a runtime that is being restarted answers soon
-SETTINGS = Composer(AgentSettings, checked, ABOVE_ZERO, "gputile agent", "isolation=devices")
+SETTINGS = SettingsLoader(AgentSettings, checked, ABOVE_ZERO, "gputile agent", "isolation=devices")
 
 EPILOG = """\b
 Examples:
@@ -78,18 +78,18 @@ def command(
     asyncio.run(_main(settings, access, RealDriver()))
 
 
-async def _main(settings: AgentSettings, access: Access, driver: Driver) -> None:
+async def _main(settings: AgentSettings, access: ClusterAccess, driver: Driver) -> None:
     metrics = AgentMetrics()
     client = Client(access, settings.api, component="gputile-agent", instance=settings.node)
     leases = client.leases(settings.heartbeat.namespace, settings.node)
-    heartbeat = Heartbeat(leases, settings.node, max(1, round(settings.heartbeat.duration)))
+    heartbeat = NodeLease(leases, settings.node, max(1, round(settings.heartbeat.duration)))
     cdi = await _cdi(settings)
     if cdi.works:
         log.info("the runtime obeys CDI", extra=logs.fields(folders=cdi.folders))
     else:
         log.warning("the runtime does not obey CDI: pods start one at a time", extra=logs.fields(why=cdi.why))
     agent = Agent(NodeClient(client, settings.node), heartbeat, driver, settings, metrics, cdi=cdi)
-    server = Server(settings, metrics, agent.why_not_ready)
+    server = AgentServer(settings, metrics, agent.why_not_ready)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -101,14 +101,14 @@ async def _main(settings: AgentSettings, access: Access, driver: Driver) -> None
         await server.stop()
 
 
-async def _cdi(settings: AgentSettings) -> Cdi:
+async def _cdi(settings: AgentSettings) -> CdiSupport:
     """Whether the runtime obeys CDI: as set, else as it says itself."""
     if settings.cdi != "auto":
-        return Cdi(settings.cdi == "yes", why="the setting `cdi` says so")
+        return CdiSupport(settings.cdi == "yes", why="the setting `cdi` says so")
     for pause in (*ASK_AGAIN, 0.0):
         try:
             return await ask(Path(settings.runtime), settings.folders.cdi)
-        except Silent as no:
+        except RuntimeUnavailable as no:
             why = str(no)
         await asyncio.sleep(pause)
-    return Cdi(False, why=why)
+    return CdiSupport(False, why=why)

@@ -6,12 +6,12 @@ from typing import Any
 import click
 import msgspec
 
-from gputile.audit.advice import stories
+from gputile.audit.advice import finding_lines
 from gputile.audit.audit import audit
-from gputile.audit.report import Report
+from gputile.audit.report import AuditReport
 from gputile.cli.output import say, style
 from gputile.cli.render.terminal import PROGRAMS, emit, output_option
-from gputile.cli.source import Where, cluster_options, unit_option
+from gputile.cli.source import ClusterSource, cluster_options, unit_option
 
 EPILOG = """\b
 Examples:
@@ -40,7 +40,7 @@ def command(
     Looks at the pods and nodes of a cluster, nothing else, and reads them by itself: it shares no code with the
     scheduler. It changes nothing, and needs the right to list pods and nodes.
     """
-    nodes, pods = Where(kubeconfig=kubeconfig, context=context, files=files).objects()
+    nodes, pods = ClusterSource(kubeconfig=kubeconfig, context=context, files=files).objects()
     report = audit(nodes, pods, gpushare_unit, time.time())
     emit(_document(report), output) if output in PROGRAMS else say(*_lines(report))
     raise SystemExit(0 if report.is_right else 1)
@@ -49,12 +49,12 @@ def command(
 # ---- telling --------------------------------------------------------------------------------------------------------
 
 
-def _document(report: Report) -> dict[str, Any]:
+def _document(report: AuditReport) -> dict[str, Any]:
     """The keys are a contract (docs/audit.md): they are only added."""
     return {"right": report.is_right, **msgspec.to_builtins(report)}
 
 
-def _lines(report: Report) -> list[str]:
+def _lines(report: AuditReport) -> list[str]:
     lines = [line for notice in report.findings for line in _told(notice, style("wrong", fg="red"))]
     lines += [line for notice in report.remarks for line in _told(notice, style("note", fg="yellow"))]
     share = 100 * report.memory_sold // report.memory if report.memory else 0
@@ -68,5 +68,5 @@ def _lines(report: Report) -> list[str]:
 
 
 def _told(notice: Any, word: str) -> list[str]:
-    first, *more = stories([notice])
+    first, *more = finding_lines([notice])
     return [f"{word}: {first}", *more]

@@ -19,7 +19,7 @@ from gputile.model.grants import ContainerGrant
 from gputile.model.refusals import BadRequest
 from gputile.model.requests import PodRequest
 from gputile.model.units import show_memory
-from gputile.sim.cluster import MemoryCluster, Outcome
+from gputile.sim.cluster import MemoryCluster, SubmitOutcome
 from gputile.sim.manifests import Workload, load_file
 from gputile.text.terminal import bare
 
@@ -91,7 +91,7 @@ def _workloads(folder: Path) -> list[Workload]:
     return [workload for path in files for workload in load_file(path).workloads]
 
 
-def _submit(cluster: MemoryCluster, workload: Workload) -> list[Outcome]:
+def _submit(cluster: MemoryCluster, workload: Workload) -> list[SubmitOutcome]:
     """Schedule and show; returns the pods that wait."""
     outcomes = cluster.submit(workload)
     if not outcomes:
@@ -138,7 +138,7 @@ def _show_node(node: Node) -> None:
     _say(f"{node.name:<10}{cards}")
 
 
-def _show_outcome(outcome: Outcome) -> None:
+def _show_outcome(outcome: SubmitOutcome) -> None:
     name = outcome.pod.partition("/")[2]
     if outcome.asked is None:
         _say(f"{name}: asks for no GPU", indent=4)
@@ -159,7 +159,7 @@ def _tiles(held: ContainerGrant, named: bool) -> str:
     return f"{label}GPU {cards}: {show_memory(tile.memory)}{cores}{' each' if len(held.tiles) > 1 else ''}"
 
 
-def _why(outcome: Outcome) -> str:
+def _why(outcome: SubmitOutcome) -> str:
     if outcome.fitting == 1:
         return "the only node that fits"
     reason = {
@@ -173,7 +173,7 @@ def _why(outcome: Outcome) -> str:
     return f"{reason} of {outcome.fitting} nodes that fit ({outcome.policy})"
 
 
-def _show_waiting(outcome: Outcome) -> None:
+def _show_waiting(outcome: SubmitOutcome) -> None:
     _say(style(outcome.pod, bold=True))
     if isinstance(outcome.asked, BadRequest):
         _say(outcome.asked.message, indent=4)

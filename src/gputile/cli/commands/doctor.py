@@ -8,11 +8,11 @@ import click
 import msgspec
 
 from gputile.cli.checks import control, nodes
-from gputile.cli.checks.facts import FAIL, NAME, OK, UNKNOWN, WARN, Check, Facts, Finding, unknown
+from gputile.cli.checks.facts import FAIL, NAME, OK, UNKNOWN, WARN, Check, ClusterFacts, Finding, unknown
 from gputile.cli.checks.scheduler import kube_scheduler_asks
 from gputile.cli.output import say, style
-from gputile.cli.render.terminal import PROGRAMS, Paper, emit, output_option, paper, wrapped
-from gputile.cli.source import Seen, Unseen, Where, cluster_options, unit_option
+from gputile.cli.render.terminal import PROGRAMS, Terminal, emit, output_option, terminal, wrapped
+from gputile.cli.source import ClusterSnapshot, ClusterSource, UnreadableKind, cluster_options, unit_option
 from gputile.dialects import gpushare
 from gputile.dialects.settings import DialectSettings
 from gputile.model.errors import InputError
@@ -67,8 +67,8 @@ CHECKS: tuple[Check, ...] = (
     nodes.nobody_else_hands_out,
     nodes.pods_come_by_us,
 )
-NOT_IN_FILE = Unseen("the file has none of that kind", "put it into the file, or look at the cluster itself")
-NOT_A_CLUSTER = Unseen("a file is looked at, not a cluster", "look at the cluster itself")
+NOT_IN_FILE = UnreadableKind("the file has none of that kind", "put it into the file, or look at the cluster itself")
+NOT_A_CLUSTER = UnreadableKind("a file is looked at, not a cluster", "look at the cluster itself")
 SIGNS = {OK: ("ok", "green"), WARN: ("warn", "yellow"), FAIL: ("FAIL", "red"), UNKNOWN: ("?", "cyan")}
 
 
@@ -95,7 +95,7 @@ def command(
     that hand out the same cards, and how kube-scheduler asks.
     """
     config = _text(scheduler_config) if scheduler_config else None
-    where = Where(kubeconfig=kubeconfig, context=context, files=files)
+    where = ClusterSource(kubeconfig=kubeconfig, context=context, files=files)
     seen = where.look()
     facts = _facts(where, seen, gpushare.resolved(DialectSettings(gpushare_unit=gpushare_unit), seen.nodes))
     facts.objects = {**facts.objects, "scheduler config": config}
@@ -103,11 +103,11 @@ def command(
     if output in PROGRAMS:
         emit({"healthy": _code(findings) == 0, "findings": findings}, output)
     else:
-        say(*lines_of(findings, paper()))
+        say(*lines_of(findings, terminal()))
     raise SystemExit(_code(findings))
 
 
-def _found(check: Check, facts: Facts) -> list[Finding]:
+def _found(check: Check, facts: ClusterFacts) -> list[Finding]:
     """Objects in a file may be of any shape. One that a check does not understand costs this check, and no other."""
     try:
         return list(check(facts))
@@ -134,25 +134,25 @@ def _text(name: str) -> str:
 # ---- looking --------------------------------------------------------------------------------------------------------
 
 
-def _facts(where: Where, seen: Seen, settings: DialectSettings) -> Facts:
+def _facts(where: ClusterSource, seen: ClusterSnapshot, settings: DialectSettings) -> ClusterFacts:
     if where.files:
-        return Facts(seen=seen, now=time.time(), settings=settings, objects=_in_file(seen))
+        return ClusterFacts(seen=seen, now=time.time(), settings=settings, objects=_in_file(seen))
     answers = where.get({**PATHS, "metrics": METRICS})
     metrics = answers.pop("metrics")
     answers["webhooks"] = _joined(answers.pop("mutating webhooks"), answers.pop("validating webhooks"))
-    known = metrics if isinstance(metrics, bytes | Unseen) else None
-    return Facts(seen=seen, now=time.time(), settings=settings, objects=answers, metrics=known)
+    known = metrics if isinstance(metrics, bytes | UnreadableKind) else None
+    return ClusterFacts(seen=seen, now=time.time(), settings=settings, objects=answers, metrics=known)
 
 
 def _joined(mutating: Any, validating: Any) -> Any:
     for one in (mutating, validating):
-        if isinstance(one, Unseen):
+        if isinstance(one, UnreadableKind):
             return one
     kinds = (("MutatingWebhookConfiguration", mutating), ("ValidatingWebhookConfiguration", validating))
     return {"items": [{**one, "kind": kind} for kind, found in kinds for one in (found or {}).get("items") or ()]}
 
 
-def _in_file(seen: Seen) -> dict[str, Any]:
+def _in_file(seen: ClusterSnapshot) -> dict[str, Any]:
     """A snapshot shows what was put into it; a kind that is not in it at all counts as not seen."""
     by_kind: dict[str, list[Any]] = {}
     for kind, raw in seen.others:
@@ -195,7 +195,7 @@ def _is_in(found: Any, namespace: str) -> bool:
 # ---- telling --------------------------------------------------------------------------------------------------------
 
 
-def lines_of(findings: list[Finding], sheet: Paper) -> list[str]:
+def lines_of(findings: list[Finding], sheet: Terminal) -> list[str]:
     """All findings in the order of the checks, each with its fix below."""
     margin = 6 + max(len(finding.check) for finding in findings) + 2
     room = max(40, min(sheet.columns or 120, 120) - margin)

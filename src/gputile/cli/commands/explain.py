@@ -8,12 +8,12 @@ import msgspec
 
 from gputile.cli.lookup import complete_pod, pod_named
 from gputile.cli.output import say
-from gputile.cli.render.terminal import PROGRAMS, emit, output_option, paper
+from gputile.cli.render.terminal import PROGRAMS, emit, output_option, terminal
 from gputile.cli.source import (
     ALL_LISTED_BY,
-    Seen,
-    Unseen,
-    Where,
+    ClusterSnapshot,
+    ClusterSource,
+    UnreadableKind,
     cluster_options,
     fell_back,
     namespace_option,
@@ -24,7 +24,7 @@ from gputile.dialects.settings import DialectSettings
 from gputile.model.errors import InputError
 
 if TYPE_CHECKING:
-    from gputile.cli.explain_model import Account
+    from gputile.cli.explain_model import PodExplanation
 
 AGENTS = "gputile-agents"  # the default of the scheduler's setting agents.namespace
 
@@ -65,7 +65,7 @@ def command(
     the way. Needs the right to list nodes and pods; Leases, Events and the
     ConfigMap of quotas tell more where they may be read.
     """
-    where = Where(kubeconfig=kubeconfig, context=context, namespace_said=namespace, files=files)
+    where = ClusterSource(kubeconfig=kubeconfig, context=context, namespace_said=namespace, files=files)
     seen = where.look()
     found = pod_named(pod, where.namespace if "/" not in pod.removeprefix("pod/") else "", seen.pods)
     besides, now = _besides(where, seen, found), time.time()
@@ -75,40 +75,42 @@ def command(
     else:
         from gputile.cli.render.explain import lines_of
 
-        for line in lines_of(told, paper(), now, wide=output == "wide"):
+        for line in lines_of(told, terminal(), now, wide=output == "wide"):
             say(line)
     raise SystemExit(_code(told))
 
 
-def _account(pod: Any, seen: Seen, settings: DialectSettings, policy: str, besides: "Besides", now: float) -> "Account":
+def _account(
+    pod: Any, seen: ClusterSnapshot, settings: DialectSettings, policy: str, besides: "ExplainContext", now: float
+) -> "PodExplanation":
     """The engine and its arrays are loaded only now: `--help` needs neither."""
-    from gputile.cli.explain_model import account
-    from gputile.cli.offline_ledger import booked
+    from gputile.cli.explain_model import explain_pod
+    from gputile.cli.offline_ledger import build_ledger
     from gputile.engine.policies.table import POLICIES
 
     if policy not in POLICIES:
         raise InputError(f"--policy {policy}: there is no such policy; write one of {', '.join(sorted(POLICIES))}")
-    mirror = booked(seen, settings, besides.leases, besides.quotas, now)
-    return account(pod, mirror, besides.events, policy)
+    cluster_state = build_ledger(seen, settings, besides.leases, besides.quotas, now)
+    return explain_pod(pod, cluster_state, besides.events, policy)
 
 
-def _code(told: "Account") -> int:
+def _code(told: "PodExplanation") -> int:
     return 1 if told.state in ("waits", "refused", "fits") else 0
 
 
-def _besides(where: Where, seen: Seen, pod: Pod) -> "Besides":
+def _besides(where: ClusterSource, seen: ClusterSnapshot, pod: Pod) -> "ExplainContext":
     """Leases of the agents, quotas, and events of the pod; without the right to see them it goes on, and says so."""
-    from gputile.kube.api import Heartbeat
+    from gputile.kube.api import AgentLease
 
     found = _in_file(seen) if where.files else _in_cluster(where, pod)
-    return Besides(
-        leases=_readable(found["leases"], Heartbeat, "a Lease"),
+    return ExplainContext(
+        leases=_readable(found["leases"], AgentLease, "a Lease"),
         events=[event for event in found["events"] if _is_about(event, pod)],
         quotas=_quotas(found["quotas"]),
     )
 
 
-class Besides(msgspec.Struct, frozen=True):
+class ExplainContext(msgspec.Struct, frozen=True):
     """What is known besides nodes and pods."""
 
     leases: list[Any]
@@ -126,7 +128,7 @@ WITHOUT = {
 }
 
 
-def _in_file(seen: Seen) -> dict[str, list[Any]]:
+def _in_file(seen: ClusterSnapshot) -> dict[str, list[Any]]:
     there = {kind for kind, _ in seen.others}
     missing = [f"{kind}s" for kind in KINDS.values() if kind not in there]
     if missing:
@@ -136,7 +138,7 @@ def _in_file(seen: Seen) -> dict[str, list[Any]]:
     }
 
 
-def _in_cluster(where: Where, pod: Pod) -> dict[str, list[Any]]:
+def _in_cluster(where: ClusterSource, pod: Pod) -> dict[str, list[Any]]:
     from gputile.cli.commands.quota import OLD, OURS
 
     paths = {
@@ -147,7 +149,7 @@ def _in_cluster(where: Where, pod: Pod) -> dict[str, list[Any]]:
     }
     answers = where.get(paths)
     for what, answer in answers.items():
-        if isinstance(answer, Unseen):
+        if isinstance(answer, UnreadableKind):
             fell_back(f"{WITHOUT[what]} ({answer.why})")
     known = {what: answer if isinstance(answer, dict) else {} for what, answer in answers.items()}
     maps = [known[what] for what in ("quotas", "old quotas") if known[what]]
@@ -157,9 +159,9 @@ def _in_cluster(where: Where, pod: Pod) -> dict[str, list[Any]]:
 def _quotas(maps: list[Any]) -> dict[str, Any]:
     """What the scheduler would have in force."""
     from gputile.cli.commands.quota import in_force
-    from gputile.kube.quota_config_maps import ConfigMap
+    from gputile.kube.quota_config_maps import QuotaConfigMap
 
-    found = _readable(maps, ConfigMap, "a ConfigMap")
+    found = _readable(maps, QuotaConfigMap, "a ConfigMap")
     quotas, broken = in_force({f"{one.metadata.namespace}/{one.name}": one for one in found})
     for one in broken:
         kept = "what the scheduler understood last counts"
@@ -169,25 +171,25 @@ def _quotas(maps: list[Any]) -> dict[str, Any]:
     return dict(quotas)
 
 
-class About(msgspec.Struct, frozen=True):
+class EventSubject(msgspec.Struct, frozen=True):
     name: str = ""
     uid: str | None = None
 
 
-class Source(msgspec.Struct, frozen=True):
+class EventSource(msgspec.Struct, frozen=True):
     component: str | None = None
 
 
-class Series(msgspec.Struct, frozen=True):
+class EventSeries(msgspec.Struct, frozen=True):
     count: int | None = None
 
 
 class ReadableEvent(msgspec.Struct, frozen=True, rename="camel"):
     """An Event as far as it is shown, so that one of another shape is passed over."""
 
-    involved_object: About
-    source: Source | None = None
-    series: Series | None = None
+    involved_object: EventSubject
+    source: EventSource | None = None
+    series: EventSeries | None = None
     count: int | None = None
 
 

@@ -15,7 +15,7 @@ from gputile.cli.main import answering
 from gputile.cli.output import say, say_text
 from gputile.cli.render.gpushare import details, document, shared, summary
 from gputile.cli.render.terminal import PROGRAMS, emit, output_option
-from gputile.cli.source import Where, cluster_options, fell_back
+from gputile.cli.source import ClusterSource, cluster_options, fell_back
 from gputile.dialects.gpushare import MEM
 from gputile.model.errors import GputileError, InputError
 
@@ -54,7 +54,7 @@ def command(
     context: str | None,
 ) -> None:
     """GPU memory of the nodes that share it, by card."""
-    seen = Where(kubeconfig=kubeconfig, context=context, files=files).look()
+    seen = ClusterSource(kubeconfig=kubeconfig, context=context, files=files).look()
     nodes = [found for found in seen.nodes if node in (None, found.name)]
     if not nodes and node is not None:
         raise InputError(f'nodes "{node}" not found')

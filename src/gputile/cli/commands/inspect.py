@@ -5,13 +5,13 @@ from typing import Any
 
 import click
 
-from gputile.cli.cluster_summary import picture
+from gputile.cli.cluster_summary import summarize
 from gputile.cli.lookup import complete_node, node_named
 from gputile.cli.output import say
 from gputile.cli.render.cluster import cluster_lines, node_lines
-from gputile.cli.render.terminal import PROGRAMS, emit, output_option, paper
-from gputile.cli.source import Where, cluster_options, unit_option
-from gputile.cli.usage import live_use
+from gputile.cli.render.terminal import PROGRAMS, emit, output_option, terminal
+from gputile.cli.source import ClusterSource, cluster_options, unit_option
+from gputile.cli.usage import live_usage
 from gputile.dialects.settings import DialectSettings
 
 EPILOG = """\b
@@ -45,13 +45,13 @@ def command(
     Reads the grants that pods carry, or the records of the system that placed them. Needs the right to list nodes and
     pods, and nothing installed in the cluster.
     """
-    where = Where(kubeconfig=kubeconfig, context=context, files=files)
-    found = picture(where.look(), DialectSettings(gpushare_unit=gpushare_unit), time.time(), live_use(where))
+    where = ClusterSource(kubeconfig=kubeconfig, context=context, files=files)
+    found = summarize(where.look(), DialectSettings(gpushare_unit=gpushare_unit), time.time(), live_usage(where))
     chosen = [node_named(node, found.nodes)] if node is not None else list(found.nodes)
     if output in PROGRAMS:
         emit(chosen[0] if node is not None else found, output)
         return
-    sheet = paper()
+    sheet = terminal()
     blocks = [node_lines(one, sheet, time.time(), wide=output == "wide") for one in chosen]
     lines = blocks or [cluster_lines(found, sheet, "name", wide=False)]
     say(*[line for block in lines for line in ("", *block)][1:])

@@ -8,10 +8,10 @@ import msgspec
 
 from gputile.cli.output import say, style
 from gputile.cli.render.terminal import PROGRAMS, emit, output_option, size
-from gputile.cli.source import Seen, Unseen, Where, cluster_options, unit_option
+from gputile.cli.source import ClusterSnapshot, ClusterSource, UnreadableKind, cluster_options, unit_option
 from gputile.dialects import gpushare, records, registry
 from gputile.dialects.settings import DialectSettings
-from gputile.kube.quota_config_maps import ConfigMap, read_quotas
+from gputile.kube.quota_config_maps import QuotaConfigMap, read_quotas
 from gputile.model.cards import Node
 from gputile.model.errors import InputError
 from gputile.model.grants import Grant
@@ -69,7 +69,7 @@ def command(
     for place in places:
         if place.count("/") != 1:
             raise InputError(f"{place!r} names no ConfigMap; write NAMESPACE/NAME, such as {OURS}")
-    where = Where(kubeconfig=kubeconfig, context=context, files=files)
+    where = ClusterSource(kubeconfig=kubeconfig, context=context, files=files)
     seen = where.look(only=namespace)
     quotas, broken = in_force(_maps_in_file(seen) if files else _maps_of_cluster(where, places), *places)
     settings = gpushare.resolved(DialectSettings(gpushare_unit=gpushare_unit), seen.nodes)
@@ -90,36 +90,38 @@ def command(
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 
-def _maps_in_file(seen: Seen) -> dict[str, ConfigMap]:
+def _maps_in_file(seen: ClusterSnapshot) -> dict[str, QuotaConfigMap]:
     """By namespace/name. Every cluster has some ConfigMaps: a file without any was made without them."""
     found = [raw for kind, raw in seen.others if kind == "ConfigMap"]
     if not found:
         raise InputError(f"the file has no ConfigMaps, so it is not known who has a quota; write it with `{LISTED_BY}`")
     try:
-        maps = [msgspec.json.decode(raw, type=ConfigMap) for raw in found]
+        maps = [msgspec.json.decode(raw, type=QuotaConfigMap) for raw in found]
     except msgspec.ValidationError as wrong:
         raise InputError(f"a ConfigMap cannot be read: {wrong}; is it what kubectl printed?") from wrong
     return {f"{one.metadata.namespace}/{one.name}": one for one in maps}
 
 
-def _maps_of_cluster(where: Where, places: tuple[str, ...]) -> dict[str, ConfigMap]:
+def _maps_of_cluster(where: ClusterSource, places: tuple[str, ...]) -> dict[str, QuotaConfigMap]:
     answers = where.get({place: "/api/v1/namespaces/{}/configmaps/{}".format(*place.split("/")) for place in places})
     for place, answer in answers.items():
-        if isinstance(answer, Unseen):
+        if isinstance(answer, UnreadableKind):
             raise InputError(f"ConfigMap {place} cannot be read: {answer.why}; docs/quota.md has the rights")
-    return {place: msgspec.convert(answer, ConfigMap) for place, answer in answers.items() if answer is not None}
+    return {place: msgspec.convert(answer, QuotaConfigMap) for place, answer in answers.items() if answer is not None}
 
 
-class Broken(msgspec.Struct, frozen=True):
+class UnusableConfigMap(msgspec.Struct, frozen=True):
     """A ConfigMap that cannot be used."""
 
     why: str
     has_last: bool  # whether it is known what it said before, which is in force instead
 
 
-def in_force(maps: Mapping[str, ConfigMap], ours: str = OURS, old: str = OLD) -> tuple[Quotas, list[Broken]]:
+def in_force(
+    maps: Mapping[str, QuotaConfigMap], ours: str = OURS, old: str = OLD
+) -> tuple[Quotas, list[UnusableConfigMap]]:
     """What is in force, as the scheduler would have it, and what is wrong with what is written."""
-    broken: list[Broken] = []
+    broken: list[UnusableConfigMap] = []
     read: list[Quotas] = []
     for place, key in ((ours, OUR_KEY), (old, OLD_KEY)):
         found = maps.get(place)
@@ -128,19 +130,19 @@ def in_force(maps: Mapping[str, ConfigMap], ours: str = OURS, old: str = OLD) ->
         except InputError as wrong:
             assert found is not None
             last = _last_good(found, key)
-            broken.append(Broken(str(wrong), last is not None))
+            broken.append(UnusableConfigMap(str(wrong), last is not None))
             read.append(last or {})
     return merged(*read), broken
 
 
-def _last_good(found: ConfigMap, key: str) -> Quotas | None:
+def _last_good(found: QuotaConfigMap, key: str) -> Quotas | None:
     try:
         return None if found.last_good is None else read_quotas(found.last_good, key, found.title)
     except InputError:
         return None
 
 
-class Held(msgspec.Struct):
+class NamespaceUsage(msgspec.Struct):
     """What one namespace holds."""
 
     spent: Spent = msgspec.field(default_factory=dict)
@@ -148,19 +150,19 @@ class Held(msgspec.Struct):
     waiting: int = 0  # pods without a node that ask for cards
 
 
-def _held(seen: Seen, settings: DialectSettings) -> dict[str, Held]:
+def _held(seen: ClusterSnapshot, settings: DialectSettings) -> dict[str, NamespaceUsage]:
     read = [registry.read_node(found, settings) for found in seen.nodes]
     nodes = {node.name: node for node in read if isinstance(node, Node)}
-    by_namespace: dict[str, Held] = {}
+    by_namespace: dict[str, NamespaceUsage] = {}
     for pod in seen.pods:
-        if pod.is_over:
+        if pod.is_terminal:
             continue
-        held = by_namespace.setdefault(pod.namespace, Held())
+        held = by_namespace.setdefault(pod.namespace, NamespaceUsage())
         node = nodes.get(pod.node_name)
         grant = records.read_grant(pod, node, settings) if node is not None else None
         if node is not None and isinstance(grant, Grant):
             held.spent, held.pods = add(held.spent, cost_of(grant, node)), held.pods + 1
-        elif not pod.node_name and not pod.is_going and isinstance(registry.read_pod(pod, settings), PodRequest):
+        elif not pod.node_name and not pod.is_terminating and isinstance(registry.read_pod(pod, settings), PodRequest):
             held.waiting += 1
     return by_namespace
 
@@ -168,7 +170,7 @@ def _held(seen: Seen, settings: DialectSettings) -> dict[str, Held]:
 # ---- the JSON contract (docs/quota.md) ------------------------------------------------------------------------------
 
 
-def _rows(quotas: Quotas, held: dict[str, Held], only: str | None) -> Iterator[dict[str, Any]]:
+def _rows(quotas: Quotas, held: dict[str, NamespaceUsage], only: str | None) -> Iterator[dict[str, Any]]:
     """One per limit, and one per model that is held and not allowed; a namespace that may have nothing has one row
     without a model, for all that it holds. `*` itself holds nothing: what it says counts for each by itself."""
     others = {name for name, found in held.items() if found.pods or found.waiting}
@@ -176,7 +178,7 @@ def _rows(quotas: Quotas, held: dict[str, Held], only: str | None) -> Iterator[d
         quota = quota_of(name, quotas)
         if quota is None:
             continue
-        found = held.get(name, Held())
+        found = held.get(name, NamespaceUsage())
         if not quota.limits:
             yield _row(name, quota, found, NOTHING, None, sum(found.spent.values(), Amount()))
         for limit in quota.limits:
@@ -186,7 +188,9 @@ def _rows(quotas: Quotas, held: dict[str, Held], only: str | None) -> Iterator[d
                 yield _row(name, quota, found, NOTHING, model, found.spent[model])
 
 
-def _row(namespace: str, quota: Quota, held: Held, limit: Limit, model: str | None, used: Amount) -> dict[str, Any]:
+def _row(
+    namespace: str, quota: Quota, held: NamespaceUsage, limit: Limit, model: str | None, used: Amount
+) -> dict[str, Any]:
     return {
         "namespace": namespace,
         "model": model,

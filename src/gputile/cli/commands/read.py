@@ -16,7 +16,7 @@ from gputile.dialects.registry import notes, read_pod
 from gputile.dialects.settings import DialectSettings
 from gputile.model.errors import InputError
 from gputile.model.refusals import BadRequest
-from gputile.model.requests import Ask, ModelRule, PodRequest, Role, Wish
+from gputile.model.requests import ContainerRequest, ModelRule, PodRequest, Role, Strength
 from gputile.sim.manifests import Manifests, Workload, load, load_file
 from gputile.text.documents import NotYaml, content
 
@@ -101,7 +101,7 @@ def _without_words(pod: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in pod.items() if key != "request"}
 
 
-def _container(ask: Ask) -> dict[str, Any]:
+def _container(ask: ContainerRequest) -> dict[str, Any]:
     return {
         "name": ask.container,
         "init": ask.role is not Role.APP,
@@ -124,8 +124,8 @@ def _constraints(request: PodRequest) -> dict[str, Any]:
         "uuids": sorted(rule.uuids),
         "not_uuids": sorted(rule.not_uuids),
         "modes": sorted(rule.modes),
-        "numa": "" if rule.numa is Wish.NO else str(rule.numa),
-        "links": "" if rule.links is Wish.NO else str(rule.links),
+        "numa": "" if rule.numa is Strength.NO else str(rule.numa),
+        "links": "" if rule.links is Strength.NO else str(rule.links),
         "idle": rule.idle,
         "same_cards": request.together and sum(bool(ask.cards) for ask in request.asks) > 1,
         "node_policy": rule.node_policy,
@@ -173,5 +173,5 @@ def _container_lines(request: PodRequest) -> list[str]:
     return lines
 
 
-def _role(ask: Ask) -> str:
+def _role(ask: ContainerRequest) -> str:
     return {Role.APP: "container", Role.INIT: "init container", Role.SIDECAR: "sidecar"}[ask.role]

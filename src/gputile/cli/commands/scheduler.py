@@ -14,19 +14,19 @@ import msgspec
 from gputile import __version__
 from gputile.cli.commands.demo import examples_folder
 from gputile.cli.output import say, say_text
-from gputile.cli.settings_loader import Composer, document, explained
+from gputile.cli.settings_loader import SettingsLoader, document, explained
 from gputile.dialects.kube_objects import Pod
 from gputile.kube.aggregation import Aggregation
-from gputile.kube.api import Api, Json, Refused
-from gputile.kube.auth import Access
+from gputile.kube.api import Api, ApiRejected, Json
+from gputile.kube.auth import ClusterAccess
 from gputile.kube.auth import load as load_access
 from gputile.kube.client import Client
 from gputile.kube.fake import MemoryApi
 from gputile.kube.leader_election import Elector
 from gputile.model.errors import InputError
-from gputile.scheduler.app import Process
+from gputile.scheduler.app import SchedulerApp
 from gputile.scheduler.extender_api import FilterArgs
-from gputile.scheduler.leadership import LABEL, Leader, SetLabel, TakeLabel
+from gputile.scheduler.leadership import LABEL, ElectedReplica, SetLabel, TakeLabel
 from gputile.scheduler.settings import ABOVE_ZERO, Settings, checked
 from gputile.sim.manifests import Manifests, load_file
 from gputile.telemetry import logs
@@ -34,7 +34,7 @@ from gputile.telemetry.metrics import Metrics
 
 log = logging.getLogger("gputile.scheduler")
 
-SETTINGS = Composer(Settings, checked, ABOVE_ZERO, "gputile scheduler", "filter.keep=4")
+SETTINGS = SettingsLoader(Settings, checked, ABOVE_ZERO, "gputile scheduler", "filter.keep=4")
 
 EPILOG = """\b
 Examples:
@@ -103,10 +103,10 @@ def _run(main: Any) -> None:
         uvloop.run(main)
 
 
-async def _main(settings: Settings, access: Access | None, objects: Path | None) -> None:
+async def _main(settings: Settings, access: ClusterAccess | None, objects: Path | None) -> None:
     """On the cluster that `access` opens, or on one in memory."""
     metrics = Metrics()
-    process = _in_cluster(settings, metrics, access) if access else Process(_memory(objects), settings, metrics)
+    process = _in_cluster(settings, metrics, access) if access else SchedulerApp(_memory(objects), settings, metrics)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -120,19 +120,19 @@ async def _main(settings: Settings, access: Access | None, objects: Path | None)
 # ---- a real cluster -------------------------------------------------------------------------------------------------
 
 
-def _in_cluster(settings: Settings, metrics: Metrics, access: Access) -> Process:
+def _in_cluster(settings: Settings, metrics: Metrics, access: ClusterAccess) -> SchedulerApp:
     client = Client(access, settings.api)
     aggregated = Aggregation(client)
     if not settings.leadership.enabled:
-        return Process(client, settings, metrics, aggregated=aggregated)
-    leader = Leader(
+        return SchedulerApp(client, settings, metrics, aggregated=aggregated)
+    leader = ElectedReplica(
         metrics,
-        take_stock=lambda: process.take_stock(),
+        resync=lambda: process.resync(),
         wait_out=2 * settings.bind.attempt,  # whoever leads looks at the lease before each attempt, not once per bind
         set_label=_labeller(client),
         take_label=_taker(client),
     )
-    process = Process(client, settings, metrics, leader, aggregated)
+    process = SchedulerApp(client, settings, metrics, leader, aggregated)
     leases = client.leases(settings.leadership.namespace, settings.leadership.name)
     leader.enter(Elector(leases, _identity(), settings.leadership, on_change=leader.on_change))
     return process
@@ -163,7 +163,7 @@ def _taker(client: Client) -> TakeLabel:
         if mine and namespace and name and name != mine:
             try:
                 await client.label_pod(namespace, name, {LABEL: None})
-            except Refused as no:
+            except ApiRejected as no:
                 if no.status != 404:  # gone with its label
                     raise
 
@@ -194,9 +194,9 @@ def _pods(found: Manifests) -> list[Json]:
     return pods
 
 
-def _greet(process: Process) -> None:
+def _greet(process: SchedulerApp) -> None:
     """What a newcomer may try, on standard output; logs go to standard error."""
-    waiting = [one.pod for one in process.mirror.waiting.values()]
+    waiting = [one.pod for one in process.cluster_state.waiting.values()]
     url = _url(process)
     nodes = len(process.ledger.fleet)
     say(f"A cluster in memory at {url}: {nodes} nodes, {len(process.ledger)} pods on them, ", nl=False)
@@ -209,18 +209,18 @@ def _greet(process: Process) -> None:
     say("", "What it decides is logged below. ^C ends it.")
 
 
-def _url(process: Process) -> str:
+def _url(process: SchedulerApp) -> str:
     host = process.settings.host_and_port[0]
     reachable = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
     return f"{'https' if process.settings.tls.certificate else 'http'}://{reachable}:{process.server.port}"
 
 
-def _binds(process: Process, waiting: list[Pod]) -> list[str]:
+def _binds(process: SchedulerApp, waiting: list[Pod]) -> list[str]:
     """Bodies that would bind a waiting pod to a node where it fits."""
     names = process.ledger.fleet.names()
     found = []
     for pod in waiting:
-        fitting = process.extender.dry_run(FilterArgs(pod=pod, names=names)).names
+        fitting = process.filter_service.dry_run(FilterArgs(pod=pod, names=names)).names
         if fitting:
             node = fitting[0]
             body = {"PodName": pod.name, "PodNamespace": pod.namespace, "PodUID": pod.uid, "Node": node}

@@ -19,7 +19,7 @@ from gputile.cli.render.terminal import output_option
 from gputile.engine.policies.table import POLICIES
 from gputile.model.cards import Node
 from gputile.model.errors import InputError
-from gputile.sim.replay import Plan, Run, replay
+from gputile.sim.replay import ReplayPlan, ReplayRun, replay
 from gputile.sim.steady_state import SteadyRun, steady
 from gputile.sim.traces import Job, load_jobs, load_nodes
 from gputile.sim.what_if import change
@@ -35,13 +35,13 @@ Examples:
 """
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayTask(msgspec.Struct, frozen=True, kw_only=True):
     """One replay, as it is sent to a worker process."""
 
     name: str  # of its row in the table
     nodes: Path
     pods: Path
-    plan: Plan
+    plan: ReplayPlan
     what_if: str = ""
     leave: bool = False
     arrivals: int | None = None
@@ -121,7 +121,7 @@ def command(
     Pods arrive one by one until --ratio times the cluster's GPUs have been asked for; who fits nowhere is refused. The
     table shows how much of the cluster each policy hands out. With --leave pods also end, and who fits nowhere waits.
     """
-    base = Plan(
+    base = ReplayPlan(
         policy="",
         ratio=ratio or (LASTING if leave else FILLING),
         random_ties=ties == "random",
@@ -131,7 +131,7 @@ def command(
     if not math.isfinite(base.ratio) or not all(what_if.strip() for what_if in what_ifs):
         raise InputError("--ratio must be a number, and --what-if must say something")
     tasks = [
-        Task(
+        ReplayTask(
             name=f"{name} {what_if}".strip() if what_ifs else name,
             nodes=nodes,
             pods=pods,
@@ -188,14 +188,14 @@ def _lists(nodes: Path, pods: Path) -> tuple[tuple[Node, ...], tuple[Job, ...]]:
     return found, jobs
 
 
-def _check(tasks: list[Task]) -> None:
+def _check(tasks: list[ReplayTask]) -> None:
     """Bad files and changes are told before any work is done."""
     for task in {task.what_if: task for task in tasks}.values():
         nodes, _ = _lists(task.nodes, task.pods)
         _policies(change(task.what_if, nodes, task.plan)[1].policy)
 
 
-def _run(task: Task, tell: Callable[[float], None] = lambda part: None) -> Run | SteadyRun:
+def _run(task: ReplayTask, tell: Callable[[float], None] = lambda part: None) -> ReplayRun | SteadyRun:
     nodes, jobs = _lists(task.nodes, task.pods)
     changed, plan = change(task.what_if, nodes, task.plan)
     if task.leave:
@@ -207,7 +207,7 @@ def _leave_interrupts_to_the_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _run_numbered(numbered: tuple[int, Task]) -> tuple[int, Run | SteadyRun]:
+def _run_numbered(numbered: tuple[int, ReplayTask]) -> tuple[int, ReplayRun | SteadyRun]:
     return numbered[0], _run(numbered[1])
 
 
@@ -215,7 +215,7 @@ def _move_to(bar: Any, number: int, part: float) -> None:
     bar.update(int(100 * (number + part)) - bar.pos)
 
 
-def _run_all(tasks: list[Task], workers: int) -> dict[str, list[Any]]:
+def _run_all(tasks: list[ReplayTask], workers: int) -> dict[str, list[Any]]:
     """By row of the table, in the order of the tasks. One task reports as it goes, many when each is done."""
     results: dict[int, Any] = {}
     with click.progressbar(length=100 * len(tasks), label="replaying", file=sys.stderr) as bar:

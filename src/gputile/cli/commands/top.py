@@ -5,13 +5,13 @@ from typing import Any
 
 import click
 
-from gputile.cli.cluster_summary import Picture, picture
+from gputile.cli.cluster_summary import ClusterSummary, summarize
 from gputile.cli.lookup import complete_node, node_named
 from gputile.cli.output import say
 from gputile.cli.render.cluster import cluster_lines, node_lines
-from gputile.cli.render.terminal import PROGRAMS, emit, output_option, paper
-from gputile.cli.source import Seen, Where, cluster_options, unit_option
-from gputile.cli.usage import live_use
+from gputile.cli.render.terminal import PROGRAMS, emit, output_option, terminal
+from gputile.cli.source import ClusterSnapshot, ClusterSource, cluster_options, unit_option
+from gputile.cli.usage import live_usage
 from gputile.dialects.settings import DialectSettings
 
 EPILOG = """\b
@@ -53,19 +53,19 @@ def command(
     Counts what pods hold, from their grants or the records of the system that placed them. Needs the right to list
     nodes and pods, and nothing installed in the cluster.
     """
-    where = Where(kubeconfig=kubeconfig, context=context, files=files)
+    where = ClusterSource(kubeconfig=kubeconfig, context=context, files=files)
     settings = DialectSettings(gpushare_unit=gpushare_unit)
 
-    def draw(seen: Seen) -> list[str]:
-        return drawn(picture(seen, settings, time.time()), node, output, order)
+    def draw(seen: ClusterSnapshot) -> list[str]:
+        return drawn(summarize(seen, settings, time.time()), node, output, order)
 
     if watch:
         from gputile.cli.live_view import keep_drawing
 
         keep_drawing(where, draw)
         return
-    use = live_use(where) if node is not None else None
-    found = picture(where.look(), settings, time.time(), use)
+    use = live_usage(where) if node is not None else None
+    found = summarize(where.look(), settings, time.time(), use)
     if output in PROGRAMS:
         emit(found if node is None else node_named(node, found.nodes), output)
         return
@@ -73,9 +73,9 @@ def command(
         say(line)
 
 
-def drawn(found: Picture, node: str | None, output: str, order: str) -> list[str]:
+def drawn(found: ClusterSummary, node: str | None, output: str, order: str) -> list[str]:
     """Lines for a person."""
-    sheet = paper()
+    sheet = terminal()
     if node is not None:
         return node_lines(node_named(node, found.nodes), sheet, time.time(), wide=output == "wide")
     return cluster_lines(found, sheet, order, wide=output == "wide")

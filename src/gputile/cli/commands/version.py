@@ -40,17 +40,19 @@ def command(client: bool, output: str, kubeconfig: str | None, context: str | No
 
 
 def _of_the_cluster(kubeconfig: str | None, context: str | None) -> dict[str, str | None]:
-    from gputile.cli.source import Unseen, Where, fell_back
+    from gputile.cli.source import ClusterSource, UnreadableKind, fell_back
     from gputile.model.errors import InputError
 
     names: dict[str, str | None] = {"scheduler": None, "kubernetes": None}
     try:
-        answers = Where(kubeconfig=kubeconfig, context=context).get({"scheduler": SCHEDULER, "kubernetes": "/version"})
+        answers = ClusterSource(kubeconfig=kubeconfig, context=context).get(
+            {"scheduler": SCHEDULER, "kubernetes": "/version"}
+        )
     except InputError as wrong:
         fell_back(f"no cluster was asked: {wrong}")
         return names
     for what, answer in answers.items():
-        if isinstance(answer, Unseen):
+        if isinstance(answer, UnreadableKind):
             whose = "Kubernetes" if what == "kubernetes" else f"the {what}"
             fell_back(f"the version of {whose} cannot be read: {answer.why}")
     kubernetes = answers["kubernetes"]

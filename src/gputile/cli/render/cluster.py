@@ -1,4 +1,4 @@
-"""A `Picture` of the cluster as lines for a person.
+"""A `ClusterSummary` of the cluster as lines for a person.
 
 Room:  pure but for colours; the width comes in with the paper. A node takes one line however many cards it has, so that
        a cluster of 500 nodes is still a list that can be read.
@@ -11,11 +11,11 @@ from datetime import datetime
 
 from msgspec import UNSET
 
-from gputile.cli.cluster_summary import CardSeen, NodeSeen, Picture, Sums, Tenant
+from gputile.cli.cluster_summary import CardSummary, CardTenant, ClusterSummary, NodeSummary, SummaryTotals
 from gputile.cli.output import style
 from gputile.cli.render.terminal import (
     TAIL,
-    Paper,
+    Terminal,
     bar,
     level,
     percent,
@@ -42,7 +42,7 @@ def short_model(model: str) -> str:
 # ---- the cluster ----------------------------------------------------------------------------------------------------
 
 
-def cluster_lines(found: Picture, sheet: Paper, order: str, *, wide: bool) -> list[str]:
+def cluster_lines(found: ClusterSummary, sheet: Terminal, order: str, *, wide: bool) -> list[str]:
     if not found.nodes:
         return _nothing(found, sheet)
     lines = [*_head(found, sheet), ""]
@@ -52,14 +52,14 @@ def cluster_lines(found: Picture, sheet: Paper, order: str, *, wide: bool) -> li
     return lines + _waiting(found, sheet)
 
 
-def _nothing(found: Picture, sheet: Paper) -> list[str]:
+def _nothing(found: ClusterSummary, sheet: Terminal) -> list[str]:
     lines = [f"No GPUs: none of {plural(found.nodes_without_cards, 'node')} says that it has cards."]
     lines.append("A node says so by gputile's agent, or that of HAMi, gpushare, nano, vcuda, vgpu-manager or NVIDIA.")
     lines.append("If it should: `gputile doctor` looks for the reason.")
     return [*lines, *_waiting(found, sheet)]
 
 
-def _head(found: Picture, sheet: Paper) -> list[str]:
+def _head(found: ClusterSummary, sheet: Terminal) -> list[str]:
     total = found.cluster
     bare = f", {found.nodes_without_cards:,} more without" if found.nodes_without_cards else ""
     pods = f"{plural(total.pods, 'pod')} on them"
@@ -79,14 +79,14 @@ def _head(found: Picture, sheet: Paper) -> list[str]:
     return lines
 
 
-def _kinds(total: Sums) -> str:
+def _kinds(total: SummaryTotals) -> str:
     parts = [f"{total.idle:,} idle", f"{total.shared:,} in part", f"{total.full:,} full"]
     if total.out_of_use:
         parts.append(style(f"{total.out_of_use:,} out of use", fg="red"))
     return ", ".join(parts)
 
 
-def _models(found: Picture, sheet: Paper) -> list[str]:
+def _models(found: ClusterSummary, sheet: Terminal) -> list[str]:
     rows = [
         [
             short_model(model),
@@ -102,7 +102,7 @@ def _models(found: Picture, sheet: Paper) -> list[str]:
     return table(header, rows, right=(1, 2, 4), shrink={0: 0}, columns=sheet.columns)
 
 
-def _nodes(found: Picture, sheet: Paper, order: str, wide: bool) -> list[str]:
+def _nodes(found: ClusterSummary, sheet: Terminal, order: str, wide: bool) -> list[str]:
     nodes = sorted(found.nodes, key=ORDER[order])
     header = ["NODE", "MODEL", "CARDS", "MEMORY", "FREE", "CORES", "PODS"]
     rows = [_row(node, sheet) for node in nodes]
@@ -119,7 +119,7 @@ def _nodes(found: Picture, sheet: Paper, order: str, wide: bool) -> list[str]:
 
 
 # Smaller comes first; the name makes the order of equals repeatable.
-ORDER: dict[str, Callable[[NodeSeen], tuple[float, str]]] = {
+ORDER: dict[str, Callable[[NodeSummary], tuple[float, str]]] = {
     "name": lambda node: (0.0, node.name),
     "free": lambda node: (_held(node)[0] - _held(node)[1], node.name),
     "used": lambda node: (-_share(node), node.name),
@@ -127,16 +127,16 @@ ORDER: dict[str, Callable[[NodeSeen], tuple[float, str]]] = {
 }
 
 
-def _held(node: NodeSeen) -> tuple[int, int]:
+def _held(node: NodeSummary) -> tuple[int, int]:
     return sum(card.memory_held for card in node.cards), sum(card.memory for card in node.cards)
 
 
-def _share(node: NodeSeen) -> float:
+def _share(node: NodeSummary) -> float:
     held, whole = _held(node)
     return held / whole if whole else 0.0
 
 
-def _row(node: NodeSeen, sheet: Paper) -> list[str]:
+def _row(node: NodeSummary, sheet: Terminal) -> list[str]:
     held, whole = _held(node)
     cores, cores_held = sum(card.cores for card in node.cards), sum(card.cores_held for card in node.cards)
     return [
@@ -150,22 +150,22 @@ def _row(node: NodeSeen, sheet: Paper) -> list[str]:
     ]
 
 
-def models(node: NodeSeen) -> str:
+def models(node: NodeSummary) -> str:
     kinds = Counter(short_model(card.model) for card in node.cards)
     return " + ".join(f"{count} x {model}" for model, count in kinds.items()) or "-"
 
 
-def _signs(node: NodeSeen, sheet: Paper) -> str:
+def _signs(node: NodeSummary, sheet: Terminal) -> str:
     return "".join(_sign(node, card, sheet) for card in node.cards)
 
 
-def _sign(node: NodeSeen, card: CardSeen, sheet: Paper) -> str:
+def _sign(node: NodeSummary, card: CardSummary, sheet: Terminal) -> str:
     if card.state != "ok" or node.fault:
         return style("!", fg="red", bold=True)
     return level(card.share, sheet.blocks)
 
 
-def _remark(node: NodeSeen) -> str:
+def _remark(node: NodeSummary) -> str:
     said = [node.fault] if node.fault else []
     out = Counter(card.state for card in node.cards if card.state != "ok")
     said += [f"{count} {state}" for state, count in out.items()]
@@ -174,7 +174,7 @@ def _remark(node: NodeSeen) -> str:
     return style(", ".join(said), fg="red") if said else ""
 
 
-def _waiting(found: Picture, sheet: Paper) -> list[str]:
+def _waiting(found: ClusterSummary, sheet: Terminal) -> list[str]:
     if not found.waiting:
         return []
     first, more = found.waiting[:WAITING_SHOWN], len(found.waiting) - WAITING_SHOWN
@@ -190,7 +190,7 @@ def _waiting(found: Picture, sheet: Paper) -> list[str]:
     ]
 
 
-def _how_many(found: Picture) -> str:
+def _how_many(found: ClusterSummary) -> str:
     """Those whose request itself is wrong wait for nothing; `audit` and `quota` count the others alone."""
     refused = sum(bool(one.refused) for one in found.waiting)
     waiting = len(found.waiting) - refused
@@ -202,7 +202,7 @@ def _how_many(found: Picture) -> str:
 # ---- one node -------------------------------------------------------------------------------------------------------
 
 
-def node_lines(node: NodeSeen, sheet: Paper, now: float, *, wide: bool) -> list[str]:
+def node_lines(node: NodeSummary, sheet: Terminal, now: float, *, wide: bool) -> list[str]:
     """A bar per card, and under it who holds what of it."""
     agent = f"cards by {node.agent}'s agent" if node.agent else "no agent speaks for its cards"
     lines = [f"{style(node.name, bold=True)}  {node.address}  {models(node)}  ({agent})"]
@@ -218,7 +218,7 @@ def node_lines(node: NodeSeen, sheet: Paper, now: float, *, wide: bool) -> list[
     return lines
 
 
-def _card_lines(card: CardSeen, sheet: Paper, wide: bool) -> list[str]:
+def _card_lines(card: CardSummary, sheet: Terminal, wide: bool) -> list[str]:
     long = 20 if not sheet.columns or sheet.columns >= 100 else 10
     memory = bar(card.memory_held / card.memory if card.memory else 0.0, long, sheet.blocks)
     held = f"{size(card.memory_held)} of {size(card.memory)}"
@@ -232,7 +232,7 @@ def _card_lines(card: CardSeen, sheet: Paper, wide: bool) -> list[str]:
     return lines
 
 
-def _pod_rows(node: NodeSeen, sheet: Paper, now: float) -> tuple[str, dict[str, list[str]]]:
+def _pod_rows(node: NodeSummary, sheet: Terminal, now: float) -> tuple[str, dict[str, list[str]]]:
     """The header, and by card the lines of its pods; aligned over the whole node."""
     everyone = [(card.uuid, tenant) for card in node.cards for tenant in card.pods]
     header = ["POD", "MEMORY", "CORES", "AGE", "STATE", "BY"]
@@ -247,7 +247,7 @@ def _pod_rows(node: NodeSeen, sheet: Paper, now: float) -> tuple[str, dict[str, 
     return first, by_card
 
 
-def _tenant(tenant: Tenant, now: float) -> list[str]:
+def _tenant(tenant: CardTenant, now: float) -> list[str]:
     return [
         tenant.pod,
         size(tenant.memory),
@@ -258,7 +258,7 @@ def _tenant(tenant: Tenant, now: float) -> list[str]:
     ]
 
 
-def _used(tenant: Tenant) -> str:
+def _used(tenant: CardTenant) -> str:
     """What is not known is not zero."""
     memory = "?" if tenant.used_memory is UNSET else size(tenant.used_memory)
     return memory if tenant.utilisation is UNSET else f"{memory}, {tenant.utilisation} %"

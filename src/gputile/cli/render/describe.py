@@ -1,10 +1,10 @@
 """What a container asks for and what its pod insists on, in words. Light: every command that shows a pod loads it."""
 
-from gputile.model.requests import Ask, Constraints, Wish
+from gputile.model.requests import Constraints, ContainerRequest, Strength
 from gputile.model.units import show_memory
 
 
-def describe(ask: Ask) -> str:
+def describe(ask: ContainerRequest) -> str:
     """What one container asks for, in words."""
     if not ask.cards:
         return "no GPU"
@@ -32,9 +32,9 @@ def constraint_lines(rule: Constraints) -> list[str]:
         lines.append(f"not the cards {', '.join(sorted(rule.not_uuids))}")
     if rule.modes:
         lines.append(f"only cards shared by {' or '.join(sorted(rule.modes))}")
-    if rule.numa is not Wish.NO:
+    if rule.numa is not Strength.NO:
         lines.append(f"cards of one NUMA node ({rule.numa})")
-    if rule.links is not Wish.NO:
+    if rule.links is not Strength.NO:
         lines.append(f"linked cards ({rule.links})")
     if rule.idle:
         lines.append("only idle cards")

@@ -1,16 +1,16 @@
-"""A pod's `Account` as lines for a person: first the answer, then the figures, then what to do."""
+"""A pod's `PodExplanation` as lines for a person: first the answer, then the figures, then what to do."""
 
-from gputile.cli.explain_model import Account, ReasonTold, TileTold
+from gputile.cli.explain_model import PodExplanation, ReasonCount, TileShown
 from gputile.cli.output import style
 from gputile.cli.render.cluster import age, short_model
-from gputile.cli.render.terminal import Paper, plural, size, table, wrapped
-from gputile.model.refusals import NodeCode
+from gputile.cli.render.terminal import Terminal, plural, size, table, wrapped
+from gputile.model.refusals import NodeReason
 
 MISSES, MORE_MISSES = 3, 20
 TEXT = 100  # columns of running text, at most
 
 
-def lines_of(told: Account, sheet: Paper, now: float, *, wide: bool) -> list[str]:
+def lines_of(told: PodExplanation, sheet: Terminal, now: float, *, wide: bool) -> list[str]:
     lines = [_headline(told, now), ""]
     if told.asks:
         lines += _section("asks", [f"{told.asks[0]} ({told.dialect})", *told.asks[1:]], sheet)
@@ -28,7 +28,7 @@ def lines_of(told: Account, sheet: Paper, now: float, *, wide: bool) -> list[str
     return lines + _events(told, sheet, now)
 
 
-def _headline(told: Account, now: float) -> str:
+def _headline(told: PodExplanation, now: float) -> str:
     name = style(told.pod, bold=True)
     since = age(told.created, now)
     waits = f" since {since}" if since != "-" else ""
@@ -51,7 +51,7 @@ def _none_fits(nodes: int) -> str:
     )
 
 
-def _section(name: str, texts: list[str], sheet: Paper) -> list[str]:
+def _section(name: str, texts: list[str], sheet: Terminal) -> list[str]:
     """A word in the margin and text beside it."""
     wide = min(sheet.columns or TEXT, TEXT) - 15
     lines = [line for text in texts for line in wrapped(text, max(wide, 40), "  ")]
@@ -61,22 +61,24 @@ def _section(name: str, texts: list[str], sheet: Paper) -> list[str]:
 # ---- by state -------------------------------------------------------------------------------------------------------
 
 
-def _plain(told: Account, sheet: Paper, wide: bool) -> list[str]:
+def _plain(told: PodExplanation, sheet: Terminal, wide: bool) -> list[str]:
     said = told.kube_scheduler or (f"it is on {told.node}" if told.node else "kube-scheduler alone places it")
     return _section("so", [said], sheet)
 
 
-def _refused(told: Account, sheet: Paper, wide: bool) -> list[str]:
+def _refused(told: PodExplanation, sheet: Terminal, wide: bool) -> list[str]:
     return _section("wrong", [told.refusal], sheet)
 
 
-def _waits(told: Account, sheet: Paper, wide: bool) -> list[str]:
+def _waits(told: PodExplanation, sheet: Terminal, wide: bool) -> list[str]:
     lines = []
-    if told.promised_on:
-        lines += _section("soon", [f"room is being made on {told.promised_on}: less important pods are leaving"], sheet)
+    if told.nominated_on:
+        lines += _section(
+            "soon", [f"room is being made on {told.nominated_on}: less important pods are leaving"], sheet
+        )
     reasons = [f"{plural(one.nodes, 'node')}: {one.text}{_if_empty(one)}" for one in told.reasons]
     lines += _section("because", reasons or ["no node is known; add one with GPUs, or see that its agent runs"], sheet)
-    near = [miss for miss in told.misses if miss.code is not NodeCode.NO_CARDS]
+    near = [miss for miss in told.misses if miss.code is not NodeReason.NO_CARDS]
     shown = [f"{miss.node}: {miss.text}" for miss in near[: MORE_MISSES if wide else MISSES]]
     lines += _section("nearest", shown, sheet)
     if told.quota:
@@ -88,7 +90,7 @@ def _waits(told: Account, sheet: Paper, wide: bool) -> list[str]:
     return lines + _kube_scheduler(told, sheet)
 
 
-def _if_empty(reason: ReasonTold) -> str:
+def _if_empty(reason: ReasonCount) -> str:
     """Whether it is others who are in the way, or the node itself."""
     if not reason.would_fit_when_empty:
         return ""
@@ -96,7 +98,7 @@ def _if_empty(reason: ReasonTold) -> str:
     return f" ({some if reason.nodes > 1 else 'it'} would fit if empty)"
 
 
-def _fits(told: Account, sheet: Paper, wide: bool) -> list[str]:
+def _fits(told: PodExplanation, sheet: Terminal, wide: bool) -> list[str]:
     others = f" and {told.fitting - len(told.fitting_on)} more" if told.fitting > len(told.fitting_on) else ""
     lines = _section("cards", [f"there is room on {', '.join(told.fitting_on)}{others}"], sheet)
     why = "taints, affinity or another of kube-scheduler's own rules may forbid it, or it was not asked yet"
@@ -104,11 +106,11 @@ def _fits(told: Account, sheet: Paper, wide: bool) -> list[str]:
     return lines + _kube_scheduler(told, sheet)
 
 
-def _kube_scheduler(told: Account, sheet: Paper) -> list[str]:
+def _kube_scheduler(told: PodExplanation, sheet: Terminal) -> list[str]:
     return _section("kube-sched.", [told.kube_scheduler], sheet) if told.kube_scheduler else []
 
 
-def _placed(told: Account, sheet: Paper, wide: bool) -> list[str]:
+def _placed(told: PodExplanation, sheet: Terminal, wide: bool) -> list[str]:
     header = ["CONTAINER", "GPU", "MODEL", "MEMORY", "CORES", "SHARED WITH"] + ["UUID"] * wide
     rows = [[*_tile(tile, wide), *([tile.uuid] * wide)] for tile in told.tiles]
     lines = ["", *table(header, rows, right=(1, 3, 4), shrink={2: 0, 5: 0}, columns=sheet.columns, indent=2), ""]
@@ -119,7 +121,7 @@ def _placed(told: Account, sheet: Paper, wide: bool) -> list[str]:
     return lines + _section("quota", list(told.quota), sheet)
 
 
-def _tile(tile: TileTold, wide: bool) -> list[str]:
+def _tile(tile: TileShown, wide: bool) -> list[str]:
     few = tile.neighbours if wide else tile.neighbours[:2]
     more = f" +{len(tile.neighbours) - len(few)}" if len(tile.neighbours) > len(few) else ""
     return [
@@ -132,7 +134,7 @@ def _tile(tile: TileTold, wide: bool) -> list[str]:
     ]
 
 
-def _why(told: Account) -> str:
+def _why(told: PodExplanation) -> str:
     others = f"{plural(told.alternatives, 'other node')} would take it now"
     if not told.alternatives:
         return f"no other node would take it now{', for quota stands in the way' * bool(told.quota)}"
@@ -145,21 +147,21 @@ def _why(told: Account) -> str:
     return f"{others}, {verdict}"
 
 
-def _unplaced(told: Account, sheet: Paper, wide: bool) -> list[str]:
+def _unplaced(told: PodExplanation, sheet: Terminal, wide: bool) -> list[str]:
     why = "no record on the pod can be read, so which GPUs they are is unknown; new pods get no more than is left"
     return _section("so", [f"another system's agent serves the node; {why}"], sheet)
 
 
-def _ungranted(told: Account, sheet: Paper, wide: bool) -> list[str]:
+def _ungranted(told: PodExplanation, sheet: Terminal, wide: bool) -> list[str]:
     todo = "the leading gputile scheduler grants cards to such pods within a second; see `gputile doctor`"
     return _section("so", [f"it was bound around gputile, by {told.scheduler}; {todo}"], sheet)
 
 
-def _over(told: Account, sheet: Paper, wide: bool) -> list[str]:
+def _over(told: PodExplanation, sheet: Terminal, wide: bool) -> list[str]:
     return _section("so", [told.refusal or f"it ended on {told.node or 'no node'} and holds nothing"], sheet)
 
 
-def _events(told: Account, sheet: Paper, now: float) -> list[str]:
+def _events(told: PodExplanation, sheet: Terminal, now: float) -> list[str]:
     if not told.events:
         return []
     lines = ["", style("  events", bold=True)]

@@ -21,7 +21,7 @@ from gputile.model.units import MiB
 from gputile.text.terminal import one_line
 
 
-class PodRow(msgspec.Struct, frozen=True):
+class GpusharePodRow(msgspec.Struct, frozen=True):
     """One pod on its node, in units of the table."""
 
     name: str
@@ -34,13 +34,13 @@ class PodRow(msgspec.Struct, frozen=True):
         return sum(self.cards) + self.pending
 
 
-class Row(msgspec.Struct, frozen=True):
+class GpushareNodeRow(msgspec.Struct, frozen=True):
     """One node, in units of the table."""
 
     name: str
     address: str
     cards: tuple[tuple[int, int], ...]  # used and total, by position
-    pods: tuple[PodRow, ...]
+    pods: tuple[GpusharePodRow, ...]
 
     @property
     def pending(self) -> int:
@@ -55,10 +55,10 @@ class Row(msgspec.Struct, frozen=True):
         return sum(total for _, total in self.cards)
 
 
-class Shared(msgspec.Struct, frozen=True):
+class GpushareTable(msgspec.Struct, frozen=True):
     """All nodes that share GPU memory, and what one of their units is; "" where there are none."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[GpushareNodeRow, ...]
     unit: str
 
     @property
@@ -70,19 +70,19 @@ class Shared(msgspec.Struct, frozen=True):
         return sum(row.total for row in self.rows)
 
 
-def shared(nodes: Iterable[ShownNode], pods: Iterable[Pod], unit: str | None = None) -> Shared:
+def shared(nodes: Iterable[ShownNode], pods: Iterable[Pod], unit: str | None = None) -> GpushareTable:
     """What the tables show. `unit`: as its plugin is set; else guessed, as the original does."""
     found = sorted((node for node in nodes if count_of(node.allocatable, gpushare.MEM)), key=lambda node: node.name)
     unit = unit or (gpushare.guess_unit(found) if found else "")
     settings = DialectSettings(gpushare_unit="MiB" if unit == "MiB" else "GiB")
     here: dict[str, list[Pod]] = {node.name: [] for node in found}
     for pod in pods:
-        if not pod.is_over and pod.node_name in here:
+        if not pod.is_terminal and pod.node_name in here:
             here[pod.node_name].append(pod)
-    return Shared(tuple(_row(node, here[node.name], settings) for node in found), unit)
+    return GpushareTable(tuple(_row(node, here[node.name], settings) for node in found), unit)
 
 
-def _row(found: ShownNode, pods: list[Pod], settings: DialectSettings) -> Row:
+def _row(found: ShownNode, pods: list[Pod], settings: DialectSettings) -> GpushareNodeRow:
     read = registry.read_node(found, settings)
     node = read if isinstance(read, Node) else None
     cards = node.cards if node is not None else ()
@@ -92,7 +92,7 @@ def _row(found: ShownNode, pods: list[Pod], settings: DialectSettings) -> Row:
     held = [grant.uses() for _, grant in grants if isinstance(grant, Grant)]
     used = [sum(uses[card.uuid].memory for uses in held if card.uuid in uses) for card in cards]
     rows = [row for pod, grant in grants if (row := _pod(pod, grant, cards, settings)).used]
-    return Row(
+    return GpushareNodeRow(
         found.name,
         found.address,
         tuple(
@@ -102,13 +102,15 @@ def _row(found: ShownNode, pods: list[Pod], settings: DialectSettings) -> Row:
     )
 
 
-def _pod(pod: Pod, grant: Grant | BadRequest | None, cards: Sequence[Card], settings: DialectSettings) -> PodRow:
+def _pod(
+    pod: Pod, grant: Grant | BadRequest | None, cards: Sequence[Card], settings: DialectSettings
+) -> GpusharePodRow:
     size = UNIT[settings.gpushare_unit]
     if not isinstance(grant, Grant):
-        return PodRow(pod.name, pod.namespace, (0,) * len(cards), _asked(pod, settings) // size)
+        return GpusharePodRow(pod.name, pod.namespace, (0,) * len(cards), _asked(pod, settings) // size)
     uses = grant.uses()
     held = tuple(_units(uses[card.uuid].memory, card.memory, size) if card.uuid in uses else 0 for card in cards)
-    return PodRow(pod.name, pod.namespace, held, 0)
+    return GpusharePodRow(pod.name, pod.namespace, held, 0)
 
 
 def _asked(pod: Pod, settings: DialectSettings) -> MiB:
@@ -124,7 +126,7 @@ def _units(memory: MiB, of: MiB, size: MiB) -> int:
 # ---- print as Go's tabwriter does -----------------------------------------------------------------------------------
 
 
-def summary(found: Shared) -> str:
+def summary(found: GpushareTable) -> str:
     """One line per node."""
     widest = max((len(row.cards) for row in found.rows), default=0)
     pending = any(row.pending for row in found.rows)
@@ -136,7 +138,7 @@ def summary(found: Shared) -> str:
     return "\n".join([*_aligned(lines), "-" * dashes, *total])
 
 
-def details(found: Shared) -> str:
+def details(found: GpushareTable) -> str:
     """A table of pods for each node."""
     lines: list[str] = []
     dashes = 0
@@ -149,7 +151,7 @@ def details(found: Shared) -> str:
     return "\n".join([*lines, "", "", total, ""])
 
 
-def _pod_table(row: Row, pods: list[list[str]]) -> list[str]:
+def _pod_table(row: GpushareNodeRow, pods: list[list[str]]) -> list[str]:
     """Every cell ends with a tab, so the last is padded too; the two sums stand in the first columns."""
     header = ["NAME", "NAMESPACE", *(f"GPU{n}(Allocated)" for n in range(len(row.cards)))]
     header += ["Pending(Allocated)"] * bool(row.pending)
@@ -160,7 +162,7 @@ def _pod_table(row: Row, pods: list[list[str]]) -> list[str]:
     return ["".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)) for line in lines]
 
 
-def _pod_cells(pod: PodRow, pending: bool) -> list[str]:
+def _pod_cells(pod: GpusharePodRow, pending: bool) -> list[str]:
     return [one_line(pod.name), one_line(pod.namespace), *map(str, pod.cards), *([str(pod.pending)] * pending)]
 
 
@@ -168,7 +170,7 @@ def _total(used: int, total: int) -> str:
     return f"{used}/{total} ({used * 100 // total if total else 0}%)"
 
 
-def _cells(row: Row, widest: int, pending: bool) -> list[str]:
+def _cells(row: GpushareNodeRow, widest: int, pending: bool) -> list[str]:
     cards = [f"{used}/{total}" for used, total in row.cards] + ["0/0"] * (widest - len(row.cards))
     waiting = [str(row.pending) if row.pending else ""] * pending
     return [one_line(row.name), one_line(row.address), *cards, *waiting, f"{row.used}/{row.total}"]
@@ -183,7 +185,7 @@ def _aligned(lines: list[list[str]]) -> list[str]:
 # ---- for programs ---------------------------------------------------------------------------------------------------
 
 
-def document(found: Shared) -> dict[str, Any]:
+def document(found: GpushareTable) -> dict[str, Any]:
     """The JSON of gpushare's own extender (`/gpushare-scheduler/inspect`), with the unit, and what has no card yet."""
     return {
         "unit": found.unit,
@@ -203,11 +205,11 @@ def document(found: Shared) -> dict[str, Any]:
     }
 
 
-def _device(row: Row, number: int) -> dict[str, Any]:
+def _device(row: GpushareNodeRow, number: int) -> dict[str, Any]:
     used, total = row.cards[number]
     pods = [_holder(pod, pod.cards[number]) for pod in row.pods if pod.cards[number]]
     return {"id": number, "totalGPU": total, "usedGPU": used, "pods": pods}
 
 
-def _holder(pod: PodRow, used: int) -> dict[str, Any]:
+def _holder(pod: GpusharePodRow, used: int) -> dict[str, Any]:
     return {"name": pod.name, "namespace": pod.namespace, "usedGPU": used}

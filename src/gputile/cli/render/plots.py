@@ -9,12 +9,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 from numpy.typing import NDArray
 
-from gputile.sim.replay import Run
+from gputile.sim.replay import ReplayRun
 
 Floats = NDArray[np.float64]
 
 
-def plot_runs(rows: dict[str, list[Run]], path: Path) -> None:
+def plot_runs(rows: dict[str, list[ReplayRun]], path: Path) -> None:
     """Allocation and fragmentation against arrived load, the mean over seeds with its spread."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     last = max(run.curve[-1].arrived for runs in rows.values() for run in runs)
@@ -37,6 +37,6 @@ def plot_runs(rows: dict[str, list[Run]], path: Path) -> None:
     plt.close(figure)
 
 
-def _on(loads: Floats, run: Run, field: str) -> Floats:
+def _on(loads: Floats, run: ReplayRun, field: str) -> Floats:
     values = [getattr(point, field) for point in run.curve]
     return np.asarray(np.interp(loads, [point.arrived for point in run.curve], values))

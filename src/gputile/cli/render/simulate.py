@@ -8,11 +8,11 @@ from typing import Any
 
 from gputile.cli.output import say, style
 from gputile.cli.render.terminal import PROGRAMS, emit
-from gputile.sim.replay import Run
+from gputile.sim.replay import ReplayRun
 from gputile.sim.steady_state import SteadyRun
 
 
-def report_runs(rows: dict[str, list[Run]], output: str, out: Path | None, *, compares: bool) -> None:
+def report_runs(rows: dict[str, list[ReplayRun]], output: str, out: Path | None, *, compares: bool) -> None:
     """One row per policy, or per changed cluster when they are compared."""
     if output in PROGRAMS:
         emit({"rows": [_summary(name, runs) for name, runs in rows.items()]}, output)
@@ -23,7 +23,7 @@ def report_runs(rows: dict[str, list[Run]], output: str, out: Path | None, *, co
         _plot(out, rows)
 
 
-def _summary(name: str, runs: list[Run]) -> dict[str, Any]:
+def _summary(name: str, runs: list[ReplayRun]) -> dict[str, Any]:
     return {
         "name": name,
         "policy": runs[0].plan.policy,
@@ -46,7 +46,7 @@ def _mean_sd(numbers: Sequence[float | None]) -> dict[str, float | None]:
     return {"mean": statistics.fmean(known), "sd": statistics.stdev(known) if len(known) > 1 else 0.0}
 
 
-def _cells(name: str, runs: list[Run], compares: bool) -> dict[str, str]:
+def _cells(name: str, runs: list[ReplayRun], compares: bool) -> dict[str, str]:
     told = _summary(name, runs)
     cells = {
         "policy": name,
@@ -82,7 +82,7 @@ def _print_table(rows: list[dict[str, str]]) -> None:
         say(line(row))
 
 
-def _write_runs(out: Path, rows: dict[str, list[Run]]) -> None:
+def _write_runs(out: Path, rows: dict[str, list[ReplayRun]]) -> None:
     fields = ("final", "at_full", "fragment", "first_refusal", "refused", "seconds")
     with (out / "runs.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -99,7 +99,7 @@ def _write_runs(out: Path, rows: dict[str, list[Run]]) -> None:
     say(f"wrote {out / 'runs.csv'} and {out / 'curves.csv'}", err=True)
 
 
-def _plot(out: Path, rows: dict[str, list[Run]]) -> None:
+def _plot(out: Path, rows: dict[str, list[ReplayRun]]) -> None:
     try:
         from gputile.cli.render.plots import plot_runs
     except ImportError:

@@ -2,7 +2,7 @@
 
 Room:  text and colours only; it decides nothing. Colours are for terminals: click takes them out of a pipe, and
        `NO_COLOR` takes them out everywhere (`group` says so once).
-Door:  `output_option` and `emit` for programs; `Paper`, `table` and `bar` for people.
+Door:  `output_option` and `emit` for programs; `Terminal`, `table` and `bar` for people.
 """
 
 import os
@@ -51,7 +51,7 @@ def encoded(found: Any, output: str) -> str:
     return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode()
 
 
-class Paper(msgspec.Struct, frozen=True):
+class Terminal(msgspec.Struct, frozen=True):
     """What is written on: a terminal of some size, or a pipe that takes lines of any length."""
 
     columns: int = 0  # 0: no limit
@@ -59,14 +59,14 @@ class Paper(msgspec.Struct, frozen=True):
     blocks: bool = True  # whether it can show more than ASCII
 
 
-def paper() -> Paper:
+def terminal() -> Terminal:
     """Standard output, as it is now. $COLUMNS counts in a pipe too: who sets it wants it."""
     encoding = (sys.stdout.encoding or "").lower().replace("-", "")
     blocks = encoding.startswith("utf")
     if not sys.stdout.isatty() and not os.environ.get("COLUMNS", "").isdecimal():
-        return Paper(blocks=blocks)
+        return Terminal(blocks=blocks)
     columns, lines = _size()
-    return Paper(max(columns, NARROWEST), lines if sys.stdout.isatty() else 0, blocks)
+    return Terminal(max(columns, NARROWEST), lines if sys.stdout.isatty() else 0, blocks)
 
 
 def _size() -> tuple[int, int]:

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gputile.engine.fleet.free_arrays import Grid, Mask
+from gputile.engine.fleet.free_arrays import FreeArrays, Mask
 from gputile.engine.placement.shares import CARD, free_share
-from gputile.model.cards import Card, Node, NodeView, Room
+from gputile.model.cards import Card, FreeCapacity, Node, NodeView
 from gputile.model.grants import Use
-from gputile.model.requests import Allowance, Constraints, Make
+from gputile.model.requests import CardKind, Constraints, QuotaAllowance
 
 
-class Columns:
+class FleetArrays:
     """The cluster's cards, and what is free of them."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Columns:
         self._vacant: list[int] = []
         self._models: dict[str, int] = {}
         self._modes: dict[str, int] = {}
-        self._makes: dict[Make, int] = {}
+        self._makes: dict[CardKind, int] = {}
         self._pools: dict[str, int] = {"": 0}
         self._links: dict[tuple[tuple[int, ...], ...], int] = {(): 0}
         self._kinds: dict[tuple[object, ...], int] = {}
@@ -37,7 +37,7 @@ class Columns:
         self._average: int | None = None
         self._node_prices: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None  # by model, by row
         self._moment = 0  # counts changes; each node knows when it was last touched
-        self._gains = 0  # counts changes that may have made room
+        self._capacity_generation = 0  # counts changes that may have made room
         self._allocate(cards=8, nodes=16)
 
     # ---- nodes and what is held of them -----------------------------------------------------------------------------
@@ -81,14 +81,14 @@ class Columns:
         """The node as `place` sees it."""
         return self._view(self._rows[name])
 
-    def room(self, name: str, uuid: str) -> Room | None:
+    def room(self, name: str, uuid: str) -> FreeCapacity | None:
         """What is free of one card of a node that is here; None if it lacks the card."""
         row = self._rows[name]
         position = self._places[row].get(uuid)
         if position is None:
             return None
         at = position, row
-        return Room(int(self._memory[at]), int(self._cores[at]), int(self._slots[at]), int(self._tenants[at]))
+        return FreeCapacity(int(self._memory[at]), int(self._cores[at]), int(self._slots[at]), int(self._tenants[at]))
 
     def hold(self, name: str, uses: Mapping[str, Use], cpu: int = 0, memory: int = 0) -> None:
         """Take what a pod uses off the node. Unknown nodes and cards are passed over."""
@@ -118,7 +118,7 @@ class Columns:
                 self._share[row] += after - before
                 self._card_share[at] = after
         self._touch(row)
-        self._gains += sign < 0
+        self._capacity_generation += sign < 0
         self._cpu[row] -= sign * cpu
         self._host[row] -= sign * memory
 
@@ -149,14 +149,14 @@ class Columns:
         names = list(self._models)
         return {names[number] for number in np.unique(self._model[self._exists]).tolist()} - {""}
 
-    def makes(self) -> tuple[Make, ...]:
+    def makes(self) -> tuple[CardKind, ...]:
         """Those that were ever seen, in the order in which they came."""
         return tuple(self._makes)
 
-    def grid(self) -> Grid:
+    def grid(self) -> FreeArrays:
         """The arrays as they are now; views, not copies."""
         n = len(self._nodes)
-        return Grid(
+        return FreeArrays(
             size=self._size[:, :n],
             memory=self._memory[:, :n],
             cores=self._cores[:, :n],
@@ -166,11 +166,11 @@ class Columns:
             host=self._host[:n],
         )
 
-    def empty_grid(self) -> Grid:
+    def empty_grid(self) -> FreeArrays:
         """The cluster with nobody on it."""
         n = len(self._nodes)
         size = self._size[:, :n]
-        return Grid(
+        return FreeArrays(
             size=size,
             memory=size,
             cores=self._core_size[:, :n],
@@ -204,11 +204,11 @@ class Columns:
         accepted = np.array([rule.accepts_mode(mode) and mode != "mig" for mode in self._modes] or [True])
         return accepted[self._mode[:, : len(self._nodes)]]
 
-    def _make_mask(self, among: frozenset[Make]) -> Mask:
+    def _make_mask(self, among: frozenset[CardKind]) -> Mask:
         accepted = np.array([make in among for make in self._makes] or [False])
         return accepted[self._make[:, : len(self._nodes)]]
 
-    def _pool_mask(self, allowance: Allowance) -> Mask:
+    def _pool_mask(self, allowance: QuotaAllowance) -> Mask:
         """By row, as one line, which stands for all cards of the node."""
         accepted = np.array([allowance.admits_pool(pool) for pool in self._pools])
         return accepted[self._pool[: len(self._nodes)]][np.newaxis, :]
@@ -268,7 +268,7 @@ class Columns:
             self._usable[at] = True
             self._card_share[at] = free_share(card.memory, card.cores, card.memory, card.cores)
         self._touch(row)
-        self._gains += 1
+        self._capacity_generation += 1
         self._average, self._node_prices = None, None
         self._in_use[row] = bool(node.name) and not node.fault
         self._cpu[row] = self._cpu_size[row] = node.cpu
@@ -315,7 +315,7 @@ class Columns:
         lines = zip(*(array[: len(node.cards), row].tolist() for array in columns), strict=True)
         return NodeView(
             node=node,
-            rooms=tuple(Room(*line) for line in lines),
+            free_by_card=tuple(FreeCapacity(*line) for line in lines),
             cpu=int(self._cpu[row]),
             memory=int(self._host[row]),
         )

@@ -10,31 +10,39 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gputile.engine.fleet.arrays import Columns
+from gputile.engine.fleet.arrays import FleetArrays
 from gputile.engine.fleet.feasibility import (
-    Inquiry,
-    Question,
+    FeasibilityQuery,
     Rows,
+    SearchContext,
     cards_that_fit,
     is_simple,
     memory_needed,
     nodes_that_fit,
 )
-from gputile.engine.fleet.free_arrays import Grid, Ints, Mask
-from gputile.engine.fleet.reasons import CODES, Facts, Verdict, add_misses
-from gputile.engine.fleet.score_cache import Choices, Searches, Standing, Standings
+from gputile.engine.fleet.free_arrays import FreeArrays, Ints, Mask
+from gputile.engine.fleet.reasons import CODES, CardFacts, FirstMisses, add_misses
+from gputile.engine.fleet.score_cache import CardChoiceCache, NodeScores, ScoreCache, SearchCache
 from gputile.engine.placement.place import Placement, place, placed, searched
 from gputile.engine.placement.shares import CARD, ask_share
 from gputile.engine.placement.topology import closeness, closest, cost_of_closest, largest_linked
-from gputile.engine.placement.units import Piece, cut
-from gputile.engine.policies.fragmentation import Fragments, Look
-from gputile.engine.policies.scoring import Judge
-from gputile.engine.policies.table import POLICIES, Scores, Sums, first_named, mixed
-from gputile.engine.policies.workload_model import Learner, Learnt, Lesson, Supply, Tables, tables, task_of
+from gputile.engine.placement.units import PlacementUnit, split
+from gputile.engine.policies.fragmentation import Fragments, NodeArrays
+from gputile.engine.policies.scoring import Scorer
+from gputile.engine.policies.table import POLICIES, RemainingCapacity, Scores, first_named, mixed
+from gputile.engine.policies.workload_model import (
+    LearntModel,
+    Supply,
+    TrainingData,
+    WorkloadModel,
+    WorkloadTables,
+    tables,
+    task_of,
+)
 from gputile.engine.search_budget import SearchBudget
 from gputile.model.cards import NodeView
-from gputile.model.refusals import NodeCode, Refusal
-from gputile.model.requests import Constraints, PodRequest, Wish
+from gputile.model.refusals import NodeReason, Refusal
+from gputile.model.requests import Constraints, PodRequest, Strength
 
 SEARCH_BUDGET = 2000
 """Sets of cards looked at for one question about all nodes, where whoever asks says nothing else."""
@@ -56,14 +64,14 @@ KEEP = 16
 """How many equally good nodes are named at most."""
 
 
-class Fleet(Columns):
+class Fleet(FleetArrays):
     """The cluster, as questions are asked of it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._judge = Judge(self)
-        self._standings, self._choices, self._searches = Standings(), Choices(), Searches()
-        self._last: tuple[int, PodRequest, Inquiry, Mask] | None = None  # moment, request, and what was found
+        self._judge = Scorer(self)
+        self._standings, self._choices, self._searches = ScoreCache(), CardChoiceCache(), SearchCache()
+        self._last: tuple[int, PodRequest, SearchContext, Mask] | None = None  # moment, request, and what was found
 
     # ---- asking -----------------------------------------------------------------------------------------------------
 
@@ -72,14 +80,14 @@ class Fleet(Columns):
         question, borne = self._borne_now(request, _inquiry(budget))
         return self._in_all(request, question.grid, borne)
 
-    def _borne_now(self, request: PodRequest, inquiry: Inquiry) -> tuple[Question, Mask]:
+    def _borne_now(self, request: PodRequest, inquiry: SearchContext) -> tuple[FeasibilityQuery, Mask]:
         """Where the cards bear the pod now. Whoever hears that nothing fits asks next why: the last answer is kept."""
-        question = self._question(request, cut(request), self.grid(), empty=False, inquiry=inquiry)
+        question = self._question(request, split(request), self.grid(), empty=False, inquiry=inquiry)
         if self._last is not None and self._last[:2] == (self._moment, request):
             inquiry.unsearched |= self._last[2].unsearched
             return question, self._last[3]
         borne = nodes_that_fit(question)
-        self._last = (self._moment, request, inquiry, borne) if len(question.pieces) > 2 else None
+        self._last = (self._moment, request, inquiry, borne) if len(question.units) > 2 else None
         return question, borne
 
     def scores(
@@ -92,16 +100,16 @@ class Fleet(Columns):
     ) -> Scores:
         """By row: how good the node is under the policy; -inf where the pod does not fit."""
         name = first_named(request.constraints.node_policy, policy)
-        chosen, pieces = POLICIES[name], cut(request)
+        chosen, units = POLICIES[name], split(request)
         if not fitting.any():
             return np.full(len(fitting), -np.inf)
         if chosen.learns:
             return self._judge.scores_where(fitting, request, name)
         n = len(self._nodes)
-        sums = Sums(
+        sums = RemainingCapacity(
             cpu_left=(self._cpu[:n] - request.cpu).astype(np.float64),
-            share_left=self._share[:n] - self._share_wanted(pieces),
-            closeness=self._closeness(request, pieces, fitting, _inquiry(budget)) if chosen.by_links else None,
+            share_left=self._share[:n] - self._share_wanted(units),
+            closeness=self._closeness(request, units, fitting, _inquiry(budget)) if chosen.by_links else None,
         )
         return np.where(fitting, chosen.score_nodes(sums, seed), -np.inf)
 
@@ -149,7 +157,7 @@ class Fleet(Columns):
     def _standing(self, request: PodRequest, policy: str | None, seed: int, budget: SearchBudget | None) -> Scores:
         """By row: the score, -inf where the pod does not fit. To be read only: it may be what is remembered."""
         name = first_named(request.constraints.node_policy, policy)
-        if not (POLICIES[name].learns and is_simple(cut(request), request.constraints)):
+        if not (POLICIES[name].learns and is_simple(split(request), request.constraints)):
             return self.scores(request, self.fits(request, budget), policy, seed, budget)
         known = self._standings.of(request, name, self._basis(), len(self._nodes))
         if known.moment != self._moment:
@@ -157,7 +165,7 @@ class Fleet(Columns):
             known.moment = self._moment
         return known.scores
 
-    def _mend(self, known: Standing, request: PodRequest, policy: str) -> None:
+    def _mend(self, known: NodeScores, request: PodRequest, policy: str) -> None:
         """Score the nodes that were touched; those that are few and in a state that was scored before are known."""
         rows = self.touched_since(known.moment)
         if len(rows) > FEW or not _is_same_for_alike(request.constraints):
@@ -216,18 +224,18 @@ class Fleet(Columns):
         """Why each node that does not fit does not, as `place` would say one by one (but for `SearchTooLong`)."""
         names = list(self._rows) if among is None else list(among)
         whole = _inquiry(budget).budget
-        question, borne = self._borne_now(request, Inquiry(whole.half()))
+        question, borne = self._borne_now(request, SearchContext(whole.half()))
         fitting = self._in_all(request, question.grid, borne)
         miss = self._misses(request, question, borne)
-        curable = self._fits(request.if_nobody_held, self.empty_grid(), empty=True, inquiry=Inquiry(whole))
+        resolvable = self._fits(request.if_nobody_held, self.empty_grid(), empty=True, inquiry=SearchContext(whole))
         refusals = []
         for name in names:
             row = self._rows.get(name)
             if row is None:
-                refusals.append(Refusal(name, NodeCode.UNKNOWN_NODE, 1, 0, False))
+                refusals.append(Refusal(name, NodeReason.UNKNOWN_NODE, 1, 0, False))
             elif not fitting[row]:
                 code, wanted, found = CODES[miss.codes[row]], int(miss.wanted[row]), int(miss.found[row])
-                refusals.append(Refusal(name, code, wanted, found, bool(curable[row])))
+                refusals.append(Refusal(name, code, wanted, found, bool(resolvable[row])))
         return refusals
 
     # ---- learning ---------------------------------------------------------------------------------------------------
@@ -240,21 +248,21 @@ class Fleet(Columns):
         """Renew what was learnt, if that is due."""
         self._judge.refresh()
 
-    def prepare(self) -> Tables:
+    def prepare(self) -> WorkloadTables:
         """What `refresh` would learn, made beside what is in use; hand it to `adopt` at a quiet moment."""
         return self._judge.prepare()
 
-    def adopt(self, learnt: Tables | Learnt) -> None:
+    def adopt(self, learnt: WorkloadTables | LearntModel) -> None:
         self._judge.adopt(learnt)
 
     def is_lesson_due(self) -> bool:
         return self._judge.is_due()
 
-    def lesson(self) -> Lesson:
+    def lesson(self) -> TrainingData:
         """What `refresh` would learn from: to be studied in a thread, and the result to be adopted here."""
         return self._judge.lesson()
 
-    def lesson_from(self, requests: Iterable[PodRequest]) -> Lesson:
+    def lesson_from(self, requests: Iterable[PodRequest]) -> TrainingData:
         """The same from these pods alone, as `relearn` does."""
         return self._judge.lesson_from(requests)
 
@@ -285,13 +293,13 @@ class Fleet(Columns):
 
     def fragment_meter(self, requests: list[PodRequest]) -> Callable[[], float]:
         """The same for a given workload: call what it returns at any time."""
-        counts = Learner(prior=0.0)
+        counts = WorkloadModel(prior=0.0)
         for request in requests:
             counts.observe(task_of(request, self.average_card()))
         mix = tables(counts.asked(), self.supply())
         return lambda: self._fragment(mix)
 
-    def _fragment(self, mix: Tables) -> float:
+    def _fragment(self, mix: WorkloadTables) -> float:
         return float(Fragments(self.look(np.arange(len(self._nodes))), mix).now.sum())
 
     # ---- how it is done: fitting ------------------------------------------------------------------------------------
@@ -299,18 +307,18 @@ class Fleet(Columns):
     def _fits(
         self,
         request: PodRequest,
-        grid: Grid,
+        grid: FreeArrays,
         rows: Rows | None = None,
         *,
         empty: bool = False,
-        inquiry: Inquiry | None = None,
+        inquiry: SearchContext | None = None,
     ) -> Mask:
         """`rows`: those that the grid has, if not all; only for what `is_simple`."""
         inquiry = inquiry or _inquiry(None)
-        question = self._question(request, cut(request), grid, rows, empty=empty, inquiry=inquiry)
+        question = self._question(request, split(request), grid, rows, empty=empty, inquiry=inquiry)
         return self._in_all(request, grid, nodes_that_fit(question), rows)
 
-    def _in_all(self, request: PodRequest, grid: Grid, borne: Mask, rows: Rows | None = None) -> Mask:
+    def _in_all(self, request: PodRequest, grid: FreeArrays, borne: Mask, rows: Rows | None = None) -> Mask:
         """Where the host bears the pod as well. What asks for none of it fits even where others took too much, as in
         Kubernetes."""
         answer = borne & self._in_use[self._columns(rows)]
@@ -326,16 +334,16 @@ class Fleet(Columns):
     def _question(
         self,
         request: PodRequest,
-        pieces: tuple[Piece, ...],
-        grid: Grid,
+        units: tuple[PlacementUnit, ...],
+        grid: FreeArrays,
         rows: Rows | None = None,
         *,
         empty: bool,
-        inquiry: Inquiry,
-    ) -> Question:
+        inquiry: SearchContext,
+    ) -> FeasibilityQuery:
         eligible = self._eligible_cards(request.constraints)
-        return Question(
-            pieces=pieces,
+        return FeasibilityQuery(
+            units=units,
             rule=request.constraints,
             grid=grid,
             eligible=eligible if rows is None else eligible[:, rows],
@@ -345,7 +353,7 @@ class Fleet(Columns):
             inquiry=inquiry,
         )
 
-    def _search(self, request: PodRequest, rows: Rows, *, empty: bool, inquiry: Inquiry) -> Mask:
+    def _search(self, request: PodRequest, rows: Rows, *, empty: bool, inquiry: SearchContext) -> Mask:
         """The scalar search, on the emptiest nodes first; nodes whose cards are alike are searched once.
 
         All nodes together have one budget: a pod of many awkward containers must not hold up everybody else's.
@@ -371,7 +379,7 @@ class Fleet(Columns):
                 inquiry.unsearched.add(row)
         return answers
 
-    def _linked(self, mask: Mask, most: int, inquiry: Inquiry) -> Ints:
+    def _linked(self, mask: Mask, most: int, inquiry: SearchContext) -> Ints:
         """By node: how many cards of the mask are all linked with each other, counted up to `most`."""
         answer = np.zeros(mask.shape[1], dtype=np.int64)
         known: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -390,25 +398,27 @@ class Fleet(Columns):
 
     # ---- how it is done: scoring ------------------------------------------------------------------------------------
 
-    def _share_wanted(self, pieces: tuple[Piece, ...]) -> Scores:
+    def _share_wanted(self, units: tuple[PlacementUnit, ...]) -> Scores:
         """By row: the share of cards that the pod would take, on cards of the node's average size."""
         wanted = np.zeros(len(self._nodes))
-        for piece in pieces:
-            for ask in piece.asks_in(0):
+        for unit in units:
+            for ask in unit.asks_in(0):
                 if ask.memory is None:
-                    wanted += piece.cards * ask_share(ask, 1.0)
+                    wanted += unit.cards * ask_share(ask, 1.0)
                 else:
                     by_memory = ask.memory * self._per_mebibyte[: len(wanted)]
-                    wanted += piece.cards * np.maximum(by_memory, ask.cores * (CARD / 100))
+                    wanted += unit.cards * np.maximum(by_memory, ask.cores * (CARD / 100))
         return wanted
 
-    def _closeness(self, request: PodRequest, pieces: tuple[Piece, ...], fitting: Mask, inquiry: Inquiry) -> Scores:
+    def _closeness(
+        self, request: PodRequest, units: tuple[PlacementUnit, ...], fitting: Mask, inquiry: SearchContext
+    ) -> Scores:
         """By row: how close the best set of cards is for the piece that wants most of them."""
         answer = np.zeros(len(self._nodes))
-        piece = max(pieces, key=lambda piece: piece.cards, default=None)
-        if piece is None or piece.cards < 2:
+        unit = max(units, key=lambda unit: unit.cards, default=None)
+        if unit is None or unit.cards < 2:
             return answer
-        mask = cards_that_fit(piece, self.grid(), self._eligible_cards(request.constraints), request.constraints.idle)
+        mask = cards_that_fit(unit, self.grid(), self._eligible_cards(request.constraints), request.constraints.idle)
         known: dict[tuple[int, tuple[int, ...]], int] = {}
         for row, cards in self._card_sets(mask & fitting):
             node = self._known(row)
@@ -416,72 +426,74 @@ class Fleet(Columns):
             if (
                 node.links
                 and key not in known
-                and len(cards) >= piece.cards
-                and inquiry.budget.spend(1 + cost_of_closest(len(cards), piece.cards))
+                and len(cards) >= unit.cards
+                and inquiry.budget.spend(1 + cost_of_closest(len(cards), unit.cards))
             ):
-                known[key] = closeness(closest([], cards, piece.cards, node.link), node.link)
+                known[key] = closeness(closest([], cards, unit.cards, node.link), node.link)
             answer[row] = known.get(key, 0)
         return answer
 
     # ---- how it is done: why not ------------------------------------------------------------------------------------
 
-    def _misses(self, request: PodRequest, question: Question, borne: Mask) -> Verdict:
+    def _misses(self, request: PodRequest, question: FeasibilityQuery, borne: Mask) -> FirstMisses:
         """By row: the first rule that is not met, and what was wanted and found."""
-        verdict, pieces = Verdict(len(self._nodes)), question.pieces
+        verdict, units = FirstMisses(len(self._nodes)), question.units
         for row, node in enumerate(self._nodes):
             if node is None or node.fault:
-                verdict.set_row(row, NodeCode(node.fault) if node else NodeCode.UNKNOWN_NODE, 1, 0)
-            elif not node.cards and pieces:
-                verdict.set_row(row, NodeCode.NO_CARDS, 1, 0)
+                verdict.set_row(row, NodeReason(node.fault) if node else NodeReason.UNKNOWN_NODE, 1, 0)
+            elif not node.cards and units:
+                verdict.set_row(row, NodeReason.NO_CARDS, 1, 0)
         add_misses(verdict, request, question, self._facts(request.constraints), borne)
         return verdict
 
-    def _facts(self, rule: Constraints) -> Facts:
+    def _facts(self, rule: Constraints) -> CardFacts:
         n = len(self._nodes)
         rules = (
-            (NodeCode.MODEL, self._model_mask(rule)),
-            (NodeCode.UUID, self._uuid_mask(rule)),
-            (NodeCode.MODE, self._mode_mask(rule)),
-            (NodeCode.UNHEALTHY, self._healthy[:, :n]),
-            (NodeCode.CORDONED, ~self._cordoned[:, :n]),
+            (NodeReason.MODEL, self._model_mask(rule)),
+            (NodeReason.UUID, self._uuid_mask(rule)),
+            (NodeReason.MODE, self._mode_mask(rule)),
+            (NodeReason.UNHEALTHY, self._healthy[:, :n]),
+            (NodeReason.CORDONED, ~self._cordoned[:, :n]),
         )
-        return Facts(exists=self._exists[:, :n], rules=rules, empty=self.empty_grid(), quota=self._quota_rules(rule))
+        return CardFacts(
+            exists=self._exists[:, :n], rules=rules, empty=self.empty_grid(), quota=self._quota_rules(rule)
+        )
 
-    def _quota_rules(self, rule: Constraints) -> tuple[tuple[NodeCode, Mask], ...]:
+    def _quota_rules(self, rule: Constraints) -> tuple[tuple[NodeReason, Mask], ...]:
         allowance = rule.allowance
         if allowance is None:
             return ()
         return (
-            (NodeCode.QUOTA_POOL, self._pool_mask(allowance)),
-            (NodeCode.QUOTA_MODEL, self._make_mask(allowance.listed)),
-            (NodeCode.QUOTA, self._make_mask(allowance.affordable)),
+            (NodeReason.QUOTA_POOL, self._pool_mask(allowance)),
+            (NodeReason.QUOTA_MODEL, self._make_mask(allowance.listed)),
+            (NodeReason.QUOTA, self._make_mask(allowance.affordable)),
         )
 
     # ---- what it lends to the judge ---------------------------------------------------------------------------------
 
-    def look(self, rows: Rows) -> Look:
-        return Look(share=self._card_share[:, rows], model=self._model[:, rows], cpu=self._cpu[rows])
+    def look(self, rows: Rows) -> NodeArrays:
+        return NodeArrays(share=self._card_share[:, rows], model=self._model[:, rows], cpu=self._cpu[rows])
 
-    def tile_share(self, piece: Piece, rows: Rows) -> Ints:
+    def tile_share(self, unit: PlacementUnit, rows: Rows) -> Ints:
         """Card x node: the share of each card that one tile of the piece takes."""
-        asks = piece.asks_in(piece.phases()[0])
+        asks = unit.asks_in(unit.phases()[0])
         size = self._size[:, rows]
         needed = -(-memory_needed(asks, size) * CARD // np.maximum(size, 1))
         by_memory = np.where(size > 0, needed, 0)  # also where there is no card at all
         by_cores = np.where(self._exists[:, rows], sum(ask.cores for ask in asks) * (CARD // 100), 0)
         return np.asarray(np.maximum(by_memory, by_cores))
 
-    def cards_for(self, piece: Piece, request: PodRequest, rows: Rows) -> Mask:
+    def cards_for(self, unit: PlacementUnit, request: PodRequest, rows: Rows) -> Mask:
         eligible = self._eligible_cards(request.constraints)[:, rows]
-        return cards_that_fit(piece, self.grid().columns(rows), eligible, request.constraints.idle)
+        return cards_that_fit(unit, self.grid().columns(rows), eligible, request.constraints.idle)
 
     def moment(self) -> int:
         """Counts the changes: the same number, the same fleet."""
         return self._moment
 
-    def gains(self) -> int:
+    def capacity_generation(self) -> int:
         """Counts the changes that may have made room. While it stands, room only shrinks."""
-        return self._gains
+        return self._capacity_generation
 
     def touched_since(self, moment: int) -> Rows:
         return np.flatnonzero(self._touched[: len(self._nodes)] > moment)
@@ -509,10 +521,10 @@ class Fleet(Columns):
             self._node_prices = by_model, np.asarray(prices / np.maximum(exists.sum(axis=0), 1))
         return self._node_prices[1]
 
-    def card_prices(self, piece: Piece, row: int, by_model: NDArray[np.float64]) -> NDArray[np.float64]:
+    def card_prices(self, unit: PlacementUnit, row: int, by_model: NDArray[np.float64]) -> NDArray[np.float64]:
         """By card of one node: the price of the share that a tile takes."""
         known = np.append(by_model, np.ones(len(self._models)))
-        tile = self.tile_share(piece, np.array([row]))[:, 0]
+        tile = self.tile_share(unit, np.array([row]))[:, 0]
         return np.asarray(tile / CARD * known[self._model[:, row]])
 
     def fullest(self, rows: Rows, most: int) -> Rows:
@@ -528,15 +540,15 @@ class Fleet(Columns):
         return len(self._size), len(self._nodes)
 
 
-def _inquiry(budget: SearchBudget | None) -> Inquiry:
-    return Inquiry(budget if budget is not None else SearchBudget(SEARCH_BUDGET))
+def _inquiry(budget: SearchBudget | None) -> SearchContext:
+    return SearchContext(budget if budget is not None else SearchBudget(SEARCH_BUDGET))
 
 
 def _wants_any_one_card(request: PodRequest) -> bool:
     """One tile, whichever card it is on: its neighbours, links and names do not matter."""
-    rule, pieces = request.constraints, cut(request)
-    free = _is_same_for_alike(rule) and (rule.numa, rule.links) == (Wish.NO, Wish.NO)
-    return free and len(pieces) == 1 and pieces[0].cards == 1
+    rule, units = request.constraints, split(request)
+    free = _is_same_for_alike(rule) and (rule.numa, rule.links) == (Strength.NO, Strength.NO)
+    return free and len(units) == 1 and units[0].cards == 1
 
 
 def _is_same_for_alike(rule: Constraints) -> bool:

@@ -15,7 +15,7 @@ Longs: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
 
 
-class Grid(msgspec.Struct, frozen=True, kw_only=True):
+class FreeArrays(msgspec.Struct, frozen=True, kw_only=True):
     """What is free at one moment: cards x nodes, and per node."""
 
     size: Ints  # memory of the card, MiB
@@ -26,9 +26,9 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     cpu: Longs
     host: Longs  # main memory, MiB
 
-    def columns(self, rows: NDArray[np.intp]) -> "Grid":
+    def columns(self, rows: NDArray[np.intp]) -> "FreeArrays":
         """A copy with only some of the nodes."""
-        return Grid(
+        return FreeArrays(
             size=self.size[:, rows],
             memory=self.memory[:, rows],
             cores=self.cores[:, rows],

@@ -3,8 +3,8 @@
 Room:  three memories of the fleet. By request: how every node stands, mended only where a node was touched. By request
        and state of a node: how good it is and which card was chosen there, for nodes of one kind in one state are
        alike, and most states were seen before. And what a search has found out about cards in some state.
-Door:  `Standings.of`, `Choices.get` and `.keep`, `Searches.of`. What decides is not here, but in `fitting`, `judging`
-       and `placing`.
+Door:  `ScoreCache.of`, `CardChoiceCache.get` and `.keep`, `SearchCache.of`. What decides is not here, but in
+       `fitting`, `judging` and `placing`.
 """
 
 from collections import OrderedDict
@@ -26,7 +26,7 @@ State = tuple[int, bytes]
 """All that an answer about a node rests on, but names."""
 
 
-class Standing(msgspec.Struct):
+class NodeScores(msgspec.Struct):
     """By row: the score of the node for one request, minus infinity where it does not fit; right at that moment."""
 
     scores: Scores
@@ -39,14 +39,14 @@ class Standing(msgspec.Struct):
         self.states[state] = score
 
 
-class Standings:
+class ScoreCache:
     """By request and policy, the latest used last."""
 
     def __init__(self) -> None:
         self._basis: Hashable = None
-        self._known: OrderedDict[Hashable, Standing] = OrderedDict()
+        self._known: OrderedDict[Hashable, NodeScores] = OrderedDict()
 
-    def of(self, request: PodRequest, policy: str, basis: Hashable, nodes: int) -> Standing:
+    def of(self, request: PodRequest, policy: str, basis: Hashable, nodes: int) -> NodeScores:
         """`basis`: what all scores rest on beside the nodes themselves; when it changes, nothing is true any more."""
         if basis != self._basis:
             self._basis = basis
@@ -54,14 +54,14 @@ class Standings:
         key = (policy, kind_of(request))
         found = self._known.get(key)
         if found is None or len(found.scores) != nodes:
-            found = self._known[key] = Standing(np.full(nodes, -np.inf))
+            found = self._known[key] = NodeScores(np.full(nodes, -np.inf))
             if len(self._known) > REQUESTS:
                 self._known.popitem(last=False)
         self._known.move_to_end(key)
         return found
 
 
-class Choices:
+class CardChoiceCache:
     """The position of the card that was chosen, by request, policy and state of the node."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ Found = dict[Hashable, bool | None]
 """By the state of a node's cards: whether they bear the pod; None: there are too many ways to tell."""
 
 
-class Searches:
+class SearchCache:
     """What searches have found out, by request, the latest used last. True for ever: it rests on nothing else. So a pod
     that was searched for with one budget, and is asked about again, is searched further, and not again."""
 

@@ -10,13 +10,13 @@ from itertools import chain
 import msgspec
 
 from gputile.engine.placement.topology import all_linked, closest, cost_of_closest, largest_linked
-from gputile.engine.placement.units import Need, Piece, cut, phase_count
+from gputile.engine.placement.units import Demand, PlacementUnit, phase_count, split
 from gputile.engine.policies.table import POLICIES, Rank, first_named
 from gputile.engine.search_budget import SearchBudget
-from gputile.model.cards import Card, Node, NodeView, Room
+from gputile.model.cards import Card, FreeCapacity, Node, NodeView
 from gputile.model.grants import ContainerGrant, Grant, Tile, take
-from gputile.model.refusals import NodeCode, Refusal
-from gputile.model.requests import Allowance, Constraints, Make, PodRequest, Wish
+from gputile.model.refusals import NodeReason, Refusal
+from gputile.model.requests import CardKind, Constraints, PodRequest, QuotaAllowance, Strength
 
 SEARCH_STEPS = 5000
 """How many sets of cards of one node are looked at before giving up. Real pods need a handful."""
@@ -25,7 +25,7 @@ LEAST_STEPS = 10
 """What a search costs before it begins, in steps."""
 
 
-Prefer = Callable[[Piece], list[float]]
+Prefer = Callable[[PlacementUnit], list[float]]
 """By card of the node, larger is better: where a piece should go."""
 
 
@@ -52,20 +52,20 @@ def place(
     `prefer` gives scores by card where a policy has learnt them (`Fleet.place`); else the policy's own order counts.
     """
     budget = budget or SearchBudget(3 * SEARCH_STEPS)  # also for whether eviction could help
-    pieces = cut(request)
-    fault = _node_fault(view, pieces)
+    units = split(request)
+    fault = _node_fault(view, units)
     if fault is not None:
         return fault
-    board = _Board(request, view, policy, seed, phase_count(pieces), prefer, budget.part(SEARCH_STEPS))
-    found = _found(request, pieces, view, board)
-    miss = _card_miss(pieces, request, view, board) if found is None else _host_miss(request, view)
+    board = _Board(request, view, policy, seed, phase_count(units), prefer, budget.part(SEARCH_STEPS))
+    found = _found(request, units, view, board)
+    miss = _card_miss(units, request, view, board) if found is None else _host_miss(request, view)
     if found is not None and miss is None:
         return Placement(view.node.name, _grants(request, view.node, found))
     assert miss is not None, "cards were refused without a reason"
     empty = NodeView.empty(view.node)
     alone = request.if_nobody_held
     changes = view != empty or alone is not request
-    return Refusal(view.node.name, *miss, curable=changes and fits(alone, empty, budget))
+    return Refusal(view.node.name, *miss, resolvable=changes and fits(alone, empty, budget))
 
 
 def placed(request: PodRequest, node: Node, card: int) -> Placement:
@@ -81,146 +81,146 @@ def fits(request: PodRequest, view: NodeView, budget: SearchBudget | None = None
 
 def searched(request: PodRequest, view: NodeView, budget: SearchBudget | None = None) -> bool | None:
     """Whether the node's cards take the pod, CPU and main memory aside; None: the search was cut short."""
-    pieces = cut(request)
+    units = split(request)
     budget = (budget or SearchBudget(SEARCH_STEPS)).part(SEARCH_STEPS)
-    if not budget.spend(LEAST_STEPS + len(pieces)):
+    if not budget.spend(LEAST_STEPS + len(units)):
         return None
-    if _node_fault(view, pieces) is not None:
+    if _node_fault(view, units) is not None:
         return False
-    board = _Board(request, view, None, 0, phase_count(pieces), None, budget)
-    found = _found(request, pieces, view, board)
+    board = _Board(request, view, None, 0, phase_count(units), None, budget)
+    found = _found(request, units, view, board)
     return None if board.gave_up else found is not None
 
 
 # ---- which cards may serve ------------------------------------------------------------------------------------------
 
 
-class Case(msgspec.Struct, frozen=True):
+class Candidate(msgspec.Struct, frozen=True):
     """One piece on one card, by itself."""
 
-    need: Need  # the most it takes of the card at any time
+    need: Demand  # the most it takes of the card at any time
     idle: bool  # it wants a card that nobody holds
     rule: Constraints
     card: Card
-    room: Room
+    room: FreeCapacity
     pool: str  # of the node
 
 
-def cases(piece: Piece, rule: Constraints, view: NodeView) -> list[Case]:
+def cases(unit: PlacementUnit, rule: Constraints, view: NodeView) -> list[Candidate]:
     """The piece on each card of the node."""
-    needs = {size: piece.peak(size) for size in {card.memory for card in view.node.cards}}
-    idle = piece.exclusive or rule.idle
+    needs = {size: unit.peak(size) for size in {card.memory for card in view.node.cards}}
+    idle = unit.exclusive or rule.idle
     return [
-        Case(needs[card.memory], idle, rule, card, room, view.node.pool)
-        for card, room in zip(view.node.cards, view.rooms, strict=True)
+        Candidate(needs[card.memory], idle, rule, card, room, view.node.pool)
+        for card, room in zip(view.node.cards, view.free_by_card, strict=True)
     ]
 
 
-class Stage(msgspec.Struct, frozen=True):
+class Rule(msgspec.Struct, frozen=True):
     """A rule that a card must pass, and the reason when too few pass it and those before."""
 
-    code: NodeCode
-    passes: Callable[[Case], bool]
+    code: NodeReason
+    passes: Callable[[Candidate], bool]
 
 
 FACTS = (
-    Stage(NodeCode.MODEL, lambda case: case.rule.accepts_model(case.card.model)),
-    Stage(NodeCode.UUID, lambda case: case.rule.accepts_uuid(case.card.uuid)),
-    Stage(NodeCode.MODE, lambda case: case.rule.accepts_mode(case.card.mode) and not case.card.in_mig_mode),
-    Stage(NodeCode.UNHEALTHY, lambda case: case.card.healthy),
-    Stage(NodeCode.CORDONED, lambda case: not case.card.cordoned),
-    Stage(NodeCode.TOO_SMALL, lambda case: case.need.fits(Room.of(case.card))),
+    Rule(NodeReason.MODEL, lambda case: case.rule.accepts_model(case.card.model)),
+    Rule(NodeReason.UUID, lambda case: case.rule.accepts_uuid(case.card.uuid)),
+    Rule(NodeReason.MODE, lambda case: case.rule.accepts_mode(case.card.mode) and not case.card.in_mig_mode),
+    Rule(NodeReason.UNHEALTHY, lambda case: case.card.healthy),
+    Rule(NodeReason.CORDONED, lambda case: not case.card.cordoned),
+    Rule(NodeReason.TOO_SMALL, lambda case: case.need.fits(FreeCapacity.of(case.card))),
 )
 """Rules about the card itself; nobody's leaving changes them."""
 
 MOMENT = (
-    Stage(NodeCode.NOT_IDLE, lambda case: not (case.idle and case.room.tenants)),
-    Stage(NodeCode.MEMORY, lambda case: case.need.fits_memory(case.room)),
-    Stage(NodeCode.CORES, lambda case: case.need.fits_cores(case.room)),
-    Stage(NodeCode.SLOTS, lambda case: case.need.fits_slots(case.room)),
+    Rule(NodeReason.NOT_IDLE, lambda case: not (case.idle and case.room.tenants)),
+    Rule(NodeReason.MEMORY, lambda case: case.need.fits_memory(case.room)),
+    Rule(NodeReason.CORES, lambda case: case.need.fits_cores(case.room)),
+    Rule(NodeReason.SLOTS, lambda case: case.need.fits_slots(case.room)),
 )
 """Rules about what is free of it now."""
 
 
-def _makes(case: Case, of: Callable[[Allowance], frozenset[Make]]) -> bool:
+def _makes(case: Candidate, of: Callable[[QuotaAllowance], frozenset[CardKind]]) -> bool:
     allowance = case.rule.allowance
     return allowance is None or (case.card.model, case.card.memory) in of(allowance)
 
 
 QUOTA = (
-    Stage(NodeCode.QUOTA_POOL, lambda case: case.rule.allowance is None or case.rule.allowance.admits_pool(case.pool)),
-    Stage(NodeCode.QUOTA_MODEL, lambda case: _makes(case, lambda allowance: allowance.listed)),
-    Stage(NodeCode.QUOTA, lambda case: _makes(case, lambda allowance: allowance.affordable)),
+    Rule(NodeReason.QUOTA_POOL, lambda case: case.rule.allowance is None or case.rule.allowance.admits_pool(case.pool)),
+    Rule(NodeReason.QUOTA_MODEL, lambda case: _makes(case, lambda allowance: allowance.listed)),
+    Rule(NodeReason.QUOTA, lambda case: _makes(case, lambda allowance: allowance.affordable)),
 )
 """Rules about the pod's namespace: before what is free, for no room helps a pod that may not have it."""
 
-ABOUT_NEEDS = frozenset({NodeCode.TOO_SMALL, *(stage.code for stage in MOMENT)})
+ABOUT_NEEDS = frozenset({NodeReason.TOO_SMALL, *(stage.code for stage in MOMENT)})
 """Rules about what a piece takes of a card."""
 
 RULES = (*FACTS, *MOMENT)
 RULES_UNDER_QUOTA = (*FACTS, *QUOTA, *MOMENT)
 
 
-def rules_of(rule: Constraints) -> tuple[Stage, ...]:
+def rules_of(rule: Constraints) -> tuple[Rule, ...]:
     return RULES if rule.allowance is None else RULES_UNDER_QUOTA
 
 
 def _open_cards(rule: Constraints, view: NodeView) -> list[bool]:
     """Which cards pass the rules that are the same for every piece of the pod."""
     everybodys = [stage for stage in rules_of(rule) if stage.code not in ABOUT_NEEDS]
-    nothing = Need(0, 0, 0, 0)
+    nothing = Demand(0, 0, 0, 0)
     return [
-        all(stage.passes(Case(nothing, False, rule, card, room, view.node.pool)) for stage in everybodys)
-        for card, room in zip(view.node.cards, view.rooms, strict=True)
+        all(stage.passes(Candidate(nothing, False, rule, card, room, view.node.pool)) for stage in everybodys)
+        for card, room in zip(view.node.cards, view.free_by_card, strict=True)
     ]
 
 
-def _more_than_all(pieces: Sequence[Piece], view: NodeView) -> bool:
+def _more_than_all(units: Sequence[PlacementUnit], view: NodeView) -> bool:
     """Whether the pod wants more than all cards have left together: no search could find that."""
-    wanted = [(ask, piece) for piece in pieces for ask in piece.asks_in(0)]
-    rooms = view.rooms
+    wanted = [(ask, unit) for unit in units for ask in unit.asks_in(0)]
+    free_by_card = view.free_by_card
     return (
-        sum(piece.cards * (ask.memory or 0) for ask, piece in wanted) > sum(max(room.memory, 0) for room in rooms)
-        or sum(piece.cards * ask.cores for ask, piece in wanted) > sum(max(room.cores, 0) for room in rooms)
-        or sum(piece.cards * piece.slots for _, piece in wanted) > sum(max(room.slots, 0) for room in rooms)
+        sum(unit.cards * (ask.memory or 0) for ask, unit in wanted) > sum(max(room.memory, 0) for room in free_by_card)
+        or sum(unit.cards * ask.cores for ask, unit in wanted) > sum(max(room.cores, 0) for room in free_by_card)
+        or sum(unit.cards * unit.slots for _, unit in wanted) > sum(max(room.slots, 0) for room in free_by_card)
     )
 
 
 # ---- the search -----------------------------------------------------------------------------------------------------
 
 
-def _hardest_first(pieces: Sequence[Piece]) -> list[Piece]:
-    return sorted(pieces, key=Piece.hardness, reverse=True)
+def _hardest_first(units: Sequence[PlacementUnit]) -> list[PlacementUnit]:
+    return sorted(units, key=PlacementUnit.hardness, reverse=True)
 
 
 class _Move:
     """A piece that waits for its cards: what it needs of each, None where it could not go even alone."""
 
-    def __init__(self, piece: Piece, view: NodeView, rule: Constraints, open_cards: list[bool]) -> None:
+    def __init__(self, unit: PlacementUnit, view: NodeView, rule: Constraints, open_cards: list[bool]) -> None:
         self.scores: list[float] | None = None  # by card, where a policy has learnt them
-        self.piece, self.phases, self.is_init = piece, piece.phases(), piece.is_init
-        self.exclusive, wants_idle = piece.exclusive, piece.exclusive or rule.idle
+        self.unit, self.phases, self.is_init = unit, unit.phases(), unit.is_init
+        self.exclusive, wants_idle = unit.exclusive, unit.exclusive or rule.idle
         sizes = {card.memory for card in view.node.cards}
-        needs, peaks = {size: piece.needs(size) for size in sizes}, {size: piece.peak(size) for size in sizes}
+        needs, peaks = {size: unit.needs(size) for size in sizes}, {size: unit.peak(size) for size in sizes}
         self.needs = [
             needs[card.memory]
             if is_open and not (wants_idle and room.tenants) and peaks[card.memory].fits(room)
             else None
-            for card, room, is_open in zip(view.node.cards, view.rooms, open_cards, strict=True)
+            for card, room, is_open in zip(view.node.cards, view.free_by_card, open_cards, strict=True)
         ]
 
 
 def _found(
-    request: PodRequest, pieces: tuple[Piece, ...], view: NodeView, board: "_Board"
+    request: PodRequest, units: tuple[PlacementUnit, ...], view: NodeView, board: "_Board"
 ) -> dict[str, Sequence[int]] | None:
-    if _more_than_all(pieces, view):
+    if _more_than_all(units, view):
         return None
     rule = request.constraints
     open_cards = _open_cards(rule, view)
-    return _search([_Move(piece, view, rule, open_cards) for piece in _hardest_first(pieces)], board)
+    return _search([_Move(unit, view, rule, open_cards) for unit in _hardest_first(units)], board)
 
 
-NOTHING = Room(-1, -1, -1)  # what an exclusive container leaves to the others of its pod
+NOTHING = FreeCapacity(-1, -1, -1)  # what an exclusive container leaves to the others of its pod
 
 
 class _Board:
@@ -239,19 +239,19 @@ class _Board:
         self.request, self.view, self.seed = request, view, seed
         self.policy = POLICIES[first_named(request.constraints.card_policy, view.node.card_policy, policy)]
         self.prefer = prefer
-        self.left = [[room] * phases for room in view.rooms]
-        self.held = [0] * len(view.rooms)  # pieces of this pod on the card
+        self.left = [[room] * phases for room in view.free_by_card]
+        self.held = [0] * len(view.free_by_card)  # pieces of this pod on the card
         self.gave_up, self._budget = False, budget
 
     def choices(self, move: _Move) -> Iterator[Sequence[int]]:
         """Sets of cards for the piece, the policy's favourite first; sets that differ in name only come once."""
         rank = {card: self._rank(move, card) for card, _ in enumerate(self.left) if self._admits(move, card)}
         fitting = sorted(rank, key=lambda card: (rank[card], card))
-        for group in self._groups(fitting, move.piece.cards):
-            if not self._may_go_on(self._cost_of_favourite(group, move.piece.cards)):
+        for group in self._groups(fitting, move.unit.cards):
+            if not self._may_go_on(self._cost_of_favourite(group, move.unit.cards)):
                 return
             seen = set()
-            for chosen in chain([self._favourite(group, rank, move.piece.cards)], self._sets(group, move.piece.cards)):
+            for chosen in chain([self._favourite(group, rank, move.unit.cards)], self._sets(group, move.unit.cards)):
                 if not self._may_go_on():  # also for sets that are passed over: there may be a great many
                     return
                 if frozenset(chosen) not in seen and self._allowed(chosen):
@@ -273,7 +273,7 @@ class _Board:
             alike.setdefault(self._likeness(card), []).append(card)
         yield from _pick(list(alike.values()), wanted)
 
-    def put(self, move: _Move, chosen: Sequence[int]) -> list[list[Room]]:
+    def put(self, move: _Move, chosen: Sequence[int]) -> list[list[FreeCapacity]]:
         """Take the piece's needs off its cards; returns what was there, for `take_back`."""
         before = [self.left[card] for card in chosen]
         for card in chosen:
@@ -284,7 +284,7 @@ class _Board:
             self.left[card] = left
         return before
 
-    def take_back(self, chosen: Sequence[int], before: list[list[Room]]) -> None:
+    def take_back(self, chosen: Sequence[int], before: list[list[FreeCapacity]]) -> None:
         for card, left in zip(chosen, before, strict=True):
             self.held[card] -= 1
             self.left[card] = left
@@ -293,7 +293,7 @@ class _Board:
         return self.view.node.cards[card]
 
     def _admits(self, move: _Move, card: int) -> bool:
-        needs, left, room = move.needs[card], self.left[card], self.view.rooms[card]
+        needs, left, room = move.needs[card], self.left[card], self.view.free_by_card[card]
         if needs is None:
             return False
         if move.exclusive:
@@ -305,7 +305,7 @@ class _Board:
         stranger = int(move.is_init and not self.held[card])
         if self.prefer is not None:
             if move.scores is None:
-                move.scores = self.prefer(move.piece)
+                move.scores = self.prefer(move.unit)
             return (stranger, -move.scores[card])
         left = self.left[card][move.phases[0]]
         return (stranger, *self.policy.rank_card(self._card(card), left, self._links(card), self.seed))
@@ -315,13 +315,13 @@ class _Board:
         node = self.view.node
         if not node.links:
             return 0
-        return sum(node.link(card, peer) for peer, room in enumerate(self.view.rooms) if not room.tenants)
+        return sum(node.link(card, peer) for peer, room in enumerate(self.view.free_by_card) if not room.tenants)
 
     def _groups(self, fitting: list[int], wanted: int) -> list[list[int]]:
         """The cards to choose among: all, or those of one NUMA node after the other."""
         wish = self.request.constraints.numa
-        groups = [] if wish is Wish.REQUIRE else [fitting]
-        if wish is not Wish.NO:
+        groups = [] if wish is Strength.REQUIRE else [fitting]
+        if wish is not Strength.NO:
             by_numa: dict[int, list[int]] = {}
             for card in fitting:
                 by_numa.setdefault(self._card(card).numa, []).append(card)
@@ -332,7 +332,7 @@ class _Board:
         """The first by rank; among equals, and when links come first among all, the best-linked set."""
         if wanted == 1 or not self.view.node.links:
             return group[:wanted]
-        if self.policy.by_links or self.request.constraints.links is not Wish.NO:
+        if self.policy.by_links or self.request.constraints.links is not Strength.NO:
             return closest([], group, wanted, self.view.node.link)
         last = rank[group[wanted - 1]]
         better = [card for card in group if rank[card] < last]
@@ -340,14 +340,14 @@ class _Board:
         return closest(better, equal, wanted - len(better), self.view.node.link)
 
     def _allowed(self, chosen: Sequence[int]) -> bool:
-        return self.request.constraints.links is not Wish.REQUIRE or all_linked(chosen, self.view.node.link)
+        return self.request.constraints.links is not Strength.REQUIRE or all_linked(chosen, self.view.node.link)
 
     def _likeness(self, card: int) -> tuple[object, ...]:
         """Equal for cards that any further piece would find equally good."""
-        rooms = tuple((room.memory, room.cores, room.slots, room.tenants) for room in self.left[card])
+        free_by_card = tuple((room.memory, room.cores, room.slots, room.tenants) for room in self.left[card])
         rule = self.request.constraints
-        its_own = card if (rule.numa, rule.links) != (Wish.NO, Wish.NO) else -1
-        return (rooms, self._card(card).memory, self._card(card).cores, self._card(card).slots, its_own)
+        its_own = card if (rule.numa, rule.links) != (Strength.NO, Strength.NO) else -1
+        return (free_by_card, self._card(card).memory, self._card(card).cores, self._card(card).slots, its_own)
 
 
 def _pick(kinds: list[list[int]], wanted: int) -> Iterator[list[int]]:
@@ -388,7 +388,7 @@ def _search(moves: list[_Move], board: _Board) -> dict[str, Sequence[int]] | Non
 
     The way back is a list and not the call stack: whoever writes the pod decides how many pieces there are.
     """
-    done: list[tuple[Sequence[int], list[list[Room]]]] = []  # by move: the cards, and what was there before
+    done: list[tuple[Sequence[int], list[list[FreeCapacity]]]] = []  # by move: the cards, and what was there before
     choices = [board.choices(move) for move in moves[:1]]
     while len(done) < len(moves):
         chosen = next(choices[-1], None)
@@ -401,7 +401,7 @@ def _search(moves: list[_Move], board: _Board) -> dict[str, Sequence[int]] | Non
         else:
             return None
     found = zip(moves, done, strict=True)
-    return {ask.container: chosen for move, (chosen, _) in found for ask in move.piece.asks}
+    return {ask.container: chosen for move, (chosen, _) in found for ask in move.unit.asks}
 
 
 def _grants(request: PodRequest, node: Node, found: Mapping[str, Sequence[int]]) -> tuple[ContainerGrant, ...]:
@@ -416,59 +416,59 @@ def _grants(request: PodRequest, node: Node, found: Mapping[str, Sequence[int]])
 # ---- why not --------------------------------------------------------------------------------------------------------
 
 
-def _node_fault(view: NodeView, pieces: tuple[Piece, ...]) -> Refusal | None:
+def _node_fault(view: NodeView, units: tuple[PlacementUnit, ...]) -> Refusal | None:
     node = view.node
     if node.fault:
-        return Refusal(node.name, NodeCode(node.fault), 1, 0, False)
-    if not node.cards and pieces:
-        return Refusal(node.name, NodeCode.NO_CARDS, 1, 0, False)
+        return Refusal(node.name, NodeReason(node.fault), 1, 0, False)
+    if not node.cards and units:
+        return Refusal(node.name, NodeReason.NO_CARDS, 1, 0, False)
     return None
 
 
-def _host_miss(request: PodRequest, view: NodeView) -> tuple[NodeCode, int, int] | None:
+def _host_miss(request: PodRequest, view: NodeView) -> tuple[NodeReason, int, int] | None:
     if request.cpu and request.cpu > view.cpu:
-        return NodeCode.CPU, request.cpu, view.cpu
+        return NodeReason.CPU, request.cpu, view.cpu
     if request.memory and request.memory > view.memory:
-        return NodeCode.HOST_MEMORY, request.memory, view.memory
+        return NodeReason.HOST_MEMORY, request.memory, view.memory
     return None
 
 
 def _card_miss(
-    pieces: tuple[Piece, ...], request: PodRequest, view: NodeView, board: _Board
-) -> tuple[NodeCode, int, int]:
+    units: tuple[PlacementUnit, ...], request: PodRequest, view: NodeView, board: _Board
+) -> tuple[NodeReason, int, int]:
     """The first rule that leaves too few cards; if every piece fits alone, then that they do not fit together."""
-    for piece in pieces:
-        miss = piece_miss(piece, request.constraints, view)
+    for unit in units:
+        miss = unit_miss(unit, request.constraints, view)
         if miss is not None:
-            return miss[0], piece.cards, miss[1]
-    return (NodeCode.SEARCH if board.gave_up else NodeCode.TOGETHER), len(pieces), 0
+            return miss[0], unit.cards, miss[1]
+    return (NodeReason.SEARCH if board.gave_up else NodeReason.TOGETHER), len(units), 0
 
 
-def piece_miss(piece: Piece, rule: Constraints, view: NodeView) -> tuple[NodeCode, int] | None:
+def unit_miss(unit: PlacementUnit, rule: Constraints, view: NodeView) -> tuple[NodeReason, int] | None:
     """The first rule at which this piece alone finds too few cards, and how many it found."""
-    if len(view.rooms) < piece.cards:
-        return NodeCode.TOO_FEW_CARDS, len(view.rooms)
-    all_cases = cases(piece, rule, view)
-    left = list(range(len(view.rooms)))
+    if len(view.free_by_card) < unit.cards:
+        return NodeReason.TOO_FEW_CARDS, len(view.free_by_card)
+    all_cases = cases(unit, rule, view)
+    left = list(range(len(view.free_by_card)))
     for stage in rules_of(rule):
         left = [card for card in left if stage.passes(all_cases[card])]
-        if len(left) < piece.cards:
+        if len(left) < unit.cards:
             return stage.code, len(left)
-    if rule.numa is Wish.REQUIRE:
+    if rule.numa is Strength.REQUIRE:
         numa = [view.node.cards[card].numa for card in left]
         most = max(numa.count(one) for one in numa)
-        if most < piece.cards:
-            return NodeCode.NUMA, most
-    if rule.links is Wish.REQUIRE:
-        most = _most_linked(left, piece.cards, rule, view)
-        if most < piece.cards:
-            return NodeCode.LINKS, most
+        if most < unit.cards:
+            return NodeReason.NUMA, most
+    if rule.links is Strength.REQUIRE:
+        most = _most_linked(left, unit.cards, rule, view)
+        if most < unit.cards:
+            return NodeReason.LINKS, most
     return None
 
 
 def _most_linked(cards: list[int], wanted: int, rule: Constraints, view: NodeView) -> int:
     """The largest linked set, inside one NUMA node if that is required too."""
-    if rule.numa is not Wish.REQUIRE:
+    if rule.numa is not Strength.REQUIRE:
         return largest_linked(cards, wanted, view.node.link)
     numas = {view.node.cards[card].numa for card in cards}
     return max(

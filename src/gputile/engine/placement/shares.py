@@ -4,8 +4,8 @@ A card has memory and cores; policies compare cards and nodes by the share that 
 the two: a card without free memory is full, however many cores are left.
 """
 
-from gputile.model.cards import Card, Room
-from gputile.model.requests import Ask
+from gputile.model.cards import Card, FreeCapacity
+from gputile.model.requests import ContainerRequest
 from gputile.model.units import ALL, MiB, Percent
 
 CARD = 10_000
@@ -19,11 +19,11 @@ def free_share(memory: MiB, cores: Percent, of_memory: MiB, of_cores: Percent) -
     return max(0, min(by_memory, by_cores))
 
 
-def room_share(card: Card, room: Room) -> int:
+def free_capacity_share(card: Card, room: FreeCapacity) -> int:
     return free_share(room.memory, room.cores, card.memory, card.cores)
 
 
-def ask_share(ask: Ask, card_memory: float) -> float:
+def ask_share(ask: ContainerRequest, card_memory: float) -> float:
     """The share of a card of that size which one tile of `ask` takes."""
     if ask.memory is None:
         by_memory = CARD * (ask.memory_percent or 0) / ALL  # in this order: 0.81 x 10000 is not 8100

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gputile.engine.fleet.free_arrays import Ints, Longs
 from gputile.engine.placement.shares import CARD
-from gputile.engine.policies.workload_model import Tables
+from gputile.engine.policies.workload_model import WorkloadTables
 
 Floats = NDArray[np.float64]
 
@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 FEW = 64  # nodes
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class NodeArrays(msgspec.Struct, frozen=True, kw_only=True):
     """Some nodes as scores see them."""
 
     share: Ints  # free share of each card, in CARD; 0 where there is none
@@ -32,7 +32,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 class Fragments:
     """The fragment of some nodes as they are, and what placements would change."""
 
-    def __init__(self, look: Look, tables: Tables) -> None:
+    def __init__(self, look: NodeArrays, tables: WorkloadTables) -> None:
         self.look, self._tables = look, tables
         self._accepted = None if tables.accepts is None else tables.accepts[:, look.model]  # task x card x node
         bears = look.share[None] >= np.maximum(tables.share, 1)[:, None, None]

@@ -1,7 +1,7 @@
 """Scores of the policies that learn, remembered per request and mended only where a node was touched.
 
 Room:  the learner, its tables, and a cache of node scores; asked by `fleet`, which lends its arrays.
-Door:  `Judge.scores` for all nodes, `Judge.card_scores` for the cards of one; `observe` and `refresh` to learn.
+Door:  `Scorer.scores` for all nodes, `Scorer.card_scores` for the cards of one; `observe` and `refresh` to learn.
 """
 
 from collections import OrderedDict
@@ -16,16 +16,16 @@ from gputile.engine.fleet.feasibility import Rows
 from gputile.engine.fleet.free_arrays import Ints, Mask
 from gputile.engine.fleet.score_cache import kind_of
 from gputile.engine.placement.shares import CARD, ask_share
-from gputile.engine.placement.units import Piece, cut
+from gputile.engine.placement.units import PlacementUnit, split
 from gputile.engine.policies import tiling
-from gputile.engine.policies.fragmentation import Floats, Fragments, Look
+from gputile.engine.policies.fragmentation import Floats, Fragments, NodeArrays
 from gputile.engine.policies.workload_model import (
     PRICE_EVERY,
-    Learner,
-    Learnt,
-    Lesson,
+    LearntModel,
     Supply,
-    Tables,
+    TrainingData,
+    WorkloadModel,
+    WorkloadTables,
     cpu_asked_per_card,
     model_prices,
     tables,
@@ -38,24 +38,24 @@ MOST_PIECES = 4  # that are scored, of one pod; the hardest ones
 SCORED = 4096  # pieces times nodes, for one pod of more pieces than that: some 30 ms
 
 
-class Site(Protocol):
+class FleetView(Protocol):
     """What the fleet lends."""
 
-    def look(self, rows: Rows) -> Look: ...
-    def tile_share(self, piece: Piece, rows: Rows) -> Ints: ...
-    def cards_for(self, piece: Piece, request: PodRequest, rows: Rows) -> Mask: ...
+    def look(self, rows: Rows) -> NodeArrays: ...
+    def tile_share(self, unit: PlacementUnit, rows: Rows) -> Ints: ...
+    def cards_for(self, unit: PlacementUnit, request: PodRequest, rows: Rows) -> Mask: ...
     def touched_since(self, moment: int) -> Rows: ...
     def moment(self) -> int: ...
     def supply(self) -> Supply: ...
     def average_card(self) -> int: ...
     def node_prices(self, by_model: Floats) -> Floats: ...
-    def card_prices(self, piece: Piece, row: int, by_model: Floats) -> Floats: ...
+    def card_prices(self, unit: PlacementUnit, row: int, by_model: Floats) -> Floats: ...
     def fullest(self, rows: Rows, most: int) -> Rows: ...
     def shape(self) -> tuple[int, int]: ...
     def model_count(self) -> int: ...
 
 
-class Scored(msgspec.Struct):
+class RequestScores(msgspec.Struct):
     """Scores of a request on some nodes; for a single piece also by card, 0 where its cards are all alike."""
 
     nodes: Floats
@@ -63,7 +63,7 @@ class Scored(msgspec.Struct):
     size: Floats = msgspec.field(default_factory=lambda: np.zeros(0))  # by node: the cards that the piece takes
 
 
-class Remembered(msgspec.Struct):
+class CachedScores(msgspec.Struct):
     """Scores of one request on all nodes, and up to when they are right."""
 
     nodes: Floats
@@ -71,19 +71,19 @@ class Remembered(msgspec.Struct):
     moment: int = -1
 
 
-class Judge:
+class Scorer:
     """One per fleet."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: FleetView) -> None:
         self._site = site
-        self._learner = Learner()
-        self._tables: Tables | None = None
+        self._learner = WorkloadModel()
+        self._tables: WorkloadTables | None = None
         self._prices: Floats = np.ones(1)
         self._fixed = False  # the mix was given, and is not learnt
         self._priced_at = 0  # arrivals
         self._starved = False
         self._lessons = 0
-        self._remembered: OrderedDict[tuple[object, ...], Remembered] = OrderedDict()
+        self._remembered: OrderedDict[tuple[object, ...], CachedScores] = OrderedDict()
 
     # ---- learning ---------------------------------------------------------------------------------------------------
 
@@ -108,21 +108,21 @@ class Judge:
         if self._learner.arrivals >= self._priced_at + PRICE_EVERY:
             self._price()
 
-    def lesson(self) -> Lesson:
+    def lesson(self) -> TrainingData:
         """What `refresh` would learn from, to be studied elsewhere and adopted later."""
         self._learner.begin()
-        return Lesson(dict(self._learner.asked()), self._site.supply())
+        return TrainingData(dict(self._learner.asked()), self._site.supply())
 
-    def lesson_from(self, requests: Iterable[PodRequest]) -> Lesson:
+    def lesson_from(self, requests: Iterable[PodRequest]) -> TrainingData:
         """The same from these pods, and from nothing that was learnt before."""
-        return Lesson({}, self._site.supply(), tuple(requests), self._site.average_card())
+        return TrainingData({}, self._site.supply(), tuple(requests), self._site.average_card())
 
-    def prepare(self) -> Tables:
+    def prepare(self) -> WorkloadTables:
         """New tables beside the old ones; may be made elsewhere and adopted later."""
         return self._learner.prepare(self._site.supply())
 
-    def adopt(self, new: Tables | Learnt) -> None:
-        if isinstance(new, Learnt):
+    def adopt(self, new: WorkloadTables | LearntModel) -> None:
+        if isinstance(new, LearntModel):
             self._learner = new.learner or self._learner
             new = new.tables
         self._tables = new
@@ -134,7 +134,7 @@ class Judge:
 
     def learn_all(self, requests: list[PodRequest]) -> None:
         """Take the mix from a whole list at once, as the literature does, and learn no more."""
-        counts = Learner(prior=0.0)
+        counts = WorkloadModel(prior=0.0)
         for request in requests:
             counts.observe(task_of(request, self._site.average_card()))
         self._learner, self._fixed = counts, True
@@ -148,7 +148,7 @@ class Judge:
         asked = cpu_asked_per_card(self._learner.asked())
         self._starved = asked > supply.free_cpu / max(sum(supply.free), 1e-9)
 
-    def tables(self) -> Tables:
+    def tables(self) -> WorkloadTables:
         """What is known now. A model that came after the tables is nothing they could say a word about."""
         accepts = None if self._tables is None else self._tables.accepts
         if self._tables is None or (accepts is not None and accepts.shape[1] < self._site.model_count()):
@@ -186,8 +186,8 @@ class Judge:
         A pod of many containers is hardly ever like another one, so its scores are not kept; and it is scored on the
         fullest nodes that it fits on only, else it would hold up everybody else's: the others come after them.
         """
-        pieces = cut(request)
-        if len(pieces) <= MOST_PIECES:
+        units = split(request)
+        if len(units) <= MOST_PIECES:
             return np.where(fitting, self.scores(request, policy)[: len(fitting)], -np.inf)
         rows = np.flatnonzero(fitting)
         closely = self._site.fullest(rows, SCORED // MOST_PIECES)
@@ -200,33 +200,33 @@ class Judge:
         answer[closely] = scores
         return answer
 
-    def card_scores_on(self, request: PodRequest, row: int, policy: str) -> Callable[[Piece], list[float]]:
+    def card_scores_on(self, request: PodRequest, row: int, policy: str) -> Callable[[PlacementUnit], list[float]]:
         """By piece: its scores by card of one node, larger is better."""
-        pieces = cut(request)
-        if len(pieces) == 1:
+        units = split(request)
+        if len(units) == 1:
             known: Floats = self._up_to_date(request, policy).cards[:, row].astype(np.float64)
-            return lambda piece: self._priced(known, piece, row, policy)
+            return lambda unit: self._priced(known, unit, row, policy)
         rows = np.array([row])
         fragments = Fragments(self._site.look(rows), self.tables())
 
-        def scores(piece: Piece) -> list[float]:
-            found = _piece_scores(piece, request, self._site, rows, fragments, self.tables(), policy, request.cpu)
-            return self._priced(found.cards[:, 0], piece, row, policy)
+        def scores(unit: PlacementUnit) -> list[float]:
+            found = _unit_scores(unit, request, self._site, rows, fragments, self.tables(), policy, request.cpu)
+            return self._priced(found.cards[:, 0], unit, row, policy)
 
         return scores
 
-    def _priced(self, scores: Floats, piece: Piece, row: int, policy: str) -> list[float]:
+    def _priced(self, scores: Floats, unit: PlacementUnit, row: int, policy: str) -> list[float]:
         if policy == "tiling":
-            scores = scores - tiling.SCARCITY * self._site.card_prices(piece, row, self._prices)
+            scores = scores - tiling.SCARCITY * self._site.card_prices(unit, row, self._prices)
         return [float(score) for score in scores]
 
-    def _up_to_date(self, request: PodRequest, policy: str) -> Remembered:
+    def _up_to_date(self, request: PodRequest, policy: str) -> CachedScores:
         current = self.tables()  # before the key: new tables forget the old scores
         key = _key(request, policy, self._starved)
         known = self._remembered.get(key)
         shape = self._site.shape()
         if known is None or known.cards.shape != shape:
-            known = self._remembered[key] = Remembered(np.zeros(shape[1]), np.zeros(shape, dtype=np.float32))
+            known = self._remembered[key] = CachedScores(np.zeros(shape[1]), np.zeros(shape, dtype=np.float32))
             if len(self._remembered) > REMEMBERED:
                 self._remembered.popitem(last=False)
         if known.moment != self._site.moment() and len(rows := self._site.touched_since(known.moment)):
@@ -243,64 +243,68 @@ def _key(request: PodRequest, policy: str, starved: bool) -> tuple[object, ...]:
 
 # ---- the rules: scores of some nodes --------------------------------------------------------------------------------
 
-Rule = Callable[[PodRequest, Site, Rows, Tables, bool], Scored]
+Rule = Callable[[PodRequest, FleetView, Rows, WorkloadTables, bool], RequestScores]
 
 
-def _scored(pieces: Sequence[Piece]) -> list[Piece]:
+def _scored(units: Sequence[PlacementUnit]) -> list[PlacementUnit]:
     """The pieces that decide where the pod goes, in the pod's order."""
-    hardest = sorted(range(len(pieces)), key=lambda number: pieces[number].hardness(), reverse=True)[:MOST_PIECES]
-    return [pieces[number] for number in sorted(hardest)]
+    hardest = sorted(range(len(units)), key=lambda number: units[number].hardness(), reverse=True)[:MOST_PIECES]
+    return [units[number] for number in sorted(hardest)]
 
 
-def _tiling(request: PodRequest, site: Site, rows: Rows, current: Tables, starved: bool) -> Scored:
-    look, pieces = site.look(rows), _scored(cut(request))
+def _tiling(request: PodRequest, site: FleetView, rows: Rows, current: WorkloadTables, starved: bool) -> RequestScores:
+    look, units = site.look(rows), _scored(split(request))
     fragments = Fragments(look, current)
-    if not pieces:
-        return Scored(
+    if not units:
+        return RequestScores(
             tiling.cpu_pod_scores(look, request.cpu, current, fragments, starved=starved), np.zeros(look.share.shape)
         )
     parts = [  # the pod's CPU is taken once
-        _piece_scores(piece, request, site, rows, fragments, current, "tiling", 0 if number else request.cpu)
-        for number, piece in enumerate(pieces)
+        _unit_scores(unit, request, site, rows, fragments, current, "tiling", 0 if number else request.cpu)
+        for number, unit in enumerate(units)
     ]
-    size = sum(
-        (part.size for piece, part in zip(pieces, parts, strict=True) if 0 in piece.phases()), np.zeros(len(rows))
-    )
+    size = sum((part.size for unit, part in zip(units, parts, strict=True) if 0 in unit.phases()), np.zeros(len(rows)))
     nodes = tiling.node_scores(look, size, request.cpu, current)
-    return Scored(sum((part.nodes for part in parts), nodes), parts[0].cards)
+    return RequestScores(sum((part.nodes for part in parts), nodes), parts[0].cards)
 
 
-def _fragmentation(request: PodRequest, site: Site, rows: Rows, current: Tables, starved: bool) -> Scored:
+def _fragmentation(
+    request: PodRequest, site: FleetView, rows: Rows, current: WorkloadTables, starved: bool
+) -> RequestScores:
     """FGD as published; of several containers the one with the most cards decides."""
-    look, pieces = site.look(rows), cut(request)
+    look, units = site.look(rows), split(request)
     fragments = Fragments(look, current)
-    if not pieces:
-        return Scored(_logistic(fragments.gain_of_cpu(request.cpu)), np.zeros(look.share.shape))
-    piece = max(pieces, key=lambda piece: piece.cards)
-    return _piece_scores(piece, request, site, rows, fragments, current, "fragmentation", request.cpu)
+    if not units:
+        return RequestScores(_logistic(fragments.gain_of_cpu(request.cpu)), np.zeros(look.share.shape))
+    unit = max(units, key=lambda unit: unit.cards)
+    return _unit_scores(unit, request, site, rows, fragments, current, "fragmentation", request.cpu)
 
 
-def _piece_scores(
-    piece: Piece,
+def _unit_scores(
+    unit: PlacementUnit,
     request: PodRequest,
-    site: Site,
+    site: FleetView,
     rows: Rows,
     fragments: Fragments,
-    current: Tables,
+    current: WorkloadTables,
     policy: str,
     cpu: int,
-) -> Scored:
+) -> RequestScores:
     """One piece by itself: by card, and by node the sum over the best cards that fit."""
     look = fragments.look
-    if piece.exclusive:
-        gain = fragments.gain_of_whole_cards(piece.cards, cpu)
+    if unit.exclusive:
+        gain = fragments.gain_of_whole_cards(unit.cards, cpu)
         nodes = tiling.GAIN * gain if policy == "tiling" else _logistic(gain)
-        return Scored(nodes, np.zeros(look.share.shape), np.full(len(rows), float(piece.cards)))
-    tile, fitting = site.tile_share(piece, rows), site.cards_for(piece, request, rows)
-    gains = fragments.gain_of_tiles(tile, cpu)
-    cards = tiling.tile_scores(look, tile, current, gains) if policy == "tiling" else _logistic(gains)
-    size = piece.cards * np.where(fitting, tile, 0).max(axis=0) / CARD  # the largest share on a card that fits
-    return Scored(_best_cards(cards, fitting, piece.cards), cards, size)
+        return RequestScores(nodes, np.zeros(look.share.shape), np.full(len(rows), float(unit.cards)))
+    tile, fitting = site.tile_share(unit, rows), site.cards_for(unit, request, rows)
+    capacity_generation = fragments.gain_of_tiles(tile, cpu)
+    cards = (
+        tiling.tile_scores(look, tile, current, capacity_generation)
+        if policy == "tiling"
+        else _logistic(capacity_generation)
+    )
+    size = unit.cards * np.where(fitting, tile, 0).max(axis=0) / CARD  # the largest share on a card that fits
+    return RequestScores(_best_cards(cards, fitting, unit.cards), cards, size)
 
 
 def _logistic(gain: Floats) -> Floats:

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gputile.engine.placement.shares import CARD, room_share
-from gputile.model.cards import Card, Room
+from gputile.engine.placement.shares import CARD, free_capacity_share
+from gputile.model.cards import Card, FreeCapacity
 from gputile.model.errors import InputError
 
 Scores: TypeAlias = NDArray[np.floating[Any]]
@@ -23,7 +23,7 @@ LARGE_NODE_CPU = 128_000  # millicores
 LARGE_NODE_CARDS = 8 * CARD
 
 
-class Sums(msgspec.Struct, frozen=True):
+class RemainingCapacity(msgspec.Struct, frozen=True):
     """Per node: what would be left after the pod is placed; as arrays over the fleet."""
 
     cpu_left: Scores  # millicores
@@ -31,8 +31,8 @@ class Sums(msgspec.Struct, frozen=True):
     closeness: Scores | None  # of the best-linked set of cards; None when the policy needs none
 
 
-NodeScore: TypeAlias = Callable[[Sums, int], Scores]
-CardRank: TypeAlias = Callable[[Card, Room, int, int], Rank]
+NodeScore: TypeAlias = Callable[[RemainingCapacity, int], Scores]
+CardRank: TypeAlias = Callable[[Card, FreeCapacity, int, int], Rank]
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -44,23 +44,23 @@ class Policy(msgspec.Struct, frozen=True):
     by_links: bool = False  # several cards of one container: the best-linked set first
 
 
-def _best_fit(sums: Sums, seed: int) -> Scores:
+def _best_fit(sums: RemainingCapacity, seed: int) -> Scores:
     cpu: Scores = sums.cpu_left * (50.0 / LARGE_NODE_CPU)
     cards: Scores = sums.share_left * (50.0 / LARGE_NODE_CARDS)
     return np.subtract(100.0, cpu + cards, dtype=np.float64)
 
 
-def _most_left(sums: Sums, seed: int) -> Scores:
+def _most_left(sums: RemainingCapacity, seed: int) -> Scores:
     """In whole percent, so that nodes that are about as empty tie and kube-scheduler's other wishes decide."""
     return np.floor(np.subtract(100.0, _best_fit(sums, seed)))
 
 
-def _chance(sums: Sums, seed: int) -> Scores:
+def _chance(sums: RemainingCapacity, seed: int) -> Scores:
     rows = np.arange(len(sums.cpu_left), dtype=np.uint64)
     return (mixed(rows, seed) >> np.uint64(11)) * (100.0 / 2**53)
 
 
-def _linked(sums: Sums, seed: int) -> Scores:
+def _linked(sums: RemainingCapacity, seed: int) -> Scores:
     closeness = np.zeros(len(sums.cpu_left)) if sums.closeness is None else sums.closeness
     return closeness * 1000.0 + _best_fit(sums, seed)
 
@@ -74,19 +74,19 @@ def mixed(numbers: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
         return np.asarray(mixed ^ (mixed >> np.uint64(31)))
 
 
-def _tightest(card: Card, room: Room, links: int, seed: int) -> Rank:
-    return (room_share(card, room), room.memory)
+def _tightest(card: Card, room: FreeCapacity, links: int, seed: int) -> Rank:
+    return (free_capacity_share(card, room), room.memory)
 
 
-def _emptiest(card: Card, room: Room, links: int, seed: int) -> Rank:
-    return (-room_share(card, room), -room.memory)
+def _emptiest(card: Card, room: FreeCapacity, links: int, seed: int) -> Rank:
+    return (-free_capacity_share(card, room), -room.memory)
 
 
-def _any_card(card: Card, room: Room, links: int, seed: int) -> Rank:
+def _any_card(card: Card, room: FreeCapacity, links: int, seed: int) -> Rank:
     return (int(mixed(np.array([card.index + 1], dtype=np.uint64), seed)[0]),)
 
 
-def _least_linked(card: Card, room: Room, links: int, seed: int) -> Rank:
+def _least_linked(card: Card, room: FreeCapacity, links: int, seed: int) -> Rank:
     """One card alone leaves the well-linked ones to pods that want several."""
     return (links, *_tightest(card, room, links, seed))
 

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from gputile.engine.fleet.free_arrays import Ints, Longs
 from gputile.engine.placement.shares import CARD
-from gputile.engine.policies.fragmentation import Floats, Fragments, Look
-from gputile.engine.policies.workload_model import Tables
+from gputile.engine.policies.fragmentation import Floats, Fragments, NodeArrays
+from gputile.engine.policies.workload_model import WorkloadTables
 
 STRANDING, SCARCITY, GAIN = 0.2, 0.03, 0.1
 CPU_LEFT, CARDS_LEFT = 0.005 / 128_000, 0.01 / 8
@@ -34,7 +34,7 @@ GAIN_OF_CPU_POD, CPU_LEFT_OF_CPU_POD = 1.0, 0.055 / 128_000
 SERVED = 0.85  # of the CPU per card that pods ask for: pods that need less make up for it
 
 
-def worth_lost(look: Look, tile: Ints, tables: Tables) -> Floats:
+def worth_lost(look: NodeArrays, tile: Ints, tables: WorkloadTables) -> Floats:
     """Card x node: V(r) - V(r - d)."""
     before, after = _percent(look.share), _percent(look.share - tile)
     lost: Floats = tables.value[before] - tables.value[after]
@@ -46,19 +46,19 @@ def _percent(share: Ints) -> NDArray[np.int64]:
     return np.clip(share * 100 // CARD, 0, 100).astype(np.int64)
 
 
-def stranded(idle: Floats, cpu: Longs, tables: Tables) -> Floats:
+def stranded(idle: Floats, cpu: Longs, tables: WorkloadTables) -> Floats:
     """Node: the idle cards that the node's CPU can no longer serve."""
     if not tables.rho:
         return np.zeros(len(idle))
     return np.maximum(0.0, idle - cpu / (SERVED * tables.rho))
 
 
-def tile_scores(look: Look, tile: Ints, tables: Tables, gain: Floats) -> Floats:
+def tile_scores(look: NodeArrays, tile: Ints, tables: WorkloadTables, gain: Floats) -> Floats:
     """Card x node: what a tile on that card is worth, but for what is the same on all cards of the node."""
     return GAIN * gain - worth_lost(look, tile, tables)
 
 
-def node_scores(look: Look, size: Floats, cpu: int, tables: Tables) -> Floats:
+def node_scores(look: NodeArrays, size: Floats, cpu: int, tables: WorkloadTables) -> Floats:
     """Node: stranding and best fit, for a pod that takes so many cards and so much CPU."""
     idle = look.share.sum(axis=0) / CARD
     left = look.cpu - cpu
@@ -66,7 +66,9 @@ def node_scores(look: Look, size: Floats, cpu: int, tables: Tables) -> Floats:
     return np.asarray(-STRANDING * strands - CPU_LEFT * left - CARDS_LEFT * (idle - size))
 
 
-def cpu_pod_scores(look: Look, cpu: int, tables: Tables, fragments: Fragments, *, starved: bool) -> Floats:
+def cpu_pod_scores(
+    look: NodeArrays, cpu: int, tables: WorkloadTables, fragments: Fragments, *, starved: bool
+) -> Floats:
     """Node: the score of a pod without GPU."""
     idle = look.share.sum(axis=0) / CARD
     left = look.cpu - cpu

@@ -1,11 +1,12 @@
 """What the workload looks like, learnt from the pods so far: the tables that `fragmentation` and `tiling` score with.
 
 Room:  counts of arrivals and what follows from them. Online: it sees the pods so far and the fleet, never what comes.
-Door:  `Learner.observe` counts a pod; `Learner.due` says when the tables are stale; `Learner.prepare` makes new ones,
+Door:  `WorkloadModel.observe` counts a pod; `WorkloadModel.due` says when the tables are stale;
+       `WorkloadModel.prepare` makes new ones,
        beside the old, for `judging` to swap in. After a restart, observing the cluster's pods rebuilds it all.
 
-What follows from the counts takes up to a tenth of a second. A `Lesson` has copies of all that it needs, so that it can
-be studied in a thread, and the result be adopted where the fleet is.
+What follows from the counts takes up to a tenth of a second. A `TrainingData` has copies of all that it needs, so
+that it can be studied in a thread, and the result be adopted where the fleet is.
 
 Whoever writes pods decides how many kinds of them there are, so all of it is bounded: the most frequent kinds and the
 heaviest fractions are told apart, and each of the others counts as the one that it is nearest to.
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputile.engine.placement.shares import CARD, ask_share
-from gputile.engine.placement.units import Piece, cut
+from gputile.engine.placement.units import PlacementUnit, split
 from gputile.engine.policies.cutting_stock import prices, values
 from gputile.model.requests import Constraints, ModelRule, PodRequest
 from gputile.model.units import MiB, Millicores
@@ -47,7 +48,7 @@ Mind = tuple[tuple[ModelRule, ...], tuple[ModelRule, ...]]
 FAR_MODELS, FAR = 1e9, np.array([1e6, 1e3, 1.0])  # apart in models; in cards, in percent of a card, in cores
 
 
-class Task(msgspec.Struct, frozen=True):
+class PodKind(msgspec.Struct, frozen=True):
     """A kind of pod."""
 
     cpu: Millicores
@@ -69,19 +70,19 @@ class Task(msgspec.Struct, frozen=True):
         return Constraints(models=self.models, not_models=self.not_models).accepts_model(model)
 
 
-def task_of(request: PodRequest, average_card: MiB) -> Task:
-    pieces = cut(request)
-    if not pieces:
-        return Task(request.cpu, 0, 0)
-    sizes = [(piece.cards, _percent_of_a_card(piece, average_card)) for piece in pieces]
+def task_of(request: PodRequest, average_card: MiB) -> PodKind:
+    units = split(request)
+    if not units:
+        return PodKind(request.cpu, 0, 0)
+    sizes = [(unit.cards, _percent_of_a_card(unit, average_card)) for unit in units]
     cards, share = max(sizes, key=lambda found: found[0] * found[1])
     rule = request.constraints
-    return Task(request.cpu, cards, max(1, min(share, 100)), rule.models, rule.not_models)
+    return PodKind(request.cpu, cards, max(1, min(share, 100)), rule.models, rule.not_models)
 
 
-def _percent_of_a_card(piece: Piece, average_card: MiB) -> int:
+def _percent_of_a_card(unit: PlacementUnit, average_card: MiB) -> int:
     """Rounded up, unless that would let fewer of them fit on a card: an eighth is 12 %, not 13."""
-    tiles = sum(ask_share(ask, average_card) for ask in piece.asks_in(piece.phases()[0]))
+    tiles = sum(ask_share(ask, average_card) for ask in unit.asks_in(unit.phases()[0]))
     up, down = -int(-tiles // PERCENT), int(tiles // PERCENT)
     return down if down and 100 // up < CARD // tiles else up
 
@@ -95,7 +96,7 @@ class Supply(msgspec.Struct, frozen=True, kw_only=True):
     cpu_per_card: float  # millicores, of the whole cluster
 
 
-class Tables(msgspec.Struct, frozen=True, kw_only=True):
+class WorkloadTables(msgspec.Struct, frozen=True, kw_only=True):
     """What was learnt, as arrays over the popular tasks. Never changed, only replaced."""
 
     weight: NDArray[np.float64]  # sums to 1
@@ -107,40 +108,40 @@ class Tables(msgspec.Struct, frozen=True, kw_only=True):
     rho: float  # millicores per card that GPU pods ask for
 
 
-class Lesson(msgspec.Struct, frozen=True):
+class TrainingData(msgspec.Struct, frozen=True):
     """What is to be learnt from: copies, which nobody changes any more."""
 
-    counts: dict[Task, float]
+    counts: dict[PodKind, float]
     supply: Supply
     requests: tuple[PodRequest, ...] | None = None  # to be counted first: the learner begins anew
     average: MiB = 0
 
-    def study(self) -> "Learnt":
+    def study(self) -> "LearntModel":
         """Pure, and slow: not for the event loop."""
         if self.requests is None:
-            return Learnt(tables(with_prior(self.counts, self.supply, PRIOR_PODS), self.supply))
-        learner = Learner()
+            return LearntModel(tables(with_prior(self.counts, self.supply, PRIOR_PODS), self.supply))
+        learner = WorkloadModel()
         kinds = {request: task_of(request, self.average) for request in set(self.requests)}  # few, of many pods
         for request in self.requests:
             learner.observe(kinds[request])
-        return Learnt(learner.prepare(self.supply), learner)
+        return LearntModel(learner.prepare(self.supply), learner)
 
 
-class Learnt(msgspec.Struct, frozen=True):
-    tables: Tables
-    learner: "Learner | None" = None  # in place of the one that there was
+class LearntModel(msgspec.Struct, frozen=True):
+    tables: WorkloadTables
+    learner: "WorkloadModel | None" = None  # in place of the one that there was
 
 
-class Learner:
+class WorkloadModel:
     """Counts pods; see the module."""
 
     def __init__(self, *, prior: float = PRIOR_PODS) -> None:
-        self._counts: dict[Task, float] = {}
+        self._counts: dict[PodKind, float] = {}
         self._prior = prior
         self._next = FIRST_REFRESH
         self.arrivals = 0
 
-    def observe(self, task: Task) -> None:
+    def observe(self, task: PodKind) -> None:
         self._counts[task] = self._counts.get(task, 0.0) + 1.0
         self.arrivals += 1
         if len(self._counts) > MOST_TASKS:  # every pod with a CPU of its own: keep what recurs
@@ -149,7 +150,7 @@ class Learner:
     def due(self) -> bool:
         return self.arrivals >= self._next
 
-    def prepare(self, supply: Supply, value: NDArray[np.float64] | None = None) -> Tables:
+    def prepare(self, supply: Supply, value: NDArray[np.float64] | None = None) -> WorkloadTables:
         """New tables from all that was seen; `value`, where what remainders are worth is known, and not to be made."""
         self.begin()
         return tables(with_prior(self._counts, supply, self._prior), supply, value)
@@ -159,27 +160,27 @@ class Learner:
         while self._next <= self.arrivals:
             self._next *= 2
 
-    def asked(self) -> dict[Task, float]:
+    def asked(self) -> dict[PodKind, float]:
         return self._counts
 
 
-def with_prior(counts: dict[Task, float], supply: Supply, pods: float) -> dict[Task, float]:
+def with_prior(counts: dict[PodKind, float], supply: Supply, pods: float) -> dict[PodKind, float]:
     counts = dict(counts)
     for cards, share, weight in PRIOR:
         cpu = round(PRIOR_CPU * supply.cpu_per_card * cards * share / 100)
-        task = Task(cpu, cards, share)
+        task = PodKind(cpu, cards, share)
         counts[task] = counts.get(task, 0.0) + pods * weight / sum(w for _, _, w in PRIOR)
     return counts
 
 
-def tables(counts: dict[Task, float], supply: Supply, value: NDArray[np.float64] | None = None) -> Tables:
+def tables(counts: dict[PodKind, float], supply: Supply, value: NDArray[np.float64] | None = None) -> WorkloadTables:
     popular = _popular(counts)
     weight = np.array([count for _, count in popular])
     tasks = [task for task, _ in popular]
     picky = any(task.models or task.not_models for task in tasks)
     models = supply.models or ("",)  # a fleet without any card still has a number 0
     accepts = np.array([[task.accepts(model) for model in models] for task in tasks], dtype=np.bool_) if picky else None
-    return Tables(
+    return WorkloadTables(
         weight=weight / weight.sum(),
         cpu=np.array([task.cpu for task in tasks], dtype=np.int64),
         cards=np.array([task.cards for task in tasks], dtype=np.int32),
@@ -190,11 +191,11 @@ def tables(counts: dict[Task, float], supply: Supply, value: NDArray[np.float64]
     )
 
 
-def _popular(counts: dict[Task, float]) -> list[tuple[Task, float]]:
+def _popular(counts: dict[PodKind, float]) -> list[tuple[PodKind, float]]:
     """The most frequent tasks, until they cover enough of the pods."""
     ranked = sorted(counts.items(), key=lambda found: -found[1])
     enough, covered = COVERED * sum(counts.values()), 0.0
-    kept: list[tuple[Task, float]] = []
+    kept: list[tuple[PodKind, float]] = []
     for task, count in ranked:
         if covered >= enough:
             break
@@ -205,7 +206,7 @@ def _popular(counts: dict[Task, float]) -> list[tuple[Task, float]]:
     return _folded(kept[:MOST_POPULAR], kept[MOST_POPULAR : MOST_POPULAR + MOST_FOLDED])
 
 
-def _folded(kept: list[tuple[Task, float]], rare: list[tuple[Task, float]]) -> list[tuple[Task, float]]:
+def _folded(kept: list[tuple[PodKind, float]], rare: list[tuple[PodKind, float]]) -> list[tuple[PodKind, float]]:
     """The rare ones count as the frequent one that is nearest: first in what models it takes and how many cards, then
     in size, then in CPU."""
     weights = dict(kept)
@@ -230,7 +231,7 @@ def heaviest(demand: dict[int, float]) -> dict[int, float]:
     return folded
 
 
-def _fractions(counts: dict[Task, float]) -> dict[int, float]:
+def _fractions(counts: dict[PodKind, float]) -> dict[int, float]:
     demand: dict[int, float] = {}
     for task, count in counts.items():
         if task.cards and task.share < 100:
@@ -238,13 +239,13 @@ def _fractions(counts: dict[Task, float]) -> dict[int, float]:
     return demand
 
 
-def _cpu_per_card(counts: dict[Task, float]) -> float:
+def _cpu_per_card(counts: dict[PodKind, float]) -> float:
     gpu = [(task, count) for task, count in counts.items() if task.cards]
     cards = sum(task.size * count for task, count in gpu)
     return sum(task.cpu * count for task, count in gpu) / cards if cards else 0.0
 
 
-def model_prices(counts: dict[Task, float], supply: Supply) -> NDArray[np.float64]:
+def model_prices(counts: dict[PodKind, float], supply: Supply) -> NDArray[np.float64]:
     """By model: how scarce its cards are. 1 everywhere when no pod minds the model.
 
     A set of models that pods insist on makes its cards dear as it fills up: the demand for the set, times all free
@@ -260,13 +261,13 @@ def model_prices(counts: dict[Task, float], supply: Supply) -> NDArray[np.float6
     price = np.zeros(len(free))
     total = sum(demand.values())
     for (models, not_models), wanted in demand.items():
-        picky = Task(0, 1, 100, models, not_models)
+        picky = PodKind(0, 1, 100, models, not_models)
         inside = np.array([picky.accepts(model) for model in supply.models], dtype=np.bool_)
         price[inside] += wanted / total * free.sum() / max(float(free[inside].sum()), 1e-9)
     return price if total else np.ones(len(free))
 
 
-def cpu_asked_per_card(counts: dict[Task, float]) -> float:
+def cpu_asked_per_card(counts: dict[PodKind, float]) -> float:
     """Millicores per card over all pods, those without GPU included."""
     cards = sum(task.size * count for task, count in counts.items())
     return sum(task.cpu * count for task, count in counts.items()) / cards if cards else 0.0

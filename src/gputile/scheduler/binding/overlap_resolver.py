@@ -2,7 +2,7 @@
 
 Room:  nodes on which more is held of a card than it has. Looked at again and again until it is settled, so that a new
        leader, a budget or a lost answer changes nothing. Only the leader acts.
-Door:  `Settler.found` takes a conflict of the book; `Settler.round` settles what it can.
+Door:  `OverlapResolver.found` takes a conflict of the book; `OverlapResolver.round` settles what it can.
 
 It happens when a Binding that a frozen leader sent lands after its successor has sold the tile. To evict the wrong pod
 is worse than to wait, so nobody goes unless every pod on the card carries our grant, the card did not shrink, the last
@@ -16,16 +16,16 @@ from functools import partial
 
 import msgspec
 
-from gputile.background.failure_isolation import Isolation
+from gputile.background.failure_isolation import FailureIsolation
 from gputile.dialects.gputile import GRANT, granted_at
 from gputile.dialects.kube_objects import Pod
-from gputile.kube.api import Api, Note, Refused, Unclear
+from gputile.kube.api import Api, ApiRejected, KubeEvent, OutcomeUnknown
 from gputile.ledger.events import Conflict
-from gputile.ledger.ledger import State
+from gputile.ledger.ledger import AllocationState
 from gputile.model.cards import Card
 from gputile.model.grants import Use
 from gputile.scheduler.settings import Settings
-from gputile.scheduler.state.cluster_state import Mirror
+from gputile.scheduler.state.cluster_state import ClusterState
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
 
@@ -36,7 +36,7 @@ YOUNG = 600 * 10**9  # nanoseconds: an older grant was no accident of a failover
 AGAIN = 5.0  # seconds until an eviction that failed, or that the watch has not shown, is tried again
 
 
-class Tenant(msgspec.Struct, frozen=True):
+class OverlappingPod(msgspec.Struct, frozen=True):
     """A pod that the cluster shows on a card."""
 
     pod: Pod
@@ -51,23 +51,23 @@ class Tenant(msgspec.Struct, frozen=True):
         return not self.pod.is_admitted, started, self.granted, self.pod.uid
 
 
-class Settler:
+class OverlapResolver:
     """See the module's text."""
 
     def __init__(
         self,
         api: Api,
-        mirror: Mirror,
+        cluster_state: ClusterState,
         settings: Settings,
         metrics: Metrics,
         *,
         leads: Callable[[], bool],
         clock: Callable[[], float],
         wall: Callable[[], int],
-        isolation: Isolation | None = None,
+        isolation: FailureIsolation | None = None,
     ) -> None:
-        self._isolation = isolation or Isolation(metrics, clock)
-        self._api, self._mirror, self._ledger = api, mirror, mirror.ledger
+        self._isolation = isolation or FailureIsolation(metrics, clock)
+        self._api, self._cluster_state, self._ledger = api, cluster_state, cluster_state.ledger
         self._settings, self._metrics = settings, metrics
         self._leads, self._clock, self._wall = leads, clock, wall
         self._nodes: set[str] = set()
@@ -93,10 +93,10 @@ class Settler:
 
     async def _settle_node(self, name: str) -> None:
         leaving: set[str] = set()
-        for card in self._oversold(name):
+        for card in self._overcommitted(name):
             await self._settle(name, card, leaving)
 
-    def _oversold(self, name: str) -> list[Card]:
+    def _overcommitted(self, name: str) -> list[Card]:
         """The cards of the node of which its pods hold too much; a node without such is settled."""
         node = self._ledger.fleet.node(name)
         cards = node.cards if node is not None else ()
@@ -106,15 +106,15 @@ class Settler:
             self._nodes.discard(name)
         return over
 
-    def _tenants(self, name: str, card: Card) -> list[Tenant]:
+    def _tenants(self, name: str, card: Card) -> list[OverlappingPod]:
         """Who is bound and holds of the card."""
         found = []
         for entry in self._ledger.on_node(name):
-            use = entry.holding.uses().get(card.uuid)
-            if use is not None and entry.state is State.CONFIRMED:
-                pod = self._mirror.pod(entry.holding.pod) or Pod()
-                ours = GRANT in pod.annotations and self._mirror.is_granted(pod.uid)
-                found.append(Tenant(pod, use, granted_at(pod), ours))
+            use = entry.allocation.uses().get(card.uuid)
+            if use is not None and entry.state is AllocationState.CONFIRMED:
+                pod = self._cluster_state.pod(entry.allocation.pod) or Pod()
+                ours = GRANT in pod.annotations and self._cluster_state.is_granted(pod.uid)
+                found.append(OverlappingPod(pod, use, granted_at(pod), ours))
         return found
 
     # ---- one card ---------------------------------------------------------------------------------------------------
@@ -126,13 +126,13 @@ class Settler:
         if why:
             self._say(node, card, why)
             return
-        staying = [one for one in tenants if not one.pod.is_going and one.pod.uid not in leaving]
+        staying = [one for one in tenants if not one.pod.is_terminating and one.pod.uid not in leaving]
         for tenant in losers(card, staying):
             leaving.add(tenant.pod.uid)
             self._open.add(tenant.pod.uid)
             await self._attempt(tenant, node, card, tenants)
 
-    def _why_not(self, card: Card, tenants: list[Tenant]) -> str:
+    def _why_not(self, card: Card, tenants: list[OverlappingPod]) -> str:
         if not self._settings.evict_overlaps:
             return "setting `evict_overlaps` is false"
         if not all(one.ours for one in tenants):
@@ -151,7 +151,7 @@ class Settler:
 
     # ---- one pod ----------------------------------------------------------------------------------------------------
 
-    async def _attempt(self, tenant: Tenant, node: str, card: Card, tenants: list[Tenant]) -> None:
+    async def _attempt(self, tenant: OverlappingPod, node: str, card: Card, tenants: list[OverlappingPod]) -> None:
         uid = tenant.pod.uid
         if self._clock() < self._not_before.get(uid, 0.0):
             return
@@ -159,20 +159,26 @@ class Settler:
         try:
             async with asyncio.timeout(self._settings.bind.attempt + 1.0):
                 await self._evict(tenant, node, card, tenants)
-        except (Refused, Unclear, TimeoutError) as wrong:
+        except (ApiRejected, OutcomeUnknown, TimeoutError) as wrong:
             wait = getattr(wrong, "retry_after", None) or AGAIN
             self._not_before[uid] = self._clock() + wait
             extra = fields(pod=tenant.pod.key, node=node, card=card.uuid, why=str(wrong))
             log.warning("a pod that was sold a taken card is not evicted yet", extra=extra)
 
-    async def _evict(self, tenant: Tenant, node: str, card: Card, tenants: list[Tenant]) -> None:
+    async def _evict(self, tenant: OverlappingPod, node: str, card: Card, tenants: list[OverlappingPod]) -> None:
         for one in tenants:
             if not await self._is_live(one.pod):
                 return  # the watch is about to tell us more
         pod, others = tenant.pod, [one for one in tenants if one.pod.uid != tenant.pod.uid]
         if pod.uid not in self._told and self._leads():
             await self._api.note(
-                Note(namespace=pod.namespace, pod=pod.name, uid=pod.uid, reason=REASON, message=story(card, others))
+                KubeEvent(
+                    namespace=pod.namespace,
+                    pod=pod.name,
+                    uid=pod.uid,
+                    reason=REASON,
+                    message=event_message(card, others),
+                )
             )
             self._told.add(pod.uid)
         if not self._leads():
@@ -185,16 +191,18 @@ class Settler:
     async def _is_live(self, pod: Pod) -> bool:
         """Whether the API server's store says what our watch says."""
         live = await self._api.pod(pod.namespace, pod.name)
-        if live is None or live.is_over:
+        if live is None or live.is_terminal:
             return False
         same = (live.uid, live.node_name, live.annotations.get(GRANT))
-        return same == (pod.uid, pod.node_name, pod.annotations.get(GRANT)) and live.is_going == pod.is_going
+        return (
+            same == (pod.uid, pod.node_name, pod.annotations.get(GRANT)) and live.is_terminating == pod.is_terminating
+        )
 
 
 # ---- deciding -------------------------------------------------------------------------------------------------------
 
 
-def losers(card: Card, tenants: list[Tenant]) -> list[Tenant]:
+def losers(card: Card, tenants: list[OverlappingPod]) -> list[OverlappingPod]:
     """Who must go so that the others fit: the last who came first, and only if they hold of what is short."""
     staying = sorted(tenants, key=lambda tenant: tenant.came)
     going = []
@@ -205,7 +213,7 @@ def losers(card: Card, tenants: list[Tenant]) -> list[Tenant]:
     return going
 
 
-def _short(card: Card, tenants: list[Tenant]) -> list[str]:
+def _short(card: Card, tenants: list[OverlappingPod]) -> list[str]:
     """What there is too little of on the card."""
     return [
         what
@@ -214,7 +222,7 @@ def _short(card: Card, tenants: list[Tenant]) -> list[str]:
     ]
 
 
-def story(card: Card, others: list[Tenant]) -> str:
+def event_message(card: Card, others: list[OverlappingPod]) -> str:
     held = ", ".join(f"{one.pod.key} ({one.use.memory} MiB, {one.use.cores} %)" for one in others)
     return (
         f"card {card.uuid} ({card.memory} MiB) was sold twice while gputile's leader changed: {held} came first, so "

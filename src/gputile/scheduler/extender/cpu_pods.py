@@ -2,7 +2,7 @@
 
 Room:  the filter of a second extender stanza, which kube-scheduler asks about every pod. It never says no: what it does
        not steer passes with all the nodes it came with, and kube-scheduler binds it itself.
-Door:  `Steering.filter`.
+Door:  `CpuPodSteering.filter`.
 
 Left to kube-scheduler, a pod without GPUs goes where CPU is plenty, and the cards there starve for it. Here it goes to
 the best node under the policy, as in the simulator. It is pencilled in there like any other pod, for kube-scheduler
@@ -13,34 +13,34 @@ from collections.abc import Callable
 
 from gputile.dialects import registry
 from gputile.dialects.kube_objects import Pod
-from gputile.ledger.events import Pencilled
-from gputile.model.allocations import Holding
+from gputile.ledger.events import Reserved
+from gputile.model.allocations import Allocation
 from gputile.model.requests import PodRequest
 from gputile.scheduler.extender_api import FilterAnswer, FilterArgs
 from gputile.scheduler.settings import Settings
 from gputile.scheduler.state.allocations import seed_of
-from gputile.scheduler.state.cluster_state import Mirror, created, plain_request
+from gputile.scheduler.state.cluster_state import ClusterState, created, plain_request
 
 
-class Steering:
+class CpuPodSteering:
     """See the module's text."""
 
     def __init__(
-        self, mirror: Mirror, settings: Settings, *, leads: Callable[[], bool], clock: Callable[[], float]
+        self, cluster_state: ClusterState, settings: Settings, *, leads: Callable[[], bool], clock: Callable[[], float]
     ) -> None:
-        self._mirror, self._ledger, self._settings = mirror, mirror.ledger, settings
+        self._cluster_state, self._ledger, self._settings = cluster_state, cluster_state.ledger, settings
         self._leads, self._clock = leads, clock
         self._led: set[str] = set()  # pods that were shown a node
-        mirror.keeps_plain = settings.steer_cpu_pods
+        cluster_state.keeps_plain = settings.steer_cpu_pods
 
     def filter(self, args: FilterArgs) -> FilterAnswer:
         asked = self._asked(args.pod)
         best = self._best(args, asked) if asked is not None else []
         return FilterAnswer(names=best or args.names)
 
-    def forget_strangers(self) -> None:
+    def prune(self) -> None:
         """Drop what is remembered of pods that wait no more."""
-        self._led &= self._mirror.plain.keys()
+        self._led &= self._cluster_state.plain.keys()
 
     def _asked(self, pod: Pod) -> PodRequest | None:
         """What the pod asks of its node; None when it is not ours to lead.
@@ -50,9 +50,12 @@ class Steering:
         """
         if not self._settings.steer_cpu_pods or not self._leads() or pod.uid in self._led:
             return None
-        asked = self._mirror.plain.get(pod.uid)
+        asked = self._cluster_state.plain.get(pod.uid)
         if asked is None:  # a pod with GPUs, or one that kube-scheduler knows before our watch does
-            is_plain = pod.uid not in self._mirror.waiting and registry.read_pod(pod, self._mirror.settings) is None
+            is_plain = (
+                pod.uid not in self._cluster_state.waiting
+                and registry.read_pod(pod, self._cluster_state.settings) is None
+            )
             asked = plain_request(pod) if is_plain else None
         return asked if asked is not None and (asked.cpu or asked.memory) else None
 
@@ -65,20 +68,20 @@ class Steering:
         if not best:
             return []
         self._led.add(pod.uid)
-        others_open = self._ledger.pencils() > 0
-        pencilled = self._pencil(pod, asked, best[0])
-        return best[:1] if pencilled and others_open else best
+        others_open = self._ledger.reservations() > 0
+        reserved = self._reserve(pod, asked, best[0])
+        return best[:1] if reserved and others_open else best
 
-    def _pencil(self, pod: Pod, asked: PodRequest, node: str) -> bool:
+    def _reserve(self, pod: Pod, asked: PodRequest, node: str) -> bool:
         """Only for pods that our watch knows: others could never be rubbed out."""
-        if pod.uid not in self._mirror.plain:
+        if pod.uid not in self._cluster_state.plain:
             return False
-        self._ledger.handle(Pencilled(_holding(pod, asked, node), self._clock()))
+        self._ledger.handle(Reserved(_allocation(pod, asked, node), self._clock()))
         return True
 
 
-def _holding(pod: Pod, asked: PodRequest, node: str) -> Holding:
-    return Holding(
+def _allocation(pod: Pod, asked: PodRequest, node: str) -> Allocation:
+    return Allocation(
         pod=pod.uid,
         node=node,
         name=pod.key,

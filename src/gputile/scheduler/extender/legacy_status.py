@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from gputile.dialects.settings import UNIT, DialectSettings
-from gputile.ledger.ledger import Entry, Ledger, State
+from gputile.ledger.ledger import AllocationState, Ledger, LedgerEntry
 from gputile.model.cards import Card, NodeView
 
 NODES_AT_ONCE = 20
@@ -25,7 +25,7 @@ async def inspect(ledger: Ledger, settings: DialectSettings, node: str | None = 
     return {"nodes": [_node(view, ledger.on_node(view.node.name), unit) async for view in views]}
 
 
-def _node(view: NodeView, entries: list[Entry], unit: int) -> dict[str, Any]:
+def _node(view: NodeView, entries: list[LedgerEntry], unit: int) -> dict[str, Any]:
     devices = [_device(card, entries, unit) for card in view.node.cards]
     return {
         "name": view.node.name,
@@ -35,9 +35,9 @@ def _node(view: NodeView, entries: list[Entry], unit: int) -> dict[str, Any]:
     }
 
 
-def _device(card: Card, entries: list[Entry], unit: int) -> dict[str, Any]:
-    holders = [(e, e.holding.uses()[card.uuid].memory) for e in entries if card.uuid in e.holding.uses()]
-    pods = [_pod(entry, memory // unit) for entry, memory in holders if entry.state is not State.PENCILLED]
+def _device(card: Card, entries: list[LedgerEntry], unit: int) -> dict[str, Any]:
+    holders = [(e, e.allocation.uses()[card.uuid].memory) for e in entries if card.uuid in e.allocation.uses()]
+    pods = [_pod(entry, memory // unit) for entry, memory in holders if entry.state is not AllocationState.RESERVED]
     return {
         "id": card.index,
         "totalGPU": card.memory // unit,
@@ -46,8 +46,8 @@ def _device(card: Card, entries: list[Entry], unit: int) -> dict[str, Any]:
     }
 
 
-def _pod(entry: Entry, memory: int) -> dict[str, Any]:
-    namespace, _, name = entry.holding.name.partition("/")
+def _pod(entry: LedgerEntry, memory: int) -> dict[str, Any]:
+    namespace, _, name = entry.allocation.name.partition("/")
     return {"name": name, "namespace": namespace, "usedGPU": memory}
 
 
@@ -59,7 +59,7 @@ async def percent_status(ledger: Ledger) -> dict[str, Any]:
             "Name": view.node.name,
             "GPUs": [
                 {"Percent": max(room.cores, 0), "PercentTotal": card.cores}
-                for card, room in zip(view.node.cards, view.rooms, strict=True)
+                for card, room in zip(view.node.cards, view.free_by_card, strict=True)
             ],
             "PlanCache": {},
         }
@@ -77,7 +77,7 @@ async def elastic_status(ledger: Ledger) -> dict[str, str]:
                 "CoreTotal": card.cores,
                 "MemoryTotal": card.memory,
             }
-            for card, room in zip(view.node.cards, view.rooms, strict=True)
+            for card, room in zip(view.node.cards, view.free_by_card, strict=True)
         ]
         async for view in with_cards(ledger)
     }

@@ -1,7 +1,7 @@
 """HTTP: every family's paths on one listener, each verb three steps: read, decide, write.
 
 Room:  the table of paths, TLS, and the limits on what a stranger may send. Decisions are made elsewhere.
-Door:  `Server.start`, `Server.stop`; `routes()` is the table.
+Door:  `ExtenderServer.start`, `ExtenderServer.stop`; `routes()` is the table.
 
 A verb always answers 200: kube-scheduler never reads the body of anything else, and the reason would be lost. A body
 that cannot be used gets its reason in `Error` and changes nothing.
@@ -19,8 +19,8 @@ from urllib.parse import unquote
 import orjson
 
 from gputile import __version__
-from gputile.background.failure_isolation import Isolation
-from gputile.background.time_slices import Lane, Slices
+from gputile.background.failure_isolation import FailureIsolation
+from gputile.background.time_slices import SearchLane, TimeSlices
 from gputile.dialects.kube_objects import Pod
 from gputile.http.messages import Certificate, Request, Response, names_in
 from gputile.http.server import ALPN, Listener
@@ -28,14 +28,14 @@ from gputile.http.tls import from_files
 from gputile.scheduler import extender_api
 from gputile.scheduler.binding.binder import NOT_LEADING, Binder
 from gputile.scheduler.extender import legacy_status
-from gputile.scheduler.extender.cpu_pods import Steering
-from gputile.scheduler.extender.filter import Extender
+from gputile.scheduler.extender.cpu_pods import CpuPodSteering
+from gputile.scheduler.extender.filter import FilterService
 from gputile.scheduler.extender_api import BadBody, BindArgs, FilterAnswer, FilterArgs, PreemptArgs
-from gputile.scheduler.metrics.cluster_metrics import Figures
+from gputile.scheduler.metrics.cluster_metrics import ClusterMetrics
 from gputile.scheduler.metrics.metrics_page import MetricsPage
 from gputile.scheduler.preemption.preemptor import Preemptor
 from gputile.scheduler.settings import Settings, TlsSettings
-from gputile.scheduler.state.cluster_state import Mirror
+from gputile.scheduler.state.cluster_state import ClusterState
 from gputile.telemetry.logs import fields
 from gputile.telemetry.metrics import Metrics
 
@@ -65,7 +65,7 @@ FAMILIES = {
 SAME = {"predicates": "filter", "priorities": "prioritize"}
 
 
-class State(Protocol):
+class Readiness(Protocol):
     """What the probes ask the process."""
 
     def is_synced(self) -> bool: ...
@@ -73,27 +73,27 @@ class State(Protocol):
     def why_not_ready(self) -> str: ...
 
 
-class Server:
+class ExtenderServer:
     """See the module's text."""
 
     def __init__(
         self,
-        extender: Extender,
+        filter_service: FilterService,
         preemptor: Preemptor,
-        steering: Steering,
+        steering: CpuPodSteering,
         binder: Binder,
-        mirror: Mirror,
+        cluster_state: ClusterState,
         *,
         settings: Settings,
         metrics: Metrics,
-        state: State,
+        state: Readiness,
         leads: Callable[[], bool],
-        isolation: Isolation | None = None,
-        lane: Lane | None = None,
+        isolation: FailureIsolation | None = None,
+        lane: SearchLane | None = None,
     ) -> None:
-        self._isolation, self._lane = isolation or Isolation(metrics, time.monotonic), lane or Lane()
-        self._extender, self._preemptor, self._steering = extender, preemptor, steering
-        self._binder, self._mirror = binder, mirror
+        self._isolation, self._lane = isolation or FailureIsolation(metrics, time.monotonic), lane or SearchLane()
+        self._filter_service, self._preemptor, self._steering = filter_service, preemptor, steering
+        self._binder, self._cluster_state = binder, cluster_state
         self._settings, self._metrics, self._state, self._leads = settings, metrics, state, leads
         verbs: dict[str, Verb] = {
             "filter": self._filter,
@@ -109,11 +109,11 @@ class Server:
             "/readyz": self._ready,
             "/version": lambda: _text(__version__),
         }
-        self._metrics_page = MetricsPage(metrics, Figures(mirror, settings.metrics), leads)
+        self._metrics_page = MetricsPage(metrics, ClusterMetrics(cluster_state, settings.metrics), leads)
         self._reports: dict[str, Callable[[], Awaitable[object]]] = {
-            INSPECT: lambda: legacy_status.inspect(mirror.ledger, mirror.settings),
-            "/scheduler/status": lambda: legacy_status.elastic_status(mirror.ledger),
-            "/status": lambda: legacy_status.percent_status(mirror.ledger),
+            INSPECT: lambda: legacy_status.inspect(cluster_state.ledger, cluster_state.settings),
+            "/scheduler/status": lambda: legacy_status.elastic_status(cluster_state.ledger),
+            "/status": lambda: legacy_status.percent_status(cluster_state.ledger),
         }
         self._listener = Listener(
             self._handle,
@@ -134,9 +134,9 @@ class Server:
         """Answer what is being asked, then close."""
         await self._listener.stop()
 
-    def see_off(self) -> None:
+    def drain(self) -> None:
         """Let whoever is connected connect anew, through the Service to the replica that leads now."""
-        self._listener.see_off()
+        self._listener.drain()
 
     def renew_certificate(self) -> None:
         """Read certificate, key and CA again, for new connections. A mismatch raises and changes nothing."""
@@ -158,7 +158,7 @@ class Server:
             return self._answer(request, path, verb)
         if path.startswith(INSPECT + "/"):
             name = unquote(path[len(INSPECT) + 1 :])
-            return self._report(legacy_status.inspect(self._mirror.ledger, self._mirror.settings, name))
+            return self._report(legacy_status.inspect(self._cluster_state.ledger, self._cluster_state.settings, name))
         report = self._reports.get(path)
         if report is not None:  # POST too, for nano's `/status` was registered so
             return self._report(report())
@@ -215,23 +215,26 @@ class Server:
         of this one: it has a few, waits longer after each no, and one no on each would take it half a minute."""
         leads = self._leads()
         if not leads:
-            asyncio.get_running_loop().call_soon(self.see_off)  # after this answer has gone
+            asyncio.get_running_loop().call_soon(self.drain)  # after this answer has gone
         return Response(answer, close=not leads)
 
     # ---- the verbs --------------------------------------------------------------------------------------------------
 
     def _filter(self, body: bytes) -> bytes:
-        return self._filtered("filter", body, self._extender.filter)
+        return self._filtered("filter", body, self._filter_service.filter)
 
     def _dry_run(self, body: bytes) -> Awaitable[bytes]:
         watch = Stopwatch(self._metrics, "filter-dryrun")
-        args = self._read(body, every=self._mirror.ledger.fleet.names())
+        args = self._read(body, every=self._cluster_state.ledger.fleet.names())
         watch.stage("read")
         return self._dry_ran(args, watch)
 
     async def _dry_ran(self, args: FilterArgs, watch: "Stopwatch") -> bytes:
         closed = self._closed("filter-dryrun", args.pod)
-        turns, slices = self._extender.dry_run_in_turns(args), Slices(time.monotonic, asyncio.sleep, self._lane)
+        turns, slices = (
+            self._filter_service.dry_run_in_turns(args),
+            TimeSlices(time.monotonic, asyncio.sleep, self._lane),
+        )
         answer = FilterAnswer(error=closed) if closed else await slices.run(turns)
         watch.stage("decide")
         return self._told("filter-dryrun", args, answer)
@@ -266,7 +269,7 @@ class Server:
         watch = Stopwatch(self._metrics, "prioritize")
         args = self._read(body)
         watch.stage("read")
-        scores = self._extender.prioritize(args)
+        scores = self._filter_service.prioritize(args)
         watch.stage("decide")
         self._metrics.verbs.labels("prioritize", "yes").inc()
         return extender_api.write_prioritize(scores)
@@ -294,14 +297,14 @@ class Server:
     def _read(self, body: bytes, every: list[str] | None = None) -> FilterArgs:
         """No honest caller asks about many times more nodes than there are."""
         args = extender_api.read_filter(body, every)
-        known = len(self._mirror.ledger.fleet)
+        known = len(self._cluster_state.ledger.fleet)
         if len(args.names) > 4 * known + 10_000:
             raise BadBody(f"{len(args.names)} nodes are asked about, and the cluster has {known}")
         return args
 
     def _closed(self, verb: str, pod: Pod | None = None) -> str:
         """Why this replica answers no verbs now. Pods without GPUs pass anywhere; a dry run only needs the book."""
-        if pod is not None and self._extender.requests.of(pod) is None:
+        if pod is not None and self._filter_service.requests.of(pod) is None:
             return ""
         if not self._state.is_synced():
             return "gputile has not seen the whole cluster yet; try again in a moment"

@@ -2,7 +2,7 @@
 
 Room:  all of it is read from book and mirror at the moment of the scrape, some nodes at a time; verbs are answered in
        between, and nothing is counted on their way. Names and meanings are in `telemetry.figures`.
-Door:  `Figures.text`; those who ask at the same time are given the same.
+Door:  `ClusterMetrics.text`; those who ask at the same time are given the same.
 """
 
 import asyncio
@@ -11,35 +11,35 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from gputile.dialects.usage_annotation import NodeUsage
+from gputile.dialects.usage_annotation import ReportedUsage
 from gputile.engine.placement.shares import CARD as WHOLE
-from gputile.ledger.ledger import State
-from gputile.model.cards import Card, NodeView, Room
+from gputile.ledger.ledger import AllocationState
+from gputile.model.cards import Card, FreeCapacity, NodeView
 from gputile.model.grants import ContainerGrant, Grant
 from gputile.model.refusals import BadRequest
 from gputile.model.units import ALL
-from gputile.model.usage import Usage, Used, together
-from gputile.scheduler.metrics.hami_metrics import HamiFigures
+from gputile.model.usage import CardUsage, Usage, together
+from gputile.scheduler.metrics.hami_metrics import HamiMetrics
 from gputile.scheduler.metrics.quota_metrics import add_quotas
 from gputile.scheduler.settings import MetricsSettings
-from gputile.scheduler.state.cluster_state import Mirror, Waiting
+from gputile.scheduler.state.cluster_state import ClusterState, UnboundPod
 from gputile.scheduler.state.usage import used_on
 from gputile.telemetry import exposition as to
-from gputile.telemetry.exposition import MIB, Page, labelled
+from gputile.telemetry.exposition import MIB, ExpositionPage, labelled
 from gputile.telemetry.hami_metrics import HAMI_FAMILIES
 
 AT_ONCE = 10  # nodes; some two milliseconds
 NOT_TRIED = "NotTriedYet"  # kube-scheduler has not asked us about the pod, or not since it changed
 
 
-class Shown(msgspec.Struct, frozen=True):
+class MetricsScope(msgspec.Struct, frozen=True):
     """What has series of its own."""
 
     cards: bool
     pods: bool
 
 
-class Sum(msgspec.Struct):
+class ModelTotals(msgspec.Struct):
     """Cards of one model, added up."""
 
     memory: int = 0
@@ -49,11 +49,11 @@ class Sum(msgspec.Struct):
     idle: int = 0
 
 
-class Figures:
+class ClusterMetrics:
     """See the module's text."""
 
-    def __init__(self, mirror: Mirror, settings: MetricsSettings) -> None:
-        self._mirror, self._ledger, self._settings = mirror, mirror.ledger, settings
+    def __init__(self, cluster_state: ClusterState, settings: MetricsSettings) -> None:
+        self._cluster_state, self._ledger, self._settings = cluster_state, cluster_state.ledger, settings
         self._writing: dict[bool, asyncio.Future[bytes]] = {}  # by `names_pods`: what somebody waits for
 
     async def text(self, *, names_pods: bool = True) -> bytes:
@@ -65,14 +65,14 @@ class Figures:
         return await asyncio.shield(writing)  # one who gives up does not take it from the others
 
     async def _written(self, *, names_pods: bool) -> bytes:
-        cards, pods = self._ledger.fleet.card_count(), len(self._mirror.bound())
-        shown = Shown(cards <= self._settings.cards, names_pods and pods <= self._settings.pods)
-        page = Page((*to.FAMILIES, *(HAMI_FAMILIES if self._settings.hami else ())))
+        cards, pods = self._ledger.fleet.card_count(), len(self._cluster_state.bound())
+        shown = MetricsScope(cards <= self._settings.cards, names_pods and pods <= self._settings.pods)
+        page = ExpositionPage((*to.FAMILIES, *(HAMI_FAMILIES if self._settings.hami else ())))
         page.add(to.LEFT_OUT, labelled(to.LEFT_OUT.labels, "cards"), 0 if shown.cards else cards)
         page.add(to.LEFT_OUT, labelled(to.LEFT_OUT.labels, "pods"), 0 if shown.pods else pods)
         self._add_waiting(page, names_pods=names_pods)
         if names_pods:
-            add_quotas(page, self._ledger.spending)
+            add_quotas(page, self._ledger.quota_usage)
         await self._add_nodes(page, shown)
         done = []
         for part in page.parts():
@@ -80,20 +80,24 @@ class Figures:
             await asyncio.sleep(0)
         return b"".join(done)
 
-    def _add_waiting(self, page: Page, *, names_pods: bool) -> None:
-        waiting = self._mirror.waiting.items()
+    def _add_waiting(self, page: ExpositionPage, *, names_pods: bool) -> None:
+        waiting = self._cluster_state.waiting.items()
         counts = Counter((one.pod.namespace if names_pods else "", self._why(uid, one)) for uid, one in waiting)
         for labels, count in sorted(counts.items()):
             page.add(to.WAITING_PODS, labelled(to.WAITING_PODS.labels, *labels), count)
 
-    def _why(self, uid: str, one: Waiting) -> str:
-        return one.asked.code if isinstance(one.asked, BadRequest) else self._mirror.hindrances.get(uid, NOT_TRIED)
+    def _why(self, uid: str, one: UnboundPod) -> str:
+        return (
+            one.asked.code
+            if isinstance(one.asked, BadRequest)
+            else self._cluster_state.main_reasons.get(uid, NOT_TRIED)
+        )
 
     # ---- nodes ------------------------------------------------------------------------------------------------------
 
-    async def _add_nodes(self, page: Page, shown: Shown) -> None:
+    async def _add_nodes(self, page: ExpositionPage, shown: MetricsScope) -> None:
         fleet, names = self._ledger.fleet, self._ledger.fleet.names()
-        sums: dict[str, Sum] = {}
+        sums: dict[str, ModelTotals] = {}
         states: Counter[tuple[str, str]] = Counter()
         free = fragmented = 0.0
         for start in range(0, len(names), AT_ONCE):
@@ -117,24 +121,24 @@ class Figures:
         for model, found in sorted(sums.items()):
             _add_model(page, labelled(to.MODEL, model), found)
 
-    def _add_health(self, page: Page, view: NodeView) -> None:
-        node, agents = view.node, self._mirror.agents
+    def _add_health(self, page: ExpositionPage, view: NodeView) -> None:
+        node, agents = view.node, self._cluster_state.agents
         if node.fault:
             page.add(to.NODE_FAULT, labelled(to.NODE_FAULT.labels, node.name, node.fault), 1)
         if node.name in agents:
-            page.add(to.NODE_AGENT_ALIVE, labelled(to.NODE, node.name), int(not agents.is_silent(node.name)))
+            page.add(to.NODE_AGENT_ALIVE, labelled(to.NODE, node.name), int(not agents.is_stale(node.name)))
 
     def _add_node(
-        self, page: Page, view: NodeView, labels: str, sums: dict[str, Sum], shown: Shown
+        self, page: ExpositionPage, view: NodeView, labels: str, sums: dict[str, ModelTotals], shown: MetricsScope
     ) -> Counter[tuple[str, str]]:
         """The node and all on it; returns its cards by model and state."""
-        node, usage = view.node, used_on(self._mirror.agents, view.node.name)
-        whole, states = Sum(), Counter[tuple[str, str]]()
+        node, usage = view.node, used_on(self._cluster_state.agents, view.node.name)
+        whole, states = ModelTotals(), Counter[tuple[str, str]]()
         by_card = _by_card(usage) if usage is not None else {}
-        for card, room in zip(node.cards, view.rooms, strict=True):
+        for card, room in zip(node.cards, view.free_by_card, strict=True):
             state = _state(card, node.fault)
             states[card.model, state] += 1
-            for one in (whole, sums.setdefault(card.model, Sum())):
+            for one in (whole, sums.setdefault(card.model, ModelTotals())):
                 _count(one, card, room, idle=state == "usable" and not room.tenants)
             if shown.cards:
                 _add_card(page, node.name, card, room, usable=state == "usable", used=by_card.get(card.uuid))
@@ -151,15 +155,15 @@ class Figures:
 
     # ---- pods -------------------------------------------------------------------------------------------------------
 
-    def _add_pods(self, page: Page, view: NodeView, usage: Usage, shown: Shown) -> int:
+    def _add_pods(self, page: ExpositionPage, view: NodeView, usage: Usage, shown: MetricsScope) -> int:
         """How many hold cards of the node. One between filter and bind is no holder yet."""
-        entries = [e for e in self._ledger.on_node(view.node.name) if e.state is not State.PENCILLED]
-        granted = [(e.holding.name, e.holding.grant) for e in entries if e.holding.grant is not None]
+        entries = [e for e in self._ledger.on_node(view.node.name) if e.state is not AllocationState.RESERVED]
+        granted = [(e.allocation.name, e.allocation.grant) for e in entries if e.allocation.grant is not None]
         if shown.pods:
             for name, grant in granted:
                 _add_pod(page, name, grant, usage.get(grant.pod, {}))
         if self._settings.hami:
-            hami = HamiFigures(page, self._mirror, view)
+            hami = HamiMetrics(page, self._cluster_state, view)
             if shown.cards:
                 hami.add_cards(grant for _, grant in granted)
             if shown.pods:
@@ -167,7 +171,7 @@ class Figures:
         return len(granted)
 
 
-def _add_model(page: Page, labels: str, found: Sum) -> None:
+def _add_model(page: ExpositionPage, labels: str, found: ModelTotals) -> None:
     page.add(to.MODEL_IDLE_CARDS, labels, found.idle)
     page.add(to.MODEL_MEMORY, labels, found.memory * MIB)
     page.add(to.MODEL_MEMORY_ALLOCATED, labels, found.allocated * MIB)
@@ -185,7 +189,7 @@ def _state(card: Card, fault: str) -> str:
     return "node out of use" if fault else "usable"
 
 
-def _count(found: Sum, card: Card, room: Room, *, idle: bool) -> None:
+def _count(found: ModelTotals, card: Card, room: FreeCapacity, *, idle: bool) -> None:
     found.memory += card.memory
     found.allocated += card.memory - room.memory
     found.cores += card.cores
@@ -193,9 +197,9 @@ def _count(found: Sum, card: Card, room: Room, *, idle: bool) -> None:
     found.idle += idle
 
 
-def _by_card(usage: NodeUsage) -> dict[str, Used]:
+def _by_card(usage: ReportedUsage) -> dict[str, CardUsage]:
     """Those of which all is known."""
-    parts: dict[str, list[Used]] = {uuid: [] for uuid in usage.cards}
+    parts: dict[str, list[CardUsage]] = {uuid: [] for uuid in usage.cards}
     for containers in usage.pods.values():
         for cards in containers.values():
             for uuid in cards.keys() & parts.keys():
@@ -203,7 +207,9 @@ def _by_card(usage: NodeUsage) -> dict[str, Used]:
     return {uuid: together(found) for uuid, found in parts.items()}
 
 
-def _add_card(page: Page, node: str, card: Card, room: Room, *, usable: bool, used: Used | None) -> None:
+def _add_card(
+    page: ExpositionPage, node: str, card: Card, room: FreeCapacity, *, usable: bool, used: CardUsage | None
+) -> None:
     labels = labelled(to.CARD, node, card.uuid, str(card.index), card.model)
     page.add(to.CARD_USABLE, labels, int(usable))
     page.add(to.CARD_PODS, labels, room.tenants)
@@ -214,7 +220,7 @@ def _add_card(page: Page, node: str, card: Card, room: Room, *, usable: bool, us
         page.add_use(to.CARD_MEMORY_USED, to.CARD_CORES_USED, labels, used)
 
 
-def _add_pod(page: Page, name: str, grant: Grant, usage: Mapping[str, Mapping[str, Used]]) -> None:
+def _add_pod(page: ExpositionPage, name: str, grant: Grant, usage: Mapping[str, Mapping[str, CardUsage]]) -> None:
     namespace, _, pod = name.partition("/")
     for uuid, use in grant.uses().items():
         labels = labelled(to.POD, namespace, pod, grant.pod, grant.node, uuid)

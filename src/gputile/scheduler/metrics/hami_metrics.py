@@ -1,7 +1,7 @@
 """The same cards and pods under HAMi's names.
 
 Room:  what HAMi shows, in its units: bytes, and percent for what it calls a ratio of cores.
-Door:  `HamiFigures(page, mirror, view)` for one node; `add_cards`, `add_pods`.
+Door:  `HamiMetrics(page, mirror, view)` for one node; `add_cards`, `add_pods`.
 """
 
 from collections import Counter
@@ -9,21 +9,21 @@ from collections.abc import Iterable
 
 from gputile.model.cards import NodeView
 from gputile.model.grants import Grant
-from gputile.scheduler.state.cluster_state import Mirror
+from gputile.scheduler.state.cluster_state import ClusterState
 from gputile.telemetry import hami_metrics as to
-from gputile.telemetry.exposition import MIB, Page, labelled
+from gputile.telemetry.exposition import MIB, ExpositionPage, labelled
 
 
-class HamiFigures:
+class HamiMetrics:
     """One node."""
 
-    def __init__(self, page: Page, mirror: Mirror, view: NodeView) -> None:
-        self._page, self._mirror, self._view = page, mirror, view
+    def __init__(self, page: ExpositionPage, cluster_state: ClusterState, view: NodeView) -> None:
+        self._page, self._cluster_state, self._view = page, cluster_state, view
 
     def add_cards(self, grants: Iterable[Grant]) -> None:
         shared = Counter(uuid for g in grants for held in g.containers for uuid in {tile.uuid for tile in held.tiles})
         page, node = self._page, self._view.node.name
-        for card, room in zip(self._view.node.cards, self._view.rooms, strict=True):
+        for card, room in zip(self._view.node.cards, self._view.free_by_card, strict=True):
             names = (to.ZONE, node, card.uuid, str(card.index))
             kind, cores, held = to.device_type(card.model), str(card.cores), (card.memory - room.memory) * MIB
             labels = labelled(to.GPU, *names, kind)
@@ -55,7 +55,7 @@ class HamiFigures:
 
     def _places(self, grant: Grant) -> dict[str, int]:
         """By container: its number in the pod; of a pod that is gone, among those that hold cards."""
-        pod = self._mirror.pod(grant.pod)
+        pod = self._cluster_state.pod(grant.pod)
         names = [one.name for _, one in pod.containers()] if pod is not None else []
         return {held.container: place for place, held in enumerate(grant.containers)} | {
             name: place for place, name in enumerate(names)

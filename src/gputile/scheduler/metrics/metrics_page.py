@@ -10,7 +10,7 @@ from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 from gputile.http.messages import Response
-from gputile.scheduler.metrics.cluster_metrics import Figures
+from gputile.scheduler.metrics.cluster_metrics import ClusterMetrics
 from gputile.telemetry.exposition import PAGE_TYPE
 from gputile.telemetry.metrics import Metrics
 
@@ -26,7 +26,7 @@ class MetricsPage:
     def __init__(
         self,
         metrics: Metrics,
-        figures: Figures,
+        figures: ClusterMetrics,
         leads: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

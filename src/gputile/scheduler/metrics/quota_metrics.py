@@ -2,19 +2,19 @@
 
 from gputile.model.units import ALL
 from gputile.quota.arithmetic import KINDS, total
-from gputile.quota.usage import Spending
+from gputile.quota.usage import QuotaUsage
 from gputile.telemetry import exposition as to
-from gputile.telemetry.exposition import MIB, Page, labelled
+from gputile.telemetry.exposition import MIB, ExpositionPage, labelled
 
 SCALE = {"cards": 1 / ALL, "memory": MIB, "cores": 1 / ALL}
 """Cards, bytes, and cores as shares of a card."""
 
 
-def add_quotas(page: Page, spending: Spending) -> None:
-    for namespace in spending.namespaces():
-        quota = spending.quota(namespace)
+def add_quotas(page: ExpositionPage, quota_usage: QuotaUsage) -> None:
+    for namespace in quota_usage.namespaces():
+        quota = quota_usage.quota(namespace)
         for limit in quota.limits if quota else ():
-            held = total(spending.held(namespace), limit)
+            held = total(quota_usage.held(namespace), limit)
             for kind in KINDS:
                 allowed = getattr(limit, kind)
                 if allowed is not None:

@@ -14,26 +14,26 @@ import msgspec
 from gputile.dialects.kube_objects import Pod
 from gputile.engine.placement.place import Placement, place
 from gputile.engine.search_budget import SearchBudget
-from gputile.engine.victims import After, Cost, Holder, cost, victims, without
-from gputile.kube.disruption_budgets import Budget
-from gputile.ledger.ledger import Entry, State
+from gputile.engine.victims import Cost, RequestAfterEviction, Victim, cost, victims, without
+from gputile.kube.disruption_budgets import DisruptionBudget
+from gputile.ledger.ledger import AllocationState, LedgerEntry
 from gputile.model.cards import NodeView
 from gputile.model.requests import PodRequest
 from gputile.scheduler.settings import Settings
 from gputile.scheduler.state.allocations import seed_of
-from gputile.scheduler.state.cluster_state import Mirror
+from gputile.scheduler.state.cluster_state import ClusterState
 
 STUCK = 10.0  # seconds after the end of its grace period from which on nobody counts on a pod's leaving
 NODE_STEPS, NODE_SECONDS = 4000, 0.01  # that the search on one node may cost: the verbs wait meanwhile
 UNKNOWN_GRACE = 300.0  # seconds, for pods without cards, of which we keep nothing but what they hold
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class PreemptionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """On this node, once these pods have left, the pod is placed like this."""
 
     node: str
-    victims: tuple[Holder, ...]  # to be evicted
-    leaving: tuple[Holder, ...]  # will be gone anyway, and are counted on
+    victims: tuple[Victim, ...]  # to be evicted
+    leaving: tuple[Victim, ...]  # will be gone anyway, and are counted on
     where: Placement
 
     @property
@@ -41,26 +41,28 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return cost(self.victims)
 
 
-class Forbidden(msgspec.Struct, frozen=True):
+class BlockedByBudgets(msgspec.Struct, frozen=True):
     """Room could be made on this node, if these budgets allowed it."""
 
     node: str
     budgets: tuple[str, ...]
 
 
-class Evicting:
+class VictimSelector:
     """See the module's text."""
 
-    def __init__(self, mirror: Mirror, settings: Settings, clock: Callable[[], float], wall: Callable[[], int]) -> None:
-        self._mirror, self._ledger, self._policy = mirror, mirror.ledger, settings.policy
+    def __init__(
+        self, cluster_state: ClusterState, settings: Settings, clock: Callable[[], float], wall: Callable[[], int]
+    ) -> None:
+        self._cluster_state, self._ledger, self._policy = cluster_state, cluster_state.ledger, settings.policy
         self._clock, self._wall = clock, wall
-        self.budgets: tuple[Budget, ...] | None = None  # None: not known
+        self.budgets: tuple[DisruptionBudget, ...] | None = None  # None: not known
         self.asked_to_go: set[str] = set()  # UIDs that we have evicted; the watch may not have shown it yet
         self.unwilling: dict[str, float] = {}  # UIDs whose eviction was refused, and until when they are left alone
 
     # ---- plans ------------------------------------------------------------------------------------------------------
 
-    def plan(self, pod: Pod, asked: PodRequest, node: str, budget: SearchBudget | None = None) -> Plan | None:
+    def plan(self, pod: Pod, asked: PodRequest, node: str, budget: SearchBudget | None = None) -> PreemptionPlan | None:
         """The cheapest way, budgets weighed; None if nobody's leaving helps, no victims if there is room."""
         part = self._part(budget)
         spent = [budget for budget in self.budgets or () if budget.allowed == 0]
@@ -74,7 +76,7 @@ class Evicting:
 
     def lawful_plan(
         self, pod: Pod, asked: PodRequest, node: str, budget: SearchBudget | None = None
-    ) -> Plan | Forbidden | None:
+    ) -> PreemptionPlan | BlockedByBudgets | None:
         """The cheapest way that no budget forbids. Pods without cards are left to kube-scheduler, which sees them."""
         part = self._part(budget)
         holders = [holder for holder in self._evictable(node, pod.priority) if holder.uses]
@@ -87,7 +89,7 @@ class Evicting:
         if plan is not None:
             return plan
         unlawful = victims(asked, view, willing, pod.priority, after=after, budget=part)
-        return Forbidden(node, self._overdrawn_by(unlawful)) if unlawful else None
+        return BlockedByBudgets(node, self._overdrawn_by(unlawful)) if unlawful else None
 
     def _part(self, budget: SearchBudget | None = None) -> SearchBudget:
         """What may be spent on one node, of what is left for all."""
@@ -105,7 +107,9 @@ class Evicting:
         if view is None:
             return False
         gone = [
-            holder for holder in self._ledger.holders(node) if holder.pod in leaving and not self.is_going(holder.pod)
+            holder
+            for holder in self._ledger.holders(node)
+            if holder.pod in leaving and not self.is_terminating(holder.pod)
         ]
         may = self._after(pod, asked)(gone)
         return self._place(pod, may, without(view, gone)) is not None
@@ -113,89 +117,89 @@ class Evicting:
     def fits_now(self, pod: Pod, asked: PodRequest, node: str, budget: SearchBudget | None = None) -> bool:
         if node not in self._ledger.fleet:
             return False
-        with self._ledger.aside(pod.uid, pod.priority) as fleet:
-            may = self._ledger.spending.allowed(pod.namespace, asked)
+        with self._ledger.without_claims_of(pod.uid, pod.priority) as fleet:
+            may = self._ledger.quota_usage.allowed(pod.namespace, asked)
             return self._place(pod, may, fleet.view(node), budget) is not None
 
-    def _after(self, pod: Pod, asked: PodRequest) -> After:
+    def _after(self, pod: Pod, asked: PodRequest) -> RequestAfterEviction:
         """What it may ask for once some have left. Only those of its own namespace give quota back, and those of them
         who leave anyway have done so, wherever they are."""
-        spending = self._ledger.spending
-        with self._ledger.aside(pod.uid, pod.priority):
-            purse = spending.purse(pod.namespace, asked)
-        if purse(()) is asked:
+        quota_usage = self._ledger.quota_usage
+        with self._ledger.without_claims_of(pod.uid, pod.priority):
+            after_eviction = quota_usage.after_eviction(pod.namespace, asked)
+        if after_eviction(()) is asked:
             return lambda gone: asked
-        leaving = {uid for uid in spending.pods(pod.namespace) if self.is_going(uid)}
-        return lambda gone: purse(leaving.union(holder.pod for holder in gone))
+        leaving = {uid for uid in quota_usage.pods(pod.namespace) if self.is_terminating(uid)}
+        return lambda gone: after_eviction(leaving.union(holder.pod for holder in gone))
 
     def _plan(
         self,
         pod: Pod,
         asked: PodRequest,
         node: str,
-        found: tuple[Holder, ...] | None,
-        after: After,
+        found: tuple[Victim, ...] | None,
+        after: RequestAfterEviction,
         budget: SearchBudget,
-    ) -> Plan | None:
+    ) -> PreemptionPlan | None:
         view = self._view(pod, node)
         if found is None or view is None:
             return None
         where = self._place(pod, after(found), without(view, found), budget)
         leaving = () if self.fits_now(pod, asked, node, budget) else tuple(self._going_on(node))
-        return None if where is None else Plan(node=node, victims=found, leaving=leaving, where=where)
+        return None if where is None else PreemptionPlan(node=node, victims=found, leaving=leaving, where=where)
 
     def _view(self, pod: Pod, node: str) -> NodeView | None:
         """The node as this pod may see it, when those have left who leave anyway."""
         if node not in self._ledger.fleet:
             return None
-        with self._ledger.aside(pod.uid, pod.priority) as fleet:
+        with self._ledger.without_claims_of(pod.uid, pod.priority) as fleet:
             return without(fleet.view(node), self._going_on(node))
 
     # ---- who is there -----------------------------------------------------------------------------------------------
 
-    def _evictable(self, node: str, below: int) -> list[Holder]:
+    def _evictable(self, node: str, below: int) -> list[Victim]:
         """Less important pods that are really there, and would go if they were asked to."""
-        found = {e.holding.pod for e in self._confirmed(node) if e.holding.priority < below}
+        found = {e.allocation.pod for e in self._confirmed(node) if e.allocation.priority < below}
         return [h for h in self._ledger.holders(node) if h.pod in found and not self._was_asked_to_go(h.pod)]
 
-    def _going_on(self, node: str) -> list[Holder]:
-        going = {e.holding.pod for e in self._confirmed(node) if self.is_going(e.holding.pod)}
+    def _going_on(self, node: str) -> list[Victim]:
+        going = {e.allocation.pod for e in self._confirmed(node) if self.is_terminating(e.allocation.pod)}
         return [holder for holder in self._ledger.holders(node) if holder.pod in going] if going else []
 
-    def _confirmed(self, node: str) -> list[Entry]:
-        return [entry for entry in self._ledger.on_node(node) if entry.state is State.CONFIRMED]
+    def _confirmed(self, node: str) -> list[LedgerEntry]:
+        return [entry for entry in self._ledger.on_node(node) if entry.state is AllocationState.CONFIRMED]
 
     def _was_asked_to_go(self, uid: str) -> bool:
-        pod = self._mirror.pod(uid)
-        return uid in self.asked_to_go or (pod is not None and pod.is_going)
+        pod = self._cluster_state.pod(uid)
+        return uid in self.asked_to_go or (pod is not None and pod.is_terminating)
 
-    def is_going(self, uid: str) -> bool:
+    def is_terminating(self, uid: str) -> bool:
         """Whether the pod will be gone in a moment; one that should be gone by now and is not, is stuck."""
-        pod = self._mirror.pod(uid)
-        if pod is None or not pod.is_going:
+        pod = self._cluster_state.pod(uid)
+        if pod is None or not pod.is_terminating:
             return uid in self.asked_to_go
         return self._wall() / 1e9 < _gone_by(pod) + STUCK
 
-    def seconds_left(self, holder: Holder) -> float:
+    def seconds_left(self, holder: Victim) -> float:
         """How long the pod may take to go."""
-        pod = self._mirror.pod(holder.pod)
+        pod = self._cluster_state.pod(holder.pod)
         if pod is None:
             return UNKNOWN_GRACE
-        return max(0.0, _gone_by(pod) - self._wall() / 1e9) if pod.is_going else float(pod.grace)
+        return max(0.0, _gone_by(pod) - self._wall() / 1e9) if pod.is_terminating else float(pod.grace)
 
     # ---- budgets ----------------------------------------------------------------------------------------------------
 
-    def violations(self, gone: Collection[Holder]) -> int:
+    def violations(self, gone: Collection[Victim]) -> int:
         """How many evictions the budgets do not allow."""
         return sum(max(0, self._count(gone, budget) - budget.allowed) for budget in self.budgets or ())
 
-    def is_protected(self, holder: Holder) -> bool:
+    def is_protected(self, holder: Victim) -> bool:
         return bool(self._protectors(holder, self.budgets or ()))
 
-    def _is_lawful(self, gone: Collection[Holder]) -> bool:
+    def _is_lawful(self, gone: Collection[Victim]) -> bool:
         return not self._overdrawn_by(gone)
 
-    def _overdrawn_by(self, gone: Collection[Holder]) -> tuple[str, ...]:
+    def _overdrawn_by(self, gone: Collection[Victim]) -> tuple[str, ...]:
         """Budgets that forbid that all of these go. Nobody under two budgets can be evicted: the API cannot do it."""
         budgets = self.budgets or ()
         over = {budget.key for budget in budgets if self._count(gone, budget) > budget.allowed}
@@ -204,14 +208,14 @@ class Evicting:
             over |= {budget.key for budget in mine} if len(mine) > 1 else set()
         return tuple(sorted(over))
 
-    def _count(self, gone: Collection[Holder], budget: Budget) -> int:
+    def _count(self, gone: Collection[Victim], budget: DisruptionBudget) -> int:
         return sum(bool(self._protectors(holder, (budget,))) for holder in gone)
 
-    def _protectors(self, holder: Holder, budgets: Collection[Budget]) -> list[Budget]:
-        pod = self._mirror.pod(holder.pod) if budgets else None
+    def _protectors(self, holder: Victim, budgets: Collection[DisruptionBudget]) -> list[DisruptionBudget]:
+        pod = self._cluster_state.pod(holder.pod) if budgets else None
         return [b for b in budgets if pod is not None and b.protects(pod.namespace, pod.labels)]
 
-    def _is_unwilling(self, holder: Holder) -> bool:
+    def _is_unwilling(self, holder: Victim) -> bool:
         return self._clock() < self.unwilling.get(holder.pod, 0.0)
 
 

@@ -1,7 +1,7 @@
 """Which node agents are alive: one Lease per node, and how long we have seen it unchanged.
 
 Room:  the Leases of the agents' namespace, as our watch shows them. No I/O; it knows neither fleet nor book.
-Door:  `listed`, `changed`, `look` return the nodes to judge anew; `is_silent(node)` is the judgement.
+Door:  `listed`, `changed`, `look` return the nodes to judge anew; `is_stale(node)` is the judgement.
 
 No clock of another machine is believed: an agent is silent when *we* have seen its Lease unchanged for longer than the
 Lease says, or when it let go of the Lease (no holder), as one does that stops on purpose. It speaks again with the next
@@ -19,14 +19,14 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from gputile.kube.api import Beat, Heartbeat
+from gputile.kube.api import AgentLease, LeaseRenewal
 
 USUAL = 40  # seconds a Lease holds that does not say how long
 ASLEEP = 5.0  # seconds between two looks after which it is we who were away
 CROWD = 3  # agents that do not all fall silent at one moment
 
 
-class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AgentLivenessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the scheduler and the agents on the nodes hear of each other."""
 
     namespace: str = "gputile-agents"
@@ -37,10 +37,10 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tile is not sold again before; and not before the agent has then shown that it is alive. Only where there is one."""
 
 
-class Sight(msgspec.Struct):
+class AgentStatus(msgspec.Struct):
     """One Lease, and what we make of it."""
 
-    beat: Beat
+    beat: LeaseRenewal
     renewed: float  # when we last saw it change
     since: float  # from when on its silence counts: later than that, if we could not see
     use: str = ""  # what the node's containers use, as the agent wrote it
@@ -55,12 +55,12 @@ class Sight(msgspec.Struct):
         return self.since + self.lasts
 
 
-class Agents:
+class AgentLiveness:
     """See the module's text."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._sights: dict[str, Sight] = {}  # by node
+        self._sights: dict[str, AgentStatus] = {}  # by node
         self._silent: set[str] = set()
         self._due = math.inf  # nobody can fall silent sooner
         self._heard = self._looked = clock()
@@ -71,7 +71,7 @@ class Agents:
         """Whether an agent of ours has, or had, the node."""
         return node in self._sights
 
-    def is_silent(self, node: str) -> bool:
+    def is_stale(self, node: str) -> bool:
         return node in self._silent
 
     def renewed(self, node: str) -> float:
@@ -91,7 +91,7 @@ class Agents:
         return sight.beat.renew_time if sight is not None else None
 
     @property
-    def is_blind(self) -> bool:
+    def is_disconnected(self) -> bool:
         """Whether agents may have said something that we have not heard."""
         return self._deaf or self._dozed
 
@@ -100,14 +100,14 @@ class Agents:
 
     # ---- what the watch says ----------------------------------------------------------------------------------------
 
-    def listed(self, leases: Iterable[Heartbeat]) -> list[str]:
+    def listed(self, leases: Iterable[AgentLease]) -> list[str]:
         """One list shows all Leases: what it does not show is gone."""
         self.heard()
         found = {lease.name: lease for lease in leases}
         gone = [name for name in self._sights if name not in found]
         return [*self._gone(gone), *(name for lease in found.values() for name in self._seen(lease))]
 
-    def changed(self, lease: Heartbeat, *, deleted: bool = False) -> list[str]:
+    def changed(self, lease: AgentLease, *, deleted: bool = False) -> list[str]:
         """The nodes to judge anew: none, as a rule."""
         self.heard()
         return self._gone([lease.name]) if deleted else self._seen(lease)
@@ -127,13 +127,13 @@ class Agents:
         self._silent.difference_update(names)
         return [name for name in names if self._sights.pop(name, None) is not None]
 
-    def _seen(self, lease: Heartbeat) -> list[str]:
+    def _seen(self, lease: AgentLease) -> list[str]:
         name, beat, sight = lease.name, lease.beat, self._sights.get(lease.name)
         if sight is not None and beat == sight.beat:
             return []  # listed again, or touched by somebody else
         now = self._clock()
         # One that we have not seen renewed may be old, and what it says of use, too.
-        seen = self._sights[name] = Sight(beat, now, now, lease.use if sight is not None else "")
+        seen = self._sights[name] = AgentStatus(beat, now, now, lease.use if sight is not None else "")
         self._due = min(self._due, seen.until)
         was, left = name in self._silent, not beat.holder_identity
         (self._silent.add if left else self._silent.discard)(name)
@@ -156,7 +156,7 @@ class Agents:
         self._due = min((sight.until for name, sight in alive.items() if name not in self._silent), default=math.inf)
         return fallen
 
-    def _is_believed(self, sight: Sight, alive: int) -> bool:
+    def _is_believed(self, sight: AgentStatus, alive: int) -> bool:
         """In a crowd there is always somebody to be heard; else we are deaf."""
         return alive < CROWD or self._heard > sight.until - sight.lasts / 2
 

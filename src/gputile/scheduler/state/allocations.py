@@ -3,7 +3,7 @@
 from zlib import crc32
 
 from gputile.dialects.kube_objects import Pod
-from gputile.model.allocations import Holding
+from gputile.model.allocations import Allocation
 from gputile.model.grants import Grant
 from gputile.model.requests import PodRequest
 from gputile.scheduler.state.cluster_state import created
@@ -11,9 +11,9 @@ from gputile.scheduler.state.cluster_state import created
 STEPS, SECONDS = 4000, 0.01  # of searching for one call: kube-scheduler waits, and so does everybody else
 
 
-def holding_of(pod: Pod, asked: PodRequest, grant: Grant) -> Holding:
+def allocation_of(pod: Pod, asked: PodRequest, grant: Grant) -> Allocation:
     """What the pod would hold."""
-    return Holding(
+    return Allocation(
         pod=pod.uid,
         node=grant.node,
         name=pod.key,

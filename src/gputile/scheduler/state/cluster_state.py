@@ -4,7 +4,7 @@ Room:  pods and nodes as the API server last showed them, and which of them the 
 Door:  `pods_listed`, `pod_changed`, `nodes_listed`, `node_changed`; each returns what the book wants done.
 
 A pod counts from its binding until its containers are gone: a terminal phase or its removal, not the wish to delete it,
-and if it was removed by force, until the node's agent has had time to say that they run on (`lingering`).
+and if it was removed by force, until the node's agent has had time to say that they run on (`orphans`).
 Whoever bound it, it is booked: by our grant, else by another system's record, else by the number of its GPUs where
 another system's agent runs it. One that asks for cards and carries no grant or record is `ungranted`, and the leader's
 to grant.
@@ -22,15 +22,15 @@ from gputile.dialects.gputile import GRANT
 from gputile.dialects.kube_objects import NodeObject, Pod, host_needs
 from gputile.dialects.settings import DialectSettings
 from gputile.ledger.events import Compared, Confirmed, Freed, Instruction, NodeGone, NodeSeen, Relisted
-from gputile.ledger.ledger import Ledger, State
-from gputile.model.allocations import Holding
+from gputile.ledger.ledger import AllocationState, Ledger
+from gputile.model.allocations import Allocation
 from gputile.model.cards import Node
 from gputile.model.grants import Grant
-from gputile.model.refusals import BadRequest, NodeCode
+from gputile.model.refusals import BadRequest, NodeReason
 from gputile.model.requests import PodRequest
 from gputile.model.usage import PodUsage
-from gputile.scheduler.state.agent_liveness import Agents, AgentSettings
-from gputile.scheduler.state.orphaned_pods import Lingering
+from gputile.scheduler.state.agent_liveness import AgentLiveness, AgentLivenessSettings
+from gputile.scheduler.state.orphaned_pods import OrphanTracker
 from gputile.scheduler.state.usage import used_on
 from gputile.telemetry.logs import fields
 
@@ -40,29 +40,29 @@ GUESSING = frozenset({"gpushare", "vcuda", "hami", "vgpu"})
 """Dialects whose own agents find out by age, amount or a lock which pod an allocation is for."""
 
 
-class Waiting(msgspec.Struct, frozen=True):
+class UnboundPod(msgspec.Struct, frozen=True):
     """A pod without a node that asks for cards."""
 
     pod: Pod
     asked: PodRequest | BadRequest
 
 
-class Mirror:
+class ClusterState:
     """See the module's text."""
 
     def __init__(
         self,
         ledger: Ledger,
         settings: DialectSettings,
-        agents: AgentSettings | None = None,
+        agents: AgentLivenessSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ledger = ledger
-        self.agents = Agents(clock)
-        self.lingering = Lingering(ledger, self.agents, (agents or AgentSettings()).linger, clock)
+        self.agents = AgentLiveness(clock)
+        self.orphans = OrphanTracker(ledger, self.agents, (agents or AgentLivenessSettings()).linger, clock)
         self.turned_away: dict[str, Pod] = {}  # pods with cards whose kubelet just failed them, for good
-        self.waiting: dict[str, Waiting] = {}
-        self.hindrances: dict[str, NodeCode] = {}  # by waiting pod: why most nodes were last refused
+        self.waiting: dict[str, UnboundPod] = {}
+        self.main_reasons: dict[str, NodeReason] = {}  # by waiting pod: why most nodes were last refused
         self.ungranted: dict[str, Pod] = {}
         self.suspects: dict[str, tuple[Pod, str]] = {}  # pods whose grant was copied or edited, and what is wrong
         self.fresh: dict[str, Pod] = {}  # bound pods with cards that were just seen so for the first time
@@ -100,37 +100,43 @@ class Mirror:
 
     def unlisted(self, alive: Set[str], unreadable: Collection[str] = ()) -> list[str]:
         """The pods (UIDs) that we know and that a list, just read, does not show."""
-        absent = (e.holding for e in self.ledger.entries() if e.holding.pod not in alive and e.state is State.CONFIRMED)
-        gone = {holding.pod: holding.name for holding in absent}
+        absent = (
+            e.allocation
+            for e in self.ledger.entries()
+            if e.allocation.pod not in alive and e.state is AllocationState.CONFIRMED
+        )
+        gone = {allocation.pod: allocation.name for allocation in absent}
         memories = (self.waiting, self.plain, self._bound, self._seen, self.turned_away, self.uncounted)
         known = dict.fromkeys(uid for memory in memories for uid in sorted(memory.keys() - alive))
         return [uid for uid in {**known, **gone} if gone.get(uid) not in unreadable]
 
     def relisted(self, pod: Pod) -> list[Instruction]:
         """One pod of a list: as if the watch had shown it, but that nobody looks yet whom it overlaps."""
-        if pod.is_over:
+        if pod.is_terminal:
             known = self.ledger.entry(pod.uid) is not None or self.pod(pod.uid) is not None
             return self._over(pod) if known else self._forgotten(pod.uid)
-        done = self.lingering.shown(pod.uid, pod.node_name)
+        done = self.orphans.shown(pod.uid, pod.node_name)
         if self._opens(pod):
             done.append(Freed(pod.node_name))
-        holding, entry = self._see(pod), self.ledger.entry(pod.uid)
-        if holding is None or (entry is not None and entry.state is State.CONFIRMED and entry.holding is holding):
+        allocation, entry = self._see(pod), self.ledger.entry(pod.uid)
+        if allocation is None or (
+            entry is not None and entry.state is AllocationState.CONFIRMED and entry.allocation is allocation
+        ):
             return done
         self._moved.append(pod.uid)
-        return done + self.ledger.handle(Relisted(holding))
+        return done + self.ledger.handle(Relisted(allocation))
 
     def let_go(self, uid: str) -> list[Instruction]:
         """A pod that a list does not show any more: how it went, the watch did not tell us."""
         self.turned_away.pop(uid, None)
         self._lost(uid)
         entry = self.ledger.entry(uid)
-        confirmed = entry is not None and entry.state is State.CONFIRMED
-        return self.lingering.vanished(uid) if confirmed else []
+        confirmed = entry is not None and entry.state is AllocationState.CONFIRMED
+        return self.orphans.vanished(uid) if confirmed else []
 
     def uncounted_unless(self, counted: bool, pod: Pod) -> None:
         """Whether what a pod on a node holds is known: if not even from before, the node takes no other."""
-        if not counted and pod.node_name and not pod.is_over and self.ledger.entry(pod.uid) is None:
+        if not counted and pod.node_name and not pod.is_terminal and self.ledger.entry(pod.uid) is None:
             self.uncounted[pod.uid] = pod.node_name
         else:
             self.uncounted.pop(pod.uid, None)
@@ -145,17 +151,17 @@ class Mirror:
         return []
 
     def pod_changed(self, pod: Pod, *, deleted: bool = False) -> list[Instruction]:
-        if pod.is_over:
+        if pod.is_terminal:
             return self._over(pod, deleted=deleted)
         if deleted:
             self._lost(pod.uid)
             was_bound = pod.spec is None or bool(pod.node_name)  # one that could not be read says nothing
-            return self.lingering.vanished(pod.uid) if was_bound else self.lingering.ended(pod.uid)
-        done = self.lingering.shown(pod.uid, pod.node_name)
+            return self.orphans.vanished(pod.uid) if was_bound else self.orphans.ended(pod.uid)
+        done = self.orphans.shown(pod.uid, pod.node_name)
         if self._opens(pod):
             done.append(Freed(pod.node_name))
-        holding = self._see(pod)
-        return done if holding is None else done + self.ledger.handle(Confirmed(holding))
+        allocation = self._see(pod)
+        return done if allocation is None else done + self.ledger.handle(Confirmed(allocation))
 
     def _opens(self, pod: Pod) -> bool:
         """Whether its node, whose agent guesses, has now taken it in and may have the next one. Nobody else would say
@@ -165,16 +171,16 @@ class Mirror:
 
     def _over(self, pod: Pod, *, deleted: bool = False) -> list[Instruction]:
         """The pod has ended, and its containers with it."""
-        if pod.was_turned_away and not deleted and self.pod(pod.uid) is not None:
+        if pod.rejected_by_kubelet and not deleted and self.pod(pod.uid) is not None:
             self.turned_away[pod.uid] = pod
         if deleted:
             self.turned_away.pop(pod.uid, None)
         self._lost(pod.uid)
-        return self.lingering.ended(pod.uid)
+        return self.orphans.ended(pod.uid)
 
     def vanished(self, uid: str) -> list[Instruction]:
         """A live look found no such pod, and our watch may be late."""
-        return self.lingering.vanished(uid)
+        return self.orphans.vanished(uid)
 
     def pod(self, uid: str) -> Pod | None:
         """A pod that asks for cards, as last seen."""
@@ -191,7 +197,7 @@ class Mirror:
         A container that is not named, and a figure that is None, is not known: never take it for nothing.
         """
         entry = self.ledger.entry(uid)
-        usage = used_on(self.agents, entry.holding.node) if entry is not None else None
+        usage = used_on(self.agents, entry.allocation.node) if entry is not None else None
         return usage.pods.get(uid) if usage is not None else None
 
     def bound_to(self, node: str) -> Collection[str]:
@@ -215,11 +221,11 @@ class Mirror:
     def granted(self, pod: Pod, grant: Grant) -> list[Instruction]:
         """The leader has chosen cards for a pod that was bound around us; book them, whether written yet or not."""
         self.ungranted.pop(pod.uid, None)
-        return self.ledger.handle(Confirmed(_holding(pod, grant)))
+        return self.ledger.handle(Confirmed(_allocation(pod, grant)))
 
-    def _see(self, pod: Pod) -> Holding | None:
+    def _see(self, pod: Pod) -> Allocation | None:
         """Sort the pod in; what it holds, if it has a node."""
-        if pod.is_over:
+        if pod.is_terminal:
             self._lost(pod.uid)
             return None
         known, was_plain = self.pod(pod.uid), pod.uid in self.plain
@@ -232,7 +238,7 @@ class Mirror:
             if isinstance(asked, PodRequest) and known is None:
                 self.arrivals.append(asked)
             if asked is not None:
-                self.waiting[pod.uid] = Waiting(pod, asked)
+                self.waiting[pod.uid] = UnboundPod(pod, asked)
             elif self.keeps_plain:
                 self._see_plain(pod, is_new=not was_plain)
             return None
@@ -244,13 +250,13 @@ class Mirror:
         if is_new:
             self.arrivals.append(asked)
 
-    def _see_bound(self, pod: Pod, known: Pod | None) -> Holding | None:
+    def _see_bound(self, pod: Pod, known: Pod | None) -> Allocation | None:
         entry = self.ledger.entry(pod.uid)
         same = known is not None and known.node_name and is_same(known, pod) and not self._has_started(known, pod)
-        if same and entry is not None and entry.holding.node == pod.node_name:
+        if same and entry is not None and entry.allocation.node == pod.node_name:
             if pod != known:  # else it is kept, for a list shows thousands again that take as much memory
                 self._bound[pod.uid] = pod  # only its status changed
-            return entry.holding
+            return entry.allocation
         return self._read_bound(pod, known)
 
     def _has_started(self, known: Pod, pod: Pod) -> bool:
@@ -261,7 +267,7 @@ class Mirror:
         """The settings, with gpushare's unit as this node counts it."""
         return records.settings_on(self.ledger.fleet.node(node), self._resolved)
 
-    def _read_bound(self, pod: Pod, known: Pod | None) -> Holding:
+    def _read_bound(self, pod: Pod, known: Pod | None) -> Allocation:
         entry = self.ledger.entry(pod.uid)
         is_new = known is None and entry is None and pod.uid not in self.plain
         self._forget(pod.uid)
@@ -282,13 +288,13 @@ class Mirror:
         elif isinstance(asked, PodRequest) and not self._has_cards_of_others(pod):
             self.ungranted[pod.uid] = pod
         if entry is not None and booked is not None and known is not None and _is_as_booked(known, pod, shown, booked):
-            return entry.holding  # the usual: our own bind comes back
-        return _holding(pod, shown or booked or self._by_number(pod))
+            return entry.allocation  # the usual: our own bind comes back
+        return _allocation(pod, shown or booked or self._by_number(pod))
 
     def booked_grant(self, uid: str, node: str) -> Grant | None:
         """The cards that the ledger has for the pod on this node, if it knows which they are."""
         entry = self.ledger.entry(uid)
-        grant = entry.holding.grant if entry is not None and entry.holding.node == node else None
+        grant = entry.allocation.grant if entry is not None and entry.allocation.node == node else None
         return grant if grant is not None and grant.containers else None
 
     def _has_cards_of_others(self, pod: Pod) -> bool:
@@ -297,7 +303,7 @@ class Mirror:
         node = self.ledger.fleet.node(pod.node_name)
         if node is None or not pod.is_admitted or not records.carries_record(pod, self._resolved):
             return False
-        return GRANT not in pod.annotations and records.served_by(pod, node) is records.Under.OTHERS
+        return GRANT not in pod.annotations and records.served_by(pod, node) is records.GrantedBy.OTHERS
 
     def _by_number(self, pod: Pod) -> Grant | None:
         return records.unplaced_grant(pod, self.ledger.fleet.node(pod.node_name), self._resolved)
@@ -329,7 +335,7 @@ class Mirror:
 
     def _forget(self, uid: str) -> None:
         self.waiting.pop(uid, None)
-        self.hindrances.pop(uid, None)
+        self.main_reasons.pop(uid, None)
         self.plain.pop(uid, None)
         self.ungranted.pop(uid, None)
         self.fresh.pop(uid, None)
@@ -381,7 +387,7 @@ class Mirror:
     def node_gone(self, name: str) -> list[Instruction]:
         self._nodes.pop(name, None)
         self.guessing.discard(name)
-        return self.lingering.node_gone(name) + self.ledger.handle(NodeGone(name))
+        return self.orphans.node_gone(name) + self.ledger.handle(NodeGone(name))
 
     def _linger(self, node: NodeObject, read: Node) -> list[Instruction]:
         """What its agent says of pods that are gone. What cannot be read changes nothing; what it said before stays."""
@@ -389,7 +395,7 @@ class Mirror:
         if isinstance(told, BadRequest):
             log.warning("an agent's word is passed over", extra=fields(node=read.name, why=told.message))
             return []
-        return self.lingering.told(read.name, told, self.waiting)
+        return self.orphans.told(read.name, told, self.waiting)
 
     # ---- agents -----------------------------------------------------------------------------------------------------
 
@@ -401,10 +407,10 @@ class Mirror:
 
     def _judged(self, node: Node) -> Node:
         """Out of use while its agent, if it is ours, is silent. What is wrong with the node itself counts first."""
-        if node.fault not in ("", NodeCode.AGENT_SILENT):
+        if node.fault not in ("", NodeReason.AGENT_SILENT):
             return node
-        silent = node.agent == gputile.NAME and self.agents.is_silent(node.name)
-        fault = NodeCode.AGENT_SILENT if silent else ""
+        silent = node.agent == gputile.NAME and self.agents.is_stale(node.name)
+        fault = NodeReason.AGENT_SILENT if silent else ""
         return node if node.fault == fault else msgspec.structs.replace(node, fault=fault)
 
     def _read_grants_again(self, node: Node) -> list[Instruction]:
@@ -427,7 +433,7 @@ class Mirror:
         for uid, waiting in list(self.waiting.items()):
             asked = registry.read_pod(waiting.pod, self._resolved)
             if asked is not None:
-                self.waiting[uid] = Waiting(waiting.pod, asked)
+                self.waiting[uid] = UnboundPod(waiting.pod, asked)
         known = [found for name in self._on_node if (found := self.ledger.fleet.node(name)) is not None]
         return [one for found in known for one in self._read_grants_again(found)]
 
@@ -461,9 +467,9 @@ def _is_as_booked(known: Pod, pod: Pod, shown: Grant | None, booked: Grant) -> b
     )
 
 
-def _holding(pod: Pod, grant: Grant | None) -> Holding:
+def _allocation(pod: Pod, grant: Grant | None) -> Allocation:
     cpu, memory = host_needs(pod)
-    return Holding(
+    return Allocation(
         pod=pod.uid,
         node=pod.node_name,
         name=pod.key,

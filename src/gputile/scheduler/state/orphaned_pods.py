@@ -33,11 +33,11 @@ from collections.abc import Callable, Container, Iterable
 import msgspec
 
 from gputile.dialects import gputile
-from gputile.ledger.events import Confirmed, Freed, Gone, Instruction
-from gputile.ledger.ledger import Ledger, State
-from gputile.model.allocations import Holding
+from gputile.ledger.events import Confirmed, Freed, Instruction, PodGone
+from gputile.ledger.ledger import AllocationState, Ledger
+from gputile.model.allocations import Allocation
 from gputile.model.grants import Grant
-from gputile.scheduler.state.agent_liveness import Agents
+from gputile.scheduler.state.agent_liveness import AgentLiveness
 from gputile.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
@@ -48,20 +48,22 @@ NOBODYS = 2**31 - 1
 SETTLE = 1.0  # seconds; the renewal and what the agent wrote before it come over two watches
 
 
-class Doubt(msgspec.Struct):
+class VanishedPod(msgspec.Struct):
     """Whether an agent will name a pod that has vanished."""
 
     until: float  # it has time to do so
     proven: float = math.inf  # since when we know that it was alive then
 
 
-class Lingering:
+class OrphanTracker:
     """See the module's text."""
 
-    def __init__(self, ledger: Ledger, agents: Agents, seconds: float, clock: Callable[[], float]) -> None:
+    def __init__(self, ledger: Ledger, agents: AgentLiveness, seconds: float, clock: Callable[[], float]) -> None:
         self._ledger, self._agents, self._seconds, self._clock = ledger, agents, seconds, clock
         self._named: dict[str, dict[str, Grant]] = {}  # by node: what its agent says, by UID
-        self._kept: dict[str, Doubt | None] = {}  # by UID; None: while it is named. The book has an entry for each
+        self._kept: dict[
+            str, VanishedPod | None
+        ] = {}  # by UID; None: while it is named. The book has an entry for each
 
     def __contains__(self, uid: str) -> bool:
         return uid in self._kept
@@ -69,9 +71,9 @@ class Lingering:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def holdings(self) -> list[Holding]:
+    def allocations(self) -> list[Allocation]:
         """What is kept; no list of pods will ever show it."""
-        return [entry.holding for uid in self._kept if (entry := self._ledger.entry(uid)) is not None]
+        return [entry.allocation for uid in self._kept if (entry := self._ledger.entry(uid)) is not None]
 
     # ---- pods -------------------------------------------------------------------------------------------------------
 
@@ -87,40 +89,40 @@ class Lingering:
     def ended(self, uid: str) -> list[Instruction]:
         """The pod's containers are gone, or never were; only the node's agent may say otherwise."""
         entry = self._ledger.entry(uid)
-        if entry is not None and uid in self._named.get(entry.holding.node, ()):
-            return self._keep(entry.holding, None)
+        if entry is not None and uid in self._named.get(entry.allocation.node, ()):
+            return self._keep(entry.allocation, None)
         return self._let_go(uid)
 
     def vanished(self, uid: str) -> list[Instruction]:
         """The pod is gone, and nobody has said that its containers are."""
         entry = self._ledger.entry(uid)
-        if entry is None or entry.state is State.PENCILLED or not entry.holding.uses():
+        if entry is None or entry.state is AllocationState.RESERVED or not entry.allocation.uses():
             return self._let_go(uid)
-        holding = entry.holding
-        if uid in self._named.get(holding.node, ()):
-            return self._keep(holding, None)
+        allocation = entry.allocation
+        if uid in self._named.get(allocation.node, ()):
+            return self._keep(allocation, None)
         if uid in self._kept:
             return []
-        if not self._has_agent(holding.node):
+        if not self._has_agent(allocation.node):
             return self._let_go(uid)
-        extra = fields(pod=holding.name, uid=uid, node=holding.node, seconds=self._seconds)
+        extra = fields(pod=allocation.name, uid=uid, node=allocation.node, seconds=self._seconds)
         log.warning("deleted by force; its tile is kept until the node's agent has spoken", extra=extra)
-        return self._keep(holding, Doubt(self._clock() + self._seconds))
+        return self._keep(allocation, VanishedPod(self._clock() + self._seconds))
 
     def _has_agent(self, name: str) -> bool:
         node = self._ledger.fleet.node(name)
         return node is not None and node.agent in (gputile.NAME, "") and name in self._agents
 
-    def _keep(self, holding: Holding, doubt: Doubt | None) -> list[Instruction]:
-        self._kept[holding.pod] = doubt
-        nobodys = msgspec.structs.replace(holding, cpu=0, memory=0, priority=NOBODYS)
-        if nobodys == holding:
+    def _keep(self, allocation: Allocation, doubt: VanishedPod | None) -> list[Instruction]:
+        self._kept[allocation.pod] = doubt
+        nobodys = msgspec.structs.replace(allocation, cpu=0, memory=0, priority=NOBODYS)
+        if nobodys == allocation:
             return []
-        return [*self._ledger.handle(Confirmed(nobodys)), Freed(holding.node)]  # its CPU is free
+        return [*self._ledger.handle(Confirmed(nobodys)), Freed(allocation.node)]  # its CPU is free
 
     def _let_go(self, uid: str) -> list[Instruction]:
         self._kept.pop(uid, None)
-        return self._ledger.handle(Gone(uid))
+        return self._ledger.handle(PodGone(uid))
 
     # ---- nodes ------------------------------------------------------------------------------------------------------
 
@@ -151,8 +153,8 @@ class Lingering:
         entry = self._ledger.entry(uid)
         if entry is None:
             log.warning("containers of a deleted pod still run", extra=fields(uid=uid, node=grant.node))
-            return self._keep(Holding(pod=uid, node=grant.node, name=f"(deleted)/{uid}", grant=grant), None)
-        if uid in self._kept and entry.holding.node == grant.node:
+            return self._keep(Allocation(pod=uid, node=grant.node, name=f"(deleted)/{uid}", grant=grant), None)
+        if uid in self._kept and entry.allocation.node == grant.node:
             self._kept[uid] = None
         return []  # else the cluster still shows the pod: it counts by itself, and we look here when it goes
 
@@ -162,7 +164,7 @@ class Lingering:
 
     def _is_on(self, uid: str, node: str) -> bool:
         entry = self._ledger.entry(uid)
-        return entry is not None and entry.holding.node == node
+        return entry is not None and entry.allocation.node == node
 
     # ---- time -------------------------------------------------------------------------------------------------------
 
@@ -178,12 +180,12 @@ class Lingering:
         now, doubt, entry = self._clock(), self._kept.get(uid), self._ledger.entry(uid)
         if doubt is None or entry is None:
             return []
-        if blind or self._agents.is_blind:
-            self._kept[uid] = Doubt(now + self._seconds)
+        if blind or self._agents.is_disconnected:
+            self._kept[uid] = VanishedPod(now + self._seconds)
             return []
-        return self._let_go(uid) if self._is_over(doubt, entry.holding.node, now) else []
+        return self._let_go(uid) if self._is_over(doubt, entry.allocation.node, now) else []
 
-    def _is_over(self, doubt: Doubt, node: str, now: float) -> bool:
+    def _is_over(self, doubt: VanishedPod, node: str, now: float) -> bool:
         if node not in self._agents:  # it has none any more, and nobody will name anything
             return now >= doubt.until
         if doubt.proven == math.inf and self._agents.renewed(node) >= doubt.until:

@@ -18,7 +18,7 @@ from gputile.scheduler.state.cluster_state import is_same
 PODS = 64  # kube-scheduler has few pods in hand at a time, and one may weigh half a megabyte
 
 
-class Reading(msgspec.Struct, frozen=True):
+class CachedRequest(msgspec.Struct, frozen=True):
     """A pod, the settings it was read with, and what it asks for."""
 
     pod: Pod
@@ -31,7 +31,7 @@ class RequestCache:
 
     def __init__(self, size: int = PODS) -> None:
         self._size = size
-        self._readings: OrderedDict[tuple[str, str], Reading] = OrderedDict()
+        self._readings: OrderedDict[tuple[str, str], CachedRequest] = OrderedDict()
 
     def read(self, pod: Pod, settings: DialectSettings) -> PodRequest | BadRequest | None:
         """What `speaking.read_pod` says. A body that repeats a UID and resourceVersion with another spec, annotations
@@ -42,7 +42,7 @@ class RequestCache:
         key = pod.uid, version
         known = self._readings.get(key)
         if known is None or known.settings is not settings or not is_same(known.pod, pod):
-            known = self._readings[key] = Reading(pod, settings, registry.read_pod(pod, settings))
+            known = self._readings[key] = CachedRequest(pod, settings, registry.read_pod(pod, settings))
         self._readings.move_to_end(key)
         if len(self._readings) > self._size:
             self._readings.popitem(last=False)

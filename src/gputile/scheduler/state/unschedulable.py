@@ -7,7 +7,7 @@ from gputile.model.refusals import BadRequest
 from gputile.model.requests import PodRequest
 
 
-class No(msgspec.Struct, frozen=True, kw_only=True):
+class UnschedulablePod(msgspec.Struct, frozen=True, kw_only=True):
     """A pod that fitted nowhere, for those who tell it why."""
 
     pod: Pod

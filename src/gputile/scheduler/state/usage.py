@@ -7,15 +7,15 @@ Door:  `used_on(agents, node)`.
 
 from functools import lru_cache
 
-from gputile.dialects.usage_annotation import NodeUsage, read_use
-from gputile.scheduler.state.agent_liveness import Agents
+from gputile.dialects.usage_annotation import ReportedUsage, read_usage
+from gputile.scheduler.state.agent_liveness import AgentLiveness
 
 REMEMBERED = 256  # nodes whose word was understood lately: those who ask about one pod go on to the next one there
 
-_understood = lru_cache(maxsize=REMEMBERED)(read_use)
+_understood = lru_cache(maxsize=REMEMBERED)(read_usage)
 
 
-def used_on(agents: Agents, node: str) -> NodeUsage | None:
+def used_on(agents: AgentLiveness, node: str) -> ReportedUsage | None:
     """None when the node's agent does not say, or nothing fresh, or nothing that can be read."""
     said = agents.use(node)
     return _understood(said) if said else None
