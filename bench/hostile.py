@@ -196,7 +196,7 @@ def measured(plane: ControlPlane, plan: Plan, nodes: list[str], policy: str) -> 
     victims = offers(plane, nodes)
     with Tenant(plane, policy=policy, server=server, metrics_api__listen=f"127.0.0.1:{metrics}") as tenant:
         say(f"{policy}: ready")
-        booked = lambda: tenant.count("gputile_book_pods", state="confirmed") >= plan.pods  # noqa: E731
+        booked = lambda: tenant.count("gputile_ledger_pods", state="confirmed") >= plan.pods  # noqa: E731
         wait_until(booked, 120, "all pods are booked", [tenant.child], every=1)
         time.sleep(3)
         with on_cpus(plane, plan, tenant, between):

@@ -105,7 +105,7 @@ def _tenant(plane: ControlPlane, plan: Plan, variant: str, file: Path | None) ->
 def knows_all(tenant: Tenant, pods: int) -> None:
     """Asked seldom: each look is a TLS handshake, which the process pays for."""
     wait_until(
-        lambda: tenant.count("gputile_book_pods", state="waiting") >= pods, 60, f"{pods} seen waiting", every=0.5
+        lambda: tenant.count("gputile_ledger_pods", state="pending") >= pods, 60, f"{pods} seen waiting", every=0.5
     )
 
 

@@ -50,7 +50,7 @@ def latencies(plane: ControlPlane, sizes: Sequence[int], calls: int = 1_000) -> 
 
 def _latency(plane: ControlPlane, nodes: list[str], calls: int) -> Latency:
     plane.kube.create_many([one_tile(f"p{n:05}") for n in range(calls)], SPACE, threads=8)
-    with Tenant(plane, book__reserve_ttl="0.05", log_level="warning") as tenant:
+    with Tenant(plane, ledger__reserve_ttl="0.05", log_level="warning") as tenant:
         knows_all(tenant, calls)
         asker = Asker(tenant, nodes)
         bodies = [asker.body(found) for found in plane.kube.list("Pod", SPACE)]
@@ -114,7 +114,7 @@ def large(plane: ControlPlane, nodes: list[str], pods: int, starts: int = 3) -> 
 
 
 def _has_booked(tenant: Tenant, pods: int) -> bool:
-    return tenant.count("gputile_book_pods", state="confirmed") >= pods
+    return tenant.count("gputile_ledger_pods", state="confirmed") >= pods
 
 
 class Clocked(Tenant):

@@ -99,7 +99,7 @@ def _turn(plane: ControlPlane, waiting: int, pods: int) -> tuple[float, float, f
 
 
 def _noes(tenant: Tenant) -> float:
-    return tenant.count("gputile_verbs_total", verb="filter", result="no")
+    return tenant.count("gputile_verbs_total", verb="filter", result="rejected")
 
 
 def _hopeless(number: int) -> Manifest:
@@ -138,7 +138,7 @@ def prices(plane: ControlPlane, nodes: list[str], calls: int = 600, rounds: int 
     """In turn; every yes is another pod, and its pencil is soon rubbed out, as if bind had come."""
     plane.namespace(SPACE)
     kube = plane.kube
-    with Tenant(plane, book__reserve_ttl="0.05", log_level="warning") as tenant:
+    with Tenant(plane, ledger__reserve_ttl="0.05", log_level="warning") as tenant:
         kube.create_many([_hopeless(n) for n in range(200)], SPACE, threads=8)
         kube.create_many([one_tile(f"p{n:05}") for n in range(calls * rounds)], SPACE, threads=8)
         knows_all(tenant, 200 + calls * rounds)

@@ -24,7 +24,7 @@ from gputile.kube.fake import MemoryApi
 from gputile.scheduler.app import SchedulerApp
 from gputile.scheduler.extender.server import _error, routes
 from gputile.scheduler.extender_api import BadBody
-from gputile.scheduler.settings import EventSettings, Settings
+from gputile.scheduler.settings import Settings, TellSettings
 from gputile.telemetry.metrics import Metrics
 from gputile.testing.builders import node, pod
 
@@ -117,7 +117,7 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
 @asynccontextmanager
 async def target() -> AsyncIterator[Target]:
     api = cluster()
-    still = EventSettings(nudge=False)  # else the pod that waits is touched after a while, whatever is sent
+    still = TellSettings(nudge=False)  # else the pod that waits is touched after a while, whatever is sent
     process = SchedulerApp(api, Settings(listen="127.0.0.1:0", tell=still), Metrics())
     stop = asyncio.Event()
     running = asyncio.create_task(process.run(stop))

@@ -93,8 +93,8 @@ class Rig:
         self.api, self.driver, self.folder = NodeInMemory(), driver, folder
         folders = FolderSettings(plugins=str(folder), cdi=str(folder / "cdi"))
         usual = {
-            "look": 0.01,
-            "hold": 2.0,
+            "poll_interval": 0.01,
+            "grant_timeout": 2.0,
             "heartbeat": HeartbeatSettings(renew=0.01),
             "health": HealthSettings(probation=0.3),
         }

@@ -141,7 +141,7 @@ async def test_a_plugin_that_takes_our_name_over_is_noticed(tmp_path: Path, know
         said = {"Data": {"RegisteredDevices": {"gputile.io/gpu": known}}, "Checksum": 1}
         (tmp_path / CHECKPOINT).write_text(json.dumps(said))
         rig.agent.tidy()
-        told = f'gputile_agent_disagreements{{kind="stolen-name"}} {float(stolen)}'
+        told = f'gputile_agent_inconsistencies{{kind="stolen-name"}} {float(stolen)}'
         assert told in rig.agent.metrics.text().decode()
 
 
@@ -206,7 +206,7 @@ async def test_an_agent_that_does_not_hear_of_its_pods_is_silent(tmp_path: Path)
 
 
 def failed_beats(rig: Rig) -> float:
-    return rig.agent.metrics.registry.get_sample_value("gputile_agent_heartbeats_total", {"end": "failed"}) or 0.0
+    return rig.agent.metrics.registry.get_sample_value("gputile_agent_heartbeats_total", {"outcome": "failed"}) or 0.0
 
 
 async def test_pods_on_a_card_that_the_driver_lost_are_told_once(tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ async def test_a_runtime_that_replaced_its_socket_ends_the_agent_for_a_new_mount
     ],
 )
 async def test_a_forged_grant_starts_nothing(tmp_path: Path, pod: Pod, says: str) -> None:
-    async with running(tmp_path, *GPUS, hold=0.05) as (rig, kubelet):
+    async with running(tmp_path, *GPUS, grant_timeout=0.05) as (rig, kubelet):
         await rig.until(lambda: kubelet.registrations and rig.api.inventory())
         rig.api.pods.put_nowait(Change("ADDED", pod))
         asked = wire.AllocateRequest(containers=[wire.DeviceIds(ids=["GPU-0::0"])])

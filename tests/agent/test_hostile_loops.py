@@ -129,9 +129,9 @@ class Node:
         assert self.agent.why_not_ready() == ""
 
     async def beats(self) -> None:
-        beats, compared = len(self.api.beats), self._count("gputile_agent_comparisons_total")
+        beats, compared = len(self.api.beats), self._count("gputile_agent_consistency_checks_total")
         await self.until("the heart beats", lambda: len(self.api.beats) > beats + 1)
-        await self.until("it compares", lambda: self._count("gputile_agent_comparisons_total") > compared)
+        await self.until("it compares", lambda: self._count("gputile_agent_consistency_checks_total") > compared)
 
     def forget(self) -> None:
         """The kubelet has given nothing to anybody."""
@@ -153,8 +153,8 @@ async def running(folder: Path, *seen: NodeObject, **more: Any) -> AsyncIterator
     settings = AgentSettings(
         node="n1",
         folders=FolderSettings(plugins=str(folder), cdi=str(folder / "cdi")),
-        look=0.01,
-        hold=0.05,
+        poll_interval=0.01,
+        grant_timeout=0.05,
         heartbeat=HeartbeatSettings(renew=0.005),
         report_use=True,
         **{"runtime": str(folder / "none.sock"), **more},

@@ -91,12 +91,12 @@ async def test_figures_of_cards_and_containers(bench: Bench) -> None:
     found = samples(await bench.look())
     mine = ("default", UID, UID, "c0", "GPU-0")
     assert found == {
-        ("gputile_agent_card_processes", "GPU-0", "0", "T4"): 2,
-        ("gputile_agent_card_processes", "GPU-1", "1", "T4"): 0,
-        ("gputile_agent_card_memory_used_bytes", "GPU-0", "0", "T4"): 3024 * 2**20,
-        ("gputile_agent_card_memory_used_bytes", "GPU-1", "1", "T4"): 0,
-        ("gputile_agent_card_cores_used_ratio", "GPU-0", "0", "T4"): 0.5,
-        ("gputile_agent_card_cores_used_ratio", "GPU-1", "1", "T4"): 0,
+        ("gputile_agent_gpu_processes", "GPU-0", "0", "T4"): 2,
+        ("gputile_agent_gpu_processes", "GPU-1", "1", "T4"): 0,
+        ("gputile_agent_gpu_memory_used_bytes", "GPU-0", "0", "T4"): 3024 * 2**20,
+        ("gputile_agent_gpu_memory_used_bytes", "GPU-1", "1", "T4"): 0,
+        ("gputile_agent_gpu_cores_used_ratio", "GPU-0", "0", "T4"): 0.5,
+        ("gputile_agent_gpu_cores_used_ratio", "GPU-1", "1", "T4"): 0,
         ("gputile_agent_container_memory_used_bytes", *mine): 3000 * 2**20,
         ("gputile_agent_container_cores_used_ratio", *mine): 0.4,
     }
@@ -106,7 +106,7 @@ async def test_what_is_not_known_is_absent_and_not_zero(bench: Bench) -> None:
     bench.use(GpuProcess(pid=7, memory=None, cores=None))
     bench.driver.put(GPUS[0])  # the other one does not answer
     found = samples(await bench.look())
-    assert found == {("gputile_agent_card_processes", "GPU-0", "0", "T4"): 1}
+    assert found == {("gputile_agent_gpu_processes", "GPU-0", "0", "T4"): 1}
 
 
 async def test_hamis_names_and_units(tmp_path: Path) -> None:

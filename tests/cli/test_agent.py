@@ -28,9 +28,9 @@ def test_help_teaches() -> None:
 
 def test_settings_come_from_file_environment_and_flags(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
-    file.write_text("isolation: mps\nlook: 9\nserve: [gputile]\n")
+    file.write_text("isolation: mps\npoll_interval: 9\nserve: [gputile]\n")
     shown = show("--config", str(file), "--serve", "gputile,vcuda", env={"GPUTILE_ISOLATION": "devices"})
-    assert (shown["isolation"], shown["look"], shown["serve"]) == ("devices", 9, ["gputile", "vcuda"])
+    assert (shown["isolation"], shown["poll_interval"], shown["serve"]) == ("devices", 9, ["gputile", "vcuda"])
 
 
 def test_the_node_is_that_of_the_downward_api_unless_told() -> None:
@@ -46,7 +46,7 @@ def test_the_node_is_that_of_the_downward_api_unless_told() -> None:
         pytest.param(["--serve", "gpushare,hamster"], "hamster", id="a-dialect-that-is-not-known"),
         pytest.param(["--set", "heartbeat.duration=4"], "twice", id="a-heartbeat-that-is-over-too-soon"),
         pytest.param(["--set", "listen=12346"], "HOST:PORT", id="an-address-without-a-host"),
-        pytest.param(["--set", "look=0"], "look", id="no-time-between-looks"),
+        pytest.param(["--set", "poll_interval=0"], "poll_interval", id="no-time-between-looks"),
         pytest.param(["--config", "nowhere.yaml"], "nowhere.yaml", id="no-such-file"),
     ],
 )

@@ -60,7 +60,9 @@ HEALTHY: dict[str, Any] = {
     "version": {"minor": "36", "gitVersion": "v1.36.4"},
 }
 LEADER = pod({}, name="gputile-scheduler-1", namespace="kube-system", labels={"gputile.io/leader": "true"})
-METRICS = b'gputile_verbs_total{result="fits",verb="filter"} 41.0\ngputile_verbs_total{result="no",verb="filter"} 1.0\n'
+METRICS = (
+    b'gputile_verbs_total{result="fits",verb="filter"} 41.0\ngputile_verbs_total{result="rejected",verb="filter"} 1.0\n'
+)
 
 
 def facts(*pods: dict[str, Any], nodes: tuple[Any, ...] = (), metrics: Any = METRICS, **objects: Any) -> ClusterFacts:

@@ -89,7 +89,7 @@ class TestWaiting:
             "spec": {"holderIdentity": "n1", "leaseDurationSeconds": 40, "renewTime": "2026-01-01T00:00:00.000000Z"},
         }
         cluster = Cluster(node("n1").cards(1, "T4", 16000)).add("big", tile(20000)).beside(lease)
-        assert told(cluster.write(tmp_path), "team/big")["reasons"][0]["code"] == "AgentSilent"
+        assert told(cluster.write(tmp_path), "team/big")["reasons"][0]["code"] == "AgentStale"
 
     def test_room_that_is_being_made(self, tmp_path: Path) -> None:
         cluster = full()
@@ -99,7 +99,7 @@ class TestWaiting:
         late["metadata"]["uid"] = "uid-late"
         grant = Grant(pod="uid-late", node=grant.node, dialect=grant.dialect, containers=grant.containers)
         nomination = write_nomination(Nomination(grant, 2**61, ("x",)), 0)
-        late["metadata"]["annotations"] = {"gputile.io/promise": nomination}
+        late["metadata"]["annotations"] = {"gputile.io/nomination": nomination}
         assert told(cluster.write(tmp_path), "team/late")["nominated_on"] == "t4-1"
 
     def test_events_are_told_and_those_of_an_earlier_pod_are_not(self, tmp_path: Path) -> None:

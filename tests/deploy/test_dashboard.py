@@ -89,7 +89,7 @@ def test_its_variables_too() -> None:
             "sum by (code) (gputile_node_fault)", "{{node}}", "no label node for the legend", id="a-label-summed-away"
         ),
         pytest.param("summ(gputile_node_pods)", "", "no metric summ", id="a-function"),
-        pytest.param("topk(10, gputile_free_cards) or gputile_x", "", "no metric gputile_x", id="after-an-operator"),
+        pytest.param("topk(10, gputile_free_gpus) or gputile_x", "", "no metric gputile_x", id="after-an-operator"),
     ],
 )
 def test_a_typo_is_found(expression: str, legend: str, wrong: str) -> None:

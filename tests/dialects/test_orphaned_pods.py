@@ -1,4 +1,4 @@
-"""`gputile.io/lingering` on a node: what is written is read back, and whatever else stands there harms nobody."""
+"""`gputile.io/orphaned` on a node: what is written is read back, and whatever else stands there harms nobody."""
 
 from typing import Any
 

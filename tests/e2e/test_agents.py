@@ -76,7 +76,7 @@ def agent(plane: ControlPlane, kube: Kube) -> Iterator[Agent]:
 
 @pytest.fixture
 def gputile(plane: ControlPlane, agent: Agent) -> Iterator[Replica]:
-    with Replica(plane, agents__linger=LINGER) as replica, plane.start_scheduler(config=replica.config()):
+    with Replica(plane, agents__orphan_grace=LINGER) as replica, plane.start_scheduler(config=replica.config()):
         yield replica
 
 
@@ -97,7 +97,7 @@ def test_a_silent_agents_node_is_refused_and_in_use_again_with_the_next_renewal(
     space = plane.namespace("silent")
     agent.renew()
     wait_until(lambda: gputile.count("gputile_agents", state="alive") == 1, 10, "the Lease seen")
-    wait_until(lambda: gputile.count("gputile_agents", state="silent") == 1, LASTS + 5, "the agent silent")
+    wait_until(lambda: gputile.count("gputile_agents", state="stale") == 1, LASTS + 5, "the agent silent")
     kube.create(tile("waits", 8000), space)
     wait_until(lambda: refused(kube, space, "waits", "silent GPU agent"), 20, "kube-scheduler's event")
     told = wait_until(lambda: events_of(kube, space, "waits", "NoFittingGPU"), 20, "our event")
@@ -114,7 +114,7 @@ def test_a_stopping_agents_node_is_refused_at_once(
     space = plane.namespace("stopping")
     agent.renew()
     agent.stop()
-    wait_until(lambda: gputile.count("gputile_agents", state="silent") == 1, 2, "the agent gone")
+    wait_until(lambda: gputile.count("gputile_agents", state="stale") == 1, 2, "the agent gone")
     kube.create(tile("waits", 8000), space)
     wait_until(lambda: refused(kube, space, "waits", "silent GPU agent"), 20, "kube-scheduler's event")
     agent.renew()
@@ -175,12 +175,12 @@ def test_the_tile_of_a_pod_deleted_by_force_is_not_sold_while_its_container_live
         wait_until(lambda: refused(kube, space, "second", NO_ROOM), 20, "no room for the second")
         agent.names(first)
         time.sleep(2 * LINGER + 2)  # long enough for a tile that nobody names to be free
-        assert gputile.count("gputile_lingering_pods") == 1
+        assert gputile.count("gputile_orphaned_pods") == 1
         assert node_of(kube.get("Pod", "second", space)) is None
         audit(kube)
         agent.names()
         assert bound_within(kube, space, "second", 10) < QUICK
-        wait_until(lambda: gputile.count("gputile_lingering_pods") == 0, 5, "nothing lingers")
+        wait_until(lambda: gputile.count("gputile_orphaned_pods") == 0, 5, "nothing lingers")
         audit(kube)
 
 

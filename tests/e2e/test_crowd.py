@@ -42,8 +42,8 @@ def test_a_thousand_pods_for_nine_hundred_tiles(plane: ControlPlane, kube: Kube)
         assert len(bound(pods)) == 900
         sold = audit(kube)
         assert set(sold.values()) == {16000}, "every card is full"
-        conflicts = gputile.count("gputile_binds_total", end="conflict")
-        binds = gputile.count("gputile_binds_total", end="bound")
+        conflicts = gputile.count("gputile_binds_total", outcome="conflict")
+        binds = gputile.count("gputile_binds_total", outcome="bound")
         print(f"1000 pods created and 900 bound in {took:.1f} s; {conflicts:.0f} conflicts in {binds:.0f} binds")
         assert binds == 900
         assert conflicts < 0.01 * binds

@@ -253,7 +253,7 @@ def test_only_the_front_proxy_is_believed(served: Served) -> None:
 def test_extender_verbs_work_through_the_api_server(served: Served, kube: Kube, root: str) -> None:
     pod = kube.create(tile("asks", 4000))
     args = {"Pod": pod, "Nodes": None, "NodeNames": [NODE, "gpu-2"]}
-    wait_until(lambda: served.replica.count("gputile_book_pods", state="waiting") == 1, 5, "the pod is known")
+    wait_until(lambda: served.replica.count("gputile_ledger_pods", state="pending") == 1, 5, "the pod is known")
     with served.plane.kube_as("system:kube-scheduler") as scheduler:
         answer = scheduler.request("POST", f"{root}/schedule/filter", args)
         assert answer["NodeNames"] == [NODE]

@@ -120,8 +120,8 @@ def test_pods_of_another_system_are_booked_when_we_start(plane: ControlPlane, ku
         kube.create(new, space)
         kubelets.pods.wait_for(lambda them: node_of(them[space, "new"]), 15, "the new pod is bound")
         assert [tile["index"] for tile in tiles(kube.get("Pod", "new", space))] == [1]
-        assert gputile.count("gputile_granted_around_total") == 0, "its own record was believed"
-        wait_until(lambda: gputile.count("gputile_book_pods", state="confirmed") == 2, 5, "both in the book")
+        assert gputile.count("gputile_adopted_pods_total") == 0, "its own record was believed"
+        wait_until(lambda: gputile.count("gputile_ledger_pods", state="confirmed") == 2, 5, "both in the book")
 
 
 def theirs(plane: ControlPlane, kube: Kube, space: str, old: Manifest) -> None:
@@ -188,7 +188,7 @@ def test_a_copied_grant_is_ignored_and_reported(plane: ControlPlane, kube: Kube,
         copied = pods.get(space, "copy")
         assert copied is not None
         assert tiles(copied)[0]["uuid"] != tiles(first)[0]["uuid"]
-        told = wait_until(lambda: events_of(kube, space, "copy", "GrantNotBelieved"), 10, "it is reported")
+        told = wait_until(lambda: events_of(kube, space, "copy", "GrantInvalid"), 10, "it is reported")
         assert "belongs to pod" in told[0]["message"]
 
 

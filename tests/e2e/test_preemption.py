@@ -116,7 +116,7 @@ def test_asked_the_fewest_on_one_card_go_although_kube_scheduler_offered_another
         assert asked_to_go(pods) == {"b1", "b2"}
         assert card_of(pods, space, "whole") == "GPU-n1-1"
         assert gputile.count("gputile_evictions_total") == 0, "kube-scheduler evicted them"
-        assert gputile.count("gputile_verbs_total", verb="preempt", result="yes") >= 1
+        assert gputile.count("gputile_verbs_total", verb="preempt", result="accepted") >= 1
         assert node_of(pods.get(space, "late")) is None
         audit(kube)
 
@@ -141,13 +141,13 @@ def test_where_the_sums_suffice_and_no_card_does_room_is_made_and_kept(
         [why] = events_of(kube, space, "wanted", "Preempting")
         assert f"{space}/new" in why["message"]
         seen = [event.object for event in pods.events if event.object["metadata"]["name"] == "wanted"]
-        announced = [one for one in seen if "gputile.io/promise" in one["metadata"].get("annotations", {})]
+        announced = [one for one in seen if "gputile.io/nomination" in one["metadata"].get("annotations", {})]
         assert announced[0]["status"]["nominatedNodeName"] == "n1", "in the same write"
         stays_so(kube, space, ["late"], 0.5)
         late = pods.get(space, "late")
         assert node_of(late) is None
         assert gputile.count("gputile_evictions_total") == 1
-        assert gputile.count("gputile_promises") == 0
+        assert gputile.count("gputile_nominations") == 0
         audit(kube)
 
 
@@ -164,7 +164,7 @@ def test_a_promise_outlives_the_process_that_made_it(plane: ControlPlane, kube: 
             first.child.kill()
         with Replica(plane, "gputile-1") as second, plane.start_scheduler(config=second.config()):
             kube.create(ranked("late", 10000, "low"), space)
-            wait_until(lambda: second.count("gputile_promises") == 1, 20, "the promise was found on the pod")
+            wait_until(lambda: second.count("gputile_nominations") == 1, 20, "the promise was found on the pod")
             kubelets.release("new", space)
             pods.wait_for(is_bound(space, "wanted"), 40, "bound where room was made")
             stays_so(kube, space, ["late"], 0.5)

@@ -193,22 +193,22 @@ def test_edits_are_followed_live_and_a_slip_keeps_the_last_good_also_over_a_rest
             quota(kube, **{space: cards(3)})
             pods.wait_for(all_bound(3), 10, "two more, without anything else happening")
             write(kube, f"namespaces: {{{space}: {{limits: [{{model: T4, crads: 6}}]}}}}")
-            [event] = wait_until(lambda: events_of(kube, NAMESPACE, OURS, "QuotaNotUsed"), 10, "an event says so")
+            [event] = wait_until(lambda: events_of(kube, NAMESPACE, OURS, "QuotaInvalid"), 10, "an event says so")
             assert event["involvedObject"]["kind"] == "ConfigMap"
             assert f"namespace `{space}`: Object contains unknown field `crads`" in event["message"]
             assert "stays in force: quotas of 1 namespaces" in event["message"]
-            assert gputile.count("gputile_quota_broken", configmap="kube-system/gputile-quota") == 1
+            assert gputile.count("gputile_quota_invalid", configmap="kube-system/gputile-quota") == 1
             assert gputile.count("gputile_quota_limit", namespace=space) == 3
             kube.create(tile("late", CARD), space)
             wait_until(partial(told, kube, space, ["late"]), 20, "it is told to wait")
         with Replica(cluster, "gputile-1") as later, cluster.start_scheduler(config=later.config()):
             assert later.count("gputile_quota_limit", namespace=space) == 3, "known from the ConfigMap's annotation"
-            assert later.count("gputile_quota_broken", configmap="kube-system/gputile-quota") == 1
+            assert later.count("gputile_quota_invalid", configmap="kube-system/gputile-quota") == 1
             kube.delete("Pod", sorted(bound(pods))[0], space, grace=0)
             pods.wait_for(all_bound(3), 20, "one in its place")
             quota(kube, **{space: cards(4)})
             pods.wait_for(all_bound(4), 10, "mended")
-            wait_until(lambda: later.count("gputile_quota_broken") == 0, 10, "and said to be")
+            wait_until(lambda: later.count("gputile_quota_invalid") == 0, 10, "and said to be")
             kube.delete("ConfigMap", OURS, NAMESPACE)
             pods.wait_for(all_bound(6), 10, "no quota, no limit")
         assert most_at_once(pods) == 6

@@ -30,7 +30,7 @@ def test_pods_without_gpus_go_where_no_card_starves(plane: ControlPlane, kube: K
         kube.create_many([pod(f"cpu-{n:02}", CPU) for n in range(PLAIN)], space)
         pods.wait_for(all_bound(PLAIN), 30, "all bound")
         assert nodes_of(pods) == {"plain": PLAIN}
-        assert gputile.count("gputile_verbs_total", verb="steer", result="yes") >= PLAIN
+        assert gputile.count("gputile_verbs_total", verb="steer", result="accepted") >= PLAIN
         gpus = [tile(f"gpu-{n:02}", 16000) for n in range(12)]
         for one in gpus:
             one["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "4"

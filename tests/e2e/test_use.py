@@ -93,7 +93,7 @@ def test_nobody_is_said_to_use_anything_at_first(site: Site) -> None:
     found = site.said()
     assert found is not None
     assert found.pods == {}
-    assert site.agent.count("gputile_agent_card_processes") == 0
+    assert site.agent.count("gputile_agent_gpu_processes") == 0
     assert site.gputile.count("gputile_container_memory_used_bytes", namespace=site.space) == 0
     assert site.gputile.count("gputile_container_memory_allocated_bytes", namespace=site.space) == 2 * 4096 * MIB
 
@@ -105,7 +105,7 @@ def test_a_process_is_its_containers_on_the_lease_and_in_both_pages(site: Site) 
     assert site.agent.count("gputile_agent_container_memory_used_bytes", **labels) == 3000 * MIB
     assert site.agent.count("hami_vgpu_memory_used_bytes", pod="p", container="side", device_uuid=card) == 3000 * MIB
     wait_until(lambda: site.shown("side", card) == 3000 * MIB, PATIENCE, "the scheduler shows it")
-    assert site.gputile.count("gputile_card_memory_used_bytes", uuid=card) == 3000 * MIB
+    assert site.gputile.count("gputile_gpu_memory_used_bytes", uuid=card) == 3000 * MIB
     assert site.gputile.count("gputile_node_memory_used_bytes", node=NODE) == 3000 * MIB
     assert site.shown("main", card) == 0  # absent
     assert site.told("side") == {"memory": 3000}
@@ -118,7 +118,7 @@ def test_who_takes_more_than_granted_is_told(site: Site) -> None:
     wait_until(lambda: events_of(site.kube, site.space, "p", "GPUOverUse"), PATIENCE, "the pod is told")
     (event,) = events_of(site.kube, site.space, "p", "GPUOverUse")
     assert f"use 9192 MiB of card {card}, of which it was granted 8192 MiB" in event["message"]
-    assert site.agent.count("gputile_agent_over_use") == 1
+    assert site.agent.count("gputile_agent_memory_overuse") == 1
 
 
 def test_a_dead_agent_leaves_nothing_known(site: Site) -> None:

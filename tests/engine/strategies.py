@@ -55,7 +55,7 @@ def nodes(draw: st.DrawFn, name: str = "n", most: int = 4) -> Node:
         memory=1000,
         links=draw(st.sampled_from([(), links])),
         pool=draw(seldom("", "blue")),
-        fault=draw(seldom("", "AgentSilent")),
+        fault=draw(seldom("", "AgentStale")),
     )
 
 

@@ -172,7 +172,7 @@ def play(fleet: Fleet, step: tuple[str, int, int], policy: str) -> None:
         pytest.param(node("n0").cards(1, "A100", 1000, healthy=False), id="a-sick-card"),
         pytest.param(node("n0").cards(1, "A100", 1000, cordoned=True), id="a-cordoned-card"),
         pytest.param(node("n0").cards(1, "A100", 1000, mode="mig"), id="a-card-in-pieces"),
-        pytest.param(node("n0").cards(1, "A100", 1000).facts(fault="AgentSilent"), id="a-silent-agent"),
+        pytest.param(node("n0").cards(1, "A100", 1000).facts(fault="AgentStale"), id="a-silent-agent"),
     ],
 )
 def test_a_node_with_as_much_free_may_yet_be_another(after: NodeBuilder) -> None:

@@ -111,7 +111,7 @@ def test_the_pods_policy_wins_over_the_nodes_and_that_over_the_clusters() -> Non
     ("request_", "view", "code", "wanted", "found", "resolvable"),
     [
         pytest.param(wants(ask(1)), node().view(), NodeReason.NO_CARDS, 1, 0, False, id="no-card"),
-        pytest.param(wants(ask(1)), two().facts(fault="AgentSilent").view(), NodeReason.AGENT_SILENT, 1, 0, False,
+        pytest.param(wants(ask(1)), two().facts(fault="AgentStale").view(), NodeReason.AGENT_SILENT, 1, 0, False,
                      id="a-node-out-of-use"),
         pytest.param(wants(ask(1, cards=3)), two().view(), NodeReason.TOO_FEW_CARDS, 3, 2, False, id="too-few-cards"),
         pytest.param(wants(ask(1), models=(ModelRule(("T4",)),)), two().view(), NodeReason.MODEL, 1, 0, False,

@@ -488,7 +488,7 @@ async def test_following(script: list[Answer], want: list[str], last: str) -> No
 
 
 async def test_silence_counts_as_dropped() -> None:
-    async with serving(HERE, streams(then="hang"), settings=ClientSettings(silence=SOON)) as (client, _):
+    async with serving(HERE, streams(then="hang"), settings=ClientSettings(watch_idle_timeout=SOON)) as (client, _):
         assert [told(seen) for seen in await taken(client, 3)] == ["all: ", "alive", "trouble"]
 
 

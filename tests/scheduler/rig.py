@@ -183,7 +183,7 @@ class Rig:
         self.clock, self.metrics = Clock(), Metrics()
         self.leading = True
         self.cluster_state = ClusterState(
-            Ledger(self.settings.book), self.settings.dialects, self.settings.agents, self.clock
+            Ledger(self.settings.ledger), self.settings.dialects, self.settings.agents, self.clock
         )
         self.ledger = self.cluster_state.ledger
         ticks = itertools.count(1_700_000_000_000_000_000)

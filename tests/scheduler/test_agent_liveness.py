@@ -220,7 +220,7 @@ def test_they_are_counted() -> None:
     ward = Ward()
     ward.renew("n1", "n2", lasts=5)
     ward.wait(6, "n2")
-    assert ward.agents.counts() == {"alive": 1, "silent": 1}
+    assert ward.agents.counts() == {"alive": 1, "stale": 1}
 
 
 # ---- what it means for the node -------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def test_a_node_whose_agent_is_silent_is_refused_until_it_speaks() -> None:
     rig.arrive(tile(8))
     rig.wait(11)
     assert rig.filter().unresolvable == {"n1": SILENT, "n2": SILENT}
-    assert rig.count("refusals_total", code="AgentSilent") == 2
+    assert rig.count("refusals_total", code="AgentStale") == 2
     assert Freed("n2") in rig.beat("n2")
     answer = rig.filter()
     assert (answer.names, answer.unresolvable) == (["n2"], {})

@@ -202,7 +202,7 @@ async def test_a_watch_that_stays_broken_is_not_ready(
         await replica.until(lambda: not process.why_not_ready())
 
 
-TROUBLES = ("gputile_watch_troubles_total", {"kind": "pods"})
+TROUBLES = ("gputile_watch_failures_total", {"kind": "pods"})
 
 
 class _Time:
@@ -218,7 +218,7 @@ async def test_an_object_that_cannot_be_read_is_counted_and_harms_nobody() -> No
         process = replica.process
         api.said.put_nowait(Snapshot(()))
         api.said.put_nowait(Undecodable("Pod default/odd", "spec is a list"))
-        name = "gputile_unreadable_objects_total"
+        name = "gputile_undecodable_objects_total"
         await replica.until(lambda: process.metrics.registry.get_sample_value(name) == 1)
         assert process.why_not_ready() == ""
 
@@ -494,7 +494,7 @@ async def test_a_pencil_fades_and_its_node_ranks_last(monkeypatch: pytest.Monkey
     assert process.ledger.reservations() == 1
     process.tick(clock.now + 2.1)
     assert process.ledger.reservations() == 0
-    assert value(process, "pencils_total", end="expired") == 1
+    assert value(process, "reservations_total", outcome="expired") == 1
     assert ask(process, made) == ["n2"]
 
 
@@ -537,22 +537,22 @@ async def test_the_numbers_of_the_book(monkeypatch: pytest.MonkeyPatch) -> None:
     process._seen_at["pods"] = clock.now - 7
     process.tick(clock.now)
     states = {
-        state: value(process, "book_pods", state=state) for state in ("pencilled", "assumed", "confirmed", "waiting")
+        state: value(process, "ledger_pods", state=state) for state in ("reserved", "assumed", "confirmed", "pending")
     }
-    assert states == {"pencilled": 1, "assumed": 1, "confirmed": 1, "waiting": 3}
+    assert states == {"reserved": 1, "assumed": 1, "confirmed": 1, "pending": 3}
     assert value(process, "nodes") == 2
-    assert value(process, "watch_silence_seconds", kind="pods") == 7
+    assert value(process, "watch_age_seconds", kind="pods") == 7
 
 
 async def test_the_number_of_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     process, clock = await ticking(monkeypatch)
     process.tick(clock.now)
-    assert value(process, "cards") == 4
+    assert value(process, "gpus") == 4
 
 
 async def test_an_old_bind_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     made = pod(tile(8), name="c", uid="uid-c")
-    process, clock = await ticking(monkeypatch, made, book=LedgerSettings(assume_ttl=10.0))
+    process, clock = await ticking(monkeypatch, made, ledger=LedgerSettings(assume_ttl=10.0))
     assert await process.binder.bind(bind_args("c")) == ""
     process.tick(clock.now + 11)
     await process.reconciler.round()
@@ -635,5 +635,5 @@ async def test_a_book_that_does_not_add_up_is_found_out(
         await replica.until(replica.process.is_synced)
         monkeypatch.setattr(replica.process.ledger, "check_node", spoilt)
         await replica.until(lambda: "n2" in checked)
-        await replica.until(lambda: value(replica.process, "conflicts_total"))
+        await replica.until(lambda: value(replica.process, "overcommits_total"))
     assert "the book does not add up" in [record.message for record in caplog.records]

@@ -38,7 +38,7 @@ async def test_an_agent_that_stops_and_comes_back() -> None:
         beat(api, "2", holder="")
         await replica.until(lambda: fault(replica) == NodeReason.AGENT_SILENT)
         replica.process.tick(time.monotonic())
-        assert (await replica.ask("/metrics"))[1].count('gputile_agents{state="silent"} 1.0') == 1
+        assert (await replica.ask("/metrics"))[1].count('gputile_agents{state="stale"} 1.0') == 1
         api.add_pod(pod(tile(8), uid="uid-web-0"))
         await replica.until(lambda: "uid-web-0" in replica.process.cluster_state.waiting)
         _, answer = await replica.ask("/gputile/filter", filter_body(api, "web-0"))
@@ -118,7 +118,7 @@ async def test_where_the_leases_are(namespace: str, asked: list[str]) -> None:
 async def test_a_pod_deleted_by_force_keeps_its_tile_until_its_agent_has_spoken() -> None:
     api = cluster(pods=(pod(tile(8), annotations=grant(), uid="uid-web-0", on="n1"),))
     beat(api, "1")
-    async with running(api, agents=AgentLivenessSettings(linger=0.001)) as replica:
+    async with running(api, agents=AgentLivenessSettings(orphan_grace=0.001)) as replica:
         process = replica.process
         await replica.until(lambda: process.is_synced() and "n1" in process.cluster_state.agents)
         api.delete_pod("default/web-0")
@@ -128,7 +128,7 @@ async def test_a_pod_deleted_by_force_keeps_its_tile_until_its_agent_has_spoken(
         api.add_node(named)
         await replica.until(lambda: process.cluster_state.orphans.allocations())
         process.tick(time.monotonic())
-        assert "gputile_lingering_pods 1.0" in (await replica.ask("/metrics"))[1]
+        assert "gputile_orphaned_pods 1.0" in (await replica.ask("/metrics"))[1]
         assert [room.memory for room in process.ledger.fleet.view("n1").free_by_card] == [8, 16]
         api.add_node(node("n1").cards(2, size=16).manifest())
         await replica.until(lambda: replica.state("uid-web-0") is None)
@@ -137,7 +137,7 @@ async def test_a_pod_deleted_by_force_keeps_its_tile_until_its_agent_has_spoken(
 async def test_while_our_own_watch_is_broken_nothing_is_let_go() -> None:
     api = cluster(pods=(pod(tile(8), annotations=grant(), uid="uid-web-0", on="n1"),))
     beat(api, "1")
-    async with running(api, agents=AgentLivenessSettings(linger=0.001)) as replica:
+    async with running(api, agents=AgentLivenessSettings(orphan_grace=0.001)) as replica:
         process = replica.process
         await replica.until(lambda: process.is_synced() and "n1" in process.cluster_state.agents)
         told: list[bool] = []

@@ -44,7 +44,7 @@ class TestOneCall:
         assert r.live()["spec"]["nodeName"] == "n1"
         r.catch_up()
         assert (r.state(), r.free()) == (AllocationState.CONFIRMED, [13384, 16384])
-        assert r.count("binds_total", end="bound") == 1
+        assert r.count("binds_total", outcome="bound") == 1
         assert r.count("verb_seconds_count", verb="bind", stage="api") == 1
 
     async def test_where_the_pencil_is_the_pencil_becomes_the_bind(self) -> None:
@@ -53,7 +53,7 @@ class TestOneCall:
         r.filter(nodes=["n1"])
         assert await r.bind() == ""
         assert r.free() == [13384, 16384]
-        assert r.count("pencils_total", end="bound") == 1
+        assert r.count("reservations_total", outcome="bound") == 1
         assert r.ledger.reservations() == 0
 
     async def test_kube_scheduler_may_choose_another_of_the_ties(self) -> None:
@@ -62,7 +62,7 @@ class TestOneCall:
         r.filter()
         assert await r.bind(node="n2") == ""
         assert (r.free("n1"), r.free("n2")) == ([16384, 16384], [13384, 16384])
-        assert r.count("pencils_total", end="replaced") == 1
+        assert r.count("reservations_total", outcome="replaced") == 1
 
     async def test_a_pod_without_cards_is_bound_as_kube_scheduler_would(self) -> None:
         r = rig()
@@ -169,7 +169,7 @@ class TestNotBound:
         r = rig()
         r.arrive(tile(3000))
         assert await r.bind(node="n3") == "node n3 is unknown to gputile; it may have just gone"
-        assert r.count("binds_total", end="refused") == 1
+        assert r.count("binds_total", outcome="rejected") == 1
 
     async def test_a_node_that_filled_up_is_a_conflict_and_ranks_last_from_now_on(self) -> None:
         r = rig()
@@ -178,7 +178,7 @@ class TestNotBound:
         assert await r.bind("a") == ""
         said = await r.bind()
         assert said == "n1 does not fit any more: too little free memory on a single GPU"
-        assert r.count("binds_total", end="conflict") == 1
+        assert r.count("binds_total", outcome="conflict") == 1
         assert len(r.api.bindings) == 1
         r.api.delete_pod("default/a")
         r.catch_up()
@@ -303,7 +303,7 @@ class TestAnswers:
         assert (r.state(), r.free()) == (None, [16384, 16384])
         assert r.api.calls == ["bind"], "no look is needed"
         assert r.filter().names == ["n2"], "and the node ranks last"
-        assert r.count("binds_total", end="refused") == 1
+        assert r.count("binds_total", outcome="rejected") == 1
 
     async def test_a_lost_answer_keeps_the_tile(self) -> None:
         r = rig()
@@ -312,7 +312,7 @@ class TestAnswers:
         said = await r.bind()
         assert said == "the API server's answer got lost (reset); the cards are kept until it is known"
         assert (r.state(), r.free()) == (AllocationState.ASSUMED, [13384, 16384])
-        assert r.count("binds_total", end="unclear") == 1
+        assert r.count("binds_total", outcome="unknown") == 1
         r.catch_up()
         assert r.state() is AllocationState.CONFIRMED
 
@@ -357,7 +357,7 @@ class TestAnswers:
         await r.bind("a")  # kube-scheduler repeats itself, before our watch shows the pod
         assert await r.bind("b") != "", "a runs on that card"
         r.catch_up()
-        assert r.count("conflicts_total") == 0
+        assert r.count("overcommits_total") == 0
 
     async def test_a_no_after_a_lost_answer_keeps_the_tile_while_the_earlier_try_may_land(self) -> None:
         r = rig()

@@ -84,9 +84,9 @@ class TestWhatIsThere:
         assert found.value("node_memory_bytes", node="n1") == 40 * GIB
         assert found.value("node_memory_allocated_bytes", node="n1") == 4 * GIB
         assert found.value("node_cores_allocated_ratio", node="n1") == pytest.approx(0.1)
-        assert found.value("node_idle_cards", node="n1") == 1
+        assert found.value("node_idle_gpus", node="n1") == 1
         assert found.value("node_pods", node="n1") == 1
-        assert found.value("node_free_cards", node="n1") == pytest.approx(1.7, abs=0.01)
+        assert found.value("node_free_gpus", node="n1") == pytest.approx(1.7, abs=0.01)
         assert found.value("node_memory_used_bytes", node="n1") is None
 
     async def test_a_node_without_cards_is_not_shown(self) -> None:
@@ -94,14 +94,14 @@ class TestWhatIsThere:
 
     async def test_cards_by_state(self) -> None:
         found = await scrape(await busy())
-        assert found.all("node_cards") == {
+        assert found.all("node_gpus") == {
             ("n1", "A100", "usable"): 2,
             ("n1", "T4", "unhealthy"): 1,
             ("n2", "A100", "cordoned"): 1,
             ("n2", "A100", "mig"): 1,
             ("n2", "T4", "usable"): 1,
         }
-        assert found.all("model_cards") == {
+        assert found.all("model_gpus") == {
             ("A100", "cordoned"): 1,
             ("A100", "mig"): 1,
             ("A100", "usable"): 2,
@@ -114,18 +114,18 @@ class TestWhatIsThere:
         assert found.all("model_memory_bytes") == {("A100",): 64 * GIB, ("T4",): 16 * GIB}
         assert found.all("model_memory_allocated_bytes") == {("A100",): 4 * GIB, ("T4",): 0}
         assert found.all("model_cores_allocated_ratio") == {("A100",): pytest.approx(0.3 / 4), ("T4",): 0}
-        assert found.all("model_idle_cards") == {("A100",): 1, ("T4",): 1}
+        assert found.all("model_idle_gpus") == {("A100",): 1, ("T4",): 1}
 
     async def test_a_card(self) -> None:
         rig = await busy()
         found, uuid = await scrape(rig), holds(rig)
-        assert found.value("card_memory_bytes", uuid=uuid, node="n1", model="A100") == 16 * GIB
-        assert found.value("card_memory_allocated_bytes", uuid=uuid) == 4 * GIB
-        assert found.value("card_cores_allocated_ratio", uuid=uuid) == 0.3
-        assert found.value("card_pods", uuid=uuid) == 1
-        assert found.value("card_usable", uuid=uuid) == 1
-        assert found.value("card_usable", uuid="GPU-n1-2") == 0
-        assert found.value("card_memory_used_bytes", uuid=uuid) is None
+        assert found.value("gpu_memory_bytes", uuid=uuid, node="n1", model="A100") == 16 * GIB
+        assert found.value("gpu_memory_allocated_bytes", uuid=uuid) == 4 * GIB
+        assert found.value("gpu_cores_allocated_ratio", uuid=uuid) == 0.3
+        assert found.value("gpu_pods", uuid=uuid) == 1
+        assert found.value("gpu_usable", uuid=uuid) == 1
+        assert found.value("gpu_usable", uuid="GPU-n1-2") == 0
+        assert found.value("gpu_memory_used_bytes", uuid=uuid) is None
 
     async def test_a_pod_and_its_container(self) -> None:
         found = await scrape(await busy())
@@ -153,8 +153,8 @@ class TestWhatIsThere:
         rig.wait(11)
         found = await scrape(rig)
         assert found.value("node_agent_alive", node="n1") == 0
-        assert found.value("node_fault", node="n1", code="AgentSilent") == 1
-        assert found.value("node_cards", node="n1", state="node out of use") == 2
+        assert found.value("node_fault", node="n1", code="AgentStale") == 1
+        assert found.value("node_gpus", node="n1", state="node out of use") == 2
 
 
 class TestFragmentation:
@@ -167,10 +167,10 @@ class TestFragmentation:
             rig.filter(f"p{number}", nodes=["n1"])
             assert await rig.bind(f"p{number}") == ""
         found = await scrape(rig)
-        assert found.value("free_cards") == pytest.approx(3, abs=0.01)
-        assert found.value("fragmented_cards") == pytest.approx(1, abs=0.01)
-        assert found.all("node_fragmented_cards") == {("n0",): 0, ("n1",): found.value("fragmented_cards")}
-        assert found.value("fragmented_cards") == pytest.approx(rig.ledger.fleet.fragmentation())
+        assert found.value("free_gpus") == pytest.approx(3, abs=0.01)
+        assert found.value("fragmented_gpus") == pytest.approx(1, abs=0.01)
+        assert found.all("node_fragmented_gpus") == {("n0",): 0, ("n1",): found.value("fragmented_gpus")}
+        assert found.value("fragmented_gpus") == pytest.approx(rig.ledger.fleet.fragmentation())
 
 
 class TestUse:
@@ -181,9 +181,9 @@ class TestUse:
         found = await scrape(rig)
         assert found.value("container_memory_used_bytes", container="c0", uuid=uuid) == 3000 * MIB
         assert found.value("container_cores_used_ratio", container="c0", uuid=uuid) == 0.4
-        assert found.value("card_memory_used_bytes", uuid=uuid) == 3000 * MIB
-        assert found.value("card_cores_used_ratio", uuid=uuid) == 0.4
-        assert found.value("card_memory_used_bytes", uuid="GPU-n1-2") == 0
+        assert found.value("gpu_memory_used_bytes", uuid=uuid) == 3000 * MIB
+        assert found.value("gpu_cores_used_ratio", uuid=uuid) == 0.4
+        assert found.value("gpu_memory_used_bytes", uuid="GPU-n1-2") == 0
         assert found.value("node_memory_used_bytes", node="n1") == 3000 * MIB
 
     async def test_a_figure_that_is_not_known_is_absent_and_so_are_its_sums(self) -> None:
@@ -193,7 +193,7 @@ class TestUse:
         found = await scrape(rig)
         assert found.value("container_memory_used_bytes") is None
         assert found.value("container_cores_used_ratio") == 0.4
-        assert found.all("card_memory_used_bytes") == {}
+        assert found.all("gpu_memory_used_bytes") == {}
         assert found.value("node_memory_used_bytes", node="n1") is None
 
     async def test_a_card_that_was_not_granted_and_a_container_that_nobody_knows(self) -> None:
@@ -207,7 +207,7 @@ class TestUse:
         assert found.all("container_memory_used_bytes") == {
             ("default", "web-0", "uid-web-0", "", "n1", "GPU-n1-2"): 7 * MIB
         }
-        assert found.value("card_memory_used_bytes", uuid="GPU-n1-2") == 16 * MIB
+        assert found.value("gpu_memory_used_bytes", uuid="GPU-n1-2") == 16 * MIB
 
 
 class TestWhoWaits:
@@ -218,7 +218,7 @@ class TestWhoWaits:
         rig.arrive(tile(1), name="new")
         rig.arrive({MEMORY: 1}, name="bad")
         rig.filter("bad")
-        assert (await scrape(rig)).all("waiting_pods") == {
+        assert (await scrape(rig)).all("pending_pods") == {
             ("default", "CardTooSmall"): 1,
             ("default", NOT_TRIED): 1,
             ("default", "NoDeviceResource"): 1,
@@ -230,17 +230,17 @@ class TestWhoWaits:
         rig.filter("big")
         rig.api.delete_pod("default/big")
         rig.catch_up()
-        assert (await scrape(rig)).all("waiting_pods") == {}
+        assert (await scrape(rig)).all("pending_pods") == {}
         assert rig.cluster_state.main_reasons == {}
 
 
 class TestWhatIsLeftOut:
     async def test_nothing_in_a_small_cluster(self) -> None:
-        assert (await scrape(await busy())).all("series_left_out") == {("cards",): 0, ("pods",): 0}
+        assert (await scrape(await busy())).all("series_omitted") == {("cards",): 0, ("pods",): 0}
 
     async def test_cards_and_pods_beyond_the_settings(self) -> None:
         found = await scrape(await busy(), cards=5, pods=0, hami=True)
-        assert found.all("series_left_out") == {("cards",): 6, ("pods",): 1}
+        assert found.all("series_omitted") == {("cards",): 6, ("pods",): 1}
         assert not [s for s in found.samples if "uuid" in s.labels or "device_uuid" in s.labels or "pod" in s.labels]
         assert found.value("node_memory_bytes", node="n1") == 40 * GIB
 
@@ -249,9 +249,9 @@ class TestWhatIsLeftOut:
         rig.arrive(tile(99999), name="big")
         found = await scrape(rig, names_pods=False, hami=True)
         assert not [s for s in found.samples if s.labels.get("namespace") or "pod" in s.labels]
-        assert found.value("waiting_pods", why=NOT_TRIED) == 1
-        assert found.value("series_left_out", kind="pods") == 1
-        assert found.value("card_usable", uuid="GPU-n1-0") == 1
+        assert found.value("pending_pods", reason=NOT_TRIED) == 1
+        assert found.value("series_omitted", kind="pods") == 1
+        assert found.value("gpu_usable", uuid="GPU-n1-0") == 1
 
 
 class TestHami:
@@ -305,7 +305,7 @@ async def test_no_series_is_shown_twice_also_for_two_pods_of_one_name() -> None:
 
 async def test_strange_models_do_not_break_the_page() -> None:
     rig = Rig(node("n1").card('A "new\\ model"\nx', "16Gi"))
-    assert (await scrape(rig)).all("model_cards") == {('A "new\\ model"\nx', "usable"): 1}
+    assert (await scrape(rig)).all("model_gpus") == {('A "new\\ model"\nx', "usable"): 1}
 
 
 def holds(rig: Rig) -> str:
@@ -345,11 +345,11 @@ def test_nodes_models_cards_and_pods_add_up_to_the_same(
         grant = Grant(pod=f"uid-{number}", node=f"n{n}", dialect="gputile", containers=(ContainerGrant("c", (part,)),))
         ledger.handle(Confirmed(Allocation(pod=f"uid-{number}", node=f"n{n}", name=f"default/p{number}", grant=grant)))
     found = asyncio.run(scrape(ClusterState(ledger, DEFAULTS, clock=Clock())))
-    kinds = ("node", "model", "card", "pod", "container")
+    kinds = ("node", "model", "gpu", "pod", "container")
     sums = [sum(found.all(f"{kind}_memory_allocated_bytes").values()) for kind in kinds]
     assert sums == [sum(memory for _, _, memory, _ in held) * MIB] * len(kinds)
     assert sum(found.all("node_pods").values()) == len(held)
-    assert found.value("free_cards") == pytest.approx(sum(found.all("node_free_cards").values()))
+    assert found.value("free_gpus") == pytest.approx(sum(found.all("node_free_gpus").values()))
 
 
 # ---- many at once ---------------------------------------------------------------------------------------------------

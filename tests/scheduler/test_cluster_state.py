@@ -374,7 +374,7 @@ class TestWhoseWordIsBelieved:
         rig.arrive(tile(10), name="a", annotations=grant(10, name="a"), on="n1")
         rig.arrive(tile(10), name="b", annotations=grant(10, name="b"), on="n1", seen=False)
         assert Conflict("uid-b", "n1", ("GPU-n1-0",)) in rig.catch_up()
-        assert rig.count("conflicts_total") == 1
+        assert rig.count("overcommits_total") == 1
 
 
 class TestHealing:

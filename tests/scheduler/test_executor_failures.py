@@ -97,7 +97,7 @@ class TestPromises:
         assert await rig.bind("king", "n1") == ""
         rig.catch_up()
         await rig.preemptor.round()
-        assert rig.count("preemptions_total", end="withdrawn") == 1
+        assert rig.count("preemptions_total", outcome="withdrawn") == 1
         assert rig.api.evicted == ["default/low", "default/middle"], "and a new plan is made, without a rest"
 
     async def test_end_with_their_node(self) -> None:
@@ -127,7 +127,7 @@ class TestPromises:
         await rig.bind("wanted", "n1")  # landed; our watch has not shown it yet
         later(rig, 1.5)
         await rig.preemptor.round()
-        assert "PromiseExpired" not in dict(notes(rig, "wanted"))
+        assert "NominationExpired" not in dict(notes(rig, "wanted"))
 
     async def test_are_no_longer_than_an_hour(self) -> None:
         rig = Rig(node("n1").card(size=16))

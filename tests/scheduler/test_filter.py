@@ -136,7 +136,7 @@ class TestPencils:
         assert rig.filter().names == ["n1", "n2"]
         assert rig.filter().names == ["n2"], "n1 was offered and came to nothing"
         assert rig.free("n1") == [16, 16]
-        assert rig.count("pencils_total", end="replaced") == 1
+        assert rig.count("reservations_total", outcome="replaced") == 1
         assert rig.filter().names == ["n1", "n2"], "nothing else is left"
         assert rig.filter(nodes=["n1"]).names == ["n1"]
 
@@ -266,7 +266,7 @@ class TestOtherAgents:
         assert rig.state("a") is AllocationState.CONFIRMED
         assert rig.filter("b").unresolvable == {"n1": BUSY}, "a is bound and not admitted"
         assert await rig.bind("b") == f"n1: {BUSY}"
-        assert rig.count("binds_total", end="conflict") == 1
+        assert rig.count("binds_total", outcome="conflict") == 1
         rig.change("a", status={"phase": "Pending", "startTime": "2026-01-01T00:00:00Z"})
         rig.catch_up()
         assert rig.filter("b").names == ["n1"]

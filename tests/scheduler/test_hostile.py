@@ -25,7 +25,7 @@ from gputile.scheduler.app import SchedulerApp
 from gputile.scheduler.binding import reconciler
 from gputile.scheduler.pending import pending_pods
 from gputile.scheduler.preemption import preemptor
-from gputile.scheduler.settings import EventSettings, PreemptSettings, Settings
+from gputile.scheduler.settings import PreemptSettings, Settings, TellSettings
 from gputile.telemetry.metrics import Metrics
 from gputile.testing import hostile
 from gputile.testing.builders import node, pod
@@ -133,7 +133,7 @@ class Cluster:
         await self._preempts(number)
         await self._follows(number)
         assert await self.page("/healthz") == "ok"
-        assert "gputile_book_pods" in await self.page("/metrics")
+        assert "gputile_ledger_pods" in await self.page("/metrics")
         await self.page("/gpushare-scheduler/inspect")
 
     async def _created(self, name: str, limits: Json, **more: Any) -> Json:
@@ -230,7 +230,7 @@ async def running(*pods: Json, **more: Any) -> AsyncIterator[Cluster]:
     api = MemoryApi([*nodes, node("full").card(size=SIZE).manifest()], pods)
     settings = Settings(
         listen="127.0.0.1:0",
-        tell=EventSettings(per_second=10_000),
+        tell=TellSettings(per_second=10_000),
         preempt=PreemptSettings(patience=0.0),
         audit=5 * ROUND,
         steer_cpu_pods=True,
@@ -345,7 +345,7 @@ async def test_what_an_agent_says_of_use(spec: Json) -> None:
                     renewed = {"renewTime": f"{number}-{beat}"} if spec.get("renewTime") == "1" else {}
                     cluster.api.add_lease("n1", {"gputile.io/use": use}, **{**spec, **renewed})
                     await cluster.turn()
-                assert "gputile_book_pods" in await cluster.page("/metrics")
+                assert "gputile_ledger_pods" in await cluster.page("/metrics")
         cluster.api.delete_lease("n1")
         await cluster.goes_on()
 

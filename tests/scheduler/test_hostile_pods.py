@@ -94,7 +94,7 @@ class TestOneBudget:
         live = msgspec.convert(rig.live("evil"), Pod)
         offers = {f"n{n}": OfferedVictims((f"uid-low-{n}-0",)) for n in range(NODES)}
         assert await rig.preemptor.answer_in_slices(PreemptArgs(pod=live, offers=offers)) == {}
-        assert rig.count("searches_cut_short_total", question="preempt") == 1
+        assert rig.count("searches_truncated_total", search="preempt") == 1
         assert sum(steps) < 80_000
 
     async def test_a_namespace_whose_searches_were_cut_short_gets_brief_ones_for_a_while(
@@ -148,7 +148,7 @@ class TestOneBudget:
         [(reason, said)] = notes(rig, "evil")
         assert reason == "NoFittingGPU"
         assert "not searched further: there are too many ways to place its containers" in said
-        assert rig.count("searches_cut_short_total", question="explanation") == 1
+        assert rig.count("searches_truncated_total", search="explanation") == 1
         assert sum(steps) < 40_000
 
     async def test_others_have_their_turn_meanwhile(self, monkeypatch: pytest.MonkeyPatch) -> None:

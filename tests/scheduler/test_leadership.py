@@ -84,7 +84,7 @@ class Replica:
             raise wrong
 
     def leads(self) -> float:
-        found = self.metrics.registry.get_sample_value("gputile_leads")
+        found = self.metrics.registry.get_sample_value("gputile_leader")
         assert found is not None
         return found
 

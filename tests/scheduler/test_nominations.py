@@ -200,7 +200,7 @@ class Cluster(RuleBasedStateMachine):
     @invariant()
     def the_book_adds_up(self) -> None:
         self.rig.ledger.check()
-        assert self.rig.count("conflicts_total") == 0
+        assert self.rig.count("overcommits_total") == 0
 
     def teardown(self) -> None:
         try:

@@ -18,7 +18,7 @@ from gputile.testing.builders import node
 from tests.scheduler.rig import Rig, tile
 from tests.scheduler.test_cluster_state import grant
 
-LINGER = AgentLivenessSettings().linger
+LINGER = AgentLivenessSettings().orphan_grace
 WORST = LINGER + 3 + SETTLE  # and the next renewal of an agent that renews every other second, and what that takes
 
 

@@ -49,7 +49,7 @@ async def test_the_pod_that_came_last_is_told_and_then_evicted() -> None:
     sold(r, "last", at=NOW - 1)
     await rounds(r)
     (note,) = r.api.notes
-    assert (note.pod, note.uid, note.reason) == ("last", "uid-last", "SoldTwice")
+    assert (note.pod, note.uid, note.reason) == ("last", "uid-last", "GPUDoubleAllocated")
     assert CARD in note.message
     assert "default/first (10 MiB, 0 %)" in note.message
     assert r.api.calls.index("note") < r.api.calls.index("evict")

@@ -9,15 +9,15 @@ from gputile.dialects.gputile import NUDGED
 from gputile.kube.api import Json, OutcomeUnknown
 from gputile.scheduler.pending import pending_pods
 from gputile.scheduler.pending.pending_pods import NUDGES, PATIENCE, REPEAT, REST, ROUND, SETTLE
-from gputile.scheduler.settings import EventSettings
+from gputile.scheduler.settings import TellSettings
 from gputile.testing.builders import node
 from tests.scheduler.rig import GPU, MEMORY, Rig, refused, tile
 from tests.scheduler.test_cluster_state import grant
 from tests.scheduler.test_refusal_cache import nomination
 
 
-def rig(**tell: Any) -> Rig:
-    return Rig(node("n1").cards(1, size=16), tell=EventSettings(**tell))
+def rig(**pending: Any) -> Rig:
+    return Rig(node("n1").cards(1, size=16), tell=TellSettings(**pending))
 
 
 def full(r: Rig) -> Rig:

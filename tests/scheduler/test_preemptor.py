@@ -59,7 +59,7 @@ class TestOwn:
         rig.catch_up()
         await rig.preemptor.round()
         assert rig.ledger.nominations() == []
-        assert rig.count("preemptions_total", end="bound") == 1
+        assert rig.count("preemptions_total", outcome="bound") == 1
         rig.ledger.check()
 
     async def test_while_room_is_made_no_other_node_is_offered_for_eviction(self) -> None:
@@ -383,9 +383,9 @@ class TestWhenItFails:
         rig.clock.now += 41
         rig.apply(rig.ledger.handle(Tick(rig.clock.now)))
         await rig.preemptor.round()
-        assert notes(rig, "wanted")[-1][0] == "PromiseExpired"
+        assert notes(rig, "wanted")[-1][0] == "NominationExpired"
         assert nominated(rig) is None
-        assert rig.count("preemptions_total", end="expired") == 1
+        assert rig.count("preemptions_total", outcome="expired") == 1
         arrive(rig, "late", 6, LOW)
         assert rig.filter("late").names == ["n1"]
 
@@ -405,7 +405,7 @@ class TestWhenItFails:
         gone(rig, "wanted")
         await rig.preemptor.round()
         assert rig.ledger.nominations() == []
-        assert rig.count("preemptions_total", end="withdrawn") == 1
+        assert rig.count("preemptions_total", outcome="withdrawn") == 1
 
 
 class TestANewLeader:

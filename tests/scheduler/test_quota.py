@@ -159,7 +159,7 @@ class TestBind:
             "default holds 1 of 1 A100; this pod needs 1 more; wait until a pod of default ends, or have its quota "
             f"raised in {HERE}"
         )
-        assert rig.count("binds_total", end="conflict") == 1
+        assert rig.count("binds_total", outcome="conflict") == 1
 
     async def test_pods_that_filter_did_not_know_cannot_slip_in_together(self) -> None:
         """kube-scheduler was quicker than our watch: nothing was pencilled, and both binds come at once."""
@@ -227,7 +227,7 @@ class TestWaiting:
     async def test_a_remembered_no_ends_when_quota_frees(self) -> None:
         rig = self.full()
         rig.filter()
-        assert rig.count("remembered_nos_total") == 1
+        assert rig.count("cached_rejections_total") == 1
         gone(rig, "old")
         assert rig.filter().names == ["n1"]
 

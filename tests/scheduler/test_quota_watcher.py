@@ -94,7 +94,7 @@ async def test_a_slip_changes_nothing_and_says_so_once() -> None:
     trial.write(ONE_CARD)
     async with following(trial):
         trial.write(BROKEN)
-        await trial.until(lambda: trial.number("quota_broken", configmap=TITLE))
+        await trial.until(lambda: trial.number("quota_invalid", configmap=TITLE))
         assert trial.cards() == 100
         for _ in range(3):
             await trial.quota_watcher.tell()
@@ -103,7 +103,7 @@ async def test_a_slip_changes_nothing_and_says_so_once() -> None:
             "ConfigMap",
             "kube-system",
             "gputile-quota",
-            "QuotaNotUsed",
+            "QuotaInvalid",
         )
         assert "namespace `team-a`: Object contains unknown field `crads`" in note.message
         assert note.message.endswith("What it said before stays in force: quotas of 1 namespaces.")
@@ -112,7 +112,7 @@ async def test_a_slip_changes_nothing_and_says_so_once() -> None:
         assert len(trial.api.notes) == 2, "Events are kept for an hour only"
         trial.write(TWO_CARDS)
         await trial.until(lambda: trial.cards() == 200)
-        assert trial.number("quota_broken", configmap=TITLE) == 0
+        assert trial.number("quota_invalid", configmap=TITLE) == 0
         trial.now += REPEAT + 1
         await trial.quota_watcher.tell()
         assert len(trial.api.notes) == 2
@@ -124,13 +124,13 @@ async def test_a_process_that_starts_after_the_slip_knows_the_last_good_one() ->
     async with following(first):
         await first.quota_watcher.tell()
         first.write(BROKEN)
-        await first.until(lambda: first.number("quota_broken", configmap=TITLE))
+        await first.until(lambda: first.number("quota_invalid", configmap=TITLE))
         await first.quota_watcher.tell()
     kept = first.api.config_maps[TITLE]["metadata"]["annotations"]
     assert kept == {LAST_GOOD: ONE_CARD}, "written again, for the edit had taken it off"
     async with following(Trial(first.api)) as second:
         assert second.cards() == 100
-        assert second.number("quota_broken", configmap=TITLE) == 1
+        assert second.number("quota_invalid", configmap=TITLE) == 1
 
 
 async def test_a_last_good_one_that_cannot_be_read_either_is_no_quota() -> None:
@@ -148,7 +148,7 @@ async def test_only_the_leader_writes() -> None:
     trial.write(ONE_CARD)
     async with following(trial):
         trial.write(BROKEN)
-        await trial.until(lambda: trial.number("quota_broken", configmap=TITLE))
+        await trial.until(lambda: trial.number("quota_invalid", configmap=TITLE))
         trial.leading = False
         await trial.quota_watcher.tell()
         assert trial.api.notes == []
@@ -173,7 +173,7 @@ async def test_what_cannot_be_written_stops_nothing() -> None:
     trial.write(ONE_CARD)
     async with following(trial):
         trial.write(BROKEN)
-        await trial.until(lambda: trial.number("quota_broken", configmap=TITLE))
+        await trial.until(lambda: trial.number("quota_invalid", configmap=TITLE))
         for _ in range(3):
             await trial.quota_watcher.tell()
         trial.write(TWO_CARDS)
@@ -187,7 +187,7 @@ async def test_ours_counts_before_the_old_and_each_has_its_own_last_good() -> No
     async with following(trial):
         await trial.until(lambda: (trial.cards(), trial.cards("team-b")) == (100, 300))
         trial.write("{", "gpuquota", "gpu_quota")
-        await trial.until(lambda: trial.number("quota_broken", configmap="kube-system/gpuquota"))
+        await trial.until(lambda: trial.number("quota_invalid", configmap="kube-system/gpuquota"))
         trial.api.delete_config_map("kube-system", "gputile-quota")
         await trial.until(lambda: (trial.cards(), trial.cards("team-b")) == (700, 300))
 
@@ -217,7 +217,7 @@ class Scripted(MemoryApi):
 async def test_without_the_right_to_read_them_there_is_no_quota_and_all_else_goes_on() -> None:
     async with following(Trial(Scripted(*[FORBIDDEN] * BELIEVED))) as trial:
         assert trial.ledger.quota_usage.quotas == {}
-        assert trial.number("watch_troubles_total", kind="configmaps") == 2 * BELIEVED
+        assert trial.number("watch_failures_total", kind="configmaps") == 2 * BELIEVED
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ async def test_a_server_is_waited_for_that(seen: list[WatchUpdate[QuotaConfigMap
 
 async def test_an_object_that_cannot_be_read_is_a_slip_too() -> None:
     async with following(Trial(Scripted(Undecodable("ConfigMap gputile-quota", "Expected `str`")))) as trial:
-        assert trial.number("quota_broken", configmap=TITLE) == 1
+        assert trial.number("quota_invalid", configmap=TITLE) == 1
         await trial.quota_watcher.tell()
         assert trial.api.notes == [], "nobody knows its UID"
 

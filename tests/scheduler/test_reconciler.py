@@ -42,7 +42,7 @@ class TestPodsBoundAroundUs:
         assert key == "default/web-0"
         assert {GRANT, "hami.io/vgpu-devices-allocated"} <= annotations.keys()
         assert labels == {"hami.io/vgpu-node": "n1"}
-        assert r.count("granted_around_total") == 1
+        assert r.count("adopted_pods_total") == 1
         r.catch_up()
         assert (r.state(), r.free()) == (AllocationState.CONFIRMED, [8, 16])
         await rounds(r, 3)
@@ -171,7 +171,7 @@ class TestPodsBoundAroundUs:
         r = rig()
         r.arrive(tile(32), on="n1")
         await rounds(r)
-        assert [note.reason for note in r.api.notes] != ["GrantNotBelieved"]
+        assert [note.reason for note in r.api.notes] != ["GrantInvalid"]
         assert r.count("copied_grants_total") == 0
 
 
@@ -249,7 +249,7 @@ class TestLookingUp:
         r.arrive(tile(8))
         r.api.script["bind"] = [Lands() if landed else OutcomeUnknown("reset")]
         assert "got lost" in await r.bind()
-        r.clock.now += r.settings.book.assume_ttl
+        r.clock.now += r.settings.ledger.assume_ttl
         r.apply(r.ledger.handle(Tick(r.clock.now)))
         assert r.count("assumed_expired_total") == 1
 
@@ -369,7 +369,7 @@ class TestReports:
         r.catch_up()
         await rounds(r, 3)
         (note,) = r.api.notes
-        assert (note.reason, note.uid) == ("GrantNotBelieved", "uid-web-0")
+        assert (note.reason, note.uid) == ("GrantInvalid", "uid-web-0")
         assert "belongs to pod uid-other" in note.message
         assert r.count("copied_grants_total") == 1
         written = r.written()
@@ -408,7 +408,7 @@ class TestReports:
             r.arrive(tile(10), name=name, annotations=grant(10, name=name), on="n1")
         await rounds(r, 2)
         assert [record.message for record in caplog.records].count("more on a card than it has") == 1
-        assert r.count("conflicts_total") == 1
+        assert r.count("overcommits_total") == 1
 
     async def test_what_is_remembered_of_gone_pods_is_forgotten(self) -> None:
         r = rig()

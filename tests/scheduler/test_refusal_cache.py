@@ -49,7 +49,7 @@ QUOTAS = [
 
 
 def remembered(rig: Rig) -> float:
-    return rig.count("remembered_nos_total")
+    return rig.count("cached_rejections_total")
 
 
 def nomination(rig: Rig, name: str) -> None:

@@ -159,7 +159,7 @@ async def test_steering_over_http_leads_and_passes() -> None:
         line.rig.leading, line.probes.synced = False, False
         answer = await line.post("/gputile/steer", line.rig.body())
         assert (answer["NodeNames"], answer["Error"]) == (["n1", "n2"], "")
-        assert line.rig.count("verbs_total", verb="steer", result="yes") == 2
+        assert line.rig.count("verbs_total", verb="steer", result="accepted") == 2
         assert line.rig.count("verbs_total", verb="steer", result="passed") == 1
 
 
@@ -219,7 +219,7 @@ async def test_a_body_that_cannot_be_used_gets_its_reason_and_changes_nothing(bo
             answer = await line.post(f"/gputile/{verb}", body)
             assert answer.keys() == keys
             assert answer["Error"]
-            assert line.rig.count("verbs_total", verb=verb, result="unreadable") == 1
+            assert line.rig.count("verbs_total", verb=verb, result="malformed") == 1
         assert await line.post("/gputile/prioritize", body) == []
         assert await line.post("/gputile/preempt", body) == {"NodeNameToMetaVictims": {}}
         assert len(line.rig.ledger) == 0
@@ -475,24 +475,24 @@ async def test_metrics_have_the_names_that_the_docs_list() -> None:
         status, text = await line.get("/metrics")
         assert status == 200
         for line_ in (
-            'gputile_verbs_total{result="yes",verb="filter"} 1.0',
-            'gputile_verbs_total{result="no",verb="filter"} 2.0',
-            'gputile_verbs_total{result="yes",verb="bind"} 1.0',
+            'gputile_verbs_total{result="accepted",verb="filter"} 1.0',
+            'gputile_verbs_total{result="rejected",verb="filter"} 2.0',
+            'gputile_verbs_total{result="accepted",verb="bind"} 1.0',
             'gputile_refusals_total{code="CardTooSmall"} 2.0',
             'gputile_bad_requests_total{code="NoDeviceResource"} 1.0',
-            'gputile_pencils_total{end="bound"} 1.0',
-            'gputile_binds_total{end="bound"} 1.0',
+            'gputile_reservations_total{outcome="bound"} 1.0',
+            'gputile_binds_total{outcome="bound"} 1.0',
             "gputile_assumed_expired_total 0.0",
-            "gputile_conflicts_total 0.0",
+            "gputile_overcommits_total 0.0",
             "gputile_copied_grants_total 0.0",
-            "gputile_granted_around_total 0.0",
+            "gputile_adopted_pods_total 0.0",
             "gputile_nudges_total 0.0",
-            "gputile_unreadable_objects_total 0.0",
+            "gputile_undecodable_objects_total 0.0",
         ):
             assert line_ in text.splitlines()
         for stage in ("read", "decide", "write"):
             assert f'gputile_verb_seconds_count{{stage="{stage}",verb="filter"}} 3.0' in text
-        for name in ("book_pods", "watch_silence_seconds", "leads", "synced", "nodes", "cards", "watch_troubles_total"):
+        for name in ("ledger_pods", "watch_age_seconds", "leader", "synced", "nodes", "gpus", "watch_failures_total"):
             assert f"# TYPE gputile_{name.removesuffix('_total')}" in text
 
 

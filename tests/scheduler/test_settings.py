@@ -55,7 +55,12 @@ def test_every_setting_has_a_variable(name: str) -> None:
 def test_words_become_what_the_setting_is() -> None:
     env = {"GPUTILE_TELL_NUDGE": "false", "GPUTILE_BIND_TIMEOUT": "2.5", "GPUTILE_LEADERSHIP_ENABLED": "true"}
     found = settings(None, env, body_limit="7")
-    assert (found.tell.nudge, found.bind.timeout, found.leadership.enabled, found.body_limit) == (False, 2.5, True, 7)
+    assert (found.tell.nudge, found.bind.timeout, found.leadership.enabled, found.body_limit) == (
+        False,
+        2.5,
+        True,
+        7,
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,8 +132,8 @@ def test_a_wrong_name_is_refused_with_the_nearest_right_one(wrong: Any, says: st
         pytest.param("bind.timeout", "nan", "write a number above 0", id="time-that-is-no-number"),
         pytest.param("bind.attempt", "0", "write a number above 0", id="no-time-for-an-attempt"),
         pytest.param("audit", "0", "write a number above 0", id="audit-without-end"),
-        pytest.param("book.reserve_ttl", "0", "write a number above 0", id="pencils-that-fade-at-once"),
-        pytest.param("book.assume_ttl", "-5", "write a number above 0", id="binds-that-fade-at-once"),
+        pytest.param("ledger.reserve_ttl", "0", "write a number above 0", id="pencils-that-fade-at-once"),
+        pytest.param("ledger.assume_ttl", "-5", "write a number above 0", id="binds-that-fade-at-once"),
         pytest.param("tell.per_second", "0", "write a number above 0", id="told-never"),
         pytest.param("tell.nudge", "maybe", "tell.nudge", id="neither-true-nor-false"),
         pytest.param("tls.certificate", "a.pem", "go together", id="a-certificate-without-its-key"),

@@ -84,7 +84,7 @@ class Agent:
             self._plugins,
             isolation=settings.isolation,
             pods_choose=settings.pods_choose_isolation,
-            hold=settings.hold,
+            hold=settings.grant_timeout,
             early=not cdi.works,
         )
         self.plugin_manager = PluginManager(self._plugins, self.shared, metrics, self._say, self._is_offered)
@@ -195,7 +195,7 @@ class Agent:
 
         while True:  # the feed itself goes on for ever; if it does not, it lists anew
             await self._survive(kind, once())
-            await asyncio.sleep(self.settings.look)
+            await asyncio.sleep(self.settings.poll_interval)
 
     async def _take(
         self,
@@ -250,7 +250,7 @@ class Agent:
     async def _look(self) -> None:
         while True:
             await self._survive("look", self.look())
-            await asyncio.sleep(self.settings.look)
+            await asyncio.sleep(self.settings.poll_interval)
 
     async def look(self) -> None:
         hit: list[str] = []
@@ -283,13 +283,13 @@ class Agent:
     async def _hear_errors(self) -> None:
         while True:
             if not await self._survive("errors", self._hear_error()):
-                await asyncio.sleep(self.settings.look)
+                await asyncio.sleep(self.settings.poll_interval)
 
     async def _hear_error(self) -> None:
         try:
             xid = await asyncio.to_thread(self.driver.wait, XID_WAIT)
         except NoDriver:
-            await asyncio.sleep(self.settings.look)
+            await asyncio.sleep(self.settings.poll_interval)
             return
         if xid is None:
             return

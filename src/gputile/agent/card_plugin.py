@@ -150,7 +150,7 @@ class CardPlugin:
             for owner in owners:
                 await self._start(owner)
         except PluginError as no:
-            self._metrics.starts.labels("refused").inc()
+            self._metrics.starts.labels("rejected").inc()
             log.warning("a container may not start", extra=fields(resource=self.resource, why=str(no)))
             raise
         self._metrics.starts.labels("served").inc()

@@ -11,16 +11,16 @@ from gputile.kube.client import ClientSettings
 from gputile.model.errors import InputError
 
 ABOVE_ZERO = (
-    "look",
-    "hold",
+    "poll_interval",
+    "grant_timeout",
     "heartbeat.renew",
     "heartbeat.duration",
     "health.probation",
     "api.request_timeout",
     "api.watch_timeout",
-    "api.silence",
+    "api.watch_idle_timeout",
 )
-LONGEST_HOLD = 25.0  # seconds
+LONGEST_GRANT_TIMEOUT = 25.0  # seconds
 Isolation = Literal["none", "devices", "cdi", "mps", "preload"]
 ISOLATIONS: tuple[Isolation, ...] = ("none", "devices", "cdi", "mps", "preload")
 
@@ -86,7 +86,7 @@ class HealthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """XID numbers that mark a card, besides those that hardware causes."""
 
 
-API = ClientSettings(connections=10, watch_timeout=20, silence=24)
+API = ClientSettings(connections=10, watch_timeout=20, watch_idle_timeout=24)
 """A watch that has fallen silent must be noticed before the scheduler takes our silence for an answer: see
 docs/decisions/0014-force-deleted-pods.md."""
 
@@ -111,10 +111,10 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     runtime: str = "/run/containerd/containerd.sock"
     """The runtime's CRI socket, asked for `cdi: auto`, and which containers run. The agent mounts this socket alone."""
 
-    hold: float = 10.0
+    grant_timeout: float = 10.0
     """Seconds that a container's start waits for its pod's grant, before the kubelet is told to try again."""
 
-    look: float = 5.0
+    poll_interval: float = 5.0
     """Seconds between two looks at the cards."""
 
     report_use: bool = False
@@ -149,9 +149,9 @@ def checked(settings: AgentSettings) -> AgentSettings:
         raise InputError(f"setting `listen` is {settings.listen!r}; write HOST:PORT, such as 0.0.0.0:12346")
     if bool(settings.tls.certificate) != bool(settings.tls.key):
         raise InputError("settings `tls.certificate` and `tls.key` go together")
-    if settings.hold > LONGEST_HOLD:
+    if settings.grant_timeout > LONGEST_GRANT_TIMEOUT:
         raise InputError(
-            f"setting `hold` is at most {LONGEST_HOLD:g}: a kubelet waits 30 seconds for a container's start"
+            f"setting `grant_timeout` is at most {LONGEST_GRANT_TIMEOUT:g}: a kubelet waits 30 seconds for a start"
         )
     strange = [name for name in settings.serve if name not in SERVED]
     if strange or not settings.serve:

@@ -29,7 +29,7 @@ def advice(held: Sequence[GpuHolder]) -> str:
         return f"the records of {names} are among them; if that system overcommits on purpose, this is by how much"
     namespace, _, name = held[-1].pod.partition("/")
     return (
-        "the leader evicts the newer pod when this is fresh (Event SoldTwice); if it stays: "
+        "the leader evicts the newer pod when this is fresh (Event GPUDoubleAllocated); if it stays: "
         f"kubectl -n {namespace} delete pod {name}"
     )
 

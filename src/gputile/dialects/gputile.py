@@ -6,7 +6,7 @@
 
 The grant (`gputile.io/grant` on the pod) and the inventory (`gputile.io/inventory` on the node) are JSON with a
 version; both are written for pods and nodes of every dialect, and are the truth when others disagree. So is what the
-agent says of pods that are gone while their containers still run (`gputile.io/lingering` on the node).
+agent says of pods that are gone while their containers still run (`gputile.io/orphaned` on the node).
 """
 
 from collections.abc import Iterable, Mapping
@@ -45,11 +45,11 @@ from gputile.model.units import ALL, MiB, Percent, quantity
 
 NAME = "gputile"
 GPU, MEMORY, CORES = "gputile.io/gpu", "gputile.io/memory", "gputile.io/cores"
-GRANT, PROMISE, INVENTORY = "gputile.io/grant", "gputile.io/promise", "gputile.io/inventory"
+GRANT, PROMISE, INVENTORY = "gputile.io/grant", "gputile.io/nomination", "gputile.io/inventory"
 POOL = "gputile.io/pool"  # a label of nodes, for quota
 NUDGED = "gputile.io/nudged"  # touched, so that kube-scheduler tries the pod again
 CORDON = "gputile.io/cordon"
-LINGERING = "gputile.io/lingering"
+LINGERING = "gputile.io/orphaned"
 SELECTIONS = tuple(
     f"gputile.io/{word}" for word in ("model", "not-model", "uuid", "not-uuid", "policy", "numa", "links", "isolation")
 )
@@ -266,7 +266,7 @@ class Nomination(msgspec.Struct, frozen=True):
 
 
 class _Promise(msgspec.Struct):
-    """`gputile.io/promise`, version 1. Keys are only ever added."""
+    """`gputile.io/nomination`, version 1. Keys are only ever added."""
 
     version: int
     grant: _Grant
@@ -278,7 +278,7 @@ _PROMISES = msgspec.json.Decoder(_Promise)
 
 
 def write_nomination(nomination: Nomination, at: int) -> str:
-    """The value of the pod annotation `gputile.io/promise`."""
+    """The value of the pod annotation `gputile.io/nomination`."""
     record = _Promise(VERSION, _record(nomination.grant, at), nomination.until, list(nomination.victims))
     return msgspec.json.encode(record).decode()
 
@@ -301,7 +301,7 @@ def read_nomination(pod: Pod) -> Nomination | None:
 
 
 class _Lingering(msgspec.Struct):
-    """`gputile.io/lingering`, version 1. Keys are only ever added."""
+    """`gputile.io/orphaned`, version 1. Keys are only ever added."""
 
     version: int
     grants: list[_Grant]
@@ -311,7 +311,7 @@ _LINGERING = msgspec.json.Decoder(_Lingering)
 
 
 def write_orphaned_pods(grants: Iterable[Grant]) -> str:
-    """The value of the node annotation `gputile.io/lingering`: what pods hold that the API server no longer shows,
+    """The value of the node annotation `gputile.io/orphaned`: what pods hold that the API server no longer shows,
     because their containers still run."""
     return msgspec.json.encode(_Lingering(VERSION, [_record(grant, 0) for grant in grants])).decode()
 

@@ -60,7 +60,7 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     watch_timeout: int = 300
     """Seconds after which the server may end a watch. It costs one request to go on."""
 
-    silence: float = 90.0
+    watch_idle_timeout: float = 90.0
     """Seconds without one byte after which a watch counts as dropped. Bookmarks come about once a minute."""
 
 
@@ -257,7 +257,7 @@ class Client:
                     self._headers,
                     tls=self._access.ssl,
                     connect=settings.request_timeout,
-                    silence=settings.silence,
+                    silence=settings.watch_idle_timeout,
                     timeout=settings.watch_timeout + WATCH_MARGIN,
                 )
                 with closing(opened) as answer:

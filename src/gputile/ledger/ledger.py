@@ -67,12 +67,12 @@ class LedgerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     assume_ttl: float = 65.0
     """Seconds after which an unconfirmed bind is looked up. Longer than an API server works on a request (60)."""
 
-    story: int = 2000
+    history: int = 2000
     """How many events are remembered for the story of an alarm."""
 
 
 class AllocationState(StrEnum):
-    RESERVED = "pencilled"
+    RESERVED = "reserved"
     ASSUMED = "assumed"
     CONFIRMED = "confirmed"
 
@@ -101,7 +101,7 @@ class Ledger:
         self._priorities: Counter[int] = Counter()  # of pods with a grant
         self._lent = 0  # how many of the fleet's gains were only for a look
         self._disputed: set[str] = set()  # cards on which the cluster shows more than they have
-        self._story: deque[Event] = deque(maxlen=self._settings.story)
+        self._story: deque[Event] = deque(maxlen=self._settings.history)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ class MetricsApi:
         self._isolation = isolation or FailureIsolation(metrics, clock)
         self._cluster, self._settings, self._pause = cluster, settings, pause
         self.window = Projection(view, self._settings.history, wall, secrets.randbits(MARK), self._isolation)
-        authorizer = Authorizer(cluster.review, self._settings.remember, clock)
+        authorizer = Authorizer(cluster.review, self._settings.authorization_ttl, clock)
         self.reader = ResourceHandlers(self.window, wall)
         self.server = ApiServer(
             self.reader, authorizer, verb, body_limit=body_limit, metrics=metrics, is_synced=is_synced

@@ -29,5 +29,5 @@ class MetricsApiSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     history: int = 20_000
     """Changes of each kind that a watch may resume from, and that a slow reader may be behind."""
 
-    remember: float = 10.0
+    authorization_ttl: float = 10.0
     """Seconds for which an answer of the API server about who may read what is used again."""

@@ -38,7 +38,7 @@ class NodeReason(StrEnum):
 
     UNKNOWN_NODE = "UnknownNode"
     BAD_INVENTORY = "BadInventory"
-    AGENT_SILENT = "AgentSilent"
+    AGENT_SILENT = "AgentStale"
     PLUGIN_GONE = "PluginGone"
     NO_CARDS = "NoCards"
     TOO_FEW_CARDS = "TooFewCards"
@@ -61,7 +61,7 @@ class NodeReason(StrEnum):
     QUOTA_POOL = "PoolNotAllowed"
     QUOTA_MODEL = "ModelNotInQuota"
     QUOTA = "QuotaExceeded"
-    NOMINATED = "PromisedElsewhere"
+    NOMINATED = "NominatedElsewhere"
     AGENT_BUSY = "AgentBusy"
     OTHER_AGENT = "OtherAgent"
     UNCOUNTED = "PodNotCounted"

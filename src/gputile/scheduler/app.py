@@ -77,7 +77,7 @@ class SchedulerApp:
         """`aggregated`: what serving the aggregated metrics API needs, where `metrics_api.listen` wants it served."""
         self.api, self.settings, self.metrics = api, settings, metrics
         self.leadership: Leadership = leadership or SingleReplica()
-        self.ledger = Ledger(settings.book)
+        self.ledger = Ledger(settings.ledger)
         self.cluster_state = ClusterState(self.ledger, settings.dialects, settings.agents)
         self._seen_at: dict[str, float] = {}  # by kind: when the API server last said anything
         self._trouble: dict[str, float] = {}  # by kind: since when its watch is broken
@@ -570,7 +570,7 @@ class SchedulerApp:
             if (
                 nominated == entry.allocation.node
                 and is_young
-                and entry.deadline - now < self.settings.book.reserve_ttl / 2
+                and entry.deadline - now < self.settings.ledger.reserve_ttl / 2
             ):
                 self.apply(self.ledger.handle(Reserved(entry.allocation, now)))
 
@@ -582,7 +582,7 @@ class SchedulerApp:
         states[AllocationState.CONFIRMED] = len(self.ledger) - sum(states.values())
         for state, count in states.items():
             metrics.book.labels(state).set(count)
-        metrics.book.labels("waiting").set(len(self.cluster_state.waiting))
+        metrics.book.labels("pending").set(len(self.cluster_state.waiting))
         metrics.nodes.set(len(self.ledger.fleet))
         metrics.cards.set(self.ledger.fleet.card_count())
         for word, count in self.cluster_state.agents.counts().items():

@@ -5,7 +5,7 @@ Door:  `QuotaWatcher.run`, until it is cancelled; `QuotaWatcher.known` is set on
        all.
 
 A ConfigMap that cannot be used (a slip in an edit) changes nothing: the last good one stays in force, an Event on the
-ConfigMap says what is wrong, and `gputile_quota_broken` shows it. So that a process that starts after the slip knows
+ConfigMap says what is wrong, and `gputile_quota_invalid` shows it. So that a process that starts after the slip knows
 the last good one too, the leader keeps it in an annotation of the ConfigMap. One that is deleted is a quota less. Where
 both name a namespace, ours counts.
 """
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 ROUND = 1.0  # seconds between two looks at what is to be told
 LONGEST = 60_000  # characters of it in an annotation, of which all together may have 256 KiB; kubectl keeps a copy too
-REASON = "QuotaNotUsed"
+REASON = "QuotaInvalid"
 LOOP = "quotas"  # in logs and metrics
 BELIEVED = 3  # times, over some two seconds: an API server that has just started knows no rights yet, and forbids all
 REPEAT = 30 * 60.0  # seconds after which the same is said again, for Events are kept for an hour only

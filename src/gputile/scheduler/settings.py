@@ -23,13 +23,13 @@ ABOVE_ZERO = (
     "audit",
     "bind.timeout",
     "bind.attempt",
-    "book.reserve_ttl",
-    "book.assume_ttl",
+    "ledger.reserve_ttl",
+    "ledger.assume_ttl",
     "tell.per_second",
     "tell.every",
     "preempt.patience",
     "preempt.margin",
-    "agents.linger",
+    "agents.orphan_grace",
     "leadership.duration",
     "leadership.renew",
     "leadership.retry",
@@ -37,10 +37,10 @@ ABOVE_ZERO = (
     "api.request_timeout",
     "api.page",
     "api.watch_timeout",
-    "api.silence",
+    "api.watch_idle_timeout",
     "metrics_api.days",
     "metrics_api.history",
-    "metrics_api.remember",
+    "metrics_api.authorization_ttl",
 )
 
 
@@ -79,7 +79,7 @@ class TlsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     every certificate that `client_ca` signed. Name kube-scheduler here if that CA signs others too."""
 
 
-class EventSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TellSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     per_second: float = 5.0
     """Events about waiting pods that are written per second, over all pods."""
 
@@ -149,14 +149,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     filter: FilterSettings = msgspec.field(default_factory=FilterSettings)
     bind: BindSettings = msgspec.field(default_factory=BindSettings)
-    tell: EventSettings = msgspec.field(default_factory=EventSettings)
+    tell: TellSettings = msgspec.field(default_factory=TellSettings)
     metrics: MetricsSettings = msgspec.field(default_factory=MetricsSettings)
     preempt: PreemptSettings = msgspec.field(default_factory=PreemptSettings)
     quota: QuotaSettings = msgspec.field(default_factory=QuotaSettings)
     agents: AgentLivenessSettings = msgspec.field(default_factory=AgentLivenessSettings)
     tls: TlsSettings = msgspec.field(default_factory=TlsSettings)
     leadership: LeaseSettings = msgspec.field(default_factory=LeaseSettings)
-    book: LedgerSettings = msgspec.field(default_factory=LedgerSettings)
+    ledger: LedgerSettings = msgspec.field(default_factory=LedgerSettings)
     dialects: DialectSettings = msgspec.field(default_factory=DialectSettings)
     api: ClientSettings = msgspec.field(default_factory=ClientSettings)
     metrics_api: MetricsApiSettings = msgspec.field(default_factory=MetricsApiSettings)

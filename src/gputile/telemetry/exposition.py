@@ -73,38 +73,38 @@ CARD = ("node", "uuid", "index", "model")
 POD = ("namespace", "pod", "uid", "node", "uuid")
 CONTAINER = ("namespace", "pod", "uid", "container", "node", "uuid")
 
-FREE_CARDS = MetricFamily("gputile_free_cards", "Free shares of all usable cards, added up, in cards.")
+FREE_CARDS = MetricFamily("gputile_free_gpus", "Free shares of all usable cards, added up, in cards.")
 FRAGMENTED_CARDS = MetricFamily(
-    "gputile_fragmented_cards", "Of the free cards, what the pods seen so far could not use."
+    "gputile_fragmented_gpus", "Of the free cards, what the pods seen so far could not use."
 )
 WAITING_PODS = MetricFamily(
-    "gputile_waiting_pods", "Pods that wait for cards, by what hinders them.", ("namespace", "why")
+    "gputile_pending_pods", "Pods that wait for cards, by what hinders them.", ("namespace", "reason")
 )
 QUOTA_USED = MetricFamily("gputile_quota_used", "Held of what a quota counts: cards, memory in bytes, or cores.", QUOTA)
 QUOTA_LIMIT = MetricFamily("gputile_quota_limit", "What a quota allows at most, in the same units.", QUOTA)
 LEFT_OUT = MetricFamily(
-    "gputile_series_left_out", "Cards and pods without series of their own here: see docs.", ("kind",)
+    "gputile_series_omitted", "Cards and pods without series of their own here: see docs.", ("kind",)
 )
 
-MODEL_CARDS = MetricFamily("gputile_model_cards", "Cards by model and state, in the whole cluster.", ("model", "state"))
-MODEL_IDLE_CARDS = MetricFamily("gputile_model_idle_cards", "Usable cards that nobody holds anything of.", MODEL)
+MODEL_CARDS = MetricFamily("gputile_model_gpus", "Cards by model and state, in the whole cluster.", ("model", "state"))
+MODEL_IDLE_CARDS = MetricFamily("gputile_model_idle_gpus", "Usable cards that nobody holds anything of.", MODEL)
 MODEL_MEMORY = MetricFamily("gputile_model_memory_bytes", "Memory of all cards of a model.", MODEL)
 MODEL_MEMORY_ALLOCATED = MetricFamily("gputile_model_memory_allocated_bytes", "Of it, what pods hold.", MODEL)
 MODEL_CORES_ALLOCATED = MetricFamily(
     "gputile_model_cores_allocated_ratio", "Share of their cores that pods hold.", MODEL
 )
 
-NODE_CARDS = MetricFamily("gputile_node_cards", "Cards of a node by model and state.", ("node", "model", "state"))
+NODE_CARDS = MetricFamily("gputile_node_gpus", "Cards of a node by model and state.", ("node", "model", "state"))
 NODE_FAULT = MetricFamily("gputile_node_fault", "1 for a node that is out of use, by why.", ("node", "code"))
 NODE_AGENT_ALIVE = MetricFamily(
     "gputile_node_agent_alive", "1 while the node's agent speaks, 0 when it is silent.", NODE
 )
 NODE_PODS = MetricFamily("gputile_node_pods", "Pods that hold cards of a node.", NODE)
-NODE_FREE_CARDS = MetricFamily("gputile_node_free_cards", "Free shares of its usable cards, added up, in cards.", NODE)
+NODE_FREE_CARDS = MetricFamily("gputile_node_free_gpus", "Free shares of its usable cards, added up, in cards.", NODE)
 NODE_FRAGMENTED_CARDS = MetricFamily(
-    "gputile_node_fragmented_cards", "Of them, what pods seen so far could not use.", NODE
+    "gputile_node_fragmented_gpus", "Of them, what pods seen so far could not use.", NODE
 )
-NODE_IDLE_CARDS = MetricFamily("gputile_node_idle_cards", "Usable cards of a node that nobody holds anything of.", NODE)
+NODE_IDLE_CARDS = MetricFamily("gputile_node_idle_gpus", "Usable cards of a node that nobody holds anything of.", NODE)
 NODE_MEMORY = MetricFamily("gputile_node_memory_bytes", "Memory of all cards of a node.", NODE)
 NODE_MEMORY_ALLOCATED = MetricFamily("gputile_node_memory_allocated_bytes", "Of it, what pods hold.", NODE)
 NODE_MEMORY_USED = MetricFamily(
@@ -114,17 +114,13 @@ NODE_CORES_ALLOCATED = MetricFamily(
     "gputile_node_cores_allocated_ratio", "Share of its cards' cores that pods hold.", NODE
 )
 
-CARD_USABLE = MetricFamily("gputile_card_usable", "1 for a card that is in use, 0 for one that is not.", CARD)
-CARD_PODS = MetricFamily("gputile_card_pods", "Pods that hold a part of a card.", CARD)
-CARD_MEMORY = MetricFamily("gputile_card_memory_bytes", "Memory of a card.", CARD)
-CARD_MEMORY_ALLOCATED = MetricFamily("gputile_card_memory_allocated_bytes", "Of it, what pods hold.", CARD)
-CARD_MEMORY_USED = MetricFamily(
-    "gputile_card_memory_used_bytes", "Of it, what pods use; where the agent says so.", CARD
-)
-CARD_CORES_ALLOCATED = MetricFamily("gputile_card_cores_allocated_ratio", "Share of its cores that pods hold.", CARD)
-CARD_CORES_USED = MetricFamily(
-    "gputile_card_cores_used_ratio", "How busy pods keep it; where the driver says so.", CARD
-)
+CARD_USABLE = MetricFamily("gputile_gpu_usable", "1 for a card that is in use, 0 for one that is not.", CARD)
+CARD_PODS = MetricFamily("gputile_gpu_pods", "Pods that hold a part of a card.", CARD)
+CARD_MEMORY = MetricFamily("gputile_gpu_memory_bytes", "Memory of a card.", CARD)
+CARD_MEMORY_ALLOCATED = MetricFamily("gputile_gpu_memory_allocated_bytes", "Of it, what pods hold.", CARD)
+CARD_MEMORY_USED = MetricFamily("gputile_gpu_memory_used_bytes", "Of it, what pods use; where the agent says so.", CARD)
+CARD_CORES_ALLOCATED = MetricFamily("gputile_gpu_cores_allocated_ratio", "Share of its cores that pods hold.", CARD)
+CARD_CORES_USED = MetricFamily("gputile_gpu_cores_used_ratio", "How busy pods keep it; where the driver says so.", CARD)
 
 POD_MEMORY_ALLOCATED = MetricFamily("gputile_pod_memory_allocated_bytes", "What a pod holds of a card.", POD)
 POD_CORES_ALLOCATED = MetricFamily("gputile_pod_cores_allocated_ratio", "Share of its cores that a pod holds.", POD)
@@ -184,13 +180,9 @@ FAMILIES = (
 AGENT_CARD = ("uuid", "index", "model")
 AGENT_CONTAINER = ("namespace", "pod", "uid", "container", "uuid")
 
-AGENT_CARD_PROCESSES = MetricFamily(
-    "gputile_agent_card_processes", "Processes on a card, whoever they are.", AGENT_CARD
-)
-AGENT_CARD_MEMORY_USED = MetricFamily(
-    "gputile_agent_card_memory_used_bytes", "What they use of its memory.", AGENT_CARD
-)
-AGENT_CARD_CORES_USED = MetricFamily("gputile_agent_card_cores_used_ratio", "How busy they keep it.", AGENT_CARD)
+AGENT_CARD_PROCESSES = MetricFamily("gputile_agent_gpu_processes", "Processes on a card, whoever they are.", AGENT_CARD)
+AGENT_CARD_MEMORY_USED = MetricFamily("gputile_agent_gpu_memory_used_bytes", "What they use of its memory.", AGENT_CARD)
+AGENT_CARD_CORES_USED = MetricFamily("gputile_agent_gpu_cores_used_ratio", "How busy they keep it.", AGENT_CARD)
 AGENT_CONTAINER_MEMORY_USED = MetricFamily(
     "gputile_agent_container_memory_used_bytes", "What a container's processes use of a card.", AGENT_CONTAINER
 )

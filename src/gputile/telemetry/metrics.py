@@ -71,42 +71,46 @@ class Metrics:
         self._clocks = StageHistogram()
         self.registry.register(self._clocks)
         self.refusals = self._tally("refusals_total", "Nodes refused when nothing fitted, by reason.", "code")
-        self.remembered = self._counter("remembered_nos_total", "Answers no that were given again without a look.")
+        self.remembered = self._counter("cached_rejections_total", "Answers no that were given again without a look.")
         self.bad_requests = self._tally("bad_requests_total", "Pods that no node can serve, by reason.", "code")
-        self.reservations = self._tally("pencils_total", "Pencils by how they ended: bound, expired, replaced.", "end")
-        self.binds = self._tally("binds_total", "Binds by how they ended: bound, conflict, refused, unclear.", "end")
+        self.reservations = self._tally(
+            "reservations_total", "Pencils by how they ended: bound, expired, replaced.", "outcome"
+        )
+        self.binds = self._tally(
+            "binds_total", "Binds by how they ended: bound, conflict, rejected, unknown.", "outcome"
+        )
         self.expired = self._counter("assumed_expired_total", "Binds whose outcome had to be looked up.")
-        self.conflicts = self._counter("conflicts_total", "Times the cluster showed more on a card than it has.")
+        self.conflicts = self._counter("overcommits_total", "Times the cluster showed more on a card than it has.")
         self.evicted = self._counter("overlap_evictions_total", "Pods evicted because their card was sold twice.")
-        self.spoilt = self._counter("unreadable_objects_total", "Objects of the API server that cannot be read.")
+        self.spoilt = self._counter("undecodable_objects_total", "Objects of the API server that cannot be read.")
         self.copied = self._counter("copied_grants_total", "Grants found on a pod or node they were not made for.")
-        self.around = self._counter("granted_around_total", "Pods bound by somebody else that we granted cards.")
+        self.around = self._counter("adopted_pods_total", "Pods bound by somebody else that we granted cards.")
         self.turned_away = self._counter("admission_failures_total", "Pods bound to a node whose kubelet failed them.")
         self.nudges = self._counter("nudges_total", "Waiting pods that kube-scheduler was made to try again.")
         self.preemptions = self._tally(
-            "preemptions_total", "Own preemptions by how they ended: bound, expired, withdrawn.", "end"
+            "preemptions_total", "Own preemptions by how they ended: bound, expired, withdrawn.", "outcome"
         )
         self.evictions = self._counter("evictions_total", "Pods evicted to make room.")
-        self.nominations = self._gauge("promises", "Pods for which room is being kept.")
+        self.nominations = self._gauge("nominations", "Pods for which room is being kept.")
         self.cut_short = self._tally(
-            "searches_cut_short_total", "Questions of which the answer is that nobody searched further.", "question"
+            "searches_truncated_total", "Questions of which the answer is that nobody searched further.", "search"
         )
         self.failures = self._tally(
             "internal_errors_total", "Unexpected errors by loop; they end the work on one object only.", "loop"
         )
-        self.troubles = self._tally("watch_troubles_total", "Times a watch broke.", "kind")
-        self.lag = self._gauge("watch_silence_seconds", "Time since the API server last said anything.", "kind")
-        self.book = self._gauge("book_pods", "Pods in the book, by state; waiting pods hold nothing.", "state")
-        self.cards = self._gauge("cards", "Cards in the fleet.")
+        self.troubles = self._tally("watch_failures_total", "Times a watch broke.", "kind")
+        self.lag = self._gauge("watch_age_seconds", "Time since the API server last said anything.", "kind")
+        self.book = self._gauge("ledger_pods", "Pods in the book, by state; waiting pods hold nothing.", "state")
+        self.cards = self._gauge("gpus", "Cards in the fleet.")
         self.nodes = self._gauge("nodes", "Nodes in the fleet, those without cards too.")
         self.agents = self._gauge("agents", "Leases of node agents, by state: alive, silent.", "state")
-        self.orphans = self._gauge("lingering_pods", "Pods that are gone, and whose tiles are still held.")
+        self.orphans = self._gauge("orphaned_pods", "Pods that are gone, and whose tiles are still held.")
         self.api_requests = self._tally("metrics_api_requests_total", "Asked of it.", "resource", "verb", "code")
-        self.quota_broken = self._gauge("quota_broken", "1 while a ConfigMap of quotas cannot be used.", "configmap")
+        self.quota_broken = self._gauge("quota_invalid", "1 while a ConfigMap of quotas cannot be used.", "configmap")
         self.quota_edits = self._tally(
             "quota_edits_total", "Edits of quotas by what became of them: taken, refused.", "configmap", "result"
         )
-        self.leads = self._gauge("leads", "1 while this replica leads.")
+        self.leads = self._gauge("leader", "1 while this replica leads.")
         self.synced = self._gauge("synced", "1 while the book shows the cluster.")
 
     def stage(self, verb: str, stage: str) -> StageTimer:

@@ -23,7 +23,9 @@ from tests.e2e.processes import wait_until
 
 NUMBERED, NAMED = "tencent.com/predicate-gpu-idx-", "elasticgpu.io/container-"
 MAY_PATCH = [
-    pytest.param({**meta(annotations={"gputile.io/promise": "{}"}), "status": {"nominatedNodeName": HOME}}, id="room"),
+    pytest.param(
+        {**meta(annotations={"gputile.io/nomination": "{}"}), "status": {"nominatedNodeName": HOME}}, id="room"
+    ),
     pytest.param(meta(annotations={"gputile.io/nudged": "1.5"}), id="a nudge"),
     pytest.param(meta(annotations={GRANT: "{}"}), id="a grant"),
     pytest.param(meta(annotations={f"{NUMBERED}0": "0", "tencent.com/predicate-node": HOME}), id="a vcuda record"),

@@ -112,7 +112,9 @@ def site(programs: Programs) -> Iterator[Site]:
             with (
                 Replica(plane) as gputile,
                 plane.start_scheduler(config=gputile.config()),
-                NodeAgent(a, two_models("a"), serve=old_words, health__probation=2, look=1, **FOLDERS) as first,
-                NodeAgent(b, two_models("b"), serve=new_words, health__probation=2, look=1) as second,
+                NodeAgent(
+                    a, two_models("a"), serve=old_words, health__probation=2, poll_interval=1, **FOLDERS
+                ) as first,
+                NodeAgent(b, two_models("b"), serve=new_words, health__probation=2, poll_interval=1) as second,
             ):
                 yield Site(plane, gputile, first, second)

@@ -115,8 +115,8 @@ def test_a_container_that_restarts_finds_its_card_again(site: Site, space: str) 
 
 
 def test_a_pod_that_came_around_the_scheduler_is_granted_and_starts(site: Site, space: str) -> None:
-    before = site.gputile.count("gputile_granted_around_total")
+    before = site.gputile.count("gputile_adopted_pods_total")
     site.kube.create(real(tile("around", 2048), node="node-a", says=SHOW_ENV), space)
     wait_until(lambda: site.running(space), PATIENCE, "it runs")
     site.assert_own_cards(space)
-    assert site.gputile.count("gputile_granted_around_total") == before + 1
+    assert site.gputile.count("gputile_adopted_pods_total") == before + 1

@@ -35,8 +35,8 @@ def test_a_killed_agent_comes_back_to_the_same_truth(site: Site, space: str) -> 
     assert before < set(site.containers(space))
     site.assert_own_cards(space)
     audit(site.kube)
-    wait_until(lambda: site.a.count("gputile_agent_comparisons_total") >= 1, 15, "it has compared")
-    assert site.a.count("gputile_agent_disagreements") == 0
+    wait_until(lambda: site.a.count("gputile_agent_consistency_checks_total") >= 1, 15, "it has compared")
+    assert site.a.count("gputile_agent_inconsistencies") == 0
 
 
 def test_containers_that_wait_to_start_do_start_after_the_agent_was_killed(site: Site, space: str) -> None:

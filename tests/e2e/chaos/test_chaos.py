@@ -92,14 +92,14 @@ def test_a_frozen_leaders_bind_lands_on_a_sold_tile_and_its_pod_is_evicted_and_t
     kube.create(tile("late", 9000, **only))
     runs = scene.kubelets.pods
     runs.wait_for(lambda them: them["default", "late"]["status"]["phase"] == "Running", 20, "the new leader sold it")
-    assert scene.replicas[new].count("gputile_conflicts_total") == 0
+    assert scene.replicas[new].count("gputile_overcommits_total") == 0
     second(kube.get("Pod", "late")["status"]["startTime"])
     scene.proxies[old].release()
     runs.wait_for(lambda them: node_of(them["default", "early"]), 10, "the old bind landed")
     landed = next(e.object for e in runs.events if e.object["metadata"]["name"] == "early" and node_of(e.object))
     assert {t["uuid"] for t in tiles(landed)} == {t["uuid"] for t in tiles(kube.get("Pod", "late"))}, "no overlap"
     runs.wait_for(lambda them: ("default", "early") not in them, 20, "the pod that came last is gone")
-    (told,) = events_of(kube, "default", "early", "SoldTwice")
+    (told,) = events_of(kube, "default", "early", "GPUDoubleAllocated")
     assert told["involvedObject"]["uid"] == early["metadata"]["uid"]
     assert "default/late (9000 MiB, 0 %)" in told["message"]
     assert tiles(landed)[0]["uuid"] in told["message"]

@@ -24,7 +24,7 @@ from tests.e2e.gputile import Replica
 from tests.e2e.watching import Watch
 
 FINAL = ("Succeeded", "Failed")
-TOLD = "SoldTwice"
+TOLD = "GPUDoubleAllocated"
 
 
 class Cluster:

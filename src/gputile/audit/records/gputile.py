@@ -16,7 +16,7 @@ from gputile.audit.sizes import NodeGpus
 from gputile.model.requests import SLOT_DIALECTS, Role
 from gputile.model.units import MiB, Percent
 
-GRANT, LINGERING = "gputile.io/grant", "gputile.io/lingering"
+GRANT, LINGERING = "gputile.io/grant", "gputile.io/orphaned"
 VERSION = 1
 
 

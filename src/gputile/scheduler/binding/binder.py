@@ -42,7 +42,7 @@ NOT_LEADING = "this gputile replica does not lead; the Service sends the next tr
 class BindFailed(Exception):
     """Why this pod is not bound, in words for its event; `end` is how the metric counts it."""
 
-    def __init__(self, why: str, end: str = "refused") -> None:
+    def __init__(self, why: str, end: str = "rejected") -> None:
         super().__init__(why)
         self.end = end
 
@@ -235,7 +235,7 @@ class Binder:
             delay *= 2
         if landed:
             raise BindFailed(
-                f"the API server's answer got lost ({why}); the cards are kept until it is known", "unclear"
+                f"the API server's answer got lost ({why}); the cards are kept until it is known", "unknown"
             )
         self._forget(binding, grant)
         raise BindFailed(f"the API server did not take the bind: {why}")
@@ -249,7 +249,7 @@ class Binder:
             live = await self._look(binding.namespace, binding.name)
         except (ApiRejected, OutcomeUnknown, TimeoutError) as wrong:
             raise BindFailed(
-                f"the bind may have landed, and the pod cannot be looked up: {wrong}", "unclear"
+                f"the bind may have landed, and the pod cannot be looked up: {wrong}", "unknown"
             ) from wrong
         if live is not None and live.uid == binding.uid and live.node_name == binding.node:
             shown = records.read_grant(live, self._ledger.fleet.node(binding.node), self._cluster_state.settings)
@@ -257,7 +257,7 @@ class Binder:
                 return
         is_free = live is not None and live.uid == binding.uid and not live.node_name
         if landed and is_free:  # an earlier try may still be under way
-            raise BindFailed(f"the API server refused the bind: {no}; an earlier try is waited for", "unclear") from no
+            raise BindFailed(f"the API server refused the bind: {no}; an earlier try is waited for", "unknown") from no
         if landed and (live is None or live.uid != binding.uid):
             self.on_freed(self._cluster_state.vanished(binding.uid))  # it may have landed, and its containers may run
         else:

@@ -31,7 +31,7 @@ from gputile.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-REASON = "SoldTwice"
+REASON = "GPUDoubleAllocated"
 YOUNG = 600 * 10**9  # nanoseconds: an older grant was no accident of a failover
 AGAIN = 5.0  # seconds until an eviction that failed, or that the watch has not shown, is tried again
 

@@ -268,7 +268,7 @@ class Reconciler:
 
     async def _report_suspect(self, uid: str) -> None:
         pod, why = self._cluster_state.suspects.get(uid, (None, ""))
-        if pod is not None and await self._tell(pod, "GrantNotBelieved", why):
+        if pod is not None and await self._tell(pod, "GrantInvalid", why):
             self._metrics.copied.inc()
         self._cluster_state.suspects.pop(uid, None)
 

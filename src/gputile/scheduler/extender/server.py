@@ -207,7 +207,7 @@ class ExtenderServer:
 
     def _unusable(self, path: str, wrong: BadBody) -> bytes:
         log.warning("a request that cannot be used", extra=fields(path=path, why=str(wrong)[:500]))
-        self._metrics.verbs.labels(_verb_of(path), "unreadable").inc()
+        self._metrics.verbs.labels(_verb_of(path), "malformed").inc()
         return _error(_verb_of(path), str(wrong))
 
     def _answered(self, answer: bytes) -> Response:
@@ -246,7 +246,7 @@ class ExtenderServer:
         watch.stage("read")
         answer = self._steering.filter(args)
         watch.stage("decide")
-        self._metrics.verbs.labels("steer", "yes" if answer.names is not args.names else "passed").inc()
+        self._metrics.verbs.labels("steer", "accepted" if answer.names is not args.names else "passed").inc()
         return extender_api.write_filter(answer, args)
 
     def _filtered(self, verb: str, body: bytes, decide: Callable[[FilterArgs], FilterAnswer]) -> bytes:
@@ -261,7 +261,7 @@ class ExtenderServer:
         return reply
 
     def _told(self, verb: str, args: FilterArgs, answer: FilterAnswer) -> bytes:
-        self._metrics.verbs.labels(verb, "error" if answer.error else "yes" if answer.names else "no").inc()
+        self._metrics.verbs.labels(verb, "error" if answer.error else "accepted" if answer.names else "rejected").inc()
         _log_filter(verb, args, answer)
         return extender_api.write_filter(answer, args)
 
@@ -271,7 +271,7 @@ class ExtenderServer:
         watch.stage("read")
         scores = self._filter_service.prioritize(args)
         watch.stage("decide")
-        self._metrics.verbs.labels("prioritize", "yes").inc()
+        self._metrics.verbs.labels("prioritize", "accepted").inc()
         return extender_api.write_prioritize(scores)
 
     def _bind(self, body: bytes) -> Awaitable[bytes]:
@@ -279,7 +279,7 @@ class ExtenderServer:
 
     async def _bound(self, args: BindArgs) -> bytes:
         error = self._closed("bind") or await self._binder.bind(args)
-        self._metrics.verbs.labels("bind", "error" if error else "yes").inc()
+        self._metrics.verbs.labels("bind", "error" if error else "accepted").inc()
         return extender_api.write_bind(error)
 
     def _preempt(self, body: bytes) -> Awaitable[bytes]:
@@ -291,7 +291,7 @@ class ExtenderServer:
     async def _preempted(self, args: PreemptArgs, watch: "Stopwatch") -> bytes:
         found = {} if self._closed("preempt", args.pod) else await self._preemptor.answer_in_slices(args)
         watch.stage("decide")
-        self._metrics.verbs.labels("preempt", "yes" if found else "no").inc()
+        self._metrics.verbs.labels("preempt", "accepted" if found else "rejected").inc()
         return extender_api.write_preempt(found)
 
     def _read(self, body: bytes, every: list[str] | None = None) -> FilterArgs:

@@ -294,7 +294,7 @@ class PreemptionExecutor:
         if self._is_open(opened):
             self._close(opened, opened.end)
             await self.note(
-                opened.pod, "PromiseExpired" if opened.end == "expired" else "PreemptionBlocked", opened.blocked
+                opened.pod, "NominationExpired" if opened.end == "expired" else "PreemptionBlocked", opened.blocked
             )
 
     def _close(self, opened: OpenPlan, end: str) -> None:

@@ -32,7 +32,7 @@ class AgentLivenessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     namespace: str = "gputile-agents"
     """Where each agent keeps the Lease of its node. Empty: agents are not followed, and nobody is silent."""
 
-    linger: float = 30.0
+    orphan_grace: float = 30.0
     """Seconds that an agent has to tell of containers that run on although their pod was deleted by force. The pod's
     tile is not sold again before; and not before the agent has then shown that it is alive. Only where there is one."""
 
@@ -96,7 +96,7 @@ class AgentLiveness:
         return self._deaf or self._dozed
 
     def counts(self) -> dict[str, int]:
-        return {"alive": len(self._sights) - len(self._silent), "silent": len(self._silent)}
+        return {"alive": len(self._sights) - len(self._silent), "stale": len(self._silent)}
 
     # ---- what the watch says ----------------------------------------------------------------------------------------
 

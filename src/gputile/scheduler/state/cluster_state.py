@@ -59,7 +59,7 @@ class ClusterState:
     ) -> None:
         self.ledger = ledger
         self.agents = AgentLiveness(clock)
-        self.orphans = OrphanTracker(ledger, self.agents, (agents or AgentLivenessSettings()).linger, clock)
+        self.orphans = OrphanTracker(ledger, self.agents, (agents or AgentLivenessSettings()).orphan_grace, clock)
         self.turned_away: dict[str, Pod] = {}  # pods with cards whose kubelet just failed them, for good
         self.waiting: dict[str, UnboundPod] = {}
         self.main_reasons: dict[str, NodeReason] = {}  # by waiting pod: why most nodes were last refused

@@ -6,19 +6,19 @@ Door:  `vanished` and `ended` take a pod's end; `told` takes what an agent says;
             the pod ends: terminal phase, or never bound
     shown ------------------------------------------------------> gone
       |                                                             ^
-      | vanishes: deleted by force,                                 | the agent renews its Lease `agents.linger`
+      | vanishes: deleted by force,                                 | the agent renews its Lease `agents.orphan_grace`
       | or missing in a list                                        | seconds later, and has not named it
       v                                                             |
     doubtful -------------------------------------------------------+
       |                                                             ^
-      | the agent names it in gputile.io/lingering                  | the agent names it no more, or the node goes
+      | the agent names it in gputile.io/orphaned                  | the agent names it no more, or the node goes
       v                                                             |
     lingering ------------------------------------------------------+
 
 A kubelet that ends a pod writes a terminal phase before the object goes. An object that vanishes without one was
 deleted by force, and nothing says that its containers are gone. The agent of its node will: it compares what runs with
 the pods of the API server, and names on its node those that run without one. That takes a moment, in which the tile
-must not be sold. So where an agent of ours has the node (it keeps a Lease), the tile is kept for `agents.linger`
+must not be sold. So where an agent of ours has the node (it keeps a Lease), the tile is kept for `agents.orphan_grace`
 seconds, and then until the agent renews its Lease: an agent that is alive has looked by then. One that is not has not,
 and no time frees the tile; and what we could not have heard, with a watch of ours that is broken, does not count.
 
