@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test e2e e2e-full chaos fuzz check format bench bench-scheduler bench-hostile bench-scrape bench-packing pictures lock clean
+.PHONY: help demo test coverage e2e e2e-full chaos fuzz check format bench bench-scheduler bench-hostile bench-scrape bench-packing pictures lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,8 +19,11 @@ $(READY): requirements.lock pyproject.toml
 demo: $(READY) ## The main job on an embedded in-memory cluster; ends by itself
 	@$(BIN)/gputile demo
 
-test: $(READY) ## Unit tests: no network, no sleeping
-	$(BIN)/python -m pytest
+test: $(READY) ## Unit tests, one process per core: no network, no sleeping
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+coverage: $(READY) ## Unit tests once more, with the share of lines that they run
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --cov gputile --cov-report term:skip-covered
 
 e2e: $(READY) ## The same on a real API server and kube-scheduler (builds Kubernetes once; needs Go)
 	$(BIN)/python -m pytest tests/e2e -rs

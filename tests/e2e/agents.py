@@ -53,7 +53,7 @@ class NodeAgent:
         """`settings` by their dotted names with `__` for the dot: `health__probation=2`."""
         self.machine, self.plane, self.cards = machine, machine.plane, cards
         self._sets = {key.replace("__", "."): value for key, value in settings.items()}
-        self._port = free_port()
+        self.port = free_port()
         self._hardware = machine.disk.folder / "hardware"
         self.child: Child
 
@@ -103,7 +103,7 @@ class NodeAgent:
         return self._get("/healthz") == "ok\n"
 
     def _get(self, path: str) -> str:
-        connection = HTTPConnection("127.0.0.1", self._port, timeout=10)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=10)
         try:
             connection.request("GET", path)
             return connection.getresponse().read().decode()
@@ -113,7 +113,7 @@ class NodeAgent:
     def _argv(self) -> list[str | Path]:
         document = next(m for m in manifests_of(DEPLOY / "agent.yaml") if m["kind"] == "ConfigMap")
         settings = yaml.safe_load(document["data"]["settings.yaml"])
-        settings["listen"] = f"127.0.0.1:{self._port}"
+        settings["listen"] = f"127.0.0.1:{self.port}"
         config = write(self.machine.disk.folder / "agent.yaml", settings)
         account = self.plane.kubeconfig(f"agent-{self.machine.name}", self._token())
         sets = [f"--set={name}={value}" for name, value in self._sets.items()]

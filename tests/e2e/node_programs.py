@@ -43,7 +43,8 @@ class NodePrograms(msgspec.Struct, frozen=True, kw_only=True):
 def node_programs(tell: Tell = print) -> NodePrograms:
     """All programs, built or fetched now if the cache has them not (containerd: three minutes on two cores)."""
     _check_rights()
-    kubernetes, containerd, debian = built(KUBERNETES, tell), built(CONTAINERD, tell), fetched(tell)
+    kubernetes, containerd, debian = built(KUBERNETES, tell), built(CONTAINERD, tell), fetched(tell, PACKAGES)
+    _run([str(debian / "usr" / "sbin" / "runc"), "--version"], debian)
     return NodePrograms(
         kubelet=kubernetes / "kubelet",
         containerd=containerd / "containerd",
@@ -70,17 +71,17 @@ def _check_rights() -> None:
 # --- what comes from Debian
 
 
-def fetched(tell: Tell) -> Path:
+def fetched(tell: Tell, packages: Sequence[str]) -> Path:
     """The folder that Debian's packages are unpacked into, fetched now if the cache has it not."""
     release = platform.freedesktop_os_release()
-    digest = hashlib.sha256("\0".join(PACKAGES).encode()).hexdigest()[:10]
+    digest = hashlib.sha256("\0".join(packages).encode()).hexdigest()[:10]
     key = f"{release['ID']}-{release.get('VERSION_ID', 'rolling')}-{platform.machine()}-{digest}"
     waiting = partial(tell, "e2e: another run is building; waiting for it")
-    return made_once(key, partial(_fetch, tell), waiting)
+    return made_once(key, partial(_fetch, tell, packages), waiting)
 
 
-def _fetch(tell: Tell, folder: Path) -> None:
-    tell(f"e2e: fetching {' and '.join(PACKAGES)} from Debian's packages, once")
+def _fetch(tell: Tell, packages: Sequence[str], folder: Path) -> None:
+    tell(f"e2e: fetching {' and '.join(packages)} from Debian's packages, once")
     with tempfile.TemporaryDirectory(dir=folder) as name:
         work = Path(name)
         for needed in ("lists/partial", "cache/archives/partial"):
@@ -88,20 +89,19 @@ def _fetch(tell: Tell, folder: Path) -> None:
         own = (f"Dir::State::Lists={work / 'lists'}", f"Dir::Cache={work / 'cache'}", "APT::Sandbox::User=root")
         options = [word for option in own for word in ("-o", option)]
         _run(["apt-get", *options, "--quiet", "update"], work)
-        _run(["apt-get", *options, "--quiet", "download", *PACKAGES], work)
+        _run(["apt-get", *options, "--quiet", "download", *packages], work)
         for package in sorted(work.glob("*.deb")):
             _run(["dpkg-deb", "--extract", str(package), str(folder)], work)
-    _run([str(folder / "usr" / "sbin" / "runc"), "--version"], folder)
 
 
 def _run(argv: Sequence[str], cwd: Path) -> None:
     """A package that cannot be had, or does not run here, is a reason to skip: it is no fault of ours."""
     if shutil.which(argv[0]) is None:
-        raise Unavailable(f"runc and busybox come from Debian's packages, and there is no `{argv[0]}` here")
+        raise Unavailable(f"some programs come from Debian's packages, and there is no `{argv[0]}` here")
     done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["(it said nothing)"])[-1]
-        raise Unavailable(f"`{argv[0]}` failed, so there are no runc and busybox: {last}")
+        raise Unavailable(f"`{argv[0]}` failed, so Debian's packages cannot be had: {last}")
 
 
 if __name__ == "__main__":

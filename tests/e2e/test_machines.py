@@ -278,6 +278,6 @@ def test_packages_that_cannot_be_had_are_said_so(
     monkeypatch.setenv("PATH", str(tools))
     told: list[str] = []
     with pytest.raises(Unavailable, match=reason):
-        fetched(told.append)
+        fetched(told.append, PACKAGES)
     assert all(package in told[0] for package in PACKAGES)
     assert [it.name for it in kept.iterdir()] == ["build.lock"]

@@ -12,7 +12,10 @@ import click
 from gputile import __version__
 from gputile.cli.main import CLOSED_PIPE, COMMANDS, COMPLETION, help_text, program
 from gputile.cli.output import say
-from gputile.model.errors import GputileError
+from gputile.model.errors import GputileError, InputError
+
+EXTRAS = ("agent", "scheduler")
+"""Commands with dependencies of their own: extras of the same name."""
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -27,9 +30,12 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        found: click.Command = import_module(f"gputile.cli.commands.{cmd_name}").command
+        try:
+            command: click.Command = import_module(f"gputile.cli.commands.{cmd_name}").command
+        except ModuleNotFoundError as error:
+            raise _missing_extra(cmd_name, error) from error
         gc.enable()
-        return found
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -61,6 +67,14 @@ class LazyGroup(click.Group):
 
     def get_help(self, ctx: click.Context) -> str:
         return help_text()
+
+
+def _missing_extra(command: str, error: ModuleNotFoundError) -> Exception:
+    """`pip install gputile` has what a person's commands need; the two processes need more."""
+    package = (error.name or "").partition(".")[0]
+    if command not in EXTRAS or package == "gputile":
+        return error
+    return InputError(f"`gputile {command}` needs the Python package {package}; run: pip install 'gputile[{command}]'")
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
