@@ -29,7 +29,7 @@ def test_every_bad_request_is_on_the_page(code: RequestError) -> None:
 
 
 def test_every_dialect_and_policy_is_described_and_has_examples() -> None:
-    page, overview = (ROOT / "docs/dialects.md").read_text(), (ROOT / "docs/how-it-works.md").read_text()
+    page, overview = (ROOT / "docs/dialects.md").read_text(), (ROOT / "docs/architecture.md").read_text()
     for dialect in DIALECTS:
         assert f"| {dialect.NAME}" in page
         assert list((ROOT / "examples" / dialect.NAME).glob("*.yaml"))
