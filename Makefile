@@ -66,7 +66,8 @@ bench-scrape: $(READY) ## How long a scrape of the scheduler's /metrics takes, a
 bench-packing: $(READY) ## The openb list through a real kube-scheduler: LIST=<folder of the lists>
 	$(BIN)/python -m bench.packing $(if $(LIST),$(LIST),--help) $(ARGS)
 
-pictures: $(READY) ## Draw the pictures of docs/packing.md and docs/cli.md
+pictures: $(READY) ## Draw the pictures of docs/: architecture, packing, terminal
+	$(BIN)/python -m bench.architecture
 	$(BIN)/python -m bench.pictures
 	$(BIN)/python -m bench.terminal
 

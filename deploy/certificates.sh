@@ -1,10 +1,10 @@
 #!/bin/sh
-# Certificates for the talk between kube-scheduler and gputile, for clusters without cert-manager.
+# Certificates for the connection between kube-scheduler and gputile, for clusters without cert-manager.
 #
 #   deploy/certificates.sh [FOLDER] [NAMESPACE]     (gputile-certificates, kube-system)
 #
-# Makes a CA, a server certificate for gputile and a client certificate for kube-scheduler, and prints the commands that
-# bring them into the cluster. It changes nothing itself. Run it again with the same folder to renew: the CA stays as it is.
+# Creates a CA, a server certificate for gputile and a client certificate for kube-scheduler, and prints the commands that
+# create the Secrets. It changes nothing in the cluster. Run it again with the same folder to renew: the CA stays as it is.
 # DAYS=365 is how long the two certificates last; the CA lasts ten years.
 set -eu
 umask 077

@@ -8,7 +8,7 @@ Door:  `CertificateKeeper.run`, which ends only when cancelled. `serve` hears of
   none, old --make--> trusted: caBundle = new + old --a moment later--> Secret --each replica's watch--> served
 
 Whoever wants a new one now empties the Secret. The certificate signs itself and is its own CA: there is no CA key to
-keep. It is made by the program `openssl` (docs/decisions/0016).
+keep. It is made by the program `openssl` (docs/decisions/0015).
 """
 
 import asyncio

@@ -73,7 +73,7 @@ def command(examples: Path | None, policy: str) -> None:
     _say("gputile read -f pod.yaml      how your own manifests are understood")
     _say("gputile demo --policy spread  the same pods under another policy")
     _say("gputile scheduler --cluster memory   the verbs, to try with curl")
-    _say("docs/how-it-works.md          the idea, in reading order")
+    _say("docs/architecture.md          processes, guarantees and modules, in reading order")
     _say("examples/                     the manifests you just saw")
 
 

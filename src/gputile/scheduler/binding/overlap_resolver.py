@@ -6,7 +6,7 @@ Door:  `OverlapResolver.found` takes a conflict of the book; `OverlapResolver.ro
 
 It happens when a Binding that a frozen leader sent lands after its successor has sold the tile. To evict the wrong pod
 is worse than to wait, so nobody goes unless every pod on the card carries our grant, the card did not shrink, the last
-grant is young, and a live look at all of them shows the same (docs/decisions/0009-who-came-last-goes.md).
+grant is young, and a live look at all of them shows the same (docs/decisions/0009-evict-the-newer-pod.md).
 """
 
 import asyncio

@@ -1,0 +1,112 @@
+"""Words that we no longer use stay out of what people read: pages, and strings, docstrings and comments of the code.
+
+The left column is what to write instead. CONTRIBUTING.md has the rules; docs/glossary.md the words that are ours.
+"""
+
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+INSTEAD = {
+    "reserve": r"pencil\w*",
+    "unreserve": r"rub(s|bed|bing)? out|rubbed",
+    "nomination, guarantee": r"promis(e|es|ed|ing)",
+    "allocated": r"sold|sells?|selling",
+    "double-allocated": r"sold twice|sells? .{0,20}twice",
+    "overcommitted": r"oversold|oversells?|overselling",
+    "orphaned": r"linger(s|ed|ing)?",
+    "bound by another scheduler": r"c[ao]me(s)? around (us|gputile|the scheduler)|coming around us",
+    "lost leadership": r"leads? no more",
+    "rejection, reject": r"an? no|definite no|no's|sa(y|ys|id|ying) no|answers? no|told no",
+    "ledger": r"(the|a|its|our) books?(?! of)|booked|booking",
+    "free capacity": r"room",
+    "API, interface": r"doors?",
+    "layer, package": r"storeys?",
+    "undecodable": r"spoilt",
+    "updated": r"mend(s|ed|ing)?",
+    "metrics, numbers, amounts": r"figures",
+    "hit by an XID": r"struck",
+    "a thing with a name": r"whoever|somebody",
+    "ignored": r"none of our business",
+}
+"""What to write instead, and what must not be written: case-insensitive, whole words."""
+
+FORM = re.compile(r"^\s*(Room|Door): ", re.MULTILINE)
+"""The old form of a module's docstring."""
+
+ALLOWED = {
+    "docs/audit.md": ("`oversold`", "`lingering`"),  # codes of `gputile audit -o json`
+    "docs/install.md": ("`gputile.io/promise`", "`gputile.io/lingering`"),  # keys of builds before 0.1.0
+    "src/gputile/audit/report.py": ('"oversold"', '"lingering"'),
+    "src/gputile/cli/checks": ("gputile.io/promise", "gputile.io/lingering"),  # doctor names left-over keys
+    "src/gputile/http": ("PUSH_PROMISE",),  # a frame of HTTP/2
+}
+"""By file or folder: the exact texts that may stand there."""
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")])
+PAGES = [page for page in PAGES if page.name != "CHANGELOG.md"]  # it lists old names beside new ones
+MANIFESTS = sorted([*(ROOT / "deploy").rglob("*.yaml"), *(ROOT / "examples").rglob("*.yaml")])
+MODULES = sorted((ROOT / "src").rglob("*.py"))
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def complaints(path: Path, texts: list[tuple[int, str]]) -> list[str]:
+    """`file:line: word; write instead`, for each forbidden word in the texts."""
+    name = relative(path)
+    allowed = [text for place, texts_ in ALLOWED.items() if name.startswith(place) for text in texts_]
+    found = []
+    for line, text in texts:
+        for exact in allowed:
+            text = text.replace(exact, "")
+        for instead, pattern in INSTEAD.items():
+            for match in re.finditer(rf"\b({pattern})\b", text, re.IGNORECASE):
+                number = line + text.count("\n", 0, match.start())
+                found.append(f"{name}:{number}: {match[0]!r}; write: {instead}")
+    return found
+
+
+def prose(path: Path) -> list[tuple[int, str]]:
+    """Strings, docstrings and comments of a module, each with its line."""
+    kinds = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+    return [(token.start[0], token.string) for token in tokens if token.type in kinds]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_a_page_uses_the_words_of_the_field(page: Path) -> None:
+    assert complaints(page, [(1, page.read_text())]) == []
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=relative)
+def test_a_manifest_uses_the_words_of_the_field(manifest: Path) -> None:
+    assert complaints(manifest, [(1, manifest.read_text())]) == []
+
+
+def test_strings_docstrings_and_comments_of_the_code_use_the_words_of_the_field() -> None:
+    assert [complaint for module in MODULES for complaint in complaints(module, prose(module))] == []
+
+
+def test_no_docstring_has_the_form_of_rooms_and_doors() -> None:
+    assert [relative(module) for module in MODULES if FORM.search(module.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param("A pencil lasts two seconds.", ["pencil"], id="a-word-is-found"),
+        pytest.param("the tile was\nsold twice", ["sold", "sold twice"], id="two-rules-may-apply-to-one-text"),
+        pytest.param("a bookmark; soldier; another node; no node", [], id="parts-of-other-words-are-not"),
+        pytest.param("Leads no more", ["Leads no more"], id="case-does-not-matter"),
+    ],
+)
+def test_the_rules_find_what_they_should(text: str, words: list[str]) -> None:
+    found = complaints(ROOT / "docs" / "none.md", [(1, text)])
+    assert [re.findall(r"'([^']*)'", complaint)[0] for complaint in found] == words
