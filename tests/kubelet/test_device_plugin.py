@@ -25,7 +25,7 @@ class Echo:
     def devices(self) -> tuple[Device, ...]:
         return self.has
 
-    async def prefer(self, available: list[str], must_include: list[str], size: int) -> list[str]:
+    async def get_preferred_allocation(self, available: list[str], must_include: list[str], size: int) -> list[str]:
         return [*must_include, *available][:size]
 
     async def allocate(self, ids: list[str]) -> wire.ContainerAllocateResponse:
@@ -33,14 +33,14 @@ class Echo:
             raise PluginError("b is broken")
         return wire.ContainerAllocateResponse(envs={"IDS": ",".join(ids)})
 
-    async def start(self, ids: list[str]) -> None:
+    async def pre_start_container(self, ids: list[str]) -> None:
         if "b" in ids:
             raise PluginError("its pod has no grant")
         self.started.append(ids)
 
 
 class Turns:
-    """What the door said about being registered; `wait` for it."""
+    """What the server said about being registered; `wait` for it."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -66,13 +66,13 @@ Open = Callable[[Echo], Awaitable[Turns]]
 
 @asynccontextmanager
 async def opened(
-    plugin: Echo, folder: Path, may_register: Callable[[], str] = lambda: ""
+    plugin: Echo, folder: Path, why_not_register: Callable[[], str] = lambda: ""
 ) -> AsyncIterator[tuple[PluginServer, Turns]]:
     turns = Turns()
-    door = PluginServer(plugin, folder, may_register=may_register, on_turn=turns.hear, pause=soon)
-    running = asyncio.create_task(door.run())
+    server = PluginServer(plugin, folder, why_not_register=why_not_register, on_state_change=turns.hear, pause=soon)
+    running = asyncio.create_task(server.run())
     try:
-        yield door, turns
+        yield server, turns
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -106,12 +106,12 @@ async def test_a_turn_that_fails_for_whatever_reason_is_tried_again(tmp_path: Pa
 
 async def test_devices_are_told_and_told_again_when_they_change(tmp_path: Path) -> None:
     plugin = Echo()
-    async with ScriptedKubelet(tmp_path) as kubelet, opened(plugin, tmp_path) as (door, turns):
+    async with ScriptedKubelet(tmp_path) as kubelet, opened(plugin, tmp_path) as (server, turns):
         await turns.wait(lambda said: said[-1:] == [""])
         async with aclosing(kubelet.watch()) as watch:  # type: ignore[type-var]
             first = await anext(watch)
             plugin.has = (Device("a", False),)
-            await door.tell()
+            await server.notify_devices_changed()
             second = await anext(watch)
     assert [(one.id, one.health, [n.id for n in one.topology.nodes]) for one in first.devices] == [
         ("a", "Healthy", []),
@@ -205,16 +205,16 @@ async def test_a_folder_without_room_for_a_socket_is_borne(tmp_path: Path) -> No
 
 async def test_a_kubelet_that_stopped_listening_hears_of_it_again(tmp_path: Path) -> None:
     turns, now = Turns(), [0.0]
-    door = PluginServer(Echo(), tmp_path, on_turn=turns.hear, pause=soon, clock=lambda: now[0])
+    server = PluginServer(Echo(), tmp_path, on_state_change=turns.hear, pause=soon, clock=lambda: now[0])
     async with ScriptedKubelet(tmp_path) as kubelet:
-        running = asyncio.create_task(door.run())
+        running = asyncio.create_task(server.run())
         await turns.wait(lambda said: said[-1:] == [""])
         async with aclosing(kubelet.watch()) as watch:  # type: ignore[type-var]
             await anext(watch)
             now[0] += 100
             await asyncio.sleep(0.02)
             assert turns.said == [""]  # it listens
-        while door._listeners:
+        while server._streams:
             await asyncio.sleep(0)
         now[0] += 100
         await turns.wait(
@@ -227,9 +227,9 @@ async def test_a_kubelet_that_stopped_listening_hears_of_it_again(tmp_path: Path
 
 async def test_a_name_that_it_may_not_take_is_not_registered_until_it_may(tmp_path: Path) -> None:
     turns, why = Turns(), ["another plugin serves it"]
-    door = PluginServer(Echo(), tmp_path, may_register=lambda: why[0], on_turn=turns.hear, pause=soon)
+    server = PluginServer(Echo(), tmp_path, why_not_register=lambda: why[0], on_state_change=turns.hear, pause=soon)
     async with ScriptedKubelet(tmp_path) as kubelet:
-        running = asyncio.create_task(door.run())
+        running = asyncio.create_task(server.run())
         await turns.wait(lambda said: said == ["another plugin serves it"])
         assert kubelet.registrations == []
         why[0] = ""

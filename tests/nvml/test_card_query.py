@@ -1,4 +1,4 @@
-"""What `RealDriver.look` makes of what NVML says. NVML is our stub, the binding is NVIDIA's own."""
+"""What `RealDriver.snapshot` makes of what NVML says. NVML is our stub, the binding is NVIDIA's own."""
 
 import ctypes
 from collections.abc import Callable
@@ -20,7 +20,7 @@ FELL_OFF = "fell off the bus; reset it or reboot the machine"
 
 def seen(hardware: Hardware, machine: StubCards) -> DriverSnapshot:
     hardware.put(machine)
-    return hardware.driver.look()
+    return hardware.driver.snapshot()
 
 
 def faults(sight: DriverSnapshot) -> dict[str, str]:
@@ -37,7 +37,7 @@ def uuids(sight: DriverSnapshot) -> dict[int, str]:
 def test_it_is_a_driver(hardware: Hardware) -> None:
     driver: Driver = hardware.driver
     hardware.put(StubCards())
-    assert driver.look() == DriverSnapshot(driver="550.54.15", cuda="12.4")
+    assert driver.snapshot() == DriverSnapshot(driver="550.54.15", cuda="12.4")
 
 
 def test_a_card_is_shown_with_all_its_facts(hardware: Hardware) -> None:
@@ -173,7 +173,7 @@ def test_what_a_card_does_not_say_is_no_fault(hardware: Hardware, function: str,
 def test_a_card_that_fails_before_it_was_ever_seen_is_told_without_a_name(hardware: Hardware) -> None:
     sight = seen(hardware, StubCards.of(3).lose(1))
     assert uuids(sight) == {0: "GPU-stub-0", 2: "GPU-stub-2"}
-    assert sight.nameless == (f"card 1: {FELL_OFF}",)
+    assert sight.unidentified == (f"card 1: {FELL_OFF}",)
 
 
 def test_a_card_that_fails_before_it_was_ever_seen_is_shown_if_it_says_its_uuid(hardware: Hardware) -> None:
@@ -249,7 +249,7 @@ def test_a_driver_that_fails_and_comes_back(hardware: Hardware, function: str, c
             hardware.driver.close()  # else it is connected already
         hardware.put(with_trouble)
         with pytest.raises(NoDriver, match=f"no NVIDIA driver: {sentence}"):
-            hardware.driver.look()
+            hardware.driver.snapshot()
         assert len(seen(hardware, StubCards.of(2)).gpus) == 2
 
 
@@ -261,13 +261,13 @@ def test_a_driver_that_fails_in_the_middle_of_a_look_is_no_card_s_fault(hardware
     well = seen(hardware, StubCards.of(2))
     hardware.put(StubCards.of(2).fail_driver(NOT_LOADED, function))
     with pytest.raises(NoDriver):
-        hardware.driver.look()
+        hardware.driver.snapshot()
     assert seen(hardware, StubCards.of(2)) == well
 
 
 def test_no_file_of_hardware_is_a_driver_that_is_not_loaded(hardware: Hardware) -> None:
     with pytest.raises(NoDriver, match="modprobe nvidia"):
-        hardware.driver.look()
+        hardware.driver.snapshot()
 
 
 # ---- links -----------------------------------------------------------------------------------------------------------
@@ -352,5 +352,5 @@ def test_our_levels_are_nvml_s() -> None:
 
 def test_the_binding_talks_to_the_stub(hardware: Hardware) -> None:
     hardware.put(StubCards(driver="1.2.3"))
-    assert hardware.driver.look().driver == "1.2.3"
+    assert hardware.driver.snapshot().driver == "1.2.3"
     assert isinstance(pynvml.nvmlLib, ctypes.CDLL)

@@ -11,7 +11,7 @@ from gputile.nvml.null import NullDriver
 
 def test_a_null_driver_says_no_to_everything() -> None:
     driver: Driver = NullDriver("no driver here")
-    for question in (driver.look, lambda: driver.processes("GPU-0"), lambda: driver.wait(0)):
+    for question in (driver.snapshot, lambda: driver.processes("GPU-0"), lambda: driver.wait(0)):
         with pytest.raises(NoDriver, match="no driver here"):
             question()
     driver.close()
@@ -20,9 +20,9 @@ def test_a_null_driver_says_no_to_everything() -> None:
 def test_fake_cards_fail_and_heal() -> None:
     driver = FakeDriver(cards(4), links=((0, 1, 0, 0),) * 4)
     driver.fail("GPU-fake-1", "fell off the bus")
-    assert [gpu.fault for gpu in driver.look().gpus] == ["", "fell off the bus", "", ""]
+    assert [gpu.fault for gpu in driver.snapshot().gpus] == ["", "fell off the bus", "", ""]
     driver.heal("GPU-fake-1")
-    assert driver.look() == DriverSnapshot(gpus=cards(4), links=((0, 1, 0, 0),) * 4, driver="550.54.15", cuda="12.4")
+    assert driver.snapshot() == DriverSnapshot(gpus=cards(4), links=((0, 1, 0, 0),) * 4, driver="550.54.15", cuda="12.4")
     with pytest.raises(KeyError):
         driver.fail("GPU-nobody")
 
@@ -52,20 +52,20 @@ def test_fake_errors_come_in_order_and_once() -> None:
 
 def test_a_fake_driver_that_vanishes_tells_who_waits_and_can_come_back() -> None:
     driver = FakeDriver(cards(1))
-    with ThreadPoolExecutor(1) as without_claims_of:
-        future = without_claims_of.submit(driver.wait, 50)
+    with ThreadPoolExecutor(1) as thread_pool:
+        future = thread_pool.submit(driver.wait, 50)
         driver.vanish("gone")
         assert isinstance(future.exception(50), NoDriver)
     with pytest.raises(NoDriver, match="gone"):
-        driver.look()
+        driver.snapshot()
     driver.come_back()
-    assert driver.look().gpus == cards(1)
+    assert driver.snapshot().gpus == cards(1)
 
 
 def test_closing_a_fake_driver_ends_the_wait() -> None:
     driver = FakeDriver(cards(1))
-    with ThreadPoolExecutor(1) as without_claims_of:
-        future = without_claims_of.submit(driver.wait, 50)
+    with ThreadPoolExecutor(1) as thread_pool:
+        future = thread_pool.submit(driver.wait, 50)
         driver.close()
         assert future.result(50) is None
     assert driver.wait(50) is None

@@ -15,7 +15,7 @@ LOOK = """
 import msgspec
 from gputile.nvml.real import RealDriver
 driver = RealDriver()
-print(msgspec.json.encode([driver.look().gpus[0], driver.processes("GPU-1")]).decode())
+print(msgspec.json.encode([driver.snapshot().gpus[0], driver.processes("GPU-1")]).decode())
 """
 
 
@@ -71,13 +71,13 @@ from gputile.nvml.real import RealDriver
 from gputile.nvml.driver import NoDriver
 driver = RealDriver()
 try:
-    driver.look()
+    driver.snapshot()
 except NoDriver as missing:
     print(missing)
 library, folder = map(pathlib.Path, sys.argv[1:])
 (folder / "libnvidia-ml.so.1").unlink()
 (folder / "libnvidia-ml.so.1").symlink_to(library / "libnvidia-ml.so.1")
-print(driver.look().gpus[0].uuid)
+print(driver.snapshot().gpus[0].uuid)
 """
     (tmp_path / "libnvidia-ml.so.1").write_text("no library")
     shown = run(tmp_path, file, "-c", waits, str(library), str(tmp_path))

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputile.nvml.driver import DriverGpu
-from gputile.nvml.lost_cards import UNSHOWN, complete
+from gputile.nvml.lost_cards import HIDDEN, complete
 from tests.effort import examples
 
 
@@ -43,12 +43,12 @@ BEFORE = (A0, B1, C2)
         ),
         pytest.param([A0, B1, C2], {3: "lost"}, [], [A0, B1, C2], ["card 3: lost"], id="nobody is missing"),
         pytest.param([A0, B1], {}, [], [A0, B1], [], id="taken away"),
-        pytest.param([A0, B1], {}, ["pci-c"], [A0, B1, gpu("c", 2, UNSHOWN)], [], id="still bound: not taken away"),
+        pytest.param([A0, B1], {}, ["pci-c"], [A0, B1, gpu("c", 2, HIDDEN)], [], id="still bound: not taken away"),
         pytest.param(
             [gpu("b", 0), gpu("c", 1)],
             {},
             ["pci-a"],
-            [gpu("b", 0), gpu("c", 1), gpu("a", 2, UNSHOWN)],
+            [gpu("b", 0), gpu("c", 1), gpu("a", 2, HIDDEN)],
             [],
             id="its number is another's now",
         ),

@@ -17,7 +17,7 @@ LONG = 50.0  # no test waits it out
 
 
 @pytest.fixture
-def without_claims_of() -> Iterator[ThreadPoolExecutor]:
+def thread_pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(1) as thread:
         yield thread
 
@@ -30,7 +30,7 @@ def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def listening_to(hardware: Hardware, machine: StubCards) -> None:
     hardware.put(machine)
-    hardware.driver.look()
+    hardware.driver.snapshot()
     assert hardware.driver.wait(0) is None
 
 
@@ -74,7 +74,7 @@ def test_an_error_is_not_lost_when_the_cards_change_at_the_same_time(hardware: H
     hardware.put(machine.event(79, 1))
     machine.lose(1)
     hardware.put(machine)
-    hardware.driver.look()
+    hardware.driver.snapshot()
     assert all_errors(hardware) == [XidError(79, "GPU-stub-1")]
 
 
@@ -84,7 +84,7 @@ def test_a_new_card_is_listened_to_from_the_next_look_on(hardware: Hardware) -> 
     machine.cards.append(StubCard("GPU-new"))
     hardware.put(machine.event(79, "GPU-new"))
     assert all_errors(hardware) == []
-    hardware.driver.look()
+    hardware.driver.snapshot()
     assert all_errors(hardware) == [XidError(79, "GPU-new")]
 
 
@@ -92,7 +92,7 @@ def test_a_card_that_is_back_is_listened_to_again(hardware: Hardware) -> None:
     machine = StubCards.of(2).lose(1)
     listening_to(hardware, machine)
     hardware.put(machine.heal(1).event(31, 1))
-    hardware.driver.look()
+    hardware.driver.snapshot()
     assert all_errors(hardware) == [XidError(31, "GPU-stub-1")]
 
 
@@ -171,62 +171,62 @@ def test_a_driver_that_goes_while_we_listen_is_told_and_tried_again(hardware: Ha
 # ---- two threads -----------------------------------------------------------------------------------------------------
 
 
-def begun(hardware: Hardware, without_claims_of: ThreadPoolExecutor, machine: StubCards) -> "Future[XidError | None]":
+def begun(hardware: Hardware, thread_pool: ThreadPoolExecutor, machine: StubCards) -> "Future[XidError | None]":
     """Another thread waits, and has asked the driver already."""
     hardware.put(machine)
-    hardware.driver.look()
-    future = without_claims_of.submit(hardware.driver.wait, LONG)
-    ears: XidListener = hardware.driver._ears
-    while not ears._session.is_open:
+    hardware.driver.snapshot()
+    future = thread_pool.submit(hardware.driver.wait, LONG)
+    listener: XidListener = hardware.driver._xid_listener
+    while not listener._session.is_open:
         assert not future.done()
     return future
 
 
-def test_an_error_wakes_who_waits(hardware: Hardware, without_claims_of: ThreadPoolExecutor) -> None:
+def test_an_error_wakes_who_waits(hardware: Hardware, thread_pool: ThreadPoolExecutor) -> None:
     machine = StubCards.of(1)
-    future = begun(hardware, without_claims_of, machine)
+    future = begun(hardware, thread_pool, machine)
     hardware.put(machine.event(79, 0))
     assert future.result(LONG) == XidError(79, "GPU-stub-0")
 
 
 @pytest.mark.usefixtures("short_slices")
 def test_looking_and_waiting_do_not_disturb_each_other(
-    hardware: Hardware, without_claims_of: ThreadPoolExecutor
+    hardware: Hardware, thread_pool: ThreadPoolExecutor
 ) -> None:
     machine = StubCards.of(4)
-    future = begun(hardware, without_claims_of, machine)
+    future = begun(hardware, thread_pool, machine)
     for round_ in range(40):
         machine.lose(round_ % 4) if round_ % 2 else machine.heal(round_ // 2 % 4)
         hardware.put(machine)
-        hardware.driver.look()
+        hardware.driver.snapshot()
         hardware.driver.processes("GPU-stub-0")
     assert not future.done()
     machine = StubCards.of(4)
     hardware.put(machine.event(31, 2))
-    hardware.driver.look()
+    hardware.driver.snapshot()
     assert future.result(LONG) == XidError(31, "GPU-stub-2")
 
 
 @pytest.mark.usefixtures("short_slices")
 def test_cards_are_counted_anew_though_somebody_waits(
-    hardware: Hardware, without_claims_of: ThreadPoolExecutor
+    hardware: Hardware, thread_pool: ThreadPoolExecutor
 ) -> None:
     """NVML counts at the first init; as long as the waiter holds on to it, there is no other first."""
     machine = StubCards.of(1)
     machine.counts_at_init = True
     hardware.bind("fffe:10:00.0")
-    future = begun(hardware, without_claims_of, machine)
+    future = begun(hardware, thread_pool, machine)
     machine.cards.append(StubCard("GPU-new", pci="fffe:11:00"))
     hardware.put(machine)
     hardware.bind("fffe:10:00.0", "fffe:11:00.0")
-    assert [gpu.uuid for gpu in hardware.driver.look().gpus] == ["GPU-stub-0", "GPU-new"]
+    assert [gpu.uuid for gpu in hardware.driver.snapshot().gpus] == ["GPU-stub-0", "GPU-new"]
     hardware.put(machine.event(79, "GPU-new"))
     assert future.result(LONG) == XidError(79, "GPU-new")
 
 
 @pytest.mark.usefixtures("short_slices")
-def test_closing_ends_the_wait(hardware: Hardware, without_claims_of: ThreadPoolExecutor) -> None:
-    future = begun(hardware, without_claims_of, StubCards.of(1))
+def test_closing_ends_the_wait(hardware: Hardware, thread_pool: ThreadPoolExecutor) -> None:
+    future = begun(hardware, thread_pool, StubCards.of(1))
     hardware.driver.close()
     assert future.result(LONG) is None
     assert hardware.driver.wait(LONG) is None
@@ -236,11 +236,11 @@ def test_closing_ends_the_wait(hardware: Hardware, without_claims_of: ThreadPool
 
 @pytest.mark.usefixtures("short_slices")
 def test_a_driver_that_look_finds_gone_is_gone_for_who_waits(
-    hardware: Hardware, without_claims_of: ThreadPoolExecutor
+    hardware: Hardware, thread_pool: ThreadPoolExecutor
 ) -> None:
     machine = StubCards.of(1)
-    future = begun(hardware, without_claims_of, machine)
+    future = begun(hardware, thread_pool, machine)
     hardware.put(machine.fail_driver(NOT_LOADED))
     with pytest.raises(NoDriver):
-        hardware.driver.look()
+        hardware.driver.snapshot()
     assert isinstance(future.exception(LONG), NoDriver)
