@@ -312,7 +312,7 @@ def wired(first: int, second: int, kind: str = "gpu", active: bool = True, level
         pytest.param(wired(2, 2, active=False, level=30), 2, id="inactive NVLinks do not count"),
         pytest.param(wired(12, 12, kind="switch"), 120, id="twelve NVLinks of each to an NVSwitch"),
         pytest.param(wired(12, 6, kind="switch"), 60, id="to an NVSwitch the lesser of the two counts"),
-        pytest.param(wired(3, 3, kind="unsaid"), 30, id="an older driver reports the address and no type"),
+        pytest.param(wired(3, 3, kind="unknown"), 30, id="an older driver reports the address and no type"),
     ],
 )
 def test_how_close_two_cards_are(hardware: Hardware, machine: StubCards, weight: int) -> None:

@@ -1,6 +1,6 @@
 """The agent process: its loops, and the order in which they start and stop.
 
-Each loop is endless and small. An error in one object is logged once and the loop goes on; no pod, node or answer of
+Each loop is endless and small. An error in one object is logged once and the loop continues; no pod, node or answer of
 the kubelet ends the process. Only `cri.SocketReplaced` does, because the kubelet must restart the container then.
 """
 
@@ -170,7 +170,7 @@ class Agent:
 
     async def _isolate(self, loop: str, turn: Awaitable[None]) -> bool:
         """One turn of a loop; returns whether it succeeded. An unexpected error ends the turn and not the process: it
-        is logged once, and the loop goes on after its usual pause."""
+        is logged once, and the loop continues after its usual pause."""
         try:
             await turn
         except cri.SocketReplaced:

@@ -1,7 +1,7 @@
 """A client of the container runtime's CRI socket: whether CDI is enabled, and which containers run.
 
 Whether CDI is enabled is read from the runtime's configuration (`Status` with `verbose`). It is an option, so the
-runtime's version does not tell.
+runtime's version would be a guess.
 """
 
 from pathlib import Path
