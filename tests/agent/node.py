@@ -1,4 +1,4 @@
-"""An agent put together on a scripted kubelet, a fake driver and a node in memory."""
+"""An agent with a scripted kubelet, a fake driver and a node in memory."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from tests.kubelet.kubelet import ScriptedKubelet
 
 
 class NodeInMemory:
-    """The part of the API server that an agent sees."""
+    """The part of the API server that an agent uses: one node, its pods, its Lease."""
 
     def __init__(self) -> None:
         self.node: dict[str, Any] = {"metadata": {"name": "n1", "annotations": {}, "labels": {}}, "status": {}}
@@ -32,8 +32,8 @@ class NodeInMemory:
         self.notes: list[KubeEvent] = []
         self.writes: list[dict[str, Any]] = []
         self.beats: list[str] = []
-        self.refusals = 0  # of the next withdrawals
-        self.uses: list[str] = []  # what each beat said of use
+        self.conflicts = 0  # how many of the next withdrawals the API server rejects
+        self.uses: list[str] = []  # the usage annotation of each heartbeat
         self.pods.put_nowait(Snapshot(()))
         self.nodes.put_nowait(Snapshot((self._object(),)))
 
@@ -50,9 +50,9 @@ class NodeInMemory:
 
     async def patch(self, annotations: dict[str, str | None], labels: dict[str, str | None]) -> None:
         self.writes.append({"annotations": annotations, "labels": labels})
-        for part, said in (("annotations", annotations), ("labels", labels)):
-            now = {**self.node["metadata"][part], **said}
-            self.node["metadata"][part] = {key: value for key, value in now.items() if value is not None}
+        for part, patch in (("annotations", annotations), ("labels", labels)):
+            merged = {**self.node["metadata"][part], **patch}
+            self.node["metadata"][part] = {key: value for key, value in merged.items() if value is not None}
         self.nodes.put_nowait(Change("MODIFIED", self._object()))
 
     async def patch_status(self, resources: dict[str, int | None], conditions: list[dict[str, Any]]) -> None:
@@ -74,14 +74,14 @@ class NodeInMemory:
         self.uses.append(use)
 
     async def withdraw(self, now: float) -> None:
-        if self.refusals:
-            self.refusals -= 1
+        if self.conflicts:
+            self.conflicts -= 1
             raise ApiRejected(409, "Conflict", "the Lease has been modified")
         self.beats.append("withdrawn")
 
     def inventory(self) -> list[dict[str, Any]]:
-        said = self.node["metadata"]["annotations"].get(gputile.INVENTORY)
-        return json.loads(said)["cards"] if said else []
+        annotation = self.node["metadata"]["annotations"].get(gputile.INVENTORY)
+        return json.loads(annotation)["cards"] if annotation else []
 
 
 UID = "0f3c1a2b-1111-2222-3333-444455556666"
@@ -89,16 +89,18 @@ GPUS = tuple(DriverGpu(index=n, uuid=f"GPU-{n}", model="T4", memory=16384, minor
 
 
 class Rig:
+    """An agent with short intervals, its API server and its driver."""
+
     def __init__(self, folder: Path, driver: FakeDriver, **more: Any) -> None:
         self.api, self.driver, self.folder = NodeInMemory(), driver, folder
         folders = FolderSettings(plugins=str(folder), cdi=str(folder / "cdi"))
-        usual = {
+        short = {
             "poll_interval": 0.01,
             "grant_timeout": 2.0,
             "heartbeat": HeartbeatSettings(renew=0.01),
             "health": HealthSettings(probation=0.3),
         }
-        settings = AgentSettings(node="n1", folders=folders, **{**usual, **more})
+        settings = AgentSettings(node="n1", folders=folders, **{**short, **more})
         self.agent = Agent(
             cast(NodeClient, self.api),
             cast(NodeLease, self.api),
@@ -112,9 +114,9 @@ class Rig:
     def driver_of(*gpus: DriverGpu) -> FakeDriver:
         return FakeDriver(gpus)
 
-    async def until(self, holds: Callable[[], object]) -> None:
+    async def until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(10):
-            while not holds():
+            while not condition():
                 await asyncio.sleep(0.005)
 
 
@@ -125,7 +127,7 @@ async def running(
     rig, stop = Rig(folder, FakeDriver(gpus), **more), asyncio.Event()
     rig.api.node["status"]["allocatable"] = {**(offered or {})}
     if inventory is not None:
-        rig.api.nodes.get_nowait()  # the node was there before this agent, with what another said
+        rig.api.nodes.get_nowait()  # the node existed before this agent, with another inventory
     rig.api.annotate(**({gputile.INVENTORY: inventory} if inventory is not None else {}))
     async with ScriptedKubelet(folder) as kubelet:
         task = asyncio.create_task(rig.agent.run(stop))

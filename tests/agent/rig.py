@@ -1,4 +1,4 @@
-"""Pods, grants and a kubelet's checkpoint for the agent's tests."""
+"""Pods, grants and a kubelet's checkpoint for the tests of the agent."""
 
 import base64
 import json
@@ -29,25 +29,29 @@ def tile(card: int, memory: int = 4096, cores: int = 0) -> Tile:
 def granted(
     uid: str, *tiles: Tile, at: int = 1, container: str = "c0", limits: Mapping[str, Any] | None = None, **more: Any
 ) -> Pod:
-    """A pod of one container on the node that was granted these tiles."""
+    """A pod on the node whose only container was granted these tiles."""
     return several(uid, {container: tiles}, at=at, limits=limits, **more)
 
 
 def several(
-    uid: str, held: Mapping[str, tuple[Tile, ...]], at: int = 1, limits: Mapping[str, Any] | None = None, **more: Any
+    uid: str,
+    tiles_of: Mapping[str, tuple[Tile, ...]],
+    at: int = 1,
+    limits: Mapping[str, Any] | None = None,
+    **more: Any,
 ) -> Pod:
     """A pod whose containers were granted these tiles; init containers are called init-0, ..."""
     limits = limits or {gputile.GPU: 1, gputile.MEMORY: 4096}
-    inits = tuple(limits for name in held if name.startswith("init"))
-    apps = [limits for name in held if not name.startswith("init")]
+    inits = tuple(limits for name in tiles_of if name.startswith("init"))
+    apps = [limits for name in tiles_of if not name.startswith("init")]
     bare = msgspec.convert(manifest(*apps, init=inits, name=uid, uid=uid, on=NODE, **more), Pod)
-    asked = registry.read_pod(bare)
-    assert isinstance(asked, PodRequest)
-    roles = {ask.container: ask.role for ask in asked.asks}
-    containers = tuple(ContainerGrant(name, tiles, roles[name]) for name, tiles in held.items())
-    grant = Grant(pod=uid, node=NODE, dialect=asked.dialect, containers=containers)
-    written = registry.write_grant(GrantContext(grant=grant, pod=bare, asked=asked, cards=CARDS, at=at))
-    more["annotations"] = {**more.get("annotations", {}), **written.annotations}
+    request = registry.read_pod(bare)
+    assert isinstance(request, PodRequest)
+    roles = {ask.container: ask.role for ask in request.asks}
+    containers = tuple(ContainerGrant(name, tiles, roles[name]) for name, tiles in tiles_of.items())
+    grant = Grant(pod=uid, node=NODE, dialect=request.dialect, containers=containers)
+    record = registry.write_grant(GrantContext(grant=grant, pod=bare, asked=request, cards=CARDS, at=at))
+    more["annotations"] = {**more.get("annotations", {}), **record.annotations}
     return msgspec.convert(manifest(*apps, init=inits, name=uid, uid=uid, on=NODE, **more), Pod)
 
 
@@ -56,17 +60,17 @@ def ungranted(uid: str) -> Pod:
 
 
 class Kubelet:
-    """A checkpoint file that the test fills."""
+    """The checkpoint file of a kubelet; the test writes its entries."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._entries = folder, list[dict[str, Any]]()
 
-    def gave(
+    def record(
         self,
         pod: str,
         container: str,
         ids: list[str],
-        answer: wire.ContainerAllocateResponse,
+        response: wire.ContainerAllocateResponse,
         resource: str = gputile.GPU,
     ) -> None:
         self._entries.append(
@@ -75,7 +79,7 @@ class Kubelet:
                 "ContainerName": container,
                 "ResourceName": resource,
                 "DeviceIDs": {"-1": ids},
-                "AllocResp": base64.b64encode(encode(answer)).decode(),
+                "AllocResp": base64.b64encode(encode(response)).decode(),
             }
         )
         (self.folder / CHECKPOINT).write_text(json.dumps({"Data": {"PodDeviceEntries": self._entries}, "Checksum": 1}))

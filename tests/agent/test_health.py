@@ -1,4 +1,4 @@
-"""When a card is out of use, and when it is used again."""
+"""When a card becomes unhealthy, and when it is healthy again."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from gputile.agent.health import APPLICATION_XIDS, HARDWARE_XIDS, CardHealth
 from gputile.nvml.driver import DriverGpu, DriverSnapshot, XidError
 
 
-def sight(**faults: str) -> DriverSnapshot:
+def snapshot(**faults: str) -> DriverSnapshot:
     cards = ("a", "b")
     return DriverSnapshot(
         gpus=tuple(
@@ -16,20 +16,20 @@ def sight(**faults: str) -> DriverSnapshot:
 
 
 @pytest.mark.parametrize(
-    ("xid", "hit"),
+    ("xid", "marked"),
     [
-        pytest.param(XidError(31, "a"), [], id="a-programs-page-fault-is-not-the-cards"),
-        pytest.param(XidError(43, "a"), [], id="a-stopped-channel-is-not-the-cards"),
-        pytest.param(XidError(48, "a"), ["a"], id="a-double-bit-error-is"),
+        pytest.param(XidError(31, "a"), [], id="a-page-fault-of-a-program-is-ignored"),
+        pytest.param(XidError(43, "a"), [], id="a-stopped-channel-is-ignored"),
+        pytest.param(XidError(48, "a"), ["a"], id="a-double-bit-error"),
         pytest.param(XidError(79, "b"), ["b"], id="fallen-off-the-bus"),
-        pytest.param(XidError(79), ["a", "b"], id="nobody-says-which-so-all"),
-        pytest.param(XidError(999, "a"), [], id="an-unknown-number-marks-nobody"),
+        pytest.param(XidError(79), ["a", "b"], id="without-a-card-all-are-marked"),
+        pytest.param(XidError(999, "a"), [], id="an-unknown-number-is-ignored"),
     ],
 )
-def test_which_errors_mark_a_card(xid: XidError, hit: list[str]) -> None:
+def test_which_errors_mark_a_card(xid: XidError, marked: list[str]) -> None:
     health = CardHealth(300)
-    assert health.record_xid(xid, ["a", "b"], 0) == hit
-    assert set(health.faults()) == set(hit)
+    assert health.record_xid(xid, ["a", "b"], 0) == marked
+    assert set(health.faults()) == set(marked)
 
 
 def test_no_number_is_in_both_lists() -> None:
@@ -42,47 +42,47 @@ def test_settings_move_numbers_from_one_list_to_the_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("events", "at", "is_fit"),
+    ("events", "at", "is_healthy"),
     [
         pytest.param([(0, "xid")], 299, False, id="on-probation"),
         pytest.param([(0, "xid")], 300, True, id="probation-is-over"),
-        pytest.param([(0, "xid"), (200, "xid")], 300, False, id="another-error-begins-it-anew"),
-        pytest.param([(0, "xid"), (200, "xid")], 500, True, id="and-it-passes"),
-        pytest.param([(0, "fault"), (250, "fault")], 300, False, id="a-fault-that-is-still-there"),
-        pytest.param([(0, "fault")], 300, True, id="a-fault-that-went"),
+        pytest.param([(0, "xid"), (200, "xid")], 300, False, id="another-error-restarts-it"),
+        pytest.param([(0, "xid"), (200, "xid")], 500, True, id="the-restarted-probation-is-over"),
+        pytest.param([(0, "fault"), (250, "fault")], 300, False, id="a-fault-that-lasts"),
+        pytest.param([(0, "fault")], 300, True, id="a-fault-that-is-gone"),
     ],
 )
-def test_probation(events: list[tuple[float, str]], at: float, is_fit: bool) -> None:
+def test_probation(events: list[tuple[float, str]], at: float, is_healthy: bool) -> None:
     health = CardHealth(300)
-    for when, what in events:
-        if what == "xid":
+    for when, kind in events:
+        if kind == "xid":
             health.record_xid(XidError(79, "a"), ["a", "b"], when)
         else:
-            health.seen(sight(a="lost"), when)
-    health.seen(sight(), at)
-    assert ("a" not in health.faults()) is is_fit
+            health.seen(snapshot(a="lost"), when)
+    health.seen(snapshot(), at)
+    assert ("a" not in health.faults()) is is_healthy
     assert "b" not in health.faults()
 
 
-def test_the_reason_is_in_words() -> None:
+def test_the_reason_has_a_description() -> None:
     health = CardHealth(300)
     health.record_xid(XidError(79, "a"), ["a"], 0)
     assert health.faults() == {"a": "XID 79: fallen off the bus"}
 
 
-def test_only_news_is_told() -> None:
+def test_only_changes_are_returned() -> None:
     health = CardHealth(300)
     assert health.record_xid(XidError(79, "a"), ["a"], 0) == ["a"]
-    assert health.record_xid(XidError(79, "a"), ["a"], 1) == []  # its probation begins anew, and nobody need hear of it
+    assert health.record_xid(XidError(79, "a"), ["a"], 1) == []  # its probation restarts
     assert health.record_xid(XidError(48, "a"), ["a"], 2) == ["a"]
-    assert health.seen(sight(b="lost"), 3) == ["b"]
-    assert health.seen(sight(b="lost"), 4) == []
+    assert health.seen(snapshot(b="lost"), 3) == ["b"]
+    assert health.seen(snapshot(b="lost"), 4) == []
 
 
-def test_marks_outlive_the_agent_and_begin_their_probation_anew() -> None:
+def test_marks_survive_a_restart_and_restart_their_probation() -> None:
     health = CardHealth(300)
     health.restore({"a": "XID 74: NVLink error", "b": "no driver"}, 100)
-    health.seen(sight(), 101)
-    assert health.faults() == {"a": "XID 74: NVLink error"}  # what the driver shows by itself is seen again, or over
-    health.seen(sight(), 400)
+    health.seen(snapshot(), 101)
+    assert health.faults() == {"a": "XID 74: NVLink error"}  # the driver reports its own faults again
+    health.seen(snapshot(), 400)
     assert health.faults() == {}

@@ -1,8 +1,7 @@
-"""Pods and words that nobody thought of: the agent lives, its Lease is renewed, and other pods' containers start.
+"""Hostile pods and unexpected errors: the agent keeps running, renews its Lease, and starts other pods' containers.
 
-Seen to fail, by breaking the code on purpose: `_survive` that raises; `NodePods._isolated` that does; a loop without
-`_survive`; `CdiSpecStore` that writes by path, or without O_EXCL; an edited grant that takes its new place in the
-order.
+Seen to fail, by breaking the code on purpose: `_isolate` that raises; `NodePods._parse_safely` that raises; a loop
+without `_isolate`; `CdiSpecStore` that writes by path, or without O_EXCL; an edited grant that changes the order.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ import pytest
 
 from gputile.agent import app
 from gputile.agent.cdi_specs import CdiSpecStore
-from gputile.agent.isolation import STRENGTH, IsolationUnavailable, chosen
+from gputile.agent.isolation import STRENGTH, IsolationUnavailable, choose
 from gputile.agent.node_pods import NodePods
 from gputile.agent.settings import ISOLATIONS, AgentSettings
 from gputile.dialects import gputile, records
@@ -37,9 +36,9 @@ DEEP = "[" * 50_000
 
 
 def hostile(uid: str, *containers: dict[str, Any], init: int = 0, annotations: dict[str, str] | None = None) -> Pod:
-    many = tuple(GPU for _ in range(init))
-    made = manifest(*(containers or (GPU,)), init=many, name=uid, uid=uid, on=NODE, annotations=annotations)
-    return msgspec.convert(made, Pod)
+    inits = tuple(GPU for _ in range(init))
+    pod = manifest(*(containers or (GPU,)), init=inits, name=uid, uid=uid, on=NODE, annotations=annotations)
+    return msgspec.convert(pod, Pod)
 
 
 def forged(uid: str, *tiles: dict[str, Any], **changed: Any) -> Pod:
@@ -52,13 +51,13 @@ TILE = {"uuid": "GPU-0", "index": 0, "memory": 1024, "cores": 0}
 PODS = [
     pytest.param(hostile("x", annotations={f"gputile.io/a{n}": "" for n in range(17_000)}), id="17000-annotations"),
     pytest.param(hostile("x", annotations={gputile.GRANT: DEEP}), id="a-grant-of-deep-json"),
-    pytest.param(hostile("x", annotations={gputile.GRANT: "x" * 200_000}), id="a-grant-that-is-no-json"),
+    pytest.param(hostile("x", annotations={gputile.GRANT: "x" * 200_000}), id="a-grant-that-is-not-json"),
     pytest.param(hostile("x", annotations={"gputile.io/uuid": "a," * 45_000}), id="a-list-of-45000-uuids"),
     pytest.param(hostile("x", init=2000), id="2000-init-containers"),
     pytest.param(hostile("x", *(GPU for _ in range(2000))), id="2000-containers"),
     pytest.param(forged("x", *[TILE] * 4000), id="a-grant-of-4000-tiles"),
-    pytest.param(forged("x", TILE, at=-(10**25)), id="a-grant-before-time"),
-    pytest.param(forged("x", TILE | {"memory": 10**30}), id="a-tile-of-more-than-anything"),
+    pytest.param(forged("x", TILE, at=-(10**25)), id="a-grant-with-a-negative-time"),
+    pytest.param(forged("x", TILE | {"memory": 10**30}), id="a-tile-of-1e30-mib"),
 ]
 
 
@@ -67,14 +66,14 @@ async def test_beside_a_hostile_pod_others_start_and_the_lease_is_renewed(tmp_pa
     async with running(tmp_path, *GPUS) as (rig, kubelet):
         await rig.until(lambda: kubelet.registrations and rig.api.beats)
         rig.api.pods.put_nowait(Change("ADDED", evil))
-        await the_good_one_starts(rig, kubelet, tmp_path)
+        await a_good_pod_starts(rig, kubelet, tmp_path)
 
 
-async def the_good_one_starts(rig: Rig, kubelet: ScriptedKubelet, folder: Path) -> None:
+async def a_good_pod_starts(rig: Rig, kubelet: ScriptedKubelet, folder: Path) -> None:
     rig.api.pods.put_nowait(Change("ADDED", granted("good", tile(2), at=5)))
-    asked = wire.AllocateRequest(containers=[wire.DeviceIds(ids=["GPU-0::0"])])
-    given = await kubelet.call("Allocate", asked, wire.AllocateResponse)
-    Kubelet(folder).gave("good", "c0", ["GPU-0::0"], given.containers[0])
+    request = wire.AllocateRequest(containers=[wire.DeviceIds(ids=["GPU-0::0"])])
+    response = await kubelet.call("Allocate", request, wire.AllocateResponse)
+    Kubelet(folder).record("good", "c0", ["GPU-0::0"], response.containers[0])
     await kubelet.call("PreStartContainer", wire.DeviceIds(ids=["GPU-0::0"]), wire.Empty)
     (spec,) = (folder / "cdi").glob("gputile.io-slot_good_*.json")
     assert "NVIDIA_VISIBLE_DEVICES=GPU-2" in spec.read_text()
@@ -82,66 +81,66 @@ async def the_good_one_starts(rig: Rig, kubelet: ScriptedKubelet, folder: Path) 
     await rig.until(lambda: len(rig.api.beats) > before)
 
 
-async def test_a_pod_that_no_code_can_read_stops_itself_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = records.read_grant
+async def test_a_pod_that_fails_the_parser_affects_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = records.read_grant
 
-    def reads(pod: Pod, *more: Any) -> Any:
+    def read_grant(pod: Pod, *more: Any) -> Any:
         if pod.uid == "x":
-            raise OverflowError("nobody thought of this")
-        return real(pod, *more)
+            raise OverflowError("unexpected")
+        return original(pod, *more)
 
-    monkeypatch.setattr(records, "read_grant", reads)
+    monkeypatch.setattr(records, "read_grant", read_grant)
     async with running(tmp_path, *GPUS) as (rig, kubelet):
         await rig.until(lambda: kubelet.registrations and rig.api.beats)
         rig.api.pods.put_nowait(Snapshot((hostile("x"), granted("also-listed", tile(3)))))
         rig.api.pods.put_nowait(Change("MODIFIED", hostile("x")))
-        await the_good_one_starts(rig, kubelet, tmp_path)
+        await a_good_pod_starts(rig, kubelet, tmp_path)
         listed, evil = rig.agent.node_pods.get("also-listed"), rig.agent.node_pods.get("x")
         assert listed is not None
         assert listed.grant is not None
         assert evil is not None
-        assert (evil.grant, "failed to read the pod: OverflowError" in evil.fault) == (None, True)
+        assert (evil.grant, "failed to parse the pod: OverflowError" in evil.fault) == (None, True)
 
 
-async def test_a_pod_that_becomes_unreadable_keeps_the_grant_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = NodePods(DEFAULTS)
-    await found.serves(CARDS, "")
-    await found.changed(granted("a", tile(1), at=7), deleted=False)
+async def test_a_pod_that_becomes_unparsable_keeps_its_grant(monkeypatch: pytest.MonkeyPatch) -> None:
+    node_pods = NodePods(DEFAULTS)
+    await node_pods.set_cards(CARDS, "")
+    await node_pods.changed(granted("a", tile(1), at=7), deleted=False)
 
     def fails(*_: Any) -> Any:
-        raise ValueError("of no kind")
+        raise ValueError("unexpected")
 
     monkeypatch.setattr(records, "read_grant", fails)
-    await found.changed(granted("a", tile(2), at=3), deleted=False)
-    (one,) = found.all()
-    assert one.grant is not None
-    assert (list(one.grant.uses()), one.order) == (["GPU-1"], (7, "a"))
+    await node_pods.changed(granted("a", tile(2), at=3), deleted=False)
+    (node_pod,) = node_pods.all()
+    assert node_pod.grant is not None
+    assert (list(node_pod.grant.uses()), node_pod.order) == (["GPU-1"], (7, "a"))
 
 
-async def test_a_grant_that_is_edited_gains_no_place_in_the_order() -> None:
-    found = NodePods(DEFAULTS)
-    await found.serves(CARDS, "")
-    await found.listed([granted("first", tile(0), at=5), granted("second", tile(0), at=6)])
-    await found.changed(granted("second", tile(1), at=1), deleted=False)
-    assert [one.pod.uid for one in found.all()] == ["first", "second"]
+async def test_an_edited_grant_keeps_its_place_in_the_order() -> None:
+    node_pods = NodePods(DEFAULTS)
+    await node_pods.set_cards(CARDS, "")
+    await node_pods.listed([granted("first", tile(0), at=5), granted("second", tile(0), at=6)])
+    await node_pods.changed(granted("second", tile(1), at=1), deleted=False)
+    assert [node_pod.pod.uid for node_pod in node_pods.all()] == ["first", "second"]
 
 
 # ---- loops ----------------------------------------------------------------------------------------------------------
 
 
 def failing(rig: Rig, name: str, times: int) -> Callable[[], int]:
-    """Let a part of the agent raise so many times; says how often it was called."""
+    """Make a part of the agent raise so many times; returns a function that counts its calls."""
     holder, _, method = name.rpartition(".")
     owner = rig.agent
     for part in filter(None, holder.split(".")):
         owner = getattr(owner, part)
-    real, calls = getattr(owner, method), [0]
+    original, calls = getattr(owner, method), [0]
 
     def fails(*args: Any, **more: Any) -> Any:
         calls[0] += 1
         if calls[0] <= times:
-            raise KeyError("nobody thought of this")
-        return real(*args, **more)
+            raise KeyError("unexpected")
+        return original(*args, **more)
 
     setattr(owner, method, fails)
     return lambda: calls[0]
@@ -150,20 +149,22 @@ def failing(rig: Rig, name: str, times: int) -> Callable[[], int]:
 @pytest.mark.parametrize(
     ("part", "loop"),
     [
-        pytest.param("cards.seen", "look", id="the-look-at-the-cards"),
-        pytest.param("driver.wait", "errors", id="the-drivers-errors"),
+        pytest.param("cards.seen", "driver", id="polling-the-driver"),
+        pytest.param("driver.wait", "xid", id="waiting-for-xid-errors"),
         pytest.param("heartbeat.beat", "heartbeat", id="the-heartbeat"),
-        pytest.param("reporter.step", "report", id="what-the-node-says"),
-        pytest.param("slots.sweep", "tidy", id="cleaning"),
-        pytest.param("meter.look", "measure", id="measuring-use"),
-        pytest.param("node_pods.changed", "pods", id="a-pod-that-changes"),
+        pytest.param("reporter.step", "report", id="reporting-the-node"),
+        pytest.param("cdi_specs.remove_stale", "cleanup", id="removing-cdi-specs"),
+        pytest.param("meter.sample", "usage", id="measuring-usage"),
+        pytest.param("node_pods.changed", "pods", id="a-change-of-a-pod"),
         pytest.param("node_pods.listed", "pods", id="a-list-of-pods"),
         pytest.param("client.follow_pods", "pods", id="the-watch-on-pods"),
-        pytest.param("reporter.seen", "node", id="the-node"),
+        pytest.param("reporter.seen", "node", id="a-change-of-the-node"),
     ],
 )
-async def test_a_loop_that_fails_goes_on(tmp_path: Path, part: str, loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "SWEEP", 0.01)
+async def test_a_loop_that_fails_continues(
+    tmp_path: Path, part: str, loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "CLEANUP_INTERVAL", 0.01)
     rig, stop = Rig(tmp_path, Rig.driver_of(*GPUS), report_use=True), asyncio.Event()
     calls = failing(rig, part, times=2)
     async with ScriptedKubelet(tmp_path) as kubelet:
@@ -175,16 +176,16 @@ async def test_a_loop_that_fails_goes_on(tmp_path: Path, part: str, loop: str, m
         try:
             await rig.until(lambda: calls() > 2)
             await rig.until(lambda: kubelet.registrations and rig.api.inventory())
-            await the_good_one_starts(rig, kubelet, tmp_path)
+            await a_good_pod_starts(rig, kubelet, tmp_path)
             assert not task.done()
-            said = rig.agent.metrics.text().decode()
-            assert f'gputile_agent_loop_failures_total{{loop="{loop}"}} 2.0' in said
+            metrics = rig.agent.metrics.text().decode()
+            assert f'gputile_agent_loop_failures_total{{loop="{loop}"}} 2.0' in metrics
         finally:
             stop.set()
             await task
 
 
-async def test_a_pod_that_a_loop_fails_on_costs_no_new_list(tmp_path: Path) -> None:
+async def test_a_pod_that_fails_the_watch_loop_causes_no_new_list(tmp_path: Path) -> None:
     rig, stop = Rig(tmp_path, Rig.driver_of(*GPUS)), asyncio.Event()
     calls, follows = failing(rig, "node_pods.changed", times=3), failing(rig, "client.follow_pods", times=0)
     async with ScriptedKubelet(tmp_path) as kubelet:
@@ -198,8 +199,8 @@ async def test_a_pod_that_a_loop_fails_on_costs_no_new_list(tmp_path: Path) -> N
         await task
 
 
-async def test_a_runtime_that_replaced_its_socket_ends_the_agent_for_a_new_mount(tmp_path: Path) -> None:
-    """A mount of one socket keeps the file that was there; the kubelet mounts the new one when it starts us again."""
+async def test_the_agent_exits_when_the_runtime_replaced_its_socket(tmp_path: Path) -> None:
+    """A mount of a single socket keeps the old file; the kubelet mounts the new one when it restarts the container."""
     path = tmp_path / "cri.sock"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
@@ -212,92 +213,92 @@ async def test_a_runtime_that_replaced_its_socket_ends_the_agent_for_a_new_mount
                 await rig.agent.run(asyncio.Event())
     finally:
         os.close(mounted)
-    assert rig.api.beats[-1:] == ["withdrawn"], "no pod is sent here meanwhile"
+    assert rig.api.beats[-1:] == ["withdrawn"], "no pod is bound here meanwhile"
 
 
 # ---- forged grants --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("pod", "says"),
+    ("pod", "message"),
     [
         pytest.param(forged("x"), "no GPU at all", id="empty-tiles"),
-        pytest.param(forged("x", TILE | {"memory": 0}), "no memory and no cores", id="a-tile-of-nothing"),
-        pytest.param(forged("x", TILE | {"memory": 16385}), "16385 MiB", id="more-than-the-card-has"),
-        pytest.param(forged("x", TILE, TILE | {"memory": 16384}), "17408 MiB", id="in-sum-more-than-the-card-has"),
+        pytest.param(forged("x", TILE | {"memory": 0}), "no memory and no cores", id="a-tile-without-memory-and-cores"),
+        pytest.param(forged("x", TILE | {"memory": 16385}), "16385 MiB", id="more-than-the-gpu-has"),
+        pytest.param(forged("x", TILE, TILE | {"memory": 16384}), "17408 MiB", id="in-sum-more-than-the-gpu-has"),
         pytest.param(forged("x", TILE, version=2), "version 2", id="an-unknown-version"),
     ],
 )
-async def test_a_forged_grant_starts_nothing(tmp_path: Path, pod: Pod, says: str) -> None:
+async def test_a_forged_grant_starts_no_container(tmp_path: Path, pod: Pod, message: str) -> None:
     async with running(tmp_path, *GPUS, grant_timeout=0.05) as (rig, kubelet):
         await rig.until(lambda: kubelet.registrations and rig.api.inventory())
         rig.api.pods.put_nowait(Change("ADDED", pod))
-        asked = wire.AllocateRequest(containers=[wire.DeviceIds(ids=["GPU-0::0"])])
-        given = await kubelet.call("Allocate", asked, wire.AllocateResponse)
-        Kubelet(tmp_path).gave("x", "c0", ["GPU-0::0"], given.containers[0])
-        with pytest.raises(Exception, match=says):
+        request = wire.AllocateRequest(containers=[wire.DeviceIds(ids=["GPU-0::0"])])
+        response = await kubelet.call("Allocate", request, wire.AllocateResponse)
+        Kubelet(tmp_path).record("x", "c0", ["GPU-0::0"], response.containers[0])
+        with pytest.raises(Exception, match=message):
             await kubelet.call("PreStartContainer", wire.DeviceIds(ids=["GPU-0::0"]), wire.Empty)
         assert not list((tmp_path / "cdi").glob("*"))
 
 
-async def test_expected_devices_of_a_pod_with_many_containers_are_found_by_name() -> None:
-    found = NodePods(DEFAULTS)
-    await found.serves(CARDS, "")
-    await found.listed([several("a", {f"c{n}": (tile(0, 8),) for n in range(64)})])
-    assert len(found.expected(gputile.GPU, {("a", "c7")})) == 63
+async def test_expected_containers_of_a_pod_with_many_are_matched_by_name() -> None:
+    node_pods = NodePods(DEFAULTS)
+    await node_pods.set_cards(CARDS, "")
+    await node_pods.listed([several("a", {f"c{n}": (tile(0, 8),) for n in range(64)})])
+    assert len(node_pods.expected(gputile.GPU, {("a", "c7")})) == 63
 
 
 # ---- CDI specs ------------------------------------------------------------------------------------------------------
 
 
 class TestDrafts:
+    """How the file of a CDI spec is written."""
+
     def test_a_link_under_the_specs_name_is_replaced_and_not_followed(self, tmp_path: Path) -> None:
-        folder, treasure = tmp_path / "cdi", tmp_path / "treasure"
+        folder, target = tmp_path / "cdi", tmp_path / "target"
         folder.mkdir()
-        treasure.write_text("keep me")
-        (folder / "gputile.io-slot_uid-a_aa.json").symlink_to(treasure)
-        CdiSpecStore(folder).fill("uid-a", "aa", {"env": []})
-        assert treasure.read_text() == "keep me"
+        target.write_text("keep me")
+        (folder / "gputile.io-slot_uid-a_aa.json").symlink_to(target)
+        CdiSpecStore(folder).write("uid-a", "aa", {"env": []})
+        assert target.read_text() == "keep me"
         assert not (folder / "gputile.io-slot_uid-a_aa.json").is_symlink()
 
-    def test_a_draft_is_opened_so_that_nobody_can_slip_one_in(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Between our look and our write somebody puts a link there: the write fails, and follows nothing."""
-        treasure, real = tmp_path / "treasure", os.open
-        treasure.write_text("keep me")
+    def test_a_draft_never_follows_a_link(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A link that appears under the draft's name makes the write fail."""
+        target, original = tmp_path / "target", os.open
+        target.write_text("keep me")
         folder = tmp_path / "cdi"
 
         def raced(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
             if flags & os.O_CREAT:
-                os.symlink(treasure, path, dir_fd=dir_fd)
-            return real(path, flags, mode, dir_fd=dir_fd)
+                os.symlink(target, path, dir_fd=dir_fd)
+            return original(path, flags, mode, dir_fd=dir_fd)
 
         monkeypatch.setattr(os, "open", raced)
         with pytest.raises(FileExistsError):
-            CdiSpecStore(folder).fill("uid-a", "aa", {"env": []})
-        assert treasure.read_text() == "keep me"
+            CdiSpecStore(folder).write("uid-a", "aa", {"env": []})
+        assert target.read_text() == "keep me"
         assert not (folder / "gputile.io-slot_uid-a_aa.json").exists()
 
     @pytest.mark.parametrize(
         ("pod", "slot"),
         [
-            pytest.param("../../etc/x", "aa", id="a-pod-that-climbs"),
-            pytest.param("uid-a", "../aa", id="a-slot-that-climbs"),
-            pytest.param("uid_a", "aa", id="a-pod-that-could-be-taken-for-two-parts"),
-            pytest.param("", "aa", id="no-pod"),
-            pytest.param("uid-a", "", id="no-slot"),
+            pytest.param("../../etc/x", "aa", id="a-pod-with-a-parent-folder"),
+            pytest.param("uid-a", "../aa", id="a-slot-with-a-parent-folder"),
+            pytest.param("uid_a", "aa", id="a-pod-with-the-separator"),
+            pytest.param("", "aa", id="an-empty-pod"),
+            pytest.param("uid-a", "", id="an-empty-slot"),
             pytest.param("u" * 300, "aa", id="a-name-too-long-for-a-file"),
         ],
     )
-    def test_a_name_that_is_no_part_of_a_files_name_is_rejected(self, tmp_path: Path, pod: str, slot: str) -> None:
+    def test_a_name_that_is_invalid_in_a_file_name_is_rejected(self, tmp_path: Path, pod: str, slot: str) -> None:
         with pytest.raises(IsolationUnavailable):
-            CdiSpecStore(tmp_path / "cdi").fill(pod, slot, {"env": []})
+            CdiSpecStore(tmp_path / "cdi").write(pod, slot, {"env": []})
         assert not (tmp_path / "cdi").exists()
 
-    def test_drafts_of_an_agent_that_was_killed_are_swept(self, tmp_path: Path) -> None:
+    def test_drafts_of_a_killed_agent_are_removed(self, tmp_path: Path) -> None:
         (tmp_path / ".gputile.io-slot_a_aa.json.0a1b2c3d").write_text("half")
-        CdiSpecStore(tmp_path).sweep(set())
+        CdiSpecStore(tmp_path).remove_stale(set())
         assert not list(tmp_path.iterdir())
 
 
@@ -305,34 +306,34 @@ class TestDrafts:
 
 
 @pytest.mark.parametrize(
-    ("usual", "wanted", "free", "want"),
+    ("default", "requested", "any_allowed", "expected"),
     [
-        pytest.param("devices", "", False, "devices", id="who-does-not-ask-gets-the-nodes"),
-        pytest.param("devices", "devices", False, "devices", id="who-asks-for-the-nodes-gets-it"),
+        pytest.param("devices", "", False, "devices", id="without-a-request-the-default"),
+        pytest.param("devices", "devices", False, "devices", id="a-request-for-the-default"),
         pytest.param("none", "devices", False, "devices", id="devices-is-stronger-than-none"),
         pytest.param("none", "cdi", False, "cdi", id="cdi-is-stronger-than-none"),
         pytest.param("devices", "preload", False, "preload", id="preload-is-stronger-than-devices"),
         pytest.param("cdi", "mps", False, "mps", id="mps-is-stronger-than-cdi"),
         pytest.param("preload", "mps", False, "mps", id="mps-is-stronger-than-preload"),
-        pytest.param("mps", "none", False, "not stronger than `mps`", id="none-is-weaker"),
+        pytest.param("mps", "none", False, "not stronger than `mps`", id="none-is-weaker-than-mps"),
         pytest.param("mps", "preload", False, "not stronger than `mps`", id="preload-is-weaker-than-mps"),
-        pytest.param("preload", "cdi", False, "choose `mps`, or remove", id="the-stronger-ones-are-named"),
+        pytest.param("preload", "cdi", False, "choose `mps`, or remove", id="the-message-lists-stronger-ones"),
         pytest.param("devices", "cdi", False, "not stronger than `devices`", id="cdi-is-no-stronger-than-devices"),
-        pytest.param("cdi", "devices", False, "not stronger than `cdi`", id="nor-devices-than-cdi"),
-        pytest.param("mps", "none", True, "none", id="where-pods-choose-also-a-weaker-one"),
-        pytest.param("devices", "cdi", True, "cdi", id="where-pods-choose-also-an-equal-one"),
-        pytest.param("none", "lead", True, "is not known", id="an-isolation-that-is-none"),
-        pytest.param("none", "x" * 999, False, f"'{'x' * 60}' is not known", id="of-which-little-is-repeated"),
+        pytest.param("cdi", "devices", False, "not stronger than `cdi`", id="devices-is-no-stronger-than-cdi"),
+        pytest.param("mps", "none", True, "none", id="a-weaker-one-where-pods-choose"),
+        pytest.param("devices", "cdi", True, "cdi", id="an-equal-one-where-pods-choose"),
+        pytest.param("none", "lead", True, "unknown isolation", id="an-unknown-isolation"),
+        pytest.param("none", "x" * 999, False, f"'{'x' * 60}'; use one of", id="a-long-unknown-isolation-is-shortened"),
     ],
 )
-def test_which_isolation_a_pod_may_choose(usual: str, wanted: str, free: bool, want: str) -> None:
-    if want in STRENGTH:
-        assert chosen(usual, wanted, free=free) == want
+def test_which_isolation_a_pod_may_choose(default: str, requested: str, any_allowed: bool, expected: str) -> None:
+    if expected in STRENGTH:
+        assert choose(default, requested, any_allowed=any_allowed) == expected
         return
-    with pytest.raises(IsolationUnavailable, match=want):
-        chosen(usual, wanted, free=free)
+    with pytest.raises(IsolationUnavailable, match=expected):
+        choose(default, requested, any_allowed=any_allowed)
 
 
-def test_every_isolation_has_its_strength_and_pods_choose_no_weaker_one_by_default() -> None:
+def test_every_isolation_has_a_strength_and_pods_choose_no_weaker_one_by_default() -> None:
     assert set(STRENGTH) == set(ISOLATIONS)
     assert AgentSettings().pods_choose_isolation is False

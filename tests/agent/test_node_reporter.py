@@ -1,21 +1,21 @@
-"""What the node says of itself is written when it differs, and only then."""
+"""The node is written when it differs from its desired status, and only then."""
 
 from typing import Any, cast
 
 import msgspec
 import pytest
 
-from gputile.agent.node_reporter import AGAIN, DesiredNodeStatus, NodeReporter
+from gputile.agent.node_reporter import REWRITE_AFTER, DesiredNodeStatus, NodeReporter
 from gputile.dialects.kube_objects import NodeObject
 from gputile.kube.node_client import NodeClient
 from gputile.telemetry.agent_metrics import AgentMetrics
 
 
-class Written:
-    """The part of a node's client that writes."""
+class RecordingClient:
+    """A node client that records the writes."""
 
     def __init__(self) -> None:
-        self.sums: list[dict[str, int | None]] = []
+        self.resources: list[dict[str, int | None]] = []
         self.conditions: list[dict[str, Any]] = []
         self.patches = 0
 
@@ -23,65 +23,67 @@ class Written:
         self.patches += 1
 
     async def patch_status(self, resources: dict[str, int | None], conditions: list[dict[str, Any]]) -> None:
-        self.sums.append(resources)
+        self.resources.append(resources)
         self.conditions += conditions
 
 
 def node(**allocatable: str) -> NodeObject:
-    said = {key.replace("__", "/").replace("_", "."): value for key, value in allocatable.items()}
-    return msgspec.convert({"metadata": {"name": "n1"}, "status": {"allocatable": said}}, NodeObject)
+    resources = {key.replace("__", "/").replace("_", "."): value for key, value in allocatable.items()}
+    return msgspec.convert({"metadata": {"name": "n1"}, "status": {"allocatable": resources}}, NodeObject)
 
 
 @pytest.fixture
-def api() -> Written:
-    return Written()
+def api() -> RecordingClient:
+    return RecordingClient()
 
 
 @pytest.fixture
-def reporter(api: Written) -> NodeReporter:
+def reporter(api: RecordingClient) -> NodeReporter:
     return NodeReporter(cast(NodeClient, api), AgentMetrics())
 
 
-async def settled(reporter: NodeReporter, api: Written, wanted: DesiredNodeStatus, there: NodeObject) -> None:
-    """The condition is written, and is of no interest any more."""
-    reporter.seen(there)
-    reporter.wanted = wanted
+async def settled(reporter: NodeReporter, api: RecordingClient, desired: DesiredNodeStatus, node: NodeObject) -> None:
+    """A first step that writes the condition; its other writes are cleared."""
+    reporter.seen(node)
+    reporter.desired = desired
     await reporter.step(0)
-    api.sums.clear()
+    api.resources.clear()
 
 
 @pytest.mark.parametrize(
-    "spelt", [pytest.param("1000", id="as-we-write-it"), pytest.param("1k", id="as-the-API-server-writes-it")]
+    "quantity", [pytest.param("1000", id="as-we-write-it"), pytest.param("1k", id="as-the-API-server-writes-it")]
 )
-async def test_a_sum_is_compared_as_an_amount(reporter: NodeReporter, api: Written, spelt: str) -> None:
-    wanted, there = DesiredNodeStatus(resources={"gputile.io/cores": 1000}), node(gputile_io__cores=spelt)
-    await settled(reporter, api, wanted, there)
+async def test_resources_are_compared_as_quantities(
+    reporter: NodeReporter, api: RecordingClient, quantity: str
+) -> None:
+    desired, actual = DesiredNodeStatus(resources={"gputile.io/cores": 1000}), node(gputile_io__cores=quantity)
+    await settled(reporter, api, desired, actual)
     await reporter.step(1)
-    assert api.sums == []
+    assert api.resources == []
 
 
-async def test_while_our_watch_is_late_the_same_is_not_written_again(reporter: NodeReporter, api: Written) -> None:
+async def test_while_the_watch_is_late_nothing_is_written_again(reporter: NodeReporter, api: RecordingClient) -> None:
     reporter.seen(node())
-    reporter.wanted = DesiredNodeStatus(resources={"gputile.io/cores": 400}, labels={"gputile.io/gpus": "4"})
-    for second in range(int(AGAIN)):
+    reporter.desired = DesiredNodeStatus(resources={"gputile.io/cores": 400}, labels={"gputile.io/gpus": "4"})
+    for second in range(int(REWRITE_AFTER)):
         await reporter.step(second)
-    assert (api.patches, len(api.sums)) == (1, 1)
-    await reporter.step(AGAIN)
-    assert (api.patches, len(api.sums)) == (2, 2)
-    reporter.wanted = DesiredNodeStatus(resources={"gputile.io/cores": 300})
-    await reporter.step(AGAIN + 1)
-    assert api.sums[-1] == {"gputile.io/cores": 300}
+    assert (api.patches, len(api.resources)) == (1, 1)
+    await reporter.step(REWRITE_AFTER)
+    assert (api.patches, len(api.resources)) == (2, 2)
+    reporter.desired = DesiredNodeStatus(resources={"gputile.io/cores": 300})
+    await reporter.step(REWRITE_AFTER + 1)
+    assert api.resources[-1] == {"gputile.io/cores": 300}
 
 
-async def test_sums_of_cards_that_are_gone_are_taken_away(reporter: NodeReporter, api: Written) -> None:
-    there = node(gputile_io__cores="400", gputile_io__gpu="0", cpu="8", example_com__other="1")
-    await settled(reporter, api, DesiredNodeStatus(resources={"gputile.io/cores": 400}), there)
-    reporter.wanted = DesiredNodeStatus()
+async def test_resources_of_removed_gpus_are_removed(reporter: NodeReporter, api: RecordingClient) -> None:
+    actual = node(gputile_io__cores="400", gputile_io__gpu="0", cpu="8", example_com__other="1")
+    await settled(reporter, api, DesiredNodeStatus(resources={"gputile.io/cores": 400}), actual)
+    reporter.desired = DesiredNodeStatus()
     await reporter.step(1)
-    assert api.sums == [{"gputile.io/cores": None}]
+    assert api.resources == [{"gputile.io/cores": None}]
 
 
-async def test_a_node_that_was_made_anew_hears_the_condition_again(reporter: NodeReporter, api: Written) -> None:
+async def test_a_recreated_node_gets_the_condition_again(reporter: NodeReporter, api: RecordingClient) -> None:
     await settled(reporter, api, DesiredNodeStatus(), node())
     reporter.gone()
     reporter.seen(node())
@@ -89,9 +91,12 @@ async def test_a_node_that_was_made_anew_hears_the_condition_again(reporter: Nod
     assert len(api.conditions) == 2
 
 
-async def test_the_time_of_a_turn_is_that_of_the_turn(reporter: NodeReporter, api: Written) -> None:
+async def test_the_transition_time_changes_only_with_the_status(reporter: NodeReporter, api: RecordingClient) -> None:
     await settled(reporter, api, DesiredNodeStatus(is_well=False, message="one"), node())
-    for at, wanted in ((10, DesiredNodeStatus(is_well=False, message="two")), (20, DesiredNodeStatus(message="three"))):
-        reporter.wanted = wanted
+    for at, desired in (
+        (10, DesiredNodeStatus(is_well=False, message="two")),
+        (20, DesiredNodeStatus(message="three")),
+    ):
+        reporter.desired = desired
         await reporter.step(at)
-    assert ["lastTransitionTime" in one for one in api.conditions] == [True, False, True]
+    assert ["lastTransitionTime" in condition for condition in api.conditions] == [True, False, True]

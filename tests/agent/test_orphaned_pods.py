@@ -1,4 +1,4 @@
-"""Pods that are gone while their containers run on."""
+"""Pods that are gone from the API server while their containers still run."""
 
 from gputile.agent.node_pods import NodePod, NodePods
 from gputile.agent.orphaned_pods import OrphanContainers
@@ -9,47 +9,49 @@ from tests.agent.rig import CARDS, granted, tile, ungranted
 
 
 async def node_pods(*pods: Pod) -> list[NodePod]:
-    made = NodePods(DEFAULTS)
-    await made.serves(CARDS, "")
-    await made.listed(pods)
-    return made.all()
+    node_pods = NodePods(DEFAULTS)
+    await node_pods.set_cards(CARDS, "")
+    await node_pods.listed(pods)
+    return node_pods.all()
 
 
-class TestLingering:
-    async def test_a_pod_that_is_there_does_not_linger(self) -> None:
-        assert OrphanContainers().compare(await node_pods(granted("a", tile(0))), {"a"}) == ()
+class TestOrphanedPods:
+    """Which pods count as orphaned, and for how long."""
 
-    async def test_one_that_went_and_runs_on_does_until_it_ends(self) -> None:
-        orphans, here = OrphanContainers(), await node_pods(granted("a", tile(0)), granted("b", tile(1)))
-        orphans.compare(here, {"a", "b"})
-        left = [one for one in here if one.pod.uid == "b"]
-        assert [grant.pod for grant in orphans.compare(left, {"a", "b"})] == ["a"]
-        assert [grant.pod for grant in orphans.compare(left, {"a", "b"})] == ["a"]
-        assert orphans.compare(left, {"b"}) == ()
-        assert orphans.compare(left, {"a", "b"}) == ()  # its UID never comes back; what runs under it is not known
+    async def test_a_listed_pod_is_not_orphaned(self) -> None:
+        assert OrphanContainers().update(await node_pods(granted("a", tile(0))), {"a"}) == ()
 
-    async def test_one_that_ended_before_it_went_does_not(self) -> None:
+    async def test_a_deleted_pod_is_orphaned_until_its_containers_end(self) -> None:
+        orphans, before = OrphanContainers(), await node_pods(granted("a", tile(0)), granted("b", tile(1)))
+        orphans.update(before, {"a", "b"})
+        left = [node_pod for node_pod in before if node_pod.pod.uid == "b"]
+        assert [grant.pod for grant in orphans.update(left, {"a", "b"})] == ["a"]
+        assert [grant.pod for grant in orphans.update(left, {"a", "b"})] == ["a"]
+        assert orphans.update(left, {"b"}) == ()
+        assert orphans.update(left, {"a", "b"}) == ()  # once dropped, its grant is unknown; a UID is never reused
+
+    async def test_a_pod_that_ended_before_its_deletion_is_not_orphaned(self) -> None:
         orphans = OrphanContainers()
-        orphans.compare(await node_pods(granted("a", tile(0))), set())
-        assert orphans.compare([], set()) == ()
+        orphans.update(await node_pods(granted("a", tile(0))), set())
+        assert orphans.update([], set()) == ()
 
-    async def test_one_without_a_card_is_none_of_our_business(self) -> None:
+    async def test_a_pod_without_a_grant_is_ignored(self) -> None:
         orphans = OrphanContainers()
-        orphans.compare(await node_pods(ungranted("a")), {"a"})
-        assert orphans.compare([], {"a"}) == ()
+        orphans.update(await node_pods(ungranted("a")), {"a"})
+        assert orphans.update([], {"a"}) == ()
 
-    async def test_what_an_agent_before_us_named_is_known(self) -> None:
+    async def test_orphaned_pods_of_an_earlier_agent_are_known(self) -> None:
         orphans = OrphanContainers()
-        (one,) = await node_pods(granted("a", tile(0)))
-        assert isinstance(one.grant, Grant)
-        orphans.restore([one.grant])
-        assert [grant.pod for grant in orphans.compare([], {"a"})] == ["a"]
-        assert orphans.compare([], set()) == ()
+        (node_pod,) = await node_pods(granted("a", tile(0)))
+        assert isinstance(node_pod.grant, Grant)
+        orphans.restore([node_pod.grant])
+        assert [grant.pod for grant in orphans.update([], {"a"})] == ["a"]
+        assert orphans.update([], set()) == ()
 
-    async def test_where_nobody_says_what_runs_no_name_is_let_go(self) -> None:
+    async def test_without_a_runtime_no_orphaned_pod_is_dropped(self) -> None:
         orphans = OrphanContainers()
-        (one,) = await node_pods(granted("a", tile(0)))
-        assert isinstance(one.grant, Grant)
-        orphans.restore([one.grant])
-        assert [grant.pod for grant in orphans.kept([])] == ["a"]
-        assert orphans.kept([one]) == ()
+        (node_pod,) = await node_pods(granted("a", tile(0)))
+        assert isinstance(node_pod.grant, Grant)
+        orphans.restore([node_pod.grant])
+        assert [grant.pod for grant in orphans.unlisted([])] == ["a"]
+        assert orphans.unlisted([node_pod]) == ()

@@ -1,11 +1,11 @@
-"""Whose process it is, what that adds up to, and who takes more than was granted."""
+"""Which container a process belongs to, what processes add up to, and over-use."""
 
 from pathlib import Path
 
 import pytest
 
 from gputile.agent.node_pods import NodePods
-from gputile.agent.process_usage import ProcessShare, by_pod, look, over_use, owner_of, usage
+from gputile.agent.process_usage import ProcessShare, by_pod, over_use, owner_of, sample, usage
 from gputile.dialects.kube_objects import Pod
 from gputile.dialects.settings import DEFAULTS
 from gputile.kubelet.cri import RunningContainer
@@ -21,29 +21,35 @@ SYSTEMD = f"kubepods-pod{UID.replace('-', '_')}.slice"
 
 
 async def node_pods(*pods: Pod) -> NodePods:
-    made = NodePods(DEFAULTS)
-    await made.serves(CARDS, "")
-    await made.listed(pods)
-    return made
+    node_pods = NodePods(DEFAULTS)
+    await node_pods.set_cards(CARDS, "")
+    await node_pods.listed(pods)
+    return node_pods
 
 
-def process(folder: Path, pid: int, groups: str) -> None:
+def process(folder: Path, pid: int, cgroup: str) -> None:
     (folder / str(pid)).mkdir()
-    (folder / str(pid) / "cgroup").write_text(groups)
+    (folder / str(pid) / "cgroup").write_text(cgroup)
 
 
-class TestWhose:
+class TestOwner:
+    """The container of a process, by its cgroup."""
+
     @pytest.mark.parametrize(
-        ("groups", "owner"),
+        ("cgroup", "owner"),
         [
             pytest.param(f"4:memory:/kubepods/burstable/pod{UID}/{ID}\n", RunningContainer(UID, "main"), id="cgroupfs"),
             pytest.param(
                 f"0::/kubepods.slice/{SYSTEMD}/cri-containerd-{ID}.scope\n", RunningContainer(UID, "main"), id="systemd"
             ),
             pytest.param(
-                f"0::/../../{SYSTEMD}/crio-{ID}.scope\n", RunningContainer(UID, "main"), id="seen-from-another-group"
+                f"0::/../../{SYSTEMD}/crio-{ID}.scope\n",
+                RunningContainer(UID, "main"),
+                id="from-another-cgroup-namespace",
             ),
-            pytest.param(f"4:memory:/k8s.io/{ID}\n", RunningContainer(UID, "main"), id="only-the-container-is-named"),
+            pytest.param(
+                f"4:memory:/k8s.io/{ID}\n", RunningContainer(UID, "main"), id="only-the-container-is-in-the-path"
+            ),
             pytest.param(
                 f"0::/kubepods/pod{UID}/{ID}/docker/{NESTED}\n",
                 RunningContainer(UID, "main"),
@@ -55,29 +61,29 @@ class TestWhose:
                 id="a-pod-inside-it",
             ),
             pytest.param(
-                f"0::/kubepods/pod{UID}/{STRANGE}\n", RunningContainer(UID), id="a-container-that-is-not-known-yet"
+                f"0::/kubepods/pod{UID}/{STRANGE}\n", RunningContainer(UID), id="a-container-that-is-not-listed-yet"
             ),
-            pytest.param(f"0::/kubepods/pod{UID}\n", RunningContainer(UID), id="only-the-pod-is-named"),
-            pytest.param(f"0::/kubepods/pod{OTHER}/{STRANGE}\n", None, id="a-pod-that-is-not-known"),
-            pytest.param(f"0::/kubepods/pod{OTHER}/{ID}\n", None, id="runtime-and-group-contradict-each-other"),
-            pytest.param(f"0::/system.slice/docker-{STRANGE}.scope\n", None, id="a-container-of-somebody-else"),
-            pytest.param("0::/user.slice/session-1.scope\n", None, id="a-person"),
-            pytest.param("", None, id="nothing-is-said"),
+            pytest.param(f"0::/kubepods/pod{UID}\n", RunningContainer(UID), id="only-the-pod-is-in-the-path"),
+            pytest.param(f"0::/kubepods/pod{OTHER}/{STRANGE}\n", None, id="an-unknown-pod"),
+            pytest.param(f"0::/kubepods/pod{OTHER}/{ID}\n", None, id="runtime-and-cgroup-contradict-each-other"),
+            pytest.param(f"0::/system.slice/docker-{STRANGE}.scope\n", None, id="a-container-of-another-runtime"),
+            pytest.param("0::/user.slice/session-1.scope\n", None, id="a-login-session"),
+            pytest.param("", None, id="an-empty-file"),
         ],
     )
-    def test_by_control_group(self, tmp_path: Path, groups: str, owner: RunningContainer | None) -> None:
-        process(tmp_path, 7, groups)
+    def test_by_cgroup(self, tmp_path: Path, cgroup: str, owner: RunningContainer | None) -> None:
+        process(tmp_path, 7, cgroup)
         assert owner_of(7, RUNNING, {UID}, tmp_path) == owner
 
-    def test_a_process_that_went(self, tmp_path: Path) -> None:
+    def test_a_process_that_has_ended(self, tmp_path: Path) -> None:
         assert owner_of(7, RUNNING, {UID}, tmp_path) is None
 
 
-def test_a_look_asks_every_card_and_leaves_out_those_that_do_not_answer(tmp_path: Path) -> None:
+def test_a_sample_has_every_gpu_that_answers(tmp_path: Path) -> None:
     process(tmp_path, 7, f"0::/kubepods/pod{UID}/{ID}\n")
     driver = FakeDriver(cards(2))
     driver.use("GPU-fake-0", GpuProcess(pid=7, memory=3000, cores=40), GpuProcess(pid=8, memory=1))
-    assert look(driver, ["GPU-fake-0", "GPU-fake-1", "GPU-gone"], RUNNING, {UID}, tmp_path) == {
+    assert sample(driver, ["GPU-fake-0", "GPU-fake-1", "GPU-gone"], RUNNING, {UID}, tmp_path) == {
         "GPU-fake-0": [
             ProcessShare("GPU-fake-0", CardUsage(3000, 40), RunningContainer(UID, "main")),
             ProcessShare("GPU-fake-0", CardUsage(1, None)),
@@ -86,20 +92,20 @@ def test_a_look_asks_every_card_and_leaves_out_those_that_do_not_answer(tmp_path
     }
 
 
-MAIN, SIDE, NOBODY = RunningContainer("a", "main"), RunningContainer("a", "side"), None
+MAIN, SIDE, UNKNOWN = RunningContainer("a", "main"), RunningContainer("a", "side"), None
 
 
 class TestSums:
+    """The usage of processes, added up."""
+
     @pytest.mark.parametrize(
         ("parts", "used"),
         [
             pytest.param([(100, 10), (50, 20)], CardUsage(150, 30), id="processes-add-up"),
-            pytest.param([(100, 90), (50, 20)], CardUsage(150, 100), id="a-card-is-busy-once"),
-            pytest.param(
-                [(100, None), (None, 20)], CardUsage(None, None), id="what-is-not-known-makes-the-sum-unknown"
-            ),
+            pytest.param([(100, 90), (50, 20)], CardUsage(150, 100), id="at-most-the-whole-gpu"),
+            pytest.param([(100, None), (None, 20)], CardUsage(None, None), id="an-unknown-part-makes-the-sum-unknown"),
             pytest.param([(100, None)], CardUsage(100, None), id="memory-without-cores"),
-            pytest.param([(0, 0)], CardUsage(0, 0), id="nothing-is-something-that-is-known"),
+            pytest.param([(0, 0)], CardUsage(0, 0), id="zero-is-known"),
         ],
     )
     def test_of_one_container(self, parts: list[tuple[int | None, int | None]], used: CardUsage) -> None:
@@ -113,7 +119,7 @@ class TestSums:
             ProcessShare("GPU-1", CardUsage(2), MAIN),
             ProcessShare("GPU-0", CardUsage(4), SIDE),
             ProcessShare("GPU-0", CardUsage(8), RunningContainer("b")),
-            ProcessShare("GPU-0", CardUsage(16), NOBODY),
+            ProcessShare("GPU-0", CardUsage(16), UNKNOWN),
         ]
         assert usage(parts) == {
             "a": {"main": {"GPU-0": CardUsage(1), "GPU-1": CardUsage(2)}, "side": {"GPU-0": CardUsage(4)}},
@@ -121,27 +127,29 @@ class TestSums:
         }
         assert by_pod(parts) == {("a", "GPU-0"): 5, ("a", "GPU-1"): 2, ("b", "GPU-0"): 8}
 
-    def test_of_a_pod_what_is_known_is_counted(self) -> None:
+    def test_the_known_memory_of_a_pod_is_counted(self) -> None:
         assert by_pod([ProcessShare("GPU-0", CardUsage(100), MAIN), ProcessShare("GPU-0", CardUsage(), MAIN)]) == {
             ("a", "GPU-0"): 100
         }
 
 
 class TestOverUse:
+    """Pods that use more than granted."""
+
     @pytest.mark.parametrize(
         ("used", "count"),
         [
             pytest.param({("a", "GPU-0"): 4096}, 0, id="as-granted"),
-            pytest.param({("a", "GPU-0"): 4096 + 512}, 0, id="with-the-drivers-own"),
-            pytest.param({("a", "GPU-0"): 4096 + 513}, 1, id="more"),
-            pytest.param({("a", "GPU-1"): 1}, 1, id="a-card-it-was-not-given"),
-            pytest.param({("stranger", "GPU-0"): 9999}, 0, id="nobody-of-ours"),
+            pytest.param({("a", "GPU-0"): 4096 + 512}, 0, id="with-the-memory-of-the-driver"),
+            pytest.param({("a", "GPU-0"): 4096 + 513}, 1, id="more-than-granted"),
+            pytest.param({("a", "GPU-1"): 1}, 1, id="a-gpu-that-was-not-granted"),
+            pytest.param({("stranger", "GPU-0"): 9999}, 0, id="an-unknown-pod"),
         ],
     )
     async def test_table(self, used: dict[tuple[str, str], int], count: int) -> None:
-        found = over_use((await node_pods(granted("a", tile(0)))).all(), used, 512)
-        assert len(found) == count
+        overuses = over_use((await node_pods(granted("a", tile(0)))).all(), used, 512)
+        assert len(overuses) == count
 
-    async def test_the_sentence_has_the_figures(self) -> None:
-        (one,) = over_use((await node_pods(granted("a", tile(0)))).all(), {("a", "GPU-0"): 9000}, 512)
-        assert one.sentence == "its processes use 9000 MiB of card GPU-0, of which it was granted 4096 MiB"
+    async def test_the_message_has_the_numbers(self) -> None:
+        (overuse,) = over_use((await node_pods(granted("a", tile(0)))).all(), {("a", "GPU-0"): 9000}, 512)
+        assert overuse.message == "the pod uses 9000 MiB of GPU GPU-0 and was granted 4096 MiB of it"

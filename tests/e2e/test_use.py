@@ -117,7 +117,7 @@ def test_who_takes_more_than_granted_is_told(site: Site) -> None:
     card = site.use("main", 2 * 4096 + 1000)
     wait_until(lambda: events_of(site.kube, site.space, "p", "GPUOverUse"), PATIENCE, "the pod is told")
     (event,) = events_of(site.kube, site.space, "p", "GPUOverUse")
-    assert f"use 9192 MiB of card {card}, of which it was granted 8192 MiB" in event["message"]
+    assert f"uses 9192 MiB of GPU {card} and was granted 8192 MiB of it" in event["message"]
     assert site.agent.count("gputile_agent_memory_overuse") == 1
 
 

@@ -1,4 +1,4 @@
-"""A scripted kubelet: it takes registrations, and calls plugins as a kubelet does."""
+"""A scripted kubelet: it accepts registrations, and calls plugins as a kubelet does."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +15,7 @@ M = TypeVar("M", bound=Message)
 
 
 class ScriptedKubelet:
-    """With `async with`: its socket is there. A second one in the same folder is a kubelet that was restarted."""
+    """A kubelet with its socket, inside `async with`. A second one in the same folder is a restarted kubelet."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -35,13 +35,13 @@ class ScriptedKubelet:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, wrong: BaseException | None, where: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self._server.stop(None)
         (self._folder / SOCKET).unlink(missing_ok=True)
 
-    async def _register(self, said: wire.RegisterRequest, context: Context) -> wire.Empty:
-        self.registrations.append(said)
+    async def _register(self, request: wire.RegisterRequest, context: Context) -> wire.Empty:
+        self.registrations.append(request)
         return wire.Empty()
 
     # ---- calls to a plugin ------------------------------------------------------------------------------------------
@@ -49,13 +49,13 @@ class ScriptedKubelet:
     def _channel(self) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(f"unix:{self._folder / self.registrations[-1].endpoint}")
 
-    async def call(self, method: str, asked: Message, answer: type[M]) -> M:
+    async def call(self, method: str, request: Message, response_type: type[M]) -> M:
         async with self._channel() as channel:
             call = channel.unary_unary(
-                f"/{wire.PLUGIN}/{method}", request_serializer=encode, response_deserializer=decoder(answer)
+                f"/{wire.PLUGIN}/{method}", request_serializer=encode, response_deserializer=decoder(response_type)
             )
-            said: M = await call(asked, timeout=5)
-            return said
+            response: M = await call(request, timeout=5)
+            return response
 
     async def watch(self) -> AsyncIterator[wire.ListAndWatchResponse]:
         async with self._channel() as channel:
@@ -64,5 +64,5 @@ class ScriptedKubelet:
                 request_serializer=encode,
                 response_deserializer=decoder(wire.ListAndWatchResponse),
             )
-            async for said in call(wire.Empty(), timeout=10):
-                yield said
+            async for response in call(wire.Empty(), timeout=10):
+                yield response

@@ -1,4 +1,4 @@
-"""A scripted container runtime: it obeys CDI, and says that these containers are there."""
+"""A scripted container runtime: it supports CDI and lists the given containers."""
 
 import json
 from collections.abc import AsyncIterator
@@ -15,15 +15,15 @@ from gputile.kubelet.protobuf import decoder, encode
 
 @asynccontextmanager
 async def runtime(socket: Path, *containers: wire.ListedContainer) -> AsyncIterator[None]:
-    async def status(asked: wire.StatusRequest, context: Context) -> wire.StatusResponse:
-        return wire.StatusResponse(info={"config": json.dumps({"enableCDI": True})} if asked.verbose else {})
+    async def status(request: wire.StatusRequest, context: Context) -> wire.StatusResponse:
+        return wire.StatusResponse(info={"config": json.dumps({"enableCDI": True})} if request.verbose else {})
 
-    async def there(asked: wire.Empty, context: Context) -> wire.ListContainersResponse:
+    async def list_containers(request: wire.Empty, context: Context) -> wire.ListContainersResponse:
         return wire.ListContainersResponse(containers=list(containers))
 
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Status": grpc.unary_unary_rpc_method_handler(status, decoder(wire.StatusRequest), encode),
-        "ListContainers": grpc.unary_unary_rpc_method_handler(there, decoder(wire.Empty), encode),
+        "ListContainers": grpc.unary_unary_rpc_method_handler(list_containers, decoder(wire.Empty), encode),
     }
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("runtime.v1.RuntimeService", methods),))

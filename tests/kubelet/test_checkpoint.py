@@ -1,4 +1,4 @@
-"""The kubelet's checkpoint, in the shapes it has had, and podresources as one entry per device or per container."""
+"""The kubelet's checkpoint, in the formats of its versions."""
 
 import base64
 import json
@@ -12,7 +12,7 @@ from gputile.kubelet import messages as wire
 from gputile.kubelet.checkpoint import CHECKPOINT, CheckpointEntry, UnreadableCheckpoint, read_checkpoint, registered
 from gputile.kubelet.protobuf import encode
 
-ANSWER = base64.b64encode(
+RESPONSE = base64.b64encode(
     encode(wire.ContainerAllocateResponse(cdi_devices=[wire.CDIDevice(name="gputile.io/slot=ab")]))
 ).decode()
 
@@ -22,16 +22,16 @@ def entry(ids: Any, **more: Any) -> dict[str, Any]:
 
 
 def written(folder: Path, *entries: dict[str, Any]) -> Path:
-    said = {"Data": {"PodDeviceEntries": list(entries), "RegisteredDevices": {}}, "Checksum": 7}
-    (folder / CHECKPOINT).write_text(json.dumps(said))
+    content = {"Data": {"PodDeviceEntries": list(entries), "RegisteredDevices": {}}, "Checksum": 7}
+    (folder / CHECKPOINT).write_text(json.dumps(content))
     return folder
 
 
 @pytest.mark.parametrize(
-    ("said", "want"),
+    ("written_entry", "expected"),
     [
         pytest.param(
-            entry({"-1": ["b", "a"]}, AllocResp=ANSWER),
+            entry({"-1": ["b", "a"]}, AllocResp=RESPONSE),
             CheckpointEntry(
                 pod="u1",
                 container="c",
@@ -59,38 +59,44 @@ def written(folder: Path, *entries: dict[str, Any]) -> Path:
         pytest.param(
             entry(["a"], AllocResp="%%%"),
             CheckpointEntry(pod="u1", container="c", resource="gputile.io/gpu", ids=frozenset("a")),
-            id="another-plugins-answer",
+            id="a-response-of-another-plugin",
         ),
     ],
 )
-def test_the_shapes_of_the_checkpoint(tmp_path: Path, said: dict[str, Any], want: CheckpointEntry) -> None:
-    assert read_checkpoint(written(tmp_path, said)) == (want,)
+def test_the_formats_of_the_checkpoint(
+    tmp_path: Path, written_entry: dict[str, Any], expected: CheckpointEntry
+) -> None:
+    assert read_checkpoint(written(tmp_path, written_entry)) == (expected,)
 
 
-def test_which_devices_a_kubelet_last_heard_of(tmp_path: Path) -> None:
-    said = {"Data": {"RegisteredDevices": {"r": ["b", "a"], "s": None}}, "Checksum": 7}
-    (tmp_path / CHECKPOINT).write_text(json.dumps(said))
+def test_which_devices_are_registered(tmp_path: Path) -> None:
+    content = {"Data": {"RegisteredDevices": {"r": ["b", "a"], "s": None}}, "Checksum": 7}
+    (tmp_path / CHECKPOINT).write_text(json.dumps(content))
     assert [registered(tmp_path, name) for name in ("r", "s", "t")] == [frozenset("ab"), frozenset(), frozenset()]
 
 
-def test_a_kubelet_that_never_gave_anything_out(tmp_path: Path) -> None:
+def test_a_kubelet_without_a_checkpoint(tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path) == ()
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "why"),
     [
-        pytest.param("", id="an-empty-file"),
-        pytest.param("{", id="half-a-file"),
-        pytest.param("[]", id="another-shape"),
-        pytest.param('{"Data": 1}', id="data-that-is-none"),
-        pytest.param('{"Data":{"PodDeviceEntries":7}}', id="entries-that-are-none"),
-        pytest.param('{"x":' + "[" * 60_000, id="brackets"),
+        pytest.param("", "invalid JSON", id="an-empty-file"),
+        pytest.param("{", "invalid JSON", id="half-a-file"),
+        pytest.param("[]", r"unexpected value at \$$", id="another-format"),
+        pytest.param('{"Data": 1}', r"unexpected value at \$\.Data$", id="data-of-another-type"),
+        pytest.param(
+            '{"Data":{"PodDeviceEntries":7}}',
+            r"unexpected value at \$\.Data\.PodDeviceEntries$",
+            id="entries-of-another-type",
+        ),
+        pytest.param('{"x":' + "[" * 60_000, "", id="deep-brackets"),
     ],
 )
-def test_a_checkpoint_that_nobody_understands(tmp_path: Path, text: str) -> None:
+def test_an_undecodable_checkpoint_is_an_error(tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / CHECKPOINT).write_text(text)
-    with pytest.raises(UnreadableCheckpoint, match=CHECKPOINT):
+    with pytest.raises(UnreadableCheckpoint, match=f"{CHECKPOINT}: .*{why}"):
         read_checkpoint(tmp_path)
 
 
@@ -103,35 +109,35 @@ GOOD = {"PodUID": "a", "ContainerName": "c", "ResourceName": "r", "DeviceIDs": {
         pytest.param({"PodUID": 1}, id="of-a-wrong-type"),
         pytest.param({}, id="empty"),
         pytest.param([], id="a-list"),
-        pytest.param(GOOD | {"DeviceIDs": {"0": [{}]}}, id="with-devices-that-are-none"),
+        pytest.param(GOOD | {"DeviceIDs": {"0": [{}]}}, id="with-devices-of-another-type"),
     ],
 )
-def test_an_entry_that_nobody_understands_is_left_out_and_the_others_are_read(tmp_path: Path, bad: object) -> None:
-    said = {"Data": {"PodDeviceEntries": [bad, GOOD]}, "Checksum": 7}
-    (tmp_path / CHECKPOINT).write_text(json.dumps(said))
-    assert [one.pod for one in read_checkpoint(tmp_path)] == ["a"]
+def test_an_undecodable_entry_is_skipped_and_the_others_are_read(tmp_path: Path, bad: object) -> None:
+    content = {"Data": {"PodDeviceEntries": [bad, GOOD]}, "Checksum": 7}
+    (tmp_path / CHECKPOINT).write_text(json.dumps(content))
+    assert [entry.pod for entry in read_checkpoint(tmp_path)] == ["a"]
 
 
-def test_an_entry_of_deep_brackets_is_left_out_too(tmp_path: Path) -> None:
+def test_an_entry_of_deep_brackets_is_skipped_too(tmp_path: Path) -> None:
     deep = json.dumps({"Data": {"PodDeviceEntries": [GOOD, 7]}}).replace("7", "[" * 900 + "]" * 900)
     (tmp_path / CHECKPOINT).write_text(deep)
-    assert [one.pod for one in read_checkpoint(tmp_path)] == ["a"]
+    assert [entry.pod for entry in read_checkpoint(tmp_path)] == ["a"]
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
-        pytest.param("no base64", id="no-base64"),
-        pytest.param("////", id="no-message"),
+        pytest.param("no base64", id="not-base64"),
+        pytest.param("////", id="not-a-message"),
         pytest.param("A" * 100_000, id="a-hundred-thousand-zeros"),
     ],
 )
-def test_an_answer_that_is_none_of_ours_names_no_cdi_devices(tmp_path: Path, answer: str) -> None:
-    (one,) = read_checkpoint(written(tmp_path, GOOD | {"AllocResp": answer}))
-    assert one.cdi == ()
+def test_an_undecodable_response_has_no_cdi_devices(tmp_path: Path, response: str) -> None:
+    (entry,) = read_checkpoint(written(tmp_path, GOOD | {"AllocResp": response}))
+    assert entry.cdi == ()
 
 
-def test_a_checkpoint_without_end_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "LARGEST", 100)
     (tmp_path / CHECKPOINT).write_text('{"Data":{}}' + " " * 90)
     with pytest.raises(UnreadableCheckpoint, match="more than 100 bytes"):

@@ -1,7 +1,7 @@
 """A device plugin against a scripted kubelet, over real sockets in a temporary folder."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from gputile.kubelet.device_plugin import SOCKET, Device, PluginError, PluginSer
 from tests.kubelet.kubelet import ScriptedKubelet
 
 
-class Echo:
-    """A plugin that gives what it is told to."""
+class EchoPlugin:
+    """A plugin that allocates whatever is requested, except the device b."""
 
     resource = "gputile.io/gpu"
 
@@ -25,7 +25,7 @@ class Echo:
     def devices(self) -> tuple[Device, ...]:
         return self.has
 
-    async def prefer(self, available: list[str], must_include: list[str], size: int) -> list[str]:
+    async def get_preferred_allocation(self, available: list[str], must_include: list[str], size: int) -> list[str]:
         return [*must_include, *available][:size]
 
     async def allocate(self, ids: list[str]) -> wire.ContainerAllocateResponse:
@@ -33,212 +33,211 @@ class Echo:
             raise PluginError("b is broken")
         return wire.ContainerAllocateResponse(envs={"IDS": ",".join(ids)})
 
-    async def start(self, ids: list[str]) -> None:
+    async def pre_start_container(self, ids: list[str]) -> None:
         if "b" in ids:
             raise PluginError("its pod has no grant")
         self.started.append(ids)
 
 
-class Turns:
-    """What the door said about being registered; `wait` for it."""
+class StateChanges:
+    """The state changes of a server, as reasons; "" means registered."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
-        self._news = asyncio.Event()
+        self.reasons: list[str] = []
+        self._changed = asyncio.Event()
 
-    def hear(self, resource: str, why: str) -> None:
-        self.said.append(why)
-        self._news.set()
+    def record(self, resource: str, why: str) -> None:
+        self.reasons.append(why)
+        self._changed.set()
 
     async def wait(self, until: Callable[[list[str]], bool]) -> None:
         async with asyncio.timeout(5):
-            while not until(self.said):
-                self._news.clear()
-                await self._news.wait()
+            while not until(self.reasons):
+                self._changed.clear()
+                await self._changed.wait()
 
 
 async def soon(_: float) -> None:
     await asyncio.sleep(0)
 
 
-Open = Callable[[Echo], Awaitable[Turns]]
-
-
 @asynccontextmanager
 async def opened(
-    plugin: Echo, folder: Path, may_register: Callable[[], str] = lambda: ""
-) -> AsyncIterator[tuple[PluginServer, Turns]]:
-    turns = Turns()
-    door = PluginServer(plugin, folder, may_register=may_register, on_turn=turns.hear, pause=soon)
-    running = asyncio.create_task(door.run())
+    plugin: EchoPlugin, folder: Path, why_not_register: Callable[[], str] = lambda: ""
+) -> AsyncIterator[tuple[PluginServer, StateChanges]]:
+    changes = StateChanges()
+    server = PluginServer(plugin, folder, why_not_register=why_not_register, on_state_change=changes.record, pause=soon)
+    running = asyncio.create_task(server.run())
     try:
-        yield door, turns
+        yield server, changes
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_it_registers_with_what_it_can_do(tmp_path: Path) -> None:
-    async with ScriptedKubelet(tmp_path) as kubelet, opened(Echo(), tmp_path) as (_, turns):
-        await turns.wait(lambda said: said[-1:] == [""])
-        (said,) = kubelet.registrations
-        assert said == wire.RegisterRequest(
+async def test_it_registers_with_its_options(tmp_path: Path) -> None:
+    async with ScriptedKubelet(tmp_path) as kubelet, opened(EchoPlugin(), tmp_path) as (_, changes):
+        await changes.wait(lambda reasons: reasons[-1:] == [""])
+        (request,) = kubelet.registrations
+        assert request == wire.RegisterRequest(
             version="v1beta1",
             endpoint="gputile-gputile-io-gpu-1.sock",
             resource_name="gputile.io/gpu",
             options=wire.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True),
         )
-        assert await kubelet.call("GetDevicePluginOptions", wire.Empty(), wire.DevicePluginOptions) == said.options
+        assert await kubelet.call("GetDevicePluginOptions", wire.Empty(), wire.DevicePluginOptions) == request.options
 
 
-async def test_a_turn_that_fails_for_whatever_reason_is_tried_again(tmp_path: Path) -> None:
-    reasons = iter([KeyError("nobody thought of this")])
+async def test_an_unexpected_error_is_retried(tmp_path: Path) -> None:
+    errors = iter([KeyError("unexpected")])
 
     def once() -> str:
-        for reason in reasons:
-            raise reason
+        for error in errors:
+            raise error
         return ""
 
-    async with ScriptedKubelet(tmp_path), opened(Echo(), tmp_path, once) as (_, turns):
-        await turns.wait(lambda said: said[-1:] == [""])
-        assert turns.said == ["cannot be served: KeyError: 'nobody thought of this'", ""]
+    async with ScriptedKubelet(tmp_path), opened(EchoPlugin(), tmp_path, once) as (_, changes):
+        await changes.wait(lambda reasons: reasons[-1:] == [""])
+        assert changes.reasons == ["unexpected error: KeyError: 'unexpected'", ""]
 
 
-async def test_devices_are_told_and_told_again_when_they_change(tmp_path: Path) -> None:
-    plugin = Echo()
-    async with ScriptedKubelet(tmp_path) as kubelet, opened(plugin, tmp_path) as (door, turns):
-        await turns.wait(lambda said: said[-1:] == [""])
+async def test_devices_are_sent_again_when_they_change(tmp_path: Path) -> None:
+    plugin = EchoPlugin()
+    async with ScriptedKubelet(tmp_path) as kubelet, opened(plugin, tmp_path) as (server, changes):
+        await changes.wait(lambda reasons: reasons[-1:] == [""])
         async with aclosing(kubelet.watch()) as watch:  # type: ignore[type-var]
             first = await anext(watch)
             plugin.has = (Device("a", False),)
-            await door.tell()
+            await server.notify_devices_changed()
             second = await anext(watch)
-    assert [(one.id, one.health, [n.id for n in one.topology.nodes]) for one in first.devices] == [
+    assert [(device.id, device.health, [node.id for node in device.topology.nodes]) for device in first.devices] == [
         ("a", "Healthy", []),
         ("b", "Unhealthy", [1]),
     ]
-    assert [(one.id, one.health) for one in second.devices] == [("a", "Unhealthy")]
+    assert [(device.id, device.health) for device in second.devices] == [("a", "Unhealthy")]
 
 
 async def test_calls_reach_the_plugin(tmp_path: Path) -> None:
-    plugin = Echo()
-    async with ScriptedKubelet(tmp_path) as kubelet, opened(plugin, tmp_path) as (_, turns):
-        await turns.wait(lambda said: said[-1:] == [""])
-        asked = wire.ContainerPreferredAllocationRequest(available=["x", "y", "z"], must_include=["z"], size=2)
+    plugin = EchoPlugin()
+    async with ScriptedKubelet(tmp_path) as kubelet, opened(plugin, tmp_path) as (_, changes):
+        await changes.wait(lambda reasons: reasons[-1:] == [""])
+        request = wire.ContainerPreferredAllocationRequest(available=["x", "y", "z"], must_include=["z"], size=2)
         preferred = await kubelet.call(
             "GetPreferredAllocation",
-            wire.PreferredAllocationRequest(containers=[asked]),
+            wire.PreferredAllocationRequest(containers=[request]),
             wire.PreferredAllocationResponse,
         )
-        given = await kubelet.call(
+        allocated = await kubelet.call(
             "Allocate", wire.AllocateRequest(containers=[wire.DeviceIds(ids=["a"])]), wire.AllocateResponse
         )
         await kubelet.call("PreStartContainer", wire.DeviceIds(ids=["a"]), wire.Empty)
     assert preferred.containers == [wire.DeviceIds(ids=["z", "x"])]
-    assert given.containers == [wire.ContainerAllocateResponse(envs={"IDS": "a"})]
+    assert allocated.containers == [wire.ContainerAllocateResponse(envs={"IDS": "a"})]
     assert plugin.started == [["a"]]
 
 
 @pytest.mark.parametrize(
-    ("method", "asked", "says"),
+    ("method", "call", "message"),
     [
         pytest.param(
             "Allocate", wire.AllocateRequest(containers=[wire.DeviceIds(ids=["b"])]), "b is broken", id="allocate"
         ),
-        pytest.param("PreStartContainer", wire.DeviceIds(ids=["b"]), "its pod has no grant", id="start"),
+        pytest.param("PreStartContainer", wire.DeviceIds(ids=["b"]), "its pod has no grant", id="pre-start-container"),
     ],
 )
-async def test_a_refusal_reaches_the_kubelet_as_a_sentence(
-    tmp_path: Path, method: str, asked: wire.DeviceIds | wire.AllocateRequest, says: str
+async def test_a_rejection_reaches_the_kubelet_with_its_message(
+    tmp_path: Path, method: str, call: wire.DeviceIds | wire.AllocateRequest, message: str
 ) -> None:
-    async with ScriptedKubelet(tmp_path) as kubelet, opened(Echo(), tmp_path) as (_, turns):
-        await turns.wait(lambda said: said[-1:] == [""])
-        with pytest.raises(grpc.aio.AioRpcError) as no:
-            await kubelet.call(method, asked, wire.Empty)
-    assert (no.value.code(), no.value.details()) == (grpc.StatusCode.FAILED_PRECONDITION, says)
+    async with ScriptedKubelet(tmp_path) as kubelet, opened(EchoPlugin(), tmp_path) as (_, changes):
+        await changes.wait(lambda reasons: reasons[-1:] == [""])
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await kubelet.call(method, call, wire.Empty)
+    assert (raised.value.code(), raised.value.details()) == (grpc.StatusCode.FAILED_PRECONDITION, message)
 
 
-async def test_without_a_kubelet_it_says_so_once_and_waits(tmp_path: Path) -> None:
-    async with opened(Echo(), tmp_path) as (_, turns):
-        await turns.wait(lambda said: len(said) == 1)
+async def test_without_a_kubelet_one_reason_is_reported(tmp_path: Path) -> None:
+    async with opened(EchoPlugin(), tmp_path) as (_, changes):
+        await changes.wait(lambda reasons: len(reasons) == 1)
         for _ in range(20):
             await asyncio.sleep(0)
-        assert len(turns.said) == 1
-        assert SOCKET in turns.said[0]
+        assert len(changes.reasons) == 1
+        assert SOCKET in changes.reasons[0]
         async with ScriptedKubelet(tmp_path) as kubelet:
-            await turns.wait(lambda said: said[-1] == "")
+            await changes.wait(lambda reasons: reasons[-1] == "")
             assert len(kubelet.registrations) == 1
 
 
-async def test_a_kubelet_that_was_restarted_hears_of_it_again(tmp_path: Path) -> None:
-    """A kubelet that starts removes every socket of its folder."""
-    async with opened(Echo(), tmp_path) as (_, turns):
+async def test_it_registers_again_with_a_restarted_kubelet(tmp_path: Path) -> None:
+    """A kubelet that starts removes every socket of its plugin folder."""
+    async with opened(EchoPlugin(), tmp_path) as (_, changes):
         async with ScriptedKubelet(tmp_path):
-            await turns.wait(lambda said: said[-1:] == [""])
+            await changes.wait(lambda reasons: reasons[-1:] == [""])
         for socket in tmp_path.glob("*.sock"):
             socket.unlink()
-        before = len(turns.said)
+        before = len(changes.reasons)
         async with ScriptedKubelet(tmp_path) as again:
-            await turns.wait(lambda said: len(said) > before and said[-1] == "")
-            given = await again.call("PreStartContainer", wire.DeviceIds(ids=["a"]), wire.Empty)
-    assert given == wire.Empty()
+            await changes.wait(lambda reasons: len(reasons) > before and reasons[-1] == "")
+            response = await again.call("PreStartContainer", wire.DeviceIds(ids=["a"]), wire.Empty)
+    assert response == wire.Empty()
 
 
-async def test_sockets_that_a_killed_process_left_are_removed_and_others_stay(tmp_path: Path) -> None:
+async def test_sockets_of_a_killed_process_are_removed_and_others_stay(tmp_path: Path) -> None:
     for name in ("gputile-gputile-io-gpu.sock", "gputile-gputile-io-gpu-7.sock", "gputile-gputile-io-gpux-1.sock"):
         (tmp_path / name).touch()
-    async with ScriptedKubelet(tmp_path), opened(Echo(), tmp_path) as (_, turns):
-        await turns.wait(lambda said: said[-1:] == [""])
+    async with ScriptedKubelet(tmp_path), opened(EchoPlugin(), tmp_path) as (_, changes):
+        await changes.wait(lambda reasons: reasons[-1:] == [""])
         left = {path.name for path in tmp_path.glob("gputile-*")}
     assert left == {"gputile-gputile-io-gpu-1.sock", "gputile-gputile-io-gpux-1.sock"}
 
 
-async def test_a_folder_without_room_for_a_socket_is_borne(tmp_path: Path) -> None:
+async def test_a_socket_that_cannot_be_created_is_retried(tmp_path: Path) -> None:
     endpoint = tmp_path / "gputile-gputile-io-gpu-1.sock"
-    endpoint.mkdir()  # no socket can be made there
-    async with ScriptedKubelet(tmp_path) as kubelet, opened(Echo(), tmp_path) as (_, turns):
-        await turns.wait(lambda said: any("cannot serve in" in one for one in said))
+    endpoint.mkdir()  # no socket can be created there
+    async with ScriptedKubelet(tmp_path) as kubelet, opened(EchoPlugin(), tmp_path) as (_, changes):
+        await changes.wait(lambda reasons: any("cannot create a plugin socket" in reason for reason in reasons))
         endpoint.rmdir()
-        await turns.wait(lambda said: said[-1] == "")
+        await changes.wait(lambda reasons: reasons[-1] == "")
         assert kubelet.registrations
 
 
-async def test_a_kubelet_that_stopped_listening_hears_of_it_again(tmp_path: Path) -> None:
-    turns, now = Turns(), [0.0]
-    door = PluginServer(Echo(), tmp_path, on_turn=turns.hear, pause=soon, clock=lambda: now[0])
+async def test_it_registers_again_when_the_kubelet_closed_the_stream(tmp_path: Path) -> None:
+    changes, now = StateChanges(), [0.0]
+    server = PluginServer(EchoPlugin(), tmp_path, on_state_change=changes.record, pause=soon, clock=lambda: now[0])
     async with ScriptedKubelet(tmp_path) as kubelet:
-        running = asyncio.create_task(door.run())
-        await turns.wait(lambda said: said[-1:] == [""])
+        running = asyncio.create_task(server.run())
+        await changes.wait(lambda reasons: reasons[-1:] == [""])
         async with aclosing(kubelet.watch()) as watch:  # type: ignore[type-var]
             await anext(watch)
             now[0] += 100
             await asyncio.sleep(0.02)
-            assert turns.said == [""]  # it listens
-        while door._listeners:
+            assert changes.reasons == [""]  # the stream is open
+        while server._streams:
             await asyncio.sleep(0)
         now[0] += 100
-        await turns.wait(
-            lambda said: said[-2:] == ["the kubelet does not listen to our devices; registering again", ""]
+        await changes.wait(
+            lambda reasons: reasons[-2:] == ["the kubelet has closed the ListAndWatch stream; registering again", ""]
         )
         assert len(kubelet.registrations) == 2
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_name_that_it_may_not_take_is_not_registered_until_it_may(tmp_path: Path) -> None:
-    turns, why = Turns(), ["another plugin serves it"]
-    door = PluginServer(Echo(), tmp_path, may_register=lambda: why[0], on_turn=turns.hear, pause=soon)
+async def test_it_registers_only_when_there_is_no_reason_against_it(tmp_path: Path) -> None:
+    changes, why = StateChanges(), ["another plugin serves it"]
+    server = PluginServer(
+        EchoPlugin(), tmp_path, why_not_register=lambda: why[0], on_state_change=changes.record, pause=soon
+    )
     async with ScriptedKubelet(tmp_path) as kubelet:
-        running = asyncio.create_task(door.run())
-        await turns.wait(lambda said: said == ["another plugin serves it"])
+        running = asyncio.create_task(server.run())
+        await changes.wait(lambda reasons: reasons == ["another plugin serves it"])
         assert kubelet.registrations == []
         why[0] = ""
-        await turns.wait(lambda said: said[-1] == "")
+        await changes.wait(lambda reasons: reasons[-1] == "")
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_nothing_is_left_when_it_ends(tmp_path: Path) -> None:
-    async with ScriptedKubelet(tmp_path), opened(Echo(), tmp_path) as (_, turns):
-        await turns.wait(lambda said: said[-1:] == [""])
+async def test_no_socket_is_left_at_the_end(tmp_path: Path) -> None:
+    async with ScriptedKubelet(tmp_path), opened(EchoPlugin(), tmp_path) as (_, changes):
+        await changes.wait(lambda reasons: reasons[-1:] == [""])
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Protocol buffers: known bytes, round trips, and bytes that are none."""
+"""Protocol buffers: known bytes, round trips, and invalid bytes."""
 
 from contextlib import suppress
 
@@ -15,17 +15,19 @@ from tests.effort import examples
 @pytest.mark.parametrize(
     ("message", "bytes_"),
     [
-        pytest.param(wire.Empty(), b"", id="nothing-is-nothing"),
+        pytest.param(wire.Empty(), b"", id="an-empty-message"),
         pytest.param(wire.DevicePluginOptions(), b"", id="defaults-are-not-sent"),
         pytest.param(wire.DevicePluginOptions(pre_start_required=True), b"\x08\x01", id="a-bool-is-a-number"),
-        pytest.param(wire.CDIDevice(name="a=b"), b"\x0a\x03a=b", id="text-has-its-length"),
-        pytest.param(wire.DeviceIds(ids=["x", ""]), b"\x0a\x01x\x0a\x00", id="a-list-says-each-also-the-empty"),
+        pytest.param(wire.CDIDevice(name="a=b"), b"\x0a\x03a=b", id="a-string-has-its-length"),
+        pytest.param(wire.DeviceIds(ids=["x", ""]), b"\x0a\x01x\x0a\x00", id="a-list-has-empty-items-too"),
         pytest.param(
             wire.ContainerPreferredAllocationRequest(size=300), b"\x18\xac\x02", id="numbers-of-several-bytes"
         ),
         pytest.param(wire.NUMANode(id=-1), b"\x08" + b"\xff" * 9 + b"\x01", id="a-negative-number-takes-ten-bytes"),
         pytest.param(
-            wire.ContainerAllocateResponse(envs={"A": "1"}), b"\x0a\x06\x0a\x01A\x12\x011", id="a-map-is-pairs"
+            wire.ContainerAllocateResponse(envs={"A": "1"}),
+            b"\x0a\x06\x0a\x01A\x12\x011",
+            id="a-map-is-a-list-of-entries",
         ),
         pytest.param(
             wire.RegisterRequest(
@@ -58,31 +60,31 @@ ALLOCATIONS = st.builds(
 
 @given(ALLOCATIONS)
 @examples(100)
-def test_what_goes_out_comes_back(message: wire.ContainerAllocateResponse) -> None:
+def test_encoded_messages_decode_to_themselves(message: wire.ContainerAllocateResponse) -> None:
     assert decode(wire.ContainerAllocateResponse, encode(message)) == message
 
 
 @given(st.binary(max_size=60))
 @examples(300)
-def test_any_bytes_are_a_message_or_garbled(data: bytes) -> None:
+def test_any_bytes_decode_or_are_invalid(data: bytes) -> None:
     with suppress(InvalidMessage):
         assert isinstance(decode(wire.ContainerAllocateResponse, data), wire.ContainerAllocateResponse)
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "error"),
     [
-        pytest.param(b"\x0a\x05ab", "ends 3 bytes early", id="text-cut-short"),
-        pytest.param(b"\x18\xac", "middle of a number", id="a-number-cut-short"),
-        pytest.param(b"\x18" + b"\xff" * 11, "more than ten bytes", id="a-number-without-end"),
-        pytest.param(b"\x00\x01", "number 0", id="no-field"),
+        pytest.param(b"\x0a\x05ab", "truncated by 3 bytes", id="a-truncated-string"),
+        pytest.param(b"\x18\xac", "ends inside a varint", id="a-truncated-number"),
+        pytest.param(b"\x18" + b"\xff" * 11, "more than ten bytes", id="a-number-that-is-too-long"),
+        pytest.param(b"\x00\x01", "number 0", id="field-number-zero"),
         pytest.param(b"\x0b", "wire type 3", id="a-group"),
-        pytest.param(b"\x08\x01", "wrong wire type", id="a-number-where-text-belongs"),
-        pytest.param(b"\x0a\x01\xff", "no UTF-8", id="no-text"),
+        pytest.param(b"\x08\x01", "wrong wire type", id="a-number-instead-of-a-string"),
+        pytest.param(b"\x0a\x01\xff", "invalid UTF-8", id="a-string-that-is-not-utf-8"),
     ],
 )
-def test_what_is_wrong_is_said(data: bytes, says: str) -> None:
-    with pytest.raises(InvalidMessage, match=says):
+def test_errors_have_a_reason(data: bytes, error: str) -> None:
+    with pytest.raises(InvalidMessage, match=error):
         decode(wire.ContainerPreferredAllocationRequest, data)
 
 
@@ -96,12 +98,12 @@ def test_fields_of_a_newer_version_are_skipped() -> None:
     [
         pytest.param(b"\x08\x01" * 11, id="numbers"),
         pytest.param(b"\x0a\x00" * 11, id="empty-messages"),
-        pytest.param(b"\x0a\x0c" + b"\x0a\x00" * 6 + b"\x0a\x08" + b"\x0a\x00" * 4, id="in-all-its-parts-together"),
-        pytest.param(b"\xfa\x7f\x00" * 11, id="fields-that-we-do-not-know"),
+        pytest.param(b"\x0a\x0c" + b"\x0a\x00" * 6 + b"\x0a\x08" + b"\x0a\x00" * 4, id="nested-messages-included"),
+        pytest.param(b"\xfa\x7f\x00" * 11, id="unknown-fields"),
     ],
 )
-def test_a_message_of_more_fields_than_any_real_one_is_garbled(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixteen mebibytes of them would hold the agent for ten seconds."""
+def test_a_message_with_too_many_fields_is_invalid(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen mebibytes of fields would block the agent for ten seconds."""
     monkeypatch.setattr(protobuf, "MOST_FIELDS", 10)
     kind = wire.AllocateRequest if data[0] == 0x0A else wire.NUMANode
     with pytest.raises(InvalidMessage, match="more than 10 fields"):

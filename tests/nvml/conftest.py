@@ -1,4 +1,4 @@
-"""Our stub of the driver's library, loaded once into the test process by NVIDIA's own binding."""
+"""The stub of the driver's library, loaded once into the test process by NVIDIA's own binding."""
 
 import ctypes
 import os
@@ -16,14 +16,14 @@ NOW = 1_000_000.0
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the library. The binding asks the loader by name, and gets the one that is loaded already."""
+    """The folder of the library. The binding loads it by name, and gets the one that is loaded already."""
     folder = build(tmp_path_factory.mktemp("driver"))
     ctypes.CDLL(str(folder / LIBRARY))
     return folder
 
 
 class Hardware:
-    """A machine whose cards are a file and whose /sys is a folder, and a driver that looks at them."""
+    """A machine whose cards are a file and whose /sys is a folder, with a driver for it."""
 
     def __init__(self, folder: Path) -> None:
         self.file, self.sys = folder / "cards", folder / "sys"
@@ -38,7 +38,7 @@ class Hardware:
         (slot / "numa_node").write_text(f"{node}\n")
 
     def bind(self, *pcis: str) -> None:
-        """These, and no others, are in the hands of the driver."""
+        """Bind exactly these PCI addresses to the driver."""
         folder = self.sys / "bus/pci/drivers/nvidia"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "new_id").touch()
@@ -55,6 +55,6 @@ def hardware(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     yield machine
     machine.driver.close()
     machine.put(StubCards())
-    with pytest.raises(pynvml.NVMLError_Uninitialized):  # as many shutdowns as inits, whatever happened
+    with pytest.raises(pynvml.NVMLError_Uninitialized):  # there were as many shutdowns as inits
         pynvml.nvmlDeviceGetCount()
     assert os.environ[VARIABLE] == str(machine.file)

@@ -1,18 +1,18 @@
 /* A libnvidia-ml.so.1 whose hardware is a text file. `stub.py` builds it and writes the file.
 
-   The file's name is in STUB_NVML; it is read anew on every call, so whoever rewrites it changes the hardware of
-   all processes that use it. Without a file the driver is "not loaded". One fact a line, the facts of a card after its
-   `card` line:
+   The file's name is in STUB_NVML; it is read anew on every call, so rewriting it changes the hardware of all
+   processes that use it. Without a file the driver is "not loaded". Each line has one fact; the facts of a card follow
+   its `card` line:
 
      driver 550.54.15              cuda 12040                    enumerate init   (count cards at init only)
-     fail <function or *> <code>   before the first card: of the whole driver; else of that card
-     event <number> <xid> <uuid or ->      (numbers only grow; each event is told once per process)
+     fail <function or *> <code>   before the first card: of the whole driver; otherwise of that card
+     event <number> <xid> <uuid or ->      (numbers only grow; each event is delivered once per process)
 
      card <uuid>       name <...>      memory <bytes>     minor <n>       pci <domain:bus:device>, hexadecimal
      nodes <mask>      mig <0|1>       ecc <count>        pending <0|1>   unmappable <0|1>
      process <compute|graphics|mps> <pid> <bytes or -> <MIG instance>
      measures <0|1>    busy <pid> <percent> <microseconds>
-     nvlink <active 0|1> <gpu|switch|unsaid> <pci of the far end>      (the first is link 0)
+     nvlink <active 0|1> <gpu|switch|unknown> <pci of the remote end>      (the first is link 0)
      near <uuid> <level of the common ancestor>
 
    With -DOLD it is a driver that does not have the newer functions. */
@@ -25,7 +25,7 @@
 
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
        DRIVER_NOT_LOADED = 9, TIMEOUT = 10, GPU_IS_LOST = 15 };
-enum { CARDS = 32, FAILURES = 16, PROCESSES = 32, LINKS = 18, EVENTS = 256, TOLD = 65536, TEXT = 96 };
+enum { CARDS = 32, FAILURES = 16, PROCESSES = 32, LINKS = 18, EVENTS = 256, DELIVERED = 65536, TEXT = 96 };
 
 typedef unsigned long long Big;
 typedef struct { char function[TEXT]; int code; } Failure;
@@ -68,13 +68,13 @@ typedef struct { Device *devices[CARDS]; int count; } EventSet;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Machine machine;                        /* as the file says; read under the lock */
 static int inits;                              /* NVML counts them */
-static Device handles[CARDS * 8];              /* for good: a handle outlives its card */
+static Device handles[CARDS * 8];              /* never freed: a handle outlives its card */
 static int handle_count;
 static Device *counted[CARDS];                 /* the cards at init, for `enumerate init` */
 static int counted_count;
-static Big first_event;                        /* what happened before the first init is nobody's news */
+static Big first_event;                        /* events before the first init are not reported */
 static int ever;
-static Big delivered[TOLD];                    /* each event is told once per process, whichever set asks */
+static Big delivered[DELIVERED];               /* each event is delivered once per process, to whichever set */
 static int delivered_count;
 
 /* ---- the file ------------------------------------------------------------------------------------------------------ */
@@ -145,7 +145,7 @@ static void read_machine(void) {
     fclose(file);
 }
 
-/* ---- who is asked ---------------------------------------------------------------------------------------------------- */
+/* ---- failures -------------------------------------------------------------------------------------------------------- */
 
 static Device *handle_of(const char *uuid) {
     for (int i = 0; i < handle_count; i++)
@@ -186,7 +186,7 @@ static int card_says(const Device *device, const char *function, Card **card) {
     return *card ? listed((*card)->failures, (*card)->failure_count, function) : GPU_IS_LOST;
 }
 
-/* A function about no card, and one about `device`: `answer` is what it does when nothing is wrong. */
+/* A function without a card, and one of `device`: `answer` is its body when no failure is set. */
 #define DRIVER(name, parameters, answer) \
     int name parameters { \
         pthread_mutex_lock(&lock); \
@@ -293,7 +293,7 @@ ABOUT(nvmlDeviceGetMemoryAffinity, (Device *device, unsigned words, unsigned lon
       SAY(card->nodes && scope == 0, memset(nodes, 0, words * sizeof *nodes); nodes[0] = (unsigned long)card->nodes;))
 #endif
 
-/* ---- who uses them --------------------------------------------------------------------------------------------------- */
+/* ---- processes ------------------------------------------------------------------------------------------------------- */
 
 static int list_running(const Card *card, const char *kind, unsigned *count, ProcessInfo *into) {
     unsigned room = *count, found = 0;
@@ -317,7 +317,7 @@ static int list_samples(const Card *card, Big since, unsigned *count, Utilizatio
         found++;
     }
     *count = found;
-    if (!card->sample_count) return SUCCESS;  /* never a sample, and no news, are told differently */
+    if (!card->sample_count) return SUCCESS;  /* "never a sample" and "no new sample" have different codes */
     return !found ? NOT_FOUND : found > room ? INSUFFICIENT_SIZE : SUCCESS;
 }
 #endif
@@ -354,11 +354,11 @@ ABOUT(nvmlDeviceGetNvLinkRemotePciInfo_v2, (Device *device, unsigned link, PciIn
           NvLink *l = &card->links[link]; put_pci(info, l->domain, l->bus, l->device);))
 #ifndef OLD
 ABOUT(nvmlDeviceGetNvLinkRemoteDeviceType, (Device *device, unsigned link, unsigned *kind),
-      SAY(link < card->link_count && strcmp(card->links[link].kind, "unsaid"),
+      SAY(link < card->link_count && strcmp(card->links[link].kind, "unknown"),
           *kind = strcmp(card->links[link].kind, "switch") ? 0 : 2;))
 #endif
 
-/* ---- errors as they happen --------------------------------------------------------------------------------------------- */
+/* ---- XID events -------------------------------------------------------------------------------------------------------- */
 
 static int registered(const EventSet *set, const char *uuid) {
     if (!strcmp(uuid, "-")) return 1;
@@ -374,7 +374,7 @@ static int was_delivered(Big number) {
 }
 
 static int next_event(EventSet *set, EventData *data) {
-    for (int i = 0; i < machine.event_count && delivered_count < TOLD; i++) {
+    for (int i = 0; i < machine.event_count && delivered_count < DELIVERED; i++) {
         XidEvent *e = &machine.events[i];
         if (e->number <= first_event || was_delivered(e->number) || !registered(set, e->uuid)) continue;
         delivered[delivered_count++] = e->number;

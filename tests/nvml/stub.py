@@ -1,7 +1,7 @@
 """Hardware as a text file: builds `stub.c` into a `libnvidia-ml.so.1`, and writes the file it reads.
 
-A process sees the hardware of a file when it starts with `environment(folder, file)`; whoever rewrites the file changes
-the hardware under it:
+A process has the hardware of a file when it starts with `environment(folder, file)`; rewriting the file changes the
+hardware of the running process:
 
     folder = build(tmp / "driver")
     machine = StubCards.of(8)
@@ -27,43 +27,43 @@ LOST, UNKNOWN, NOT_SUPPORTED, NOT_LOADED = 15, 999, 3, 9
 EVERY_CALL = "*"
 
 KEPT_EVENTS = 100
-_numbers = count(1)  # of events: over all machines, for a process may see one after the other
+_numbers = count(1)  # of events, over all machines: a process may have one after the other
 
 
 def build(folder: Path, *, old: bool = False) -> Path:
-    """The folder, made if need be, with the library in it: for LD_LIBRARY_PATH. `old` leaves out newer functions."""
+    """Build the library into the folder, for LD_LIBRARY_PATH. `old` omits newer functions."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         raise RuntimeError("the stub of the GPU driver needs a C compiler: install gcc or clang, or set CC")
     folder.mkdir(parents=True, exist_ok=True)
     flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", *(["-DOLD"] if old else [])]
     command = [compiler, *flags, f"-Wl,-soname,{LIBRARY}", "-o", str(folder / LIBRARY), str(SOURCE)]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    if made.returncode:
-        raise RuntimeError(f"the stub of the GPU driver does not compile:\n{made.stderr}")
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise RuntimeError(f"the stub of the GPU driver does not compile:\n{result.stderr}")
     return folder
 
 
 def environment(folder: Path, file: Path) -> dict[str, str]:
-    """What a process needs in its environment to see the hardware of `file`."""
+    """The environment of a process with the hardware of `file`."""
     return {"LD_LIBRARY_PATH": str(folder), VARIABLE: str(file)}
 
 
 @dataclass
 class StubCard:
-    """One card. None is "not supported"."""
+    """One card; None means "not supported"."""
 
     uuid: str
     name: str | None = "NVIDIA A100-SXM4-80GB"
     memory: int | None = 81920  # MiB
     minor: int | None = None
     pci: str | None = None  # 0000:3b:00
-    nodes: int | None = None  # bits of NUMA nodes, as NVML tells them
+    nodes: int | None = None  # bits of NUMA nodes, as NVML returns them
     mig: bool | None = None
     ecc: int | None = None  # uncorrected errors since the driver was loaded
     pending: bool | None = None  # pages to be retired
     unmappable: bool | None = None  # rows that could not be replaced
-    measures: bool = False  # whether it says how busy a process is
+    measures: bool = False  # whether it measures how busy a process is
     failures: dict[str, int] = field(default_factory=dict)  # code by function
     processes: list[str] = field(default_factory=list)
     busy: list[str] = field(default_factory=list)
@@ -71,19 +71,19 @@ class StubCard:
     near: dict[str, int] = field(default_factory=dict)  # level of the common ancestor, by UUID
 
     def process(self, pid: int, memory: int | None = None, kind: str = "compute", instance: int = 0) -> "StubCard":
-        """`memory` in MiB; None when the driver does not say."""
+        """Add a process; `memory` in MiB, None when the driver does not report it."""
         size = "-" if memory is None else str(memory * MIB)
         self.processes.append(f"{kind} {pid} {size} {instance}")
         return self
 
     def busy_with(self, pid: int, percent: int, at: float) -> "StubCard":
-        """A sample of how busy the process kept the card; `at` in seconds, as `time.time` counts."""
+        """Add a sample of how busy the process kept the card; `at` in seconds, as `time.time` counts."""
         self.measures = True
         self.busy.append(f"{pid} {percent} {int(at * 1_000_000)}")
         return self
 
     def nvlink(self, to: str, *, active: bool = True, kind: str = "gpu") -> "StubCard":
-        """One more NVLink, to the PCI address of a card, or of anything with `kind="switch"`."""
+        """Add an NVLink to the PCI address of a card, or of anything with `kind="switch"`."""
         self.nvlinks.append(f"{int(active)} {kind} {to}")
         return self
 
@@ -113,7 +113,7 @@ class StubCard:
 
 @dataclass
 class StubCards:
-    """A machine: its driver and its cards. Every verb returns the machine; `write` makes it so."""
+    """A machine: its driver and its cards. Every change returns the machine; `write` applies the changes."""
 
     cards: list[StubCard] = field(default_factory=list)
     driver: str | None = "550.54.15"
@@ -124,7 +124,7 @@ class StubCards:
 
     @classmethod
     def of(cls, number: int, name: str = "NVIDIA A100-SXM4-80GB", memory: int = 81920) -> "StubCards":
-        """Cards that are well, with UUIDs GPU-stub-0, 1, ...; all on one host bridge, of a bus no machine has."""
+        """Healthy cards, with UUIDs GPU-stub-0, 1, ...; all on one host bridge of a PCI bus that no machine has."""
         cards = [
             StubCard(
                 f"GPU-stub-{n}",
@@ -144,12 +144,12 @@ class StubCards:
         return cls(cards)
 
     def fail(self, card: int, code: int, function: str = EVERY_CALL) -> "StubCards":
-        """From now on the card answers with that code: every question, or one function of NVML."""
+        """Make the card fail with that code: in every function of NVML, or in one."""
         self.cards[card].failures[function] = code
         return self
 
     def lose(self, card: int) -> "StubCards":
-        """The card falls off the bus."""
+        """Make the card fall off the bus."""
         return self.fail(card, LOST)
 
     def heal(self, card: int) -> "StubCards":
@@ -157,7 +157,7 @@ class StubCards:
         return self
 
     def fail_driver(self, code: int, function: str = EVERY_CALL) -> "StubCards":
-        """The whole driver answers with that code."""
+        """Make the whole driver fail with that code."""
         self.failures[function] = code
         return self
 
@@ -166,15 +166,15 @@ class StubCards:
         return self
 
     def event(self, xid: int, card: int | str | None = None) -> "StubCards":
-        """The driver reports an error of a card: by position, by UUID, or of none."""
+        """Report an XID error of a card (by position or UUID), or of no card."""
         uuid = self.cards[card].uuid if isinstance(card, int) else card or "-"
         self.events = [*self.events[-KEPT_EVENTS:], f"{next(_numbers)} {xid} {uuid}"]
         return self
 
     def write(self, file: Path) -> None:
-        """At once: a reader sees the machine as it was or as it is, never half of it."""
+        """Atomically: a reader sees the old or the new machine, never a mix."""
         lines = [
-            *(f"{key} {said}" for key, said in (("driver", self.driver), ("cuda", self.cuda)) if said is not None),
+            *(f"{key} {value}" for key, value in (("driver", self.driver), ("cuda", self.cuda)) if value is not None),
             *(["enumerate init"] if self.counts_at_init else []),
             *(f"fail {function} {code}" for function, code in self.failures.items()),
             *(f"event {line}" for line in self.events),

@@ -1,7 +1,6 @@
-"""The node process: finds the cards, serves the kubelet, gives each container exactly the card that was booked.
+"""The node agent: publishes the node's cards, serves the kubelet, and gives each container the cards of its grant.
 
-Room:  pure parts (`inventory`, `health`, `isolating`, `overlapping`, `preferring`) and the thin ones that use them
-       (`node_pods`, `slots`, `serving`, `reporting`, `process`). It decides nothing about who gets which card: that
-       stands in the grant on the pod.
-Door:  `process.Agent(...).run(stop)`.
+The pure parts are `inventory`, `health`, `isolation`, `overlap`, `preferred_allocation` and `consistency`; `app` runs
+them together. The agent makes no placement decision: which card a pod gets is in the grant on the pod, which only the
+scheduler's leader writes.
 """

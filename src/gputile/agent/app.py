@@ -1,8 +1,7 @@
-"""The agent process, put together: what runs side by side, in which order it starts and stops.
+"""The agent process: its loops, and the order in which they start and stop.
 
-Room:  the endless loops, each one small. Whatever goes wrong in one thing is said once, and the loop goes on: no pod,
-       no node, no word of the kubelet's ends the process.
-Door:  `Agent.run`, until `stop` is set, or the runtime's socket was replaced under us (`runtime.Replaced`).
+Each loop is endless and small. An error in one object is logged once and the loop continues; no pod, node or answer of
+the kubelet ends the process. Only `cri.SocketReplaced` does, because the kubelet must restart the container then.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ from gputile.agent.metering import UsageMeter
 from gputile.agent.node_pods import NodePods
 from gputile.agent.node_reporter import DesiredNodeStatus, NodeReporter, kubernetes_time
 from gputile.agent.orphaned_pods import OrphanContainers
-from gputile.agent.plugin_manager import PluginManager, cancelled
+from gputile.agent.plugin_manager import PluginManager, cancel_all
 from gputile.agent.settings import AgentSettings
 from gputile.dialects.kube_objects import NodeObject, Pod
 from gputile.kube.api import (
@@ -48,16 +47,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PODS = "pods"
-REPORT = 1.0  # seconds between two looks at what runs, and at what stands on the node
-SPOKE = 8.0  # seconds after which our word is too old for a heartbeat: see docs/decisions/0014
-SWEEP = 10.0  # seconds between two rounds of cleaning and comparing
-HANGS = 30.0  # seconds after which a driver that does not answer is out of use
-LONGEST_BUG = 500  # characters of what somebody else's object made a loop say
-XID_WAIT = 2.0  # seconds; the driver is asked again after it, so that we can stop
+REPORT_INTERVAL = 1.0  # seconds between two comparisons of running containers and pods, and of the node and its status
+REPORT_MAX_AGE = 8.0  # seconds after which a report is too old for a heartbeat: see docs/decisions/0014
+CLEANUP_INTERVAL = 10.0  # seconds between two cleanups and consistency checks
+DRIVER_TIMEOUT = 30.0  # seconds after which a driver that does not answer counts as gone
+LONGEST_ERROR = 500  # characters of an error in the log; parts of it may come from objects that others write
+XID_WAIT = 2.0  # seconds of one wait for XID errors; short, so that the agent can stop
 
 
 class Agent:
-    """One node's agent."""
+    """The agent of one node, with all its parts and loops."""
 
     def __init__(
         self,
@@ -74,115 +73,120 @@ class Agent:
         self.node_pods = NodePods(settings.dialects)
         self.reporter = NodeReporter(client, metrics)
         self.cards = CardInventory(settings, metrics)
-        self.slots = CdiSpecStore(Path(settings.folders.cdi))
+        self.cdi_specs = CdiSpecStore(Path(settings.folders.cdi))
         self._plugins = Path(settings.folders.plugins)
-        self.host = HostFiles(settings.folders)
-        self.shared = NodeContext(
+        self.host_files = HostFiles(settings.folders)
+        self.context = NodeContext(
             self.node_pods,
-            self.slots,
-            self.host,
+            self.cdi_specs,
+            self.host_files,
             self._plugins,
             isolation=settings.isolation,
             pods_choose=settings.pods_choose_isolation,
-            hold=settings.grant_timeout,
-            early=not cdi.works,
+            grant_timeout=settings.grant_timeout,
+            has_cdi=cdi.works,
         )
-        self.plugin_manager = PluginManager(self._plugins, self.shared, metrics, self._say, self._is_offered)
-        self._node_seen, self._looked = asyncio.Event(), asyncio.Event()
+        self.plugin_manager = PluginManager(
+            self._plugins, self.context, metrics, self._report_problem, self._is_allocatable
+        )
+        self._node_seen, self._driver_polled = asyncio.Event(), asyncio.Event()
         self._orphans = OrphanContainers()
-        lasts = settings.heartbeat.duration
-        self.meter = UsageMeter(driver, self.node_pods, lasts=lasts, clock=time.monotonic, hami=settings.hami_metrics)
-        self._running: dict[str, cri.RunningContainer] | None = None  # by container ID; None: the runtime does not say
-        self._spoke_at = -SPOKE  # when the node last said all that we know
-        self._deaf = ""  # why we do not hear of the node's pods
-        self._news = asyncio.Event()  # there is something to say
-        self._said: dict[str, str] = {}  # by subject: what was last said about it
-        self._shown: tuple[tuple[Card, ...], DesiredNodeStatus] | None = None  # what everybody was last told
+        max_age = settings.heartbeat.duration
+        self.meter = UsageMeter(
+            driver, self.node_pods, max_age=max_age, clock=time.monotonic, hami=settings.hami_metrics
+        )
+        self._running: dict[str, cri.RunningContainer] | None = None  # by container ID; None: unknown
+        self._reported_at = -REPORT_MAX_AGE  # when the node's annotations and status last matched what we know
+        self._watch_failure = ""  # why the watch on the node's pods is disconnected
+        self._report_needed = asyncio.Event()
+        self._problems: dict[str, str] = {}  # by subject: the message that was last logged
+        self._published: tuple[tuple[Card, ...], DesiredNodeStatus] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._looking: asyncio.Task[DriverSnapshot] | None = None  # the driver was asked, and has not answered
+        self._driver_query: asyncio.Task[DriverSnapshot] | None = None  # a snapshot that is still under way
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event) -> None:
         self.metrics.has_cdi.set(int(self.cdi.works))
         loops: list[Coroutine[Any, Any, None]] = [
-            self._follow(PODS, self.client.follow_pods, self.node_pods.listed, self._pod_changed),
-            self._follow("node", self.client.follow_node, self._nodes_listed, self._node_changed),
-            self._look(),
-            self._hear_errors(),
-            self._beat(),
-            self._report(),
-            self._tidy(),
+            self._watch(PODS, self.client.follow_pods, self.node_pods.listed, self._pod_changed),
+            self._watch("node", self.client.follow_node, self._nodes_listed, self._node_changed),
+            self._poll_driver_forever(),
+            self._handle_xids_forever(),
+            self._renew_heartbeat_forever(),
+            self._report_forever(),
+            self._clean_up_forever(),
         ]
         if self.settings.report_use:
             self.metrics.page = self.meter.page
-            loops.append(self._measure())
+            loops.append(self._measure_usage_forever())
         self._tasks = {asyncio.create_task(loop) for loop in loops}
-        waits = asyncio.create_task(stop.wait())
-        self._tasks.add(waits)
+        stopping = asyncio.create_task(stop.wait())
+        self._tasks.add(stopping)
         try:
-            while not waits.done():
+            while not stopping.done():
                 all_tasks = self._tasks | self.plugin_manager.tasks()
-                done, _ = await asyncio.wait(all_tasks, timeout=REPORT, return_when=asyncio.FIRST_COMPLETED)
-                for task in done - {waits}:
-                    task.result()  # a loop ends only for `Replaced`, or by a bug of its own: let it be seen
+                done, _ = await asyncio.wait(all_tasks, timeout=REPORT_INTERVAL, return_when=asyncio.FIRST_COMPLETED)
+                for task in done - {stopping}:
+                    task.result()  # a loop ends only by `SocketReplaced` or by a bug of its own: raise it
         finally:
             await self._stop()
 
     async def _stop(self) -> None:
-        """First tell the scheduler, so that no pod is sent to a plugin that is gone; then leave the kubelet."""
+        """First withdraw the Lease, so that no pod is bound to a node without a plugin; then leave the kubelet."""
         log.info("stopping")
-        await cancelled(self._tasks)  # no heartbeat after the withdrawal
+        await cancel_all(self._tasks)  # no heartbeat after the withdrawal
         await self._withdraw()
-        await cancelled(self.plugin_manager.tasks())
+        await cancel_all(self.plugin_manager.tasks())
         self.driver.close()
         await self.client.close()
 
     async def _withdraw(self) -> None:
-        """Twice, for the first may meet a heartbeat that was on its way."""
+        """Twice, because a heartbeat that is still under way may conflict with the first try."""
         why = ""
         for _ in range(2):
             try:
                 async with asyncio.timeout(2.0):
                     await self.heartbeat.withdraw(time.time())
                 return
-            except (ApiRejected, OutcomeUnknown, TimeoutError) as wrong:
-                why = str(wrong)
-        log.warning("the node could not be withdrawn", extra=fields(why=why))
+            except (ApiRejected, OutcomeUnknown, TimeoutError) as error:
+                why = str(error)
+        log.warning("cannot withdraw the Lease of this node", extra=fields(why=why))
 
     def why_not_ready(self) -> str:
+        """The reason for /readyz, "" when the agent is ready."""
         if not self.node_pods.is_listed:
-            return "the node's pods have not been seen yet"
+            return "the pods of this node are not listed yet"
         if not self._node_seen.is_set():
-            return f"the node {self.settings.node} has not been seen yet"
-        return "" if self._looked.is_set() else "the driver has not been asked yet"
+            return f"the node {self.settings.node} is not listed yet"
+        return "" if self._driver_polled.is_set() else "the GPU driver is not queried yet"
 
-    def _say(self, subject: str, what: str, level: int = logging.WARNING, **more: object) -> None:
-        """Once, until there is something else to say."""
-        if self._said.get(subject) != what:
-            self._said[subject] = what
-            if what:
-                log.log(level, subject, extra=fields(why=what, **more))
+    def _report_problem(self, subject: str, message: str, level: int = logging.WARNING, **more: object) -> None:
+        """Log the message, unless it is the last one about this subject; "" ends the problem."""
+        if self._problems.get(subject) != message:
+            self._problems[subject] = message
+            if message:
+                log.log(level, subject, extra=fields(why=message, **more))
 
-    async def _survive(self, loop: str, turn: Awaitable[None]) -> bool:
-        """One turn of a loop. What nobody thought of ends the turn and not the process: the loop goes on after its
-        usual pause, and says each surprise once. Returns whether all went well."""
+    async def _isolate(self, loop: str, turn: Awaitable[None]) -> bool:
+        """One turn of a loop; returns whether it succeeded. An unexpected error ends the turn and not the process: it
+        is logged once, and the loop continues after its usual pause."""
         try:
             await turn
         except cri.SocketReplaced:
             raise
-        except Exception as bug:
+        except Exception as error:
             self.metrics.loop_failures.labels(loop).inc()
-            said = f"{type(bug).__name__}: {bug}"[:LONGEST_BUG]
-            if self._said.get(loop) != said:
-                self._said[loop] = said
-                log.exception("a loop of the agent failed, and goes on", extra=fields(loop=loop))
+            message = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
+            if self._problems.get(loop) != message:
+                self._problems[loop] = message
+                log.exception("unexpected error in a loop of the agent; the loop continues", extra=fields(loop=loop))
             return False
         return True
 
-    # ---- following the cluster --------------------------------------------------------------------------------------
+    # ---- watches ----------------------------------------------------------------------------------------------------
 
-    async def _follow(
+    async def _watch(
         self,
         kind: str,
         feed: Callable[[], AsyncIterator[WatchUpdate[T]]],
@@ -190,27 +194,27 @@ class Agent:
         changed: Callable[[T, bool], Awaitable[None]],
     ) -> None:
         async def once() -> None:
-            async for seen in feed():
-                await self._survive(kind, self._take(kind, seen, listed, changed))
+            async for update in feed():
+                await self._isolate(kind, self._apply(kind, update, listed, changed))
 
-        while True:  # the feed itself goes on for ever; if it does not, it lists anew
-            await self._survive(kind, once())
+        while True:  # the feed is endless; should it end, the next one lists anew
+            await self._isolate(kind, once())
             await asyncio.sleep(self.settings.poll_interval)
 
-    async def _take(
+    async def _apply(
         self,
         kind: str,
-        seen: WatchUpdate[T],
+        update: WatchUpdate[T],
         listed: Callable[[tuple[T, ...]], Awaitable[None]],
         changed: Callable[[T, bool], Awaitable[None]],
     ) -> None:
-        match seen:
+        match update:
             case WatchFailed(why):
-                self._say(f"cannot follow the {kind}; trying again", why)
-                self._deaf = why if kind == PODS else self._deaf
+                self._report_problem(f"cannot watch the {kind}; reconnecting", why)
+                self._watch_failure = why if kind == PODS else self._watch_failure
                 return
             case Undecodable(what, why):
-                self._say("an object cannot be read", f"{what}: {why}"[:LONGEST_BUG])
+                self._report_problem("ignoring an undecodable object", f"{what}: {why}"[:LONGEST_ERROR])
                 return
             case Snapshot(items):
                 await listed(items)
@@ -218,15 +222,15 @@ class Agent:
                 await changed(item, how == "DELETED")
             case Bookmark():
                 pass
-        self._say(f"cannot follow the {kind}; trying again", "")
-        self._deaf = "" if kind == PODS else self._deaf
+        self._report_problem(f"cannot watch the {kind}; reconnecting", "")
+        self._watch_failure = "" if kind == PODS else self._watch_failure
 
     async def _pod_changed(self, pod: Pod, deleted: bool) -> None:
         await self.node_pods.changed(pod, deleted=deleted)
 
     async def _nodes_listed(self, nodes: tuple[NodeObject, ...]) -> None:
         if not nodes:
-            self._say("the node is not there", f"no node is called {self.settings.node}")
+            self._report_problem("node not found", f"there is no node {self.settings.node}; set `node` to its name")
         for node in nodes:
             await self._node_changed(node, False)
 
@@ -237,55 +241,56 @@ class Agent:
         before = self.reporter.cordoned()
         self.reporter.seen(node)
         if not self._node_seen.is_set():
-            self._orphans.restore(self.reporter.named_before())
+            self._orphans.restore(self.reporter.previous_orphans())
             wall = kubernetes_time(time.time())
-            self.cards.restore(self.reporter.inventory_before(), time.monotonic(), wall)
-            await self._cards_changed()
+            self.cards.restore(self.reporter.previous_inventory(), time.monotonic(), wall)
+            await self._publish_cards()
         self._node_seen.set()
         if self.reporter.cordoned() != before:
-            await self._cards_changed()
+            await self._publish_cards()
 
     # ---- cards ------------------------------------------------------------------------------------------------------
 
-    async def _look(self) -> None:
+    async def _poll_driver_forever(self) -> None:
         while True:
-            await self._survive("look", self.look())
+            await self._isolate("driver", self.poll_driver())
             await asyncio.sleep(self.settings.poll_interval)
 
-    async def look(self) -> None:
-        hit: list[str] = []
+    async def poll_driver(self) -> None:
+        """Take a snapshot of the driver, and publish what changed."""
+        failed: list[str] = []
         try:
-            sight = await self._ask_driver()
-        except NoDriver as no:
-            self._say("there is no GPU to serve; looking again", str(no), logging.INFO)
+            snapshot = await self._query_driver()
+        except NoDriver as error:
+            self._report_problem("no GPU to serve; polling the driver", str(error), logging.INFO)
             self.metrics.has_driver.set(0)
-            self.cards.no_driver(str(no))
+            self.cards.no_driver(str(error))
         else:
-            none = "" if sight.gpus else "the driver shows no card"
-            self._say("there is no GPU to serve; looking again", none, logging.INFO)
+            no_gpu = "" if snapshot.gpus else "the driver reports no GPU"
+            self._report_problem("no GPU to serve; polling the driver", no_gpu, logging.INFO)
             self.metrics.has_driver.set(1)
-            self.host.sight = sight
-            hit = self.cards.seen(sight, time.monotonic())
-        await self._cards_changed()
-        self._looked.set()
-        await self._tell_tenants(set(hit))
+            self.host_files.snapshot = snapshot
+            failed = self.cards.seen(snapshot, time.monotonic())
+        await self._publish_cards()
+        self._driver_polled.set()
+        await self._notify_pods(set(failed))
 
-    async def _ask_driver(self) -> DriverSnapshot:
-        """A driver that hangs is as good as none; it is not asked a second time before it has answered."""
-        if self._looking is None:
-            self._looking = asyncio.create_task(asyncio.to_thread(self.driver.look))
-        done, _ = await asyncio.wait({self._looking}, timeout=HANGS)
+    async def _query_driver(self) -> DriverSnapshot:
+        """A driver that hangs counts as gone; there is no second query before it has answered the first."""
+        if self._driver_query is None:
+            self._driver_query = asyncio.create_task(asyncio.to_thread(self.driver.snapshot))
+        done, _ = await asyncio.wait({self._driver_query}, timeout=DRIVER_TIMEOUT)
         if not done:
-            raise NoDriver(f"the driver has not answered for {HANGS:g} seconds")
-        looking, self._looking = self._looking, None
-        return looking.result()
+            raise NoDriver(f"the driver has not answered for {DRIVER_TIMEOUT:g} seconds")
+        query, self._driver_query = self._driver_query, None
+        return query.result()
 
-    async def _hear_errors(self) -> None:
+    async def _handle_xids_forever(self) -> None:
         while True:
-            if not await self._survive("errors", self._hear_error()):
+            if not await self._isolate("xid", self._handle_xid()):
                 await asyncio.sleep(self.settings.poll_interval)
 
-    async def _hear_error(self) -> None:
+    async def _handle_xid(self) -> None:
         try:
             xid = await asyncio.to_thread(self.driver.wait, XID_WAIT)
         except NoDriver:
@@ -294,146 +299,155 @@ class Agent:
         if xid is None:
             return
         self.metrics.xids.labels(str(xid.number)).inc()
-        hit = self.cards.record_xid(xid, time.monotonic())
-        log.warning("the driver reports an error", extra=fields(xid=xid.number, card=xid.uuid, out_of_use=hit))
-        if hit:
-            await self._cards_changed()
-            await self._tell_tenants(set(hit))
+        failed = self.cards.record_xid(xid, time.monotonic())
+        log.warning("XID error reported by the driver", extra=fields(xid=xid.number, card=xid.uuid, out_of_use=failed))
+        if failed:
+            await self._publish_cards()
+            await self._notify_pods(set(failed))
 
-    async def _cards_changed(self) -> None:
-        """Everybody who shows cards shows them as they are now."""
+    async def _publish_cards(self) -> None:
+        """Pass the cards on to the plugins, the pods of this node and the node's status, if they changed."""
         cordoned = self.reporter.cordoned()
-        now, wanted = self.cards.now(cordoned), self.cards.wanted(cordoned, self.cdi)
-        if (now, wanted) == self._shown:
+        cards, status = self.cards.current(cordoned), self.cards.desired_status(cordoned, self.cdi)
+        if (cards, status) == self._published:
             return
-        self._shown = now, wanted
-        self.shared.cards = {card.uuid: card for card in now}
-        await self.node_pods.serves(now, self.cards.since)
-        await self.plugin_manager.show(self.cards.carriers())
-        self.reporter.wanted = wanted
-        self._news.set()
+        self._published = cards, status
+        self.context.cards = {card.uuid: card for card in cards}
+        await self.node_pods.set_cards(cards, self.cards.since)
+        await self.plugin_manager.update(self.cards.device_resources())
+        self.reporter.desired = status
+        self._report_needed.set()
 
-    def _is_offered(self, resource: str) -> bool:
-        """Whether the node has devices of the resource, of whomever; true as long as we have not seen it."""
+    def _is_allocatable(self, resource: str) -> bool:
+        """Whether the node has devices of the resource, from any plugin; true as long as the node is not listed."""
         return not self._node_seen.is_set() or self.reporter.offers(resource)
 
-    async def _tell_tenants(self, uuids: set[str]) -> None:
-        """Whoever is on a card that failed should hear it: moving on is theirs to decide."""
-        for one in self.node_pods.all():
-            hit = sorted(uuids & set(one.grant.uses())) if one.grant is not None else []
-            if hit:
+    async def _notify_pods(self, uuids: set[str]) -> None:
+        """Write an Event on the pods that hold a failed card; the agent stops no pod itself."""
+        for node_pod in self.node_pods.all():
+            failed = sorted(uuids & set(node_pod.grant.uses())) if node_pod.grant is not None else []
+            if failed:
                 faults = self.cards.faults()
-                said = "; ".join(f"{uuid}: {faults.get(uuid, '')}" for uuid in hit)
-                await self._note(one.pod, "GPUUnhealthy", f"a card that this pod holds is out of use: {said}")
+                reasons = "; ".join(f"{uuid}: {faults.get(uuid, '')}" for uuid in failed)
+                await self._write_event(node_pod.pod, "GPUUnhealthy", f"a GPU of this pod is unhealthy: {reasons}")
 
-    async def _note(self, pod: Pod, reason: str, message: str) -> None:
+    async def _write_event(self, pod: Pod, reason: str, message: str) -> None:
         try:
             await self.client.note(
                 KubeEvent(namespace=pod.namespace, pod=pod.name, uid=pod.uid, reason=reason, message=message)
             )
-        except (ApiRejected, OutcomeUnknown) as wrong:
-            log.warning("an event could not be written", extra=fields(pod=pod.key, why=str(wrong)))
+        except (ApiRejected, OutcomeUnknown) as error:
+            log.warning("cannot write an Event", extra=fields(pod=pod.key, why=str(error)))
 
     # ---- the API server ---------------------------------------------------------------------------------------------
 
-    async def _beat(self) -> None:
+    async def _renew_heartbeat_forever(self) -> None:
         while True:
-            await self._survive("heartbeat", self._beat_and_say())
+            await self._isolate("heartbeat", self._renew_heartbeat())
             await asyncio.sleep(self.settings.heartbeat.renew)
 
-    async def _beat_and_say(self) -> None:
-        why = await self._beat_once()
+    async def _renew_heartbeat(self) -> None:
+        why = await self._try_heartbeat()
         self.metrics.beats.labels("failed" if why else "renewed").inc()
-        self._say("the heartbeat is missing", why)
+        self._report_problem("heartbeat not renewed", why)
 
-    async def _beat_once(self) -> str:
-        """It says that the node's word is fresh: what runs was compared with the pods, and is written there."""
-        if time.monotonic() - self._spoke_at > SPOKE:
-            return "the node has not said lately what runs on it"
-        if self._deaf:
-            return f"the node's pods cannot be followed: {self._deaf}"
+    async def _try_heartbeat(self) -> str:
+        """Renew the Lease; returns why not, or "". A heartbeat asserts that the node's annotations are up to date: the
+        running containers were compared with the pods, and the result is written."""
+        if time.monotonic() - self._reported_at > REPORT_MAX_AGE:
+            return f"the node's status was not updated in the last {REPORT_MAX_AGE:g} seconds"
+        if self._watch_failure:
+            return f"the watch on the node's pods is disconnected: {self._watch_failure}"
         try:
-            await self.heartbeat.beat(time.time(), self.meter.said())
-        except (ApiRejected, OutcomeUnknown) as wrong:
-            return str(wrong)
+            await self.heartbeat.beat(time.time(), self.meter.usage_annotation())
+        except (ApiRejected, OutcomeUnknown) as error:
+            return str(error)
         return ""
 
-    async def _report(self) -> None:
-        await asyncio.gather(self._looked.wait(), self._node_seen.wait(), self.node_pods.wait_listed())
+    async def _report_forever(self) -> None:
+        await asyncio.gather(self._driver_polled.wait(), self._node_seen.wait(), self.node_pods.wait_listed())
         while True:
-            if not await self._survive("report", self._report_and_say()):
-                await asyncio.sleep(REPORT)  # news come as fast as pods change
-            await self._wait_for_news()
+            if not await self._isolate("report", self._try_report()):
+                await asyncio.sleep(REPORT_INTERVAL)  # reports may be needed as often as pods change
+            await self._wait_until_report_needed()
 
-    async def _report_and_say(self) -> None:
+    async def _try_report(self) -> None:
         why = ""
         try:
             await self.report()
-        except (ApiRejected, OutcomeUnknown, cri.RuntimeUnavailable) as wrong:
-            why = str(wrong)
-        self._say("the node cannot say how it is; trying again", why)
+        except (ApiRejected, OutcomeUnknown, cri.RuntimeUnavailable) as error:
+            why = str(error)
+        self._report_problem("cannot update the node; retrying", why)
 
-    async def _wait_for_news(self) -> None:
-        """At most a second."""
+    async def _wait_until_report_needed(self) -> None:
+        """At most `REPORT_INTERVAL`."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(REPORT):
-                await self._news.wait()
-        self._news.clear()
+            async with asyncio.timeout(REPORT_INTERVAL):
+                await self._report_needed.wait()
+        self._report_needed.clear()
 
     async def report(self) -> None:
-        """Compare what runs with the pods, and write what differs."""
-        if self._running is not None or await self._asks_runtime():
+        """Compare the running containers with the pods, and write to the node what differs."""
+        if self._running is not None or await self._has_runtime():
             self._running = await cri.running(Path(self.settings.runtime))
-            lingers = self._orphans.compare(self.node_pods.all(), {one.pod for one in self._running.values()})
+            running = {container.pod for container in self._running.values()}
+            orphans = self._orphans.update(self.node_pods.all(), running)
         else:
-            lingers = self._orphans.kept(self.node_pods.all())
-        self.shared.orphans = lingers
-        self.reporter.lingers(lingers)
+            orphans = self._orphans.unlisted(self.node_pods.all())
+        self.context.orphans = orphans
+        self.reporter.set_orphans(orphans)
         await self.reporter.step(time.time())
-        self._spoke_at = time.monotonic()
+        self._reported_at = time.monotonic()
 
-    async def _asks_runtime(self) -> bool:
-        """Whether there is a runtime's socket to ask; one that ever answered must go on answering."""
-        there = await asyncio.to_thread(Path(self.settings.runtime).exists)
-        told = "" if there else f"there is no {self.settings.runtime}: pods deleted by force are not noticed"
-        self._say("the runtime cannot be asked what runs", told)
-        return there
+    async def _has_runtime(self) -> bool:
+        """Whether the runtime's socket exists. Once it has answered, the runtime must go on answering."""
+        exists = await asyncio.to_thread(Path(self.settings.runtime).exists)
+        why = (
+            ""
+            if exists
+            else f"{self.settings.runtime}: no such socket, so containers of force-deleted pods go unnoticed; "
+            "mount the socket, or set `runtime`"
+        )
+        self._report_problem("cannot list running containers", why)
+        return exists
 
-    # ---- cleaning and comparing -------------------------------------------------------------------------------------
+    # ---- cleanup and consistency ------------------------------------------------------------------------------------
 
-    async def _tidy(self) -> None:
+    async def _clean_up_forever(self) -> None:
         while True:
-            await asyncio.sleep(SWEEP)
-            await self._survive("tidy", self._tidy_once())
+            await asyncio.sleep(CLEANUP_INTERVAL)
+            await self._isolate("cleanup", self._clean_up_if_listed())
 
-    async def _tidy_once(self) -> None:
+    async def _clean_up_if_listed(self) -> None:
         if self.node_pods.is_listed:
-            self.tidy()
+            self.clean_up()
 
-    async def _measure(self) -> None:
-        """Beside the heartbeat, which must not wait for a driver; each renewal says what was last seen."""
+    async def _measure_usage_forever(self) -> None:
+        """Beside the heartbeat, which must not wait for a driver; each renewal has the last sample."""
         await self.node_pods.wait_listed()
         while True:
-            await self._survive("measure", self.measure())
+            await self._isolate("usage", self.measure_usage())
             await asyncio.sleep(self.settings.heartbeat.renew)
 
-    async def measure(self) -> None:
-        """Look at what containers use. Who takes more of a card than granted is told; nobody is stopped by us."""
-        await self.meter.look(self.shared.cards.values(), self._running or {})
-        found = self.meter.over_use()
-        self.metrics.over_use.set(len(found))
-        for one in self.meter.untold(found):
-            await self._note(one.pod.pod, "GPUOverUse", one.sentence)
+    async def measure_usage(self) -> None:
+        """Sample what containers use, and write an Event on pods that use more of a card than granted; the agent stops
+        no pod."""
+        await self.meter.sample(self.context.cards.values(), self._running or {})
+        overuses = self.meter.over_use()
+        self.metrics.over_use.set(len(overuses))
+        for overuse in self.meter.unreported(overuses):
+            await self._write_event(overuse.pod.pod, "GPUOverUse", overuse.message)
 
-    def tidy(self) -> None:
-        swept = self.slots.sweep({one.pod.uid for one in self.node_pods.all()})
-        self.metrics.swept.inc(swept)
+    def clean_up(self) -> None:
+        """Remove the CDI specs of pods that are gone, and compare checkpoint, specs and grants."""
+        removed = self.cdi_specs.remove_stale({node_pod.pod.uid for node_pod in self.node_pods.all()})
+        self.metrics.swept.inc(removed)
         devices = self.plugin_manager.devices()
-        held, cards = self.shared.held_or_none(), self.shared.cards
-        found = compare(self.node_pods.all(), held, devices, cards, has_slots=self.cdi.works)
-        found.disagreements["stolen-name"] += self.plugin_manager.stolen()
+        entries, cards = self.context.checkpoint_or_none(), self.context.cards
+        result = compare(self.node_pods.all(), entries, devices, cards, has_cdi=self.cdi.works)
+        result.by_kind["stolen-name"] += self.plugin_manager.stolen()
         self.metrics.compared.inc()
-        self.metrics.elsewhere.set(found.elsewhere)
-        for kind, stories in found.disagreements.items():
-            self.metrics.disagreements.labels(kind).set(len(stories))
-            self._say(f"the node disagrees with its grants: {kind}", "; ".join(stories[:5]))
+        self.metrics.elsewhere.set(result.elsewhere)
+        for kind, messages in result.by_kind.items():
+            self.metrics.disagreements.labels(kind).set(len(messages))
+            self._report_problem(f"inconsistency between the node and its grants: {kind}", "; ".join(messages[:5]))

@@ -1,13 +1,14 @@
-"""One resource of the kubelet's: devices out, and before a container starts exactly its card.
+"""The device plugin of one resource: gives a container the cards of its grant when it starts.
 
-Room:  Allocate is asked without a word about the pod, so it decides nothing: it answers with a slot, a CDI device that
-       does not exist yet. When the container is about to be made the kubelet's checkpoint names the pod and container
-       that own the slot; their grant fills it. Init containers may lend their devices to the container that follows:
-       then two containers own the same devices, each its own slot, and both are filled. So nothing is ever guessed.
+The kubelet's Allocate does not name the pod, so nothing is decided there. The response names a slot: a CDI device that
+does not exist yet. Before the container is created the kubelet calls PreStartContainer; by then its checkpoint has the
+pod and container that own the slot, and the CDI spec of the slot is written from their grant. An init container may
+pass its devices on to the container that follows: then two containers own the same devices with a slot each, and both
+specs are written. So nothing is ever guessed.
 
-       On a node whose runtime does not obey CDI, `early`, the environment must be given at Allocate: the devices are
-       those of the booked card (we steer, and the scheduler binds one pod at a time), and the start compares.
-Door:  `CardPlugin`, one per resource; `NodeContext` is what they have in common.
+On a node whose runtime does not support CDI the environment must be in the response of Allocate. There the devices are
+those of the granted card (GetPreferredAllocation steers the kubelet, and the scheduler binds one pod at a time), and
+PreStartContainer verifies it.
 """
 
 import logging
@@ -15,10 +16,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gputile.agent.cdi_specs import CdiSpecStore, device_name, new_slot, slots_of
-from gputile.agent.isolation import IsolationHost, IsolationUnavailable, Json, chosen, edits
+from gputile.agent.isolation import IsolationHost, IsolationUnavailable, Json, choose, edits
 from gputile.agent.node_pods import NodePod, NodePods
 from gputile.agent.overlap import CardAllocations, overlap
-from gputile.agent.preferred_allocation import ExpectedContainer, prefer
+from gputile.agent.preferred_allocation import ExpectedContainer, preferred_devices
 from gputile.dialects.device_resources import DeviceResource
 from gputile.dialects.gputile import ISOLATION
 from gputile.kubelet.checkpoint import CheckpointEntry, UnreadableCheckpoint, read_checkpoint
@@ -32,43 +33,43 @@ from gputile.telemetry.logs import fields
 log = logging.getLogger(__name__)
 
 NO_CARD = {"NVIDIA_VISIBLE_DEVICES": "void"}
-"""For a runtime that ignores CDI: no card, where an image's own default might say all."""
+"""For a runtime that ignores CDI: no card, where the image's default may be `all`."""
 
-
-STEER = 0.5  # seconds
+STEER_TIMEOUT = 0.5  # seconds that GetPreferredAllocation waits for the pod; the kubelet's watch may be ahead of ours
 
 
 class NodeContext:
-    """What all resources of the node have in common."""
+    """What the plugins of all resources of the node share."""
 
     def __init__(
         self,
         node_pods: NodePods,
-        slots: CdiSpecStore,
+        cdi_specs: CdiSpecStore,
         host: IsolationHost,
         plugins: Path,
         *,
         isolation: str,
         pods_choose: bool,
-        hold: float,
-        early: bool,
+        grant_timeout: float,
+        has_cdi: bool,
     ) -> None:
-        self.node_pods, self.slots, self.host = node_pods, slots, host
-        self.isolation, self.pods_choose, self.hold, self.early = isolation, pods_choose, hold, early
+        self.node_pods, self.cdi_specs, self.host = node_pods, cdi_specs, host
+        self.isolation, self.pods_choose = isolation, pods_choose
+        self.grant_timeout, self.has_cdi = grant_timeout, has_cdi
         self.cards: dict[str, Card] = {}
-        self.orphans: tuple[Grant, ...] = ()  # what runs on of pods that are gone
+        self.orphans: tuple[Grant, ...] = ()  # grants of deleted pods whose containers still run
         self._plugins = plugins
 
-    def held(self) -> tuple[CheckpointEntry, ...]:
+    def checkpoint(self) -> tuple[CheckpointEntry, ...]:
+        """Raises `PluginError`."""
         try:
             return read_checkpoint(self._plugins)
-        except UnreadableCheckpoint as no:
-            raise PluginError(f"gputile cannot tell whose devices these are: {no}") from no
+        except UnreadableCheckpoint as error:
+            raise PluginError(f"cannot determine which container owns the allocated devices: {error}") from error
 
-    def held_or_none(self) -> tuple[CheckpointEntry, ...] | None:
-        """For those who only look."""
+    def checkpoint_or_none(self) -> tuple[CheckpointEntry, ...] | None:
         try:
-            return self.held()
+            return self.checkpoint()
         except PluginError:
             return None
 
@@ -78,156 +79,170 @@ class NodeContext:
 
 
 class CardPlugin:
-    """The `Plugin` of one carrier."""
+    """The `DevicePlugin` of one resource whose devices stand for parts of cards."""
 
-    def __init__(self, carrier: DeviceResource, shared: NodeContext, metrics: AgentMetrics) -> None:
-        self.resource, self.carrier, self._shared, self._metrics = carrier.resource, carrier, shared, metrics
-        self._offered: set[str] = set()
+    def __init__(self, device_resource: DeviceResource, context: NodeContext, metrics: AgentMetrics) -> None:
+        self.resource, self.device_resource = device_resource.resource, device_resource
+        self._context, self._metrics = context, metrics
+        self._advertised: set[str] = set()  # all device IDs that this plugin ever had
 
     # ---- devices ----------------------------------------------------------------------------------------------------
 
     def devices(self) -> tuple[Device, ...]:
-        shared = self._shared
-        usable = {uuid: shared.is_usable(uuid) for uuid in {uuid for _, uuid in self.carrier.devices}}
-        numa = {uuid: card.numa for uuid, card in shared.cards.items()}
-        self._offered.update(name for name, _ in self.carrier.devices)
-        return tuple(Device(name, usable[uuid], numa.get(uuid, -1)) for name, uuid in self.carrier.devices)
+        context, devices = self._context, self.device_resource.devices
+        usable = {uuid: context.is_usable(uuid) for uuid in {uuid for _, uuid in devices}}
+        numa = {uuid: card.numa for uuid, card in context.cards.items()}
+        self._advertised.update(device_id for device_id, _ in devices)
+        return tuple(Device(device_id, usable[uuid], numa.get(uuid, -1)) for device_id, uuid in devices)
 
-    def strangers(self, registered: frozenset[str]) -> frozenset[str]:
-        """Of the devices that the kubelet knows for our resource, those that were never ours: another plugin's."""
-        return registered - self._offered - {name for name, _ in self.carrier.devices}
+    def foreign_devices(self, registered: frozenset[str]) -> frozenset[str]:
+        """Of the device IDs that the kubelet has for our resource, those that another plugin advertised."""
+        return registered - self._advertised - {device_id for device_id, _ in self.device_resource.devices}
 
-    async def prefer(self, available: list[str], must_include: list[str], size: int) -> list[str]:
-        """Where it decides, the one who asks is waited for; else a moment: the kubelet's watch may be before ours."""
-        patience = self._shared.hold if self._shared.early else min(STEER, self._shared.hold)
-        await self._shared.node_pods.wait_until(lambda: bool(self._expected(size)), patience)
-        return prefer(available, must_include, size, self._expected(size), dict(self.carrier.devices))
+    async def get_preferred_allocation(self, available: list[str], must_include: list[str], size: int) -> list[str]:
+        """Without CDI the devices decide, so the pod is waited for; with CDI they are a hint, and the wait is short."""
+        limit = self._context.grant_timeout
+        timeout = min(STEER_TIMEOUT, limit) if self._context.has_cdi else limit
+        await self._context.node_pods.wait_until(lambda: bool(self._expected(size)), timeout)
+        card_of = dict(self.device_resource.devices)
+        return preferred_devices(available, must_include, size, self._expected(size), card_of)
 
     def _expected(self, size: int) -> list[ExpectedContainer]:
-        """Containers that were granted cards, will ask for as many devices, and have not got them yet."""
+        """Containers that have a grant, request as many devices, and have none allocated yet."""
         try:
-            served = {(one.pod, one.container) for one in self._shared.held() if one.resource == self.resource}
+            entries = self._context.checkpoint()
         except PluginError:
-            served = set()
-        return [one for one in self._shared.node_pods.expected(self.resource, served) if one.size == size]
+            entries = ()
+        served = {(entry.pod, entry.container) for entry in entries if entry.resource == self.resource}
+        expected = self._context.node_pods.expected(self.resource, served)
+        return [container for container in expected if container.size == size]
 
     # ---- allocation -------------------------------------------------------------------------------------------------
 
     async def allocate(self, ids: list[str]) -> ContainerAllocateResponse:
         self._metrics.allocations.labels(self.resource).inc()
-        if self._shared.early:
-            return await self._allocate_early(ids)
+        if not self._context.has_cdi:
+            return await self._allocate_without_cdi(ids)
         return ContainerAllocateResponse(envs=NO_CARD, cdi_devices=[CDIDevice(name=device_name(new_slot()))])
 
-    async def _allocate_early(self, ids: list[str]) -> ContainerAllocateResponse:
-        """Without CDI the kubelet must be told now, by the devices it took."""
+    async def _allocate_without_cdi(self, ids: list[str]) -> ContainerAllocateResponse:
+        """The environment must be in the response, so the container is identified by the cards of its devices."""
         cards = self._cards_of(ids)
 
         def owner() -> ExpectedContainer | None:
-            waiting = self._expected(len(ids))
-            return next((one for one in waiting if {tile.uuid for tile in one.held.tiles} == cards), None)
+            for container in self._expected(len(ids)):
+                if {tile.uuid for tile in container.grant.tiles} == cards:
+                    return container
+            return None
 
-        await self._shared.node_pods.wait_until(lambda: owner() is not None, self._shared.hold)
-        found = owner()
-        one = self._shared.node_pods.get(found.pod) if found is not None else None
-        if found is None or one is None:
+        await self._context.node_pods.wait_until(lambda: owner() is not None, self._context.grant_timeout)
+        container = owner()
+        node_pod = self._context.node_pods.get(container.pod) if container is not None else None
+        if container is None or node_pod is None:
             raise PluginError(
-                "no pod of this node that waits for its devices was granted the cards of those it is to get"
+                "none of the pods starting on this node was granted the GPUs behind the allocated device IDs"
             )
-        if self._isolation(one) != "none":
-            raise PluginError(f"isolation `{self._isolation(one)}` needs CDI, which this node's runtime does not obey")
-        return ContainerAllocateResponse(envs=self._shared.node_pods.env_of(one, found.held))
+        isolation = self._isolation(node_pod)
+        if isolation != "none":
+            raise PluginError(
+                f"isolation `{isolation}` needs CDI, which the container runtime of this node does not support; "
+                "enable CDI there, or use isolation `none`"
+            )
+        return ContainerAllocateResponse(envs=self._context.node_pods.env_of(node_pod, container.grant))
 
     def _cards_of(self, ids: Iterable[str]) -> set[str]:
-        card_of = dict(self.carrier.devices)
-        return {card_of.get(name, "") for name in ids}
+        card_of = dict(self.device_resource.devices)
+        return {card_of.get(device_id, "") for device_id in ids}
 
     # ---- the start of a container -----------------------------------------------------------------------------------
 
-    async def start(self, ids: list[str]) -> None:
+    async def pre_start_container(self, ids: list[str]) -> None:
         try:
-            owners = self._owners(ids)
-            for owner in owners:
-                await self._start(owner)
-        except PluginError as no:
+            for owner in self._owners(ids):
+                await self._prepare(owner)
+        except PluginError as error:
             self._metrics.starts.labels("rejected").inc()
-            log.warning("a container may not start", extra=fields(resource=self.resource, why=str(no)))
+            log.warning("container start rejected", extra=fields(resource=self.resource, why=str(error)))
             raise
         self._metrics.starts.labels("served").inc()
 
     def _owners(self, ids: list[str]) -> list[CheckpointEntry]:
-        """All containers of exactly these devices; several only when one pod's init containers lent them on."""
+        """All containers with exactly these devices; several only when init containers of one pod passed them on."""
         wanted = frozenset(ids)
-        owners = [one for one in self._shared.held() if one.resource == self.resource and one.ids == wanted]
+        entries = self._context.checkpoint()
+        owners = [entry for entry in entries if entry.resource == self.resource and entry.ids == wanted]
         if not owners:
-            raise PluginError("the kubelet's checkpoint does not say yet which container has these devices")
+            raise PluginError("the kubelet's checkpoint does not have the owner of the allocated devices yet")
         return owners
 
-    async def _start(self, owner: CheckpointEntry) -> None:
-        one = await self._granted(owner)
-        held = self._container(one, owner.container)
-        found = slots_of(owner.cdi)
-        self._check(one)
-        if not found and self._shared.early:
-            self._compare(held, owner)
+    async def _prepare(self, owner: CheckpointEntry) -> None:
+        node_pod = await self._granted_pod(owner)
+        grant = self._container_grant(node_pod, owner.container)
+        slots = slots_of(owner.cdi)
+        self._check_overlap(node_pod)
+        if not slots and not self._context.has_cdi:
+            self._check_devices(grant, owner)
             return
-        if not found:
-            raise PluginError("these devices were given out before gputile's agent served CDI; delete the pod")
-        container_edits = self._edits(one, held)
-        for slot in found:
-            self._fill(owner.pod, slot, container_edits)
-        said = fields(
-            pod=one.pod.key, container=owner.container, cards=[tile.index for tile in held.tiles], slots=found
-        )
-        log.info("a container may start", extra=said)
+        if not slots:
+            raise PluginError(
+                "the devices of this container were allocated before CDI was enabled on this node; delete the pod"
+            )
+        container_edits = self._edits(node_pod, grant)
+        for slot in slots:
+            self._write_spec(owner.pod, slot, container_edits)
+        cards = [tile.index for tile in grant.tiles]
+        extra = fields(pod=node_pod.pod.key, container=owner.container, cards=cards, slots=slots)
+        log.info("container start prepared", extra=extra)
 
-    def _fill(self, pod: str, slot: str, container_edits: Json) -> None:
+    def _write_spec(self, pod: str, slot: str, container_edits: Json) -> None:
         try:
-            self._shared.slots.fill(pod, slot, container_edits)
-        except (OSError, IsolationUnavailable) as no:
-            raise PluginError(f"the CDI spec of this container cannot be written: {no}") from no
+            self._context.cdi_specs.write(pod, slot, container_edits)
+        except (OSError, IsolationUnavailable) as error:
+            raise PluginError(f"cannot write the CDI spec of this container: {error}") from error
 
-    async def _granted(self, owner: CheckpointEntry) -> NodePod:
-        """The pod with its grant. A pod that came around us is granted by the leader in a moment; we wait for that."""
-        one = await self._shared.node_pods.wait_for(owner.pod, self._shared.hold)
-        if one is None:
-            raise PluginError(f"gputile's agent has not heard of the pod {owner.pod} yet")
-        if one.grant is None:
-            why = one.fault or "is the gputile scheduler running?"
-            raise PluginError(f"the pod has no grant of a card yet ({why})")
-        return one
+    async def _granted_pod(self, owner: CheckpointEntry) -> NodePod:
+        """The pod with its grant. The leader grants a pod that another scheduler bound within about a second, so the
+        start is held until then."""
+        node_pod = await self._context.node_pods.wait_for_grant(owner.pod, self._context.grant_timeout)
+        if node_pod is None:
+            raise PluginError(f"the agent has not seen the pod {owner.pod} on the API server yet")
+        if node_pod.grant is None:
+            why = node_pod.fault or "check that the gputile scheduler is running"
+            raise PluginError(f"the pod has no GPU grant yet: {why}")
+        return node_pod
 
     @staticmethod
-    def _container(one: NodePod, name: str) -> ContainerGrant:
-        found = next((held for held in (one.grant.containers if one.grant else ()) if held.container == name), None)
-        if found is None:
-            raise PluginError(f"the pod's grant names no card for its container `{name}`")
-        return found
+    def _container_grant(node_pod: NodePod, name: str) -> ContainerGrant:
+        for grant in node_pod.grant.containers if node_pod.grant else ():
+            if grant.container == name:
+                return grant
+        raise PluginError(f"the pod's grant has no GPU for its container `{name}`")
 
-    def _check(self, one: NodePod) -> None:
-        assert one.grant is not None
-        others = [grant for grant in self._shared.orphans if grant.pod != one.grant.pod]
-        earlier = CardAllocations([*others, *self._shared.node_pods.earlier(one)])
-        why = overlap(one.grant.uses(), earlier, self._shared.cards)
+    def _check_overlap(self, node_pod: NodePod) -> None:
+        assert node_pod.grant is not None
+        orphans = [grant for grant in self._context.orphans if grant.pod != node_pod.grant.pod]
+        earlier = CardAllocations([*orphans, *self._context.node_pods.earlier(node_pod)])
+        why = overlap(node_pod.grant.uses(), earlier, self._context.cards)
         if why:
             raise PluginError(why)
 
-    def _compare(self, held: ContainerGrant, owner: CheckpointEntry) -> None:
-        if self._cards_of(owner.ids) != {tile.uuid for tile in held.tiles}:
+    def _check_devices(self, grant: ContainerGrant, owner: CheckpointEntry) -> None:
+        if self._cards_of(owner.ids) != {tile.uuid for tile in grant.tiles}:
             raise PluginError(
-                "the kubelet took devices of another card than was booked, and this node's runtime knows no CDI"
+                "the kubelet allocated devices of another GPU than granted, and the container runtime of this node "
+                "does not support CDI; delete the pod, or enable CDI"
             )
 
-    def _isolation(self, one: NodePod) -> str:
-        wanted = str(one.pod.annotations.get(ISOLATION) or "")
+    def _isolation(self, node_pod: NodePod) -> str:
+        requested = str(node_pod.pod.annotations.get(ISOLATION) or "")
         try:
-            return chosen(self._shared.isolation, wanted, free=self._shared.pods_choose)
-        except IsolationUnavailable as no:
-            raise PluginError(f"annotation `{ISOLATION}`: {no}") from no
+            return choose(self._context.isolation, requested, any_allowed=self._context.pods_choose)
+        except IsolationUnavailable as error:
+            raise PluginError(f"annotation `{ISOLATION}`: {error}") from error
 
-    def _edits(self, one: NodePod, held: ContainerGrant) -> Json:
-        env = self._shared.node_pods.env_of(one, held)
+    def _edits(self, node_pod: NodePod, grant: ContainerGrant) -> Json:
+        env = self._context.node_pods.env_of(node_pod, grant)
         try:
-            return edits(self._isolation(one), held, env, self._shared.host)
-        except IsolationUnavailable as no:
-            raise PluginError(str(no)) from no
+            return edits(self._isolation(node_pod), grant, env, self._context.host)
+        except IsolationUnavailable as error:
+            raise PluginError(str(error)) from error

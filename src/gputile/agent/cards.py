@@ -1,7 +1,6 @@
-"""The node's cards: what the driver shows, what health says of it, and what follows for kubelet and API server.
+"""The node's cards: the driver's snapshot and the cards' health, as the kubelet and the API server need them.
 
-Room:  no I/O, no await; time is told.
-Door:  `seen`, `record_xid`, `no_driver`; `now`, `device_resources`, `wanted`.
+No I/O and no await; the caller passes the time.
 """
 
 from collections.abc import Collection
@@ -20,88 +19,94 @@ from gputile.telemetry.agent_metrics import AgentMetrics
 
 
 class CardInventory:
-    """See the module's text."""
+    """The cards of the node with their health, and the node status that follows from them."""
 
     def __init__(self, settings: AgentSettings, metrics: AgentMetrics) -> None:
         self._settings, self._metrics = settings, metrics
         health = settings.health
         self._health = CardHealth(health.probation, health.ignore_xids, health.fatal_xids)
-        self._sight = DriverSnapshot()
+        self._snapshot = DriverSnapshot()
         self._no_driver = ""
-        self._had_cards = (
-            False  # ever: then the inventory stays on the node, with its `since`, while the driver is gone
-        )
-        self.since = ""  # when an agent of ours first served this node; "" until the node was seen
+        self._had_cards = False  # then the inventory stays on the node, with its `since`, while the driver is gone
+        self.since = ""  # when an agent of gputile first served this node; "" until the node was seen
 
     def restore(self, before: NodeInventory | None, now: float, wall: str) -> None:
-        """What the node said of its cards before we came. `since` is written once: it parts pods that another system
-        served from ours, and must survive restarts and upgrades."""
+        """Continue from the inventory that an earlier agent wrote. `since` is written once: it separates pods that
+        another system served from ours, and must survive restarts and upgrades."""
         known = before.cards if before is not None else ()
         self._health.restore({card.uuid: card.reason for card in known if not card.healthy}, now)
         self.since = (before.since if before is not None else "") or wall
         self._had_cards = bool(known) or bool(before is not None and before.since)
 
-    def seen(self, sight: DriverSnapshot, now: float) -> list[str]:
-        """The cards that are newly out of use."""
-        self._sight, self._no_driver = sight, ""
-        return self._health.seen(sight, now)
+    def seen(self, snapshot: DriverSnapshot, now: float) -> list[str]:
+        """Returns the cards that became unhealthy."""
+        self._snapshot, self._no_driver = snapshot, ""
+        return self._health.seen(snapshot, now)
 
     def no_driver(self, why: str) -> None:
-        """The driver does not answer: cards that were there are out of use until it does."""
+        """The driver does not answer: all known cards are unhealthy until it does."""
         self._no_driver = why
 
     def record_xid(self, xid: XidError, now: float) -> list[str]:
-        return self._health.record_xid(xid, [gpu.uuid for gpu in self._sight.gpus], now)
+        """Returns the cards that became unhealthy."""
+        return self._health.record_xid(xid, [gpu.uuid for gpu in self._snapshot.gpus], now)
 
     def faults(self) -> dict[str, str]:
+        """The reasons of unhealthy cards, by UUID."""
         if self._no_driver:
-            return {gpu.uuid: self._no_driver for gpu in self._sight.gpus}
+            return {gpu.uuid: self._no_driver for gpu in self._snapshot.gpus}
         return self._health.faults()
 
-    def now(self, cordoned: Collection[str] = ()) -> tuple[Card, ...]:
+    def current(self, cordoned: Collection[str] = ()) -> tuple[Card, ...]:
         slots = self._settings.dialects.slots_per_card
-        return inventory(self._sight, self.faults(), slots, cordoned).cards
+        return inventory(self._snapshot, self.faults(), slots, cordoned).cards
 
-    def carriers(self) -> list[DeviceResource]:
-        serve, settings, cards = self._settings.serve, self._settings.dialects, self.now()
+    def device_resources(self) -> list[DeviceResource]:
+        """The resources to register with the kubelet."""
+        serve, settings, cards = self._settings.serve, self._settings.dialects, self.current()
         shared = hami.NAME in serve
-        return [one for name in serve for one in device_resources(name, cards, settings, shares_nvidia=shared)]
+        return [
+            resource
+            for dialect in serve
+            for resource in device_resources(dialect, cards, settings, shares_nvidia=shared)
+        ]
 
-    def wanted(self, cordoned: Collection[str], cdi: CdiSupport) -> DesiredNodeStatus:
-        """What the node should say. A cordon is a person's word about the card, not part of the inventory."""
-        cards = self.now()
+    def desired_status(self, cordoned: Collection[str], cdi: CdiSupport) -> DesiredNodeStatus:
+        """What the node object should have. A cordon is an administrator's annotation, not part of the inventory."""
+        cards = self.current()
         in_use = sum(card.healthy and card.uuid not in cordoned for card in cards)
         self._metrics.cards.labels("in use").set(in_use)
         self._metrics.cards.labels("out of use").set(len(cards) - in_use)
         resources: dict[str, int] = {}
-        for name in self._settings.serve:
-            resources |= status_resources(name, cards, self._settings.dialects)
+        for dialect in self._settings.serve:
+            resources |= status_resources(dialect, cards, self._settings.dialects)
         reason, message = self._condition(cards, cdi)
         self._had_cards |= bool(cards)
+        annotation = self._inventory_annotation(one_at_a_time=not cdi.works) if self._had_cards else None
         return DesiredNodeStatus(
-            annotations={gputile.INVENTORY: self._written(one_at_a_time=not cdi.works) if self._had_cards else None},
-            labels=labels(self._sight, self._settings.isolation),
+            annotations={gputile.INVENTORY: annotation},
+            labels=labels(self._snapshot, self._settings.isolation),
             resources=resources if cards else {},
             is_well=reason == "Serving",
             reason=reason,
             message=message,
         )
 
-    def _written(self, *, one_at_a_time: bool) -> str:
+    def _inventory_annotation(self, *, one_at_a_time: bool) -> str:
         slots = self._settings.dialects.slots_per_card
         return gputile.write_inventory(
-            inventory(self._sight, self.faults(), slots, one_at_a_time=one_at_a_time, since=self.since)
+            inventory(self._snapshot, self.faults(), slots, one_at_a_time=one_at_a_time, since=self.since)
         )
 
     def _condition(self, cards: tuple[Card, ...], cdi: CdiSupport) -> tuple[str, str]:
-        """One word and a sentence."""
+        """Reason and message of the node condition."""
         if self._no_driver:
             return "NoDriver", self._no_driver
         if not cards:
-            return "NoGPU", "the driver shows no card"
+            return "NoGPU", "the driver reports no GPU"
         if not cdi.works:
-            return "NoCDI", f"pods are started one at a time, for the runtime does not obey CDI: {cdi.why}"
-        out = [f"card {card.index}: {card.reason}" for card in cards if not card.healthy]
-        if out:
-            return "CardsOutOfUse", "; ".join(out)
-        return "Serving", f"{len(cards)} cards, isolation {self._settings.isolation}"
+            return "NoCDI", f"pods start one at a time, because the container runtime does not support CDI: {cdi.why}"
+        unhealthy = [f"GPU {card.index}: {card.reason}" for card in cards if not card.healthy]
+        if unhealthy:
+            return "CardsOutOfUse", "; ".join(unhealthy)
+        return "Serving", f"{len(cards)} GPUs, isolation {self._settings.isolation}"

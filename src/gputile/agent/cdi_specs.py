@@ -1,9 +1,8 @@
-"""Slots: names that Allocate gives out before anybody knows for whom, and the CDI specs that fill them.
+"""The CDI specs of slots. A slot is a CDI device name that Allocate returns before the container is known.
 
-Room:  a name is used once. A spec is written under another name in the same folder and renamed, for that is what wakes
-       the runtime's watcher. The pod's UID is part of the file's name: a spec outlives its container's creation by
-       nothing, and goes with its pod.
-Door:  `new_slot`, `slots_of`, `CdiSpecStore.fill`, `CdiSpecStore.sweep`.
+The name of a slot is used once. A spec is written to a draft in the same folder and renamed, because the rename is what
+the runtime's file watcher reacts to. The file name has the pod's UID: the runtime needs a spec only while it creates
+the container, and the spec is removed when the pod is gone.
 """
 
 import os
@@ -24,35 +23,35 @@ def new_slot() -> str:
 
 
 def device_name(slot: str) -> str:
-    """As a CDI device."""
+    """The full CDI device name of a slot."""
     return f"{KIND}={slot}"
 
 
 def slots_of(devices: Iterable[str]) -> list[str]:
-    """Ours among CDI devices."""
+    """The slots among full CDI device names."""
     return [name.partition("=")[2] for name in devices if name.startswith(f"{KIND}=")]
 
 
 class CdiSpecStore:
-    """The specs in one folder."""
+    """The CDI specs of slots in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def fill(self, pod: str, slot: str, container_edits: Json) -> None:
-        """Raises OSError, or `IsolationUnavailable` for names that are no part of a file's name."""
+    def write(self, pod: str, slot: str, container_edits: Json) -> None:
+        """Raises OSError, or `IsolationUnavailable` for a pod or slot that cannot be part of a file name."""
         name = f"{PREFIX}{pod}_{slot}.json"
         if FILE.fullmatch(name) is None:
-            raise IsolationUnavailable("the kubelet's checkpoint names a pod or a slot that is none")
+            raise IsolationUnavailable("the kubelet's checkpoint has an invalid pod UID or slot")
         self._folder.mkdir(parents=True, exist_ok=True)
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            self._write(folder, name, spec(slot, container_edits))
+            self._replace(folder, name, spec(slot, container_edits))
         finally:
             os.close(folder)
 
-    def _write(self, folder: int, name: str, content: bytes) -> None:
-        """A draft of our own, never a file or link that waits under its name. A rename follows no link either."""
+    def _replace(self, folder: int, name: str, content: bytes) -> None:
+        """Into a new draft (O_EXCL), never through an existing file or link. A rename follows no link either."""
         draft = f".{name}.{secrets.token_hex(4)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
@@ -64,16 +63,16 @@ class CdiSpecStore:
                 os.unlink(draft, dir_fd=folder)
             raise
 
-    def sweep(self, alive: Collection[str]) -> int:
-        """Remove the specs of all pods but these, and drafts that nobody finished."""
-        gone = [path for path in self._folder.glob(f"{PREFIX}*.json") if not _is_of(path, alive)]
+    def remove_stale(self, alive: Collection[str]) -> int:
+        """Remove the specs of all pods except these UIDs, and abandoned drafts; returns the number of specs."""
+        stale = [path for path in self._folder.glob(f"{PREFIX}*.json") if not _belongs_to(path, alive)]
         drafts = self._folder.glob(f".{PREFIX}*")
-        for path in (*gone, *drafts):
-            with suppress(OSError):  # it is tried again at the next sweep
+        for path in (*stale, *drafts):
+            with suppress(OSError):  # the next cleanup tries again
                 path.unlink()
-        return len(gone)
+        return len(stale)
 
 
-def _is_of(path: Path, pods: Collection[str]) -> bool:
+def _belongs_to(path: Path, pods: Collection[str]) -> bool:
     match = FILE.fullmatch(path.name)
     return match is None or match["pod"] in pods

@@ -1,4 +1,4 @@
-"""Do the kubelet's books, the grants and the cards tell the same story? Pure; nothing is mended here, all is said."""
+"""Compares the kubelet's checkpoint, the grants and the cards, and reports where they differ. It repairs nothing."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -15,57 +15,59 @@ KINDS = ("ungranted", "unnamed", "edited", "overlap", "unknown-card", "stolen-na
 
 
 class Inconsistencies(msgspec.Struct, frozen=True):
-    """What does not agree, by kind, each as a short sentence; and how many device IDs name another card."""
+    """The result of one comparison: messages by kind, and how many containers have device IDs of another card."""
 
-    disagreements: dict[str, list[str]]
+    by_kind: dict[str, list[str]]
     elsewhere: int
 
 
 def compare(
     node_pods: Sequence[NodePod],
-    held: Iterable[CheckpointEntry] | None,
+    entries: Iterable[CheckpointEntry] | None,
     devices: Mapping[str, Mapping[str, str]],
     cards: Mapping[str, Card],
     *,
-    has_slots: bool = True,
+    has_cdi: bool = True,
 ) -> Inconsistencies:
-    """`devices`: by resource of ours, the card of each device. `held` is None when the kubelet's word is unreadable.
-    `has_slots`: whether containers get theirs by a slot, so that one without was served by another plugin."""
-    found: dict[str, list[str]] = {kind: [] for kind in KINDS}
-    if held is None:
-        found["checkpoint"].append("the kubelet's device checkpoint cannot be read")
-    by_uid = {one.pod.uid: one for one in node_pods}
+    """`entries`: of the kubelet's checkpoint; None when it is unreadable. `devices`: the card of each device, by
+    resource that we serve. With `has_cdi` every container has a slot, so one without was served by another plugin."""
+    by_kind: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    if entries is None:
+        by_kind["checkpoint"].append("the kubelet's device checkpoint is unreadable")
+    by_uid = {node_pod.pod.uid: node_pod for node_pod in node_pods}
     elsewhere = 0
-    for entry in held or ():
-        one = by_uid.get(entry.pod)
-        if one is None or entry.resource not in devices:
-            continue  # over, or not ours
-        if has_slots and not slots_of(entry.cdi) and gputile.GRANT in one.pod.annotations:
-            found["not-served"].append(f"{one.pod.key} got its {entry.resource} from another device plugin")
-        if one.grant is None:
-            found["ungranted"].append(f"{one.pod.key} holds {entry.resource} and has no grant")
+    for entry in entries or ():
+        node_pod = by_uid.get(entry.pod)
+        if node_pod is None or entry.resource not in devices:
+            continue  # the pod has ended, or the resource is not ours
+        key = node_pod.pod.key
+        if has_cdi and not slots_of(entry.cdi) and gputile.GRANT in node_pod.pod.annotations:
+            by_kind["not-served"].append(f"{key}: another device plugin allocated its {entry.resource}")
+        if node_pod.grant is None:
+            by_kind["ungranted"].append(f"{key}: holds {entry.resource} without a grant")
             continue
-        mine = next((part for part in one.grant.containers if part.container == entry.container), None)
-        if mine is None:
-            found["unnamed"].append(f"{one.pod.key} has no card for its container {entry.container}")
+        grant = next((part for part in node_pod.grant.containers if part.container == entry.container), None)
+        if grant is None:
+            by_kind["unnamed"].append(f"{key}: its grant has no GPU for its container {entry.container}")
             continue
-        elsewhere += {devices[entry.resource].get(name, "") for name in entry.ids} != {t.uuid for t in mine.tiles}
-    _compare_grants(node_pods, cards, found)
-    return Inconsistencies(found, elsewhere)
+        allocated = {devices[entry.resource].get(device_id, "") for device_id in entry.ids}
+        elsewhere += allocated != {tile.uuid for tile in grant.tiles}
+    _compare_grants(node_pods, cards, by_kind)
+    return Inconsistencies(by_kind, elsewhere)
 
 
-def _compare_grants(node_pods: Sequence[NodePod], cards: Mapping[str, Card], found: dict[str, list[str]]) -> None:
+def _compare_grants(node_pods: Sequence[NodePod], cards: Mapping[str, Card], by_kind: dict[str, list[str]]) -> None:
     earlier = CardAllocations()
-    for one in node_pods:
-        if one.fault and one.grant is not None:
-            found["edited"].append(f"{one.pod.key}: {one.fault}")
-        if one.grant is None:
+    for node_pod in node_pods:
+        if node_pod.fault and node_pod.grant is not None:
+            by_kind["edited"].append(f"{node_pod.pod.key}: {node_pod.fault}")
+        if node_pod.grant is None:
             continue
-        uses = one.grant.uses()
+        uses = node_pod.grant.uses()
         if not set(uses) <= set(cards):
-            found["unknown-card"].append(f"{one.pod.key} holds a card that this node has not")
+            by_kind["unknown-card"].append(f"{node_pod.pod.key}: its grant has a GPU that is not on this node")
         else:
             why = overlap(uses, earlier, cards)
             if why:
-                found["overlap"].append(f"{one.pod.key}: {why}")
+                by_kind["overlap"].append(f"{node_pod.pod.key}: {why}")
         earlier.add(uses)

@@ -1,6 +1,6 @@
-"""What the node has on its file system for containers: device nodes, the driver, CDI specs, MPS, a preload library.
+"""The files of the node that isolation needs: device nodes, the driver, NVIDIA's CDI specs, MPS, a preload library.
 
-Door:  `HostFiles`, the real `isolating.Host`. Files are looked at when a container starts: drivers come and go.
+Files are checked when a container starts, because drivers are installed and removed while the agent runs.
 """
 
 import os
@@ -18,37 +18,37 @@ from gputile.text.documents import SETTINGS, NotYaml, content, read_one
 
 
 class HostFiles:
-    """See the module's text."""
+    """The `IsolationHost` of a real node."""
 
     def __init__(self, folders: FolderSettings) -> None:
         self._folders = folders
         self._specs: dict[Path, tuple[tuple[int, ...], CdiSpec | None]] = {}
-        self.sight = DriverSnapshot()
+        self.snapshot = DriverSnapshot()
 
-    def node_of(self, uuid: str) -> str:
-        minor = next((gpu.minor for gpu in self.sight.gpus if gpu.uuid == uuid), -1)
+    def device_node(self, uuid: str) -> str:
+        minor = next((gpu.minor for gpu in self.snapshot.gpus if gpu.uuid == uuid), -1)
         path = Path(self._folders.dev) / f"nvidia{minor}"
         return str(path) if minor >= 0 and path.exists() else ""
 
-    def common_nodes(self) -> list[str]:
+    def common_device_nodes(self) -> list[str]:
         return [str(path) for name in COMMON_NODES if (path := Path(self._folders.dev) / name).exists()]
 
     def driver(self) -> str:
         return self._folders.driver if Path(self._folders.driver).is_dir() else ""
 
     def mps(self) -> str:
-        """Served only where the daemon's control pipe is: without it CUDA would run, and be limited by nobody."""
+        """Only where the daemon's control pipe exists: without it CUDA would run without limits."""
         return self._folders.mps if (Path(self._folders.mps) / "control").exists() else ""
 
     def preload(self) -> str:
         return self._folders.preload if Path(self._folders.preload).is_file() else ""
 
     def nvidia_edits(self, uuid: str) -> list[Json]:
-        """By UUID, else by index, as `nvidia-ctk cdi generate` names devices; first what all of them share."""
-        index = next((gpu.index for gpu in self.sight.gpus if gpu.uuid == uuid), None)
-        for wanted in (uuid, str(index)):
+        """By UUID, else by index, as `nvidia-ctk cdi generate` names devices; first the edits of the whole spec."""
+        index = next((gpu.index for gpu in self.snapshot.gpus if gpu.uuid == uuid), None)
+        for name in (uuid, str(index)):
             for spec in self._nvidia_specs():
-                device = next((one for one in spec.devices if one.name == wanted), None)
+                device = next((device for device in spec.devices if device.name == name), None)
                 if device is not None:
                     return [spec.container_edits, device.container_edits]
         return []
@@ -62,12 +62,12 @@ class HostFiles:
                         yield spec
 
     def _spec(self, path: Path) -> "CdiSpec | None":
-        """Read once, until it changes: a large one takes a tenth of a second."""
+        """Cached until the file changes: a large spec takes a tenth of a second."""
         try:
-            found = path.stat()
+            status = path.stat()
         except OSError:
             return None
-        stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
+        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
         known = self._specs.get(path)
         if known is None or known[0] != stamp:
             known = self._specs[path] = (stamp, _read(path))
@@ -75,25 +75,28 @@ class HostFiles:
 
 
 class CdiSpecDevice(msgspec.Struct, rename="camel"):
+    """One of the `devices` of a CDI spec."""
+
     name: str
     container_edits: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class CdiSpec(msgspec.Struct, rename="camel"):
+    """A CDI spec, as far as gputile reads it."""
+
     kind: str
     devices: list[CdiSpecDevice] = msgspec.field(default_factory=list)
     container_edits: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 def _read(path: Path) -> CdiSpec | None:
-    """A spec that cannot be read is somebody else's trouble; the runtime says so too."""
+    """None for an unreadable spec: it is another program's file, and the runtime reports it too."""
     try:
-        with open(
-            os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb"
-        ) as file:  # a pipe would wait for ever
-            found = content(file, SETTINGS)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # without O_NONBLOCK a pipe would hang
+        with open(descriptor, "rb") as file:
+            data = content(file, SETTINGS)
         if path.suffix == ".json":
-            return msgspec.json.decode(found, type=CdiSpec)
-        return msgspec.convert(read_one(found), CdiSpec)
+            return msgspec.json.decode(data, type=CdiSpec)
+        return msgspec.convert(read_one(data), CdiSpec)
     except (OSError, TypeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, NotYaml):
         return None

@@ -1,4 +1,4 @@
-"""From what the driver shows to what the node says: cards, labels, sums. Pure."""
+"""Converts the driver's snapshot into the node's inventory and labels. Pure."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -9,7 +9,7 @@ from gputile.nvml.driver import DriverGpu, DriverSnapshot
 
 
 def inventory(
-    sight: DriverSnapshot,
+    snapshot: DriverSnapshot,
     faults: Mapping[str, str],
     slots: int,
     cordoned: Collection[str] = (),
@@ -17,10 +17,10 @@ def inventory(
     one_at_a_time: bool = False,
     since: str = "",
 ) -> NodeInventory:
-    """The node's cards; `faults` says by UUID why one is out of use. `one_at_a_time`: pods must start so here. `since`:
-    when an agent of ours first served the node."""
-    cards = [_card(gpu, faults.get(gpu.uuid, "") or gpu.fault, slots, gpu.uuid in cordoned) for gpu in sight.gpus]
-    return NodeInventory(tuple(cards), sight.links, sight.driver, sight.cuda, one_at_a_time, since)
+    """The node's cards; `faults` has the reasons of unhealthy cards by UUID. `one_at_a_time`: whether the scheduler
+    must bind one pod at a time here. `since`: when an agent of gputile first served the node."""
+    cards = [_card(gpu, faults.get(gpu.uuid, "") or gpu.fault, slots, gpu.uuid in cordoned) for gpu in snapshot.gpus]
+    return NodeInventory(tuple(cards), snapshot.links, snapshot.driver, snapshot.cuda, one_at_a_time, since)
 
 
 def _card(gpu: DriverGpu, fault: str, slots: int, cordoned: bool) -> Card:
@@ -39,20 +39,20 @@ def _card(gpu: DriverGpu, fault: str, slots: int, cordoned: bool) -> Card:
     )
 
 
-def labels(sight: DriverSnapshot, isolation: str) -> dict[str, str | None]:
-    """For people and node selectors; a label that has nothing to say is removed."""
-    models = {gpu.model for gpu in sight.gpus}
-    sizes = {gpu.memory for gpu in sight.gpus}
+def labels(snapshot: DriverSnapshot, isolation: str) -> dict[str, str | None]:
+    """For people and node selectors; None removes the label."""
+    models = {gpu.model for gpu in snapshot.gpus}
+    sizes = {gpu.memory for gpu in snapshot.gpus}
     return {
-        "gputile.io/gpus": str(len(sight.gpus)) if sight.gpus else None,
+        "gputile.io/gpus": str(len(snapshot.gpus)) if snapshot.gpus else None,
         "gputile.io/gpu-model": label_value(models.pop() if len(models) == 1 else "mixed" if models else ""),
         "gputile.io/gpu-memory": str(sizes.pop()) if len(sizes) == 1 else None,
-        "gputile.io/driver": label_value(sight.driver),
-        "gputile.io/cuda": label_value(sight.cuda),
-        "gputile.io/isolation": isolation if sight.gpus else None,
+        "gputile.io/driver": label_value(snapshot.driver),
+        "gputile.io/cuda": label_value(snapshot.cuda),
+        "gputile.io/isolation": isolation if snapshot.gpus else None,
     }
 
 
 def label_value(text: str) -> str | None:
-    """As a label may have it: at most 63 letters, digits, dots, dashes and underscores, none of these at its ends."""
+    """The text as a label value: at most 63 letters, digits, dots, dashes, underscores, alphanumeric at both ends."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:63].strip("-._") or None

@@ -1,9 +1,8 @@
-"""What a container sees of its cards, as edits of a CDI spec.
+"""What a container sees of its cards, as the `containerEdits` of a CDI spec.
 
-Room:  one function per isolation, from the tiles to the edits; the files that they need are looked at by whoever calls.
-       An isolation that the node cannot serve raises `IsolationUnavailable`: no container starts with less than was
-       asked for.
-Door:  `chosen(usual, wanted)` for the pod's isolation, then `edits(isolation, held, env, host)`.
+There is one function per isolation, from the container's grant to the edits; the files that it needs come from an
+`IsolationHost`. An isolation that the node cannot serve raises `IsolationUnavailable`: no container starts with a
+weaker isolation than requested.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,111 +19,111 @@ Json: TypeAlias = dict[str, Any]
 COMMON_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 """Device nodes that all cards share."""
 
-
 STRENGTH = {"none": 0, "devices": 1, "cdi": 1, "preload": 2, "mps": 3}
-"""What keeps a container to its GPU: nothing; what it sees; a library that it could unset; a server of the driver's."""
+"""What limits a container to its GPU: nothing; the visible devices; a library that it could unset; the driver's MPS
+server."""
 
 
 class IsolationUnavailable(GputileError):
-    """This node cannot give the container what it asks for; the sentence says why."""
+    """This node cannot serve the isolation; the message says why."""
 
 
 class IsolationHost(Protocol):
-    """What the node has."""
+    """The files of the node that isolations need."""
 
-    def node_of(self, uuid: str) -> str:
-        """The card's device node, "" when it has none."""
+    def device_node(self, uuid: str) -> str:
+        """The path of the card's device node, "" when there is none."""
 
-    def common_nodes(self) -> list[str]:
-        """Those of `COMMON_NODES` that there are, with their folder."""
+    def common_device_nodes(self) -> list[str]:
+        """The paths of those of `COMMON_NODES` that exist."""
 
     def driver(self) -> str:
         """The folder of the driver's libraries, "" when there is none."""
 
     def nvidia_edits(self, uuid: str) -> list[Json]:
-        """The edits that NVIDIA's own CDI specs have for the card; empty when they do not name it."""
+        """The edits that NVIDIA's own CDI specs have for the card; empty when it is in none of them."""
 
     def mps(self) -> str:
-        """The pipe folder of MPS, "" when no daemon is there."""
+        """The pipe folder of MPS, "" when no daemon runs."""
 
     def preload(self) -> str:
-        """The library that limits, "" when it is not installed."""
+        """The path of the limiting library, "" when it is not installed."""
 
 
-def chosen(usual: str, wanted: str, *, free: bool) -> str:
-    """The isolation of a pod that asks for `wanted` ("": it does not ask) where the node's is `usual`. A stronger one
-    is always the pod's to choose; a weaker or an equal one only where the node leaves pods free to."""
-    if wanted in ("", usual):
-        return usual
-    if wanted not in STRENGTH:
-        raise IsolationUnavailable(f"isolation {wanted[:60]!r} is not known; write one of {', '.join(STRENGTH)}")
-    if free or STRENGTH[wanted] > STRENGTH[usual]:
-        return wanted
-    stronger = [name for name, strength in STRENGTH.items() if strength > STRENGTH[usual]]
+def choose(default: str, requested: str, *, any_allowed: bool) -> str:
+    """The isolation of a pod that requests `requested` ("": none) on a node with the isolation `default`. A pod may
+    always choose a stronger one; a weaker or an equal one only where the node allows any."""
+    if requested in ("", default):
+        return default
+    if requested not in STRENGTH:
+        raise IsolationUnavailable(f"unknown isolation {requested[:60]!r}; use one of {', '.join(STRENGTH)}")
+    if any_allowed or STRENGTH[requested] > STRENGTH[default]:
+        return requested
+    stronger = [name for name, strength in STRENGTH.items() if strength > STRENGTH[default]]
     instead = f"choose {' or '.join(f'`{name}`' for name in stronger)}, or " if stronger else ""
     raise IsolationUnavailable(
-        f"isolation `{wanted}` is not stronger than `{usual}`, which is this node's; {instead}remove the annotation "
-        f"(the node's administrator may set `pods_choose_isolation: true`)"
+        f"isolation `{requested}` is not stronger than `{default}`, the isolation of this node; {instead}remove the "
+        f"annotation (an administrator can allow any with `pods_choose_isolation: true`)"
     )
 
 
-def edits(isolation: str, held: ContainerGrant, env: Mapping[str, str], host: IsolationHost) -> Json:
-    """CDI containerEdits: the dialect's environment, and what the isolation adds."""
+def edits(isolation: str, grant: ContainerGrant, env: Mapping[str, str], host: IsolationHost) -> Json:
+    """CDI containerEdits: the environment of the dialect, and the edits of the isolation."""
     make = MAKERS.get(isolation)
     if make is None:
-        raise IsolationUnavailable(f"isolation {isolation[:60]!r} is not known; write one of {', '.join(MAKERS)}")
-    return _merged([{"env": [f"{key}={value}" for key, value in env.items()]}, *make(held, host)])
+        raise IsolationUnavailable(f"unknown isolation {isolation[:60]!r}; use one of {', '.join(MAKERS)}")
+    return _merged([{"env": [f"{key}={value}" for key, value in env.items()]}, *make(grant, host)])
 
 
-def _none(held: ContainerGrant, host: IsolationHost) -> list[Json]:
+def _none(grant: ContainerGrant, host: IsolationHost) -> list[Json]:
     return []
 
 
-def _devices(held: ContainerGrant, host: IsolationHost) -> list[Json]:
+def _devices(grant: ContainerGrant, host: IsolationHost) -> list[Json]:
     nodes = []
-    for uuid in _cards(held):
-        path = host.node_of(uuid)
+    for uuid in _cards(grant):
+        path = host.device_node(uuid)
         if not path:
-            raise IsolationUnavailable(f"isolation `devices`: there is no device node of card {uuid} on this node")
+            raise IsolationUnavailable(f"isolation `devices`: this node has no device node of GPU {uuid}")
         nodes.append(path)
-    added: Json = {"deviceNodes": [{"path": path} for path in (*nodes, *host.common_nodes())]}
+    added: Json = {"deviceNodes": [{"path": path} for path in (*nodes, *host.common_device_nodes())]}
     driver = host.driver()
     if driver:
         added |= {"mounts": [_mount(driver)], "env": [f"LD_LIBRARY_PATH={driver}/lib64:{driver}/lib"]}
     return [added]
 
 
-def _cdi(held: ContainerGrant, host: IsolationHost) -> list[Json]:
-    found = []
-    for uuid in _cards(held):
-        mine = host.nvidia_edits(uuid)
-        if not mine:
+def _cdi(grant: ContainerGrant, host: IsolationHost) -> list[Json]:
+    all_edits: list[Json] = []
+    for uuid in _cards(grant):
+        card_edits = host.nvidia_edits(uuid)
+        if not card_edits:
             raise IsolationUnavailable(
-                f"isolation `cdi`: no CDI spec of this node names the card {uuid}; make one with "
+                f"isolation `cdi`: no CDI spec of this node has the GPU {uuid}; create one with "
                 f"`nvidia-ctk cdi generate`"
             )
-        found += [one for one in mine if one not in found]
-    return found
+        all_edits += [edit for edit in card_edits if edit not in all_edits]
+    return all_edits
 
 
-def _mps(held: ContainerGrant, host: IsolationHost) -> list[Json]:
+def _mps(grant: ContainerGrant, host: IsolationHost) -> list[Json]:
     pipes = host.mps()
     if not pipes:
-        raise IsolationUnavailable(
-            "isolation `mps`: there is no control pipe of an MPS daemon on this node; start the daemon"
-        )
-    limits = ",".join(f"{position}={memory}M" for position, memory in _memories(held))
+        raise IsolationUnavailable("isolation `mps`: this node has no control pipe of an MPS daemon; start the daemon")
+    limits = ",".join(f"{position}={memory}M" for position, memory in _memories(grant))
     env = [f"CUDA_MPS_PIPE_DIRECTORY={pipes}", *([f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT={limits}"] if limits else [])]
-    cores = min((tile.cores for tile in held.tiles if tile.cores), default=ALL)
+    cores = min((tile.cores for tile in grant.tiles if tile.cores), default=ALL)
     return [{"env": [*env, f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={cores}"], "mounts": [_mount(pipes, read_only=False)]}]
 
 
-def _preload(held: ContainerGrant, host: IsolationHost) -> list[Json]:
+def _preload(grant: ContainerGrant, host: IsolationHost) -> list[Json]:
     library = host.preload()
     if not library:
-        raise IsolationUnavailable("isolation `preload`: the limiting library is not installed on this node")
-    env = [f"CUDA_DEVICE_MEMORY_LIMIT_{position}={memory}m" for position, memory in _memories(held)]
-    cores = min((tile.cores for tile in held.tiles if tile.cores), default=0)
+        raise IsolationUnavailable(
+            "isolation `preload`: this node does not have the limiting library; install it, or set `folders.preload`"
+        )
+    env = [f"CUDA_DEVICE_MEMORY_LIMIT_{position}={memory}m" for position, memory in _memories(grant)]
+    cores = min((tile.cores for tile in grant.tiles if tile.cores), default=0)
     env += [f"CUDA_DEVICE_SM_LIMIT={cores}"] if cores else []
     return [{"env": [*env, f"LD_PRELOAD={library}"], "mounts": [_mount(library)]}]
 
@@ -138,17 +137,17 @@ MAKERS: dict[str, Callable[[ContainerGrant, IsolationHost], list[Json]]] = {
 }
 
 
-def _cards(held: ContainerGrant) -> list[str]:
-    """Each once, in the order of the tiles."""
-    return list(dict.fromkeys(tile.uuid for tile in held.tiles))
+def _cards(grant: ContainerGrant) -> list[str]:
+    """UUIDs, each once, in the order of the tiles."""
+    return list(dict.fromkeys(tile.uuid for tile in grant.tiles))
 
 
-def _memories(held: ContainerGrant) -> list[tuple[int, MiB]]:
-    """By the card's position in the container, which is that on the bus: a card is there once, with all its tiles."""
-    found: dict[int, MiB] = {}
-    for tile in held.tiles:
-        found[tile.index] = found.get(tile.index, 0) + tile.memory
-    return [(position, found[index]) for position, index in enumerate(sorted(found)) if found[index]]
+def _memories(grant: ContainerGrant) -> list[tuple[int, MiB]]:
+    """Memory by the card's ordinal in the container. CUDA counts cards in bus order; the tiles of a card add up."""
+    by_index: dict[int, MiB] = {}
+    for tile in grant.tiles:
+        by_index[tile.index] = by_index.get(tile.index, 0) + tile.memory
+    return [(position, by_index[index]) for position, index in enumerate(sorted(by_index)) if by_index[index]]
 
 
 def _mount(path: str, *, read_only: bool = True) -> Json:
@@ -156,30 +155,30 @@ def _mount(path: str, *, read_only: bool = True) -> Json:
     return {"hostPath": path, "containerPath": path, "options": options}
 
 
-def _merged(many: list[Json]) -> Json:
-    """CDI edits are lists; what is said twice is kept once, and of an environment variable the last word."""
-    found: Json = {}
-    for one in many:
-        for key, items in one.items():
+def _merged(parts: list[Json]) -> Json:
+    """CDI edits are lists; duplicates are dropped, and the last value of an environment variable wins."""
+    merged: Json = {}
+    for part in parts:
+        for key, items in part.items():
             if isinstance(items, list):
-                found[key] = [*found.get(key, []), *(item for item in items if item not in found.get(key, []))]
+                merged[key] = [*merged.get(key, []), *(item for item in items if item not in merged.get(key, []))]
             else:
-                found[key] = items
-    if "env" in found:
-        found["env"] = list({line.partition("=")[0]: line for line in found["env"]}.values())
-    return found
+                merged[key] = items
+    if "env" in merged:
+        merged["env"] = list({line.partition("=")[0]: line for line in merged["env"]}.values())
+    return merged
 
 
 # ---- the spec -------------------------------------------------------------------------------------------------------
 
 KIND = "gputile.io/slot"
-CDI_VERSION = "0.5.0"  # the oldest that has all we say ourselves
+CDI_VERSION = "0.5.0"  # the oldest version with all fields that gputile writes
 SINCE = {"netDevices": "1.1.0", "additionalGids": "0.7.0", "intelRdt": "0.7.0"}
-"""What NVIDIA's specs may say besides, and in which version; newest first."""
+"""Fields that NVIDIA's specs may have besides, and the CDI version of each; newest first."""
 
 
 def spec(slot: str, container_edits: Json) -> bytes:
-    """A CDI spec with this one device. A runtime passes over one that says more than its version knows."""
+    """A CDI spec with this one device. A runtime ignores a spec with fields that its `cdiVersion` does not have."""
     device = {"name": slot, "containerEdits": container_edits}
     version = next((since for key, since in SINCE.items() if key in container_edits), CDI_VERSION)
     return msgspec.json.encode({"cdiVersion": version, "kind": KIND, "devices": [device]})

@@ -1,8 +1,6 @@
-"""What the containers of this node use, looked at again and again.
+"""Samples what the containers of this node use of the cards: for the Lease, for /metrics, and for over-use Events.
 
-Room:  the last look, and how old it is. One that is too old is worth nothing: a driver may hang for minutes, and what
-       is not known is not said.
-Door:  `UsageMeter.look`; then `said` for the Lease, `page` for /metrics, `over_use` for those who take too much.
+Only the last sample is kept, and it expires: a driver may hang for minutes, and unknown usage is left out, not zero.
 """
 
 import asyncio
@@ -24,84 +22,84 @@ from gputile.telemetry import exposition, hami_metrics
 from gputile.telemetry.exposition import MIB, ExpositionPage, labelled
 
 ALLOWANCE: MiB = 512
-"""Of a card that a process may take beyond its grant: what the driver needs for itself."""
+"""Memory of a card that a pod may use beyond its grant: the driver's own memory for the process."""
 
 
 class UsageMeter:
-    """See the module's text."""
+    """The last sample of what containers use, as long as it is fresh."""
 
     def __init__(
         self,
         driver: Driver,
         node_pods: NodePods,
         *,
-        lasts: float,
+        max_age: float,
         clock: Callable[[], float],
         hami: bool = False,
         proc: Path = process_usage.PROC,
     ) -> None:
-        """`lasts`: seconds for which a look is believed."""
-        self._driver, self._node_pods, self._lasts, self._clock = driver, node_pods, lasts, clock
+        """`max_age`: seconds for which a sample counts."""
+        self._driver, self._node_pods, self._max_age, self._clock = driver, node_pods, max_age, clock
         self._hami, self._proc = hami, proc
         self._cards: tuple[Card, ...] = ()
-        self._seen: dict[str, list[ProcessShare]] = {}  # by card that answered
-        self._at = -math.inf  # when that was
-        self._told: dict[str, set[str]] = {}  # by pod: the cards about whose over-use it was told
+        self._sample: dict[str, list[ProcessShare]] = {}  # by card that answered
+        self._sampled_at = -math.inf
+        self._reported: dict[str, set[str]] = {}  # by pod UID: the cards whose over-use has an Event
 
-    async def look(self, cards: Iterable[Card], containers: Mapping[str, RunningContainer]) -> None:
-        """`containers`: those that run, by their ID. A driver that is gone leaves nothing known."""
-        cards, began = tuple(cards), self._clock()
-        pods = {one.pod.uid for one in self._node_pods.all()}
+    async def sample(self, cards: Iterable[Card], containers: Mapping[str, RunningContainer]) -> None:
+        """`containers`: the running ones, by ID. Without a driver all usage is unknown."""
+        cards, started = tuple(cards), self._clock()
+        pods = {node_pod.pod.uid for node_pod in self._node_pods.all()}
         uuids = [card.uuid for card in cards]
         try:
-            seen = await asyncio.to_thread(process_usage.look, self._driver, uuids, containers, pods, self._proc)
+            sample = await asyncio.to_thread(process_usage.sample, self._driver, uuids, containers, pods, self._proc)
         except NoDriver:
-            self._at = -math.inf
+            self._sampled_at = -math.inf
             return
-        self._cards, self._seen, self._at = cards, seen, began
+        self._cards, self._sample, self._sampled_at = cards, sample, started
 
     def _fresh(self) -> dict[str, list[ProcessShare]]:
-        """By card that answered lately."""
-        return self._seen if self._clock() - self._at <= self._lasts else {}
+        """The sample, unless it is too old."""
+        return self._sample if self._clock() - self._sampled_at <= self._max_age else {}
 
-    def said(self) -> str:
-        """For the Lease; "" when nothing is known."""
-        seen = self._fresh()
-        return write_usage(process_usage.usage(_all(seen)), seen) if seen else ""
+    def usage_annotation(self) -> str:
+        """For the Lease; "" when usage is unknown."""
+        sample = self._fresh()
+        return write_usage(process_usage.usage(_all(sample)), sample) if sample else ""
 
     def over_use(self) -> list[MemoryOveruse]:
-        """Those who take more of a card than granted, now."""
+        """The pods that use more memory of a card than granted, now."""
         return process_usage.over_use(self._node_pods.all(), process_usage.by_pod(_all(self._fresh())), ALLOWANCE)
 
-    def untold(self, found: Iterable[MemoryOveruse]) -> list[MemoryOveruse]:
-        """Those of them that were not told yet; a pod hears of a card once."""
-        self._told = {uid: cards for uid, cards in self._told.items() if self._node_pods.get(uid) is not None}
-        new = [one for one in found if one.card not in self._told.get(one.pod.pod.uid, ())]
-        for one in new:
-            self._told.setdefault(one.pod.pod.uid, set()).add(one.card)
+    def unreported(self, overuses: Iterable[MemoryOveruse]) -> list[MemoryOveruse]:
+        """Those without an Event yet, marked as reported; a pod gets one Event per card."""
+        self._reported = {uid: cards for uid, cards in self._reported.items() if self._node_pods.get(uid) is not None}
+        new = [overuse for overuse in overuses if overuse.card not in self._reported.get(overuse.pod.pod.uid, ())]
+        for overuse in new:
+            self._reported.setdefault(overuse.pod.pod.uid, set()).add(overuse.card)
         return new
 
-    # ---- figures ----------------------------------------------------------------------------------------------------
+    # ---- metrics ----------------------------------------------------------------------------------------------------
 
     def page(self) -> bytes:
-        """For /metrics."""
+        """The usage metrics, in the text format of /metrics."""
         page = ExpositionPage((*exposition.AGENT_FAMILIES, *(hami_metrics.HAMI_AGENT_FAMILIES if self._hami else ())))
-        seen = self._fresh()
-        usage = process_usage.usage(_all(seen))
+        sample = self._fresh()
+        usage = process_usage.usage(_all(sample))
         for card in self._cards:
-            if card.uuid in seen:
-                self._add_card(page, card, [part.used for part in seen[card.uuid]])
-        for one in self._node_pods.all():
-            pod = one.pod
+            if card.uuid in sample:
+                self._add_card(page, card, [share.used for share in sample[card.uuid]])
+        for node_pod in self._node_pods.all():
+            pod = node_pod.pod
             for container, cards in sorted(usage.get(pod.uid, {}).items()):
                 for uuid, used in sorted(cards.items()):
                     labels = labelled(exposition.AGENT_CONTAINER, pod.namespace, pod.name, pod.uid, container, uuid)
                     page.add_use(
                         exposition.AGENT_CONTAINER_MEMORY_USED, exposition.AGENT_CONTAINER_CORES_USED, labels, used
                     )
-            if self._hami and one.grant is not None:
-                for held in one.grant.containers:
-                    _add_hami(page, (pod.namespace, pod.name), held, usage.get(pod.uid, {}))
+            if self._hami and node_pod.grant is not None:
+                for grant in node_pod.grant.containers:
+                    _add_hami(page, (pod.namespace, pod.name), grant, usage.get(pod.uid, {}))
         return page.text()
 
     @staticmethod
@@ -111,16 +109,16 @@ class UsageMeter:
         page.add_use(exposition.AGENT_CARD_MEMORY_USED, exposition.AGENT_CARD_CORES_USED, labels, together(used))
 
 
-def _all(seen: Mapping[str, list[ProcessShare]]) -> list[ProcessShare]:
-    return [part for parts in seen.values() for part in parts]
+def _all(sample: Mapping[str, list[ProcessShare]]) -> list[ProcessShare]:
+    return [share for shares in sample.values() for share in shares]
 
 
 def _add_hami(
-    page: ExpositionPage, pod: tuple[str, str], held: ContainerGrant, usage: Mapping[str, Mapping[str, CardUsage]]
+    page: ExpositionPage, pod: tuple[str, str], grant: ContainerGrant, usage: Mapping[str, Mapping[str, CardUsage]]
 ) -> None:
-    for position, tile in enumerate(held.tiles):
-        labels = labelled(hami_metrics.USED, hami_metrics.ZONE, *pod, held.container, str(position), tile.uuid)
-        used = usage.get(held.container, {}).get(tile.uuid, CardUsage())
+    for position, tile in enumerate(grant.tiles):
+        labels = labelled(hami_metrics.USED, hami_metrics.ZONE, *pod, grant.container, str(position), tile.uuid)
+        used = usage.get(grant.container, {}).get(tile.uuid, CardUsage())
         page.add(hami_metrics.VGPU_MEMORY_LIMIT, labels, tile.memory * MIB)
         if used.memory is not None:
             page.add(hami_metrics.VGPU_MEMORY_USED, labels, used.memory * MIB)

@@ -1,8 +1,7 @@
-"""Pods that are gone from the API server while their containers still run, with what they hold.
+"""Tracks orphaned pods: pods that are gone from the API server while their containers still run. No I/O.
 
-Room:  no I/O. The scheduler keeps their tiles for as long as our node names them (docs/decisions/0014). A name is
-       dropped only when its containers are gone.
-Door:  `OrphanContainers.compare`, after each look at what runs; `restore` what an agent before us had named.
+The scheduler keeps their tiles allocated for as long as the node's annotation lists them (docs/decisions/0014). A pod
+is dropped only when its containers are gone.
 """
 
 from collections.abc import Collection, Iterable
@@ -12,23 +11,25 @@ from gputile.model.grants import Grant
 
 
 class OrphanContainers:
-    """See the module's text."""
+    """The grants of all pods seen on this node whose containers may still run."""
 
     def __init__(self) -> None:
-        self._granted: dict[str, Grant] = {}  # of all pods seen here whose containers may run
+        self._grants: dict[str, Grant] = {}  # by pod UID
 
     def restore(self, grants: Iterable[Grant]) -> None:
+        """Take over the orphaned pods of an earlier agent."""
         for grant in grants:
-            self._granted.setdefault(grant.pod, grant)
+            self._grants.setdefault(grant.pod, grant)
 
-    def kept(self, node_pods: Iterable[NodePod]) -> tuple[Grant, ...]:
-        """Those that nobody shows us any more, when nobody says what runs: none of them is let go."""
-        here = {one.pod.uid for one in node_pods}
-        return tuple(grant for uid, grant in sorted(self._granted.items()) if uid not in here)
+    def unlisted(self, node_pods: Iterable[NodePod]) -> tuple[Grant, ...]:
+        """The grants of pods that the API server does not list. Without a runtime that lists containers, all of them
+        count as orphaned."""
+        listed = {node_pod.pod.uid for node_pod in node_pods}
+        return tuple(grant for uid, grant in sorted(self._grants.items()) if uid not in listed)
 
-    def compare(self, node_pods: Iterable[NodePod], running: Collection[str]) -> tuple[Grant, ...]:
-        """`running`: the UIDs of pods with containers that run. Those of them that nobody shows us any more linger."""
-        here = {one.pod.uid: one for one in node_pods}
-        self._granted |= {uid: one.grant for uid, one in here.items() if one.grant is not None}
-        self._granted = {uid: grant for uid, grant in self._granted.items() if uid in here or uid in running}
-        return self.kept(here.values())
+    def update(self, node_pods: Iterable[NodePod], running: Collection[str]) -> tuple[Grant, ...]:
+        """Returns the grants of orphaned pods. `running`: the UIDs of pods with running containers."""
+        listed = {node_pod.pod.uid: node_pod for node_pod in node_pods}
+        self._grants |= {uid: node_pod.grant for uid, node_pod in listed.items() if node_pod.grant is not None}
+        self._grants = {uid: grant for uid, grant in self._grants.items() if uid in listed or uid in running}
+        return self.unlisted(listed.values())

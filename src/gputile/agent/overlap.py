@@ -1,4 +1,4 @@
-"""The last line of defence: does a grant fit on its cards beside those that came before it?"""
+"""The last defence against double allocation: does a grant fit on its cards beside the earlier grants?"""
 
 from collections.abc import Iterable, Mapping
 
@@ -10,7 +10,7 @@ NOTHING = Use(0, 0, 0)
 
 
 class CardAllocations:
-    """What grants hold of each card, added up as they come."""
+    """The sum of grants on each card."""
 
     def __init__(self, grants: Iterable[Grant] = ()) -> None:
         self._uses: dict[str, Use] = {}
@@ -27,20 +27,20 @@ class CardAllocations:
 
 
 def overlap(uses: Mapping[str, Use], earlier: CardAllocations, cards: Mapping[str, Card]) -> str:
-    """Why a grant of these uses cannot be honoured; "" when it can. `cards` are those of the node, by UUID."""
+    """Why a grant of these uses is rejected; "" when it fits. `cards` are those of the node, by UUID."""
     for uuid, use in uses.items():
         card, before = cards.get(uuid), earlier.of(uuid)
         if card is None:
-            return f"its grant names the card {shortened(uuid)}, and this node has none of that name"
-        for what, size, taken, wanted in (
+            return f"its grant has the GPU {shortened(uuid)}, which is not on this node"
+        for unit, size, allocated, granted in (
             ("MiB of memory", card.memory, before.memory, use.memory),
             ("percent of the cores", card.cores, before.cores, use.cores),
         ):
-            if wanted > size:
-                return f"its grant is {wanted} {what} of card {card.index} ({uuid}), which has {size}"
-            if wanted and taken + wanted > size:
+            if granted > size:
+                return f"its grant is {granted} {unit} of GPU {card.index} ({uuid}), which has {size}"
+            if granted and allocated + granted > size:
                 return (
-                    f"its grant of {wanted} {what} of card {card.index} ({uuid}) overlaps earlier ones, which hold "
-                    f"{taken} of {size}"
+                    f"its grant of {granted} {unit} of GPU {card.index} ({uuid}) overlaps earlier grants, which hold "
+                    f"{allocated} of {size}"
                 )
     return ""

@@ -1,7 +1,7 @@
-"""One door to the kubelet per resource: opened when there are devices, and watched for plugins that want the same name.
+"""Runs one plugin server per resource, and detects other device plugins that register the same resource.
 
-Room:  tasks that run until they are cancelled. A kubelet lets the last registration of a name win, without a word.
-Door:  `show` the carriers whenever cards change; `devices`, `stolen`, `tasks`.
+A server is started when its resource first has devices, and runs until it is cancelled. When two plugins register one
+resource, the kubelet silently uses the last registration.
 """
 
 import asyncio
@@ -21,82 +21,100 @@ log = logging.getLogger(__name__)
 
 
 class ReportProblem(Protocol):
-    def __call__(self, subject: str, what: str) -> None:
-        """Once, until there is something else to say."""
+    """Logs a problem once per change."""
+
+    def __call__(self, subject: str, message: str) -> None:
+        """Log the message, unless it is the last one about this subject."""
 
 
 class IsOffered(Protocol):
+    """Looks a resource up in the node's status."""
+
     def __call__(self, resource: str) -> bool:
-        """Whether the node has devices of the resource, of whomever."""
+        """Whether the node has allocatable devices of the resource, from any plugin."""
 
 
 class PluginManager:
-    """See the module's text."""
+    """The plugins of all resources that this node serves, with their servers."""
 
     def __init__(
-        self, folder: Path, shared: NodeContext, metrics: AgentMetrics, say: ReportProblem, is_offered: IsOffered
+        self,
+        folder: Path,
+        context: NodeContext,
+        metrics: AgentMetrics,
+        report_problem: ReportProblem,
+        is_offered: IsOffered,
     ) -> None:
-        self._folder, self._shared, self._metrics = folder, shared, metrics
-        self._say, self._is_offered = say, is_offered
-        self._open: dict[str, tuple[CardPlugin, PluginServer, asyncio.Task[None]]] = {}
+        self._folder, self._context, self._metrics = folder, context, metrics
+        self._report_problem, self._is_offered = report_problem, is_offered
+        self._plugins: dict[str, tuple[CardPlugin, PluginServer, asyncio.Task[None]]] = {}
 
-    async def show(self, carriers: Iterable[DeviceResource]) -> None:
-        """These are the devices now."""
-        for carrier in carriers:
-            if carrier.fault:
-                self._say(f"{carrier.resource} is not served", carrier.fault)
-            known = self._open.get(carrier.resource)
+    async def update(self, device_resources: Iterable[DeviceResource]) -> None:
+        """Replace the devices of all resources; a resource with its first devices gets a server."""
+        for device_resource in device_resources:
+            if device_resource.fault:
+                self._report_problem(f"{device_resource.resource} is not served", device_resource.fault)
+            known = self._plugins.get(device_resource.resource)
             if known is not None:
-                known[0].carrier = carrier
-            elif carrier.devices:
-                self._begin(carrier)
-        for _, door, _ in list(self._open.values()):
-            await door.tell()
+                known[0].device_resource = device_resource
+            elif device_resource.devices:
+                self._start(device_resource)
+        for _, server, _ in list(self._plugins.values()):
+            await server.notify_devices_changed()
 
-    def _begin(self, carrier: DeviceResource) -> None:
-        plugin = CardPlugin(carrier, self._shared, self._metrics)
-        door = PluginServer(plugin, self._folder, may_register=lambda: self._rival(plugin), on_turn=self._turned)
-        self._open[carrier.resource] = (plugin, door, asyncio.create_task(door.run()))
+    def _start(self, device_resource: DeviceResource) -> None:
+        plugin = CardPlugin(device_resource, self._context, self._metrics)
+        server = PluginServer(
+            plugin,
+            self._folder,
+            why_not_register=lambda: self._why_not_register(plugin),
+            on_state_change=self._log_registration,
+        )
+        self._plugins[device_resource.resource] = (plugin, server, asyncio.create_task(server.run()))
 
     def tasks(self) -> set[asyncio.Task[Any]]:
-        return {task for _, _, task in self._open.values()}
+        return {task for _, _, task in self._plugins.values()}
 
     def devices(self) -> dict[str, dict[str, str]]:
-        """By resource, the card of each device."""
-        return {resource: dict(plugin.carrier.devices) for resource, (plugin, _, _) in self._open.items()}
+        """The card of each device, by resource."""
+        return {resource: dict(plugin.device_resource.devices) for resource, (plugin, _, _) in self._plugins.items()}
 
-    # ---- others who want the same name ------------------------------------------------------------------------------
+    # ---- other plugins with the same resource -----------------------------------------------------------------------
 
-    def _rival(self, plugin: CardPlugin) -> str:
-        """Whether another plugin serves the name now. A kubelet would let us win, and that plugin's pods lose."""
-        if self._is_offered(plugin.resource) and self._strangers(plugin):
-            return f"another device plugin of this node serves {plugin.resource}; take it away, or out of `serve`"
+    def _why_not_register(self, plugin: CardPlugin) -> str:
+        """While another plugin serves the resource: the kubelet would replace it with ours, and its pods would fail."""
+        if self._is_offered(plugin.resource) and self._foreign_devices(plugin):
+            return (
+                f"another device plugin of this node serves {plugin.resource}; remove it, or remove the dialect from "
+                "`serve`"
+            )
         return ""
 
     def stolen(self) -> list[str]:
-        """A sentence for each name that was ours."""
+        """A message for each resource that another plugin registered after us."""
         return [
-            f"another device plugin took {resource} over; take it away and restart the agent"
-            for resource, (plugin, door, _) in self._open.items()
-            if door.is_registered and self._strangers(plugin)
+            f"another device plugin replaced ours for {resource}; remove it and restart the agent"
+            for resource, (plugin, server, _) in self._plugins.items()
+            if server.is_registered and self._foreign_devices(plugin)
         ]
 
-    def _strangers(self, plugin: CardPlugin) -> frozenset[str]:
+    def _foreign_devices(self, plugin: CardPlugin) -> frozenset[str]:
         """Devices of another plugin under our resource's name."""
         try:
-            return plugin.strangers(registered(self._folder, plugin.resource))
+            return plugin.foreign_devices(registered(self._folder, plugin.resource))
         except UnreadableCheckpoint:
             return frozenset()
 
-    def _turned(self, resource: str, why: str) -> None:
+    def _log_registration(self, resource: str, why: str) -> None:
         self._metrics.registered.labels(resource).set(int(not why))
         if why:
-            log.warning("cannot register with the kubelet; trying again", extra=fields(resource=resource, why=why))
+            log.warning("cannot register with the kubelet; retrying", extra=fields(resource=resource, why=why))
         else:
             log.info("registered with the kubelet", extra=fields(resource=resource))
 
 
-async def cancelled(tasks: set[asyncio.Task[Any]]) -> None:
+async def cancel_all(tasks: set[asyncio.Task[Any]]) -> None:
+    """Cancel the tasks and wait until they have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,7 +1,7 @@
-"""Which devices the kubelet should take, so that those who read its books see the booked card.
+"""Chooses the devices for GetPreferredAllocation, so that the kubelet's records show the granted cards.
 
-A kindness, not a decision: the kubelet does not say for whom it asks, and two pods that ask for the same amount may get
-each other's devices. What a container gets is decided when it starts, by its pod's grant.
+With CDI this is a hint and no decision: the kubelet does not name the pod, and two pods that request the same number
+may get each other's devices. What a container gets is decided when it starts, by its pod's grant.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,49 +12,49 @@ from gputile.model.grants import ContainerGrant
 
 
 class ExpectedContainer(msgspec.Struct, frozen=True):
-    """A container that has been granted its cards and not yet got its devices."""
+    """A container that has a grant and no allocated devices yet."""
 
     pod: str  # UID
-    held: ContainerGrant
-    size: int  # how many devices it will ask for
+    grant: ContainerGrant
+    size: int  # how many devices it requests
 
 
-def prefer(
+def preferred_devices(
     available: Sequence[str],
     must_include: Sequence[str],
     size: int,
     expected: Iterable[ExpectedContainer],
     card_of: Mapping[str, str],
 ) -> list[str]:
-    """The devices of the booked cards of the first expected container of this size; else the first there are."""
-    for one in expected:
-        if one.size == size:
-            chosen = _on_cards(available, must_include, size, one.held, card_of)
+    """Devices of the granted cards of the first expected container of this size; otherwise the first available ones."""
+    for container in expected:
+        if container.size == size:
+            chosen = _on_granted_cards(available, must_include, size, container.grant, card_of)
             if chosen is not None:
                 return chosen
     return _ordered(available, must_include)[:size]
 
 
 def _ordered(available: Sequence[str], must_include: Sequence[str]) -> list[str]:
-    """First those that must be taken."""
+    """First the devices that must be included."""
     must = set(must_include)
-    return [*must_include, *(name for name in sorted(available) if name not in must)]
+    return [*must_include, *(device_id for device_id in sorted(available) if device_id not in must)]
 
 
-def _on_cards(
-    available: Sequence[str], must_include: Sequence[str], size: int, held: ContainerGrant, card_of: Mapping[str, str]
+def _on_granted_cards(
+    available: Sequence[str], must_include: Sequence[str], size: int, grant: ContainerGrant, card_of: Mapping[str, str]
 ) -> list[str] | None:
-    """Equally many of each of its cards; None when the card has not enough left, or others must be taken too."""
-    if not held.tiles or size % len(held.tiles):
+    """The same number of each granted card; None when a card has too few left, or other devices must be included."""
+    if not grant.tiles or size % len(grant.tiles):
         return None
     by_card: dict[str, list[str]] = {}
-    for name in _ordered(available, must_include):
-        by_card.setdefault(card_of.get(name, ""), []).append(name)
-    each, chosen = size // len(held.tiles), []
-    for tile in held.tiles:
-        mine = by_card.get(tile.uuid, [])
-        if len(mine) < each:
+    for device_id in _ordered(available, must_include):
+        by_card.setdefault(card_of.get(device_id, ""), []).append(device_id)
+    per_tile, chosen = size // len(grant.tiles), []
+    for tile in grant.tiles:
+        devices = by_card.get(tile.uuid, [])
+        if len(devices) < per_tile:
             return None
-        chosen += mine[:each]
-        del mine[:each]  # two tiles may be of one card
+        chosen += devices[:per_tile]
+        del devices[:per_tile]  # two tiles may be of one card
     return chosen if set(must_include) <= set(chosen) else None

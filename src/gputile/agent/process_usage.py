@@ -1,8 +1,7 @@
-"""What processes use of each card: whose they are, what that adds up to, and who takes more than was granted.
+"""Assigns the processes on each card to containers, adds their usage up, and compares it with the grants.
 
-Room:  a process is its container's by its control group, which names the pod, the container, or both. That needs the
-       host's process numbers (hostPID). What belongs to no pod that we know is nobody's use; nothing is guessed.
-Door:  `look` asks the driver; `usage` and `by_pod` add up what it said; `over_use` compares.
+A process belongs to the container that its cgroup names (the pod, the container, or both). That needs the host's PIDs
+(hostPID). A process of no known pod is not counted for any; nothing is guessed.
 """
 
 import re
@@ -27,11 +26,11 @@ class ProcessShare(msgspec.Struct, frozen=True):
 
     card: str  # UUID
     used: CardUsage
-    owner: RunningContainer | None = None  # None: nobody's, as far as we know
+    owner: RunningContainer | None = None  # None: of no known pod
 
 
 class MemoryOveruse(msgspec.Struct, frozen=True):
-    """A pod that takes more memory of a card than it was granted."""
+    """A pod that uses more memory of a card than granted."""
 
     pod: NodePod
     card: str  # UUID
@@ -39,12 +38,12 @@ class MemoryOveruse(msgspec.Struct, frozen=True):
     granted: MiB
 
     @property
-    def sentence(self) -> str:
-        what = f"{self.granted} MiB" if self.granted else "nothing"
-        return f"its processes use {self.used} MiB of card {self.card}, of which it was granted {what}"
+    def message(self) -> str:
+        granted = f"{self.granted} MiB" if self.granted else "nothing"
+        return f"the pod uses {self.used} MiB of GPU {self.card} and was granted {granted} of it"
 
 
-def look(
+def sample(
     driver: Driver,
     cards: Iterable[str],
     containers: Mapping[str, RunningContainer],
@@ -53,7 +52,8 @@ def look(
 ) -> dict[str, list[ProcessShare]]:
     """Every process on these cards (UUIDs), by card; a card that does not answer is left out.
 
-    `containers`: by ID, as the runtime says. `pods`: UIDs of the node's pods. Blocks, and may raise `NoDriver`.
+    `containers`: the running ones by ID, from the runtime. `pods`: UIDs of the node's pods. Blocks, and may raise
+    `NoDriver`.
     """
     listed = {card: driver.processes(card) for card in cards}
     return {
@@ -69,51 +69,52 @@ def look(
 def owner_of(
     pid: int, containers: Mapping[str, RunningContainer], pods: Collection[str], proc: Path
 ) -> RunningContainer | None:
-    """Whose process this is; without the container's name where only the pod is certain. None: nobody's, or gone."""
+    """The container of a process; without a name where only the pod is certain. None: of no known pod, or gone."""
     try:
-        groups = (proc / str(pid) / "cgroup").read_text(errors="replace")
+        cgroup = (proc / str(pid) / "cgroup").read_text(errors="replace")
     except OSError:
         return None
-    named = POD.search(groups)  # the outermost, where a pod runs containers of its own
-    pod = named[1].replace("_", "-") if named else ""
-    known = next((containers[one] for one in CONTAINER.findall(groups) if one in containers), None)
+    match = POD.search(cgroup)  # the outermost, where a pod runs containers of its own
+    pod = match[1].replace("_", "-") if match else ""
+    ids = CONTAINER.findall(cgroup)
+    known = next((containers[container_id] for container_id in ids if container_id in containers), None)
     if known is not None:
-        return known if pod in ("", known.pod) else None  # runtime and control group contradict each other
+        return known if pod in ("", known.pod) else None  # runtime and cgroup contradict each other
     return RunningContainer(pod) if pod in pods else None
 
 
-def usage(parts: Iterable[ProcessShare]) -> Usage:
+def usage(shares: Iterable[ProcessShare]) -> Usage:
     """What each container uses of each card."""
-    found: dict[tuple[RunningContainer, str], list[CardUsage]] = {}
-    for part in parts:
-        if part.owner is not None:
-            found.setdefault((part.owner, part.card), []).append(part.used)
+    by_owner: dict[tuple[RunningContainer, str], list[CardUsage]] = {}
+    for share in shares:
+        if share.owner is not None:
+            by_owner.setdefault((share.owner, share.card), []).append(share.used)
     sums: Usage = {}
-    for (owner, card), used in found.items():
+    for (owner, card), used in by_owner.items():
         sums.setdefault(owner.pod, {}).setdefault(owner.container, {})[card] = together(used)
     return sums
 
 
-def by_pod(parts: Iterable[ProcessShare]) -> dict[tuple[str, str], MiB]:
-    """By pod UID and card: the memory that is known to be used, which may not be all."""
-    found: dict[tuple[str, str], MiB] = {}
-    for part in parts:
-        if part.owner is not None and part.used.memory is not None:
-            at = part.owner.pod, part.card
-            found[at] = found.get(at, 0) + part.used.memory
-    return found
+def by_pod(shares: Iterable[ProcessShare]) -> dict[tuple[str, str], MiB]:
+    """The known memory usage by pod UID and card; processes of unknown usage are left out."""
+    memory: dict[tuple[str, str], MiB] = {}
+    for share in shares:
+        if share.owner is not None and share.used.memory is not None:
+            key = share.owner.pod, share.card
+            memory[key] = memory.get(key, 0) + share.used.memory
+    return memory
 
 
 def over_use(node_pods: Iterable[NodePod], used: Mapping[tuple[str, str], MiB], allowance: MiB) -> list[MemoryOveruse]:
-    """`used`: by pod UID and card. `allowance`: the driver's own memory for each context is nobody's fault."""
-    found = []
-    by_uid = {one.pod.uid: one for one in node_pods}
+    """`used`: by pod UID and card. `allowance`: the driver's own memory for each context, which no grant includes."""
+    overuses = []
+    by_uid = {node_pod.pod.uid: node_pod for node_pod in node_pods}
     for (uid, card), memory in sorted(used.items()):
-        one = by_uid.get(uid)
-        if one is None or one.grant is None:
+        node_pod = by_uid.get(uid)
+        if node_pod is None or node_pod.grant is None:
             continue
-        use = one.grant.uses().get(card)
+        use = node_pod.grant.uses().get(card)
         granted = use.memory if use is not None else 0
         if memory > granted + (allowance if granted else 0):
-            found.append(MemoryOveruse(one, card, memory, granted))
-    return found
+            overuses.append(MemoryOveruse(node_pod, card, memory, granted))
+    return overuses

@@ -1,7 +1,6 @@
-"""Health and numbers of the agent over HTTP or HTTPS: /healthz, /readyz, /metrics.
+"""The agent's HTTP server: /healthz, /readyz and /metrics, over HTTP or HTTPS.
 
-Room:  three pages, and the bounds of the port: short heads, few connections, no bodies. Anybody in the cluster may ask.
-Door:  `AgentServer.start`, `AgentServer.stop`.
+Any client in the cluster may connect, so the port is bounded: short headers, few connections, no bodies.
 """
 
 import asyncio
@@ -23,21 +22,23 @@ from gputile.telemetry.logs import fields
 log = logging.getLogger(__name__)
 
 PLAIN = "text/plain; charset=utf-8"
-LIMIT = 0  # bytes of a body; none is read
+MAX_BODY = 0  # bytes; no body is read
 BOUNDS = ListenerLimits(arriving=32, probing=8, strangers=24, known=0, answers=8 * MIB)  # 64 connections
 PROBES = ("/healthz", "/readyz")
-FILES = 60.0  # seconds between two looks at certificate and key
+RENEW_INTERVAL = 60.0  # seconds between two checks of certificate and key
 PROTOCOLS = ("http/1.1",)
 
 
 class AgentServer:
-    """See the module's text."""
+    """The server of the agent's three pages, with a certificate that is renewed from its files."""
 
     def __init__(self, settings: AgentSettings, metrics: AgentMetrics, why_not_ready: Callable[[], str]) -> None:
         self._settings, self._metrics, self._why_not_ready = settings, metrics, why_not_ready
-        self._listener = Listener(self._answer, LIMIT, probes=PROBES, trusts=lambda certificate: False, bounds=BOUNDS)
+        self._listener = Listener(
+            self._respond, MAX_BODY, probes=PROBES, trusts=lambda certificate: False, bounds=BOUNDS
+        )
         self._renewing: asyncio.Task[None] | None = None
-        self._seen: tuple[object, ...] = ()  # the files that we serve with
+        self._loaded: tuple[object, ...] = ()  # stamps of the certificate files in use
         self.port = 0
 
     async def start(self) -> None:
@@ -56,40 +57,40 @@ class AgentServer:
     # ---- TLS --------------------------------------------------------------------------------------------------------
 
     def _tls(self) -> ssl.SSLContext | None:
-        """`InputError` where the files are no certificate and key, or not of one another."""
+        """Raises `InputError` when the files are no certificate and key, or do not match."""
         files = self._settings.tls
         if not files.certificate:
             return None
-        seen = self._stamps()
+        stamps = self._stamps()
         context = from_files(files.certificate, files.key, protocols=PROTOCOLS)
-        self._seen = seen
+        self._loaded = stamps
         return context
 
     def _stamps(self) -> tuple[object, ...]:
-        """What changes when the files do. The kubelet replaces mounted Secrets by a new link: these are of its end."""
+        """What changes when the files do. The kubelet updates mounted Secrets by a new link; `stat` follows it."""
         try:
-            found = [os.stat(name) for name in (self._settings.tls.certificate, self._settings.tls.key)]
-        except OSError as wrong:
-            return (str(wrong),)
-        return tuple((one.st_mtime_ns, one.st_size, one.st_ino) for one in found)
+            stats = [os.stat(path) for path in (self._settings.tls.certificate, self._settings.tls.key)]
+        except OSError as error:
+            return (str(error),)
+        return tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in stats)
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(FILES)
+            await asyncio.sleep(RENEW_INTERVAL)
             self.renew_certificate()
 
     def renew_certificate(self) -> None:
-        """Read certificate and key again if they have changed, for new connections. Half-written ones do nothing."""
-        if self._stamps() == self._seen:
+        """Read certificate and key again if they have changed, for new connections. Half-written files are ignored."""
+        if self._stamps() == self._loaded:
             return
         try:
             self._listener.renew(self._tls())
-        except InputError as wrong:
-            log.warning("the certificate cannot be read", extra=fields(why=str(wrong)))
+        except InputError as error:
+            log.warning("cannot read the TLS certificate; the previous one stays", extra=fields(why=str(error)))
 
-    # ---- one request ------------------------------------------------------------------------------------------------
+    # ---- requests ---------------------------------------------------------------------------------------------------
 
-    def _answer(self, request: Request) -> Response:
+    def _respond(self, request: Request) -> Response:
         match request.path:
             case "/healthz":
                 return Response(b"ok\n", content_type=PLAIN)
@@ -98,4 +99,4 @@ class AgentServer:
                 return Response(f"{why or 'ok'}\n".encode(), 503 if why else 200, content_type=PLAIN)
             case "/metrics":
                 return Response(self._metrics.text(), content_type=PAGE_TYPE)
-        return Response(b"there are /healthz, /readyz and /metrics\n", 404, content_type=PLAIN)
+        return Response(b"not found; use /healthz, /readyz or /metrics\n", 404, content_type=PLAIN)

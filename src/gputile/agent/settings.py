@@ -26,22 +26,22 @@ ISOLATIONS: tuple[Isolation, ...] = ("none", "devices", "cdi", "mps", "preload")
 
 
 class FolderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where things are, as the agent sees them."""
+    """Paths, as the agent sees them."""
 
     plugins: str = "/var/lib/kubelet/device-plugins"
-    """The kubelet's folder of device plugins."""
+    """The kubelet's folder of device-plugin sockets."""
 
     cdi: str = "/var/run/cdi"
-    """Where the runtime looks for CDI specs and we may write ours."""
+    """A folder from which the container runtime reads CDI specs; the agent writes its specs there."""
 
     nvidia_cdi: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
-    """Where NVIDIA's own CDI specs are, for the isolation `cdi`."""
+    """Folders of NVIDIA's own CDI specs, for the isolation `cdi`."""
 
     dev: str = "/dev"
-    """Where the cards' device nodes are, for the isolation `devices`."""
+    """Folder of the GPUs' device nodes, for the isolation `devices`."""
 
     driver: str = "/usr/local/nvidia"
-    """The driver's libraries and tools on the host, for the isolation `devices`; mounted at the same place."""
+    """Folder of the driver's libraries and tools on the host, for the isolation `devices`; mounted at the same path."""
 
     mps: str = "/tmp/nvidia-mps"
     """The pipe folder of the MPS control daemon on the host, for the isolation `mps`."""
@@ -51,84 +51,87 @@ class FolderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class HeartbeatSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The Lease that says that the agent lives."""
+    """The Lease that the agent renews as its heartbeat."""
 
     namespace: str = "gputile-agents"
-    """Where the Leases are, one per node."""
+    """Namespace of the Leases, one per node."""
 
     renew: float = 3.0
     """Seconds between renewals."""
 
     duration: float = 9.0
-    """Seconds without a renewal after which the scheduler uses the node no more."""
+    """Seconds without a renewal after which the scheduler stops using the node."""
 
 
 class AgentTlsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """TLS of /healthz, /readyz and /metrics."""
 
     certificate: str = ""
-    """File with our certificate (PEM), read again when it changes. Empty: plain HTTP."""
+    """File with the certificate (PEM), read again when it changes. Empty: plain HTTP."""
 
     key: str = ""
     """File with its key."""
 
 
 class HealthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a card is out of use."""
+    """When a GPU counts as unhealthy."""
 
     probation: float = 300.0
-    """Seconds that a card must be without a new fault before it is used again."""
+    """Seconds without a new fault after which an unhealthy GPU is used again."""
 
     ignore_xids: tuple[int, ...] = ()
-    """XID numbers that never mark a card, besides those that applications cause."""
+    """XID numbers that never make a GPU unhealthy, besides those that applications cause."""
 
     fatal_xids: tuple[int, ...] = ()
-    """XID numbers that mark a card, besides those that hardware causes."""
+    """XID numbers that make a GPU unhealthy, besides those that hardware causes."""
 
 
 API = ClientSettings(connections=10, watch_timeout=20, watch_idle_timeout=24)
-"""A watch that has fallen silent must be noticed before the scheduler takes our silence for an answer: see
+"""A stale watch must be noticed before the scheduler takes a missing orphan for an ended one: see
 docs/decisions/0014-force-deleted-pods.md."""
 
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All settings of the agent process."""
+
     node: str = ""
-    """The node's name. In the DaemonSet it is NODE_NAME of the downward API."""
+    """Name of the node. In the DaemonSet it is NODE_NAME of the downward API."""
 
     serve: tuple[str, ...] = ("gputile",)
-    """Dialects whose resources the node offers: gputile, gpushare, nano, vcuda, nvidia, hami, vgpu."""
+    """Dialects whose resources the agent registers: gputile, gpushare, nano, vcuda, nvidia, hami, vgpu."""
 
     isolation: Isolation = "none"
-    """How a container is kept to its card, unless the pod says otherwise: see docs/agent.md."""
+    """How containers are limited to their GPUs, unless the pod chooses another isolation: see docs/agent.md."""
 
     pods_choose_isolation: bool = False
-    """Whether a pod may choose any isolation by its annotation `gputile.io/isolation`, also a weaker one. A stronger
-    one is always its to choose; docs/agent.md has the order."""
+    """Whether a pod may choose any isolation by its annotation `gputile.io/isolation`, also a weaker one. A pod may
+    always choose a stronger one; docs/agent.md has the order."""
 
     cdi: Literal["auto", "yes", "no"] = "auto"
-    """Whether the runtime obeys CDI. auto: ask it at `runtime`; where it cannot be asked, the answer is no."""
+    """Whether the container runtime supports CDI. auto: query it at `runtime`; if it does not answer, no."""
 
     runtime: str = "/run/containerd/containerd.sock"
-    """The runtime's CRI socket, asked for `cdi: auto`, and which containers run. The agent mounts this socket alone."""
+    """CRI socket of the container runtime, queried for `cdi: auto` and for the running containers. The agent mounts
+    only this socket."""
 
     grant_timeout: float = 10.0
-    """Seconds that a container's start waits for its pod's grant, before the kubelet is told to try again."""
+    """Seconds that the start of a container waits for its pod's grant; then the kubelet retries."""
 
     poll_interval: float = 5.0
-    """Seconds between two looks at the cards."""
+    """Seconds between two polls of the GPU driver."""
 
     report_use: bool = False
-    """Ask the driver what each container's processes use of the cards, say it on the Lease and in /metrics, and tell
-    pods that take more than they were granted. Needs the host's process numbers (hostPID)."""
+    """Query the driver for what containers use of the GPUs, publish it on the Lease and in /metrics, and write an Event
+    on pods that use more than granted. Needs the host's PIDs (hostPID)."""
 
     hami_metrics: bool = False
-    """Show what `report_use` finds under HAMi's names too, for dashboards made for HAMi."""
+    """Also publish the metrics of `report_use` under HAMi's names, for dashboards made for HAMi."""
 
     listen: str = "127.0.0.1:12346"
     """Address and port of /healthz, /readyz and /metrics."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """From which level on log lines are written."""
+    """The lowest level of log lines that are written."""
 
     folders: FolderSettings = msgspec.field(default_factory=FolderSettings)
     heartbeat: HeartbeatSettings = msgspec.field(default_factory=HeartbeatSettings)
@@ -143,19 +146,24 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def checked(settings: AgentSettings) -> AgentSettings:
-    """What types cannot say."""
+    """The settings, after the checks that types cannot express. Raises `InputError`."""
     host, _, port = settings.listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise InputError(f"setting `listen` is {settings.listen!r}; write HOST:PORT, such as 0.0.0.0:12346")
+        raise InputError(f"setting `listen`: invalid address {settings.listen!r}; use HOST:PORT, such as 0.0.0.0:12346")
     if bool(settings.tls.certificate) != bool(settings.tls.key):
-        raise InputError("settings `tls.certificate` and `tls.key` go together")
+        raise InputError("settings `tls.certificate` and `tls.key`: only one is set; set both or neither")
     if settings.grant_timeout > LONGEST_GRANT_TIMEOUT:
         raise InputError(
-            f"setting `grant_timeout` is at most {LONGEST_GRANT_TIMEOUT:g}: a kubelet waits 30 seconds for a start"
+            f"setting `grant_timeout`: {settings.grant_timeout:g} is too long; use at most {LONGEST_GRANT_TIMEOUT:g}, "
+            "because a kubelet waits 30 seconds for PreStartContainer"
         )
-    strange = [name for name in settings.serve if name not in SERVED]
-    if strange or not settings.serve:
-        raise InputError(f"setting `serve` names {', '.join(strange) or 'nothing'}; write some of {', '.join(SERVED)}")
+    unknown = [dialect for dialect in settings.serve if dialect not in SERVED]
+    if unknown:
+        raise InputError(f"setting `serve`: unknown dialect {', '.join(unknown)}; use some of {', '.join(SERVED)}")
+    if not settings.serve:
+        raise InputError(f"setting `serve`: the list is empty; use some of {', '.join(SERVED)}")
     if settings.heartbeat.duration < 2 * settings.heartbeat.renew:
-        raise InputError("setting `heartbeat.duration` is at least twice `heartbeat.renew`, else a node comes and goes")
+        raise InputError(
+            "setting `heartbeat.duration`: must be at least twice `heartbeat.renew`; otherwise the node flaps"
+        )
     return settings

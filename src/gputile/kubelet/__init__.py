@@ -1,7 +1,6 @@
-"""The kubelet: its device-plugin API, and what it says of who holds which devices.
+"""Client and server of the kubelet's APIs, and a client of the container runtime beside it.
 
-Room:  `protobuf` and `messages` (the wire), `plugin` (one gRPC server per resource, registered again whenever the
-       kubelet starts), `allocation` (its checkpoint and its podresources socket), `runtime` (the CRI socket beside it).
-       Nothing here decides which card is whose.
-Door:  `plugin.Door`, `holding.read_checkpoint`, `runtime.ask`, `runtime.running`.
+`device_plugin` serves one resource over the device-plugin API, `checkpoint` reads the device manager's checkpoint file,
+`cri` queries the container runtime; `messages` and `protobuf` are their wire format. Nothing here decides which
+container gets which card.
 """

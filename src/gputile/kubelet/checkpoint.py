@@ -1,9 +1,7 @@
-"""Who holds which devices, as the kubelet says it.
+"""Reads the checkpoint file of the kubelet's device manager: which container holds which devices.
 
-Room:  the device manager's checkpoint is the only place that names init containers, pods by their UID, and what
-       Allocate had answered. It is read anew each time: a file of some kilobytes. An entry that cannot be read is left
-       out: its own container cannot start, and all others can.
-Door:  `read_checkpoint`, `registered`.
+The checkpoint is the only source that has init containers, pods by UID, and the responses of Allocate. It is read anew
+on every call (it has some kilobytes). An undecodable entry is skipped, so that only its own container cannot start.
 """
 
 import base64
@@ -17,11 +15,11 @@ from gputile.kubelet.protobuf import InvalidMessage, decode
 from gputile.model.errors import GputileError
 
 CHECKPOINT = "kubelet_internal_checkpoint"
-LARGEST = 64 * 2**20  # bytes of a checkpoint; one of 100,000 devices has five million
+LARGEST = 64 * 2**20  # bytes of a checkpoint; 100,000 devices take five million
 
 
 class UnreadableCheckpoint(GputileError):
-    """The kubelet's word is not there, or is none that we understand."""
+    """The kubelet's checkpoint file cannot be read or decoded."""
 
 
 class CheckpointEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,39 +29,45 @@ class CheckpointEntry(msgspec.Struct, frozen=True, kw_only=True):
     container: str
     resource: str
     ids: frozenset[str]
-    cdi: tuple[str, ...] = ()  # the CDI devices that Allocate named
+    cdi: tuple[str, ...] = ()  # the CDI devices in the response of Allocate
 
 
 class PodDeviceEntry(msgspec.Struct, rename="pascal"):
+    """One element of `PodDeviceEntries`, as the kubelet writes it."""
+
     pod_uid: str = msgspec.field(name="PodUID")
     container_name: str
     resource_name: str
     device_ids: dict[str, list[str] | None] | list[str] | None = msgspec.field(name="DeviceIDs", default=None)
-    alloc_resp: str | None = None  # base64 of the answer
+    alloc_resp: str | None = None  # base64 of a ContainerAllocateResponse
 
 
 class CheckpointData(msgspec.Struct, rename="pascal"):
+    """The `Data` of the checkpoint; entries stay raw, so that each is decoded on its own."""
+
     pod_device_entries: list[msgspec.Raw] | None = None
     registered_devices: dict[str, list[str] | None] | None = None
 
 
 class Checkpoint(msgspec.Struct, rename="pascal"):
+    """The checkpoint file as a whole; its checksum is not read."""
+
     data: CheckpointData
 
 
 CHECKPOINTS = msgspec.json.Decoder(Checkpoint)
 ENTRIES = msgspec.json.Decoder(PodDeviceEntry)
-UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+UNDECODABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 def read_checkpoint(folder: Path) -> tuple[CheckpointEntry, ...]:
-    """All that the kubelet's device manager has given out; also to pods that ended since its last allocation."""
-    entries = map(_entry, _read(folder).pod_device_entries or ())
-    return tuple(_held(entry) for entry in entries if entry is not None)
+    """All devices that the kubelet has allocated; also those of pods that ended since its last allocation."""
+    entries = map(_decode_entry, _read(folder).pod_device_entries or ())
+    return tuple(_checkpoint_entry(entry) for entry in entries if entry is not None)
 
 
 def registered(folder: Path, resource: str) -> frozenset[str]:
-    """The devices that the kubelet last heard of for a resource, from whichever plugin."""
+    """The device IDs that the kubelet last received for a resource, from whichever plugin."""
     return frozenset((_read(folder).registered_devices or {}).get(resource) or ())
 
 
@@ -73,22 +77,32 @@ def _read(folder: Path) -> CheckpointData:
         with path.open("rb") as file:
             content = file.read(LARGEST + 1)
         if len(content) > LARGEST:
-            raise UnreadableCheckpoint(f"{path} cannot be read: it has more than {LARGEST} bytes")
+            raise UnreadableCheckpoint(f"{path}: cannot be read: it has more than {LARGEST} bytes")
         return CHECKPOINTS.decode(content).data
     except FileNotFoundError:
-        return CheckpointData()  # a kubelet that has never heard of a device
-    except (OSError, *UNREADABLE) as wrong:
-        raise UnreadableCheckpoint(f"{path} cannot be read: {str(wrong)[:200]}") from wrong
+        return CheckpointData()  # this kubelet has never had a device plugin
+    except OSError as error:
+        raise UnreadableCheckpoint(f"{path}: cannot be read: {error.strerror or type(error).__name__}") from error
+    except UNDECODABLE as error:
+        raise UnreadableCheckpoint(
+            f"{path}: is not a checkpoint of the kubelet's device manager: {_why(error)}"
+        ) from error
 
 
-def _entry(raw: msgspec.Raw) -> PodDeviceEntry | None:
+def _why(error: Exception) -> str:
+    if isinstance(error, msgspec.ValidationError):
+        return f"unexpected value at {str(error).partition(' - at ')[2].strip('`') or '$'}"
+    return "nested too deeply" if isinstance(error, RecursionError) else "invalid JSON"
+
+
+def _decode_entry(raw: msgspec.Raw) -> PodDeviceEntry | None:
     try:
         return ENTRIES.decode(raw)
-    except UNREADABLE:
+    except UNDECODABLE:
         return None
 
 
-def _held(entry: PodDeviceEntry) -> CheckpointEntry:
+def _checkpoint_entry(entry: PodDeviceEntry) -> CheckpointEntry:
     return CheckpointEntry(
         pod=entry.pod_uid,
         container=entry.container_name,
@@ -99,16 +113,16 @@ def _held(entry: PodDeviceEntry) -> CheckpointEntry:
 
 
 def _ids(entry: PodDeviceEntry) -> list[str]:
-    """Since 1.20 they are sorted by NUMA node."""
+    """Since Kubernetes 1.20 device IDs are grouped by NUMA node."""
     if isinstance(entry.device_ids, dict):
-        return [one for ids in entry.device_ids.values() for one in ids or ()]
+        return [device_id for ids in entry.device_ids.values() for device_id in ids or ()]
     return entry.device_ids or []
 
 
-def _cdi_devices(answer: str) -> tuple[str, ...]:
-    """An answer that is none of ours, or none at all, names none."""
+def _cdi_devices(encoded: str) -> tuple[str, ...]:
+    """Of a response in base64; () for an empty or undecodable response, such as another plugin's."""
     try:
-        said = decode(wire.ContainerAllocateResponse, base64.b64decode(answer))
+        response = decode(wire.ContainerAllocateResponse, base64.b64decode(encoded))
     except (binascii.Error, ValueError, InvalidMessage):
         return ()
-    return tuple(device.name for device in said.cdi_devices)
+    return tuple(device.name for device in response.cdi_devices)

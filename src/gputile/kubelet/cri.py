@@ -1,6 +1,7 @@
-"""The container runtime, asked over its CRI socket: whether it obeys CDI, and what runs.
+"""A client of the container runtime's CRI socket: whether CDI is enabled, and which containers run.
 
-Its configuration says whether it obeys CDI (`Status`, verbose): a version would be a guess, for it is an option.
+Whether CDI is enabled is read from the runtime's configuration (`Status` with `verbose`). It is an option, so the
+runtime's version would be a guess.
 """
 
 from pathlib import Path
@@ -14,23 +15,23 @@ from gputile.kubelet.device_plugin import PLAIN_SOCKETS
 from gputile.kubelet.protobuf import Message, decoder, encode
 from gputile.model.errors import GputileError
 
-PATIENCE = 5.0  # seconds
-RUNNING = 1  # a container's state
+CALL_TIMEOUT = 5.0  # seconds
+RUNNING = 1  # CONTAINER_RUNNING of the CRI
 UID, NAME = "io.kubernetes.pod.uid", "io.kubernetes.container.name"
 
 M = TypeVar("M", bound=Message)
 
 
 class RuntimeUnavailable(GputileError):
-    """The runtime cannot be asked; the sentence says why."""
+    """The runtime does not answer over its CRI socket; the message says why."""
 
 
 class SocketReplaced(GputileError):
-    """The runtime made its socket anew, and the one that was mounted into our container is dead for good."""
+    """The runtime has created a new socket; the one that is mounted into this container stays dead."""
 
 
 class CdiSupport(msgspec.Struct, frozen=True):
-    """Whether the runtime obeys CDI, where it looks for specs, and how we know."""
+    """Whether the runtime supports CDI, in which folders it looks for specs, and the reason for the answer."""
 
     works: bool
     folders: tuple[str, ...] = ()
@@ -38,50 +39,55 @@ class CdiSupport(msgspec.Struct, frozen=True):
 
 
 class RunningContainer(msgspec.Struct, frozen=True):
-    """A container that runs, as the kubelet had it labelled."""
+    """A running container, by the labels that the kubelet gave it."""
 
     pod: str  # UID
     container: str = ""
 
 
 class RuntimeConfig(msgspec.Struct, rename={"enable_cdi": "enableCDI", "cdi_spec_dirs": "cdiSpecDirs"}):
+    """The CDI options in the configuration that containerd returns."""
+
     enable_cdi: bool | None = None
     cdi_spec_dirs: list[str] | None = None
 
 
 async def ask(socket: Path, folder: str) -> CdiSupport:
-    """What the runtime behind the socket says of CDI; our specs are in `folder`. Raises `RuntimeUnavailable`."""
-    said = await _call(socket, wire.RUNTIME_STATUS, wire.StatusRequest(verbose=True), wire.StatusResponse)
-    return read_config(said.info.get("config", ""), folder)
+    """Query the runtime's CDI support; our specs are in `folder`. Raises `RuntimeUnavailable`."""
+    response = await _call(socket, wire.RUNTIME_STATUS, wire.StatusRequest(verbose=True), wire.StatusResponse)
+    return read_config(response.info.get("config", ""), folder)
 
 
 async def running(socket: Path) -> dict[str, RunningContainer]:
-    """The containers that run now, by their ID; raises `RuntimeUnavailable`."""
-    said = await _call(socket, wire.CONTAINERS, wire.Empty(), wire.ListContainersResponse)
-    alive = [one for one in said.containers if one.state == RUNNING]
-    return {one.id: RunningContainer(one.labels.get(UID, ""), one.labels.get(NAME, "")) for one in alive}
+    """The containers that run now, by their ID. Raises `RuntimeUnavailable`."""
+    response = await _call(socket, wire.CONTAINERS, wire.Empty(), wire.ListContainersResponse)
+    return {
+        container.id: RunningContainer(container.labels.get(UID, ""), container.labels.get(NAME, ""))
+        for container in response.containers
+        if container.state == RUNNING
+    }
 
 
-async def _call(socket: Path, method: str, asked: Message, answer: type[M]) -> M:
+async def _call(socket: Path, method: str, request: Message, response_type: type[M]) -> M:
     try:
         async with grpc.aio.insecure_channel(f"unix:{socket}", options=PLAIN_SOCKETS) as channel:
-            call = channel.unary_unary(method, request_serializer=encode, response_deserializer=decoder(answer))
-            said: M | None = await call(asked, timeout=PATIENCE)
-    except grpc.aio.AioRpcError as no:
+            call = channel.unary_unary(method, request_serializer=encode, response_deserializer=decoder(response_type))
+            response: M | None = await call(request, timeout=CALL_TIMEOUT)
+    except grpc.aio.AioRpcError as error:
         if _is_unlinked(socket):
             raise SocketReplaced(
-                f"the runtime has replaced its socket {socket}, while we keep the one that was mounted into it: "
-                "the agent ends, so that the kubelet starts it with the new one"
-            ) from no
-        raise RuntimeUnavailable(f"the runtime at {socket} cannot be asked: {no.details()}") from no
-    if said is None:  # gRPC's word for an answer that could not be read
-        raise RuntimeUnavailable(f"what the runtime at {socket} answers cannot be read")
-    return said
+                f"{socket}: the container runtime has replaced its socket, and the agent has the old one mounted; "
+                "the agent exits, so that the kubelet restarts it with the new socket"
+            ) from error
+        raise RuntimeUnavailable(f"{socket}: the container runtime is unavailable: {error.details()}") from error
+    if response is None:  # what gRPC returns when the deserializer fails
+        raise RuntimeUnavailable(f"{socket}: the container runtime's response is undecodable")
+    return response
 
 
 def _is_unlinked(socket: Path) -> bool:
-    """Whether the file has no name on the node any more: so it is with a mount of one socket whose server was started
-    anew, and never where the folder is mounted."""
+    """Whether the file has no name on the node any more. This happens to a mount of a single socket when its server is
+    restarted, and never where the socket's folder is mounted."""
     try:
         return socket.stat().st_nlink == 0
     except OSError:
@@ -89,21 +95,27 @@ def _is_unlinked(socket: Path) -> bool:
 
 
 def read_config(text: str, folder: str) -> CdiSupport:
-    """containerd shows its configuration; whoever shows none has proven nothing."""
+    """containerd returns its configuration; a runtime without one counts as a runtime without CDI."""
     try:
         config = msgspec.json.decode(text.encode(), type=RuntimeConfig)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return CdiSupport(False, why="the runtime does not show its configuration; if it obeys CDI, set `cdi: yes`")
+        return CdiSupport(
+            False,
+            why="the container runtime does not report its configuration; if CDI is enabled there, set `cdi: yes`",
+        )
     if not config.enable_cdi:
-        return CdiSupport(False, why="CDI is off in the runtime's configuration; turn `enable_cdi` on")
+        return CdiSupport(False, why="CDI is disabled in the container runtime's configuration; set `enable_cdi` there")
     folders = tuple(config.cdi_spec_dirs or ())
-    if folders and _plain(folder) not in map(_plain, folders):
-        looks = " and ".join(folders)
-        return CdiSupport(False, why=f"it looks for CDI specs in {looks}, and ours are in {folder}; set `folders.cdi`")
-    return CdiSupport(True, folders, "its configuration says so")
+    if folders and _normalized(folder) not in map(_normalized, folders):
+        return CdiSupport(
+            False,
+            why=f"the container runtime reads CDI specs from {' and '.join(folders)}, "
+            f"the agent writes them to {folder}; set `folders.cdi`",
+        )
+    return CdiSupport(True, folders, "CDI is enabled in the container runtime's configuration")
 
 
-def _plain(folder: str) -> str:
-    """/var/run is a link to /run on every system of today."""
+def _normalized(folder: str) -> str:
+    """/var/run is a link to /run on all current systems."""
     path = folder.rstrip("/")
     return path.removeprefix("/var") if path.startswith("/var/run/") else path

@@ -1,8 +1,8 @@
-"""Protocol buffers for the few small messages that we exchange with the kubelet and the runtime.
+"""Encodes and decodes protocol buffers, as far as the messages of the kubelet and the container runtime need it.
 
-Room:  a `Message` is a Struct whose fields are in the order of their numbers, from 1. Text, bool, int, messages, lists
-       of text or messages, and maps of text are all that these APIs use. Unknown numbers are skipped.
-Door:  `encode(message)`, `decode(kind, data)`.
+A `Message` is a Struct whose fields are declared in the order of their field numbers, from 1. Supported are strings,
+bools, ints, messages, lists of strings or messages, and maps of strings; these APIs use nothing else. Unknown field
+numbers are skipped.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,33 +16,34 @@ from gputile.model.errors import GputileError
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 FIXED = {FIXED64: 8, FIXED32: 4}
 MOST_FIELDS = 300_000
-"""Fields of one message with all that it holds. The largest that is real names some 100,000 devices."""
+"""Fields of one message, nested messages included. The largest real message has some 100,000 devices."""
 
 
 class InvalidMessage(GputileError):
-    """Bytes that are no message of the kind that was expected."""
+    """The bytes do not decode as the expected message."""
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """Base of all messages; every field has a default, for what is empty is not sent."""
+    """Base of all messages; every field has a default, because empty values are not sent."""
 
 
 M = TypeVar("M", bound=Message)
 
 
 class Field(NamedTuple):
-    """One field of a message: its name, its type (of the items, if it has many), and whether it is a list or a map."""
+    """One field of a message: its name, its type (for a list or map: of the items), and its shape."""
 
     name: str
     kind: Any
     shape: type | None  # list, dict, or None for a single value
-    empty: Any  # what is not sent
+    empty: Any  # the default value, which is not sent
 
 
 @cache
-def fields(of: type[Message]) -> tuple[Field, ...]:
-    hints = get_type_hints(of)
-    return tuple(_field(name, hints[name]) for name in of.__struct_fields__)
+def fields(message_type: type[Message]) -> tuple[Field, ...]:
+    """The fields of a message type, in the order of their numbers."""
+    hints = get_type_hints(message_type)
+    return tuple(_field(name, hints[name]) for name in message_type.__struct_fields__)
 
 
 def _field(name: str, hint: Any) -> Field:
@@ -50,7 +51,7 @@ def _field(name: str, hint: Any) -> Field:
     return Field(name, get_args(hint)[0], origin, None) if origin in (list, dict) else Field(name, hint, None, hint())
 
 
-# ---- out ------------------------------------------------------------------------------------------------------------
+# ---- encode ---------------------------------------------------------------------------------------------------------
 
 
 def encode(message: Message) -> bytes:
@@ -62,7 +63,7 @@ def encode(message: Message) -> bytes:
                 _put(out, number, item)
         elif field.shape is dict:
             for key, item in value.items():
-                _put_bytes(out, number, _pair(key, item))
+                _put_bytes(out, number, _map_entry(key, item))
         elif value and value != field.empty:
             _put(out, number, value)
     return bytes(out)
@@ -81,7 +82,7 @@ def _put_bytes(out: bytearray, number: int, data: bytes) -> None:
     out += _varint(number << 3 | BYTES) + _varint(len(data)) + data
 
 
-def _pair(key: str, value: str) -> bytes:
+def _map_entry(key: str, value: str) -> bytes:
     out = bytearray()
     _put(out, 1, key)
     _put(out, 2, value)
@@ -89,7 +90,7 @@ def _pair(key: str, value: str) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    value &= 2**64 - 1  # as the format has it, negative numbers take ten bytes
+    value &= 2**64 - 1  # two's complement: negative numbers take ten bytes
     if value < 0x80:
         return bytes((value,))
     out = bytearray()
@@ -100,19 +101,19 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-# ---- in -------------------------------------------------------------------------------------------------------------
+# ---- decode ---------------------------------------------------------------------------------------------------------
 
 
 class FieldBudget:
-    """How many fields may still be read."""
+    """The number of fields that may still be decoded of one message; it bounds the time that a message takes."""
 
     def __init__(self) -> None:
-        self._left = MOST_FIELDS
+        self._remaining = MOST_FIELDS
 
     def spend(self) -> None:
-        self._left -= 1
-        if self._left < 0:
-            raise InvalidMessage(f"the message has more than {MOST_FIELDS} fields")
+        self._remaining -= 1
+        if self._remaining < 0:
+            raise InvalidMessage(f"message has more than {MOST_FIELDS} fields")
 
 
 def decode(kind: type[M], data: bytes) -> M:
@@ -120,30 +121,30 @@ def decode(kind: type[M], data: bytes) -> M:
 
 
 def _decode(kind: type[M], data: bytes, budget: FieldBudget) -> M:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     known = fields(kind)
-    for number, wire, value in _parts(data, budget):
+    for number, wire, value in _fields_in(data, budget):
         if number > len(known):
             continue
         field = known[number - 1]
-        read = _read(field, wire, value, kind, budget)
+        decoded = _decode_value(field, wire, value, kind, budget)
         if field.shape is list:
-            found.setdefault(field.name, []).append(read)
+            values.setdefault(field.name, []).append(decoded)
         elif field.shape is dict:
-            found.setdefault(field.name, {}).update(read)
+            values.setdefault(field.name, {}).update(decoded)
         else:
-            found[field.name] = read
-    return kind(**found)
+            values[field.name] = decoded
+    return kind(**values)
 
 
-def _read(field: Field, wire: int, value: int | bytes, kind: type[Message], budget: FieldBudget) -> Any:
+def _decode_value(field: Field, wire: int, value: int | bytes, kind: type[Message], budget: FieldBudget) -> Any:
     if field.kind in (int, bool) and wire == VARINT and isinstance(value, int):
         return bool(value) if field.kind is bool else _signed(value)
     if field.kind in (int, bool) or not isinstance(value, bytes):
-        raise InvalidMessage(f"`{field.name}` of {kind.__name__} has the wrong wire type {wire}")
+        raise InvalidMessage(f"`{field.name}` of {kind.__name__} has wrong wire type {wire}")
     if field.shape is dict:
-        pair = {number: _text(item) for number, _, item in _parts(value, budget) if isinstance(item, bytes)}
-        return {pair.get(1, ""): pair.get(2, "")}
+        entry = {number: _text(item) for number, _, item in _fields_in(value, budget) if isinstance(item, bytes)}
+        return {entry.get(1, ""): entry.get(2, "")}
     return _text(value) if field.kind is str else _decode(field.kind, value, budget)
 
 
@@ -154,33 +155,33 @@ def _signed(value: int) -> int:
 def _text(data: bytes) -> str:
     try:
         return data.decode()
-    except UnicodeDecodeError as wrong:
-        raise InvalidMessage(f"text that is no UTF-8: {wrong}") from wrong
+    except UnicodeDecodeError as error:
+        raise InvalidMessage(f"invalid UTF-8 in a string, at byte {error.start}") from error
 
 
-def _parts(data: bytes, budget: FieldBudget) -> Iterator[tuple[int, int, int | bytes]]:
-    """Number, wire type and value of each field, as they come."""
+def _fields_in(data: bytes, budget: FieldBudget) -> Iterator[tuple[int, int, int | bytes]]:
+    """Number, wire type and value of each field, in the order of the data."""
     at = 0
     while at < len(data):
         budget.spend()
-        tag, at = _number(data, at)
+        tag, at = _read_varint(data, at)
         number, wire = tag >> 3, tag & 7
         if not number:
-            raise InvalidMessage("a field has the number 0")
+            raise InvalidMessage("invalid field number 0")
         value: int | bytes
         if wire == VARINT:
-            value, at = _number(data, at)
+            value, at = _read_varint(data, at)
         elif wire == BYTES:
-            size, at = _number(data, at)
+            size, at = _read_varint(data, at)
             value, at = _slice(data, at, size)
         elif wire in FIXED:
             value, at = _slice(data, at, FIXED[wire])
         else:
-            raise InvalidMessage(f"wire type {wire} is not used any more")
+            raise InvalidMessage(f"unsupported wire type {wire}")
         yield number, wire, value
 
 
-def _number(data: bytes, at: int) -> tuple[int, int]:
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while at < len(data):
         byte = data[at]
@@ -190,16 +191,16 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
             return value & (2**64 - 1), at
         shift += 7
         if shift > 63:
-            raise InvalidMessage("a number has more than ten bytes")
-    raise InvalidMessage("the message ends in the middle of a number")
+            raise InvalidMessage("varint has more than ten bytes")
+    raise InvalidMessage("message ends inside a varint")
 
 
 def _slice(data: bytes, at: int, size: int) -> tuple[bytes, int]:
     if at + size > len(data):
-        raise InvalidMessage(f"the message ends {at + size - len(data)} bytes early")
+        raise InvalidMessage(f"message is truncated by {at + size - len(data)} bytes")
     return data[at : at + size], at + size
 
 
 def decoder(kind: type[M]) -> Callable[[bytes], M]:
-    """For gRPC, which wants a function of bytes."""
+    """The deserializer of a message type, as gRPC takes it."""
     return lambda data: decode(kind, data)

@@ -1,6 +1,6 @@
-"""The GPU driver: which cards there are, how they are, and who uses them.
+"""The GPU driver: which cards there are, their health, and the processes that use them.
 
-Room:  one Protocol (`values.Driver`) with three makers: `real` (NVIDIA's NVML), `fake` (for tests and trials) and
-       `null` (a machine without a driver). All calls block; whoever has a loop calls them in a thread.
-Door:  `values.Driver`. `python -m gputile.nvml` shows what the driver of this machine says.
+`driver.Driver` is the interface; it has three implementations: `real` (NVIDIA's NVML), `fake` (for tests) and `null` (a
+machine without a driver). All calls block, so asyncio code must call them in a thread. `python -m gputile.nvml` prints
+what the driver of this machine reports.
 """

@@ -1,4 +1,4 @@
-"""`python -m gputile.nvml`: what the driver of this machine shows, as a table."""
+"""`python -m gputile.nvml`: prints what the driver of this machine reports, as a table."""
 
 import sys
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ def main() -> int:
     driver = RealDriver()
     try:
         print("\n".join(report(driver)))
-    except NoDriver as missing:
-        print(missing, file=sys.stderr)
+    except NoDriver as error:
+        print(error, file=sys.stderr)
         return 1
     finally:
         driver.close()
@@ -23,23 +23,24 @@ def main() -> int:
 
 
 def report(driver: Driver) -> Iterator[str]:
-    sight = driver.look()
-    yield f"driver {sight.driver or 'unknown'}, CUDA {sight.cuda or 'unknown'}, {len(sight.gpus)} cards"
-    if sight.gpus:
-        yield from aligned([HEAD, *(_line(gpu, driver.processes(gpu.uuid)) for gpu in sight.gpus)])
-    if sight.links:
-        yield from aligned(_links(sight))
-    yield from sight.nameless
+    """The lines of the table."""
+    snapshot = driver.snapshot()
+    yield f"driver {snapshot.driver or 'unknown'}, CUDA {snapshot.cuda or 'unknown'}, {len(snapshot.gpus)} GPUs"
+    if snapshot.gpus:
+        yield from aligned([HEAD, *(_row(gpu, driver.processes(gpu.uuid)) for gpu in snapshot.gpus)])
+    if snapshot.links:
+        yield from aligned(_links(snapshot))
+    yield from snapshot.unidentified
 
 
-def aligned(lines: list[tuple[str, ...]]) -> Iterator[str]:
-    """Columns as wide as their widest word."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        yield "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip()
+def aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
+    """Rows as lines, with columns as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _line(gpu: DriverGpu, processes: tuple[GpuProcess, ...] | None) -> tuple[str, ...]:
+def _row(gpu: DriverGpu, processes: tuple[GpuProcess, ...] | None) -> tuple[str, ...]:
     return (
         str(gpu.index),
         gpu.uuid,
@@ -49,7 +50,7 @@ def _line(gpu: DriverGpu, processes: tuple[GpuProcess, ...] | None) -> tuple[str
         gpu.pci or "-",
         "-" if gpu.minor < 0 else f"/dev/nvidia{gpu.minor}",
         "?" if processes is None else ", ".join(map(_process, processes)) or "-",
-        gpu.fault or "well",
+        gpu.fault or "healthy",
     )
 
 
@@ -59,9 +60,9 @@ def _process(process: GpuProcess) -> str:
     return f"{process.pid}{memory}{cores}"
 
 
-def _links(sight: DriverSnapshot) -> list[tuple[str, ...]]:
-    numbers = [str(gpu.index) for gpu in sight.gpus]
-    rows = zip(numbers, sight.links, strict=True)
+def _links(snapshot: DriverSnapshot) -> list[tuple[str, ...]]:
+    numbers = [str(gpu.index) for gpu in snapshot.gpus]
+    rows = zip(numbers, snapshot.links, strict=True)
     return [("LINKS", *numbers), *((number, *map(str, weights)) for number, weights in rows)]
 
 

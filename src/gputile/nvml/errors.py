@@ -1,8 +1,7 @@
-"""How NVML says no, and what that means for us.
+"""NVML's return codes, and what each means for gputile.
 
-Room:  three kinds of failure. The driver or the card does not know the question: normal, and means "not said". The card
-       does not answer: its fault, as a short sentence. The driver does not answer: `NoDriver`, with what to do.
-Door:  `ask`, `fault`, `no_driver`.
+There are three kinds of failure. The driver or the card does not support the query: normal, the value is unknown. The
+card does not answer: a fault of the card, in a short message. The driver does not answer: `NoDriver`, with what to do.
 """
 
 from collections.abc import Callable
@@ -13,11 +12,11 @@ from typing import Any, TypeAlias
 from gputile.nvml.driver import NoDriver
 
 Nvml: TypeAlias = ModuleType
-"""The module `pynvml`, imported when a driver is first asked. It has no types of its own."""
+"""The module `pynvml`, imported at the first call of a driver. It has no type annotations."""
 
 
 class NvmlCode(IntEnum):
-    """The return codes of NVML that we tell apart."""
+    """The return codes of NVML that gputile distinguishes."""
 
     UNINITIALIZED = 1
     INVALID_ARGUMENT = 2
@@ -42,14 +41,14 @@ class NvmlCode(IntEnum):
     UNKNOWN = 999
 
 
-UNSAID = frozenset(
+NOT_AVAILABLE = frozenset(
     {
-        NvmlCode.INVALID_ARGUMENT,  # a question as this driver does not know it; a card that is gone gave no handle
+        NvmlCode.INVALID_ARGUMENT,  # this driver does not know the query; a card that is gone fails earlier, by handle
         NvmlCode.NOT_SUPPORTED,
         NvmlCode.NO_PERMISSION,
         NvmlCode.NOT_FOUND,
         NvmlCode.FUNCTION_NOT_FOUND,
-        NvmlCode.CORRUPTED_INFOROM,  # a label on the board cannot be read; the card computes as before
+        NvmlCode.CORRUPTED_INFOROM,  # the board's infoROM is unreadable; the card computes as before
         NvmlCode.NO_DATA,
         NvmlCode.VGPU_ECC_NOT_SUPPORTED,
         NvmlCode.ARGUMENT_VERSION_MISMATCH,
@@ -57,18 +56,18 @@ UNSAID = frozenset(
         NvmlCode.NOT_READY,
     }
 )
-"""This driver, card or caller gets no answer to this question. The card may be as well as can be."""
+"""The value is not available from this driver, card or caller. The card may still be healthy."""
 
 NO_SUCH_CARD = frozenset({NvmlCode.INVALID_ARGUMENT, NvmlCode.NOT_FOUND})
-"""The answer to an index or UUID that is not there (any more)."""
+"""The result for an index or UUID that does not exist (any more)."""
 
 DRIVER_IS_GONE = frozenset(
     {NvmlCode.UNINITIALIZED, NvmlCode.DRIVER_NOT_LOADED, NvmlCode.LIBRARY_NOT_FOUND, NvmlCode.LIB_RM_VERSION_MISMATCH}
 )
-"""Whatever was asked, it is not the card's fault."""
+"""The whole driver failed, whatever was queried; this is no fault of the card."""
 
 _FAULT = {
-    NvmlCode.NO_PERMISSION: "the driver lets nobody ask it; give the agent its device file",
+    NvmlCode.NO_PERMISSION: "permission denied; give the agent the GPU's device file",
     NvmlCode.INSUFFICIENT_POWER: "its power cables are not connected",
     NvmlCode.IRQ_ISSUE: "its interrupts do not arrive",
     NvmlCode.GPU_IS_LOST: "fell off the bus; reset it or reboot the machine",
@@ -77,37 +76,37 @@ _FAULT = {
 }
 
 _NO_DRIVER = {
-    NvmlCode.LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 is not found; install the driver, or let the container see it"
+    NvmlCode.LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 is not found; install the driver, or give the container access to it"
     " (NVIDIA's container runtime, or a mount of the driver's libraries)",
-    NvmlCode.DRIVER_NOT_LOADED: "the kernel module is not loaded or out of reach; load it (modprobe nvidia),"
+    NvmlCode.DRIVER_NOT_LOADED: "the kernel module is not loaded or not accessible; load it (modprobe nvidia),"
     " or give the container /dev/nvidiactl",
-    NvmlCode.LIB_RM_VERSION_MISMATCH: "its library and its kernel module are of different versions, as after an update;"
+    NvmlCode.LIB_RM_VERSION_MISMATCH: "its library and its kernel module have different versions, as after an update;"
     " reload the module or reboot, then start this program again",
-    NvmlCode.NO_PERMISSION: "it lets nobody ask; run as root, or give the container /dev/nvidiactl",
-    NvmlCode.UNINITIALIZED: "it was shut down; the next look begins anew",
-    NvmlCode.UNKNOWN: "it fails without a reason; `dmesg` and `nvidia-smi` may know more",
+    NvmlCode.NO_PERMISSION: "permission denied; run as root, or give the container /dev/nvidiactl",
+    NvmlCode.UNINITIALIZED: "it was shut down; the next query connects again",
+    NvmlCode.UNKNOWN: "it fails without a reason; see `dmesg` and `nvidia-smi`",
 }
 
 
-def ask(nvml: Nvml, question: Callable[..., Any], *about: Any) -> Any:
-    """The answer, or None when it is not said. Other failures are the caller's."""
+def query(nvml: Nvml, function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of an NVML function, or None when it is not available. Other failures are raised."""
     try:
-        return question(*about)
-    except nvml.NVMLError as failed:
-        if failed.value in UNSAID:
+        return function(*arguments)
+    except nvml.NVMLError as error:
+        if error.value in NOT_AVAILABLE:
             return None
         raise
 
 
-def fault(failed: Any) -> str:
-    """What an `NVMLError` says about the card that was asked."""
-    return _FAULT.get(failed.value) or f"does not answer: {_words(failed)}"
+def fault_of(error: Any) -> str:
+    """The fault of the card whose query failed with this `NVMLError`."""
+    return _FAULT.get(error.value) or f"does not answer: {_description(error)}"
 
 
-def no_driver(failed: Any) -> NoDriver:
-    """What an `NVMLError` says about the driver."""
-    return NoDriver(f"no NVIDIA driver: {_NO_DRIVER.get(failed.value) or f'it answers {_words(failed)!r}'}")
+def no_driver(error: Any) -> NoDriver:
+    """This `NVMLError` as a failure of the whole driver."""
+    return NoDriver(f"no NVIDIA driver: {_NO_DRIVER.get(error.value) or f'it answers {_description(error)!r}'}")
 
 
-def _words(failed: Any) -> str:
-    return str(failed).rstrip(".")
+def _description(error: Any) -> str:
+    return str(error).rstrip(".")

@@ -1,7 +1,5 @@
-"""Cards that a test makes up: `FakeDriver(cards(8))`, then `fail`, `heal`, `use`, `report`, `vanish`, `come_back`.
-
-Room:  keeps what it was told, and may be told from another thread than the one that asks or waits.
-Door:  `FakeDriver`, `cards`.
+"""A driver for tests, without hardware: `FakeDriver(cards(8))`, then `fail`, `heal`, `use`, `report`, `vanish`,
+`come_back`. It may be changed from another thread than the one that queries it or waits.
 """
 
 from collections.abc import Sequence
@@ -16,7 +14,7 @@ from gputile.nvml.driver import DriverGpu, DriverSnapshot, GpuProcess, NoDriver,
 def cards(
     count: int, model: str = "NVIDIA A100-SXM4-80GB", memory: MiB = 81920, machine: str = "fake"
 ) -> tuple[DriverGpu, ...]:
-    """Cards of one kind, half of them on each of two NUMA nodes."""
+    """Cards of one model, half of them on each of two NUMA nodes."""
     return tuple(
         DriverGpu(
             index=index,
@@ -32,20 +30,20 @@ def cards(
 
 
 class FakeDriver:
-    """Keeps `values.Driver`."""
+    """A `Driver` whose cards, processes and errors are set by a test."""
 
     def __init__(self, gpus: Sequence[DriverGpu] = (), links: tuple[tuple[int, ...], ...] = ()) -> None:
-        self.sight = DriverSnapshot(gpus=tuple(gpus), links=links, driver="550.54.15", cuda="12.4")
+        self._snapshot = DriverSnapshot(gpus=tuple(gpus), links=links, driver="550.54.15", cuda="12.4")
         self.used: dict[str, tuple[GpuProcess, ...]] = {}
         self.is_closed = False
-        self._trouble = ""
-        self._news: SimpleQueue[XidError | None] = SimpleQueue()  # None only wakes whoever waits
+        self._failure = ""
+        self._errors: SimpleQueue[XidError | None] = SimpleQueue()  # None only wakes the waiting thread
 
-    # ---- what a test does --------------------------------------------------------------------------------------------
+    # ---- for tests ---------------------------------------------------------------------------------------------------
 
     def put(self, *gpus: DriverGpu, links: tuple[tuple[int, ...], ...] = ()) -> None:
-        """From now on these are the cards."""
-        self.sight = msgspec.structs.replace(self.sight, gpus=gpus, links=links)
+        """Replace the cards."""
+        self._snapshot = msgspec.structs.replace(self._snapshot, gpus=gpus, links=links)
 
     def fail(self, uuid: str, fault: str = "fell off the bus") -> None:
         self._set_fault(uuid, fault)
@@ -54,52 +52,52 @@ class FakeDriver:
         self._set_fault(uuid, "")
 
     def use(self, uuid: str, *processes: GpuProcess) -> None:
-        """From now on these are the card's processes."""
+        """Replace the processes of the card."""
         self.used[uuid] = processes
 
     def report(self, number: int, uuid: str = "") -> None:
-        """The driver reports an error."""
-        self._news.put(XidError(number, uuid))
+        """Report an XID error."""
+        self._errors.put(XidError(number, uuid))
 
     def vanish(self, why: str = "no NVIDIA driver: the kernel module is not loaded") -> None:
-        """The driver goes away; whoever waits learns it at once."""
-        self._trouble = why
-        self._news.put(None)
+        """Unload the driver; a waiting thread gets `NoDriver` at once."""
+        self._failure = why
+        self._errors.put(None)
 
     def come_back(self) -> None:
-        self._trouble = ""
+        self._failure = ""
 
-    # ---- what a driver does ------------------------------------------------------------------------------------------
+    # ---- the Driver interface ----------------------------------------------------------------------------------------
 
-    def look(self) -> DriverSnapshot:
+    def snapshot(self) -> DriverSnapshot:
         self._check()
-        return self.sight
+        return self._snapshot
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
         self._check()
-        return self.used.get(uuid, ()) if any(gpu.uuid == uuid for gpu in self.sight.gpus) else None
+        return self.used.get(uuid, ()) if any(gpu.uuid == uuid for gpu in self._snapshot.gpus) else None
 
     def wait(self, seconds: float) -> XidError | None:
         self._check()
         try:
-            news = None if self.is_closed else self._news.get(timeout=seconds)
+            error = None if self.is_closed else self._errors.get(timeout=seconds)
         except Empty:
             return None
         self._check()
-        return news
+        return error
 
     def close(self) -> None:
         self.is_closed = True
-        self._news.put(None)
+        self._errors.put(None)
 
     def _check(self) -> None:
-        if self._trouble:
-            raise NoDriver(self._trouble)
+        if self._failure:
+            raise NoDriver(self._failure)
 
     def _set_fault(self, uuid: str, fault: str) -> None:
-        if uuid not in {gpu.uuid for gpu in self.sight.gpus}:
+        if uuid not in {gpu.uuid for gpu in self._snapshot.gpus}:
             raise KeyError(uuid)
         self.put(
-            *(msgspec.structs.replace(gpu, fault=fault) if gpu.uuid == uuid else gpu for gpu in self.sight.gpus),
-            links=self.sight.links,
+            *(msgspec.structs.replace(gpu, fault=fault) if gpu.uuid == uuid else gpu for gpu in self._snapshot.gpus),
+            links=self._snapshot.links,
         )

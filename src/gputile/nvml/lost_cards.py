@@ -1,7 +1,6 @@
-"""Which card it is that no longer says so.
+"""Restores the identity of cards that stopped answering, by comparison with the previous snapshot. Pure functions.
 
-Room:  pure. A card that fails often cannot tell its UUID any more; who else should be there and is not, it must be.
-Door:  `complete`.
+A card that fails often cannot report its UUID any more. It is identified as the card that is missing.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -12,42 +11,42 @@ from gputile.nvml.driver import DriverGpu
 
 Gpus = tuple[DriverGpu, ...]
 
-UNSHOWN = "the driver holds it and no longer shows it; see `dmesg`"
+HIDDEN = "still bound to the driver, which no longer lists it; see `dmesg`"
 
 
 def complete(
-    seen: Sequence[DriverGpu], silent: Mapping[int, str], before: Sequence[DriverGpu], bound: Set[str]
+    answering: Sequence[DriverGpu], failed: Mapping[int, str], before: Sequence[DriverGpu], bound: Set[str]
 ) -> tuple[Gpus, tuple[str, ...]]:
-    """The cards that answered, those of `before` that did not, and a sentence for each that cannot be told.
+    """All cards, those of `before` that stopped answering included, and a message for each unidentified card.
 
-    `silent` has the fault of each index that did not say who it is. `bound` are the PCI addresses that the kernel says
-    the driver holds: a card that the driver stopped showing is broken if it is among them, and else was taken away.
+    `failed` has the fault of each index whose UUID could not be read. `bound` are the PCI addresses that the kernel
+    shows as bound to the driver: a card that the driver stopped listing is broken if it is bound, and removed if not.
     """
-    here = {gpu.uuid for gpu in seen}
+    here = {gpu.uuid for gpu in answering}
     missing = [gpu for gpu in before if gpu.uuid not in here]
-    shown, nameless = list(seen), []
-    for index, fault in silent.items():
-        who = _who(index, missing, alone=len(silent) == 1)
-        if who is None:
-            nameless.append(f"card {index}: {fault}")
+    gpus, unidentified = list(answering), []
+    for index, fault in failed.items():
+        gpu = _identify(index, missing, alone=len(failed) == 1)
+        if gpu is None:
+            unidentified.append(f"GPU {index}: {fault}")
         else:
-            missing.remove(who)
-            shown.append(msgspec.structs.replace(who, index=index, fault=fault))
+            missing.remove(gpu)
+            gpus.append(msgspec.structs.replace(gpu, index=index, fault=fault))
     for gpu in missing:
         if gpu.pci in bound:
-            index = _free_index(gpu.index, shown)
-            shown.append(msgspec.structs.replace(gpu, index=index, fault=gpu.fault or UNSHOWN))
-    return tuple(sorted(shown, key=lambda gpu: gpu.index)), tuple(nameless)
+            index = _free_index(gpu.index, gpus)
+            gpus.append(msgspec.structs.replace(gpu, index=index, fault=gpu.fault or HIDDEN))
+    return tuple(sorted(gpus, key=lambda gpu: gpu.index)), tuple(unidentified)
 
 
-def _who(index: int, missing: Sequence[DriverGpu], *, alone: bool) -> DriverGpu | None:
-    same = [gpu for gpu in missing if gpu.index == index]
-    if not same and alone and len(missing) == 1:
-        same = list(missing)  # the driver counts anew, and only one can be meant
-    return same[0] if same else None
+def _identify(index: int, missing: Sequence[DriverGpu], *, alone: bool) -> DriverGpu | None:
+    candidates = [gpu for gpu in missing if gpu.index == index]
+    if not candidates and alone and len(missing) == 1:
+        candidates = list(missing)  # the driver has renumbered its cards, and only one is missing
+    return candidates[0] if candidates else None
 
 
-def _free_index(wanted: int, shown: Sequence[DriverGpu]) -> int:
-    """The driver has given its number to another, perhaps; two cards of one number would be taken for each other."""
-    taken = {gpu.index for gpu in shown}
-    return wanted if wanted not in taken else max(taken) + 1
+def _free_index(preferred: int, gpus: Sequence[DriverGpu]) -> int:
+    """The driver may have given the card's number to another card; two cards with one number would be confused."""
+    taken = {gpu.index for gpu in gpus}
+    return preferred if preferred not in taken else max(taken) + 1

@@ -1,8 +1,4 @@
-"""A machine without a driver.
-
-Room:  says so whenever it is asked. Who asks decides how often that is worth telling.
-Door:  `NullDriver`.
-"""
+"""A driver for machines without one: every query raises `NoDriver`."""
 
 from typing import NoReturn
 
@@ -10,12 +6,12 @@ from gputile.nvml.driver import NoDriver
 
 
 class NullDriver:
-    """Keeps `values.Driver`."""
+    """A `Driver` that is never there."""
 
     def __init__(self, why: str = "no driver: this machine is set to have no GPUs") -> None:
         self._why = why
 
-    def look(self) -> NoReturn:
+    def snapshot(self) -> NoReturn:
         raise NoDriver(self._why)
 
     def processes(self, uuid: str) -> NoReturn:
@@ -25,4 +21,4 @@ class NullDriver:
         raise NoDriver(self._why)
 
     def close(self) -> None:
-        """Nothing was held."""
+        """There is nothing to disconnect."""

@@ -1,8 +1,7 @@
-"""Being connected to NVML: from init to shutdown.
+"""A connection to NVML, from init to shutdown.
 
-Room:  NVML counts inits, and lets go at as many shutdowns. So `look` and `wait`, which are called in different threads,
-       each have a session, and neither can pull the library away under the other.
-Door:  `NvmlSession.asking`.
+NVML counts inits, and disconnects after as many shutdowns. So `RealDriver.snapshot` and `RealDriver.wait`, which run in
+different threads, each have a session of their own, and neither can disconnect the other.
 """
 
 from collections.abc import Iterator
@@ -12,8 +11,9 @@ from gputile.nvml.errors import Nvml, no_driver
 
 
 class NvmlSession:
-    """
-    closed --open--> open --close, or a failure that passes through `asking`--> closed
+    """One init of NVML.
+
+    closed --open--> open --close, or an NVML error that leaves `connected`--> closed
     """
 
     def __init__(self) -> None:
@@ -24,28 +24,28 @@ class NvmlSession:
         return self._nvml is not None
 
     @contextmanager
-    def asking(self) -> Iterator[Nvml]:
-        """NVML, connected. An NVML failure that nobody caught inside is the driver's, and ends the session."""
+    def connected(self) -> Iterator[Nvml]:
+        """NVML, connected. An NVML error that is not handled inside is the driver's: it ends the session."""
         nvml = self.open()
         try:
             yield nvml
-        except nvml.NVMLError as failed:
+        except nvml.NVMLError as error:
             self.close()
-            raise no_driver(failed) from failed
+            raise no_driver(error) from error
 
     def open(self) -> Nvml:
         if self._nvml is None:
-            import pynvml  # a quarter of a megabyte of Python: only where there is somebody to ask
+            import pynvml  # a quarter of a megabyte of Python: imported only when a driver is queried
 
             try:
                 pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)  # a driver without cards is no failure
-            except pynvml.NVMLError as failed:
-                raise no_driver(failed) from failed
+            except pynvml.NVMLError as error:
+                raise no_driver(error) from error
             self._nvml = pynvml
         return self._nvml
 
     def close(self) -> None:
         nvml, self._nvml = self._nvml, None
         if nvml is not None:
-            with suppress(nvml.NVMLError):  # gone already: as good as closed
+            with suppress(nvml.NVMLError):  # the driver is gone already
                 nvml.nvmlShutdown()

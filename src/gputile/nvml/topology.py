@@ -1,17 +1,14 @@
-"""How close the cards of a machine are to each other.
+"""How close the cards of a machine are to each other: one whole number per pair, larger is closer, 0 is no link.
 
-Room:  one whole number per pair, larger is closer, 0 is no link. The scheduler adds them up over a set of cards
-       (`engine/placement/topology.py`) and gives them no other meaning.
+The scheduler adds these weights up over a set of cards (`engine/placement/topology.py`); they have no other meaning.
 
-         10 x n   n active NVLinks from one to the other, or from both to an NVSwitch (the lesser of the two counts)
+         10 x n   n active NVLinks between the two, or from both to an NVSwitch (the lesser of the two counts)
               5   two GPUs of one board
               4   one PCIe switch between them
               3   several PCIe switches
               2   the host bridge
               1   the same NUMA node
-              0   the way leads from one NUMA node to another: every pair has that, so it is no link to ask for
-
-Door:  `links`.
+              0   the path leads from one NUMA node to another: every pair has that, so it is no link
 """
 
 from collections import Counter
@@ -33,52 +30,52 @@ Links = tuple[tuple[int, ...], ...]
 
 
 def links(nvml: Nvml, gpus: Sequence[DriverGpu], handles: Mapping[str, Any]) -> Links:
-    """By position; () when the driver says nothing about any pair. A card without a handle has no links."""
-    wires = {uuid: _nvlinks(nvml, handle) for uuid, handle in handles.items()}
-    said: dict[tuple[int, int], int] = {}
-    for row, one in enumerate(gpus):
+    """The weights by position; () when the driver reports none of the pairs. A card without a handle has no links."""
+    nvlinks = {uuid: _nvlinks(nvml, handle) for uuid, handle in handles.items()}
+    weights: dict[tuple[int, int], int] = {}
+    for row, gpu in enumerate(gpus):
         for column, other in enumerate(gpus[:row]):
-            if one.uuid in handles and other.uuid in handles:
-                weight = _nvlink_weight(one, other, wires) or _ancestor(nvml, handles[one.uuid], handles[other.uuid])
+            if gpu.uuid in handles and other.uuid in handles:
+                weight = _nvlink_weight(gpu, other, nvlinks) or _ancestor(nvml, handles[gpu.uuid], handles[other.uuid])
                 if weight is not None:
-                    said[row, column] = said[column, row] = weight
+                    weights[row, column] = weights[column, row] = weight
     positions = range(len(gpus))
-    return tuple(tuple(said.get((row, column), 0) for column in positions) for row in positions) if said else ()
+    return tuple(tuple(weights.get((row, column), 0) for column in positions) for row in positions) if weights else ()
 
 
-def _nvlink_weight(one: DriverGpu, other: DriverGpu, wires: Mapping[str, Counter[str]]) -> int:
-    """Each side is asked, because a driver may know the far end from one side only."""
-    direct = max(wires[one.uuid][other.pci], wires[other.uuid][one.pci]) if one.pci and other.pci else 0
-    return NVLINK * (direct + min(wires[one.uuid][SWITCH], wires[other.uuid][SWITCH]))
+def _nvlink_weight(gpu: DriverGpu, other: DriverGpu, nvlinks: Mapping[str, Counter[str]]) -> int:
+    """Both sides are queried, because a driver may know the remote end from one side only."""
+    direct = max(nvlinks[gpu.uuid][other.pci], nvlinks[other.uuid][gpu.pci]) if gpu.pci and other.pci else 0
+    return NVLINK * (direct + min(nvlinks[gpu.uuid][SWITCH], nvlinks[other.uuid][SWITCH]))
 
 
 def _nvlinks(nvml: Nvml, handle: Any) -> Counter[str]:
-    """How many active NVLinks lead where: to a card, by its PCI address, or to `SWITCH`."""
+    """The number of active NVLinks by remote end: the PCI address of a card, or `SWITCH`."""
     ends: Counter[str] = Counter()
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        state = _said(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)
-        if state == nvml.NVML_FEATURE_ENABLED and (end := _far_end(nvml, handle, link)):
+        state = _query(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)
+        if state == nvml.NVML_FEATURE_ENABLED and (end := _remote_end(nvml, handle, link)):
             ends[end] += 1
     return ends
 
 
-def _far_end(nvml: Nvml, handle: Any, link: int) -> str:
-    kind = _said(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+def _remote_end(nvml: Nvml, handle: Any, link: int) -> str:
+    kind = _query(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
     if kind == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
         return SWITCH
-    return pci_of(_said(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link))
+    return pci_of(_query(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link))
 
 
-def _ancestor(nvml: Nvml, one: Any, other: Any) -> int | None:
-    level = _said(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
+def _ancestor(nvml: Nvml, handle: Any, other: Any) -> int | None:
+    level = _query(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, handle, other)
     return None if level is None else ANCESTOR.get(int(level), 0)
 
 
-def _said(nvml: Nvml, question: Any, *about: Any) -> Any:
-    """None on any failure that is not the whole driver's: `look` says how the card is, links only say how close."""
+def _query(nvml: Nvml, function: Any, *arguments: Any) -> Any:
+    """None on any failure except the whole driver's: a failing link query is no fault of the card."""
     try:
-        return question(*about)
-    except nvml.NVMLError as failed:
-        if failed.value in DRIVER_IS_GONE:
+        return function(*arguments)
+    except nvml.NVMLError as error:
+        if error.value in DRIVER_IS_GONE:
             raise
         return None

@@ -1,9 +1,9 @@
-"""Errors, the moment the driver reports them.
+"""Waits for the XID errors that the driver reports.
 
-Room:  one set of events, registered with every card that can report. It is made anew when `look` sees other cards, when
-       a card that could not be registered may have recovered, and after any failure; what the old set still holds is
-       told first. NVML cannot be woken, so it is asked for a second at a time: others wait no longer than that.
-Door:  `XidListener.wait`; `XidListener.refresh` when cards changed; `XidListener.let_go`.
+There is one NVML event set, registered with every card that supports events. It is created anew when a snapshot shows
+other cards, when a card that could not be registered may have recovered, and after any failure; events that are left in
+the old set are returned first. A wait of NVML cannot be interrupted, so it is cut into slices of a second: other
+threads wait at most that long.
 """
 
 import ctypes
@@ -12,63 +12,64 @@ from threading import Event, Lock
 from typing import Any
 
 from gputile.nvml.driver import XidError
-from gputile.nvml.errors import DRIVER_IS_GONE, UNSAID, Nvml, NvmlCode
+from gputile.nvml.errors import DRIVER_IS_GONE, NOT_AVAILABLE, Nvml, NvmlCode
 from gputile.nvml.session import NvmlSession
 
 SLICE = 1.0
-"""Seconds NVML is asked for at a time."""
+"""Seconds of one wait of NVML."""
 
 
 class XidListener:
-    """
-    deaf --wait--> registered --refresh--> stale --wait--> registered
-                       |                     |
-                       +--let_go, a failure--+--> deaf
+    """The registration for XID errors, with an NVML session of its own.
+
+    disconnected --wait--> registered --refresh--> stale --wait--> registered
+                               |                     |
+                               +-disconnect, failure-+--> disconnected
     """
 
     def __init__(self) -> None:
         self._session = NvmlSession()
         self._set: Any = None
-        self._uuids: dict[int, str] = {}  # by handle: a card that fell off does not say its UUID any more
+        self._uuids: dict[int, str] = {}  # by handle: a card that fell off the bus does not report its UUID any more
         self._stale = False
-        self._missed = False  # a card could not be registered, and not because it never can
-        self._turn = Lock()  # held while NVML is asked
-        self._gate = Lock()  # whoever waits for the turn holds it, so that the next slice queues behind
+        self._incomplete = False  # a card that supports events could not be registered
+        self._lock = Lock()  # held while NVML is called
+        self._gate = Lock()  # held while waiting for the lock, so that the next slice queues behind
         self._closing = Event()
 
     def wait(self, seconds: float) -> XidError | None:
-        if self._missed:
+        if self._incomplete:
             self._stale = True
         left = max(seconds, 0.0)
         while not self._closing.is_set():
-            part = min(left, SLICE)
+            slice_ = min(left, SLICE)
             with self._gate:
-                self._turn.acquire()
+                self._lock.acquire()
             try:
-                xid = self._listen(part)
+                xid = self._listen(slice_)
             finally:
-                self._turn.release()
-            left -= part
+                self._lock.release()
+            left -= slice_
             if xid is not None or left <= 0:
                 return xid
         return None
 
     def refresh(self) -> None:
-        """Register anew, soon: there are other cards."""
+        """Register again at the next slice: the cards have changed."""
         self._stale = True
 
-    def let_go(self) -> None:
-        """End the session, at most a slice from now. Whoever waits begins a new one."""
-        with self._gate, self._turn:
+    def disconnect(self) -> None:
+        """End the session, within one slice. A thread that waits opens a new one."""
+        with self._gate, self._lock:
             self._end()
 
     def close(self) -> None:
         self._closing.set()
-        self.let_go()
+        self.disconnect()
 
     def _listen(self, seconds: float) -> XidError | None:
         try:
-            with self._session.asking() as nvml:
+            with self._session.connected() as nvml:
                 if self._set is not None and self._stale and (xid := self._next(nvml, 0)):
                     return xid
                 if self._set is None or self._stale:
@@ -78,18 +79,18 @@ class XidListener:
         finally:
             if not self._session.is_open:
                 self._end()
-        self._closing.wait(seconds)  # nobody to listen to
+        self._closing.wait(seconds)  # no card supports events
         return None
 
     def _next(self, nvml: Nvml, seconds: float) -> XidError | None:
         try:
             event = nvml.nvmlEventSetWait_v2(self._set, int(seconds * 1000))
-        except nvml.NVMLError as failed:
-            if failed.value in DRIVER_IS_GONE:
+        except nvml.NVMLError as error:
+            if error.value in DRIVER_IS_GONE:
                 raise
-            if failed.value != NvmlCode.TIMEOUT:  # a card fell off, as a rule: go on with the others
+            if error.value != NvmlCode.TIMEOUT:  # usually a card fell off the bus: continue with the others
                 self._stale = True
-                self._closing.wait(seconds)  # a failure comes at once, and the caller asks again at once
+                self._closing.wait(seconds)  # a failure returns at once; without a pause the caller would spin
             return None
         return XidError(int(event.eventData), self._uuid(nvml, event.device))
 
@@ -102,17 +103,17 @@ class XidListener:
 
     def _register(self, nvml: Nvml) -> None:
         self._free(nvml)
-        self._stale = self._missed = False  # before the cards are read: a change from now on makes it stale again
+        self._stale = self._incomplete = False  # before the cards are read: a later change makes it stale again
         self._set = nvml.nvmlEventSetCreate()
         for index in range(nvml.nvmlDeviceGetCount()):
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
                 uuid = str(nvml.nvmlDeviceGetUUID(handle))
                 nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, self._set)
-            except nvml.NVMLError as failed:
-                if failed.value in DRIVER_IS_GONE:
+            except nvml.NVMLError as error:
+                if error.value in DRIVER_IS_GONE:
                     raise
-                self._missed |= failed.value not in UNSAID
+                self._incomplete |= error.value not in NOT_AVAILABLE
             else:
                 self._uuids[_address(handle)] = uuid
 
