@@ -11,7 +11,7 @@ from gputile.audit.advice import finding_lines
 from gputile.audit.audit import audit
 from gputile.audit.holdings import HeldAmounts, at_once
 from gputile.audit.report import AuditReport
-from gputile.dialects.gputile import GRANT, LINGERING, write_orphaned_pods
+from gputile.dialects.gputile import GRANT, ORPHANED, write_orphaned_pods
 from gputile.model.grants import ContainerGrant, Grant, Tile
 from gputile.model.requests import Role
 from gputile.testing.builders import NodeBuilder, node, pod
@@ -281,7 +281,7 @@ def ghost(name: str, memory: int, index: int = 0, on: str = "n1") -> Grant:
 def look_with(said: str, *pods: dict[str, Any]) -> AuditReport:
     """n1 has the annotation of its agent."""
     made = node("n1").cards(2, "Tesla T4", SIZE).manifest()
-    made["metadata"]["annotations"][LINGERING] = said
+    made["metadata"]["annotations"][ORPHANED] = said
     return audit([made], pods, now=NOW)
 
 

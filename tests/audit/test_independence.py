@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gputile.dialects import gpushare, gputile, hami, kube_objects, nano, records, registry, vcuda, vgpu
+from gputile.dialects import gpushare, gputile, hami, kube_objects, nano, parsing, records, registry, vcuda, vgpu
 from gputile.model import grants
 from tests.audit.nodes import (
     Json,
@@ -80,7 +80,7 @@ def test_it_answers_the_same_when_the_dialects_are_broken(
 ) -> None:
     before = look(there, made)
     assert held(before)
-    for module in (records, registry, gputile, hami, vgpu, gpushare, nano, vcuda, kube_objects, grants):
+    for module in (records, registry, gputile, hami, vgpu, gpushare, nano, vcuda, kube_objects, parsing, grants):
         for name, value in list(vars(module).items()):
             if callable(value) and getattr(value, "__module__", "") == module.__name__:
                 monkeypatch.setattr(module, name, _broken)

@@ -8,7 +8,8 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from gputile.dialects import nvidia, records, registry
-from gputile.dialects.kube_objects import GrantContext, Pod, PodRecord, convert_pod
+from gputile.dialects.kube_objects import GrantContext, Pod, PodRecord
+from gputile.dialects.parsing import convert_pod
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.engine.placement.place import Placement, place
 from gputile.model.cards import Card, Node, NodeView
@@ -21,14 +22,14 @@ Manifest: TypeAlias = dict[str, Any]
 AT = 1_700_000_000_123_456_789  # nanoseconds: when the grants of the tables were made
 
 
-class No(msgspec.Struct, frozen=True):
+class Rejected(msgspec.Struct, frozen=True):
     """A refusal: its code, and what its message must tell the reader to write."""
 
     code: RequestError
     says: str
 
 
-Want: TypeAlias = ContainerRequest | tuple[ContainerRequest, ...] | No | None
+Want: TypeAlias = ContainerRequest | tuple[ContainerRequest, ...] | Rejected | None
 
 
 def expect(manifest: Manifest, dialect: str, want: Want, settings: DialectSettings = DEFAULTS) -> None:
@@ -36,10 +37,10 @@ def expect(manifest: Manifest, dialect: str, want: Want, settings: DialectSettin
     found = registry.read_pod(manifest, settings)
     if want is None:
         assert found is None
-    elif isinstance(want, No):
+    elif isinstance(want, Rejected):
         assert isinstance(found, BadRequest), found
         assert found.code is want.code, found.message
-        assert want.says in found.message
+        assert want.says in found.message, (want.says, found.message)
     else:
         assert isinstance(found, PodRequest), found
         assert found.asks == (want if isinstance(want, tuple) else (want,))

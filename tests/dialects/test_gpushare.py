@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gputile.dialects import gpushare, gputile, records, registry
-from gputile.dialects.kube_objects import NodeObject, convert_node
+from gputile.dialects.kube_objects import NodeObject
+from gputile.dialects.parsing import convert_node
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant
@@ -18,7 +19,7 @@ from gputile.testing.builders import ask, node, pod
 from tests.dialects.shortcuts import (
     AT,
     Manifest,
-    No,
+    Rejected,
     Want,
     award,
     expect,
@@ -48,23 +49,25 @@ AUTO = DialectSettings(gpushare_unit="auto")
         pytest.param({MEM: 12, COUNT: 4}, ask("3Gi", cards=4, name="c0"), id="gpu-count-as-a-limit-splits-the-memory"),
         pytest.param(
             {COUNT: 2},
-            No(RequestError.NO_DEVICE_RESOURCE, "add `aliyun.com/gpu-mem: <memory>`"),
+            Rejected(RequestError.NO_DEVICE_RESOURCE, "add `aliyun.com/gpu-mem: <memory>`"),
             id="gpu-count-alone-brings-no-card",
         ),
         pytest.param(
             {MEM: 7, COUNT: 2},
-            No(RequestError.UNEVEN_SPLIT, "write 6 or 8, or another `aliyun.com/gpu-count`"),
+            Rejected(RequestError.UNEVEN_SPLIT, "write 6 or 8, or another `aliyun.com/gpu-count`"),
             id="memory-that-does-not-divide-is-refused-and-its-neighbours-offered",
         ),
         pytest.param(
-            {MEM: 1, COUNT: 2}, No(RequestError.UNEVEN_SPLIT, "write 2, or"), id="zero-is-never-offered-as-a-neighbour"
+            {MEM: 1, COUNT: 2},
+            Rejected(RequestError.UNEVEN_SPLIT, "write 2, or"),
+            id="zero-is-never-offered-as-a-neighbour",
         ),
         pytest.param(
-            {MEM: 2048}, No(RequestError.OUT_OF_RANGE, "one unit is 1024 MiB"), id="two-TiB-are-a-slip-of-the-unit"
+            {MEM: 2048}, Rejected(RequestError.OUT_OF_RANGE, "2048 GiB per GPU"), id="two-TiB-are-a-slip-of-the-unit"
         ),
         pytest.param(
             {MEM: 4096, COUNT: 2},
-            No(RequestError.OUT_OF_RANGE, "one unit is 1024 MiB"),
+            Rejected(RequestError.OUT_OF_RANGE, "2048 GiB per GPU"),
             id="two-TiB-on-each-of-two-cards-are-a-slip-of-the-unit-too",
         ),
         pytest.param(
@@ -134,21 +137,23 @@ def test_the_unit_is_guessed_as_the_cli_guesses(amounts: list[dict[str, int]], u
         ),
         pytest.param(
             pod({MEM: 4}, {MEM: 3}, labels={COUNT: "2"}),
-            No(RequestError.UNEVEN_SPLIT, "container `c1` is 3"),
+            Rejected(RequestError.UNEVEN_SPLIT, "container `c1`: `aliyun.com/gpu-mem` is 3"),
             id="each-containers-memory-must-divide",
         ),
         pytest.param(
             pod({MEM: 4}, labels={COUNT: "two"}),
-            No(RequestError.NOT_A_NUMBER, 'write a number such as "2"'),
+            Rejected(RequestError.NOT_A_NUMBER, 'write a number such as "2"'),
             id="a-gpu-count-in-words-is-refused",
         ),
         pytest.param(
             pod({MEM: 4}, labels={COUNT: "0"}),
-            No(RequestError.NOT_A_NUMBER, "write a number"),
+            Rejected(RequestError.NOT_A_NUMBER, "write a number"),
             id="no-cards-is-refused",
         ),
         pytest.param(
-            pod({MEM: 4}, labels={COUNT: "-2"}), No(RequestError.NOT_A_NUMBER, "write a number"), id="fewer-cards-too"
+            pod({MEM: 4}, labels={COUNT: "-2"}),
+            Rejected(RequestError.NOT_A_NUMBER, "write a number"),
+            id="fewer-cards-too",
         ),
         pytest.param(pod({}, labels={COUNT: "4"}), None, id="a-label-alone-asks-for-nothing"),
         pytest.param(

@@ -19,7 +19,7 @@ from gputile.testing.builders import ask, node, pod
 from tests.dialects.shortcuts import (
     AT,
     Manifest,
-    No,
+    Rejected,
     Want,
     award,
     bound,
@@ -55,25 +55,27 @@ GPU, MEMORY, CORES = "gputile.io/gpu", "gputile.io/memory", "gputile.io/cores"
         pytest.param({"cpu": 4}, None, id="a-pod-without-gpus-is-none-of-our-business"),
         pytest.param(
             {GPU: 1, CORES: 150},
-            No(RequestError.OUT_OF_RANGE, "at most 100, and more cards with `gputile.io/gpu`"),
+            Rejected(RequestError.OUT_OF_RANGE, "at most 100, and request more GPUs with `gputile.io/gpu`"),
             id="150-cores-are-refused-and-more-cards-offered",
         ),
         pytest.param(
             {MEMORY: 1024},
-            No(RequestError.NO_DEVICE_RESOURCE, "add `gputile.io/gpu: 1`"),
+            Rejected(RequestError.NO_DEVICE_RESOURCE, "add `gputile.io/gpu: 1`"),
             id="memory-alone-has-no-card",
         ),
         pytest.param(
-            {CORES: 10}, No(RequestError.NO_DEVICE_RESOURCE, "add `gputile.io/gpu: 1`"), id="cores-alone-have-no-card"
+            {CORES: 10},
+            Rejected(RequestError.NO_DEVICE_RESOURCE, "add `gputile.io/gpu: 1`"),
+            id="cores-alone-have-no-card",
         ),
         pytest.param(
             {GPU: 1, MEMORY: "3Gi"},
-            No(RequestError.OUT_OF_RANGE, "write no Gi or Mi"),
+            Rejected(RequestError.OUT_OF_RANGE, "write a plain number without Gi or Mi"),
             id="3Gi-are-too-many-MiB-and-the-unit-is-explained",
         ),
         pytest.param(
             {GPU: 1, MEMORY: 1024 * 1024 + 1},
-            No(RequestError.OUT_OF_RANGE, "no card has that much memory"),
+            Rejected(RequestError.OUT_OF_RANGE, "1048577 MiB per GPU, more memory than any GPU has"),
             id="more-than-a-TiB-is-more-than-any-card",
         ),
     ],
@@ -180,11 +182,13 @@ def granting(*tiles: list[dict[str, Any]], names: list[str] | None = None, **cha
         pytest.param("{", "cannot be read", id="half-a-record"),
         pytest.param("[]", "cannot be read", id="another-shape"),
         pytest.param(granting([{}]), "cannot be read", id="a-tile-without-a-word"),
-        pytest.param(grant_text(containers=[]), "no GPU at all", id="a-grant-of-nothing"),
-        pytest.param(granting([]), "no GPU at all", id="a-container-without-tiles"),
-        pytest.param(granting([TILE], []), "no GPU at all", id="one-of-two-containers-without-tiles"),
-        pytest.param(granting([TILE | NOTHING]), "a tile of no memory and no cores", id="a-tile-of-nothing"),
-        pytest.param(granting([TILE, TILE | NOTHING]), "a tile of no memory", id="a-tile-of-nothing-beside-a-good-one"),
+        pytest.param(grant_text(containers=[]), "no GPU to a container", id="a-grant-of-nothing"),
+        pytest.param(granting([]), "no GPU to a container", id="a-container-without-tiles"),
+        pytest.param(granting([TILE], []), "no GPU to a container", id="one-of-two-containers-without-tiles"),
+        pytest.param(granting([TILE | NOTHING]), "a GPU share of no memory and no cores", id="a-tile-of-nothing"),
+        pytest.param(
+            granting([TILE, TILE | NOTHING]), "a GPU share of no memory", id="a-tile-of-nothing-beside-a-good-one"
+        ),
         pytest.param(granting([TILE], names=["c0", "c0"]), "twice", id="a-container-that-is-named-twice"),
         pytest.param(granting([TILE], version=0), "version 0", id="version-zero"),
         pytest.param(granting([TILE], version=2), "version 2", id="a-version-that-we-do-not-know"),

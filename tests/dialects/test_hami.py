@@ -16,7 +16,7 @@ from gputile.model.requests import ContainerRequest, Role
 from gputile.testing.builders import node, pod
 from tests.dialects.shortcuts import (
     Manifest,
-    No,
+    Rejected,
     Want,
     award,
     expect,
@@ -69,24 +69,36 @@ def c0(cards: int = 1, *, mem: int | None = None, percent: int | None = None, co
         pytest.param({GPU: 1, PRIORITY: 0}, c0(percent=100, cores=100), id="priority-0-is-high-and-speaks-hami-too"),
         pytest.param({GPU: "2", MEM: "3k"}, c0(2, mem=3000), id="quantities-may-be-strings-with-a-suffix"),
         pytest.param(
-            {GPU: 1, PERCENT: 101}, No(RequestError.OUT_OF_RANGE, "write 1 to 100"), id="101-percent-are-refused"
+            {GPU: 1, PERCENT: 101}, Rejected(RequestError.OUT_OF_RANGE, "write 1 to 100"), id="101-percent-are-refused"
         ),
         pytest.param(
-            {GPU: 1, PERCENT: -1}, No(RequestError.NEGATIVE, "write 0 or more"), id="a-negative-percentage-is-refused"
+            {GPU: 1, PERCENT: -1},
+            Rejected(RequestError.NEGATIVE, "write 0 or more"),
+            id="a-negative-percentage-is-refused",
         ),
         pytest.param(
-            {GPU: 1, MEM: 2**31}, No(RequestError.OUT_OF_RANGE, "write no Gi or Mi"), id="gpumem-must-fit-int32"
+            {GPU: 1, MEM: 2**31},
+            Rejected(RequestError.OUT_OF_RANGE, "write a plain number without Gi or Mi"),
+            id="gpumem-must-fit-int32",
         ),
         pytest.param(
-            {GPU: 1, MEM: "4Gi"}, No(RequestError.OUT_OF_RANGE, "write no Gi or Mi"), id="4Gi-of-MiB-are-a-slip"
+            {GPU: 1, MEM: "4Gi"},
+            Rejected(RequestError.OUT_OF_RANGE, "write a plain number without Gi or Mi"),
+            id="4Gi-of-MiB-are-a-slip",
         ),
         pytest.param(
-            {MEM: 3000}, No(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/gpu: 1`"), id="gpumem-alone-has-no-card"
+            {MEM: 3000},
+            Rejected(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/gpu: 1`"),
+            id="gpumem-alone-has-no-card",
         ),
         pytest.param(
-            {PERCENT: 50}, No(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/gpu: 1`"), id="nor-has-a-percentage"
+            {PERCENT: 50},
+            Rejected(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/gpu: 1`"),
+            id="nor-has-a-percentage",
         ),
-        pytest.param({CORES: 30}, No(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/gpu: 1`"), id="nor-have-cores"),
+        pytest.param(
+            {CORES: 30}, Rejected(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/gpu: 1`"), id="nor-have-cores"
+        ),
         pytest.param({PRIORITY: 1}, None, id="a-priority-alone-asks-for-nothing"),
     ],
 )
@@ -116,7 +128,7 @@ def test_the_memory_factor_multiplies_gpumem() -> None:
 def test_clamped_cores_are_told() -> None:
     (warning,) = read(pod({GPU: 1, MEM: 3000, CORES: 150})).warnings
     assert "150" in warning
-    assert "100 is the whole card" in warning
+    assert "gputile uses 100, the whole GPU" in warning
 
 
 def test_one_share_makes_the_whole_pod_a_hami_pod() -> None:
@@ -130,10 +142,10 @@ def test_one_share_makes_the_whole_pod_a_hami_pod() -> None:
     [
         pytest.param("1,2,3", c0(mem=1), id="three-numbers"),
         pytest.param("slot=1, core=0, memory=0", c0(mem=1), id="with-their-names"),
-        pytest.param("1,2", No(RequestError.BAD_ANNOTATION, "write three numbers"), id="two-are-too-few"),
-        pytest.param("1,2,3,4", No(RequestError.BAD_ANNOTATION, "write three numbers"), id="four-are-too-many"),
-        pytest.param("0,0,0", No(RequestError.BAD_ANNOTATION, "one of them above 0"), id="one-must-be-positive"),
-        pytest.param("1,-2,3", No(RequestError.BAD_ANNOTATION, "write three numbers"), id="none-may-be-negative"),
+        pytest.param("1,2", Rejected(RequestError.BAD_ANNOTATION, "write three numbers"), id="two-are-too-few"),
+        pytest.param("1,2,3,4", Rejected(RequestError.BAD_ANNOTATION, "write three numbers"), id="four-are-too-many"),
+        pytest.param("0,0,0", Rejected(RequestError.BAD_ANNOTATION, "one of them above 0"), id="one-must-be-positive"),
+        pytest.param("1,-2,3", Rejected(RequestError.BAD_ANNOTATION, "write three numbers"), id="none-may-be-negative"),
     ],
 )
 def test_device_scoring_weights(value: str, want: Want) -> None:

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputile.dialects import records, registry
-from gputile.dialects.kube_objects import LARGEST_NODE, LONGEST_LIST, SHOWN, convert_pod, host_needs
+from gputile.dialects.parsing import LARGEST_NODE, LONGEST_LIST, SHOWN, convert_pod, host_needs
 from gputile.model.refusals import BadRequest, NodeReason, RequestError
 from gputile.model.requests import PodRequest, phases
 from gputile.testing.builders import pod
-from tests.dialects.shortcuts import Manifest, No, expect, node_of, object_of, raw_node, read
+from tests.dialects.shortcuts import Manifest, Rejected, expect, node_of, object_of, raw_node, read
 
 GPUTILE, NVIDIA = {"gputile.io/gpu": 1}, {"nvidia.com/gpu": 1}
 HAMI, VGPU = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1}, {"nvidia.com/vgpu-number": 1}
@@ -39,7 +39,7 @@ def test_reading_a_pod_never_looks_for_the_nearest_name(monkeypatch: pytest.Monk
         pytest.param(0, 0, "", id="none-needs-no-word"),
         pytest.param(1, 1, "did you mean `gputile.io/model`?", id="one-gets-a-hint"),
         pytest.param(3, 3, "did you mean `gputile.io/model`?", id="three-get-hints"),
-        pytest.param(5, 3, "2 more annotations under `gputile.io/` mean nothing", id="of-five-two-are-only-counted"),
+        pytest.param(5, 3, "2 more annotations under `gputile.io/` are unknown", id="of-five-two-are-only-counted"),
     ],
 )
 def test_hints_are_for_three_annotations_at_most(
@@ -85,7 +85,9 @@ def test_a_list_has_256_entries_at_most(limits: dict[str, Any], key: str) -> Non
 
     assert isinstance(registry.read_pod(listing(LONGEST_LIST)), PodRequest)
     expect(
-        listing(LONGEST_LIST + 1), "", No(RequestError.BAD_ANNOTATION, f"`{key}` lists 257 entries; write at most 256")
+        listing(LONGEST_LIST + 1),
+        "",
+        Rejected(RequestError.BAD_ANNOTATION, f"`{key}`: it lists 257 entries; write at most 256"),
     )
 
 
@@ -99,7 +101,9 @@ def test_a_list_has_256_entries_at_most(limits: dict[str, Any], key: str) -> Non
 )
 def test_a_list_of_known_words_is_not_read_to_its_end(limits: dict[str, Any], key: str) -> None:
     said = {key: ",".join(["binpack"] * 300)}
-    expect(pod(limits, annotations=said), "", No(RequestError.BAD_ANNOTATION, "lists 300 entries; write at most 256"))
+    expect(
+        pod(limits, annotations=said), "", Rejected(RequestError.BAD_ANNOTATION, "lists 300 entries; write at most 256")
+    )
 
 
 # ---- messages -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from gputile.model.refusals import RequestError
 from gputile.testing.builders import ask, node, pod
 from tests.dialects.shortcuts import (
     Manifest,
-    No,
+    Rejected,
     Want,
     award,
     expect,
@@ -54,17 +54,17 @@ IN_MIB = DialectSettings(nano_unit="MiB")
         pytest.param({CORE_3: 0, MEMORY_3: 0}, None, id="nothing-of-both-is-no-gpu"),
         pytest.param(
             {MEMORY_3: 1024},
-            No(RequestError.NO_DEVICE_RESOURCE, "add `elasticgpu.io/gpu-core: 1`"),
+            Rejected(RequestError.NO_DEVICE_RESOURCE, "add `elasticgpu.io/gpu-core: 1`"),
             id="generation-3-memory-alone-brings-no-card",
         ),
         pytest.param(
             {MEMORY_1: 1},
-            No(RequestError.NO_DEVICE_RESOURCE, "add `nano-gpu.io/gpu-core: 1`"),
+            Rejected(RequestError.NO_DEVICE_RESOURCE, "add `nano-gpu.io/gpu-core: 1`"),
             id="generation-1-memory-alone-brings-no-card",
         ),
         pytest.param(
             {CORE_1: 10, CORE_3: 10},
-            No(RequestError.MIXED_DIALECTS, "write one of them"),
+            Rejected(RequestError.MIXED_DIALECTS, "use one of them"),
             id="two-generations-in-one-pod-are-refused",
         ),
     ],

@@ -14,7 +14,7 @@ from gputile.model.requests import Role
 from gputile.testing.builders import ask, node, pod
 from tests.dialects.shortcuts import (
     Manifest,
-    No,
+    Rejected,
     Want,
     award,
     bound,
@@ -49,9 +49,13 @@ GPU = "nvidia.com/gpu"
             (ask(whole=True, name="init-0", role=Role.INIT), none("c0")),
             id="an-init-container-alone-is-a-request",
         ),
-        pytest.param(pod({GPU: -1}), No(RequestError.NEGATIVE, "write 0 or more"), id="a-negative-count-is-refused"),
         pytest.param(
-            pod({GPU: 0.5}), No(RequestError.NOT_A_NUMBER, "write a whole number"), id="half-a-gpu-is-no-whole-number"
+            pod({GPU: -1}), Rejected(RequestError.NEGATIVE, "write 0 or more"), id="a-negative-count-is-refused"
+        ),
+        pytest.param(
+            pod({GPU: 0.5}),
+            Rejected(RequestError.NOT_A_NUMBER, "write a whole number"),
+            id="half-a-gpu-is-no-whole-number",
         ),
         pytest.param(pod({"nvidia.com/mig-1g.10gb": 1}), None, id="MIG-profiles-are-none-of-our-business"),
     ],

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputile.dialects import gputile, registry
-from gputile.dialects.kube_objects import NodeObject, convert_node
+from gputile.dialects.kube_objects import NodeObject
+from gputile.dialects.parsing import convert_node
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant, Tile
 from gputile.model.refusals import BadRequest, RequestError
@@ -19,7 +20,7 @@ from tests.effort import examples
 
 
 def node_with(said: Any) -> NodeObject:
-    found = convert_node(raw_node(annotations={gputile.LINGERING: said}))
+    found = convert_node(raw_node(annotations={gputile.ORPHANED: said}))
     assert isinstance(found, NodeObject)
     return found
 
@@ -59,7 +60,7 @@ GRANTS = st.builds(
 @examples(100)
 @given(st.lists(GRANTS, max_size=4, unique_by=lambda grant: grant.pod))
 def test_what_is_written_is_read_back(grants: list[Grant]) -> None:
-    assert registry.read_lingering(node_with(gputile.write_orphaned_pods(grants)), ()) == tuple(grants)
+    assert registry.read_orphaned_pods(node_with(gputile.write_orphaned_pods(grants)), ()) == tuple(grants)
 
 
 def test_the_records_are_those_of_the_pods() -> None:
@@ -74,12 +75,12 @@ def test_the_records_are_those_of_the_pods() -> None:
 def test_a_node_that_says_nothing() -> None:
     found = convert_node(raw_node())
     assert isinstance(found, NodeObject)
-    assert registry.read_lingering(found, ()) == ()
+    assert registry.read_orphaned_pods(found, ()) == ()
 
 
 def test_unknown_keys_are_passed_over_and_cards_get_their_true_names() -> None:
     said = text(record(later=1, containers=[{"name": "c0", "tiles": [{**TILE, "uuid": "n1#0"}]}]), later=[1])
-    found = registry.read_lingering(node_with(said), (Card(index=0, uuid="GPU-true", memory=8),))
+    found = registry.read_orphaned_pods(node_with(said), (Card(index=0, uuid="GPU-true", memory=8),))
     assert isinstance(found, tuple)
     assert [tile.uuid for held in found[0].containers for tile in held.tiles] == ["GPU-true"]
 
@@ -103,7 +104,7 @@ TILE = {"uuid": "a", "index": 0, "memory": 8, "cores": 0}
         pytest.param(text(record(), record()), "twice", id="a-pod-twice"),
         pytest.param(
             text(record(containers=[{"name": "c0", "tiles": [{**TILE, "memory": 2**30}]}])),
-            "more than any card has",
+            "more than any GPU has",
             id="memory-that-no-card-has",
         ),
         pytest.param(
@@ -114,7 +115,7 @@ TILE = {"uuid": "a", "index": 0, "memory": 8, "cores": 0}
     ],
 )
 def test_what_no_agent_of_ours_wrote_is_an_answer_and_no_crash(said: Any, words: str) -> None:
-    found = registry.read_lingering(node_with(said), ())
+    found = registry.read_orphaned_pods(node_with(said), ())
     assert isinstance(found, BadRequest)
     assert found.code is RequestError.BAD_ANNOTATION
     assert words in found.message
@@ -133,4 +134,4 @@ JSON = st.recursive(
 @examples(100)
 @given(st.one_of(JSON.map(lambda value: msgspec.json.encode(value).decode(errors="replace")), st.text(max_size=20)))
 def test_nothing_that_may_stand_there_is_a_crash(said: str) -> None:
-    assert isinstance(registry.read_lingering(node_with(said), ()), tuple | BadRequest)
+    assert isinstance(registry.read_orphaned_pods(node_with(said), ()), tuple | BadRequest)

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputile.dialects import records
-from gputile.dialects.kube_objects import Pod, convert_pod
+from gputile.dialects.kube_objects import Pod
+from gputile.dialects.parsing import convert_pod
 from gputile.dialects.registry import read_node, read_pod
 from gputile.dialects.settings import DialectSettings
 from gputile.model.cards import Node

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from gputile.dialects import gpushare, records, registry
 from gputile.dialects.gputile import GPU, MEMORY
-from gputile.dialects.kube_objects import Pod, convert_pod
+from gputile.dialects.kube_objects import Pod
+from gputile.dialects.parsing import convert_pod
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.model.cards import Card, Node
 from gputile.model.grants import Grant
@@ -21,7 +22,7 @@ from gputile.model.refusals import BadRequest, NodeReason, RequestError
 from gputile.model.requests import PodRequest
 from gputile.model.units import LARGEST_CARD
 from gputile.testing.builders import ask, node, pod
-from tests.dialects.shortcuts import Manifest, No, expect, node_of, raw_node, read
+from tests.dialects.shortcuts import Manifest, Rejected, expect, node_of, raw_node, read
 
 # ---- pods -----------------------------------------------------------------------------------------------------------
 
@@ -76,97 +77,125 @@ IN_ANNOTATION = RequestError.RESOURCE_IN_ANNOTATION
     ("manifest", "want"),
     [
         # mixed dialects
-        pytest.param(pod(GPUTILE | HAMI), No(MIXED, "write it in one of them"), id="two-dialects-in-one-container"),
+        pytest.param(
+            pod(GPUTILE | HAMI), Rejected(MIXED, "use the resources of one"), id="two-dialects-in-one-container"
+        ),
         pytest.param(
             pod(GPUTILE, {"aliyun.com/gpu-mem": 3}),
-            No(MIXED, "gputile: `gputile.io/gpu`; gpushare: `aliyun.com/gpu-mem`"),
+            Rejected(MIXED, "`gputile.io/gpu` of gputile, `aliyun.com/gpu-mem` of gpushare"),
             id="two-dialects-in-two-containers-are-named",
         ),
         pytest.param(
-            pod({"nvidia.com/vgpu-number": 1}, init=(HAMI,)), No(MIXED, "write it in one"), id="in-an-init-container"
+            pod({"nvidia.com/vgpu-number": 1}, init=(HAMI,)),
+            Rejected(MIXED, "use the resources of one"),
+            id="in-an-init-container",
         ),
         pytest.param(
             pod(HAMI | {"nvidia.com/gpumem": 1, "nvidia.com/vcuda-core": 1}),
-            No(MIXED, "write it in one"),
+            Rejected(MIXED, "use the resources of one"),
             id="hami-with-the-fork-of-vcuda",
         ),
         pytest.param(
             pod({"nano-gpu/gpu-percent": 1, "elasticgpu.io/gpu-core": 1}),
-            No(MIXED, "write one of them"),
+            Rejected(MIXED, "use one of them"),
             id="two-generations-of-nano",
         ),
         pytest.param(
             pod({"tencent.com/vcuda-core": 1, "nvidia.com/vcuda-core": 1}),
-            No(MIXED, "write one of them"),
+            Rejected(MIXED, "use one of them"),
             id="vcuda-and-its-fork",
         ),
         # memory without the resource that carries devices
         pytest.param(
-            pod({"gputile.io/memory": 9}), No(NO_DEVICE, "add `gputile.io/gpu: 1`"), id="gputile-memory-alone"
+            pod({"gputile.io/memory": 9}), Rejected(NO_DEVICE, "add `gputile.io/gpu: 1`"), id="gputile-memory-alone"
         ),
         pytest.param(
-            pod({"aliyun.com/gpu-count": 2}), No(NO_DEVICE, "add `aliyun.com/gpu-mem: <memory>`"), id="gpu-count-alone"
+            pod({"aliyun.com/gpu-count": 2}),
+            Rejected(NO_DEVICE, "add `aliyun.com/gpu-mem: <memory>`"),
+            id="gpu-count-alone",
         ),
         pytest.param(
-            pod({"nano-gpu.io/gpu-memory": 9}), No(NO_DEVICE, "add `nano-gpu.io/gpu-core: 1`"), id="nano-memory-alone"
+            pod({"nano-gpu.io/gpu-memory": 9}),
+            Rejected(NO_DEVICE, "add `nano-gpu.io/gpu-core: 1`"),
+            id="nano-memory-alone",
         ),
         pytest.param(
             pod({"elasticgpu.io/gpu-memory": 9}),
-            No(NO_DEVICE, "add `elasticgpu.io/gpu-core: 1`"),
+            Rejected(NO_DEVICE, "add `elasticgpu.io/gpu-core: 1`"),
             id="elastic-memory-alone",
         ),
         pytest.param(
             pod({"tencent.com/vcuda-memory": 9}),
-            No(NO_DEVICE, "add `tencent.com/vcuda-core: 10`"),
+            Rejected(NO_DEVICE, "add `tencent.com/vcuda-core: 10`"),
             id="vcuda-memory-alone",
         ),
         pytest.param(
-            pod({"nvidia.com/vcuda-memory": 9}), No(NO_DEVICE, "add `nvidia.com/vcuda-core: 10`"), id="in-the-fork"
+            pod({"nvidia.com/vcuda-memory": 9}),
+            Rejected(NO_DEVICE, "add `nvidia.com/vcuda-core: 10`"),
+            id="in-the-fork",
         ),
-        pytest.param(pod({"nvidia.com/gpumem": 9}), No(NO_DEVICE, "add `nvidia.com/gpu: 1`"), id="gpumem-alone"),
+        pytest.param(pod({"nvidia.com/gpumem": 9}), Rejected(NO_DEVICE, "add `nvidia.com/gpu: 1`"), id="gpumem-alone"),
         pytest.param(
-            pod({"nvidia.com/vgpu-memory": 9}), No(NO_DEVICE, "add `nvidia.com/vgpu-number: 1`"), id="vgpu-memory-alone"
+            pod({"nvidia.com/vgpu-memory": 9}),
+            Rejected(NO_DEVICE, "add `nvidia.com/vgpu-number: 1`"),
+            id="vgpu-memory-alone",
         ),
         pytest.param(
             pod(HAMI | {"nvidia.com/gpumem": 9}, {"nvidia.com/gpumem": 9}),
-            No(NO_DEVICE, "container `c1`"),
+            Rejected(NO_DEVICE, "container `c1`"),
             id="the-container-that-lacks-it-is-named",
         ),
         # 150 cores where the dialect refuses them
-        pytest.param(pod(GPUTILE | {"gputile.io/cores": 150}), No(TOO_MUCH, "at most 100"), id="150-cores-in-gputile"),
-        pytest.param(pod({"tencent.com/vcuda-core": 150}), No(TOO_MUCH, "or 100 or 200"), id="150-cores-in-vcuda"),
-        pytest.param(pod({"nvidia.com/vcuda-core": 150}), No(TOO_MUCH, "or 100 or 200"), id="150-cores-in-the-fork"),
+        pytest.param(
+            pod(GPUTILE | {"gputile.io/cores": 150}), Rejected(TOO_MUCH, "at most 100"), id="150-cores-in-gputile"
+        ),
+        pytest.param(
+            pod({"tencent.com/vcuda-core": 150}), Rejected(TOO_MUCH, "or 100 or 200"), id="150-cores-in-vcuda"
+        ),
+        pytest.param(
+            pod({"nvidia.com/vcuda-core": 150}), Rejected(TOO_MUCH, "or 100 or 200"), id="150-cores-in-the-fork"
+        ),
         pytest.param(
             pod({"nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-cores": 150}),
-            No(TOO_MUCH, "at most 100, and more cards with `nvidia.com/vgpu-number`"),
+            Rejected(TOO_MUCH, "at most 100, and request more GPUs with `nvidia.com/vgpu-number`"),
             id="150-cores-in-vgpu",
         ),
         # more memory than any card
         pytest.param(
-            pod(GPUTILE | {"gputile.io/memory": LARGEST_CARD + 1}), No(TOO_MUCH, "write at most"), id="a-TiB-in-gputile"
+            pod(GPUTILE | {"gputile.io/memory": LARGEST_CARD + 1}),
+            Rejected(TOO_MUCH, "write at most"),
+            id="a-TiB-in-gputile",
         ),
         pytest.param(
-            pod({"aliyun.com/gpu-mem": 16000}), No(TOO_MUCH, "1024 MiB"), id="MiB-written-where-GiB-are-meant"
+            pod({"aliyun.com/gpu-mem": 16000}),
+            Rejected(TOO_MUCH, "16000 GiB per GPU"),
+            id="MiB-written-where-GiB-are-meant",
         ),
         pytest.param(
-            pod({"nano-gpu.io/gpu-core": 1, "nano-gpu.io/gpu-memory": 16000}), No(TOO_MUCH, "1024 MiB"), id="in-nano"
+            pod({"nano-gpu.io/gpu-core": 1, "nano-gpu.io/gpu-memory": 16000}),
+            Rejected(TOO_MUCH, "16000 GiB per GPU"),
+            id="in-nano",
         ),
         pytest.param(
             pod({"tencent.com/vcuda-core": 1, "tencent.com/vcuda-memory": 16000}),
-            No(TOO_MUCH, "256 MiB"),
+            Rejected(TOO_MUCH, "256 MiB"),
             id="MiB-written-where-blocks-of-256-are-meant",
         ),
         pytest.param(
-            pod(HAMI | {"nvidia.com/gpumem": "4Gi"}), No(TOO_MUCH, "write no Gi or Mi"), id="a-unit-where-none-belongs"
+            pod(HAMI | {"nvidia.com/gpumem": "4Gi"}),
+            Rejected(TOO_MUCH, "write a plain number without Gi or Mi"),
+            id="a-unit-where-none-belongs",
         ),
         pytest.param(
             pod({"nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-memory": 2 * LARGEST_CARD}),
-            No(TOO_MUCH, "write at most"),
+            Rejected(TOO_MUCH, "write at most"),
             id="two-TiB-in-vgpu",
         ),
         # negative
         *(
-            pytest.param(pod(limits), No(RequestError.NEGATIVE, "write 0 or more"), id=f"negative-{next(iter(limits))}")
+            pytest.param(
+                pod(limits), Rejected(RequestError.NEGATIVE, "write 0 or more"), id=f"negative-{next(iter(limits))}"
+            )
             for limits in (
                 {"gputile.io/gpu": -1},
                 {"aliyun.com/gpu-mem": "-3"},
@@ -179,7 +208,9 @@ IN_ANNOTATION = RequestError.RESOURCE_IN_ANNOTATION
         ),
         # not a number
         *(
-            pytest.param(pod({"nvidia.com/gpu": value}), No(NAN, "write a whole number"), id=f"no-whole-number-{name}")
+            pytest.param(
+                pod({"nvidia.com/gpu": value}), Rejected(NAN, "write a whole number"), id=f"no-whole-number-{name}"
+            )
             for name, value in {
                 "a-word": "two",
                 "a-fraction": "0.5",
@@ -196,60 +227,68 @@ IN_ANNOTATION = RequestError.RESOURCE_IN_ANNOTATION
         # unknown policy
         pytest.param(
             pod(GPUTILE, annotations={"gputile.io/policy": "best"}),
-            No(RequestError.UNKNOWN_POLICY, "write one of binpack"),
+            Rejected(RequestError.UNKNOWN_POLICY, "write one of binpack"),
             id="unknown-policy-of-ours",
         ),
         pytest.param(
             pod(HAMI, annotations={"hami.io/gpu-scheduler-policy": "best"}),
-            No(RequestError.UNKNOWN_POLICY, "write one or more of binpack"),
+            Rejected(RequestError.UNKNOWN_POLICY, "write one or more of binpack"),
             id="unknown-policy-of-hami",
         ),
         pytest.param(
             pod({"nvidia.com/vgpu-number": 1}, annotations={"nvidia.com/device-scheduler-policy": "best"}),
-            No(RequestError.UNKNOWN_POLICY, "write one of binpack"),
+            Rejected(RequestError.UNKNOWN_POLICY, "write one of binpack"),
             id="unknown-policy-of-vgpu",
         ),
         # a resource in an annotation
         pytest.param(
             pod(HAMI, annotations={"nvidia.com/gpumem": "3000"}),
-            No(IN_ANNOTATION, "write `nvidia.com/gpumem: 3000` under `resources.limits`"),
+            Rejected(IN_ANNOTATION, "write `nvidia.com/gpumem: 3000` under `resources.limits`"),
             id="gpumem-in-an-annotation",
         ),
         pytest.param(
             pod({}, annotations={"nvidia.com/gpumem": "3000"}),
-            No(IN_ANNOTATION, "under `resources.limits`"),
+            Rejected(IN_ANNOTATION, "under `resources.limits`"),
             id="gpumem-in-an-annotation-of-a-pod-without-gpu",
         ),
         pytest.param(
             pod(HAMI | {"nvidia.com/gpumem": 3000}, annotations={"nvidia.com/gpucores": "30"}),
-            No(IN_ANNOTATION, "write `nvidia.com/gpucores: 30` under"),
+            Rejected(IN_ANNOTATION, "write `nvidia.com/gpucores: 30` under"),
             id="gpucores-in-an-annotation",
         ),
         pytest.param(
             pod(GPUTILE, annotations={"gputile.io/memory": "3072"}),
-            No(IN_ANNOTATION, "write `gputile.io/memory: 3072` under"),
+            Rejected(IN_ANNOTATION, "write `gputile.io/memory: 3072` under"),
             id="our-own-memory-in-an-annotation",
         ),
         # unknown names of ours
         pytest.param(
             pod(GPUTILE | {"gputile.io/mem": 3072}),
-            No(RequestError.UNKNOWN_NAME, "write `gputile.io/memory`"),
+            Rejected(RequestError.UNKNOWN_NAME, "write `gputile.io/memory`"),
             id="an-unknown-gputile-resource-and-its-nearest",
         ),
         pytest.param(
-            pod({"gputile.io/gpus": 1}), No(RequestError.UNKNOWN_NAME, "write `gputile.io/gpu`"), id="gpus-for-gpu"
+            pod({"gputile.io/gpus": 1}),
+            Rejected(RequestError.UNKNOWN_NAME, "write `gputile.io/gpu`"),
+            id="gpus-for-gpu",
         ),
         # no pod at all
-        pytest.param({"spec": {"containers": {}}}, No(RequestError.MALFORMED, "kubectl explain pod"), id="no-pod"),
         pytest.param(
-            pod({"nvidia.com/gpu": [1]}), No(RequestError.MALFORMED, "kubectl explain pod"), id="a-list-as-a-quantity"
+            {"spec": {"containers": {}}}, Rejected(RequestError.MALFORMED, "kubectl explain pod"), id="no-pod"
         ),
         pytest.param(
-            pod({"nvidia.com/gpu": True}), No(RequestError.MALFORMED, "kubectl explain pod"), id="a-bool-as-a-quantity"
+            pod({"nvidia.com/gpu": [1]}),
+            Rejected(RequestError.MALFORMED, "kubectl explain pod"),
+            id="a-list-as-a-quantity",
+        ),
+        pytest.param(
+            pod({"nvidia.com/gpu": True}),
+            Rejected(RequestError.MALFORMED, "kubectl explain pod"),
+            id="a-bool-as-a-quantity",
         ),
     ],
 )
-def test_bad_requests(manifest: Manifest, want: No) -> None:
+def test_bad_requests(manifest: Manifest, want: Rejected) -> None:
     expect(manifest, "", want)
 
 

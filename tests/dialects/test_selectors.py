@@ -9,7 +9,7 @@ from gputile.dialects.selectors import merge
 from gputile.model.refusals import RequestError
 from gputile.model.requests import Constraints, Match, ModelRule, Strength
 from gputile.testing.builders import pod
-from tests.dialects.shortcuts import No, constraints, expect, read
+from tests.dialects.shortcuts import Rejected, constraints, expect, read
 
 GPUTILE, HAMI = {"gputile.io/gpu": 1}, {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1}
 EVERY_DIALECT = [
@@ -53,7 +53,9 @@ def test_without_annotations_any_card_will_do(limits: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("limits", EVERY_DIALECT)
 def test_an_unknown_policy_is_refused_in_every_dialect(limits: dict[str, Any]) -> None:
-    want = No(RequestError.UNKNOWN_POLICY, "write one of binpack, fragmentation, random, spread, tiling, topology")
+    want = Rejected(
+        RequestError.UNKNOWN_POLICY, "write one of binpack, fragmentation, random, spread, tiling, topology"
+    )
     expect(pod(limits, annotations={"gputile.io/policy": "tetris"}), "", want)
 
 
@@ -123,31 +125,35 @@ def test_hamis_keys(annotations: dict[str, Any], want: Constraints) -> None:
     [
         pytest.param(
             {"hami.io/node-scheduler-policy": "random"},
-            No(RequestError.UNKNOWN_POLICY, "write one of binpack, spread"),
+            Rejected(RequestError.UNKNOWN_POLICY, "write one of binpack, spread"),
             id="hami-nodes-know-two-policies",
         ),
         pytest.param(
             {"hami.io/gpu-scheduler-policy": "mutex,tetris"},
-            No(
+            Rejected(
                 RequestError.UNKNOWN_POLICY,
-                "'tetris'; write one or more of binpack, mutex, numa, spread, topology-aware",
+                "'tetris' is not a known policy; write one or more of binpack, mutex, numa, spread, topology-aware",
             ),
             id="the-odd-word-of-a-chain-is-named",
         ),
         pytest.param(
             {"nvidia.com/vgpu-mode": "fast"},
-            No(RequestError.BAD_ANNOTATION, "write one or more of hami-core, mig, mps"),
+            Rejected(RequestError.BAD_ANNOTATION, "write one or more of hami-core, mig, mps"),
             id="an-unknown-mode",
         ),
         pytest.param(
-            {"nvidia.com/numa-bind": "perhaps"}, No(RequestError.BAD_ANNOTATION, "true"), id="a-boolean-in-other-words"
+            {"nvidia.com/numa-bind": "perhaps"},
+            Rejected(RequestError.BAD_ANNOTATION, "true"),
+            id="a-boolean-in-other-words",
         ),
         pytest.param(
-            {"gputile.io/numa": "maybe"}, No(RequestError.BAD_ANNOTATION, "no, prefer, require"), id="an-unknown-wish"
+            {"gputile.io/numa": "maybe"},
+            Rejected(RequestError.BAD_ANNOTATION, "no, prefer, require"),
+            id="an-unknown-wish",
         ),
     ],
 )
-def test_unknown_words_are_refused_with_the_known_ones(annotations: dict[str, str], want: No) -> None:
+def test_unknown_words_are_refused_with_the_known_ones(annotations: dict[str, str], want: Rejected) -> None:
     expect(pod(HAMI, annotations=annotations), "hami", want)
 
 

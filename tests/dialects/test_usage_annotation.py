@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.dialects.usage_annotation import MOST, ReportedUsage, read_usage, write_usage
+from gputile.dialects.usage_annotation import LARGEST_ANNOTATION, ReportedUsage, read_usage, write_usage
 from gputile.model.usage import CardUsage, Usage
 
 NAMES = st.text(max_size=8)
@@ -35,7 +35,7 @@ def test_how_it_looks() -> None:
 def test_it_is_bounded_and_the_smallest_users_are_left_out() -> None:
     many: Usage = {f"{n:036}": {"main": {f"GPU-{n % 8}": CardUsage(n, 1)}} for n in range(2000)}
     said = write_usage(many, cards_of(many))
-    assert MOST // 2 < len(said) <= MOST
+    assert LARGEST_ANNOTATION // 2 < len(said) <= LARGEST_ANNOTATION
     read = read_usage(said)
     assert read is not None
     left = 2000 - len(read.pods)

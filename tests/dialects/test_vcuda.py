@@ -16,7 +16,7 @@ from gputile.testing.builders import ask, node, pod
 from tests.dialects.shortcuts import (
     AT,
     Manifest,
-    No,
+    Rejected,
     Want,
     award,
     constraints,
@@ -48,11 +48,11 @@ FORK_CORE, FORK_MEMORY = "nvidia.com/vcuda-core", "nvidia.com/vcuda-memory"
         pytest.param({CORE: 200}, ask(whole=True, cards=2, name="c0"), id="200-cores-are-two-whole-cards"),
         pytest.param(
             {CORE: 150},
-            No(RequestError.OUT_OF_RANGE, "or 100 or 200 for whole cards"),
+            Rejected(RequestError.OUT_OF_RANGE, "or 100 or 200 for whole GPUs"),
             id="150-cores-are-refused-and-100-or-200-offered",
         ),
         pytest.param(
-            {FORK_CORE: 250}, No(RequestError.OUT_OF_RANGE, "or 200 or 300 for whole cards"), id="in-the-fork-too"
+            {FORK_CORE: 250}, Rejected(RequestError.OUT_OF_RANGE, "or 200 or 300 for whole GPUs"), id="in-the-fork-too"
         ),
         pytest.param(
             {CORE: 30},
@@ -61,19 +61,23 @@ FORK_CORE, FORK_MEMORY = "nvidia.com/vcuda-core", "nvidia.com/vcuda-memory"
         ),
         pytest.param(
             {MEMORY: 4},
-            No(RequestError.NO_DEVICE_RESOURCE, "add `tencent.com/vcuda-core: 10`"),
+            Rejected(RequestError.NO_DEVICE_RESOURCE, "add `tencent.com/vcuda-core: 10`"),
             id="memory-alone-brings-no-card",
         ),
         pytest.param(
             {FORK_MEMORY: 4},
-            No(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/vcuda-core: 10`"),
+            Rejected(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/vcuda-core: 10`"),
             id="fork-memory-alone-brings-no-card",
         ),
         pytest.param({CORE: 0, MEMORY: 0}, None, id="nothing-of-both-is-no-gpu"),
         pytest.param(
-            {CORE: 10, FORK_CORE: 10}, No(RequestError.MIXED_DIALECTS, "write one of them"), id="both-names-are-refused"
+            {CORE: 10, FORK_CORE: 10},
+            Rejected(RequestError.MIXED_DIALECTS, "use one of them"),
+            id="both-names-are-refused",
         ),
-        pytest.param({CORE: 10, MEMORY: 5000}, No(RequestError.OUT_OF_RANGE, "256 MiB"), id="blocks-beyond-any-card"),
+        pytest.param(
+            {CORE: 10, MEMORY: 5000}, Rejected(RequestError.OUT_OF_RANGE, "256 MiB"), id="blocks-beyond-any-card"
+        ),
     ],
 )
 def test_one_container(limits: dict[str, Any], want: Want) -> None:
@@ -94,7 +98,7 @@ def test_each_container_asks_for_itself() -> None:
 
 def test_cores_without_memory_are_told() -> None:
     (warning,) = read(pod({CORE: 30})).warnings
-    assert "it gets 30 % of the card's memory" in warning
+    assert "it gets 30 % of the GPU's memory" in warning
 
 
 def test_the_two_container_pod_with_use_gputype() -> None:
@@ -122,14 +126,14 @@ def test_the_two_container_pod_with_use_gputype() -> None:
             "tencent.com",
             {CORE: 30, MEMORY: 1},
             "most",
-            No(RequestError.BAD_ANNOTATION, 'write a percentage such as "60"'),
+            Rejected(RequestError.BAD_ANNOTATION, 'write a percentage such as "60"'),
             id="words-are-refused",
         ),
         pytest.param(
             "nvidia.com",
             {FORK_CORE: 30, FORK_MEMORY: 1},
             "-1",
-            No(RequestError.BAD_ANNOTATION, "write a percentage"),
+            Rejected(RequestError.BAD_ANNOTATION, "write a percentage"),
             id="negative-is-refused",
         ),
         pytest.param(

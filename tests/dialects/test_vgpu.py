@@ -17,7 +17,7 @@ from gputile.testing.builders import ask, node, pod
 from tests.dialects.shortcuts import (
     AT,
     Manifest,
-    No,
+    Rejected,
     Want,
     award,
     constraints,
@@ -58,17 +58,17 @@ ELSEWHERE = DialectSettings(vgpu_domain="example.com")
         pytest.param({NUMBER: 0}, None, id="zero-is-no-request"),
         pytest.param(
             {NUMBER: 1, CORES: 101},
-            No(RequestError.OUT_OF_RANGE, "at most 100, and more cards with `nvidia.com/vgpu-number`"),
+            Rejected(RequestError.OUT_OF_RANGE, "at most 100, and request more GPUs with `nvidia.com/vgpu-number`"),
             id="more-than-100-cores-per-card-are-refused",
         ),
         pytest.param(
             {MEMORY: 3000},
-            No(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/vgpu-number: 1`"),
+            Rejected(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/vgpu-number: 1`"),
             id="memory-alone-brings-no-card",
         ),
         pytest.param(
             {CORES: 30},
-            No(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/vgpu-number: 1`"),
+            Rejected(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/vgpu-number: 1`"),
             id="cores-alone-bring-no-card",
         ),
     ],
@@ -138,12 +138,12 @@ def test_annotations(annotations: dict[str, str], want: Constraints) -> None:
     ],
 )
 def test_unknown_words_are_refused_with_the_known_ones(key: str, value: str, code: RequestError, says: str) -> None:
-    expect(pod({NUMBER: 1}, annotations={f"nvidia.com/{key}": value}), "vgpu", No(code, says))
+    expect(pod({NUMBER: 1}, annotations={f"nvidia.com/{key}": value}), "vgpu", Rejected(code, says))
 
 
 def test_virtual_memory_is_told_to_be_unused() -> None:
     (warning,) = read(pod({NUMBER: 1}, annotations={"nvidia.com/memory-scheduler-policy": "virtual"})).warnings
-    assert "read and not used" in warning
+    assert "ignored by gputile" in warning
     assert read(pod({NUMBER: 1}, annotations={"nvidia.com/memory-scheduler-policy": "physical"})).warnings == ()
 
 

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputile.dialects import registry
-from gputile.dialects.kube_objects import Pod, host_needs
+from gputile.dialects.kube_objects import Pod
+from gputile.dialects.parsing import host_needs
 from gputile.dialects.registry import MOST_CONTAINERS
 from gputile.engine.fleet.fleet import Fleet
 from gputile.engine.placement.place import Placement, _pick, place

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gputile.dialects.kube_objects import convert_pod
+from gputile.dialects.parsing import convert_pod
 from gputile.dialects.records import read_grant
 from gputile.dialects.settings import DialectSettings
 from gputile.model.errors import InputError

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 import msgspec
 
 from gputile.dialects import gputile
-from gputile.dialects.kube_objects import NodeInventory, NodeObject, UnreadableValue, names
+from gputile.dialects.kube_objects import NodeInventory, NodeObject
+from gputile.dialects.parsing import UnreadableValue, names
 from gputile.dialects.settings import DEFAULTS
 from gputile.kube.api import Json
 from gputile.kube.node_client import NodeClient
@@ -90,7 +91,7 @@ class NodeReporter:
         if self._written == (node, wanted, self._lingers) and now - self._written_at < AGAIN:
             return  # written, and our watch is late
         self._written = None
-        annotations = _differing(node.annotations, {**wanted.annotations, gputile.LINGERING: self._lingers})
+        annotations = _differing(node.annotations, {**wanted.annotations, gputile.ORPHANED: self._lingers})
         labels = _differing(node.labels, wanted.labels)
         if annotations or labels:
             await self._client.patch(annotations, labels)
