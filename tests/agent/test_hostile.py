@@ -221,7 +221,7 @@ async def test_a_runtime_that_replaced_its_socket_ends_the_agent_for_a_new_mount
 @pytest.mark.parametrize(
     ("pod", "says"),
     [
-        pytest.param(forged("x"), "no GPU at all", id="empty-tiles"),
+        pytest.param(forged("x"), "no GPU to a container", id="empty-tiles"),
         pytest.param(forged("x", TILE | {"memory": 0}), "no memory and no cores", id="a-tile-of-nothing"),
         pytest.param(forged("x", TILE | {"memory": 16385}), "16385 MiB", id="more-than-the-card-has"),
         pytest.param(forged("x", TILE, TILE | {"memory": 16384}), "17408 MiB", id="in-sum-more-than-the-card-has"),

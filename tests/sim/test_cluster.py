@@ -57,7 +57,7 @@ def test_a_single_pod_keeps_its_name() -> None:
 
 
 def test_a_node_that_is_none_is_refused_with_a_sentence() -> None:
-    with pytest.raises(InputError, match="this is no node"):
+    with pytest.raises(InputError, match="not a valid Node"):
         cluster().add_node({"metadata": 7})
 
 
