@@ -46,7 +46,7 @@ from tests.dialects.shortcuts import Manifest, Rejected, expect, node_of, raw_no
         pytest.param({"gputile.io/gpu": 1, "nvidia.com/gpu": "0"}, "gputile", id="a-zero-as-a-string-neither"),
     ],
 )
-def test_resource_names_tell_the_dialect(limits: dict[str, Any], dialect: str) -> None:
+def test_resource_names_show_the_dialect(limits: dict[str, Any], dialect: str) -> None:
     assert read(pod(limits)).dialect == dialect
 
 
@@ -63,7 +63,7 @@ def test_resource_names_tell_the_dialect(limits: dict[str, Any], dialect: str) -
         pytest.param(pod({}, annotations={"nvidia.com/use-gputype": "T4"}), id="a-selection-alone"),
     ],
 )
-def test_a_pod_that_asks_for_no_gpu_is_none_of_our_business(manifest: Manifest) -> None:
+def test_a_pod_without_gpus_is_ignored(manifest: Manifest) -> None:
     assert registry.read_pod(manifest) is None
 
 
@@ -309,8 +309,8 @@ def test_an_annotation_that_repeats_a_limit_does_no_harm_in_whatever_order(limit
 @pytest.mark.parametrize(
     ("manifest", "cpu", "memory"),
     [
-        pytest.param(pod(GPUTILE), 0, 0, id="nothing-said"),
-        pytest.param(pod(GPUTILE | {"cpu": "500m", "memory": "1Gi"}), 500, 1024, id="limits-stand-in-for-requests"),
+        pytest.param(pod(GPUTILE), 0, 0, id="nothing-set"),
+        pytest.param(pod(GPUTILE | {"cpu": "500m", "memory": "1Gi"}), 500, 1024, id="limits-replace-missing-requests"),
         pytest.param(pod(GPUTILE | {"cpu": 2}, {"cpu": 1, "memory": "1"}), 3000, 1, id="containers-add-up-rounded-up"),
         pytest.param(
             pod(GPUTILE | {"cpu": 1}, {"cpu": 1}, init=({"cpu": 5}, {"cpu": 4})), 5000, 0, id="the-largest-init-counts"
@@ -330,24 +330,24 @@ def test_an_annotation_that_repeats_a_limit_does_no_harm_in_whatever_order(limit
     ],
 )
 def test_cpu_and_main_memory_as_kubernetes_counts_them(manifest: Manifest, cpu: int, memory: int) -> None:
-    found = read(manifest)
-    assert (found.cpu, found.memory) == (cpu, memory)
+    result = read(manifest)
+    assert (result.cpu, result.memory) == (cpu, memory)
 
 
 def test_requests_win_over_limits_for_cpu_and_overhead_is_added() -> None:
     manifest = pod(GPUTILE | {"cpu": 4})
     manifest["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1"}
     manifest["spec"]["overhead"] = {"cpu": "250m", "memory": "64Mi"}
-    found = read(manifest)
-    assert (found.cpu, found.memory) == (1250, 64)
+    result = read(manifest)
+    assert (result.cpu, result.memory) == (1250, 64)
 
 
 @pytest.mark.parametrize(
     "limits", [pytest.param({"cpu": "-5"}, id="cpu"), pytest.param({"memory": "-5Gi"}, id="memory")]
 )
-def test_a_negative_need_never_makes_room_on_the_host(limits: dict[str, Any]) -> None:
-    found = registry.read_pod(pod(GPUTILE | limits))
-    assert isinstance(found, BadRequest) or (isinstance(found, PodRequest) and (found.cpu, found.memory) == (0, 0))
+def test_a_negative_request_never_frees_host_capacity(limits: dict[str, Any]) -> None:
+    parsed = registry.read_pod(pod(GPUTILE | limits))
+    assert isinstance(parsed, BadRequest) or (isinstance(parsed, PodRequest) and (parsed.cpu, parsed.memory) == (0, 0))
 
 
 # ---- nodes ----------------------------------------------------------------------------------------------------------
@@ -377,26 +377,26 @@ SUMS = {
         pytest.param({}, {"cpu": 1}, [], id="else-no-cards"),
     ],
 )
-def test_exact_registers_are_trusted_before_averages(
+def test_registers_come_before_averages(
     annotations: dict[str, str], capacity: dict[str, Any], uuids: list[str]
 ) -> None:
-    found = node_of(raw_node(capacity, annotations=annotations))
-    assert ([card.uuid for card in found.cards], found.fault) == (uuids, "")
+    parsed_node = node_of(raw_node(capacity, annotations=annotations))
+    assert ([card.uuid for card in parsed_node.cards], parsed_node.fault) == (uuids, "")
 
 
-def test_a_broken_register_is_not_passed_over_for_a_worse_one() -> None:
-    found = node_of(raw_node(SUMS, annotations={**HAMIS, "gputile.io/inventory": "broken"}))
-    assert (found.cards, found.fault) == ((), NodeReason.BAD_INVENTORY)
+def test_a_broken_register_is_not_replaced_by_averages() -> None:
+    parsed_node = node_of(raw_node(SUMS, annotations={**HAMIS, "gputile.io/inventory": "broken"}))
+    assert (parsed_node.cards, parsed_node.fault) == ((), NodeReason.BAD_INVENTORY)
 
 
-def test_slots_where_no_agent_says_are_a_setting() -> None:
-    found = node_of(raw_node({"nvidia.com/gpu": 1}), DialectSettings(slots_per_card=3))
-    assert found.cards == (Card(index=0, uuid="n1#0", memory=0, slots=3),)
+def test_slots_are_a_setting_where_no_agent_publishes_them() -> None:
+    parsed_node = node_of(raw_node({"nvidia.com/gpu": 1}), DialectSettings(slots_per_card=3))
+    assert parsed_node.cards == (Card(index=0, uuid="n1#0", memory=0, slots=3),)
 
 
 def test_a_nodes_cpu_and_memory_are_the_allocatable_ones() -> None:
-    found = node_of(raw_node({"cpu": "64", "memory": "512Gi"}, allocatable={"cpu": "63500m", "memory": "500Gi"}))
-    assert (found.name, found.cpu, found.memory) == ("n1", 63500, 512000)
+    parsed_node = node_of(raw_node({"cpu": "64", "memory": "512Gi"}, allocatable={"cpu": "63500m", "memory": "500Gi"}))
+    assert (parsed_node.name, parsed_node.cpu, parsed_node.memory) == ("n1", 63500, 512000)
 
 
 def test_a_built_node_reads_as_it_was_built() -> None:
@@ -415,10 +415,10 @@ def test_a_built_node_reads_as_it_was_built() -> None:
         pytest.param({"status": 1}, id="a-status-of-another-shape"),
     ],
 )
-def test_what_is_no_node_is_refused(manifest: Any) -> None:
-    found = registry.read_node(manifest)
-    assert isinstance(found, BadRequest)
-    assert found.code is RequestError.MALFORMED
+def test_an_invalid_node_is_rejected(manifest: Any) -> None:
+    parsed_node = registry.read_node(manifest)
+    assert isinstance(parsed_node, BadRequest)
+    assert parsed_node.code is RequestError.MALFORMED
 
 
 # ---- whatever JSON may bring ----------------------------------------------------------------------------------------
@@ -514,13 +514,13 @@ NODES = st.fixed_dictionaries(
 CARDS = node("n1").card("A100", "80Gi").card("T4", 15109).node()
 
 
-def check_answer(found: PodRequest | BadRequest | None) -> None:
-    assert found is None or isinstance(found, (PodRequest, BadRequest))
-    if isinstance(found, BadRequest):
-        assert found.message
-    if isinstance(found, PodRequest):
-        assert any(wanted.cards for wanted in found.asks)
-        for wanted in found.asks:
+def check_answer(entry: PodRequest | BadRequest | None) -> None:
+    assert entry is None or isinstance(entry, (PodRequest, BadRequest))
+    if isinstance(entry, BadRequest):
+        assert entry.message
+    if isinstance(entry, PodRequest):
+        assert any(wanted.cards for wanted in entry.asks)
+        for wanted in entry.asks:
             assert 0 <= wanted.cards < 2**31
             assert 0 <= wanted.cores <= 100
             assert wanted.memory is None or 0 <= wanted.memory <= LARGEST_CARD
@@ -544,9 +544,9 @@ def test_an_odd_pod_is_a_request_no_request_or_a_refusal(manifest: Manifest) -> 
 @settings(max_examples=150)
 @given(PODS)
 def test_an_odd_record_is_a_grant_no_grant_or_a_refusal(manifest: Manifest) -> None:
-    found = convert_pod(manifest)
-    if isinstance(found, Pod):
-        grant = records.read_grant(found, CARDS)
+    parsed_pod = convert_pod(manifest)
+    if isinstance(parsed_pod, Pod):
+        grant = records.read_grant(parsed_pod, CARDS)
         assert grant is None or isinstance(grant, (Grant, BadRequest))
 
 
@@ -559,11 +559,15 @@ def test_any_json_as_a_node_is_a_node_or_a_refusal(manifest: Any) -> None:
 @settings(max_examples=200)
 @given(NODES)
 def test_an_odd_node_is_a_node_with_possible_cards_or_a_refusal(manifest: Manifest) -> None:
-    found = registry.read_node(manifest)
-    assert isinstance(found, (Node, BadRequest))
-    if isinstance(found, Node):
-        assert len({card.uuid for card in found.cards}) == len({card.index for card in found.cards}) == len(found.cards)
-        assert all(card.index >= 0 and 0 <= card.memory < 2**31 for card in found.cards)
+    parsed_node = registry.read_node(manifest)
+    assert isinstance(parsed_node, (Node, BadRequest))
+    if isinstance(parsed_node, Node):
+        assert (
+            len({card.uuid for card in parsed_node.cards})
+            == len({card.index for card in parsed_node.cards})
+            == len(parsed_node.cards)
+        )
+        assert all(card.index >= 0 and 0 <= card.memory < 2**31 for card in parsed_node.cards)
 
 
 DEEP = 100_000
@@ -597,9 +601,9 @@ def test_a_nasty_annotation_of_a_node_never_raises(key: str, text: str) -> None:
     ],
 )
 def test_a_nasty_record_on_a_pod_never_raises(key: str, limits: dict[str, Any], text: str) -> None:
-    found = convert_pod(pod(limits, annotations={key: text, "elasticgpu.io/assumed": "true"}, on="n1"))
-    assert isinstance(found, Pod)
-    assert not isinstance(records.read_grant(found, CARDS), Grant)
+    parsed_pod = convert_pod(pod(limits, annotations={key: text, "elasticgpu.io/assumed": "true"}, on="n1"))
+    assert isinstance(parsed_pod, Pod)
+    assert not isinstance(records.read_grant(parsed_pod, CARDS), Grant)
 
 
 def test_a_number_of_5000_digits_is_refused_and_raises_nothing() -> None:
@@ -614,21 +618,21 @@ class TestWhatWouldHurtLater:
     def test_every_container_has_its_own_name(self, name: str) -> None:
         manifest = pod(GPUTILE, GPUTILE)
         manifest["spec"]["containers"][1]["name"] = name
-        found = registry.read_pod(manifest)
-        assert isinstance(found, BadRequest)
-        assert found.code is RequestError.MALFORMED
+        parsed = registry.read_pod(manifest)
+        assert isinstance(parsed, BadRequest)
+        assert parsed.code is RequestError.MALFORMED
 
-    def test_more_cpu_than_there_is_stays_countable(self) -> None:
-        found = registry.read_pod(pod(GPUTILE | {"cpu": "100E", "memory": "999E"}))
-        assert isinstance(found, PodRequest)
-        assert max(found.cpu, found.memory) <= 2**48
+    def test_more_cpu_than_any_node_has_is_capped(self) -> None:
+        parsed = registry.read_pod(pod(GPUTILE | {"cpu": "100E", "memory": "999E"}))
+        assert isinstance(parsed, PodRequest)
+        assert max(parsed.cpu, parsed.memory) <= 2**48
 
     @pytest.mark.parametrize("priority", ["high", "-7"])
-    def test_a_priority_that_is_none_is_refused_before_the_grant_is_written(self, priority: str) -> None:
-        found = registry.read_pod(pod({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1, "nvidia.com/priority": priority}))
-        assert isinstance(found, BadRequest)
+    def test_an_invalid_priority_is_rejected_before_the_grant_is_written(self, priority: str) -> None:
+        parsed = registry.read_pod(pod({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1, "nvidia.com/priority": priority}))
+        assert isinstance(parsed, BadRequest)
 
-    def test_a_record_of_more_than_its_card_is_nonsense(self) -> None:
+    def test_a_record_of_more_than_any_card_is_rejected(self) -> None:
         record = {"hami.io/vgpu-devices-allocated": "GPU-n1-0,NVIDIA,999999999,1:;"}
         bound = convert_pod(pod({"nvidia.com/gpu": 1}, annotations=record, on="n1"))
         assert not isinstance(bound, BadRequest)
@@ -638,18 +642,18 @@ class TestWhatWouldHurtLater:
 @pytest.mark.parametrize(
     ("limits", "is_too_many"),
     [
-        pytest.param([{GPU: 1, MEMORY: 1}] * 64, False, id="64-may-ask"),
+        pytest.param([{GPU: 1, MEMORY: 1}] * 64, False, id="64-may-request"),
         pytest.param([{GPU: 1, MEMORY: 1}] * 65, True, id="65-may-not"),
         pytest.param([{GPU: 1, MEMORY: 1}] * 64 + [{"cpu": 1}] * 1000, False, id="others-do-not-count"),
-        pytest.param([{GPU: 1, MEMORY: 1}] * 64 + [{GPU: 0}] * 100, False, id="to-ask-for-0-is-not-to-ask"),
+        pytest.param([{GPU: 1, MEMORY: 1}] * 64 + [{GPU: 0}] * 100, False, id="a-request-of-0-does-not-count"),
         pytest.param([{gpushare.MEM: 1}] * 65, True, id="in-every-dialect"),
         pytest.param([{GPU: 1}] * 40 + [{gpushare.MEM: 1}] * 40, True, id="in-several-at-once"),
     ],
 )
 @pytest.mark.parametrize("kind", ["containers", "initContainers"])
-def test_more_than_64_containers_that_ask_for_gpus_are_too_many(
+def test_more_than_64_containers_with_gpus_are_too_many(
     limits: list[dict[str, int]], is_too_many: bool, kind: str
 ) -> None:
     made = pod(*limits) if kind == "containers" else pod({"cpu": 1}, init=tuple(limits))
-    found = registry.read_pod(made)
-    assert (isinstance(found, BadRequest) and found.code is RequestError.TOO_MANY_CONTAINERS) == is_too_many
+    parsed = registry.read_pod(made)
+    assert (isinstance(parsed, BadRequest) and parsed.code is RequestError.TOO_MANY_CONTAINERS) == is_too_many

@@ -47,7 +47,7 @@ def test_our_keys_are_read_in_every_dialect(limits: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("limits", EVERY_DIALECT)
-def test_without_annotations_any_card_will_do(limits: dict[str, Any]) -> None:
+def test_without_annotations_any_card_fits(limits: dict[str, Any]) -> None:
     assert constraints(pod(limits)) == Constraints()
 
 
@@ -134,7 +134,7 @@ def test_hamis_keys(annotations: dict[str, Any], want: Constraints) -> None:
                 RequestError.UNKNOWN_POLICY,
                 "'tetris' is not a known policy; write one or more of binpack, mutex, numa, spread, topology-aware",
             ),
-            id="the-odd-word-of-a-chain-is-named",
+            id="the-unknown-policy-of-a-chain-is-named",
         ),
         pytest.param(
             {"nvidia.com/vgpu-mode": "fast"},
@@ -144,16 +144,16 @@ def test_hamis_keys(annotations: dict[str, Any], want: Constraints) -> None:
         pytest.param(
             {"nvidia.com/numa-bind": "perhaps"},
             Rejected(RequestError.BAD_ANNOTATION, "true"),
-            id="a-boolean-in-other-words",
+            id="an-invalid-boolean",
         ),
         pytest.param(
             {"gputile.io/numa": "maybe"},
             Rejected(RequestError.BAD_ANNOTATION, "no, prefer, require"),
-            id="an-unknown-wish",
+            id="an-unknown-strength",
         ),
     ],
 )
-def test_unknown_words_are_refused_with_the_known_ones(annotations: dict[str, str], want: Rejected) -> None:
+def test_unknown_values_are_rejected_with_the_known_ones(annotations: dict[str, str], want: Rejected) -> None:
     expect(pod(HAMI, annotations=annotations), "hami", want)
 
 
@@ -187,7 +187,7 @@ A, B = ModelRule(("A",)), ModelRule(("B",))
             Constraints(
                 node_policy="spread", card_policy="binpack", numa=Strength.REQUIRE, links=Strength.PREFER, idle=True
             ),
-            id="the-second-wins-only-where-it-speaks",
+            id="the-second-wins-only-where-it-has-a-value",
         ),
     ],
 )
@@ -195,12 +195,12 @@ def test_merge(first: Constraints, second: Constraints, want: Constraints) -> No
     assert merge(first, second) == want
 
 
-def test_two_lists_without_a_common_card_leave_none_and_not_any() -> None:
-    found = merge(Constraints(uuids=frozenset("a")), Constraints(uuids=frozenset("b")))
-    assert not any(found.accepts_uuid(uuid) for uuid in "abc")
+def test_two_lists_without_a_common_card_accept_no_card() -> None:
+    result = merge(Constraints(uuids=frozenset("a")), Constraints(uuids=frozenset("b")))
+    assert not any(result.accepts_uuid(uuid) for uuid in "abc")
 
 
-def test_an_annotation_that_looks_like_ours_is_told() -> None:
+def test_an_unknown_annotation_of_ours_is_a_warning() -> None:
     manifest = pod(GPUTILE, annotations={"gputile.io/modle": "A100"})
     (warning,) = registry.notes(manifest, read(manifest))
     assert "did you mean `gputile.io/model`?" in warning
