@@ -222,7 +222,7 @@ async def test_the_agent_exits_when_the_runtime_replaced_its_socket(tmp_path: Pa
 @pytest.mark.parametrize(
     ("pod", "message"),
     [
-        pytest.param(forged("x"), "no GPU at all", id="empty-tiles"),
+        pytest.param(forged("x"), "no GPU to a container", id="empty-tiles"),
         pytest.param(forged("x", TILE | {"memory": 0}), "no memory and no cores", id="a-tile-without-memory-and-cores"),
         pytest.param(forged("x", TILE | {"memory": 16385}), "16385 MiB", id="more-than-the-gpu-has"),
         pytest.param(forged("x", TILE, TILE | {"memory": 16384}), "17408 MiB", id="in-sum-more-than-the-gpu-has"),

@@ -1,4 +1,4 @@
-"""Nodes as each family's agent leaves them, and pods on them: plain JSON, written from the families' own formats."""
+"""Nodes as each family's agent describes them, and pods on them: plain JSON in the families' own formats."""
 
 import json
 from collections.abc import Mapping
@@ -47,8 +47,11 @@ def vgpu(*gpus: str, name: str = "n", domain: str = "nvidia.com", **config: Any)
         {"id": at, "uuid": uuid, "core": 100, "memory": SIZE, "number": 10, "type": "T4", "healthy": True}
         for at, uuid in enumerate(gpus)
     ]
-    said = {f"{domain}/node-device-register": json.dumps(listed), f"{domain}/node-config-info": json.dumps(config)}
-    return node(name, {f"{domain}/vgpu-number": 10 * len(gpus)}, said)
+    annotations = {
+        f"{domain}/node-device-register": json.dumps(listed),
+        f"{domain}/node-config-info": json.dumps(config),
+    }
+    return node(name, {f"{domain}/vgpu-number": 10 * len(gpus)}, annotations)
 
 
 def gpushare(per_gpu: int, gpus: int = 2, name: str = "n") -> Json:
@@ -66,15 +69,15 @@ def vcuda(gpus: int = 2, name: str = "n") -> Json:
 def stock(gpus: int = 2, name: str = "n", replicas: int = 1) -> Json:
     """The NVIDIA device plugin with GPU feature discovery."""
     labels = {"memory": SIZE, "count": gpus, "replicas": replicas}
-    found = {f"nvidia.com/gpu.{key}": str(value) for key, value in labels.items()}
-    return node(name, {"nvidia.com/gpu": gpus * replicas}, labels=found)
+    texts = {f"nvidia.com/gpu.{key}": str(value) for key, value in labels.items()}
+    return node(name, {"nvidia.com/gpu": gpus * replicas}, labels=texts)
 
 
 def ours(*gpus: str, name: str = "n", since: Any = None) -> Json:
-    said: Json = {"version": 1, "cards": [{"index": at, "uuid": u, "memory": SIZE} for at, u in enumerate(gpus)]}
+    inventory: Json = {"version": 1, "cards": [{"index": at, "uuid": u, "memory": SIZE} for at, u in enumerate(gpus)]}
     if since is not None:
-        said["since"] = since
-    return node(name, {"gputile.io/gpu": 10 * len(gpus)}, {"gputile.io/inventory": json.dumps(said)})
+        inventory["since"] = since
+    return node(name, {"gputile.io/gpu": 10 * len(gpus)}, {"gputile.io/inventory": json.dumps(inventory)})
 
 
 def pod(
@@ -99,8 +102,8 @@ def pod(
         },
         "spec": {
             "nodeName": on,
-            "initContainers": [_container(f"i{n}", one) for n, one in enumerate(init)],
-            "containers": [_container(f"c{n}", one) for n, one in enumerate(containers)],
+            "initContainers": [_container(f"i{n}", limits) for n, limits in enumerate(init)],
+            "containers": [_container(f"c{n}", limits) for n, limits in enumerate(containers)],
         },
         "status": {"phase": "Running", **({"startTime": started} if started else {})},
     }
@@ -108,19 +111,19 @@ def pod(
 
 def _container(name: str, limits: Mapping[str, Any]) -> Json:
     rest = dict(limits)
-    made: Json = {"name": rest.pop("name", name)}
+    container: Json = {"name": rest.pop("name", name)}
     if rest.pop("sidecar", False):
-        made["restartPolicy"] = "Always"
-    return {**made, "resources": {"limits": {key: str(value) for key, value in rest.items()}}}
+        container["restartPolicy"] = "Always"
+    return {**container, "resources": {"limits": {key: str(value) for key, value in rest.items()}}}
 
 
 def look(*objects: Json, unit: str = "auto", now: float = NOW) -> AuditReport:
-    nodes = [one for one in objects if one["kind"] == "Node"]
-    return audit(nodes, [one for one in objects if one["kind"] == "Pod"], unit, now)
+    nodes = [obj for obj in objects if obj["kind"] == "Node"]
+    return audit(nodes, [obj for obj in objects if obj["kind"] == "Pod"], unit, now)
 
 
 def held(report: AuditReport) -> dict[Any, tuple[int, int]]:
-    """Memory and cores allocated of each GPU that is held: by UUID, or by its index where an agent tells no UUID."""
+    """Memory and cores allocated of each held GPU: by UUID, or by index where the agent publishes no UUID."""
     return {
         gpu.index if "#" in gpu.uuid else gpu.uuid: (gpu.memory_allocated, gpu.cores_allocated)
         for gpu in report.gpus
@@ -128,9 +131,9 @@ def held(report: AuditReport) -> dict[Any, tuple[int, int]]:
     }
 
 
-def somewhere(report: AuditReport) -> list[tuple[int, int, int]]:
-    """By pod: whole GPUs, shares, and the memory of these, of which nobody knows where they are."""
-    return [(one.gpus, one.shares, one.memory) for one in report.unplaced]
+def unplaced(report: AuditReport) -> list[tuple[int, int, int]]:
+    """By pod: whole GPUs, shares, and the memory of these, on GPUs that are unknown."""
+    return [(pod.gpus, pod.shares, pod.memory) for pod in report.unplaced]
 
 
 def codes(report: AuditReport) -> list[str]:

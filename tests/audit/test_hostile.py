@@ -1,4 +1,4 @@
-"""Objects that were made to break their reader: each is a finding or counts for what it is, and disturbs no other."""
+"""Objects that were built to break the audit: each is a finding or counts as it is, and affects no other object."""
 
 import json
 from typing import Any
@@ -20,8 +20,8 @@ from tests.audit.nodes import (
     node,
     ours,
     pod,
-    somewhere,
     stock,
+    unplaced,
 )
 from tests.audit.test_records import ALLOCATION, INDEX, ONE, OUR_TILE, TILE, grant, hami_record, vgpu_record
 from tests.effort import examples
@@ -33,8 +33,8 @@ MANY = 1300
 
 
 def spec(**changes: Any) -> Json:
-    made = pod(TILE, name="bad")
-    return {**made, "spec": {**made["spec"], **changes}}
+    manifest = pod(TILE, name="bad")
+    return {**manifest, "spec": {**manifest["spec"], **changes}}
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,11 @@ def spec(**changes: Any) -> Json:
         pytest.param({"metadata": [], "spec": []}, id="lists where objects should be"),
         pytest.param(spec(nodeName={"n": 1}), id="a node that is an object"),
         pytest.param(spec(containers="none"), id="containers that are a text"),
-        pytest.param(spec(containers=[None, 3]), id="containers that are none"),
+        pytest.param(spec(containers=[None, 3]), id="containers that are not objects"),
         pytest.param(spec(containers=[{"name": ["c0"]}]), id="a container whose name is a list"),
     ],
 )
-def test_a_pod_that_is_none_is_a_finding_and_the_next_one_counts(bad: Any) -> None:
+def test_an_invalid_pod_is_a_finding_and_the_next_pod_counts(bad: Any) -> None:
     report = audit([hami("g0")], [bad, GOOD], now=NOW)
     assert codes(report) == ["unreadable-pod"]
     assert held(report) == {"g0": (6000, 10)}
@@ -71,7 +71,7 @@ def test_a_pod_that_is_none_is_a_finding_and_the_next_one_counts(bad: Any) -> No
         pytest.param({ALLOCATION: json.dumps({str(n): {"0": 1} for n in range(45_000)})}, id="45,000 containers"),
         pytest.param({INDEX: ",".join(map(str, range(45_000)))}, id="45,000 indices"),
         pytest.param(hami_record("g0,NVIDIA,1,0:" * 45_000 + ";"), id="45,000 devices of HAMi"),
-        pytest.param(hami_record(";" * 200_000), id="200,000 places of HAMi"),
+        pytest.param(hami_record(";" * 200_000), id="200,000 entries of HAMi"),
         pytest.param(hami_record(f"g0,NVIDIA,{GIANT},{GIANT}:;"), id="giant numbers of HAMi"),
         pytest.param(vgpu_record("c0[" + "0_g0_0_1," * 45_000 + "]"), id="45,000 devices of vgpu-manager"),
         pytest.param({f"d{n}/pre-allocated": "c0[0_x_0_1]" for n in range(9000)}, id="9000 domains"),
@@ -83,10 +83,10 @@ def test_a_pod_that_is_none_is_a_finding_and_the_next_one_counts(bad: Any) -> No
         pytest.param({"hami.io/vgpu-devices-allocated": ["g0"], "gputile.io/grant": {"a": 1}}, id="lists as values"),
     ],
 )
-@pytest.mark.parametrize("there", [hami("g0"), gpushare(15), ours("g0")], ids=["hami", "gpushare", "gputile"])
-def test_annotations_of_any_size_and_kind_never_disturb_another_pod(annotations: Json, there: Json) -> None:
+@pytest.mark.parametrize("node_manifest", [hami("g0"), gpushare(15), ours("g0")], ids=["hami", "gpushare", "gputile"])
+def test_annotations_of_any_size_and_kind_never_affect_another_pod(annotations: Json, node_manifest: Json) -> None:
     good = pod({"gputile.io/gpu": 1}, name="good", notes=grant(("g0", 6000, 10), pod="uid-good"))
-    report = look(there, pod(TILE, name="bad", notes=annotations), good)
+    report = look(node_manifest, pod(TILE, name="bad", notes=annotations), good)
     assert "ml/good" in {holder.pod for gpu in report.gpus for holder in gpu.holders} | {u.pod for u in report.unplaced}
     assert all(len(line) < 2000 for line in finding_lines(report.findings))
 
@@ -102,27 +102,27 @@ def test_annotations_of_any_size_and_kind_never_disturb_another_pod(annotations:
         pytest.param({"nvidia.com/gpu": "1e99"}, 2**31 - 1, id="an exponent"),
     ],
 )
-def test_numbers_that_are_none_count_as_one_gpu_and_giants_as_many(limits: Json, counted: int) -> None:
-    made = pod({}, name="bad")
-    made["spec"]["containers"][0]["resources"]["limits"] = limits
-    report = look(hami("g0"), made)
-    assert somewhere(report) == [(counted, 0, 0)]
+def test_invalid_numbers_count_as_one_gpu_and_giant_numbers_as_many(limits: Json, counted: int) -> None:
+    manifest = pod({}, name="bad")
+    manifest["spec"]["containers"][0]["resources"]["limits"] = limits
+    report = look(hami("g0"), manifest)
+    assert unplaced(report) == [(counted, 0, 0)]
 
 
 def test_many_containers_are_counted_by_their_record() -> None:
-    """1300 containers that each ask for a GPU, on which a recursive search dies."""
-    places = "".join("g0,NVIDIA,10,0:;" for _ in range(MANY))
+    """1300 containers that each request a GPU, for which a recursive search exceeds the stack."""
+    entries = "".join("g0,NVIDIA,10,0:;" for _ in range(MANY))
     tile = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10}
-    many = pod(*[tile] * 2, init=(tile,) * (MANY - 2), notes=hami_record(places), name="many")
+    many = pod(*[tile] * 2, init=(tile,) * (MANY - 2), notes=hami_record(entries), name="many")
     report = look(hami("g0"), many)
     assert held(report) == {"g0": (20, 0)}
 
 
 @pytest.mark.parametrize("role", ["init", "sidecar"])
 def test_many_containers_without_a_record_are_counted_by_number(role: str) -> None:
-    one = {"nvidia.com/gpu": 1, **({"sidecar": True} if role == "sidecar" else {})}
-    report = look(stock(8), pod({"nvidia.com/gpu": 1}, init=(one,) * MANY))
-    assert somewhere(report) == [(1 if role == "init" else MANY + 1, 0, 0)]
+    limits = {"nvidia.com/gpu": 1, **({"sidecar": True} if role == "sidecar" else {})}
+    report = look(stock(8), pod({"nvidia.com/gpu": 1}, init=(limits,) * MANY))
+    assert unplaced(report) == [(1 if role == "init" else MANY + 1, 0, 0)]
 
 
 @pytest.mark.parametrize(
@@ -130,20 +130,20 @@ def test_many_containers_without_a_record_are_counted_by_number(role: str) -> No
     [
         pytest.param({"gputile.io/inventory": DEEP}, id="deep JSON"),
         pytest.param({"gputile.io/inventory": GIANT}, id="a giant number"),
-        pytest.param({"gputile.io/inventory": '{"version": 1, "cards": {"a": 1}}'}, id="cards that are no list"),
+        pytest.param({"gputile.io/inventory": '{"version": 1, "cards": {"a": 1}}'}, id="cards that are not a list"),
         pytest.param(
             {"gputile.io/inventory": '{"cards": [{"index": 0, "uuid": ["x"], "memory": 1}]}'}, id="a list as UUID"
         ),
         pytest.param(
             {"gputile.io/inventory": '{"cards": [{"index": -1, "uuid": "x", "memory": 1}]}'}, id="an index of -1"
         ),
-        pytest.param({"hami.io/node-nvidia-register": "a,b,c:" * 9000}, id="a text that is no register"),
+        pytest.param({"hami.io/node-nvidia-register": "a,b,c:" * 9000}, id="a text that is not a register"),
         pytest.param({"hami.io/node-nvidia-register": "[" + "1," * 45_000 + "1]"}, id="a list of numbers"),
         pytest.param({"x/node-device-register": "{}"}, id="an object where a list should be"),
         pytest.param({"tydic.io/nvidia-device-register": '[{"id": "x"}]'}, id="a GPU without memory"),
     ],
 )
-def test_a_node_that_cannot_be_read_is_a_finding_and_the_next_one_counts(bad: dict[str, str]) -> None:
+def test_an_unreadable_node_is_a_finding_and_the_next_node_counts(bad: dict[str, str]) -> None:
     report = look(node("bad", {}, bad), hami("g0"), GOOD)
     assert codes(report) == ["unreadable-node"]
     assert held(report) == {"g0": (6000, 10)}
@@ -155,17 +155,17 @@ def test_a_node_of_very_many_gpus_is_read() -> None:
     assert report.cards == 45_000
 
 
-def test_no_character_that_a_terminal_obeys_is_shown() -> None:
+def test_control_characters_are_not_shown() -> None:
     bell = "\x1b]0;owned\x07\u202e"
-    made = pod(OUR_TILE, notes=grant((bell, 1, 0), pod="uid-bad", node="n"), name="bad")
+    granted = pod(OUR_TILE, notes=grant((bell, 1, 0), pod="uid-bad", node="n"), name="bad")
     copied = pod(OUR_TILE, notes=grant((bell, 1, 0), pod=bell, node=bell), name="copied")
-    theirs = pod(TILE, notes=hami_record(f"{bell},NVIDIA,1,1:;", on=bell), name="theirs")
-    lines = "".join(finding_lines(look(ours("g0"), hami("h0", name="m"), made, copied, theirs).findings))
+    foreign = pod(TILE, notes=hami_record(f"{bell},NVIDIA,1,1:;", on=bell), name="foreign")
+    lines = "".join(finding_lines(look(ours("g0"), hami("h0", name="m"), granted, copied, foreign).findings))
     assert "\x1b" not in lines
     assert "\u202e" not in lines
 
 
-WORDS = (
+KEYS = (
     *("metadata", "spec", "status", "annotations", "labels", "containers", "initContainers", "resources", "limits"),
     *("name", "nodeName", "uid", "capacity", "conditions", "nvidia.com/gpu", "aliyun.com/gpu-mem", INDEX, ALLOCATION),
     *("gputile.io/grant", "gputile.io/inventory", "hami.io/vgpu-devices-allocated", "hami.io/node-nvidia-register"),
@@ -175,7 +175,7 @@ LEAVES = st.one_of(
 )
 JSON = st.recursive(
     LEAVES,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
     max_leaves=30,
 )
 

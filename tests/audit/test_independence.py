@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gputile.dialects import gpushare, gputile, hami, kube_objects, nano, records, registry, vcuda, vgpu
+from gputile.dialects import gpushare, gputile, hami, kube_objects, nano, parsing, records, registry, vcuda, vgpu
 from gputile.model import grants
 from tests.audit.nodes import (
     Json,
@@ -53,8 +53,8 @@ PAIRS: list[tuple[Json, Json]] = [
 
 def test_it_imports_values_and_units_of_ours_and_nothing_else() -> None:
     """In a process of its own, where nothing else has imported anything."""
-    said = "import sys, gputile.audit.audit; print(*sorted(m for m in sys.modules if m.startswith('gputile')))"
-    loaded = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True).stdout.split()
+    program = "import sys, gputile.audit.audit; print(*sorted(m for m in sys.modules if m.startswith('gputile')))"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     others = {name for name in loaded if not name.startswith("gputile.audit")}
     assert others == {
         "gputile",
@@ -74,19 +74,21 @@ def test_the_import_contract_names_what_it_may_not_share() -> None:
     assert shared <= set(mine)
 
 
-@pytest.mark.parametrize(("there", "made"), PAIRS, ids=["gputile", "hami", "vgpu", "gpushare", "nano", "vcuda"])
+@pytest.mark.parametrize(
+    ("node_manifest", "manifest"), PAIRS, ids=["gputile", "hami", "vgpu", "gpushare", "nano", "vcuda"]
+)
 def test_it_answers_the_same_when_the_dialects_are_broken(
-    there: Json, made: Json, monkeypatch: pytest.MonkeyPatch
+    node_manifest: Json, manifest: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = look(there, made)
+    before = look(node_manifest, manifest)
     assert held(before)
-    for module in (records, registry, gputile, hami, vgpu, gpushare, nano, vcuda, kube_objects, grants):
+    for module in (records, registry, gputile, hami, vgpu, gpushare, nano, vcuda, kube_objects, parsing, grants):
         for name, value in list(vars(module).items()):
             if callable(value) and getattr(value, "__module__", "") == module.__name__:
                 monkeypatch.setattr(module, name, _broken)
-    assert look(there, made) == before
+    assert look(node_manifest, manifest) == before
     with pytest.raises(ZeroDivisionError):
-        records.read_grant(made, None)  # type: ignore[arg-type]
+        records.read_grant(manifest, None)  # type: ignore[arg-type]
 
 
 def _broken(*_: object, **__: object) -> None:

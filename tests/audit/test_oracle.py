@@ -1,8 +1,8 @@
 """Random records of all families against a third opinion: the sums of the audit equal those of a small oracle.
 
 The oracle knows requests and records as plain tuples, never as annotations: the encoders below write them onto pods.
-Copied records, records of two families on one pod, records smaller than the request and requests that nobody can read
-are all drawn.
+Copied records, records of two families on one pod, records smaller than the request and unreadable requests are all
+drawn.
 """
 
 import json
@@ -17,13 +17,15 @@ from tests.audit.nodes import SIZE, Json, gpushare, hami, look, node, ours, pod,
 from tests.effort import examples
 
 GPUS = 3
-FAMILIES = ("hami", "vgpu", "vcuda", "gpushare", "nano")  # in the order in which strangers are asked
-INDEX_ONLY = ("vcuda", "nano")  # these tell which GPU, and the request tells how much
+FAMILIES = ("hami", "vgpu", "vcuda", "gpushare", "nano")  # in the order in which records of other families count
+INDEX_ONLY = ("vcuda", "nano")  # these name the GPU, and the request has the amounts
 NODE_KEY = ("hami", "vgpu", "vcuda")
 Tile = tuple[int, int, int]  # GPU, memory, cores
 
 
 class Container(msgspec.Struct):
+    """A container and its request."""
+
     init: bool
     gpus: int
     memory: int  # with no cores either: the whole GPU
@@ -31,29 +33,33 @@ class Container(msgspec.Struct):
 
 
 class Record(msgspec.Struct):
+    """The record of one family on the pod."""
+
     family: str
     tiles: list[list[Tile]]  # by container
     copied: bool  # from a pod of another node
-    early: bool = False  # HAMi's before 2.9, without places for init containers
+    early: bool = False  # HAMi's before 2.9, without entries for init containers
 
 
 class Case(msgspec.Struct):
+    """A pod on a node, with its records."""
+
     agent: str
-    language: str  # of the request
-    odd: bool  # the request is one that nobody can read
+    dialect: str  # of the request
+    odd: bool  # the request is unreadable
     containers: list[Container]
     records: list[Record]
-    old: bool  # under our own agent: it was there before
+    old: bool  # the pod started before our own agent served the node
 
 
 # ---- the oracle -----------------------------------------------------------------------------------------------------
 
 
 def expected(case: Case) -> tuple[Counter[Any], tuple[int, int, int]]:
-    """Memory and cores by GPU; and whole GPUs, shares and their memory of which nobody knows where they are."""
+    """Memory and cores by GPU; and whole GPUs, shares and their memory on unknown GPUs."""
     mine = case.agent == "gputile"
     records = sorted(case.records, key=lambda record: (record.family != case.agent, FAMILIES.index(record.family)))
-    record = next((one for one in records if valid(one)), None) if case.old or not mine else None
+    record = next((candidate for candidate in records if valid(candidate)), None) if case.old or not mine else None
     if record is None and mine and not case.old:
         return Counter(), (0, 0, 0)
     compared = (not mine or record is None) and not (case.odd and record is not None)
@@ -79,15 +85,15 @@ def hold(case: Case, asked: Container, record: Record | None, at: int, compared:
     held: Counter[Any] = Counter()
     memory, cores = amounts(case, asked)
     tiles = record.tiles[at] if record else []
-    named = list(dict.fromkeys(tile[0] for one in record.tiles for tile in one)) if record else []
+    named = list(dict.fromkeys(tile[0] for tiles_of_one in record.tiles for tile in tiles_of_one)) if record else []
     own = {tile[0] for tile in tiles}
     rest = asked.gpus - len(tiles)
-    for gpu, told_memory, told_cores in tiles:
+    for gpu, held_memory, held_cores in tiles:
         if record is not None and record.family in INDEX_ONLY:
-            told_memory, told_cores = (memory, cores) if asked.gpus else (0, 0)
+            held_memory, held_cores = (memory, cores) if asked.gpus else (0, 0)
         elif asked.gpus and compared:
-            told_memory, told_cores = max(told_memory, memory), max(told_cores, cores)
-        held.update({("memory", gpu): told_memory, ("cores", gpu): told_cores})
+            held_memory, held_cores = max(held_memory, memory), max(held_cores, cores)
+        held.update({("memory", gpu): held_memory, ("cores", gpu): held_cores})
     if record is not None and (record.family == "gpushare" or (asked.init and compared)):
         for gpu in [gpu for gpu in named if gpu not in own][: max(rest, 0)]:
             held.update({("memory", gpu): memory, ("cores", gpu): cores})
@@ -124,9 +130,9 @@ def limits(case: Case, asked: Container) -> Json:
         "vgpu": ("nvidia.com/vgpu-number", "nvidia.com/vgpu-memory", "nvidia.com/vgpu-cores"),
         "gputile": ("gputile.io/gpu", "gputile.io/memory", "gputile.io/cores"),
     }
-    count, memory, cores = names[case.language]
-    found = {count: asked.gpus} | ({memory: asked.memory} if asked.memory else {})
-    return found | ({cores: asked.cores} if asked.cores else {}) | ({memory: 10**7} if case.odd else {})
+    count, memory, cores = names[case.dialect]
+    amounts = {count: asked.gpus} | ({memory: asked.memory} if asked.memory else {})
+    return amounts | ({cores: asked.cores} if asked.cores else {}) | ({memory: 10**7} if case.odd else {})
 
 
 def notes(case: Case, record: Record) -> dict[str, str]:
@@ -136,16 +142,16 @@ def notes(case: Case, record: Record) -> dict[str, str]:
     on = "m" if record.copied else "n"
     match record.family:
         case "hami":
-            places = record.tiles[inits:] if record.early else record.tiles
-            said = "".join("".join(f"n#{g},NVIDIA,{m},{c}:" for g, m, c in tiles) + ";" for tiles in places)
-            return {"hami.io/vgpu-devices-allocated": said, "hami.io/vgpu-node": on}
+            entries = record.tiles[inits:] if record.early else record.tiles
+            value = "".join("".join(f"n#{g},NVIDIA,{m},{c}:" for g, m, c in tiles) + ";" for tiles in entries)
+            return {"hami.io/vgpu-devices-allocated": value, "hami.io/vgpu-node": on}
         case "vgpu":
             parts = [
                 (name, ",".join(f"{g}_n#{g}_{c}_{m}" for g, m, c in t))
                 for name, t in zip(names, record.tiles, strict=True)
             ]
-            said = ";".join(f"{name}[{tiles}]" for name, tiles in parts if tiles)
-            return {"nvidia.com/pre-allocated": said, "nvidia.com/predicate-node": on}
+            value = ";".join(f"{name}[{tiles}]" for name, tiles in parts if tiles)
+            return {"nvidia.com/pre-allocated": value, "nvidia.com/predicate-node": on}
         case "gpushare":
             by_number = {
                 number(at, inits, len(names)): {str(g): m for g, m, _ in t} for at, t in enumerate(record.tiles) if t
@@ -154,12 +160,12 @@ def notes(case: Case, record: Record) -> dict[str, str]:
         case "nano":
             by_name = {f"elasticgpu.io/container-{n}": joined(t) for n, t in zip(names, record.tiles, strict=True) if t}
             return {"elasticgpu.io/assumed": "true", **by_name}
-    found = {
+    by_container = {
         f"tencent.com/predicate-gpu-idx-{number(at, inits, len(names))}": joined(t)
         for at, t in enumerate(record.tiles)
         if t
     }
-    return {**found, "tencent.com/predicate-node": on}
+    return {**by_container, "tencent.com/predicate-node": on}
 
 
 def number(at: int, inits: int, total: int) -> str:
@@ -175,7 +181,7 @@ def joined(tiles: list[Tile]) -> str:
 
 AMOUNT, PERCENT = st.integers(0, 18).map(lambda n: n * 500), st.sampled_from([0, 20, 60])
 TILES = st.tuples(
-    st.integers(0, 12).map(lambda n: n // 4),  # the last one is not there
+    st.integers(0, 12).map(lambda n: n // 4),  # the node lacks the last one
     st.integers(1, 33).map(lambda n: n * 500),  # the last one is more than a GPU has
     st.integers(0, 11).map(lambda n: min(n * 10, 101)),  # and here too
 )
@@ -190,7 +196,7 @@ def cases(draw: st.DrawFn) -> Case:
     families = draw(st.lists(st.sampled_from(FAMILIES), max_size=2, unique=True))
     return Case(
         agent=draw(st.sampled_from(list(NODES))),
-        language=draw(st.sampled_from(["hami", "vgpu", "gputile"])),
+        dialect=draw(st.sampled_from(["hami", "vgpu", "gputile"])),
         odd=draw(st.booleans()) and draw(st.booleans()),
         containers=containers,
         records=[draw(records(family, len(containers), inits)) for family in families],
@@ -202,28 +208,26 @@ def cases(draw: st.DrawFn) -> Case:
 def records(draw: st.DrawFn, family: str, containers: int, inits: int) -> Record:
     """In a gpushare or index-only record a container names each GPU once; gpushare reserves no cores."""
     once = family in ("gpushare", *INDEX_ONLY)
-    found = [
+    tiles_by_container = [
         draw(st.lists(TILES, max_size=2, unique_by=(lambda tile: tile[0]) if once else None)) for _ in range(containers)
     ]
     if family == "gpushare":
-        found = [[(gpu, memory, 0) for gpu, memory, _ in tiles] for tiles in found]
+        tiles_by_container = [[(gpu, memory, 0) for gpu, memory, _ in tiles] for tiles in tiles_by_container]
     early = family == "hami" and draw(st.booleans())
     if early:
-        found[:inits] = [[] for _ in range(inits)]
-    return Record(family, found, draw(st.booleans()) and draw(st.booleans()), early)
+        tiles_by_container[:inits] = [[] for _ in range(inits)]
+    return Record(family, tiles_by_container, draw(st.booleans()) and draw(st.booleans()), early)
 
 
 @examples(400)
 @given(cases())
 def test_the_sums_of_the_audit_are_those_of_the_oracle(case: Case) -> None:
-    inits = [limits(case, one) for one in case.containers if one.init]
-    apps = [limits(case, one) for one in case.containers if not one.init]
-    written = {key: said for record in case.records for key, said in notes(case, record).items()}
+    inits = [limits(case, container) for container in case.containers if container.init]
+    apps = [limits(case, container) for container in case.containers if not container.init]
+    written = {key: value for record in case.records for key, value in notes(case, record).items()}
     started = "2027-01-15T07:00:00Z" if case.old else "2027-01-15T07:45:00Z"
     report = look(NODES[case.agent], pod(*apps, init=tuple(inits), notes=written, started=started))
     most, rest = expected(case)
-    found = {
-        (what, gpu.index): getattr(gpu, f"{what}_allocated") for gpu in report.gpus for what in ("memory", "cores")
-    }
-    assert found == {key: most[key] for key in found}
-    assert [(one.gpus, one.shares, one.memory) for one in report.unplaced] == ([rest] if any(rest) else [])
+    sums = {(name, gpu.index): getattr(gpu, f"{name}_allocated") for gpu in report.gpus for name in ("memory", "cores")}
+    assert sums == {key: most[key] for key in sums}
+    assert [(pod.gpus, pod.shares, pod.memory) for pod in report.unplaced] == ([rest] if any(rest) else [])

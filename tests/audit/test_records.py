@@ -18,7 +18,7 @@ from tests.audit.nodes import (
     ours,
     pod,
     remarks,
-    somewhere,
+    unplaced,
     vcuda,
     vgpu,
 )
@@ -29,21 +29,21 @@ TILE = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 6000, "nvidia.com/gpucores": 1
 BARE = {"nvidia.com/gpu": 1}
 
 
-def hami_record(said: str, on: str = "n", **more: Any) -> Json:
-    return {ALLOCATED: said, NODE: on, **more}
+def hami_record(record: str, on: str = "n", **more: Any) -> Json:
+    return {ALLOCATED: record, NODE: on, **more}
 
 
 ONE = "g0,NVIDIA,6000,10:;"
 
 
 @pytest.mark.parametrize(
-    ("made", "expected"),
+    ("manifest", "expected"),
     [
         pytest.param(pod(TILE, notes=hami_record(ONE)), {"g0": (6000, 10)}, id="the record names its GPU and amounts"),
         pytest.param(
             pod(TILE, notes=hami_record(ONE, **{"nvidia.com/numa-bind": "notabool"})),
             {"g0": (6000, 10)},
-            id="a boolean annotation that is none changes nothing",
+            id="an invalid boolean annotation changes nothing",
         ),
         pytest.param(
             pod(
@@ -51,7 +51,7 @@ ONE = "g0,NVIDIA,6000,10:;"
                 notes=hami_record(ONE, **{"hami.io/gpu-scheduler-policy": "foo", "hami.io/node-scheduler-policy": "x"}),
             ),
             {"g0": (6000, 10)},
-            id="policies that nobody knows change nothing",
+            id="unknown policies change nothing",
         ),
         pytest.param(
             pod(TILE, notes=hami_record(ONE, **{"nvidia.com/gpucores": "30"})),
@@ -91,17 +91,17 @@ ONE = "g0,NVIDIA,6000,10:;"
         pytest.param(
             pod(TILE, TILE, init=({},), notes=hami_record("g0,NVIDIA,6000,10:;g0,NVIDIA,6000,10:;")),
             {"g0": (12000, 20)},
-            id="before 2.9 the places are those of the app containers",
+            id="before 2.9 the entries are those of the app containers",
         ),
         pytest.param(
             pod(TILE, {}, init=({}, {}), notes=hami_record("g0,NVIDIA,6000,10:;;")),
             {"g0": (6000, 10)},
-            id="before 2.9 a container without GPUs has an empty place",
+            id="before 2.9 a container without GPUs has an empty entry",
         ),
         pytest.param(
             pod(TILE, init=(TILE,), notes=hami_record("g0,NVIDIA,9000,10:;g0,NVIDIA,6000,10:;")),
             {"g0": (9000, 10)},
-            id="since 2.9 init containers have places and do not add up",
+            id="since 2.9 init containers have entries and do not add up",
         ),
         pytest.param(
             pod(TILE, init=({**TILE, "sidecar": True},), notes=hami_record("g0,NVIDIA,6000,10:;g0,NVIDIA,6000,10:;")),
@@ -111,12 +111,12 @@ ONE = "g0,NVIDIA,6000,10:;"
         pytest.param(
             pod(TILE, init=(TILE,), notes=hami_record(ONE)),
             {"g0": (6000, 10)},
-            id="before 2.9 an init container that asks for GPUs is on those of the record",
+            id="before 2.9 an init container that requests GPUs is on those of the record",
         ),
         pytest.param(
             pod(TILE, notes=hami_record("g0,NVIDIA,3000,10:;g0,NVIDIA,4000,10:;g0,NVIDIA,5000,10:;")),
             {"g0": (12000, 30)},
-            id="places that match no number of containers add up",
+            id="entries that match no number of containers add up",
         ),
         pytest.param(
             pod(TILE, notes=hami_record("g0,NVIDIA,6000,10")),
@@ -134,26 +134,26 @@ ONE = "g0,NVIDIA,6000,10:;"
             id="a record smaller than the request: the request counts",
         ),
         pytest.param(
-            pod(TILE, notes={ALLOCATED: ONE}), {"g0": (6000, 10)}, id="a record without the name of a node is believed"
+            pod(TILE, notes={ALLOCATED: ONE}), {"g0": (6000, 10)}, id="a record without the name of a node is valid"
         ),
     ],
 )
-def test_hami(made: Json, expected: dict[str, Any]) -> None:
-    report = look(hami("g0", "g1"), made)
-    assert (held(report), somewhere(report)) == (expected, [])
+def test_hami(manifest: Json, expected: dict[str, Any]) -> None:
+    report = look(hami("g0", "g1"), manifest)
+    assert (held(report), unplaced(report)) == (expected, [])
     assert report.is_right, report.findings
 
 
 VGPU_TILE = {"nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-memory": 9000, "nvidia.com/vgpu-cores": 60}
 
 
-def vgpu_record(said: str, real: str | None = None, on: str = "n", domain: str = "nvidia.com") -> Json:
-    found = {f"{domain}/pre-allocated": said, f"{domain}/predicate-node": on}
-    return found if real is None else {**found, f"{domain}/real-allocated": real}
+def vgpu_record(planned: str, real: str | None = None, on: str = "n", domain: str = "nvidia.com") -> Json:
+    annotations = {f"{domain}/pre-allocated": planned, f"{domain}/predicate-node": on}
+    return annotations if real is None else {**annotations, f"{domain}/real-allocated": real}
 
 
 @pytest.mark.parametrize(
-    ("there", "made", "expected"),
+    ("node_manifest", "manifest", "expected"),
     [
         pytest.param(
             vgpu("v0", "v1"),
@@ -165,7 +165,7 @@ def vgpu_record(said: str, real: str | None = None, on: str = "n", domain: str =
             vgpu("v0", "v1"),
             pod(VGPU_TILE, notes=vgpu_record("c0[1_v1_60_9000]", "c0[0_v0_60_9000]")),
             {"v0": (9000, 60)},
-            id="what its agent gave wins over the plan",
+            id="what its agent allocated wins over the plan",
         ),
         pytest.param(
             vgpu("v0", "v1"),
@@ -177,19 +177,19 @@ def vgpu_record(said: str, real: str | None = None, on: str = "n", domain: str =
             vgpu("v0"),
             pod({**VGPU_TILE, "nvidia.com/vgpu-cores": 150}, notes=vgpu_record("c0[0_v0_60_9000]")),
             {"v0": (9000, 60)},
-            id="150 cores, which nobody serves, change nothing",
+            id="150 cores, which no system serves, change nothing",
         ),
         pytest.param(
             vgpu("v0"),
             pod(VGPU_TILE, notes=vgpu_record("c0[0_v0_60_9000]") | {"nvidia.com/device-topology-mode": "moon"}),
             {"v0": (9000, 60)},
-            id="a topology that nobody knows changes nothing",
+            id="an unknown topology changes nothing",
         ),
         pytest.param(
             vgpu("GPU_with_lines"),
             pod(VGPU_TILE, notes=vgpu_record("c0[0_GPU_with_lines_60_9000]")),
             {"GPU_with_lines": (9000, 60)},
-            id="a UUID may have lines in it",
+            id="a UUID may contain underscores",
         ),
         pytest.param(
             vgpu("v0", domain="gpu.example"),
@@ -211,8 +211,8 @@ def vgpu_record(said: str, real: str | None = None, on: str = "n", domain: str =
         ),
     ],
 )
-def test_vgpu_manager(there: Json, made: Json, expected: dict[str, Any]) -> None:
-    assert held(look(there, made)) == expected
+def test_vgpu_manager(node_manifest: Json, manifest: Json, expected: dict[str, Any]) -> None:
+    assert held(look(node_manifest, manifest)) == expected
 
 
 ALLOCATION, INDEX, TOTAL = "scheduler.framework.gpushare.allocation", "ALIYUN_COM_GPU_MEM_IDX", "ALIYUN_COM_GPU_MEM_POD"
@@ -224,7 +224,7 @@ def allocation(by_container: Any) -> Json:
 
 
 @pytest.mark.parametrize(
-    ("there", "made", "expected"),
+    ("node_manifest", "manifest", "expected"),
     [
         pytest.param(
             gpushare(15),
@@ -236,13 +236,13 @@ def allocation(by_container: Any) -> Json:
             gpushare(15),
             pod({MEM: 10}, notes={INDEX: "1"}),
             {1: (10240, 0)},
-            id="without an amount the request tells it",
+            id="without an amount the request has it",
         ),
         pytest.param(
             gpushare(8138, 8),
             pod({MEM: 8138}, notes={INDEX: "0", TOTAL: "8138"}),
             {0: (8138, 0)},
-            id="a node whose sums show MiB counts in MiB",
+            id="a node whose capacity shows MiB counts in MiB",
         ),
         pytest.param(
             gpushare(180),
@@ -284,7 +284,7 @@ def allocation(by_container: Any) -> Json:
             gpushare(15),
             pod({MEM: 6}, notes=allocation({"7": {"0": 6}})),
             {0: (12288, 0)},
-            id="a container that the pod does not have counts beside what it asks for",
+            id="a container that the pod does not have counts beside the request",
         ),
         pytest.param(
             gpushare(15),
@@ -308,22 +308,22 @@ def allocation(by_container: Any) -> Json:
             hami("g0", "g1"),
             pod({MEM: 8138}, notes={INDEX: "1", TOTAL: "8138"}),
             {"g1": (8138, 0)},
-            id="where no sums show the unit, one in which it fits",
+            id="where no capacity shows the unit, a unit in which it fits",
         ),
     ],
 )
-def test_gpushare(there: Json, made: Json, expected: dict[Any, Any]) -> None:
-    report = look(there, made)
-    assert (held(report), somewhere(report), report.is_right) == (expected, [], True)
+def test_gpushare(node_manifest: Json, manifest: Json, expected: dict[Any, Any]) -> None:
+    report = look(node_manifest, manifest)
+    assert (held(report), unplaced(report), report.is_right) == (expected, [], True)
 
 
 @pytest.mark.parametrize(
     ("unit", "per_gpu", "expected"),
     [
-        pytest.param("GiB", 8138, 5, id="the sums win over a unit that cannot be"),
-        pytest.param("MiB", 15, 5, id="the owner's MiB where the sums may be either"),
-        pytest.param("GiB", 15, 5120, id="the owner's GiB"),
-        pytest.param("auto", 15, 5120, id="small sums are GiB"),
+        pytest.param("GiB", 8138, 5, id="the capacity wins over an impossible unit"),
+        pytest.param("MiB", 15, 5, id="the MiB of the setting where the capacity may be either"),
+        pytest.param("GiB", 15, 5120, id="the GiB of the setting"),
+        pytest.param("auto", 15, 5120, id="small capacities are GiB"),
     ],
 )
 def test_the_unit_of_a_node(unit: str, per_gpu: int, expected: int) -> None:
@@ -337,7 +337,7 @@ CORE, MEMORY = "elasticgpu.io/gpu-core", "elasticgpu.io/gpu-memory"
 def assumed(**by_container: str) -> Json:
     return {
         "elasticgpu.io/assumed": "true",
-        **{f"elasticgpu.io/container-{c}": said for c, said in by_container.items()},
+        **{f"elasticgpu.io/container-{c}": indices for c, indices in by_container.items()},
     }
 
 
@@ -346,7 +346,7 @@ NANO2 = node("n", {"nano-gpu/gpu-percent": 200})
 
 
 @pytest.mark.parametrize(
-    ("there", "made", "expected"),
+    ("node_manifest", "manifest", "expected"),
     [
         pytest.param(
             elastic(), pod({CORE: 60, MEMORY: 1000}, notes=assumed(c0="0")), {0: (1000, 60)}, id="cores and memory"
@@ -365,7 +365,7 @@ NANO2 = node("n", {"nano-gpu/gpu-percent": 200})
             elastic(),
             pod({CORE: 60}, {"cpu": 1}, notes=assumed(c0="0", c1="1")),
             {0: (0, 60)},
-            id="a container that asks for nothing is given nothing, whatever is written",
+            id="a container without a request holds nothing, whatever the record",
         ),
         pytest.param(
             elastic(),
@@ -394,22 +394,22 @@ NANO2 = node("n", {"nano-gpu/gpu-percent": 200})
         ),
     ],
 )
-def test_nano(there: Json, made: Json, expected: dict[Any, Any]) -> None:
-    report = look(there, made)
-    assert (held(report), somewhere(report), report.is_right) == (expected, [], True)
+def test_nano(node_manifest: Json, manifest: Json, expected: dict[Any, Any]) -> None:
+    report = look(node_manifest, manifest)
+    assert (held(report), unplaced(report), report.is_right) == (expected, [], True)
 
 
 V_CORE, V_MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 
 
 def predicate(*indices: str, on: str = "n", prefix: str = "tencent.com") -> Json:
-    return {f"{prefix}/predicate-gpu-idx-{n}": said for n, said in enumerate(indices)} | {
+    return {f"{prefix}/predicate-gpu-idx-{n}": value for n, value in enumerate(indices)} | {
         f"{prefix}/predicate-node": on
     }
 
 
 @pytest.mark.parametrize(
-    ("there", "made", "expected"),
+    ("node_manifest", "manifest", "expected"),
     [
         pytest.param(
             vcuda(), pod({V_CORE: 60, V_MEMORY: 10}, notes=predicate("0")), {0: (2560, 60)}, id="blocks of 256 MiB"
@@ -427,7 +427,7 @@ def predicate(*indices: str, on: str = "n", prefix: str = "tencent.com") -> Json
             vcuda(),
             pod({V_MEMORY: 4}, notes=predicate("1")),
             {1: (15872, 100)},
-            id="memory without cores, which nobody serves, is a whole GPU",
+            id="memory without cores, which no system serves, is a whole GPU",
         ),
         pytest.param(
             vcuda(),
@@ -452,35 +452,35 @@ def predicate(*indices: str, on: str = "n", prefix: str = "tencent.com") -> Json
         ),
     ],
 )
-def test_vcuda(there: Json, made: Json, expected: dict[Any, Any]) -> None:
-    report = look(there, made)
-    assert (held(report), somewhere(report), report.is_right) == (expected, [], True)
+def test_vcuda(node_manifest: Json, manifest: Json, expected: dict[Any, Any]) -> None:
+    report = look(node_manifest, manifest)
+    assert (held(report), unplaced(report), report.is_right) == (expected, [], True)
 
 
 def grant(*tiles: tuple[str, int, int], **changes: Any) -> Json:
-    made = [{"uuid": uuid, "index": 0, "memory": memory, "cores": cores} for uuid, memory, cores in tiles]
-    said = {
+    entries = [{"uuid": uuid, "index": 0, "memory": memory, "cores": cores} for uuid, memory, cores in tiles]
+    record = {
         "version": 1,
         "pod": "uid-p",
         "node": "n",
         "dialect": "gputile",
-        "containers": [{"name": "c0", "tiles": made}],
+        "containers": [{"name": "c0", "tiles": entries}],
     }
-    return {"gputile.io/grant": json.dumps({**said, **changes})}
+    return {"gputile.io/grant": json.dumps({**record, **changes})}
 
 
 OUR_TILE = {"gputile.io/gpu": 1, "gputile.io/memory": 6000}
 
 
 @pytest.mark.parametrize(
-    ("there", "made", "expected"),
+    ("node_manifest", "manifest", "expected"),
     [
         pytest.param(ours("g0", "g1"), pod(OUR_TILE, notes=grant(("g1", 6000, 0))), {"g1": (6000, 0)}, id="our own"),
         pytest.param(
             ours("g0", "g1"),
             pod(OUR_TILE, notes=grant(("n#1", 6000, 0))),
             {"g1": (6000, 0)},
-            id="written while the agent told no UUIDs",
+            id="written while the agent published no UUIDs",
         ),
         pytest.param(
             ours("g0"),
@@ -496,8 +496,8 @@ OUR_TILE = {"gputile.io/gpu": 1, "gputile.io/memory": 6000}
         ),
     ],
 )
-def test_our_grant(there: Json, made: Json, expected: dict[str, Any]) -> None:
-    report = look(there, made)
+def test_our_grant(node_manifest: Json, manifest: Json, expected: dict[str, Any]) -> None:
+    report = look(node_manifest, manifest)
     assert held(report) == expected
     assert codes(report) == []
     assert set(remarks(report)) <= {"not-as-asked"}

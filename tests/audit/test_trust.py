@@ -1,5 +1,5 @@
-"""Whose word counts: our grant, the record of the family that runs the node, other records, the request; and what is
-told where none of them does."""
+"""Which record counts: our grant, the record of the family that serves the node, other records, the request; and the
+findings where none of them does."""
 
 from typing import Any
 
@@ -20,8 +20,8 @@ from tests.audit.nodes import (
     ours,
     pod,
     remarks,
-    somewhere,
     stock,
+    unplaced,
     vcuda,
     vgpu,
 )
@@ -35,7 +35,7 @@ BOTH = vgpu_record("c0[0_g0_20_7000]") | hami_record("g1,NVIDIA,6000,10:;")
 
 
 @pytest.mark.parametrize(
-    ("there", "made", "expected"),
+    ("node_manifest", "manifest", "expected"),
     [
         pytest.param(
             hami("g0", "g1"), pod({}, notes=BOTH), {"g1": (6000, 10)}, id="the family of the node's agent first"
@@ -61,16 +61,16 @@ BOTH = vgpu_record("c0[0_g0_20_7000]") | hami_record("g1,NVIDIA,6000,10:;")
         ),
     ],
 )
-def test_which_record_counts(there: Json, made: Json, expected: dict[str, Any]) -> None:
-    report = look(there, made)
-    assert (held(report), somewhere(report)) == (expected, [])
+def test_which_record_counts(node_manifest: Json, manifest: Json, expected: dict[str, Any]) -> None:
+    report = look(node_manifest, manifest)
+    assert (held(report), unplaced(report)) == (expected, [])
 
 
 @pytest.mark.parametrize(
-    ("there", "made", "counted"),
+    ("node_manifest", "manifest", "counted"),
     [
         pytest.param(hami("g0", "g1"), pod(TILE, notes=hami_record(ONE, on="m")), (0, 1, 6000), id="of another node"),
-        pytest.param(hami("x0"), pod(TILE, notes=hami_record(ONE)), (0, 1, 6000), id="of a GPU that is not there"),
+        pytest.param(hami("x0"), pod(TILE, notes=hami_record(ONE)), (0, 1, 6000), id="of a GPU that the node lacks"),
         pytest.param(
             hami("g0"), pod(TILE, notes=hami_record("g0,NVIDIA,16001,10:;")), (0, 1, 6000), id="of more than a GPU has"
         ),
@@ -89,7 +89,7 @@ def test_which_record_counts(there: Json, made: Json, expected: dict[str, Any]) 
             vcuda(),
             pod({"tencent.com/vcuda-core": 200}, notes={"tencent.com/predicate-gpu-idx-0": "0,7"}),
             (2, 0, 0),
-            id="vcuda's of an index that is not there",
+            id="vcuda's of an index that the node lacks",
         ),
         pytest.param(
             vcuda(),
@@ -126,11 +126,11 @@ def test_which_record_counts(there: Json, made: Json, expected: dict[str, Any]) 
         ),
     ],
 )
-def test_a_record_that_is_not_believed_leaves_the_request_counted_by_number(
-    there: Json, made: Json, counted: tuple[int, int, int]
+def test_an_invalid_record_leaves_the_request_counted_by_number(
+    node_manifest: Json, manifest: Json, counted: tuple[int, int, int]
 ) -> None:
-    report = look(there, made)
-    assert (held(report), somewhere(report)) == ({}, [counted])
+    report = look(node_manifest, manifest)
+    assert (held(report), unplaced(report)) == ({}, [counted])
     assert codes(report) == ["no-grant"]
     assert "counts by number" in report.findings[0].what
 
@@ -139,7 +139,7 @@ def test_a_record_that_is_not_believed_leaves_the_request_counted_by_number(
 
 
 @pytest.mark.parametrize(
-    ("made", "expected", "rest"),
+    ("manifest", "expected", "rest"),
     [
         pytest.param(
             pod({**TILE, "nvidia.com/gpu": 3}, notes=hami_record(ONE)),
@@ -175,13 +175,13 @@ def test_a_record_that_is_not_believed_leaves_the_request_counted_by_number(
             pod({"nvidia.com/gpu": 2, "nvidia.com/gpumem-percentage": 150}),
             {},
             [(2, 0, 0)],
-            id="neither can be read: as many GPUs as it asks for",
+            id="neither can be read: as many GPUs as it requests",
         ),
     ],
 )
-def test_under_another_agent_the_larger_counts(made: Json, expected: dict[str, Any], rest: list[Any]) -> None:
-    report = look(hami("g0", "g1", "g2", "g3"), made)
-    assert (held(report), somewhere(report)) == (expected, rest)
+def test_under_another_agent_the_larger_counts(manifest: Json, expected: dict[str, Any], rest: list[Any]) -> None:
+    report = look(hami("g0", "g1", "g2", "g3"), manifest)
+    assert (held(report), unplaced(report)) == (expected, rest)
 
 
 # ---- our own agent --------------------------------------------------------------------------------------------------
@@ -194,9 +194,9 @@ def test_under_another_agent_the_larger_counts(made: Json, expected: dict[str, A
         pytest.param(THEN, SINCE, False, id="it started later: only a grant would count"),
         pytest.param(THEN, THEN, False, id="at the same moment is not before"),
         pytest.param(SINCE, None, False, id="it has not started"),
-        pytest.param(None, SINCE, True, id="our agent does not say since when"),
-        pytest.param(None, None, True, id="nobody says anything"),
-        pytest.param("yesterday", SINCE, True, id="our agent says it in words"),
+        pytest.param(None, SINCE, True, id="the age of our agent is unknown"),
+        pytest.param(None, None, True, id="neither time is known"),
+        pytest.param("yesterday", SINCE, True, id="the time of our agent is invalid"),
         pytest.param("2027-01-15T09:30:00+02:00", "2027-01-15T07:29:59Z", True, id="in another time zone"),
     ],
 )
@@ -205,40 +205,40 @@ def test_under_our_agent_a_record_counts_of_pods_that_were_there_before(
 ) -> None:
     report = look(ours("g0", since=since), pod(TILE, notes=hami_record(ONE), started=started))
     assert held(report) == ({"g0": (6000, 10)} if counts else {})
-    assert somewhere(report) == []
+    assert unplaced(report) == []
     assert codes(report) == ([] if counts else ["no-grant"])
 
 
 def test_under_our_agent_the_request_is_not_compared_with_an_old_record() -> None:
     report = look(ours("g0", since=SINCE), pod(TILE, notes=hami_record("g0,NVIDIA,2000,5:;")))
-    assert (held(report), somewhere(report)) == ({"g0": (2000, 5)}, [])
+    assert (held(report), unplaced(report)) == ({"g0": (2000, 5)}, [])
 
 
 @pytest.mark.parametrize(
     ("since", "counted"),
     [
-        pytest.param(THEN, [], id="it holds nothing: our agent gives out nothing without a grant"),
-        pytest.param(None, [], id="nor where our agent does not say since when"),
-        pytest.param(SINCE, [(0, 1, 6000)], id="it was there before our agent, and counts by number"),
+        pytest.param(THEN, [], id="it holds nothing: our agent allocates nothing without a grant"),
+        pytest.param(None, [], id="nor where the age of our agent is unknown"),
+        pytest.param(SINCE, [(0, 1, 6000)], id="it started before our agent, and counts by number"),
     ],
 )
-def test_under_our_agent_a_pod_without_a_grant_is_found(since: str | None, counted: list[Any]) -> None:
+def test_under_our_agent_a_pod_without_a_grant_is_a_finding(since: str | None, counted: list[Any]) -> None:
     report = look(ours("g0", since=since), pod(OUR_TILE))
-    assert (held(report), somewhere(report), codes(report)) == ({}, counted, ["no-grant"])
+    assert (held(report), unplaced(report), codes(report)) == ({}, counted, ["no-grant"])
 
 
 # ---- GPUs by number -------------------------------------------------------------------------------------------------
 
 
-def test_pods_of_the_nvidia_plugin_count_by_number_and_nothing_is_wrong() -> None:
+def test_pods_of_the_nvidia_plugin_count_by_number_without_a_finding() -> None:
     report = look(stock(4), pod({"nvidia.com/gpu": 3}, name="a"), pod({"nvidia.com/gpu": 1}, name="b"))
-    assert (held(report), somewhere(report)) == ({}, [(3, 0, 0), (1, 0, 0)])
+    assert (held(report), unplaced(report)) == ({}, [(3, 0, 0), (1, 0, 0)])
     assert (codes(report), remarks(report)) == ([], ["by-number"])
-    assert (report.pods, report.memory_sold) == (2, 4 * SIZE)
+    assert (report.pods, report.memory_allocated) == (2, 4 * SIZE)
 
 
 @pytest.mark.parametrize(
-    ("there", "pods", "found"),
+    ("node_manifest", "pods", "findings"),
     [
         pytest.param(stock(2), [pod({"nvidia.com/gpu": 3})], ["node-overcommitted"], id="more whole GPUs than it has"),
         pytest.param(
@@ -267,7 +267,7 @@ def test_pods_of_the_nvidia_plugin_count_by_number_and_nothing_is_wrong() -> Non
             stock(2, replicas=4),
             [pod({"nvidia.com/gpu": 9})],
             ["node-overcommitted"],
-            id="more replicas than there are",
+            id="more replicas than the node has",
         ),
         pytest.param(
             node("n", {}),
@@ -277,15 +277,15 @@ def test_pods_of_the_nvidia_plugin_count_by_number_and_nothing_is_wrong() -> Non
         ),
     ],
 )
-def test_numbers_against_the_node(there: Json, pods: list[Json], found: list[str]) -> None:
-    assert codes(look(there, *pods)) == found
+def test_numbers_against_the_node(node_manifest: Json, pods: list[Json], findings: list[str]) -> None:
+    assert codes(look(node_manifest, *pods)) == findings
 
 
-# ---- pods that count as nothing -------------------------------------------------------------------------------------
+# ---- pods that are not counted --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("there", "made", "found", "remarked"),
+    ("node_manifest", "manifest", "findings", "remarked"),
     [
         pytest.param(
             hami("g0"),
@@ -294,11 +294,9 @@ def test_numbers_against_the_node(there: Json, pods: list[Json], found: list[str
             [],
             id="a resource with gpu in its name, near our GPUs",
         ),
-        pytest.param(node("n", {}), pod({"amd.com/gpu": 1}), [], ["not-counted"], id="GPUs of another make"),
+        pytest.param(node("n", {}), pod({"amd.com/gpu": 1}), [], ["not-counted"], id="GPUs of another vendor"),
         pytest.param(stock(1), pod({"nvidia.com/mig-1g.5gb": 1}), [], ["not-counted"], id="MIG devices, kept apart"),
-        pytest.param(
-            hami("x0"), pod({"cpu": 1}, notes=hami_record(ONE)), ["not-counted"], [], id="a record that is not believed"
-        ),
+        pytest.param(hami("x0"), pod({"cpu": 1}, notes=hami_record(ONE)), ["not-counted"], [], id="an invalid record"),
         pytest.param(
             elastic(),
             pod({"cpu": 1}, notes={"elasticgpu.io/assumed": "true", "elasticgpu.io/container-c0": "0"}),
@@ -317,14 +315,14 @@ def test_numbers_against_the_node(there: Json, pods: list[Json], found: list[str
         pytest.param(hami("g0"), pod({"nvidia.com/gpu": 0}), [], [], id="a request for 0 GPUs"),
     ],
 )
-def test_every_pod_that_counts_as_nothing_is_listed(
-    there: Json, made: Json, found: list[str], remarked: list[str]
+def test_every_pod_that_is_not_counted_is_listed(
+    node_manifest: Json, manifest: Json, findings: list[str], remarked: list[str]
 ) -> None:
-    report = look(there, made)
-    assert (held(report), codes(report), remarks(report)) == ({}, found, remarked)
+    report = look(node_manifest, manifest)
+    assert (held(report), codes(report), remarks(report)) == ({}, findings, remarked)
 
 
-EVERY_DOUBT = [
+INVALID_RECORDS = [
     (hami("x0"), pod(TILE, notes=hami_record(ONE))),
     (hami("x0"), pod({"cpu": 1}, notes=hami_record(ONE))),
     (ours("g0"), pod(OUR_TILE)),
@@ -337,22 +335,22 @@ EVERY_DOUBT = [
 ]
 
 
-@pytest.mark.parametrize(("there", "made"), EVERY_DOUBT)
-def test_no_doubt_about_a_record_is_a_reason_to_delete_a_pod(there: Json, made: Json) -> None:
-    report = look(there, made)
+@pytest.mark.parametrize(("node_manifest", "manifest"), INVALID_RECORDS)
+def test_an_invalid_record_is_no_reason_to_delete_a_pod(node_manifest: Json, manifest: Json) -> None:
+    report = look(node_manifest, manifest)
     assert report.findings
     for finding in report.findings:
         assert finding.todo
         assert "delete" not in finding.todo
 
 
-def test_a_record_that_another_one_replaces_is_remarked() -> None:
+def test_an_invalid_record_beside_a_valid_one_is_a_remark() -> None:
     report = look(hami("g0", "g1"), pod({}, notes=BOTH | hami_record("g1,NVIDIA,6000,10:;", on="m")))
     assert (codes(report), remarks(report)) == ([], ["record-not-believed"])
-    assert "it is of node m" in report.remarks[0].what
+    assert "it was written for node m" in report.remarks[0].what
 
 
-def test_who_overcommits_on_purpose_sees_by_how_much() -> None:
+def test_deliberate_overcommitment_shows_by_how_much() -> None:
     pods = [
         pod({**TILE, "nvidia.com/gpumem": 9000}, notes=hami_record("g0,NVIDIA,9000,10:;"), name=f"p{n}") for n in (1, 2)
     ]

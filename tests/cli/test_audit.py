@@ -42,7 +42,7 @@ def test_a_double_allocated_gpu_is_told_with_its_story_and_exits_with_1() -> Non
     first, *rest = said.output.splitlines()
     assert first == "wrong: GPU GPU-n1-0 of node n1 is double-allocated: 18000 of 16000 MiB are allocated"
     assert "default/a" in rest[0]
-    assert "came last" in rest[1]
+    assert "newest" in rest[1]
     assert "what to do: " in rest[2]
     assert rest[-1].endswith(": 1 thing is wrong")
 

@@ -86,7 +86,7 @@ class TestRead:
             pytest.param("nano-gpu/gpu-percent: 5", "of it 5 % of its memory and 5 % of its cores", id="percent"),
             pytest.param("cpu: 1", "asks for no GPU", id="none-of-our-business"),
             pytest.param("gputile.io/gpu: -1", "refused (Negative)", id="refused"),
-            pytest.param("elasticgpu.io/gpu-core: 150", "note: `elasticgpu.io/gpu-core`", id="warned"),
+            pytest.param("elasticgpu.io/gpu-core: 150", "note: container `main`: `elasticgpu.io", id="warned"),
         ],
     )
     def test_the_text_is_for_people(self, limits: str, line: str) -> None:

@@ -83,7 +83,7 @@ def test_whatever_a_dialect_writes_on_a_pod_is_kept_from_others(manifest: Manife
 
 def test_promises_are_kept_from_others_and_what_users_write_is_not() -> None:
     keys = strings("gputile-records", "keys")
-    assert gputile.PROMISE in keys
+    assert gputile.NOMINATION in keys
     inputs = {*gputile.SELECTIONS, "aliyun.com/gpu-count", "tencent.com/vcuda-core-limit", "nvidia.com/use-gputype"}
     assert not inputs & set(keys)
     assert not [key for key in inputs if key.startswith(prefixes())]
@@ -182,7 +182,7 @@ def test_an_agent_may_change_its_condition_and_its_keys_but_not_those_of_people(
     assert f"c.type != '{CONDITION}'" in all_expressions("gputile-agents")
     *_, ours, one, two, three = strings("gputile-agents", "strangeKeys")
     peoples = {one, two, three}
-    written = {gputile.INVENTORY, gputile.LINGERING, *labels(DriverSnapshot(), "none")}
+    written = {gputile.INVENTORY, gputile.ORPHANED, *labels(DriverSnapshot(), "none")}
     assert all(key.startswith(ours) for key in written)
     assert peoples == {gputile.CORDON, gputile.POOL, *nodes_chosen()}
     assert not written & peoples

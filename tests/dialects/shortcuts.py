@@ -8,7 +8,8 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from gputile.dialects import nvidia, records, registry
-from gputile.dialects.kube_objects import GrantContext, Pod, PodRecord, convert_pod
+from gputile.dialects.kube_objects import GrantContext, Pod, PodRecord
+from gputile.dialects.parsing import convert_pod
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.engine.placement.place import Placement, place
 from gputile.model.cards import Card, Node, NodeView
@@ -21,36 +22,36 @@ Manifest: TypeAlias = dict[str, Any]
 AT = 1_700_000_000_123_456_789  # nanoseconds: when the grants of the tables were made
 
 
-class No(msgspec.Struct, frozen=True):
+class Rejected(msgspec.Struct, frozen=True):
     """A refusal: its code, and what its message must tell the reader to write."""
 
     code: RequestError
     says: str
 
 
-Want: TypeAlias = ContainerRequest | tuple[ContainerRequest, ...] | No | None
+Want: TypeAlias = ContainerRequest | tuple[ContainerRequest, ...] | Rejected | None
 
 
 def expect(manifest: Manifest, dialect: str, want: Want, settings: DialectSettings = DEFAULTS) -> None:
     """The pod, read through the public door, is understood as `want`."""
-    found = registry.read_pod(manifest, settings)
+    parsed = registry.read_pod(manifest, settings)
     if want is None:
-        assert found is None
-    elif isinstance(want, No):
-        assert isinstance(found, BadRequest), found
-        assert found.code is want.code, found.message
-        assert want.says in found.message
+        assert parsed is None
+    elif isinstance(want, Rejected):
+        assert isinstance(parsed, BadRequest), parsed
+        assert parsed.code is want.code, parsed.message
+        assert want.says in parsed.message, (want.says, parsed.message)
     else:
-        assert isinstance(found, PodRequest), found
-        assert found.asks == (want if isinstance(want, tuple) else (want,))
-        assert found.dialect == dialect
+        assert isinstance(parsed, PodRequest), parsed
+        assert parsed.asks == (want if isinstance(want, tuple) else (want,))
+        assert parsed.dialect == dialect
 
 
 def read(manifest: Manifest, settings: DialectSettings = DEFAULTS) -> PodRequest:
     """A pod that is known to be understood."""
-    found = registry.read_pod(manifest, settings)
-    assert isinstance(found, PodRequest), found
-    return found
+    parsed = registry.read_pod(manifest, settings)
+    assert isinstance(parsed, PodRequest), parsed
+    return parsed
 
 
 def constraints(manifest: Manifest, settings: DialectSettings = DEFAULTS) -> Constraints:
@@ -58,12 +59,12 @@ def constraints(manifest: Manifest, settings: DialectSettings = DEFAULTS) -> Con
 
 
 def object_of(manifest: Manifest) -> Pod:
-    found = convert_pod(manifest)
-    assert isinstance(found, Pod), found
-    return found
+    parsed_pod = convert_pod(manifest)
+    assert isinstance(parsed_pod, Pod), parsed_pod
+    return parsed_pod
 
 
-def none(name: str, role: Role = Role.APP) -> ContainerRequest:
+def no_request(name: str, role: Role = Role.APP) -> ContainerRequest:
     """A container that asks for no card."""
     return ContainerRequest(container=name, role=role)
 
@@ -80,7 +81,7 @@ def held(container: str, *tiles: Tile, role: Role = Role.APP) -> ContainerGrant:
     return ContainerGrant(container, tiles, role)
 
 
-def award(
+def grant_context(
     manifest: Manifest, node: Node, *containers: ContainerGrant, settings: DialectSettings = DEFAULTS
 ) -> GrantContext:
     """These tiles for this pod on this node."""
@@ -117,7 +118,7 @@ SHELF = Node(
 """Cards of eight sizes, round and not, whose index is not their place in the list."""
 
 
-def walk_round(dialect: registry.Dialect, manifest: Manifest, settings: DialectSettings = DEFAULTS) -> None:
+def assert_round_trip(dialect: registry.Dialect, manifest: Manifest, settings: DialectSettings = DEFAULTS) -> None:
     """read(write(grant)) == grant, by the dialect's own record alone and by ours."""
     asked = read(manifest, settings)
     assert asked.dialect == dialect.NAME
@@ -166,6 +167,6 @@ def raw_node(
 
 
 def node_of(manifest: Manifest, settings: DialectSettings = DEFAULTS) -> Node:
-    found = registry.read_node(manifest, settings)
-    assert isinstance(found, Node), found
-    return found
+    parsed_node = registry.read_node(manifest, settings)
+    assert isinstance(parsed_node, Node), parsed_node
+    return parsed_node

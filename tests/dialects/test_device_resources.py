@@ -63,7 +63,7 @@ def test_names_of_devices(dialect: str, settings: DialectSettings, first: tuple[
     assert len({name for name, _ in one.devices}) == len(one.devices)
 
 
-def test_more_devices_than_a_kubelet_reads_are_refused_with_what_to_do() -> None:
+def test_more_devices_than_the_kubelet_accepts_are_a_fault_with_what_to_do() -> None:
     large = [Card(index=n, uuid=f"GPU-{n}", memory=81920) for n in range(8)]
     (one,) = served("gpushare", *large, settings=DialectSettings(gpushare_unit="MiB")).values()
     assert one.devices == ()

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gputile.dialects import gpushare, gputile, records, registry
-from gputile.dialects.kube_objects import NodeObject, convert_node
+from gputile.dialects.kube_objects import NodeObject
+from gputile.dialects.parsing import convert_node
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant
@@ -18,19 +19,19 @@ from gputile.testing.builders import ask, node, pod
 from tests.dialects.shortcuts import (
     AT,
     Manifest,
-    No,
+    Rejected,
     Want,
-    award,
+    assert_round_trip,
     expect,
+    grant_context,
     held,
+    no_request,
     node_of,
-    none,
     object_of,
     pods,
     raw_node,
     read,
     tile,
-    walk_round,
 )
 
 MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
@@ -48,24 +49,26 @@ AUTO = DialectSettings(gpushare_unit="auto")
         pytest.param({MEM: 12, COUNT: 4}, ask("3Gi", cards=4, name="c0"), id="gpu-count-as-a-limit-splits-the-memory"),
         pytest.param(
             {COUNT: 2},
-            No(RequestError.NO_DEVICE_RESOURCE, "add `aliyun.com/gpu-mem: <memory>`"),
-            id="gpu-count-alone-brings-no-card",
+            Rejected(RequestError.NO_DEVICE_RESOURCE, "add `aliyun.com/gpu-mem: <memory>`"),
+            id="gpu-count-alone-allocates-no-card",
         ),
         pytest.param(
             {MEM: 7, COUNT: 2},
-            No(RequestError.UNEVEN_SPLIT, "write 6 or 8, or another `aliyun.com/gpu-count`"),
+            Rejected(RequestError.UNEVEN_SPLIT, "write 6 or 8, or another `aliyun.com/gpu-count`"),
             id="memory-that-does-not-divide-is-refused-and-its-neighbours-offered",
         ),
         pytest.param(
-            {MEM: 1, COUNT: 2}, No(RequestError.UNEVEN_SPLIT, "write 2, or"), id="zero-is-never-offered-as-a-neighbour"
+            {MEM: 1, COUNT: 2},
+            Rejected(RequestError.UNEVEN_SPLIT, "write 2, or"),
+            id="zero-is-never-offered-as-a-neighbour",
         ),
         pytest.param(
-            {MEM: 2048}, No(RequestError.OUT_OF_RANGE, "one unit is 1024 MiB"), id="two-TiB-are-a-slip-of-the-unit"
+            {MEM: 2048}, Rejected(RequestError.OUT_OF_RANGE, "2048 GiB per GPU"), id="two-TiB-are-a-mistake-in-the-unit"
         ),
         pytest.param(
             {MEM: 4096, COUNT: 2},
-            No(RequestError.OUT_OF_RANGE, "one unit is 1024 MiB"),
-            id="two-TiB-on-each-of-two-cards-are-a-slip-of-the-unit-too",
+            Rejected(RequestError.OUT_OF_RANGE, "2048 GiB per GPU"),
+            id="two-TiB-on-each-of-two-cards-are-a-mistake-in-the-unit-too",
         ),
         pytest.param(
             {MEM: 2048, COUNT: 4}, ask("512Gi", cards=4, name="c0"), id="only-the-part-of-one-card-must-fit-a-card"
@@ -100,8 +103,8 @@ def test_the_memory_unit_is_a_setting(unit: DialectSettings, want: Want) -> None
     ],
 )
 def test_the_unit_is_guessed_as_the_cli_guesses(amounts: list[dict[str, int]], unit: str) -> None:
-    nodes = [convert_node(raw_node(allocatable=found)) for found in amounts]
-    assert gpushare.guess_unit([found for found in nodes if isinstance(found, NodeObject)]) == unit
+    nodes = [convert_node(raw_node(allocatable=entry)) for entry in amounts]
+    assert gpushare.guess_unit([entry for entry in nodes if isinstance(entry, NodeObject)]) == unit
 
 
 @pytest.mark.parametrize(
@@ -129,28 +132,30 @@ def test_the_unit_is_guessed_as_the_cli_guesses(amounts: list[dict[str, int]], u
         ),
         pytest.param(
             pod({MEM: 4}, {}, {MEM: 8}, labels={COUNT: "2"}),
-            (ask("2Gi", cards=2, name="c0"), none("c1"), ask("4Gi", cards=2, name="c2")),
+            (ask("2Gi", cards=2, name="c0"), no_request("c1"), ask("4Gi", cards=2, name="c2")),
             id="each-container-is-split-over-the-cards",
         ),
         pytest.param(
             pod({MEM: 4}, {MEM: 3}, labels={COUNT: "2"}),
-            No(RequestError.UNEVEN_SPLIT, "container `c1` is 3"),
+            Rejected(RequestError.UNEVEN_SPLIT, "container `c1`: `aliyun.com/gpu-mem` is 3"),
             id="each-containers-memory-must-divide",
         ),
         pytest.param(
             pod({MEM: 4}, labels={COUNT: "two"}),
-            No(RequestError.NOT_A_NUMBER, 'write a number such as "2"'),
+            Rejected(RequestError.NOT_A_NUMBER, 'write a number such as "2"'),
             id="a-gpu-count-in-words-is-refused",
         ),
         pytest.param(
             pod({MEM: 4}, labels={COUNT: "0"}),
-            No(RequestError.NOT_A_NUMBER, "write a number"),
+            Rejected(RequestError.NOT_A_NUMBER, "write a number"),
             id="no-cards-is-refused",
         ),
         pytest.param(
-            pod({MEM: 4}, labels={COUNT: "-2"}), No(RequestError.NOT_A_NUMBER, "write a number"), id="fewer-cards-too"
+            pod({MEM: 4}, labels={COUNT: "-2"}),
+            Rejected(RequestError.NOT_A_NUMBER, "write a number"),
+            id="fewer-cards-too",
         ),
-        pytest.param(pod({}, labels={COUNT: "4"}), None, id="a-label-alone-asks-for-nothing"),
+        pytest.param(pod({}, labels={COUNT: "4"}), None, id="a-label-alone-requests-nothing"),
         pytest.param(
             pod({MEM: 2}, init=({MEM: 5},)),
             (ask("5Gi", name="init-0", role=Role.INIT), ask("2Gi", name="c0")),
@@ -205,7 +210,7 @@ ALWAYS = {CARD_SIZE: "15", "ALIYUN_COM_GPU_MEM_ASSIGNED": "false", "ALIYUN_COM_G
                     CARD_SIZE: "15",
                 }
             },
-            id="several-cards-write-no-single-index-that-a-reader-could-book-the-sum-on",
+            id="several-cards-write-no-single-index-that-a-reader-could-count-the-sum-on",
         ),
         pytest.param(
             pod({}, {MEM: 2}),
@@ -230,54 +235,54 @@ def test_written_grant(
     annotations: dict[str, str],
     env: dict[str, dict[str, str]],
 ) -> None:
-    given_ = award(manifest, TWO_CARDS, *containers)
-    written = gpushare.write_grant(given_)
+    context = grant_context(manifest, TWO_CARDS, *containers)
+    written = gpushare.write_grant(context)
     assert written.annotations == ALWAYS | annotations
     assert written.labels == {}
     assert written.env == env
-    both = registry.write_grant(given_)
-    assert both.annotations == written.annotations | gputile.write_grant(given_).annotations
+    both = registry.write_grant(context)
+    assert both.annotations == written.annotations | gputile.write_grant(context).annotations
     assert (both.labels, both.env) == (written.labels, written.env)
 
 
 def test_the_pods_total_is_the_sum_over_its_containers() -> None:
-    given_ = award(pod({MEM: 2}, {MEM: 3}), TWO_CARDS, held("c0", tile(0, 2048)), held("c1", tile(0, 3072)))
-    assert gpushare.write_grant(given_).annotations[TOTAL] == "5"
+    context = grant_context(pod({MEM: 2}, {MEM: 3}), TWO_CARDS, held("c0", tile(0, 2048)), held("c1", tile(0, 3072)))
+    assert gpushare.write_grant(context).annotations[TOTAL] == "5"
 
 
 def test_an_init_container_that_fits_into_the_pods_memory_adds_nothing_to_the_total() -> None:
-    given_ = award(
+    context = grant_context(
         pod({MEM: 3}, init=({MEM: 2},)),
         TWO_CARDS,
         held("init-0", tile(0, 2048), role=Role.INIT),
         held("c0", tile(0, 3072)),
     )
-    assert gpushare.write_grant(given_).annotations[TOTAL] == "3"
+    assert gpushare.write_grant(context).annotations[TOTAL] == "3"
 
 
 def test_the_allocation_counts_from_the_first_app_container_and_init_containers_follow() -> None:
     init, app = held("init-0", tile(0, 2048), role=Role.INIT), held("c0", tile(0, 3072))
-    given_ = award(pod({MEM: 3}, init=({MEM: 2},)), TWO_CARDS, init, app)
-    written = gpushare.write_grant(given_).annotations
+    context = grant_context(pod({MEM: 3}, init=({MEM: 2},)), TWO_CARDS, init, app)
+    written = gpushare.write_grant(context).annotations
     assert msgspec.json.decode(written[ALLOCATION]) == {"0": {"0": 3}, "1": {"0": 2}}
 
 
-def test_each_container_is_told_its_own_memory() -> None:
-    given_ = award(pod({MEM: 2}, {MEM: 3}), TWO_CARDS, held("c0", tile(0, 2048)), held("c1", tile(0, 3072)))
-    env = gpushare.write_grant(given_).env
-    assert {name: found["ALIYUN_COM_GPU_MEM_CONTAINER"] for name, found in env.items()} == {"c0": "2", "c1": "3"}
+def test_the_env_of_each_container_has_its_own_memory() -> None:
+    context = grant_context(pod({MEM: 2}, {MEM: 3}), TWO_CARDS, held("c0", tile(0, 2048)), held("c1", tile(0, 3072)))
+    env = gpushare.write_grant(context).env
+    assert {name: entry["ALIYUN_COM_GPU_MEM_CONTAINER"] for name, entry in env.items()} == {"c0": "2", "c1": "3"}
 
 
-def test_mem_pod_in_the_env_is_what_one_allocate_call_brings() -> None:
+def test_mem_pod_in_the_env_is_the_amount_of_one_allocate_call() -> None:
     """`compat.md` 1.3 and 0.6: the number of device IDs in this Allocate call, and one call serves one container."""
-    given_ = award(pod({MEM: 2}, {MEM: 3}), TWO_CARDS, held("c0", tile(0, 2048)), held("c1", tile(0, 3072)))
-    env = gpushare.write_grant(given_).env
-    assert {name: found[TOTAL] for name, found in env.items()} == {"c0": "2", "c1": "3"}
+    context = grant_context(pod({MEM: 2}, {MEM: 3}), TWO_CARDS, held("c0", tile(0, 2048)), held("c1", tile(0, 3072)))
+    env = gpushare.write_grant(context).env
+    assert {name: entry[TOTAL] for name, entry in env.items()} == {"c0": "2", "c1": "3"}
 
 
 def test_amounts_are_written_in_the_units_of_the_setting() -> None:
-    given_ = award(pod({MEM: 3000}), TWO_CARDS, held("c0", tile(0, 3000)), settings=IN_MIB)
-    written = gpushare.write_grant(given_).annotations
+    context = grant_context(pod({MEM: 3000}), TWO_CARDS, held("c0", tile(0, 3000)), settings=IN_MIB)
+    written = gpushare.write_grant(context).annotations
     assert (written[TOTAL], written[CARD_SIZE], written[ALLOCATION]) == ("3000", "15360", '{"0":{"0":3000}}')
 
 
@@ -289,9 +294,9 @@ C0_ON_1 = Grant(pod="uid-1", node="n1", dialect="gpushare", containers=(held("c0
     [
         pytest.param({INDEX: "1", TOTAL: "3"}, C0_ON_1, id="the-originals-index-alone-is-enough"),
         pytest.param({ALLOCATION: '{"0":{"1":3}}'}, C0_ON_1, id="the-newer-allocation-alone-is-enough"),
-        pytest.param({INDEX: "0", ALLOCATION: '{"0":{"1":3}}'}, C0_ON_1, id="the-allocation-says-more-and-wins"),
-        pytest.param({INDEX: "1", ALLOCATION: "{"}, C0_ON_1, id="an-unreadable-allocation-is-passed-over"),
-        pytest.param({INDEX: "7"}, None, id="a-card-that-is-not-there"),
+        pytest.param({INDEX: "0", ALLOCATION: '{"0":{"1":3}}'}, C0_ON_1, id="the-allocation-has-more-detail-and-wins"),
+        pytest.param({INDEX: "1", ALLOCATION: "{"}, C0_ON_1, id="an-unreadable-allocation-is-ignored"),
+        pytest.param({INDEX: "7"}, None, id="a-card-that-the-node-lacks"),
         pytest.param({INDEX: "-1"}, None, id="index-minus-1-is-pending"),
         pytest.param({INDEX: "one"}, None, id="an-index-in-words-is-pending"),
         pytest.param({}, None, id="no-record-is-no-grant"),
@@ -304,9 +309,9 @@ def test_records_of_the_original_are_read(annotations: dict[str, str], want: Gra
 
 def test_the_index_serves_all_containers_of_the_pod() -> None:
     manifest = pod({MEM: 3}, {MEM: 1}, annotations={INDEX: "1"}, on="n1")
-    found = records.read_grant(object_of(manifest), TWO_CARDS)
-    assert isinstance(found, Grant)
-    assert found.containers == (held("c0", tile(1, 3072)), held("c1", tile(1, 1024)))
+    parsed_grant = records.read_grant(object_of(manifest), TWO_CARDS)
+    assert isinstance(parsed_grant, Grant)
+    assert parsed_grant.containers == (held("c0", tile(1, 3072)), held("c1", tile(1, 1024)))
 
 
 @st.composite
@@ -319,8 +324,8 @@ def shared_pods(draw: st.DrawFn) -> Manifest:
 
 @settings(max_examples=50)
 @given(shared_pods(), st.sampled_from([DEFAULTS, IN_MIB]))
-def test_what_is_written_is_read_back(manifest: Manifest, unit: DialectSettings) -> None:
-    walk_round(gpushare, manifest, unit)
+def test_a_written_grant_is_read_back(manifest: Manifest, unit: DialectSettings) -> None:
+    assert_round_trip(gpushare, manifest, unit)
 
 
 # ---- nodes ----------------------------------------------------------------------------------------------------------
@@ -341,8 +346,8 @@ def averages(count: int, memory: int) -> tuple[Card, ...]:
     ],
 )
 def test_read_node(capacity: dict[str, Any], unit: DialectSettings, want: tuple[Card, ...]) -> None:
-    found = node_of(raw_node(capacity), unit)
-    assert (found.cards, found.fault) == (want, "")
+    parsed_node = node_of(raw_node(capacity), unit)
+    assert (parsed_node.cards, parsed_node.fault) == (want, "")
 
 
 def test_capacity_and_not_allocatable_counts() -> None:
@@ -358,7 +363,7 @@ def test_memory_without_a_count_is_a_broken_inventory() -> None:
     [
         pytest.param("spread", "spread", id="spread"),
         pytest.param("binpack", "binpack", id="binpack"),
-        pytest.param("other", "", id="an-unknown-word-is-passed-over"),
+        pytest.param("other", "", id="an-unknown-value-is-ignored"),
     ],
 )
 def test_the_placement_label_of_a_node_is_its_card_policy(label: str, policy: str) -> None:

@@ -19,19 +19,19 @@ from gputile.testing.builders import ask, node, pod
 from tests.dialects.shortcuts import (
     AT,
     Manifest,
-    No,
+    Rejected,
     Want,
-    award,
+    assert_round_trip,
     bound,
     expect,
+    grant_context,
     held,
+    no_request,
     node_of,
-    none,
     object_of,
     pods,
     raw_node,
     tile,
-    walk_round,
 )
 
 GPU, MEMORY, CORES = "gputile.io/gpu", "gputile.io/memory", "gputile.io/cores"
@@ -40,7 +40,7 @@ GPU, MEMORY, CORES = "gputile.io/gpu", "gputile.io/memory", "gputile.io/cores"
 @pytest.mark.parametrize(
     ("limits", "want"),
     [
-        pytest.param({GPU: 1}, ask(whole=True, name="c0"), id="a-gpu-alone-is-a-whole-card-for-nobody-else"),
+        pytest.param({GPU: 1}, ask(whole=True, name="c0"), id="a-gpu-alone-is-a-whole-card-of-its-own"),
         pytest.param({GPU: "4"}, ask(whole=True, cards=4, name="c0"), id="four-gpus-are-four-whole-cards"),
         pytest.param({GPU: 1, MEMORY: 3072}, ask(3072, name="c0"), id="memory-is-MiB-and-reserves-no-cores"),
         pytest.param({GPU: 4, MEMORY: 3072}, ask("3Gi", cards=4, name="c0"), id="memory-is-per-card-not-the-sum"),
@@ -51,29 +51,31 @@ GPU, MEMORY, CORES = "gputile.io/gpu", "gputile.io/memory", "gputile.io/cores"
         pytest.param(
             {GPU: 1, MEMORY: 1024, CORES: 100}, ask(1024, 100, name="c0"), id="100-cores-are-the-most-of-a-card"
         ),
-        pytest.param({GPU: 0}, None, id="zero-gpus-are-none-of-our-business"),
-        pytest.param({"cpu": 4}, None, id="a-pod-without-gpus-is-none-of-our-business"),
+        pytest.param({GPU: 0}, None, id="zero-gpus-are-ignored"),
+        pytest.param({"cpu": 4}, None, id="a-pod-without-gpus-is-ignored"),
         pytest.param(
             {GPU: 1, CORES: 150},
-            No(RequestError.OUT_OF_RANGE, "at most 100, and more cards with `gputile.io/gpu`"),
+            Rejected(RequestError.OUT_OF_RANGE, "at most 100, and request more GPUs with `gputile.io/gpu`"),
             id="150-cores-are-refused-and-more-cards-offered",
         ),
         pytest.param(
             {MEMORY: 1024},
-            No(RequestError.NO_DEVICE_RESOURCE, "add `gputile.io/gpu: 1`"),
+            Rejected(RequestError.NO_DEVICE_RESOURCE, "add `gputile.io/gpu: 1`"),
             id="memory-alone-has-no-card",
         ),
         pytest.param(
-            {CORES: 10}, No(RequestError.NO_DEVICE_RESOURCE, "add `gputile.io/gpu: 1`"), id="cores-alone-have-no-card"
+            {CORES: 10},
+            Rejected(RequestError.NO_DEVICE_RESOURCE, "add `gputile.io/gpu: 1`"),
+            id="cores-alone-have-no-card",
         ),
         pytest.param(
             {GPU: 1, MEMORY: "3Gi"},
-            No(RequestError.OUT_OF_RANGE, "write no Gi or Mi"),
+            Rejected(RequestError.OUT_OF_RANGE, "write a plain number without Gi or Mi"),
             id="3Gi-are-too-many-MiB-and-the-unit-is-explained",
         ),
         pytest.param(
             {GPU: 1, MEMORY: 1024 * 1024 + 1},
-            No(RequestError.OUT_OF_RANGE, "no card has that much memory"),
+            Rejected(RequestError.OUT_OF_RANGE, "1048577 MiB per GPU, more memory than any GPU has"),
             id="more-than-a-TiB-is-more-than-any-card",
         ),
     ],
@@ -87,8 +89,8 @@ def test_one_container(limits: dict[str, Any], want: Want) -> None:
     [
         pytest.param(
             pod({GPU: 1, MEMORY: 1024}, {}, {GPU: 2}),
-            (ask(1024, name="c0"), none("c1"), ask(whole=True, cards=2, name="c2")),
-            id="each-container-asks-for-itself-and-some-for-nothing",
+            (ask(1024, name="c0"), no_request("c1"), ask(whole=True, cards=2, name="c2")),
+            id="each-container-has-its-own-request-or-none",
         ),
         pytest.param(
             pod({GPU: 1}, init=({GPU: 1, MEMORY: 9}, {GPU: 1, MEMORY: 8, "sidecar": True})),
@@ -101,7 +103,7 @@ def test_one_container(limits: dict[str, Any], want: Want) -> None:
         ),
         pytest.param(
             pod({}, init=({GPU: 1, MEMORY: 9},)),
-            (ask(9, name="init-0", role=Role.INIT), none("c0")),
+            (ask(9, name="init-0", role=Role.INIT), no_request("c0")),
             id="an-init-container-alone-is-a-request",
         ),
     ],
@@ -145,8 +147,8 @@ def test_several_containers(manifest: Manifest, want: tuple[ContainerRequest, ..
     ],
 )
 def test_written_grant(manifest: Manifest, annotations: dict[str, Any], env: dict[str, dict[str, str]]) -> None:
-    given_ = award(manifest, node().cards(2).node(), held("c0", tile(0, 3072, 30), tile(1, 3072, 30)))
-    for written in (gputile.write_grant(given_), registry.write_grant(given_)):
+    context = grant_context(manifest, node().cards(2).node(), held("c0", tile(0, 3072, 30), tile(1, 3072, 30)))
+    for written in (gputile.write_grant(context), registry.write_grant(context)):
         assert {key: msgspec.json.decode(text) for key, text in written.annotations.items()} == {
             "gputile.io/grant": annotations
         }
@@ -175,36 +177,38 @@ def granting(*tiles: list[dict[str, Any]], names: list[str] | None = None, **cha
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        pytest.param(grant_text(pod="uid-2"), "belongs to pod uid-2", id="a-copy-from-another-pod-is-worth-nothing"),
-        pytest.param(grant_text(node="n2"), "on node n2", id="a-copy-from-another-node-is-worth-nothing"),
+        pytest.param(grant_text(pod="uid-2"), "belongs to pod uid-2", id="a-copy-from-another-pod-is-rejected"),
+        pytest.param(grant_text(node="n2"), "on node n2", id="a-copy-from-another-node-is-rejected"),
         pytest.param("{", "cannot be read", id="half-a-record"),
         pytest.param("[]", "cannot be read", id="another-shape"),
-        pytest.param(granting([{}]), "cannot be read", id="a-tile-without-a-word"),
-        pytest.param(grant_text(containers=[]), "no GPU at all", id="a-grant-of-nothing"),
-        pytest.param(granting([]), "no GPU at all", id="a-container-without-tiles"),
-        pytest.param(granting([TILE], []), "no GPU at all", id="one-of-two-containers-without-tiles"),
-        pytest.param(granting([TILE | NOTHING]), "a tile of no memory and no cores", id="a-tile-of-nothing"),
-        pytest.param(granting([TILE, TILE | NOTHING]), "a tile of no memory", id="a-tile-of-nothing-beside-a-good-one"),
+        pytest.param(granting([{}]), "cannot be read", id="an-empty-tile"),
+        pytest.param(grant_text(containers=[]), "no GPU to a container", id="a-grant-of-nothing"),
+        pytest.param(granting([]), "no GPU to a container", id="a-container-without-tiles"),
+        pytest.param(granting([TILE], []), "no GPU to a container", id="one-of-two-containers-without-tiles"),
+        pytest.param(granting([TILE | NOTHING]), "a GPU share of no memory and no cores", id="a-tile-of-nothing"),
+        pytest.param(
+            granting([TILE, TILE | NOTHING]), "a GPU share of no memory", id="a-tile-of-nothing-beside-a-good-one"
+        ),
         pytest.param(granting([TILE], names=["c0", "c0"]), "twice", id="a-container-that-is-named-twice"),
         pytest.param(granting([TILE], version=0), "version 0", id="version-zero"),
         pytest.param(granting([TILE], version=2), "version 2", id="a-version-that-we-do-not-know"),
         pytest.param(granting([TILE], version=-1), "version -1", id="a-version-below-zero"),
-        pytest.param(granting([TILE], at=-1), "cannot be read", id="a-moment-before-1970"),
-        pytest.param(granting([TILE], at=10**30), "cannot be read", id="a-moment-that-never-comes"),
+        pytest.param(granting([TILE], at=-1), "cannot be read", id="a-time-before-1970"),
+        pytest.param(granting([TILE], at=10**30), "cannot be read", id="a-time-out-of-range"),
     ],
 )
 def test_a_grant_that_we_cannot_have_written_for_this_pod_is_rejected(text: str, says: str) -> None:
     where = node().card("T4", "16Gi").node()
-    found = records.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), where)
-    assert isinstance(found, BadRequest)
-    assert found.code is RequestError.BAD_ANNOTATION
-    assert says in found.message
+    parsed_grant = records.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), where)
+    assert isinstance(parsed_grant, BadRequest)
+    assert parsed_grant.code is RequestError.BAD_ANNOTATION
+    assert says in parsed_grant.message
 
 
-def test_unknown_keys_of_a_newer_grant_are_passed_over() -> None:
+def test_unknown_keys_of_a_newer_grant_are_ignored() -> None:
     text = grant_text(later=[{"version": 2}])
-    found = records.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), None)
-    assert found == Grant(pod="uid-1", node="n1", dialect="gputile", containers=(held("c0", tile(0, 4096, 10)),))
+    parsed_grant = records.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), None)
+    assert parsed_grant == Grant(pod="uid-1", node="n1", dialect="gputile", containers=(held("c0", tile(0, 4096, 10)),))
 
 
 @pytest.mark.parametrize(
@@ -216,11 +220,11 @@ def test_unknown_keys_of_a_newer_grant_are_passed_over() -> None:
         pytest.param([[TILE | {"memory": 99999}]], 0, id="on-a-node-whose-gpus-are-not-known-yet"),
     ],
 )
-def test_a_grant_that_we_may_have_written_is_believed(tiles: list[list[dict[str, Any]]], cards: int) -> None:
+def test_a_grant_that_we_may_have_written_is_valid(tiles: list[list[dict[str, Any]]], cards: int) -> None:
     text = granting(*tiles)
     where = node().cards(cards, "T4", "16Gi").node()
-    found = records.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), where)
-    assert isinstance(found, Grant)
+    parsed_grant = records.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), where)
+    assert isinstance(parsed_grant, Grant)
 
 
 @pytest.mark.parametrize(
@@ -238,20 +242,20 @@ def test_a_grant_that_we_may_have_written_is_believed(tiles: list[list[dict[str,
 )
 def test_a_grant_of_more_than_its_gpu_is_counted_and_starts_nothing(text: str, says: str) -> None:
     where = node().card("T4", "16Gi").node()
-    found = records.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), where)
-    assert isinstance(found, Grant)
-    told = gputile.beyond_its_cards(found, {card.uuid: card for card in where.cards})
+    parsed_grant = records.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), where)
+    assert isinstance(parsed_grant, Grant)
+    told = gputile.beyond_its_cards(parsed_grant, {card.uuid: card for card in where.cards})
     assert says in told
     assert bool(says) == bool(told)
 
 
-def test_our_grant_is_the_truth_when_another_record_disagrees() -> None:
+def test_our_grant_wins_over_another_record() -> None:
     manifest = pod({"aliyun.com/gpu-mem": 3})
-    given_ = award(manifest, node().cards(2, size="15Gi").node(), held("c0", tile(1, 3072)))
-    written = registry.write_grant(given_)
+    context = grant_context(manifest, node().cards(2, size="15Gi").node(), held("c0", tile(1, 3072)))
+    written = registry.write_grant(context)
     written.annotations["ALIYUN_COM_GPU_MEM_IDX"] = "0"
     written.annotations["scheduler.framework.gpushare.allocation"] = '{"0":{"0":3}}'
-    assert records.read_grant(bound(manifest, written), None) == given_.grant
+    assert records.read_grant(bound(manifest, written), None) == context.grant
 
 
 CONTAINERS = st.fixed_dictionaries(
@@ -261,8 +265,8 @@ CONTAINERS = st.fixed_dictionaries(
 
 @settings(max_examples=50)
 @given(pods(CONTAINERS))
-def test_what_is_written_is_read_back(manifest: Manifest) -> None:
-    walk_round(gputile, manifest)
+def test_a_written_grant_is_read_back(manifest: Manifest) -> None:
+    assert_round_trip(gputile, manifest)
 
 
 # ---- inventory ------------------------------------------------------------------------------------------------------
@@ -314,7 +318,7 @@ def inventory(*cards: dict[str, Any], **rest: Any) -> dict[str, str]:
                     reason="Xid 79",
                 ),
             ),
-            id="every-fact-of-a-card-is-read-and-unknown-keys-passed-over",
+            id="every-fact-of-a-card-is-read-and-unknown-keys-are-ignored",
         ),
         pytest.param(
             inventory({"index": 0, "uuid": "a", "memory": 1}, {"index": 1, "uuid": "b", "memory": 2})
@@ -326,9 +330,9 @@ def inventory(*cards: dict[str, Any], **rest: Any) -> dict[str, str]:
     ],
 )
 def test_read_inventory(annotations: dict[str, str], want: tuple[Card, ...]) -> None:
-    found = node_of(raw_node(annotations=annotations))
-    assert found.cards == want
-    assert found.fault == ""
+    parsed_node = node_of(raw_node(annotations=annotations))
+    assert parsed_node.cards == want
+    assert parsed_node.fault == ""
 
 
 @pytest.mark.parametrize(
@@ -354,9 +358,9 @@ def test_read_inventory(annotations: dict[str, str], want: tuple[Card, ...]) -> 
     ],
 )
 def test_a_broken_inventory_puts_the_node_out_of_use(annotations: dict[str, str]) -> None:
-    found = node_of(raw_node({"aliyun.com/gpu-mem": 30, "aliyun.com/gpu-count": 2}, annotations=annotations))
-    assert found.fault == NodeReason.BAD_INVENTORY
-    assert found.cards == ()
+    parsed_node = node_of(raw_node({"aliyun.com/gpu-mem": 30, "aliyun.com/gpu-count": 2}, annotations=annotations))
+    assert parsed_node.fault == NodeReason.BAD_INVENTORY
+    assert parsed_node.cards == ()
 
 
 ONE = {"index": 0, "uuid": "a", "memory": 16}
@@ -369,7 +373,7 @@ ONE = {"index": 0, "uuid": "a", "memory": 16}
         pytest.param({GPU: 0}, [ONE], NodeReason.PLUGIN_GONE, id="zero-as-a-number"),
         pytest.param({GPU: "10"}, [ONE], "", id="the-kubelet-has-devices"),
         pytest.param({}, [ONE], "", id="a-node-that-does-not-name-the-resource-is-believed"),
-        pytest.param({"nvidia.com/gpu": "0"}, [ONE], "", id="other-resources-are-kube-schedulers-business"),
+        pytest.param({"nvidia.com/gpu": "0"}, [ONE], "", id="other-resources-are-left-to-kube-scheduler"),
         pytest.param({GPU: "some"}, [ONE], "", id="no-number-at-all"),
         pytest.param({GPU: "0"}, [], "", id="no-cards-no-devices"),
         pytest.param({GPU: "0"}, [ONE | {"healthy": False}], "", id="no-healthy-card-no-devices"),
@@ -385,12 +389,12 @@ ONE = {"index": 0, "uuid": "a", "memory": 16}
 def test_a_kubelet_without_our_plugin_puts_the_node_out_of_use(
     allocatable: dict[str, Any], cards: list[dict[str, Any]], fault: str
 ) -> None:
-    found = node_of(raw_node(allocatable=allocatable, annotations=inventory(*cards)))
-    assert found.fault == fault
-    assert len(found.cards) == len(cards), "what is held of them is still counted"
+    parsed_node = node_of(raw_node(allocatable=allocatable, annotations=inventory(*cards)))
+    assert parsed_node.fault == fault
+    assert len(parsed_node.cards) == len(cards), "what is held of them is still counted"
 
 
-def test_another_systems_node_may_say_zero() -> None:
+def test_another_systems_node_may_have_zero() -> None:
     theirs = {"aliyun.com/gpu-mem": 30, "aliyun.com/gpu-count": 2}
     assert node_of(raw_node(theirs, allocatable={**theirs, GPU: "0"})).fault == ""
 
@@ -422,5 +426,5 @@ def test_a_written_inventory_is_read_back(cards: list[Card], weights: list[int],
     links = tuple(tuple(weights[4 * a + b] for b in size) for a in size) if linked else ()
     written = NodeInventory(tuple(cards), links if any(map(any, links)) else ())
     text = gputile.write_inventory(written)
-    found = node_of(raw_node(annotations={"gputile.io/inventory": text}), DEFAULTS)
-    assert (found.cards, found.links, found.fault) == (written.cards, written.links, "")
+    parsed_node = node_of(raw_node(annotations={"gputile.io/inventory": text}), DEFAULTS)
+    assert (parsed_node.cards, parsed_node.links, parsed_node.fault) == (written.cards, written.links, "")

@@ -16,19 +16,19 @@ from gputile.model.requests import ContainerRequest, Role
 from gputile.testing.builders import node, pod
 from tests.dialects.shortcuts import (
     Manifest,
-    No,
+    Rejected,
     Want,
-    award,
+    assert_round_trip,
     expect,
+    grant_context,
     held,
+    no_request,
     node_of,
-    none,
     object_of,
     pods,
     raw_node,
     read,
     tile,
-    walk_round,
 )
 
 GPU, MEM, PERCENT = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
@@ -50,44 +50,56 @@ def c0(cards: int = 1, *, mem: int | None = None, percent: int | None = None, co
         pytest.param({GPU: 2, MEM: 3000, CORES: 30}, c0(2, mem=3000, cores=30), id="memory-and-cores-are-per-card"),
         pytest.param({GPU: 1, PERCENT: 50}, c0(percent=50), id="a-percentage-is-of-the-chosen-card"),
         pytest.param({GPU: 1, PERCENT: 1}, c0(percent=1), id="one-percent-is-the-least"),
-        pytest.param({GPU: 1, MEM: 3000, PERCENT: 50}, c0(mem=3000), id="percentages-are-ignored-when-gpumem-is-given"),
+        pytest.param({GPU: 1, MEM: 3000, PERCENT: 50}, c0(mem=3000), id="percentages-are-ignored-when-gpumem-is-set"),
         pytest.param({GPU: 1, MEM: 0, PERCENT: 50}, c0(percent=50), id="zero-gpumem-leaves-it-to-the-percentage"),
         pytest.param({GPU: 1, MEM: 3000, PERCENT: 0}, c0(mem=3000), id="zero-percent-is-unset"),
         pytest.param(
-            {GPU: 1, PERCENT: 100}, c0(percent=100, cores=100), id="all-memory-and-no-word-on-cores-is-a-card-alone"
+            {GPU: 1, PERCENT: 100}, c0(percent=100, cores=100), id="all-memory-without-cores-is-an-exclusive-card"
         ),
-        pytest.param({GPU: 1, PERCENT: 0, CORES: 30}, c0(percent=100, cores=30), id="no-word-on-memory-is-all-of-it"),
+        pytest.param({GPU: 1, PERCENT: 0, CORES: 30}, c0(percent=100, cores=30), id="no-memory-is-all-of-it"),
         pytest.param({GPU: 1, CORES: 30}, c0(percent=100, cores=30), id="cores-alone-take-all-memory"),
         pytest.param(
-            {GPU: 1, MEM: 3000, CORES: 100}, c0(mem=3000, cores=100), id="100-gpucores-mean-nobody-else-on-the-card"
+            {GPU: 1, MEM: 3000, CORES: 100}, c0(mem=3000, cores=100), id="100-gpucores-make-the-card-exclusive"
         ),
         pytest.param({GPU: 1, MEM: 3000, CORES: 150}, c0(mem=3000, cores=100), id="150-gpucores-are-clamped-to-100"),
         pytest.param({GPU: 1, MEM: 3000, CORES: 0}, c0(mem=3000), id="zero-gpucores-beside-memory-reserve-none"),
         pytest.param({GPU: 1, PERCENT: 100, CORES: 0}, c0(percent=100), id="zero-gpucores-written-down-are-not-absent"),
-        pytest.param({GPU: 1, CORES: 0}, c0(percent=100), id="gpucores-of-zero-beside-a-gpu-speak-hami-too"),
-        pytest.param({GPU: 1, PRIORITY: 1}, c0(percent=100, cores=100), id="a-priority-speaks-hami"),
-        pytest.param({GPU: 1, PRIORITY: 0}, c0(percent=100, cores=100), id="priority-0-is-high-and-speaks-hami-too"),
+        pytest.param({GPU: 1, CORES: 0}, c0(percent=100), id="gpucores-of-zero-beside-a-gpu-are-hami-too"),
+        pytest.param({GPU: 1, PRIORITY: 1}, c0(percent=100, cores=100), id="a-priority-is-hami"),
+        pytest.param({GPU: 1, PRIORITY: 0}, c0(percent=100, cores=100), id="priority-0-is-high-and-is-hami-too"),
         pytest.param({GPU: "2", MEM: "3k"}, c0(2, mem=3000), id="quantities-may-be-strings-with-a-suffix"),
         pytest.param(
-            {GPU: 1, PERCENT: 101}, No(RequestError.OUT_OF_RANGE, "write 1 to 100"), id="101-percent-are-refused"
+            {GPU: 1, PERCENT: 101}, Rejected(RequestError.OUT_OF_RANGE, "write 1 to 100"), id="101-percent-are-refused"
         ),
         pytest.param(
-            {GPU: 1, PERCENT: -1}, No(RequestError.NEGATIVE, "write 0 or more"), id="a-negative-percentage-is-refused"
+            {GPU: 1, PERCENT: -1},
+            Rejected(RequestError.NEGATIVE, "write 0 or more"),
+            id="a-negative-percentage-is-refused",
         ),
         pytest.param(
-            {GPU: 1, MEM: 2**31}, No(RequestError.OUT_OF_RANGE, "write no Gi or Mi"), id="gpumem-must-fit-int32"
+            {GPU: 1, MEM: 2**31},
+            Rejected(RequestError.OUT_OF_RANGE, "write a plain number without Gi or Mi"),
+            id="gpumem-must-fit-int32",
         ),
         pytest.param(
-            {GPU: 1, MEM: "4Gi"}, No(RequestError.OUT_OF_RANGE, "write no Gi or Mi"), id="4Gi-of-MiB-are-a-slip"
+            {GPU: 1, MEM: "4Gi"},
+            Rejected(RequestError.OUT_OF_RANGE, "write a plain number without Gi or Mi"),
+            id="4Gi-of-MiB-are-a-mistake-in-the-unit",
         ),
         pytest.param(
-            {MEM: 3000}, No(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/gpu: 1`"), id="gpumem-alone-has-no-card"
+            {MEM: 3000},
+            Rejected(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/gpu: 1`"),
+            id="gpumem-alone-has-no-card",
         ),
         pytest.param(
-            {PERCENT: 50}, No(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/gpu: 1`"), id="nor-has-a-percentage"
+            {PERCENT: 50},
+            Rejected(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/gpu: 1`"),
+            id="nor-has-a-percentage",
         ),
-        pytest.param({CORES: 30}, No(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/gpu: 1`"), id="nor-have-cores"),
-        pytest.param({PRIORITY: 1}, None, id="a-priority-alone-asks-for-nothing"),
+        pytest.param(
+            {CORES: 30}, Rejected(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/gpu: 1`"), id="nor-have-cores"
+        ),
+        pytest.param({PRIORITY: 1}, None, id="a-priority-alone-requests-nothing"),
     ],
 )
 def test_one_container(limits: dict[str, Any], want: Want) -> None:
@@ -98,7 +110,7 @@ def test_one_container(limits: dict[str, Any], want: Want) -> None:
     ("limits", "requests", "want"),
     [
         pytest.param({GPU: 1, MEM: 1000}, {GPU: 2, MEM: 2000}, c0(mem=1000), id="limits-win-over-requests"),
-        pytest.param({}, {GPU: 2, MEM: 2000}, c0(2, mem=2000), id="requests-count-where-limits-are-silent"),
+        pytest.param({}, {GPU: 2, MEM: 2000}, c0(2, mem=2000), id="requests-count-where-limits-lack-the-resource"),
         pytest.param({GPU: 1}, {MEM: 2000}, c0(mem=2000), id="each-resource-is-looked-up-by-itself"),
         pytest.param({GPU: 1, MEM: 1000, CORES: 0}, {CORES: 50}, c0(mem=1000), id="a-limit-of-zero-wins-too"),
     ],
@@ -113,16 +125,16 @@ def test_the_memory_factor_multiplies_gpumem() -> None:
     expect(pod({GPU: 1, MEM: 300}), "hami", c0(mem=3000), TENFOLD)
 
 
-def test_clamped_cores_are_told() -> None:
+def test_clamped_cores_are_a_warning() -> None:
     (warning,) = read(pod({GPU: 1, MEM: 3000, CORES: 150})).warnings
     assert "150" in warning
-    assert "100 is the whole card" in warning
+    assert "gputile uses 100, the whole GPU" in warning
 
 
 def test_one_share_makes_the_whole_pod_a_hami_pod() -> None:
     alone = ContainerRequest(container="c0", cards=1, memory_percent=100, cores=100, exclusive=True)
     share = ContainerRequest(container="c2", cards=1, memory=3000)
-    expect(pod({GPU: 1}, {}, {GPU: 1, MEM: 3000}), "hami", (alone, none("c1"), share))
+    expect(pod({GPU: 1}, {}, {GPU: 1, MEM: 3000}), "hami", (alone, no_request("c1"), share))
 
 
 @pytest.mark.parametrize(
@@ -130,10 +142,10 @@ def test_one_share_makes_the_whole_pod_a_hami_pod() -> None:
     [
         pytest.param("1,2,3", c0(mem=1), id="three-numbers"),
         pytest.param("slot=1, core=0, memory=0", c0(mem=1), id="with-their-names"),
-        pytest.param("1,2", No(RequestError.BAD_ANNOTATION, "write three numbers"), id="two-are-too-few"),
-        pytest.param("1,2,3,4", No(RequestError.BAD_ANNOTATION, "write three numbers"), id="four-are-too-many"),
-        pytest.param("0,0,0", No(RequestError.BAD_ANNOTATION, "one of them above 0"), id="one-must-be-positive"),
-        pytest.param("1,-2,3", No(RequestError.BAD_ANNOTATION, "write three numbers"), id="none-may-be-negative"),
+        pytest.param("1,2", Rejected(RequestError.BAD_ANNOTATION, "write three numbers"), id="two-are-too-few"),
+        pytest.param("1,2,3,4", Rejected(RequestError.BAD_ANNOTATION, "write three numbers"), id="four-are-too-many"),
+        pytest.param("0,0,0", Rejected(RequestError.BAD_ANNOTATION, "one of them above 0"), id="one-must-be-positive"),
+        pytest.param("1,-2,3", Rejected(RequestError.BAD_ANNOTATION, "write three numbers"), id="none-may-be-negative"),
     ],
 )
 def test_device_scoring_weights(value: str, want: Want) -> None:
@@ -190,7 +202,7 @@ def marks(record: str) -> dict[str, str]:
                     "CUDA_TASK_PRIORITY": "1",
                 },
             },
-            id="init-first-and-a-container-without-cards-keeps-its-empty-place",
+            id="init-first-and-a-container-without-cards-keeps-its-empty-entry",
         ),
         pytest.param(
             pod({GPU: 1, MEM: 3000, PRIORITY: 0}),
@@ -211,13 +223,13 @@ def marks(record: str) -> dict[str, str]:
 def test_written_grant(
     manifest: Manifest, containers: list[ContainerGrant], record: str, env: dict[str, dict[str, str]]
 ) -> None:
-    given_ = award(manifest, CARDS, *containers)
-    written = hami.write_grant(given_)
+    context = grant_context(manifest, CARDS, *containers)
+    written = hami.write_grant(context)
     assert written.annotations == marks(record)
     assert written.labels == {"hami.io/vgpu-node": "n1"}
     assert written.env == env
-    both = registry.write_grant(given_)
-    assert both.annotations == written.annotations | gputile.write_grant(given_).annotations
+    both = registry.write_grant(context)
+    assert both.annotations == written.annotations | gputile.write_grant(context).annotations
     assert (both.labels, both.env) == (written.labels, written.env)
 
 
@@ -225,10 +237,10 @@ def test_written_grant(
     ("record", "want"),
     [
         pytest.param(
-            "GPU-n1-1,NVIDIA,3000,30:;", (held("c0", tile(1, 3000, 30)),), id="the-record-says-memory-and-cores-itself"
+            "GPU-n1-1,NVIDIA,3000,30:;", (held("c0", tile(1, 3000, 30)),), id="the-record-has-memory-and-cores"
         ),
         pytest.param(
-            ";GPU-n1-0,NVIDIA,5,0:;", (held("c1", tile(0, 5)),), id="an-empty-place-is-a-container-without-cards"
+            ";GPU-n1-0,NVIDIA,5,0:;", (held("c1", tile(0, 5)),), id="an-empty-entry-is-a-container-without-cards"
         ),
         pytest.param(";;", None, id="an-empty-record-is-no-grant"),
     ],
@@ -262,8 +274,8 @@ PART = st.fixed_dictionaries(
 
 @settings(max_examples=50)
 @given(st.one_of(pods(SHARE), pods(PART)), st.sampled_from([DEFAULTS, TENFOLD]))
-def test_what_is_written_is_read_back(manifest: Manifest, factor: DialectSettings) -> None:
-    walk_round(hami, manifest, factor)
+def test_a_written_grant_is_read_back(manifest: Manifest, factor: DialectSettings) -> None:
+    assert_round_trip(hami, manifest, factor)
 
 
 # ---- nodes ----------------------------------------------------------------------------------------------------------
@@ -314,7 +326,7 @@ SECOND = Card(index=1, uuid="GPU-b", memory=32768, model="NVIDIA-Tesla V100", nu
                 Card(index=0, uuid="GPU-a", memory=15109, model="NVIDIA-T4", numa=0, slots=10),
                 Card(index=1, uuid="GPU-b", memory=32768, model="NVIDIA-V100", numa=1, slots=5, healthy=False),
             ),
-            id="old-text-of-7-fields-has-the-place-as-index",
+            id="old-text-of-7-fields-has-the-position-as-index",
         ),
         pytest.param(
             {REGISTER: "GPU-a,10,15109,100,NVIDIA-T4,0,true,1,mps:GPU-b,10,32768,100,NVIDIA-V100,0,true,0,hami-core:"},
@@ -322,7 +334,7 @@ SECOND = Card(index=1, uuid="GPU-b", memory=32768, model="NVIDIA-Tesla V100", nu
                 Card(index=1, uuid="GPU-a", memory=15109, model="NVIDIA-T4", numa=0, mode="mps"),
                 Card(index=0, uuid="GPU-b", memory=32768, model="NVIDIA-V100", numa=0, mode="hami-core"),
             ),
-            id="old-text-of-9-fields-says-index-and-mode",
+            id="old-text-of-9-fields-has-index-and-mode",
         ),
         pytest.param(
             register(FULL) | {"hami.io/device-cordon": "GPU-x, GPU-b"},
@@ -334,8 +346,8 @@ SECOND = Card(index=1, uuid="GPU-b", memory=32768, model="NVIDIA-Tesla V100", nu
     ],
 )
 def test_read_node(annotations: dict[str, str], want: tuple[Card, ...]) -> None:
-    found = node_of(raw_node({GPU: 0}, annotations=annotations))
-    assert (found.cards, found.fault) == (want, "")
+    parsed_node = node_of(raw_node({GPU: 0}, annotations=annotations))
+    assert (parsed_node.cards, parsed_node.fault) == (want, "")
 
 
 @pytest.mark.parametrize(
@@ -362,11 +374,11 @@ def test_a_broken_register_puts_the_node_out_of_use(annotations: dict[str, str])
             ((0, 90), (90, 0)),
             id="pair-scores-are-links",
         ),
-        pytest.param('[{"uuid":"GPU-z","score":{"GPU-b":90}}]', ((0, 0), (0, 0)), id="strangers-are-passed-over"),
+        pytest.param('[{"uuid":"GPU-z","score":{"GPU-b":90}}]', ((0, 0), (0, 0)), id="unknown-cards-are-ignored"),
         pytest.param("{", (), id="unreadable-scores-only-cost-the-preference"),
     ],
 )
 def test_scores(scores: str, links: tuple[tuple[int, ...], ...]) -> None:
     cards = register({"id": "GPU-a", "devmem": 1}, FULL)
-    found = node_of(raw_node(annotations=cards | {"hami.io/node-nvidia-score": scores}))
-    assert (found.links, found.fault) == (links, "")
+    parsed_node = node_of(raw_node(annotations=cards | {"hami.io/node-nvidia-score": scores}))
+    assert (parsed_node.links, parsed_node.fault) == (links, "")

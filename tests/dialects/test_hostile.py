@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputile.dialects import records, registry
-from gputile.dialects.kube_objects import LARGEST_NODE, LONGEST_LIST, SHOWN, convert_pod, host_needs
+from gputile.dialects.parsing import LARGEST_NODE, LONGEST_LIST, SHOWN, convert_pod, host_needs
 from gputile.model.refusals import BadRequest, NodeReason, RequestError
 from gputile.model.requests import PodRequest, phases
 from gputile.testing.builders import pod
-from tests.dialects.shortcuts import Manifest, No, expect, node_of, object_of, raw_node, read
+from tests.dialects.shortcuts import Manifest, Rejected, expect, node_of, object_of, raw_node, read
 
 GPUTILE, NVIDIA = {"gputile.io/gpu": 1}, {"nvidia.com/gpu": 1}
 HAMI, VGPU = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1}, {"nvidia.com/vgpu-number": 1}
@@ -36,10 +36,10 @@ def test_reading_a_pod_never_looks_for_the_nearest_name(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("count", "hints", "last"),
     [
-        pytest.param(0, 0, "", id="none-needs-no-word"),
+        pytest.param(0, 0, "", id="none-needs-no-hint"),
         pytest.param(1, 1, "did you mean `gputile.io/model`?", id="one-gets-a-hint"),
         pytest.param(3, 3, "did you mean `gputile.io/model`?", id="three-get-hints"),
-        pytest.param(5, 3, "2 more annotations under `gputile.io/` mean nothing", id="of-five-two-are-only-counted"),
+        pytest.param(5, 3, "2 more annotations under `gputile.io/` are unknown", id="of-five-two-are-only-counted"),
     ],
 )
 def test_hints_are_for_three_annotations_at_most(
@@ -62,19 +62,19 @@ def test_hints_are_for_three_annotations_at_most(
 
 LISTS = [
     pytest.param(GPUTILE, "gputile.io/model", id="our-models"),
-    pytest.param(GPUTILE, "gputile.io/not-model", id="our-models-that-are-not-wanted"),
+    pytest.param(GPUTILE, "gputile.io/not-model", id="our-models-that-are-excluded"),
     pytest.param(GPUTILE, "gputile.io/uuid", id="our-uuids"),
-    pytest.param(GPUTILE, "gputile.io/not-uuid", id="our-uuids-that-are-not-wanted"),
+    pytest.param(GPUTILE, "gputile.io/not-uuid", id="our-uuids-that-are-excluded"),
     pytest.param(HAMI, "gputile.io/uuid", id="our-uuids-in-another-dialect"),
     pytest.param(NVIDIA, "nvidia.com/gpu.model", id="models-of-nvidia-gpu-scheduler"),
     pytest.param(HAMI, "nvidia.com/use-gputype", id="hamis-types"),
-    pytest.param(HAMI, "nvidia.com/nouse-gputype", id="hamis-types-that-are-not-wanted"),
+    pytest.param(HAMI, "nvidia.com/nouse-gputype", id="hamis-types-that-are-excluded"),
     pytest.param(HAMI, "nvidia.com/use-gpuuuid", id="hamis-uuids"),
-    pytest.param(HAMI, "nvidia.com/nouse-gpuuuid", id="hamis-uuids-that-are-not-wanted"),
+    pytest.param(HAMI, "nvidia.com/nouse-gpuuuid", id="hamis-uuids-that-are-excluded"),
     pytest.param(VGPU, "nvidia.com/include-gpu-type", id="vgpu-managers-types"),
-    pytest.param(VGPU, "nvidia.com/exclude-gpu-type", id="vgpu-managers-types-that-are-not-wanted"),
+    pytest.param(VGPU, "nvidia.com/exclude-gpu-type", id="vgpu-managers-types-that-are-excluded"),
     pytest.param(VGPU, "nvidia.com/include-gpu-uuid", id="vgpu-managers-uuids"),
-    pytest.param(VGPU, "nvidia.com/exclude-gpu-uuid", id="vgpu-managers-uuids-that-are-not-wanted"),
+    pytest.param(VGPU, "nvidia.com/exclude-gpu-uuid", id="vgpu-managers-uuids-that-are-excluded"),
 ]
 
 
@@ -85,7 +85,9 @@ def test_a_list_has_256_entries_at_most(limits: dict[str, Any], key: str) -> Non
 
     assert isinstance(registry.read_pod(listing(LONGEST_LIST)), PodRequest)
     expect(
-        listing(LONGEST_LIST + 1), "", No(RequestError.BAD_ANNOTATION, f"`{key}` lists 257 entries; write at most 256")
+        listing(LONGEST_LIST + 1),
+        "",
+        Rejected(RequestError.BAD_ANNOTATION, f"`{key}`: it lists 257 entries; write at most 256"),
     )
 
 
@@ -97,9 +99,11 @@ def test_a_list_has_256_entries_at_most(limits: dict[str, Any], key: str) -> Non
         pytest.param(HAMI, "hami.io/device-scoring-weights", id="weights"),
     ],
 )
-def test_a_list_of_known_words_is_not_read_to_its_end(limits: dict[str, Any], key: str) -> None:
+def test_a_list_of_known_values_has_256_entries_at_most_too(limits: dict[str, Any], key: str) -> None:
     said = {key: ",".join(["binpack"] * 300)}
-    expect(pod(limits, annotations=said), "", No(RequestError.BAD_ANNOTATION, "lists 300 entries; write at most 256"))
+    expect(
+        pod(limits, annotations=said), "", Rejected(RequestError.BAD_ANNOTATION, "lists 300 entries; write at most 256")
+    )
 
 
 # ---- messages -------------------------------------------------------------------------------------------------------
@@ -121,7 +125,7 @@ def container(**changed: Any) -> Manifest:
         pytest.param(pod({f"gputile.io/{LONG}": 1}), id="the-name-of-a-resource"),
         pytest.param(container(name=LONG, resources={"limits": {"gputile.io/gpu": "a"}}), id="the-name-of-a-container"),
         pytest.param(pod(GPUTILE, annotations={"gputile.io/policy": LONG}), id="a-policy"),
-        pytest.param(pod(GPUTILE, annotations={"gputile.io/numa": LONG}), id="a-wish"),
+        pytest.param(pod(GPUTILE, annotations={"gputile.io/numa": LONG}), id="a-numa-strength"),
         pytest.param(pod({}, annotations={"nvidia.com/gpumem": LONG}), id="a-resource-among-annotations"),
         pytest.param(pod(HAMI, annotations={"hami.io/gpu-scheduler-policy": LONG}), id="hamis-policy"),
         pytest.param(pod(HAMI, annotations={"nvidia.com/vgpu-mode": LONG}), id="hamis-mode"),
@@ -136,10 +140,10 @@ def container(**changed: Any) -> Manifest:
     ],
 )
 def test_a_message_repeats_little_of_what_was_written(manifest: Manifest) -> None:
-    found = registry.read_pod(manifest)
-    assert isinstance(found, BadRequest)
-    assert "x" * (SHOWN + 1) not in found.message
-    assert len(found.message) < 400
+    parsed = registry.read_pod(manifest)
+    assert isinstance(parsed, BadRequest)
+    assert "x" * (SHOWN + 1) not in parsed.message
+    assert len(parsed.message) < 400
 
 
 GRANT = {"version": 1, "pod": "uid-1", "node": "n1", "dialect": "gputile"}
@@ -157,17 +161,17 @@ TILE = {"uuid": "GPU-n1-0", "index": 0, "memory": 1, "cores": 1}
         ),
     ],
 )
-def test_so_does_one_about_a_grant(limits: dict[str, Any], annotations: dict[str, str]) -> None:
-    found = records.read_grant(object_of(pod(limits, annotations=annotations, on="n1")), None)
-    assert isinstance(found, BadRequest)
-    assert len(found.message) < 400
+def test_a_message_about_a_grant_repeats_little_of_it(limits: dict[str, Any], annotations: dict[str, str]) -> None:
+    parsed_grant = records.read_grant(object_of(pod(limits, annotations=annotations, on="n1")), None)
+    assert isinstance(parsed_grant, BadRequest)
+    assert len(parsed_grant.message) < 400
 
 
 @pytest.mark.parametrize("sign", ["\x1b[2J", "\x9b", "\r", "\u202e", "\x00"])
-def test_a_message_carries_no_sign_that_a_terminal_obeys(sign: str) -> None:
-    found = registry.read_pod(container(name=f"a{sign}", resources={"limits": {"gputile.io/gpu": f"b{sign}"}}))
-    assert isinstance(found, BadRequest)
-    assert found.message.isprintable()
+def test_a_message_has_no_control_characters(sign: str) -> None:
+    parsed = registry.read_pod(container(name=f"a{sign}", resources={"limits": {"gputile.io/gpu": f"b{sign}"}}))
+    assert isinstance(parsed, BadRequest)
+    assert parsed.message.isprintable()
 
 
 # ---- many containers ------------------------------------------------------------------------------------------------
@@ -177,19 +181,17 @@ def test_a_message_carries_no_sign_that_a_terminal_obeys(sign: str) -> None:
     st.lists(st.tuples(st.booleans(), st.integers(0, 4), st.integers(0, 4)), max_size=6),
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=3),
 )
-def test_what_the_host_must_have_is_what_the_phases_define(
-    inits: list[tuple[bool, int, int]], apps: list[tuple[int, int]]
-) -> None:
+def test_host_needs_follow_the_phases(inits: list[tuple[bool, int, int]], apps: list[tuple[int, int]]) -> None:
     """In one pass: thousands of sidecars before thousands of init containers took a second."""
     first = tuple({"cpu": cpu, "memory": f"{mem}Mi", "sidecar": sidecar} for sidecar, cpu, mem in inits)
-    found = object_of(pod(*({"cpu": cpu, "memory": f"{mem}Mi"} for cpu, mem in apps), init=first))
-    alive = phases([role for role, _ in found.containers()])
+    parsed_pod = object_of(pod(*({"cpu": cpu, "memory": f"{mem}Mi"} for cpu, mem in apps), init=first))
+    alive = phases([role for role, _ in parsed_pod.containers()])
     needs = [*((cpu, mem) for _, cpu, mem in inits), *apps]
     sums = [
         tuple(sum(need[part] for need, mine in zip(needs, alive, strict=True) if phase in mine) for part in (0, 1))
         for phase in range(len(inits) + 1)
     ]
-    assert host_needs(found) == (1000 * max(cpu for cpu, _ in sums), max(mem for _, mem in sums))
+    assert host_needs(parsed_pod) == (1000 * max(cpu for cpu, _ in sums), max(mem for _, mem in sums))
 
 
 # ---- nodes ----------------------------------------------------------------------------------------------------------
@@ -229,8 +231,8 @@ def forks(count: int) -> dict[str, str]:
 def test_a_register_of_more_than_256_gpus_puts_the_node_out_of_use(register: Any) -> None:
     """A table of the links of 3,500 GPUs took 15 seconds."""
     assert len(node_of(raw_node(annotations=register(LARGEST_NODE))).cards) == LARGEST_NODE
-    found = node_of(raw_node(annotations=register(LARGEST_NODE + 1)))
-    assert (found.fault, found.cards) == (NodeReason.BAD_INVENTORY, ())
+    parsed_node = node_of(raw_node(annotations=register(LARGEST_NODE + 1)))
+    assert (parsed_node.fault, parsed_node.cards) == (NodeReason.BAD_INVENTORY, ())
 
 
 @pytest.mark.parametrize("weight", [-(2**31) - 1, 2**31, 10**30])
@@ -240,9 +242,9 @@ def test_a_link_that_no_array_can_hold_puts_the_node_out_of_use(weight: int) -> 
     assert node_of(raw_node(annotations=inventory)).fault == NodeReason.BAD_INVENTORY
 
 
-def test_deep_json_is_a_bad_annotation_and_no_end_of_the_process() -> None:
+def test_deep_json_is_a_bad_annotation() -> None:
     deep = {"gputile.io/grant": '{"containers":' + "[" * 60_000}
-    found = records.read_grant(object_of(pod(GPUTILE, annotations=deep, on="n1")), None)
-    assert isinstance(found, BadRequest)
+    parsed_grant = records.read_grant(object_of(pod(GPUTILE, annotations=deep, on="n1")), None)
+    assert isinstance(parsed_grant, BadRequest)
     assert node_of(raw_node(annotations={"gputile.io/inventory": "[" * 60_000})).fault == NodeReason.BAD_INVENTORY
     assert isinstance(convert_pod(json.loads("[" * 500 + "]" * 500)), BadRequest)

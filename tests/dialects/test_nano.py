@@ -14,19 +14,19 @@ from gputile.model.refusals import RequestError
 from gputile.testing.builders import ask, node, pod
 from tests.dialects.shortcuts import (
     Manifest,
-    No,
+    Rejected,
     Want,
-    award,
+    assert_round_trip,
     expect,
+    grant_context,
     held,
+    no_request,
     node_of,
-    none,
     object_of,
     pods,
     raw_node,
     read,
     tile,
-    walk_round,
 )
 
 CORE_1, MEMORY_1 = "nano-gpu.io/gpu-core", "nano-gpu.io/gpu-memory"
@@ -54,17 +54,17 @@ IN_MIB = DialectSettings(nano_unit="MiB")
         pytest.param({CORE_3: 0, MEMORY_3: 0}, None, id="nothing-of-both-is-no-gpu"),
         pytest.param(
             {MEMORY_3: 1024},
-            No(RequestError.NO_DEVICE_RESOURCE, "add `elasticgpu.io/gpu-core: 1`"),
-            id="generation-3-memory-alone-brings-no-card",
+            Rejected(RequestError.NO_DEVICE_RESOURCE, "add `elasticgpu.io/gpu-core: 1`"),
+            id="generation-3-memory-alone-allocates-no-card",
         ),
         pytest.param(
             {MEMORY_1: 1},
-            No(RequestError.NO_DEVICE_RESOURCE, "add `nano-gpu.io/gpu-core: 1`"),
-            id="generation-1-memory-alone-brings-no-card",
+            Rejected(RequestError.NO_DEVICE_RESOURCE, "add `nano-gpu.io/gpu-core: 1`"),
+            id="generation-1-memory-alone-allocates-no-card",
         ),
         pytest.param(
             {CORE_1: 10, CORE_3: 10},
-            No(RequestError.MIXED_DIALECTS, "write one of them"),
+            Rejected(RequestError.MIXED_DIALECTS, "use one of them"),
             id="two-generations-in-one-pod-are-refused",
         ),
     ],
@@ -88,7 +88,7 @@ def test_generation_3_does_not_follow_the_unit_setting() -> None:
     expect(pod({CORE_3: 20, MEMORY_3: 512}), "nano", ask(512, 20, name="c0"), DialectSettings(nano_unit="GiB"))
 
 
-def test_rounding_down_is_told() -> None:
+def test_rounding_down_is_a_warning() -> None:
     (warning,) = read(pod({CORE_3: 250})).warnings
     assert "250" in warning
     assert "rounded down to 2 whole" in warning
@@ -98,9 +98,9 @@ def test_whole_hundreds_need_no_warning() -> None:
     assert read(pod({CORE_3: 200})).warnings == ()
 
 
-def test_each_container_asks_for_itself() -> None:
+def test_each_container_has_its_own_request() -> None:
     manifest = pod({CORE_3: 20, MEMORY_3: 1024}, {}, {CORE_3: 100})
-    expect(manifest, "nano", (ask(1024, 20, name="c0"), none("c1"), ask(whole=True, name="c2")))
+    expect(manifest, "nano", (ask(1024, 20, name="c0"), no_request("c1"), ask(whole=True, name="c2")))
     assert read(manifest).together is False
 
 
@@ -138,14 +138,14 @@ CARDS = node().cards(3, "V100", "32Gi").node()
 def test_written_grant(
     manifest: Manifest, containers: list[ContainerGrant], annotations: dict[str, str], labels: dict[str, str]
 ) -> None:
-    given_ = award(manifest, CARDS, *containers)
-    written = nano.write_grant(given_)
+    context = grant_context(manifest, CARDS, *containers)
+    written = nano.write_grant(context)
     assert (written.annotations, written.labels) == (annotations, labels)
     assert written.env == {
-        found.container: {"NVIDIA_VISIBLE_DEVICES": ",".join(t.uuid for t in found.tiles)} for found in containers
+        entry.container: {"NVIDIA_VISIBLE_DEVICES": ",".join(t.uuid for t in entry.tiles)} for entry in containers
     }
-    both = registry.write_grant(given_)
-    assert both.annotations == annotations | gputile.write_grant(given_).annotations
+    both = registry.write_grant(context)
+    assert both.annotations == annotations | gputile.write_grant(context).annotations
     assert (both.labels, both.env) == (written.labels, written.env)
 
 
@@ -202,8 +202,8 @@ GENERATIONS = st.sampled_from(
 
 @settings(max_examples=75)
 @given(GENERATIONS.flatmap(pods), st.sampled_from([DEFAULTS, IN_MIB]))
-def test_what_is_written_is_read_back(manifest: Manifest, unit: DialectSettings) -> None:
-    walk_round(nano, manifest, unit)
+def test_a_written_grant_is_read_back(manifest: Manifest, unit: DialectSettings) -> None:
+    assert_round_trip(nano, manifest, unit)
 
 
 # ---- nodes ----------------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def averages(count: int, memory: int) -> tuple[Card, ...]:
     [
         pytest.param({CORE_1: 200, MEMORY_1: 30}, {}, DEFAULTS, averages(2, 15360), id="generation-1-capacity-in-GiB"),
         pytest.param({CORE_1: 200, MEMORY_1: 30000}, {}, IN_MIB, averages(2, 15000), id="generation-1-by-setting"),
-        pytest.param({PERCENT: "400"}, {}, DEFAULTS, averages(4, 0), id="generation-2-says-nothing-of-memory"),
+        pytest.param({PERCENT: "400"}, {}, DEFAULTS, averages(4, 0), id="generation-2-publishes-no-memory"),
         pytest.param(
             {CORE_3: 400, MEMORY_3: 64000},
             {CORE_3: 200, MEMORY_3: 32000},
@@ -232,5 +232,5 @@ def averages(count: int, memory: int) -> tuple[Card, ...]:
 def test_read_node(
     capacity: dict[str, Any], allocatable: dict[str, Any], unit: DialectSettings, want: tuple[Card, ...]
 ) -> None:
-    found = node_of(raw_node(capacity, allocatable=allocatable), unit)
-    assert (found.cards, found.fault) == (want, "")
+    parsed_node = node_of(raw_node(capacity, allocatable=allocatable), unit)
+    assert (parsed_node.cards, parsed_node.fault) == (want, "")

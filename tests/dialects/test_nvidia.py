@@ -14,20 +14,20 @@ from gputile.model.requests import Role
 from gputile.testing.builders import ask, node, pod
 from tests.dialects.shortcuts import (
     Manifest,
-    No,
+    Rejected,
     Want,
-    award,
+    assert_round_trip,
     bound,
     constraints,
     expect,
+    grant_context,
     held,
+    no_request,
     node_of,
-    none,
     object_of,
     pods,
     raw_node,
     tile,
-    walk_round,
 )
 
 GPU = "nvidia.com/gpu"
@@ -36,24 +36,28 @@ GPU = "nvidia.com/gpu"
 @pytest.mark.parametrize(
     ("manifest", "want"),
     [
-        pytest.param(pod({GPU: 1}), ask(whole=True, name="c0"), id="a-gpu-is-a-whole-card-for-nobody-else"),
+        pytest.param(pod({GPU: 1}), ask(whole=True, name="c0"), id="a-gpu-is-a-whole-card-of-its-own"),
         pytest.param(pod({GPU: "8"}), ask(whole=True, cards=8, name="c0"), id="eight-gpus-are-eight-whole-cards"),
         pytest.param(pod({GPU: 0}), None, id="zero-is-no-request"),
         pytest.param(
             pod({GPU: 1}, {}, {GPU: 2}),
-            (ask(whole=True, name="c0"), none("c1"), ask(whole=True, cards=2, name="c2")),
+            (ask(whole=True, name="c0"), no_request("c1"), ask(whole=True, cards=2, name="c2")),
             id="each-container-has-its-own-cards",
         ),
         pytest.param(
             pod({}, init=({GPU: 1},)),
-            (ask(whole=True, name="init-0", role=Role.INIT), none("c0")),
+            (ask(whole=True, name="init-0", role=Role.INIT), no_request("c0")),
             id="an-init-container-alone-is-a-request",
         ),
-        pytest.param(pod({GPU: -1}), No(RequestError.NEGATIVE, "write 0 or more"), id="a-negative-count-is-refused"),
         pytest.param(
-            pod({GPU: 0.5}), No(RequestError.NOT_A_NUMBER, "write a whole number"), id="half-a-gpu-is-no-whole-number"
+            pod({GPU: -1}), Rejected(RequestError.NEGATIVE, "write 0 or more"), id="a-negative-count-is-refused"
         ),
-        pytest.param(pod({"nvidia.com/mig-1g.10gb": 1}), None, id="MIG-profiles-are-none-of-our-business"),
+        pytest.param(
+            pod({GPU: 0.5}),
+            Rejected(RequestError.NOT_A_NUMBER, "write a whole number"),
+            id="half-a-gpu-is-no-whole-number",
+        ),
+        pytest.param(pod({"nvidia.com/mig-1g.10gb": 1}), None, id="MIG-profiles-are-ignored"),
     ],
 )
 def test_whole_cards(manifest: Manifest, want: Want) -> None:
@@ -88,12 +92,12 @@ MODELS = ("Tesla T4", "Tesla V100-SXM2-32GB", "NVIDIA A10", "NVIDIA A100-SXM4-80
     ],
 )
 def test_models(annotations: dict[str, str], accepted: set[str]) -> None:
-    found = constraints(pod({GPU: 1}, annotations=annotations))
-    assert {model for model in MODELS if found.accepts_model(model)} == accepted
+    parsed_constraints = constraints(pod({GPU: 1}, annotations=annotations))
+    assert {model for model in MODELS if parsed_constraints.accepts_model(model)} == accepted
 
 
 def test_uuids_and_policies_of_hami_are_honoured() -> None:
-    found = constraints(
+    parsed_constraints = constraints(
         pod(
             {GPU: 1},
             annotations={
@@ -104,20 +108,23 @@ def test_uuids_and_policies_of_hami_are_honoured() -> None:
             },
         )
     )
-    assert (found.uuids, found.not_uuids) == (frozenset({"GPU-a", "GPU-b"}), frozenset({"GPU-c"}))
-    assert (found.node_policy, found.card_policy) == ("spread", "binpack")
+    assert (parsed_constraints.uuids, parsed_constraints.not_uuids) == (
+        frozenset({"GPU-a", "GPU-b"}),
+        frozenset({"GPU-c"}),
+    )
+    assert (parsed_constraints.node_policy, parsed_constraints.card_policy) == ("spread", "binpack")
 
 
 # ---- grants ---------------------------------------------------------------------------------------------------------
 
 
 def test_written_grant() -> None:
-    given_ = award(pod({GPU: 2}), node().cards(2).node(), held("c0", tile(0, 81920, 100), tile(1, 81920, 100)))
-    written = nvidia.write_grant(given_)
+    context = grant_context(pod({GPU: 2}), node().cards(2).node(), held("c0", tile(0, 81920, 100), tile(1, 81920, 100)))
+    written = nvidia.write_grant(context)
     assert (written.annotations, written.labels) == ({}, {})
     assert written.env == {"c0": {"NVIDIA_VISIBLE_DEVICES": "GPU-n1-0,GPU-n1-1"}}
-    both = registry.write_grant(given_)
-    assert both.annotations == gputile.write_grant(given_).annotations
+    both = registry.write_grant(context)
+    assert both.annotations == gputile.write_grant(context).annotations
     assert (both.labels, both.env) == ({}, written.env)
 
 
@@ -129,14 +136,14 @@ def test_the_original_leaves_no_record() -> None:
 
 def test_our_record_of_it_is_read_back() -> None:
     manifest = pod({GPU: 1})
-    given_ = award(manifest, node().cards(2).node(), held("c0", tile(1, 81920, 100)))
-    assert records.read_grant(bound(manifest, registry.write_grant(given_)), None) == given_.grant
+    context = grant_context(manifest, node().cards(2).node(), held("c0", tile(1, 81920, 100)))
+    assert records.read_grant(bound(manifest, registry.write_grant(context)), None) == context.grant
 
 
 @settings(max_examples=25)
 @given(pods(st.fixed_dictionaries({GPU: st.integers(1, 2)})))
-def test_what_is_written_is_read_back(manifest: Manifest) -> None:
-    walk_round(nvidia, manifest)
+def test_a_written_grant_is_read_back(manifest: Manifest) -> None:
+    assert_round_trip(nvidia, manifest)
 
 
 # ---- nodes ----------------------------------------------------------------------------------------------------------
@@ -152,8 +159,8 @@ T4 = {"nvidia.com/gpu.product": "Tesla-T4", "nvidia.com/gpu.memory": "15360", "n
 @pytest.mark.parametrize(
     ("capacity", "labels", "want"),
     [
-        pytest.param({GPU: 2}, T4, averages(2, 15360, "Tesla T4"), id="GFD-labels-say-model-memory-and-count"),
-        pytest.param({GPU: "2"}, {}, averages(2, 0), id="a-capacity-alone-says-only-how-many"),
+        pytest.param({GPU: 2}, T4, averages(2, 15360, "Tesla T4"), id="GFD-labels-have-model-memory-and-count"),
+        pytest.param({GPU: "2"}, {}, averages(2, 0), id="a-capacity-alone-shows-only-the-number"),
         pytest.param(
             {GPU: 8},
             T4 | {"nvidia.com/gpu.product": "Tesla-T4-SHARED", "nvidia.com/gpu.replicas": "4"},
@@ -168,12 +175,12 @@ T4 = {"nvidia.com/gpu.product": "Tesla-T4", "nvidia.com/gpu.memory": "15360", "n
         ),
         pytest.param({GPU: 0}, T4, (), id="no-capacity-no-cards"),
         pytest.param({}, T4, (), id="labels-without-a-plugin-are-no-cards"),
-        pytest.param({GPU: 1}, {"nvidia.com/gpu.memory": "much"}, averages(1, 0), id="a-label-in-words-says-nothing"),
+        pytest.param({GPU: 1}, {"nvidia.com/gpu.memory": "much"}, averages(1, 0), id="a-label-in-words-is-ignored"),
     ],
 )
 def test_read_node(capacity: dict[str, Any], labels: dict[str, str], want: tuple[Card, ...]) -> None:
-    found = node_of(raw_node(capacity, labels=labels))
-    assert (found.cards, found.fault) == (want, "")
+    parsed_node = node_of(raw_node(capacity, labels=labels))
+    assert (parsed_node.cards, parsed_node.fault) == (want, "")
 
 
 @pytest.mark.parametrize(
@@ -185,7 +192,7 @@ def test_read_node(capacity: dict[str, Any], labels: dict[str, str], want: tuple
         pytest.param("NVIDIA-A100-SXM4-80GB", "A100-SXM4-80GB", id="a-part-with-a-dash"),
     ],
 )
-def test_a_model_by_the_drivers_name_is_found_on_a_node_with_gfd_labels(product: str, wanted: str) -> None:
+def test_the_drivers_model_name_matches_a_node_with_gfd_labels(product: str, wanted: str) -> None:
     """GFD writes blanks as dashes, so dashes and blanks cannot be told apart on such a node."""
     (card,) = node_of(raw_node({GPU: 1}, labels={"nvidia.com/gpu.product": product})).cards
     assert constraints(pod({GPU: 1}, annotations={MODEL: wanted})).accepts_model(card.model)

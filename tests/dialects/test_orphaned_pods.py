@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputile.dialects import gputile, registry
-from gputile.dialects.kube_objects import NodeObject, convert_node
+from gputile.dialects.kube_objects import NodeObject
+from gputile.dialects.parsing import convert_node
 from gputile.model.cards import Card
 from gputile.model.grants import ContainerGrant, Grant, Tile
 from gputile.model.refusals import BadRequest, RequestError
@@ -19,9 +20,9 @@ from tests.effort import examples
 
 
 def node_with(said: Any) -> NodeObject:
-    found = convert_node(raw_node(annotations={gputile.LINGERING: said}))
-    assert isinstance(found, NodeObject)
-    return found
+    parsed_node = convert_node(raw_node(annotations={gputile.ORPHANED: said}))
+    assert isinstance(parsed_node, NodeObject)
+    return parsed_node
 
 
 def text(*grants: dict[str, Any], **changed: Any) -> str:
@@ -58,30 +59,32 @@ GRANTS = st.builds(
 
 @examples(100)
 @given(st.lists(GRANTS, max_size=4, unique_by=lambda grant: grant.pod))
-def test_what_is_written_is_read_back(grants: list[Grant]) -> None:
-    assert registry.read_lingering(node_with(gputile.write_orphaned_pods(grants)), ()) == tuple(grants)
+def test_a_written_grant_is_read_back(grants: list[Grant]) -> None:
+    assert registry.read_orphaned_pods(node_with(gputile.write_orphaned_pods(grants)), ()) == tuple(grants)
 
 
 def test_the_records_are_those_of_the_pods() -> None:
     """So that an agent can hand on what it read, whoever reads it."""
-    found = msgspec.json.decode(gputile.write_orphaned_pods([Grant(pod="u", node="n1", dialect="hami", containers=())]))
-    assert found["version"] == 1
-    assert found["grants"] == [
+    result = msgspec.json.decode(
+        gputile.write_orphaned_pods([Grant(pod="u", node="n1", dialect="hami", containers=())])
+    )
+    assert result["version"] == 1
+    assert result["grants"] == [
         {"version": 1, "pod": "u", "node": "n1", "dialect": "hami", "containers": [], "at": 0, "phase": "granted"}
     ]
 
 
-def test_a_node_that_says_nothing() -> None:
-    found = convert_node(raw_node())
-    assert isinstance(found, NodeObject)
-    assert registry.read_lingering(found, ()) == ()
+def test_a_node_without_the_annotation() -> None:
+    parsed_node = convert_node(raw_node())
+    assert isinstance(parsed_node, NodeObject)
+    assert registry.read_orphaned_pods(parsed_node, ()) == ()
 
 
-def test_unknown_keys_are_passed_over_and_cards_get_their_true_names() -> None:
+def test_unknown_keys_are_ignored_and_placeholders_become_uuids() -> None:
     said = text(record(later=1, containers=[{"name": "c0", "tiles": [{**TILE, "uuid": "n1#0"}]}]), later=[1])
-    found = registry.read_lingering(node_with(said), (Card(index=0, uuid="GPU-true", memory=8),))
-    assert isinstance(found, tuple)
-    assert [tile.uuid for held in found[0].containers for tile in held.tiles] == ["GPU-true"]
+    grants = registry.read_orphaned_pods(node_with(said), (Card(index=0, uuid="GPU-true", memory=8),))
+    assert isinstance(grants, tuple)
+    assert [tile.uuid for held in grants[0].containers for tile in held.tiles] == ["GPU-true"]
 
 
 TILE = {"uuid": "a", "index": 0, "memory": 8, "cores": 0}
@@ -103,7 +106,7 @@ TILE = {"uuid": "a", "index": 0, "memory": 8, "cores": 0}
         pytest.param(text(record(), record()), "twice", id="a-pod-twice"),
         pytest.param(
             text(record(containers=[{"name": "c0", "tiles": [{**TILE, "memory": 2**30}]}])),
-            "more than any card has",
+            "more than any GPU has",
             id="memory-that-no-card-has",
         ),
         pytest.param(
@@ -113,11 +116,11 @@ TILE = {"uuid": "a", "index": 0, "memory": 8, "cores": 0}
         ),
     ],
 )
-def test_what_no_agent_of_ours_wrote_is_an_answer_and_no_crash(said: Any, words: str) -> None:
-    found = registry.read_lingering(node_with(said), ())
-    assert isinstance(found, BadRequest)
-    assert found.code is RequestError.BAD_ANNOTATION
-    assert words in found.message
+def test_an_annotation_that_no_agent_wrote_is_a_bad_request(said: Any, words: str) -> None:
+    grants = registry.read_orphaned_pods(node_with(said), ())
+    assert isinstance(grants, BadRequest)
+    assert grants.code is RequestError.BAD_ANNOTATION
+    assert words in grants.message
 
 
 JSON = st.recursive(
@@ -132,5 +135,5 @@ JSON = st.recursive(
 
 @examples(100)
 @given(st.one_of(JSON.map(lambda value: msgspec.json.encode(value).decode(errors="replace")), st.text(max_size=20)))
-def test_nothing_that_may_stand_there_is_a_crash(said: str) -> None:
-    assert isinstance(registry.read_lingering(node_with(said), ()), tuple | BadRequest)
+def test_no_value_of_the_annotation_raises(said: str) -> None:
+    assert isinstance(registry.read_orphaned_pods(node_with(said), ()), tuple | BadRequest)

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputile.dialects import records
-from gputile.dialects.kube_objects import Pod, convert_pod
+from gputile.dialects.kube_objects import Pod
+from gputile.dialects.parsing import convert_pod
 from gputile.dialects.registry import read_node, read_pod
 from gputile.dialects.settings import DialectSettings
 from gputile.model.cards import Node
@@ -31,13 +32,13 @@ def under(agent: str, **facts: Any) -> Node:
 
 def bound(*containers: dict[str, Any], started: str = "2026-01-01T00:00:00Z", **rest: Any) -> Pod:
     manifest = pod(*containers, on="n1", **rest) | {"status": {"phase": "Running", "startTime": started}}
-    found = convert_pod(manifest)
-    assert isinstance(found, Pod)
-    return found
+    parsed_pod = convert_pod(manifest)
+    assert isinstance(parsed_pod, Pod)
+    return parsed_pod
 
 
-def held(found: Pod, where: Node, settings: DialectSettings | None = None) -> Held:
-    grant = records.read_held(found, where, settings or DialectSettings()).grant
+def held(entry: Pod, where: Node, settings: DialectSettings | None = None) -> Held:
+    grant = records.read_held(entry, where, settings or DialectSettings()).grant
     index = {card.uuid: card.index for card in where.cards}
     return {index[uuid]: (use.memory, use.cores) for uuid, use in (grant.uses() if grant else {}).items()}
 
@@ -82,25 +83,27 @@ ON_0 = "GPU-n1-0,NVIDIA,3000,10:;"
 @pytest.mark.parametrize(
     ("record", "init", "want"),
     [
-        pytest.param(ON_0 * 2, ({},), {0: (6000, 20)}, id="two-places-for-one-init-and-two-apps-are-the-apps"),
-        pytest.param(";" + ON_0 * 2, ({},), {0: (6000, 20)}, id="three-places-are-all-three"),
+        pytest.param(ON_0 * 2, ({},), {0: (6000, 20)}, id="two-entries-for-one-init-and-two-apps-are-the-apps"),
+        pytest.param(";" + ON_0 * 2, ({},), {0: (6000, 20)}, id="three-entries-are-all-three"),
         pytest.param(ON_0 * 3, (THREE_GIB,), {0: (6000, 20)}, id="an-init-container-runs-before-the-apps"),
-        pytest.param(ON_0 * 2, ({}, {}), {0: (6000, 20)}, id="two-places-for-two-inits-and-two-apps-are-the-apps"),
-        pytest.param(ON_0 * 3, (), {0: (8192, 30)}, id="places-of-another-number-add-up"),
-        pytest.param(ON_0 * 3, ({}, {}), {0: (8192, 30)}, id="places-between-the-two-numbers-add-up"),
+        pytest.param(ON_0 * 2, ({}, {}), {0: (6000, 20)}, id="two-entries-for-two-inits-and-two-apps-are-the-apps"),
+        pytest.param(ON_0 * 3, (), {0: (8192, 30)}, id="entries-of-another-number-add-up"),
+        pytest.param(ON_0 * 3, ({}, {}), {0: (8192, 30)}, id="entries-between-the-two-numbers-add-up"),
         pytest.param(ON_0 + ON_0[:-1], (), {0: (6000, 20)}, id="without-the-last-semicolon"),
     ],
 )
-def test_places_of_hami_records(record: str, init: tuple[dict[str, Any], ...], want: Held) -> None:
-    found = bound(THREE_GIB, THREE_GIB, init=init, annotations={HAMI: record})
-    got = held(found, under("hami"))
+def test_entries_of_hami_records(record: str, init: tuple[dict[str, Any], ...], want: Held) -> None:
+    result = bound(THREE_GIB, THREE_GIB, init=init, annotations={HAMI: record})
+    got = held(result, under("hami"))
     assert {index: (min(memory, 8192), cores) for index, (memory, cores) in got.items()} == want
 
 
 @pytest.mark.parametrize(
     ("annotations", "want"),
     [
-        pytest.param({HAMI: "GPU-n1-0[2-1],NVIDIA,5120,14:;"}, {0: (5120, 14)}, id="a-dynamic-mig-place-is-its-cards"),
+        pytest.param(
+            {HAMI: "GPU-n1-0[2-1],NVIDIA,5120,14:;"}, {0: (5120, 14)}, id="a-dynamic-mig-slice-belongs-to-its-card"
+        ),
         pytest.param({HAMI: ON_0, HAMI_NODE: "n2"}, {}, id="a-record-for-another-node-was-copied"),
         pytest.param({HAMI: "GPU-other,NVIDIA,1,1:;"}, {}, id="a-card-of-another-node"),
         pytest.param({HAMI: "GPU-n1-0,NVIDIA,8193,1:;"}, {}, id="more-memory-than-the-card-has"),
@@ -131,7 +134,7 @@ def test_places_of_hami_records(record: str, init: tuple[dict[str, Any], ...], w
         ),
     ],
 )
-def test_records_of_pods_whose_request_says_nothing(annotations: dict[str, str], want: Held) -> None:
+def test_records_of_pods_without_a_readable_request(annotations: dict[str, str], want: Held) -> None:
     assert held(bound({}, annotations=annotations), under("hami")) == want
 
 
@@ -157,12 +160,12 @@ def test_an_unreadable_amount_takes_the_whole_card_that_the_record_names(
 
 
 def test_the_mark_of_elastic_gpu_may_be_a_label() -> None:
-    found = bound(
+    result = bound(
         {"elasticgpu.io/gpu-core": 20, "elasticgpu.io/gpu-memory": 256},
         annotations={"elasticgpu.io/container-c0": "1"},
         labels={"elasticgpu.io/assumed": "true"},
     )
-    assert held(found, under("nano")) == {1: (256, 20)}
+    assert held(result, under("nano")) == {1: (256, 20)}
 
 
 def test_gpushares_sum_is_the_least_that_a_pod_holds() -> None:
@@ -170,11 +173,11 @@ def test_gpushares_sum_is_the_least_that_a_pod_holds() -> None:
     assert held(bound({"aliyun.com/gpu-mem": 3}, annotations=record), under("gpushare")) == {1: (4096, 0)}
 
 
-def test_an_init_container_without_a_place_is_on_the_cards_of_its_pod() -> None:
+def test_an_init_container_without_an_entry_is_on_the_cards_of_its_pod() -> None:
     large = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 5000}
-    found = bound(THREE_GIB, init=(large,), annotations={HAMI: ON_0})
-    assert held(found, under("hami")) == {0: (5000, 10)}
-    grant = records.read_held(found, under("hami")).grant
+    result = bound(THREE_GIB, init=(large,), annotations={HAMI: ON_0})
+    assert held(result, under("hami")) == {0: (5000, 10)}
+    grant = records.read_held(result, under("hami")).grant
     assert grant is not None
     assert grant.unplaced == 0
 
@@ -227,13 +230,13 @@ def test_a_record_smaller_than_the_request(agent: str, want: Held) -> None:
 
 
 def test_a_request_larger_than_the_card_takes_the_card() -> None:
-    found = bound({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 9999}, annotations={HAMI: "GPU-n1-0,NVIDIA,1000,5:;"})
-    assert held(found, under("hami")) == {0: (8192, 5)}
+    result = bound({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 9999}, annotations={HAMI: "GPU-n1-0,NVIDIA,1000,5:;"})
+    assert held(result, under("hami")) == {0: (8192, 5)}
 
 
 def test_gpus_that_the_record_does_not_name_are_unplaced() -> None:
-    found = bound({"nvidia.com/gpu": 2, "nvidia.com/gpumem": 1000}, annotations={HAMI: "GPU-n1-0,NVIDIA,1000,0:;"})
-    grant = records.read_held(found, under("hami")).grant
+    result = bound({"nvidia.com/gpu": 2, "nvidia.com/gpumem": 1000}, annotations={HAMI: "GPU-n1-0,NVIDIA,1000,0:;"})
+    grant = records.read_held(result, under("hami")).grant
     assert grant is not None
     assert grant.unplaced == 1
 
@@ -244,32 +247,32 @@ def test_gpus_that_the_record_does_not_name_are_unplaced() -> None:
 @pytest.mark.parametrize(
     ("since", "started", "want"),
     [
-        pytest.param("", "2026-07-01T00:00:00Z", {0: (3000, 10)}, id="nobody-knows-since-when: it counts"),
+        pytest.param("", "2026-07-01T00:00:00Z", {0: (3000, 10)}, id="since-when-is-unknown: it counts"),
         pytest.param(SINCE, "2026-05-31T23:59:59Z", {0: (3000, 10)}, id="it started before: it counts"),
-        pytest.param(SINCE, SINCE, {}, id="it started when our agent did: our grant must be there"),
+        pytest.param(SINCE, SINCE, {}, id="it started when our agent did: it must have our grant"),
         pytest.param(SINCE, "2026-07-01T00:00:00Z", {}, id="it started later"),
         pytest.param(SINCE, "", {}, id="it has not started"),
         pytest.param("yesterday", "2026-07-01T00:00:00Z", {0: (3000, 10)}, id="a since that is no time"),
     ],
 )
 def test_records_under_our_own_agent(since: str, started: str, want: Held) -> None:
-    found = bound(THREE_GIB, started=started, annotations={HAMI: ON_0})
-    assert held(found, under("gputile", since=since)) == want
+    result = bound(THREE_GIB, started=started, annotations={HAMI: ON_0})
+    assert held(result, under("gputile", since=since)) == want
 
 
 def test_our_grant_counts_before_any_record() -> None:
     grant = '{"version":1,"pod":"uid-1","node":"n1","dialect":"hami","containers":[{"name":"c0","tiles":[{"uuid":'
     grant += '"GPU-n1-1","index":1,"memory":7,"cores":1}]}]}'
-    found = bound(THREE_GIB, annotations={HAMI: ON_0, "gputile.io/grant": grant})
-    assert held(found, under("hami")) == {1: (7, 1)}
+    result = bound(THREE_GIB, annotations={HAMI: ON_0, "gputile.io/grant": grant})
+    assert held(result, under("hami")) == {1: (7, 1)}
 
 
 def test_a_copied_grant_is_reported_and_the_record_counts() -> None:
     grant = '{"version":1,"pod":"another","node":"n1","dialect":"hami","containers":[]}'
-    found = records.read_held(bound(THREE_GIB, annotations={HAMI: ON_0, "gputile.io/grant": grant}), under("hami"))
-    assert found.bad is not None
-    assert found.grant is not None
-    assert set(found.grant.uses()) == {"GPU-n1-0"}
+    result = records.read_held(bound(THREE_GIB, annotations={HAMI: ON_0, "gputile.io/grant": grant}), under("hami"))
+    assert result.bad is not None
+    assert result.grant is not None
+    assert set(result.grant.uses()) == {"GPU-n1-0"}
 
 
 def test_a_grant_can_be_read_before_its_node_is_known_and_a_record_cannot() -> None:
@@ -309,7 +312,7 @@ def test_gpus_by_number(containers: tuple[dict[str, Any], ...], init: tuple[dict
         pytest.param(None, "", None, id="the-node-is-unknown"),
     ],
 )
-def test_who_is_counted_by_number(where: Node | None, started: str, want: int | None) -> None:
+def test_which_pods_are_counted_by_number(where: Node | None, started: str, want: int | None) -> None:
     grant = records.unplaced_grant(bound({"nvidia.com/gpu": 1}, started=started), where)
     assert (grant.unplaced if grant is not None else None) == want
 
@@ -360,8 +363,8 @@ def test_a_pod_under_another_agent_never_holds_less_than_its_record_or_its_reque
     """Copied records, two families' records on one pod, records smaller than the request, odd requests."""
     annotations = {HAMI: hami_record(hami), HAMI_NODE: hami_node, VGPU: vgpu_record(vgpu)}
     annotations |= {"nvidia.com/numa-bind": "notabool"} if odd else {}
-    found, where = bound(request, annotations=annotations), under(agent)
-    grant = records.read_held(found, where).grant or records.unplaced_grant(found, where)
+    entry, where = bound(request, annotations=annotations), under(agent)
+    grant = records.read_held(entry, where).grant or records.unplaced_grant(entry, where)
     order = [("vgpu", vgpu, "n1"), ("hami", hami, hami_node)]
     order.sort(key=lambda one: (one[0] != agent, one[0] != "hami"))
     record = next((tiles for _, tiles, said in order if is_valid(tiles, said)), [])
@@ -370,11 +373,11 @@ def test_a_pod_under_another_agent_never_holds_less_than_its_record_or_its_reque
     for uuid, memory, cores in record:
         assert uses[uuid].memory >= memory
         assert uses[uuid].cores >= cores
-    asked = read_pod(found)
+    asked = read_pod(entry)
     if not isinstance(asked, BadRequest) and asked is not None:
         ask = asked.asks[0]
         assert all(use.memory >= ask.memory_of(8192) and use.cores >= ask.cores for use in uses.values())
-    wanted = records.requested_gpus(found)
+    wanted = records.requested_gpus(entry)
     assert isinstance(grant, Grant) or (not record and not wanted)
     if record == [] and wanted and grant is not None:
         assert grant.unplaced == wanted

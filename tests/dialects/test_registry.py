@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from gputile.dialects import gpushare, records, registry
 from gputile.dialects.gputile import GPU, MEMORY
-from gputile.dialects.kube_objects import Pod, convert_pod
+from gputile.dialects.kube_objects import Pod
+from gputile.dialects.parsing import convert_pod
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.model.cards import Card, Node
 from gputile.model.grants import Grant
@@ -21,7 +22,7 @@ from gputile.model.refusals import BadRequest, NodeReason, RequestError
 from gputile.model.requests import PodRequest
 from gputile.model.units import LARGEST_CARD
 from gputile.testing.builders import ask, node, pod
-from tests.dialects.shortcuts import Manifest, No, expect, node_of, raw_node, read
+from tests.dialects.shortcuts import Manifest, Rejected, expect, node_of, raw_node, read
 
 # ---- pods -----------------------------------------------------------------------------------------------------------
 
@@ -45,7 +46,7 @@ from tests.dialects.shortcuts import Manifest, No, expect, node_of, raw_node, re
         pytest.param({"gputile.io/gpu": 1, "nvidia.com/gpu": "0"}, "gputile", id="a-zero-as-a-string-neither"),
     ],
 )
-def test_resource_names_tell_the_dialect(limits: dict[str, Any], dialect: str) -> None:
+def test_resource_names_show_the_dialect(limits: dict[str, Any], dialect: str) -> None:
     assert read(pod(limits)).dialect == dialect
 
 
@@ -62,7 +63,7 @@ def test_resource_names_tell_the_dialect(limits: dict[str, Any], dialect: str) -
         pytest.param(pod({}, annotations={"nvidia.com/use-gputype": "T4"}), id="a-selection-alone"),
     ],
 )
-def test_a_pod_that_asks_for_no_gpu_is_none_of_our_business(manifest: Manifest) -> None:
+def test_a_pod_without_gpus_is_ignored(manifest: Manifest) -> None:
     assert registry.read_pod(manifest) is None
 
 
@@ -76,97 +77,125 @@ IN_ANNOTATION = RequestError.RESOURCE_IN_ANNOTATION
     ("manifest", "want"),
     [
         # mixed dialects
-        pytest.param(pod(GPUTILE | HAMI), No(MIXED, "write it in one of them"), id="two-dialects-in-one-container"),
+        pytest.param(
+            pod(GPUTILE | HAMI), Rejected(MIXED, "use the resources of one"), id="two-dialects-in-one-container"
+        ),
         pytest.param(
             pod(GPUTILE, {"aliyun.com/gpu-mem": 3}),
-            No(MIXED, "gputile: `gputile.io/gpu`; gpushare: `aliyun.com/gpu-mem`"),
+            Rejected(MIXED, "`gputile.io/gpu` of gputile, `aliyun.com/gpu-mem` of gpushare"),
             id="two-dialects-in-two-containers-are-named",
         ),
         pytest.param(
-            pod({"nvidia.com/vgpu-number": 1}, init=(HAMI,)), No(MIXED, "write it in one"), id="in-an-init-container"
+            pod({"nvidia.com/vgpu-number": 1}, init=(HAMI,)),
+            Rejected(MIXED, "use the resources of one"),
+            id="in-an-init-container",
         ),
         pytest.param(
             pod(HAMI | {"nvidia.com/gpumem": 1, "nvidia.com/vcuda-core": 1}),
-            No(MIXED, "write it in one"),
+            Rejected(MIXED, "use the resources of one"),
             id="hami-with-the-fork-of-vcuda",
         ),
         pytest.param(
             pod({"nano-gpu/gpu-percent": 1, "elasticgpu.io/gpu-core": 1}),
-            No(MIXED, "write one of them"),
+            Rejected(MIXED, "use one of them"),
             id="two-generations-of-nano",
         ),
         pytest.param(
             pod({"tencent.com/vcuda-core": 1, "nvidia.com/vcuda-core": 1}),
-            No(MIXED, "write one of them"),
+            Rejected(MIXED, "use one of them"),
             id="vcuda-and-its-fork",
         ),
         # memory without the resource that carries devices
         pytest.param(
-            pod({"gputile.io/memory": 9}), No(NO_DEVICE, "add `gputile.io/gpu: 1`"), id="gputile-memory-alone"
+            pod({"gputile.io/memory": 9}), Rejected(NO_DEVICE, "add `gputile.io/gpu: 1`"), id="gputile-memory-alone"
         ),
         pytest.param(
-            pod({"aliyun.com/gpu-count": 2}), No(NO_DEVICE, "add `aliyun.com/gpu-mem: <memory>`"), id="gpu-count-alone"
+            pod({"aliyun.com/gpu-count": 2}),
+            Rejected(NO_DEVICE, "add `aliyun.com/gpu-mem: <memory>`"),
+            id="gpu-count-alone",
         ),
         pytest.param(
-            pod({"nano-gpu.io/gpu-memory": 9}), No(NO_DEVICE, "add `nano-gpu.io/gpu-core: 1`"), id="nano-memory-alone"
+            pod({"nano-gpu.io/gpu-memory": 9}),
+            Rejected(NO_DEVICE, "add `nano-gpu.io/gpu-core: 1`"),
+            id="nano-memory-alone",
         ),
         pytest.param(
             pod({"elasticgpu.io/gpu-memory": 9}),
-            No(NO_DEVICE, "add `elasticgpu.io/gpu-core: 1`"),
+            Rejected(NO_DEVICE, "add `elasticgpu.io/gpu-core: 1`"),
             id="elastic-memory-alone",
         ),
         pytest.param(
             pod({"tencent.com/vcuda-memory": 9}),
-            No(NO_DEVICE, "add `tencent.com/vcuda-core: 10`"),
+            Rejected(NO_DEVICE, "add `tencent.com/vcuda-core: 10`"),
             id="vcuda-memory-alone",
         ),
         pytest.param(
-            pod({"nvidia.com/vcuda-memory": 9}), No(NO_DEVICE, "add `nvidia.com/vcuda-core: 10`"), id="in-the-fork"
+            pod({"nvidia.com/vcuda-memory": 9}),
+            Rejected(NO_DEVICE, "add `nvidia.com/vcuda-core: 10`"),
+            id="in-the-fork",
         ),
-        pytest.param(pod({"nvidia.com/gpumem": 9}), No(NO_DEVICE, "add `nvidia.com/gpu: 1`"), id="gpumem-alone"),
+        pytest.param(pod({"nvidia.com/gpumem": 9}), Rejected(NO_DEVICE, "add `nvidia.com/gpu: 1`"), id="gpumem-alone"),
         pytest.param(
-            pod({"nvidia.com/vgpu-memory": 9}), No(NO_DEVICE, "add `nvidia.com/vgpu-number: 1`"), id="vgpu-memory-alone"
+            pod({"nvidia.com/vgpu-memory": 9}),
+            Rejected(NO_DEVICE, "add `nvidia.com/vgpu-number: 1`"),
+            id="vgpu-memory-alone",
         ),
         pytest.param(
             pod(HAMI | {"nvidia.com/gpumem": 9}, {"nvidia.com/gpumem": 9}),
-            No(NO_DEVICE, "container `c1`"),
+            Rejected(NO_DEVICE, "container `c1`"),
             id="the-container-that-lacks-it-is-named",
         ),
         # 150 cores where the dialect refuses them
-        pytest.param(pod(GPUTILE | {"gputile.io/cores": 150}), No(TOO_MUCH, "at most 100"), id="150-cores-in-gputile"),
-        pytest.param(pod({"tencent.com/vcuda-core": 150}), No(TOO_MUCH, "or 100 or 200"), id="150-cores-in-vcuda"),
-        pytest.param(pod({"nvidia.com/vcuda-core": 150}), No(TOO_MUCH, "or 100 or 200"), id="150-cores-in-the-fork"),
+        pytest.param(
+            pod(GPUTILE | {"gputile.io/cores": 150}), Rejected(TOO_MUCH, "at most 100"), id="150-cores-in-gputile"
+        ),
+        pytest.param(
+            pod({"tencent.com/vcuda-core": 150}), Rejected(TOO_MUCH, "or 100 or 200"), id="150-cores-in-vcuda"
+        ),
+        pytest.param(
+            pod({"nvidia.com/vcuda-core": 150}), Rejected(TOO_MUCH, "or 100 or 200"), id="150-cores-in-the-fork"
+        ),
         pytest.param(
             pod({"nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-cores": 150}),
-            No(TOO_MUCH, "at most 100, and more cards with `nvidia.com/vgpu-number`"),
+            Rejected(TOO_MUCH, "at most 100, and request more GPUs with `nvidia.com/vgpu-number`"),
             id="150-cores-in-vgpu",
         ),
         # more memory than any card
         pytest.param(
-            pod(GPUTILE | {"gputile.io/memory": LARGEST_CARD + 1}), No(TOO_MUCH, "write at most"), id="a-TiB-in-gputile"
+            pod(GPUTILE | {"gputile.io/memory": LARGEST_CARD + 1}),
+            Rejected(TOO_MUCH, "write at most"),
+            id="a-TiB-in-gputile",
         ),
         pytest.param(
-            pod({"aliyun.com/gpu-mem": 16000}), No(TOO_MUCH, "1024 MiB"), id="MiB-written-where-GiB-are-meant"
+            pod({"aliyun.com/gpu-mem": 16000}),
+            Rejected(TOO_MUCH, "16000 GiB per GPU"),
+            id="MiB-written-where-GiB-are-meant",
         ),
         pytest.param(
-            pod({"nano-gpu.io/gpu-core": 1, "nano-gpu.io/gpu-memory": 16000}), No(TOO_MUCH, "1024 MiB"), id="in-nano"
+            pod({"nano-gpu.io/gpu-core": 1, "nano-gpu.io/gpu-memory": 16000}),
+            Rejected(TOO_MUCH, "16000 GiB per GPU"),
+            id="in-nano",
         ),
         pytest.param(
             pod({"tencent.com/vcuda-core": 1, "tencent.com/vcuda-memory": 16000}),
-            No(TOO_MUCH, "256 MiB"),
+            Rejected(TOO_MUCH, "256 MiB"),
             id="MiB-written-where-blocks-of-256-are-meant",
         ),
         pytest.param(
-            pod(HAMI | {"nvidia.com/gpumem": "4Gi"}), No(TOO_MUCH, "write no Gi or Mi"), id="a-unit-where-none-belongs"
+            pod(HAMI | {"nvidia.com/gpumem": "4Gi"}),
+            Rejected(TOO_MUCH, "write a plain number without Gi or Mi"),
+            id="a-unit-where-none-belongs",
         ),
         pytest.param(
             pod({"nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-memory": 2 * LARGEST_CARD}),
-            No(TOO_MUCH, "write at most"),
+            Rejected(TOO_MUCH, "write at most"),
             id="two-TiB-in-vgpu",
         ),
         # negative
         *(
-            pytest.param(pod(limits), No(RequestError.NEGATIVE, "write 0 or more"), id=f"negative-{next(iter(limits))}")
+            pytest.param(
+                pod(limits), Rejected(RequestError.NEGATIVE, "write 0 or more"), id=f"negative-{next(iter(limits))}"
+            )
             for limits in (
                 {"gputile.io/gpu": -1},
                 {"aliyun.com/gpu-mem": "-3"},
@@ -179,7 +208,9 @@ IN_ANNOTATION = RequestError.RESOURCE_IN_ANNOTATION
         ),
         # not a number
         *(
-            pytest.param(pod({"nvidia.com/gpu": value}), No(NAN, "write a whole number"), id=f"no-whole-number-{name}")
+            pytest.param(
+                pod({"nvidia.com/gpu": value}), Rejected(NAN, "write a whole number"), id=f"no-whole-number-{name}"
+            )
             for name, value in {
                 "a-word": "two",
                 "a-fraction": "0.5",
@@ -196,60 +227,68 @@ IN_ANNOTATION = RequestError.RESOURCE_IN_ANNOTATION
         # unknown policy
         pytest.param(
             pod(GPUTILE, annotations={"gputile.io/policy": "best"}),
-            No(RequestError.UNKNOWN_POLICY, "write one of binpack"),
+            Rejected(RequestError.UNKNOWN_POLICY, "write one of binpack"),
             id="unknown-policy-of-ours",
         ),
         pytest.param(
             pod(HAMI, annotations={"hami.io/gpu-scheduler-policy": "best"}),
-            No(RequestError.UNKNOWN_POLICY, "write one or more of binpack"),
+            Rejected(RequestError.UNKNOWN_POLICY, "write one or more of binpack"),
             id="unknown-policy-of-hami",
         ),
         pytest.param(
             pod({"nvidia.com/vgpu-number": 1}, annotations={"nvidia.com/device-scheduler-policy": "best"}),
-            No(RequestError.UNKNOWN_POLICY, "write one of binpack"),
+            Rejected(RequestError.UNKNOWN_POLICY, "write one of binpack"),
             id="unknown-policy-of-vgpu",
         ),
         # a resource in an annotation
         pytest.param(
             pod(HAMI, annotations={"nvidia.com/gpumem": "3000"}),
-            No(IN_ANNOTATION, "write `nvidia.com/gpumem: 3000` under `resources.limits`"),
+            Rejected(IN_ANNOTATION, "write `nvidia.com/gpumem: 3000` under `resources.limits`"),
             id="gpumem-in-an-annotation",
         ),
         pytest.param(
             pod({}, annotations={"nvidia.com/gpumem": "3000"}),
-            No(IN_ANNOTATION, "under `resources.limits`"),
+            Rejected(IN_ANNOTATION, "under `resources.limits`"),
             id="gpumem-in-an-annotation-of-a-pod-without-gpu",
         ),
         pytest.param(
             pod(HAMI | {"nvidia.com/gpumem": 3000}, annotations={"nvidia.com/gpucores": "30"}),
-            No(IN_ANNOTATION, "write `nvidia.com/gpucores: 30` under"),
+            Rejected(IN_ANNOTATION, "write `nvidia.com/gpucores: 30` under"),
             id="gpucores-in-an-annotation",
         ),
         pytest.param(
             pod(GPUTILE, annotations={"gputile.io/memory": "3072"}),
-            No(IN_ANNOTATION, "write `gputile.io/memory: 3072` under"),
+            Rejected(IN_ANNOTATION, "write `gputile.io/memory: 3072` under"),
             id="our-own-memory-in-an-annotation",
         ),
         # unknown names of ours
         pytest.param(
             pod(GPUTILE | {"gputile.io/mem": 3072}),
-            No(RequestError.UNKNOWN_NAME, "write `gputile.io/memory`"),
+            Rejected(RequestError.UNKNOWN_NAME, "write `gputile.io/memory`"),
             id="an-unknown-gputile-resource-and-its-nearest",
         ),
         pytest.param(
-            pod({"gputile.io/gpus": 1}), No(RequestError.UNKNOWN_NAME, "write `gputile.io/gpu`"), id="gpus-for-gpu"
+            pod({"gputile.io/gpus": 1}),
+            Rejected(RequestError.UNKNOWN_NAME, "write `gputile.io/gpu`"),
+            id="gpus-for-gpu",
         ),
         # no pod at all
-        pytest.param({"spec": {"containers": {}}}, No(RequestError.MALFORMED, "kubectl explain pod"), id="no-pod"),
         pytest.param(
-            pod({"nvidia.com/gpu": [1]}), No(RequestError.MALFORMED, "kubectl explain pod"), id="a-list-as-a-quantity"
+            {"spec": {"containers": {}}}, Rejected(RequestError.MALFORMED, "kubectl explain pod"), id="no-pod"
         ),
         pytest.param(
-            pod({"nvidia.com/gpu": True}), No(RequestError.MALFORMED, "kubectl explain pod"), id="a-bool-as-a-quantity"
+            pod({"nvidia.com/gpu": [1]}),
+            Rejected(RequestError.MALFORMED, "kubectl explain pod"),
+            id="a-list-as-a-quantity",
+        ),
+        pytest.param(
+            pod({"nvidia.com/gpu": True}),
+            Rejected(RequestError.MALFORMED, "kubectl explain pod"),
+            id="a-bool-as-a-quantity",
         ),
     ],
 )
-def test_bad_requests(manifest: Manifest, want: No) -> None:
+def test_bad_requests(manifest: Manifest, want: Rejected) -> None:
     expect(manifest, "", want)
 
 
@@ -270,8 +309,8 @@ def test_an_annotation_that_repeats_a_limit_does_no_harm_in_whatever_order(limit
 @pytest.mark.parametrize(
     ("manifest", "cpu", "memory"),
     [
-        pytest.param(pod(GPUTILE), 0, 0, id="nothing-said"),
-        pytest.param(pod(GPUTILE | {"cpu": "500m", "memory": "1Gi"}), 500, 1024, id="limits-stand-in-for-requests"),
+        pytest.param(pod(GPUTILE), 0, 0, id="nothing-set"),
+        pytest.param(pod(GPUTILE | {"cpu": "500m", "memory": "1Gi"}), 500, 1024, id="limits-replace-missing-requests"),
         pytest.param(pod(GPUTILE | {"cpu": 2}, {"cpu": 1, "memory": "1"}), 3000, 1, id="containers-add-up-rounded-up"),
         pytest.param(
             pod(GPUTILE | {"cpu": 1}, {"cpu": 1}, init=({"cpu": 5}, {"cpu": 4})), 5000, 0, id="the-largest-init-counts"
@@ -291,24 +330,24 @@ def test_an_annotation_that_repeats_a_limit_does_no_harm_in_whatever_order(limit
     ],
 )
 def test_cpu_and_main_memory_as_kubernetes_counts_them(manifest: Manifest, cpu: int, memory: int) -> None:
-    found = read(manifest)
-    assert (found.cpu, found.memory) == (cpu, memory)
+    result = read(manifest)
+    assert (result.cpu, result.memory) == (cpu, memory)
 
 
 def test_requests_win_over_limits_for_cpu_and_overhead_is_added() -> None:
     manifest = pod(GPUTILE | {"cpu": 4})
     manifest["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1"}
     manifest["spec"]["overhead"] = {"cpu": "250m", "memory": "64Mi"}
-    found = read(manifest)
-    assert (found.cpu, found.memory) == (1250, 64)
+    result = read(manifest)
+    assert (result.cpu, result.memory) == (1250, 64)
 
 
 @pytest.mark.parametrize(
     "limits", [pytest.param({"cpu": "-5"}, id="cpu"), pytest.param({"memory": "-5Gi"}, id="memory")]
 )
-def test_a_negative_need_never_makes_room_on_the_host(limits: dict[str, Any]) -> None:
-    found = registry.read_pod(pod(GPUTILE | limits))
-    assert isinstance(found, BadRequest) or (isinstance(found, PodRequest) and (found.cpu, found.memory) == (0, 0))
+def test_a_negative_request_never_frees_host_capacity(limits: dict[str, Any]) -> None:
+    parsed = registry.read_pod(pod(GPUTILE | limits))
+    assert isinstance(parsed, BadRequest) or (isinstance(parsed, PodRequest) and (parsed.cpu, parsed.memory) == (0, 0))
 
 
 # ---- nodes ----------------------------------------------------------------------------------------------------------
@@ -338,26 +377,26 @@ SUMS = {
         pytest.param({}, {"cpu": 1}, [], id="else-no-cards"),
     ],
 )
-def test_exact_registers_are_trusted_before_averages(
+def test_registers_come_before_averages(
     annotations: dict[str, str], capacity: dict[str, Any], uuids: list[str]
 ) -> None:
-    found = node_of(raw_node(capacity, annotations=annotations))
-    assert ([card.uuid for card in found.cards], found.fault) == (uuids, "")
+    parsed_node = node_of(raw_node(capacity, annotations=annotations))
+    assert ([card.uuid for card in parsed_node.cards], parsed_node.fault) == (uuids, "")
 
 
-def test_a_broken_register_is_not_passed_over_for_a_worse_one() -> None:
-    found = node_of(raw_node(SUMS, annotations={**HAMIS, "gputile.io/inventory": "broken"}))
-    assert (found.cards, found.fault) == ((), NodeReason.BAD_INVENTORY)
+def test_a_broken_register_is_not_replaced_by_averages() -> None:
+    parsed_node = node_of(raw_node(SUMS, annotations={**HAMIS, "gputile.io/inventory": "broken"}))
+    assert (parsed_node.cards, parsed_node.fault) == ((), NodeReason.BAD_INVENTORY)
 
 
-def test_slots_where_no_agent_says_are_a_setting() -> None:
-    found = node_of(raw_node({"nvidia.com/gpu": 1}), DialectSettings(slots_per_card=3))
-    assert found.cards == (Card(index=0, uuid="n1#0", memory=0, slots=3),)
+def test_slots_are_a_setting_where_no_agent_publishes_them() -> None:
+    parsed_node = node_of(raw_node({"nvidia.com/gpu": 1}), DialectSettings(slots_per_card=3))
+    assert parsed_node.cards == (Card(index=0, uuid="n1#0", memory=0, slots=3),)
 
 
 def test_a_nodes_cpu_and_memory_are_the_allocatable_ones() -> None:
-    found = node_of(raw_node({"cpu": "64", "memory": "512Gi"}, allocatable={"cpu": "63500m", "memory": "500Gi"}))
-    assert (found.name, found.cpu, found.memory) == ("n1", 63500, 512000)
+    parsed_node = node_of(raw_node({"cpu": "64", "memory": "512Gi"}, allocatable={"cpu": "63500m", "memory": "500Gi"}))
+    assert (parsed_node.name, parsed_node.cpu, parsed_node.memory) == ("n1", 63500, 512000)
 
 
 def test_a_built_node_reads_as_it_was_built() -> None:
@@ -376,10 +415,10 @@ def test_a_built_node_reads_as_it_was_built() -> None:
         pytest.param({"status": 1}, id="a-status-of-another-shape"),
     ],
 )
-def test_what_is_no_node_is_refused(manifest: Any) -> None:
-    found = registry.read_node(manifest)
-    assert isinstance(found, BadRequest)
-    assert found.code is RequestError.MALFORMED
+def test_an_invalid_node_is_rejected(manifest: Any) -> None:
+    parsed_node = registry.read_node(manifest)
+    assert isinstance(parsed_node, BadRequest)
+    assert parsed_node.code is RequestError.MALFORMED
 
 
 # ---- whatever JSON may bring ----------------------------------------------------------------------------------------
@@ -475,13 +514,13 @@ NODES = st.fixed_dictionaries(
 CARDS = node("n1").card("A100", "80Gi").card("T4", 15109).node()
 
 
-def check_answer(found: PodRequest | BadRequest | None) -> None:
-    assert found is None or isinstance(found, (PodRequest, BadRequest))
-    if isinstance(found, BadRequest):
-        assert found.message
-    if isinstance(found, PodRequest):
-        assert any(wanted.cards for wanted in found.asks)
-        for wanted in found.asks:
+def check_answer(entry: PodRequest | BadRequest | None) -> None:
+    assert entry is None or isinstance(entry, (PodRequest, BadRequest))
+    if isinstance(entry, BadRequest):
+        assert entry.message
+    if isinstance(entry, PodRequest):
+        assert any(wanted.cards for wanted in entry.asks)
+        for wanted in entry.asks:
             assert 0 <= wanted.cards < 2**31
             assert 0 <= wanted.cores <= 100
             assert wanted.memory is None or 0 <= wanted.memory <= LARGEST_CARD
@@ -505,9 +544,9 @@ def test_an_odd_pod_is_a_request_no_request_or_a_refusal(manifest: Manifest) -> 
 @settings(max_examples=150)
 @given(PODS)
 def test_an_odd_record_is_a_grant_no_grant_or_a_refusal(manifest: Manifest) -> None:
-    found = convert_pod(manifest)
-    if isinstance(found, Pod):
-        grant = records.read_grant(found, CARDS)
+    parsed_pod = convert_pod(manifest)
+    if isinstance(parsed_pod, Pod):
+        grant = records.read_grant(parsed_pod, CARDS)
         assert grant is None or isinstance(grant, (Grant, BadRequest))
 
 
@@ -520,11 +559,15 @@ def test_any_json_as_a_node_is_a_node_or_a_refusal(manifest: Any) -> None:
 @settings(max_examples=200)
 @given(NODES)
 def test_an_odd_node_is_a_node_with_possible_cards_or_a_refusal(manifest: Manifest) -> None:
-    found = registry.read_node(manifest)
-    assert isinstance(found, (Node, BadRequest))
-    if isinstance(found, Node):
-        assert len({card.uuid for card in found.cards}) == len({card.index for card in found.cards}) == len(found.cards)
-        assert all(card.index >= 0 and 0 <= card.memory < 2**31 for card in found.cards)
+    parsed_node = registry.read_node(manifest)
+    assert isinstance(parsed_node, (Node, BadRequest))
+    if isinstance(parsed_node, Node):
+        assert (
+            len({card.uuid for card in parsed_node.cards})
+            == len({card.index for card in parsed_node.cards})
+            == len(parsed_node.cards)
+        )
+        assert all(card.index >= 0 and 0 <= card.memory < 2**31 for card in parsed_node.cards)
 
 
 DEEP = 100_000
@@ -558,9 +601,9 @@ def test_a_nasty_annotation_of_a_node_never_raises(key: str, text: str) -> None:
     ],
 )
 def test_a_nasty_record_on_a_pod_never_raises(key: str, limits: dict[str, Any], text: str) -> None:
-    found = convert_pod(pod(limits, annotations={key: text, "elasticgpu.io/assumed": "true"}, on="n1"))
-    assert isinstance(found, Pod)
-    assert not isinstance(records.read_grant(found, CARDS), Grant)
+    parsed_pod = convert_pod(pod(limits, annotations={key: text, "elasticgpu.io/assumed": "true"}, on="n1"))
+    assert isinstance(parsed_pod, Pod)
+    assert not isinstance(records.read_grant(parsed_pod, CARDS), Grant)
 
 
 def test_a_number_of_5000_digits_is_refused_and_raises_nothing() -> None:
@@ -575,21 +618,21 @@ class TestWhatWouldHurtLater:
     def test_every_container_has_its_own_name(self, name: str) -> None:
         manifest = pod(GPUTILE, GPUTILE)
         manifest["spec"]["containers"][1]["name"] = name
-        found = registry.read_pod(manifest)
-        assert isinstance(found, BadRequest)
-        assert found.code is RequestError.MALFORMED
+        parsed = registry.read_pod(manifest)
+        assert isinstance(parsed, BadRequest)
+        assert parsed.code is RequestError.MALFORMED
 
-    def test_more_cpu_than_there_is_stays_countable(self) -> None:
-        found = registry.read_pod(pod(GPUTILE | {"cpu": "100E", "memory": "999E"}))
-        assert isinstance(found, PodRequest)
-        assert max(found.cpu, found.memory) <= 2**48
+    def test_more_cpu_than_any_node_has_is_capped(self) -> None:
+        parsed = registry.read_pod(pod(GPUTILE | {"cpu": "100E", "memory": "999E"}))
+        assert isinstance(parsed, PodRequest)
+        assert max(parsed.cpu, parsed.memory) <= 2**48
 
     @pytest.mark.parametrize("priority", ["high", "-7"])
-    def test_a_priority_that_is_none_is_refused_before_the_grant_is_written(self, priority: str) -> None:
-        found = registry.read_pod(pod({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1, "nvidia.com/priority": priority}))
-        assert isinstance(found, BadRequest)
+    def test_an_invalid_priority_is_rejected_before_the_grant_is_written(self, priority: str) -> None:
+        parsed = registry.read_pod(pod({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1, "nvidia.com/priority": priority}))
+        assert isinstance(parsed, BadRequest)
 
-    def test_a_record_of_more_than_its_card_is_nonsense(self) -> None:
+    def test_a_record_of_more_than_any_card_is_rejected(self) -> None:
         record = {"hami.io/vgpu-devices-allocated": "GPU-n1-0,NVIDIA,999999999,1:;"}
         bound = convert_pod(pod({"nvidia.com/gpu": 1}, annotations=record, on="n1"))
         assert not isinstance(bound, BadRequest)
@@ -599,18 +642,18 @@ class TestWhatWouldHurtLater:
 @pytest.mark.parametrize(
     ("limits", "is_too_many"),
     [
-        pytest.param([{GPU: 1, MEMORY: 1}] * 64, False, id="64-may-ask"),
+        pytest.param([{GPU: 1, MEMORY: 1}] * 64, False, id="64-may-request"),
         pytest.param([{GPU: 1, MEMORY: 1}] * 65, True, id="65-may-not"),
         pytest.param([{GPU: 1, MEMORY: 1}] * 64 + [{"cpu": 1}] * 1000, False, id="others-do-not-count"),
-        pytest.param([{GPU: 1, MEMORY: 1}] * 64 + [{GPU: 0}] * 100, False, id="to-ask-for-0-is-not-to-ask"),
+        pytest.param([{GPU: 1, MEMORY: 1}] * 64 + [{GPU: 0}] * 100, False, id="a-request-of-0-does-not-count"),
         pytest.param([{gpushare.MEM: 1}] * 65, True, id="in-every-dialect"),
         pytest.param([{GPU: 1}] * 40 + [{gpushare.MEM: 1}] * 40, True, id="in-several-at-once"),
     ],
 )
 @pytest.mark.parametrize("kind", ["containers", "initContainers"])
-def test_more_than_64_containers_that_ask_for_gpus_are_too_many(
+def test_more_than_64_containers_with_gpus_are_too_many(
     limits: list[dict[str, int]], is_too_many: bool, kind: str
 ) -> None:
     made = pod(*limits) if kind == "containers" else pod({"cpu": 1}, init=tuple(limits))
-    found = registry.read_pod(made)
-    assert (isinstance(found, BadRequest) and found.code is RequestError.TOO_MANY_CONTAINERS) == is_too_many
+    parsed = registry.read_pod(made)
+    assert (isinstance(parsed, BadRequest) and parsed.code is RequestError.TOO_MANY_CONTAINERS) == is_too_many

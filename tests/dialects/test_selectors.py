@@ -9,7 +9,7 @@ from gputile.dialects.selectors import merge
 from gputile.model.refusals import RequestError
 from gputile.model.requests import Constraints, Match, ModelRule, Strength
 from gputile.testing.builders import pod
-from tests.dialects.shortcuts import No, constraints, expect, read
+from tests.dialects.shortcuts import Rejected, constraints, expect, read
 
 GPUTILE, HAMI = {"gputile.io/gpu": 1}, {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1}
 EVERY_DIALECT = [
@@ -47,13 +47,15 @@ def test_our_keys_are_read_in_every_dialect(limits: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("limits", EVERY_DIALECT)
-def test_without_annotations_any_card_will_do(limits: dict[str, Any]) -> None:
+def test_without_annotations_any_card_fits(limits: dict[str, Any]) -> None:
     assert constraints(pod(limits)) == Constraints()
 
 
 @pytest.mark.parametrize("limits", EVERY_DIALECT)
 def test_an_unknown_policy_is_refused_in_every_dialect(limits: dict[str, Any]) -> None:
-    want = No(RequestError.UNKNOWN_POLICY, "write one of binpack, fragmentation, random, spread, tiling, topology")
+    want = Rejected(
+        RequestError.UNKNOWN_POLICY, "write one of binpack, fragmentation, random, spread, tiling, topology"
+    )
     expect(pod(limits, annotations={"gputile.io/policy": "tetris"}), "", want)
 
 
@@ -123,31 +125,35 @@ def test_hamis_keys(annotations: dict[str, Any], want: Constraints) -> None:
     [
         pytest.param(
             {"hami.io/node-scheduler-policy": "random"},
-            No(RequestError.UNKNOWN_POLICY, "write one of binpack, spread"),
+            Rejected(RequestError.UNKNOWN_POLICY, "write one of binpack, spread"),
             id="hami-nodes-know-two-policies",
         ),
         pytest.param(
             {"hami.io/gpu-scheduler-policy": "mutex,tetris"},
-            No(
+            Rejected(
                 RequestError.UNKNOWN_POLICY,
-                "'tetris'; write one or more of binpack, mutex, numa, spread, topology-aware",
+                "'tetris' is not a known policy; write one or more of binpack, mutex, numa, spread, topology-aware",
             ),
-            id="the-odd-word-of-a-chain-is-named",
+            id="the-unknown-policy-of-a-chain-is-named",
         ),
         pytest.param(
             {"nvidia.com/vgpu-mode": "fast"},
-            No(RequestError.BAD_ANNOTATION, "write one or more of hami-core, mig, mps"),
+            Rejected(RequestError.BAD_ANNOTATION, "write one or more of hami-core, mig, mps"),
             id="an-unknown-mode",
         ),
         pytest.param(
-            {"nvidia.com/numa-bind": "perhaps"}, No(RequestError.BAD_ANNOTATION, "true"), id="a-boolean-in-other-words"
+            {"nvidia.com/numa-bind": "perhaps"},
+            Rejected(RequestError.BAD_ANNOTATION, "true"),
+            id="an-invalid-boolean",
         ),
         pytest.param(
-            {"gputile.io/numa": "maybe"}, No(RequestError.BAD_ANNOTATION, "no, prefer, require"), id="an-unknown-wish"
+            {"gputile.io/numa": "maybe"},
+            Rejected(RequestError.BAD_ANNOTATION, "no, prefer, require"),
+            id="an-unknown-strength",
         ),
     ],
 )
-def test_unknown_words_are_refused_with_the_known_ones(annotations: dict[str, str], want: No) -> None:
+def test_unknown_values_are_rejected_with_the_known_ones(annotations: dict[str, str], want: Rejected) -> None:
     expect(pod(HAMI, annotations=annotations), "hami", want)
 
 
@@ -181,7 +187,7 @@ A, B = ModelRule(("A",)), ModelRule(("B",))
             Constraints(
                 node_policy="spread", card_policy="binpack", numa=Strength.REQUIRE, links=Strength.PREFER, idle=True
             ),
-            id="the-second-wins-only-where-it-speaks",
+            id="the-second-wins-only-where-it-has-a-value",
         ),
     ],
 )
@@ -189,12 +195,12 @@ def test_merge(first: Constraints, second: Constraints, want: Constraints) -> No
     assert merge(first, second) == want
 
 
-def test_two_lists_without_a_common_card_leave_none_and_not_any() -> None:
-    found = merge(Constraints(uuids=frozenset("a")), Constraints(uuids=frozenset("b")))
-    assert not any(found.accepts_uuid(uuid) for uuid in "abc")
+def test_two_lists_without_a_common_card_accept_no_card() -> None:
+    result = merge(Constraints(uuids=frozenset("a")), Constraints(uuids=frozenset("b")))
+    assert not any(result.accepts_uuid(uuid) for uuid in "abc")
 
 
-def test_an_annotation_that_looks_like_ours_is_told() -> None:
+def test_an_unknown_annotation_of_ours_is_a_warning() -> None:
     manifest = pod(GPUTILE, annotations={"gputile.io/modle": "A100"})
     (warning,) = registry.notes(manifest, read(manifest))
     assert "did you mean `gputile.io/model`?" in warning

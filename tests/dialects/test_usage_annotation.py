@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.dialects.usage_annotation import MOST, ReportedUsage, read_usage, write_usage
+from gputile.dialects.usage_annotation import LARGEST_ANNOTATION, ReportedUsage, read_usage, write_usage
 from gputile.model.usage import CardUsage, Usage
 
 NAMES = st.text(max_size=8)
@@ -25,17 +25,17 @@ def test_what_is_written_is_read(usage: Usage) -> None:
     assert read_usage(write_usage(usage, cards_of(usage))) == ReportedUsage(usage, frozenset(cards_of(usage)))
 
 
-def test_how_it_looks() -> None:
+def test_the_format() -> None:
     said = write_usage(
         {"uid": {"main": {"GPU-0": CardUsage(3000, 40)}, "side": {"GPU-0": CardUsage(5)}}}, ["GPU-0", "GPU-1"]
     )
     assert said == '{"version":1,"cards":{"GPU-0":{"uid":{"main":[3000,40],"side":[5,null]}},"GPU-1":{}}}'
 
 
-def test_it_is_bounded_and_the_smallest_users_are_left_out() -> None:
+def test_the_size_is_limited_and_the_smallest_users_are_left_out() -> None:
     many: Usage = {f"{n:036}": {"main": {f"GPU-{n % 8}": CardUsage(n, 1)}} for n in range(2000)}
     said = write_usage(many, cards_of(many))
-    assert MOST // 2 < len(said) <= MOST
+    assert LARGEST_ANNOTATION // 2 < len(said) <= LARGEST_ANNOTATION
     read = read_usage(said)
     assert read is not None
     left = 2000 - len(read.pods)
@@ -56,10 +56,10 @@ def test_it_is_bounded_and_the_smallest_users_are_left_out() -> None:
         pytest.param('{"version":1,"cards":{"GPU-0":{"uid":{"main":"3000"}}}}', id="another-shape"),
     ],
 )
-def test_what_cannot_be_read_says_nothing(said: str) -> None:
+def test_an_unreadable_annotation_is_none(said: str) -> None:
     assert read_usage(said) is None
 
 
-def test_what_a_newer_agent_adds_is_passed_over() -> None:
+def test_additions_of_a_newer_agent_are_ignored() -> None:
     said = '{"version":2,"new":1,"cards":{"GPU-0":{"uid":{"main":[3000,40,"energy"]}}}}'
     assert read_usage(said) == ReportedUsage({"uid": {"main": {"GPU-0": CardUsage(3000, 40)}}}, frozenset({"GPU-0"}))

@@ -16,20 +16,20 @@ from gputile.testing.builders import ask, node, pod
 from tests.dialects.shortcuts import (
     AT,
     Manifest,
-    No,
+    Rejected,
     Want,
-    award,
+    assert_round_trip,
     constraints,
     expect,
+    grant_context,
     held,
+    no_request,
     node_of,
-    none,
     object_of,
     pods,
     raw_node,
     read,
     tile,
-    walk_round,
 )
 
 CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
@@ -48,53 +48,57 @@ FORK_CORE, FORK_MEMORY = "nvidia.com/vcuda-core", "nvidia.com/vcuda-memory"
         pytest.param({CORE: 200}, ask(whole=True, cards=2, name="c0"), id="200-cores-are-two-whole-cards"),
         pytest.param(
             {CORE: 150},
-            No(RequestError.OUT_OF_RANGE, "or 100 or 200 for whole cards"),
+            Rejected(RequestError.OUT_OF_RANGE, "or 100 or 200 for whole GPUs"),
             id="150-cores-are-refused-and-100-or-200-offered",
         ),
         pytest.param(
-            {FORK_CORE: 250}, No(RequestError.OUT_OF_RANGE, "or 200 or 300 for whole cards"), id="in-the-fork-too"
+            {FORK_CORE: 250}, Rejected(RequestError.OUT_OF_RANGE, "or 200 or 300 for whole GPUs"), id="in-the-fork-too"
         ),
         pytest.param(
             {CORE: 30},
             ask(percent=30, cores=30, name="c0"),
-            id="cores-without-memory-take-the-same-part-of-the-memory",
+            id="cores-without-memory-get-the-same-part-of-the-memory",
         ),
         pytest.param(
             {MEMORY: 4},
-            No(RequestError.NO_DEVICE_RESOURCE, "add `tencent.com/vcuda-core: 10`"),
-            id="memory-alone-brings-no-card",
+            Rejected(RequestError.NO_DEVICE_RESOURCE, "add `tencent.com/vcuda-core: 10`"),
+            id="memory-alone-allocates-no-card",
         ),
         pytest.param(
             {FORK_MEMORY: 4},
-            No(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/vcuda-core: 10`"),
-            id="fork-memory-alone-brings-no-card",
+            Rejected(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/vcuda-core: 10`"),
+            id="fork-memory-alone-allocates-no-card",
         ),
         pytest.param({CORE: 0, MEMORY: 0}, None, id="nothing-of-both-is-no-gpu"),
         pytest.param(
-            {CORE: 10, FORK_CORE: 10}, No(RequestError.MIXED_DIALECTS, "write one of them"), id="both-names-are-refused"
+            {CORE: 10, FORK_CORE: 10},
+            Rejected(RequestError.MIXED_DIALECTS, "use one of them"),
+            id="both-names-are-refused",
         ),
-        pytest.param({CORE: 10, MEMORY: 5000}, No(RequestError.OUT_OF_RANGE, "256 MiB"), id="blocks-beyond-any-card"),
+        pytest.param(
+            {CORE: 10, MEMORY: 5000}, Rejected(RequestError.OUT_OF_RANGE, "256 MiB"), id="blocks-beyond-any-card"
+        ),
     ],
 )
 def test_one_container(limits: dict[str, Any], want: Want) -> None:
     expect(pod(limits), "vcuda", want)
 
 
-def test_each_container_asks_for_itself() -> None:
+def test_each_container_has_its_own_request() -> None:
     manifest = pod({CORE: 20, MEMORY: 4}, {}, {CORE: 30, MEMORY: 8}, init=({CORE: 10, MEMORY: 1},))
     want = (
         ask(256, 10, name="init-0", role=Role.INIT),
         ask(1024, 20, name="c0"),
-        none("c1"),
+        no_request("c1"),
         ask(2048, 30, name="c2"),
     )
     expect(manifest, "vcuda", want)
     assert read(manifest).together is False
 
 
-def test_cores_without_memory_are_told() -> None:
+def test_cores_without_memory_are_a_warning() -> None:
     (warning,) = read(pod({CORE: 30})).warnings
-    assert "it gets 30 % of the card's memory" in warning
+    assert "it gets 30 % of the GPU's memory" in warning
 
 
 def test_the_two_container_pod_with_use_gputype() -> None:
@@ -103,10 +107,12 @@ def test_the_two_container_pod_with_use_gputype() -> None:
         {FORK_CORE: 30, FORK_MEMORY: 2048},
         annotations={"nvidia.com/use-gputype": "t4,V100", "nvidia.com/nouse-gputype": "P40"},
     )
-    found = constraints(manifest)
-    assert found.models == (ModelRule(("t4", "V100"), Match.SUBSTRING),)
-    assert found.not_models == (ModelRule(("P40",), Match.SUBSTRING),)
-    assert [model for model in ("Tesla T4", "tesla v100-sxm2", "Tesla P40") if found.accepts_model(model)] == [
+    parsed_constraints = constraints(manifest)
+    assert parsed_constraints.models == (ModelRule(("t4", "V100"), Match.SUBSTRING),)
+    assert parsed_constraints.not_models == (ModelRule(("P40",), Match.SUBSTRING),)
+    assert [
+        model for model in ("Tesla T4", "tesla v100-sxm2", "Tesla P40") if parsed_constraints.accepts_model(model)
+    ] == [
         "Tesla T4",
         "tesla v100-sxm2",
     ]
@@ -122,14 +128,14 @@ def test_the_two_container_pod_with_use_gputype() -> None:
             "tencent.com",
             {CORE: 30, MEMORY: 1},
             "most",
-            No(RequestError.BAD_ANNOTATION, 'write a percentage such as "60"'),
+            Rejected(RequestError.BAD_ANNOTATION, 'write a percentage such as "60"'),
             id="words-are-refused",
         ),
         pytest.param(
             "nvidia.com",
             {FORK_CORE: 30, FORK_MEMORY: 1},
             "-1",
-            No(RequestError.BAD_ANNOTATION, "write a percentage"),
+            Rejected(RequestError.BAD_ANNOTATION, "write a percentage"),
             id="negative-is-refused",
         ),
         pytest.param(
@@ -184,21 +190,21 @@ CARDS = node().cards(3, "V100", "32Gi").node()
                 "tencent.com/gpu-assigned": "false",
             },
             {},
-            id="the-number-is-the-place-among-spec-containers-and-init-containers-follow",
+            id="the-number-is-the-position-among-spec-containers-and-init-containers-follow",
         ),
     ],
 )
 def test_written_grant(
     manifest: Manifest, containers: list[ContainerGrant], annotations: dict[str, str], labels: dict[str, str]
 ) -> None:
-    given_ = award(manifest, CARDS, *containers)
-    written = vcuda.write_grant(given_)
+    context = grant_context(manifest, CARDS, *containers)
+    written = vcuda.write_grant(context)
     assert (written.annotations, written.labels) == (annotations, labels)
     assert written.env == {
-        found.container: {"NVIDIA_VISIBLE_DEVICES": ",".join(t.uuid for t in found.tiles)} for found in containers
+        entry.container: {"NVIDIA_VISIBLE_DEVICES": ",".join(t.uuid for t in entry.tiles)} for entry in containers
     }
-    both = registry.write_grant(given_)
-    assert both.annotations == annotations | gputile.write_grant(given_).annotations
+    both = registry.write_grant(context)
+    assert both.annotations == annotations | gputile.write_grant(context).annotations
     assert (both.labels, both.env) == (written.labels, written.env)
 
 
@@ -235,9 +241,9 @@ def test_written_grant(
 def test_records_of_the_original_are_read(
     limits: dict[str, Any], annotations: dict[str, str], want: tuple[ContainerGrant, ...] | None
 ) -> None:
-    found = records.read_grant(object_of(pod(limits, annotations=annotations, on="n1")), CARDS)
+    parsed_grant = records.read_grant(object_of(pod(limits, annotations=annotations, on="n1")), CARDS)
     grant = None if want is None else Grant(pod="uid-1", node="n1", dialect="vcuda", containers=want)
-    assert found == grant
+    assert parsed_grant == grant
 
 
 CORES = st.one_of(st.integers(1, 40), st.sampled_from([100, 200]))
@@ -251,8 +257,8 @@ EDITIONS = st.sampled_from(
 
 @settings(max_examples=50)
 @given(EDITIONS.flatmap(pods))
-def test_what_is_written_is_read_back(manifest: Manifest) -> None:
-    walk_round(vcuda, manifest)
+def test_a_written_grant_is_read_back(manifest: Manifest) -> None:
+    assert_round_trip(vcuda, manifest)
 
 
 # ---- nodes ----------------------------------------------------------------------------------------------------------
@@ -290,8 +296,8 @@ def averages(count: int, memory: int, model: str = "") -> tuple[Card, ...]:
     ],
 )
 def test_bare_capacities(capacity: dict[str, Any], labels: dict[str, str], want: tuple[Card, ...]) -> None:
-    found = node_of(raw_node(capacity, labels=labels))
-    assert (found.cards, found.fault) == (want, "")
+    parsed_node = node_of(raw_node(capacity, labels=labels))
+    assert (parsed_node.cards, parsed_node.fault) == (want, "")
 
 
 def register(*cards: dict[str, Any]) -> dict[str, str]:
@@ -310,7 +316,7 @@ T4 = {"id": "GPU-a", "core": 100, "memory": 15109, "type": "Tesla T4", "isMig": 
                 Card(index=0, uuid="GPU-a", memory=15109, model="Tesla T4"),
                 Card(index=1, uuid="GPU-b", memory=32768, model="Tesla V100"),
             ),
-            id="the-place-in-the-array-is-the-index-and-sizes-may-differ",
+            id="the-position-in-the-array-is-the-index-and-sizes-may-differ",
         ),
         pytest.param(
             register(T4 | {"health": False}),
@@ -325,8 +331,8 @@ T4 = {"id": "GPU-a", "core": 100, "memory": 15109, "type": "Tesla T4", "isMig": 
     ],
 )
 def test_the_forks_register(annotations: dict[str, str], want: tuple[Card, ...]) -> None:
-    found = node_of(raw_node({FORK_CORE: 200, FORK_MEMORY: 99}, annotations=annotations))
-    assert (found.cards, found.fault) == (want, "")
+    parsed_node = node_of(raw_node({FORK_CORE: 200, FORK_MEMORY: 99}, annotations=annotations))
+    assert (parsed_node.cards, parsed_node.fault) == (want, "")
 
 
 @pytest.mark.parametrize(

@@ -17,20 +17,20 @@ from gputile.testing.builders import ask, node, pod
 from tests.dialects.shortcuts import (
     AT,
     Manifest,
-    No,
+    Rejected,
     Want,
-    award,
+    assert_round_trip,
     constraints,
     expect,
+    grant_context,
     held,
+    no_request,
     node_of,
-    none,
     object_of,
     pods,
     raw_node,
     read,
     tile,
-    walk_round,
 )
 
 NUMBER, MEMORY, CORES, OLD_CORES = (
@@ -58,18 +58,18 @@ ELSEWHERE = DialectSettings(vgpu_domain="example.com")
         pytest.param({NUMBER: 0}, None, id="zero-is-no-request"),
         pytest.param(
             {NUMBER: 1, CORES: 101},
-            No(RequestError.OUT_OF_RANGE, "at most 100, and more cards with `nvidia.com/vgpu-number`"),
+            Rejected(RequestError.OUT_OF_RANGE, "at most 100, and request more GPUs with `nvidia.com/vgpu-number`"),
             id="more-than-100-cores-per-card-are-refused",
         ),
         pytest.param(
             {MEMORY: 3000},
-            No(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/vgpu-number: 1`"),
-            id="memory-alone-brings-no-card",
+            Rejected(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/vgpu-number: 1`"),
+            id="memory-alone-allocates-no-card",
         ),
         pytest.param(
             {CORES: 30},
-            No(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/vgpu-number: 1`"),
-            id="cores-alone-bring-no-card",
+            Rejected(RequestError.NO_DEVICE_RESOURCE, "add `nvidia.com/vgpu-number: 1`"),
+            id="cores-alone-allocate-no-card",
         ),
     ],
 )
@@ -86,15 +86,15 @@ def test_the_domain_is_a_setting() -> None:
     expect(pod({NUMBER: 1}), "vgpu", None, ELSEWHERE)
 
 
-def test_each_container_asks_for_itself() -> None:
+def test_each_container_has_its_own_request() -> None:
     manifest = pod({NUMBER: 1, MEMORY: 5}, {}, init=({NUMBER: 1, MEMORY: 6},))
-    expect(manifest, "vgpu", (ask(6, name="init-0", role=Role.INIT), ask(5, name="c0"), none("c1")))
+    expect(manifest, "vgpu", (ask(6, name="init-0", role=Role.INIT), ask(5, name="c0"), no_request("c1")))
 
 
 @pytest.mark.parametrize(
     ("annotations", "want"),
     [
-        pytest.param({}, Constraints(), id="nothing-said"),
+        pytest.param({}, Constraints(), id="nothing-set"),
         pytest.param(
             {"include-gpu-type": "a100, T4", "exclude-gpu-type": "80GB"},
             Constraints(
@@ -137,13 +137,13 @@ def test_annotations(annotations: dict[str, str], want: Constraints) -> None:
         pytest.param("device-topology-mode", "x", RequestError.BAD_ANNOTATION, "link-strict", id="topology"),
     ],
 )
-def test_unknown_words_are_refused_with_the_known_ones(key: str, value: str, code: RequestError, says: str) -> None:
-    expect(pod({NUMBER: 1}, annotations={f"nvidia.com/{key}": value}), "vgpu", No(code, says))
+def test_unknown_values_are_rejected_with_the_known_ones(key: str, value: str, code: RequestError, says: str) -> None:
+    expect(pod({NUMBER: 1}, annotations={f"nvidia.com/{key}": value}), "vgpu", Rejected(code, says))
 
 
-def test_virtual_memory_is_told_to_be_unused() -> None:
+def test_virtual_memory_is_a_warning() -> None:
     (warning,) = read(pod({NUMBER: 1}, annotations={"nvidia.com/memory-scheduler-policy": "virtual"})).warnings
-    assert "read and not used" in warning
+    assert "ignored by gputile" in warning
     assert read(pod({NUMBER: 1}, annotations={"nvidia.com/memory-scheduler-policy": "physical"})).warnings == ()
 
 
@@ -196,8 +196,8 @@ def common(container: str, uuids: str) -> dict[str, str]:
 def test_written_grant(
     manifest: Manifest, containers: list[ContainerGrant], record: str, env: dict[str, dict[str, str]]
 ) -> None:
-    given_ = award(manifest, CARDS, *containers)
-    written = vgpu.write_grant(given_)
+    context = grant_context(manifest, CARDS, *containers)
+    written = vgpu.write_grant(context)
     assert written.annotations == {
         "nvidia.com/pre-allocated": record,
         "nvidia.com/predicate-node": "n1",
@@ -205,14 +205,14 @@ def test_written_grant(
     }
     assert written.labels == {"nvidia.com/assigned-phase": "allocating", "nvidia.com/metrics-node": "n1"}
     assert written.env == env
-    both = registry.write_grant(given_)
-    assert both.annotations == written.annotations | gputile.write_grant(given_).annotations
+    both = registry.write_grant(context)
+    assert both.annotations == written.annotations | gputile.write_grant(context).annotations
     assert (both.labels, both.env) == (written.labels, written.env)
 
 
 def test_the_domain_prefixes_what_is_written() -> None:
     manifest = pod({"example.com/vgpu-number": 1, "example.com/vgpu-memory": 5})
-    written = vgpu.write_grant(award(manifest, CARDS, held("c0", tile(0, 5)), settings=ELSEWHERE))
+    written = vgpu.write_grant(grant_context(manifest, CARDS, held("c0", tile(0, 5)), settings=ELSEWHERE))
     assert set(written.annotations) == {
         f"example.com/{k}" for k in ("pre-allocated", "predicate-node", "predicate-time")
     }
@@ -226,11 +226,11 @@ PRE, REAL = "nvidia.com/pre-allocated", "nvidia.com/real-allocated"
     ("annotations", "want"),
     [
         pytest.param({PRE: "c0[1_GPU-n1-1_30_9]"}, (held("c0", tile(1, 9, 30)),), id="the-plan"),
-        pytest.param({REAL: "c0[1_GPU-n1-1_30_9]"}, (held("c0", tile(1, 9, 30)),), id="what-was-really-given"),
+        pytest.param({REAL: "c0[1_GPU-n1-1_30_9]"}, (held("c0", tile(1, 9, 30)),), id="what-was-really-allocated"),
         pytest.param(
             {PRE: "c0[1_GPU-n1-1_30_9];c1[1_GPU-n1-1_1_1]", REAL: "c0[0_GPU-n1-0_30_9]"},
             (held("c0", tile(0, 9, 30)), held("c1", tile(1, 1, 1))),
-            id="what-was-really-given-wins-container-by-container",
+            id="what-was-really-allocated-wins-container-by-container",
         ),
         pytest.param(
             {PRE: "stranger[1_GPU-n1-1_30_9]"},
@@ -268,14 +268,14 @@ CONTAINERS = st.fixed_dictionaries(
 
 @settings(max_examples=50)
 @given(pods(CONTAINERS))
-def test_what_is_written_is_read_back(manifest: Manifest) -> None:
-    walk_round(vgpu, manifest)
+def test_a_written_grant_is_read_back(manifest: Manifest) -> None:
+    assert_round_trip(vgpu, manifest)
 
 
 @settings(max_examples=25)
 @given(pods(CONTAINERS))
-def test_what_is_written_is_read_back_with_a_memory_factor(manifest: Manifest) -> None:
-    walk_round(vgpu, manifest, TENFOLD)
+def test_a_written_grant_is_read_back_with_a_memory_factor(manifest: Manifest) -> None:
+    assert_round_trip(vgpu, manifest, TENFOLD)
 
 
 # ---- nodes ----------------------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def register(*cards: dict[str, Any]) -> dict[str, str]:
             id="the-nodes-split-where-the-card-has-no-number",
         ),
         pytest.param(
-            register(V100 | {"number": 0}), (FIRST,), id="the-setting-where-neither-says-and-no-config-is-fine"
+            register(V100 | {"number": 0}), (FIRST,), id="the-setting-where-neither-has-it-and-no-config-is-fine"
         ),
         pytest.param(
             register(V100 | {"healthy": False, "mig": True, "id": 3}),
@@ -324,8 +324,8 @@ def register(*cards: dict[str, Any]) -> dict[str, str]:
     ],
 )
 def test_read_node(annotations: dict[str, str], want: tuple[Card, ...]) -> None:
-    found = node_of(raw_node({NUMBER: 10}, annotations=annotations))
-    assert (found.cards, found.links, found.fault) == (want, (), "")
+    parsed_node = node_of(raw_node({NUMBER: 10}, annotations=annotations))
+    assert (parsed_node.cards, parsed_node.links, parsed_node.fault) == (want, (), "")
 
 
 def test_the_register_is_under_the_domain() -> None:
@@ -357,12 +357,12 @@ def test_a_broken_register_puts_the_node_out_of_use(annotations: dict[str, str])
             ((0, 5), (5, 0)),
             id="the-closest-link-of-a-pair-counts",
         ),
-        pytest.param('[{"index":0,"links":{"9":[2]}}]', ((0, 0), (0, 0)), id="strangers-are-passed-over"),
+        pytest.param('[{"index":0,"links":{"9":[2]}}]', ((0, 0), (0, 0)), id="unknown-cards-are-ignored"),
         pytest.param('[{"index":0,"links":{"1":[]}}]', ((0, 0), (0, 0)), id="a-pair-without-links"),
-        pytest.param("{", (), id="an-unreadable-table-only-costs-the-preference"),
+        pytest.param("{", (), id="an-unreadable-table-only-disables-the-preference"),
     ],
 )
 def test_topology(topology: str, links: tuple[tuple[int, ...], ...]) -> None:
     cards = register(V100, V100 | {"id": 1, "uuid": "GPU-b"})
-    found = node_of(raw_node(annotations=cards | {TOPOLOGY: topology}), DEFAULTS)
-    assert (found.links, found.fault) == (links, "")
+    parsed_node = node_of(raw_node(annotations=cards | {TOPOLOGY: topology}), DEFAULTS)
+    assert (parsed_node.links, parsed_node.fault) == (links, "")

@@ -35,4 +35,4 @@ def audit(kube: Kube) -> dict[str, int]:
     """Returns the MiB allocated by GPU; fails with every story there is to tell."""
     found = report(kube)
     assert found.is_right, "\n".join(finding_lines(found.findings))
-    return {uuid: sum(held.memory for held in holders) for uuid, holders in found.sold.items()}
+    return {uuid: sum(held.memory for held in holders) for uuid, holders in found.holders.items()}

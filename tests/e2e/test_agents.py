@@ -63,7 +63,7 @@ class Agent:
     def names(self, *held: Grant) -> None:
         """Pods that are gone while their containers run."""
         text = dialect.write_orphaned_pods(held) if held else None
-        self._kube.patch("Node", self._node, {"metadata": {"annotations": {dialect.LINGERING: text}}})
+        self._kube.patch("Node", self._node, {"metadata": {"annotations": {dialect.ORPHANED: text}}})
 
 
 @pytest.fixture

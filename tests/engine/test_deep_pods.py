@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputile.dialects import registry
-from gputile.dialects.kube_objects import Pod, host_needs
+from gputile.dialects.kube_objects import Pod
+from gputile.dialects.parsing import host_needs
 from gputile.dialects.registry import MOST_CONTAINERS
 from gputile.engine.fleet.fleet import Fleet
 from gputile.engine.placement.place import Placement, _pick, place
@@ -127,8 +128,8 @@ def test_at_most_64_containers_of_a_pending_pod_may_ask(limits: Any, asking: int
         return
     assert found == BadRequest(
         RequestError.TOO_MANY_CONTAINERS,
-        f"{asking} containers of the pod ask for GPUs, and at most 64 of one pod may; split it into several pods, or "
-        "let fewer of its containers ask",
+        f"pod: {asking} of its containers request GPUs, and at most 64 of one pod may; split it into several pods, or "
+        "request GPUs in fewer containers",
     )
 
 

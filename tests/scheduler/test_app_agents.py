@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable
 
 import pytest
 
-from gputile.dialects.gputile import LINGERING, write_orphaned_pods
+from gputile.dialects.gputile import ORPHANED, write_orphaned_pods
 from gputile.kube.api import AgentLease, Json, Undecodable, WatchFailed, WatchUpdate
 from gputile.ledger.events import Instruction
 from gputile.model.refusals import NodeReason
@@ -124,7 +124,7 @@ async def test_a_pod_deleted_by_force_keeps_its_tile_until_its_agent_has_spoken(
         api.delete_pod("default/web-0")
         await replica.until(lambda: len(process.cluster_state.orphans))
         named = node("n1").cards(2, size=16).manifest()
-        named["metadata"]["annotations"][LINGERING] = write_orphaned_pods([held()])
+        named["metadata"]["annotations"][ORPHANED] = write_orphaned_pods([held()])
         api.add_node(named)
         await replica.until(lambda: process.cluster_state.orphans.allocations())
         process.tick(time.monotonic())

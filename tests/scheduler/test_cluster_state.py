@@ -303,7 +303,7 @@ class TestWhoseWordIsBelieved:
             pytest.param(grant(node="n2"), "belongs to pod uid-web-0 on node n2", id="of-another-node"),
             pytest.param({GRANT: "{"}, "cannot be read", id="broken"),
             pytest.param(grant(version=9), "update gputile", id="of-a-later-version"),
-            pytest.param(grant(2**30), "more than any card has", id="of-more-than-any-card-has"),
+            pytest.param(grant(2**30), "more than any GPU has", id="of-more-than-any-card-has"),
         ],
     )
     def test_a_copied_grant_is_reported_and_books_nothing(self, annotations: dict[str, str], why: str) -> None:

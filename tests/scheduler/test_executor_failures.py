@@ -5,7 +5,7 @@ Found by the same bug hunt as `test_preempting_troubles`; each failed once.
 
 import asyncio
 
-from gputile.dialects.gputile import NUDGED, PROMISE
+from gputile.dialects.gputile import NOMINATION, NUDGED
 from gputile.kube.api import Json, OutcomeUnknown
 from gputile.scheduler.extender_api import OfferedVictims
 from gputile.scheduler.settings import PreemptSettings
@@ -37,7 +37,7 @@ class TestMustNot:
         await settle(rig, "low", 10, LOW)
         await planned(rig)
         annotations = rig.live("wanted")["metadata"]["annotations"]
-        annotations[PROMISE] = annotations[PROMISE].replace("uid-low", "uid-king")  # by its owner
+        annotations[NOMINATION] = annotations[NOMINATION].replace("uid-low", "uid-king")  # by its owner
         heir = heir_of(rig)
         await heir.preemptor.round()
         assert heir.api.evicted == []

@@ -22,7 +22,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gputile.dialects.gputile import LINGERING, write_orphaned_pods
+from gputile.dialects.gputile import ORPHANED, write_orphaned_pods
 from gputile.dialects.kube_objects import NodeObject, Pod
 from gputile.kube.api import Json
 from gputile.ledger.events import Tick
@@ -106,7 +106,7 @@ class Cluster(RuleBasedStateMachine):
         if found != self.named:
             self.named = found
             made = msgspec.json.decode(msgspec.json.encode(self.rig.api.nodes["n1"]))
-            made["metadata"]["annotations"][LINGERING] = write_orphaned_pods(self.running[uid] for uid in sorted(found))
+            made["metadata"]["annotations"][ORPHANED] = write_orphaned_pods(self.running[uid] for uid in sorted(found))
             self.rig.api.add_node(made)
 
     @precondition(lambda self: self.alive)

@@ -199,7 +199,7 @@ class TestDeepPods:
             await replica.until(lambda: process.is_synced() and process.may_write())
             body = {"Pod": api.pods["default/deep"], "Nodes": None, "NodeNames": ["n1"]}
             answer = (await replica.ask("/gputile/filter", body))[1]
-            said = f"{count} containers of the pod ask for GPUs, and at most 64 of one pod may"
+            said = f"pod: {count} of its containers request GPUs, and at most 64 of one pod may"
             assert said in answer["FailedAndUnresolvableNodes"]["n1"]
             await replica.until(lambda: any(note.pod == "deep" for note in api.notes))
             assert said in next(note.message for note in api.notes if note.pod == "deep")

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gputile.dialects.gputile import LINGERING, write_orphaned_pods
+from gputile.dialects.gputile import ORPHANED, write_orphaned_pods
 from gputile.dialects.kube_objects import Metadata, Pod
 from gputile.kube.api import Json, OutcomeUnknown
 from gputile.ledger.events import Freed
@@ -40,7 +40,7 @@ class Ward(Rig):
     def manifest(name: str, named: tuple[Grant, ...] = (), text: str | None = None) -> Json:
         made = node(name).cards(1, size=16).manifest()
         if named or text is not None:
-            made["metadata"]["annotations"][LINGERING] = write_orphaned_pods(named) if text is None else text
+            made["metadata"]["annotations"][ORPHANED] = write_orphaned_pods(named) if text is None else text
         return made
 
     def beat(self, **spec: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gputile.dialects.gputile import PROMISE, read_nomination
+from gputile.dialects.gputile import NOMINATION, read_nomination
 from gputile.dialects.kube_objects import Pod
 from gputile.kube.api import OutcomeUnknown
 from gputile.ledger.events import Tick
@@ -326,7 +326,7 @@ class TestWhenItFails:
         await planned(rig)
         assert rig.ledger.nominations() == []
         assert nominated(rig) is None
-        assert PROMISE not in rig.live("wanted")["metadata"]["annotations"]
+        assert NOMINATION not in rig.live("wanted")["metadata"]["annotations"]
         assert notes(rig, "wanted")[-1] == (
             "PreemptionBlocked",
             "default/low may not be evicted: the server said 429",
@@ -437,7 +437,7 @@ class TestANewLeader:
     async def test_does_not_believe_a_promise_that_is_over_or_another_pods(self) -> None:
         rig = await crowded()
         await planned(rig)
-        said = rig.live("wanted")["metadata"]["annotations"][PROMISE]
+        said = rig.live("wanted")["metadata"]["annotations"][NOMINATION]
         newer = said.replace('{"version":1', '{"version":2', 1)
         for told in (
             said.replace('"until":17', '"until":16'),
@@ -446,14 +446,14 @@ class TestANewLeader:
             "{",
             "[]",
         ):
-            rig.live("wanted")["metadata"]["annotations"][PROMISE] = told
+            rig.live("wanted")["metadata"]["annotations"][NOMINATION] = told
             assert heir_of(rig).ledger.nominations() == []
 
     async def test_a_nomination_that_outlived_its_promise_is_no_obstacle(self) -> None:
         rig = await crowded()
         await planned(rig)
         annotations = rig.live("wanted")["metadata"]["annotations"]
-        annotations[PROMISE] = annotations[PROMISE].replace('"until":17', '"until":16')
+        annotations[NOMINATION] = annotations[NOMINATION].replace('"until":17', '"until":16')
         rig.live("low")["metadata"].pop("deletionTimestamp")
         heir = heir_of(rig)
         heir.filter("wanted")

@@ -4,7 +4,7 @@ Each of these failed once: on loops that died when a pod left at the wrong momen
 evicted for nothing, on promises that outlived their reason.
 """
 
-from gputile.dialects.gputile import NUDGED, PROMISE
+from gputile.dialects.gputile import NOMINATION, NUDGED
 from gputile.kube.api import OutcomeUnknown
 from gputile.scheduler.extender_api import OfferedVictims
 from gputile.scheduler.preemption.executor import PlanBackoff
@@ -82,8 +82,8 @@ class TestTheLoopDies:
         rig = await crowded()
         await planned(rig)
         annotations = rig.live("wanted")["metadata"]["annotations"]
-        head, _, tail = annotations[PROMISE].partition('"until":')
-        annotations[PROMISE] = f'{head}"until":{"9" * 400},{tail.partition(",")[2]}'
+        head, _, tail = annotations[NOMINATION].partition('"until":')
+        annotations[NOMINATION] = f'{head}"until":{"9" * 400},{tail.partition(",")[2]}'
         heir_of(rig)
 
     async def test_the_thousandth_failure(self) -> None:
@@ -321,7 +321,7 @@ class TestNeedless:
             later(rig, 5)
             await rig.preemptor.round()
         assert nominated(rig) is None
-        assert PROMISE not in rig.live("wanted")["metadata"]["annotations"]
+        assert NOMINATION not in rig.live("wanted")["metadata"]["annotations"]
 
     async def test_rest_is_not_forgotten_when_many_wait(self) -> None:
         rig = await crowded()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gputile.dialects.kube_objects import convert_pod
+from gputile.dialects.parsing import convert_pod
 from gputile.dialects.records import read_grant
 from gputile.dialects.settings import DialectSettings
 from gputile.model.errors import InputError
@@ -57,7 +57,7 @@ def test_a_single_pod_keeps_its_name() -> None:
 
 
 def test_a_node_that_is_none_is_refused_with_a_sentence() -> None:
-    with pytest.raises(InputError, match="this is no node"):
+    with pytest.raises(InputError, match="not a valid Node"):
         cluster().add_node({"metadata": 7})
 
 

@@ -15,7 +15,7 @@ from tests.effort import examples
 
 
 def doubled(times: int, line: str, first: str) -> str:
-    """Each line repeats the one before it several times: with twenty of them, more than any memory holds."""
+    """Each line repeats the line before it several times: twenty such lines expand beyond any memory."""
     return first + "".join(line.format(name=f"a{n + 1}", before=f"a{n}") for n in range(times))
 
 
@@ -30,48 +30,48 @@ NESTS = doubled(200, "{name}: &{name} [*{before}]\n", "a0: &a0 [x]\n")
         pytest.param(LAUGHS, "aliases repeat more than", id="aliases-that-double"),
         pytest.param(MERGES, "aliases repeat more than", id="merge-keys-that-double"),
         pytest.param(NESTS, "nested deeper than 100 levels", id="aliases-that-nest"),
-        pytest.param("a: &a [*a]", "`*a` refers to itself", id="a-list-that-holds-itself"),
-        pytest.param("a: &a {b: *a}", "`*a` refers to itself", id="a-mapping-that-holds-itself"),
+        pytest.param("a: &a [*a]", "`*a` refers to itself", id="a-list-that-contains-itself"),
+        pytest.param("a: &a {b: *a}", "`*a` refers to itself", id="a-mapping-that-contains-itself"),
         pytest.param("a: &a {<<: *a}", "`*a` refers to itself", id="a-mapping-that-merges-itself"),
-        pytest.param("a: &a [{b: [*a]}]", "`*a` refers to itself", id="a-list-that-holds-itself-further-down"),
-        pytest.param("a: *b\nb: &b 1", "names nothing that stands before it", id="an-alias-before-its-name"),
-        pytest.param("&a 1\n--- *a", "names nothing", id="an-alias-from-another-document"),
+        pytest.param("a: &a [{b: [*a]}]", "`*a` refers to itself", id="a-list-that-contains-itself-further-down"),
+        pytest.param("a: *b\nb: &b 1", "`*b` has no anchor before it", id="an-alias-before-its-anchor"),
+        pytest.param("&a 1\n--- *a", "has no anchor", id="an-alias-from-another-document"),
         pytest.param("[" * 100_000, "nested deeper than 100 levels", id="brackets"),
         pytest.param("- " * 100_000, "nested deeper than 100 levels", id="dashes"),
         pytest.param("{a: " * 100_000, "nested deeper than 100 levels", id="braces"),
-        pytest.param("a: " + "9" * 5000, "is no number", id="a-number-of-5000-digits"),
-        pytest.param("a: 0x" + "f" * 5000, "is no number", id="a-hexadecimal-number-of-5000-digits"),
-        pytest.param("a: 1." + "9" * 5000, "is no number", id="a-fraction-of-5000-digits"),
-        pytest.param("a: !!int ''", "is no number", id="an-int-that-is-none"),
-        pytest.param("a: !!float x", "is no number", id="a-float-that-is-none"),
-        pytest.param("a: !!bool x", "neither true nor false", id="a-bool-that-is-none"),
-        pytest.param("a: 0x_", "base 16", id="a-hexadecimal-number-without-digits"),
+        pytest.param("a: " + "9" * 5000, "is not a number", id="a-number-of-5000-digits"),
+        pytest.param("a: 0x" + "f" * 5000, "is not a number", id="a-hexadecimal-number-of-5000-digits"),
+        pytest.param("a: 1." + "9" * 5000, "is not a number", id="a-fraction-of-5000-digits"),
+        pytest.param("a: !!int ''", "is not a number", id="an-invalid-int"),
+        pytest.param("a: !!float x", "is not a number", id="an-invalid-float"),
+        pytest.param("a: !!bool x", "neither true nor false", id="an-invalid-bool"),
+        pytest.param("a: 0x_", "is not a number", id="a-hexadecimal-number-without-digits"),
         pytest.param("!!python/object:os.system {}", "tag", id="an-object-of-python"),
         pytest.param("a: !!python/name:os.system ''", "tag", id="a-name-of-python"),
         pytest.param("!!set {a, b}", "tag", id="a-set"),
-        pytest.param("a: !mine 1", "tag '!mine' is not known", id="a-tag-of-their-own"),
-        pytest.param("{[1]: 2}", "a key is text", id="a-list-as-key"),
-        pytest.param("? {a: 1}\n: 2", "a key is text", id="a-mapping-as-key"),
-        pytest.param("a: &a [1]\n*a : 2", "a key is text", id="an-alias-of-a-list-as-key"),
-        pytest.param("a: {<<: 7}", "`<<` wants a mapping", id="a-number-merged"),
-        pytest.param("a: {<<: [{}, 7]}", "`<<` wants a mapping", id="a-number-among-the-merged"),
+        pytest.param("a: !mine 1", "unknown tag '!mine'", id="an-application-tag"),
+        pytest.param("{[1]: 2}", "a key must be a string", id="a-list-as-key"),
+        pytest.param("? {a: 1}\n: 2", "a key must be a string", id="a-mapping-as-key"),
+        pytest.param("a: &a [1]\n*a : 2", "a key must be a string", id="an-alias-of-a-list-as-key"),
+        pytest.param("a: {<<: 7}", "`<<` needs a mapping", id="a-number-merged"),
+        pytest.param("a: {<<: [{}, 7]}", "`<<` needs a mapping", id="a-number-among-the-merged"),
         pytest.param("a: [", "did not find expected", id="half-a-list"),
         pytest.param("\x00", "control characters are not allowed", id="a-zero"),
-        pytest.param(b"\xff\xfe\xff", "", id="no-utf8"),
+        pytest.param(b"\xff\xfe\xff", "", id="invalid-utf8"),
         pytest.param("\ud800", "UTF-8", id="half-a-character"),
     ],
 )
 def test_what_is_rejected(text: str | bytes, says: str) -> None:
-    with pytest.raises(NotYaml) as wrong:
+    with pytest.raises(NotYaml) as error:
         read_all(text)
-    assert says in wrong.value.problem
-    assert len(wrong.value.problem) < 300
+    assert says in error.value.problem
+    assert len(error.value.problem) < 300
 
 
-def test_the_line_is_told() -> None:
-    with pytest.raises(NotYaml) as wrong:
+def test_the_error_names_the_line() -> None:
+    with pytest.raises(NotYaml) as error:
         read_all("a: 1\nb: [\n  !x 1]\n")
-    assert wrong.value.line == 3
+    assert error.value.line == 3
 
 
 @pytest.mark.parametrize(
@@ -80,12 +80,12 @@ def test_the_line_is_told() -> None:
         pytest.param("", [], id="nothing"),
         pytest.param("---\n---\n", [None, None], id="empty-documents"),
         pytest.param("a: 1\n---\nb: 2", [{"a": 1}, {"b": 2}], id="two-documents"),
-        pytest.param("[yes, No, on, TRUE, y]", [[True, False, True, True, "y"]], id="truths"),
-        pytest.param("[~, null, NULL, {a: }, 'null']", [[None, None, None, {"a": None}, "null"]], id="nothings"),
+        pytest.param("[yes, No, on, TRUE, y]", [[True, False, True, True, "y"]], id="booleans"),
+        pytest.param("[~, null, NULL, {a: }, 'null']", [[None, None, None, {"a": None}, "null"]], id="nulls"),
         pytest.param("[1, -2, +3, 0, 1_000]", [[1, -2, 3, 0, 1000]], id="whole-numbers"),
         pytest.param("[0x1F, 012, 0b11, -0x10]", [[31, 10, 3, -16]], id="numbers-of-other-bases"),
         pytest.param("[1.5, .5, 1.5e+3, -1.0, 1e3]", [[1.5, 0.5, 1500.0, -1.0, "1e3"]], id="fractions-of-pyyaml"),
-        pytest.param("[.inf, -.INF]", [[math.inf, -math.inf]], id="without-end"),
+        pytest.param("[.inf, -.INF]", [[math.inf, -math.inf]], id="infinities"),
         pytest.param("['1', \"2\", !!str 3, ! 4]", [["1", "2", "3", "4"]], id="text-that-looks-like-numbers"),
         pytest.param("[!!int '7', !!float 7, !!bool no, !!null x]", [[7, 7.0, False, None]], id="tags"),
         pytest.param("[2026-01-01, 12:30, 1:30.5, !!timestamp 2026-01-01]",
@@ -93,14 +93,14 @@ def test_the_line_is_told() -> None:
         pytest.param("{1: a, true: b, ~: c, 2026-01-01: d}", [{"1": "a", "true": "b", "~": "c", "2026-01-01": "d"}],
                      id="keys-are-always-text"),
         pytest.param("a: &x {k: 1}\nb: *x", [{"a": {"k": 1}, "b": {"k": 1}}], id="an-alias"),
-        pytest.param("a: &x 7\n*x : 1", NotYaml, id="an-alias-of-a-number-is-no-key"),
+        pytest.param("a: &x 7\n*x : 1", NotYaml, id="an-alias-of-a-number-is-not-a-key"),
         pytest.param("a: &x k\n*x : 1", [{"a": "k", "k": 1}], id="an-alias-of-text-is-a-key"),
         pytest.param("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}", [{"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}}],
-                     id="its-own-keys-win-over-the-merged"),
-        pytest.param("a: {y: 3, <<: {x: 1, y: 2}}", [{"a": {"x": 1, "y": 3}}], id="wherever-they-stand"),
+                     id="own-keys-win-over-merged-keys"),
+        pytest.param("a: {y: 3, <<: {x: 1, y: 2}}", [{"a": {"x": 1, "y": 3}}], id="own-keys-win-in-any-order"),
         pytest.param("a: {<<: [{x: 1}, {x: 2, z: 3}]}", [{"a": {"x": 1, "z": 3}}], id="the-first-merged-wins"),
         pytest.param("a: {'<<': {x: 1}}", [{"a": {"<<": {"x": 1}}}], id="a-quoted-merge-key-is-a-key"),
-        pytest.param("a: &a 1\na2: &a 2\nb: *a", [{"a": 1, "a2": 2, "b": 2}], id="a-name-may-be-given-again"),
+        pytest.param("a: &a 1\na2: &a 2\nb: *a", [{"a": 1, "a2": 2, "b": 2}], id="an-anchor-may-be-redefined"),
         pytest.param('{"kind": "Pod", "a": [1, 2.5, null, true, "\\u00e9"]}',
                      [{"kind": "Pod", "a": [1, 2.5, None, True, "é"]}], id="json"),
     ],
@@ -123,19 +123,19 @@ VALUES = st.recursive(
 @given(VALUES, st.booleans())
 @examples(100)
 def test_what_pyyaml_writes_is_read_back(value: Any, twice: bool) -> None:
-    """With aliases, which it writes for a value that is there twice."""
+    """With aliases, which PyYAML writes for a repeated value."""
     value = [value, value] if twice else value
     assert read_one(yaml.safe_dump(value)) == value
 
 
 @given(st.text("ab: -[]{}&*<!|>'\"\n#,?.0x1", max_size=40))
 @examples(300)
-def test_any_text_is_a_value_or_one_sentence(text: str) -> None:
+def test_any_text_is_a_value_or_an_error(text: str) -> None:
     try:
-        found = read_all(text)
+        documents = read_all(text)
     except NotYaml:
         return
-    msgspec.to_builtins(found)  # ends: nothing holds itself
+    msgspec.to_builtins(documents)  # terminates: no value contains itself
 
 
 # ---- bounds ---------------------------------------------------------------------------------------------------------
@@ -152,8 +152,13 @@ def test_any_text_is_a_value_or_one_sentence(text: str) -> None:
         pytest.param(DocumentLimits(depth=2), "[[[]]]", "deeper than 2", id="depth"),
         pytest.param(DocumentLimits(depth=3), "[&a [[]], [[*a]]]", "deeper than 3", id="depth-by-an-alias"),
         pytest.param(DocumentLimits(from_aliases=3), "[&a [1, 2], *a, *a]", "repeat more than 3", id="repeated-values"),
-        pytest.param(DocumentLimits(from_aliases=0), "[&a 1, *a]", "`*a` is an alias; write it out", id="no-aliases"),
-        pytest.param(DocumentLimits(unique=True), "a: 1\nb: {a: 1}\na: 2", "`a` stands there twice", id="a-key-twice"),
+        pytest.param(
+            DocumentLimits(from_aliases=0),
+            "[&a 1, *a]",
+            "alias `*a` is not allowed here; write its value",
+            id="no-aliases",
+        ),
+        pytest.param(DocumentLimits(unique=True), "a: 1\nb: {a: 1}\na: 2", "duplicate key `a`", id="a-duplicate-key"),
     ],
 )
 def test_bounds(limits: DocumentLimits, text: str, says: str) -> None:
@@ -162,14 +167,14 @@ def test_bounds(limits: DocumentLimits, text: str, says: str) -> None:
     assert read_all("[[1, 2]]" if limits.depth < 100 else "1", limits)
 
 
-def test_one_document_is_one() -> None:
+def test_read_one_accepts_at_most_one_document() -> None:
     assert read_one("") is None
     assert read_one("7") == 7
     with pytest.raises(NotYaml, match="more than one"):
         read_one("1\n---\n2")
 
 
-def test_a_file_that_never_ends_is_left_unread() -> None:
+def test_an_endless_file_is_rejected() -> None:
     assert content(io.BytesIO(b"abc"), DocumentLimits(size=3)) == b"abc"
     with open("/dev/zero", "rb") as endless, pytest.raises(NotYaml, match="more than 1000 bytes"):
         content(endless, DocumentLimits(size=1000))

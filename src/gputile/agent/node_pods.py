@@ -11,7 +11,8 @@ import msgspec
 
 from gputile.agent.preferred_allocation import ExpectedContainer
 from gputile.dialects import gputile, records, registry
-from gputile.dialects.kube_objects import Container, GrantContext, Pod, UnreadableValue, amount, visible_devices
+from gputile.dialects.kube_objects import Container, GrantContext, Pod
+from gputile.dialects.parsing import UnreadableValue, amount, visible_devices
 from gputile.dialects.settings import DialectSettings
 from gputile.model.cards import Card, Node
 from gputile.model.grants import ContainerGrant, Grant

@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 import msgspec
 
 from gputile.dialects import gputile
-from gputile.dialects.kube_objects import NodeInventory, NodeObject, UnreadableValue, names
+from gputile.dialects.kube_objects import NodeInventory, NodeObject
+from gputile.dialects.parsing import UnreadableValue, names
 from gputile.dialects.settings import DEFAULTS
 from gputile.kube.api import Json
 from gputile.kube.node_client import NodeClient
@@ -87,7 +88,7 @@ class NodeReporter:
         if self._written == (node, desired, self._orphans) and now - self._written_at < REWRITE_AFTER:
             return  # written; our watch has not shown it yet
         self._written = None
-        annotations = _differing(node.annotations, {**desired.annotations, gputile.LINGERING: self._orphans})
+        annotations = _differing(node.annotations, {**desired.annotations, gputile.ORPHANED: self._orphans})
         labels = _differing(node.labels, desired.labels)
         if annotations or labels:
             await self._client.patch(annotations, labels)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from gputile.dialects.kube_objects import shortened
+from gputile.dialects.parsing import shortened
 from gputile.model.cards import Card
 from gputile.model.grants import Grant, Use
 

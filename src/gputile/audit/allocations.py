@@ -1,7 +1,7 @@
-"""What a bound pod holds, and whose word that is: our grant, else the record of the family whose agent runs the node,
-else a record of another family, else the number of GPUs that it asks for.
+"""What a bound pod holds, and by which record: our grant, else the record of the family whose agent serves the node,
+else a record of another family, else the number of GPUs that the pod requests.
 
-Under another system's agent the larger of record and request counts. Under our own agent a pod runs only by its grant,
+Under another system's agent the larger of record and request counts. Under our own agent a pod runs only with a grant,
 or because it started before our agent first served the node; then its old record counts, or the number of its GPUs.
 """
 
@@ -12,7 +12,7 @@ from gputile.audit.holdings import NONE, Holding, held
 from gputile.audit.objects import AuditedPod, UnreadableObject
 from gputile.audit.records import gpushare, gputile, hami, nano, vcuda, vgpu_manager
 from gputile.audit.records.gputile import GRANT, GrantRecord
-from gputile.audit.records.record import NO_CONTAINER, InvalidRecord, Record, RecordedTile, believed
+from gputile.audit.records.record import NO_CONTAINER, InvalidRecord, Record, RecordedTile, validated
 from gputile.audit.requests import AuditedRequest, gpu_like, read_request
 from gputile.audit.sizes import NodeGpus
 from gputile.audit.times import seconds
@@ -22,23 +22,23 @@ FAMILIES = (hami, vgpu_manager, vcuda, gpushare, nano)
 
 
 class AuditedAllocation(msgspec.Struct, frozen=True, kw_only=True):
-    """One pod on one node, as far as its annotations and requests tell."""
+    """What one pod holds on one node, as far as its annotations and requests show."""
 
     holding: Holding
-    by: str = ""  # whose record says so; "" when none does
+    by: str = ""  # the family of the record that counts; "" when none does
     at: int = 0  # when it was granted, in nanoseconds since 1970; 0 when the record does not say
     request: AuditedRequest | None = None
     grant: GrantRecord | None = None  # ours, if it is this pod's
     copied: str = ""  # why our grant is not this pod's
     broken: str = ""  # why our grant cannot be read
-    disbeliefs: tuple[InvalidRecord, ...] = ()
+    invalid_records: tuple[InvalidRecord, ...] = ()
 
 
 def allocate(pod: AuditedPod, gpus: NodeGpus) -> AuditedAllocation:
     request = requested(pod, gpus)
     grant, copied, broken = _grant(pod, gpus)
-    disbeliefs: list[InvalidRecord] = []
-    record = _of_grant(pod, grant, gpus) if grant is not None else _of_family(pod, gpus, disbeliefs)
+    invalid_records: list[InvalidRecord] = []
+    record = _of_grant(pod, grant, gpus) if grant is not None else _of_family(pod, gpus, invalid_records)
     larger = gpus.agent != OURS or (record is None and _started_before(pod, gpus))
     if record is None and not larger:
         holding: Holding = {}
@@ -52,7 +52,7 @@ def allocate(pod: AuditedPod, gpus: NodeGpus) -> AuditedAllocation:
         grant=grant,
         copied=copied,
         broken=broken,
-        disbeliefs=tuple(disbeliefs),
+        invalid_records=tuple(invalid_records),
     )
 
 
@@ -65,30 +65,30 @@ def requested(pod: AuditedPod, gpus: NodeGpus) -> AuditedRequest | None:
 
 
 def gpu_resources(pod: AuditedPod, gpus: NodeGpus) -> list[str]:
-    """The resources of the pod that have to do with GPUs, known or not."""
+    """The GPU resources that the pod requests, known to gputile or not."""
     return gpu_like(pod, gpus.domains.union(vgpu_manager.domains(pod)))
 
 
-# ---- whose word -----------------------------------------------------------------------------------------------------
+# ---- which record counts --------------------------------------------------------------------------------------------
 
 
 def _grant(pod: AuditedPod, gpus: NodeGpus) -> tuple[GrantRecord | None, str, str]:
     """Our grant; else why it is not this pod's, or why it cannot be read."""
-    said = pod.annotations.get(GRANT)
-    if said is None:
+    value = pod.annotations.get(GRANT)
+    if value is None:
         return None, "", ""
     try:
-        found = gputile.read_grant(said, gpus)
-    except UnreadableObject as wrong:
-        return None, "", str(wrong)
-    if (found.pod, found.node) != (pod.uid, pod.node):
-        whose = f"pod {shown(found.pod)} on node {shown(found.node)}"
-        return None, f"annotation `{GRANT}` belongs to {whose}, not to this pod", ""
-    return found, "", ""
+        grant = gputile.read_grant(value, gpus)
+    except UnreadableObject as error:
+        return None, "", str(error)
+    if (grant.pod, grant.node) != (pod.uid, pod.node):
+        owner = f"pod {shown(grant.pod)} on node {shown(grant.node)}"
+        return None, f"annotation `{GRANT}` belongs to {owner}, not to this pod", ""
+    return grant, "", ""
 
 
 def _of_grant(pod: AuditedPod, grant: GrantRecord, gpus: NodeGpus) -> Record:
-    """Of the GPUs that the node has. A container that the pod lacks counts as one that runs all the time."""
+    """The grant as a record of the node's GPUs. A container that the pod lacks counts as one that runs all the time."""
     places = {container.name: at for at, container in enumerate(pod.containers)}
     tiles = tuple(
         RecordedTile(places.get(container.name, NO_CONTAINER), tile.uuid, tile.memory, tile.cores)
@@ -99,26 +99,26 @@ def _of_grant(pod: AuditedPod, grant: GrantRecord, gpus: NodeGpus) -> Record:
     return Record(family=OURS, tiles=tiles, takes_slots=grant.takes_slots)
 
 
-def _of_family(pod: AuditedPod, gpus: NodeGpus, disbeliefs: list[InvalidRecord]) -> Record | None:
-    """The node's own family first: its agent goes by that record."""
+def _of_family(pod: AuditedPod, gpus: NodeGpus, invalid_records: list[InvalidRecord]) -> Record | None:
+    """The family of the node's agent first: that agent allocates by its own record."""
     if not _counts_records(pod, gpus):
         return None
-    for family in sorted(FAMILIES, key=lambda one: gpus.agent != one.FAMILY):
-        found = family.read(pod, gpus)
-        if isinstance(found, Record):
-            found = believed(found, pod, gpus)
-        if isinstance(found, Record):
-            return found
-        if found is not None:
-            disbeliefs.append(found)
+    for family in sorted(FAMILIES, key=lambda family: gpus.agent != family.FAMILY):
+        record = family.read(pod, gpus)
+        if isinstance(record, Record):
+            record = validated(record, pod, gpus)
+        if isinstance(record, Record):
+            return record
+        if record is not None:
+            invalid_records.append(record)
     return None
 
 
 def _counts_records(pod: AuditedPod, gpus: NodeGpus) -> bool:
-    """Under our own agent: only of pods that were there before it. Where nobody knows since when, all of them."""
+    """Under our own agent only records of pods that are older than it count; where its age is unknown, all of them."""
     return gpus.agent != OURS or gpus.since is None or _started_before(pod, gpus)
 
 
 def _started_before(pod: AuditedPod, gpus: NodeGpus) -> bool:
-    """Whether another system's agent gave it its GPUs, on a node that ours serves now."""
+    """Whether another system's agent allocated its GPUs, on a node that our agent serves now."""
     return gpus.since is not None and 0 < seconds(pod.started) < gpus.since

@@ -1,7 +1,7 @@
-"""The proof itself: the sum of every GPU, and every record with its pod.
+"""The audit itself: the sum of every GPU, and every record compared with its pod.
 
-Pure functions over pods and nodes as JSON; the time comes in as a number. An object that cannot be read is a finding of
-its own and spoils no other.
+Pure functions over pods and nodes as JSON; the time is an argument. An unreadable object is a finding of its own and
+does not affect the others.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,15 +10,15 @@ from typing import TypeVar
 from gputile.audit.advice import DELETED, LOOK_AT_RECORD, LOOK_AT_REQUEST
 from gputile.audit.allocations import OURS, AuditedAllocation, allocate, gpu_resources, has_record, requested
 from gputile.audit.fields import shown
-from gputile.audit.grants import differences, strange_containers, strange_gpus
+from gputile.audit.grants import differences, unknown_containers, unknown_gpus
 from gputile.audit.holdings import NONE, SOMEWHERE, HeldAmounts, Holding, at_once
 from gputile.audit.notices import Notices
 from gputile.audit.objects import AuditedNode, AuditedPod, UnreadableObject, label_of, read_node, read_pod
-from gputile.audit.records.gputile import GrantRecord, GrantRecordContainer, read_lingering
+from gputile.audit.records.gputile import GrantRecord, GrantRecordContainer, read_orphaned_pods
 from gputile.audit.report import AuditReport, FindingCode, GpuHolder, UnplacedGpus
 from gputile.audit.sizes import NodeGpus, common_unit, read_gpus
 from gputile.audit.sums import GpuSums
-from gputile.audit.times import seconds, written
+from gputile.audit.times import seconds, timestamp
 from gputile.model.requests import Role
 
 YOUNG = 60.0  # seconds that the leader has to write a grant for a pod that another scheduler bound
@@ -29,46 +29,47 @@ T = TypeVar("T")
 def audit(nodes: Iterable[object], pods: Iterable[object], unit: str = "auto", now: float = 0.0) -> AuditReport:
     """`nodes` and `pods` as JSON objects, `now` in seconds since 1970.
 
-    `unit`: what one `aliyun.com/gpu-mem` is where no sum of a node shows it: `GiB`, `MiB`, or `auto`.
+    `unit`: the unit of `aliyun.com/gpu-mem` where no capacity of a node shows it: `GiB`, `MiB`, or `auto`.
     """
     return _Audit(now).report(nodes, pods, unit)
 
 
 class _Audit:
-    """One look at one cluster."""
+    """One audit of one cluster."""
 
     def __init__(self, now: float) -> None:
         self._now = now
-        self._told = Notices()
+        self._notices = Notices()
         self._sums = GpuSums()
         self._nodes: dict[str, NodeGpus] = {}
         self._homes: dict[str, str] = {}  # by GPU: its node
-        self._lingering: list[GrantRecord] = []
+        self._orphaned: list[GrantRecord] = []
         self._alive: set[str] = set()
         self._pending = 0
 
     def report(self, nodes: Iterable[object], pods: Iterable[object], unit: str) -> AuditReport:
-        found = [node for obj in nodes if (node := self._isolated("node", obj, read_node)) is not None]
-        fallback = common_unit(found)
-        for node in found:
+        readable = [node for obj in nodes if (node := self._isolated("node", obj, read_node)) is not None]
+        fallback = common_unit(readable)
+        for node in readable:
             self._see_node(node, unit, fallback)
         for obj in pods:
             self._isolated("pod", obj, self._see_pod)
-        for grant in self._lingering:
+        for grant in self._orphaned:
             if grant.pod not in self._alive:
-                self._see_lingering(grant)
-        self._sums.judge(self._nodes.values(), self._told)
-        return self._sums.report(self._nodes.values(), self._pending, self._told)
+                self._see_orphaned(grant)
+        self._sums.judge(self._nodes.values(), self._notices)
+        return self._sums.report(self._nodes.values(), self._pending, self._notices)
 
     def _isolated(self, kind: str, obj: object, look: Callable[[object], T]) -> T | None:
-        """Whatever is wrong with one object is a finding, and no other object's business."""
+        """An error in one object is a finding, and the other objects are audited all the same."""
         try:
             return look(obj)
-        except Exception as error:  # of any kind: a tenant wrote the object, and the audit must go on
-            why = str(error) if isinstance(error, UnreadableObject) else f"{type(error).__name__}: {shown(str(error))}"
+        except Exception as error:  # any error: a tenant wrote the object, and the audit must go on
+            known = isinstance(error, UnreadableObject)
+            problem = str(error) if known else f"{type(error).__name__}: {shown(str(error))}"
             code = FindingCode.UNREADABLE_NODE if kind == "node" else FindingCode.UNREADABLE_POD
-            todo = f"look at it with `kubectl get {kind} -o yaml`; what it holds is not counted"
-            self._told.find(code, f"{kind} {label_of(obj)} cannot be read: {why}", todo)
+            todo = f"inspect it with `kubectl get {kind} -o yaml`; what it holds is not counted"
+            self._notices.find(code, f"{kind} {label_of(obj)} cannot be read: {problem}", todo)
             return None
 
     # ---- nodes ------------------------------------------------------------------------------------------------------
@@ -77,23 +78,25 @@ class _Audit:
         name = node.name
         try:
             gpus = self._nodes[name] = read_gpus(node, unit, fallback)
-        except UnreadableObject as wrong:
-            self._told.find(FindingCode.UNREADABLE_NODE, f"node {name}: {wrong}", "look at its annotations", node=name)
+        except UnreadableObject as error:
+            self._notices.find(
+                FindingCode.UNREADABLE_NODE, f"node {name}: {error}", "inspect its annotations", node=name
+            )
             return
         try:
-            self._lingering += read_lingering(node, gpus)
-        except UnreadableObject as wrong:
-            todo = "restart the node's agent, or remove the annotation if it has none"
-            self._told.find(FindingCode.UNREADABLE_NODE, f"node {name}: {wrong}", todo, node=name)
+            self._orphaned += read_orphaned_pods(node, gpus)
+        except UnreadableObject as error:
+            todo = "restart the node's agent, or remove the annotation if the node has no agent"
+            self._notices.find(FindingCode.UNREADABLE_NODE, f"node {name}: {error}", todo, node=name)
         self._see_homes(gpus)
 
     def _see_homes(self, gpus: NodeGpus) -> None:
         for gpu in gpus.gpus:
             home = self._homes.setdefault(gpu.uuid, gpus.node)
             if home != gpus.node:
-                what = f"GPU {shown(gpu.uuid)} is listed by node {home} and by node {gpus.node}"
+                message = f"GPU {shown(gpu.uuid)} is listed by node {home} and by node {gpus.node}"
                 todo = "one of them lists GPUs that it does not have; restart its agent, or correct its annotation"
-                self._told.find(FindingCode.CARD_ON_TWO_NODES, what, todo, node=gpus.node, card=gpu)
+                self._notices.find(FindingCode.CARD_ON_TWO_NODES, message, todo, node=gpus.node, card=gpu)
 
     # ---- pods -------------------------------------------------------------------------------------------------------
 
@@ -104,85 +107,90 @@ class _Audit:
         self._alive.add(pod.uid)
         gpus = self._nodes.get(pod.node)
         if not pod.node:
-            asked = requested(pod, NOWHERE)
-            self._pending += asked is not None and asked.is_readable and not pod.deleting
+            request = requested(pod, NOWHERE)
+            self._pending += request is not None and request.is_readable and not pod.deleting
         elif gpus is not None:
             self._see_bound(pod, gpus)
         elif has_record(pod) or gpu_resources(pod, NOWHERE):
-            what = f"pod {pod.key} is on node {pod.node}, which is gone or cannot be read"
-            self._told.remark_in(pod, FindingCode.NODE_GONE, what)
+            message = f"pod {pod.key} is on node {pod.node}, which is deleted or unreadable"
+            self._notices.remark_in(pod, FindingCode.NODE_GONE, message)
 
     def _see_bound(self, pod: AuditedPod, gpus: NodeGpus) -> None:
-        found = allocate(pod, gpus)
-        for uuid, amounts in found.holding.items():
+        allocation = allocate(pod, gpus)
+        for uuid, amounts in allocation.holding.items():
             if uuid == SOMEWHERE:
-                self._sums.put_somewhere(_unplaced(pod, amounts))
+                self._sums.put_unplaced(_unplaced(pod, amounts))
             else:
-                self._sums.put(uuid, _held(pod, found, amounts))
-        if not self._see_grant(pod, gpus, found):
-            self._see_unknown(pod, gpus, found)
+                self._sums.put(uuid, _held(pod, allocation, amounts))
+        if not self._see_grant(pod, gpus, allocation):
+            self._see_unknown(pod, gpus, allocation)
 
-    def _see_grant(self, pod: AuditedPod, gpus: NodeGpus, found: AuditedAllocation) -> bool:
-        """Whether something is wrong with our grant."""
-        before = len(self._told.findings)
-        if found.copied or found.broken:
-            code = FindingCode.NOT_ITS_GRANT if found.copied else FindingCode.UNREADABLE_GRANT
-            todo = f"it is not believed, and the leader writes another one; if it stays, {LOOK_AT_RECORD}"
-            self._told.find_in(pod, code, f"pod {pod.key}: {found.copied or found.broken}", todo)
-        if found.grant is not None:
-            for what in strange_containers(pod, found.grant):
-                self._told.find_in(pod, FindingCode.NO_SUCH_CONTAINER, f"pod {pod.key}: {what}", LOOK_AT_RECORD)
-            for what in strange_gpus(found.grant, gpus):
+    def _see_grant(self, pod: AuditedPod, gpus: NodeGpus, allocation: AuditedAllocation) -> bool:
+        """Whether our grant has a finding."""
+        before = len(self._notices.findings)
+        if allocation.copied or allocation.broken:
+            code = FindingCode.NOT_ITS_GRANT if allocation.copied else FindingCode.UNREADABLE_GRANT
+            todo = f"gputile ignores it, and the leader writes another one; if it persists, {LOOK_AT_RECORD}"
+            self._notices.find_in(pod, code, f"pod {pod.key}: {allocation.copied or allocation.broken}", todo)
+        if allocation.grant is not None:
+            for problem in unknown_containers(pod, allocation.grant):
+                self._notices.find_in(pod, FindingCode.NO_SUCH_CONTAINER, f"pod {pod.key}: {problem}", LOOK_AT_RECORD)
+            for problem in unknown_gpus(allocation.grant, gpus):
                 todo = f"see whether the agent of the node lists all its GPUs; else {LOOK_AT_RECORD}"
-                self._told.find_in(pod, FindingCode.NO_SUCH_CARD, f"pod {pod.key}: {what}", todo)
-            for what in differences(pod, found.request, found.grant):
-                self._told.remark_in(pod, FindingCode.NOT_AS_ASKED, f"pod {pod.key}: {what}")
-        return len(self._told.findings) > before
+                self._notices.find_in(pod, FindingCode.NO_SUCH_CARD, f"pod {pod.key}: {problem}", todo)
+            for difference in differences(pod, allocation.request, allocation.grant):
+                self._notices.remark_in(pod, FindingCode.NOT_AS_REQUESTED, f"pod {pod.key}: {difference}")
+        return len(self._notices.findings) > before
 
-    # ---- what is not known ------------------------------------------------------------------------------------------
+    # ---- pods without a valid record --------------------------------------------------------------------------------
 
-    def _see_unknown(self, pod: AuditedPod, gpus: NodeGpus, found: AuditedAllocation) -> None:
-        """Records that are not believed, GPUs that no record names, and pods that count as nothing."""
-        doubts = "; ".join(f"its {one.family} record is not believed: {one.why}" for one in found.disbeliefs)
-        if not found.holding:
-            self._see_nothing(pod, gpus, found, doubts)
-        elif not found.by and gpus.agent != "nvidia":
-            self._see_ungranted(pod, f"it counts by number{_in_brackets(doubts)}", LOOK_AT_REQUEST)
-        elif found.by and SOMEWHERE in found.holding:
-            what = f"pod {pod.key}: its {found.by} record names fewer GPUs than it requests; the rest counts by number"
-            self._told.remark_in(pod, FindingCode.BY_NUMBER, what)
-        if doubts and found.by:
-            what = f"pod {pod.key}: {doubts}; its {found.by} record counts"
-            self._told.remark_in(pod, FindingCode.RECORD_NOT_BELIEVED, what)
+    def _see_unknown(self, pod: AuditedPod, gpus: NodeGpus, allocation: AuditedAllocation) -> None:
+        """Invalid records, GPUs that no record names, and pods that are not counted."""
+        doubts = "; ".join(
+            f"its {record.family} record is invalid: {record.why}" for record in allocation.invalid_records
+        )
+        if not allocation.holding:
+            self._see_uncounted(pod, gpus, allocation, doubts)
+        elif not allocation.by and gpus.agent != "nvidia":
+            self._see_ungranted(pod, f"it counts by number{_in_parentheses(doubts)}", LOOK_AT_REQUEST)
+        elif allocation.by and SOMEWHERE in allocation.holding:
+            record = f"its {allocation.by} record names fewer GPUs than it requests"
+            message = f"pod {pod.key}: {record}; the rest counts by number"
+            self._notices.remark_in(pod, FindingCode.BY_NUMBER, message)
+        if doubts and allocation.by:
+            message = f"pod {pod.key}: {doubts}; its {allocation.by} record counts"
+            self._notices.remark_in(pod, FindingCode.INVALID_RECORD, message)
 
-    def _see_nothing(self, pod: AuditedPod, gpus: NodeGpus, found: AuditedAllocation, doubts: str) -> None:
-        if found.request is not None and gpus.agent == OURS and found.grant is None:
-            todo = f"see whether a gputile scheduler leads, and the events of the pod; {LOOK_AT_REQUEST}"
-            self._see_ungranted(pod, f"it counts as nothing{_in_brackets(doubts)}", todo)
+    def _see_uncounted(self, pod: AuditedPod, gpus: NodeGpus, allocation: AuditedAllocation, doubts: str) -> None:
+        if allocation.request is not None and gpus.agent == OURS and allocation.grant is None:
+            todo = f"see whether a gputile scheduler is the leader, and the events of the pod; {LOOK_AT_REQUEST}"
+            self._see_ungranted(pod, f"it counts as nothing{_in_parentheses(doubts)}", todo)
             return
         named, marked = gpu_resources(pod, gpus), has_record(pod)
         if not named and not marked:
             return
-        asked = f"requests {', '.join(map(shown, named[:3]))}" if named else "carries a record of GPUs"
-        what = f"pod {pod.key} on node {pod.node} {asked} and counts as nothing{_in_brackets(doubts)}"
-        if marked or found.request is not None or (gpus.gpus and not all("/mig-" in name for name in named)):
-            self._told.find_in(pod, FindingCode.NOT_COUNTED, what, LOOK_AT_REQUEST)
-        else:  # GPUs of another make, or parts of a GPU that the NVIDIA plugin keeps apart: not those that we count
-            self._told.remark_in(pod, FindingCode.NOT_COUNTED, what)
+        subject = f"requests {', '.join(map(shown, named[:3]))}" if named else "carries a record of GPUs"
+        message = f"pod {pod.key} on node {pod.node} {subject} and counts as nothing{_in_parentheses(doubts)}"
+        if marked or allocation.request is not None or (gpus.gpus and not all("/mig-" in name for name in named)):
+            self._notices.find_in(pod, FindingCode.NOT_COUNTED, message, LOOK_AT_REQUEST)
+        else:  # GPUs of another vendor, or MIG slices, which the NVIDIA plugin serves: the audit does not count these
+            self._notices.remark_in(pod, FindingCode.NOT_COUNTED, message)
 
     def _see_ungranted(self, pod: AuditedPod, how: str, todo: str) -> None:
-        what = f"pod {pod.key} is bound to node {pod.node}, requests GPUs and has no grant"
+        message = f"pod {pod.key} is bound to node {pod.node}, requests GPUs and has no grant"
         if self._now - seconds(pod.bound or pod.created) < YOUNG:
-            self._told.remark_in(pod, FindingCode.NO_GRANT, f"{what} yet: the leader has a minute")
+            self._notices.remark_in(pod, FindingCode.NO_GRANT, f"{message} yet: the leader has a minute")
         else:
-            what = f"{what}, nor a record of another system that is believed; {how}"
-            self._told.find_in(pod, FindingCode.NO_GRANT, what, todo)
+            message = f"{message}, nor a valid record of another system; {how}"
+            self._notices.find_in(pod, FindingCode.NO_GRANT, message, todo)
 
-    # ---- pods that are gone while their containers run --------------------------------------------------------------
+    # ---- orphaned pods ----------------------------------------------------------------------------------------------
 
-    def _see_lingering(self, grant: GrantRecord) -> None:
-        what = f"containers of pod {shown(grant.pod)}, which was deleted, still run on node {grant.node} and hold GPUs"
-        self._told.remark(FindingCode.LINGERING, what, node=grant.node)
+    def _see_orphaned(self, grant: GrantRecord) -> None:
+        message = (
+            f"containers of pod {shown(grant.pod)}, which was deleted, still run on node {grant.node} and hold GPUs"
+        )
+        self._notices.remark(FindingCode.ORPHANED, message, node=grant.node)
         gpus, slot = self._nodes[grant.node], int(grant.takes_slots)
         parts = ((Role(container.role), _granted(container, gpus, slot)) for container in grant.containers)
         for uuid, of in at_once(parts).items():
@@ -198,15 +206,15 @@ def _granted(container: GrantRecordContainer, gpus: NodeGpus, slot: int) -> Hold
     return own
 
 
-def _held(pod: AuditedPod, found: AuditedAllocation, of: HeldAmounts) -> GpuHolder:
+def _held(pod: AuditedPod, allocation: AuditedAllocation, of: HeldAmounts) -> GpuHolder:
     return GpuHolder(
         pod=pod.key,
         uid=pod.uid,
         memory=of.memory,
         cores=of.cores,
         slots=of.slots,
-        by=found.by,
-        granted=written(found.at),
+        by=allocation.by,
+        granted=timestamp(allocation.at),
         bound=pod.bound,
         phase=pod.phase,
         going=pod.deleting,
@@ -226,5 +234,5 @@ def _unplaced(pod: AuditedPod, of: HeldAmounts) -> UnplacedGpus:
     )
 
 
-def _in_brackets(text: str) -> str:
+def _in_parentheses(text: str) -> str:
     return f" ({text})" if text else ""

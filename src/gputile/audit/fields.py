@@ -1,7 +1,7 @@
 """Careful access to JSON of unknown origin: every function takes any value and returns a plain one, or None.
 
 Pods are written by tenants: a number may have a thousand digits, a list may be nested a thousand deep, and a string may
-contain characters that a terminal obeys. Nothing here raises, and nothing costs more than the size of the value.
+contain control characters. Nothing here raises, and nothing costs more than the size of the value.
 """
 
 import re
@@ -13,7 +13,7 @@ import msgspec
 from gputile.model.units import quantity
 
 MOST = 2**31 - 1
-"""No GPU and no node has this much of anything. Larger numbers are taken for this one."""
+"""No GPU and no node has this much of anything. Larger numbers count as this one."""
 
 Json = Mapping[str, Any]
 NOTHING: Json = {}
@@ -42,8 +42,8 @@ def text(value: object) -> str | None:
 
 def texts(value: object) -> dict[str, str]:
     """Labels or annotations."""
-    found = {key: text(said) for key, said in mapping(value).items() if isinstance(key, str)}
-    return {key: said for key, said in found.items() if said is not None}
+    converted = {key: text(entry) for key, entry in mapping(value).items() if isinstance(key, str)}
+    return {key: entry for key, entry in converted.items() if entry is not None}
 
 
 def whole(value: object) -> int | None:
@@ -55,33 +55,33 @@ def whole(value: object) -> int | None:
 
 def digits(value: object) -> int | None:
     """Plain decimal digits, as the families write numbers into annotations."""
-    said = value.strip() if isinstance(value, str) else ""
-    return min(int(said), MOST) if _DIGITS.fullmatch(said) else None
+    number = value.strip() if isinstance(value, str) else ""
+    return min(int(number), MOST) if _DIGITS.fullmatch(number) else None
 
 
 def indices(value: object) -> tuple[int, ...] | None:
-    """`"0,2"` as GPU indices; None when a part is no index."""
+    """`"0,2"` as GPU indices; None when a part is not an index."""
     parts = [digits(part) for part in value.split(",") if part.strip()] if isinstance(value, str) else []
-    found = tuple(part for part in parts if part is not None)
-    return found if found and len(found) == len(parts) else None
+    valid = tuple(part for part in parts if part is not None)
+    return valid if valid and len(valid) == len(parts) else None
 
 
 def amount(value: object) -> int | None:
-    """A Kubernetes quantity that is a whole number, such as `3`, `"3k"` or `"3e3"`; None when it is none."""
+    """A Kubernetes quantity that is a whole number, such as `3`, `"3k"` or `"3e3"`; else None."""
     if isinstance(value, int):
         return whole(value)
     if not isinstance(value, str | float):
         return None
     if isinstance(value, str) and len(value) > 64:
         return None
-    found = quantity(value)
-    if found is None or found.denominator != 1 or found < 0:
+    exact = quantity(value)
+    if exact is None or exact.denominator != 1 or exact < 0:
         return None
-    return min(found.numerator, MOST)
+    return min(exact.numerator, MOST)
 
 
 def decoded(value: object) -> Any:
-    """JSON inside a string; None when it is broken, too deep, or no string."""
+    """JSON inside a string; None when it is broken or too deep, or the value is not a string."""
     try:
         return msgspec.json.decode(value.encode()) if isinstance(value, str) else None
     except (msgspec.DecodeError, RecursionError, UnicodeError):
@@ -96,6 +96,6 @@ def names(value: object) -> frozenset[str]:
 
 
 def shown(value: object, most: int = 80) -> str:
-    """A value inside a sentence: short, and without characters that a terminal obeys."""
+    """A value inside a sentence: short, and without control characters."""
     plain = _UNPRINTABLE.sub("?", value if isinstance(value, str) else type(value).__name__)
     return plain if len(plain) <= most else f"{plain[:most]}..."

@@ -1,7 +1,7 @@
-"""What one pod holds: how much of which GPU, and what it holds on GPUs that no record names.
+"""What one pod holds: how much of which GPU, and how much on GPUs that no record names.
 
 Containers that run at the same time add up. Init containers run one after the other, sidecars beside all that start
-after them. Which container is what is read from the pod, never from a record.
+after them. The role of a container is read from the pod, never from a record.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ SOMEWHERE = ""
 
 
 class HeldAmounts(msgspec.Struct, frozen=True):
-    """Of one GPU; under SOMEWHERE of several GPUs together."""
+    """Amounts of one GPU; under SOMEWHERE of several GPUs together."""
 
     memory: MiB = 0
     cores: Percent = 0
@@ -54,8 +54,8 @@ Holding = dict[str, HeldAmounts]  # by UUID, or SOMEWHERE
 
 def at_once(containers: Iterable[tuple[Role, Holding]]) -> Holding:
     """The most that is held of each GPU at one time; containers in the order in which they start."""
-    beside: Holding = {}  # sidecars that run already
-    lasting: Holding = {}  # all that run in the end
+    beside: Holding = {}  # of sidecars that run already
+    lasting: Holding = {}  # of all containers that run in the end
     most: Holding = {}
     for role, own in containers:
         for gpu, amounts in own.items():
@@ -73,15 +73,15 @@ def at_once(containers: Iterable[tuple[Role, Holding]]) -> Holding:
 def held(
     pod: AuditedPod, gpus: NodeGpus, request: AuditedRequest | None, record: Record | None, *, larger: bool
 ) -> Holding:
-    """`larger`: of record and request the larger counts, and GPUs that only the request asks for count by number.
+    """`larger`: of record and request the larger counts, and GPUs that only the request names count by number.
 
-    Without it, the request tells no more than how much, where the record tells only which GPU.
+    Without it, the request only supplies the amounts where the record names a GPU and no amount.
     """
     return _Holder(pod, gpus, request, record, larger).holding()
 
 
 class _Holder:
-    """One pod's holding in the making."""
+    """The calculation of one pod's holding."""
 
     def __init__(
         self, pod: AuditedPod, gpus: NodeGpus, request: AuditedRequest | None, record: Record | None, larger: bool
@@ -97,10 +97,10 @@ class _Holder:
             self._tiles.setdefault(tile.container, []).append(tile)
 
     def holding(self) -> Holding:
-        found = at_once(self._containers())
+        holding = at_once(self._containers())
         for uuid, memory in self._record.floors.items() if self._record else ():
-            found[uuid] = found.get(uuid, NONE).most(HeldAmounts(memory=memory))
-        return found
+            holding[uuid] = holding.get(uuid, NONE).most(HeldAmounts(memory=memory))
+        return holding
 
     def _containers(self) -> Iterator[tuple[Role, Holding]]:
         named = self._record.gpus if self._record else ()
@@ -123,12 +123,12 @@ class _Holder:
         return own
 
     def _amounts(self, tile: RecordedTile, ask: AuditedContainerRequest | None, gpu: Card) -> HeldAmounts | None:
-        """None: the record names a GPU for a container that asks for none, as elastic-gpu does for sidecars."""
+        """None: the record names a GPU for a container that requests none, as elastic-gpu does for sidecars."""
         if tile.memory is not None and tile.cores is not None:
-            said = HeldAmounts(tile.memory, tile.cores, self._slot)
+            recorded = HeldAmounts(tile.memory, tile.cores, self._slot)
             if ask is None or tile.is_exact or not self._larger:
-                return said
-            return said.most(self._share(ask, gpu))
+                return recorded
+            return recorded.most(self._share(ask, gpu))
         return None if ask is None else self._share(ask, gpu)
 
     def _share(self, ask: AuditedContainerRequest, gpu: Card) -> HeldAmounts:
@@ -137,9 +137,9 @@ class _Holder:
     def _add_rest(
         self, own: Holding, ask: AuditedContainerRequest, rest: int, role: Role, named: tuple[str, ...]
     ) -> None:
-        """GPUs that the container asks for and no tile of its own names.
+        """GPUs that the container requests and no tile of its own names.
 
-        The kubelet passes on the devices of init containers, so these are on GPUs that the record names for the pod.
+        The kubelet reuses the devices of init containers, so these are on GPUs that the record names for the pod.
         """
         together = self._record is not None and self._record.together
         if rest > 0 and (together or (role is Role.INIT and self._larger)):

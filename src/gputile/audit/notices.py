@@ -1,4 +1,4 @@
-"""Where findings and remarks are collected."""
+"""The collector of findings and remarks."""
 
 from gputile.audit.objects import AuditedPod
 from gputile.audit.report import FindingCode, GpuHolder, Notice
@@ -6,7 +6,7 @@ from gputile.model.cards import Card
 
 
 class Notices:
-    """In the order in which they were made."""
+    """Findings and remarks of one audit, in the order in which they were made."""
 
     def __init__(self) -> None:
         self.findings: list[Notice] = []

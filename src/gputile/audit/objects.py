@@ -15,17 +15,19 @@ OVER = ("Succeeded", "Failed")
 
 
 class UnreadableObject(Exception):
-    """The object is none of its kind; the sentence says which field."""
+    """An object or annotation with an invalid field; the message names the field."""
 
 
 class AuditedContainer(msgspec.Struct, frozen=True):
+    """A container of an audited pod."""
+
     name: str
     role: Role
     asks: Json  # by resource: its limit, else its request
 
 
 class AuditedPod(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod. Containers are in the order they start: init containers and sidecars first."""
+    """A pod, as far as the audit reads it. Containers are in the order they start, init containers first."""
 
     name: str
     namespace: str
@@ -38,7 +40,7 @@ class AuditedPod(msgspec.Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str]
     created: str
     started: str
-    bound: str  # when the API server bound it; "" when no condition tells
+    bound: str  # when the API server bound it; "" when no condition shows it
     deleting: bool
 
     @property
@@ -53,7 +55,7 @@ class AuditedPod(msgspec.Struct, frozen=True, kw_only=True):
     def position(self, number: int) -> int | None:
         """The place in `containers` of the container that gpushare and vcuda number so: app containers count from 0.
 
-        Numbers beyond them are init containers: gputile writes these, the originals know none.
+        Numbers beyond them are init containers: gputile writes these, the original systems do not.
         """
         apps = len(self.containers) - self.inits
         if not 0 <= number < len(self.containers):
@@ -62,6 +64,8 @@ class AuditedPod(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditedNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node, as far as the audit reads it."""
+
     name: str
     annotations: Mapping[str, str]
     labels: Mapping[str, str]
@@ -70,7 +74,7 @@ class AuditedNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def label_of(obj: object) -> str:
-    """How to call an object that cannot be read."""
+    """The name of an object that may be unreadable, for messages."""
     metadata = mapping(mapping(obj).get("metadata"))
     namespace, name = text(metadata.get("namespace")), text(metadata.get("name"))
     return shown(f"{namespace}/{name}" if namespace else name or "(without a name)")
@@ -114,32 +118,32 @@ def read_pod(obj: object) -> AuditedPod:
 def _containers(spec: Json, key: str) -> list[AuditedContainer]:
     listed = spec.get(key)
     if listed is not None and not isinstance(listed, list | tuple):
-        raise UnreadableObject(f"`spec.{key}` is no list")
-    return [_container(_mapping(one, f"spec.{key}[{at}]"), key) for at, one in enumerate(listed or ())]
+        raise UnreadableObject(f"`spec.{key}` is not a list")
+    return [_container(_mapping(entry, f"spec.{key}[{at}]"), key) for at, entry in enumerate(listed or ())]
 
 
-def _container(one: Json, key: str) -> AuditedContainer:
-    resources = mapping(one.get("resources"))
+def _container(entry: Json, key: str) -> AuditedContainer:
+    resources = mapping(entry.get("resources"))
     role = Role.APP
     if key == "initContainers":
-        role = Role.SIDECAR if one.get("restartPolicy") == "Always" else Role.INIT
+        role = Role.SIDECAR if entry.get("restartPolicy") == "Always" else Role.INIT
     asks = {**mapping(resources.get("requests")), **mapping(resources.get("limits"))}
-    return AuditedContainer(_text(one.get("name"), "the name of a container"), role, asks)
+    return AuditedContainer(_text(entry.get("name"), "the name of a container"), role, asks)
 
 
 def _bound(conditions: object) -> str:
-    listed = [mapping(one) for one in conditions] if isinstance(conditions, list | tuple) else []
-    times = (text(one.get("lastTransitionTime")) for one in listed if one.get("type") == "PodScheduled")
+    listed = [mapping(condition) for condition in conditions] if isinstance(conditions, list | tuple) else []
+    times = (text(entry.get("lastTransitionTime")) for entry in listed if entry.get("type") == "PodScheduled")
     return next((time for time in times if time), "")
 
 
-def _mapping(value: object, what: str) -> Json:
+def _mapping(value: object, field: str) -> Json:
     if not isinstance(value, dict):
-        raise UnreadableObject(f"`{what}` is no object")
+        raise UnreadableObject(f"`{field}` is not an object")
     return value
 
 
-def _text(value: object, what: str) -> str:
+def _text(value: object, field: str) -> str:
     if value is not None and not isinstance(value, str):
-        raise UnreadableObject(f"`{what}` is no text")
+        raise UnreadableObject(f"`{field}` is not a string")
     return value or ""

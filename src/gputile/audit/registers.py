@@ -14,7 +14,7 @@ FORK = "tydic.io/nvidia-device-register"
 
 
 def inventory(node: AuditedNode) -> tuple[Card, ...]:
-    """`gputile.io/inventory`, in which what is left out has a default."""
+    """`gputile.io/inventory`: an absent field has its default."""
     cordoned = names(node.annotations.get("gputile.io/cordon"))
     return tuple(
         Card(
@@ -35,10 +35,10 @@ def inventory(node: AuditedNode) -> tuple[Card, ...]:
 
 
 def hami(node: AuditedNode) -> tuple[Card, ...]:
-    """JSON, in which a zero is left out; before that, text with colons and commas."""
-    said = node.annotations[HAMI].strip()
+    """JSON that omits zeros; older versions write text with colons and commas."""
+    register = node.annotations[HAMI].strip()
     cordoned = names(node.annotations.get("hami.io/device-cordon"))
-    found = _hami_json(said) if said.startswith("[") else _hami_text(said)
+    entries = _hami_json(register) if register.startswith("[") else _hami_text(register)
     return tuple(
         Card(
             index=_number(gpu, "index", 0),
@@ -51,38 +51,38 @@ def hami(node: AuditedNode) -> tuple[Card, ...]:
             healthy=gpu.get("health") is True,
             cordoned=gpu.get("id") in cordoned,
         )
-        for gpu in found
+        for gpu in entries
     )
 
 
-def _hami_json(said: str) -> Iterator[Json]:
-    return _listed(decoded(said), HAMI)
+def _hami_json(register: str) -> Iterator[Json]:
+    return _listed(decoded(register), HAMI)
 
 
-def _hami_text(said: str) -> Iterator[Json]:
+def _hami_text(register: str) -> Iterator[Json]:
     """`uuid,count,MiB,cores,type,numa,health[,index,mode]`, each GPU ended by a colon."""
-    for position, entry in enumerate(part for part in said.split(":") if part.strip()):
+    for position, entry in enumerate(part for part in register.split(":") if part.strip()):
         fields = [field.strip() for field in entry.split(",")]
         if len(fields) not in (7, 9):
             raise UnreadableObject(f"`{HAMI}` has a GPU of {len(fields)} fields, not 7 or 9")
         numbers = dict(zip(("count", "devmem", "devcore", "numa"), map(digits, (*fields[1:4], fields[5])), strict=True))
         index = digits(fields[7]) if len(fields) == 9 else position
         if index is None or None in numbers.values():
-            raise UnreadableObject(f"`{HAMI}` has no number where one should be")
+            raise UnreadableObject(f"`{HAMI}` has a field that is not a number")
         mode = fields[8] if len(fields) == 9 else ""
         health = fields[6].lower() == "true"
         yield {"id": fields[0], "type": fields[4], "health": health, "index": index, "mode": mode, **numbers}
 
 
 def vgpu_domains(node: AuditedNode) -> list[str]:
-    """vgpu-manager's prefix is an option of it, so that any prefix may be in use."""
+    """The prefix is an option of vgpu-manager, so any prefix may be in use."""
     return sorted(key.removesuffix(VGPU_SUFFIX) for key in node.annotations if key.endswith(VGPU_SUFFIX))
 
 
 def vgpu_factor(node: AuditedNode) -> MiB:
     """MiB per `vgpu-memory`, an option of vgpu-manager's agent."""
-    said = (decoded(node.annotations.get(domain + VGPU_CONFIG)) for domain in vgpu_domains(node)[:1])
-    return next((factor for one in said if (factor := whole(mapping(one).get("memoryFactor")))), 1)
+    configs = (decoded(node.annotations.get(domain + VGPU_CONFIG)) for domain in vgpu_domains(node)[:1])
+    return next((factor for config in configs if (factor := whole(mapping(config).get("memoryFactor")))), 1)
 
 
 def vgpu(node: AuditedNode) -> tuple[Card, ...]:
@@ -104,7 +104,7 @@ def vgpu(node: AuditedNode) -> tuple[Card, ...]:
 
 
 def fork(node: AuditedNode) -> tuple[Card, ...]:
-    """The vcuda fork: the place in the list is the index."""
+    """The vcuda fork: the position in the list is the index."""
     return tuple(
         Card(
             index=index,
@@ -120,7 +120,7 @@ def fork(node: AuditedNode) -> tuple[Card, ...]:
 
 
 def listed_by(node: AuditedNode) -> tuple[str, Callable[[AuditedNode], tuple[Card, ...]]] | None:
-    """Which agent lists the node's GPUs, and how to read its list; None when none does."""
+    """Which agent lists the node's GPUs, and the parser of its list; None when no agent does."""
     if INVENTORY in node.annotations:
         return "gputile", inventory
     if node.annotations.get(HAMI, "").strip():
@@ -134,20 +134,20 @@ def listed_by(node: AuditedNode) -> tuple[str, Callable[[AuditedNode], tuple[Car
 
 
 def _listed(value: object, key: str) -> Iterator[Json]:
-    if not isinstance(value, list | tuple) or not all(isinstance(one, dict) for one in value):
-        raise UnreadableObject(f"`{key}` cannot be read")
+    if not isinstance(value, list | tuple) or not all(isinstance(entry, dict) for entry in value):
+        raise UnreadableObject(f"`{key}` cannot be read: it is not a list of objects")
     yield from items(value)
 
 
 def _number(gpu: Json, key: str, default: int | None = None) -> int:
-    found = default if gpu.get(key) is None else whole(gpu[key])
-    if found is None:
-        raise UnreadableObject(f"a GPU has no number as `{key}`")
-    return found
+    number = default if gpu.get(key) is None else whole(gpu[key])
+    if number is None:
+        raise UnreadableObject(f"`{key}` of a GPU is not a number")
+    return number
 
 
 def _name(gpu: Json, key: str) -> str:
-    found = gpu.get(key)
-    if not isinstance(found, str) or not found:
-        raise UnreadableObject(f"a GPU has no text as `{key}`")
-    return found
+    name = gpu.get(key)
+    if not isinstance(name, str) or not name:
+        raise UnreadableObject(f"`{key}` of a GPU is empty or not a string")
+    return name

@@ -1,7 +1,7 @@
-"""What an audit found. Values only; `checking` fills them in and `cli.audit` prints them.
+"""The report of an audit. Values only: `audit` fills them in and `cli.commands.audit` prints them.
 
-A finding is a double allocation, or something that makes the proof impossible. A remark is something that a person may
-want to know and that is right, or about to be right by itself.
+A finding is a double allocation, or something that makes the proof impossible. A remark is a fact that an operator may
+want to know and that is correct, or becomes correct by itself.
 """
 
 from enum import StrEnum
@@ -13,9 +13,9 @@ from gputile.model.units import MiB, Percent
 
 
 class FindingCode(StrEnum):
-    """Stable words for scripts."""
+    """The code of a finding or remark. Stable: scripts may match on the text."""
 
-    OVERSOLD = "oversold"
+    DOUBLE_ALLOCATED = "oversold"
     NODE_OVERCOMMITTED = "node-overcommitted"
     NOT_ITS_GRANT = "not-its-grant"
     UNREADABLE_GRANT = "unreadable-grant"
@@ -26,12 +26,12 @@ class FindingCode(StrEnum):
     UNREADABLE_POD = "unreadable-pod"
     NO_GRANT = "no-grant"
     NOT_COUNTED = "not-counted"
-    RECORD_NOT_BELIEVED = "record-not-believed"
+    INVALID_RECORD = "record-not-believed"
     BY_NUMBER = "by-number"
     NODE_GONE = "node-gone"
-    NOT_AS_ASKED = "not-as-asked"
+    NOT_AS_REQUESTED = "not-as-asked"
     OUT_OF_USE = "card-out-of-use"
-    LINGERING = "lingering"
+    ORPHANED = "lingering"
 
 
 class GpuHolder(msgspec.Struct, frozen=True):
@@ -42,11 +42,11 @@ class GpuHolder(msgspec.Struct, frozen=True):
     memory: MiB
     cores: Percent
     slots: int
-    by: str  # whose record says so: "gputile", or the family
+    by: str  # the record that counts: of "gputile", or of the family
     granted: str = ""  # when, as Kubernetes writes times; "" when the record does not say
     bound: str = ""
     phase: str = ""
-    going: bool = False  # its deletion was asked for
+    going: bool = False  # it is terminating
 
 
 class UnplacedGpus(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,14 +56,14 @@ class UnplacedGpus(msgspec.Struct, frozen=True, kw_only=True):
     pod: str
     uid: str
     gpus: int  # for the pod alone
-    shares: int  # of GPUs that others may share
+    shares: int  # of GPUs that other pods may share
     memory: MiB  # of the shares together
     cores: Percent
     slots: int
 
 
 class AuditedGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU, and who holds what of it."""
+    """One GPU, and the pods that hold a part of it."""
 
     node: str
     index: int
@@ -78,7 +78,7 @@ class AuditedGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """One finding or remark, with its story."""
+    """One finding or remark, with the pods that it is about."""
 
     code: FindingCode
     what: str  # a sentence
@@ -86,17 +86,17 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""
     pod: str = ""  # namespace/name
     card: Card | None = None
-    holders: tuple[GpuHolder, ...] = ()  # of the GPU, in the order in which they came
+    holders: tuple[GpuHolder, ...] = ()  # of the GPU, the oldest first
 
 
 class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was looked at, and what was found."""
+    """What was audited, with findings and remarks. The JSON keys are a contract: two fields have older names there."""
 
     nodes: int  # with GPUs
     cards: int
-    pods: int  # that hold a part of a GPU
-    waiting: int  # that ask for GPUs and have no node
-    memory_sold: MiB
+    pods: int  # pods that hold a part of a GPU
+    pending: int = msgspec.field(name="waiting")  # pods that request GPUs and have no node
+    memory_allocated: MiB = msgspec.field(name="memory_sold")
     memory: MiB
     findings: tuple[Notice, ...] = ()
     remarks: tuple[Notice, ...] = ()
@@ -108,6 +108,6 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
         return not self.findings
 
     @property
-    def sold(self) -> dict[str, tuple[GpuHolder, ...]]:
-        """By UUID: who holds what of the GPU."""
+    def holders(self) -> dict[str, tuple[GpuHolder, ...]]:
+        """The holders of each GPU that is in use, by its UUID."""
         return {gpu.uuid: gpu.holders for gpu in self.gpus if gpu.holders}

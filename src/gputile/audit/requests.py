@@ -1,7 +1,7 @@
-"""How many GPUs a pod's containers ask for and how much of each: in plain sums, without any rule about which GPU.
+"""How many GPUs a pod's containers request and how much of each: plain sums, without any rule about which GPU.
 
-Annotations that choose GPUs or policies are not looked at: a pod that runs holds GPUs, whatever its wishes were. What a
-container asks for in numbers that nobody can serve (150 percent of a GPU) is counted as whole GPUs.
+Annotations that select GPUs or policies are ignored: a running pod holds GPUs, whatever it selects. An amount that no
+system can serve (150 percent of a GPU) counts as whole GPUs.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +20,7 @@ MEMORY, PERCENT, CORES, PRIORITY = (
 SHARES = (MEMORY, PERCENT, CORES, PRIORITY)
 VGPU = ("vgpu-number", "vgpu-memory", "vgpu-cores", "vgpu-core")
 OURS = ("gputile.io/gpu", "gputile.io/memory", "gputile.io/cores")
-NO = (0, "0", None)
+NOTHING = (0, "0", None)
 _FAMILY = {
     **dict.fromkeys(OURS, "gputile"),
     **dict.fromkeys((GPU_MEM, GPU_COUNT), "gpushare"),
@@ -31,14 +31,14 @@ _FAMILY = {
 
 
 class AuditedContainerRequest(msgspec.Struct, frozen=True):
-    """What one container asks for: `gpus` times the same share."""
+    """What one container requests: `gpus` times the same share."""
 
-    container: int  # its place in the pod
+    container: int  # its position in the pod
     gpus: int
     memory: MiB | None  # per GPU; None: `percent` of the GPU
     percent: Percent
     cores: Percent
-    odd: bool = False  # the numbers are none that can be served: counted as whole GPUs
+    odd: bool = False  # no system can serve the amounts: counted as whole GPUs
 
     @property
     def is_whole(self) -> bool:
@@ -49,6 +49,8 @@ class AuditedContainerRequest(msgspec.Struct, frozen=True):
 
 
 class AuditedRequest(msgspec.Struct, frozen=True):
+    """What one pod requests, and in which family's resources."""
+
     family: str
     asks: tuple[AuditedContainerRequest, ...]  # at most one per container
 
@@ -62,7 +64,7 @@ def whole(container: int, gpus: int, *, odd: bool = False) -> AuditedContainerRe
 
 
 def read_request(pod: AuditedPod, gpus: NodeGpus, domains: frozenset[str]) -> AuditedRequest | None:
-    """None when the pod asks for no GPU in a language that is known. `domains`: prefixes of vgpu-manager in use."""
+    """None when the pod requests no GPU in a known dialect. `domains`: prefixes of vgpu-manager in use."""
     families = {family for family, _ in _named(pod, domains)}
     if not families:
         return None
@@ -71,31 +73,31 @@ def read_request(pod: AuditedPod, gpus: NodeGpus, domains: frozenset[str]) -> Au
     if gpus.agent == "nvidia" and family == "hami":
         read = _by_device(gpus)
     elif len(families) > 1 and family != gpus.agent:
-        read = _any_of([_reader(one, pod, gpus, domains) for one in sorted(families)])
-    found = (read(at, container.asks) for at, container in enumerate(pod.containers))
-    asks = tuple(ask for ask in found if ask is not None and ask.gpus)
+        read = _any_of([_reader(each, pod, gpus, domains) for each in sorted(families)])
+    parsed = (read(at, container.asks) for at, container in enumerate(pod.containers))
+    asks = tuple(ask for ask in parsed if ask is not None and ask.gpus)
     if not asks:
         return None
     return AuditedRequest("nvidia" if family == "hami" and not _shares(pod) else family, asks)
 
 
 def gpu_like(pod: AuditedPod, domains: frozenset[str]) -> list[str]:
-    """The resources of the pod that have to do with GPUs, known or not."""
+    """The GPU resources that the pod requests, known to gputile or not."""
     known = {resource for _, resource in _named(pod, domains)}
-    asked = {name for container in pod.containers for name, said in container.asks.items() if said not in NO}
-    return sorted(known | {name for name in asked if _sounds_like_one(name)})
+    requested = {name for container in pod.containers for name, value in container.asks.items() if value not in NOTHING}
+    return sorted(known | {name for name in requested if _looks_like_gpu(name)})
 
 
-def _sounds_like_one(resource: str) -> bool:
+def _looks_like_gpu(resource: str) -> bool:
     plain = resource.lower()
     return "gpu" in plain or "vcuda" in plain or "/mig-" in plain
 
 
 def _named(pod: AuditedPod, domains: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """Families and resources in which a container asks for something."""
+    """Families and resources of which a container requests any amount."""
     for container in pod.containers:
-        for resource, said in container.asks.items():
-            if said in NO:
+        for resource, value in container.asks.items():
+            if value in NOTHING:
                 continue
             domain, _, name = resource.partition("/")
             family = _FAMILY.get(resource) or ("vgpu" if name in VGPU and domain in domains else None)
@@ -129,10 +131,10 @@ def _reader(family: str, pod: AuditedPod, gpus: NodeGpus, domains: frozenset[str
 
 
 def _by_device(gpus: NodeGpus) -> Reader:
-    """The NVIDIA device plugin gives out whole GPUs, or slots where it was told to share them."""
+    """The NVIDIA device plugin allocates whole GPUs, or slots where it is configured to share them."""
 
     def read(at: int, asks: Json) -> AuditedContainerRequest | None:
-        count = _said(asks, GPU)
+        count = _amount(asks, GPU)
         if count is None:
             return whole(at, 1, odd=True)
         return AuditedContainerRequest(at, count, 0, 0, 0) if gpus.replicas > 1 else whole(at, count)
@@ -141,18 +143,18 @@ def _by_device(gpus: NodeGpus) -> Reader:
 
 
 def _any_of(readers: list[Reader]) -> Reader:
-    """A pod that asks in several languages: the largest number of GPUs counts."""
+    """A pod that mixes dialects: the largest number of GPUs counts."""
 
-    def read(at: int, asks: Json) -> AuditedContainerRequest | None:
-        found = [ask.gpus for ask in (one(at, asks) for one in readers) if ask is not None]
-        return whole(at, max(found), odd=True) if found else None
+    def read_largest(at: int, asks: Json) -> AuditedContainerRequest | None:
+        counts = [ask.gpus for ask in (read(at, asks) for read in readers) if ask is not None]
+        return whole(at, max(counts), odd=True) if counts else None
 
-    return read
+    return read_largest
 
 
 def _by_count(at: int, asks: Json, count: str, size: str, share: str, unit: MiB = 1) -> AuditedContainerRequest | None:
-    """So many GPUs, of each so much memory and cores; all of it where neither is named."""
-    gpus, memory, cores = (_said(asks, key) for key in (count, size, share))
+    """A number of GPUs with memory and cores of each; whole GPUs where neither is named."""
+    gpus, memory, cores = (_amount(asks, key) for key in (count, size, share))
     if gpus is None or memory is None or cores is None or cores > ALL or memory * unit > LARGEST_CARD:
         return whole(at, 1 if gpus is None else gpus, odd=True)
     if not gpus:
@@ -172,7 +174,7 @@ def _vgpu(at: int, asks: Json, domains: frozenset[str], factor: MiB) -> AuditedC
 
 
 def _hami(at: int, asks: Json) -> AuditedContainerRequest | None:
-    gpus, memory, percent, cores = (_said(asks, key) for key in (GPU, MEMORY, PERCENT, CORES))
+    gpus, memory, percent, cores = (_amount(asks, key) for key in (GPU, MEMORY, PERCENT, CORES))
     if None in (gpus, memory, percent, cores) or (percent or 0) > ALL or (memory or 0) > LARGEST_CARD:
         return whole(at, 1 if gpus is None else gpus, odd=True)
     if not gpus:  # its webhook adds the number where it is missing
@@ -183,32 +185,32 @@ def _hami(at: int, asks: Json) -> AuditedContainerRequest | None:
 
 
 def _gpushare(at: int, asks: Json, split: int, gpus: NodeGpus) -> AuditedContainerRequest | None:
-    """The memory of a container comes out of one GPU, or in equal parts out of several."""
-    units = _said(asks, GPU_MEM)
+    """The memory of a container is on one GPU, or in equal parts on several."""
+    units = _amount(asks, GPU_MEM)
     if units is None:
         return whole(at, split, odd=True)
     return AuditedContainerRequest(at, split, mebibytes(-(-units // split), gpus), 0, 0) if units else None
 
 
 def _split(pod: AuditedPod) -> int:
-    said = pod.labels.get(GPU_COUNT, pod.annotations.get(GPU_COUNT))
-    limits = [_said(container.asks, GPU_COUNT) or 0 for container in pod.containers]
-    found = digits(said) if said is not None else max(limits, default=0)
-    return min(max(found or 1, 1), 1024)
+    label = pod.labels.get(GPU_COUNT, pod.annotations.get(GPU_COUNT))
+    limits = [_amount(container.asks, GPU_COUNT) or 0 for container in pod.containers]
+    count = digits(label) if label is not None else max(limits, default=0)
+    return min(max(count or 1, 1), 1024)
 
 
 def mebibytes(units: int, gpus: NodeGpus) -> MiB:
-    """gpushare's units in MiB. Where no sum of the node shows the unit, one in which the amount fits a GPU."""
+    """gpushare's units in MiB. Where no capacity of the node shows the unit, a unit in which it fits a GPU."""
     size = units * gpus.unit
     return units if not gpus.unit_known and size > gpus.largest >= units else size
 
 
 def _nano(at: int, asks: Json, gpus: NodeGpus) -> AuditedContainerRequest | None:
-    """100 cores are a GPU, more are rounded down. Less than that with its memory; memory alone is served, too."""
+    """100 cores are a GPU, more are rounded down. Fewer are a share with its memory; memory alone is a share, too."""
     for core, size, is_mib in NANO:
         if core not in asks and (not size or size not in asks):
             continue
-        cores, memory = _said(asks, core), _said(asks, size) if size else 0
+        cores, memory = _amount(asks, core), _amount(asks, size) if size else 0
         if cores is None or memory is None:
             return whole(at, 1, odd=True)
         if cores >= ALL:
@@ -228,11 +230,11 @@ def _nano_size(memory: int, gpus: NodeGpus) -> MiB:
 
 
 def _vcuda(at: int, asks: Json) -> AuditedContainerRequest | None:
-    """Cores without memory take the same percentage of the memory: gputile serves them so, the original not at all."""
+    """Cores without memory get the same percentage of the memory from gputile; the original fails to serve them."""
     for core, size, block in VCUDA:
         if core not in asks and size not in asks:
             continue
-        cores, memory = _said(asks, core), _said(asks, size)
+        cores, memory = _amount(asks, core), _amount(asks, size)
         if cores is None or memory is None or (memory and not cores):
             return whole(at, 1, odd=True)
         if cores >= ALL:
@@ -243,6 +245,6 @@ def _vcuda(at: int, asks: Json) -> AuditedContainerRequest | None:
     return None
 
 
-def _said(asks: Mapping[str, object], resource: str) -> int | None:
-    """0 when the container does not name it; None when it is no number."""
+def _amount(asks: Mapping[str, object], resource: str) -> int | None:
+    """0 when the container does not name the resource; None when the amount is not a number."""
     return amount(asks[resource]) if resource in asks else 0

@@ -1,6 +1,6 @@
-"""The GPUs of a node: how many, how large, and whose agent runs the node.
+"""The GPUs of a node: how many, how large, and which agent serves the node.
 
-Agents that list their GPUs are believed first (`registers`), then the sums of those that only count (vcuda, gpushare,
+Agents that list single GPUs come first (`registers`), then the capacities of agents that only count (vcuda, gpushare,
 nano), then the NVIDIA device plugin with the labels of GPU feature discovery.
 """
 
@@ -21,7 +21,7 @@ GIB = 1024
 LARGEST_IN_GIB = 1024
 """No GPU has a tebibyte, and none in use has less than one gibibyte: more units than this per GPU are MiB."""
 
-MOST_GPUS = 1024  # of a node that only counts them; the number is written by an agent, and may be any
+MOST_GPUS = 1024  # of a node whose agent only counts them; the agent may write any number
 NANO = (  # core, memory, whether it fills allocatable; the newest generation first
     ("elasticgpu.io/gpu-core", "elasticgpu.io/gpu-memory", True),
     ("nano-gpu/gpu-percent", "", False),
@@ -37,12 +37,12 @@ class NodeGpus(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one node's GPUs."""
 
     node: str
-    agent: str = ""  # the family whose agent runs the node; "" when none does
+    agent: str = ""  # the family whose agent serves the node; "" when none does
     gpus: tuple[Card, ...] = ()
-    since: float | None = None  # when gputile's agent first served the node; None: it does not tell
+    since: float | None = None  # when gputile's agent first served the node; None: unknown
     replicas: int = 1  # how many pods the NVIDIA device plugin puts on a GPU
     unit: MiB = GIB  # of `aliyun.com/gpu-mem`
-    unit_known: bool = False  # the node's own sums show the unit
+    unit_known: bool = False  # the node's own capacity shows the unit
     domains: frozenset[str] = frozenset({"nvidia.com"})  # prefixes of vgpu-manager's resources
     vgpu_factor: MiB = 1  # per `vgpu-memory`
     smallest: MiB = 0  # memory of the smallest GPU
@@ -51,17 +51,17 @@ class NodeGpus(msgspec.Struct, frozen=True, kw_only=True):
     by_index: Mapping[int, Card] = {}
 
     def named(self, uuid: str) -> Card | None:
-        """A GPU by its UUID, or by the name that gputile gives to a GPU whose UUID no agent tells."""
-        found = self.by_uuid.get(uuid)
-        if found is None and uuid.startswith(f"{self.node}#"):
+        """A GPU by its UUID, or by the placeholder that gputile uses where no agent publishes the UUID."""
+        gpu = self.by_uuid.get(uuid)
+        if gpu is None and uuid.startswith(f"{self.node}#"):
             index = digits(uuid.removeprefix(f"{self.node}#"))
             return None if index is None else self.by_index.get(index)
-        return found
+        return gpu
 
 
 def read_gpus(node: AuditedNode, unit: str = "auto", fallback: MiB = GIB) -> NodeGpus:
-    """`unit`: `GiB` or `MiB` is what the cluster's owner says of gpushare, `auto` leaves it to the node's sums, and to
-    `fallback` where it has none.
+    """`unit`: `GiB` or `MiB` is the operator's setting for gpushare, `auto` derives it from the node's capacity, or
+    uses `fallback` where the node has none.
 
     Raises `UnreadableObject`, among others where two GPUs share a UUID or index: their sums would be wrong.
     """
@@ -89,8 +89,8 @@ def read_gpus(node: AuditedNode, unit: str = "auto", fallback: MiB = GIB) -> Nod
 
 
 def _since(node: AuditedNode) -> float | None:
-    said = text(mapping(decoded(node.annotations[INVENTORY])).get("since"))
-    return (seconds(said) or None) if said else None
+    since = text(mapping(decoded(node.annotations[INVENTORY])).get("since"))
+    return (seconds(since) or None) if since else None
 
 
 # ---- agents that only count -----------------------------------------------------------------------------------------
@@ -115,14 +115,12 @@ def _counted(node: AuditedNode, unit: str) -> tuple[str, tuple[Card, ...]]:
 def _gpushare(node: AuditedNode, total: int, unit: str) -> tuple[Card, ...]:
     count = _amount(node.capacity, GPU_COUNT)
     if not count:
-        raise UnreadableObject(
-            f"`{GPU_MEM}` is there and `{GPU_COUNT}` is not: its plugin may not patch the node's status"
-        )
+        raise UnreadableObject(f"`{GPU_MEM}` without `{GPU_COUNT}`: its device plugin may not patch the node's status")
     return _unnamed(node, count, total // count * _unit_of(total // count, unit))
 
 
 def _nvidia(node: AuditedNode, capacity: int) -> tuple[Card, ...]:
-    """The capacity counts replicas, where the plugin was told to share GPUs."""
+    """The capacity counts replicas, where the plugin is configured to share GPUs."""
     replicas = _replicas(node)
     count = digits(node.labels.get("nvidia.com/gpu.count")) or capacity // replicas
     memory = digits(node.labels.get("nvidia.com/gpu.memory")) or 0
@@ -138,33 +136,33 @@ def _amount(amounts: Mapping[str, object], resource: str) -> int:
 
 
 def _unnamed(node: AuditedNode, count: int, memory: MiB, slots: int = DEFAULT_SLOTS) -> tuple[Card, ...]:
-    """GPUs whose UUIDs no agent tells."""
+    """GPUs whose UUIDs no agent publishes."""
     return tuple(
         Card(index=index, uuid=f"{node.name}#{index}", memory=memory, slots=slots)
         for index in range(min(count, MOST_GPUS))
     )
 
 
-# ---- units that are nowhere written ---------------------------------------------------------------------------------
+# ---- units that no API object has -----------------------------------------------------------------------------------
 
 
 def _shown_unit(node: AuditedNode, gpus: tuple[Card, ...], unit: str) -> MiB | None:
-    """MiB per `aliyun.com/gpu-mem`, as the node's sums show it; None when the node has none."""
+    """MiB per `aliyun.com/gpu-mem`, as the node's capacity shows it; None when the node has none."""
     total, count = _amount(node.capacity, GPU_MEM), _amount(node.capacity, GPU_COUNT) or len(gpus)
     return _unit_of(total // count, unit) if total and count else None
 
 
 def common_unit(nodes: Iterable[AuditedNode]) -> MiB:
-    """What the first node with such sums shows, as `kubectl inspect gpushare` guesses."""
+    """What the first node with such a capacity shows, as `kubectl inspect gpushare` guesses."""
     shown = (_shown_unit(node, (), "auto") for node in nodes)
     return next((unit for unit in shown if unit is not None), GIB)
 
 
 def _unit_of(per_gpu: int, unit: str) -> MiB:
-    """What the sums show wins over what the owner says: 8138 units per GPU are no GiB."""
+    """The capacity wins over the setting: 8138 units per GPU cannot be GiB."""
     return 1 if per_gpu > LARGEST_IN_GIB or unit == "MiB" else GIB
 
 
 def nano_unit(per_gpu: int) -> MiB:
-    """The first generation counts in what the node advertises; its README reads as GiB."""
+    """The first generation does not define its unit; its README suggests GiB."""
     return 1 if per_gpu > LARGEST_IN_GIB else GIB

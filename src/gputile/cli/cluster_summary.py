@@ -114,7 +114,7 @@ def summarize(
     report = audit(
         map(msgspec.to_builtins, seen.nodes), map(msgspec.to_builtins, seen.pods), settings.gpushare_unit, now
     )
-    sold = report.sold
+    sold = report.holders
     somewhere: dict[str, list[UnplacedGpus]] = {}
     for one in report.unplaced:
         somewhere.setdefault(one.node, []).append(one)

@@ -1,6 +1,6 @@
-"""Pod and node JSON of seven families on one side, our values on the other.
+"""Seven dialects: pod and node JSON on one side, gputile's own values on the other.
 
-Room:  the only place that knows resource names, annotation keys, units and encodings; no I/O.
-Door:  `speaking.read_pod`, `speaking.write_grant`, `speaking.read_grant`, `speaking.read_node`. Each family has one
-       file with the same four verbs; `wire` has the Kubernetes objects, `selecting` the annotations that they share.
+Only this package knows resource names, annotation keys, units and encodings; it does no I/O. Its API is `registry`
+(`read_pod`, `write_grant`, `read_node`) and `records` (`read_grant`). Each dialect has one module with the same
+functions; `kube_objects` has the Kubernetes objects, `parsing` the parsers, `selectors` the shared annotations.
 """

@@ -3,30 +3,26 @@
     aliyun.com/gpu-mem: 3                     the sum over a pod's containers comes out of one card
     label aliyun.com/gpu-count: "4"           the memory is split evenly over four cards of one node
 
-All containers of a pod share the same card or cards: the original promises it, and its tools read one index per pod.
+All containers of a pod share the same card or cards: the original guarantees it, and its tools read one index per pod.
 """
 
 from collections.abc import Iterable
 
 import msgspec
 
-from gputile.dialects.kube_objects import (
-    Container,
-    GrantContext,
-    NodeInventory,
-    NodeObject,
-    Pod,
-    PodRecord,
+from gputile.dialects.kube_objects import Container, GrantContext, NodeInventory, NodeObject, Pod, PodRecord
+from gputile.dialects.parsing import (
     UnreadableValue,
     amount,
     amount_or_none,
+    build_request,
     card_memory,
+    container_label,
     count_of,
     decode_or_none,
+    grant_from_indices,
     indices_of,
     quoted,
-    recorded,
-    request,
     unnamed_cards,
     visible_devices,
 )
@@ -50,7 +46,7 @@ def resources(settings: DialectSettings) -> frozenset[str]:
 
 
 def unit(settings: DialectSettings) -> MiB:
-    """MiB per unit. `auto` is replaced with `resolved` by whoever knows the nodes; until then GiB."""
+    """MiB per unit. Callers that know the nodes replace `auto` with `resolved`; until then it is GiB."""
     return UNIT.get(settings.gpushare_unit, UNIT["GiB"])
 
 
@@ -73,30 +69,31 @@ def resolved(settings: DialectSettings, nodes: Iterable[NodeObject]) -> DialectS
 def read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
     containers = list(pod.containers())
     cards = _card_count(pod, [container for _, container in containers])
-    asks = tuple(_ask(role, container, cards, unit(settings)) for role, container in containers)
-    asked = request(NAME, pod, asks, together=True, block=unit(settings))
-    if asked is None and any(amount(container, COUNT) for _, container in containers):
+    asks = tuple(_container_request(role, container, cards, unit(settings)) for role, container in containers)
+    request = build_request(NAME, pod, asks, together=True, block=unit(settings))
+    if request is None and any(amount(container, COUNT) for _, container in containers):
         raise UnreadableValue(
             RequestError.NO_DEVICE_RESOURCE,
-            f"the pod asks for `{COUNT}` without `{MEM}`, and only that brings a card; add `{MEM}: <memory>`",
+            f"pod: `{COUNT}` without `{MEM}` allocates no GPU; add `{MEM}: <memory>` to the limits of a container",
         )
-    return asked
+    return request
 
 
 def _card_count(pod: Pod, containers: list[Container]) -> int:
     """Over how many cards the memory is split: by label, annotation or limit."""
-    said = pod.labels.get(COUNT, pod.annotations.get(COUNT))
-    if said is None:
+    count = pod.labels.get(COUNT, pod.annotations.get(COUNT))
+    if count is None:
         return max((amount(container, COUNT) for container in containers), default=0) or 1
-    value = None if isinstance(said, bool) else quantity(said)
+    value = None if isinstance(count, bool) else quantity(count)
     if value is None or value.denominator != 1 or not 1 <= value <= 1024:
         raise UnreadableValue(
-            RequestError.NOT_A_NUMBER, f'`{COUNT}` of the pod is {quoted(said)}; write a number such as "2"'
+            RequestError.NOT_A_NUMBER,
+            f'pod: `{COUNT}` is {quoted(count)}, not a number from 1 to 1024; write a number such as "2"',
         )
     return int(value)
 
 
-def _ask(role: Role, container: Container, cards: int, size: MiB) -> ContainerRequest:
+def _container_request(role: Role, container: Container, cards: int, size: MiB) -> ContainerRequest:
     units = amount(container, MEM)
     if not units:
         return ContainerRequest(container=container.name, role=role)
@@ -104,7 +101,7 @@ def _ask(role: Role, container: Container, cards: int, size: MiB) -> ContainerRe
         lower, upper = units - units % cards, units - units % cards + cards
         raise UnreadableValue(
             RequestError.UNEVEN_SPLIT,
-            f"`{MEM}` of container `{container.shown}` is {units}, which does not divide evenly over {cards} cards; "
+            f"{container_label(container)}: `{MEM}` is {units}, which does not divide evenly over {cards} GPUs; "
             f"write {f'{lower} or ' if lower else ''}{upper}, or another `{COUNT}`",
         )
     return ContainerRequest(
@@ -112,37 +109,37 @@ def _ask(role: Role, container: Container, cards: int, size: MiB) -> ContainerRe
     )
 
 
-def write_grant(award: GrantContext) -> PodRecord:
-    size = unit(award.settings)
-    positions = award.pod.positions()
-    tiles = [tile for held in award.grant.containers for tile in held.tiles]
+def write_grant(context: GrantContext) -> PodRecord:
+    size = unit(context.settings)
+    positions = context.pod.positions()
+    tiles = [tile for held in context.grant.containers for tile in held.tiles]
     indices = sorted({tile.index for tile in tiles})
-    total = sum(use.memory for use in award.grant.uses().values()) // size
-    card = award.card(indices[0])
+    total = sum(use.memory for use in context.grant.uses().values()) // size
+    card = context.card(indices[0])
     card_size = str((card.memory if card else 0) // size)
     annotations = {
         TOTAL: str(total),
         CARD_SIZE: card_size,
         ASSIGNED: "false",
-        ASSUME_TIME: str(award.at),
+        ASSUME_TIME: str(context.at),
         ALLOCATION: msgspec.json.encode(
             {
                 str(positions[held.container]): {str(tile.index): tile.memory // size for tile in held.tiles}
-                for held in award.grant.containers
+                for held in context.grant.containers
             }
         ).decode(),
     }
-    if len(indices) == 1:  # a reader that knows one index only must not book the sum of several cards on it
+    if len(indices) == 1:  # a reader that knows only one index must not count the sum of several cards on it
         annotations[INDEX] = str(indices[0])
     env = {
         held.container: visible_devices(held)
         | {
             INDEX: ",".join(str(tile.index) for tile in held.tiles),
-            TOTAL: _units(held, size),  # of one Allocate call, which is one container
+            TOTAL: _units(held, size),  # of one Allocate call, so of one container
             "ALIYUN_COM_GPU_MEM_CONTAINER": _units(held, size),
             CARD_SIZE: card_size,
         }
-        for held in award.grant.containers
+        for held in context.grant.containers
     }
     return PodRecord(annotations=annotations, env=env)
 
@@ -157,19 +154,21 @@ def record_keys(settings: DialectSettings) -> Iterable[str]:
 
 def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
     """By the newer annotation, which has amounts per container and card, else by the pod's index."""
-    found = decode_or_none(_ALLOCATIONS, pod.annotations.get(ALLOCATION))
-    if found:
-        return _by_allocation(pod, cards, found, unit(settings))
-    return recorded(pod, NAME, cards, _recorded_asks(pod, unit(settings)))
+    allocations = decode_or_none(_ALLOCATIONS, pod.annotations.get(ALLOCATION))
+    if allocations:
+        return _grant_from_allocations(pod, cards, allocations, unit(settings))
+    return grant_from_indices(pod, NAME, cards, _recorded_asks(pod, unit(settings)))
 
 
-def _by_allocation(pod: Pod, cards: tuple[Card, ...], found: dict[int, dict[int, int]], size: MiB) -> Grant | None:
+def _grant_from_allocations(
+    pod: Pod, cards: tuple[Card, ...], allocations: dict[int, dict[int, int]], size: MiB
+) -> Grant | None:
     """A container that the pod lacks counts as one that runs all the time."""
     by_index = {card.index: card for card in cards}
     roles = {container.name: role for role, container in pod.containers()}
     owners = {position: (name, roles[name]) for name, position in pod.positions().items()}
     containers = []
-    for position, amounts in sorted(found.items()):
+    for position, amounts in sorted(allocations.items()):
         if not all(index in by_index and units >= 0 for index, units in amounts.items()):
             return None
         name, role = owners.get(position, (f"#{position}", Role.APP))
@@ -184,7 +183,7 @@ def _by_allocation(pod: Pod, cards: tuple[Card, ...], found: dict[int, dict[int,
 
 
 def _recorded_asks(pod: Pod, size: MiB) -> Iterable[tuple[ContainerRequest, tuple[int, ...]]]:
-    """Every container with memory is on the pod's cards; what cannot be read takes all of them."""
+    """Every container with memory is on the pod's cards; a container with an unreadable amount takes all of them."""
     indices = indices_of(pod.annotations.get(INDEX))
     if not indices:
         return
@@ -194,7 +193,7 @@ def _recorded_asks(pod: Pod, size: MiB) -> Iterable[tuple[ContainerRequest, tupl
             yield _share(container.name, role, units, len(indices), size), indices
     lasting = sum(units or 0 for role, _, units in amounts if role is not Role.INIT)
     total = indices_of(pod.annotations.get(TOTAL))
-    if len(total) == 1 and total[0] > lasting:  # the record says more than the containers that run all the time
+    if len(total) == 1 and total[0] > lasting:  # the record has more than the containers that run all the time
         yield _share("#rest", Role.APP, total[0] - lasting, len(indices), size), indices
     elif not any(units != 0 for _, _, units in amounts):
         yield ContainerRequest.whole("#all", Role.APP, len(indices)), indices
@@ -207,14 +206,15 @@ def _share(container: str, role: Role, units: int | None, cards: int, size: MiB)
 
 
 def read_cards(node: NodeObject, settings: DialectSettings) -> NodeInventory | None:
-    """Count and average: all that the original's plugin says."""
+    """Number and average size of the cards: the original's device plugin publishes no more."""
     memory, count = count_of(node.capacity, MEM), count_of(node.capacity, COUNT)
     if not memory:
         return None
     if not count:
         raise UnreadableValue(
             RequestError.MALFORMED,
-            f"node has `{MEM}` but no `{COUNT}`: its plugin may not patch nodes/status; restart it with that right",
+            f"node: `{MEM}` without `{COUNT}`, so its device plugin may not patch nodes/status; grant it that right "
+            "and restart it",
         )
     size = _unit_of(memory // count, settings, node)
     cards = unnamed_cards(node, count, memory // count * size, slots=settings.slots_per_card)
@@ -222,5 +222,5 @@ def read_cards(node: NodeObject, settings: DialectSettings) -> NodeInventory | N
 
 
 def _unit_of(average: int, settings: DialectSettings, node: NodeObject) -> MiB:
-    """The unit in which the node itself counts: no card has 1,024 GiB, so larger sums are MiB whatever is set."""
+    """The unit in which the node itself counts: no card has 1,024 GiB, so larger sums are MiB whatever the setting."""
     return UNIT["MiB"] if average * UNIT["GiB"] > LARGEST_CARD else unit(resolved(settings, [node]))

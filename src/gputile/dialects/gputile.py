@@ -5,8 +5,8 @@
     gputile.io/cores: 30       of each 30 % of the cores; left out: none reserved, or all if memory is left out too
 
 The grant (`gputile.io/grant` on the pod) and the inventory (`gputile.io/inventory` on the node) are JSON with a
-version; both are written for pods and nodes of every dialect, and are the truth when others disagree. So is what the
-agent says of pods that are gone while their containers still run (`gputile.io/orphaned` on the node).
+version; both are written for pods and nodes of every dialect, and win over the records of other systems. So does the
+agent's list of orphaned pods (`gputile.io/orphaned` on the node): pods that are deleted while their containers run.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,25 +15,20 @@ from typing import Annotated
 
 import msgspec
 
-from gputile.dialects.kube_objects import (
+from gputile.dialects.kube_objects import Container, GrantContext, NodeInventory, NodeObject, Pod, PodRecord, Weight
+from gputile.dialects.parsing import (
     LARGEST_NODE,
     SHOWN,
-    Container,
-    GrantContext,
-    NodeInventory,
-    NodeObject,
-    Pod,
-    PodRecord,
     UnreadableValue,
-    Weight,
     amount,
+    build_request,
     card_memory,
+    container_label,
     decode,
     decode_or_none,
-    no_device,
-    request,
+    missing_device_resource,
+    placeholder_uuid,
     shortened,
-    unnamed,
     visible_devices,
 )
 from gputile.dialects.settings import DialectSettings
@@ -45,17 +40,17 @@ from gputile.model.units import ALL, MiB, Percent, quantity
 
 NAME = "gputile"
 GPU, MEMORY, CORES = "gputile.io/gpu", "gputile.io/memory", "gputile.io/cores"
-GRANT, PROMISE, INVENTORY = "gputile.io/grant", "gputile.io/nomination", "gputile.io/inventory"
+GRANT, NOMINATION, INVENTORY = "gputile.io/grant", "gputile.io/nomination", "gputile.io/inventory"
 POOL = "gputile.io/pool"  # a label of nodes, for quota
-NUDGED = "gputile.io/nudged"  # touched, so that kube-scheduler tries the pod again
+NUDGED = "gputile.io/nudged"  # touched to requeue the pod in kube-scheduler
 CORDON = "gputile.io/cordon"
-LINGERING = "gputile.io/orphaned"
+ORPHANED = "gputile.io/orphaned"
 SELECTIONS = tuple(
-    f"gputile.io/{word}" for word in ("model", "not-model", "uuid", "not-uuid", "policy", "numa", "links", "isolation")
+    f"gputile.io/{name}" for name in ("model", "not-model", "uuid", "not-uuid", "policy", "numa", "links", "isolation")
 )
 ISOLATION = "gputile.io/isolation"
-KNOWN = frozenset((*SELECTIONS, GRANT, PROMISE, NUDGED, GPU, MEMORY, CORES))
-HINTS = 3  # annotations that are none of ours for which the nearest name is shown
+KNOWN = frozenset((*SELECTIONS, GRANT, NOMINATION, NUDGED, GPU, MEMORY, CORES))
+HINTS = 3  # unknown annotations for which the nearest known name is shown
 VERSION = 1
 
 
@@ -67,20 +62,20 @@ def resources(settings: DialectSettings) -> frozenset[str]:
 
 
 def read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
-    return request(NAME, pod, tuple(_ask(role, container) for role, container in pod.containers()))
+    return build_request(NAME, pod, tuple(_container_request(role, container) for role, container in pod.containers()))
 
 
-def _ask(role: Role, container: Container) -> ContainerRequest:
+def _container_request(role: Role, container: Container) -> ContainerRequest:
     cards, cores = amount(container, GPU), amount(container, CORES)
     memory = card_memory(container, MEMORY, 1)
     if cores > ALL:
         raise UnreadableValue(
             RequestError.OUT_OF_RANGE,
-            f"`{CORES}` of container `{container.shown}` is {cores}, percent of each card; write at most 100, and "
-            f"more cards with `{GPU}`",
+            f"{container_label(container)}: `{CORES}` is {cores}, more than 100 percent of a GPU; write at most 100, "
+            f"and request more GPUs with `{GPU}`",
         )
     if not cards and (memory or cores):
-        raise no_device(container, MEMORY if memory else CORES, GPU, f"{GPU}: 1")
+        raise missing_device_resource(container, MEMORY if memory else CORES, GPU, f"{GPU}: 1")
     if cards and not memory and not cores:
         return ContainerRequest.whole(container.name, role, cards)
     return ContainerRequest(
@@ -94,33 +89,35 @@ def _ask(role: Role, container: Container) -> ContainerRequest:
 
 
 def check_resources(pod: Pod) -> None:
-    """Reject resources that look like ours and are not."""
+    """Reject resources under `gputile.io/` that do not exist."""
     for _, container in pod.containers():
-        found = container.resources
-        for resource in {**((found and found.limits) or {}), **((found and found.requests) or {})}:
+        named = container.resources
+        for resource in {**((named and named.limits) or {}), **((named and named.requests) or {})}:
             if resource.startswith("gputile.io/") and resource not in (GPU, MEMORY, CORES):
                 raise UnreadableValue(
                     RequestError.UNKNOWN_NAME,
-                    f"container `{container.shown}` asks for `{shortened(resource)}`, which does not exist; write "
+                    f"{container_label(container)}: the resource `{shortened(resource)}` does not exist; write "
                     f"`{_nearest(resource, (GPU, MEMORY, CORES))}`",
                 )
 
 
-def strange_annotations(pod: Pod) -> list[str]:
-    """A sentence for each annotation that looks like ours and is not; for the first few of them, as difflib is slow."""
-    strange = [key for key in pod.annotations if key.startswith("gputile.io/") and key not in KNOWN]
+def unknown_annotations(pod: Pod) -> list[str]:
+    """A warning for each unknown annotation under `gputile.io/`; a hint for the first few, as difflib is slow."""
+    unknown = [key for key in pod.annotations if key.startswith("gputile.io/") and key not in KNOWN]
     hints = [
-        f"annotation `{shortened(key)}` means nothing to gputile; did you mean `{_nearest(key, SELECTIONS)}`?"
-        for key in strange[:HINTS]
+        f"annotation `{shortened(key)}`: unknown to gputile and ignored; did you mean `{_nearest(key, SELECTIONS)}`?"
+        for key in unknown[:HINTS]
     ]
-    more = len(strange) - len(hints)
-    return [*hints, f"{more} more annotations under `gputile.io/` mean nothing to gputile"] if more else hints
+    more = len(unknown) - len(hints)
+    return (
+        [*hints, f"{more} more annotations under `gputile.io/` are unknown to gputile and ignored"] if more else hints
+    )
 
 
-def _nearest(word: str, known: tuple[str, ...]) -> str:
-    from difflib import get_close_matches  # slow to load, and most pods are written well
+def _nearest(name: str, known: tuple[str, ...]) -> str:
+    from difflib import get_close_matches  # slow to load, and few pods need it
 
-    return get_close_matches(word[:SHOWN], known, n=1, cutoff=0)[0]
+    return get_close_matches(name[:SHOWN], known, n=1, cutoff=0)[0]
 
 
 # ---- grants ---------------------------------------------------------------------------------------------------------
@@ -131,6 +128,8 @@ Moment = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
 
 class _Tile(msgspec.Struct):
+    """A tile in a grant."""
+
     uuid: str
     index: Amount
     memory: Amount
@@ -138,6 +137,8 @@ class _Tile(msgspec.Struct):
 
 
 class _Container(msgspec.Struct):
+    """The tiles of one container in a grant."""
+
     name: str
     tiles: list[_Tile]
     role: Role = Role.APP
@@ -166,9 +167,9 @@ def _record(grant: Grant, at: int) -> _Grant:
     return _Grant(VERSION, grant.pod, grant.node, grant.dialect, containers, at)
 
 
-def write_grant(award: GrantContext) -> PodRecord:
-    grant = award.grant
-    record = _record(grant, award.at)
+def write_grant(context: GrantContext) -> PodRecord:
+    grant = context.grant
+    record = _record(grant, context.at)
     env = {c.container: visible_devices(c) for c in grant.containers}
     if grant.dialect == NAME:
         for held in grant.containers:
@@ -184,50 +185,52 @@ def record_keys(settings: DialectSettings) -> Iterable[str]:
 
 
 def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
-    """The grant on the pod. One that names another UID or node was copied, and raises; so does one that our scheduler
-    cannot have written, for a pod may carry whatever its author likes where no admission policy forbids it."""
-    said = pod.annotations.get(GRANT)
-    if said is None:
+    """The grant on the pod. A grant that names another UID or node was copied, and raises; so does a grant that our
+    scheduler cannot have written: where no admission policy forbids it, a pod's author may write any annotation."""
+    value = pod.annotations.get(GRANT)
+    if value is None:
         return None
-    record = decode(_GRANTS, said, GRANT)
+    record = decode(_GRANTS, value, GRANT)
     if record.version != VERSION:
-        raise _no_grant(f"has version {record.version}, which is unknown here; update gputile, or remove it")
+        raise _bad_grant(
+            f"version {record.version} is unknown to this gputile; update gputile, or remove the annotation"
+        )
     if (record.pod, record.node) != (pod.uid, pod.node_name):
-        theirs = f"pod {shortened(record.pod)} on node {shortened(record.node)}"
-        raise _no_grant(f"belongs to {theirs}, not to this pod; remove it")
-    return _possible(_granted(record, pod.uid, pod.node_name, _true_names(record.node, cards)), cards)
+        owner = f"pod {shortened(record.pod)} on node {shortened(record.node)}"
+        raise _bad_grant(f"it belongs to {owner}, not to this pod; remove it")
+    return _plausible(_grant(record, pod.uid, pod.node_name, _current_uuids(record.node, cards)), cards)
 
 
-def _no_grant(why: str) -> UnreadableValue:
-    return UnreadableValue(RequestError.BAD_ANNOTATION, f"annotation `{GRANT}` {why}")
+def _bad_grant(problem: str) -> UnreadableValue:
+    return UnreadableValue(RequestError.BAD_ANNOTATION, f"annotation `{GRANT}`: {problem}")
 
 
-def _possible(grant: Grant, cards: tuple[Card, ...]) -> Grant:
-    """What our scheduler may have written: every container has GPUs, and every tile is something."""
+def _plausible(grant: Grant, cards: tuple[Card, ...]) -> Grant:
+    """The grant, if our scheduler may have written it: every container has cards, and every tile has an amount."""
     tiles = [tile for held in grant.containers for tile in held.tiles]
     if not grant.containers or not all(held.tiles for held in grant.containers):
-        raise _no_grant("grants a container no GPU at all; remove it")
+        raise _bad_grant("it grants no GPU to a container; remove it")
     if len({held.container for held in grant.containers}) != len(grant.containers):
-        raise _no_grant("names a container twice; remove it")
-    sizeless = {card.uuid for card in cards if not card.memory}  # their agent does not say how much memory they have
+        raise _bad_grant("it names a container twice; remove it")
+    sizeless = {card.uuid for card in cards if not card.memory}  # their agent does not publish their memory
     if not all(tile.memory or tile.cores or tile.uuid in sizeless for tile in tiles):
-        raise _no_grant("has a tile of no memory and no cores; remove it")
+        raise _bad_grant("it grants a GPU share of no memory and no cores; remove it")
     return grant
 
 
 def beyond_its_cards(grant: Grant, cards: Mapping[str, Card]) -> str:
-    """Why no container may start by this grant: it holds more of a card than the card has; "" when it does not. What is
-    held is counted all the same: the card may have become smaller under the pod."""
+    """Why no container may start with this grant: it holds more of a card than the card has; "" when it does not. The
+    grant counts all the same: the card may have become smaller under the pod."""
     for uuid, use in grant.uses().items():
         card = cards.get(uuid)
         if card is not None and (use.memory > card.memory or use.cores > card.cores):
             held, size = f"{use.memory} MiB and {use.cores} %", f"{card.memory} MiB and {card.cores} %"
-            return f"annotation `{GRANT}` holds {held} of GPU {card.index}, which has {size}"
+            return f"annotation `{GRANT}`: it grants {held} of GPU {card.index}, which has {size}"
     return ""
 
 
-def _granted(record: _Grant, pod: str, node: str, names: dict[str, str]) -> Grant:
-    """Of strings that are there already: a cluster has many grants."""
+def _grant(record: _Grant, pod: str, node: str, uuids: dict[str, str]) -> Grant:
+    """Reuses strings that exist already: a cluster has many grants."""
     return Grant(
         pod=pod,
         node=node,
@@ -235,7 +238,7 @@ def _granted(record: _Grant, pod: str, node: str, names: dict[str, str]) -> Gran
         containers=tuple(
             ContainerGrant(
                 c.name,
-                tuple(Tile(names.get(t.uuid, t.uuid), t.index, t.memory, t.cores) for t in c.tiles),
+                tuple(Tile(uuids.get(t.uuid, t.uuid), t.index, t.memory, t.cores) for t in c.tiles),
                 c.role,
             )
             for c in record.containers
@@ -244,28 +247,28 @@ def _granted(record: _Grant, pod: str, node: str, names: dict[str, str]) -> Gran
 
 
 def granted_at(pod: Pod) -> int:
-    """When the grant on the pod was made, in nanoseconds since 1970; 0 when it carries none that can be read."""
+    """When the grant on the pod was made, in nanoseconds since 1970; 0 when the pod has no readable grant."""
     record = decode_or_none(_GRANTS, pod.annotations.get(GRANT))
     return record.at if record is not None else 0
 
 
-def _true_names(node: str, cards: tuple[Card, ...]) -> dict[str, str]:
-    """From the names that we made up while an agent only counted cards, to those that a better agent gives."""
-    return {unnamed(node, card.index): card.uuid for card in cards} | {card.uuid: card.uuid for card in cards}
+def _current_uuids(node: str, cards: tuple[Card, ...]) -> dict[str, str]:
+    """From placeholder UUIDs of grants written while an agent only counted cards, to the UUIDs published now."""
+    return {placeholder_uuid(node, card.index): card.uuid for card in cards} | {card.uuid: card.uuid for card in cards}
 
 
-# ---- promises -------------------------------------------------------------------------------------------------------
+# ---- nominations ----------------------------------------------------------------------------------------------------
 
 
 class Nomination(msgspec.Struct, frozen=True):
-    """Room that is being made for a pod that waits: what it will hold, until when it is kept, and who has to go."""
+    """Capacity kept for a preemptor: what it will hold, until when it is kept, and the victims."""
 
     grant: Grant
     until: int  # nanoseconds since 1970
     victims: tuple[str, ...]  # UIDs
 
 
-class _Promise(msgspec.Struct):
+class _Nomination(msgspec.Struct):
     """`gputile.io/nomination`, version 1. Keys are only ever added."""
 
     version: int
@@ -274,73 +277,75 @@ class _Promise(msgspec.Struct):
     victims: list[str] = msgspec.field(default_factory=list)
 
 
-_PROMISES = msgspec.json.Decoder(_Promise)
+_NOMINATIONS = msgspec.json.Decoder(_Nomination)
 
 
 def write_nomination(nomination: Nomination, at: int) -> str:
     """The value of the pod annotation `gputile.io/nomination`."""
-    record = _Promise(VERSION, _record(nomination.grant, at), nomination.until, list(nomination.victims))
+    record = _Nomination(VERSION, _record(nomination.grant, at), nomination.until, list(nomination.victims))
     return msgspec.json.encode(record).decode()
 
 
 def read_nomination(pod: Pod) -> Nomination | None:
-    """What was promised to this very pod; None when nothing was, or when nobody can read it: it would end anyway."""
-    said = pod.annotations.get(PROMISE)
-    if said is None:
+    """The nomination of this very pod; None when it has none, or an unreadable one: a nomination expires anyway."""
+    value = pod.annotations.get(NOMINATION)
+    if value is None:
         return None
     try:
-        record = decode(_PROMISES, said, PROMISE)
+        record = decode(_NOMINATIONS, value, NOMINATION)
     except UnreadableValue:
         return None
     if record.version != VERSION or record.grant.pod != pod.uid:
         return None
-    return Nomination(_granted(record.grant, pod.uid, record.grant.node, {}), record.until, tuple(record.victims))
+    return Nomination(_grant(record.grant, pod.uid, record.grant.node, {}), record.until, tuple(record.victims))
 
 
-# ---- grants of pods that are gone -----------------------------------------------------------------------------------
+# ---- grants of orphaned pods ----------------------------------------------------------------------------------------
 
 
-class _Lingering(msgspec.Struct):
+class _OrphanedPods(msgspec.Struct):
     """`gputile.io/orphaned`, version 1. Keys are only ever added."""
 
     version: int
     grants: list[_Grant]
 
 
-_LINGERING = msgspec.json.Decoder(_Lingering)
+_ORPHANED_PODS = msgspec.json.Decoder(_OrphanedPods)
 
 
 def write_orphaned_pods(grants: Iterable[Grant]) -> str:
-    """The value of the node annotation `gputile.io/orphaned`: what pods hold that the API server no longer shows,
-    because their containers still run."""
-    return msgspec.json.encode(_Lingering(VERSION, [_record(grant, 0) for grant in grants])).decode()
+    """The value of the node annotation `gputile.io/orphaned`: the grants of pods that are deleted from the API server
+    while their containers still run."""
+    return msgspec.json.encode(_OrphanedPods(VERSION, [_record(grant, 0) for grant in grants])).decode()
 
 
 def read_orphaned_pods(node: NodeObject, cards: tuple[Card, ...]) -> tuple[Grant, ...]:
     """One grant per pod, all of them on this node; anything else was not written by the node's agent, and raises."""
-    said = node.annotations.get(LINGERING)
-    if said is None:
+    value = node.annotations.get(ORPHANED)
+    if value is None:
         return ()
-    record = decode(_LINGERING, said, LINGERING)
+    record = decode(_ORPHANED_PODS, value, ORPHANED)
     if record.version != VERSION:
         raise UnreadableValue(
             RequestError.BAD_ANNOTATION,
-            f"annotation `{LINGERING}` has version {record.version}; update gputile to read it",
+            f"annotation `{ORPHANED}`: version {record.version} is unknown to this gputile; update gputile",
         )
     pods = {grant.pod for grant in record.grants}
     if "" in pods or len(pods) != len(record.grants) or any(grant.node != node.name for grant in record.grants):
         raise UnreadableValue(
             RequestError.BAD_ANNOTATION,
-            f"annotation `{LINGERING}` names a pod twice, one without a UID, or one of another node; restart the agent",
+            f"annotation `{ORPHANED}`: it names a pod twice, without a UID, or of another node; restart the agent",
         )
-    names = _true_names(node.name, cards)
-    return tuple(_granted(grant, grant.pod, node.name, names) for grant in record.grants)
+    uuids = _current_uuids(node.name, cards)
+    return tuple(_grant(grant, grant.pod, node.name, uuids) for grant in record.grants)
 
 
 # ---- inventory ------------------------------------------------------------------------------------------------------
 
 
 class _Card(msgspec.Struct, omit_defaults=True):
+    """A card in the inventory."""
+
     index: int
     uuid: str
     memory: MiB
@@ -363,7 +368,7 @@ class _Inventory(msgspec.Struct, omit_defaults=True):
     driver: str = ""
     cuda: str = ""
     one_at_a_time: bool = False
-    since: str = ""  # when an agent of ours first served the node; written once
+    since: str = ""  # when gputile's agent first served the node; written once
 
 
 _INVENTORIES = msgspec.json.Decoder(_Inventory)
@@ -391,15 +396,15 @@ def write_inventory(inventory: NodeInventory) -> str:
                 links=near,
             )
         )
-    said = _Inventory(VERSION, cards, inventory.driver, inventory.cuda, inventory.one_at_a_time, inventory.since)
-    return msgspec.json.encode(said).decode()
+    record = _Inventory(VERSION, cards, inventory.driver, inventory.cuda, inventory.one_at_a_time, inventory.since)
+    return msgspec.json.encode(record).decode()
 
 
 def read_cards(node: NodeObject, settings: DialectSettings) -> NodeInventory | None:
-    said = node.annotations.get(INVENTORY)
-    if said is None:
+    value = node.annotations.get(INVENTORY)
+    if value is None:
         return None
-    found = decode(_INVENTORIES, said, INVENTORY)
+    record = decode(_INVENTORIES, value, INVENTORY)
     cordoned = {part.strip() for part in str(node.annotations.get(CORDON) or "").split(",")}
     cards = tuple(
         Card(
@@ -416,17 +421,17 @@ def read_cards(node: NodeObject, settings: DialectSettings) -> NodeInventory | N
             reason=c.reason,
             cordoned=c.uuid in cordoned,
         )
-        for c in found.cards
+        for c in record.cards
     )
-    has_links = any(c.links for c in found.cards)
-    links = tuple(tuple(c.links.get(str(peer.index), 0) for peer in cards) for c in found.cards) if has_links else ()
-    return NodeInventory(cards, links, found.driver, found.cuda, found.one_at_a_time, found.since)
+    has_links = any(c.links for c in record.cards)
+    links = tuple(tuple(c.links.get(str(peer.index), 0) for peer in cards) for c in record.cards) if has_links else ()
+    return NodeInventory(cards, links, record.driver, record.cuda, record.one_at_a_time, record.since)
 
 
 def has_lost_its_plugin(node: NodeObject, cards: tuple[Card, ...]) -> bool:
-    """Whether the kubelet has nothing to hand out where there are cards to hand out: it would fail the pod for good.
+    """Whether the kubelet has no device to allocate although the node has cards: it would fail the pod for good.
 
-    A node that does not name the resource at all was described by somebody else, and is taken at its word.
+    A node that does not name the resource at all has no gputile device plugin, so its inventory counts as it is.
     """
     in_use = any(card.healthy and not card.cordoned and not card.in_mig_mode for card in cards)
     return in_use and quantity(node.allocatable.get(GPU)) == 0

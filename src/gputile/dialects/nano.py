@@ -4,8 +4,8 @@
     nano-gpu/gpu-percent                                generation 2: a percentage of cores and memory alike
     elasticgpu.io/gpu-core + elasticgpu.io/gpu-memory   generation 3; MiB
 
-100 or more are whole cards, rounded down (150 is one card), and their memory is not looked at. Below, cores without
-memory reserve none. Memory without cores brings no card and is refused.
+100 cores or more are whole cards, rounded down (150 is one card), and their memory is ignored. Below 100, cores without
+memory reserve no memory. Memory without cores allocates no card and is rejected.
 """
 
 from collections.abc import Iterable
@@ -13,23 +13,19 @@ from functools import partial
 
 import msgspec
 
-from gputile.dialects.kube_objects import (
-    Container,
-    GrantContext,
-    NodeInventory,
-    NodeObject,
-    Pod,
-    PodRecord,
+from gputile.dialects.kube_objects import Container, GrantContext, NodeInventory, NodeObject, Pod, PodRecord
+from gputile.dialects.parsing import (
     UnreadableValue,
     amount,
     amount_or_none,
+    build_request,
     card_memory,
+    container_label,
     count_of,
     first_readable,
+    grant_from_indices,
     indices_of,
-    no_device,
-    recorded,
-    request,
+    missing_device_resource,
     requests_any,
     unnamed_cards,
     visible_devices,
@@ -45,12 +41,12 @@ NAME = "nano"
 
 
 class NanoGeneration(msgspec.Struct, frozen=True):
-    """The names of one generation."""
+    """The resource names and annotation keys of one generation."""
 
     core: str
     memory: str  # "" where it has none
     assumed: str  # label and annotation
-    prefix: str  # of the annotation per container
+    prefix: str  # of the annotation of each container
     marks_idle: bool = False  # writes -1 for containers without a card
 
 
@@ -71,20 +67,24 @@ def unit(generation: NanoGeneration, settings: DialectSettings) -> MiB:
 
 
 def read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
-    spoken = _spoken(pod)
-    if len(spoken) > 1:
+    generations = _generations_of(pod)
+    if len(generations) > 1:
         raise UnreadableValue(
             RequestError.MIXED_DIALECTS,
-            f"the pod asks in two generations of nano, `{spoken[0].core}` and `{spoken[1].core}`; write one of them",
+            f"pod: it mixes two generations of nano, `{generations[0].core}` and `{generations[1].core}`; use one of "
+            "them",
         )
-    if not spoken:
+    if not generations:
         return None
+    generation = generations[0]
     warnings: list[str] = []
-    asks = tuple(_ask(role, container, spoken[0], settings, warnings) for role, container in pod.containers())
-    return request(NAME, pod, asks, block=unit(spoken[0], settings), warnings=warnings)
+    asks = tuple(
+        _container_request(role, container, generation, settings, warnings) for role, container in pod.containers()
+    )
+    return build_request(NAME, pod, asks, block=unit(generation, settings), warnings=warnings)
 
 
-def _spoken(pod: Pod) -> list[NanoGeneration]:
+def _generations_of(pod: Pod) -> list[NanoGeneration]:
     return [
         g
         for g in GENERATIONS
@@ -92,20 +92,20 @@ def _spoken(pod: Pod) -> list[NanoGeneration]:
     ]
 
 
-def _ask(
+def _container_request(
     role: Role, container: Container, generation: NanoGeneration, settings: DialectSettings, warnings: list[str]
 ) -> ContainerRequest:
     cores = amount(container, generation.core)
     memory = card_memory(container, generation.memory, unit(generation, settings)) if generation.memory else 0
     if not cores:
         if memory:
-            raise no_device(container, generation.memory, generation.core, f"{generation.core}: 1")
+            raise missing_device_resource(container, generation.memory, generation.core, f"{generation.core}: 1")
         return ContainerRequest(container=container.name, role=role)
     if cores >= ALL:
         if cores % ALL:
             warnings.append(
-                f"`{generation.core}` of container `{container.shown}` is {cores}; 100 is one card, so this is "
-                f"rounded down to {cores // ALL} whole"
+                f"{container_label(container)}: `{generation.core}` is {cores}; 100 is one GPU, so it is rounded down "
+                f"to {cores // ALL} whole GPU(s)"
             )
         return ContainerRequest.whole(container.name, role, cores // ALL)
     if not generation.memory:
@@ -113,17 +113,17 @@ def _ask(
     return ContainerRequest(container=container.name, role=role, cards=1, memory=memory, cores=cores)
 
 
-def write_grant(award: GrantContext) -> PodRecord:
-    spoken = _spoken(award.pod)[0]
-    held = {c.container: c.tiles for c in award.grant.containers}
-    annotations = {spoken.assumed: "true"}
-    for ask in award.asked.asks:
+def write_grant(context: GrantContext) -> PodRecord:
+    generation = _generations_of(context.pod)[0]
+    held = {c.container: c.tiles for c in context.grant.containers}
+    annotations = {generation.assumed: "true"}
+    for ask in context.asked.asks:
         if ask.container in held:
-            annotations[spoken.prefix + ask.container] = ",".join(str(t.index) for t in held[ask.container])
-        elif spoken.marks_idle:
-            annotations[spoken.prefix + ask.container] = "-1"
-    env = {c.container: visible_devices(c) for c in award.grant.containers}
-    return PodRecord(annotations=annotations, labels={spoken.assumed: "true"}, env=env)
+            annotations[generation.prefix + ask.container] = ",".join(str(t.index) for t in held[ask.container])
+        elif generation.marks_idle:
+            annotations[generation.prefix + ask.container] = "-1"
+    env = {c.container: visible_devices(c) for c in context.grant.containers}
+    return PodRecord(annotations=annotations, labels={generation.assumed: "true"}, env=env)
 
 
 def record_keys(settings: DialectSettings) -> Iterable[str]:
@@ -133,33 +133,33 @@ def record_keys(settings: DialectSettings) -> Iterable[str]:
 def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
     for generation in GENERATIONS:
         if _is_marked(pod, generation):
-            found = recorded(pod, NAME, cards, _recorded_asks(pod, generation, settings))
-            if found is not None:
-                return found
+            grant = grant_from_indices(pod, NAME, cards, _recorded_asks(pod, generation, settings))
+            if grant is not None:
+                return grant
     return None
 
 
 def _is_marked(pod: Pod, generation: NanoGeneration) -> bool:
-    """The original writes the mark as annotation and label; either will do."""
-    return any(str(written.get(generation.assumed)).lower() == "true" for written in (pod.annotations, pod.labels))
+    """The original writes the mark as annotation and label; either of them counts."""
+    return any(str(marks.get(generation.assumed)).lower() == "true" for marks in (pod.annotations, pod.labels))
 
 
 def _recorded_asks(
     pod: Pod, generation: NanoGeneration, settings: DialectSettings
 ) -> Iterable[tuple[ContainerRequest, tuple[int, ...]]]:
-    """Containers whose cards are recorded, and what they take of each; all of it where their request is unreadable. The
-    original records a card for containers that request none, too."""
-    names = resources(settings)
+    """Containers whose cards are recorded, and their share of each; the whole card where the request is unreadable. The
+    original records a card also for containers that request none."""
+    known = resources(settings)
     for role, container in pod.containers():
         indices = indices_of(pod.annotations.get(generation.prefix + container.name))
-        if indices and requests_any(container, names):
+        if indices and requests_any(container, known):
             otherwise = _memory_only(role, container) or ContainerRequest.whole(container.name, role, len(indices))
-            reads = (partial(_ask, role, container, each, settings, []) for each in GENERATIONS)
+            reads = (partial(_container_request, role, container, each, settings, []) for each in GENERATIONS)
             yield first_readable(reads, otherwise), indices
 
 
 def _memory_only(role: Role, container: Container) -> ContainerRequest | None:
-    """elastic-gpu's own agent serves its memory resource, too, so such pods run there."""
+    """elastic-gpu's own agent also serves the memory resource alone, so such pods run there."""
     memory = amount_or_none(container, THREE.memory)
     if not memory or amount_or_none(container, THREE.core) != 0:
         return None
@@ -167,7 +167,7 @@ def _memory_only(role: Role, container: Container) -> ContainerRequest | None:
 
 
 def read_cards(node: NodeObject, settings: DialectSettings) -> NodeInventory | None:
-    """100 cores a card, the memory divided evenly. Generation 2 says nothing of memory: such cards have none."""
+    """100 cores per card, the memory divided evenly. Generation 2 publishes no memory: such cards have 0."""
     for generation in GENERATIONS:
         amounts = node.allocatable if generation is THREE else node.capacity
         count = count_of(amounts, generation.core) // ALL

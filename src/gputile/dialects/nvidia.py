@@ -3,24 +3,14 @@
     nvidia.com/gpu: 2                                     two whole cards
     annotation nvidia.com/gpu.model: "Tesla V100, A30"    of these models (nvidia-gpu-scheduler/gpu.model is the same)
 
-With `nvidia.com/gpumem` or `gpucores` beside it, the pod speaks hami. The original writes nothing on the pod, so there
-is no grant to read back; ours is in `gputile.io/grant`.
+With `nvidia.com/gpumem` or `gpucores` beside it, the pod uses the hami dialect. The original writes nothing on the pod,
+so there is no record to read; our grant is in `gputile.io/grant`.
 """
 
 from collections.abc import Iterable
 
-from gputile.dialects.kube_objects import (
-    GrantContext,
-    NodeInventory,
-    NodeObject,
-    Pod,
-    PodRecord,
-    amount,
-    count_of,
-    request,
-    unnamed_cards,
-    visible_devices,
-)
+from gputile.dialects.kube_objects import GrantContext, NodeInventory, NodeObject, Pod, PodRecord
+from gputile.dialects.parsing import amount, build_request, count_of, unnamed_cards, visible_devices
 from gputile.dialects.selectors import by_nvidia_keys
 from gputile.dialects.settings import DialectSettings
 from gputile.model.cards import Card
@@ -44,11 +34,11 @@ def read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
             if cards
             else ContainerRequest(container=container.name, role=role)
         )
-    return request(NAME, pod, tuple(asks), by_nvidia_keys(pod))
+    return build_request(NAME, pod, tuple(asks), by_nvidia_keys(pod))
 
 
-def write_grant(award: GrantContext) -> PodRecord:
-    return PodRecord(env={held.container: visible_devices(held) for held in award.grant.containers})
+def write_grant(context: GrantContext) -> PodRecord:
+    return PodRecord(env={held.container: visible_devices(held) for held in context.grant.containers})
 
 
 def record_keys(settings: DialectSettings) -> Iterable[str]:
@@ -60,23 +50,24 @@ def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> 
 
 
 def read_cards(node: NodeObject, settings: DialectSettings) -> NodeInventory | None:
-    """GPU feature discovery's labels say model and memory; the capacity says how many."""
+    """Model and memory from the labels of GPU feature discovery, the number from the capacity."""
     capacity = count_of(node.capacity, GPU)
     if not capacity:
         return None
     labels = node.labels
     product = str(labels.get("nvidia.com/gpu.product") or "").removesuffix("-SHARED")
-    replicas = max(1, count_of(_numbers(node), "nvidia.com/gpu.replicas"))
+    replicas = max(1, count_of(_label_texts(node), "nvidia.com/gpu.replicas"))
     return NodeInventory(
         unnamed_cards(
             node,
-            count_of(_numbers(node), "nvidia.com/gpu.count") or capacity // replicas,
-            count_of(_numbers(node), "nvidia.com/gpu.memory"),
+            count_of(_label_texts(node), "nvidia.com/gpu.count") or capacity // replicas,
+            count_of(_label_texts(node), "nvidia.com/gpu.memory"),
             model=product.replace("-", " "),
             slots=replicas if replicas > 1 else settings.slots_per_card,
         )
     )
 
 
-def _numbers(node: NodeObject) -> dict[str, str]:
+def _label_texts(node: NodeObject) -> dict[str, str]:
+    """The labels as text: in a hand-written manifest a value may be a number."""
     return {key: str(value) for key, value in node.labels.items()}

@@ -1,9 +1,9 @@
-"""What a bound pod holds: by our grant, else by the record of the system that placed it, else by number.
+"""What a bound pod holds: by our grant, else by the record of the system that bound it, else by number.
 
-A record counts whatever we think of the pod's request, because the pod's containers run: a request that we would reject
-today must not make its GPU look free. A record is valid when it was written for the pod's node, names cards of that
+A record counts even where gputile would reject the pod's request, because the pod's containers run: a rejected request
+must not make its GPU look free. A record is valid when it was written for the pod's node, names cards of that
 node, and no tile exceeds its card. The order is: our grant; the record of the family whose agent runs the node; the
-records of other families.
+records of other families. A family is a system with its dialect, its agent and its records.
 """
 
 from collections.abc import Iterable
@@ -13,8 +13,9 @@ from functools import lru_cache
 import msgspec
 
 from gputile.dialects import gpushare, gputile, vcuda
-from gputile.dialects.kube_objects import Container, Pod, UnreadableValue, amount_or_none
-from gputile.dialects.registry import BY_NAME, DIALECTS, Dialect, possible, read_pod
+from gputile.dialects.kube_objects import Container, Pod
+from gputile.dialects.parsing import UnreadableValue, amount_or_none
+from gputile.dialects.registry import BY_NAME, DIALECTS, Dialect, checked_grant, read_pod
 from gputile.dialects.settings import DEFAULTS, UNIT, DialectSettings
 from gputile.model.cards import Card, Node
 from gputile.model.grants import ContainerGrant, Grant, Tile, take
@@ -26,28 +27,28 @@ LENGTH_OF_A_TIME = len("2026-01-01T00:00:00Z")
 
 
 class BoundPodHolding(msgspec.Struct, frozen=True):
-    """What a bound pod holds, as far as anything on it tells."""
+    """What a bound pod holds, as far as its annotations show."""
 
-    grant: Grant | None = None  # None: nothing on the pod tells
-    bad: BadRequest | None = None  # our own grant is on the pod, and is not believed
+    grant: Grant | None = None  # None: no annotation shows it
+    bad: BadRequest | None = None  # why our own grant on the pod is invalid
 
 
 def read_grant(pod: Pod, node: Node | None, settings: DialectSettings = DEFAULTS) -> Grant | BadRequest | None:
-    """What the pod holds by grant or record; else what is wrong with our grant on it. None: it carries neither."""
+    """What the pod holds by grant or record; else why our grant on it is invalid. None: it carries neither."""
     held = read_held(pod, node, settings)
     return held.grant or held.bad
 
 
 def read_held(pod: Pod, node: Node | None, settings: DialectSettings = DEFAULTS) -> BoundPodHolding:
-    """`node` is the pod's own; while it is unknown only our grant can be read, for it names cards by UUID."""
+    """`node` is the pod's own; while it is unknown only our grant can be read, because it names cards by UUID."""
     bad = None
     try:
         ours = gputile.read_grant(pod, node.cards if node is not None else (), settings)
         if ours is not None:
-            return BoundPodHolding(possible(ours))
+            return BoundPodHolding(checked_grant(ours))
     except UnreadableValue as error:
         bad = error.bad
-    return BoundPodHolding(_recorded(pod, node, settings) if node is not None else None, bad)
+    return BoundPodHolding(_recorded_grant(pod, node, settings) if node is not None else None, bad)
 
 
 def carries_record(pod: Pod, settings: DialectSettings = DEFAULTS) -> bool:
@@ -60,7 +61,7 @@ def carries_record(pod: Pod, settings: DialectSettings = DEFAULTS) -> bool:
 
 @lru_cache(maxsize=4)
 def _fixed_keys(settings: DialectSettings) -> frozenset[str]:
-    """The keys of all records but vcuda's, which number containers: every pod is asked for them."""
+    """The keys of all records except vcuda's numbered ones. Cached, because every pod is compared with them."""
     return frozenset(key for dialect in DIALECTS for key in dialect.record_keys(settings))
 
 
@@ -72,19 +73,19 @@ def settings_on(node: Node | None, settings: DialectSettings = DEFAULTS) -> Dial
     return msgspec.structs.replace(settings, gpushare_unit=unit)
 
 
-# ---- whose word counts ----------------------------------------------------------------------------------------------
+# ---- which record counts --------------------------------------------------------------------------------------------
 
 
 class GrantedBy(StrEnum):
-    """Who gave a running pod its GPUs."""
+    """Which agent allocated the GPUs of a running pod."""
 
     OURS = "ours"
     OTHERS = "others"
-    UNKNOWN = "unknown"  # our agent serves the node, and nobody knows since when
+    UNKNOWN = "unknown"  # our agent serves the node, and since when is unknown
 
 
 def served_by(pod: Pod, node: Node) -> GrantedBy:
-    """Another system's agent, where one runs the node or ran it when the pod started."""
+    """Another system's agent, where it serves the node or served it when the pod started."""
     if node.agent != gputile.NAME:
         return GrantedBy.OTHERS
     if not _is_time(node.since):
@@ -93,12 +94,12 @@ def served_by(pod: Pod, node: Node) -> GrantedBy:
     return GrantedBy.OTHERS if _is_time(started) and started < node.since else GrantedBy.OURS
 
 
-def _is_time(said: str) -> bool:
-    """As Kubernetes writes times: UTC, whole seconds. Two of these compare as text."""
-    return len(said) == LENGTH_OF_A_TIME and said.endswith("Z")
+def _is_time(text: str) -> bool:
+    """A time as Kubernetes writes it: UTC, whole seconds. Two of these compare as text."""
+    return len(text) == LENGTH_OF_A_TIME and text.endswith("Z")
 
 
-def _recorded(pod: Pod, node: Node, settings: DialectSettings) -> Grant | None:
+def _recorded_grant(pod: Pod, node: Node, settings: DialectSettings) -> Grant | None:
     if served_by(pod, node) is GrantedBy.OURS or not carries_record(pod, settings):
         return None
     settings = settings_on(node, settings)
@@ -110,7 +111,7 @@ def _recorded(pod: Pod, node: Node, settings: DialectSettings) -> Grant | None:
 
 
 def _families(agent: str) -> Iterable[Dialect]:
-    """Those that leave records, the node's own first."""
+    """The families that write records, the family of the node's agent first."""
     first = [BY_NAME[agent]] if agent in BY_NAME else []
     return [family for family in (*first, *DIALECTS) if family.NAME != gputile.NAME]
 
@@ -126,7 +127,7 @@ def _valid_record(family: Dialect, pod: Pod, cards: tuple[Card, ...], settings: 
 
 
 def _is_within(tile: Tile, card: Card | None) -> bool:
-    """A card of which no agent tells the memory has 0 of it, which is no bound."""
+    """A card whose agent does not publish the memory has 0, which means unknown, not a limit."""
     return card is not None and tile.cores <= card.cores and (tile.memory <= card.memory or not card.memory)
 
 
@@ -134,20 +135,20 @@ def _is_within(tile: Tile, card: Card | None) -> bool:
 
 
 def _at_least_requested(record: Grant, pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> Grant:
-    """The record, raised to what the pod requests of each card. GPUs that it requests and that the record does not
-    name are held, too: it is only unknown which they are."""
-    asked = read_pod(_without_wishes(pod), settings)
+    """The record, raised to what the pod requests of each card. GPUs that the pod requests and the record does not name
+    are held, too: only which ones is unknown."""
+    request = read_pod(_without_selectors(pod), settings)
     names = {container.name for _, container in pod.containers()}
-    if not isinstance(asked, PodRequest) or not all(held.container in names for held in record.containers):
+    if not isinstance(request, PodRequest) or not all(held.container in names for held in record.containers):
         return record
     by_uuid = {card.uuid: card for card in cards}
     recorded = {held.container: held for held in record.containers}
     named = list(dict.fromkeys(tile.uuid for held in record.containers for tile in held.tiles))
     containers, missing = [], {}
-    for ask in asked.asks:
+    for ask in request.asks:
         held = recorded.pop(ask.container, ContainerGrant(ask.container, (), ask.role))
         tiles = [_raised(tile, ask, by_uuid[tile.uuid]) for tile in held.tiles]
-        if ask.role is Role.INIT or asked.together:
+        if ask.role is Role.INIT or request.together:
             # The kubelet passes an init container's devices on, and gpushare's containers share their cards.
             own = {tile.uuid for tile in tiles}
             others = [by_uuid[uuid] for uuid in named if uuid not in own]
@@ -155,13 +156,11 @@ def _at_least_requested(record: Grant, pod: Pod, cards: tuple[Card, ...], settin
         missing[ask.container] = ask.cards - len(tiles)
         if tiles:
             containers.append(ContainerGrant(ask.container, tuple(tiles), ask.role))
-    return msgspec.structs.replace(
-        record, containers=(*containers, *recorded.values()), unplaced=_at_once(pod, missing)
-    )
+    return msgspec.structs.replace(record, containers=(*containers, *recorded.values()), unplaced=_peak(pod, missing))
 
 
-def _without_wishes(pod: Pod) -> Pod:
-    """The pod with its amounts alone: an annotation that we would reject says nothing about how much it holds."""
+def _without_selectors(pod: Pod) -> Pod:
+    """The pod with its amounts alone: an invalid selector does not change how much the pod holds."""
     if pod.metadata is None:
         return pod
     kept = {gpushare.COUNT: pod.annotations[gpushare.COUNT]} if gpushare.COUNT in pod.annotations else {}
@@ -169,7 +168,7 @@ def _without_wishes(pod: Pod) -> Pod:
 
 
 def _raised(tile: Tile, ask: ContainerRequest, card: Card) -> Tile:
-    """A slice of a card in MIG mode is cut by the hardware: it holds what the record says."""
+    """The hardware partitions a card in MIG mode: a slice of it holds what the record says."""
     if not ask.cards or card.in_mig_mode:
         return tile
     memory = max(tile.memory, min(ask.memory_of(card.memory), card.memory))
@@ -180,7 +179,7 @@ def _raised(tile: Tile, ask: ContainerRequest, card: Card) -> Tile:
 
 
 def unplaced_grant(pod: Pod, node: Node | None, settings: DialectSettings = DEFAULTS) -> Grant | None:
-    """For a pod that another system's agent serves and whose record nobody can read: the number of its GPUs."""
+    """For a pod that another system's agent serves and whose record is unreadable: the number of its GPUs."""
     if node is None or not node.cards or served_by(pod, node) is not GrantedBy.OTHERS:
         return None
     count = requested_gpus(pod, settings)
@@ -188,19 +187,19 @@ def unplaced_grant(pod: Pod, node: Node | None, settings: DialectSettings = DEFA
 
 
 def requested_gpus(pod: Pod, settings: DialectSettings = DEFAULTS) -> int:
-    """How many GPUs the pod asks for at one time, read as leniently as can be: a share counts as one."""
+    """How many GPUs the pod requests at one time, parsed as leniently as possible: a share counts as one GPU."""
     names = frozenset().union(*(dialect.resources(settings) for dialect in DIALECTS))
-    return _at_once(pod, {container.name: _gpus(container, names) for _, container in pod.containers()})
+    return _peak(pod, {container.name: _gpus(container, names) for _, container in pod.containers()})
 
 
 def _gpus(container: Container, names: frozenset[str]) -> int:
-    found = container.resources
-    said = {**((found and found.limits) or {}), **((found and found.requests) or {})}
-    return max((_gpus_of(container, name) for name in said.keys() & names), default=0)
+    resources = container.resources
+    amounts = {**((resources and resources.limits) or {}), **((resources and resources.requests) or {})}
+    return max((_gpus_of(container, name) for name in amounts.keys() & names), default=0)
 
 
 def _gpus_of(container: Container, name: str) -> int:
-    """Cores count in hundreds, GPUs by themselves; of memory any amount is a share of one."""
+    """100 cores are a GPU, GPUs count directly, and any amount of memory is a share of one GPU."""
     amount = amount_or_none(container, name)
     if amount is None:
         return 1
@@ -213,7 +212,7 @@ PER_CARD = ("/gpu", "/vgpu-number", "/gpu-count")
 PER_HUNDRED = ("/vcuda-core", "/gpu-core", "/gpu-percent")
 
 
-def _at_once(pod: Pod, gpus: dict[str, int]) -> int:
-    """The most that containers which run at the same time hold together."""
+def _peak(pod: Pod, gpus: dict[str, int]) -> int:
+    """The most GPUs that containers running at the same time hold together."""
     parts = ((role, (max(0, gpus.get(container.name, 0)),)) for role, container in pod.containers())
     return most_at_once(parts, 1)[0]

@@ -1,6 +1,6 @@
-"""The doors of the room: which dialect a pod or node speaks, and what it says.
+"""The registry of dialects: it finds the dialect of a pod or node, and reads and writes it.
 
-Nothing here raises on bad input: a pod is a request, no request of ours, or a `BadRequest`.
+Nothing here raises on bad input: a pod is a request, a pod without GPUs, or a `BadRequest`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,19 +10,8 @@ from typing import Any, Protocol
 import msgspec
 
 from gputile.dialects import gpushare, gputile, hami, nano, nvidia, selectors, vcuda, vgpu
-from gputile.dialects.kube_objects import (
-    Amounts,
-    GrantContext,
-    NodeInventory,
-    NodeObject,
-    Pod,
-    PodRecord,
-    UnreadableValue,
-    convert_node,
-    convert_pod,
-    shortened,
-    written,
-)
+from gputile.dialects.kube_objects import Amounts, GrantContext, NodeInventory, NodeObject, Pod, PodRecord
+from gputile.dialects.parsing import UnreadableValue, convert_node, convert_pod, resource_value, shortened
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.model.cards import Card, Node
 from gputile.model.grants import Grant
@@ -32,115 +21,114 @@ from gputile.model.units import LARGEST_CARD, Quantity, host_mebibytes, millicor
 
 
 class Dialect(Protocol):
-    """What each family's file offers: its names, the keys of its record, and the four verbs."""
+    """The interface of a dialect's module: its resources, the keys of its records, and how it reads and writes."""
 
     NAME: str
 
     def resources(self, settings: DialectSettings) -> frozenset[str]: ...
     def read_pod(self, pod: Pod, settings: DialectSettings) -> PodRequest | None: ...
-    def write_grant(self, award: GrantContext) -> PodRecord: ...
+    def write_grant(self, context: GrantContext) -> PodRecord: ...
     def record_keys(self, settings: DialectSettings) -> Iterable[str]: ...
     def read_grant(self, pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None: ...
     def read_cards(self, node: NodeObject, settings: DialectSettings) -> NodeInventory | None: ...
 
 
-# The order is that of trust in what is said of a node: exact registers first, then averages, then labels.
+# By how exactly the agents describe their nodes: registers of single cards first, then averages, then labels.
 DIALECTS: tuple[Dialect, ...] = (gputile, hami, vgpu, vcuda, gpushare, nano, nvidia)
 BY_NAME = {dialect.NAME: dialect for dialect in DIALECTS}
 
 NOTHING: tuple[Quantity, ...] = (0, "0", None)
-"""Amounts that ask for nothing."""
+"""Amounts that request nothing."""
 
 MOST_CONTAINERS = 64
-"""Containers of one pod that may ask for GPUs."""
+"""Containers of one pod that may request GPUs."""
 
 
 # ---- pods -----------------------------------------------------------------------------------------------------------
 
 
 def read_pod(pod: Pod | Any, settings: DialectSettings = DEFAULTS) -> PodRequest | BadRequest | None:
-    """What the pod asks for; None when it asks for no GPU and is none of our business."""
+    """What the pod requests; None when it requests no GPU, and gputile ignores it."""
     if not isinstance(pod, Pod):
         pod = convert_pod(pod)
     if isinstance(pod, BadRequest):
         return pod
     try:
         return _read_pod(pod, settings)
-    except UnreadableValue as wrong:
-        return wrong.bad
+    except UnreadableValue as error:
+        return error.bad
 
 
 def _read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
-    _refuse_crowd(pod, settings)
+    _reject_too_many_containers(pod, settings)
     gputile.check_resources(pod)
-    spoken = _spoken(pod, settings)
-    _refuse_resources_in_annotations(pod, settings)
-    if not spoken:
+    used = _dialects_of(pod, settings)
+    _reject_resources_in_annotations(pod, settings)
+    if not used:
         return None
-    if len(spoken) > 1:
-        said = "; ".join(f"{name}: `{resource}`" for name, resource in spoken.items())
+    if len(used) > 1:
+        listing = ", ".join(f"`{resource}` of {name}" for name, resource in used.items())
         raise UnreadableValue(
-            RequestError.MIXED_DIALECTS,
-            f"the pod asks in {len(spoken)} dialects ({said}); write it in one of them",
+            RequestError.MIXED_DIALECTS, f"pod: it mixes {len(used)} dialects ({listing}); use the resources of one"
         )
-    asked = BY_NAME[next(iter(spoken))].read_pod(pod, settings)
-    if asked is None:
+    request = BY_NAME[next(iter(used))].read_pod(pod, settings)
+    if request is None:
         return None
     return msgspec.structs.replace(
-        asked,
-        constraints=selectors.merge(asked.constraints, selectors.by_gputile_keys(pod)),
+        request,
+        constraints=selectors.merge(request.constraints, selectors.by_gputile_keys(pod)),
     )
 
 
 def notes(pod: Pod | Any, asked: PodRequest) -> tuple[str, ...]:
-    """What the person who wrote the pod should know besides. Only for commands that show it: it looks for the nearest
-    names of annotations, and no filter call and no agent waits for that."""
+    """Warnings for the author of the pod. Only for commands that print them: to find the nearest known annotation is
+    too slow for a filter call or the agent."""
     if not isinstance(pod, Pod):
         pod = convert_pod(pod)
-    return asked.warnings if isinstance(pod, BadRequest) else (*asked.warnings, *gputile.strange_annotations(pod))
+    return asked.warnings if isinstance(pod, BadRequest) else (*asked.warnings, *gputile.unknown_annotations(pod))
 
 
-def _refuse_crowd(pod: Pod, settings: DialectSettings) -> None:
-    """To place containers costs more with each of them, and whoever writes the pod decides how many there are. Before
-    anything else: to read a thousand containers takes 40 ms, to count them four."""
+def _reject_too_many_containers(pod: Pod, settings: DialectSettings) -> None:
+    """Each container makes placement more expensive, and the author of the pod decides how many there are. This comes
+    before anything else: to read a thousand containers takes 40 ms, to count them 4 ms."""
     containers = [container.resources for _, container in pod.containers() if container.resources]
     if len(containers) <= MOST_CONTAINERS:
         return
-    ours = _all_resources(settings)
-    asking = sum(_is_among(found.limits, ours) or _is_among(found.requests, ours) for found in containers)
-    if asking > MOST_CONTAINERS:
+    known = _all_resources(settings)
+    count = sum(_requests_any(named.limits, known) or _requests_any(named.requests, known) for named in containers)
+    if count > MOST_CONTAINERS:
         raise UnreadableValue(
             RequestError.TOO_MANY_CONTAINERS,
-            f"{asking} containers of the pod ask for GPUs, and at most {MOST_CONTAINERS} of one pod may; split it into "
-            "several pods, or let fewer of its containers ask",
+            f"pod: {count} of its containers request GPUs, and at most {MOST_CONTAINERS} of one pod may; split it into "
+            "several pods, or request GPUs in fewer containers",
         )
 
 
-def _is_among(amounts: Amounts | None, names: frozenset[str]) -> bool:
-    """Whether one of these resources is asked for."""
+def _requests_any(amounts: Amounts | None, names: frozenset[str]) -> bool:
+    """Whether any amount of one of these resources is requested."""
     return amounts is not None and any(amounts[name] not in NOTHING for name in names & amounts.keys())
 
 
-def _spoken(pod: Pod, settings: DialectSettings) -> dict[str, str]:
-    """The dialects in which the pod asks for something, each with the first resource that shows it."""
-    said = list(_said(pod))
-    used = [resource for resource, value in said if value not in NOTHING]
-    spoken: dict[str, str] = {}
-    for dialect, mine in zip(DIALECTS, _resources(settings), strict=True):
-        first = next((resource for resource in used if resource in mine), None)
+def _dialects_of(pod: Pod, settings: DialectSettings) -> dict[str, str]:
+    """The dialects in which the pod requests something, each with the first resource that shows it."""
+    amounts = list(_amounts(pod))
+    requested = [resource for resource, value in amounts if value not in NOTHING]
+    used: dict[str, str] = {}
+    for dialect, resources in zip(DIALECTS, _resources(settings), strict=True):
+        first = next((resource for resource in requested if resource in resources), None)
         if first is not None:
-            spoken[dialect.NAME] = first
-    if nvidia.NAME in spoken:  # a share beside `nvidia.com/gpu`, be it 0, makes the whole pod a hami one
-        share = next((resource for resource, _ in said if resource in hami.resources(settings)), None)
+            used[dialect.NAME] = first
+    if nvidia.NAME in used:  # a share beside `nvidia.com/gpu`, even of 0, makes the pod a hami pod
+        share = next((resource for resource, _ in amounts if resource in hami.resources(settings)), None)
         if share is not None:
-            del spoken[nvidia.NAME]
-            spoken[hami.NAME] = share
-    return spoken
+            del used[nvidia.NAME]
+            used[hami.NAME] = share
+    return used
 
 
 @lru_cache(maxsize=4)
 def _resources(settings: DialectSettings) -> tuple[frozenset[str], ...]:
-    """By dialect the resources that it asks with; there is one set of settings, and every pod is read with it."""
+    """The resources of each dialect. Cached, because every pod is read with the same settings."""
     return tuple(dialect.resources(settings) for dialect in DIALECTS)
 
 
@@ -149,23 +137,23 @@ def _all_resources(settings: DialectSettings) -> frozenset[str]:
     return frozenset().union(*_resources(settings))
 
 
-def _said(pod: Pod) -> Iterator[tuple[str, Quantity]]:
-    """Every resource that a container names, and what it says of it."""
+def _amounts(pod: Pod) -> Iterator[tuple[str, Quantity]]:
+    """Every resource that a container names, with its amount as written."""
     for _, container in pod.containers():
-        found = container.resources
-        for resource in {**((found and found.limits) or {}), **((found and found.requests) or {})}:
-            yield resource, written(container, resource)
+        named = container.resources
+        for resource in {**((named and named.limits) or {}), **((named and named.requests) or {})}:
+            yield resource, resource_value(container, resource)
 
 
-def _refuse_resources_in_annotations(pod: Pod, settings: DialectSettings) -> None:
-    """`nvidia.com/gpumem` as an annotation is silently ignored elsewhere, and a trap."""
-    said = {resource for resource, _ in _said(pod)}
+def _reject_resources_in_annotations(pod: Pod, settings: DialectSettings) -> None:
+    """Other schedulers silently ignore `nvidia.com/gpumem` as an annotation, and the pod gets a whole GPU."""
+    named = {resource for resource, _ in _amounts(pod)}
     for resources in _resources(settings):
         for key in sorted((resources & pod.annotations.keys()) - {gpushare.COUNT}):
-            if key not in said:
+            if key not in named:
                 raise UnreadableValue(
                     RequestError.RESOURCE_IN_ANNOTATION,
-                    f"`{key}` is an annotation of the pod, where it has no effect; write "
+                    f"annotation `{key}`: a resource has no effect as an annotation; write "
                     f"`{key}: {shortened(str(pod.annotations[key]))}` under `resources.limits` of the container",
                 )
 
@@ -173,33 +161,30 @@ def _refuse_resources_in_annotations(pod: Pod, settings: DialectSettings) -> Non
 # ---- grants ---------------------------------------------------------------------------------------------------------
 
 
-def write_grant(award: GrantContext) -> PodRecord:
+def write_grant(context: GrantContext) -> PodRecord:
     """Our grant and the record of the pod's own dialect, to be written together."""
-    ours = gputile.write_grant(award)
-    family = BY_NAME.get(award.grant.dialect)  # None: of a gputile that knows more dialects, or forged
+    ours = gputile.write_grant(context)
+    family = BY_NAME.get(context.grant.dialect)  # None: written by a newer gputile with more dialects, or forged
     if family is None or family.NAME == gputile.NAME:
         return ours
-    theirs = family.write_grant(award)
-    return PodRecord(annotations=theirs.annotations | ours.annotations, labels=theirs.labels, env=theirs.env)
+    record = family.write_grant(context)
+    return PodRecord(annotations=record.annotations | ours.annotations, labels=record.labels, env=record.env)
 
 
-def read_lingering(node: NodeObject, cards: tuple[Card, ...]) -> tuple[Grant, ...] | BadRequest:
-    """What pods still hold that are gone while their containers run, as the node's agent says."""
+def read_orphaned_pods(node: NodeObject, cards: tuple[Card, ...]) -> tuple[Grant, ...] | BadRequest:
+    """The grants of deleted pods whose containers still run, as the node's agent reports them."""
     try:
-        found = gputile.read_orphaned_pods(node, cards)
-        for grant in found:
-            possible(grant)
-        return found
-    except UnreadableValue as wrong:
-        return wrong.bad
+        return tuple(checked_grant(grant) for grant in gputile.read_orphaned_pods(node, cards))
+    except UnreadableValue as error:
+        return error.bad
 
 
-def possible(grant: Grant) -> Grant:
-    """A grant that speaks of more than any card has is nonsense, whoever wrote it."""
+def checked_grant(grant: Grant) -> Grant:
+    """The grant, unless it holds more of a card than any card has."""
     tiles = [tile for held in grant.containers for tile in held.tiles]
     if any(tile.memory > LARGEST_CARD or tile.cores > 2**15 for tile in tiles):
         raise UnreadableValue(
-            RequestError.BAD_ANNOTATION, "the pod's allocation record speaks of more than any card has"
+            RequestError.BAD_ANNOTATION, "allocation record: it holds more than any GPU has; remove it"
         )
     return grant
 
@@ -208,8 +193,8 @@ def possible(grant: Grant) -> Grant:
 
 
 def read_node(node: NodeObject | Any, settings: DialectSettings = DEFAULTS) -> Node | BadRequest:
-    """A node's cards, from whichever agent publishes them. A broken inventory, or a kubelet that has lost our agent,
-    gives a node that is out of use."""
+    """A node with its cards, from the agent that publishes them. A broken inventory, or a kubelet without our device
+    plugin, puts the node out of use."""
     if not isinstance(node, NodeObject):
         node = convert_node(node)
     if isinstance(node, BadRequest):
@@ -226,8 +211,8 @@ def read_node(node: NodeObject | Any, settings: DialectSettings = DEFAULTS) -> N
         name=node.name,
         cards=inventory.cards,
         links=inventory.links,
-        cpu=_countable(millicores(node.allocatable.get("cpu"))),
-        memory=_countable(host_mebibytes(node.allocatable.get("memory"))),
+        cpu=_capped(millicores(node.allocatable.get("cpu"))),
+        memory=_capped(host_mebibytes(node.allocatable.get("memory"))),
         agent=agent,
         one_at_a_time=inventory.one_at_a_time,
         since=inventory.since,
@@ -239,35 +224,36 @@ def read_node(node: NodeObject | Any, settings: DialectSettings = DEFAULTS) -> N
 
 
 def _inventory(node: NodeObject, settings: DialectSettings) -> tuple[str, NodeInventory]:
-    """Whose word we take for the node's cards, and what it is."""
+    """The first dialect whose agent describes the node's cards, and its inventory."""
     for dialect in DIALECTS:
-        found = dialect.read_cards(node, settings)
-        if found is not None:
-            return dialect.NAME, _checked(found)
+        inventory = dialect.read_cards(node, settings)
+        if inventory is not None:
+            return dialect.NAME, _checked_inventory(inventory)
     return "", NodeInventory(())
 
 
-def _checked(found: NodeInventory) -> NodeInventory:
-    """Two cards of one name, or a card of an impossible size, would let a tile be sold twice."""
-    uuids = [card.uuid for card in found.cards]
-    sizes_hold = all(
+def _checked_inventory(inventory: NodeInventory) -> NodeInventory:
+    """Two cards with the same UUID, or a card of an impossible size, would lead to double allocations."""
+    uuids = [card.uuid for card in inventory.cards]
+    sizes_are_valid = all(
         0 <= card.memory < 2**31
         and max(card.cores, card.slots, card.index, card.numa) < 2**15
         and min(card.cores, card.slots, card.index, card.numa + 1) >= 0
         and card.uuid
-        for card in found.cards
+        for card in inventory.cards
     )
-    if len(set(uuids)) != len(uuids) or len({c.index for c in found.cards}) != len(uuids) or not sizes_hold:
+    if len(set(uuids)) != len(uuids) or len({c.index for c in inventory.cards}) != len(uuids) or not sizes_are_valid:
         raise UnreadableValue(
-            RequestError.MALFORMED, "two cards share a UUID or index, or a card has an impossible size"
+            RequestError.MALFORMED,
+            "node: two GPUs share a UUID or index, or a GPU has an impossible size; restart its agent",
         )
-    return found
+    return inventory
 
 
-def _countable(amount: int | None) -> int:
+def _capped(amount: int | None) -> int:
     return min(max(amount or 0, 0), 2**48)
 
 
 def _placement_label(node: NodeObject) -> str:
-    said = str(node.labels.get("ack.node.gpu.placement") or "")
-    return said if said in ("binpack", "spread") else ""
+    policy = str(node.labels.get("ack.node.gpu.placement") or "")
+    return policy if policy in ("binpack", "spread") else ""

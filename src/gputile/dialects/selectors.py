@@ -1,38 +1,39 @@
-"""Annotations by which pods choose cards, where more than one family honours them.
+"""Annotations that select cards or policies, where more than one dialect honours them.
 
-HAMi's and NVIDIA's keys are read in every dialect on `nvidia.com/*`; ours are read in all dialects, so that a pod can
-name a model or a policy without changing its resources.
+HAMi's and NVIDIA's keys are read in every dialect on `nvidia.com/*`; the keys of gputile are read in all dialects, so
+that a pod can name a model or a policy without changing its resources.
 """
 
-from gputile.dialects.kube_objects import Pod, Text, UnreadableValue, flag, listed, one_of, quoted
+from gputile.dialects.kube_objects import Pod, Text
+from gputile.dialects.parsing import UnreadableValue, flag, listed, one_of, quoted
 from gputile.model.refusals import RequestError
 from gputile.model.requests import Constraints, Match, ModelRule, Strength
 
 POLICIES = ("binpack", "spread", "random", "topology", "fragmentation", "tiling")
 POLICY = {name: name for name in POLICIES}
-WISH = {"prefer": Strength.PREFER, "require": Strength.REQUIRE, "no": Strength.NO}
+STRENGTH = {"prefer": Strength.PREFER, "require": Strength.REQUIRE, "no": Strength.NO}
 
 MODEL_KEYS = ("nvidia.com/gpu.model", "nvidia-gpu-scheduler/gpu.model")
 SHARING_MODES = frozenset({"hami-core", "mig", "mps"})
 
 
-def rules(said: Text, key: str, match: Match) -> tuple[ModelRule, ...]:
-    """A comma list as a rule; an empty list is no rule."""
-    found = listed(said, key)
-    return (ModelRule(found, match),) if found else ()
+def rules(annotations: Text, key: str, match: Match) -> tuple[ModelRule, ...]:
+    """A comma list as a rule; an empty list makes none."""
+    models = listed(annotations, key)
+    return (ModelRule(models, match),) if models else ()
 
 
 def by_gputile_keys(pod: Pod) -> Constraints:
-    """Our own annotations, `gputile.io/...`."""
-    said = pod.annotations
-    policy = one_of(said, "gputile.io/policy", POLICY)
+    """The annotations of gputile, `gputile.io/...`."""
+    annotations = pod.annotations
+    policy = one_of(annotations, "gputile.io/policy", POLICY)
     return Constraints(
-        models=rules(said, "gputile.io/model", Match.NAME),
-        not_models=rules(said, "gputile.io/not-model", Match.NAME),
-        uuids=frozenset(listed(said, "gputile.io/uuid")),
-        not_uuids=frozenset(listed(said, "gputile.io/not-uuid")),
-        numa=one_of(said, "gputile.io/numa", WISH) or Strength.NO,
-        links=one_of(said, "gputile.io/links", WISH) or Strength.NO,
+        models=rules(annotations, "gputile.io/model", Match.NAME),
+        not_models=rules(annotations, "gputile.io/not-model", Match.NAME),
+        uuids=frozenset(listed(annotations, "gputile.io/uuid")),
+        not_uuids=frozenset(listed(annotations, "gputile.io/not-uuid")),
+        numa=one_of(annotations, "gputile.io/numa", STRENGTH) or Strength.NO,
+        links=one_of(annotations, "gputile.io/links", STRENGTH) or Strength.NO,
         node_policy=policy,
         card_policy=policy,
     )
@@ -40,36 +41,36 @@ def by_gputile_keys(pod: Pod) -> Constraints:
 
 def by_nvidia_keys(pod: Pod) -> Constraints:
     """HAMi's keys and the model keys of nvidia-gpu-scheduler."""
-    said = pod.annotations
+    annotations = pod.annotations
     card_policy, numa, idle = _hami_card_policy(pod)
-    models = [rule for key in MODEL_KEYS for rule in rules(said, key, Match.NAME)]
+    models = [rule for key in MODEL_KEYS for rule in rules(annotations, key, Match.NAME)]
     return Constraints(
-        models=(*models, *rules(said, "nvidia.com/use-gputype", Match.SUBSTRING)),
-        not_models=rules(said, "nvidia.com/nouse-gputype", Match.SUBSTRING),
-        uuids=frozenset(listed(said, "nvidia.com/use-gpuuuid")),
-        not_uuids=frozenset(listed(said, "nvidia.com/nouse-gpuuuid")),
+        models=(*models, *rules(annotations, "nvidia.com/use-gputype", Match.SUBSTRING)),
+        not_models=rules(annotations, "nvidia.com/nouse-gputype", Match.SUBSTRING),
+        uuids=frozenset(listed(annotations, "nvidia.com/use-gpuuuid")),
+        not_uuids=frozenset(listed(annotations, "nvidia.com/nouse-gpuuuid")),
         modes=_modes(pod),
-        numa=Strength.REQUIRE if flag(said, "nvidia.com/numa-bind") else numa,
+        numa=Strength.REQUIRE if flag(annotations, "nvidia.com/numa-bind") else numa,
         idle=idle,
-        node_policy=one_of(said, "hami.io/node-scheduler-policy", {"binpack": "binpack", "spread": "spread"}),
+        node_policy=one_of(annotations, "hami.io/node-scheduler-policy", {"binpack": "binpack", "spread": "spread"}),
         card_policy=card_policy,
     )
 
 
 def _hami_card_policy(pod: Pod) -> tuple[str | None, Strength, bool]:
-    """HAMi's chain, e.g. `mutex,binpack`: the first order of cards in it, whether NUMA and idle cards are wanted."""
+    """HAMi's chain, e.g. `mutex,binpack`: its first policy for cards, and whether it requests NUMA or idle cards."""
     key, known = "hami.io/gpu-scheduler-policy", {"binpack", "spread", "topology-aware", "mutex", "numa"}
-    chain = [word.lower() for word in listed(pod.annotations, key)]
-    unknown = [word for word in chain if word not in known]
+    chain = [name.lower() for name in listed(pod.annotations, key)]
+    unknown = [name for name in chain if name not in known]
     if unknown:
         raise UnreadableValue(
             RequestError.UNKNOWN_POLICY,
-            f"annotation `{key}` names {quoted(unknown[0])}; write one or more of {', '.join(sorted(known))}, "
-            "joined by commas",
+            f"annotation `{key}`: {quoted(unknown[0])} is not a known policy; write one or more of "
+            f"{', '.join(sorted(known))}, separated by commas",
         )
-    orders = [word.removesuffix("-aware") for word in chain if word in {"binpack", "spread", "topology-aware"}]
+    policies = [name.removesuffix("-aware") for name in chain if name in {"binpack", "spread", "topology-aware"}]
     return (
-        orders[0] if orders else None,
+        policies[0] if policies else None,
         Strength.PREFER if "numa" in chain else Strength.NO,
         "mutex" in chain,
     )
@@ -77,18 +78,18 @@ def _hami_card_policy(pod: Pod) -> tuple[str | None, Strength, bool]:
 
 def _modes(pod: Pod) -> frozenset[str]:
     key = "nvidia.com/vgpu-mode"
-    wanted = frozenset(word.lower() for word in listed(pod.annotations, key))
-    if wanted - SHARING_MODES:
+    modes = frozenset(mode.lower() for mode in listed(pod.annotations, key))
+    if modes - SHARING_MODES:
         raise UnreadableValue(
             RequestError.BAD_ANNOTATION,
-            f"annotation `{key}` is {quoted(pod.annotations[key])}; write one or more of "
+            f"annotation `{key}`: {quoted(pod.annotations[key])} is not a known mode; write one or more of "
             f"{', '.join(sorted(SHARING_MODES))}",
         )
-    return wanted
+    return modes
 
 
 def merge(first: Constraints, second: Constraints) -> Constraints:
-    """Both apply; where only one can, `second` wins."""
+    """Both apply; where they exclude each other, `second` wins."""
     return Constraints(
         models=first.models + second.models,
         not_models=first.not_models + second.not_models,
@@ -103,8 +104,8 @@ def merge(first: Constraints, second: Constraints) -> Constraints:
     )
 
 
-def _both(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
-    """Empty means anything. Two lists without a common entry leave a name that no card has."""
-    if not one or not other:
-        return one or other
-    return one & other or frozenset({"(none: two lists have nothing in common)"})
+def _both(first: frozenset[str], second: frozenset[str]) -> frozenset[str]:
+    """Empty means anything. Two lists without a common entry give a name that no card has."""
+    if not first or not second:
+        return first or second
+    return first & second or frozenset({"(none: two lists have nothing in common)"})

@@ -1,4 +1,4 @@
-"""What is nowhere on the wire and must be told: units and names that a cluster's owner chose."""
+"""Settings of the dialects: units and names that are not part of any API object, so the operator must set them."""
 
 from typing import Literal
 
@@ -13,25 +13,25 @@ UNIT: dict[str, MiB] = {"GiB": 1024, "MiB": 1}
 
 
 class DialectSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of this room; the defaults are what the families ship."""
+    """Settings of the dialects; the defaults are those of the original systems."""
 
     gpushare_unit: Literal["GiB", "MiB", "auto"] = "GiB"
-    """What one `aliyun.com/gpu-mem` is. `auto` guesses as its kubectl plugin does; see `gpushare.guess_unit`."""
+    """Unit of `aliyun.com/gpu-mem`. `auto` derives it from the nodes, as `kubectl inspect gpushare` does."""
 
     nano_unit: Unit = "GiB"
-    """What one `nano-gpu.io/gpu-memory` is. Generation 1 never said; its README reads as GiB."""
+    """Unit of `nano-gpu.io/gpu-memory`. Generation 1 does not define it; its README suggests GiB."""
 
     hami_memory_factor: int = 1
-    """MiB per `nvidia.com/gpumem`, HAMi's `memoryFactor`."""
+    """MiB per unit of `nvidia.com/gpumem`: HAMi's `memoryFactor`."""
 
     vgpu_memory_factor: int = 1
-    """MiB per `vgpu-memory`, vgpu-manager's `--device-memory-factor`."""
+    """MiB per unit of `vgpu-memory`: vgpu-manager's `--device-memory-factor`."""
 
     vgpu_domain: str = "nvidia.com"
-    """Prefix of vgpu-manager's names, its `--domain`."""
+    """Prefix of vgpu-manager's resource names and annotations: its `--domain`."""
 
     slots_per_card: int = DEFAULT_SLOTS
-    """Tiles per card where the node's own agent does not say."""
+    """Tiles (shares of one GPU) per GPU, on nodes whose own agent does not publish the number."""
 
 
 DEFAULTS = DialectSettings()

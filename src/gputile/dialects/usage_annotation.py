@@ -1,10 +1,10 @@
-"""What containers really use of their cards, as an agent says it: annotation `gputile.io/use` on the Lease of its node.
+"""Measured usage of cards by container, as the agent reports it: annotation `gputile.io/use` on the Lease of its node.
 
     {"version":1,"cards":{"GPU-0a1b...":{"<pod UID>":{"main":[3000,40]}}}}
 
-By card, pod and container: MiB, and percent of the card's cores; null is what the driver does not say. A card with
-nobody in it is one of which the driver said so; a card that is not named did not answer. A container "" is that part of
-a pod of which it is not known whose it is. A container that is not named is not known to use anything.
+By card, pod and container: MiB, and percent of the card's cores; null means that the driver does not report the value.
+A card with an empty object is idle according to the driver; an absent card did not answer. The container "" is usage of
+the pod that no container could be found for. The usage of an absent container is unknown.
 """
 
 from collections.abc import Iterable
@@ -17,24 +17,26 @@ from gputile.model.usage import CardUsage, Usage
 
 USE = "gputile.io/use"
 VERSION = 1
-MOST = 32 * 1024
-"""Bytes. A Lease is written every few seconds: what does not fit is left out, the smallest users first."""
+LARGEST_ANNOTATION = 32 * 1024
+"""Bytes. A Lease is written every few seconds; what does not fit is left out, the smallest users first."""
 
 _Memory = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Cores = Annotated[int, msgspec.Meta(ge=0, le=ALL)]
 
 
 class _Used(msgspec.Struct, array_like=True):
+    """The usage of one card by one container."""
+
     memory: _Memory | None = None
     cores: _Cores | None = None
 
 
 class _Use(msgspec.Struct, omit_defaults=True):
-    """Version 1. Keys, and numbers at the end of the lists, are only ever added."""
+    """`gputile.io/use`, version 1. Keys, and numbers at the end of the lists, are only ever added."""
 
     version: int
     cards: dict[str, dict[str, dict[str, _Used]]]
-    left_out: int = 0  # how many containers (each card counted) did not find room
+    left_out: int = 0  # containers (counted per card) that did not fit
 
 
 _USES = msgspec.json.Decoder(_Use)
@@ -42,14 +44,14 @@ _Line = tuple[str, str, str, CardUsage]  # card, pod, container
 
 
 class ReportedUsage(msgspec.Struct, frozen=True):
-    """What an agent says."""
+    """The usage that an agent reports for its node."""
 
     pods: Usage
-    cards: frozenset[str]  # UUIDs of those of which all is known that runs there, as far as it is anybody's
+    cards: frozenset[str]  # UUIDs of the cards whose report is complete
 
 
 def write_usage(usage: Usage, cards: Iterable[str]) -> str:
-    """The value of the annotation. `cards`: those that answered."""
+    """The value of the annotation. `cards`: the cards that answered."""
     lines = [
         (card, pod, container, used)
         for pod, containers in usage.items()
@@ -57,28 +59,28 @@ def write_usage(usage: Usage, cards: Iterable[str]) -> str:
         for card, used in cards.items()
     ]
     lines.sort(key=lambda line: (-(line[3].memory or 0), line[:3]))
-    kept, asked = len(lines), list(cards)
-    while len(said := _written(asked, lines, kept)) > MOST and kept:
+    kept, answered = len(lines), list(cards)
+    while len(value := _encode(answered, lines, kept)) > LARGEST_ANNOTATION and kept:
         kept = kept * 3 // 4
-    return said.decode()
+    return value.decode()
 
 
-def _written(asked: list[str], lines: list[_Line], kept: int) -> bytes:
-    cards: dict[str, dict[str, dict[str, _Used]]] = {card: {} for card in asked}
+def _encode(answered: list[str], lines: list[_Line], kept: int) -> bytes:
+    cards: dict[str, dict[str, dict[str, _Used]]] = {card: {} for card in answered}
     for card, pod, container, used in lines[:kept]:
         cards.setdefault(card, {}).setdefault(pod, {})[container] = _Used(used.memory, used.cores)
     return msgspec.json.encode(_Use(VERSION, cards, len(lines) - kept))
 
 
-def read_usage(said: str) -> ReportedUsage | None:
-    """None when it cannot be read: then nothing is known."""
+def read_usage(value: str) -> ReportedUsage | None:
+    """None when the annotation is unreadable: then the usage is unknown."""
     try:
-        found = _USES.decode(said)
+        record = _USES.decode(value)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return None
     usage: Usage = {}
-    for card, pods in found.cards.items():
+    for card, pods in record.cards.items():
         for pod, containers in pods.items():
             for container, used in containers.items():
                 usage.setdefault(pod, {}).setdefault(container, {})[card] = CardUsage(used.memory, used.cores)
-    return ReportedUsage(usage, frozenset() if found.left_out else frozenset(found.cards))
+    return ReportedUsage(usage, frozenset() if record.left_out else frozenset(record.cards))

@@ -4,7 +4,7 @@
     nvidia.com/vcuda-core: 30 + nvidia.com/vcuda-memory: 1024      the fork counts memory in MiB
     .../vcuda-core: 200                                            two whole cards; multiples of 100 only
 
-Cores without memory, which the original accepts and then fails to serve, take the same percentage of the memory.
+Cores without memory, which the original accepts and then fails to serve, get the same percentage of the memory.
 """
 
 from collections.abc import Iterable
@@ -13,26 +13,22 @@ from typing import Annotated
 
 import msgspec
 
-from gputile.dialects.kube_objects import (
+from gputile.dialects.kube_objects import Container, GrantContext, NodeInventory, NodeObject, Pod, PodRecord
+from gputile.dialects.parsing import (
     LARGEST_NODE,
-    Container,
-    GrantContext,
-    NodeInventory,
-    NodeObject,
-    Pod,
-    PodRecord,
     UnreadableValue,
     amount,
+    build_request,
     card_memory,
+    container_label,
     count_of,
     decode,
     first_readable,
+    grant_from_indices,
     indices_of,
     is_for_another_node,
-    no_device,
+    missing_device_resource,
     quoted,
-    recorded,
-    request,
     requests_any,
     unnamed_cards,
     visible_devices,
@@ -52,7 +48,7 @@ POOL_LABELS = ("gaia.tencent.com/gpu-pool", "tkestack.io/gpu-pool")
 
 
 class VcudaEdition(msgspec.Struct, frozen=True):
-    """One of the two sets of names."""
+    """One of the two sets of resource names: the original's and the fork's."""
 
     prefix: str
     block: MiB  # per unit of memory
@@ -75,76 +71,80 @@ def resources(settings: DialectSettings) -> frozenset[str]:
 
 
 def read_pod(pod: Pod, settings: DialectSettings) -> PodRequest | None:
-    spoken = _spoken(pod)
-    if len(spoken) > 1:
+    editions = _editions_of(pod)
+    if len(editions) > 1:
         raise UnreadableValue(
             RequestError.MIXED_DIALECTS,
-            f"the pod asks for both `{TENCENT.prefix}/vcuda-*` and `{FORK.prefix}/vcuda-*`; write one of them",
+            f"pod: it mixes `{TENCENT.prefix}/vcuda-*` and `{FORK.prefix}/vcuda-*`; use one of them",
         )
-    if not spoken:
+    if not editions:
         return None
-    _check_core_limit(pod, spoken[0])
+    edition = editions[0]
     warnings: list[str] = []
-    asks = tuple(_ask(role, container, spoken[0], warnings) for role, container in pod.containers())
-    return request(NAME, pod, asks, by_nvidia_keys(pod), block=spoken[0].block, warnings=warnings)
+    _check_core_limit(pod, edition)
+    asks = tuple(_container_request(role, container, edition, warnings) for role, container in pod.containers())
+    return build_request(NAME, pod, asks, by_nvidia_keys(pod), block=edition.block, warnings=warnings)
 
 
-def _spoken(pod: Pod) -> list[VcudaEdition]:
+def _editions_of(pod: Pod) -> list[VcudaEdition]:
     return [e for e in EDITIONS if any(amount(c, e.core) or amount(c, e.memory) for _, c in pod.containers())]
 
 
 def _check_core_limit(pod: Pod, edition: VcudaEdition) -> None:
     key = f"{edition.prefix}/vcuda-core-limit"
-    said = pod.annotations.get(key)
-    if said is None:
+    limit = pod.annotations.get(key)
+    if limit is None:
         return
-    value = None if isinstance(said, bool) else quantity(said)
+    value = None if isinstance(limit, bool) else quantity(limit)
     if value is None or value.denominator != 1 or value < 0:
         raise UnreadableValue(
-            RequestError.BAD_ANNOTATION, f'annotation `{key}` is {quoted(said)}; write a percentage such as "60"'
+            RequestError.BAD_ANNOTATION,
+            f'annotation `{key}`: {quoted(limit)} is not a whole percentage; write a percentage such as "60"',
         )
 
 
-def _ask(role: Role, container: Container, edition: VcudaEdition, warnings: list[str]) -> ContainerRequest:
+def _container_request(
+    role: Role, container: Container, edition: VcudaEdition, warnings: list[str]
+) -> ContainerRequest:
     cores = amount(container, edition.core)
     memory = card_memory(container, edition.memory, edition.block)
     if not cores:
         if memory:
-            raise no_device(container, edition.memory, edition.core, f"{edition.core}: 10")
+            raise missing_device_resource(container, edition.memory, edition.core, f"{edition.core}: 10")
         return ContainerRequest(container=container.name, role=role)
     if cores > ALL and cores % ALL:
         raise UnreadableValue(
             RequestError.OUT_OF_RANGE,
-            f"`{edition.core}` of container `{container.shown}` is {cores}; write less than 100 for a share of one "
-            f"card, or {cores // ALL * ALL} or {(cores // ALL + 1) * ALL} for whole cards",
+            f"{container_label(container)}: `{edition.core}` is {cores}, neither a share of one GPU nor whole GPUs; "
+            f"write less than 100 for a share, or {cores // ALL * ALL} or {(cores // ALL + 1) * ALL} for whole GPUs",
         )
     if cores >= ALL:
         return ContainerRequest.whole(container.name, role, cores // ALL)
     if not memory:
         warnings.append(
-            f"container `{container.shown}` asks for `{edition.core}` without `{edition.memory}`; it gets {cores} % of "
-            f"the card's memory"
+            f"{container_label(container)}: `{edition.core}` without `{edition.memory}`; it gets {cores} % of the "
+            "GPU's memory"
         )
         return ContainerRequest(container=container.name, role=role, cards=1, memory_percent=cores, cores=cores)
     return ContainerRequest(container=container.name, role=role, cards=1, memory=memory, cores=cores)
 
 
-def write_grant(award: GrantContext) -> PodRecord:
-    prefix = _spoken(award.pod)[0].prefix
-    positions = award.pod.positions()
+def write_grant(context: GrantContext) -> PodRecord:
+    prefix = _editions_of(context.pod)[0].prefix
+    positions = context.pod.positions()
     annotations = {
         f"{prefix}/predicate-gpu-idx-{positions[held.container]}": ",".join(str(tile.index) for tile in held.tiles)
-        for held in award.grant.containers
+        for held in context.grant.containers
     }
     annotations |= {
-        f"{prefix}/predicate-node": award.grant.node,
-        f"{prefix}/predicate-time": str(award.at),
+        f"{prefix}/predicate-node": context.grant.node,
+        f"{prefix}/predicate-time": str(context.at),
         f"{prefix}/gpu-assigned": "false",
     }
     labels = {}
     if prefix == FORK.prefix:
-        labels = {"tydic.io/bind-time": str(award.at), "tydic.io/bind-phase": "allocating"}
-    env = {held.container: visible_devices(held) for held in award.grant.containers}
+        labels = {"tydic.io/bind-time": str(context.at), "tydic.io/bind-phase": "allocating"}
+    env = {held.container: visible_devices(held) for held in context.grant.containers}
     return PodRecord(annotations=annotations, labels=labels, env=env)
 
 
@@ -153,7 +153,7 @@ def record_keys(settings: DialectSettings) -> Iterable[str]:
 
 
 def lacks_record(pod: Pod) -> bool:
-    """Whether none of the pod's containers has cards recorded; its keys number them."""
+    """Whether no container of the pod has recorded cards; the keys of the record number the containers."""
     count = sum(1 for _ in pod.containers())
     return not any(_index_key(edition, n) in pod.annotations for edition in EDITIONS for n in range(1, count))
 
@@ -165,30 +165,31 @@ def _index_key(edition: VcudaEdition, position: int) -> str:
 def read_grant(pod: Pod, cards: tuple[Card, ...], settings: DialectSettings) -> Grant | None:
     for edition in EDITIONS:
         if not is_for_another_node(pod, f"{edition.prefix}/predicate-node"):
-            found = recorded(pod, NAME, cards, _recorded_asks(pod, edition))
-            if found is not None:
-                return found
+            grant = grant_from_indices(pod, NAME, cards, _recorded_asks(pod, edition))
+            if grant is not None:
+                return grant
     return None
 
 
 def _recorded_asks(pod: Pod, edition: VcudaEdition) -> Iterable[tuple[ContainerRequest, tuple[int, ...]]]:
-    """Containers whose cards are recorded, and what they take of each; all of it where their request is unreadable."""
-    positions, names = pod.positions(), frozenset(name for each in EDITIONS for name in (each.core, each.memory))
+    """Containers whose cards are recorded, and their share of each; the whole card where the request is unreadable."""
+    positions, known = pod.positions(), frozenset(name for each in EDITIONS for name in (each.core, each.memory))
     for role, container in pod.containers():
         indices = indices_of(pod.annotations.get(_index_key(edition, positions[container.name])))
-        if indices and requests_any(container, names):
+        if indices and requests_any(container, known):
             whole = ContainerRequest.whole(container.name, role, len(indices))
-            yield first_readable((partial(_ask, role, container, each, []) for each in EDITIONS), whole), indices
+            reads = (partial(_container_request, role, container, each, []) for each in EDITIONS)
+            yield first_readable(reads, whole), indices
 
 
 class _Registered(msgspec.Struct):
-    """One card in the fork's register; its position in the array is its index."""
+    """A card in the fork's register; its position in the array is its index."""
 
     id: str
     memory: int
     core: int = ALL
     type: str = ""
-    isMig: bool = False  # noqa: N815 - the wire's spelling
+    isMig: bool = False  # noqa: N815 - the fork's spelling
     health: bool = False
 
 
@@ -196,7 +197,7 @@ _REGISTERS = msgspec.json.Decoder(Annotated[list[_Registered], msgspec.Meta(max_
 
 
 def read_cards(node: NodeObject, settings: DialectSettings) -> NodeInventory | None:
-    """The fork's register, or bare capacities: 100 cores a card and the memory divided evenly."""
+    """The fork's register, or bare capacities: 100 cores per card and the memory divided evenly."""
     register = node.annotations.get(REGISTER)
     if register is not None:
         return _registered(str(register), settings)
@@ -210,7 +211,7 @@ def read_cards(node: NodeObject, settings: DialectSettings) -> NodeInventory | N
 
 
 def _registered(register: str, settings: DialectSettings) -> NodeInventory:
-    found = decode(_REGISTERS, register, REGISTER)
+    entries = decode(_REGISTERS, register, REGISTER)
     return NodeInventory(
         tuple(
             Card(
@@ -223,6 +224,6 @@ def _registered(register: str, settings: DialectSettings) -> NodeInventory:
                 healthy=card.health,
                 slots=settings.slots_per_card,
             )
-            for index, card in enumerate(found)
+            for index, card in enumerate(entries)
         )
     )

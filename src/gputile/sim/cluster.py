@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from gputile.dialects import gpushare, registry
-from gputile.dialects.kube_objects import GrantContext, NodeObject, Pod, convert_node, convert_pod
+from gputile.dialects.kube_objects import GrantContext, NodeObject, Pod
+from gputile.dialects.parsing import convert_node, convert_pod
 from gputile.dialects.settings import DEFAULTS, DialectSettings
 from gputile.engine.explanation import Explanation, explain
 from gputile.engine.placement.place import Placement

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from gputile.dialects import registry
-from gputile.dialects.kube_objects import Pod, convert_pod, host_needs
+from gputile.dialects.kube_objects import Pod
+from gputile.dialects.parsing import convert_pod, host_needs
 from gputile.model.cards import Card, Node
 from gputile.model.errors import InputError
 from gputile.model.refusals import BadRequest

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gputile.dialects import gpushare, gputile, hami
-from gputile.dialects.gputile import CORES, GPU, GRANT, INVENTORY, LINGERING, MEMORY, PROMISE
+from gputile.dialects.gputile import CORES, GPU, GRANT, INVENTORY, MEMORY, NOMINATION, ORPHANED
 from gputile.testing.builders import container, pod
 
 Json = dict[str, Any]
@@ -98,7 +98,7 @@ def grant(uid: str, node: str, **changes: Any) -> str:
 
 
 RECORDS: dict[str, tuple[Json, tuple[str, ...]]] = {
-    "gputile": (TILE, (GRANT, PROMISE)),
+    "gputile": (TILE, (GRANT, NOMINATION)),
     "gpushare": (
         {gpushare.MEM: 1},
         (gpushare.INDEX, gpushare.ALLOCATION, gpushare.TOTAL, gpushare.CARD_SIZE, gpushare.ASSUME_TIME),
@@ -208,10 +208,10 @@ TENANT: dict[str, MakePod] = {
     "45,000 policies": noted({"hami.io/gpu-scheduler-policy": listed("spread", 40_000)}, {hami.GPU: 1, hami.MEMORY: 1}),
     "a policy of 200,000 letters": noted({"gputile.io/policy": "x" * 200_000}),
     "a deep grant": noted({GRANT: deep()}),
-    "a deep promise": noted({PROMISE: deep()}),
+    "a deep promise": noted({NOMINATION: deep()}),
     "a promise with 20,000 victims": lambda name: noted(
         {
-            PROMISE: json.dumps(
+            NOMINATION: json.dumps(
                 {
                     "version": 1,
                     "grant": json.loads(grant(f"uid-{name}", "n1")),
@@ -315,7 +315,7 @@ MISSHAPEN: dict[str, MakePod] = {
     "a node name of escapes": _changed("spec", nodeName=ESCAPES),
     "overhead of every kind": _changed("spec", overhead={"cpu": digits(), "memory": "-1Gi", GPU: None}),
     "grace without end": _changed("spec", terminationGracePeriodSeconds=2**61),
-    "annotations of every kind": _changed("metadata", annotations={GRANT: 7, PROMISE: True, "gputile.io/uuid": 0.5}),
+    "annotations of every kind": _changed("metadata", annotations={GRANT: 7, NOMINATION: True, "gputile.io/uuid": 0.5}),
     "annotations that are a list": _changed("metadata", annotations=["a"]),
     "an annotation that is a map": _changed("metadata", annotations={GRANT: {"version": 1}}),
     "labels of every kind": _changed("metadata", labels={gpushare.COUNT: True, "a": None, "": 7}),
@@ -385,8 +385,8 @@ NODES: dict[str, Json] = {
         "hostile", amounts={gpushare.MEM: digits(), gpushare.COUNT: 0.5, "nano-gpu.io/gpu-core": True}
     ),
     "gpushare without memory": node("hostile", amounts={gpushare.MEM: 1, gpushare.COUNT: 10**9}),
-    "an orphan of garbage": node("hostile", {**inventory([card(0)]), LINGERING: deep()}),
-    "1,000 orphans": node("hostile", {**inventory([card(0)]), LINGERING: lingering("hostile", 1000)}),
+    "an orphan of garbage": node("hostile", {**inventory([card(0)]), ORPHANED: deep()}),
+    "1,000 orphans": node("hostile", {**inventory([card(0)]), ORPHANED: lingering("hostile", 1000)}),
     "no status": {"metadata": {"name": "hostile"}},
     "no metadata": {"metadata": {"name": "hostile", "annotations": None, "labels": None}, "status": None},
     "a status that is a list": {"metadata": {"name": "hostile"}, "status": []},

@@ -1,5 +1,5 @@
-"""Text from strangers and for people: YAML that anybody may have written, and lines that a terminal is safe with.
+"""Untrusted text: YAML that anybody may have written, and lines that are safe to print on a terminal.
 
-Room:  `documents` (YAML to values, bounded before anything is built), `terminal` (what may reach a terminal).
-Door:  `documents.read_one`, `documents.read_all`; `terminal.shown`, `terminal.painted`.
+`documents` parses YAML within limits that hold before any value is built (`read_one`, `read_all`); `terminal` escapes
+control characters (`shown`, `painted`). The package does no I/O of its own and knows nothing about Kubernetes.
 """

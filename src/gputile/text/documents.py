@@ -1,8 +1,8 @@
 """YAML to values; with `yaml_values`, the only place that parses it.
 
-libyaml is asked for events, and values are built of them here. So a document is bounded before anything is built: its
-size, its depth, and how many values it has once every alias and merge key is written out. Keys are always text, as in
-JSON. Dates and base-60 numbers (`1:30`) stay text, as in the API server's reading; Python objects do not exist.
+libyaml emits events, and `yaml_values` builds the values from them. So a document is bounded before anything is built:
+its size, its depth, and its number of values once every alias and merge key is expanded. Keys are always strings, as in
+JSON. Dates and base-60 numbers (`1:30`) stay strings, as the API server reads them; tags of Python objects are errors.
 """
 
 from typing import IO, Any
@@ -13,13 +13,13 @@ from gputile.model.errors import GputileError
 
 
 class DocumentLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a document may be."""
+    """The limits of a document."""
 
     size: int = 4 * 2**20  # bytes or characters
     values: int = 100_000
-    from_aliases: int = 100_000  # values that are there only because an alias repeats them
-    depth: int = 100  # lists and mappings inside each other; a pod has about fifteen
-    unique: bool = False  # whether a key that stands there twice is a slip
+    from_aliases: int = 100_000  # values that only aliases repeat
+    depth: int = 100  # levels of lists and mappings; a pod has about fifteen
+    unique: bool = False  # whether a duplicate key is an error
 
 
 SETTINGS = DocumentLimits()
@@ -30,7 +30,7 @@ MANIFESTS = DocumentLimits(size=128 * 2**20, values=10_000_000)
 
 
 class NotYaml(GputileError):
-    """Text that is not the YAML that it should be: what is wrong with it, and in which line (0: nobody knows)."""
+    """Invalid YAML, or YAML beyond the limits: the problem, and its line (0: unknown)."""
 
     def __init__(self, problem: str, line: int = 0) -> None:
         super().__init__(problem)
@@ -39,10 +39,10 @@ class NotYaml(GputileError):
 
 def read_one(text: str | bytes, limits: DocumentLimits = SETTINGS) -> Any:
     """The value of text with at most one document; None when it has none."""
-    found = read_all(text, limits)
-    if len(found) > 1:
-        raise NotYaml("there is more than one document in it")
-    return found[0] if found else None
+    documents = read_all(text, limits)
+    if len(documents) > 1:
+        raise NotYaml("it has more than one document; keep one")
+    return documents[0] if documents else None
 
 
 def read_all(text: str | bytes, limits: DocumentLimits = MANIFESTS) -> list[Any]:
@@ -55,8 +55,8 @@ def read_all(text: str | bytes, limits: DocumentLimits = MANIFESTS) -> list[Any]
 
 
 def content(file: IO[bytes], limits: DocumentLimits = MANIFESTS) -> bytes:
-    """What is in the file, if it is not too much; a file may be a device that never ends."""
-    found = file.read(limits.size + 1)
-    if len(found) > limits.size:
+    """The content of the file, up to the limit; a file may be a device that never ends."""
+    data = file.read(limits.size + 1)
+    if len(data) > limits.size:
         raise NotYaml(f"it has more than {limits.size} bytes")
-    return found
+    return data

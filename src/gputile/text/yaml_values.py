@@ -1,4 +1,4 @@
-"""Values out of libyaml's events, as far as limits allow: see `documents`, which is loaded without this."""
+"""Builds values from libyaml's events, within the limits of `documents`, which imports this module lazily."""
 
 import re
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ TEXTS = frozenset({"!", f"{CORE}str", f"{CORE}binary", f"{CORE}timestamp"})
 COLLECTIONS = frozenset({None, "!", f"{CORE}map", f"{CORE}seq"})
 NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 YES, NO = ("yes", "true", "on"), ("no", "false", "off")
-BOOLS = {form: word in YES for word in (*YES, *NO) for form in (word, word.capitalize(), word.upper())}
+BOOLS = {form: name in YES for name in (*YES, *NO) for form in (name, name.capitalize(), name.upper())}
 INT = re.compile(r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][0-9_]*)")
 FLOAT = re.compile(
     r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+][0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 )
-LONGEST_NUMBER = 100  # characters; what comes of more cannot even be printed
+LONGEST_NUMBER = 100  # characters; Python refuses to print much longer ones
 MERGE = object()  # the key `<<`
 
 
@@ -34,16 +34,16 @@ def built(text: str | bytes, limits: DocumentLimits) -> list[Any]:
 def _events(text: str | bytes) -> Iterator[Any]:
     try:
         yield from yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.YAMLError as wrong:
-        mark = getattr(wrong, "problem_mark", None)
-        problem = getattr(wrong, "problem", None) or " ".join(str(wrong).split())
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
         raise NotYaml(problem[:200], mark.line + 1 if mark else 0) from None
     except UnicodeError:
-        raise NotYaml("it is no text in UTF-8") from None
+        raise NotYaml("it is not valid UTF-8") from None
 
 
 class _Node(msgspec.Struct, frozen=True):
-    """A value that is built: how many values it counts for, and how many levels it has."""
+    """A complete value: how many values it counts for, and how many levels it has."""
 
     value: Any
     size: int = 1
@@ -57,7 +57,7 @@ class _Open(msgspec.Struct):
     anchor: str | None
     line: int
     items: list[Any] = msgspec.field(default_factory=list)
-    keys: set[str] = msgspec.field(default_factory=set)  # where a key must not stand there twice
+    keys: set[str] = msgspec.field(default_factory=set)  # where duplicate keys are an error
     size: int = 1
     height: int = 1
 
@@ -67,13 +67,13 @@ class _Open(msgspec.Struct):
 
 
 class _Builder:
-    """Events in, documents out."""
+    """Builds documents from events."""
 
     def __init__(self, limits: DocumentLimits) -> None:
         self.documents: list[Any] = []
         self._limits = limits
         self._open: list[_Open] = []
-        self._anchors: dict[str, _Node | None] = {}  # None: what it names is still being read
+        self._anchors: dict[str, _Node | None] = {}  # None: its value is still being read
         self._values = self._repeated = 0
 
     def take(self, event: Any) -> None:
@@ -93,9 +93,9 @@ class _Builder:
 
     def _begin(self, event: Any, line: int) -> None:
         if event.tag not in COLLECTIONS:
-            raise NotYaml(f"the tag {event.tag[:60]!r} is not known", line)
+            raise NotYaml(f"unknown tag {event.tag[:60]!r}", line)
         if self._open and self._open[-1].wants_key:
-            raise NotYaml("a key is text, and no list or mapping", line)
+            raise NotYaml("a key must be a string, not a list or mapping", line)
         if len(self._open) >= self._limits.depth:
             raise NotYaml(f"it is nested deeper than {self._limits.depth} levels", line)
         self._open.append(_Open(type(event).__name__ == "MappingStartEvent", event.anchor, line))
@@ -108,12 +108,13 @@ class _Builder:
         self._add(_Node(value, done.size, done.height), done.line, done.anchor)
 
     def _mapping(self, done: _Open) -> dict[str, Any]:
-        """The keys of merged mappings first, so that its own win; among these the first one's."""
+        """The keys of merged mappings first, so that its own keys win; among merged mappings the first wins."""
         pairs = list(zip(done.items[::2], done.items[1::2], strict=True))
-        found: dict[str, Any] = {}
-        for source in reversed([one for key, value in pairs if key is MERGE for one in _sources(value, done.line)]):
-            found.update(source)
-        return found | {key: value for key, value in pairs if key is not MERGE}
+        merged: dict[str, Any] = {}
+        sources = [source for key, value in pairs if key is MERGE for source in _sources(value, done.line)]
+        for source in reversed(sources):
+            merged.update(source)
+        return merged | {key: value for key, value in pairs if key is not MERGE}
 
     # ---- values -----------------------------------------------------------------------------------------------------
 
@@ -122,33 +123,33 @@ class _Builder:
             return _Node(self._key(event, line))
         try:
             return _Node(_value(event))
-        except ValueError as wrong:
-            raise NotYaml(str(wrong)[:200], line) from None
+        except ValueError as error:
+            raise NotYaml(str(error)[:200], line) from None
 
     def _key(self, event: Any, line: int) -> Any:
         known = self._open[-1].keys
         if self._limits.unique and event.value in known:
-            raise NotYaml(f"`{event.value[:60]}` stands there twice", line)
+            raise NotYaml(f"duplicate key `{event.value[:60]}`", line)
         if self._limits.unique:
             known.add(event.value)
         return MERGE if event.value == "<<" and event.implicit[0] else event.value
 
     def _repeat(self, name: str, line: int) -> None:
-        """What an alias names, counted as if it were written out."""
+        """The value of an alias, counted as if it were expanded."""
         if name not in self._anchors:
-            raise NotYaml(f"`*{name[:60]}` names nothing that stands before it", line)
+            raise NotYaml(f"alias `*{name[:60]}` has no anchor before it", line)
         node = self._anchors[name]
         if node is None:
-            raise NotYaml(f"`*{name[:60]}` refers to itself", line)
+            raise NotYaml(f"alias `*{name[:60]}` refers to itself", line)
         if not self._limits.from_aliases:
-            raise NotYaml(f"`*{name[:60]}` is an alias; write it out", line)
+            raise NotYaml(f"alias `*{name[:60]}` is not allowed here; write its value", line)
         self._repeated += node.size
         if self._repeated > self._limits.from_aliases:
             raise NotYaml(f"its aliases repeat more than {self._limits.from_aliases} values", line)
         if len(self._open) + node.height > self._limits.depth:
             raise NotYaml(f"it is nested deeper than {self._limits.depth} levels", line)
         if self._open and self._open[-1].wants_key and not isinstance(node.value, str):
-            raise NotYaml("a key is text, and no list or mapping", line)
+            raise NotYaml("a key must be a string, not a list or mapping", line)
         self._add(node, line, None)
 
     def _add(self, node: _Node, line: int, anchor: str | None) -> None:
@@ -167,26 +168,26 @@ class _Builder:
 
 
 def _sources(value: Any, line: int) -> list[dict[str, Any]]:
-    found = value if isinstance(value, list) else [value]
-    if not all(isinstance(one, dict) for one in found):
-        raise NotYaml("the key `<<` wants a mapping, or a list of mappings", line)
-    return found
+    sources = value if isinstance(value, list) else [value]
+    if not all(isinstance(source, dict) for source in sources):
+        raise NotYaml("the key `<<` needs a mapping, or a list of mappings", line)
+    return sources
 
 
 # ---- scalars --------------------------------------------------------------------------------------------------------
 
 
 def _value(event: Any) -> Any:
-    """Plain text by its looks, quoted text as text, and what has a tag by its tag. Raises ValueError."""
+    """Plain scalars by their form, quoted scalars as strings, tagged scalars by their tag. Raises ValueError."""
     text, tag = event.value, event.tag
     if tag in TEXTS or (tag is None and not event.implicit[0]):
         return text
     if tag is None:
         return _plain(text)
-    named = {"int": _whole, "float": _real, "bool": _truth, "null": _nothing}.get(tag.removeprefix(CORE))
-    if named is None or not tag.startswith(CORE):
-        raise ValueError(f"the tag {tag[:60]!r} is not known")
-    return named(text)
+    parse = {"int": _whole, "float": _real, "bool": _truth, "null": _nothing}.get(tag.removeprefix(CORE))
+    if parse is None or not tag.startswith(CORE):
+        raise ValueError(f"unknown tag {tag[:60]!r}")
+    return parse(text)
 
 
 def _plain(text: str) -> Any:
@@ -201,17 +202,20 @@ def _plain(text: str) -> Any:
 
 def _whole(text: str) -> int:
     if len(text) > LONGEST_NUMBER or not INT.fullmatch(text):
-        raise ValueError(f"{text[:60]!r} is no number")
+        raise ValueError(f"{text[:60]!r} is not a number")
     digits = text.replace("_", "")
     bare = digits.lstrip("+-")
     base = {"0b": 2, "0x": 16}.get(bare[:2], 8 if bare.startswith("0") else 10)
-    return int(digits, base)
+    try:
+        return int(digits, base)
+    except ValueError:  # a prefix without digits, such as `0x_`
+        raise ValueError(f"{text!r} is not a number") from None
 
 
 def _real(text: str) -> float:
     digits = text.replace("_", "").lower()
     if len(text) > LONGEST_NUMBER or not (FLOAT.fullmatch(text) or INT.fullmatch(text)):
-        raise ValueError(f"{text[:60]!r} is no number")
+        raise ValueError(f"{text[:60]!r} is not a number")
     return float(digits.replace(".inf", "inf").replace(".nan", "nan"))
 
 

@@ -54,7 +54,7 @@ def is_terminating(pod: Manifest) -> bool:
 def wrongs(cluster: Cluster, kube: Kube, namespace: str, storm: Storm, leader: Replica | None) -> list[str]:
     """All that is not as it should be, in sentences; empty when all is well."""
     found = list(finding_lines(cluster.report.findings))
-    found += [note.what for note in cluster.report.remarks if note.code is FindingCode.NOT_AS_ASKED]
+    found += [note.what for note in cluster.report.remarks if note.code is FindingCode.NOT_AS_REQUESTED]
     found += _lost(cluster, kube, namespace, storm)
     found += _left_over(cluster, storm)
     return found + (_could_go(cluster, leader) if leader is not None else ["nobody leads"])
@@ -103,7 +103,7 @@ def _could_go(cluster: Cluster, leader: Replica) -> list[str]:
 
 def _free(report: AuditReport, node: Node, position: int) -> Free:
     card = node.cards[position]
-    held = report.sold.get(card.uuid, ())
+    held = report.holders.get(card.uuid, ())
     return Free(
         card,
         card.memory - sum(one.memory for one in held),
@@ -148,5 +148,5 @@ class Watchman:
             report = look(self._nodes, self._pods.objects.values())
             self.looks += 1
             for notice in report.findings:
-                if notice.code is FindingCode.OVERSOLD:
+                if notice.code is FindingCode.DOUBLE_ALLOCATED:
                     self.seen.setdefault(notice.what, notice)

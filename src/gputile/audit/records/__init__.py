@@ -1,5 +1,5 @@
-"""What other systems and our own scheduler wrote on a pod about the GPUs it holds: one reader per family.
+"""Records on pods of the GPUs they hold, written by other systems and by our own scheduler: one reader per family.
 
-A reader turns its annotations into a `Record`, says in a sentence why it does not believe them (`Disbelief`), or
-returns None when there is no record. Readers know nothing of each other and nothing of requests.
+A reader turns its annotations into a `Record`, or into an `InvalidRecord` that says why, or returns None when there is
+no record. Readers must not depend on each other.
 """

@@ -2,8 +2,8 @@
 
     <uuid>,<type>,<MiB>,<cores>:...;<next container>;
 
-Each container has a place that ends with `;`, empty for one without GPUs. Since 2.9 init containers have places too,
-before the others; the number of places tells. A dynamic MIG device is `<uuid>[<template>-<place>]`, a part of that GPU.
+Each container has an entry that ends with `;`, empty for a container without GPUs. Since 2.9 init containers have
+entries too, before the others; their number shows which. A dynamic MIG device is `<uuid>[<template>-<position>]`.
 """
 
 from gputile.audit.fields import digits, shown
@@ -20,17 +20,17 @@ def has_record(pod: AuditedPod) -> bool:
 
 
 def read(pod: AuditedPod, gpus: NodeGpus) -> Record | InvalidRecord | None:
-    said = pod.annotations.get(ALLOCATED, "").strip()
-    places = said.removesuffix(";").split(";") if said else []
-    first = _first_place(pod, len(places))
+    value = pod.annotations.get(ALLOCATED, "").strip()
+    entries = value.removesuffix(";").split(";") if value else []
+    first = _first_container(pod, len(entries))
     tiles: list[RecordedTile] = []
-    for number, place in enumerate(places):
-        for device in place.split(":"):
+    for number, entry in enumerate(entries):
+        for device in entry.split(":"):
             if not device.strip():
                 continue
             tile = _tile(device, NO_CONTAINER if first is None else first + number)
             if tile is None:
-                return InvalidRecord(FAMILY, f"`{ALLOCATED}` has a device {shown(device)!r}")
+                return InvalidRecord(FAMILY, f"`{ALLOCATED}` has {shown(device)!r}, which is not a device")
             tiles.append(tile)
     if not tiles:
         return None
@@ -38,12 +38,12 @@ def read(pod: AuditedPod, gpus: NodeGpus) -> Record | InvalidRecord | None:
     return Record(family=FAMILY, tiles=tuple(tiles), node=node, takes_slots=True, is_nameless=first is None)
 
 
-def _first_place(pod: AuditedPod, places: int) -> int | None:
-    """The container of the first place. None: the number of places is neither of the two, nobody knows which container
-    holds what, and all of it adds up."""
-    if places == len(pod.containers) - pod.inits:
+def _first_container(pod: AuditedPod, entries: int) -> int | None:
+    """The container of the first entry. None: the number of entries matches neither version, so the containers are
+    unknown, and all entries add up."""
+    if entries == len(pod.containers) - pod.inits:
         return pod.inits
-    return 0 if places == len(pod.containers) else None
+    return 0 if entries == len(pod.containers) else None
 
 
 def _tile(device: str, container: int) -> RecordedTile | None:

@@ -20,27 +20,27 @@ def has_record(pod: AuditedPod) -> bool:
 
 def read(pod: AuditedPod, gpus: NodeGpus) -> Record | InvalidRecord | None:
     for mark, prefix in GENERATIONS:
-        found = _of_generation(pod, gpus, prefix) if _is_marked(pod, mark) else None
-        if found is not None:
-            return found
+        record = _of_generation(pod, gpus, prefix) if _is_marked(pod, mark) else None
+        if record is not None:
+            return record
     return None
 
 
 def _is_marked(pod: AuditedPod, mark: str) -> bool:
-    """Annotation and label are written together; either will do."""
+    """Annotation and label are written together; either of them counts."""
     return "true" in (pod.annotations.get(mark, "").lower(), pod.labels.get(mark, "").lower())
 
 
 def _of_generation(pod: AuditedPod, gpus: NodeGpus, prefix: str) -> Record | InvalidRecord | None:
     tiles: list[RecordedTile] = []
     for at, container in enumerate(pod.containers):
-        said = pod.annotations.get(prefix + container.name)
-        if said is None or said.strip() == NO_GPU:
+        value = pod.annotations.get(prefix + container.name)
+        if value is None or value.strip() == NO_GPU:
             continue
-        found = indices(said)
-        if found is None:
-            return InvalidRecord(FAMILY, f"`{shown(prefix + container.name)}` is no GPU index")
-        for index in found:
+        gpu_indices = indices(value)
+        if gpu_indices is None:
+            return InvalidRecord(FAMILY, f"`{shown(prefix + container.name)}` is not a GPU index")
+        for index in gpu_indices:
             if index not in gpus.by_index:
                 return missing(FAMILY, index, pod)
             tiles.append(RecordedTile(at, gpus.by_index[index].uuid))

@@ -17,22 +17,22 @@ def has_record(pod: AuditedPod) -> bool:
 
 def read(pod: AuditedPod, gpus: NodeGpus) -> Record | InvalidRecord | None:
     for prefix in PREFIXES:
-        found = _of_edition(pod, gpus, prefix)
-        if found is not None:
-            return found
+        record = _of_edition(pod, gpus, prefix)
+        if record is not None:
+            return record
     return None
 
 
 def _of_edition(pod: AuditedPod, gpus: NodeGpus, prefix: str) -> Record | InvalidRecord | None:
     tiles: list[RecordedTile] = []
-    for key, said in pod.annotations.items():
+    for key, value in pod.annotations.items():
         if not key.startswith(prefix + INDEX):
             continue
-        number, found = digits(key.removeprefix(prefix + INDEX)), indices(said)
-        if number is None or found is None:
-            return InvalidRecord(FAMILY, f"`{shown(key)}` is no GPU index of a container")
+        number, gpu_indices = digits(key.removeprefix(prefix + INDEX)), indices(value)
+        if number is None or gpu_indices is None:
+            return InvalidRecord(FAMILY, f"`{shown(key)}` is not a GPU index of a container")
         at = pod.position(number)
-        for index in found:
+        for index in gpu_indices:
             if index not in gpus.by_index:
                 return missing(FAMILY, index, pod)
             tiles.append(RecordedTile(NO_CONTAINER if at is None else at, gpus.by_index[index].uuid))

@@ -2,7 +2,7 @@
 
     <container>[<index>_<uuid>_<cores>_<MiB>,...];<container>[...]
 
-The domain is an option of it; whatever domain has such a key is read.
+The domain is an option of vgpu-manager; every domain with such a key is read.
 """
 
 from collections.abc import Mapping
@@ -26,29 +26,35 @@ def has_record(pod: AuditedPod) -> bool:
 
 
 def read(pod: AuditedPod, gpus: NodeGpus) -> Record | InvalidRecord | None:
-    """The first domain whose record names a GPU of this node; else what is wrong with the last of them."""
-    found: Record | InvalidRecord | None = None
-    places = {container.name: at for at, container in enumerate(pod.containers)}
+    """The first domain whose record names a GPU of this node; else the record or problem of the last domain."""
+    record: Record | InvalidRecord | None = None
+    positions = {container.name: at for at, container in enumerate(pod.containers)}
     for domain in domains(pod):
-        found = _of_domain(pod, domain, places) or found
-        if isinstance(found, Record) and found.tiles[0].gpu in gpus.by_uuid:
+        record = _of_domain(pod, domain, positions) or record
+        if isinstance(record, Record) and record.tiles[0].gpu in gpus.by_uuid:
             break
-    return found
+    return record
 
 
-def _of_domain(pod: AuditedPod, domain: str, places: Mapping[str, int]) -> Record | InvalidRecord | None:
+def _of_domain(pod: AuditedPod, domain: str, positions: Mapping[str, int]) -> Record | InvalidRecord | None:
     by_container: dict[str, list[RecordedTile]] = {}
     for key in KEYS:
-        said = pod.annotations.get(f"{domain}/{key}", "")
-        for part in filter(None, said.split(";")):
+        value = pod.annotations.get(f"{domain}/{key}", "")
+        for part in filter(None, value.split(";")):
             name, _, devices = part.strip().partition("[")
-            tiles = [_tile(one, places.get(name, NO_CONTAINER)) for one in devices.removesuffix("]").split(",") if one]
+            tiles = [
+                _tile(device, positions.get(name, NO_CONTAINER))
+                for device in devices.removesuffix("]").split(",")
+                if device
+            ]
             if not devices.endswith("]") or None in tiles:
-                return InvalidRecord(FAMILY, f"`{domain}/{key}` has {shown(part)!r}")
+                return InvalidRecord(
+                    FAMILY, f"`{domain}/{key}` has {shown(part)!r}, which is not a container with its devices"
+                )
             by_container[name] = [tile for tile in tiles if tile is not None]
-    tiles_found = tuple(tile for tiles in by_container.values() for tile in tiles)
+    all_tiles = tuple(tile for tiles in by_container.values() for tile in tiles)
     node = pod.annotations.get(f"{domain}/predicate-node")
-    return Record(family=FAMILY, tiles=tiles_found, node=node, takes_slots=True) if tiles_found else None
+    return Record(family=FAMILY, tiles=all_tiles, node=node, takes_slots=True) if all_tiles else None
 
 
 def _tile(device: str, container: int) -> RecordedTile | None:

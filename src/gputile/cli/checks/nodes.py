@@ -10,7 +10,7 @@ from gputile.cli.lease_age import seconds_expired
 from gputile.cli.render.terminal import plural
 from gputile.cli.source import UnreadableKind
 from gputile.dialects.gputile import GRANT, INVENTORY
-from gputile.dialects.kube_objects import count_of
+from gputile.dialects.parsing import count_of
 from gputile.dialects.records import read_grant
 from gputile.dialects.registry import DIALECTS, read_node, read_pod
 from gputile.kube.api import AgentLease

@@ -57,10 +57,10 @@ def _document(report: AuditReport) -> dict[str, Any]:
 def _lines(report: AuditReport) -> list[str]:
     lines = [line for notice in report.findings for line in _told(notice, style("wrong", fg="red"))]
     lines += [line for notice in report.remarks for line in _told(notice, style("note", fg="yellow"))]
-    share = 100 * report.memory_sold // report.memory if report.memory else 0
+    share = 100 * report.memory_allocated // report.memory if report.memory else 0
     seen = (
         f"{report.nodes} nodes with {report.cards} GPUs, {report.pods} pods on them "
-        f"({share} % of the memory allocated), {report.waiting} pending"
+        f"({share} % of the memory allocated), {report.pending} pending"
     )
     verdict = "no GPU is double-allocated, every grant belongs to its pod"
     wrong = f"{len(report.findings)} thing{'s are' if len(report.findings) > 1 else ' is'} wrong"

@@ -11,7 +11,8 @@ from gputile.cli.render.describe import constraint_lines, describe
 from gputile.cli.render.terminal import PROGRAMS, emit, output_option
 from gputile.cli.source import unit_option
 from gputile.dialects import gpushare
-from gputile.dialects.kube_objects import NodeObject, convert_node
+from gputile.dialects.kube_objects import NodeObject
+from gputile.dialects.parsing import convert_node
 from gputile.dialects.registry import notes, read_pod
 from gputile.dialects.settings import DialectSettings
 from gputile.model.errors import InputError

@@ -11,7 +11,8 @@ import msgspec
 
 from gputile.cli.source import ShownNode
 from gputile.dialects import gpushare, records, registry
-from gputile.dialects.kube_objects import Pod, count_of
+from gputile.dialects.kube_objects import Pod
+from gputile.dialects.parsing import count_of
 from gputile.dialects.settings import UNIT, DialectSettings
 from gputile.model.cards import Card, Node
 from gputile.model.grants import Grant

@@ -21,7 +21,7 @@ from functools import partial
 import msgspec
 
 from gputile.background.failure_isolation import FailureIsolation
-from gputile.dialects.gputile import PROMISE, Nomination, read_nomination, write_nomination
+from gputile.dialects.gputile import NOMINATION, Nomination, read_nomination, write_nomination
 from gputile.dialects.kube_objects import Pod
 from gputile.kube.api import Api, ApiRejected, KubeEvent, OutcomeUnknown
 from gputile.ledger.events import Instruction, Nominated, Withdrawn
@@ -315,7 +315,7 @@ class PreemptionExecutor:
     async def _patch(self, pod: Pod, nomination: str | None, node: str) -> None:
         self._must_lead()
         await self._api.patch_pod(
-            pod.namespace, pod.name, pod.uid, {PROMISE: nomination}, {}, nominate=node, timeout=self._attempt
+            pod.namespace, pod.name, pod.uid, {NOMINATION: nomination}, {}, nominate=node, timeout=self._attempt
         )
 
     async def note(self, pod: Pod, reason: str, message: str, *, warn: bool = True) -> None:

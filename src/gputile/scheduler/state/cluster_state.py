@@ -19,7 +19,8 @@ import msgspec
 
 from gputile.dialects import gpushare, gputile, records, registry
 from gputile.dialects.gputile import GRANT
-from gputile.dialects.kube_objects import NodeObject, Pod, host_needs
+from gputile.dialects.kube_objects import NodeObject, Pod
+from gputile.dialects.parsing import host_needs
 from gputile.dialects.settings import DialectSettings
 from gputile.ledger.events import Compared, Confirmed, Freed, Instruction, NodeGone, NodeSeen, Relisted
 from gputile.ledger.ledger import AllocationState, Ledger
@@ -391,7 +392,7 @@ class ClusterState:
 
     def _linger(self, node: NodeObject, read: Node) -> list[Instruction]:
         """What its agent says of pods that are gone. What cannot be read changes nothing; what it said before stays."""
-        told = registry.read_lingering(node, read.cards)
+        told = registry.read_orphaned_pods(node, read.cards)
         if isinstance(told, BadRequest):
             log.warning("an agent's word is passed over", extra=fields(node=read.name, why=told.message))
             return []
