@@ -1,4 +1,4 @@
-"""What the tests of every dialect need: the public door with an expectation, and the way of a grant round and back."""
+"""Helpers for the tests of every dialect: read a pod and compare, write a grant and read it back."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -19,28 +19,28 @@ from gputile.model.requests import Constraints, ContainerRequest, PodRequest, Ro
 from gputile.testing.builders import pod
 
 Manifest: TypeAlias = dict[str, Any]
-AT = 1_700_000_000_123_456_789  # nanoseconds: when the grants of the tables were made
+AT = 1_700_000_000_123_456_789  # nanoseconds: the time of the grants in the tables
 
 
 class Rejected(msgspec.Struct, frozen=True):
-    """A refusal: its code, and what its message must tell the reader to write."""
+    """An expected rejection: its code, and a part of its message."""
 
     code: RequestError
-    says: str
+    text: str
 
 
 Want: TypeAlias = ContainerRequest | tuple[ContainerRequest, ...] | Rejected | None
 
 
 def expect(manifest: Manifest, dialect: str, want: Want, settings: DialectSettings = DEFAULTS) -> None:
-    """The pod, read through the public door, is understood as `want`."""
+    """The pod, read through `registry.read_pod`, is parsed as `want`."""
     parsed = registry.read_pod(manifest, settings)
     if want is None:
         assert parsed is None
     elif isinstance(want, Rejected):
         assert isinstance(parsed, BadRequest), parsed
         assert parsed.code is want.code, parsed.message
-        assert want.says in parsed.message, (want.says, parsed.message)
+        assert want.text in parsed.message, (want.text, parsed.message)
     else:
         assert isinstance(parsed, PodRequest), parsed
         assert parsed.asks == (want if isinstance(want, tuple) else (want,))
@@ -48,7 +48,7 @@ def expect(manifest: Manifest, dialect: str, want: Want, settings: DialectSettin
 
 
 def read(manifest: Manifest, settings: DialectSettings = DEFAULTS) -> PodRequest:
-    """A pod that is known to be understood."""
+    """The request of a valid pod."""
     parsed = registry.read_pod(manifest, settings)
     assert isinstance(parsed, PodRequest), parsed
     return parsed
@@ -65,7 +65,7 @@ def object_of(manifest: Manifest) -> Pod:
 
 
 def no_request(name: str, role: Role = Role.APP) -> ContainerRequest:
-    """A container that asks for no card."""
+    """A container that requests no card."""
     return ContainerRequest(container=name, role=role)
 
 
@@ -73,7 +73,7 @@ def no_request(name: str, role: Role = Role.APP) -> ContainerRequest:
 
 
 def tile(index: int, memory: int, cores: int = 0, node: str = "n1") -> Tile:
-    """A tile of a card that the builders made."""
+    """A tile of a card of the builders."""
     return Tile(f"GPU-{node}-{index}", index, memory, cores)
 
 
@@ -115,7 +115,7 @@ SHELF = Node(
     cpu=64000,
     memory=524288,
 )
-"""Cards of eight sizes, round and not, whose index is not their place in the list."""
+"""Cards of eight sizes, round and not, whose index is not their position in the list."""
 
 
 def assert_round_trip(dialect: registry.Dialect, manifest: Manifest, settings: DialectSettings = DEFAULTS) -> None:
@@ -126,20 +126,22 @@ def assert_round_trip(dialect: registry.Dialect, manifest: Manifest, settings: D
     assume(isinstance(placement, Placement))
     assert isinstance(placement, Placement)
     grant = placement.grant("uid-1", dialect.NAME)
-    made = GrantContext(grant=grant, pod=object_of(manifest), asked=asked, cards=SHELF.cards, at=AT, settings=settings)
-    alone = bound(manifest, dialect.write_grant(made))
+    context = GrantContext(
+        grant=grant, pod=object_of(manifest), asked=asked, cards=SHELF.cards, at=AT, settings=settings
+    )
+    with_record = bound(manifest, dialect.write_grant(context))
     if dialect.NAME != nvidia.NAME:  # writes nothing of its own
-        assert dialect.read_grant(alone, SHELF.cards, settings) == grant
-        assert records.read_grant(alone, SHELF, settings) == grant
-    assert records.read_grant(bound(manifest, registry.write_grant(made)), SHELF, settings) == grant
+        assert dialect.read_grant(with_record, SHELF.cards, settings) == grant
+        assert records.read_grant(with_record, SHELF, settings) == grant
+    assert records.read_grant(bound(manifest, registry.write_grant(context)), SHELF, settings) == grant
 
 
 def pods(container: st.SearchStrategy[dict[str, Any]], **rest: Any) -> st.SearchStrategy[Manifest]:
-    """Pods of one to three containers, the first of which asks; with init containers and sidecars now and then."""
+    """Pods of one to three containers, the first of which requests GPUs; some with init containers and sidecars."""
     some = st.one_of(container, container, st.just(dict[str, Any]()))
     first = st.tuples(some, st.booleans()).map(lambda pair: pair[0] | {"sidecar": pair[1]})
     return st.builds(
-        lambda one, more, init: pod(one, *more, init=tuple(init), **rest),
+        lambda first_app, more, init: pod(first_app, *more, init=tuple(init), **rest),
         container,
         st.lists(some, max_size=2),
         st.one_of(st.just([]), st.lists(first, max_size=2)),
@@ -156,7 +158,7 @@ def raw_node(
     annotations: Mapping[str, Any] | None = None,
     labels: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """A node as some agent left it; allocatable is the capacity unless said."""
+    """A node as an agent describes it; allocatable defaults to the capacity."""
     return {
         "metadata": {"name": "n1", "annotations": dict(annotations or {}), "labels": dict(labels or {})},
         "status": {

@@ -1,4 +1,4 @@
-"""What each dialect's resource is worth on a card, and what a kubelet can bear."""
+"""How many devices each dialect's resource has per card, and how many the kubelet accepts."""
 
 import pytest
 
@@ -22,7 +22,7 @@ PLAIN = DialectSettings()
 def served(
     dialect: str, *cards: Card, settings: DialectSettings = PLAIN, hami: bool = False
 ) -> dict[str, DeviceResource]:
-    return {one.resource: one for one in device_resources(dialect, cards, settings, shares_nvidia=hami)}
+    return {resource.resource: resource for resource in device_resources(dialect, cards, settings, shares_nvidia=hami)}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def served(
     ],
 )
 def test_how_much_a_node_offers(dialect: str, counts: dict[str, int]) -> None:
-    assert {name: len(one.devices) for name, one in served(dialect, A, B, MIG).items()} == counts
+    assert {name: len(resource.devices) for name, resource in served(dialect, A, B, MIG).items()} == counts
 
 
 def test_nvidias_name_is_hamis_where_both_are_served() -> None:
@@ -58,25 +58,25 @@ def test_nvidias_name_is_hamis_where_both_are_served() -> None:
     ],
 )
 def test_names_of_devices(dialect: str, settings: DialectSettings, first: tuple[str, str]) -> None:
-    (one,) = served(dialect, A, settings=settings).values()
-    assert one.devices[0] == first
-    assert len({name for name, _ in one.devices}) == len(one.devices)
+    (resource,) = served(dialect, A, settings=settings).values()
+    assert resource.devices[0] == first
+    assert len({name for name, _ in resource.devices}) == len(resource.devices)
 
 
 def test_more_devices_than_the_kubelet_accepts_are_a_fault_with_what_to_do() -> None:
     large = [Card(index=n, uuid=f"GPU-{n}", memory=81920) for n in range(8)]
-    (one,) = served("gpushare", *large, settings=DialectSettings(gpushare_unit="MiB")).values()
-    assert one.devices == ()
-    assert "655,360 devices" in one.fault
-    assert "GiB" in one.fault
+    (resource,) = served("gpushare", *large, settings=DialectSettings(gpushare_unit="MiB")).values()
+    assert resource.devices == ()
+    assert "655,360 devices" in resource.fault
+    assert "GiB" in resource.fault
 
 
 def test_in_mib_a_node_of_one_large_card_still_fits() -> None:
-    (one,) = served(
+    (resource,) = served(
         "gpushare", Card(index=0, uuid="GPU-0", memory=81920), settings=DialectSettings(gpushare_unit="MiB")
     ).values()
-    assert len(one.devices) == 81920
-    assert sum(len(name) + 15 for name, _ in one.devices) < LARGEST_MESSAGE
+    assert len(resource.devices) == 81920
+    assert sum(len(name) + 15 for name, _ in resource.devices) < LARGEST_MESSAGE
 
 
 @pytest.mark.parametrize("dialect", SERVED)

@@ -317,9 +317,9 @@ def test_the_index_serves_all_containers_of_the_pod() -> None:
 @st.composite
 def shared_pods(draw: st.DrawFn) -> Manifest:
     count = draw(st.sampled_from([1, 1, 2, 3]))
-    where = draw(st.sampled_from(["labels", "annotations"])) if count > 1 else "labels"
+    place = draw(st.sampled_from(["labels", "annotations"])) if count > 1 else "labels"
     container = st.integers(1, 4).map(lambda share: {MEM: share * count})
-    return draw(pods(container, **{where: {COUNT: str(count)}}))
+    return draw(pods(container, **{place: {COUNT: str(count)}}))
 
 
 @settings(max_examples=50)

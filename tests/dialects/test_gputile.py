@@ -175,7 +175,7 @@ def granting(*tiles: list[dict[str, Any]], names: list[str] | None = None, **cha
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         pytest.param(grant_text(pod="uid-2"), "belongs to pod uid-2", id="a-copy-from-another-pod-is-rejected"),
         pytest.param(grant_text(node="n2"), "on node n2", id="a-copy-from-another-node-is-rejected"),
@@ -197,12 +197,14 @@ def granting(*tiles: list[dict[str, Any]], names: list[str] | None = None, **cha
         pytest.param(granting([TILE], at=10**30), "cannot be read", id="a-time-out-of-range"),
     ],
 )
-def test_a_grant_that_we_cannot_have_written_for_this_pod_is_rejected(text: str, says: str) -> None:
-    where = node().card("T4", "16Gi").node()
-    parsed_grant = records.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), where)
+def test_a_grant_that_we_cannot_have_written_for_this_pod_is_rejected(text: str, message: str) -> None:
+    granted_node = node().card("T4", "16Gi").node()
+    parsed_grant = records.read_grant(
+        object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), granted_node
+    )
     assert isinstance(parsed_grant, BadRequest)
     assert parsed_grant.code is RequestError.BAD_ANNOTATION
-    assert says in parsed_grant.message
+    assert message in parsed_grant.message
 
 
 def test_unknown_keys_of_a_newer_grant_are_ignored() -> None:
@@ -222,13 +224,15 @@ def test_unknown_keys_of_a_newer_grant_are_ignored() -> None:
 )
 def test_a_grant_that_we_may_have_written_is_valid(tiles: list[list[dict[str, Any]]], cards: int) -> None:
     text = granting(*tiles)
-    where = node().cards(cards, "T4", "16Gi").node()
-    parsed_grant = records.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), where)
+    granted_node = node().cards(cards, "T4", "16Gi").node()
+    parsed_grant = records.read_grant(
+        object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), granted_node
+    )
     assert isinstance(parsed_grant, Grant)
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         pytest.param(granting([TILE | {"memory": 16385}]), "16385 MiB", id="more-memory-than-the-gpu-has"),
         pytest.param(granting([TILE | {"cores": 101}]), "101 %", id="more-cores-than-the-gpu-has"),
@@ -240,13 +244,15 @@ def test_a_grant_that_we_may_have_written_is_valid(tiles: list[list[dict[str, An
         pytest.param(granting([TILE]), "", id="no-more-than-it-has"),
     ],
 )
-def test_a_grant_of_more_than_its_gpu_is_counted_and_starts_nothing(text: str, says: str) -> None:
-    where = node().card("T4", "16Gi").node()
-    parsed_grant = records.read_grant(object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), where)
+def test_a_grant_of_more_than_its_gpu_is_counted_and_starts_nothing(text: str, message: str) -> None:
+    granted_node = node().card("T4", "16Gi").node()
+    parsed_grant = records.read_grant(
+        object_of(pod({GPU: 1}, annotations={"gputile.io/grant": text}, on="n1")), granted_node
+    )
     assert isinstance(parsed_grant, Grant)
-    told = gputile.beyond_its_cards(parsed_grant, {card.uuid: card for card in where.cards})
-    assert says in told
-    assert bool(says) == bool(told)
+    fault = gputile.beyond_its_cards(parsed_grant, {card.uuid: card for card in granted_node.cards})
+    assert message in fault
+    assert bool(message) == bool(fault)
 
 
 def test_our_grant_wins_over_another_record() -> None:

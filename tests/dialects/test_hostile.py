@@ -23,14 +23,14 @@ HAMI, VGPU = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1}, {"nvidia.com/vgpu-nu
 # ---- annotations that look like ours --------------------------------------------------------------------------------
 
 
-def strange(count: int) -> Manifest:
+def with_unknown_annotations(count: int) -> Manifest:
     return pod(GPUTILE, annotations={f"gputile.io/modle-{n}": "A100" for n in range(count)})
 
 
 def test_reading_a_pod_never_looks_for_the_nearest_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """It took four seconds for 17,000 annotations, at every watch event."""
-    monkeypatch.setattr(difflib, "get_close_matches", lambda *_, **__: pytest.fail("difflib was asked"))
-    assert isinstance(registry.read_pod(strange(5)), PodRequest)
+    monkeypatch.setattr(difflib, "get_close_matches", lambda *_, **__: pytest.fail("difflib was compared"))
+    assert isinstance(registry.read_pod(with_unknown_annotations(5)), PodRequest)
 
 
 @pytest.mark.parametrize(
@@ -45,15 +45,15 @@ def test_reading_a_pod_never_looks_for_the_nearest_name(monkeypatch: pytest.Monk
 def test_hints_are_for_three_annotations_at_most(
     count: int, hints: int, last: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    compared: list[str] = []
 
-    def counted(word: str, *known: Any, **more: Any) -> list[str]:
-        asked.append(word)
-        return get_close_matches(word, *known, **more)
+    def counted(name: str, *known: Any, **more: Any) -> list[str]:
+        compared.append(name)
+        return get_close_matches(name, *known, **more)
 
     monkeypatch.setattr(difflib, "get_close_matches", counted)
-    notes = registry.notes(strange(count), read(strange(count)))
-    assert len(asked) == hints
+    notes = registry.notes(with_unknown_annotations(count), read(with_unknown_annotations(count)))
+    assert len(compared) == hints
     assert len(notes) == hints + (count > hints)
     assert not notes or last in notes[-1]
 
@@ -100,9 +100,11 @@ def test_a_list_has_256_entries_at_most(limits: dict[str, Any], key: str) -> Non
     ],
 )
 def test_a_list_of_known_values_has_256_entries_at_most_too(limits: dict[str, Any], key: str) -> None:
-    said = {key: ",".join(["binpack"] * 300)}
+    annotations = {key: ",".join(["binpack"] * 300)}
     expect(
-        pod(limits, annotations=said), "", Rejected(RequestError.BAD_ANNOTATION, "lists 300 entries; write at most 256")
+        pod(limits, annotations=annotations),
+        "",
+        Rejected(RequestError.BAD_ANNOTATION, "lists 300 entries; write at most 256"),
     )
 
 
@@ -112,9 +114,9 @@ LONG = "x" * 5000
 
 
 def container(**changed: Any) -> Manifest:
-    made = pod(GPUTILE)
-    made["spec"]["containers"][0] |= changed
-    return made
+    manifest = pod(GPUTILE)
+    manifest["spec"]["containers"][0] |= changed
+    return manifest
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,6 @@ def test_read_node(capacity: dict[str, Any], labels: dict[str, str], want: tuple
     ],
 )
 def test_the_drivers_model_name_matches_a_node_with_gfd_labels(product: str, wanted: str) -> None:
-    """GFD writes blanks as dashes, so dashes and blanks cannot be told apart on such a node."""
+    """GFD writes blanks as dashes, so dashes and blanks are the same on such a node."""
     (card,) = node_of(raw_node({GPU: 1}, labels={"nvidia.com/gpu.product": product})).cards
     assert constraints(pod({GPU: 1}, annotations={MODEL: wanted})).accepts_model(card.model)

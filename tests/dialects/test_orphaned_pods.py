@@ -1,4 +1,4 @@
-"""`gputile.io/orphaned` on a node: what is written is read back, and whatever else stands there harms nobody."""
+"""`gputile.io/orphaned` on a node: what is written is read back, and any other value is a bad request."""
 
 from typing import Any
 
@@ -19,8 +19,8 @@ from tests.dialects.shortcuts import raw_node
 from tests.effort import examples
 
 
-def node_with(said: Any) -> NodeObject:
-    parsed_node = convert_node(raw_node(annotations={gputile.ORPHANED: said}))
+def node_with(value: Any) -> NodeObject:
+    parsed_node = convert_node(raw_node(annotations={gputile.ORPHANED: value}))
     assert isinstance(parsed_node, NodeObject)
     return parsed_node
 
@@ -64,7 +64,7 @@ def test_a_written_grant_is_read_back(grants: list[Grant]) -> None:
 
 
 def test_the_records_are_those_of_the_pods() -> None:
-    """So that an agent can hand on what it read, whoever reads it."""
+    """So an agent can write a grant again as it read it from the pod."""
     result = msgspec.json.decode(
         gputile.write_orphaned_pods([Grant(pod="u", node="n1", dialect="hami", containers=())])
     )
@@ -81,8 +81,8 @@ def test_a_node_without_the_annotation() -> None:
 
 
 def test_unknown_keys_are_ignored_and_placeholders_become_uuids() -> None:
-    said = text(record(later=1, containers=[{"name": "c0", "tiles": [{**TILE, "uuid": "n1#0"}]}]), later=[1])
-    grants = registry.read_orphaned_pods(node_with(said), (Card(index=0, uuid="GPU-true", memory=8),))
+    value = text(record(later=1, containers=[{"name": "c0", "tiles": [{**TILE, "uuid": "n1#0"}]}]), later=[1])
+    grants = registry.read_orphaned_pods(node_with(value), (Card(index=0, uuid="GPU-true", memory=8),))
     assert isinstance(grants, tuple)
     assert [tile.uuid for held in grants[0].containers for tile in held.tiles] == ["GPU-true"]
 
@@ -91,7 +91,7 @@ TILE = {"uuid": "a", "index": 0, "memory": 8, "cores": 0}
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("value", "message"),
     [
         pytest.param("", "cannot be read", id="empty"),
         pytest.param("{", "cannot be read", id="half-a-record"),
@@ -116,11 +116,11 @@ TILE = {"uuid": "a", "index": 0, "memory": 8, "cores": 0}
         ),
     ],
 )
-def test_an_annotation_that_no_agent_wrote_is_a_bad_request(said: Any, words: str) -> None:
-    grants = registry.read_orphaned_pods(node_with(said), ())
+def test_an_annotation_that_no_agent_wrote_is_a_bad_request(value: Any, message: str) -> None:
+    grants = registry.read_orphaned_pods(node_with(value), ())
     assert isinstance(grants, BadRequest)
     assert grants.code is RequestError.BAD_ANNOTATION
-    assert words in grants.message
+    assert message in grants.message
 
 
 JSON = st.recursive(
@@ -135,5 +135,5 @@ JSON = st.recursive(
 
 @examples(100)
 @given(st.one_of(JSON.map(lambda value: msgspec.json.encode(value).decode(errors="replace")), st.text(max_size=20)))
-def test_no_value_of_the_annotation_raises(said: str) -> None:
-    assert isinstance(registry.read_orphaned_pods(node_with(said), ()), tuple | BadRequest)
+def test_no_value_of_the_annotation_raises(value: str) -> None:
+    assert isinstance(registry.read_orphaned_pods(node_with(value), ()), tuple | BadRequest)

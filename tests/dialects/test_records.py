@@ -1,4 +1,4 @@
-"""What bound pods hold on migrated clusters: whose record counts, whatever we think of the request."""
+"""What bound pods hold on migrated clusters: which record counts, even on_node gputile would reject the request."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ Held = dict[int, tuple[int, int]]  # by card index: MiB and cores
 
 
 def under(agent: str, **facts: Any) -> Node:
-    """A node n1 of two cards of 8192 MiB that this family's agent runs."""
+    """A node n1 of two cards of 8192 MiB that this family's agent serves."""
     return node("n1").cards(2, "T4", 8192).facts(agent=agent, **facts).node()
 
 
@@ -37,9 +37,9 @@ def bound(*containers: dict[str, Any], started: str = "2026-01-01T00:00:00Z", **
     return parsed_pod
 
 
-def held(entry: Pod, where: Node, settings: DialectSettings | None = None) -> Held:
-    grant = records.read_held(entry, where, settings or DialectSettings()).grant
-    index = {card.uuid: card.index for card in where.cards}
+def held(bound_pod: Pod, on_node: Node, settings: DialectSettings | None = None) -> Held:
+    grant = records.read_held(bound_pod, on_node, settings or DialectSettings()).grant
+    index = {card.uuid: card.index for card in on_node.cards}
     return {index[uuid]: (use.memory, use.cores) for uuid, use in (grant.uses() if grant else {}).items()}
 
 
@@ -183,13 +183,13 @@ def test_an_init_container_without_an_entry_is_on_the_cards_of_its_pod() -> None
 
 
 def test_a_mig_slice_holds_what_the_record_says() -> None:
-    where = node("n1").cards(2, "A100", 8192, mode="mig").facts(agent="hami").node()
-    assert held(bound(SHARE, annotations={HAMI: "GPU-n1-0[2-1],NVIDIA,5120,14:;"}), where) == {0: (5120, 14)}
+    on_node = node("n1").cards(2, "A100", 8192, mode="mig").facts(agent="hami").node()
+    assert held(bound(SHARE, annotations={HAMI: "GPU-n1-0[2-1],NVIDIA,5120,14:;"}), on_node) == {0: (5120, 14)}
 
 
 def test_a_card_of_unknown_memory_bounds_no_record() -> None:
-    where = node("n1").cards(1, "", 0).facts(agent="nano").node()
-    assert held(bound({}, annotations={HAMI: "GPU-n1-0,NVIDIA,3000,10:;"}), where) == {0: (3000, 10)}
+    on_node = node("n1").cards(1, "", 0).facts(agent="nano").node()
+    assert held(bound({}, annotations={HAMI: "GPU-n1-0,NVIDIA,3000,10:;"}), on_node) == {0: (3000, 10)}
 
 
 def test_a_memory_only_elastic_gpu_pod_holds_its_memory() -> None:
@@ -208,10 +208,10 @@ def test_a_memory_only_elastic_gpu_pod_holds_its_memory() -> None:
 def test_a_bound_pods_amount_is_read_in_its_nodes_unit(unit: Any, annotations: dict[str, str]) -> None:
     settings = DialectSettings(gpushare_unit=unit)
     amounts = {"aliyun.com/gpu-mem": "16276", "aliyun.com/gpu-count": "2"}
-    where = read_node({"metadata": {"name": "n1"}, "status": {"capacity": amounts, "allocatable": amounts}}, settings)
-    assert isinstance(where, Node)
-    assert [card.memory for card in where.cards] == [8138, 8138]
-    assert held(bound({"aliyun.com/gpu-mem": 8138}, annotations=annotations), where, settings) == {1: (8138, 0)}
+    on_node = read_node({"metadata": {"name": "n1"}, "status": {"capacity": amounts, "allocatable": amounts}}, settings)
+    assert isinstance(on_node, Node)
+    assert [card.memory for card in on_node.cards] == [8138, 8138]
+    assert held(bound({"aliyun.com/gpu-mem": 8138}, annotations=annotations), on_node, settings) == {1: (8138, 0)}
 
 
 # ---- the larger of record and request -------------------------------------------------------------------------------
@@ -302,24 +302,24 @@ def test_gpus_by_number(containers: tuple[dict[str, Any], ...], init: tuple[dict
 
 
 @pytest.mark.parametrize(
-    ("where", "started", "want"),
+    ("on_node", "started", "want"),
     [
         pytest.param(under("hami"), "", 1, id="another-systems-agent"),
         pytest.param(under("nvidia"), "", 1, id="nvidias-plugin"),
         pytest.param(under("gputile"), "", None, id="our-agent-starts-nothing-without-a-grant"),
-        pytest.param(under("gputile", since=SINCE), "2026-01-01T00:00:00Z", 1, id="it-started-before-our-agent-came"),
+        pytest.param(under("gputile", since=SINCE), "2026-01-01T00:00:00Z", 1, id="it-started-before-our-agent"),
         pytest.param(under("gputile", since=SINCE), "2026-07-01T00:00:00Z", None, id="it-started-after"),
         pytest.param(None, "", None, id="the-node-is-unknown"),
     ],
 )
-def test_which_pods_are_counted_by_number(where: Node | None, started: str, want: int | None) -> None:
-    grant = records.unplaced_grant(bound({"nvidia.com/gpu": 1}, started=started), where)
+def test_which_pods_are_counted_by_number(on_node: Node | None, started: str, want: int | None) -> None:
+    grant = records.unplaced_grant(bound({"nvidia.com/gpu": 1}, started=started), on_node)
     assert (grant.unplaced if grant is not None else None) == want
 
 
 # ---- property -------------------------------------------------------------------------------------------------------
 
-TILES = st.tuples(st.sampled_from(["GPU-n1-0", "GPU-n1-1", "GPU-strange"]), st.integers(0, 9000), st.integers(0, 110))
+TILES = st.tuples(st.sampled_from(["GPU-n1-0", "GPU-n1-1", "GPU-unknown"]), st.integers(0, 9000), st.integers(0, 110))
 REQUESTS = st.sampled_from(
     [
         {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 4000},
@@ -340,8 +340,10 @@ def vgpu_record(tiles: list[tuple[str, int, int]]) -> str:
     return "c0[" + ",".join(f"0_{uuid}_{cores}_{memory}" for uuid, memory, cores in tiles) + "]"
 
 
-def is_valid(tiles: list[tuple[str, int, int]], said_node: str) -> bool:
-    return bool(tiles) and said_node == "n1" and all(u != "GPU-strange" and m <= 8192 and c <= 100 for u, m, c in tiles)
+def is_valid(tiles: list[tuple[str, int, int]], record_node: str) -> bool:
+    return (
+        bool(tiles) and record_node == "n1" and all(u != "GPU-unknown" and m <= 8192 and c <= 100 for u, m, c in tiles)
+    )
 
 
 @given(
@@ -363,21 +365,21 @@ def test_a_pod_under_another_agent_never_holds_less_than_its_record_or_its_reque
     """Copied records, two families' records on one pod, records smaller than the request, odd requests."""
     annotations = {HAMI: hami_record(hami), HAMI_NODE: hami_node, VGPU: vgpu_record(vgpu)}
     annotations |= {"nvidia.com/numa-bind": "notabool"} if odd else {}
-    entry, where = bound(request, annotations=annotations), under(agent)
-    grant = records.read_held(entry, where).grant or records.unplaced_grant(entry, where)
+    bound_pod, on_node = bound(request, annotations=annotations), under(agent)
+    grant = records.read_held(bound_pod, on_node).grant or records.unplaced_grant(bound_pod, on_node)
     order = [("vgpu", vgpu, "n1"), ("hami", hami, hami_node)]
-    order.sort(key=lambda one: (one[0] != agent, one[0] != "hami"))
-    record = next((tiles for _, tiles, said in order if is_valid(tiles, said)), [])
+    order.sort(key=lambda entry: (entry[0] != agent, entry[0] != "hami"))
+    record = next((tiles for _, tiles, record_node in order if is_valid(tiles, record_node)), [])
     uses = grant.uses() if grant is not None else {}
     assert set(uses) == {uuid for uuid, _, _ in record}
     for uuid, memory, cores in record:
         assert uses[uuid].memory >= memory
         assert uses[uuid].cores >= cores
-    asked = read_pod(entry)
+    asked = read_pod(bound_pod)
     if not isinstance(asked, BadRequest) and asked is not None:
         ask = asked.asks[0]
         assert all(use.memory >= ask.memory_of(8192) and use.cores >= ask.cores for use in uses.values())
-    wanted = records.requested_gpus(entry)
+    wanted = records.requested_gpus(bound_pod)
     assert isinstance(grant, Grant) or (not record and not wanted)
     if record == [] and wanted and grant is not None:
         assert grant.unplaced == wanted

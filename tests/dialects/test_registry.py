@@ -1,7 +1,7 @@
-"""The doors: which dialect a pod or node speaks, every bad request in one table, and whatever JSON may bring.
+"""The registry: the dialect of a pod or node, every bad request in one table, and arbitrary JSON.
 
-Seen to fail, by breaking the code on purpose in a copy: hami's claim on `nvidia.com/gpu` taken away, the order of trust
-in registers turned round, a UUID twice let through, requests before limits, the dialect's own record not written.
+Seen to fail, by breaking the code on purpose in a copy: hami's claim on `nvidia.com/gpu` removed, the order of
+dialects for nodes reversed, a duplicate UUID accepted, requests before limits, the dialect's own record not written.
 """
 
 from itertools import permutations
@@ -145,7 +145,7 @@ IN_ANNOTATION = RequestError.RESOURCE_IN_ANNOTATION
             Rejected(NO_DEVICE, "container `c1`"),
             id="the-container-that-lacks-it-is-named",
         ),
-        # 150 cores where the dialect refuses them
+        # 150 cores where the dialect rejects them
         pytest.param(
             pod(GPUTILE | {"gputile.io/cores": 150}), Rejected(TOO_MUCH, "at most 100"), id="150-cores-in-gputile"
         ),
@@ -434,10 +434,10 @@ KEYS = sorted(
 )
 POD_ANNOTATIONS = [
     *KEYS,
-    *(f"gputile.io/{word}" for word in ("model", "uuid", "policy", "numa", "links", "grant", "promise", "x")),
-    *(f"nvidia.com/{word}" for word in ("use-gputype", "use-gpuuuid", "numa-bind", "vgpu-mode", "gpu.model")),
-    *(f"nvidia.com/{word}" for word in ("device-topology-mode", "pre-allocated", "real-allocated", "vcuda-core-limit")),
-    *(f"hami.io/{word}" for word in ("gpu-scheduler-policy", "node-scheduler-policy", "device-scoring-weights")),
+    *(f"gputile.io/{name}" for name in ("model", "uuid", "policy", "numa", "links", "grant", "nomination", "x")),
+    *(f"nvidia.com/{name}" for name in ("use-gputype", "use-gpuuuid", "numa-bind", "vgpu-mode", "gpu.model")),
+    *(f"nvidia.com/{name}" for name in ("device-topology-mode", "pre-allocated", "real-allocated", "vcuda-core-limit")),
+    *(f"hami.io/{name}" for name in ("gpu-scheduler-policy", "node-scheduler-policy", "device-scoring-weights")),
     *("hami.io/vgpu-devices-allocated", "ALIYUN_COM_GPU_MEM_IDX", "scheduler.framework.gpushare.allocation"),
     *("elasticgpu.io/assumed", "elasticgpu.io/container-c0", "nano-gpu/assume", "nano-gpu/container-c0"),
     *("tencent.com/predicate-gpu-idx-0", "nvidia.com/predicate-gpu-idx-0", "tencent.com/vcuda-core-limit"),
@@ -448,7 +448,7 @@ NODE_ANNOTATIONS = [
     *("nvidia.com/node-config-info", "nvidia.com/node-device-topology"),
 ]
 NODE_LABELS = [
-    *(f"nvidia.com/gpu.{word}" for word in ("count", "memory", "product", "replicas")),
+    *(f"nvidia.com/gpu.{name}" for name in ("count", "memory", "product", "replicas")),
     *("gaia.tencent.com/gpu-model", "gaia.tencent.com/gpu-pool", "ack.node.gpu.placement"),
 ]
 PLAIN = st.sampled_from([1, 2, "1", "2", 10, 30, 100])
@@ -607,12 +607,12 @@ def test_a_nasty_record_on_a_pod_never_raises(key: str, limits: dict[str, Any], 
 
 
 def test_a_number_of_5000_digits_is_refused_and_raises_nothing() -> None:
-    """YAML can carry it in hexadecimal; Python will not print it."""
+    """YAML can carry it in hexadecimal; Python refuses to print it."""
     assert isinstance(registry.read_pod(pod({"nvidia.com/gpu": 16**5000})), BadRequest)
 
 
 class TestWhatWouldHurtLater:
-    """Values that read well and break something further on are refused or tamed at the door."""
+    """Values that parse and would break later code are rejected or capped here."""
 
     @pytest.mark.parametrize("name", ["", "c0"], ids=["no-name", "the-name-of-another"])
     def test_every_container_has_its_own_name(self, name: str) -> None:
@@ -654,6 +654,6 @@ class TestWhatWouldHurtLater:
 def test_more_than_64_containers_with_gpus_are_too_many(
     limits: list[dict[str, int]], is_too_many: bool, kind: str
 ) -> None:
-    made = pod(*limits) if kind == "containers" else pod({"cpu": 1}, init=tuple(limits))
-    parsed = registry.read_pod(made)
+    manifest = pod(*limits) if kind == "containers" else pod({"cpu": 1}, init=tuple(limits))
+    parsed = registry.read_pod(manifest)
     assert (isinstance(parsed, BadRequest) and parsed.code is RequestError.TOO_MANY_CONTAINERS) == is_too_many

@@ -1,4 +1,4 @@
-"""Annotations by which a pod chooses cards: ours in every dialect, HAMi's and NVIDIA's on nvidia.com/*."""
+"""Annotations that select cards: ours in every dialect, HAMi's and NVIDIA's on nvidia.com/*."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ EVERY_DIALECT = [
 
 @pytest.mark.parametrize("limits", EVERY_DIALECT)
 def test_our_keys_are_read_in_every_dialect(limits: dict[str, Any]) -> None:
-    said = {
+    annotations = {
         "gputile.io/model": "A100, a30",
         "gputile.io/not-model": "80GB",
         "gputile.io/uuid": "GPU-a,GPU-b",
@@ -34,7 +34,7 @@ def test_our_keys_are_read_in_every_dialect(limits: dict[str, Any]) -> None:
         "gputile.io/numa": "require",
         "gputile.io/links": "prefer",
     }
-    assert constraints(pod(limits, annotations=said)) == Constraints(
+    assert constraints(pod(limits, annotations=annotations)) == Constraints(
         models=(ModelRule(("A100", "a30"), Match.NAME),),
         not_models=(ModelRule(("80GB",), Match.NAME),),
         uuids=frozenset({"GPU-a", "GPU-b"}),
@@ -158,8 +158,8 @@ def test_unknown_values_are_rejected_with_the_known_ones(annotations: dict[str, 
 
 
 def test_keys_of_one_family_mean_nothing_in_another() -> None:
-    said = {"nvidia.com/use-gputype": "A100", "hami.io/gpu-scheduler-policy": "tetris"}
-    assert constraints(pod(GPUTILE, annotations=said)) == Constraints()
+    annotations = {"nvidia.com/use-gputype": "A100", "hami.io/gpu-scheduler-policy": "tetris"}
+    assert constraints(pod(GPUTILE, annotations=annotations)) == Constraints()
 
 
 A, B = ModelRule(("A",)), ModelRule(("B",))

@@ -1,4 +1,4 @@
-"""What an agent says of use, and what is read from it."""
+"""The usage that an agent reports, written and read."""
 
 import json
 
@@ -26,25 +26,25 @@ def test_what_is_written_is_read(usage: Usage) -> None:
 
 
 def test_the_format() -> None:
-    said = write_usage(
+    value = write_usage(
         {"uid": {"main": {"GPU-0": CardUsage(3000, 40)}, "side": {"GPU-0": CardUsage(5)}}}, ["GPU-0", "GPU-1"]
     )
-    assert said == '{"version":1,"cards":{"GPU-0":{"uid":{"main":[3000,40],"side":[5,null]}},"GPU-1":{}}}'
+    assert value == '{"version":1,"cards":{"GPU-0":{"uid":{"main":[3000,40],"side":[5,null]}},"GPU-1":{}}}'
 
 
 def test_the_size_is_limited_and_the_smallest_users_are_left_out() -> None:
     many: Usage = {f"{n:036}": {"main": {f"GPU-{n % 8}": CardUsage(n, 1)}} for n in range(2000)}
-    said = write_usage(many, cards_of(many))
-    assert LARGEST_ANNOTATION // 2 < len(said) <= LARGEST_ANNOTATION
-    read = read_usage(said)
+    value = write_usage(many, cards_of(many))
+    assert LARGEST_ANNOTATION // 2 < len(value) <= LARGEST_ANNOTATION
+    read = read_usage(value)
     assert read is not None
     left = 2000 - len(read.pods)
-    assert min(int(pod) for pod in read.pods) == left == json.loads(said)["left_out"]
+    assert min(int(pod) for pod in read.pods) == left == json.loads(value)["left_out"]
     assert read.cards == frozenset()  # of no card all is known
 
 
 @pytest.mark.parametrize(
-    "said",
+    "value",
     [
         pytest.param("", id="nothing"),
         pytest.param("{", id="no-json"),
@@ -56,10 +56,10 @@ def test_the_size_is_limited_and_the_smallest_users_are_left_out() -> None:
         pytest.param('{"version":1,"cards":{"GPU-0":{"uid":{"main":"3000"}}}}', id="another-shape"),
     ],
 )
-def test_an_unreadable_annotation_is_none(said: str) -> None:
-    assert read_usage(said) is None
+def test_an_unreadable_annotation_is_none(value: str) -> None:
+    assert read_usage(value) is None
 
 
 def test_additions_of_a_newer_agent_are_ignored() -> None:
-    said = '{"version":2,"new":1,"cards":{"GPU-0":{"uid":{"main":[3000,40,"energy"]}}}}'
-    assert read_usage(said) == ReportedUsage({"uid": {"main": {"GPU-0": CardUsage(3000, 40)}}}, frozenset({"GPU-0"}))
+    value = '{"version":2,"new":1,"cards":{"GPU-0":{"uid":{"main":[3000,40,"energy"]}}}}'
+    assert read_usage(value) == ReportedUsage({"uid": {"main": {"GPU-0": CardUsage(3000, 40)}}}, frozenset({"GPU-0"}))

@@ -122,14 +122,14 @@ def test_each_container_has_its_own_request() -> None:
     ],
 )
 def test_annotations(annotations: dict[str, str], want: Constraints) -> None:
-    said = {f"nvidia.com/{key}": value for key, value in annotations.items()}
-    assert constraints(pod({NUMBER: 1}, annotations=said)) == want
+    keys = {f"nvidia.com/{key}": value for key, value in annotations.items()}
+    assert constraints(pod({NUMBER: 1}, annotations=keys)) == want
     elsewhere = {f"example.com/{key}": value for key, value in annotations.items()}
     assert constraints(pod({"example.com/vgpu-number": 1}, annotations=elsewhere), ELSEWHERE) == want
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "code", "says"),
+    ("key", "value", "code", "message"),
     [
         pytest.param("node-scheduler-policy", "tight", RequestError.UNKNOWN_POLICY, "binpack, none, spread", id="node"),
         pytest.param("device-scheduler-policy", "x", RequestError.UNKNOWN_POLICY, "binpack, none, spread", id="device"),
@@ -137,8 +137,10 @@ def test_annotations(annotations: dict[str, str], want: Constraints) -> None:
         pytest.param("device-topology-mode", "x", RequestError.BAD_ANNOTATION, "link-strict", id="topology"),
     ],
 )
-def test_unknown_values_are_rejected_with_the_known_ones(key: str, value: str, code: RequestError, says: str) -> None:
-    expect(pod({NUMBER: 1}, annotations={f"nvidia.com/{key}": value}), "vgpu", Rejected(code, says))
+def test_unknown_values_are_rejected_with_the_known_ones(
+    key: str, value: str, code: RequestError, message: str
+) -> None:
+    expect(pod({NUMBER: 1}, annotations={f"nvidia.com/{key}": value}), "vgpu", Rejected(code, message))
 
 
 def test_virtual_memory_is_a_warning() -> None:
@@ -281,7 +283,7 @@ def test_a_written_grant_is_read_back_with_a_memory_factor(manifest: Manifest) -
 # ---- nodes ----------------------------------------------------------------------------------------------------------
 
 REGISTER, CONFIG, TOPOLOGY = (
-    f"nvidia.com/node-{word}" for word in ("device-register", "config-info", "device-topology")
+    f"nvidia.com/node-{name}" for name in ("device-register", "config-info", "device-topology")
 )
 V100 = {
     "id": 0,
