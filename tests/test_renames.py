@@ -45,4 +45,4 @@ def test_the_new_word_is_there_and_the_old_one_is_gone(what: str, old: str, new:
 
 def test_the_table_has_every_kind_of_word() -> None:
     kinds = {re.sub(r" of .*| \(.*", "", what) for what, _, _ in ROWS}
-    assert kinds == {"setting", "annotation", "event reason", "node reason", "metric", "label", "values", "key"}
+    assert kinds == {"setting", "annotation", "event reason", "node reason", "metric", "label", "values", "key", "code"}

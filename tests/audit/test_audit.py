@@ -82,7 +82,7 @@ def test_a_full_card_is_no_finding() -> None:
 )
 def test_one_more_than_a_card_has_is_a_finding(last: tuple[int, int, int], sums: str) -> None:
     report = look(holder("a", (0, 8000, 50)), holder("b", last))
-    assert codes(report) == ["oversold"]
+    assert codes(report) == ["double-allocated"]
     assert sums in report.findings[0].what
     assert report.findings[0].card is not None
     assert report.findings[0].card.uuid == "GPU-n1-0"
@@ -91,7 +91,7 @@ def test_one_more_than_a_card_has_is_a_finding(last: tuple[int, int, int], sums:
 def test_more_tiles_than_slots_are_a_finding() -> None:
     assert look(*(holder(f"p{n}", (0, 10, 1)) for n in range(10))).is_right
     report = look(*(holder(f"p{n}", (0, 10, 1)) for n in range(11)))
-    assert codes(report) == ["oversold"]
+    assert codes(report) == ["double-allocated"]
     assert "11 of 10 slots" in report.findings[0].what
 
 
@@ -108,7 +108,7 @@ def test_a_terminating_pod_still_holds_its_gpus() -> None:
     terminating = holder("b", (0, 9000, 0))
     terminating["metadata"]["deletionTimestamp"] = THEN
     report = look(holder("a", (0, 9000, 0)), terminating)
-    assert codes(report) == ["oversold"]
+    assert codes(report) == ["double-allocated"]
     assert "being deleted" in report.findings[0].todo
 
 
@@ -121,7 +121,7 @@ def test_the_records_of_other_systems_count_and_are_named() -> None:
         on="n1",
     )
     report = look(holder("a", (0, 9000, 0)), with_status(other, THEN))
-    assert codes(report) == ["oversold"]
+    assert codes(report) == ["double-allocated"]
     assert "records of hami" in report.findings[0].todo
 
 
@@ -172,7 +172,7 @@ def test_a_grant_cannot_call_a_container_init_to_hide_it() -> None:
     ]
     request = {"gputile.io/gpu": 1, "gputile.io/memory": 9000}
     manifest = pod(request, request, name="a", uid="uid-a", annotations=grant("a", containers=pair), on="n1")
-    assert codes(look(with_status(manifest, THEN))) == ["no-such-container", "no-such-container", "oversold"]
+    assert codes(look(with_status(manifest, THEN))) == ["no-such-container", "no-such-container", "double-allocated"]
 
 
 # ---- grants and their pods ------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_a_grant_that_differs_from_the_request_is_a_remark() -> None:
     manifest = holder("a", (0, 9000, 0))
     manifest["spec"]["containers"][0]["resources"]["limits"]["gputile.io/memory"] = 8000
     report = look(manifest)
-    assert (codes(report), remarks(report)) == ([], ["not-as-asked"])
+    assert (codes(report), remarks(report)) == ([], ["not-as-requested"])
 
 
 # ---- nodes ----------------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_a_deleted_node_is_a_remark() -> None:
 def test_a_card_out_of_use_that_is_held_is_a_remark() -> None:
     unhealthy = node("n1").cards(1, "T4", SIZE, healthy=False, reason="Xid 79")
     report = look(holder("a", (0, 9000, 0)), nodes=(unhealthy,))
-    assert remarks(report) == ["card-out-of-use"]
+    assert remarks(report) == ["gpu-out-of-use"]
     assert "Xid 79" in report.remarks[0].what
 
 
@@ -287,14 +287,14 @@ def look_with(annotation: str, *pods: dict[str, Any]) -> AuditReport:
 
 def test_an_orphaned_pod_still_holds_its_gpus() -> None:
     report = look_with(write_orphaned_pods([orphan("gone", 9000)]), holder("p1", (0, 7000, 0)))
-    assert (codes(report), remarks(report)) == ([], ["lingering"])
+    assert (codes(report), remarks(report)) == ([], ["orphaned"])
     assert report.memory_allocated == 16000
     assert "uid-gone" in report.remarks[0].what
 
 
 def test_a_double_allocation_with_an_orphaned_pod_is_not_cured_by_deleting_a_pod() -> None:
     report = look_with(write_orphaned_pods([orphan("gone", 9000)]), holder("p1", (0, 9000, 0)))
-    assert codes(report) == ["oversold"]
+    assert codes(report) == ["double-allocated"]
     assert "stop them on the node" in report.findings[0].todo
     assert any("deleted/uid-gone" in line for line in finding_lines(report.findings))
 
@@ -307,7 +307,7 @@ def test_a_listed_pod_that_exists_is_counted_once() -> None:
 def test_an_ended_pod_that_the_agent_lists_still_holds() -> None:
     ended = with_status(holder("p1", (0, 9000, 0)), THEN, phase="Failed")
     report = look_with(write_orphaned_pods([orphan("p1", 9000)]), ended)
-    assert (remarks(report), report.memory_allocated) == (["lingering"], 9000)
+    assert (remarks(report), report.memory_allocated) == (["orphaned"], 9000)
 
 
 def test_a_card_that_the_node_lost_is_not_counted() -> None:

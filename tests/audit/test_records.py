@@ -500,4 +500,4 @@ def test_our_grant(node_manifest: Json, manifest: Json, expected: dict[str, Any]
     report = look(node_manifest, manifest)
     assert held(report) == expected
     assert codes(report) == []
-    assert set(remarks(report)) <= {"not-as-asked"}
+    assert set(remarks(report)) <= {"not-as-requested"}

@@ -308,7 +308,7 @@ def test_numbers_against_the_node(node_manifest: Json, pods: list[Json], finding
             ours("g0"),
             pod(OUR_TILE, notes=grant(containers=[])),
             ["not-counted"],
-            ["not-as-asked"],
+            ["not-as-requested"],
             id="a grant of nothing",
         ),
         pytest.param(hami("g0"), pod({"cpu": 1}), [], [], id="a pod that has nothing to do with GPUs"),
@@ -346,7 +346,7 @@ def test_an_invalid_record_is_no_reason_to_delete_a_pod(node_manifest: Json, man
 
 def test_an_invalid_record_beside_a_valid_one_is_a_remark() -> None:
     report = look(hami("g0", "g1"), pod({}, notes=BOTH | hami_record("g1,NVIDIA,6000,10:;", on="m")))
-    assert (codes(report), remarks(report)) == ([], ["record-not-believed"])
+    assert (codes(report), remarks(report)) == ([], ["invalid-record"])
     assert "it was written for node m" in report.remarks[0].what
 
 
@@ -355,6 +355,6 @@ def test_deliberate_overcommitment_shows_by_how_much() -> None:
         pod({**TILE, "nvidia.com/gpumem": 9000}, notes=hami_record("g0,NVIDIA,9000,10:;"), name=f"p{n}") for n in (1, 2)
     ]
     report = look(hami("g0"), *pods)
-    assert codes(report) == ["oversold"]
+    assert codes(report) == ["double-allocated"]
     assert "18000 of 16000 MiB" in report.findings[0].what
     assert "overcommits on purpose" in report.findings[0].todo

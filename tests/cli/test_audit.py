@@ -56,8 +56,8 @@ def test_the_json_is_a_contract() -> None:
         "nodes": 1,
         "cards": 2,
         "pods": 2,
-        "waiting": 0,
-        "memory_sold": 18000,
+        "pending": 0,
+        "memory_allocated": 18000,
         "memory": 32000,
         "remarks": [],
         "unplaced": [],
@@ -66,7 +66,7 @@ def test_the_json_is_a_contract() -> None:
         ("n1", 0, 18000, 2),
         ("n1", 1, 0, 0),
     ]
-    assert (found["code"], found["node"], found["card"]["uuid"]) == ("oversold", "n1", "GPU-n1-0")
+    assert (found["code"], found["node"], found["card"]["uuid"]) == ("double-allocated", "n1", "GPU-n1-0")
     assert [held["pod"] for held in found["holders"]] == ["default/a", "default/b"]
     assert found["holders"][0]["memory"] == 9000
 

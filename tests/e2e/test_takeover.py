@@ -326,7 +326,7 @@ def test_a_new_pod_never_lands_on_a_gpu_that_is_held(plane: ControlPlane, kube: 
         report = audit(plane)
     assert not set(chosen) & set(taken.held)
     assert len(set(chosen)) == free
-    assert not [found for found in report["findings"] if found["code"] in ("oversold", "node-overcommitted")]
+    assert not [found for found in report["findings"] if found["code"] in ("double-allocated", "node-overcommitted")]
 
 
 def bound(kube: Kube, space: str) -> list[Manifest]:

@@ -15,7 +15,7 @@ from gputile.model.units import MiB, Percent
 class FindingCode(StrEnum):
     """The code of a finding or remark. Stable: scripts may match on the text."""
 
-    DOUBLE_ALLOCATED = "oversold"
+    DOUBLE_ALLOCATED = "double-allocated"
     NODE_OVERCOMMITTED = "node-overcommitted"
     NOT_ITS_GRANT = "not-its-grant"
     UNREADABLE_GRANT = "unreadable-grant"
@@ -26,12 +26,12 @@ class FindingCode(StrEnum):
     UNREADABLE_POD = "unreadable-pod"
     NO_GRANT = "no-grant"
     NOT_COUNTED = "not-counted"
-    INVALID_RECORD = "record-not-believed"
+    INVALID_RECORD = "invalid-record"
     BY_NUMBER = "by-number"
     NODE_GONE = "node-gone"
-    NOT_AS_REQUESTED = "not-as-asked"
-    OUT_OF_USE = "card-out-of-use"
-    ORPHANED = "lingering"
+    NOT_AS_REQUESTED = "not-as-requested"
+    OUT_OF_USE = "gpu-out-of-use"
+    ORPHANED = "orphaned"
 
 
 class GpuHolder(msgspec.Struct, frozen=True):
@@ -90,13 +90,13 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was audited, with findings and remarks. The JSON keys are a contract: two fields have older names there."""
+    """What was audited, with findings and remarks."""
 
     nodes: int  # with GPUs
     cards: int
     pods: int  # pods that hold a part of a GPU
-    pending: int = msgspec.field(name="waiting")  # pods that request GPUs and have no node
-    memory_allocated: MiB = msgspec.field(name="memory_sold")
+    pending: int  # pods that request GPUs and have no node
+    memory_allocated: MiB
     memory: MiB
     findings: tuple[Notice, ...] = ()
     remarks: tuple[Notice, ...] = ()
