@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from gputile.cli.checks.control import POLICIES
 from gputile.cli.checks.facts import ClusterFacts, Finding, parsed
-from gputile.cli.checks.scheduler import configured
+from gputile.cli.checks.scheduler import check_configuration
 from gputile.cli.commands.doctor import CHECKS, lines_of
 from gputile.cli.group import cli
 from gputile.cli.pod_conditions import PodWithConditions
@@ -67,12 +67,12 @@ METRICS = (
 
 def facts(*pods: dict[str, Any], nodes: tuple[Any, ...] = (), metrics: Any = METRICS, **objects: Any) -> ClusterFacts:
     found = [{**one.manifest(), "kind": "Node"} for one in nodes or (node("n1").cards(1),)]
-    seen = ClusterSnapshot(
+    snapshot = ClusterSnapshot(
         nodes=[msgspec.convert(one, ShownNode) for one in found],
         pods=[msgspec.convert(one, PodWithConditions) for one in (LEADER, *pods)],
     )
     said = {key.replace("_", " "): value for key, value in objects.items()}
-    return ClusterFacts(seen=seen, now=NOW, objects={**HEALTHY, **said}, metrics=metrics)
+    return ClusterFacts(snapshot=snapshot, now=NOW, objects={**HEALTHY, **said}, metrics=metrics)
 
 
 def examined(given: ClusterFacts) -> list[Finding]:
@@ -266,7 +266,7 @@ class TestConfiguration:
     """Each line of a KubeSchedulerConfiguration that people get wrong."""
 
     def test_ours_is_right(self) -> None:
-        assert [one.state for one in configured("it", yaml.safe_dump(STANZA))] == ["ok"]
+        assert [one.state for one in check_configuration("it", yaml.safe_dump(STANZA))] == ["ok"]
 
     @pytest.mark.parametrize(
         ("changes", "state", "text"),
@@ -288,7 +288,7 @@ class TestConfiguration:
     )
     def test_a_stanza(self, changes: dict[str, Any], state: str, text: str) -> None:
         config = {**STANZA, "extenders": [{**STANZA["extenders"][0], **changes}]}
-        found = list(configured("it", yaml.safe_dump(config)))
+        found = list(check_configuration("it", yaml.safe_dump(config)))
         assert any(one.state == state and text in one.text and one.fix for one in found), found
 
     @pytest.mark.parametrize(
@@ -304,11 +304,11 @@ class TestConfiguration:
         ],
     )
     def test_a_list(self, changes: dict[str, Any], text: str) -> None:
-        found = list(configured("it", yaml.safe_dump({**STANZA, **changes})))
+        found = list(check_configuration("it", yaml.safe_dump({**STANZA, **changes})))
         assert any(one.state != "ok" and text in one.text for one in found), found
 
     def test_no_configuration(self) -> None:
-        assert [one.state for one in configured("it", "a: b: c")] == ["fail"]
+        assert [one.state for one in check_configuration("it", "a: b: c")] == ["fail"]
 
 
 class TestCommand:

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gputile.cli.commands.gpushare import command, without_glog
-from gputile.cli.render.gpushare import details, shared, summary
+from gputile.cli.render.gpushare import details, gpushare_table, summary
 from gputile.cli.source import ShownNode
 from gputile.dialects.kube_objects import Pod
 from gputile.model.errors import InputError
@@ -47,7 +47,9 @@ PENDING = allocation(3, "node-a", None, "job-x", "ml")
 
 
 def table(nodes: list[dict[str, Any]], pods: list[dict[str, Any]], how: Any = summary) -> str:
-    found = shared([msgspec.convert(one, ShownNode) for one in nodes], [msgspec.convert(one, Pod) for one in pods])
+    found = gpushare_table(
+        [msgspec.convert(one, ShownNode) for one in nodes], [msgspec.convert(one, Pod) for one in pods]
+    )
     return str(how(found))
 
 

@@ -14,7 +14,7 @@ from gputile import __version__
 from gputile.cli.commands.completion import proposals
 from gputile.cli.group import cli
 from gputile.cli.main import COMMANDS, GROUPS
-from gputile.cli.usage import used
+from gputile.cli.usage import usage_by_pod_and_card
 from gputile.model.errors import InputError
 from gputile.testing.builders import node
 from tests.cli.clusters import Cluster, tile
@@ -156,6 +156,6 @@ def test_use_adds_up_and_what_is_not_known_is_absent() -> None:
         return {"spec": {"pod_name": "p", "pod_namespace": "n", "containers_device": held}}
 
     both = {"memory": 100, "cores": 20}
-    assert used([item(both, both)]) == {("n/p", "g"): {"memory": 200, "cores": 40}}
-    assert used([item(both, {"memory": 1})]) == {("n/p", "g"): {"memory": 101}}
-    assert used([item(both, None)]) == {("n/p", "g"): {}}
+    assert usage_by_pod_and_card([item(both, both)]) == {("n/p", "g"): {"memory": 200, "cores": 40}}
+    assert usage_by_pod_and_card([item(both, {"memory": 1})]) == {("n/p", "g"): {"memory": 101}}
+    assert usage_by_pod_and_card([item(both, None)]) == {("n/p", "g"): {}}

@@ -1,10 +1,10 @@
-"""What a person types. One command per file, imported when it is called, so that `gputile --help` is quick.
+"""The command line. Each command is a module that is imported when it runs, so that `gputile --help` is quick.
 
-Room:  the only one that reads environment, clock and terminal; composes everything else.
-Door:  `main.main`.
+This package alone reads the environment, the clock and the terminal; it composes everything else. It must not decide
+anything about scheduling: that is the engine's.
 """
 
 import os
 
-# Before NumPy is there: our arrays are small, and its threads would only wait for each other, awake.
+# Before NumPy is imported: our arrays are small, and its threads would only busy-wait for each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -1,8 +1,7 @@
-"""Who holds which part of which card, as one value to draw from: for `top` and `inspect`, and for programs.
+"""A summary of a cluster's GPUs and of the pods that hold them: what `top` and `inspect` render, and print as JSON.
 
-Room:  pure. What pods hold is summed up by the auditor, who needs nothing but nodes and pods; so this works on any
-       cluster, with or without our scheduler. Keys of these values are a contract (docs/cli.md): they are only added.
-Door:  `summarize(seen, settings, now)`.
+Pure functions. The audit adds up what pods hold, from nodes and pods alone, so this works on any cluster, with or
+without gputile's scheduler. Field names are the JSON keys of docs/cli.md: they are only ever added.
 """
 
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from gputile.model.refusals import SENTENCE, BadRequest, NodeReason
 from gputile.model.units import ALL, MiB, Percent
 
 BY_NUMBER = "number"
-"""In place of a family: how many cards the pod holds is known, and not which."""
+"""In place of a dialect: the number of cards that the pod holds is known, their identity is not."""
 
 
 class CardTenant(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,42 +29,46 @@ class CardTenant(msgspec.Struct, frozen=True, kw_only=True):
     pod: str  # namespace/name
     memory: MiB
     cores: Percent
-    by: str  # whose record says so; BY_NUMBER: none does, and it may be another card of the node
+    by: str  # the dialect of the record; BY_NUMBER: there is none, and it may be another card of the node
     since: str = ""
     phase: str = ""
     going: bool = False
-    used_memory: MiB | UnsetType = UNSET  # what its processes use, where the metrics API tells
+    used_memory: MiB | UnsetType = UNSET  # what its processes use, where the metrics API is served
     utilisation: Percent | UnsetType = UNSET
 
 
 class CardSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One card: its size, what is allocated of it, and to which pods."""
+
     index: int
     uuid: str
-    model: str  # "" when nobody says
+    model: str  # "" when unknown
     memory: MiB
     memory_held: MiB
     cores: Percent
     cores_held: Percent
     slots: int
     slots_held: int
-    state: str  # "ok", or why nobody new may come: "unhealthy", "cordoned", "mig"
+    state: str  # "ok", or why it takes no new pods: "unhealthy", "cordoned", "mig"
     reason: str
     pods: tuple[CardTenant, ...]
 
     @property
     def share(self) -> float:
-        """How much of it is taken: of memory and cores the larger part."""
+        """The allocated part, 0 to 1: the larger one of memory and cores; above 1 it is overcommitted."""
         memory = self.memory_held / self.memory if self.memory else 0.0
         return max(memory, self.cores_held / self.cores if self.cores else 0.0)
 
 
 class NodeSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One node with its cards."""
+
     name: str
     address: str
-    agent: str  # the dialect whose agent says what cards it has
+    agent: str  # the dialect whose agent published its cards
     pool: str
     cordoned: bool
-    fault: str  # why it is out of use, in words; "" when it is not
+    fault: str  # why it is out of use, as a sentence; "" when it is in use
     cards: tuple[CardSummary, ...]
 
     @property
@@ -74,6 +77,8 @@ class NodeSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SummaryTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over the cards of a cluster, or of one model."""
+
     nodes: int
     cards: int
     idle: int
@@ -88,18 +93,22 @@ class SummaryTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PendingPodSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod that requests GPUs and has no node."""
+
     pod: str
     since: str
-    refused: str  # what is wrong with the request itself; "" when it only waits
+    refused: str  # what is wrong with the request itself; "" when the request is valid
 
 
 class ClusterSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """All GPU nodes of a cluster, their sums, and the pending pods."""
+
     cluster: SummaryTotals
     models: dict[str, SummaryTotals]
-    nodes: tuple[NodeSummary, ...]  # those with cards, or that should have some; by name
+    nodes: tuple[NodeSummary, ...]  # those with cards, or with a fault; by name
     nodes_without_cards: int
     waiting: tuple[PendingPodSummary, ...]  # oldest first
-    findings: int  # things that `gputile audit` calls wrong
+    findings: int  # the number of problems that `gputile audit` finds
 
 
 LiveUse = Mapping[tuple[str, str], Mapping[str, int]]
@@ -107,77 +116,79 @@ LiveUse = Mapping[tuple[str, str], Mapping[str, int]]
 
 
 def summarize(
-    seen: ClusterSnapshot, settings: DialectSettings, now: float, use: LiveUse | None = None
+    snapshot: ClusterSnapshot, settings: DialectSettings, now: float, use: LiveUse | None = None
 ) -> ClusterSummary:
     """`now` in seconds since 1970."""
-    settings = gpushare.resolved(settings, seen.nodes)
+    settings = gpushare.resolved(settings, snapshot.nodes)
     report = audit(
-        map(msgspec.to_builtins, seen.nodes), map(msgspec.to_builtins, seen.pods), settings.gpushare_unit, now
+        map(msgspec.to_builtins, snapshot.nodes), map(msgspec.to_builtins, snapshot.pods), settings.gpushare_unit, now
     )
-    sold = report.holders
-    somewhere: dict[str, list[UnplacedGpus]] = {}
-    for one in report.unplaced:
-        somewhere.setdefault(one.node, []).append(one)
-    everyone = [
-        _node(found, settings, sold, somewhere.get(found.name, []), use or {})
-        for found in sorted(seen.nodes, key=lambda one: one.name)
+    unplaced: dict[str, list[UnplacedGpus]] = {}
+    for entry in report.unplaced:
+        unplaced.setdefault(entry.node, []).append(entry)
+    all_nodes = [
+        _node(node, settings, report.holders, unplaced.get(node.name, []), use or {})
+        for node in sorted(snapshot.nodes, key=lambda node: node.name)
     ]
-    nodes = tuple(node for node in everyone if node.cards or node.fault)
+    nodes = tuple(node for node in all_nodes if node.cards or node.fault)
     return ClusterSummary(
-        cluster=_sums(nodes),
-        models={model: _sums(nodes, model) for model in sorted({card.model for node in nodes for card in node.cards})},
+        cluster=_totals(nodes),
+        models={model: _totals(nodes, model) for model in sorted({card.model for n in nodes for card in n.cards})},
         nodes=nodes,
-        nodes_without_cards=len(everyone) - len(nodes),
-        waiting=_waiting(seen, settings),
+        nodes_without_cards=len(all_nodes) - len(nodes),
+        waiting=_pending(snapshot, settings),
         findings=len(report.findings),
     )
 
 
 def _node(
-    found: ShownNode,
+    shown: ShownNode,
     settings: DialectSettings,
-    sold: Mapping[str, tuple[GpuHolder, ...]],
-    somewhere: list[UnplacedGpus],
+    holders: Mapping[str, tuple[GpuHolder, ...]],
+    unplaced: list[UnplacedGpus],
     use: LiveUse,
 ) -> NodeSummary:
-    read = read_node(found, settings)
-    node = read if isinstance(read, Node) else Node(name=found.name, fault=NodeReason.BAD_INVENTORY)
-    held = {card.uuid: [*sold.get(card.uuid, ())] for card in node.cards}
-    for unplaced in somewhere:
-        _show_somewhere(unplaced, node, held)
+    read = read_node(shown, settings)
+    node = read if isinstance(read, Node) else Node(name=shown.name, fault=NodeReason.BAD_INVENTORY)
+    by_card = {card.uuid: [*holders.get(card.uuid, ())] for card in node.cards}
+    for entry in unplaced:
+        _assign_unplaced(entry, node, by_card)
     return NodeSummary(
-        name=found.name,
-        address=found.address,
+        name=shown.name,
+        address=shown.address,
         agent=node.agent,
         pool=node.pool,
-        cordoned=found.is_cordoned,
+        cordoned=shown.is_cordoned,
         fault=SENTENCE[NodeReason(node.fault)] if node.fault else "",
-        cards=tuple(_card(card, held[card.uuid], use) for card in node.cards),
+        cards=tuple(_card(card, by_card[card.uuid], use) for card in node.cards),
     )
 
 
-def _show_somewhere(unplaced: UnplacedGpus, node: Node, held: dict[str, list[GpuHolder]]) -> None:
-    """Which cards the pod holds is unknown, how many is not: whole ones are shown on those that hold least. Where a
-    share is, nobody can say, and it is not drawn; `gputile audit` lists it."""
-    emptiest = sorted(node.cards, key=lambda card: (len(held[card.uuid]), card.index))
-    for card in emptiest[: unplaced.gpus]:
-        held[card.uuid].append(GpuHolder(unplaced.pod, unplaced.uid, card.memory, card.cores, 1, by=BY_NUMBER))
+def _assign_unplaced(entry: UnplacedGpus, node: Node, by_card: dict[str, list[GpuHolder]]) -> None:
+    """The pod holds a known number of unknown cards: whole ones are shown on the cards with the fewest holders. The
+    card of a share cannot be guessed, so a share is not drawn; `gputile audit` lists it."""
+    emptiest = sorted(node.cards, key=lambda card: (len(by_card[card.uuid]), card.index))
+    for card in emptiest[: entry.gpus]:
+        by_card[card.uuid].append(GpuHolder(entry.pod, entry.uid, card.memory, card.cores, 1, by=BY_NUMBER))
 
 
-def _card(card: Card, held: list[GpuHolder], use: LiveUse) -> CardSummary:
+def _card(card: Card, holders: list[GpuHolder], use: LiveUse) -> CardSummary:
     return CardSummary(
         index=card.index,
         uuid=card.uuid,
         model=card.model,
         memory=card.memory,
-        memory_held=sum(one.memory for one in held),
+        memory_held=sum(holder.memory for holder in holders),
         cores=card.cores,
-        cores_held=sum(one.cores for one in held),
+        cores_held=sum(holder.cores for holder in holders),
         slots=card.slots,
-        slots_held=sum(one.slots for one in held),
+        slots_held=sum(holder.slots for holder in holders),
         state=_state(card),
         reason=card.reason,
-        pods=tuple(_tenant(one, use.get((one.pod, card.uuid), {})) for one in sorted(held, key=lambda one: one.pod)),
+        pods=tuple(
+            _tenant(holder, use.get((holder.pod, card.uuid), {}))
+            for holder in sorted(holders, key=lambda holder: holder.pod)
+        ),
     )
 
 
@@ -185,26 +196,27 @@ def _state(card: Card) -> str:
     return "unhealthy" if not card.healthy else "cordoned" if card.cordoned else "mig" if card.in_mig_mode else "ok"
 
 
-def _tenant(held: GpuHolder, use: Mapping[str, int]) -> CardTenant:
+def _tenant(holder: GpuHolder, use: Mapping[str, int]) -> CardTenant:
     return CardTenant(
-        pod=held.pod,
-        memory=held.memory,
-        cores=held.cores,
-        by=held.by,
-        since=held.bound or held.granted,
-        phase=held.phase,
-        going=held.going,
+        pod=holder.pod,
+        memory=holder.memory,
+        cores=holder.cores,
+        by=holder.by,
+        since=holder.bound or holder.granted,
+        phase=holder.phase,
+        going=holder.going,
         used_memory=use.get("memory", UNSET),
         utilisation=use.get("cores", UNSET),
     )
 
 
-def _sums(nodes: tuple[NodeSummary, ...], model: str | None = None) -> SummaryTotals:
-    mine = [(node, card) for node in nodes for card in node.cards if model in (None, card.model)]
-    cards = [card for _, card in mine]
-    in_use = [card for node, card in mine if card.state == "ok" and not node.fault]
+def _totals(nodes: tuple[NodeSummary, ...], model: str | None = None) -> SummaryTotals:
+    """Over all cards, or those of one model."""
+    selected = [(node, card) for node in nodes for card in node.cards if model in (None, card.model)]
+    cards = [card for _, card in selected]
+    in_use = [card for node, card in selected if card.state == "ok" and not node.fault]
     return SummaryTotals(
-        nodes=len({node.name for node, _ in mine}),
+        nodes=len({node.name for node, _ in selected}),
         cards=len(cards),
         idle=sum(not card.pods for card in in_use),
         shared=sum(bool(card.pods) and card.share < 1 for card in in_use),
@@ -218,14 +230,15 @@ def _sums(nodes: tuple[NodeSummary, ...], model: str | None = None) -> SummaryTo
     )
 
 
-def _waiting(seen: ClusterSnapshot, settings: DialectSettings) -> tuple[PendingPodSummary, ...]:
-    found = []
-    for pod in seen.pods:
+def _pending(snapshot: ClusterSnapshot, settings: DialectSettings) -> tuple[PendingPodSummary, ...]:
+    """Pods that request GPUs and have no node, oldest first."""
+    pending = []
+    for pod in snapshot.pods:
         if pod.node_name or pod.is_terminal or pod.is_terminating:
             continue
-        asked = read_pod(pod, settings)
-        if asked is not None:
-            made = (pod.metadata and pod.metadata.creation_timestamp) or ""
-            refused = asked.message if isinstance(asked, BadRequest) else ""
-            found.append(PendingPodSummary(pod=pod.key, since=made, refused=refused))
-    return tuple(sorted(found, key=lambda one: (one.since, one.pod)))
+        request = read_pod(pod, settings)
+        if request is not None:
+            created = (pod.metadata and pod.metadata.creation_timestamp) or ""
+            refused = request.message if isinstance(request, BadRequest) else ""
+            pending.append(PendingPodSummary(pod=pod.key, since=created, refused=refused))
+    return tuple(sorted(pending, key=lambda pod: (pod.since, pod.pod)))

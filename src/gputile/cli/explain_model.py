@@ -1,7 +1,7 @@
-"""One pod's story as a value: what it asks for, what it got or why it waits, and what was said about it.
+"""The explanation of one pod as a value: what it requests, where it is or why it is pending, and its events.
 
-Room:  pure; decides with the engine, on a book that was made for this question. Keys are a contract (docs/cli.md).
-Door:  `explain_pod(pod, mirror, events, policy)`.
+Pure functions; the engine decides, on a ledger that was built for this question alone. Field names are the JSON keys of
+docs/cli.md: they are only ever added.
 """
 
 from datetime import UTC, datetime
@@ -27,6 +27,8 @@ EVENTS_SHOWN = 6
 
 
 class ReasonCount(msgspec.Struct, frozen=True, kw_only=True):
+    """A reason, and the number of nodes that it rules out."""
+
     code: str
     text: str
     nodes: int
@@ -34,6 +36,8 @@ class ReasonCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TileShown(msgspec.Struct, frozen=True, kw_only=True):
+    """What one container of the pod holds of one card."""
+
     container: str
     index: int
     uuid: str
@@ -44,7 +48,7 @@ class TileShown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PodEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An Event."""
+    """An Event of the pod, as far as it is shown."""
 
     at: str
     by: str
@@ -54,9 +58,11 @@ class PodEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PodExplanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that `gputile explain` shows of a pod."""
+
     pod: str
-    state: str  # "no-gpu", "refused", "waits", "fits" (and waits nevertheless), "placed", "unplaced" (holds GPUs
-    # of its node, which ones is unknown), "ungranted", "over"
+    state: str  # "no-gpu", "refused", "waits" (pending), "fits" (pending, though a node fits), "placed", "unplaced"
+    # (holds GPUs of its node, which ones is unknown), "ungranted", "over"
     dialect: str = ""
     asks: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -64,116 +70,117 @@ class PodExplanation(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     created: str = ""
     refusal: str = ""  # what is wrong with the request, and what to write instead
-    # of one that waits
+    # of a pending pod
     nodes: int = 0
     fitting: int = 0
     fitting_on: tuple[str, ...] = ()
     reasons: tuple[ReasonCount, ...] = ()
     misses: tuple[NearMiss, ...] = ()  # nearest first
-    changes: tuple[SuggestedChange, ...] = ()  # each would let it fit
-    quota: tuple[
-        str, ...
-    ] = ()  # which line of the namespace's quota stands in its way, and what to do; also of a placed
-    # one, if other nodes would take it but for quota
-    nominated_on: str = ""  # where room is being made for it
-    kube_scheduler: str = ""  # its own word, from the pod's status
-    # of one that has its cards
+    changes: tuple[SuggestedChange, ...] = ()  # each would make it fit
+    quota: tuple[str, ...] = ()  # the limits of the namespace's quota that reject it, and what to do; also of a placed
+    # pod, if other nodes fit but for quota
+    nominated_on: str = ""  # the node where pods are evicted for it
+    kube_scheduler: str = ""  # kube-scheduler's own message, from the pod's status
+    # of a placed pod
     node: str = ""
-    by: str = ""  # whose record says so: "gputile", or a dialect
+    by: str = ""  # the record that names its cards: "gputile", or a dialect
     at: str = ""
     tiles: tuple[TileShown, ...] = ()
-    unplaced: int = 0  # GPUs that it holds besides; which of its node's is unknown
+    unplaced: int = 0  # further GPUs that it holds; which of its node's is unknown
     policy: str = ""
-    alternatives: int = 0  # other nodes that would take it now
-    rank: str = ""  # "best", "as good as the best", "another", or "" when it cannot be said
+    alternatives: int = 0  # other nodes that fit now
+    rank: str = ""  # "best", "as good as the best", "another", or "" when unknown
     best_now: str = ""
     events: tuple[PodEvent, ...] = ()
 
 
 def explain_pod(pod: PodWithConditions, cluster_state: ClusterState, events: list[Any], policy: str) -> PodExplanation:
-    asked = read_pod(pod, cluster_state.settings)
+    """Explain the pod by the cluster state as it is now, under the given node policy."""
+    request = read_pod(pod, cluster_state.settings)
     base = PodExplanation(
         pod=pod.key,
         state="no-gpu",
         scheduler=(pod.spec and pod.spec.scheduler_name) or "default-scheduler",
         priority=pod.priority,
         created=(pod.metadata and pod.metadata.creation_timestamp) or "",
-        kube_scheduler=_condition(pod),
-        events=_told(events),
+        kube_scheduler=_unschedulable_message(pod),
+        events=_pod_events(events),
     )
-    if isinstance(asked, PodRequest):
-        wishes = [f"{ask.container}: {describe(ask)}" for ask in asked.asks if ask.cards]
-        wishes += constraint_lines(asked.constraints)
-        base = _with(base, dialect=asked.dialect, asks=tuple(wishes), warnings=notes(pod, asked))
+    if isinstance(request, PodRequest):
+        asks = [f"{ask.container}: {describe(ask)}" for ask in request.asks if ask.cards]
+        asks += constraint_lines(request.constraints)
+        base = _with(base, dialect=request.dialect, asks=tuple(asks), warnings=notes(pod, request))
     if pod.is_terminal:
         return _with(base, state="over", node=pod.node_name, refusal=(pod.status and pod.status.message) or "")
-    if isinstance(asked, BadRequest) and not pod.node_name:
-        return _with(base, state="refused", refusal=asked.message)
+    if isinstance(request, BadRequest) and not pod.node_name:
+        return _with(base, state="refused", refusal=request.message)
     if pod.node_name:
-        return _placed(base, pod, asked if isinstance(asked, PodRequest) else None, cluster_state, policy)
-    return base if asked is None or isinstance(asked, BadRequest) else _waiting(base, pod, asked, cluster_state)
+        return _explain_placed(base, pod, request if isinstance(request, PodRequest) else None, cluster_state, policy)
+    if request is None or isinstance(request, BadRequest):
+        return base
+    return _explain_pending(base, pod, request, cluster_state)
 
 
-def _with(told: PodExplanation, **more: Any) -> PodExplanation:
-    return msgspec.structs.replace(told, **more)
+def _with(explanation: PodExplanation, **fields: Any) -> PodExplanation:
+    return msgspec.structs.replace(explanation, **fields)
 
 
-# ---- waiting --------------------------------------------------------------------------------------------------------
+# ---- pending --------------------------------------------------------------------------------------------------------
 
 
-def _waiting(
-    base: PodExplanation, pod: PodWithConditions, asked: PodRequest, cluster_state: ClusterState
+def _explain_pending(
+    base: PodExplanation, pod: PodWithConditions, request: PodRequest, cluster_state: ClusterState
 ) -> PodExplanation:
     nominated = cluster_state.ledger.nomination(pod.uid)
     quota_usage = cluster_state.ledger.quota_usage
     with cluster_state.ledger.without_claims_of(pod.uid, pod.priority) as fleet:
-        after_eviction = quota_usage.after_eviction(pod.namespace, asked)
-        after = lambda gone: after_eviction([one.pod for one in gone])  # noqa: E731
-        found = explain(after_eviction(()), fleet, NodeAllocations(cluster_state.ledger), after=after)
-        best = fleet.best(after_eviction(())) if found.fitting else []
+        after_eviction = quota_usage.after_eviction(pod.namespace, request)
+        after = lambda victims: after_eviction([victim.pod for victim in victims])  # noqa: E731
+        explanation = explain(after_eviction(()), fleet, NodeAllocations(cluster_state.ledger), after=after)
+        best = fleet.best(after_eviction(())) if explanation.fitting else []
     return _with(
         base,
-        state="fits" if found.fitting else "waits",
-        nodes=found.nodes,
-        fitting=found.fitting,
+        state="fits" if explanation.fitting else "waits",
+        nodes=explanation.nodes,
+        fitting=explanation.fitting,
         fitting_on=tuple(best[:3]),
-        reasons=_reasons(found),
-        misses=found.misses,
-        changes=found.changes,
-        quota=tuple(quota_usage.objections(pod.namespace, asked)),
+        reasons=_reasons(explanation),
+        misses=explanation.misses,
+        changes=explanation.changes,
+        quota=tuple(quota_usage.objections(pod.namespace, request)),
         nominated_on=nominated.allocation.node if nominated is not None else "",
     )
 
 
-def _reasons(found: Explanation) -> tuple[ReasonCount, ...]:
+def _reasons(explanation: Explanation) -> tuple[ReasonCount, ...]:
     return tuple(
-        ReasonCount(code=one.code, text=one.sentence, nodes=one.nodes, would_fit_when_empty=one.resolvable)
-        for one in found.reasons
+        ReasonCount(code=reason.code, text=reason.sentence, nodes=reason.nodes, would_fit_when_empty=reason.resolvable)
+        for reason in explanation.reasons
     )
 
 
 # ---- placed ---------------------------------------------------------------------------------------------------------
 
 
-def _placed(
-    base: PodExplanation, pod: PodWithConditions, asked: PodRequest | None, cluster_state: ClusterState, policy: str
+def _explain_placed(
+    base: PodExplanation, pod: PodWithConditions, request: PodRequest | None, cluster_state: ClusterState, policy: str
 ) -> PodExplanation:
     entry = cluster_state.ledger.entry(pod.uid)
     grant = entry.allocation.grant if entry is not None else None
-    if asked is None and grant is None:
+    if request is None and grant is None:
         return _with(base, node=pod.node_name)
     if grant is None:
         return _with(base, state="ungranted", node=pod.node_name)
-    told = _with(
+    explanation = _with(
         base,
         state="placed" if grant.containers else "unplaced",
         unplaced=grant.unplaced,
         node=pod.node_name,
         by="gputile" if GRANT in pod.annotations else grant.dialect,
-        at=_moment(pod),
+        at=_granted_at(pod),
         tiles=_tiles(pod, grant, cluster_state),
     )
-    return told if asked is None else _compared(told, pod, asked, cluster_state, policy)
+    return explanation if request is None else _compare_nodes(explanation, pod, request, cluster_state, policy)
 
 
 def _tiles(pod: PodWithConditions, grant: Grant, cluster_state: ClusterState) -> tuple[TileShown, ...]:
@@ -182,7 +189,7 @@ def _tiles(pod: PodWithConditions, grant: Grant, cluster_state: ClusterState) ->
     others = [holder for holder in cluster_state.ledger.holders(pod.node_name) if holder.pod != pod.uid]
     return tuple(
         TileShown(
-            container=held.container,
+            container=container.container,
             index=tile.index,
             uuid=tile.uuid,
             model=models.get(tile.uuid, ""),
@@ -190,30 +197,34 @@ def _tiles(pod: PodWithConditions, grant: Grant, cluster_state: ClusterState) ->
             cores=tile.cores,
             neighbours=tuple(sorted(holder.name for holder in others if tile.uuid in holder.uses)),
         )
-        for held in grant.containers
-        for tile in held.tiles
+        for container in grant.containers
+        for tile in container.tiles
     )
 
 
-def _compared(
-    told: PodExplanation, pod: PodWithConditions, asked: PodRequest, cluster_state: ClusterState, policy: str
+def _compare_nodes(
+    explanation: PodExplanation,
+    pod: PodWithConditions,
+    request: PodRequest,
+    cluster_state: ClusterState,
+    policy: str,
 ) -> PodExplanation:
-    """How the choice stands today: the pod is taken out of the (private) book, and the question is put again."""
-    name = asked.constraints.node_policy or policy
+    """Rank the pod's node among all nodes today: the pod is removed from this private ledger, and placed again."""
+    name = request.constraints.node_policy or policy
     cluster_state.ledger.handle(PodGone(pod.uid))
     fleet: Fleet = cluster_state.ledger.fleet
-    may = cluster_state.ledger.quota_usage.allowed(pod.namespace, asked)
-    best = fleet.best(may, policy, keep=len(fleet))
-    others, but_for_quota = (_other_nodes(fleet, wish, pod.node_name) for wish in (may, asked))
+    allowed = cluster_state.ledger.quota_usage.allowed(pod.namespace, request)
+    best = fleet.best(allowed, policy, keep=len(fleet))
+    others, but_for_quota = (_count_other_nodes(fleet, wanted, pod.node_name) for wanted in (allowed, request))
     rank = ""
     if best:
-        first = len(best) == 1 and best[0] == pod.node_name
-        rank = "best" if first else "as good as the best" if pod.node_name in best else "another"
+        only = len(best) == 1 and best[0] == pod.node_name
+        rank = "best" if only else "as good as the best" if pod.node_name in best else "another"
     return _with(
-        told,
+        explanation,
         policy=name,
         alternatives=others,
-        quota=tuple(cluster_state.ledger.quota_usage.objections(pod.namespace, asked))
+        quota=tuple(cluster_state.ledger.quota_usage.objections(pod.namespace, request))
         if but_for_quota > others
         else (),
         rank=rank,
@@ -221,25 +232,27 @@ def _compared(
     )
 
 
-def _other_nodes(fleet: Fleet, asked: PodRequest, here: str) -> int:
-    return int(fleet.fits(asked).sum()) - (not fleet.refusals(asked, [here]))
+def _count_other_nodes(fleet: Fleet, request: PodRequest, own_node: str) -> int:
+    return int(fleet.fits(request).sum()) - (not fleet.refusals(request, [own_node]))
 
 
-# ---- what was said --------------------------------------------------------------------------------------------------
+# ---- times, conditions and events -----------------------------------------------------------------------------------
 
 
-def _moment(pod: PodWithConditions) -> str:
+def _granted_at(pod: PodWithConditions) -> str:
     at = granted_at(pod)
     return datetime.fromtimestamp(at / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if at > 0 else pod.bound_at
 
 
-def _condition(pod: PodWithConditions) -> str:
-    said = (pod.status and pod.status.conditions) or ()
-    return next((one.message or "" for one in said if one.type == "PodScheduled" and one.status == "False"), "")
+def _unschedulable_message(pod: PodWithConditions) -> str:
+    """What kube-scheduler wrote into the pod's condition; "" when it is scheduled."""
+    conditions = (pod.status and pod.status.conditions) or ()
+    return next((c.message or "" for c in conditions if c.type == "PodScheduled" and c.status == "False"), "")
 
 
-def _told(events: list[Any]) -> tuple[PodEvent, ...]:
-    found = [
+def _pod_events(events: list[Any]) -> tuple[PodEvent, ...]:
+    """The latest events, oldest first."""
+    pod_events = [
         PodEvent(
             at=str(event.get("lastTimestamp") or event.get("eventTime") or ""),
             by=str(event.get("reportingComponent") or (event.get("source") or {}).get("component") or ""),
@@ -249,4 +262,4 @@ def _told(events: list[Any]) -> tuple[PodEvent, ...]:
         )
         for event in events
     ]
-    return tuple(sorted(found, key=lambda said: said.at)[-EVENTS_SHOWN:])
+    return tuple(sorted(pod_events, key=lambda event: event.at)[-EVENTS_SHOWN:])

@@ -1,4 +1,4 @@
-"""The subcommands as a click group; each is imported only when it is run."""
+"""The subcommands as a click group; each is imported only when it runs. Errors become sentences and exit codes."""
 
 import gc
 import io
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command only when it is run."""
+    """A click group that imports a command only when it runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -49,14 +49,14 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list["CompletionItem"]:
-        """From the list alone: a shell that completes should not wait for every command to be loaded."""
+        """From the list alone: a shell that completes must not import every command first."""
         from click.shell_completion import CompletionItem
 
         return [CompletionItem(name, help=line) for name, line in COMMANDS.items() if name.startswith(incomplete)]
 
     def invoke(self, ctx: click.Context) -> Any:
-        """^C is how some commands end, and no error; 130 is what shells expect of it. Of a pipe that was closed click
-        would make a 1, which with us says that something is wrong in the cluster."""
+        """^C is how some commands end, and no error; shells expect 130. For a closed pipe click would exit with 1,
+        which here means that the cluster has a problem."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -81,29 +81,29 @@ def _missing_extra(command: str, error: ModuleNotFoundError) -> Exception:
 @click.version_option(__version__, "-V", "--version", prog_name="gputile")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """See `help_text`."""
+    """Schedule GPUs on Kubernetes. The help text itself is `help_text`."""
     ctx.color = wants_colour()
 
 
 def wants_colour() -> bool | None:
-    """None: as click sees fit, which is colours on a terminal and none in a pipe."""
+    """None leaves it to click: colours on a terminal, none in a pipe."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return True if os.environ.get("FORCE_COLOR") else None
 
 
-def show_what_we_can() -> None:
-    """A terminal that lacks a sign shows a question mark in its place, and no traceback."""
+def replace_unprintable() -> None:
+    """A terminal that cannot show a character prints a question mark for it, instead of a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def run() -> None:
-    """Run the command that was typed; what a person should read is a sentence, not a traceback."""
-    show_what_we_can()
+    """Run the command line. An expected error is printed as one sentence, without a traceback, and exits with 2."""
+    replace_unprintable()
     try:
         cli(prog_name=program(), complete_var=COMPLETION)
-    except GputileError as wrong:
-        say(f"gputile: {wrong}", err=True)
+    except GputileError as error:
+        say(f"gputile: {error}", err=True)
         sys.exit(2)

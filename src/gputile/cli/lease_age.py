@@ -1,4 +1,4 @@
-"""Whether whoever holds a Lease is alive, from one look at it."""
+"""Whether the holder of a Lease is alive, decided from a single read of the Lease."""
 
 from datetime import datetime
 
@@ -9,11 +9,11 @@ CLOCKS_DIFFER = 10.0  # seconds that two machines' clocks may be apart
 
 
 def seconds_expired(lease: AgentLease, now: float) -> float | None:
-    """Seconds since the agent was last heard; None while it counts as alive."""
+    """Seconds since the last renewal; None while the Lease is valid."""
     beat = lease.beat
     try:
         age = now - datetime.fromisoformat(beat.renew_time or "").timestamp()
     except ValueError:
         age = 0.0
-    lasts = beat.lease_duration_seconds or USUAL
-    return max(age, 0.0) if not beat.holder_identity or age > lasts + CLOCKS_DIFFER else None
+    duration = beat.lease_duration_seconds or USUAL
+    return max(age, 0.0) if not beat.holder_identity or age > duration + CLOCKS_DIFFER else None

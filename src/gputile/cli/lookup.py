@@ -1,7 +1,6 @@
-"""Names that a person types: found, or answered with the nearest; and completed by the shell.
+"""Names that a user types: looked up, or answered with the nearest known name; and completed by the shell.
 
-Room:  no command waits long for a completion, and none fails because of one.
-Door:  `node_named`, `pod_named`; `complete_node`, `complete_pod` for click.
+A completion never delays a command, and never fails one.
 """
 
 from collections.abc import Sequence
@@ -14,6 +13,8 @@ from gputile.model.errors import GputileError, InputError
 
 
 class HasName(Protocol):
+    """Anything with a name: a node, as several modules represent it."""
+
     @property
     def name(self) -> str: ...
 
@@ -22,68 +23,69 @@ N = TypeVar("N", bound=HasName)
 
 
 def node_named(name: str, nodes: Sequence[N]) -> N:
+    """The node; an `InputError` with the nearest names when there is none."""
     name = name.removeprefix("node/").removeprefix("nodes/")
-    found = next((node for node in nodes if node.name == name), None)
-    if found is None:
+    node = next((node for node in nodes if node.name == name), None)
+    if node is None:
         names = [node.name for node in nodes]
-        raise InputError(f"no node named {name!r} has cards; {_hint(name, names, 'those with cards')}")
-    return found
+        raise InputError(f"no node named {name!r} has GPUs; {_hint(name, names, 'nodes with GPUs')}")
+    return node
 
 
-def pod_named(said: str, namespace: str, pods: Sequence[PodWithConditions]) -> PodWithConditions:
-    """`web-0`, `pod/web-0` or `team/web-0`. One that ended and one that lives may share no name, so the first is it."""
-    said = said.removeprefix("pod/").removeprefix("pods/").removeprefix("po/")
-    if "/" in said:
-        namespace, _, said = said.partition("/")
-    found = next((pod for pod in pods if pod.key == f"{namespace}/{said}"), None)
-    if found is not None:
-        return found
-    elsewhere = sorted({pod.namespace for pod in pods if pod.name == said})
+def pod_named(name: str, namespace: str, pods: Sequence[PodWithConditions]) -> PodWithConditions:
+    """The pod `web-0`, `pod/web-0` or `team/web-0`. Names are unique per namespace, so the first match is the pod."""
+    name = name.removeprefix("pod/").removeprefix("pods/").removeprefix("po/")
+    if "/" in name:
+        namespace, _, name = name.partition("/")
+    pod = next((pod for pod in pods if pod.key == f"{namespace}/{name}"), None)
+    if pod is not None:
+        return pod
+    elsewhere = sorted({pod.namespace for pod in pods if pod.name == name})
     if elsewhere:
-        raise InputError(f"no pod {said!r} in namespace {namespace}; there is one in {', '.join(elsewhere)}: add -n")
+        raise InputError(f"no pod {name!r} in namespace {namespace}; there is one in {', '.join(elsewhere)}: add -n")
     names = [pod.name for pod in pods if pod.namespace == namespace]
-    raise InputError(f"no pod {said!r} in namespace {namespace}; {_hint(said, names, 'there')}")
+    raise InputError(f"no pod {name!r} in namespace {namespace}; {_hint(name, names, 'pods there')}")
 
 
-def _hint(name: str, names: list[str], which: str) -> str:
+def _hint(name: str, names: list[str], heading: str) -> str:
     from difflib import get_close_matches
 
     near = get_close_matches(name, names, n=3, cutoff=0.6)
     if near:
         return f"did you mean {' or '.join(near)}?"
     shown = ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    return f"{which}: {shown or '(none)'}"
+    return f"{heading}: {shown or '(none)'}"
 
 
 # ---- completion -----------------------------------------------------------------------------------------------------
 
 
-def complete_node(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
-    return [name for name in _names(context, "/api/v1/nodes") if name.startswith(begun)]
+def complete_node(context: click.Context, _: click.Parameter, prefix: str) -> list[str]:
+    return [name for name in _names(context, "/api/v1/nodes") if name.startswith(prefix)]
 
 
-def complete_pod(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
-    where = _where(context)
+def complete_pod(context: click.Context, _: click.Parameter, prefix: str) -> list[str]:
+    source = _source(context)
     try:
-        namespace = where.namespace
+        namespace = source.namespace
     except GputileError:
         return []
-    return [name for name in _names(context, f"/api/v1/namespaces/{namespace}/pods") if name.startswith(begun)]
+    return [name for name in _names(context, f"/api/v1/namespaces/{namespace}/pods") if name.startswith(prefix)]
 
 
-def _where(context: click.Context) -> Any:
+def _source(context: click.Context) -> Any:
     from gputile.cli.source import ClusterSource
 
-    said = context.params
+    flags = context.params
     return ClusterSource(
-        kubeconfig=said.get("kubeconfig"), context=said.get("context"), namespace_said=said.get("namespace")
+        kubeconfig=flags.get("kubeconfig"), context=flags.get("context"), namespace_flag=flags.get("namespace")
     )
 
 
 def _names(context: click.Context, path: str) -> list[str]:
     """A shell that completes must not show errors: without a cluster there is nothing to complete."""
     try:
-        answer = _where(context).get({"names": f"{path}?limit=500"})["names"]
+        answer = _source(context).get({"names": f"{path}?limit=500"})["names"]
     except GputileError:
         return []
     items = answer.get("items") if isinstance(answer, dict) else None

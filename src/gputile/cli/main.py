@@ -1,6 +1,6 @@
 """The command `gputile`: its list of subcommands, and errors as sentences instead of tracebacks.
 
-The list is printed without loading anything else, because a command that people type often should answer at once.
+The list is printed without importing anything else, so that a command that people type often answers at once.
 """
 
 import errno
@@ -13,25 +13,25 @@ from gputile import __version__
 
 GROUPS = {
     "Look at a cluster": {
-        "top": "How full the cluster, its nodes and its cards are; live with -w.",
-        "inspect": "Who holds which part of which card, node by node.",
-        "explain": "Why a pod waits and what would help, or why it is where it is.",
-        "quota": "What namespaces may hold of which GPU model, and hold now.",
-        "audit": "Prove that no GPU is double-allocated, or say which one is.",
-        "doctor": "Check the installation for known traps, each with its fix.",
+        "top": "Show allocated and free GPU capacity; -w follows the cluster.",
+        "inspect": "List the pods on every GPU and the share that each holds.",
+        "explain": "Explain why a pod is pending, or why it is on its node.",
+        "quota": "Show the GPU quota of namespaces and how much is in use.",
+        "audit": "Verify that no GPU is double-allocated.",
+        "doctor": "Check the installation for known mistakes; name the fix.",
     },
     "Before you apply, before you buy": {
         "read": "Show how gputile understands the pods of a manifest.",
         "simulate": "Replay a list of pods under one or more policies.",
-        "demo": "The main job on an embedded in-memory cluster; ends by itself.",
+        "demo": "Schedule the example pods on an in-memory cluster.",
     },
     "Processes": {
-        "scheduler": "The process beside kube-scheduler: chooses cards, and binds.",
-        "agent": "The process on each GPU node: gives containers their cards.",
+        "scheduler": "Run the scheduler extender: choose GPUs, bind pods.",
+        "agent": "Run the node agent: the device plugin of a GPU node.",
     },
     "Other": {
-        "completion": "Print a script that completes commands in your shell.",
-        "version": "The versions of this program, the scheduler and the cluster.",
+        "completion": "Print the completion script for your shell.",
+        "version": "Show the versions of gputile, the scheduler and Kubernetes.",
     },
 }
 """By heading: name and one line of help; the command itself is `gputile.cli.commands.<name>.command`."""
@@ -40,67 +40,68 @@ COMMANDS = {name: line for group in GROUPS.values() for name, line in group.item
 
 
 def program() -> str:
-    """How a person calls us: as a plugin of kubectl, or by our own name."""
+    """The name under which the user runs this program: as a kubectl plugin, or directly."""
     return "kubectl gputile" if sys.argv[0].rpartition("/")[2].startswith("kubectl-gputile") else "gputile"
 
 
 def help_text() -> str:
+    """The help of `gputile` itself, at most 80 columns wide."""
     width = max(map(len, COMMANDS)) + 2
     groups = []
     for heading, commands in GROUPS.items():
         lines = "\n".join(f"  {name.ljust(width)}{line}" for name, line in commands.items())
         groups.append(f"{heading}:\n{lines}")
-    listed = "\n\n".join(groups)
+    command_list = "\n\n".join(groups)
     return f"""\
 Usage: {program()} COMMAND [ARGS]...
 
-  gputile hands out GPUs on Kubernetes: whole cards, or tiles of a card.
+  gputile schedules GPUs on Kubernetes: whole GPUs, or tiles (shares of a GPU).
 
-{listed}
+{command_list}
 
 Examples:
-  {program()} top                        what is free?
-  {program()} explain web-0 -n team-a    why does it wait?
-  {program()} read -f pod.yaml           how is my manifest understood?
+  {program()} top                        how much GPU capacity is free?
+  {program()} explain web-0 -n team-a    why is this pod pending?
+  {program()} read -f pod.yaml           what does my manifest request?
 
 Options:
   -V, --version  Show the version and exit.
   -h, --help     Show this message and exit. Every command has its own.
 
-docs/cli.md has pictures, the exit codes and the rights that it needs."""
+docs/cli.md shows the output, the exit codes and the RBAC rights."""
 
 
-CLOSED_PIPE = 141  # what a shell sees of a program that SIGPIPE ended
+CLOSED_PIPE = 141  # the exit code that a shell reports for a program that SIGPIPE ended
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 COMPLETION = "_GPUTILE_COMPLETE"
-"""Set by a shell that wants to know how a command could go on."""
+"""Set by a shell that asks for completions."""
 
 
 def main() -> None:
-    answering(_main)
+    handle_output_errors(_main)
 
 
-def answering(command: Callable[[], None]) -> None:
-    """Standard output may end before the answer does: by `| head`, or on a disk that is full."""
+def handle_output_errors(command: Callable[[], None]) -> None:
+    """Run the command. Standard output may close before the end (`| head`), or be on a disk that is full."""
     try:
         command()
         sys.stdout.flush()
-    except SystemExit as ended:
-        if ended.code == CLOSED_PIPE:
-            _silenced(CLOSED_PIPE)
+    except SystemExit as end:
+        if end.code == CLOSED_PIPE:
+            _discard_output(CLOSED_PIPE)
         raise
     except BrokenPipeError:
-        sys.exit(_silenced(CLOSED_PIPE))
-    except OSError as wrong:
-        if wrong.errno not in UNWRITABLE:
+        sys.exit(_discard_output(CLOSED_PIPE))
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
             raise
-        said = f"the answer cannot be written: {wrong.strerror}; make room, or write it elsewhere"
-        print(f"gputile: {said}", file=sys.stderr)
-        sys.exit(_silenced(2))
+        message = f"standard output: cannot be written: {error.strerror}; free disk space, or write elsewhere"
+        print(f"gputile: {message}", file=sys.stderr)
+        sys.exit(_discard_output(2))
 
 
-def _silenced(code: int) -> int:
-    """What is still in the buffer has nowhere to go; Python would try once more as it ends, and complain."""
+def _discard_output(code: int) -> int:
+    """Send what is still in the buffer to /dev/null: Python would flush it again at exit, and print an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return code
 
@@ -113,7 +114,7 @@ def _main() -> None:
     if arguments in (["-V"], ["--version"]):
         print(f"gputile {__version__}")
         return
-    gc.disable()  # what is imported is no garbage, and looking for some takes a tenth of the start; `group` ends this
+    gc.disable()  # imports make no garbage, and collecting costs a tenth of the start; `group` enables it again
     from gputile.cli.group import run
 
     run()

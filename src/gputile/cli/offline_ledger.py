@@ -1,9 +1,8 @@
-"""The scheduler's own book, built here from one look at a cluster: so that an answer does not need our server.
+"""The scheduler's ledger, built offline from one snapshot of a cluster, so that a command needs no running scheduler.
 
-Room:  the production core (mirror, ledger, fleet) fed with lists instead of a watch. What only the running scheduler
-       knows is missing: pencils of the last seconds, and how long it has seen an agent silent. An agent is taken to be
-       silent here if its Lease says so by this machine's clock.
-Door:  `build_ledger(seen, settings, leases, quotas, now)`.
+The production core (cluster state, ledger, fleet) is fed with lists instead of a watch. What only the running scheduler
+knows is missing: reservations of the last seconds, and how long it has seen an agent's Lease without renewal. Here an
+agent is stale if its Lease has expired by this machine's clock.
 """
 
 from collections.abc import Iterable
@@ -26,18 +25,18 @@ from gputile.scheduler.state.cluster_state import ClusterState
 
 
 def build_ledger(
-    seen: ClusterSnapshot, settings: DialectSettings, leases: Iterable[AgentLease], quotas: Quotas, now: float
+    snapshot: ClusterSnapshot, settings: DialectSettings, leases: Iterable[AgentLease], quotas: Quotas, now: float
 ) -> ClusterState:
-    """`now` in seconds since 1970."""
+    """The cluster state as the leader would have it; `now` in seconds since 1970."""
     cluster_state = ClusterState(Ledger(), settings)
-    cluster_state.nodes_listed(seen.nodes)
-    cluster_state.pods_listed(seen.pods)
+    cluster_state.nodes_listed(snapshot.nodes)
+    cluster_state.pods_listed(snapshot.pods)
     if quotas:
         cluster_state.ledger.handle(QuotasSet(quotas))
     for lease in leases:
         if seconds_expired(lease, now) is not None:
             _put_out_of_use(cluster_state.ledger, lease.name)
-    for pod in seen.pods:
+    for pod in snapshot.pods:
         if not pod.node_name and not pod.is_terminal:
             _keep_nomination(cluster_state.ledger, pod, now)
     cluster_state.ledger.fleet.learn_all(cluster_state.take_arrivals())

@@ -1,7 +1,7 @@
-"""The one way of commands to a terminal or a pipe: `say` lines, in colours made by `style`.
+"""Printing to a terminal or a pipe: `say` prints lines, `style` colours them.
 
-Whatever else is in a line came from a file or a cluster, and nothing of it moves the cursor, begins a line of its own
-or hides a name: see `text.terminal`. A test keeps every other module of the command line from printing by itself.
+Everything in a line may come from a file or a cluster, and must not move the cursor, begin a line of its own or hide a
+name: see `text.terminal`. A test keeps every other module of the command line from printing by itself.
 """
 
 from typing import Any
@@ -12,15 +12,15 @@ from gputile.text.terminal import MARK, one_line, painted, shown
 
 
 def say(*lines: object, err: bool = False, nl: bool = True) -> None:
-    """Print each of them as one line; click takes the colours out of a pipe."""
+    """Print each object as one line; click removes the colours in a pipe."""
     click.echo("\n".join(painted(one_line(str(line))) for line in lines), err=err, nl=nl)
 
 
 def say_text(text: str, *, nl: bool = True) -> None:
-    """The same of text whose lines are its own: JSON, settings, a script, a table that was cleaned as it was made."""
+    """Print text that has lines of its own: JSON, settings, a script, a table that was cleaned when it was made."""
     click.echo(painted(text), nl=nl)
 
 
-def style(text: str, **how: Any) -> str:
-    """Coloured, bold or dim; what is inside it keeps its own colours."""
-    return click.style(shown(text), **how).replace("\x1b", MARK)
+def style(text: str, **attributes: Any) -> str:
+    """Coloured, bold or dim text; styled text inside it keeps its own colours."""
+    return click.style(shown(text), **attributes).replace("\x1b", MARK)

@@ -1,4 +1,4 @@
-"""A pod with what commands show of it besides what the scheduler reads: its conditions."""
+"""A pod with its conditions, which commands show and the scheduler does not read."""
 
 import msgspec
 
@@ -6,6 +6,8 @@ from gputile.dialects.kube_objects import Pod, PodStatus
 
 
 class Condition(msgspec.Struct, frozen=True, rename="camel"):
+    """One entry of `status.conditions`."""
+
     type: str | None = None
     status: str | None = None
     message: str | None = None
@@ -13,6 +15,8 @@ class Condition(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class StatusWithConditions(PodStatus, frozen=True, rename="camel"):
+    """The `status` of a Pod, with its conditions."""
+
     conditions: tuple[Condition, ...] | None = None
 
 
@@ -23,6 +27,6 @@ class PodWithConditions(Pod, frozen=True):
 
     @property
     def bound_at(self) -> str:
-        """When the API server bound it, as it writes times; "" when it does not say."""
-        said = (self.status and self.status.conditions) or ()
-        return next((c.last_transition_time or "" for c in said if c.type == "PodScheduled"), "")
+        """When the API server bound it, as it writes times; "" when unknown."""
+        conditions = (self.status and self.status.conditions) or ()
+        return next((c.last_transition_time or "" for c in conditions if c.type == "PodScheduled"), "")

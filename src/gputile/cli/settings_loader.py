@@ -1,8 +1,7 @@
-"""Settings of a process put together: one YAML file, then the environment, then flags; the later wins.
+"""Settings of a process: one YAML file, then the environment, then flags; the later wins.
 
-Room:  works on any tree of settings Structs whose fields carry their meaning as text below them. Unknown keys are
-       refused with the nearest right name, because a setting that is silently ignored is found out in production.
-Door:  `SettingsLoader`, one per process; `document` reads the file.
+Works on any tree of settings Structs whose fields carry their meaning as text below them. An unknown key is rejected
+with the nearest known name, because a setting that is silently ignored is only noticed in production.
 """
 
 import ast
@@ -10,10 +9,11 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_origin, get_type_hints
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from gputile.model.decode_errors import decode_problem, file_problem, shortened
 from gputile.model.errors import InputError
 from gputile.text.documents import SETTINGS, NotYaml, content, read_one
 
@@ -25,17 +25,17 @@ SERVICE_LINKS = ("_SERVICE_HOST", "_SERVICE_PORT", "_PORT")
 
 
 def document(config: Path | None) -> Any:
-    """What the file says; None without a file."""
+    """The content of the settings file; None without a file."""
     if config is None:
         return None
     try:
         with config.open("rb") as file:
             return read_one(content(file, SETTINGS).decode())
-    except (OSError, UnicodeDecodeError) as wrong:
-        raise InputError(f"{config}: cannot be read: {wrong}; name a YAML file with --config") from wrong
-    except NotYaml as wrong:
-        where = f"{config}, line {wrong.line}" if wrong.line else str(config)
-        raise InputError(f"{where}: this is no YAML: {wrong.problem}; mend the file and try again") from wrong
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{config}: cannot be read: {file_problem(error)}; name a YAML file with --config") from error
+    except NotYaml as error:
+        where = f"{config}, line {error.line}" if error.line else str(config)
+        raise InputError(f"{where}: invalid YAML: {error.problem}; correct the file and try again") from error
 
 
 class SettingsLoader(Generic[S]):
@@ -44,7 +44,7 @@ class SettingsLoader(Generic[S]):
     def __init__(
         self, tree: type[S], checked: Callable[[S], S], above_zero: tuple[str, ...], command: str, example: str
     ) -> None:
-        """`above_zero` are numbers that must be; `example` is a flag as one might write it."""
+        """`above_zero` names the numbers that must be positive; `example` is a flag as a user might write it."""
         self._tree, self._checked, self._above_zero = tree, checked, above_zero
         self._command, self._example = command, example
 
@@ -52,18 +52,20 @@ class SettingsLoader(Generic[S]):
         """Defaults, the file, GPUTILE_..., then flags by dotted name. `source` is how errors name the file."""
         tree = document if document is not None else {}
         if not isinstance(tree, dict):
-            kind = type(tree).__name__
-            raise InputError(f"{source}: settings are a YAML mapping such as `log_level: debug`, not {kind}")
-        self._refuse_unknown(tree, self._tree, source, "")
-        for name, value in {**self._from_environment(environment), **self._from_flags(flags)}.items():
-            tree = _set(tree, name, self._words(name, value))
+            kind = "a list" if isinstance(tree, list) else f"the value {_shown(tree)}"
+            raise InputError(f"{source}: expected a YAML mapping such as `log_level: debug`, got {kind}")
+        self._reject_unknown(tree, self._tree, source, "")
+        overrides = {**self._from_environment(environment), **self._from_flags(flags)}
+        for name, value in overrides.items():
+            tree = _set(tree, name, self._split_list(name, value))
         try:
-            return self.checked(msgspec.convert(tree, self._tree, strict=False))
-        except msgspec.ValidationError as wrong:
-            raise InputError(f"{source}: {wrong}; see `{self._command} --show-settings`") from wrong
+            settings = msgspec.convert(tree, self._tree, strict=False)
+        except msgspec.ValidationError as error:
+            raise InputError(self._explain_invalid(error, tree, source, overrides)) from error
+        return self.checked(settings)
 
     def checked(self, settings: S) -> S:
-        """What types cannot say."""
+        """Check what types cannot express."""
         for name in self._above_zero:
             if not 0 < _get(settings, name) < float("inf"):
                 raise InputError(f"setting `{name}` is {_get(settings, name)}; write a number above 0")
@@ -74,61 +76,77 @@ class SettingsLoader(Generic[S]):
         return {name: default for name, default, _ in _fields(self._tree, "")}
 
     def changed(self, settings: S) -> dict[str, Any]:
-        """The settings that are not at their defaults, by their dotted names."""
-        usual = self._tree()
-        return {name: _get(settings, name) for name in self.names() if _get(settings, name) != _get(usual, name)}
+        """The settings that differ from their defaults, by their dotted names."""
+        defaults = self._tree()
+        return {name: _get(settings, name) for name in self.names() if _get(settings, name) != _get(defaults, name)}
 
     def flags(self, sets: tuple[str, ...], **named: str | None) -> dict[str, str]:
         """From `--set NAME=VALUE`, and from flags that are a setting by themselves."""
-        found = {}
-        for one in sets:
-            name, equals, value = one.partition("=")
+        values = {}
+        for assignment in sets:
+            name, equals, value = assignment.partition("=")
             if not equals:
                 some = ", ".join(list(self.names())[:3])
-                raise InputError(f"--set {one}: write NAME=VALUE, for example {self._example}; names are {some}, ...")
-            found[name.strip()] = value
-        return found | {name: value for name, value in named.items() if value}
+                example = f"write NAME=VALUE, for example {self._example}; names are {some}, ..."
+                raise InputError(f"--set {assignment}: the value is missing; {example}")
+            values[name.strip()] = value
+        return values | {name: value for name, value in named.items() if value}
 
-    # ---- how --------------------------------------------------------------------------------------------------------
+    # ---- reading ----------------------------------------------------------------------------------------------------
 
-    def _words(self, name: str, value: str) -> str | list[str]:
+    def _split_list(self, name: str, value: str) -> str | list[str]:
         """A list is written with commas."""
         if any(known == name and is_list for known, _, is_list in _fields(self._tree, "")):
             return [part.strip() for part in value.split(",") if part.strip()]
         return value
 
-    def _refuse_unknown(self, tree: dict[Any, Any], of: type[msgspec.Struct], source: str, before: str) -> None:
-        known = [field.name for field in msgspec.structs.fields(of)]
-        for key, value in tree.items():
-            if key not in known:
-                hint = self._hint(f"{before}{key}", [*self.names(), *(f"{before}{name}" for name in known)])
-                raise InputError(f"{source}: there is no setting `{before}{key}`; {hint}")
-            inner = _inner(of, key)
-            if inner is not None and isinstance(value, dict):
-                self._refuse_unknown(value, inner, source, f"{before}{key}.")
-
     def _from_environment(self, environment: Mapping[str, str]) -> dict[str, str]:
         """`GPUTILE_FILTER_KEEP` is `filter.keep`."""
         by_variable = {PREFIX + name.upper().replace(".", "_"): name for name in self.names()}
-        found = {}
+        values = {}
         for variable, value in environment.items():
             if variable in by_variable:
-                found[by_variable[variable]] = value
+                values[by_variable[variable]] = value
             elif variable.startswith(PREFIX) and not any(part in variable for part in SERVICE_LINKS):
                 hint = self._hint(variable, list(by_variable))
                 raise InputError(f"there is no setting for the variable {variable}; {hint}")
-        return found
+        return values
 
     def _from_flags(self, flags: Mapping[str, str]) -> dict[str, str]:
-        every = list(self.names())
+        known = list(self.names())
         for name in flags:
-            if name not in every:
-                raise InputError(f"--set: there is no setting `{name}`; {self._hint(name, every)}")
+            if name not in known:
+                raise InputError(f"--set: there is no setting `{name}`; {self._hint(name, known)}")
         return dict(flags)
 
+    # ---- errors -----------------------------------------------------------------------------------------------------
+
+    def _reject_unknown(self, tree: dict[Any, Any], of: type[msgspec.Struct], source: str, prefix: str) -> None:
+        known = [field.name for field in msgspec.structs.fields(of)]
+        for key, value in tree.items():
+            if key not in known:
+                hint = self._hint(f"{prefix}{key}", [*self.names(), *(f"{prefix}{name}" for name in known)])
+                raise InputError(f"{source}: there is no setting `{prefix}{key}`; {hint}")
+            section = _section(of, key)
+            if section is not None and isinstance(value, dict):
+                self._reject_unknown(value, section, source, f"{prefix}{key}.")
+
+    def _explain_invalid(
+        self, error: msgspec.ValidationError, tree: dict[Any, Any], source: str, overrides: Mapping[str, str]
+    ) -> str:
+        """Name the setting, what it expects and the value that was written. A flag or variable has no file to name."""
+        problem = decode_problem(error)
+        name = problem.path.partition("[")[0]
+        choices = _choices(self._tree, name)
+        expected = f"expected one of {', '.join(choices)}" if choices else problem.problem
+        where = "" if name in overrides else f"{source}: "
+        value = _shown(_lookup(tree, name))
+        hint = f"`{self._command} --show-settings` explains every setting"
+        return f"{where}setting `{problem.path}`: {expected}, got {value}; {hint}"
+
     def _hint(self, word: str, known: list[str]) -> str:
-        near = _nearest(word, known)
-        return f"{f'did you mean `{near}`? ' if near else ''}`{self._command} --show-settings` has them all"
+        nearest = _nearest(word, known)
+        return f"{f'did you mean `{nearest}`? ' if nearest else ''}`{self._command} --show-settings` lists them all"
 
 
 def explained(settings: msgspec.Struct) -> str:
@@ -149,35 +167,48 @@ def _explained(settings: msgspec.Struct, indent: str) -> Iterator[str]:
 
 
 def _meanings(of: type[msgspec.Struct]) -> dict[str, str]:
-    """The text under each field, which the classes carry for readers; here it is for users."""
+    """The docstring under each field of a settings class, which users read too."""
     body = ast.parse(inspect.getsource(of)).body[0]
     assert isinstance(body, ast.ClassDef)
-    found = {}
+    meanings = {}
     for field, text in zip(body.body, body.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-            found[field.target.id] = str(ast.literal_eval(text.value))
-    return found
+            meanings[field.target.id] = str(ast.literal_eval(text.value))
+    return meanings
 
 
-def _fields(of: type[msgspec.Struct], before: str) -> Iterator[tuple[str, Any, bool]]:
+# ---- trees of settings ----------------------------------------------------------------------------------------------
+
+
+def _fields(of: type[msgspec.Struct], prefix: str) -> Iterator[tuple[str, Any, bool]]:
     """Dotted name, default, and whether it is a list."""
     hints = get_type_hints(of)
     for field in msgspec.structs.fields(of):
-        inner = _inner(of, field.name)
-        if inner is not None:
-            yield from _fields(inner, f"{before}{field.name}.")
+        section = _section(of, field.name)
+        if section is not None:
+            yield from _fields(section, f"{prefix}{field.name}.")
         else:
-            yield f"{before}{field.name}", field.default, get_origin(hints[field.name]) is tuple
+            yield f"{prefix}{field.name}", field.default, get_origin(hints[field.name]) is tuple
 
 
-def _inner(of: type[msgspec.Struct], name: str) -> type[msgspec.Struct] | None:
+def _section(of: type[msgspec.Struct], name: str) -> type[msgspec.Struct] | None:
     hint = get_type_hints(of)[name]
     return hint if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else None
 
 
+def _choices(of: type[msgspec.Struct], name: str) -> tuple[str, ...]:
+    """The words that a setting allows; empty when it takes any value of its type."""
+    head, _, rest = name.partition(".")
+    hint = get_type_hints(of).get(head)
+    if rest:
+        section = _section(of, head)
+        return _choices(section, rest) if section is not None else ()
+    return get_args(hint) if get_origin(hint) is Literal else ()
+
+
 def _nearest(word: str, known: list[str]) -> str:
-    """The right name for a wrong one, or "" when none is near; a forgotten section (`keep` for `filter.keep`) is the
-    likeliest slip."""
+    """The known name that was probably meant; "" when none is near. A forgotten section (`keep` for `filter.keep`) is
+    the likeliest slip."""
     same_end = [name for name in known if name.rpartition(".")[2] == word.rpartition(".")[2]]
     return next(iter(same_end or get_close_matches(word, known, n=1)), "")
 
@@ -186,12 +217,23 @@ def _set(tree: dict[Any, Any], name: str, value: str | list[str]) -> dict[Any, A
     head, _, rest = name.partition(".")
     if not rest:
         return {**tree, head: value}
-    inner = tree.get(head)
-    return {**tree, head: _set(inner if isinstance(inner, dict) else {}, rest, value)}
+    section = tree.get(head)
+    return {**tree, head: _set(section if isinstance(section, dict) else {}, rest, value)}
+
+
+def _lookup(tree: Any, name: str) -> Any:
+    """The value under a dotted name, as far down as the tree goes."""
+    for part in name.split("."):
+        tree = tree.get(part) if isinstance(tree, dict) else tree
+    return tree
 
 
 def _get(settings: msgspec.Struct, name: str) -> Any:
-    found: Any = settings
+    value: Any = settings
     for part in name.split("."):
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
+
+
+def _shown(value: Any) -> str:
+    return shortened(msgspec.json.encode(value).decode(errors="replace"))

@@ -1,9 +1,7 @@
-"""What a command sees of a cluster: the one of a kubeconfig, or a snapshot of one in a file.
+"""Where a command reads a cluster from: the API server of a kubeconfig, or a snapshot in a file.
 
-Room:  options that all commands share, and reading. Only nodes and pods are needed; what else is asked for and may not
-       be read, or is not in the file, is told on stderr, and the command goes on without it.
-Door:  `cluster_options` for the flags, `ClusterSource.look()` for one look, `ClusterSource.get()` for a few more
-       objects.
+Defines the flags that commands share. Only nodes and pods are required; whatever else cannot be read, or is not in the
+file, is reported on stderr, and the command goes on without it. Nothing here writes to a cluster.
 """
 
 import os
@@ -32,32 +30,38 @@ F = TypeVar("F", bound=Callable[..., Any])
 LISTED_BY = "kubectl get nodes,pods -A -o json"
 ALL_LISTED_BY = "kubectl get nodes,pods,events,leases,configmaps -A -o json"
 LARGEST = 2**30  # bytes of a snapshot; a cluster of 30,000 pods has a third of that
-RIGHTS = "deploy/reader.yaml has a ClusterRole with the rights that these commands need"
+RIGHTS = "deploy/reader.yaml has a ClusterRole with the RBAC rights that these commands need"
 
 
 class NodeAddress(msgspec.Struct, frozen=True):
+    """One entry of `status.addresses` of a Node."""
+
     type: str = ""
     address: str = ""
 
 
 class ShownStatus(NodeStatus, frozen=True):
+    """The `status` of a Node, with its addresses."""
+
     addresses: tuple[NodeAddress, ...] | None = None
 
 
 class ShownSpec(msgspec.Struct, frozen=True):
+    """The `spec` of a Node, as far as commands show it."""
+
     unschedulable: bool = False
 
 
 class ShownNode(NodeObject, frozen=True):
-    """A node with what a table shows of it besides its cards."""
+    """A node with the fields that a table shows besides its cards."""
 
     status: ShownStatus | None = None
     spec: ShownSpec | None = None
 
     @property
     def address(self) -> str:
-        said = (self.status and self.status.addresses) or ()
-        return next((one.address for one in said if one.type == "InternalIP"), "unknown")
+        addresses = (self.status and self.status.addresses) or ()
+        return next((address.address for address in addresses if address.type == "InternalIP"), "unknown")
 
     @property
     def is_cordoned(self) -> bool:
@@ -65,7 +69,7 @@ class ShownNode(NodeObject, frozen=True):
 
 
 class ClusterSnapshot(msgspec.Struct, kw_only=True):
-    """One look."""
+    """The nodes and pods of a cluster at one moment."""
 
     nodes: list[ShownNode]
     pods: list[PodWithConditions]
@@ -73,18 +77,18 @@ class ClusterSnapshot(msgspec.Struct, kw_only=True):
 
 
 class UnreadableKind(msgspec.Struct, frozen=True):
-    """Something that may be there and cannot be read."""
+    """Objects that may exist and cannot be read: why, and how to get the right to read them."""
 
     why: str
     fix: str = RIGHTS
 
 
 class ClusterSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to look: what the shared options say."""
+    """The cluster or the files that the shared flags select."""
 
     kubeconfig: str | None = None
     context: str | None = None
-    namespace_said: str | None = None
+    namespace_flag: str | None = None
     files: tuple[str, ...] = ()
 
     def access(self) -> "ClusterAccess":
@@ -94,36 +98,36 @@ class ClusterSource(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def namespace(self) -> str:
-        """As kubectl has it: the flag, else the context's, else `default`."""
-        if self.namespace_said or self.files:
-            return self.namespace_said or "default"
+        """As in kubectl: the flag, else the context's namespace, else `default`."""
+        if self.namespace_flag or self.files:
+            return self.namespace_flag or "default"
         return self.access().namespace
 
-    def look(self, *, complete: bool = False, only: str | None = None) -> ClusterSnapshot:
-        """All nodes and pods. One that cannot be read is told and left out; with `complete` it is an error.
+    def snapshot(self, *, complete: bool = False, only: str | None = None) -> ClusterSnapshot:
+        """All nodes and pods. An object that cannot be decoded is reported and left out; an error with `complete`.
 
-        `only`: of a cluster no pods but this namespace's, for those who may see no others.
+        `only`: list the pods of this namespace alone, for users who may list no others.
         """
         if self.files:
             return from_files(self.files)
-        seen: ClusterSnapshot = _run(_from_cluster(self.access(), complete, only))
-        return seen
+        snapshot: ClusterSnapshot = _run(_from_cluster(self.access(), complete, only))
+        return snapshot
 
     def objects(self) -> tuple[list[Any], list[Any]]:
-        """All nodes and all pods as plain JSON, for the audit, which reads them by itself. None: it is no JSON."""
+        """All nodes and all pods as plain JSON, for the audit, which decodes them itself. None: invalid JSON."""
         if self.files:
             return _plain(self.files)
-        found: tuple[list[Any], list[Any]] = _run(_plain_from_cluster(self.access()))
-        return found
+        objects: tuple[list[Any], list[Any]] = _run(_plain_from_cluster(self.access()))
+        return objects
 
     def get(self, paths: Mapping[str, str]) -> dict[str, Any]:
-        """Further objects by a name of the caller's: JSON, bytes if it is none, `UnreadableKind` with the reason,
-        None if it is not there."""
-        return dict(_run(_ask(self.access(), paths)))
+        """Further objects, by a name of the caller's choice: JSON, bytes if it is not JSON, `UnreadableKind` with the
+        reason, None if there is no such object."""
+        return dict(_run(_get_all(self.access(), paths)))
 
 
 def cluster_options(command: F) -> F:
-    """--kubeconfig, --context, --objects; the command gets `where`."""
+    """Add --kubeconfig, --context and --objects to a command."""
     options = (
         click.option(
             "-f",
@@ -132,56 +136,63 @@ def cluster_options(command: F) -> F:
             "files",
             multiple=True,
             metavar="FILE",
-            help=f"Instead of a cluster: what `{LISTED_BY}` printed; YAML too, - is stdin.",
+            help=f"Read a file instead of a cluster: the output of `{LISTED_BY}`; YAML too, - is stdin.",
         ),
-        click.option("--context", help="The context in the kubeconfig. [default: its current one]"),
-        click.option("--kubeconfig", metavar="FILE", help="[default: $KUBECONFIG, the pod's account, ~/.kube/config]"),
+        click.option("--context", help="Context in the kubeconfig. [default: the current context]"),
+        click.option(
+            "--kubeconfig",
+            metavar="FILE",
+            help="Kubeconfig file. [default: $KUBECONFIG, the pod's service account, ~/.kube/config]",
+        ),
     )
     for option in options:
         command = option(command)
     return command
 
 
-namespace_option = click.option("-n", "--namespace", "namespace", help="[default: that of the context]")
+namespace_option = click.option(
+    "-n", "--namespace", "namespace", help="Namespace of the pod. [default: that of the context]"
+)
 
 unit_option = click.option(
     "--gpushare-unit",
     type=click.Choice(["GiB", "MiB", "auto"]),
     default="auto",
     show_default=True,
-    help="What one aliyun.com/gpu-mem is; it is nowhere on the wire. auto guesses from the nodes.",
+    help="Unit of aliyun.com/gpu-mem (not part of the API object); auto guesses it from the nodes.",
 )
 
 
-def fell_back(what: str) -> None:
-    """Tell a person, and no script, what we do without."""
-    say(f"gputile: {what}", err=True)
+def warn_fallback(message: str) -> None:
+    """Report on stderr, for people and not for scripts, what the command goes on without."""
+    say(f"gputile: {message}", err=True)
 
 
 # ---- from the API server --------------------------------------------------------------------------------------------
 
 
-def _run(what: Any) -> Any:
+def _run(coroutine: Any) -> Any:
     import asyncio
 
-    return asyncio.run(what)
+    return asyncio.run(coroutine)
 
 
 async def _from_cluster(access: "ClusterAccess", complete: bool, only: str | None) -> ClusterSnapshot:
-    pods, nodes = await _listed(access, PodWithConditions, ShownNode, only)
-    for spoilt in (*pods.spoilt, *nodes.spoilt):
+    pods, nodes = await _list(access, PodWithConditions, ShownNode, only)
+    for undecodable in (*pods.spoilt, *nodes.spoilt):
         if complete:
-            raise InputError(f"{spoilt.what} cannot be read ({spoilt.why}), so nothing is proven; correct it first")
-        fell_back(f"{spoilt.what} is left out, it cannot be read: {spoilt.why}")
+            problem = f"{undecodable.what} cannot be read ({undecodable.why})"
+            raise InputError(f"{problem}, so nothing is proven; correct the object first")
+        warn_fallback(f"{undecodable.what} is left out, it cannot be read: {undecodable.why}")
     return ClusterSnapshot(nodes=list(nodes.items), pods=list(pods.items))
 
 
 async def _plain_from_cluster(access: "ClusterAccess") -> tuple[list[Any], list[Any]]:
-    pods, nodes = await _listed(access, dict, dict, None)
+    pods, nodes = await _list(access, dict, dict, None)
     return [*nodes.items, *(None for _ in nodes.spoilt)], [*pods.items, *(None for _ in pods.spoilt)]
 
 
-async def _listed(
+async def _list(
     access: "ClusterAccess", pod: type[P], node: type[N], only: str | None
 ) -> "tuple[ListResult[P], ListResult[N]]":
     import asyncio
@@ -195,22 +206,22 @@ async def _listed(
         return await asyncio.gather(
             client.feed(path, "Pod", pod).list(), client.feed("/api/v1/nodes", "Node", node).list()
         )
-    except (ApiRejected, OutcomeUnknown) as wrong:
-        raise InputError(f"pods and nodes cannot be listed: {wrong}{_advice(wrong, only)}") from wrong
+    except (ApiRejected, OutcomeUnknown) as error:
+        raise InputError(f"pods and nodes cannot be listed: {error}{_advice(error, only)}") from error
     finally:
         await client.close()
 
 
-def _advice(wrong: Exception, only: str | None) -> str:
-    status = getattr(wrong, "status", None)
+def _advice(error: Exception, only: str | None) -> str:
+    status = getattr(error, "status", None)
     if status == 403:
-        return f"; {RIGHTS}" if only is None else "; docs/quota.md has the rights that it takes"
+        return f"; {RIGHTS}" if only is None else "; docs/quota.md lists the RBAC rights that it takes"
     if status == 401:
-        return "; the server does not know you: log in again, or mend the kubeconfig's user"
-    return "; is the cluster up, and the right --context chosen?" if status == 0 else ""
+        return "; the API server rejects your credentials: log in again, or correct the kubeconfig's user"
+    return "; is the cluster up, and is it the right --context?" if status == 0 else ""
 
 
-async def _ask(access: "ClusterAccess", paths: Mapping[str, str]) -> dict[str, Any]:
+async def _get_all(access: "ClusterAccess", paths: Mapping[str, str]) -> dict[str, Any]:
     import asyncio
 
     from gputile.kube.api import ApiRejected, OutcomeUnknown
@@ -218,20 +229,20 @@ async def _ask(access: "ClusterAccess", paths: Mapping[str, str]) -> dict[str, A
 
     client = Client(access)
 
-    async def one(path: str) -> Any:
+    async def get(path: str) -> Any:
         try:
             return _json(await client.request("GET", path))
-        except (ApiRejected, OutcomeUnknown) as wrong:
-            return None if getattr(wrong, "status", None) == 404 else UnreadableKind(str(wrong))
+        except (ApiRejected, OutcomeUnknown) as error:
+            return None if getattr(error, "status", None) == 404 else UnreadableKind(str(error))
 
     try:
-        return dict(zip(paths, await asyncio.gather(*map(one, paths.values())), strict=True))
+        return dict(zip(paths, await asyncio.gather(*map(get, paths.values())), strict=True))
     finally:
         await client.close()
 
 
 def _json(content: bytes) -> Any:
-    """What is no JSON (/metrics, /version of the scheduler) stays bytes."""
+    """An answer that is not JSON (/metrics, /version of the scheduler) stays bytes."""
     try:
         return msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -242,11 +253,15 @@ def _json(content: bytes) -> Any:
 
 
 class _Object(msgspec.Struct):
+    """An object or a List, as far as its kind and its items."""
+
     kind: str | None = None
     items: list[msgspec.Raw] | None = None
 
 
 class _Meta(msgspec.Struct):
+    """The `metadata` of any object."""
+
     name: str | None = None
     namespace: str | None = None
     annotations: dict[str, str | None] | None = None
@@ -254,24 +269,25 @@ class _Meta(msgspec.Struct):
 
 
 class _Other(msgspec.Struct):
-    """What every object has, whatever its kind."""
+    """An object of any other kind, as far as all kinds are alike."""
 
     metadata: _Meta | None = None
 
 
 def from_files(files: tuple[str, ...]) -> ClusterSnapshot:
-    found = _all_objects(files)
-    for kind, raw in found:
+    objects = _all_objects(files)
+    for kind, raw in objects:
         if kind not in ("Node", "Pod"):
-            _decoded(raw, _Other, one_line(kind) or "nameless object")
-    nodes = [_decoded(raw, ShownNode, "Node") for kind, raw in found if kind == "Node"]
-    pods = [_decoded(raw, PodWithConditions, "Pod") for kind, raw in found if kind == "Pod"]
-    return ClusterSnapshot(nodes=nodes, pods=pods, others=[one for one in found if one[0] not in ("Node", "Pod")])
+            _decoded(raw, _Other, one_line(kind) or "object without a kind")
+    nodes = [_decoded(raw, ShownNode, "Node") for kind, raw in objects if kind == "Node"]
+    pods = [_decoded(raw, PodWithConditions, "Pod") for kind, raw in objects if kind == "Pod"]
+    others = [(kind, raw) for kind, raw in objects if kind not in ("Node", "Pod")]
+    return ClusterSnapshot(nodes=nodes, pods=pods, others=others)
 
 
 def _plain(files: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
-    found = _all_objects(files)
-    nodes, pods = ([_json_or_none(raw) for kind, raw in found if kind == word] for word in ("Node", "Pod"))
+    objects = _all_objects(files)
+    nodes, pods = ([_json_or_none(raw) for kind, raw in objects if kind == wanted] for wanted in ("Node", "Pod"))
     return nodes, pods
 
 
@@ -283,28 +299,34 @@ def _json_or_none(raw: bytes) -> Any:
 
 
 def _all_objects(files: tuple[str, ...]) -> list[tuple[str, bytes]]:
-    found = [one for name in files for one in _objects(_bytes(name), name)]
-    if not any(kind == "Node" for kind, _ in found):
-        raise InputError(f"{', '.join(files)}: there is no node; write it with `{LISTED_BY}`")
-    return found
+    objects = [entry for name in files for entry in _objects(_bytes(name), name)]
+    if not any(kind == "Node" for kind, _ in objects):
+        raise InputError(f"{', '.join(files)}: there is no node in it; write the file with `{LISTED_BY}`")
+    return objects
 
 
 def _bytes(name: str) -> bytes:
     try:
         if name == "-":
-            found = sys.stdin.buffer.read(LARGEST + 1)
+            content = sys.stdin.buffer.read(LARGEST + 1)
         else:
             with open(name, "rb") as file:  # pathlib would cost a twentieth of the command's start
-                found = file.read(LARGEST + 1)
-    except OSError as wrong:
-        raise InputError(f"{name}: cannot be read: {wrong}; name a YAML or JSON file") from wrong
-    if len(found) > LARGEST:
+                content = file.read(LARGEST + 1)
+    except OSError as error:
+        raise InputError(f"{name}: cannot be read: {_file_problem(error)}; name a YAML or JSON file") from error
+    if len(content) > LARGEST:
         raise InputError(f"{name}: has more than {LARGEST} bytes; name a file of one cluster")
-    return found
+    return content
+
+
+def _file_problem(error: Exception) -> str:
+    from gputile.model.decode_errors import file_problem  # errors alone need it
+
+    return file_problem(error)
 
 
 def _objects(content: bytes, source: str) -> list[tuple[str, bytes]]:
-    """Every object with its kind, as JSON. YAML, which is read a thousand times more slowly, only if it is no JSON."""
+    """Every object with its kind, as JSON. YAML, which takes a thousand times as long, only if it is not JSON."""
     try:
         return _in_json(content)
     except (msgspec.DecodeError, RecursionError):
@@ -312,15 +334,11 @@ def _objects(content: bytes, source: str) -> list[tuple[str, bytes]]:
     from gputile.sim.manifests import every_object
 
     try:
-        found = every_object(content.decode(), source)
-        return [(str(one.get("kind") or ""), msgspec.json.encode(one)) for one in found]
-    except (
-        UnicodeDecodeError,
-        TypeError,
-        OverflowError,
-        msgspec.MsgspecError,
-    ) as wrong:  # what YAML has and JSON lacks
-        raise InputError(f"{source}: cannot be read: {wrong}; give it YAML or JSON as kubectl prints it") from wrong
+        objects = every_object(content.decode(), source)
+        return [(str(item.get("kind") or ""), msgspec.json.encode(item)) for item in objects]
+    except (UnicodeDecodeError, TypeError, OverflowError, msgspec.MsgspecError) as error:  # YAML has more than JSON
+        advice = "give it YAML or JSON as kubectl prints it"
+        raise InputError(f"{source}: cannot be read: {_file_problem(error)}; {advice}") from error
 
 
 def _in_json(content: bytes) -> list[tuple[str, bytes]]:
@@ -335,8 +353,8 @@ def _kind(raw: msgspec.Raw) -> str:
     return msgspec.json.decode(raw, type=_Object).kind or ""
 
 
-def _decoded(raw: bytes, kind: type[T], word: str) -> T:
+def _decoded(raw: bytes, kind: type[T], name: str) -> T:
     try:
         return msgspec.json.decode(raw, type=kind)
-    except (msgspec.DecodeError, RecursionError) as wrong:
-        raise InputError(f"a {word} cannot be read: {str(wrong)[:200]}; is it what kubectl printed?") from wrong
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InputError(f"a {name} cannot be read: {_file_problem(error)}; write the file with kubectl") from error

@@ -1,4 +1,4 @@
-"""Checks of what runs in the control plane: our scheduler, admission, webhooks, the registered API."""
+"""Checks of the control plane: gputile's scheduler, admission policies, webhooks, the registered metrics API."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,17 +14,19 @@ POLICIES = ("gputile-records", "gputile-scheduler", "gputile-scheduler-objects",
 BROKEN_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 
 
-def scheduler_runs(facts: ClusterFacts) -> Iterable[Finding]:
-    found = facts.of("scheduler")
-    if isinstance(found, UnreadableKind):
-        yield unseen("scheduler", f"Deployment {NAME}", found)
+def scheduler_is_ready(facts: ClusterFacts) -> Iterable[Finding]:
+    """The Deployment exists, and its replicas are ready."""
+    deployment = facts.of("scheduler")
+    if isinstance(deployment, UnreadableKind):
+        yield unseen("scheduler", f"Deployment {NAME}", deployment)
         return
-    if found is None:
-        pods = [pod for pod in facts.seen.pods if pod.labels.get("app.kubernetes.io/name") == NAME]
+    if deployment is None:
+        pods = [pod for pod in facts.snapshot.pods if pod.labels.get("app.kubernetes.io/name") == NAME]
         text = f"there is no Deployment {NAME} in kube-system" + (f", but {len(pods)} pods of that name" * bool(pods))
         yield (warn if pods else fail)("scheduler", text, "kubectl apply -f deploy/scheduler.yaml")
         return
-    wanted, ready = (found.get("spec") or {}).get("replicas", 1), (found.get("status") or {}).get("readyReplicas", 0)
+    wanted = (deployment.get("spec") or {}).get("replicas", 1)
+    ready = (deployment.get("status") or {}).get("readyReplicas", 0)
     text = f"{ready} of {wanted} replicas of {NAME} are ready"
     if ready >= wanted > 0:
         yield ok("scheduler", text)
@@ -32,104 +34,110 @@ def scheduler_runs(facts: ClusterFacts) -> Iterable[Finding]:
         fix = f"kubectl -n kube-system describe pods -l app.kubernetes.io/name={NAME}"
         yield (warn if ready else fail)("scheduler", text, fix)
     if wanted == 1:
-        text = "there is one replica: while it restarts, GPU pods wait"
+        text = "there is one replica: while it restarts, GPU pods stay pending"
         yield warn("scheduler", text, f"kubectl -n kube-system scale deployment {NAME} --replicas=2")
 
 
-def images_come(facts: ClusterFacts) -> Iterable[Finding]:
-    """Images that cannot be pulled: the registry that nobody reaches, the tag that does not exist."""
-    found = facts.of("our pods")
-    if isinstance(found, UnreadableKind):
-        yield unseen("images", "the state of our pods", found)
+def images_are_pulled(facts: ClusterFacts) -> Iterable[Finding]:
+    """Images that cannot be pulled: an unreachable registry, or a tag that does not exist."""
+    pods = facts.of("our pods")
+    if isinstance(pods, UnreadableKind):
+        yield unseen("images", "the status of gputile's pods", pods)
         return
-    bad = {
+    broken = {
         f"{meta(pod).get('name')} ({state['waiting'].get('reason')}: {status.get('image')})"
-        for pod in items(found)
+        for pod in items(pods)
         for status in (pod.get("status") or {}).get("containerStatuses") or ()
         if ((state := status.get("state") or {}).get("waiting") or {}).get("reason") in BROKEN_IMAGE
     }
-    if bad:
+    if broken:
         fix = "put your registry in front of the image in deploy/*.yaml, and a tag that exists there"
-        yield fail("images", f"images cannot be pulled: {few(bad)}", fix)
+        yield fail("images", f"images cannot be pulled: {few(broken)}", fix)
     else:
-        yield ok("images", "no pod of ours waits for its image")
+        yield ok("images", "no image pull of gputile's pods has failed")
 
 
-def somebody_leads(facts: ClusterFacts) -> Iterable[Finding]:
-    found = facts.of("leader")
-    if isinstance(found, UnreadableKind):
-        yield unseen("leader", f"Lease {NAME}", found)
+def leader_is_elected(facts: ClusterFacts) -> Iterable[Finding]:
+    """The leader's Lease is valid, and exactly one pod carries the leader's label."""
+    lease = facts.of("leader")
+    if isinstance(lease, UnreadableKind):
+        yield unseen("leader", f"Lease {NAME}", lease)
         return
-    if found is None:
-        yield fail("leader", f"there is no Lease {NAME}: no scheduler has ever led", "see `scheduler`")
+    if lease is None:
+        text = f"there is no Lease {NAME}: no scheduler has ever been elected leader"
+        yield fail("leader", text, "see the check `scheduler`")
         return
-    silent = seconds_expired(msgspec.convert(found, AgentLease), facts.now)
-    holder = (found.get("spec") or {}).get("holderIdentity") or "nobody"
-    if silent is not None:
-        text = f"the Lease {NAME} was last renewed {silent:.0f} s ago, by {holder}: nobody leads, GPU pods wait"
-        yield fail("leader", text, "look at the scheduler's logs; can it reach the API server?")
+    expired = seconds_expired(msgspec.convert(lease, AgentLease), facts.now)
+    holder = (lease.get("spec") or {}).get("holderIdentity") or "no holder"
+    if expired is not None:
+        text = f"the Lease {NAME} was last renewed {expired:.0f} s ago, by {holder}: no leader, GPU pods stay pending"
+        yield fail("leader", text, "read the scheduler's logs; can it reach the API server?")
         return
-    labelled = [p for p in facts.seen.pods if p.labels.get("gputile.io/leader") == "true"]
+    labelled = [pod for pod in facts.snapshot.pods if pod.labels.get("gputile.io/leader") == "true"]
     if len(labelled) != 1:
-        label = "the label gputile.io/leader=true, by which the Service finds it"
-        text = f"{holder} leads, but {len(labelled)} pods carry {label}"
+        label = "the label gputile.io/leader=true, by which the Service selects the leader"
+        text = f"{holder} is the leader, but {len(labelled)} pods carry {label}"
         fix = "may the scheduler patch pods/status? apply deploy/scheduler.yaml and deploy/admission.yaml again"
         yield fail("leader", text, fix)
         return
-    yield ok("leader", f"{labelled[0].name} leads")
+    yield ok("leader", f"{labelled[0].name} is the leader")
 
 
-def policies_are_there(facts: ClusterFacts) -> Iterable[Finding]:
-    found, bound = facts.of("policies"), facts.of("policy bindings")
-    if isinstance(found, UnreadableKind) or isinstance(bound, UnreadableKind):
-        yield unseen("admission", "admission policies", found if isinstance(found, UnreadableKind) else bound)
+def admission_policies_are_bound(facts: ClusterFacts) -> Iterable[Finding]:
+    """The admission policies that protect grants exist and are bound."""
+    policies, bindings = facts.of("policies"), facts.of("policy bindings")
+    if isinstance(policies, UnreadableKind) or isinstance(bindings, UnreadableKind):
+        unreadable = policies if isinstance(policies, UnreadableKind) else bindings
+        yield unseen("admission", "admission policies", unreadable)
         return
-    fix = "kubectl apply -f deploy/admission.yaml"
-    if found is None:
+    if policies is None:
         text = (
             "this API server has no ValidatingAdmissionPolicy: before 1.30 only RBAC keeps others from writing grants"
         )
-        yield warn("admission", text, "upgrade Kubernetes, or watch who may patch pods")
+        yield warn("admission", text, "upgrade Kubernetes, or restrict the accounts that may patch pods")
         return
-    names = {meta(one).get("name") for one in items(found)}
-    in_force = {(one.get("spec") or {}).get("policyName") for one in items(bound)}
+    names = {meta(policy).get("name") for policy in items(policies)}
+    in_force = {(binding.get("spec") or {}).get("policyName") for binding in items(bindings)}
     missing = [name for name in POLICIES if name not in names]
     unbound = [name for name in POLICIES if name in names and name not in in_force]
     if missing or unbound:
-        said = [f"missing: {', '.join(missing)}"] * bool(missing) + [f"not bound: {', '.join(unbound)}"] * bool(unbound)
-        text = f"admission policies {'; '.join(said)}: grants, or nodes, are not protected"
-        yield fail("admission", text, fix)
+        parts = [f"missing: {', '.join(missing)}"] * bool(missing)
+        parts += [f"not bound: {', '.join(unbound)}"] * bool(unbound)
+        text = f"admission policies {'; '.join(parts)}: grants, or nodes, are not protected"
+        yield fail("admission", text, "kubectl apply -f deploy/admission.yaml")
     else:
-        yield ok("admission", "only the scheduler may write grants and no more than that, agents only to their nodes")
+        yield ok("admission", "only the scheduler may write grants, and each agent only its own node")
 
 
-def webhooks_answer(facts: ClusterFacts) -> Iterable[Finding]:
-    """A webhook for pods whose server is gone: with `Fail` nothing starts, with `Ignore` it skips in silence."""
+def webhooks_have_endpoints(facts: ClusterFacts) -> Iterable[Finding]:
+    """A webhook for pods without a ready endpoint: with `Fail` no pod starts, with `Ignore` it silently skips pods."""
     hooks, slices = facts.of("webhooks"), facts.of("endpoint slices")
     if isinstance(hooks, UnreadableKind) or isinstance(slices, UnreadableKind):
-        yield unseen("webhooks", "webhooks or their endpoints", hooks if isinstance(hooks, UnreadableKind) else slices)
+        unreadable = hooks if isinstance(hooks, UnreadableKind) else slices
+        yield unseen("webhooks", "webhooks or their endpoints", unreadable)
         return
-    served = {_service(one) for one in items(slices) if any(_is_ready(e) for e in one.get("endpoints") or ())}
-    bad = False
+    served = {_service(entry) for entry in items(slices) if any(_is_ready(e) for e in entry.get("endpoints") or ())}
+    broken = False
     for configuration in items(hooks):
         for hook in configuration.get("webhooks") or ():
             service = (hook.get("clientConfig") or {}).get("service") or {}
             at = (service.get("namespace"), service.get("name"))
             if not _is_about_pods(hook) or not service or at in served:
                 continue
-            bad, policy = True, hook.get("failurePolicy") or "Fail"
-            ends = "no pod can be created" if policy == "Fail" else "it skips pods in silence"
+            broken, policy = True, hook.get("failurePolicy") or "Fail"
+            effect = "no pod can be created" if policy == "Fail" else "it silently skips pods"
             name = meta(configuration).get("name")
             kind = configuration.get("kind") or "webhook configuration"
-            text = f"webhook {name} asks {at[0]}/{at[1]}, which has no ready endpoint: {ends} ({policy})"
-            fix = f"start what serves it, or kubectl delete {kind.lower()} {name}"
+            text = f"webhook {name} calls {at[0]}/{at[1]}, which has no ready endpoint: {effect} ({policy})"
+            fix = f"start the server behind it, or kubectl delete {kind.lower()} {name}"
             yield (fail if policy == "Fail" else warn)("webhooks", text, fix)
-    if not bad:
-        yield ok("webhooks", "every webhook for pods has somebody who answers; gputile needs none")
+    if not broken:
+        yield ok("webhooks", "every webhook for pods has a ready endpoint; gputile needs no webhook")
 
 
-def _service(found: Any) -> tuple[str | None, str | None]:
-    return meta(found).get("namespace"), (meta(found).get("labels") or {}).get("kubernetes.io/service-name")
+def _service(endpoint_slice: Any) -> tuple[str | None, str | None]:
+    metadata = meta(endpoint_slice)
+    return metadata.get("namespace"), (metadata.get("labels") or {}).get("kubernetes.io/service-name")
 
 
 def _is_ready(endpoint: Any) -> bool:
@@ -141,20 +149,21 @@ def _is_about_pods(hook: Any) -> bool:
     return bool(resources & {"pods", "*", "*/*", "pods/*"})
 
 
-def api_is_served(facts: ClusterFacts) -> Iterable[Finding]:
-    """An APIService that does not answer slows down every discovery, and holds up the deletion of namespaces."""
-    found = facts.of("api services")
-    if isinstance(found, UnreadableKind):
-        yield unseen("metrics-api", "APIServices", found)
+def metrics_api_is_served(facts: ClusterFacts) -> Iterable[Finding]:
+    """An APIService without a server slows down every discovery, and blocks the deletion of namespaces."""
+    services = facts.of("api services")
+    if isinstance(services, UnreadableKind):
+        yield unseen("metrics-api", "APIServices", services)
         return
-    for one in items(found):
-        group = (one.get("spec") or {}).get("group")
+    for service in items(services):
+        group = (service.get("spec") or {}).get("group")
         if group not in ("metrics.nvidia.com", "nvidia-gpu-scheduler"):
             continue
-        name, status = meta(one).get("name"), one.get("status") or {}
-        said: Any = next((c for c in status.get("conditions") or () if c.get("type") == "Available"), {})
-        if said.get("status") == "True":
+        name, status = meta(service).get("name"), service.get("status") or {}
+        available: Any = next((c for c in status.get("conditions") or () if c.get("type") == "Available"), {})
+        if available.get("status") == "True":
             yield ok("metrics-api", f"API {name} is served")
         else:
-            text = f"API {name} is registered and not served: {said.get('message') or '(no word)'}"
-            yield fail("metrics-api", text, f"see `scheduler` and `leader`; or kubectl delete apiservice {name}")
+            text = f"API {name} is registered and not served: {available.get('message') or '(no message)'}"
+            fix = f"see the checks `scheduler` and `leader`; or kubectl delete apiservice {name}"
+            yield fail("metrics-api", text, fix)

@@ -1,9 +1,7 @@
-"""What `gputile doctor` works with: facts of a cluster in, findings out.
+"""What the checks of `gputile doctor` work with: facts of a cluster in, findings out.
 
-Room:  values, and careful ways to read objects that may lack anything. The checks themselves are in `checks_control`,
-       `checks_scheduler` and `checks_nodes`: pure functions from facts to findings. What may not be read is `unknown`,
-       and never `ok`.
-Door:  `ClusterFacts`, `Finding`, and `ok`, `warn`, `fail`, `unknown` to make one.
+Values, and careful ways to read objects that may lack any field. The checks themselves are in `control`, `scheduler`
+and `nodes`: pure functions from facts to findings. What may not be read is `unknown`, and never `ok`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +18,7 @@ SHOWN = 5
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What one check found."""
+    """The result of one check: its state, a sentence, and the fix."""
 
     check: str
     state: str  # ok, warn, fail, unknown
@@ -45,10 +43,10 @@ def unknown(check: str, text: str, fix: str) -> Finding:
 
 
 class ClusterFacts(msgspec.Struct, kw_only=True):
-    """What was seen. Of the objects by name: JSON, a list of them, None where there is none, `UnreadableKind` where
-    it is not to be told."""
+    """The cluster as the checks see it. An object by name is JSON, a list of objects, None where there is none, or
+    `UnreadableKind` where it cannot be read."""
 
-    seen: ClusterSnapshot
+    snapshot: ClusterSnapshot
     now: float  # seconds since 1970
     settings: DialectSettings = DialectSettings()
     objects: Mapping[str, Any] = {}
@@ -62,28 +60,29 @@ Check = Callable[[ClusterFacts], Iterable[Finding]]
 
 
 def parsed(text: str) -> dict[str, Any] | None:
-    """A YAML document that is a mapping; None when it is none."""
+    """A YAML document that is a mapping; None for anything else."""
     from gputile.text.documents import NotYaml, read_one
 
     try:
-        found = read_one(text)
+        document = read_one(text)
     except NotYaml:
         return None
-    return found if isinstance(found, dict) else None
+    return document if isinstance(document, dict) else None
 
 
-def meta(found: Any) -> dict[str, Any]:
-    return (found or {}).get("metadata") or {}
+def meta(item: Any) -> dict[str, Any]:
+    return (item or {}).get("metadata") or {}
 
 
-def items(found: Any) -> list[Any]:
-    return list((found or {}).get("items") or ())
+def items(answer: Any) -> list[Any]:
+    return list((answer or {}).get("items") or ())
 
 
 def few(names: Iterable[str]) -> str:
-    listed = sorted(names)
-    return ", ".join(listed[:SHOWN]) + (f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else "")
+    """The first names in order, and the number of the others."""
+    ordered = sorted(names)
+    return ", ".join(ordered[:SHOWN]) + (f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else "")
 
 
-def unseen(check: str, what: str, found: UnreadableKind) -> Finding:
-    return unknown(check, f"{what} cannot be seen: {found.why}", found.fix)
+def unseen(check: str, subject: str, unreadable: UnreadableKind) -> Finding:
+    return unknown(check, f"{subject} cannot be read: {unreadable.why}", unreadable.fix)

@@ -1,11 +1,11 @@
-"""Checks of nodes and pods: agents, inventories, runtimes, others who hand out the same cards, pods that went by."""
+"""Checks of nodes and pods: agents, inventories, runtimes, other GPU systems, ungranted pods, left-over annotations."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-from gputile.cli.checks.facts import ClusterFacts, Finding, fail, few, items, meta, ok, parsed, unseen, warn
+from gputile.cli.checks.facts import SHOWN, ClusterFacts, Finding, fail, few, items, meta, ok, parsed, unseen, warn
 from gputile.cli.lease_age import seconds_expired
 from gputile.cli.render.terminal import plural
 from gputile.cli.source import UnreadableKind
@@ -18,7 +18,7 @@ from gputile.model.cards import Node
 from gputile.model.refusals import NodeReason
 from gputile.model.requests import PodRequest
 
-OTHER_AGENTS = {  # in the name of a DaemonSet: whose it is
+OTHER_AGENTS = {  # part of a DaemonSet's name, and the system that it belongs to
     "gpushare-device-plugin": "gpushare",
     "hami-device-plugin": "HAMi",
     "vgpu-manager-device-plugin": "vgpu-manager",
@@ -27,7 +27,7 @@ OTHER_AGENTS = {  # in the name of a DaemonSet: whose it is
     "elastic-gpu-agent": "elastic-gpu",
     "nano-gpu-agent": "nano-gpu",
 }
-OTHER_SCHEDULERS = {  # in the name of a Deployment or DaemonSet
+OTHER_SCHEDULERS = {  # part of a Deployment's or DaemonSet's name
     "gpushare-schd-extender": "gpushare",
     "hami-scheduler": "HAMi",
     "vgpu-manager-scheduler": "vgpu-manager",
@@ -36,162 +36,166 @@ OTHER_SCHEDULERS = {  # in the name of a Deployment or DaemonSet
     "nano-gpu-scheduler": "nano-gpu",
 }
 
+OLD_NOMINATION, OLD_ORPHANED = "gputile.io/promise", "gputile.io/lingering"
+"""Annotations of earlier builds; `gputile.io/nomination` on pods and `gputile.io/orphaned` on nodes replaced them."""
 
-def agents_live(facts: ClusterFacts) -> Iterable[Finding]:
-    found = facts.of("agents")
-    if isinstance(found, UnreadableKind):
-        yield unseen("agents", "Leases in gputile-agents", found)
+
+def agents_are_alive(facts: ClusterFacts) -> Iterable[Finding]:
+    """Every agent renews its Lease, and every Lease belongs to a node."""
+    answer = facts.of("agents")
+    if isinstance(answer, UnreadableKind):
+        yield unseen("agents", "Leases in gputile-agents", answer)
         return
-    leases = [msgspec.convert(one, AgentLease) for one in items(found)]
-    names = {node.name for node in facts.seen.nodes}
-    silent = {one.name for one in leases if one.name in names and seconds_expired(one, facts.now) is not None}
-    gone = {one.name for one in leases if one.name not in names}
-    if silent:
-        text = f"{len(silent)} of {len(leases)} agents are silent, their nodes take no new pods: {few(silent)}"
+    leases = [msgspec.convert(item, AgentLease) for item in items(answer)]
+    names = {node.name for node in facts.snapshot.nodes}
+    stale = {lease.name for lease in leases if lease.name in names and seconds_expired(lease, facts.now) is not None}
+    gone = {lease.name for lease in leases if lease.name not in names}
+    if stale:
+        text = f"{len(stale)} of {len(leases)} agents are stale, their nodes take no new pods: {few(stale)}"
         fix = "kubectl -n kube-system get pods -o wide -l app.kubernetes.io/name=gputile-agent; look at those nodes"
         yield fail("agents", text, fix)
     elif leases:
         yield ok("agents", f"{len(leases)} agents renew their Leases")
     else:
-        text = "no agent of gputile has a Lease: cards are known only where another system's agent tells of them"
+        text = "no gputile agent has a Lease: GPUs are known only where another system's agent publishes them"
         yield warn("agents", text, "kubectl apply -f deploy/agent.yaml")
     if gone:
         text = f"Leases of nodes that are gone: {few(gone)}"
         yield warn("agents", text, "kubectl -n gputile-agents delete lease <name>; harmless")
 
 
-def nodes_tell_their_cards(facts: ClusterFacts) -> Iterable[Finding]:
+def inventories_are_published(facts: ClusterFacts) -> Iterable[Finding]:
+    """Every node with GPUs publishes a readable inventory of them."""
     leases = facts.of("agents")
-    with_agent = {meta(one).get("name") for one in ([] if isinstance(leases, UnreadableKind) else items(leases))}
+    with_agent = {meta(lease).get("name") for lease in ([] if isinstance(leases, UnreadableKind) else items(leases))}
     resources = frozenset().union(*(dialect.resources(facts.settings) for dialect in DIALECTS))
-    broken: set[str] = set()
-    lost: set[str] = set()
-    mute: set[str] = set()
-    told = 0
-    for found in facts.seen.nodes:
-        node = read_node(found, facts.settings)
+    unreadable: set[str] = set()
+    lost_plugin: set[str] = set()
+    without_inventory: set[str] = set()
+    with_cards = 0
+    for shown in facts.snapshot.nodes:
+        node = read_node(shown, facts.settings)
         fault = node.fault if isinstance(node, Node) else NodeReason.BAD_INVENTORY
-        said = [name for name in resources if count_of(found.allocatable, name)]
-        has_gpu = said or found.name in with_agent or str(found.labels.get("nvidia.com/gpu.present")) == "true"
-        told += isinstance(node, Node) and bool(node.cards)
+        allocatable = [name for name in resources if count_of(shown.allocatable, name)]
+        labelled = str(shown.labels.get("nvidia.com/gpu.present")) == "true"
+        has_gpu = allocatable or shown.name in with_agent or labelled
+        with_cards += isinstance(node, Node) and bool(node.cards)
         if fault == NodeReason.BAD_INVENTORY:
-            broken.add(found.name)
+            unreadable.add(shown.name)
         elif fault == NodeReason.PLUGIN_GONE:
-            lost.add(found.name)
-        elif has_gpu and isinstance(node, Node) and not node.cards and INVENTORY not in found.annotations:
-            mute.add(found.name)
-    for names, what, fix in (
-        (broken, "what is said of the cards cannot be read", "restart the agent there"),
-        (lost, "the kubelet has lost the device plugin", "restart the agent there; then look at the kubelet's log"),
-        (mute, "GPUs, but no inventory", "does the agent run there, and find the driver's library (NVML)?"),
+            lost_plugin.add(shown.name)
+        elif has_gpu and isinstance(node, Node) and not node.cards and INVENTORY not in shown.annotations:
+            without_inventory.add(shown.name)
+    for names, problem, fix in (
+        (unreadable, "have an inventory that cannot be read", "restart the agent there"),
+        (lost_plugin, "lost the device plugin", "restart the agent there; then read the kubelet's log"),
+        (without_inventory, "have GPUs, but no inventory", "does the agent run there, and find the NVML library?"),
     ):
         if names:
-            yield fail("inventory", f"on {plural(len(names), 'node')} {what}: {few(names)}", fix)
-    if told and not broken | lost | mute:
-        yield ok("inventory", f"{told} of {len(facts.seen.nodes)} nodes tell of cards")
-    elif not told:
+            yield fail("inventory", f"{len(names)} node(s) {problem}: {few(names)}", fix)
+    if with_cards and not unreadable | lost_plugin | without_inventory:
+        yield ok("inventory", f"{with_cards} of {len(facts.snapshot.nodes)} nodes publish GPUs")
+    elif not with_cards:
         fix = "kubectl apply -f deploy/agent.yaml, or install NVIDIA's GPU feature discovery"
-        yield fail("inventory", "no node tells of any card", fix)
+        yield fail("inventory", "no node publishes any GPU", fix)
 
 
-def runtimes_obey(facts: ClusterFacts) -> Iterable[Finding]:
-    """Where the runtime ignores CDI, or NVIDIA's runtime class is missing, containers see no card, or all."""
-    one_by_one = {
+def runtimes_support_cdi(facts: ClusterFacts) -> Iterable[Finding]:
+    """Where the runtime ignores CDI, or NVIDIA's runtime class is missing, containers see no GPU, or all of them."""
+    one_at_a_time = {
         node.name
-        for found in facts.seen.nodes
-        if isinstance(node := read_node(found, facts.settings), Node) and node.one_at_a_time
+        for shown in facts.snapshot.nodes
+        if isinstance(node := read_node(shown, facts.settings), Node) and node.one_at_a_time
     }
-    if one_by_one:
-        slow = f"{plural(len(one_by_one), 'node')} start GPU pods one at a time"
-        text = f"{slow}, for the runtime there does not obey CDI: {few(one_by_one)}"
+    if one_at_a_time:
+        start = f"{plural(len(one_at_a_time), 'node')} start GPU pods one at a time"
+        text = f"{start}, because the container runtime there ignores CDI: {few(one_at_a_time)}"
         yield warn("runtime", text, "containerd 2, or enable_cdi = true in its config; docs/agent.md")
     agent, classes = facts.of("agent"), facts.of("runtime classes")
     wanted = _pod_spec({} if isinstance(agent, UnreadableKind) else agent).get("runtimeClassName")
-    hidden = (
+    unreadable = (
         agent
         if isinstance(agent, UnreadableKind)
         else classes
         if wanted and isinstance(classes, UnreadableKind)
         else None
     )
-    if hidden is not None:
-        yield unseen("runtime", "what runtime class the agent wants, and whether there is such a one,", hidden)
-    elif wanted and wanted not in {meta(one).get("name") for one in items(classes)}:
-        text = f"the agent wants the runtime class `{wanted}`, and there is none: its pods cannot start"
-        fix = "install NVIDIA's container toolkit and RuntimeClass, or take runtimeClassName out of deploy/agent.yaml"
+    if unreadable is not None:
+        yield unseen("runtime", "the agent's runtime class, or the list of runtime classes,", unreadable)
+    elif wanted and wanted not in {meta(runtime_class).get("name") for runtime_class in items(classes)}:
+        text = f"the agent uses the runtime class `{wanted}`, which does not exist: its pods cannot start"
+        fix = "install NVIDIA's container toolkit and RuntimeClass, or remove runtimeClassName from deploy/agent.yaml"
         yield fail("runtime", text, fix)
-    elif not one_by_one:
-        yield ok("runtime", "no node is known whose runtime does not do as it is told")
+    elif not one_at_a_time:
+        yield ok("runtime", "no node has a container runtime that is known to ignore CDI")
 
 
 def _pod_spec(workload: Any) -> dict[str, Any]:
     return (((workload or {}).get("spec") or {}).get("template") or {}).get("spec") or {}
 
 
-def nobody_else_hands_out(facts: ClusterFacts) -> Iterable[Finding]:
-    """Two device plugins for one name, two schedulers for one card."""
-    found = [facts.of("daemon sets"), facts.of("deployments")]
-    if any(isinstance(one, UnreadableKind) for one in found):
-        yield unseen(
-            "others", "DaemonSets and Deployments", next(one for one in found if isinstance(one, UnreadableKind))
-        )
-        return
-    everyone = [meta(one).get("name") or "" for one in (*items(found[0]), *items(found[1]))]
-    ours = any(name.startswith("gputile-agent") for name in everyone)
-    agents, rivals = _whose(everyone, OTHER_AGENTS), _whose(everyone, OTHER_SCHEDULERS)
-    if rivals:
-        text = f"schedulers of {', '.join(sorted(rivals))} run too: two that hand out the same cards sell them twice"
+def no_other_gpu_system(facts: ClusterFacts) -> Iterable[Finding]:
+    """Two device plugins for one resource, or two schedulers for one GPU, allocate it twice."""
+    answers = [facts.of("daemon sets"), facts.of("deployments")]
+    for answer in answers:
+        if isinstance(answer, UnreadableKind):
+            yield unseen("others", "DaemonSets and Deployments", answer)
+            return
+    names = [meta(workload).get("name") or "" for answer in answers for workload in items(answer)]
+    with_ours = any(name.startswith("gputile-agent") for name in names)
+    agents, schedulers = _systems(names, OTHER_AGENTS), _systems(names, OTHER_SCHEDULERS)
+    if schedulers:
+        systems = ", ".join(sorted(schedulers))
+        text = f"schedulers of {systems} run too: two schedulers for the same GPUs double-allocate them"
         fix = "stop the old extender once gputile schedules its pods; docs/install.md, coming from another system"
         yield warn("others", text, fix)
-    if agents and ours:
-        whose = ", ".join(sorted(agents))
-        text = f"agents of {whose} run beside ours: of two plugins for one resource a kubelet takes the last"
-        fix = "on each node let one of them serve a name: the setting `serve` of gputile's agent, or a nodeSelector"
+    if agents and with_ours:
+        systems = ", ".join(sorted(agents))
+        text = f"agents of {systems} run beside gputile's: of two plugins for one resource a kubelet uses the last"
+        fix = "serve each resource by one agent per node: the setting `serve` of gputile's agent, or a nodeSelector"
         yield warn("others", text, fix)
-    if not rivals and not (agents and ours):
-        yield ok("others", "nobody else hands out these cards")
+    if not schedulers and not (agents and with_ours):
+        yield ok("others", "no other GPU scheduler or conflicting device plugin runs here")
 
 
-def _whose(names: Iterable[str], systems: Mapping[str, str]) -> set[str]:
-    """A chart may put the name of its release in front."""
+def _systems(names: Iterable[str], systems: Mapping[str, str]) -> set[str]:
+    """The systems that workloads of these names belong to; a chart may put the name of its release in front."""
     return {system for name in names for part, system in systems.items() if name.startswith(part) or f"-{part}" in name}
 
 
 # ---- pods -----------------------------------------------------------------------------------------------------------
 
 
-def pods_come_by_us(facts: ClusterFacts) -> Iterable[Finding]:
-    """Pods that another scheduler placed, or that nobody will ever place."""
-    served = served_names(facts)
-    read = [read_node(found, facts.settings) for found in facts.seen.nodes]
+def pods_have_grants(facts: ClusterFacts) -> Iterable[Finding]:
+    """Pods that another scheduler bound, or that name a scheduler that does not run."""
+    schedulers = known_schedulers(facts)
+    read = [read_node(shown, facts.settings) for shown in facts.snapshot.nodes]
     nodes = {node.name: node for node in read if isinstance(node, Node)}
-    around: set[str] = set()
-    orphans: dict[str, set[str]] = {}
+    ungranted: set[str] = set()
+    unscheduled: dict[str, set[str]] = {}
     granted = 0
-    for pod in facts.seen.pods:
+    for pod in facts.snapshot.pods:
         if pod.is_terminal or not isinstance(read_pod(pod, facts.settings), PodRequest):
             continue
         name = (pod.spec and pod.spec.scheduler_name) or "default-scheduler"
         granted += GRANT in pod.annotations
         if pod.node_name and read_grant(pod, nodes.get(pod.node_name), facts.settings) is None:
-            around.add(pod.key)
-        elif not pod.node_name and served is not None and name not in served:
-            orphans.setdefault(name, set()).add(pod.key)
-    if around:
-        text = f"{len(around)} pods hold cards without a grant, they came around gputile: {few(around)}"
-        fix = "see `leader`, who grants them within a second; let their scheduler ask gputile (docs/install.md, step 3)"
-        yield fail("pods", text, fix)
-    for name, pods in sorted(orphans.items()):
-        text = (
-            f"{len(pods)} pods wait for the scheduler `{name}`, which nobody serves as far as can be seen: {few(pods)}"
-        )
-        yield warn("pods", text, f"start it, add `{name}` to a scheduler's profiles, or change them")
-    if not around and not orphans:
-        yield ok("pods", f"{granted} pods carry grants, none came around gputile")
+            ungranted.add(pod.key)
+        elif not pod.node_name and schedulers is not None and name not in schedulers:
+            unscheduled.setdefault(name, set()).add(pod.key)
+    if ungranted:
+        text = f"{len(ungranted)} pods hold GPUs without a grant, bound by another scheduler: {few(ungranted)}"
+        fix = "see the check `leader`: the leader grants them within a second; let that scheduler call gputile"
+        yield fail("pods", text, f"{fix} (docs/install.md, step 3)")
+    for name, pods in sorted(unscheduled.items()):
+        text = f"{len(pods)} pods are pending for the scheduler `{name}`, which no configuration here has: {few(pods)}"
+        yield warn("pods", text, f"start it, add `{name}` to a scheduler's profiles, or change the pods")
+    if not ungranted and not unscheduled:
+        yield ok("pods", f"{granted} pods carry grants, none was bound by another scheduler")
 
 
-def served_names(facts: ClusterFacts) -> set[str] | None:
-    """Scheduler names that somebody serves, as far as configurations can be seen; None when none can."""
+def known_schedulers(facts: ClusterFacts) -> set[str] | None:
+    """Scheduler names that a readable configuration serves; None when none can be read."""
     config = facts.of("second scheduler")
     if isinstance(config, UnreadableKind):
         return None
@@ -199,3 +203,33 @@ def served_names(facts: ClusterFacts) -> set[str] | None:
     for text in ((config or {}).get("data") or {}).values():
         names |= {str(p.get("schedulerName")) for p in (parsed(str(text)) or {}).get("profiles") or ()}
     return names
+
+
+# ---- keys of earlier builds -----------------------------------------------------------------------------------------
+
+
+def no_leftover_annotations(facts: ClusterFacts) -> Iterable[Finding]:
+    """Annotations that earlier builds wrote under keys which this build neither reads nor removes."""
+    pods = {pod.key for pod in facts.snapshot.pods if OLD_NOMINATION in pod.annotations}
+    nodes = {node.name for node in facts.snapshot.nodes if OLD_ORPHANED in node.annotations}
+    if pods:
+        text = f"annotation `{OLD_NOMINATION}` of an earlier build, which is not read, on {_counted(pods, 'pod')}"
+        yield warn("leftovers", text, "; ".join(_remove_from_pods(sorted(pods)[:SHOWN])))
+    if nodes:
+        text = f"annotation `{OLD_ORPHANED}` of an earlier build, which is not read, on {_counted(nodes, 'node')}"
+        yield warn("leftovers", text, f"kubectl annotate node {' '.join(sorted(nodes)[:SHOWN])} {OLD_ORPHANED}-")
+    if not pods and not nodes:
+        yield ok("leftovers", "no pod or node carries an annotation of an earlier build")
+
+
+def _counted(names: set[str], noun: str) -> str:
+    return f"{plural(len(names), noun)}: {few(names)}"
+
+
+def _remove_from_pods(keys: Iterable[str]) -> list[str]:
+    """One kubectl command per namespace; `keys` are namespace/name."""
+    by_namespace: dict[str, list[str]] = {}
+    for key in keys:
+        namespace, _, name = key.partition("/")
+        by_namespace.setdefault(namespace, []).append(name)
+    return [f"kubectl annotate pod -n {space} {' '.join(n)} {OLD_NOMINATION}-" for space, n in by_namespace.items()]

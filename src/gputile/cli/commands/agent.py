@@ -1,4 +1,4 @@
-"""`gputile agent`: the process on each node with GPUs."""
+"""`gputile agent`: runs the node agent on a node with GPUs."""
 
 import asyncio
 import logging
@@ -27,29 +27,31 @@ from gputile.telemetry.agent_metrics import AgentMetrics
 
 log = logging.getLogger("gputile.agent")
 
-ASK_AGAIN = (1.0, 2.0, 4.0)  # seconds; a runtime that is being restarted answers soon
+RETRY_AFTER = (1.0, 2.0, 4.0)  # seconds; a runtime that restarts is back soon
 SETTINGS = SettingsLoader(AgentSettings, checked, ABOVE_ZERO, "gputile agent", "isolation=devices")
 
 EPILOG = """\b
 Examples:
   gputile agent --node $(hostname)                                on a node, with your own kubeconfig
   gputile agent --config settings.yaml                            in a DaemonSet; see deploy/agent.yaml
-  gputile agent --node n1 --serve gputile,gpushare,nvidia         offer the resources of older families too
+  gputile agent --node n1 --serve gputile,gpushare,nvidia         serve the resources of other dialects too
   gputile agent --node n1 --set isolation=devices                 for runtimes without NVIDIA's hook
 
 \b
 Settings come from --config (YAML), then variables such as GPUTILE_ISOLATION, then --set; the later wins.
---show-settings prints them all with their meaning. docs/agent.md explains what it does, and with which rights.
+--show-settings prints them all with their meaning. docs/agent.md explains the agent and the rights it needs.
 """
 
 
 @click.command("agent", epilog=EPILOG)
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings, as YAML.")
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings file, as YAML.")
 @click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="One setting, such as isolation=devices.")
-@click.option("--node", help="The node's name. [default: $NODE_NAME] Same as --set node=...")
-@click.option("--serve", metavar="DIALECTS", help="Whose resources to offer, with commas. Same as --set serve=...")
-@click.option("--kubeconfig", help="A kubeconfig file. [default: $KUBECONFIG, the pod's own account, ~/.kube/config]")
-@click.option("--context", help="The context in it. [default: its current one]")
+@click.option("--node", help="Name of the node. [default: $NODE_NAME] Same as --set node=...")
+@click.option(
+    "--serve", metavar="DIALECTS", help="Dialects whose resources to serve, with commas. Same as --set serve=..."
+)
+@click.option("--kubeconfig", help="Kubeconfig file. [default: $KUBECONFIG, the pod's service account, ~/.kube/config]")
+@click.option("--context", help="Context in the kubeconfig. [default: the current context]")
 @click.option("--show-settings", is_flag=True, help="Print the settings in force and exit.")
 def command(
     config: Path | None,
@@ -60,10 +62,10 @@ def command(
     context: str | None,
     show_settings: bool,
 ) -> None:
-    """The process on each node with GPUs: gives each container exactly the card that was booked.
+    """Run the node agent on a GPU node: give each container exactly the GPU share that was granted.
 
-    Finds the cards (NVML), publishes them on its node, serves the kubelet's device-plugin API, and watches the cards'
-    health. Writes to its own node only, and to no pod. Stops on SIGTERM or ^C; containers that run are not touched.
+    Finds the GPUs (NVML), publishes them on its node, serves the kubelet's device-plugin API, and watches the GPUs'
+    health. Writes to its own node only, and to no pod. Stops on SIGTERM or ^C; running containers are not touched.
     """
     flags = SETTINGS.flags(sets, node=node or os.environ.get("NODE_NAME"), serve=serve)
     settings = SETTINGS.compose(document(config), os.environ, flags, str(config or "settings"))
@@ -71,7 +73,7 @@ def command(
         say_text(explained(settings), nl=False)
         return
     if not settings.node:
-        raise InputError("the agent must know its node: write --node NAME, or set the variable NODE_NAME")
+        raise InputError("the name of the node is missing; write --node NAME, or set the variable NODE_NAME")
     access = load_access(kubeconfig, context, os.environ)
     logs.start(settings.log_level)
     log.info("starting", extra=logs.fields(version=__version__, settings=SETTINGS.changed(settings)))
@@ -85,9 +87,9 @@ async def _main(settings: AgentSettings, access: ClusterAccess, driver: Driver) 
     heartbeat = NodeLease(leases, settings.node, max(1, round(settings.heartbeat.duration)))
     cdi = await _cdi(settings)
     if cdi.works:
-        log.info("the runtime obeys CDI", extra=logs.fields(folders=cdi.folders))
+        log.info("container runtime supports CDI", extra=logs.fields(folders=cdi.folders))
     else:
-        log.warning("the runtime does not obey CDI: pods start one at a time", extra=logs.fields(why=cdi.why))
+        log.warning("container runtime ignores CDI: GPU pods start one at a time", extra=logs.fields(why=cdi.why))
     agent = Agent(NodeClient(client, settings.node), heartbeat, driver, settings, metrics, cdi=cdi)
     server = AgentServer(settings, metrics, agent.why_not_ready)
     stop = asyncio.Event()
@@ -102,13 +104,13 @@ async def _main(settings: AgentSettings, access: ClusterAccess, driver: Driver) 
 
 
 async def _cdi(settings: AgentSettings) -> CdiSupport:
-    """Whether the runtime obeys CDI: as set, else as it says itself."""
+    """Whether the container runtime supports CDI: as set, else as its CRI status reports."""
     if settings.cdi != "auto":
-        return CdiSupport(settings.cdi == "yes", why="the setting `cdi` says so")
-    for pause in (*ASK_AGAIN, 0.0):
+        return CdiSupport(settings.cdi == "yes", why=f"the setting `cdi` is `{settings.cdi}`")
+    for pause in (*RETRY_AFTER, 0.0):
         try:
             return await ask(Path(settings.runtime), settings.folders.cdi)
-        except RuntimeUnavailable as no:
-            why = str(no)
+        except RuntimeUnavailable as error:
+            why = str(error)
         await asyncio.sleep(pause)
     return CdiSupport(False, why=why)

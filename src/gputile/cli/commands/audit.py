@@ -1,4 +1,4 @@
-"""`gputile audit`: prove from a cluster's pods and nodes that no GPU is double-allocated, or say which one is."""
+"""`gputile audit`: verify from a cluster's pods and nodes that no GPU is double-allocated, or name the GPU."""
 
 import time
 from typing import Any
@@ -23,7 +23,7 @@ Examples:
 \b
 Exit codes:
   0  no GPU is allocated beyond its size, every grant belongs to its pod
-  1  a GPU is double-allocated, or something keeps the audit from proving that none is; it is printed
+  1  a GPU is double-allocated, or the audit cannot rule it out; every finding is printed
   2  pods or nodes could not be listed: no cluster, no right to list them, a bad file
 """
 
@@ -35,10 +35,10 @@ Exit codes:
 def command(
     files: tuple[str, ...], kubeconfig: str | None, context: str | None, output: str, gpushare_unit: Any
 ) -> None:
-    """Prove that no GPU is double-allocated and every grant belongs to its pod.
+    """Verify that no GPU is double-allocated and every grant belongs to its pod.
 
-    Looks at the pods and nodes of a cluster, nothing else, and reads them by itself: it shares no code with the
-    scheduler. It changes nothing, and needs the right to list pods and nodes.
+    Reads the pods and nodes of a cluster, nothing else, with code of its own that it does not share with the scheduler.
+    It changes nothing, and needs the right to list pods and nodes.
     """
     nodes, pods = ClusterSource(kubeconfig=kubeconfig, context=context, files=files).objects()
     report = audit(nodes, pods, gpushare_unit, time.time())
@@ -46,7 +46,7 @@ def command(
     raise SystemExit(0 if report.is_right else 1)
 
 
-# ---- telling --------------------------------------------------------------------------------------------------------
+# ---- printing -------------------------------------------------------------------------------------------------------
 
 
 def _document(report: AuditReport) -> dict[str, Any]:
@@ -55,18 +55,18 @@ def _document(report: AuditReport) -> dict[str, Any]:
 
 
 def _lines(report: AuditReport) -> list[str]:
-    lines = [line for notice in report.findings for line in _told(notice, style("wrong", fg="red"))]
-    lines += [line for notice in report.remarks for line in _told(notice, style("note", fg="yellow"))]
+    lines = [line for notice in report.findings for line in _notice_lines(notice, style("wrong", fg="red"))]
+    lines += [line for notice in report.remarks for line in _notice_lines(notice, style("note", fg="yellow"))]
     share = 100 * report.memory_allocated // report.memory if report.memory else 0
-    seen = (
+    totals = (
         f"{report.nodes} nodes with {report.cards} GPUs, {report.pods} pods on them "
         f"({share} % of the memory allocated), {report.pending} pending"
     )
     verdict = "no GPU is double-allocated, every grant belongs to its pod"
-    wrong = f"{len(report.findings)} thing{'s are' if len(report.findings) > 1 else ' is'} wrong"
-    return [*lines, f"{seen}: {verdict if report.is_right else wrong}"]
+    problems = f"{len(report.findings)} problem{'s' if len(report.findings) > 1 else ''} found"
+    return [*lines, f"{totals}: {verdict if report.is_right else problems}"]
 
 
-def _told(notice: Any, word: str) -> list[str]:
+def _notice_lines(notice: Any, severity: str) -> list[str]:
     first, *more = finding_lines([notice])
-    return [f"{word}: {first}", *more]
+    return [f"{severity}: {first}", *more]

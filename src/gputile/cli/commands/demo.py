@@ -1,4 +1,4 @@
-"""`gputile demo`: the main job on an embedded cluster, told so that a newcomer can follow."""
+"""`gputile demo`: schedules the example pods on an in-memory cluster and explains every decision to a newcomer."""
 
 from collections import Counter
 from pathlib import Path
@@ -8,8 +8,8 @@ import msgspec
 
 import gputile
 from gputile.cli.output import say, say_text, style
-from gputile.cli.render.describe import describe
-from gputile.cli.render.gpushare import shared, summary
+from gputile.cli.render.describe import constraint_lines, describe
+from gputile.cli.render.gpushare import gpushare_table, summary
 from gputile.cli.source import ShownNode
 from gputile.dialects.kube_objects import Pod
 from gputile.engine.policies.table import DEFAULT_POLICY, POLICIES
@@ -23,7 +23,7 @@ from gputile.sim.cluster import MemoryCluster, SubmitOutcome
 from gputile.sim.manifests import Workload, load_file
 from gputile.text.terminal import bare
 
-DIALECTS = ("nvidia", "vcuda", "gpushare", "nano", "hami", "vgpu", "gputile")  # whole cards first
+DIALECTS = ("nvidia", "vcuda", "gpushare", "nano", "hami", "vgpu", "gputile")  # whole GPUs first
 WIDTH = 80
 
 
@@ -42,48 +42,55 @@ Exit codes: 0 shown, 2 the examples could not be read (docs/cli.md).
 @click.option(
     "--examples",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="A folder with cluster.yaml and one folder of manifests per dialect. [default: those that come with gputile]",
+    help="Folder with cluster.yaml and one folder of manifests per dialect. [default: those of gputile]",
 )
-@click.option("--policy", type=click.Choice(sorted(POLICIES)), default=DEFAULT_POLICY, show_default=True)
+@click.option(
+    "--policy",
+    type=click.Choice(sorted(POLICIES)),
+    default=DEFAULT_POLICY,
+    show_default=True,
+    help="How nodes and GPUs are chosen.",
+)
 def command(examples: Path | None, policy: str) -> None:
-    """The main job on an embedded in-memory cluster; ends by itself.
+    """Schedule the example pods on an in-memory cluster, and explain each decision.
 
-    Schedules the example manifests of every dialect with the production core and shows who went where and why, the
-    cluster as `kubectl inspect gpushare` prints it, and why the one that waits does.
+    Schedules the example manifests of every dialect with the production core. Shows the node of each pod and why it was
+    chosen, why the remaining pod is pending, and the cluster as `kubectl inspect gpushare` prints it. Needs no
+    Kubernetes, and ends by itself.
     """
     folder = examples or examples_folder()
     cluster = MemoryCluster(policy)
     _title("gputile demo")
-    _say("A cluster in memory, the real decision core, nothing to clean up afterwards.")
+    _say("An in-memory cluster and the production scheduling core; nothing to clean up afterwards.")
     _title("The cluster")
     for manifest in load_file(folder / "cluster.yaml").nodes:
         _show_node(cluster.add_node(manifest))
-    _title("Who went where, and why")
-    waiting = [outcome for workload in _workloads(folder) for outcome in _submit(cluster, workload)]
-    _title("Who waits, and what would help")
-    for outcome in waiting:
-        _show_waiting(outcome)
+    _title("Where each pod runs, and why")
+    pending = [outcome for workload in _workloads(folder) for outcome in _submit(cluster, workload)]
+    _title("Pending pods, and what would help")
+    for outcome in pending:
+        _show_pending(outcome)
     cluster.ledger.check()
-    _say("Audit: no card is sold beyond its size.", fg="green")
+    _say("Audit: no GPU is allocated beyond its size.", fg="green")
     _title("The cluster as `kubectl inspect gpushare` prints it")
-    nodes = [msgspec.convert(found, ShownNode) for found in cluster.nodes.values()]
-    pods = [msgspec.convert(found, Pod) for found in cluster.pods.values()]
-    say_text(summary(shared(nodes, pods)), nl=False)
+    nodes = [msgspec.convert(node, ShownNode) for node in cluster.nodes.values()]
+    pods = [msgspec.convert(pod, Pod) for pod in cluster.pods.values()]
+    say_text(summary(gpushare_table(nodes, pods)), nl=False)
     _title("Where to go next")
-    _say("gputile read -f pod.yaml      how your own manifests are understood")
+    _say("gputile read -f pod.yaml      what your own manifests request")
     _say("gputile demo --policy spread  the same pods under another policy")
-    _say("gputile scheduler --cluster memory   the verbs, to try with curl")
+    _say("gputile scheduler --cluster memory   the extender API, to try with curl")
     _say("docs/architecture.md          processes, guarantees and modules, in reading order")
-    _say("examples/                     the manifests you just saw")
+    _say("examples/                     the manifests of this demo")
 
 
 def examples_folder() -> Path:
     """Beside the package when installed from a wheel, at the top of the checkout otherwise."""
     package = Path(gputile.__file__).parent
-    found = next((p for p in (package / "examples", package.parents[1] / "examples") if p.is_dir()), None)
-    if found is None:
+    folder = next((p for p in (package / "examples", package.parents[1] / "examples") if p.is_dir()), None)
+    if folder is None:
         raise InputError("the example manifests are not installed; name a folder with --examples")
-    return found
+    return folder
 
 
 def _workloads(folder: Path) -> list[Workload]:
@@ -92,21 +99,20 @@ def _workloads(folder: Path) -> list[Workload]:
 
 
 def _submit(cluster: MemoryCluster, workload: Workload) -> list[SubmitOutcome]:
-    """Schedule and show; returns the pods that wait."""
+    """Schedule the pods and print the outcome; return the pods that stay pending."""
     outcomes = cluster.submit(workload)
     if not outcomes:
         return []
     first = outcomes[0]
     if isinstance(first.asked, PodRequest):
-        wish = "; ".join(describe(ask) for ask in first.asked.asks if ask.cards)
         head = f"{first.asked.dialect} {workload.kind} {workload.name}"
-        _say(f"{style(head, bold=True)}: {wish}")
+        _say(f"{style(head, bold=True)}: {_requested(first.asked)}")
     for outcome in outcomes:
         _show_outcome(outcome)
     return [outcome for outcome in outcomes if outcome.grant is None and outcome.asked is not None]
 
 
-# ---- words ----------------------------------------------------------------------------------------------------------
+# ---- printing -------------------------------------------------------------------------------------------------------
 
 
 def _title(text: str) -> None:
@@ -121,7 +127,7 @@ def _say(text: str, indent: int = 2, fg: str | None = None) -> None:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Lines of at most that width; colours take no room, and runs of spaces are kept."""
+    """Lines of at most that width; colours do not count, and runs of spaces are kept."""
     lines = [""]
     for word in text.split(" "):
         longer = f"{lines[-1]} {word}" if lines[-1] else word
@@ -130,6 +136,10 @@ def _wrapped(text: str, width: int) -> list[str]:
         else:
             lines[-1] = longer
     return lines
+
+
+def _requested(request: PodRequest) -> str:
+    return "; ".join(describe(ask) for ask in request.asks if ask.cards)
 
 
 def _show_node(node: Node) -> None:
@@ -141,42 +151,45 @@ def _show_node(node: Node) -> None:
 def _show_outcome(outcome: SubmitOutcome) -> None:
     name = outcome.pod.partition("/")[2]
     if outcome.asked is None:
-        _say(f"{name}: asks for no GPU", indent=4)
+        _say(f"{name}: requests no GPU", indent=4)
         return
     if outcome.grant is None:
-        _say(f"{name}: {style('waits', fg='yellow')}, see below", indent=4)
+        _say(f"{name}: {style('pending', fg='yellow')}, see below", indent=4)
         return
-    where = "; ".join(_tiles(held, len(outcome.grant.containers) > 1) for held in outcome.grant.containers)
-    _say(f"{name} -> {style(outcome.grant.node, fg='green')}, {where}", indent=4)
+    containers = outcome.grant.containers
+    tiles = "; ".join(_tiles(container, len(containers) > 1) for container in containers)
+    _say(f"{name} -> {style(outcome.grant.node, fg='green')}, {tiles}", indent=4)
     _say(f"{_why(outcome)}", indent=6)
 
 
-def _tiles(held: ContainerGrant, named: bool) -> str:
-    cards = ",".join(str(tile.index) for tile in held.tiles)
-    tile = held.tiles[0]
-    cores = f" and {tile.cores} %" if tile.cores else ""
-    label = f"{held.container}: " if named else ""
-    return f"{label}GPU {cards}: {show_memory(tile.memory)}{cores}{' each' if len(held.tiles) > 1 else ''}"
+def _tiles(container: ContainerGrant, named: bool) -> str:
+    gpus = ",".join(str(tile.index) for tile in container.tiles)
+    tile = container.tiles[0]
+    cores = f" and {tile.cores} % of the cores" if tile.cores else ""
+    label = f"{container.container}: " if named else ""
+    return f"{label}GPU {gpus}: {show_memory(tile.memory)}{cores}{' each' if len(container.tiles) > 1 else ''}"
 
 
 def _why(outcome: SubmitOutcome) -> str:
     if outcome.fitting == 1:
-        return "the only node that fits"
+        return "the only feasible node"
     reason = {
-        "binpack": "the fullest",
-        "spread": "the emptiest",
-        "random": "drawn by lot",
-        "topology": "the best linked",
+        "binpack": "fullest",
+        "spread": "emptiest",
+        "random": "random choice",
+        "topology": "best linked",
         "fragmentation": "least fragmented",
-        "tiling": "loses the least worth",
-    }.get(outcome.policy, "the best")
-    return f"{reason} of {outcome.fitting} nodes that fit ({outcome.policy})"
+    }.get(outcome.policy, "best")
+    return f"{reason} of {outcome.fitting} feasible nodes ({outcome.policy})"
 
 
-def _show_waiting(outcome: SubmitOutcome) -> None:
+def _show_pending(outcome: SubmitOutcome) -> None:
     _say(style(outcome.pod, bold=True))
     if isinstance(outcome.asked, BadRequest):
-        _say(outcome.asked.message, indent=4)
+        _say(f"The request is invalid: {outcome.asked.message}", indent=4)
+    if isinstance(outcome.asked, PodRequest):
+        wanted = "; ".join([_requested(outcome.asked), *constraint_lines(outcome.asked.constraints)])
+        _say(f"It requests {wanted}. It stays pending, because no node fits:", indent=4)
     if outcome.explanation is not None:
         for line in outcome.explanation.lines():
             _say(line.strip(), indent=4 if not line.startswith(" ") else 6)

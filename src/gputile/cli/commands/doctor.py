@@ -1,4 +1,4 @@
-"""`gputile doctor`: the known traps of an installation, each looked for, each with its fix."""
+"""`gputile doctor`: checks an installation for known mistakes, and names the fix of each."""
 
 import time
 from pathlib import Path
@@ -9,7 +9,7 @@ import msgspec
 
 from gputile.cli.checks import control, nodes
 from gputile.cli.checks.facts import FAIL, NAME, OK, UNKNOWN, WARN, Check, ClusterFacts, Finding, unknown
-from gputile.cli.checks.scheduler import kube_scheduler_asks
+from gputile.cli.checks.scheduler import kube_scheduler_calls_gputile
 from gputile.cli.output import say, style
 from gputile.cli.render.terminal import PROGRAMS, Terminal, emit, output_option, terminal, wrapped
 from gputile.cli.source import ClusterSnapshot, ClusterSource, UnreadableKind, cluster_options, unit_option
@@ -19,13 +19,13 @@ from gputile.model.errors import InputError
 
 EPILOG = """\b
 Examples:
-  gputile doctor                     every check, with the fix where something is wrong
+  gputile doctor                     every check, with the fix of each problem
   gputile doctor -o json | jq '.findings[] | select(.state == "fail")'
   gputile doctor --scheduler-config /etc/kubernetes/gputile/scheduler.yaml
 
 \b
-It changes nothing, reads no Secrets, and says `unknown` where it may not look.
-Exit codes: 0 nothing has failed, 1 something has, 2 nodes or pods could not be read (docs/cli.md).
+It changes nothing, reads no Secrets, and reports `unknown` for what it may not read.
+Exit codes: 0 no check failed, 1 a check failed, 2 nodes or pods could not be read (docs/cli.md).
 """
 
 SYSTEM, AGENTS = "/namespaces/kube-system", "/namespaces/gputile-agents"
@@ -54,21 +54,22 @@ PATHS = {
 }
 METRICS = f"/api/v1{SYSTEM}/services/https:{NAME}:https/proxy/metrics"
 CHECKS: tuple[Check, ...] = (
-    control.scheduler_runs,
-    control.images_come,
-    control.somebody_leads,
-    kube_scheduler_asks,
-    control.policies_are_there,
-    control.webhooks_answer,
-    control.api_is_served,
-    nodes.agents_live,
-    nodes.nodes_tell_their_cards,
-    nodes.runtimes_obey,
-    nodes.nobody_else_hands_out,
-    nodes.pods_come_by_us,
+    control.scheduler_is_ready,
+    control.images_are_pulled,
+    control.leader_is_elected,
+    kube_scheduler_calls_gputile,
+    control.admission_policies_are_bound,
+    control.webhooks_have_endpoints,
+    control.metrics_api_is_served,
+    nodes.agents_are_alive,
+    nodes.inventories_are_published,
+    nodes.runtimes_support_cdi,
+    nodes.no_other_gpu_system,
+    nodes.pods_have_grants,
+    nodes.no_leftover_annotations,
 )
-NOT_IN_FILE = UnreadableKind("the file has none of that kind", "put it into the file, or look at the cluster itself")
-NOT_A_CLUSTER = UnreadableKind("a file is looked at, not a cluster", "look at the cluster itself")
+NOT_IN_FILE = UnreadableKind("the file has none of that kind", "add them to the file, or run doctor on the cluster")
+NOT_A_CLUSTER = UnreadableKind("it is not in a file", "run doctor on the cluster")
 SIGNS = {OK: ("ok", "green"), WARN: ("warn", "yellow"), FAIL: ("FAIL", "red"), UNKNOWN: ("?", "cyan")}
 
 
@@ -77,7 +78,7 @@ SIGNS = {OK: ("ok", "green"), WARN: ("warn", "yellow"), FAIL: ("FAIL", "red"), U
 @click.option(
     "--scheduler-config",
     metavar="FILE",
-    help="A KubeSchedulerConfiguration to check: on a control plane it is a file that no API shows.",
+    help="KubeSchedulerConfiguration to check: on a control plane it is a file that no API shows.",
 )
 @unit_option
 @cluster_options
@@ -89,17 +90,17 @@ def command(
     kubeconfig: str | None,
     context: str | None,
 ) -> None:
-    """Check the installation for known traps, each with its fix.
+    """Check the installation for known mistakes, and name the fix of each.
 
-    Scheduler, leader, admission, webhooks, agents, inventories, runtimes, other systems
-    that hand out the same cards, and how kube-scheduler asks.
+    Checks the scheduler and its leader, kube-scheduler's extender configuration, admission policies, webhooks, agents,
+    inventories, container runtimes, other systems that allocate the same GPUs, and annotations of earlier builds.
     """
     config = _text(scheduler_config) if scheduler_config else None
-    where = ClusterSource(kubeconfig=kubeconfig, context=context, files=files)
-    seen = where.look()
-    facts = _facts(where, seen, gpushare.resolved(DialectSettings(gpushare_unit=gpushare_unit), seen.nodes))
+    source = ClusterSource(kubeconfig=kubeconfig, context=context, files=files)
+    snapshot = source.snapshot()
+    facts = _facts(source, snapshot, gpushare.resolved(DialectSettings(gpushare_unit=gpushare_unit), snapshot.nodes))
     facts.objects = {**facts.objects, "scheduler config": config}
-    findings = [finding for check in CHECKS for finding in _found(check, facts)]
+    findings = [finding for check in CHECKS for finding in _run_check(check, facts)]
     if output in PROGRAMS:
         emit({"healthy": _code(findings) == 0, "findings": findings}, output)
     else:
@@ -107,13 +108,13 @@ def command(
     raise SystemExit(_code(findings))
 
 
-def _found(check: Check, facts: ClusterFacts) -> list[Finding]:
-    """Objects in a file may be of any shape. One that a check does not understand costs this check, and no other."""
+def _run_check(check: Check, facts: ClusterFacts) -> list[Finding]:
+    """Objects in a file may have any shape. An object that a check does not understand fails this check alone."""
     try:
         return list(check(facts))
-    except (AttributeError, TypeError, ValueError, LookupError, RecursionError, OverflowError) as wrong:
+    except (AttributeError, TypeError, ValueError, LookupError, RecursionError, OverflowError) as error:
         name = check.__name__.replace("_", "-")
-        text = f"this check failed on an object that is not what kubectl prints ({type(wrong).__name__})"
+        text = f"this check failed on an object that kubectl would not print ({type(error).__name__})"
         return [unknown(name, text, "compare the file with `kubectl get ... -o json`")]
 
 
@@ -122,56 +123,60 @@ def _code(findings: list[Finding]) -> int:
 
 
 def _text(name: str) -> str:
+    from gputile.model.decode_errors import file_problem
     from gputile.text.documents import SETTINGS, NotYaml, content
 
     try:
         with Path(name).open("rb") as file:
             return content(file, SETTINGS).decode()
-    except (OSError, UnicodeDecodeError, NotYaml) as wrong:
-        raise InputError(f"--scheduler-config {name}: cannot be read: {wrong}") from wrong
+    except (OSError, UnicodeDecodeError, NotYaml) as error:
+        problem = f"{name}: cannot be read: {file_problem(error)}"
+        raise InputError(f"--scheduler-config {problem}; name a KubeSchedulerConfiguration") from error
 
 
-# ---- looking --------------------------------------------------------------------------------------------------------
+# ---- reading the cluster --------------------------------------------------------------------------------------------
 
 
-def _facts(where: ClusterSource, seen: ClusterSnapshot, settings: DialectSettings) -> ClusterFacts:
-    if where.files:
-        return ClusterFacts(seen=seen, now=time.time(), settings=settings, objects=_in_file(seen))
-    answers = where.get({**PATHS, "metrics": METRICS})
+def _facts(source: ClusterSource, snapshot: ClusterSnapshot, settings: DialectSettings) -> ClusterFacts:
+    if source.files:
+        return ClusterFacts(snapshot=snapshot, now=time.time(), settings=settings, objects=_in_file(snapshot))
+    answers = source.get({**PATHS, "metrics": METRICS})
     metrics = answers.pop("metrics")
     answers["webhooks"] = _joined(answers.pop("mutating webhooks"), answers.pop("validating webhooks"))
     known = metrics if isinstance(metrics, bytes | UnreadableKind) else None
-    return ClusterFacts(seen=seen, now=time.time(), settings=settings, objects=answers, metrics=known)
+    return ClusterFacts(snapshot=snapshot, now=time.time(), settings=settings, objects=answers, metrics=known)
 
 
 def _joined(mutating: Any, validating: Any) -> Any:
-    for one in (mutating, validating):
-        if isinstance(one, UnreadableKind):
-            return one
+    for answer in (mutating, validating):
+        if isinstance(answer, UnreadableKind):
+            return answer
     kinds = (("MutatingWebhookConfiguration", mutating), ("ValidatingWebhookConfiguration", validating))
-    return {"items": [{**one, "kind": kind} for kind, found in kinds for one in (found or {}).get("items") or ()]}
+    return {"items": [{**item, "kind": kind} for kind, answer in kinds for item in (answer or {}).get("items") or ()]}
 
 
-def _in_file(seen: ClusterSnapshot) -> dict[str, Any]:
-    """A snapshot shows what was put into it; a kind that is not in it at all counts as not seen."""
+def _in_file(snapshot: ClusterSnapshot) -> dict[str, Any]:
+    """The objects of a file. A kind that is not in it at all counts as unreadable."""
     by_kind: dict[str, list[Any]] = {}
-    for kind, raw in seen.others:
+    for kind, raw in snapshot.others:
         by_kind.setdefault(kind, []).append(msgspec.json.decode(raw))
 
     def several(*kinds: str, namespace: str = "") -> Any:
-        found = [one for kind in kinds for one in by_kind.get(kind, ()) if not namespace or _is_in(one, namespace)]
-        return {"items": found} if any(kind in by_kind for kind in kinds) else NOT_IN_FILE
+        selected = [
+            item for kind in kinds for item in by_kind.get(kind, ()) if not namespace or _is_in(item, namespace)
+        ]
+        return {"items": selected} if any(kind in by_kind for kind in kinds) else NOT_IN_FILE
 
-    def one(kind: str, namespace: str, name: str) -> Any:
+    def single(kind: str, namespace: str, name: str) -> Any:
         if kind not in by_kind:
             return NOT_IN_FILE
-        named = [found for found in by_kind[kind] if _is_in(found, namespace) and found["metadata"].get("name") == name]
+        named = [item for item in by_kind[kind] if _is_in(item, namespace) and item["metadata"].get("name") == name]
         return named[0] if named else None
 
     return {
-        "scheduler": one("Deployment", "kube-system", NAME),
-        "agent": one("DaemonSet", "kube-system", "gputile-agent"),
-        "leader": one("Lease", "kube-system", NAME),
+        "scheduler": single("Deployment", "kube-system", NAME),
+        "agent": single("DaemonSet", "kube-system", "gputile-agent"),
+        "leader": single("Lease", "kube-system", NAME),
         "agents": several("Lease", namespace="gputile-agents"),
         "policies": several("ValidatingAdmissionPolicy"),
         "policy bindings": several("ValidatingAdmissionPolicyBinding"),
@@ -183,35 +188,35 @@ def _in_file(seen: ClusterSnapshot) -> dict[str, Any]:
         "deployments": several("Deployment"),
         "our pods": NOT_A_CLUSTER,
         "kube-scheduler pods": NOT_A_CLUSTER,
-        "second scheduler": one("ConfigMap", "kube-system", "gpu-scheduler"),
-        "second deployment": one("Deployment", "kube-system", "gpu-scheduler"),
+        "second scheduler": single("ConfigMap", "kube-system", "gpu-scheduler"),
+        "second deployment": single("Deployment", "kube-system", "gpu-scheduler"),
     }
 
 
-def _is_in(found: Any, namespace: str) -> bool:
-    return (found.get("metadata") or {}).get("namespace") == namespace
+def _is_in(item: Any, namespace: str) -> bool:
+    return (item.get("metadata") or {}).get("namespace") == namespace
 
 
-# ---- telling --------------------------------------------------------------------------------------------------------
+# ---- printing -------------------------------------------------------------------------------------------------------
 
 
 def lines_of(findings: list[Finding], sheet: Terminal) -> list[str]:
     """All findings in the order of the checks, each with its fix below."""
     margin = 6 + max(len(finding.check) for finding in findings) + 2
-    room = max(40, min(sheet.columns or 120, 120) - margin)
+    width = max(40, min(sheet.columns or 120, 120) - margin)
     lines = []
     for finding in findings:
         sign, colour = SIGNS[finding.state]
-        text = wrapped(finding.text, room) or [""]
+        text = wrapped(finding.text, width) or [""]
         lines.append(f"{style(f'{sign:<6}', fg=colour)}{finding.check:<{margin - 6}}{text[0]}")
         lines += [" " * margin + line for line in text[1:]]
         if finding.fix:
-            lines += [" " * margin + line for line in wrapped(f"fix: {finding.fix}", room)]
+            lines += [" " * margin + line for line in wrapped(f"fix: {finding.fix}", width)]
     counts = {state: sum(finding.state == state for finding in findings) for state in SIGNS}
-    words = [
-        f"{counts[OK]} in order",
-        f"{counts[WARN]} to look at",
-        f"{counts[FAIL]} wrong",
+    totals = [
+        f"{counts[OK]} ok",
+        f"{counts[WARN]} warnings",
+        f"{counts[FAIL]} failed",
         f"{counts[UNKNOWN]} unknown",
     ]
-    return [*lines, "", ", ".join(words)]
+    return [*lines, "", ", ".join(totals)]

@@ -1,8 +1,7 @@
 """`kubectl inspect gpushare [-d] [node]`: gpushare's own plugin for kubectl, printed to the byte.
 
-Room:  the program `kubectl-inspect-gpushare`. Where the original has a habit that scripts may know, it is kept: errors
-       are `Failed due to ...` on standard output with exit code 1, and glog's flags are taken and mean nothing.
-Door:  `main`.
+The program `kubectl-inspect-gpushare`. Habits of the original that scripts may rely on are kept: errors are
+`Failed due to ...` on standard output with exit code 1, and glog's flags are accepted and ignored.
 """
 
 import re
@@ -11,16 +10,16 @@ import sys
 import click
 
 from gputile import __version__
-from gputile.cli.main import answering
+from gputile.cli.main import handle_output_errors
 from gputile.cli.output import say, say_text
-from gputile.cli.render.gpushare import details, document, shared, summary
+from gputile.cli.render.gpushare import details, document, gpushare_table, summary
 from gputile.cli.render.terminal import PROGRAMS, emit, output_option
-from gputile.cli.source import ClusterSource, cluster_options, fell_back
+from gputile.cli.source import ClusterSource, cluster_options, warn_fallback
 from gputile.dialects.gpushare import MEM
 from gputile.model.errors import GputileError, InputError
 
 GLOG = re.compile(r"--?(?:(?:also)?logtostderr|v|vmodule|stderrthreshold|log_dir|log_backtrace_at)(=.*)?$")
-SWITCHES = ("logtostderr", "alsologtostderr")  # of them, those that take no value
+SWITCHES = ("logtostderr", "alsologtostderr")  # the flags among them that take no value
 
 EPILOG = """\b
 Examples:
@@ -30,7 +29,7 @@ Examples:
   kubectl inspect gpushare -o json | jq '.nodes[] | select(.usedGPU == 0).name'
 
 \b
-Shows nodes that share `aliyun.com/gpu-mem`. `kubectl gputile top` shows the cards of all.
+Shows nodes that share `aliyun.com/gpu-mem`. `kubectl gputile top` shows all GPU nodes.
 Exit codes: 0 printed, 1 nodes or pods could not be read, 2 wrong usage.
 """
 
@@ -40,7 +39,7 @@ Exit codes: 0 printed, 1 nodes or pods could not be read, 2 wrong usage.
 @click.option("-d", "details_wanted", is_flag=True, help="Details: the pods of each node.")
 @output_option()
 @click.option(
-    "--unit", type=click.Choice(["GiB", "MiB"]), help="What one aliyun.com/gpu-mem is. [default: guessed from nodes]"
+    "--unit", type=click.Choice(["GiB", "MiB"]), help="Unit of aliyun.com/gpu-mem. [default: guessed from the nodes]"
 )
 @click.version_option(__version__, prog_name="kubectl-inspect-gpushare")
 @cluster_options
@@ -53,34 +52,34 @@ def command(
     kubeconfig: str | None,
     context: str | None,
 ) -> None:
-    """GPU memory of the nodes that share it, by card."""
-    seen = ClusterSource(kubeconfig=kubeconfig, context=context, files=files).look()
-    nodes = [found for found in seen.nodes if node in (None, found.name)]
+    """Show the GPU memory of the nodes that share it, per GPU, as gpushare's own plugin does."""
+    snapshot = ClusterSource(kubeconfig=kubeconfig, context=context, files=files).snapshot()
+    nodes = [shown for shown in snapshot.nodes if node in (None, shown.name)]
     if not nodes and node is not None:
         raise InputError(f'nodes "{node}" not found')
-    found = shared(nodes, seen.pods, unit)
+    table = gpushare_table(nodes, snapshot.pods, unit)
     if output in PROGRAMS:
-        emit(document(found), output)
+        emit(document(table), output)
         return
-    say_text(details(found) if details_wanted else summary(found), nl=False)
-    if not found.rows:
-        fell_back(f"no node here shares `{MEM}`; `kubectl gputile top` shows the cards of all nodes")
+    say_text(details(table) if details_wanted else summary(table), nl=False)
+    if not table.rows:
+        warn_fallback(f"no node here shares `{MEM}`; `kubectl gputile top` shows the GPUs of all nodes")
 
 
 def main() -> None:
-    answering(_main)
+    handle_output_errors(_main)
 
 
 def _main() -> None:
     try:
         command(args=without_glog(sys.argv[1:]), prog_name="kubectl inspect gpushare")
-    except GputileError as wrong:
-        say(f"Failed due to {wrong}", nl=False)
+    except GputileError as error:
+        say(f"Failed due to {error}", nl=False)
         sys.exit(1)
 
 
 def without_glog(arguments: list[str]) -> list[str]:
-    """Go's flags have one dash or two, and their value after `=` or as the next word."""
+    """The arguments without glog's. Go's flags have one dash or two, and their value after `=` or as the next word."""
     kept: list[str] = []
     words = iter(arguments)
     for word in words:

@@ -1,4 +1,4 @@
-"""`gputile inspect`: who holds which part of which card, node by node."""
+"""`gputile inspect`: the pods on every GPU and the share that each holds, node by node."""
 
 import time
 from typing import Any
@@ -16,13 +16,13 @@ from gputile.dialects.settings import DialectSettings
 
 EPILOG = """\b
 Examples:
-  gputile inspect                    every node with cards: cards, pods, amounts
+  gputile inspect                    every GPU node: GPUs, pods, shares
   gputile inspect a100-1             one node
   gputile inspect -o wide            with UUIDs and slots
   gputile inspect -o json | jq '.nodes[].cards[] | select(.pods == []).uuid'
 
 \b
-`gputile top` has the same in one line per node. `kubectl inspect gpushare` prints gpushare's own table.
+`gputile top` shows one line per node. `kubectl inspect gpushare` prints gpushare's own table.
 Exit codes: 0 printed, 2 nodes or pods could not be read (docs/cli.md).
 """
 
@@ -40,18 +40,19 @@ def command(
     kubeconfig: str | None,
     context: str | None,
 ) -> None:
-    """Who holds which part of which card, node by node.
+    """List the pods on every GPU and the share that each holds, node by node.
 
     Reads the grants that pods carry, or the records of the system that placed them. Needs the right to list nodes and
     pods, and nothing installed in the cluster.
     """
-    where = ClusterSource(kubeconfig=kubeconfig, context=context, files=files)
-    found = summarize(where.look(), DialectSettings(gpushare_unit=gpushare_unit), time.time(), live_usage(where))
-    chosen = [node_named(node, found.nodes)] if node is not None else list(found.nodes)
+    source = ClusterSource(kubeconfig=kubeconfig, context=context, files=files)
+    settings = DialectSettings(gpushare_unit=gpushare_unit)
+    summary = summarize(source.snapshot(), settings, time.time(), live_usage(source))
+    nodes = [node_named(node, summary.nodes)] if node is not None else list(summary.nodes)
     if output in PROGRAMS:
-        emit(chosen[0] if node is not None else found, output)
+        emit(nodes[0] if node is not None else summary, output)
         return
     sheet = terminal()
-    blocks = [node_lines(one, sheet, time.time(), wide=output == "wide") for one in chosen]
-    lines = blocks or [cluster_lines(found, sheet, "name", wide=False)]
-    say(*[line for block in lines for line in ("", *block)][1:])
+    blocks = [node_lines(entry, sheet, time.time(), wide=output == "wide") for entry in nodes]
+    blocks = blocks or [cluster_lines(summary, sheet, "name", wide=False)]
+    say(*[line for block in blocks for line in ("", *block)][1:])

@@ -1,4 +1,4 @@
-"""`gputile read`: how gputile understands each pod of a manifest."""
+"""`gputile read`: what each pod of a manifest requests, as gputile reads it."""
 
 import sys
 from pathlib import Path
@@ -15,6 +15,7 @@ from gputile.dialects.kube_objects import NodeObject
 from gputile.dialects.parsing import convert_node
 from gputile.dialects.registry import notes, read_pod
 from gputile.dialects.settings import DialectSettings
+from gputile.model.decode_errors import file_problem
 from gputile.model.errors import InputError
 from gputile.model.refusals import BadRequest
 from gputile.model.requests import ContainerRequest, ModelRule, PodRequest, Role, Strength
@@ -41,25 +42,25 @@ Exit codes: 0 read, 1 with --check: a pod is refused, 2 a file could not be read
     multiple=True,
     required=True,
     metavar="FILE",
-    help="A YAML or JSON file, or - for standard input.",
+    help="YAML or JSON file, or - for standard input.",
 )
 @output_option()
 @unit_option
 @click.option("--check", is_flag=True, help="Exit with 1 if any pod is refused.")
 def command(files: tuple[str, ...], output: str, gpushare_unit: Any, check: bool) -> None:
-    """Show how gputile understands the pods of a manifest.
+    """Show how gputile reads the pods of a manifest: which GPUs they request.
 
     Reads pods, and the pod templates of Deployments, StatefulSets, DaemonSets, Jobs, CronJobs and Lists. For each it
-    shows the dialect, what every container asks for, the constraints, or why it is refused and what to write instead.
+    shows the dialect, what every container requests, the constraints, or why it is refused and what to write instead.
     """
-    found = [_load(name) for name in files]
-    nodes = [convert_node(node) for manifests in found for node in manifests.nodes]
+    documents = [_load(name) for name in files]
+    nodes = [convert_node(node) for manifests in documents for node in manifests.nodes]
     known = [node for node in nodes if isinstance(node, NodeObject)]
     settings = gpushare.resolved(DialectSettings(gpushare_unit=gpushare_unit), known)
-    pods = [_understood(workload, settings) for manifests in found for workload in manifests.workloads]
-    passed_over = [kind for manifests in found for kind in manifests.others]
+    pods = [_pod(workload, settings) for manifests in documents for workload in manifests.workloads]
+    passed_over = [kind for manifests in documents for kind in manifests.others]
     if output in PROGRAMS:
-        emit({"pods": [_without_words(pod) for pod in pods], "passed_over": passed_over}, output)
+        emit({"pods": [_without_request(pod) for pod in pods], "passed_over": passed_over}, output)
     else:
         _print_text(pods, passed_over)
     if check and any(pod["refusal"] for pod in pods):
@@ -71,17 +72,17 @@ def _load(name: str) -> Manifests:
         return load_file(Path(name))
     try:
         return load(content(sys.stdin.buffer).decode(), "standard input")
-    except (UnicodeDecodeError, NotYaml) as wrong:
-        raise InputError(f"standard input: cannot be read: {wrong}; give it YAML or JSON") from wrong
+    except (UnicodeDecodeError, NotYaml) as error:
+        raise InputError(f"standard input: cannot be read: {file_problem(error)}; give it YAML or JSON") from error
 
 
 # ---- the JSON contract (docs/read.md) -------------------------------------------------------------------------------
 
 
-def _understood(workload: Workload, settings: DialectSettings) -> dict[str, Any]:
-    asked = read_pod(workload.pod, settings)
-    request = asked if isinstance(asked, PodRequest) else None
-    refusal = {"code": str(asked.code), "message": asked.message} if isinstance(asked, BadRequest) else None
+def _pod(workload: Workload, settings: DialectSettings) -> dict[str, Any]:
+    read = read_pod(workload.pod, settings)
+    request = read if isinstance(read, PodRequest) else None
+    refusal = {"code": str(read.code), "message": read.message} if isinstance(read, BadRequest) else None
     return {
         "name": workload.name,
         "namespace": workload.namespace,
@@ -98,7 +99,7 @@ def _understood(workload: Workload, settings: DialectSettings) -> dict[str, Any]
     }
 
 
-def _without_words(pod: dict[str, Any]) -> dict[str, Any]:
+def _without_request(pod: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in pod.items() if key != "request"}
 
 
@@ -116,11 +117,11 @@ def _container(ask: ContainerRequest) -> dict[str, Any]:
 
 
 def _constraints(request: PodRequest) -> dict[str, Any]:
-    """Only what the pod says; an empty object is a pod that takes any card."""
+    """Only the constraints that the pod has; an empty object is a pod that fits any GPU."""
     rule = request.constraints
-    said: dict[str, Any] = {
+    constraints: dict[str, Any] = {
         "models": _names(rule.models[:1]),
-        "and_models": [_names((found,)) for found in rule.models[1:]],  # a second list that must match too
+        "and_models": [_names((models,)) for models in rule.models[1:]],  # a second list that must match too
         "not_models": _names(rule.not_models),
         "uuids": sorted(rule.uuids),
         "not_uuids": sorted(rule.not_uuids),
@@ -132,14 +133,14 @@ def _constraints(request: PodRequest) -> dict[str, Any]:
         "node_policy": rule.node_policy,
         "card_policy": rule.card_policy,
     }
-    return {key: value for key, value in said.items() if value}
+    return {key: value for key, value in constraints.items() if value}
 
 
 def _names(rules: tuple[ModelRule, ...]) -> list[str]:
     return [name for rule in rules for name in rule.names]
 
 
-# ---- for people -----------------------------------------------------------------------------------------------------
+# ---- the text -------------------------------------------------------------------------------------------------------
 
 
 def _print_text(pods: list[dict[str, Any]], others: list[str]) -> None:
@@ -150,7 +151,7 @@ def _print_text(pods: list[dict[str, Any]], others: list[str]) -> None:
             say(f"{title}: {style('refused', fg='red')} ({pod['refusal']['code']})")
             say(f"  {pod['refusal']['message']}")
         elif request is None:
-            say(f"{title}: asks for no GPU")
+            say(f"{title}: requests no GPU")
         else:
             say(f"{title}: {style(request.dialect, fg='green')}{_times(pod['replicas'])}")
             for line in (*_container_lines(request), *constraint_lines(request.constraints)):
@@ -160,7 +161,7 @@ def _print_text(pods: list[dict[str, Any]], others: list[str]) -> None:
     if not pods:
         say("no pods found")
     if others:
-        say(f"passed over, because they make no pods that gputile knows of: {', '.join(others)}")
+        say(f"ignored, because they create no pods that gputile knows: {', '.join(others)}")
 
 
 def _times(replicas: int) -> str:
@@ -170,7 +171,7 @@ def _times(replicas: int) -> str:
 def _container_lines(request: PodRequest) -> list[str]:
     lines = [f"{_role(ask)} {ask.container}: {describe(ask)}" for ask in request.asks]
     if request.together and sum(bool(ask.cards) for ask in request.asks) > 1:
-        lines.append("all containers share the same card or cards")
+        lines.append("all containers share the same GPU or GPUs")
     return lines
 
 

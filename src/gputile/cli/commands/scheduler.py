@@ -1,4 +1,4 @@
-"""`gputile scheduler`: the process beside kube-scheduler, on a real cluster or on one in memory."""
+"""`gputile scheduler`: runs the scheduler extender, on a real cluster or on one in memory."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ SETTINGS = SettingsLoader(Settings, checked, ABOVE_ZERO, "gputile scheduler", "f
 
 EPILOG = """\b
 Examples:
-  gputile scheduler --cluster memory                       try the verbs with curl, no Kubernetes needed
+  gputile scheduler --cluster memory                       try the extender API with curl, no Kubernetes needed
   kubectl get nodes,pods -A -o yaml > all.yaml
   gputile scheduler --cluster memory --objects all.yaml    the same on a snapshot of your cluster
   gputile scheduler --config settings.yaml                 in a cluster; see docs/install.md
@@ -46,18 +46,26 @@ Examples:
 
 \b
 Settings come from --config (YAML), then variables such as GPUTILE_FILTER_KEEP, then --set; the later wins.
---show-settings prints them all with their meaning. docs/scheduler.md explains the verbs, probes and metrics.
+--show-settings prints them all with their meaning. docs/scheduler.md explains the extender API, probes and metrics.
 """
 
 
 @click.command("scheduler", epilog=EPILOG)
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings, as YAML.")
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings file, as YAML.")
 @click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="One setting, such as filter.keep=4.")
-@click.option("--listen", metavar="HOST:PORT", help="Where to serve; port 0 takes a free one. Same as --set listen=...")
-@click.option("--policy", help="How nodes and cards are chosen. Same as --set policy=...")
-@click.option("--kubeconfig", help="A kubeconfig file. [default: $KUBECONFIG, the pod's own account, ~/.kube/config]")
-@click.option("--context", help="The context in it. [default: its current one]")
-@click.option("--cluster", type=click.Choice(["kubernetes", "memory"]), default="kubernetes", show_default=True)
+@click.option(
+    "--listen", metavar="HOST:PORT", help="Address to serve on; port 0 picks a free port. Same as --set listen=..."
+)
+@click.option("--policy", help="How nodes and GPUs are chosen. Same as --set policy=...")
+@click.option("--kubeconfig", help="Kubeconfig file. [default: $KUBECONFIG, the pod's service account, ~/.kube/config]")
+@click.option("--context", help="Context in the kubeconfig. [default: the current context]")
+@click.option(
+    "--cluster",
+    type=click.Choice(["kubernetes", "memory"]),
+    default="kubernetes",
+    show_default=True,
+    help="A real cluster, or one in memory to try the API on.",
+)
 @click.option(
     "--objects",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -76,10 +84,10 @@ def command(
     objects: Path | None,
     show_settings: bool,
 ) -> None:
-    """The process beside kube-scheduler: chooses cards, and binds.
+    """Run the scheduler extender beside kube-scheduler: choose GPUs, and bind pods.
 
-    Serves the extender verbs of every family on one port (/gputile/filter, /scheduler/bind, ...), /healthz, /readyz
-    and /metrics, and follows the cluster. Stops on SIGTERM or ^C, after the binds in flight.
+    Serves the extender API of every dialect on one port (/gputile/filter, /scheduler/bind, ...), /healthz, /readyz
+    and /metrics, and watches the cluster. Stops on SIGTERM or ^C, after the binds in flight.
     """
     flags = SETTINGS.flags(sets, listen=listen, policy=policy)
     settings = SETTINGS.compose(document(config), os.environ, flags, str(config or "settings"))
@@ -87,7 +95,7 @@ def command(
         say_text(explained(settings), nl=False)
         return
     if objects is not None and cluster != "memory":
-        raise InputError("--objects fills the cluster in memory; add --cluster memory")
+        raise InputError("--objects: only the in-memory cluster takes a file; add --cluster memory")
     access = load_access(kubeconfig, context, os.environ) if cluster == "kubernetes" else None
     logs.start(settings.log_level)
     log.info("starting", extra=logs.fields(version=__version__, cluster=cluster, settings=SETTINGS.changed(settings)))
@@ -104,7 +112,7 @@ def _run(main: Any) -> None:
 
 
 async def _main(settings: Settings, access: ClusterAccess | None, objects: Path | None) -> None:
-    """On the cluster that `access` opens, or on one in memory."""
+    """On the cluster that `access` leads to, or on one in memory."""
     metrics = Metrics()
     process = _in_cluster(settings, metrics, access) if access else SchedulerApp(_memory(objects), settings, metrics)
     stop = asyncio.Event()
@@ -128,7 +136,7 @@ def _in_cluster(settings: Settings, metrics: Metrics, access: ClusterAccess) -> 
     leader = ElectedReplica(
         metrics,
         resync=lambda: process.resync(),
-        wait_out=2 * settings.bind.attempt,  # whoever leads looks at the lease before each attempt, not once per bind
+        wait_out=2 * settings.bind.attempt,  # the leader checks its lease before each attempt, not once per bind
         set_label=_labeller(client),
         take_label=_taker(client),
     )
@@ -139,12 +147,12 @@ def _in_cluster(settings: Settings, metrics: Metrics, access: ClusterAccess) -> 
 
 
 def _identity() -> str:
-    """Different for every process, also on one host."""
+    """Unique per process, also on one host."""
     return f"{os.environ.get('POD_NAME') or socket.gethostname()}_{os.urandom(4).hex()}"
 
 
 def _labeller(client: Client) -> SetLabel:
-    """Marks our own pod, if we are one (POD_NAME and POD_NAMESPACE come from the downward API)."""
+    """Labels our own pod, when running in one (POD_NAME and POD_NAMESPACE come from the downward API)."""
     name, namespace = os.environ.get("POD_NAME"), os.environ.get("POD_NAMESPACE")
 
     async def set_label(leads: bool) -> None:
@@ -155,7 +163,7 @@ def _labeller(client: Client) -> SetLabel:
 
 
 def _taker(client: Client) -> TakeLabel:
-    """Takes the label off another replica's pod. A container that was restarted in our own pod is no other replica."""
+    """Removes the label from another replica's pod. A restarted container of our own pod is not another replica."""
     mine, namespace = os.environ.get("POD_NAME"), os.environ.get("POD_NAMESPACE")
 
     async def take_label(identity: str) -> None:
@@ -163,8 +171,8 @@ def _taker(client: Client) -> TakeLabel:
         if mine and namespace and name and name != mine:
             try:
                 await client.label_pod(namespace, name, {LABEL: None})
-            except ApiRejected as no:
-                if no.status != 404:  # gone with its label
+            except ApiRejected as error:
+                if error.status != 404:  # the pod is gone, and its label with it
                     raise
 
     return take_label
@@ -175,19 +183,20 @@ def _taker(client: Client) -> TakeLabel:
 
 def _memory(objects: Path | None) -> Api:
     if objects is not None:
-        found = load_file(objects)
-        if not found.nodes:
+        manifests = load_file(objects)
+        if not manifests.nodes:
             raise InputError(f"{objects}: there is no node in it; write it with `kubectl get nodes,pods -A -o yaml`")
-        return MemoryApi(found.nodes, _pods(found))
+        return MemoryApi(manifests.nodes, _pods(manifests))
     folder = examples_folder()
-    waiting = [load_file(path) for path in sorted(folder.glob("*/*.yaml"))]
-    return MemoryApi(load_file(folder / "cluster.yaml").nodes, [pod for found in waiting for pod in _pods(found)])
+    examples = [load_file(path) for path in sorted(folder.glob("*/*.yaml"))]
+    pods = [pod for manifests in examples for pod in _pods(manifests)]
+    return MemoryApi(load_file(folder / "cluster.yaml").nodes, pods)
 
 
-def _pods(found: Manifests) -> list[Json]:
-    """The pods among the objects, as they are. Controllers make no pods here: a snapshot has them already."""
+def _pods(manifests: Manifests) -> list[Json]:
+    """The pods among the objects, as they are. Controllers create no pods here: a snapshot has them already."""
     pods = []
-    for workload in found.workloads:
+    for workload in manifests.workloads:
         if workload.kind == "Pod":
             metadata = {**(workload.pod.get("metadata") or {}), "name": workload.name, "namespace": workload.namespace}
             pods.append({**workload.pod, "metadata": metadata})
@@ -195,18 +204,18 @@ def _pods(found: Manifests) -> list[Json]:
 
 
 def _greet(process: SchedulerApp) -> None:
-    """What a newcomer may try, on standard output; logs go to standard error."""
-    waiting = [one.pod for one in process.cluster_state.waiting.values()]
+    """Print requests that a newcomer may try on standard output; logs go to standard error."""
+    pending = [entry.pod for entry in process.cluster_state.waiting.values()]
     url = _url(process)
     nodes = len(process.ledger.fleet)
     say(f"A cluster in memory at {url}: {nodes} nodes, {len(process.ledger)} pods on them, ", nl=False)
-    say(f"{len(waiting)} waiting. Try, in another terminal:", "")
+    say(f"{len(pending)} pending. Try, in another terminal:", "")
     say(f"  curl -s {url}/gputile/filter-dryrun -d @examples/filter.json")
-    for line in _binds(process, waiting)[:2]:
+    for line in _bind_bodies(process, pending)[:2]:
         say(f"  curl -s {url}/gputile/bind -d '{line}'")
     say(f"  curl -s {url}/gpushare-scheduler/inspect")
     say(f"  curl -s {url}/metrics")
-    say("", "What it decides is logged below. ^C ends it.")
+    say("", "Every decision is logged below. ^C ends the process.")
 
 
 def _url(process: SchedulerApp) -> str:
@@ -215,14 +224,13 @@ def _url(process: SchedulerApp) -> str:
     return f"{'https' if process.settings.tls.certificate else 'http'}://{reachable}:{process.server.port}"
 
 
-def _binds(process: SchedulerApp, waiting: list[Pod]) -> list[str]:
-    """Bodies that would bind a waiting pod to a node where it fits."""
+def _bind_bodies(process: SchedulerApp, pending: list[Pod]) -> list[str]:
+    """Bodies of bind requests, each for a pending pod and a node where it fits."""
     names = process.ledger.fleet.names()
-    found = []
-    for pod in waiting:
+    bodies = []
+    for pod in pending:
         fitting = process.filter_service.dry_run(FilterArgs(pod=pod, names=names)).names
         if fitting:
-            node = fitting[0]
-            body = {"PodName": pod.name, "PodNamespace": pod.namespace, "PodUID": pod.uid, "Node": node}
-            found.append(msgspec.json.encode(body).decode())
-    return found
+            body = {"PodName": pod.name, "PodNamespace": pod.namespace, "PodUID": pod.uid, "Node": fitting[0]}
+            bodies.append(msgspec.json.encode(body).decode())
+    return bodies

@@ -18,6 +18,7 @@ from gputile.cli.render.simulate import report_runs, report_steady
 from gputile.cli.render.terminal import output_option
 from gputile.engine.policies.table import POLICIES
 from gputile.model.cards import Node
+from gputile.model.decode_errors import file_problem
 from gputile.model.errors import InputError
 from gputile.sim.replay import ReplayPlan, ReplayRun, replay
 from gputile.sim.steady_state import SteadyRun, steady
@@ -25,7 +26,7 @@ from gputile.sim.traces import Job, load_jobs, load_nodes
 from gputile.sim.what_if import change
 
 FIRST_SEED = 42
-FILLING, LASTING = 1.3, 0.95  # default load: more than fits, or what a busy cluster bears
+FILLING, LASTING = 1.3, 0.95  # default load: more than fits, or that of a busy cluster
 
 EXAMPLES = """\b
 Examples:
@@ -50,14 +51,14 @@ class ReplayTask(msgspec.Struct, frozen=True, kw_only=True):
 
 @click.command("simulate", epilog=EXAMPLES)
 @click.option(
-    "--nodes", required=True, type=click.Path(path_type=Path), help="Node list: openb CSV (.csv, .csv.gz) or YAML."
+    "--nodes", required=True, type=click.Path(path_type=Path), help="List of nodes: openb CSV (.csv, .csv.gz) or YAML."
 )
 @click.option(
-    "--pods", required=True, type=click.Path(path_type=Path), help="Pod list: openb CSV (.csv, .csv.gz) or YAML."
+    "--pods", required=True, type=click.Path(path_type=Path), help="List of pods: openb CSV (.csv, .csv.gz) or YAML."
 )
 @click.option("--policy", default="tiling", show_default=True, help="One or more policies, joined by commas.")
 @click.option(
-    "--ratio", type=click.FloatRange(min=0.01), help="GPU demand over capacity. [default: 1.3; 0.95 with --leave]"
+    "--ratio", type=click.FloatRange(min=0.01), help="GPU demand divided by capacity. [default: 1.3; 0.95 with --leave]"
 )
 @click.option(
     "--seeds", type=click.IntRange(min=1), default=10, show_default=True, help="How many replays, from seed 42 on."
@@ -67,21 +68,21 @@ class ReplayTask(msgspec.Struct, frozen=True, kw_only=True):
     type=click.Choice(["fixed", "random"]),
     default="fixed",
     show_default=True,
-    help="Who is taken of equally good nodes: the first in a fixed order, or one drawn anew.",
+    help="Tie-break between equal nodes: fixed order or random.",
 )
 @click.option(
     "--order",
     type=click.Choice(["shuffled", "list"]),
     default="shuffled",
     show_default=True,
-    help="The order of nodes: drawn once per replay, or the list's.",
+    help="Order of nodes: shuffled once per replay, or that of the list.",
 )
 @click.option(
     "--mix",
     type=click.Choice(["online", "list"]),
     default="online",
     show_default=True,
-    help="What policies learn from: the pods so far, or the whole list beforehand.",
+    help="Pods that policies learn from: those that arrived so far, or the whole list.",
 )
 @click.option(
     "--what-if",
@@ -89,11 +90,11 @@ class ReplayTask(msgspec.Struct, frozen=True, kw_only=True):
     multiple=True,
     help="A changed cluster beside the base: +4:L40S:8x48Gi, -NODE, policy=NAME, joined by commas. May be repeated.",
 )
-@click.option("--leave", is_flag=True, help="Pods also end, after the list's own durations: a steady state.")
+@click.option("--leave", is_flag=True, help="Pods also end, after the durations of the list: a steady state.")
 @click.option(
-    "--arrivals", type=click.IntRange(min=1), help="With --leave: how many pods come. [default: as in the list]"
+    "--arrivals", type=click.IntRange(min=1), help="With --leave: how many pods arrive. [default: as in the list]"
 )
-@click.option("--longest", type=click.FloatRange(min=0.001), help="With --leave: cut durations at so many hours.")
+@click.option("--longest", type=click.FloatRange(min=0.001), help="With --leave: longest duration of a pod, in hours.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for CSV files and plots.")
 @output_option()
 @click.option(
@@ -116,10 +117,11 @@ def command(
     output: str,
     jobs: int,
 ) -> None:
-    """Replay a list of pods on a list of nodes, with the production core.
+    """Replay a list of pods on a list of nodes, under one or more policies.
 
-    Pods arrive one by one until --ratio times the cluster's GPUs have been asked for; who fits nowhere is refused. The
-    table shows how much of the cluster each policy hands out. With --leave pods also end, and who fits nowhere waits.
+    Pods arrive one by one until --ratio times the cluster's GPUs have been requested; a pod that fits nowhere is
+    refused. The table shows how much of the cluster each policy allocates. With --leave pods also end, and a pod that
+    fits nowhere stays pending. The production core decides.
     """
     base = ReplayPlan(
         policy="",
@@ -129,7 +131,7 @@ def command(
         mix_from_list=mix == "list",
     )
     if not math.isfinite(base.ratio) or not all(what_if.strip() for what_if in what_ifs):
-        raise InputError("--ratio must be a number, and --what-if must say something")
+        raise InputError("--ratio must be a number, and --what-if must not be empty")
     tasks = [
         ReplayTask(
             name=f"{name} {what_if}".strip() if what_ifs else name,
@@ -164,43 +166,43 @@ def _policies(text: str) -> list[str]:
 
 
 def _make_folder(out: Path) -> None:
-    """Before the work, not after it."""
+    """Before the replays, so that an error comes at once."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as wrong:
-        raise InputError(f"--out {out}: cannot be made: {wrong.strerror}") from wrong
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot be created: {file_problem(error)}; name another folder") from error
 
 
 # ---- running --------------------------------------------------------------------------------------------------------
 
 
-def _pass_over(said: str) -> None:
-    say(f"gputile: passed over: {said}", err=True)
+def _warn_ignored(message: str) -> None:
+    say(f"gputile: pod ignored: {message}", err=True)
 
 
 @lru_cache(maxsize=1)  # workers are forked and find it filled
 def _lists(nodes: Path, pods: Path) -> tuple[tuple[Node, ...], tuple[Job, ...]]:
-    found, jobs = load_nodes(nodes), load_jobs(pods, _pass_over)
-    if not any(node.cards for node in found):
-        raise InputError(f"{nodes}: no node with GPUs in it")
+    node_list, jobs = load_nodes(nodes), load_jobs(pods, _warn_ignored)
+    if not any(node.cards for node in node_list):
+        raise InputError(f"{nodes}: there is no node with GPUs in it; name a list of GPU nodes")
     if not any(ask.cards for job in jobs for ask in job.request.asks):
-        raise InputError(f"{pods}: no pod that asks for GPUs in it")
-    return found, jobs
+        raise InputError(f"{pods}: there is no pod that requests GPUs in it; name a list of GPU pods")
+    return node_list, jobs
 
 
 def _check(tasks: list[ReplayTask]) -> None:
-    """Bad files and changes are told before any work is done."""
+    """Report bad files and changes before any replay starts."""
     for task in {task.what_if: task for task in tasks}.values():
         nodes, _ = _lists(task.nodes, task.pods)
         _policies(change(task.what_if, nodes, task.plan)[1].policy)
 
 
-def _run(task: ReplayTask, tell: Callable[[float], None] = lambda part: None) -> ReplayRun | SteadyRun:
+def _run(task: ReplayTask, report: Callable[[float], None] = lambda part: None) -> ReplayRun | SteadyRun:
     nodes, jobs = _lists(task.nodes, task.pods)
     changed, plan = change(task.what_if, nodes, task.plan)
     if task.leave:
-        return steady(changed, jobs, plan, tell, base=nodes, pods=task.arrivals, longest=task.longest)
-    return replay(changed, jobs, plan, tell, base=nodes)
+        return steady(changed, jobs, plan, report, base=nodes, pods=task.arrivals, longest=task.longest)
+    return replay(changed, jobs, plan, report, base=nodes)
 
 
 def _leave_interrupts_to_the_parent() -> None:
@@ -216,7 +218,7 @@ def _move_to(bar: Any, number: int, part: float) -> None:
 
 
 def _run_all(tasks: list[ReplayTask], workers: int) -> dict[str, list[Any]]:
-    """By row of the table, in the order of the tasks. One task reports as it goes, many when each is done."""
+    """By row of the table, in the order of the tasks. A single task reports its progress, several report their end."""
     results: dict[int, Any] = {}
     with click.progressbar(length=100 * len(tasks), label="replaying", file=sys.stderr) as bar:
         if workers == 1 or len(tasks) == 1:
@@ -224,7 +226,7 @@ def _run_all(tasks: list[ReplayTask], workers: int) -> dict[str, list[Any]]:
                 results[number] = _run(task, partial(_move_to, bar, number))
                 _move_to(bar, number, 1.0)
         else:
-            # A pool that ends its workers when the block is left, by ^C or an error too.
+            # Leaving the block ends the workers of the pool, on ^C and on errors too.
             with multiprocessing.Pool(min(workers, len(tasks)), _leave_interrupts_to_the_parent) as pool:
                 for number, result in pool.imap_unordered(_run_numbered, enumerate(tasks)):
                     results[number] = result

@@ -1,4 +1,4 @@
-"""`gputile top`: how full the cluster is, its nodes, and its cards; live with -w."""
+"""`gputile top`: allocated and free GPU capacity of the cluster, its nodes and its GPUs; live with -w."""
 
 import time
 from typing import Any
@@ -16,15 +16,15 @@ from gputile.dialects.settings import DialectSettings
 
 EPILOG = """\b
 Examples:
-  gputile top                        cluster, models and nodes; one sign per card
-  gputile top a100-1                 the cards of a node, and who is on them
+  gputile top                        cluster, models and nodes; one character per GPU
+  gputile top a100-1                 the GPUs of a node, and the pods on them
   gputile top --sort free            the nodes with most free memory first
   gputile top -w                     the same, live, until ^C
   gputile top -o json | jq .cluster
   kubectl get nodes,pods -A -o json | gputile top -f -
 
 \b
-Signs: · idle, ▁ to █ how much of a card is taken (of memory and cores the larger part), ! out of use.
+GPUS: · idle, ▁ to █ the allocated part (of memory or cores, whichever is larger), ! out of use.
 Exit codes: 0 printed, 2 nodes or pods could not be read (docs/cli.md).
 """
 
@@ -34,7 +34,7 @@ SORTS = ("name", "free", "used", "pods")
 @click.command("top", epilog=EPILOG)
 @click.argument("node", required=False, shell_complete=complete_node)
 @output_option()
-@click.option("-w", "--watch", is_flag=True, help="Draw it again whenever something changes, until ^C.")
+@click.option("-w", "--watch", is_flag=True, help="Follow the cluster: print again after every change, until ^C.")
 @click.option("--sort", "order", type=click.Choice(SORTS), default="name", show_default=True, help="Order of nodes.")
 @unit_option
 @cluster_options
@@ -48,34 +48,34 @@ def command(
     kubeconfig: str | None,
     context: str | None,
 ) -> None:
-    """How full the cluster is, its nodes, and its cards.
+    """Show allocated and free GPU capacity of the cluster, its nodes and its GPUs.
 
-    Counts what pods hold, from their grants or the records of the system that placed them. Needs the right to list
+    Adds up what pods hold, from their grants or the records of the system that placed them. Needs the right to list
     nodes and pods, and nothing installed in the cluster.
     """
-    where = ClusterSource(kubeconfig=kubeconfig, context=context, files=files)
+    source = ClusterSource(kubeconfig=kubeconfig, context=context, files=files)
     settings = DialectSettings(gpushare_unit=gpushare_unit)
 
-    def draw(seen: ClusterSnapshot) -> list[str]:
-        return drawn(summarize(seen, settings, time.time()), node, output, order)
+    def draw(snapshot: ClusterSnapshot) -> list[str]:
+        return render(summarize(snapshot, settings, time.time()), node, output, order)
 
     if watch:
         from gputile.cli.live_view import keep_drawing
 
-        keep_drawing(where, draw)
+        keep_drawing(source, draw)
         return
-    use = live_usage(where) if node is not None else None
-    found = summarize(where.look(), settings, time.time(), use)
+    use = live_usage(source) if node is not None else None
+    summary = summarize(source.snapshot(), settings, time.time(), use)
     if output in PROGRAMS:
-        emit(found if node is None else node_named(node, found.nodes), output)
+        emit(summary if node is None else node_named(node, summary.nodes), output)
         return
-    for line in drawn(found, node, output, order):
+    for line in render(summary, node, output, order):
         say(line)
 
 
-def drawn(found: ClusterSummary, node: str | None, output: str, order: str) -> list[str]:
-    """Lines for a person."""
+def render(summary: ClusterSummary, node: str | None, output: str, order: str) -> list[str]:
+    """The cluster, or one node of it, as lines of text."""
     sheet = terminal()
     if node is not None:
-        return node_lines(node_named(node, found.nodes), sheet, time.time(), wide=output == "wide")
-    return cluster_lines(found, sheet, order, wide=output == "wide")
+        return node_lines(node_named(node, summary.nodes), sheet, time.time(), wide=output == "wide")
+    return cluster_lines(summary, sheet, order, wide=output == "wide")

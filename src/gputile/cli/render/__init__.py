@@ -1,1 +1,1 @@
-"""How commands draw their answers: tables, bars, explanations, plots."""
+"""Rendering of what commands print: tables, bars, explanations, plots."""

@@ -1,8 +1,7 @@
-"""A `ClusterSummary` of the cluster as lines for a person.
+"""A `ClusterSummary` as lines of text, for `top` and `inspect`.
 
-Room:  pure but for colours; the width comes in with the paper. A node takes one line however many cards it has, so that
-       a cluster of 500 nodes is still a list that can be read.
-Door:  `cluster_lines`, `node_lines`.
+Pure but for colours; the width comes with the terminal. A node takes one line however many GPUs it has, so that a
+cluster of 500 nodes is still a readable list.
 """
 
 from collections import Counter
@@ -30,63 +29,64 @@ from gputile.cli.render.terminal import (
 UNKNOWN = "unknown"
 BAR = 10
 MAKER = "NVIDIA "
-WAITING_SHOWN = 3
+PENDING_SHOWN = 3
 INDENT = " " * 7
 
 
 def short_model(model: str) -> str:
-    """Everybody here knows who made it."""
+    """The model without the maker's name."""
     return model.removeprefix(MAKER) or UNKNOWN
 
 
 # ---- the cluster ----------------------------------------------------------------------------------------------------
 
 
-def cluster_lines(found: ClusterSummary, sheet: Terminal, order: str, *, wide: bool) -> list[str]:
-    if not found.nodes:
-        return _nothing(found, sheet)
-    lines = [*_head(found, sheet), ""]
-    if len(found.models) > 1:
-        lines += [*_models(found, sheet), ""]
-    lines += _nodes(found, sheet, order, wide)
-    return lines + _waiting(found, sheet)
+def cluster_lines(summary: ClusterSummary, sheet: Terminal, order: str, *, wide: bool) -> list[str]:
+    """Sums, models, nodes and pending pods."""
+    if not summary.nodes:
+        return _without_gpus(summary, sheet)
+    lines = [*_head(summary, sheet), ""]
+    if len(summary.models) > 1:
+        lines += [*_models(summary, sheet), ""]
+    lines += _nodes(summary, sheet, order, wide)
+    return lines + _pending(summary, sheet)
 
 
-def _nothing(found: ClusterSummary, sheet: Terminal) -> list[str]:
-    lines = [f"No GPUs: none of {plural(found.nodes_without_cards, 'node')} says that it has cards."]
-    lines.append("A node says so by gputile's agent, or that of HAMi, gpushare, nano, vcuda, vgpu-manager or NVIDIA.")
-    lines.append("If it should: `gputile doctor` looks for the reason.")
-    return [*lines, *_waiting(found, sheet)]
+def _without_gpus(summary: ClusterSummary, sheet: Terminal) -> list[str]:
+    lines = [f"No GPUs: none of {plural(summary.nodes_without_cards, 'node')} publishes any."]
+    lines.append("GPUs are published by the agent of gputile, HAMi, gpushare, nano, vcuda, vgpu-manager or NVIDIA.")
+    lines.append("If there should be some: `gputile doctor` looks for the reason.")
+    return [*lines, *_pending(summary, sheet)]
 
 
-def _head(found: ClusterSummary, sheet: Terminal) -> list[str]:
-    total = found.cluster
-    bare = f", {found.nodes_without_cards:,} more without" if found.nodes_without_cards else ""
+def _head(summary: ClusterSummary, sheet: Terminal) -> list[str]:
+    total = summary.cluster
+    others = f", {summary.nodes_without_cards:,} more without" if summary.nodes_without_cards else ""
     pods = f"{plural(total.pods, 'pod')} on them"
-    lines = [f"{plural(total.nodes, 'node')} with {plural(total.cards, 'card')}{bare}; {pods}"]
+    lines = [f"{plural(total.nodes, 'node')} with {plural(total.cards, 'GPU')}{others}; {pods}"]
     wide = 40 if not sheet.columns else max(10, min(40, sheet.columns - 40))
     memory = f"{size(total.memory_held)} of {size(total.memory)}"
-    cores = f"{total.cores_held / 100:g} of {total.cores / 100:g} cards"
+    cores = f"{total.cores_held / 100:g} of {total.cores / 100:g} GPUs"
     for name, held, whole, text in (
         ("memory", total.memory_held, total.memory, memory),
         ("cores", total.cores_held, total.cores, cores),
     ):
         drawn = bar(held / whole if whole else 0.0, wide, sheet.blocks)
         lines.append(f"  {name:<7}{drawn} {percent(held, whole):>5}  {text}")
-    lines.append(f"  {'cards':<7}{_kinds(total)}")
-    if found.findings:
-        lines.append(style(f"  {plural(found.findings, 'thing')} wrong: see `gputile audit`", fg="red"))
+    lines.append(f"  {'GPUs':<7}{_kinds(total)}")
+    if summary.findings:
+        lines.append(style(f"  {plural(summary.findings, 'problem')} found: see `gputile audit`", fg="red"))
     return lines
 
 
 def _kinds(total: SummaryTotals) -> str:
-    parts = [f"{total.idle:,} idle", f"{total.shared:,} in part", f"{total.full:,} full"]
+    parts = [f"{total.idle:,} idle", f"{total.shared:,} shared", f"{total.full:,} full"]
     if total.out_of_use:
         parts.append(style(f"{total.out_of_use:,} out of use", fg="red"))
     return ", ".join(parts)
 
 
-def _models(found: ClusterSummary, sheet: Terminal) -> list[str]:
+def _models(summary: ClusterSummary, sheet: Terminal) -> list[str]:
     rows = [
         [
             short_model(model),
@@ -96,15 +96,15 @@ def _models(found: ClusterSummary, sheet: Terminal) -> list[str]:
             f"{percent(total.memory_held, total.memory):>5}",
             size(total.memory - total.memory_held),
         ]
-        for model, total in found.models.items()
+        for model, total in summary.models.items()
     ]
-    header = ["MODEL", "CARDS", "IDLE", "MEMORY", "FREE"]
+    header = ["MODEL", "GPUS", "IDLE", "MEMORY", "FREE"]
     return table(header, rows, right=(1, 2, 4), shrink={0: 0}, columns=sheet.columns)
 
 
-def _nodes(found: ClusterSummary, sheet: Terminal, order: str, wide: bool) -> list[str]:
-    nodes = sorted(found.nodes, key=ORDER[order])
-    header = ["NODE", "MODEL", "CARDS", "MEMORY", "FREE", "CORES", "PODS"]
+def _nodes(summary: ClusterSummary, sheet: Terminal, order: str, wide: bool) -> list[str]:
+    nodes = sorted(summary.nodes, key=ORDER[order])
+    header = ["NODE", "MODEL", "GPUS", "MEMORY", "FREE", "CORES", "PODS"]
     rows = [_row(node, sheet) for node in nodes]
     if wide:
         header += ["ADDRESS", "AGENT", "POOL"]
@@ -166,51 +166,51 @@ def _sign(node: NodeSummary, card: CardSummary, sheet: Terminal) -> str:
 
 
 def _remark(node: NodeSummary) -> str:
-    said = [node.fault] if node.fault else []
-    out = Counter(card.state for card in node.cards if card.state != "ok")
-    said += [f"{count} {state}" for state, count in out.items()]
-    said += ["oversold"] * any(card.share > 1 for card in node.cards)
-    said += ["cordoned"] * node.cordoned
-    return style(", ".join(said), fg="red") if said else ""
+    remarks = [node.fault] if node.fault else []
+    out_of_use = Counter(card.state for card in node.cards if card.state != "ok")
+    remarks += [f"{count} {state}" for state, count in out_of_use.items()]
+    remarks += ["overcommitted"] * any(card.share > 1 for card in node.cards)
+    remarks += ["cordoned"] * node.cordoned
+    return style(", ".join(remarks), fg="red") if remarks else ""
 
 
-def _waiting(found: ClusterSummary, sheet: Terminal) -> list[str]:
-    if not found.waiting:
+def _pending(summary: ClusterSummary, sheet: Terminal) -> list[str]:
+    if not summary.waiting:
         return []
-    first, more = found.waiting[:WAITING_SHOWN], len(found.waiting) - WAITING_SHOWN
+    first, more = summary.waiting[:PENDING_SHOWN], len(summary.waiting) - PENDING_SHOWN
     wide = (sheet.columns or 200) - 8
-    names = [shortened(f"  {one.pod}{': ' * bool(one.refused)}{one.refused}", wide) for one in first]
-    namespace, _, name = found.waiting[0].pod.partition("/")
+    names = [shortened(f"  {pod.pod}{': ' * bool(pod.refused)}{pod.refused}", wide) for pod in first]
+    namespace, _, name = summary.waiting[0].pod.partition("/")
     return [
         "",
-        style(f"{_how_many(found)}{', the oldest' * (more > 0)}:", fg="yellow"),
+        style(f"{_pending_count(summary)}{', the oldest' * (more > 0)}:", fg="yellow"),
         *names,
         *([f"  and {more:,} more"] if more > 0 else []),
         f"why: gputile explain {name} -n {namespace}",
     ]
 
 
-def _how_many(found: ClusterSummary) -> str:
-    """Those whose request itself is wrong wait for nothing; `audit` and `quota` count the others alone."""
-    refused = sum(bool(one.refused) for one in found.waiting)
-    waiting = len(found.waiting) - refused
-    if not waiting:
+def _pending_count(summary: ClusterSummary) -> str:
+    """A pod whose request is invalid is counted as refused; `audit` and `quota` count the pending ones alone."""
+    refused = sum(bool(pod.refused) for pod in summary.waiting)
+    pending = len(summary.waiting) - refused
+    if not pending:
         return f"{plural(refused, 'pod')} refused"
-    return f"{plural(waiting, 'pod')} waiting for cards" + (f", {refused} refused" if refused else "")
+    return f"{plural(pending, 'pod')} pending" + (f", {refused} refused" if refused else "")
 
 
 # ---- one node -------------------------------------------------------------------------------------------------------
 
 
 def node_lines(node: NodeSummary, sheet: Terminal, now: float, *, wide: bool) -> list[str]:
-    """A bar per card, and under it who holds what of it."""
-    agent = f"cards by {node.agent}'s agent" if node.agent else "no agent speaks for its cards"
+    """A bar per GPU, and under it the pods that hold a share of it."""
+    agent = f"GPUs published by {node.agent}'s agent" if node.agent else "no agent publishes GPUs"
     lines = [f"{style(node.name, bold=True)}  {node.address}  {models(node)}  ({agent})"]
     if node.fault or node.cordoned:
-        said = ", ".join(part for part in (node.fault, "cordoned" if node.cordoned else "") if part)
-        lines.append(style(f"out of use: {said}", fg="red"))
-    heads, rows = _pod_rows(node, sheet, now)
-    lines += ["", heads] if node.pods else [""]
+        reasons = ", ".join(part for part in (node.fault, "cordoned" if node.cordoned else "") if part)
+        lines.append(style(f"out of use: {reasons}", fg="red"))
+    header, rows = _pod_rows(node, sheet, now)
+    lines += ["", header] if node.pods else [""]
     for number, card in enumerate(node.cards):
         if number and (card.pods or node.cards[number - 1].pods):
             lines.append("")
@@ -225,8 +225,8 @@ def _card_lines(card: CardSummary, sheet: Terminal, wide: bool) -> list[str]:
     head = f"GPU {card.index:<2} {memory} {percent(card.memory_held, card.memory):>5}  {held:<18}"
     lines = [f"{head}{card.cores_held:>3} % cores  {short_model(card.model)}"]
     if card.state != "ok":
-        said = f"{card.state}: {card.reason}" if card.reason else card.state
-        lines += [INDENT + style(line, fg="red") for line in wrapped(said, (sheet.columns or 120) - len(INDENT))]
+        text = f"{card.state}: {card.reason}" if card.reason else card.state
+        lines += [INDENT + style(line, fg="red") for line in wrapped(text, (sheet.columns or 120) - len(INDENT))]
     if wide:
         lines.append(f"{INDENT}{card.uuid}, {card.slots_held} of {card.slots} slots")
     return lines
@@ -234,15 +234,15 @@ def _card_lines(card: CardSummary, sheet: Terminal, wide: bool) -> list[str]:
 
 def _pod_rows(node: NodeSummary, sheet: Terminal, now: float) -> tuple[str, dict[str, list[str]]]:
     """The header, and by card the lines of its pods; aligned over the whole node."""
-    everyone = [(card.uuid, tenant) for card in node.cards for tenant in card.pods]
+    tenants = [(card.uuid, tenant) for card in node.cards for tenant in card.pods]
     header = ["POD", "MEMORY", "CORES", "AGE", "STATE", "BY"]
-    rows = [_tenant(tenant, now) for _, tenant in everyone]
-    if any(tenant.used_memory is not UNSET for _, tenant in everyone):
+    rows = [_tenant(tenant, now) for _, tenant in tenants]
+    if any(tenant.used_memory is not UNSET for _, tenant in tenants):
         header.append("USED")
-        rows = [[*row, _used(tenant)] for row, (_, tenant) in zip(rows, everyone, strict=True)]
+        rows = [[*row, _used(tenant)] for row, (_, tenant) in zip(rows, tenants, strict=True)]
     first, *drawn = table(header, rows, right=(1, 2, 3), shrink={0: TAIL}, columns=sheet.columns, indent=len(INDENT))
     by_card: dict[str, list[str]] = {card.uuid: [] for card in node.cards}
-    for (uuid, _), line in zip(everyone, drawn, strict=True):
+    for (uuid, _), line in zip(tenants, drawn, strict=True):
         by_card[uuid].append(line)
     return first, by_card
 
@@ -253,20 +253,20 @@ def _tenant(tenant: CardTenant, now: float) -> list[str]:
         size(tenant.memory),
         f"{tenant.cores} %" if tenant.cores else "-",
         age(tenant.since, now),
-        "leaving" if tenant.going else tenant.phase or "-",
+        "terminating" if tenant.going else tenant.phase or "-",
         tenant.by,
     ]
 
 
 def _used(tenant: CardTenant) -> str:
-    """What is not known is not zero."""
+    """An unknown value is shown as `?`, never as zero."""
     memory = "?" if tenant.used_memory is UNSET else size(tenant.used_memory)
     return memory if tenant.utilisation is UNSET else f"{memory}, {tenant.utilisation} %"
 
 
-def age(said: str, now: float) -> str:
-    """Since then, as kubectl shows ages; `-` when nobody says."""
+def age(timestamp: str, now: float) -> str:
+    """The time since then, as kubectl shows ages; `-` when unknown."""
     try:
-        return since(now - datetime.fromisoformat(said).timestamp())
+        return since(now - datetime.fromisoformat(timestamp).timestamp())
     except ValueError:
         return "-"

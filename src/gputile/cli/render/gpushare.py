@@ -1,7 +1,7 @@
 """The tables of `kubectl inspect gpushare`, byte for byte, but with rows sorted by name.
 
-The original divides a node's memory evenly over its cards. Where an inventory says better, a card shows its true size,
-and tiles of every dialect count, not only gpushare's. A pod that holds parts of several cards is one row.
+The original divides a node's memory evenly over its cards. Where an inventory is published, a card shows its true
+size, and tiles of every dialect count, not only gpushare's. A pod that holds shares of several cards is one row.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ class GpusharePodRow(msgspec.Struct, frozen=True):
     name: str
     namespace: str
     cards: tuple[int, ...]  # what it holds of each, by position
-    pending: int  # what it asks for, on a card nobody knows
+    pending: int  # what it requests, on an unknown card
 
     @property
     def used(self) -> int:
@@ -57,7 +57,7 @@ class GpushareNodeRow(msgspec.Struct, frozen=True):
 
 
 class GpushareTable(msgspec.Struct, frozen=True):
-    """All nodes that share GPU memory, and what one of their units is; "" where there are none."""
+    """All nodes that share GPU memory, and the unit of their memory; "" where there are none."""
 
     rows: tuple[GpushareNodeRow, ...]
     unit: str
@@ -71,20 +71,20 @@ class GpushareTable(msgspec.Struct, frozen=True):
         return sum(row.total for row in self.rows)
 
 
-def shared(nodes: Iterable[ShownNode], pods: Iterable[Pod], unit: str | None = None) -> GpushareTable:
-    """What the tables show. `unit`: as its plugin is set; else guessed, as the original does."""
-    found = sorted((node for node in nodes if count_of(node.allocatable, gpushare.MEM)), key=lambda node: node.name)
-    unit = unit or (gpushare.guess_unit(found) if found else "")
+def gpushare_table(nodes: Iterable[ShownNode], pods: Iterable[Pod], unit: str | None = None) -> GpushareTable:
+    """The content of the tables. `unit`: as its plugin is configured; else guessed, as the original does."""
+    sharing = sorted((node for node in nodes if count_of(node.allocatable, gpushare.MEM)), key=lambda node: node.name)
+    unit = unit or (gpushare.guess_unit(sharing) if sharing else "")
     settings = DialectSettings(gpushare_unit="MiB" if unit == "MiB" else "GiB")
-    here: dict[str, list[Pod]] = {node.name: [] for node in found}
+    by_node: dict[str, list[Pod]] = {node.name: [] for node in sharing}
     for pod in pods:
-        if not pod.is_terminal and pod.node_name in here:
-            here[pod.node_name].append(pod)
-    return GpushareTable(tuple(_row(node, here[node.name], settings) for node in found), unit)
+        if not pod.is_terminal and pod.node_name in by_node:
+            by_node[pod.node_name].append(pod)
+    return GpushareTable(tuple(_row(node, by_node[node.name], settings) for node in sharing), unit)
 
 
-def _row(found: ShownNode, pods: list[Pod], settings: DialectSettings) -> GpushareNodeRow:
-    read = registry.read_node(found, settings)
+def _row(shown: ShownNode, pods: list[Pod], settings: DialectSettings) -> GpushareNodeRow:
+    read = registry.read_node(shown, settings)
     node = read if isinstance(read, Node) else None
     cards = node.cards if node is not None else ()
     settings = records.settings_on(node, settings)
@@ -94,8 +94,8 @@ def _row(found: ShownNode, pods: list[Pod], settings: DialectSettings) -> Gpusha
     used = [sum(uses[card.uuid].memory for uses in held if card.uuid in uses) for card in cards]
     rows = [row for pod, grant in grants if (row := _pod(pod, grant, cards, settings)).used]
     return GpushareNodeRow(
-        found.name,
-        found.address,
+        shown.name,
+        shown.address,
         tuple(
             (_units(memory, card.memory, size), card.memory // size) for memory, card in zip(used, cards, strict=True)
         ),
@@ -108,47 +108,47 @@ def _pod(
 ) -> GpusharePodRow:
     size = UNIT[settings.gpushare_unit]
     if not isinstance(grant, Grant):
-        return GpusharePodRow(pod.name, pod.namespace, (0,) * len(cards), _asked(pod, settings) // size)
+        return GpusharePodRow(pod.name, pod.namespace, (0,) * len(cards), _requested(pod, settings) // size)
     uses = grant.uses()
     held = tuple(_units(uses[card.uuid].memory, card.memory, size) if card.uuid in uses else 0 for card in cards)
     return GpusharePodRow(pod.name, pod.namespace, held, 0)
 
 
-def _asked(pod: Pod, settings: DialectSettings) -> MiB:
-    asked = registry.read_pod(pod, settings)
-    return sum((ask.memory or 0) * ask.cards for ask in asked.asks) if isinstance(asked, PodRequest) else 0
+def _requested(pod: Pod, settings: DialectSettings) -> MiB:
+    request = registry.read_pod(pod, settings)
+    return sum((ask.memory or 0) * ask.cards for ask in request.asks) if isinstance(request, PodRequest) else 0
 
 
 def _units(memory: MiB, of: MiB, size: MiB) -> int:
-    """Begun units count, but a card that is not oversold never shows more than it has."""
+    """Rounded up to whole units, but a card that is not overcommitted never shows more than it has."""
     return min(-(-memory // size), of // size) if memory <= of else -(-memory // size)
 
 
 # ---- print as Go's tabwriter does -----------------------------------------------------------------------------------
 
 
-def summary(found: GpushareTable) -> str:
+def summary(table: GpushareTable) -> str:
     """One line per node."""
-    widest = max((len(row.cards) for row in found.rows), default=0)
-    pending = any(row.pending for row in found.rows)
+    widest = max((len(row.cards) for row in table.rows), default=0)
+    pending = any(row.pending for row in table.rows)
     header = ["NAME", "IPADDRESS", *(f"GPU{n}(Allocated/Total)" for n in range(widest))]
-    header += ["PENDING(Allocated)"] * pending + [f"GPU Memory({found.unit})"]
-    lines = [header, *(_cells(row, widest, pending) for row in found.rows)]
-    dashes = len("\t".join(lines[1])) + 1 + 20 if found.rows else 0
-    total = ["Allocated/Total GPU Memory In Cluster:", f"{_total(found.used, found.total)}  ", ""]
+    header += ["PENDING(Allocated)"] * pending + [f"GPU Memory({table.unit})"]
+    lines = [header, *(_cells(row, widest, pending) for row in table.rows)]
+    dashes = len("\t".join(lines[1])) + 1 + 20 if table.rows else 0
+    total = ["Allocated/Total GPU Memory In Cluster:", f"{_total(table.used, table.total)}  ", ""]
     return "\n".join([*_aligned(lines), "-" * dashes, *total])
 
 
-def details(found: GpushareTable) -> str:
+def details(table: GpushareTable) -> str:
     """A table of pods for each node."""
     lines: list[str] = []
     dashes = 0
-    for row in found.rows:
+    for row in table.rows:
         pods = [_pod_cells(pod, bool(row.pending)) for pod in row.pods]
         dashes = dashes or sum(len("\t".join(cells)) + 2 for cells in pods) + 10
         lines += ["", *_aligned([["NAME:", one_line(row.name)], ["IPADDRESS:", one_line(row.address)]]), ""]
         lines += [*_pod_table(row, pods), "-" * dashes]
-    total = f"Allocated/Total GPU Memory In Cluster:  {_total(found.used, found.total)}  "
+    total = f"Allocated/Total GPU Memory In Cluster:  {_total(table.used, table.total)}  "
     return "\n".join([*lines, "", "", total, ""])
 
 
@@ -173,8 +173,8 @@ def _total(used: int, total: int) -> str:
 
 def _cells(row: GpushareNodeRow, widest: int, pending: bool) -> list[str]:
     cards = [f"{used}/{total}" for used, total in row.cards] + ["0/0"] * (widest - len(row.cards))
-    waiting = [str(row.pending) if row.pending else ""] * pending
-    return [one_line(row.name), one_line(row.address), *cards, *waiting, f"{row.used}/{row.total}"]
+    pending_cell = [str(row.pending) if row.pending else ""] * pending
+    return [one_line(row.name), one_line(row.address), *cards, *pending_cell, f"{row.used}/{row.total}"]
 
 
 def _aligned(lines: list[list[str]]) -> list[str]:
@@ -186,12 +186,12 @@ def _aligned(lines: list[list[str]]) -> list[str]:
 # ---- for programs ---------------------------------------------------------------------------------------------------
 
 
-def document(found: GpushareTable) -> dict[str, Any]:
-    """The JSON of gpushare's own extender (`/gpushare-scheduler/inspect`), with the unit, and what has no card yet."""
+def document(table: GpushareTable) -> dict[str, Any]:
+    """The JSON of gpushare's own extender (`/gpushare-scheduler/inspect`), with the unit and pods without a card."""
     return {
-        "unit": found.unit,
-        "totalGPU": found.total,
-        "usedGPU": found.used,
+        "unit": table.unit,
+        "totalGPU": table.total,
+        "usedGPU": table.used,
         "nodes": [
             {
                 "name": row.name,
@@ -201,7 +201,7 @@ def document(found: GpushareTable) -> dict[str, Any]:
                 "devs": [_device(row, number) for number in range(len(row.cards))],
                 "pending": [_holder(pod, pod.pending) for pod in row.pods if pod.pending],
             }
-            for row in found.rows
+            for row in table.rows
         ],
     }
 

@@ -1,4 +1,4 @@
-"""Pictures of simulations; needs `gputile[plots]`."""
+"""Plots of simulations; needs `gputile[plots]`."""
 
 from pathlib import Path
 
@@ -24,10 +24,10 @@ def plot_runs(rows: dict[str, list[ReplayRun]], path: Path) -> None:
             curves = np.array([_on(loads, run, field) for run in runs])
             (line,) = axes.plot(loads, curves.mean(axis=0), label=name, linewidth=1.6)
             axes.fill_between(loads, curves.min(axis=0), curves.max(axis=0), color=line.get_color(), alpha=0.2)
-    left.plot([0, 100], [0, 100], color="grey", linewidth=0.8, linestyle=":", label="nobody refused")
-    begins = min(0.55 * last, 70.0)  # below, nearly everything fits and all curves are one
+    left.plot([0, 100], [0, 100], color="grey", linewidth=0.8, linestyle=":", label="no pod refused")
+    begins = min(0.55 * last, 70.0)  # below, nearly every pod fits and all curves coincide
     top = max(101.0, *(point.allocated + 1 for runs in rows.values() for run in runs for point in run.curve))
-    left.set(ylabel="GPU handed out, % of capacity", title="Allocation", ylim=(begins, top), xlim=(begins, last))
+    left.set(ylabel="GPU allocated, % of capacity", title="Allocation", ylim=(begins, top), xlim=(begins, last))
     right.set(ylabel="idle GPU no usual pod can use, % of capacity", title="Fragmentation", xlim=(0, last))
     for axes in (left, right):
         axes.set_xlabel("GPU demand arrived, % of capacity")

@@ -1,4 +1,4 @@
-"""What `gputile simulate` tells: a table, JSON, CSV files and a picture."""
+"""The results of `gputile simulate`: a table, JSON, CSV files and a plot."""
 
 import csv
 import statistics
@@ -47,27 +47,27 @@ def _mean_sd(numbers: Sequence[float | None]) -> dict[str, float | None]:
 
 
 def _cells(name: str, runs: list[ReplayRun], compares: bool) -> dict[str, str]:
-    told = _summary(name, runs)
+    values = _summary(name, runs)
     cells = {
         "policy": name,
-        "final %": _show(told["final"]),
-        "at 100 %": _show(told["at_full"]),
-        "fragment %": _show(told["fragment"], spread=False),
-        "first refusal at %": _show(told["first_refusal"], spread=False),
+        "final %": _show(values["final"]),
+        "at 100 %": _show(values["at_full"]),
+        "fragment %": _show(values["fragment"], spread=False),
+        "first refusal at %": _show(values["first_refusal"], spread=False),
     }
     if compares:  # percentages are of the base cluster, so that rows can be compared
         cells |= {
-            "cards": str(told["cards"]),
-            "handed out": _show(told["allocated_cards"], spread=False),
-            "pods refused": _show(told["refused_pods"], spread=False),
+            "GPUs": str(values["cards"]),
+            "allocated": _show(values["allocated_cards"], spread=False),
+            "pods refused": _show(values["refused_pods"], spread=False),
         }
-    return cells | {"seconds": _show(told["seconds"], spread=False)}
+    return cells | {"seconds": _show(values["seconds"], spread=False)}
 
 
-def _show(figure: dict[str, float | None], *, spread: bool = True) -> str:
-    if figure["mean"] is None:
+def _show(value: dict[str, float | None], *, spread: bool = True) -> str:
+    if value["mean"] is None:
         return "-"
-    return f"{figure['mean']:.2f} ± {figure['sd']:.2f}" if spread else f"{figure['mean']:.1f}"
+    return f"{value['mean']:.2f} ± {value['sd']:.2f}" if spread else f"{value['mean']:.1f}"
 
 
 def _print_table(rows: list[dict[str, str]]) -> None:
@@ -103,7 +103,7 @@ def _plot(out: Path, rows: dict[str, list[ReplayRun]]) -> None:
     try:
         from gputile.cli.render.plots import plot_runs
     except ImportError:
-        say("no plots: install them with `pip install '.[plots]'` in a checkout", err=True)
+        say("no plots: matplotlib is missing; `pip install '.[plots]'` in a checkout installs it", err=True)
         return
     plot_runs(rows, out / "packing.png")
     say(f"wrote {out / 'packing.png'}", err=True)
@@ -112,9 +112,9 @@ def _plot(out: Path, rows: dict[str, list[ReplayRun]]) -> None:
 STEADY = {
     "hours": "hours",
     "turned_over": "turned over %",
-    "cards": "cards",
+    "cards": "GPUs",
     "allocated": "allocated %",
-    "waiting": "waiting pods",
+    "waiting": "pending pods",
     "waited_share": "waited %",
     "mean_wait": "mean wait min",
     "p95_wait": "p95 wait min",
@@ -124,18 +124,19 @@ STEADY = {
 
 
 def report_steady(rows: dict[str, list[SteadyRun]], output: str, out: Path | None) -> None:
-    figures = {
+    """One row per policy, of pods that also end."""
+    values = {
         name: {field: _mean_sd([float(getattr(run, field)) for run in runs]) for field in STEADY}
         for name, runs in rows.items()
     }
     if output in PROGRAMS:
-        told_rows = [{"name": name, "policy": rows[name][0].plan.policy, **told} for name, told in figures.items()]
-        emit({"rows": told_rows}, output)
+        documents = [{"name": name, "policy": rows[name][0].plan.policy, **row} for name, row in values.items()]
+        emit({"rows": documents}, output)
     else:
         _print_table(
             [
-                {"policy": name, **{STEADY[f]: _show(told[f], spread=f == "allocated") for f in STEADY}}
-                for name, told in figures.items()
+                {"policy": name, **{STEADY[f]: _show(row[f], spread=f == "allocated") for f in STEADY}}
+                for name, row in values.items()
             ]
         )
     if out is not None:

@@ -1,8 +1,7 @@
-"""How commands speak: forms of output, tables and bars that know how wide the terminal is.
+"""Output for terminals and programs: JSON and YAML, tables and bars that know the width of the terminal.
 
-Room:  text and colours only; it decides nothing. Colours are for terminals: click takes them out of a pipe, and
-       `NO_COLOR` takes them out everywhere (`group` says so once).
-Door:  `output_option` and `emit` for programs; `Terminal`, `table` and `bar` for people.
+Text and colours only; nothing is decided here. Colours are for terminals: click removes them in a pipe, and `NO_COLOR`
+removes them everywhere (`group` does so once).
 """
 
 import os
@@ -22,37 +21,38 @@ PROGRAMS = ("json", "yaml")  # forms for programs, whose keys are contracts
 FORMS = ("text", "wide", *PROGRAMS)
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 LEVELS = "▁▂▃▄▅▆▇█"
-TAIL = 5  # signs of a name's end that stay when it is cut: names of one kind differ there
-LEAST = 12  # columns that a name is left with
-NARROWEST = 60  # columns; below, we wrap no earlier. Tables are made for 80, and below may run over
+TAIL = 5  # characters at the end of a name that stay when it is cut: names of one kind differ there
+LEAST = 12  # columns that a name keeps
+NARROWEST = 60  # columns; text is never wrapped earlier. Tables are made for 80, and may run over below
 
 
 def output_option() -> Callable[[F], F]:
-    """`-o`, the same for every command. Where there is nothing more to show, `wide` is `text`."""
+    """The flag `-o`, the same for every command. A command without further columns prints `wide` as `text`."""
     return click.option(
-        "-o", "--output", type=click.Choice(FORMS), default="text", show_default=True, help="How to print."
+        "-o", "--output", type=click.Choice(FORMS), default="text", show_default=True, help="Output format."
     )
 
 
-def emit(found: Any, output: str) -> None:
-    """JSON or YAML on standard output. What a terminal obeys is written out on the way, as both have it in strings."""
-    say_text(encoded(found, output))
+def emit(document: Any, output: str) -> None:
+    """Print JSON or YAML. Control characters, which a terminal would obey, are escaped as both formats allow."""
+    say_text(encoded(document, output))
 
 
-def encoded(found: Any, output: str) -> str:
-    plain = msgspec.to_builtins(found, str_keys=True)
+def encoded(document: Any, output: str) -> str:
+    """The document as JSON or YAML."""
+    plain = msgspec.to_builtins(document, str_keys=True)
     if output == "yaml":
         import yaml
 
         text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).rstrip()
-        if shown(text) != text:  # PyYAML quotes it then: a text without quotes knows no escapes
+        if shown(text) != text:  # so that PyYAML quotes it: plain scalars have no escapes
             text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=False).rstrip()
         return text
     return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode()
 
 
 class Terminal(msgspec.Struct, frozen=True):
-    """What is written on: a terminal of some size, or a pipe that takes lines of any length."""
+    """Standard output: a terminal of some size, or a pipe that takes lines of any length."""
 
     columns: int = 0  # 0: no limit
     lines: int = 0
@@ -60,7 +60,7 @@ class Terminal(msgspec.Struct, frozen=True):
 
 
 def terminal() -> Terminal:
-    """Standard output, as it is now. $COLUMNS counts in a pipe too: who sets it wants it."""
+    """Standard output, as it is now. $COLUMNS counts in a pipe too."""
     encoding = (sys.stdout.encoding or "").lower().replace("-", "")
     blocks = encoding.startswith("utf")
     if not sys.stdout.isatty() and not os.environ.get("COLUMNS", "").isdecimal():
@@ -70,13 +70,13 @@ def terminal() -> Terminal:
 
 
 def _size() -> tuple[int, int]:
-    """$COLUMNS and $LINES, else the terminal's; as `shutil` has it, which takes longer to import than to write."""
-    said = [int(word) if (word := os.environ.get(name, "")).isdecimal() else 0 for name in ("COLUMNS", "LINES")]
+    """$COLUMNS and $LINES, else the terminal's size; as in `shutil`, whose import takes too long."""
+    given = [int(value) if (value := os.environ.get(name, "")).isdecimal() else 0 for name in ("COLUMNS", "LINES")]
     try:
         real = os.get_terminal_size(sys.stdout.fileno())
     except (OSError, ValueError):
         real = os.terminal_size((80, 24))
-    return said[0] or real.columns or 80, said[1] or real.lines or 24
+    return given[0] or real.columns or 80, given[1] or real.lines or 24
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -92,14 +92,14 @@ def padded(text: str, wide: int, right: bool = False) -> str:
 
 
 def shortened(text: str, wide: int, end: int = 0) -> str:
-    """With a mark where something is left out; so much of the end stays."""
+    """Cut to the width, with a mark where text is left out; `end` characters of its end stay."""
     if len(text) <= wide:
         return text
     return f"{text[: wide - 1 - end]}…{text[len(text) - end :]}"
 
 
 def wrapped(text: str, wide: int, hanging: str = "") -> list[str]:
-    """Running text. Names with dashes and paths stay whole, so that they can be copied."""
+    """Running text in lines. Names with dashes and paths stay whole, so that they can be copied."""
     import textwrap
 
     return textwrap.wrap(text, wide, subsequent_indent=hanging, break_on_hyphens=False, break_long_words=False)
@@ -114,8 +114,8 @@ def table(
     columns: int = 0,
     indent: int = 0,
 ) -> list[str]:
-    """Lines of aligned cells, two spaces apart. Where it is too wide, the columns in `shrink` (plain text) give way, in
-    that order; of their end so many signs stay as it says."""
+    """Lines of aligned cells, two spaces apart. A table that is too wide shortens the columns in `shrink` (plain text),
+    in that order; the value is the number of characters that stay at the end."""
     cells = [[one_line(cell) for cell in row] for row in rows]
     wide = [max(width(line[n]) for line in (list(header), *cells)) for n in range(len(header))]
     for column, end in (shrink or {}).items():
@@ -129,29 +129,28 @@ def table(
 
 
 def _line(cells: Sequence[str], wide: Sequence[int], right: Sequence[int]) -> str:
-    made = [padded(cell, wide[n], n in right) for n, cell in enumerate(cells)]
-    return "  ".join(made).rstrip()
+    return "  ".join(padded(cell, wide[n], n in right) for n, cell in enumerate(cells)).rstrip()
 
 
 # ---- bars -----------------------------------------------------------------------------------------------------------
 
 
 def bar(share: float, wide: int, blocks: bool = True) -> str:
-    """A share of 0 to 1 as a bar; coloured by how full it is. More than all is drawn full, and red."""
+    """A share of 0 to 1 as a bar, coloured by how full it is. A share above 1 is drawn full, and red."""
     inside = min(max(share, 0.0), 1.0)
     if not blocks:
         full = round(inside * wide)
         return f"[{'#' * full}{'.' * (wide - full)}]"
     eighths = round(inside * wide * 8)
     if share > 0 and not eighths:
-        eighths = 1  # a sliver is not nothing
+        eighths = 1  # a small share is still visible
     whole, rest = divmod(eighths, 8)
     text = "█" * whole + (EIGHTHS[rest] if rest else "")
     return style(text, fg=colour(share)) + style("·" * (wide - len(text)), dim=True)
 
 
 def level(share: float, blocks: bool = True) -> str:
-    """One card as one sign: how much of it is taken."""
+    """One card as one character: how much of it is allocated."""
     if share <= 0:
         return style("·" if blocks else ".", dim=True)
     if not blocks:
