@@ -76,7 +76,7 @@ def _waits(told: PodExplanation, sheet: Terminal, wide: bool) -> list[str]:
         lines += _section(
             "soon", [f"room is being made on {told.nominated_on}: less important pods are leaving"], sheet
         )
-    reasons = [f"{plural(one.nodes, 'node')}: {one.text}{_if_empty(one)}" for one in told.reasons]
+    reasons = [f"{one.nodes} {one.text}{_if_empty(one)}" for one in told.reasons]
     lines += _section("because", reasons or ["no node is known; add one with GPUs, or see that its agent runs"], sheet)
     near = [miss for miss in told.misses if miss.code is not NodeReason.NO_CARDS]
     shown = [f"{miss.node}: {miss.text}" for miss in near[: MORE_MISSES if wide else MISSES]]
