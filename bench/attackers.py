@@ -47,7 +47,7 @@ def kinds(node: str) -> dict[str, MakePod]:
         "45,000 UUIDs",
         "45,000 UUIDs that are not wanted",
         "45,000 models",
-        "a deep promise",
+        "a deep nomination",
         "terminal escapes everywhere",
     )
     sits = (

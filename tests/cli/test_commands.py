@@ -158,7 +158,9 @@ class TestDemo:
         for dialect in DIALECTS:
             assert f"  {dialect} " in done.output
         assert done.output.count("waits, see below") == 1
-        assert "0/4 nodes fit: 3 fewer GPUs than wanted, 1 too few GPUs of a wanted model." in done.output
+        reasons = "3 node(s) have fewer GPUs than requested, 1 node(s) have too few GPUs of the requested model."
+        summary = f"0/4 nodes are available: {reasons}"
+        assert summary in done.output
         assert "GPU Memory(GiB)" in done.output
         assert re.search(r"split-over-four -> \S+, GPU [0-9,]{7}: 3 GiB each", done.output)
 

@@ -55,9 +55,9 @@ class TestWaiting:
             "NoCards": (1, 0),
         }
         assert found["misses"][0]["node"] == "t4-1"
-        assert found["misses"][0]["text"] == "wants 10000 MiB on one GPU, the freest has 7000 MiB"
+        assert found["misses"][0]["text"] == "10000 MiB requested on one GPU, the freest has 7000 MiB"
         changes = {change["what"]: change["text"] for change in found["changes"]}
-        assert changes["memory"].startswith("at most 8000 MiB per card instead of 10000, on p4-1")
+        assert changes["memory"].startswith("at most 8000 MiB per GPU instead of 10000 MiB, on p4-1")
         assert changes["pods"] == "as it is, once team/web-0 ends on t4-1"
 
     def test_a_request_that_is_wrong_itself(self, tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_without_quotas(words: tuple[str, ...], want: str) -> None:
 @pytest.mark.parametrize(
     ("words", "stdin", "said"),
     [
-        pytest.param(("-f", "-"), "{", "-, line 2: this is no YAML or JSON", id="no-json"),
+        pytest.param(("-f", "-"), "{", "-, line 2: invalid YAML or JSON", id="no-json"),
         pytest.param(("-f", "-"), saved(*PODS), "has no ConfigMaps, so it is not known who has a quota", id="no-maps"),
         pytest.param(("-f", "-"), json.dumps(config_map(OURS)), "there is no node", id="no-node"),
         pytest.param(("-f", "none.json"), "", "none.json: cannot be read", id="no-file"),

@@ -99,9 +99,11 @@ def test_a_silent_agents_node_is_refused_and_in_use_again_with_the_next_renewal(
     wait_until(lambda: gputile.count("gputile_agents", state="alive") == 1, 10, "the Lease seen")
     wait_until(lambda: gputile.count("gputile_agents", state="stale") == 1, LASTS + 5, "the agent silent")
     kube.create(tile("waits", 8000), space)
-    wait_until(lambda: refused(kube, space, "waits", "silent GPU agent"), 20, "kube-scheduler's event")
+    wait_until(
+        lambda: refused(kube, space, "waits", "a GPU agent whose Lease has expired"), 20, "kube-scheduler's event"
+    )
     told = wait_until(lambda: events_of(kube, space, "waits", "NoFittingGPU"), 20, "our event")
-    assert "silent GPU agent" in told[0]["message"]
+    assert "a GPU agent whose Lease has expired" in told[0]["message"]
     assert node_of(kube.get("Pod", "waits", space)) is None
     agent.renew()
     assert bound_within(kube, space, "waits", 10) < QUICK
@@ -116,7 +118,9 @@ def test_a_stopping_agents_node_is_refused_at_once(
     agent.stop()
     wait_until(lambda: gputile.count("gputile_agents", state="stale") == 1, 2, "the agent gone")
     kube.create(tile("waits", 8000), space)
-    wait_until(lambda: refused(kube, space, "waits", "silent GPU agent"), 20, "kube-scheduler's event")
+    wait_until(
+        lambda: refused(kube, space, "waits", "a GPU agent whose Lease has expired"), 20, "kube-scheduler's event"
+    )
     agent.renew()
     assert bound_within(kube, space, "waits", 10) < QUICK
 
@@ -133,7 +137,9 @@ def test_a_kubelet_that_lost_the_plugin_gets_no_pods(plane: ControlPlane, kube: 
     before = kube.get("Node", NODE)["status"]["allocatable"]["gputile.io/gpu"]
     has(kube, "0")
     kube.create(pod("waits", {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 8000}), space)
-    wait_until(lambda: refused(kube, space, "waits", "no gputile device plugin at the kubelet"), 20, "the reason")
+    wait_until(
+        lambda: refused(kube, space, "waits", "no gputile device plugin registered with the kubelet"), 20, "the reason"
+    )
     has(kube, before)
     bound_within(kube, space, "waits", 20)
 

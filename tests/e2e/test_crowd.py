@@ -74,7 +74,7 @@ def assert_reasons(kube: Kube, space: str, waiting: set[str]) -> None:
         lambda: [e for name in sorted(waiting)[:5] for e in events_of(kube, space, name, "NoFittingGPU")], 30, "events"
     )
     assert "15/15" not in told[0]["message"]
-    assert "0/15 nodes fit" in told[0]["message"]
+    assert "0/15 nodes are available" in told[0]["message"]
 
 
 def assert_room_is_taken(kube: Kube, space: str, pods: Watch, goes: str) -> None:

@@ -223,7 +223,7 @@ def test_a_pod_too_big_for_any_card_is_told_why_and_what_to_do(
     assert "20000 MiB" in told
     assert "would fit" in told
     failed = wait_until(lambda: events_of(kube, space, "huge", "FailedScheduling"), 20, "kube-scheduler's event")
-    assert "GPUs smaller than wanted" in failed[0]["message"]
+    assert "GPUs smaller than requested" in failed[0]["message"]
 
 
 def test_a_wish_that_cannot_be_served_says_what_to_write(plane: ControlPlane, kube: Kube, gputile: Replica) -> None:

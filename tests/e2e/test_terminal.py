@@ -138,8 +138,8 @@ def test_top_and_explain_without_a_server_of_ours(plane: ControlPlane, kube: Kub
     code, said, _ = reader.run("gputile", "explain", "second", "-n", space)
     assert code == 1
     assert "none of 2 nodes fits" in said
-    assert "n1: wants 9000 MiB on one GPU, the freest has 4000 MiB" in said
-    assert "at most 4000 MiB per card instead of 9000, on n1" in said
+    assert "n1: 9000 MiB requested on one GPU, the freest has 4000 MiB" in said
+    assert "at most 4000 MiB per GPU instead of 9000 MiB, on n1" in said
     assert f"as it is, once {space}/first ends on n1" in said
 
     code, said, _ = reader.run("gputile", "explain", "first", "-n", space, "-o", "json")
@@ -164,8 +164,11 @@ def test_a_pod_that_really_waits_is_explained_as_the_scheduler_explains_it(
         placed = reader.run("gputile", "explain", "p0", "-n", space)
         doctor = reader.run("gputile", "doctor", "-o", "json")
     assert code == 1
-    assert "2 nodes: too little free memory on a single GPU (all would fit if empty)" in said
-    for sentence in ("wants 8000 MiB on one GPU, the freest has 4000 MiB", "at most 4000 MiB per card instead of 8000"):
+    assert "2 node(s) have too little free memory on a single GPU (all would fit if empty)" in said
+    for sentence in (
+        "8000 MiB requested on one GPU, the freest has 4000 MiB",
+        "at most 4000 MiB per GPU instead of 8000 MiB",
+    ):
         assert sentence in said
         assert sentence in told["message"]
     assert "NoFittingGPU (gputile-scheduler" in said
@@ -198,7 +201,7 @@ def test_what_may_not_be_read_is_told_and_done_without(plane: ControlPlane, kube
     kube.create(tile("alone", 20000, schedulerName="nobody"), space)
     code, said, wrong = reader.run("gputile", "explain", "alone", "-n", space)
     assert code == 1
-    assert "GPUs smaller than wanted" in said
+    assert "GPUs smaller than requested" in said
     assert "every agent counts as alive" in wrong
     assert "events cannot be read" in wrong
     code, said, _ = reader.run("gputile", "doctor", "-o", "json")

@@ -1,4 +1,4 @@
-"""Small clusters and requests that collide: cards of few sizes, tiles that half fit, every constraint now and then."""
+"""Small clusters and requests that compete: cards of few sizes, tiles that barely fit, every constraint sometimes."""
 
 from typing import TypeVar
 
@@ -22,7 +22,8 @@ MODELS = st.sampled_from(["A10", "A100", "T4"])
 
 
 def seldom(usual: T, *others: T) -> st.SearchStrategy[T]:
-    """Mostly the usual: a draw in which everything is odd is refused for the first oddity and tests nothing else."""
+    """Mostly usual values: a request in which everything is odd is rejected for the first oddity and tests nothing
+    else."""
     return st.sampled_from([usual] * 9 * len(others) + list(others))
 
 
@@ -96,7 +97,7 @@ MAKES = st.frozensets(st.tuples(MODELS, st.sampled_from([4, 8, 16])), min_size=4
 
 @st.composite
 def allowances(draw: st.DrawFn) -> QuotaAllowance:
-    """What may be had now is part of what may ever be had, and that of what is listed."""
+    """`affordable` is a subset of `possible`, and that of `listed`."""
     listed, possible, affordable = draw(MAKES), draw(MAKES), draw(MAKES)
     pools = draw(seldom(frozenset[str](), frozenset({"blue"}), frozenset({"", "blue"})))
     return QuotaAllowance(pools, listed, listed & possible, listed & possible & affordable)
@@ -145,7 +146,7 @@ def requests(draw: st.DrawFn, most: int = 3) -> PodRequest:
 
 @st.composite
 def tight_views(draw: st.DrawFn, name: str = "n") -> NodeView:
-    """Two or three plain cards with little room: where several containers meet and a greedy choice goes wrong."""
+    """Two or three plain cards with little free capacity: several containers compete and a greedy choice fails."""
     found = tuple(Card(index=n, uuid=f"u{n}", memory=8) for n in range(draw(st.integers(2, 3))))
     free = [draw(st.sampled_from([*range(1, 9), 8, 8])) for _ in found]
     free_by_card = tuple(FreeCapacity(memory, 100, 10, int(memory < 8)) for memory in free)

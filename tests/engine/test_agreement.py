@@ -1,4 +1,4 @@
-"""Three answers to one question: the scalar `place`, the vectorised `Fleet`, and brute force.
+"""Three answers to one query: the scalar `place`, the vectorised `Fleet`, and brute force.
 
 Seen to fail, by breaking the code on purpose: `Need.fits_cores` without the "sold out" rule; `_pair_fits` without
 `contested` (two containers on one card that bears one); `_greedy` taken as the last word (the fleet refused what fits
@@ -74,7 +74,7 @@ def _in_quota(rule: Constraints, card: Card, pool: str) -> bool:
 
 
 def _alive(roles: list[Role], n: int, moment: int) -> bool:
-    """Whether container n is there while container `moment` starts; the last moment is the pod's main life."""
+    """Whether container n is there while container `moment` starts; the last moment is the pod's main phase."""
     if moment == len(roles):
         return roles[n] is not Role.INIT
     if roles[moment] is not Role.INIT:
@@ -84,12 +84,12 @@ def _alive(roles: list[Role], n: int, moment: int) -> bool:
 
 @examples(150)
 @given(requests(), views())
-def test_a_node_is_refused_only_if_no_assignment_exists(request: PodRequest, view: NodeView) -> None:
+def test_a_node_is_rejected_only_if_no_assignment_exists(request: PodRequest, view: NodeView) -> None:
     assert fits(request, view) == brute_force(request, view)
 
 
 def fleet_of(*found: NodeView) -> Fleet:
-    """A fleet in the state of these views, reached as in life: by setting nodes and holding what is taken."""
+    """A fleet in the state of these views, reached as in production: by setting nodes and holding what is taken."""
     fleet = Fleet()
     for view in found:
         fleet.set_node(view.node)
@@ -151,7 +151,7 @@ def test_several_containers_on_tight_cards(request: PodRequest, view: NodeView) 
 
 @examples(80)
 @given(requests(), views(), st.sampled_from(["binpack", "spread", "random", "topology"]), st.integers(0, 3))
-def test_every_policy_places_what_fits_and_never_sells_too_much(
+def test_every_policy_places_what_fits_and_never_overcommits(
     request: PodRequest, view: NodeView, policy: str, seed: int
 ) -> None:
     answer = place(request, view, policy, seed)
@@ -166,10 +166,10 @@ def test_every_policy_places_what_fits_and_never_sells_too_much(
 
 @examples(80)
 @given(requests(), views())
-def test_a_refusal_is_curable_exactly_if_the_empty_node_would_fit(request: PodRequest, view: NodeView) -> None:
+def test_a_refusal_is_resolvable_exactly_if_the_empty_node_would_fit(request: PodRequest, view: NodeView) -> None:
     answer = place(request, view)
     if isinstance(answer, Refusal) and answer.code not in (NodeReason.NO_CARDS, NodeReason.AGENT_SILENT):
-        assert answer.resolvable == fits(request.if_nobody_held, NodeView.empty(view.node))
+        assert answer.resolvable == fits(request.with_unused_quota, NodeView.empty(view.node))
 
 
 @examples(50)

@@ -1,4 +1,4 @@
-"""What is learnt is bounded, whoever makes up kinds of pods; and it is learnt beside the fleet.
+"""Learning is bounded, whatever kinds of pods tenants create; and it runs beside the fleet.
 
 Seen to fail: without the bounds in `heaviest`, `_popular` and `model_prices`; with folded weights dropped; with the
 nearest kept kind looked for by CPU first; with a lesson that keeps the learner's own counts.
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gputile.engine.fleet.fleet import Fleet
 from gputile.engine.policies.workload_model import (
     MOST_FRACTIONS,
-    MOST_MINDS,
+    MOST_MODEL_SETS,
     MOST_POPULAR,
     PodKind,
     Supply,
@@ -61,7 +61,7 @@ def test_a_rare_kind_counts_as_one_of_as_many_cards_however_far_its_cpu_is() -> 
     assert eight.sum() == pytest.approx(99 / (50 * MOST_POPULAR + 49 * 10), rel=0.2)
 
 
-def test_models_that_pods_insist_on_are_few() -> None:
+def test_required_sets_of_models_are_few() -> None:
     calls = []
 
     class Rule(ModelRule, frozen=True):
@@ -71,7 +71,7 @@ def test_models_that_pods_insist_on_are_few() -> None:
 
     counts = {PodKind(1000, 1, 100, (Rule((f"model-{n}",)),)): 1.0 for n in range(1000)}
     model_prices(counts, SUPPLY)
-    assert len(calls) == MOST_MINDS * len(SUPPLY.models)
+    assert len(calls) == MOST_MODEL_SETS * len(SUPPLY.models)
 
 
 # ---- beside the fleet -----------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def some_fleet() -> Fleet:
     return fleet
 
 
-def test_a_lesson_studied_elsewhere_teaches_the_same_as_one_at_once() -> None:
+def test_learning_in_a_thread_gives_the_same_tables() -> None:
     requests = [wants(ask(1000 * (n % 7 + 1)), cpu=1000) for n in range(300)]
     at_once, beside = some_fleet(), some_fleet()
     beside.refresh()
@@ -97,11 +97,11 @@ def test_a_lesson_studied_elsewhere_teaches_the_same_as_one_at_once() -> None:
     for _ in range(300):
         beside.learn(wants(ask(77_000), cpu=77_000))  # which the lesson does not know of
     beside.adopt(lesson.study())
-    np.testing.assert_array_equal(at_once._judge.tables().value, beside._judge.tables().value)
-    np.testing.assert_array_equal(at_once._judge.tables().weight, beside._judge.tables().weight)
+    np.testing.assert_array_equal(at_once._scorer.tables().value, beside._scorer.tables().value)
+    np.testing.assert_array_equal(at_once._scorer.tables().weight, beside._scorer.tables().weight)
 
 
-def test_a_new_model_asks_for_no_new_linear_programme(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_model_needs_no_new_linear_programme(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes with a node, on the hot path; what remainders are worth does not change by it."""
     fleet = some_fleet()
     fleet.relearn([wants(ask(1000), models=(ModelRule(("A100",)),)) for _ in range(200)])

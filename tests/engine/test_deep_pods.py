@@ -1,4 +1,4 @@
-"""Pods of many containers: whoever writes a pod decides how many there are, and none of it may go deep or square.
+"""Pods of many containers: tenants choose how many, so no code may recurse or take quadratic time.
 
 Seen to fail: with the recursive `_search` and `_pick` (RecursionError), with `phases` instead of `most_at_once` in
 `Grant.uses` and `host_needs` (millions of steps), with sidecars left out of `most_at_once`, with `_pick` refilled from
@@ -63,7 +63,7 @@ def test_every_way_to_pick_comes_once_and_the_first_lists_are_used_up_first(size
     assert picked == sorted(every)
 
 
-def test_a_pod_of_thousands_of_containers_is_placed_without_going_deep() -> None:
+def test_a_pod_of_thousands_of_containers_is_placed_without_recursion() -> None:
     many = wants(*(ask(1, name=f"i{n}", role=Role.INIT) for n in range(DEEP)), ask(1), dialect="vcuda")
     where = place(many, node().cards(2, size=16).view())
     assert isinstance(where, Placement)
@@ -71,7 +71,7 @@ def test_a_pod_of_thousands_of_containers_is_placed_without_going_deep() -> None
     assert where.grant("u", "vcuda").uses() == {"GPU-n1-0": Use(1, 0, 0)}
 
 
-def test_a_node_of_thousands_of_cards_is_searched_without_going_deep() -> None:
+def test_a_node_of_thousands_of_cards_is_searched_without_recursion() -> None:
     view = node().cards(DEEP, size=16)
     for index in range(DEEP):
         view.taken(index, index % 9)
@@ -88,7 +88,7 @@ def test_a_node_of_thousands_of_cards_is_searched_without_going_deep() -> None:
         pytest.param(DEEP, DEEP, id="many-of-both-which-are-millions-of-pairs"),
     ],
 )
-def test_what_a_bound_pod_of_thousands_of_containers_holds_is_booked(sidecars: int, inits: int) -> None:
+def test_a_bound_pod_of_thousands_of_containers_is_confirmed(sidecars: int, inits: int) -> None:
     """9 million pairs of sidecar and init container would take minutes; the test's time-out is its bound."""
     held = [ContainerGrant(f"s{n}", (Tile("GPU-n1-0", 0, 1, 0),), Role.SIDECAR) for n in range(sidecars)]
     held += [ContainerGrant(f"i{n}", (Tile("GPU-n1-0", 0, 2, 0),), Role.INIT) for n in range(inits)]
@@ -134,7 +134,7 @@ def test_at_most_64_containers_of_a_pending_pod_may_ask(limits: Any, asking: int
 
 
 def test_what_containers_without_cards_do_not_take_changes_no_answer() -> None:
-    """An init container without cards has a phase of its own, in which nobody holds more than in another."""
+    """An init container without cards has a phase of its own, in which no pod holds more than in another."""
     fleet = Fleet()
     fleet.set_node(node().cards(2, size=16).node())
     asks = (ask(9, name="s", role=Role.SIDECAR), ask(9, name="i", role=Role.INIT), ask(9))

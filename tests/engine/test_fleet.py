@@ -108,14 +108,14 @@ def test_holding_on_an_unknown_node_or_card_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("words", [SENTENCE, HAMI_ALIAS, VGPU_ALIAS], ids=["sentences", "hami", "vgpu-manager"])
-def test_every_reason_has_its_words(words: dict[NodeReason, str]) -> None:
+def test_every_reason_has_its_sentence_and_aliases(words: dict[NodeReason, str]) -> None:
     assert set(words) == set(NodeReason)
 
 
 class TestOddClusters:
-    """What others do to a cluster must not confuse the arrays."""
+    """What other systems do to a cluster must not corrupt the arrays."""
 
-    def test_a_card_oversold_many_times_over_takes_nobody(self) -> None:
+    def test_a_card_overcommitted_many_times_takes_no_pod(self) -> None:
         made = three()
         for _ in range(3):
             made.hold("n2", {"GPU-n2-0": Use(2**31 - 1, 2**31 - 1, 1)})
@@ -128,13 +128,13 @@ class TestOddClusters:
         assert made.fits(wants(ask(1, cards=wanted))).tolist() == [fits]
         assert bool(made.best(wants(ask(1, cards=wanted)), "topology")) == fits
 
-    def test_a_pod_that_asks_for_no_cpu_fits_where_others_took_too_much(self) -> None:
+    def test_a_pod_without_cpu_request_fits_where_cpu_is_overcommitted(self) -> None:
         made = fleet(node("n", cpu="4").cards(1, size=16))
         made.hold("n", {}, cpu=5000)
         assert made.best(wants(ask(1))) == ["n"]
         assert [r.code for r in made.refusals(wants(ask(1), cpu=1))] == [NodeReason.CPU]
 
-    def test_an_exclusive_init_container_beside_a_sidecar_is_refused_as_place_does(self) -> None:
+    def test_an_exclusive_init_container_beside_a_sidecar_is_rejected_as_by_place(self) -> None:
         made = fleet(node("n").card(size=16))
         alone = ContainerRequest(container="i", role=Role.INIT, cards=1, memory=3, cores=100, exclusive=True)
         request = wants(ask(3, name="s", role=Role.SIDECAR), alone)
@@ -150,12 +150,12 @@ class TestOddClusters:
         assert Fleet().best(wants(ask(1))) == []
         assert Fleet().refusals(wants(ask(1)), ["n"])[0].code is NodeReason.UNKNOWN_NODE
         assert explain(wants(ask(1)), Fleet()).lines() == [
-            "0/0 nodes fit.",
-            "  no node is known yet; add one with GPUs, or see that its agent runs",
+            "0/0 nodes are available.",
+            "  no node is known yet; add a node with GPUs, or check that its agent is running",
         ]
 
-    def test_an_unknown_policy_is_said(self) -> None:
-        with pytest.raises(InputError, match="there is no policy 'tetris'; write one of binpack"):
+    def test_an_unknown_policy_is_an_error(self) -> None:
+        with pytest.raises(InputError, match="policy 'tetris': does not exist; use one of binpack"):
             three().best(wants(ask(1)), "tetris")
 
     def test_slack_keeps_the_better_nodes(self) -> None:
@@ -177,7 +177,7 @@ def test_a_pod_of_many_awkward_containers_is_searched_for_with_one_budget_for_al
 
     monkeypatch.setattr(fleet_module, "searched", counted)
     fleet = Fleet()
-    for number in range(50):  # all different, so that none is searched in another's place
+    for number in range(50):  # all different, so that each one is searched
         fleet.set_node(node(f"n{number}").cards(8, size=81000 + number).node())
     awkward = wants(*(ask(27100 + 300 * n, name=f"c{n}") for n in range(17)))  # in sum there is enough
     assert not fleet.fits(awkward).any()

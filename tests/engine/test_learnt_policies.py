@@ -1,4 +1,4 @@
-"""Fragmentation and tiling: the meter against its definition, scores kept up to date against scores made anew."""
+"""Fragmentation and tiling: the meter against its definition, scores kept up to date against new scores."""
 
 import msgspec
 import numpy as np
@@ -121,7 +121,7 @@ STEPS = st.lists(
 @pytest.mark.parametrize("policy", ["fragmentation", "tiling"])
 @examples(60)
 @given(STEPS)
-def test_scores_kept_up_to_date_equal_scores_made_anew(policy: str, steps: list[tuple[str, int, int]]) -> None:
+def test_scores_kept_up_to_date_equal_new_scores(policy: str, steps: list[tuple[str, int, int]]) -> None:
     kept = cluster()
     log: list[tuple[str, int, int]] = []
     for step in steps:
@@ -169,14 +169,14 @@ def play(fleet: Fleet, step: tuple[str, int, int], policy: str) -> None:
     "after",
     [
         pytest.param(node("n0").cards(1, "T4", 1000), id="another-model"),
-        pytest.param(node("n0").cards(1, "A100", 1000, healthy=False), id="a-sick-card"),
+        pytest.param(node("n0").cards(1, "A100", 1000, healthy=False), id="an-unhealthy-card"),
         pytest.param(node("n0").cards(1, "A100", 1000, cordoned=True), id="a-cordoned-card"),
-        pytest.param(node("n0").cards(1, "A100", 1000, mode="mig"), id="a-card-in-pieces"),
-        pytest.param(node("n0").cards(1, "A100", 1000).facts(fault="AgentStale"), id="a-silent-agent"),
+        pytest.param(node("n0").cards(1, "A100", 1000, mode="mig"), id="a-card-in-mig-mode"),
+        pytest.param(node("n0").cards(1, "A100", 1000).facts(fault="AgentStale"), id="a-stale-agent"),
     ],
 )
 def test_a_node_with_as_much_free_may_yet_be_another(after: NodeBuilder) -> None:
-    """What is remembered of a node's state must not be taken for what another kind of node is worth."""
+    """The cached score of a node's state must not be used for another kind of node."""
     fleet, wish = Fleet(), wants(ask(100), models=(ModelRule(("A100",)),))
     fleet.set_node(node("n0").cards(1, "A100", 1000).node())
     assert fleet.best(wish, "tiling") == ["n0"]
@@ -184,7 +184,7 @@ def test_a_node_with_as_much_free_may_yet_be_another(after: NodeBuilder) -> None
     assert fleet.best(wish, "tiling") == []
 
 
-def test_a_row_without_a_node_is_no_node_without_cards() -> None:
+def test_an_unused_row_differs_from_a_node_without_cards() -> None:
     fleet, wish = Fleet(), wants()
     fleet.set_node(node("n0", cpu="0", host="0").node())
     assert fleet.best(wish, "tiling") == ["n0"]
@@ -202,7 +202,7 @@ def test_what_is_best_can_be_placed(policy: str, request_: PodRequest) -> None:
 
 
 class TestTheRule:
-    """Each term of tiling, by its figures."""
+    """Each term of the tiling score, by numbers."""
 
     LEARNT = msgspec.structs.replace(
         tables({PodKind(8000, 1, 65): 1.0, PodKind(8000, 1, 47): 2.0, PodKind(8000, 1, 32): 1.0}, SUPPLY),
@@ -256,7 +256,7 @@ class TestTheRule:
         for _ in range(99):  # too few for new tables, and then one more for new prices
             fleet.learn(insists)
         fleet.learn(request)
-        fleet._judge._price()
+        fleet._scorer._price()
         after = fleet.scores(request, fitting, "tiling")
         wanted_t4, wanted_any = 99 / 101, 2 / 101  # of the demand in cards
         dear, plain = wanted_t4 * 4 / 2 + wanted_any, wanted_any
@@ -358,10 +358,10 @@ class TestLearning:
         counts = {PodKind(1, 1, 50): 95.0, PodKind(2, 1, 60): 5.0}
         assert len(tables(counts, SUPPLY).weight) == 1
 
-    def test_prices_are_one_when_nobody_minds_the_model(self) -> None:
+    def test_prices_are_one_when_all_pods_accept_all_models(self) -> None:
         assert model_prices({PodKind(1, 1, 50): 3.0}, SUPPLY).tolist() == pytest.approx([1, 1])
 
-    def test_a_model_that_pods_insist_on_is_dear(self) -> None:
+    def test_a_required_model_is_expensive(self) -> None:
         counts = {PodKind(1, 1, 100): 1.0, PodKind(1, 1, 100, (ModelRule(("T4",)),)): 1.0}
         assert model_prices(counts, SUPPLY).tolist() == pytest.approx([0.5, 0.5 + 0.5 * 10 / 2])
 

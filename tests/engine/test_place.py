@@ -1,4 +1,4 @@
-"""What fits on one node, told rule by rule."""
+"""What fits on one node, rule by rule."""
 
 from typing import Any
 
@@ -28,7 +28,8 @@ def two(**facts: Any) -> NodeBuilder:
         pytest.param(wants(ask(10)), two().taken(0, 5).view(), {"main": [0]}, id="binpack-takes-the-fullest-card"),
         pytest.param(wants(ask(12)), two().taken(0, 5).view(), {"main": [1]}, id="a-card-with-too-little-is-left-out"),
         pytest.param(wants(ask(4, cards=2)), two().view(), {"main": [0, 1]}, id="several-cards-are-distinct"),
-        pytest.param(wants(ask(whole=True)), two().taken(0, 0, 1).view(), {"main": [1]}, id="whole-wants-an-idle-card"),
+        pytest.param(wants(ask(whole=True)), two().taken(0, 0, 1).view(), {"main": [1]},
+                     id="a-whole-card-must-be-idle"),
         pytest.param(wants(ask(percent=50)), node().card(size=8).card(size=16).taken(0, 5).view(), {"main": [1]},
                      id="a-percentage-is-of-the-chosen-card"),
         pytest.param(wants(ask(9, name="a"), ask(9, name="b")), two().view(), {"a": [0], "b": [1]},
@@ -43,7 +44,7 @@ def two(**facts: Any) -> NodeBuilder:
         pytest.param(wants(ask(9, name="i", role=Role.INIT), ask(3, name="a")), two().taken(1, 10).view(),
                      {"i": [0], "a": [1]}, id="an-init-container-goes-elsewhere-if-it-must"),
         pytest.param(wants(ask(9, name="i", role=Role.INIT), ask(3, name="a")), two().view(), {"i": [0], "a": [0]},
-                     id="an-init-container-goes-where-its-pod-is-and-shares-the-room"),
+                     id="an-init-container-goes-where-its-pod-is-and-reuses-the-capacity"),
         pytest.param(wants(ask(9, name="s", role=Role.SIDECAR), ask(9, name="i", role=Role.INIT), ask(1, name="a")),
                      two().view(), {"s": [0], "i": [1], "a": [0]}, id="a-sidecar-is-there-while-later-inits-run"),
         pytest.param(wants(ask(9, name="i", role=Role.INIT), ask(9, name="s", role=Role.SIDECAR), ask(1, name="a")),
@@ -78,7 +79,7 @@ def test_where_it_goes(request_: PodRequest, view: NodeView, want: dict[str, lis
     [
         pytest.param("binpack", [0], id="binpack-takes-the-tightest"),
         pytest.param("spread", [3], id="spread-takes-the-emptiest"),
-        pytest.param("topology", [2], id="topology-takes-one-card-where-it-spoils-least"),
+        pytest.param("topology", [2], id="topology-takes-a-single-card-with-few-links"),
     ],
 )
 def test_card_policies(policy: str, want: list[int]) -> None:
@@ -115,9 +116,9 @@ def test_the_pods_policy_wins_over_the_nodes_and_that_over_the_clusters() -> Non
                      id="a-node-out-of-use"),
         pytest.param(wants(ask(1, cards=3)), two().view(), NodeReason.TOO_FEW_CARDS, 3, 2, False, id="too-few-cards"),
         pytest.param(wants(ask(1), models=(ModelRule(("T4",)),)), two().view(), NodeReason.MODEL, 1, 0, False,
-                     id="wrong-model"),
+                     id="another-model"),
         pytest.param(wants(ask(1), uuids=frozenset({"x"})), two().view(), NodeReason.UUID, 1, 0, False,
-                     id="wrong-uuid"),
+                     id="another-uuid"),
         pytest.param(wants(ask(1)), two(mode="mig").view(), NodeReason.MODE, 1, 0, False, id="cards-in-MIG-mode"),
         pytest.param(wants(ask(1)), two(healthy=False).view(), NodeReason.UNHEALTHY, 1, 0, False, id="unhealthy"),
         pytest.param(wants(ask(1)), two(cordoned=True).view(), NodeReason.CORDONED, 1, 0, False, id="cordoned"),
@@ -129,7 +130,7 @@ def test_the_pods_policy_wins_over_the_nodes_and_that_over_the_clusters() -> Non
         pytest.param(wants(ask(1, 60)), two().taken(0, 0, 50).taken(1, 0, 50).view(), NodeReason.CORES, 1, 0, True,
                      id="too-few-cores"),
         pytest.param(wants(ask(1)), two().taken(0, 0, 100).taken(1, 0, 100).view(), NodeReason.CORES, 1, 0, True,
-                     id="a-card-whose-cores-are-sold-out-takes-nobody"),
+                     id="a-card-without-free-cores-takes-no-pod"),
         pytest.param(wants(ask(1)), two(slots=1).taken(0).taken(1).view(), NodeReason.SLOTS, 1, 0, True, id="no-slot"),
         pytest.param(wants(ask(1, cards=2), numa=Strength.REQUIRE), node().card(numa=0).card(numa=1).view(),
                      NodeReason.NUMA, 2, 1, False, id="no-NUMA-node-has-enough"),
@@ -140,7 +141,7 @@ def test_the_pods_policy_wins_over_the_nodes_and_that_over_the_clusters() -> Non
         pytest.param(wants(ask(1), cpu=99_000), two().view(), NodeReason.CPU, 99_000, 64_000, False,
                      id="too-little-CPU"),
         pytest.param(wants(ask(1), host=600_000), two().view(), NodeReason.HOST_MEMORY, 600_000, 524_288, False,
-                     id="too-little-main-memory"),
+                     id="too-little-host-memory"),
     ],
 )  # fmt: skip
 def test_why_not(
@@ -149,7 +150,7 @@ def test_why_not(
     assert place(request_, view) == Refusal(view.node.name, code, wanted, found, resolvable)
 
 
-def test_a_pod_made_to_hurt_is_given_up_in_bounded_time() -> None:
+def test_a_hostile_pod_is_given_up_in_bounded_time() -> None:
     view = node().cards(16, size=1000).view()
     awkward = [ask(334 + n, name=f"c{n}") for n in range(33)]  # two on a card, though in sum there is enough
     answer = place(wants(*awkward, dialect="vcuda"), view)
@@ -157,7 +158,7 @@ def test_a_pod_made_to_hurt_is_given_up_in_bounded_time() -> None:
     assert answer.code is NodeReason.SEARCH
 
 
-def test_sets_of_cards_that_are_alike_are_looked_at_once() -> None:
+def test_equal_sets_of_cards_are_tried_once() -> None:
     """Two containers of 14 whole cards on 24: there are two million sets, and none of them helps."""
     view = node().cards(24, size=16).view()
     answer = place(wants(ask(whole=True, cards=14, name="a"), ask(whole=True, cards=14, name="b")), view)
@@ -165,13 +166,13 @@ def test_sets_of_cards_that_are_alike_are_looked_at_once() -> None:
     assert answer.code is NodeReason.TOGETHER
 
 
-def test_a_pod_that_asks_for_no_cpu_fits_where_others_took_too_much() -> None:
+def test_a_pod_without_cpu_request_fits_where_cpu_is_overcommitted() -> None:
     view = NodeView(node=two().node(), free_by_card=two().view().free_by_card, cpu=-1000, memory=-5)
     assert isinstance(place(wants(ask(1)), view), Placement)
     assert isinstance(place(wants(ask(1), cpu=1), view), Refusal)
 
 
-def test_who_takes_no_slot_does_not_mind_that_too_many_are_taken() -> None:
+def test_a_dialect_without_slots_ignores_overcommitted_slots() -> None:
     view = node().card(size=16, slots=1).taken(0, 2).taken(0, 2).view()
     assert isinstance(place(wants(ask(2), dialect="nano"), view), Placement)
     assert isinstance(place(wants(ask(2)), view), Refusal)

@@ -1,4 +1,4 @@
-"""One budget for a whole question: steps first, a clock second, and "not searched further" where it runs out.
+"""One budget for a whole decision: steps first, a clock second, and "not searched further" where it runs out.
 
 Seen to fail: without `is_spent` in `Fleet._search` (every node is searched), with `NODE_STEPS` as large as the whole
 budget, with `TOGETHER` where nobody searched, with a clock that counts from the first step on, with victims from a
@@ -24,7 +24,7 @@ AWKWARD = wants(*(ask(334 + n, name=f"c{n}") for n in range(17)), dialect="vcuda
 
 
 class Seconds:
-    """A clock that goes on by one each time that somebody looks."""
+    """A clock that advances by one at each reading."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -35,7 +35,7 @@ class Seconds:
 
 
 def full(count: int) -> Fleet:
-    """Nodes that are all different, so that none is searched in another's place."""
+    """Nodes that are all different, so that each one is searched."""
     fleet = Fleet()
     for number in range(count):
         fleet.set_node(node(f"n{number}").cards(8, size=1000).node())
@@ -79,7 +79,7 @@ class TestOnAllNodes:
         assert {refusal.code for refusal in found} == {NodeReason.SEARCH}
         assert "not searched further" in found[0].sentence
 
-    def test_one_node_with_too_many_ways_does_not_stand_for_all_others(self) -> None:
+    def test_one_node_with_too_many_ways_does_not_spend_the_budget_of_all(self) -> None:
         fleet = full(20)
         fleet.set_node(node("wide").cards(9, size=1000).node())
         for index in range(9):  # it has less free cores than the others, which are therefore searched first
@@ -89,7 +89,7 @@ class TestOnAllNodes:
         )  # arrays cannot tell: every node is searched
         assert fleet.best(near, budget=SearchBudget(20_000)) == ["wide"]
 
-    def test_who_asks_again_is_searched_for_further_and_not_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_second_query_continues_the_search(self, monkeypatch: pytest.MonkeyPatch) -> None:
         fleet, asked = full(40), list[NodeView]()
         real = searched
 
@@ -100,7 +100,7 @@ class TestOnAllNodes:
         monkeypatch.setattr(fleet_module, "searched", counted)
         for turn in range(3):
             fleet.fits(AWKWARD, SearchBudget(2000))
-            fleet.hold("n39", {"GPU-n39-7": Use(1 + turn, 0, 0)})  # else the last answer would be given again
+            fleet.hold("n39", {"GPU-n39-7": Use(1 + turn, 0, 0)})  # otherwise the last answer would be reused
         names = [view.node.name for view in asked]
         assert 6 < len(names) < 20
         assert len(names) - len(set(names)) == 2, "but for the one at which each budget ended"
@@ -109,17 +109,17 @@ class TestOnAllNodes:
         answers = [full(30).refusals(AWKWARD, budget=SearchBudget(3000)) for _ in range(2)]
         assert answers[0] == answers[1]
 
-    def test_with_no_time_at_all_a_simple_pod_still_gets_its_place(self) -> None:
+    def test_without_any_time_a_simple_pod_is_still_placed(self) -> None:
         late = SearchBudget(1000, 0.0, Seconds())
         fleet = full(3)
         assert fleet.best(wants(ask(500, name="a"), ask(400, name="b"), ask(300, name="c")), budget=late)
         assert isinstance(fleet.place(wants(ask(500)), "n1", budget=late), Placement)
 
 
-def test_place_says_that_it_searched_no_further() -> None:
+def test_place_reports_a_search_that_was_cut_short() -> None:
     answer = place(AWKWARD, node().cards(8, size=1000).view(), budget=SearchBudget(200))
     assert isinstance(answer, Refusal)
-    assert answer.sentence == "not searched further: too many ways to place the containers"
+    assert answer.sentence == "node(s) were not searched further: too many ways to place the containers"
 
 
 def test_more_than_all_cards_have_together_needs_no_search() -> None:
@@ -143,7 +143,7 @@ class TestPreemption:
             made.taken(index, 400, slots=0)
         return made.view()
 
-    def test_whose_search_is_cut_short_gets_no_victims_rather_than_too_many(self) -> None:
+    def test_a_search_cut_short_gives_no_victims_rather_than_too_many(self) -> None:
         eight = wants(*(ask(900 + n, name=f"c{n}") for n in range(8)), dialect="vcuda")
         enough = SearchBudget(100_000)
         found = victims(eight, self.crowd(), self.HOLDERS, 1, budget=enough)
@@ -155,14 +155,14 @@ class TestPreemption:
             assert victims(eight, self.crowd(), self.HOLDERS, 1, budget=short) is None
             assert short.ran_out
 
-    def test_nobody_goes_of_whom_it_would_cost_too_much_to_say_whether_he_must(self) -> None:
-        """With fifteen gone there are too many ways to see that it is not enough."""
+    def test_no_pod_is_evicted_if_it_is_too_expensive_to_prove_that_it_must(self) -> None:
+        """With fifteen evicted there are too many ways to prove that it does not fit."""
         sixteen = wants(*(ask(334 + n, name=f"c{n}") for n in range(16)), dialect="vcuda")
         budget = SearchBudget(1_000_000)
         assert victims(sixteen, self.crowd(), self.HOLDERS, 1, budget=budget) is None
         assert budget.ran_out
 
-    def test_one_tile_is_nothing_that_a_budget_stands_in_the_way_of(self) -> None:
+    def test_a_single_tile_needs_no_budget(self) -> None:
         budget = SearchBudget(2000)
         found = victims(wants(ask(900), dialect="vcuda"), self.crowd(), self.HOLDERS, 1, budget=budget)
         assert found is not None
@@ -176,7 +176,7 @@ class TestExplaining:
         assert told.cut_short
         assert told.lines()[-1] == "  not searched further: there are too many ways to place its containers"
 
-    def test_one_that_was_not_does_not(self) -> None:
+    def test_a_complete_explanation_does_not(self) -> None:
         told = explain(wants(ask(1001)), full(30), budget=SearchBudget(20_000))
         assert not told.cut_short
         assert "not searched further" not in "\n".join(told.lines())

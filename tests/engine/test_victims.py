@@ -1,4 +1,4 @@
-"""Who has to go. The property test compares with all subsets of the pods on small nodes.
+"""Victims of preemption. The property test compares with all subsets of the pods on small nodes.
 
 Seen to fail: without `_lowest_priorities` (a more important pod went), without the budget stage, with `latest started`
 turned round, with victims of other cards counted as room.
@@ -56,11 +56,11 @@ EMPTY = node("n1").cards(2, size=16).view()
         pytest.param([holder("a", 0, 16, started=1), holder("b", 1, 16, started=2)], ["b"], id="the-latest-started"),
         pytest.param([holder("a", 0, 4), holder("b", 1, 16)], ["a"], id="only-as-much-as-is-needed"),
         pytest.param([holder("a", 0, 16, priority=10), holder("b", 1, 16, priority=10)], None,
-                     id="nobody-of-equal-priority"),
-        pytest.param([holder("a", 0, 2)], [], id="nobody-when-there-is-room"),
+                     id="no-pod-of-equal-priority"),
+        pytest.param([holder("a", 0, 2)], [], id="no-pod-when-it-fits-already"),
     ],
 )  # fmt: skip
-def test_who_goes(pods: list[Victim], want: list[str] | None) -> None:
+def test_the_victims(pods: list[Victim], want: list[str] | None) -> None:
     found = victims(wants(ask(14)), held(EMPTY, pods), pods, priority=10)
     assert (None if found is None else [h.pod for h in found]) == want
 
@@ -68,25 +68,26 @@ def test_who_goes(pods: list[Victim], want: list[str] | None) -> None:
 @pytest.mark.parametrize(
     ("pods", "want"),
     [
-        pytest.param([holder("mine", 0, 2), holder("theirs", 1, 2)], ["mine"], id="its-own-although-there-is-room"),
-        pytest.param([holder("mine", 0, 16), holder("theirs", 1, 16)], ["mine"], id="its-own-makes-room-too"),
+        pytest.param([holder("mine", 0, 2), holder("theirs", 1, 2)], ["mine"], id="its-own-although-cards-are-free"),
+        pytest.param([holder("mine", 0, 16), holder("theirs", 1, 16)], ["mine"], id="its-own-frees-the-card-too"),
         pytest.param([holder("mine", 0, 2), holder("rock", 0, 14, priority=10), holder("theirs", 1, 16)],
-                     ["mine", "theirs"], id="its-own-for-quota-and-another-for-room"),
+                     ["mine", "theirs"], id="its-own-for-quota-and-another-for-the-card"),
         pytest.param([holder("mine", 0, 2), holder("a", 0, 7), holder("b", 0, 7), holder("c", 1, 16)], ["c", "mine"],
                      id="the-fewest-on-whatever-card"),
-        pytest.param([holder("theirs", 0, 16), holder("others", 1, 16)], None, id="nobody-elses-quota-helps"),
+        pytest.param([holder("theirs", 0, 16), holder("others", 1, 16)], None,
+                     id="the-quota-of-other-namespaces-does-not-help"),
         pytest.param([holder("mine", 0, 16, priority=10), holder("theirs", 1, 16)], None,
-                     id="nobody-goes-in-vain"),
+                     id="no-pod-is-evicted-in-vain"),
     ],
 )  # fmt: skip
-def test_who_goes_for_a_pod_whose_quota_is_used_up(pods: list[Victim], want: list[str] | None) -> None:
+def test_the_victims_for_a_pod_whose_quota_is_used_up(pods: list[Victim], want: list[str] | None) -> None:
     wish = wants(ask(14))
     after: RequestAfterEviction = lambda gone: under_quota(wish, "mine" in {h.pod for h in gone})  # noqa: E731
     found = victims(wish, held(EMPTY, pods), pods, priority=10, after=after)
     assert (None if found is None else [h.pod for h in found]) == want
 
 
-def test_a_wrong_model_is_not_cured_by_eviction() -> None:
+def test_eviction_does_not_help_against_another_model() -> None:
     pods = [holder("a", 0, 16)]
     assert victims(wants(ask(99)), held(EMPTY, pods), pods, priority=10) is None
 
@@ -99,7 +100,7 @@ def test_cpu_is_freed_too() -> None:
 
 
 @pytest.mark.parametrize(("cards", "tenants", "wanted", "most"), [(8, 7, 1, 7), (8, 2, 4, 8)])
-def test_budgets_on_a_crowded_node_do_not_evict_everybody(cards: int, tenants: int, wanted: int, most: int) -> None:
+def test_budgets_on_a_crowded_node_do_not_evict_all_pods(cards: int, tenants: int, wanted: int, most: int) -> None:
     view = node("n1").cards(cards, size=100).view()
     pods = [holder(f"p{n:02}", n % cards, 9, budget_cost=1) for n in range(cards * tenants)]
     found = victims(wants(ask(whole=True, cards=wanted)), held(view, pods), pods, priority=10)
@@ -155,10 +156,10 @@ def test_no_cheaper_set_exists(pods: list[Victim], request: PodRequest) -> None:
 
 @examples(80)
 @given(crowds(), WISHES, st.sets(st.sampled_from([f"p{n}" for n in range(5)])), st.integers(0, 2))
-def test_nor_where_some_must_give_quota_back(
+def test_no_cheaper_set_exists_where_pods_must_give_quota_back(
     pods: list[Victim], request: PodRequest, own: set[str], needed: int
 ) -> None:
-    """Those of its own namespace, on whatever card. Seen to fail with sets of one card only."""
+    """Pods of its own namespace, on any card. It failed with sets of one card only."""
     assert_cheapest(pods, request, lambda gone: under_quota(request, len(own & {h.pod for h in gone}) >= needed))
 
 

@@ -1,4 +1,4 @@
-"""GPUs that are held where it is unknown which they are: counted by number, and never given away."""
+"""Unplaced GPUs: counted by number, and never allocated to another pod."""
 
 import msgspec
 from hypothesis import given
@@ -38,11 +38,11 @@ def whole_gpus_free(made: Ledger) -> int:
     return max(fits, default=0)
 
 
-def test_as_many_gpus_are_kept_from_new_pods_as_are_held_unplaced() -> None:
+def test_as_many_gpus_are_withheld_from_new_pods_as_are_held_unplaced() -> None:
     assert whole_gpus_free(ledger(Confirmed(unplaced("a", 3)))) == 1
 
 
-def test_they_are_not_those_that_others_are_known_to_hold() -> None:
+def test_they_differ_from_gpus_that_other_pods_hold() -> None:
     assert whole_gpus_free(ledger(Confirmed(unplaced("a", 2)), Confirmed(on("b", 0)))) == 1
 
 
@@ -88,7 +88,7 @@ def test_a_grant_that_names_the_gpus_takes_their_place() -> None:
     assert whole_gpus_free(made) == 3
 
 
-def test_its_own_unplaced_gpus_do_not_stand_in_a_pods_way() -> None:
+def test_its_own_unplaced_gpus_do_not_block_a_pod() -> None:
     made = ledger(Confirmed(unplaced("a", 4)))
     capacity_generation = made.capacity_generation()
     with made.without_claims_of("a") as fleet:
@@ -124,7 +124,9 @@ EVENTS = st.one_of(
 
 
 @given(events=st.lists(EVENTS, max_size=30))
-def test_whatever_happens_the_ledger_adds_up_and_new_pods_get_no_more_than_is_left(events: list[Event]) -> None:
+def test_in_any_order_of_events_the_ledger_is_consistent_and_new_pods_get_no_more_than_is_left(
+    events: list[Event],
+) -> None:
     made = Ledger()
     made.handle(NodeSeen(NODE))
     for event in events:

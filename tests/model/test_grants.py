@@ -1,4 +1,4 @@
-"""What a grant holds of each card: the most at one time, as its containers come and go."""
+"""What a grant holds of each card: the most at one time, as its containers start and end."""
 
 import pytest
 from hypothesis import given
@@ -55,7 +55,7 @@ def b(memory: int, cores: int = 0) -> Tile:
         pytest.param(
             grant((INIT, [a(9)]), (SIDECAR, [a(2)]), (APP, [a(5)])),
             {"a": Use(9, 0, 2)},
-            id="and-not-to-earlier-ones-but-to-the-main-life",
+            id="and-not-to-earlier-ones-but-to-the-main-phase",
         ),
         pytest.param(
             grant((INIT, [b(9)]), (APP, [a(5)])),

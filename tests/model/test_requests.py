@@ -14,14 +14,14 @@ APP, SIDECAR, INIT = Role.APP, Role.SIDECAR, Role.INIT
         pytest.param("NVIDIA A10", "NVIDIA A10", True, True, id="the-whole-name"),
         pytest.param("nvidia a10", "NVIDIA A10", True, True, id="case-never-counts"),
         pytest.param("A10", "NVIDIA A10", True, True, id="a-part"),
-        pytest.param("A10", "NVIDIA A100-SXM4-80GB", False, True, id="A10-is-not-A100-unless-any-part-will-do"),
+        pytest.param("A10", "NVIDIA A100-SXM4-80GB", False, True, id="A10-is-A100-only-as-a-substring"),
         pytest.param("A100", "NVIDIA A100-SXM4-80GB", True, True, id="A100-is-A100"),
         pytest.param("100", "Tesla V100", True, True, id="a-number-after-a-letter-is-whole"),
         pytest.param("00", "Tesla V100", False, True, id="the-end-of-a-number-is-no-name"),
         pytest.param("V100", "Tesla V100S", True, True, id="a-letter-may-follow"),
         pytest.param("80", "A800 80GB", True, True, id="a-later-place-may-match-where-the-first-does-not"),
         pytest.param("T4", "NVIDIA A30", False, False, id="another-model"),
-        pytest.param("A30", "", False, False, id="a-card-that-nobody-named"),
+        pytest.param("A30", "", False, False, id="a-card-of-unknown-model"),
     ],
 )
 def test_model_rule(name: str, model: str, by_name: bool, by_substring: bool) -> None:

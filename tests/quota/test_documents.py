@@ -1,4 +1,4 @@
-"""Quotas as they are written, ours and gpu-admission's: what each word means, and what a slip is told."""
+"""Quota documents, ours and gpu-admission's: what each key means, and what the error of a mistake says."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ HERE = "ConfigMap kube-system/gputile-quota"
         pytest.param({"limits": [{"model": "T4"}]}, Quota((Limit(model="T4"),)), id="as-much-as-there-is-of-one-model"),
         pytest.param({"limits": []}, Quota(), id="nothing-at-all"),
         pytest.param({"pools": ["blue", "red"]}, Quota((Limit(model="*"),), ("blue", "red")), id="pools-only"),
-        pytest.param({}, Quota((Limit(model="*"),)), id="nothing-is-said"),
+        pytest.param({}, Quota((Limit(model="*"),)), id="no-keys"),
         pytest.param({"limits": [{"cards": 0}]}, Quota((Limit(model="*", cards=0),)), id="none"),
     ],
 )  # fmt: skip
@@ -36,36 +36,40 @@ def test_what_a_namespace_is_allowed(text: Any, want: Quota) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tree", "said"),
+    ("tree", "message"),
     [
-        pytest.param(None, "`quota.yaml` is empty; write `namespaces: {}` if nobody is to have a quota", id="empty"),
-        pytest.param([], "Expected `object`, got `array`; see docs/quota.md", id="a-list"),
-        pytest.param({"team-a": {}}, "unknown field `team-a`", id="namespaces-forgotten"),
-        pytest.param({"namespaces": {"a": {"limit": []}}}, "namespace `a`: Object contains unknown field `limit`",
-                     id="a-word-that-is-not-known"),
+        pytest.param(None, "`quota.yaml` is empty; write `namespaces: {}` for no quotas", id="empty"),
+        pytest.param([], "the value must be a mapping, found a list; see docs/quota.md", id="a-list"),
+        pytest.param({"team-a": {}}, "unknown key `team-a`", id="namespaces-forgotten"),
+        pytest.param({"namespaces": {"a": {"limit": []}}}, "namespace `a`: unknown key `limit`",
+                     id="an-unknown-key"),
         pytest.param({"namespaces": {"a": {"limits": [{"cards": -1}]}}},
                      "namespace `a`: model `*`: `cards` is -1; write a number such as 4 or 2.5", id="below-zero"),
         pytest.param({"namespaces": {"a": {"limits": [{"cards": 0.001}]}}}, "`cards` is 0.001", id="too-fine"),
         pytest.param({"namespaces": {"a": {"limits": [{"cards": "four"}]}}}, "`cards` is 'four'", id="no-number"),
         pytest.param({"namespaces": {"a": {"limits": [{"cards": float("nan")}]}}}, "`cards` is nan", id="nan"),
-        pytest.param({"namespaces": {"a": {"limits": [{"cards": True}]}}}, "got `bool`", id="yes-is-no-number"),
+        pytest.param({"namespaces": {"a": {"limits": [{"cards": True}]}}},
+                     "`limits[0].cards` must be text or a number or a fraction, found a boolean",
+                     id="true-is-not-a-number"),
         pytest.param({"namespaces": {"a": {"limits": [{"model": "T4", "memory": 160}]}}},
                      "model `T4`: `memory` is 160; write it with a unit, such as 160Gi", id="memory-without-a-unit"),
         pytest.param({"namespaces": {"a": {"limits": [{"memory": "1k"}]}}}, "`memory` is '1k'",
                      id="less-than-a-mebibyte"),
-        pytest.param({"namespaces": {"a": {"limits": [{"cores": 1.5}]}}}, "`cores` is 1.5; write percent of one card",
+        pytest.param({"namespaces": {"a": {"limits": [{"cores": 1.5}]}}}, "`cores` is 1.5; write percent of one GPU",
                      id="cores-are-percent"),
         pytest.param({"namespaces": {"a": {"limits": [{"model": ""}]}}}, "a limit has an empty `model`", id="no-model"),
-        pytest.param({"namespaces": {"a": {"limits": [{"cards": 1}, {"cards": 2}]}}}, "has two limits", id="twins"),
+        pytest.param({"namespaces": {"a": {"limits": [{"cards": 1}, {"cards": 2}]}}}, "has two limits",
+                     id="two-limits-for-one-model"),
         pytest.param({"namespaces": {"a": {"pools": [""]}}}, "a pool has no name", id="no-pool"),
-        pytest.param({"namespaces": {"a": None}}, "namespace `a`: Expected `object`, got `null`", id="no-body"),
+        pytest.param({"namespaces": {"a": None}}, "namespace `a`: the value must be a mapping, found nothing",
+                     id="null-instead-of-a-mapping"),
     ],
 )  # fmt: skip
-def test_a_slip_is_told_where_it_is_and_what_to_write(tree: Any, said: str) -> None:
-    with pytest.raises(InputError) as wrong:
+def test_an_error_says_where_it_is_and_what_to_write(tree: Any, message: str) -> None:
+    with pytest.raises(InputError) as raised:
         read_ours(tree, HERE)
-    assert said in str(wrong.value)
-    assert str(wrong.value).startswith(HERE)
+    assert message in str(raised.value)
+    assert str(raised.value).startswith(HERE)
 
 
 OLD = "ConfigMap kube-system/gpuquota"
@@ -77,19 +81,19 @@ OLD = "ConfigMap kube-system/gpuquota"
         pytest.param('{"a":{"quota":{"M40":2,"P100":3},"pool":["wx"]}}',
                      Quota((Limit(model="M40", cards=200), Limit(model="P100", cards=300)), ("wx",), OLD), id="usual"),
         pytest.param('{"a":{"quota":{}}}', Quota((), (), OLD), id="an-empty-quota-allows-nothing"),
-        pytest.param('{"a":{}}', Quota((), (), OLD), id="nor-does-one-that-is-not-there"),
+        pytest.param('{"a":{}}', Quota((), (), OLD), id="a-missing-quota-allows-nothing"),
         pytest.param('{"a":{"Quota":{"T4":1},"pool":null,"note":"x"}}', Quota((Limit(model="T4", cards=100),), (), OLD),
                      id="read-as-go-reads-it"),
     ],
 )  # fmt: skip
-def test_the_old_one_is_read_as_it_is(text: str, want: Quota) -> None:
+def test_gpu_admissions_document_is_parsed(text: str, want: Quota) -> None:
     assert read_old(text, OLD) == {"a": want}
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"a":1}', '{"a":{"quota":{"T4":"x"}}}', '{"a":{"quota":{"T4":-1}}}', '{"a":{"pool":3}}']
 )
-def test_an_old_one_that_cannot_be_read(text: str) -> None:
+def test_an_invalid_document_of_gpu_admission_is_rejected(text: str) -> None:
     with pytest.raises(InputError, match="ConfigMap kube-system/gpuquota"):
         read_old(text, OLD)
 

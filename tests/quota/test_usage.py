@@ -1,7 +1,7 @@
-"""What namespaces hold of their quotas, whatever happens: the state machine of `test_promises`, under quotas.
+"""What namespaces hold of their quotas, under random events: the state machine of `test_nominations`, with quotas.
 
-Seen to fail, each alone: `_release` without the refund; `_node_seen` that does not charge anew; `_write` without
-`beyond_quota`; `objection` that counts the pod's own pencil twice; `QuotasSet` that forgets promises.
+Bugs that it caught, each alone: `_release` without the refund; `_node_seen` that does not charge again; `_write`
+without `beyond_quota`; `objection` that counts the pod's own reservation twice; `QuotasSet` that ignores nominations.
 """
 
 import msgspec
@@ -46,39 +46,39 @@ LIMITS = st.sampled_from(
 
 
 class Rationed(Cluster):
-    """Two teams, whose quotas are edited while all else goes on."""
+    """Two teams whose quotas are edited while everything else happens."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.tell(QuotasSet({"team-0": Quota((Limit(model="*", cards=250),))}))
+        self.send(QuotasSet({"team-0": Quota((Limit(model="*", cards=250),))}))
 
-    def allocation(self, pod: str, where: Placement) -> Allocation:
-        found = super().allocation(pod, where)
-        return msgspec.structs.replace(found, name=f"{team(pod)}/{pod}")
+    def allocation(self, pod: str, placement: Placement) -> Allocation:
+        allocation = super().allocation(pod, placement)
+        return msgspec.structs.replace(allocation, name=f"{team(pod)}/{pod}")
 
     def choose(self, pod: str) -> Allocation | None:
-        wish, ledger = self.wishes[pod], self.ledger
+        request, ledger = self.requests[pod], self.ledger
         with ledger.without_claims_of(pod, int(pod[1:]) % 3) as fleet:
-            may = ledger.quota_usage.allowed(team(pod), wish)
-            best = fleet.best(may, "spread", seed=self.born)
-            where = fleet.place(may, best[0]) if best else None
-        chosen = self.allocation(pod, where) if isinstance(where, Placement) else None
+            allowed = ledger.quota_usage.allowed(team(pod), request)
+            best = fleet.best(allowed, "spread", seed=self.born)
+            placement = fleet.place(allowed, best[0]) if best else None
+        chosen = self.allocation(pod, placement) if isinstance(placement, Placement) else None
         return None if chosen is None or ledger.beyond_quota(chosen) else chosen
 
-    def tell(self, event: object) -> list[Instruction]:
-        done = super().tell(event)
-        denied = any(isinstance(one, Denied) for one in done)
+    def send(self, event: object) -> list[Instruction]:
+        done = super().send(event)
+        denied = any(isinstance(instruction, Denied) for instruction in done)
         if isinstance(event, Reserved | Assumed) and not denied:
             self.within(event.allocation)
         return done
 
     def within(self, allocation: Allocation) -> None:
-        """By sums of its own: whoever was just let in, his team holds no more than it may of what he took."""
+        """By independent sums: after an accepted pod its team holds no more of its models than the quota allows."""
         namespace = allocation.name.partition("/")[0]
         quota = self.ledger.quota_usage.quotas.get(namespace)
-        found = self.nodes[allocation.node]
+        on_node = self.nodes[allocation.node]
         assert allocation.grant is not None
-        took = cost_of(allocation.grant, found)
+        took = cost_of(allocation.grant, on_node)
         for limit in quota.limits if quota else ():
             held = sum((self.spent(namespace, limit.model)), Amount())
             if any(limit.covers(model) for model in took):
@@ -89,17 +89,17 @@ class Rationed(Cluster):
 
     def spent(self, namespace: str, model: str) -> list[Amount]:
         allocations = [e.allocation for e in self.ledger.entries() if e.allocation.name.startswith(f"{namespace}/")]
-        costs = [cost_of(h.grant, self.nodes[h.node]) for h in allocations if h.grant is not None]
+        costs = [cost_of(a.grant, self.nodes[a.node]) for a in allocations if a.grant is not None]
         return [amount for spent in costs for name, amount in spent.items() if Limit(model=model).covers(name)]
 
     @rule(team=st.sampled_from(["team-0", "team-1"]), quota=LIMITS)
     def quota_is_edited(self, team: str, quota: Quota) -> None:
-        done = self.tell(QuotasSet({**self.ledger.quota_usage.quotas, team: quota}))
-        assert done == [Freed("")], "pods that wait may fit now"
+        done = self.send(QuotasSet({**self.ledger.quota_usage.quotas, team: quota}))
+        assert done == [Freed("")], "pending pods may fit now"
 
     @rule()
     def quotas_are_removed(self) -> None:
-        self.tell(QuotasSet({}))
+        self.send(QuotasSet({}))
 
     @invariant()
     def the_sums_can_be_rebuilt(self) -> None:
@@ -122,7 +122,7 @@ TestRationed = Rationed.TestCase
 TWO_CARDS = Quota((Limit(model="A100", cards=200),), source="ConfigMap kube-system/gputile-quota")
 
 
-def book(quota: Quota = TWO_CARDS, **others: Quota) -> Ledger:
+def ledger_with(quota: Quota = TWO_CARDS, **others: Quota) -> Ledger:
     ledger = Ledger()
     ledger.handle(NodeSeen(node("n1").cards(4, "A100", 1000).node()))
     ledger.handle(NodeSeen(node("n2").cards(4, "T4", 100).facts(pool="blue").node()))
@@ -136,32 +136,32 @@ def whole(ledger: Ledger, pod: str, namespace: str = "team-a", name: str = "n1",
     return Allocation(pod=pod, name=f"{namespace}/{pod}", node=name, grant=where.grant(pod, "gputile"))
 
 
-def test_pencilled_assumed_confirmed_and_promised_pods_are_counted() -> None:
-    ledger = book(Quota((Limit(model="*", cards=400),)))
-    ledger.handle(Reserved(whole(ledger, "pencilled", card=0), 0.0))
+def test_reserved_assumed_confirmed_and_nominated_pods_are_counted() -> None:
+    ledger = ledger_with(Quota((Limit(model="*", cards=400),)))
+    ledger.handle(Reserved(whole(ledger, "reserved", card=0), 0.0))
     ledger.handle(Assumed(whole(ledger, "assumed", card=1), 0.0))
     ledger.handle(Confirmed(whole(ledger, "confirmed", card=2)))
-    ledger.handle(Nominated(whole(ledger, "promised", card=3), 10.0))
+    ledger.handle(Nominated(whole(ledger, "nominated", card=3), 10.0))
     assert ledger.quota_usage.held("team-a") == {"A100": Amount(400, 4000, 400)}
     [denied] = ledger.handle(Reserved(whole(ledger, "late", name="n2"), 0.0))
     assert isinstance(denied, Denied)
     assert denied.beyond_quota
 
 
-def test_a_denial_says_who_holds_what_and_what_to_do() -> None:
-    ledger = book()
+def test_a_denial_says_what_the_namespace_holds_and_what_to_do() -> None:
+    ledger = ledger_with()
     for n in range(2):
         ledger.handle(Confirmed(whole(ledger, f"p{n}", card=n)))
     [denied] = ledger.handle(Assumed(whole(ledger, "p3", card=2), 0.0))
     assert isinstance(denied, Denied)
     assert denied.why == (
-        "team-a holds 2 of 2 A100; this pod needs 1 more; wait until a pod of team-a ends, or have its quota raised in "
+        "team-a holds 2 of 2 A100; this pod needs 1 more; wait until a pod of team-a ends, or raise its quota in "
         "ConfigMap kube-system/gputile-quota"
     )
 
 
-def test_a_pencil_that_is_assumed_is_counted_once_and_looked_at_again() -> None:
-    ledger = book(Quota((Limit(model="A100", cards=100),)))
+def test_a_reservation_that_is_assumed_is_counted_once_and_checked_again() -> None:
+    ledger = ledger_with(Quota((Limit(model="A100", cards=100),)))
     mine = whole(ledger, "p1")
     assert ledger.handle(Reserved(mine, 0.0)) == []
     assert ledger.handle(Assumed(mine, 0.0)) == []
@@ -174,16 +174,16 @@ def test_a_pencil_that_is_assumed_is_counted_once_and_looked_at_again() -> None:
     assert isinstance(denied, Denied), "the quota was lowered between filter and bind"
 
 
-def test_a_more_important_pod_may_have_what_was_only_promised_to_another() -> None:
-    ledger = book(Quota((Limit(model="A100", cards=100),)))
+def test_a_pod_of_higher_priority_may_use_nominated_quota() -> None:
+    ledger = ledger_with(Quota((Limit(model="A100", cards=100),)))
     ledger.handle(Nominated(whole(ledger, "p1"), 10.0))
     equal, higher = whole(ledger, "p2", card=1), whole(ledger, "p3", card=1)
     assert isinstance(ledger.handle(Reserved(equal, 0.0))[0], Denied)
     assert ledger.handle(Reserved(msgspec.structs.replace(higher, priority=1), 0.0)) == []
 
 
-def test_other_namespaces_are_not_charged_and_everybodys_quota_is_each_ones_own() -> None:
-    ledger = book(**{"*": Quota((Limit(model="*", cards=100),))})
+def test_other_namespaces_are_not_charged_and_the_default_quota_counts_for_each_separately() -> None:
+    ledger = ledger_with(**{"*": Quota((Limit(model="*", cards=100),))})
     ledger.handle(Confirmed(whole(ledger, "p1", "team-b", card=0)))
     ledger.handle(Confirmed(whole(ledger, "p2", "team-c", card=1)))
     assert isinstance(ledger.handle(Reserved(whole(ledger, "p3", "team-b", card=2), 0.0))[0], Denied)
@@ -191,8 +191,8 @@ def test_other_namespaces_are_not_charged_and_everybodys_quota_is_each_ones_own(
     assert ledger.quota_usage.namespaces() == ["team-a", "team-b", "team-c"]
 
 
-def test_a_pod_on_a_node_that_is_gone_goes_on_costing_until_it_is_gone_too() -> None:
-    ledger = book()
+def test_a_pod_on_a_node_that_is_gone_keeps_its_cost_until_it_is_gone_too() -> None:
+    ledger = ledger_with()
     ledger.handle(Confirmed(whole(ledger, "p1")))
     ledger.handle(NodeGone("n1"))
     assert ledger.quota_usage.held("team-a") == {"A100": Amount(100, 1000, 100)}
@@ -202,7 +202,7 @@ def test_a_pod_on_a_node_that_is_gone_goes_on_costing_until_it_is_gone_too() -> 
 
 
 def test_a_node_that_comes_back_with_other_cards_is_charged_for_those() -> None:
-    ledger = book(Quota((Limit(model="*", cards=400),)))
+    ledger = ledger_with(Quota((Limit(model="*", cards=400),)))
     where = ledger.fleet.place(wants(ask(100)), "n1")
     assert isinstance(where, Placement)
     ledger.handle(Confirmed(Allocation(pod="p1", name="team-a/p1", node="n1", grant=where.grant("p1", "gputile"))))
@@ -211,8 +211,8 @@ def test_a_node_that_comes_back_with_other_cards_is_charged_for_those() -> None:
     assert ledger.quota_usage.held("team-a") == {"A30": Amount(50, 100, 0)}
 
 
-def test_a_pool_is_looked_at_when_it_is_booked_too() -> None:
-    ledger = book(Quota((Limit(model="*"),), pools=("blue", "red")))
+def test_the_pool_is_checked_when_a_pod_is_reserved_too() -> None:
+    ledger = ledger_with(Quota((Limit(model="*"),), pools=("blue", "red")))
     assert ledger.handle(Reserved(whole(ledger, "p1", name="n2"), 0.0)) == []
     [denied] = ledger.handle(Assumed(whole(ledger, "p2"), 0.0))
     assert isinstance(denied, Denied)
@@ -225,24 +225,24 @@ ONE = wants(ask(whole=True))
 @pytest.mark.parametrize(
     ("quota", "asked", "want"),
     [
-        pytest.param(Quota((Limit(model="*", cards=400),)), ONE, [], id="nothing-is-in-the-way"),
+        pytest.param(Quota((Limit(model="*", cards=400),)), ONE, [], id="the-quota-allows-it"),
         pytest.param(Quota((Limit(model="A100", cards=100),)), ONE, ["team-a holds 1 of 1 A100; this pod needs 1 more"],
                      id="the-limit-that-is-used-up-not-the-model-that-is-not-listed"),
         pytest.param(Quota((Limit(model="L4"),)), wants(ask(whole=True), models=()), [
             "team-a has no quota for A100", "team-a has no quota for T4"], id="models-that-are-not-listed"),
         pytest.param(Quota((Limit(model="*", memory=1050),)), wants(ask(60)), [
-            "team-a holds 1000 of 1050 MiB of cards of any model; this pod needs 60 more"], id="memory"),
+            "team-a holds 1000 of 1050 MiB of GPUs of any model; this pod needs 60 more"], id="memory"),
     ],
 )  # fmt: skip
-def test_why_quota_keeps_a_pod_waiting(quota: Quota, asked: PodRequest, want: list[str]) -> None:
-    ledger = book(quota)
+def test_why_quota_keeps_a_pod_pending(quota: Quota, asked: PodRequest, want: list[str]) -> None:
+    ledger = ledger_with(quota)
     ledger.handle(Confirmed(whole(ledger, "p1")))
-    advice = ["wait until a pod of team-a ends, or have its quota raised"] if want else []
+    advice = ["wait until a pod of team-a ends, or raise its quota"] if want else []
     assert ledger.quota_usage.objections("team-a", asked) == [*want, *advice]
 
 
-def test_a_request_that_no_quota_touches_stays_the_very_same() -> None:
-    ledger = book(Quota((Limit(model="*", cards=800),)))
+def test_a_request_without_quota_stays_the_same_object() -> None:
+    ledger = ledger_with(Quota((Limit(model="*", cards=800),)))
     assert ledger.quota_usage.allowed("team-a", ONE) is ONE
     assert ledger.quota_usage.allowed("nobody", ONE) is ONE
     ledger.handle(QuotasSet({}))
@@ -259,23 +259,23 @@ def test_a_request_that_no_quota_touches_stays_the_very_same() -> None:
                      id="all-models"),
     ],
 )  # fmt: skip
-def test_nodes_are_refused_for_what_their_cards_would_cost(quota: Quota, want: dict[str, NodeReason]) -> None:
-    ledger = book(quota)
+def test_nodes_are_rejected_for_what_their_cards_would_cost(quota: Quota, want: dict[str, NodeReason]) -> None:
+    ledger = ledger_with(quota)
     ledger.handle(Confirmed(whole(ledger, "p1")))
     refusals = ledger.fleet.refusals(ledger.quota_usage.allowed("team-a", ONE))
     assert {refusal.node: refusal.code for refusal in refusals} == want
     assert {refusal.resolvable for refusal in refusals if refusal.code is NodeReason.QUOTA} <= {True}
 
 
-def test_a_small_tile_of_a_large_card_may_be_had_where_half_of_a_small_one_may_not() -> None:
-    ledger = book(Quota((Limit(model="*", cards=120),)))
+def test_quota_may_allow_a_small_tile_of_a_large_card_but_not_half_of_a_small_card() -> None:
+    ledger = ledger_with(Quota((Limit(model="*", cards=120),)))
     ledger.handle(Confirmed(whole(ledger, "p1")))
     may = ledger.quota_usage.allowed("team-a", wants(ask(50)))
     assert ledger.fleet.best(may) == ["n1"], "5 % of an A100, 50 % of a T4"
 
 
-def test_a_purse_gives_back_what_the_own_namespace_leaves_and_nothing_else() -> None:
-    ledger = book(Quota((Limit(model="A100", cards=100),)), **{"team-b": TWO_CARDS})
+def test_only_evictions_in_the_same_namespace_give_quota_back() -> None:
+    ledger = ledger_with(Quota((Limit(model="A100", cards=100),)), **{"team-b": TWO_CARDS})
     ledger.handle(Confirmed(whole(ledger, "mine")))
     ledger.handle(Confirmed(whole(ledger, "theirs", "team-b", card=1)))
     after_eviction = ledger.quota_usage.after_eviction("team-a", ONE)
@@ -283,8 +283,8 @@ def test_a_purse_gives_back_what_the_own_namespace_leaves_and_nothing_else() -> 
     assert ledger.fleet.best(after_eviction(["mine"])) == ["n1"]
 
 
-class TestWhatIsNotSeen:
-    """A pod goes on costing what it did."""
+class TestUnknownNodesAndCards:
+    """A pod on an unknown node or card keeps its cost."""
 
     @staticmethod
     def spent() -> Ledger:
@@ -313,7 +313,7 @@ class TestWhatIsNotSeen:
         ledger.handle(QuotasSet({"team-0": Quota((Limit(model="*", cards=300),))}))
         assert ledger.quota_usage.held("team-0")["A100"].cards == 100
 
-    def test_a_namespace_that_holds_nothing_any_more_is_forgotten(self) -> None:
+    def test_a_namespace_that_no_longer_holds_anything_is_forgotten(self) -> None:
         ledger = self.spent()
         ledger.handle(PodGone("a"))
-        assert [ledger.quota_usage._held, ledger.quota_usage._pods, ledger.quota_usage._turns] == [{}, {}, {}]
+        assert [ledger.quota_usage._held, ledger.quota_usage._pods, ledger.quota_usage._changes] == [{}, {}, {}]

@@ -15,7 +15,7 @@ import pytest
 from gputile.dialects.gputile import INVENTORY, NUDGED
 from gputile.kube.api import AgentLease, Json, LeaseAnnotations, LeaseMetadata, LeaseRenewal
 from gputile.ledger.events import Freed
-from gputile.model.refusals import SENTENCE, NodeReason
+from gputile.model.refusals import SENTENCE, NodeReason, about_one_node
 from gputile.scheduler.state.agent_liveness import ASLEEP, USUAL, AgentLiveness
 from gputile.testing.builders import node
 from tests.dialects.shortcuts import raw_node
@@ -294,7 +294,7 @@ async def test_no_bind_goes_to_a_node_that_fell_silent_after_filter() -> None:
     rig.arrive(tile(8))
     assert rig.filter().names == ["n1"]
     rig.beat("n1", holderIdentity="")
-    assert await rig.bind() == f"n1 does not fit any more: {SILENT}"
+    assert await rig.bind() == f"n1 does not fit any more: it {about_one_node(NodeReason.AGENT_SILENT)}"
     rig.beat("n1")
     assert await rig.bind() == ""
 
@@ -312,11 +312,11 @@ def test_pods_on_a_silent_node_keep_what_they_hold() -> None:
 def test_a_renewal_touches_nothing() -> None:
     """There are a thousand of them a second at 5,000 nodes."""
     rig = Cluster()
-    before = rig.ledger.fleet.moment(), rig.ledger.fleet.capacity_generation()
+    before = rig.ledger.fleet.generation(), rig.ledger.fleet.capacity_generation()
     for _ in range(20):
         assert rig.beat("n1", "n2") == []
         rig.wait(1)
-    assert (rig.ledger.fleet.moment(), rig.ledger.fleet.capacity_generation()) == before
+    assert (rig.ledger.fleet.generation(), rig.ledger.fleet.capacity_generation()) == before
 
 
 def test_a_node_that_changes_while_its_agent_is_silent_stays_out_of_use() -> None:

@@ -629,7 +629,7 @@ async def test_a_book_that_does_not_add_up_is_found_out(
     def spoilt(name: str) -> None:
         checked.append(name)
         if name == "n1":
-            raise Overcommitted("n1-0 is booked beyond its size. Story: ...")
+            raise Overcommitted("n1-0 is allocated beyond its size. History: ...")
 
     async with running(cluster(node("n1").card(), node("n2").card()), audit=0.001) as replica:
         await replica.until(replica.process.is_synced)

@@ -42,7 +42,7 @@ async def test_an_agent_that_stops_and_comes_back() -> None:
         api.add_pod(pod(tile(8), uid="uid-web-0"))
         await replica.until(lambda: "uid-web-0" in replica.process.cluster_state.waiting)
         _, answer = await replica.ask("/gputile/filter", filter_body(api, "web-0"))
-        assert answer["FailedAndUnresolvableNodes"] == {"n1": "silent GPU agent"}
+        assert answer["FailedAndUnresolvableNodes"] == {"n1": "node(s) have a GPU agent whose Lease has expired"}
         beat(api, "3")
         await replica.until(lambda: fault(replica) == "")
         _, answer = await replica.ask("/gputile/filter", filter_body(api, "web-0"))

@@ -177,7 +177,7 @@ class TestNotBound:
         r.arrive(tile(3000))
         assert await r.bind("a") == ""
         said = await r.bind()
-        assert said == "n1 does not fit any more: too little free memory on a single GPU"
+        assert said == "n1 does not fit any more: it has too little free memory on a single GPU"
         assert r.count("binds_total", outcome="conflict") == 1
         assert len(r.api.bindings) == 1
         r.api.delete_pod("default/a")
@@ -525,7 +525,7 @@ async def test_many_binds_at_once_never_oversell() -> None:
     for name in names:
         r.arrive(tile(6000), name=name)
     answers = await asyncio.gather(*(r.bind(name) for name in names))
-    assert sorted(answers) == [""] * 4 + ["n1 does not fit any more: too little free memory on a single GPU"] * 5
+    assert sorted(answers) == [""] * 4 + ["n1 does not fit any more: it has too little free memory on a single GPU"] * 5
     r.ledger.check()
     r.catch_up()
     r.ledger.check()

@@ -475,7 +475,7 @@ class TestNodes:
         rig.api.add_node(broken)
         rig.catch_up()
         rig.arrive(tile(8))
-        assert rig.filter(nodes=["n1"]).unresolvable == {"n1": "unreadable GPU inventory"}
+        assert rig.filter(nodes=["n1"]).unresolvable == {"n1": "node(s) have an unreadable GPU inventory"}
 
     @pytest.mark.parametrize(
         ("capacity", "guesses"),

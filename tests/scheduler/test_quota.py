@@ -169,7 +169,9 @@ class TestBind:
             assert rig.filter(name).names == ["n1"]
         answers = await asyncio.gather(rig.bind("a"), rig.bind("b"))
         assert sorted(answers)[0] == ""
-        assert sorted(answers)[1].startswith("n1 does not fit any more: quota of the namespace used up")
+        assert sorted(answers)[1].startswith(
+            "n1 does not fit any more: it has GPUs for which the namespace's quota is used up"
+        )
         assert len(rig.api.bindings) == 1
 
     async def test_a_bind_that_was_refused_gives_its_quota_back_and_others_hear_of_it(self) -> None:
@@ -209,7 +211,8 @@ class TestWaiting:
         rig = self.full()
         await rounds(rig, 0.25)
         [(_, said)] = notes(rig, "web-0")
-        assert said.startswith("0/2 nodes fit: 1 quota of the namespace used up, 1 GPUs smaller than wanted. ")
+        used_up = "1 node(s) have GPUs for which the namespace's quota is used up"
+        assert said.startswith(f"0/2 nodes are available: {used_up}, 1 node(s) have GPUs smaller than requested. ")
         assert "would fit: as it is, once default/old ends on n1" in said
         assert "default holds 1 of 1 A100; this pod needs 1 more; wait until a pod of default ends" in said
         assert HERE in said

@@ -266,7 +266,9 @@ async def test_nobody_is_let_in_before_the_quotas_are_known() -> None:
         api.add_pod(pod(tile(8), uid="uid-web-0"))
         await replica.until(lambda: "uid-web-0" in replica.process.cluster_state.waiting)
         _, answer = await replica.ask("/gputile/filter", filter_body(api, "web-0"))
-        assert answer["FailedAndUnresolvableNodes"] == {"n1": "too few GPUs of a model in the namespace's quota"}
+        assert answer["FailedAndUnresolvableNodes"] == {
+            "n1": "node(s) have too few GPUs of a model in the namespace's quota"
+        }
 
 
 async def test_the_gauges_show_what_is_held_and_what_may_be() -> None:

@@ -91,7 +91,10 @@ class TestPodsBoundAroundUs:
         await rounds(r, 8)
         (note,) = r.api.notes
         assert note.pod == "web-0"
-        assert "bound to n1 by another scheduler, where gputile has no cards for it: GPUs smaller" in note.message
+        assert (
+            "bound to n1 by another scheduler, where gputile has no cards for it: the node has GPUs smaller"
+            in note.message
+        )
         assert (r.free(), r.api.patches) == ([16, 16], [])
 
     async def test_granted_as_soon_as_there_is_room(self) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.engine.placement.place import RULES_UNDER_QUOTA, Placement, cases, unit_miss
+from gputile.engine.placement.place import RULES_UNDER_QUOTA, Placement, candidates, unit_miss
 from gputile.engine.placement.units import split
 from gputile.kube.api import Json
 from gputile.ledger.events import NodeSeen, Nominated, QuotasSet, Tick
@@ -280,7 +280,8 @@ def still_true(asked: PodRequest, cluster_state: ClusterState, name: str, senten
         return all(unit_miss(piece, asked.constraints, view) is None for piece in split(asked))
     stages = RULES_UNDER_QUOTA[: codes.index(code) + 1]
     left = [
-        sum(all(stage.passes(case) for stage in stages) for case in cases(piece, asked.constraints, view)) < piece.cards
+        sum(all(stage.passes(case) for stage in stages) for case in candidates(piece, asked.constraints, view))
+        < piece.cards
         for piece in split(asked)
     ]
     return any(left)

@@ -1,4 +1,4 @@
-"""The cluster in memory decides with the production core and keeps objects as Kubernetes would."""
+"""The cluster in memory decides with the production core and stores objects as Kubernetes does."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_a_bound_pod_carries_its_node_and_grant() -> None:
     assert read_grant(bound, made.ledger.fleet.view("n1").node) == outcome.grant
 
 
-def test_what_does_not_fit_waits_with_an_explanation_and_fits_after_a_delete() -> None:
+def test_a_pod_that_does_not_fit_is_explained_and_fits_after_a_delete() -> None:
     made = cluster()
     outcomes = made.submit(workload({"gputile.io/gpu": 1}, replicas=3))
     assert [outcome.grant is not None for outcome in outcomes] == [True, True, False]
@@ -43,7 +43,7 @@ def test_what_does_not_fit_waits_with_an_explanation_and_fits_after_a_delete() -
     assert made.schedule("ns/w-2").grant is not None
 
 
-def test_a_pod_without_gpus_and_a_bad_one_are_told_apart() -> None:
+def test_a_pod_without_gpus_and_an_invalid_pod_differ() -> None:
     made = cluster()
     assert made.submit(workload({}))[0].asked is None
     (bad,) = cluster().submit(workload({"gputile.io/memory": 3}))
@@ -56,12 +56,12 @@ def test_a_single_pod_keeps_its_name() -> None:
     assert made.submit(workload({"gputile.io/gpu": 1}, kind="Pod"))[0].pod == "ns/w"
 
 
-def test_a_node_that_is_none_is_refused_with_a_sentence() -> None:
+def test_an_invalid_node_is_rejected_with_a_message() -> None:
     with pytest.raises(InputError, match="not a valid Node"):
         cluster().add_node({"metadata": 7})
 
 
-def test_random_draws_a_new_lot_for_every_pod() -> None:
+def test_random_draws_again_for_every_pod() -> None:
     made = MemoryCluster("random")
     for name in ("n1", "n2", "n3", "n4"):
         made.add_node(node(name, cpu="8").cards(4, "T4", "16Gi").manifest())
@@ -70,7 +70,7 @@ def test_random_draws_a_new_lot_for_every_pod() -> None:
     assert len({grant.containers[0].tiles[0].index for grant in grants if grant}) > 1
 
 
-def test_the_gpushare_unit_is_guessed_and_written_in() -> None:
+def test_the_gpushare_unit_is_guessed_and_written() -> None:
     made = MemoryCluster(settings=DialectSettings(gpushare_unit="auto"))
     capacity = {"aliyun.com/gpu-mem": 30218, "aliyun.com/gpu-count": 2}
     made.add_node({"metadata": {"name": "n"}, "status": {"capacity": capacity, "allocatable": capacity}})
@@ -79,8 +79,8 @@ def test_the_gpushare_unit_is_guessed_and_written_in() -> None:
     assert made.ledger.fleet.view("n").free_by_card[0].memory == 15109 - 500
 
 
-def test_two_pods_of_one_name_are_refused() -> None:
+def test_two_pods_of_one_name_are_rejected() -> None:
     made = cluster()
     made.submit(workload({"gputile.io/gpu": 1}))
-    with pytest.raises(InputError, match="there are two pods ns/w-0"):
+    with pytest.raises(InputError, match="pod ns/w-0: defined twice"):
         made.submit(workload({"gputile.io/gpu": 1}))

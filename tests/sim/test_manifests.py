@@ -1,4 +1,4 @@
-"""Manifests as files have them."""
+"""The parser of manifest files."""
 
 import pytest
 
@@ -29,15 +29,15 @@ POD = "spec: {containers: [{name: main}]}"
         pytest.param("kind: PodList\nitems: [{metadata: {name: p}, " + POD + "}]", [("Pod", "p", 1)],
                      id="items-of-a-podlist-need-no-kind"),
         pytest.param('{"kind": "Pod", "metadata": {"name": "j"}}', [("Pod", "j", 1)], id="JSON-is-YAML"),
-        pytest.param("kind: Service", [], id="a-service-makes-no-pods"),
+        pytest.param("kind: Service", [], id="a-service-creates-no-pods"),
         pytest.param("", [], id="an-empty-file"),
         pytest.param("---\n---\n", [], id="empty-documents"),
         pytest.param("kind: Deployment\nspec: 7", [("Deployment", "", 1)], id="a-broken-template-is-still-shown"),
         pytest.param("kind: Deployment\nspec: {replicas: many, template: {}}", [("Deployment", "", 1)],
-                     id="replicas-that-are-no-number-count-as-one"),
+                     id="invalid-replicas-count-as-one"),
     ],
 )  # fmt: skip
-def test_what_is_found(text: str, want: list[tuple[str, str, int]]) -> None:
+def test_workloads_are_parsed(text: str, want: list[tuple[str, str, int]]) -> None:
     assert [(w.kind, w.name, w.replicas) for w in load(text, "f.yaml").workloads] == want
 
 
@@ -49,14 +49,14 @@ def test_dates_stay_text() -> None:
 @pytest.mark.parametrize(
     ("text", "fragment"),
     [
-        pytest.param("kind: Pod\n  bad: [", "f.yaml, line 2: this is no YAML", id="broken-YAML-names-the-line"),
+        pytest.param("kind: Pod\n  bad: [", "f.yaml, line 2: invalid YAML", id="broken-YAML-names-the-line"),
         pytest.param("- 1\n- 2", "f.yaml: expected a Kubernetes object, found list", id="a-bare-list"),
         pytest.param("just words", "expected a Kubernetes object, found str", id="words"),
-        pytest.param("{[1]: 2}", "this is no YAML or JSON", id="a-key-that-cannot-be-one"),
+        pytest.param("{[1]: 2}", "invalid YAML or JSON", id="a-key-that-cannot-be-one"),
         pytest.param("[" * 3000, "f.yaml", id="nested-too-deeply"),
     ],
 )
-def test_bad_files_get_a_sentence(text: str, fragment: str) -> None:
+def test_invalid_files_get_an_error_message(text: str, fragment: str) -> None:
     with pytest.raises(InputError, match=r"f\.yaml") as caught:
         load(text, "f.yaml")
     assert fragment in str(caught.value)
@@ -75,22 +75,22 @@ def test_bad_files_get_a_sentence(text: str, fragment: str) -> None:
     ],
     ids=["brackets", "bad-int", "empty-int", "bad-bool", "bad-hex", "long-number", "a-python-object"],
 )
-def test_hostile_yaml_is_a_sentence(text: str) -> None:
+def test_hostile_yaml_gets_an_error_message(text: str) -> None:
     with pytest.raises(InputError, match=r"f\.yaml"):
         load(text, "f.yaml")
 
 
-def test_an_odd_kind_makes_no_pods() -> None:
+def test_an_odd_kind_creates_no_pods() -> None:
     assert load("kind: [a]", "f").others == ("['a']",)
 
 
-def test_a_template_that_is_missing_is_refused_when_read() -> None:
+def test_a_missing_template_is_rejected_when_the_pod_is_parsed() -> None:
     for text in ("kind: Deployment\nspec: 3", "kind: Pod"):
         (workload,) = load(text, "f").workloads
         assert isinstance(read_pod(workload.pod), BadRequest)
 
 
-def test_a_cronjob_counts_its_parallelism_and_odd_list_items_are_passed_over() -> None:
+def test_a_cronjob_counts_its_parallelism_and_odd_list_items_are_skipped() -> None:
     cron = "kind: CronJob\nspec: {jobTemplate: {spec: {parallelism: 4, template: {" + POD + "}}}}"
     assert load(cron, "f").workloads[0].replicas == 4
     assert load("kind: List\nitems: [7, {kind: Pod, " + POD + "}]", "f").others == ("int in a list",)

@@ -66,31 +66,31 @@ class TestLists:
         ("text", "fragment"),
         [
             pytest.param("p9,1,1,1,0,,0,1,0\n", "line 5: num_gpu without gpu_milli", id="no-share"),
-            pytest.param("p9,1,1,1,5,,0,inf,0\n", "line 5: it runs from", id="for-ever"),
-            pytest.param("p9,1,1,1,5,,0,soon,0\n", "line 5: could not convert", id="a-word"),
+            pytest.param("p9,1,1,1,5,,0,inf,0\n", "line 5: scheduled_time '0' or deletion_time", id="without-end"),
+            pytest.param("p9,1,1,1,5,,0,soon,0\n", "line 5: scheduled_time", id="a-word"),
             pytest.param('"p9,1,1,1,5\n', "unexpected end of data", id="an-open-quote"),
         ],
     )
-    def test_bad_pods_are_told(self, tmp_path: Path, text: str, fragment: str) -> None:
+    def test_invalid_pods_are_reported(self, tmp_path: Path, text: str, fragment: str) -> None:
         with pytest.raises(InputError, match=r"p\.csv") as caught:
             load_jobs(written(tmp_path, "p.csv", PODS_CSV + text))
         assert fragment in str(caught.value)
 
-    def test_two_nodes_of_one_name_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="there are two nodes 'n1'"):
+    def test_two_nodes_of_one_name_are_rejected(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="node 'n1' is defined twice"):
             load_nodes(written(tmp_path, "n.csv", NODES_CSV + "n1,1,1,1,T4\n"))
 
     @pytest.mark.parametrize(
         ("name", "text", "fragment"),
         [
             pytest.param("n.csv", "sn,cpu_milli\n", "line 1: expected the columns sn,", id="columns"),
-            pytest.param("n.csv", NODES_CSV + "n3,many,1,1,T4\n", "line 4: invalid literal", id="a-word"),
-            pytest.param("n.csv", NODES_CSV + "n3,-5,1,1,T4\n", "line 4: '-5' is no amount", id="negative"),
+            pytest.param("n.csv", NODES_CSV + "n3,many,1,1,T4\n", "line 4: 'many' is not a whole number", id="a-word"),
+            pytest.param("n.csv", NODES_CSV + "n3,-5,1,1,T4\n", "line 4: '-5' is not an amount", id="negative"),
             pytest.param("n.csv", NODES_CSV + "n3,5\n", "line 4", id="a-short-line"),
-            pytest.param("n.yaml", "kind: [", "this is no YAML", id="YAML"),
+            pytest.param("n.yaml", "kind: [", "invalid YAML", id="YAML"),
         ],
     )
-    def test_bad_files_are_told_with_line_and_what_was_expected(
+    def test_invalid_files_are_reported_with_line_and_expected_columns(
         self, tmp_path: Path, name: str, text: str, fragment: str
     ) -> None:
         path = written(tmp_path, name, text)
@@ -98,7 +98,7 @@ class TestLists:
             load_nodes(path)
         assert fragment in str(caught.value)
 
-    def test_a_broken_archive_is_told(self, tmp_path: Path) -> None:
+    def test_a_broken_archive_is_reported(self, tmp_path: Path) -> None:
         path = tmp_path / "x.csv.gz"
         path.write_bytes(b"no gzip")
         with pytest.raises(InputError, match="cannot be read"):
@@ -148,7 +148,7 @@ def test_a_replay_is_repeatable_and_measures_what_it_places(policy: str) -> None
     assert told
 
 
-def test_the_mix_of_the_list_may_be_known_beforehand() -> None:
+def test_the_workload_of_the_list_may_be_known_beforehand() -> None:
     plan = ReplayPlan(policy="fragmentation", mix_from_list=True, shuffle_nodes=False)
     assert replay(small(), JOBS, plan, lambda part: None).final > 75.0
 
@@ -179,13 +179,13 @@ class TestWhatIf:
         assert nodes[-1].cpu == 32_000 * 2
         assert nodes[-1].cards[0].model == "L40S"
 
-    def test_nodes_are_taken_away_and_the_policy_changed(self) -> None:
+    def test_nodes_are_removed_and_the_policy_changed(self) -> None:
         nodes, plan = change("-n3, policy=spread", small(), self.PLAN)
         assert [found.name for found in nodes] == ["n0", "n1", "n2", "n4", "n5"]
         assert plan.policy == "spread"
 
     @pytest.mark.parametrize("text", ["+x", "4:L40S:8x48Gi", "-nobody", "+1:T4:8x", "+1:T4:8xGi"])
-    def test_a_change_that_cannot_be_made_is_told(self, text: str) -> None:
+    def test_an_invalid_change_is_reported(self, text: str) -> None:
         with pytest.raises(InputError, match="--what-if"):
             change(text, small(), self.PLAN)
 
@@ -193,7 +193,7 @@ class TestWhatIf:
         nodes, _ = change("+1:L40S:2x48Gi,+1:L40S:1x48Gi", small(), self.PLAN)
         assert len({found.name for found in nodes}) == 8
 
-    def test_more_nodes_hand_out_more_of_the_same_demand(self) -> None:
+    def test_more_nodes_allocate_more_of_the_same_demand(self) -> None:
         base = replay(small(), JOBS, self.PLAN, lambda part: None)
         nodes, plan = change("+3:L40S:4x48Gi", small(), self.PLAN)
         more = replay(nodes, JOBS, plan, lambda part: None, base=small())
@@ -209,7 +209,7 @@ class TestLeaving:
         assert run.mean_wait <= run.p95_wait or run.p95_wait == 0.0
         assert run.never_started < 20
 
-    def test_beyond_capacity_pods_wait(self) -> None:
+    def test_beyond_capacity_pods_are_pending(self) -> None:
         calm, busy = (
             steady(small(), JOBS, ReplayPlan(policy="binpack", ratio=ratio), lambda part: None, pods=400)
             for ratio in (0.5, 1.5)
@@ -233,6 +233,6 @@ class TestLeaving:
         assert cut.hours < whole.hours
         assert cut.turned_over > 100.0
 
-    def test_a_list_without_times_is_refused(self) -> None:
-        with pytest.raises(InputError, match="no GPU pod of the list has times"):
+    def test_a_list_without_times_is_rejected(self) -> None:
+        with pytest.raises(InputError, match="the list: no GPU pod has the times scheduled_time and deletion_time"):
             steady(small(), [Job("a", wants(ask(percent=30)))], ReplayPlan(policy="binpack"), lambda part: None)

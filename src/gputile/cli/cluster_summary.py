@@ -16,7 +16,7 @@ from gputile.dialects import gpushare
 from gputile.dialects.registry import read_node, read_pod
 from gputile.dialects.settings import DialectSettings
 from gputile.model.cards import Card, Node
-from gputile.model.refusals import SENTENCE, BadRequest, NodeReason
+from gputile.model.refusals import BadRequest, NodeReason, about_one_node
 from gputile.model.units import ALL, MiB, Percent
 
 BY_NUMBER = "number"
@@ -159,7 +159,7 @@ def _node(
         agent=node.agent,
         pool=node.pool,
         cordoned=shown.is_cordoned,
-        fault=SENTENCE[NodeReason(node.fault)] if node.fault else "",
+        fault=about_one_node(NodeReason(node.fault)) if node.fault else "",
         cards=tuple(_card(card, by_card[card.uuid], use) for card in node.cards),
     )
 

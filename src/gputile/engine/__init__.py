@@ -1,6 +1,6 @@
-"""Pure decisions: what fits, which is best, why not, who would have to go.
+"""Pure decisions: which nodes fit, which is best, why the others do not fit, and which pods to evict.
 
-Room:  functions of values, and the fleet's arrays; no clock, no dice, no I/O.
-Door:  `placing.place` defines what fits on one node; `fleet.Fleet` answers the same for all nodes at once;
-       `explaining.explain`, `preempting.victims` and `quota` build on the two.
+Functions of values and the arrays of the fleet; no clock, no randomness, no I/O. `placement.place.place` defines what
+fits on one node. `fleet.fleet.Fleet` answers the same for all nodes at once. `explanation` and `victims` build on the
+two.
 """

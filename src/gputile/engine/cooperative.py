@@ -1,7 +1,7 @@
-"""Work that lets others have their turn: a generator that yields wherever it may be interrupted.
+"""Cooperative work: a generator that yields wherever it may be interrupted.
 
-What it looks at may change while others have their turn, so whatever must be seen at one moment is seen between two
-yields. The core only says where; whoever has a clock and an event loop decides when.
+The state may change at every yield, so data that must be consistent is read between two yields. The core only marks
+where it may be interrupted; the caller, which has a clock and an event loop, decides when.
 """
 
 from collections.abc import Generator
@@ -13,7 +13,7 @@ Cooperative: TypeAlias = Generator[None, None, T]
 
 
 def run_to_end(work: Cooperative[T]) -> T:
-    """Do it without letting anybody else have a turn."""
+    """Run the work to its end without interruption."""
     while True:
         try:
             next(work)

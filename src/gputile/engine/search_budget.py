@@ -1,9 +1,8 @@
-"""What one question may cost, however many nodes, sets of cards and sets of victims it is about.
+"""Search budgets: what one decision may cost, however many nodes, sets of cards and sets of victims it is about.
 
-One budget belongs to one question: whoever answers a part of it takes steps from the same budget. Steps come first, so
-that the same question has the same answer in a replay and in a test. Time is the second bound, and only where the
-caller brings a clock: the core has none. Whoever finds the budget empty stops, and the answer says "not searched
-further".
+One decision has one budget, and all its parts spend from it. Steps are the first bound, so that the same request gets
+the same answer in a replay and in a test. Time is the second bound, and only where the caller passes a clock: the core
+has none. A search without budget stops, and its answer says "not searched further".
 """
 
 import math
@@ -12,28 +11,28 @@ from collections.abc import Callable
 NOT_SEARCHED_FURTHER = "not searched further"
 
 FREE_STEPS = 100
-"""Steps that no clock forbids: more than any real pod needs on one node. A machine that stood still for a moment must
-not make us refuse a pod that fits."""
+"""Steps that are allowed after the deadline: more than any real pod needs on one node. A machine that was paused for a
+moment must not make us reject a pod that fits."""
 
 
 class SearchBudget:
-    """Steps and seconds that are left for one question."""
+    """The steps and seconds that are left for one decision."""
 
     def __init__(self, steps: int, seconds: float = math.inf, now: Callable[[], float] | None = None) -> None:
         self._left, self._spent, self._now = steps, 0, now
         self._until = now() + seconds if now is not None else math.inf
         self._whole: SearchBudget | None = None
         self.ran_out = False
-        """Whether somebody wanted to search further and could not."""
+        """Whether a search was cut short."""
 
     def part(self, steps: int, seconds: float = math.inf) -> "SearchBudget":
-        """At most so much of what is left, for one node of many; what it spends, the whole has spent."""
+        """At most this much of what is left, for one node of many; the whole budget pays for what the part spends."""
         part = SearchBudget(min(steps, self._left), seconds, self._now)
         part._whole, part._until = self, min(part._until, self._until)
         return part
 
     def half(self) -> "SearchBudget":
-        """Half of what is left: the other half is for what comes after."""
+        """Half of what is left; the other half is for the next search."""
         seconds = (self._until - self._now()) / 2 if self._now is not None else math.inf
         return self.part((self._left + 1) // 2, seconds)
 
@@ -42,7 +41,7 @@ class SearchBudget:
         return self._left <= 0 or (self._now is not None and self._spent >= FREE_STEPS and self._now() >= self._until)
 
     def spend(self, steps: int = 1) -> bool:
-        """Take steps, if there are any; else take note that the search was cut short."""
+        """Spend steps if any are left; otherwise record that the search was cut short."""
         if self.is_spent:
             self.cut_short()
             return False
@@ -54,7 +53,7 @@ class SearchBudget:
         return True
 
     def cut_short(self) -> None:
-        """Something was left unsearched."""
+        """Record that something was left unsearched."""
         budget: SearchBudget | None = self
         while budget is not None:
             budget.ran_out = True

@@ -1,9 +1,9 @@
-"""Who would have to go, so that a pod fits on real cards.
+"""Victims: which pods to evict so that a pod fits on the cards of a node.
 
-kube-scheduler knows only sums; a node may have enough in sum while no single card does. `victims` looks at cards. Of
-all sets of pods whose leaving makes room it takes the one with the fewest broken disruption budgets, then the lowest
-priority (of its most important pod), then the fewest pods, then the latest started. Whose search is cut short gets no
-victims rather than too many.
+kube-scheduler knows only the sums of a node, and a node may have enough in sum while no single card does. `victims`
+works card by card. Of all sets of pods whose eviction makes the pod fit it chooses the one with the fewest violated
+PodDisruptionBudgets, then the lowest priority (of its most important pod), then the fewest pods, then the latest
+started. A search that is cut short returns no victims rather than too many.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -21,41 +21,42 @@ from gputile.model.requests import PodRequest
 from gputile.model.units import MiB, Millicores
 
 TRIES = 250
-"""How many sets are tried for the smallest. A node with so many tenants gets a small set instead of the smallest."""
+"""How many sets are tried for the smallest. A node with more sets gets a small set instead of the smallest."""
 
 LOOKS = 2000
-"""How many sets of one size are looked at on one card, before those that might do are tried."""
+"""How many sets of one size are compared by size on one card, before the promising ones are tried."""
 
 LOOKS_PER_STEP = 16
 
 TRY_STEPS = 500
-"""What one try may cost: whether room is there after some have left."""
+"""What one trial may cost: whether the pod fits after an eviction."""
 
 STEPS = 40_000
-"""What one question about one node may cost, where whoever asks says nothing else."""
+"""What the search on one node may cost, where the caller passes no budget."""
 
-Lawful = Callable[[Collection["Victim"]], bool]
-"""Whether these may all go at once."""
+MayEvict = Callable[[Collection["Victim"]], bool]
+"""Whether the disruption budgets allow evicting all of these pods at once."""
 
 
 RequestAfterEviction = Callable[[Collection["Victim"]], PodRequest]
-"""What the pod may ask for once these have left: those of its own namespace give quota back."""
+"""What the pod may request after these evictions: pods of its own namespace give quota back."""
 
 
 class Victim(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod on the node, as far as eviction cares."""
+    """A pod on the node that might be evicted."""
 
     pod: str  # UID
     name: str = ""
     priority: int = 0
     started: float = 0.0  # seconds since 1970
-    budget_cost: int = 0  # disruption budgets that its eviction would break
+    budget_cost: int = 0  # disruption budgets that its eviction would violate
     uses: Mapping[str, Use] = msgspec.field(default_factory=dict)  # by card UUID
     cpu: Millicores = 0
     memory: MiB = 0
 
     @classmethod
     def of(cls, allocation: Allocation) -> "Victim":
+        """The pod that holds this allocation."""
         return cls(
             pod=allocation.pod,
             name=allocation.name,
@@ -67,40 +68,40 @@ class Victim(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def without(view: NodeView, gone: Collection[Victim]) -> NodeView:
-    """The node as it would be after these pods have left."""
+def without(view: NodeView, evicted: Collection[Victim]) -> NodeView:
+    """The node after the eviction of these pods."""
     free_by_card = [
-        _freed(room, [holder.uses[card.uuid] for holder in gone if card.uuid in holder.uses])
-        for card, room in zip(view.node.cards, view.free_by_card, strict=True)
+        _freed(free, [holder.uses[card.uuid] for holder in evicted if card.uuid in holder.uses])
+        for card, free in zip(view.node.cards, view.free_by_card, strict=True)
     ]
     return NodeView(
         node=view.node,
         free_by_card=tuple(free_by_card),
-        cpu=view.cpu + sum(holder.cpu for holder in gone),
-        memory=view.memory + sum(holder.memory for holder in gone),
+        cpu=view.cpu + sum(holder.cpu for holder in evicted),
+        memory=view.memory + sum(holder.memory for holder in evicted),
     )
 
 
-def _freed(room: FreeCapacity, uses: list[Use]) -> FreeCapacity:
+def _freed(free: FreeCapacity, uses: list[Use]) -> FreeCapacity:
     return FreeCapacity(
-        room.memory + sum(use.memory for use in uses),
-        room.cores + sum(use.cores for use in uses),
-        room.slots + sum(use.slots for use in uses),
-        room.tenants - len(uses),
+        free.memory + sum(use.memory for use in uses),
+        free.cores + sum(use.cores for use in uses),
+        free.slots + sum(use.slots for use in uses),
+        free.tenants - len(uses),
     )
 
 
 Cost = tuple[int, int, int, tuple[float, ...], tuple[str, ...]]
 
 
-def cost(gone: Collection[Victim]) -> Cost:
-    """Smaller is better; the names at the end only make the answer repeatable."""
+def cost(evicted: Collection[Victim]) -> Cost:
+    """Smaller is better; the UIDs at the end only make the answer repeatable."""
     return (
-        sum(holder.budget_cost for holder in gone),
-        max((holder.priority for holder in gone), default=-(2**31)),
-        len(gone),
-        tuple(-start for start in sorted(holder.started for holder in gone)),
-        tuple(sorted(holder.pod for holder in gone)),
+        sum(holder.budget_cost for holder in evicted),
+        max((holder.priority for holder in evicted), default=-(2**31)),
+        len(evicted),
+        tuple(-start for start in sorted(holder.started for holder in evicted)),
+        tuple(sorted(holder.pod for holder in evicted)),
     )
 
 
@@ -109,120 +110,122 @@ def victims(
     view: NodeView,
     holders: Iterable[Victim],
     priority: int,
-    lawful: Lawful | None = None,
+    may_evict: MayEvict | None = None,
     after: RequestAfterEviction | None = None,
     budget: SearchBudget | None = None,
 ) -> tuple[Victim, ...] | None:
-    """The cheapest set of less important pods whose leaving makes room; () if there is room, None if none does, or if
-    `budget` ran out before that was known.
+    """The cheapest set of lower-priority pods whose eviction makes the pod fit.
 
-    With `lawful`, of those sets that it allows; and nobody goes whose eviction would break a budget. With `after`, room
-    is only what the quota of the pod's namespace lets it have.
+    () if the pod fits without eviction. None if no eviction helps, or if `budget` ran out before that was known. With
+    `may_evict` only sets that it allows, and no pod whose eviction violates a disruption budget. With `after` the pod
+    must also fit into the quota of its namespace.
     """
-    lesser = [holder for holder in holders if holder.priority < priority]
-    room = _Room(request, view, after, budget or SearchBudget(STEPS))
-    if room.made_by(()):
+    lower = [holder for holder in holders if holder.priority < priority]
+    trials = _EvictionTrials(request, view, after, budget or SearchBudget(STEPS))
+    if trials.fits_without(()):
         return ()
-    if not room.made_by(lesser):
+    if not trials.fits_without(lower):
         return None
-    # Leaving never takes room away, so each rule narrows the field before the next one looks at it.
-    free = [holder for holder in lesser if not holder.budget_cost]
-    found = _of_the_least_important(free, room, lawful or _anybody) if room.made_by(free) else None
-    if found is None and lawful is None and not room.budget.is_spent:
-        found = _cheapest(lesser, room)
-    return None if found is None else tuple(sorted(found, key=lambda holder: holder.pod))
+    # Evicting more pods never takes capacity away, so each rule narrows the candidates for the next one.
+    safe = [holder for holder in lower if not holder.budget_cost]
+    chosen = _of_lowest_priority(safe, trials, may_evict or _always) if trials.fits_without(safe) else None
+    if chosen is None and may_evict is None and not trials.budget.is_spent:
+        chosen = _cheapest(lower, trials)
+    return None if chosen is None else tuple(sorted(chosen, key=lambda holder: holder.pod))
 
 
-def _anybody(gone: Collection[Victim]) -> bool:
+def _always(evicted: Collection[Victim]) -> bool:
     return True
 
 
-class _Room:
-    """Asks whether a set of leavers makes room, and remembers the answer; once the budget is spent, none does."""
+class _EvictionTrials:
+    """Tries whether the pod fits after an eviction, and caches the result; once the budget is spent, nothing fits."""
 
     def __init__(
         self, request: PodRequest, view: NodeView, after: RequestAfterEviction | None, budget: SearchBudget
     ) -> None:
         self.request, self.view, self._after, self.budget = request, view, after, budget
-        self.is_about_cards = after is None or after(()).constraints.allowance is None  # and not about quota
-        self._known: dict[frozenset[str], bool] = {}
+        self.is_about_cards = after is None or after(()).constraints.allowance is None  # and not about quota as well
+        self._results: dict[frozenset[str], bool] = {}
         self._unsure: set[frozenset[str]] = set()
 
-    def made_by(self, gone: Collection[Victim], budget: SearchBudget | None = None) -> bool:
-        key = frozenset(holder.pod for holder in gone)
+    def fits_without(self, evicted: Collection[Victim], budget: SearchBudget | None = None) -> bool:
+        key = frozenset(holder.pod for holder in evicted)
         budget = budget or self.budget
-        if key not in self._known:
+        if key not in self._results:
             if not budget.spend():
                 return False
-            request = self.request if self._after is None else self._after(gone)
+            request = self.request if self._after is None else self._after(evicted)
             part = budget.part(TRY_STEPS)
-            self._known[key] = fits(request, without(self.view, gone), part)
+            self._results[key] = fits(request, without(self.view, evicted), part)
             if part.ran_out:
                 self._unsure.add(key)
-        return self._known[key]
+        return self._results[key]
 
-    def is_unsure_of(self, gone: Collection[Victim]) -> bool:
-        """Whether nobody knows, because to find out would cost too much."""
-        key = frozenset(holder.pod for holder in gone)
-        return key in self._unsure or key not in self._known
+    def is_unsure_of(self, evicted: Collection[Victim]) -> bool:
+        """Whether the result is unknown, because the trial would cost too much."""
+        key = frozenset(holder.pod for holder in evicted)
+        return key in self._unsure or key not in self._results
 
 
-def _of_the_least_important(field: list[Victim], room: _Room, lawful: Lawful) -> list[Victim] | None:
-    """Of those up to the lowest priority at which a set is found at all."""
-    for highest in sorted({holder.priority for holder in field}):
-        lower = [holder for holder in field if holder.priority <= highest]
-        if room.made_by(lower) and (found := _smallest(lower, room, lawful)) is not None:
-            return found
+def _of_lowest_priority(pods: list[Victim], trials: _EvictionTrials, may_evict: MayEvict) -> list[Victim] | None:
+    """A set of pods of the lowest possible priority."""
+    for highest in sorted({holder.priority for holder in pods}):
+        lower = [holder for holder in pods if holder.priority <= highest]
+        if trials.fits_without(lower) and (smallest := _smallest(lower, trials, may_evict)) is not None:
+            return smallest
     return None
 
 
-def _smallest(field: list[Victim], room: _Room, lawful: Lawful) -> list[Victim] | None:
-    """The fewest, then latest started, of the field; beyond `TRIES` sets, one from which nobody can be spared."""
-    tried, tries = 0, room.budget.half()
-    for size in range(1, len(field) + 1):
+def _smallest(pods: list[Victim], trials: _EvictionTrials, may_evict: MayEvict) -> list[Victim] | None:
+    """The fewest, then the latest started pods; beyond `TRIES` sets, a set from which no pod can be spared."""
+    tried, tries = 0, trials.budget.half()
+    for size in range(1, len(pods) + 1):
         best: list[Victim] | None = None
-        for chosen in _sets_of(size, field, room, tries):
+        for chosen in _sets_of(size, pods, trials, tries):
             tried += 1
             if tried > TRIES or tries.is_spent:
-                return best or _spared(field, room, lawful)
-            if (best is None or cost(chosen) < cost(best)) and lawful(chosen) and room.made_by(chosen, tries):
+                return best or _spared(pods, trials, may_evict)
+            if (best is None or cost(chosen) < cost(best)) and may_evict(chosen) and trials.fits_without(chosen, tries):
                 best = list(chosen)
         if best is not None:
             return best
-    return _spared(field, room, lawful)
+    return _spared(pods, trials, may_evict)
 
 
-def _spared(field: list[Victim], room: _Room, lawful: Lawful) -> list[Victim] | None:
-    found = _spare_whom_we_can(field, room)
-    return found if found is not None and lawful(found) else None
+def _spared(pods: list[Victim], trials: _EvictionTrials, may_evict: MayEvict) -> list[Victim] | None:
+    chosen = _spare(pods, trials)
+    return chosen if chosen is not None and may_evict(chosen) else None
 
 
-def _cheapest(field: list[Victim], room: _Room) -> list[Victim] | None:
-    """Where budgets must be broken: the cheapest of all sets; beyond `TRIES`, one from which nobody can be spared."""
-    tries = room.budget.half()
-    sets = chain.from_iterable(_sets_of(size, field, room, tries) for size in range(1, len(field) + 1))
+def _cheapest(pods: list[Victim], trials: _EvictionTrials) -> list[Victim] | None:
+    """Where budgets must be violated: the cheapest set; beyond `TRIES` sets, a set from which no pod can be spared."""
+    tries = trials.budget.half()
+    sets = chain.from_iterable(_sets_of(size, pods, trials, tries) for size in range(1, len(pods) + 1))
     tried = list(islice(sets, TRIES + 1))
     enough: list[tuple[Victim, ...]] = []
     if len(tried) <= TRIES:
-        enough = [chosen for chosen in tried if room.made_by(chosen, tries)]
+        enough = [chosen for chosen in tried if trials.fits_without(chosen, tries)]
     if not enough or tries.is_spent:
-        return _spare_whom_we_can(field, room)
+        return _spare(pods, trials)
     cheapest: tuple[Victim, ...] = min(enough, key=cost)
     return list(cheapest)
 
 
-def _sets_of(size: int, field: list[Victim], room: _Room, tries: SearchBudget) -> Iterator[tuple[Victim, ...]]:
-    """Sets worth trying: for one tile on one card only pods whose leaving that card would bear it, if the host does."""
-    request, view = room.request, room.view
+def _sets_of(
+    size: int, pods: list[Victim], trials: _EvictionTrials, tries: SearchBudget
+) -> Iterator[tuple[Victim, ...]]:
+    """Sets worth trying. For a single tile: only pods of one card that would free enough of that card."""
+    request, view = trials.request, trials.view
     units = split(request)
-    one_card = len(units) == 1 and units[0].cards == 1 and room.is_about_cards
+    one_card = len(units) == 1 and units[0].cards == 1 and trials.is_about_cards
     if not one_card or request.cpu > view.cpu or request.memory > view.memory:
-        yield from combinations(field, size)
+        yield from combinations(pods, size)
         return
     seen: set[tuple[str, ...]] = set()
     for card, free in zip(view.node.cards, view.free_by_card, strict=True):
         need = units[0].peak(card.memory)
-        there = [holder for holder in field if card.uuid in holder.uses]
+        there = [holder for holder in pods if card.uuid in holder.uses]
         if not need.fits(_at_best(size, free, [holder.uses[card.uuid] for holder in there])):
             continue
         for number, chosen in enumerate(islice(combinations(there, size), LOOKS)):
@@ -234,21 +237,21 @@ def _sets_of(size: int, field: list[Victim], room: _Room, tries: SearchBudget) -
                 yield chosen
 
 
-def _at_best(size: int, room: FreeCapacity, uses: list[Use]) -> FreeCapacity:
-    """More room than any so many of them can leave: as if each left the most of everything."""
+def _at_best(size: int, free: FreeCapacity, uses: list[Use]) -> FreeCapacity:
+    """An upper bound of what evicting so many of them frees: the sum of the largest amounts of each kind."""
     most = (sorted(amounts, reverse=True)[:size] for amounts in zip(*map(msgspec.structs.astuple, uses), strict=True))
     memory, cores, slots = (sum(amounts) for amounts in most) if uses else (0, 0, 0)
-    return FreeCapacity(room.memory + memory, room.cores + cores, room.slots + slots, room.tenants)
+    return FreeCapacity(free.memory + memory, free.cores + cores, free.slots + slots, free.tenants)
 
 
-def _spare_whom_we_can(field: list[Victim], room: _Room) -> list[Victim] | None:
-    """Start with all and put back one by one: costly budgets first, then the important, then the longest running. None
-    where that could not be found out of somebody: he might be evicted for nothing."""
-    gone = list(field)
-    for holder in sorted(field, key=lambda holder: (-holder.budget_cost, -holder.priority, holder.started)):
-        fewer = [other for other in gone if other is not holder]
-        if room.made_by(fewer):
-            gone = fewer
-        elif room.is_unsure_of(fewer):
+def _spare(pods: list[Victim], trials: _EvictionTrials) -> list[Victim] | None:
+    """Start with all pods and spare them one by one: first the most budget violations, then the highest priority, then
+    the longest running. None where a trial is unknown: that pod might be evicted for nothing."""
+    evicted = list(pods)
+    for holder in sorted(pods, key=lambda holder: (-holder.budget_cost, -holder.priority, holder.started)):
+        fewer = [other for other in evicted if other is not holder]
+        if trials.fits_without(fewer):
+            evicted = fewer
+        elif trials.is_unsure_of(fewer):
             return None
-    return gone
+    return evicted

@@ -1,5 +1,5 @@
-"""Who holds which tile of which card.
+"""The ledger: which pod holds which tile of which card.
 
-Room:  the only mutable state of the decision core; one thread, no I/O, no clock.
-Door:  `Ledger.handle(event)` to change it, `Ledger.fleet` to ask it, `Ledger.check()` to audit it.
+It is the only mutable state of the decision core. It runs in one thread, does no I/O and reads no clock.
+`Ledger.handle(event)` changes it, `Ledger.fleet` answers queries, `Ledger.check()` audits it.
 """

@@ -1,4 +1,5 @@
-"""What happens to the book, and what it wants done. Values only; `ledger` gives them their meaning."""
+"""The events that the ledger handles, and the instructions that it returns. Values only; `ledger` defines their
+meaning."""
 
 from typing import TypeAlias
 
@@ -11,62 +12,64 @@ from gputile.model.quotas import Quotas
 
 
 class NodeSeen(msgspec.Struct, frozen=True):
-    """A node is there, or has changed: cards, health, size."""
+    """A node was added or has changed: cards, health, size."""
 
     node: Node
 
 
 class NodeGone(msgspec.Struct, frozen=True):
+    """The node was deleted."""
+
     name: str
 
 
 class Reserved(msgspec.Struct, frozen=True):
-    """Filter chose a node for the pod; bind has not come yet."""
+    """Filter chose a node for the pod and reserves the tiles until bind."""
 
     allocation: Allocation
     at: float
 
 
 class Unreserved(msgspec.Struct, frozen=True):
-    """The pencil is not wanted any more."""
+    """The reservation is no longer needed."""
 
     pod: str
 
 
 class Assumed(msgspec.Struct, frozen=True):
-    """Bind is about to tell the API server."""
+    """Bind is about to write the binding to the API server."""
 
     allocation: Allocation
     at: float
 
 
 class Forgotten(msgspec.Struct, frozen=True):
-    """The API server said a definite no to the bind."""
+    """The API server definitely rejected the binding."""
 
     pod: str
 
 
 class Confirmed(msgspec.Struct, frozen=True):
-    """The cluster shows the pod on its node with its grant: the truth, whoever decided it."""
+    """The cluster shows the pod on its node with its grant. This is the truth, whichever scheduler bound the pod."""
 
     allocation: Allocation
 
 
 class Relisted(msgspec.Struct, frozen=True):
-    """One pod of a list that is being taken in. Others of the list may have left its cards or come to them: what
-    overlaps is looked for when all of it is in (`Compared`)."""
+    """One pod of a list that is being processed. Later pods of the list may have left or joined its cards, so overlaps
+    are checked at the end of the list (`Compared`)."""
 
     allocation: Allocation
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """A list is in: look whether this pod of it holds what a card does not have."""
+    """A list is complete: check whether this pod of it overcommits a card."""
 
     pod: str
 
 
 class Corrected(msgspec.Struct, frozen=True):
-    """The grant of a confirmed pod was set right."""
+    """The grant of a confirmed pod was corrected."""
 
     pod: str
     grant: Grant
@@ -79,31 +82,33 @@ class PodGone(msgspec.Struct, frozen=True):
 
 
 class Nominated(msgspec.Struct, frozen=True):
-    """Room is being made for this pod; others must not take it meanwhile."""
+    """Pods are being evicted for this pod; the capacity is kept for it meanwhile."""
 
     allocation: Allocation
     until: float
 
 
 class Withdrawn(msgspec.Struct, frozen=True):
-    """The room will not be made after all."""
+    """The nomination is withdrawn: the capacity will not be freed."""
 
     pod: str
 
 
 class PodsListed(msgspec.Struct, frozen=True):
-    """Every pod on a node, as one list of the cluster shows them. What is not in it is gone."""
+    """All pods that are bound to nodes, from one list of the cluster. Pods that are missing in it are gone."""
 
     allocations: tuple[Allocation, ...]
 
 
 class QuotasSet(msgspec.Struct, frozen=True):
-    """What namespaces may hold from now on."""
+    """The quotas of the namespaces from now on."""
 
     quotas: Quotas
 
 
 class Tick(msgspec.Struct, frozen=True):
+    """Time has passed: deadlines are checked."""
+
     now: float
 
 
@@ -128,32 +133,32 @@ Event: TypeAlias = (
 
 
 class Denied(msgspec.Struct, frozen=True):
-    """The tile is not free (any more): place the pod again."""
+    """The tile is not free, or no longer free: place the pod again."""
 
     pod: str
     why: str
-    beyond_quota: bool = False  # the tile may be free, but its namespace may not have it
+    beyond_quota: bool = False  # the tile may be free, but the namespace's quota forbids it
 
 
 class VerifyBind(msgspec.Struct, frozen=True):
-    """An assumption is old: look at the live pod, and tell the book `Confirmed`, `Forgotten` or `PodGone`."""
+    """An assumed bind is old: read the live pod, and send `Confirmed`, `Forgotten` or `PodGone` to the ledger."""
 
     pod: str
 
 
 class Conflict(msgspec.Struct, frozen=True):
-    """The cluster shows more on a card than it has. The pod named is the one that came last."""
+    """The cluster shows more on a card than it has. The pod is the newest of those on it."""
 
     pod: str
     node: str
     cards: tuple[str, ...]
-    shrunk: bool = False  # nobody came: the node now says that it has less
+    shrunk: bool = False  # no pod was added: the node now reports less
 
 
 class Freed(msgspec.Struct, frozen=True):
-    """Room appeared on a node: pods that wait may fit now."""
+    """Capacity was freed on a node: pending pods may fit now."""
 
-    node: str  # "": anywhere, for quotas changed
+    node: str  # "": any node, because quotas changed
 
 
 Instruction: TypeAlias = Denied | VerifyBind | Conflict | Freed

@@ -1,4 +1,4 @@
-"""Who holds what on each node, for those who explain."""
+"""The pods on each node as candidates for eviction, for `engine.explanation`."""
 
 from collections.abc import Iterator, Mapping
 
@@ -7,7 +7,7 @@ from gputile.ledger.ledger import Ledger
 
 
 class NodeAllocations(Mapping[str, list[Victim]]):
-    """The pods on each node, read from the book when somebody looks."""
+    """The pods on each node, read from the ledger on access."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

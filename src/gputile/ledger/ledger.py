@@ -1,19 +1,20 @@
 """The ledger: events in, instructions out.
 
-                  +---- Rubbed, Gone, Tick past its deadline ----+
-                  |                                              v
-    unknown --Pencilled--> pencilled --Assumed--> assumed    unknown
-       |                                          |     |        ^
-       |                                   Confirmed   Forgotten, Gone
-       |                                          v              ^
-       +----------Confirmed, Listed---------> confirmed --Gone---+
+                 +---- Unreserved, PodGone, Tick past its deadline ----+
+                 |                                                     v
+    unknown --Reserved--> reserved --Assumed--> assumed            unknown
+       |                                        |     |                ^
+       |                                 Confirmed   Forgotten, PodGone
+       |                                        v                      ^
+       +-----Confirmed, PodsListed--------> confirmed ----PodGone------+
 
-A pencil is a hold for the moment between filter and bind. An assumption is a bind that may have reached the API server:
-it never expires by itself; past its deadline the ledger asks to `VerifyBind` it. A promise keeps room for a pod that
-preempted; it holds while the pod holds nothing else, and ends when the pod is confirmed or gone, when it is withdrawn,
-or in time. Pods that are more important may take the room.
+A reservation holds tiles between filter and bind. An assumed bind may have reached the API server, so it never expires
+by itself; past its deadline the ledger returns `VerifyBind`. A nomination keeps capacity for a pod that preempted
+others. It holds while the pod has no entry, and ends when the pod is confirmed or gone, when it is withdrawn, or at its
+deadline. Pods of higher priority may use the nominated capacity.
 
-What the cluster shows always wins: a confirmed pod pushes pencils off its cards, and what then overlaps is reported.
+The state of the cluster always wins: a confirmed pod removes reservations from its cards, and remaining overlaps are
+reported.
 """
 
 from collections import Counter, deque
@@ -59,26 +60,28 @@ from gputile.quota.usage import QuotaUsage
 
 
 class LedgerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of this room."""
+    """Settings of the ledger."""
 
     reserve_ttl: float = 2.0
-    """Seconds that filter's choice is held for bind."""
+    """Seconds for which tiles stay reserved between filter and bind."""
 
     assume_ttl: float = 65.0
-    """Seconds after which an unconfirmed bind is looked up. Longer than an API server works on a request (60)."""
+    """Seconds after which an unconfirmed bind is looked up. Longer than the request timeout of the API server (60)."""
 
     history: int = 2000
-    """How many events are remembered for the story of an alarm."""
+    """How many events are kept for the history in an alarm."""
 
 
 class AllocationState(StrEnum):
+    """How far a pod's allocation has come, from filter to the running pod."""
+
     RESERVED = "reserved"
     ASSUMED = "assumed"
     CONFIRMED = "confirmed"
 
 
 class LedgerEntry(msgspec.Struct, frozen=True):
-    """A pod in the book."""
+    """A pod in the ledger: its state and what it holds."""
 
     state: AllocationState
     allocation: Allocation
@@ -86,7 +89,7 @@ class LedgerEntry(msgspec.Struct, frozen=True):
 
 
 class Ledger:
-    """See the module's diagram."""
+    """Which pod holds which tiles; the state diagram is at the top of this module."""
 
     def __init__(self, settings: LedgerSettings | None = None) -> None:
         self.fleet = Fleet()
@@ -94,19 +97,19 @@ class Ledger:
         self._unplaced = UnplacedAllocations(self.fleet)
         self._settings = settings or LedgerSettings()
         self._entries: dict[str, LedgerEntry] = {}
-        self._in_flight: set[str] = set()  # pencilled or assumed: few, and looked at on every tick
-        self._reservations = 0  # how many of them are pencilled
-        self._on_node: dict[str, set[str]] = {}  # UIDs with an entry or an open promise there
+        self._in_flight: set[str] = set()  # reserved or assumed: few, and checked on every tick
+        self._reservations = 0  # how many of them are reserved
+        self._on_node: dict[str, set[str]] = {}  # UIDs with an entry or an open nomination there
         self._nominations: dict[str, Nominated] = {}
         self._priorities: Counter[int] = Counter()  # of pods with a grant
-        self._lent = 0  # how many of the fleet's gains were only for a look
+        self._temporary = 0  # changes of capacity_generation that were only temporary (`without_claims_of`)
         self._disputed: set[str] = set()  # cards on which the cluster shows more than they have
-        self._story: deque[Event] = deque(maxlen=self._settings.history)
+        self._history: deque[Event] = deque(maxlen=self._settings.history)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """How many pods are in the book."""
+        """How many pods are in the ledger."""
         return len(self._entries)
 
     def entry(self, pod: str) -> LedgerEntry | None:
@@ -119,15 +122,15 @@ class Ledger:
         return self._nominations.get(pod)
 
     def nominations(self) -> list[Nominated]:
-        """All that is being kept for somebody."""
+        """All open and closed nominations."""
         return list(self._nominations.values())
 
     def lowest_priority(self) -> int | None:
-        """Of all pods that hold cards; None when nobody does."""
+        """The lowest priority of all pods that hold cards; None when there are none."""
         return min(self._priorities, default=None)
 
     def overcommitted(self, pod: str) -> list[str]:
-        """The cards under a pod that hold more than they have."""
+        """The cards of a pod that are overcommitted."""
         entry = self._entries.get(pod)
         return self._overcommitted(entry.allocation) if entry is not None else []
 
@@ -136,7 +139,7 @@ class Ledger:
         return self._reservations
 
     def in_flight(self) -> list[LedgerEntry]:
-        """Pods between filter and the day the cluster shows them bound."""
+        """Pods between filter and the confirmation of their bind."""
         return [self._entries[pod] for pod in self._in_flight]
 
     def on_node(self, node: str) -> list[LedgerEntry]:
@@ -149,67 +152,68 @@ class Ledger:
 
     @contextmanager
     def without_claims_of(self, pod: str, priority: int | None = None) -> Iterator[Fleet]:
-        """The fleet as this pod may see it. Its own pencil and promise, what is kept for its own unplaced GPUs, and
-        what is only promised to pods less important than `priority`, do not stand in its way."""
-        mine = [h for h in (self._reserve(pod), self._open_nomination(pod)) if h is not None]
+        """The fleet without the claims that this pod may ignore: its own reservation and nomination, the capacity
+        withheld for its own unplaced GPUs, and the nominations of pods below `priority`."""
+        claims = [a for a in (self._reservation(pod), self._open_nomination(pod)) if a is not None]
         if priority is not None and self._nominations:
-            mine += [
-                h for p in self._nominations if p != pod and (h := self._open_nomination(p)) and h.priority < priority
+            claims += [
+                a for p in self._nominations if p != pod and (a := self._open_nomination(p)) and a.priority < priority
             ]
-        with self._placing(pod), self._without(mine):
+        with self._placing(pod), self._without(claims):
             yield self.fleet
 
     @contextmanager
     def _placing(self, pod: str) -> Iterator[None]:
-        """While this pod is being placed, its GPUs of unknown place are not kept from it."""
+        """While this pod is being placed, no capacity is withheld for its unplaced GPUs."""
         entry = self._entries.get(pod)
         if entry is None or not entry.allocation.unplaced:
             yield
             return
-        self._keep_but(entry.allocation.node, pod)
+        self._keep_without(entry.allocation.node, pod)
         try:
             yield
         finally:
-            self._keep_but(entry.allocation.node, "")
+            self._keep_without(entry.allocation.node, "")
 
-    def _keep_but(self, node: str, pod: str) -> None:
-        """Choose the node's unplaced GPUs anew, without those of one pod. It is a look: nothing becomes free by it."""
+    def _keep_without(self, node: str, pod: str) -> None:
+        """Choose the unplaced GPUs of the node again, without those of one pod. Temporary: it frees no capacity."""
         before = self.fleet.capacity_generation()
         self._unplaced.drop(node)
         self._unplaced.keep(node, ignoring=pod)
-        self._lent += self.fleet.capacity_generation() - before
+        self._temporary += self.fleet.capacity_generation() - before
 
     @contextmanager
-    def _without(self, lent: list[Allocation]) -> Iterator[None]:
-        """While somebody looks, this is not held."""
+    def _without(self, released: list[Allocation]) -> Iterator[None]:
+        """Release these allocations temporarily."""
         before = self.fleet.capacity_generation()
-        for allocation in lent:
+        for allocation in released:
             self._release(allocation)
-        self._lent += self.fleet.capacity_generation() - before
+        self._temporary += self.fleet.capacity_generation() - before
         try:
             yield
         finally:
-            for allocation in lent:
+            for allocation in released:
                 self._hold(allocation)
 
     def capacity_generation(self) -> int:
-        """Counts the changes that may have made room, and not only for a look. While it stands, room only shrinks."""
-        return self.fleet.capacity_generation() - self._lent
+        """Counts the changes that may have freed capacity, without temporary ones. While it is the same, free capacity
+        only shrinks."""
+        return self.fleet.capacity_generation() - self._temporary
 
-    def _reserve(self, pod: str) -> Allocation | None:
+    def _reservation(self, pod: str) -> Allocation | None:
         entry = self._entries.get(pod)
         return entry.allocation if entry is not None and entry.state is AllocationState.RESERVED else None
 
     def _open_nomination(self, pod: str) -> Allocation | None:
-        """The promise, while it is what holds the room."""
+        """The nomination, while it is what holds the capacity."""
         nominated = self._nominations.get(pod)
         return nominated.allocation if nominated is not None and pod not in self._entries else None
 
-    # ---- changing ---------------------------------------------------------------------------------------------------
+    # ---- events -----------------------------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Take an event in; what comes out is for the caller to carry out."""
-        self._story.append(event)
+        """Apply an event; the caller carries out the returned instructions."""
+        self._history.append(event)
         match event:
             case NodeSeen(node):
                 return self._node_seen(node)
@@ -256,7 +260,7 @@ class Ledger:
         return [*self._shrunk(node), Freed(node.name)]
 
     def _shrunk(self, node: Node) -> list[Instruction]:
-        """A card that came back smaller than what is held of it: pencils go, and the pod that came last is named."""
+        """A card is now smaller than what pods hold of it: drop reservations, and report the newest pod."""
         done: list[Instruction] = []
         holders = sorted(self.holders(node.name), key=lambda holder: (holder.started, holder.pod), reverse=True)
         for holder in holders:
@@ -278,27 +282,27 @@ class Ledger:
             self._hold(allocation)
 
     def _allocations(self) -> list[Allocation]:
-        """All that holds room: entries, and promises to those who have none."""
-        nominated = [h for pod in self._nominations if (h := self._open_nomination(pod)) is not None]
+        """Everything that holds capacity: entries, and nominations of pods without an entry."""
+        nominated = [a for pod in self._nominations if (a := self._open_nomination(pod)) is not None]
         return [*(entry.allocation for entry in self._entries.values()), *nominated]
 
     def _node_gone(self, name: str) -> list[Instruction]:
-        """Pods stay in the book until the cluster says they are gone; the node may come back."""
+        """Pods stay in the ledger until the cluster reports them gone; the node may come back."""
         self.fleet.remove_node(name)
         for pod in list(self._on_node.get(name, ())):
             self._drop(pod, AllocationState.RESERVED)
         return []
 
     def _write(self, state: AllocationState, allocation: Allocation, deadline: float) -> list[Instruction]:
-        """Pencil or assume, if the tiles are free for this pod."""
+        """Reserve or assume, if the tiles are free for this pod."""
         pod = allocation.pod
         entry = self._entries.get(pod)
         if entry is not None and entry.state is not AllocationState.RESERVED:
             repeated = state is AllocationState.ASSUMED and entry.state is state and entry.allocation == allocation
             return [] if repeated else [Denied(pod, f"the pod is {entry.state} on {entry.allocation.node}")]
-        short = [] if self._holds_already(pod, allocation) else self._short_for(pod, allocation)
+        short = [] if self._is_held(pod, allocation) else self._short_for(pod, allocation)
         if short:
-            return [Denied(pod, f"no room on {', '.join(short)} of node {allocation.node}")]
+            return [Denied(pod, f"too little free capacity on {', '.join(short)} of node {allocation.node}")]
         over = self.beyond_quota(allocation)
         if over:
             return [Denied(pod, over, beyond_quota=True)]
@@ -310,8 +314,8 @@ class Ledger:
             return cards_short(fleet, allocation)
 
     def beyond_quota(self, allocation: Allocation) -> str:
-        """Why the pod's namespace may not have this, in words; "" when it may. Whatever the pod holds gives way to it,
-        and so does what is only promised to others less important."""
+        """Why the quota of the pod's namespace forbids this allocation; "" when it allows it. What the pod holds
+        already and the nominations of lower-priority pods are ignored."""
         if not self.quota_usage.quotas or allocation.grant is None:
             return ""
         if not self._nominations:
@@ -319,13 +323,13 @@ class Ledger:
         with self.without_claims_of(allocation.pod, allocation.priority):
             return self.quota_usage.objection(allocation)
 
-    def _holds_already(self, pod: str, allocation: Allocation) -> bool:
-        """Whether exactly this is held for the pod: from pencil to bind to confirmed nothing moves on the cards."""
+    def _is_held(self, pod: str, allocation: Allocation) -> bool:
+        """Whether exactly this is held for the pod: from reserved to assumed to confirmed the cards stay the same."""
         entry = self._entries.get(pod)
         return entry is not None and entry.allocation == allocation
 
     def _drop(self, pod: str, state: AllocationState) -> list[Instruction]:
-        """Take a pod out, if it is in this state; a later state is not undone by an earlier one's end."""
+        """Remove the entry if it is in this state: the end of an earlier state does not undo a later one."""
         entry = self._entries.get(pod)
         if entry is None or entry.state is not state:
             return []
@@ -335,13 +339,13 @@ class Ledger:
     def _confirm(self, allocation: Allocation) -> list[Instruction]:
         if self._is_confirmed(allocation):
             return []
-        return self._take_as_true(allocation) + self._conflicts(allocation)
+        return self._set_confirmed(allocation) + self._conflicts(allocation)
 
     def _is_confirmed(self, allocation: Allocation) -> bool:
         before = self._entries.get(allocation.pod)
         return before is not None and before.state is AllocationState.CONFIRMED and before.allocation == allocation
 
-    def _take_as_true(self, allocation: Allocation) -> list[Instruction]:
+    def _set_confirmed(self, allocation: Allocation) -> list[Instruction]:
         self._end_nomination(allocation.pod)
         before = self._entries.get(allocation.pod)
         self._replace(allocation.pod, LedgerEntry(AllocationState.CONFIRMED, allocation))
@@ -350,18 +354,18 @@ class Ledger:
         return [Freed(before.allocation.node)]
 
     def _relist(self, allocation: Allocation) -> list[Instruction]:
-        """One pod of a list. What overlaps is looked at when the list is whole (`Compared`): pods may have changed
-        places. Until then an overlap is the cluster's word, and no alarm of `check`."""
-        done = self._take_as_true(allocation)
+        """One pod of a list. Overlaps are checked when the list is complete (`Compared`), because pods may have changed
+        places. Until then an overlap is disputed, and `check` raises no alarm."""
+        done = self._set_confirmed(allocation)
         self._disputed.update(self._overcommitted(allocation))
         return done
 
     def _conflicts(self, allocation: Allocation) -> list[Instruction]:
-        """Rub out the pencils that a confirmed pod stands on; report what overlaps even so."""
+        """Drop the reservations on the cards of a confirmed pod; report the overlaps that remain."""
         if not self._overcommitted(allocation):
             return []
         for pod in sorted(self._on_node[allocation.node]):
-            reservation = self._reserve(pod)
+            reservation = self._reservation(pod)
             if reservation is not None and reservation.uses().keys() & set(self._overcommitted(allocation)):
                 self._drop(pod, AllocationState.RESERVED)
         cards = self._overcommitted(allocation)
@@ -369,11 +373,11 @@ class Ledger:
         return [Conflict(allocation.pod, allocation.node, tuple(cards))] if cards else []
 
     def _overcommitted(self, allocation: Allocation) -> list[str]:
-        """The cards under this pod that hold more than they have; room that is only promised does not count."""
+        """The overcommitted cards of this pod; nominations do not count."""
         if allocation.node not in self.fleet:
             return []
-        there = self._on_node[allocation.node] if self._nominations else ()
-        nominated = [h for pod in there if (h := self._open_nomination(pod)) is not None]
+        pods = self._on_node[allocation.node] if self._nominations else ()
+        nominated = [a for pod in pods if (a := self._open_nomination(pod)) is not None]
         with self._without(nominated):
             return cards_short(self.fleet, allocation, taken=True)
 
@@ -409,7 +413,7 @@ class Ledger:
         return self._nominations.pop(pod, None)
 
     def _listed(self, allocations: tuple[Allocation, ...]) -> list[Instruction]:
-        """Confirmed pods that are not listed are gone; binds in flight may not have been seen by the list."""
+        """Confirmed pods that are not listed are gone; binds in flight may be newer than the list."""
         listed = {allocation.pod for allocation in allocations}
         missing = [p for p, e in self._entries.items() if e.state is AllocationState.CONFIRMED and p not in listed]
         done: list[Instruction] = []
@@ -417,7 +421,7 @@ class Ledger:
             done += self._gone(pod)
         changed = [allocation for allocation in allocations if not self._is_confirmed(allocation)]
         for allocation in changed:  # all of them before looking for conflicts: pods may have changed places
-            done += self._take_as_true(allocation)
+            done += self._set_confirmed(allocation)
         for allocation in changed:
             done += self._conflicts(allocation)
         return done
@@ -439,18 +443,19 @@ class Ledger:
                 done.append(Freed(nominated.allocation.node))
         return done
 
-    # ---- holding ----------------------------------------------------------------------------------------------------
+    # ---- entries ----------------------------------------------------------------------------------------------------
 
     def _replace(self, pod: str, entry: LedgerEntry | None) -> None:
-        """The one place where a pod's entry changes; its promise holds exactly while it has no entry."""
+        """The only place where the entry of a pod changes. Its nomination holds capacity exactly while it has no
+        entry."""
         self._reservations += _is_reservation(entry) - _is_reservation(self._entries.get(pod))
-        if entry is not None and self._holds_already(pod, entry.allocation):
+        if entry is not None and self._is_held(pod, entry.allocation):
             self._entries[pod] = entry
             (self._in_flight.discard if entry.state is AllocationState.CONFIRMED else self._in_flight.add)(pod)
             return
         nominated = self._open_nomination(pod)
         before = self._entries.pop(pod, None)
-        touched = self._let_go_unplaced(pod, before, entry)
+        touched = self._drop_unplaced(pod, before, entry)
         self._in_flight.discard(pod)
         self._count_priority(before, -1)
         self._count_priority(entry, 1)
@@ -467,8 +472,9 @@ class Ledger:
         for node in touched:
             self._unplaced.keep(node)
 
-    def _let_go_unplaced(self, pod: str, before: LedgerEntry | None, after: LedgerEntry | None) -> set[str]:
-        """Nodes whose unplaced GPUs must be chosen anew, because something else on them changes; none are kept now."""
+    def _drop_unplaced(self, pod: str, before: LedgerEntry | None, after: LedgerEntry | None) -> set[str]:
+        """Nodes whose unplaced GPUs must be chosen again, because something else on them changes; none are withheld
+        now."""
         touched = {entry.allocation.node for entry in (before, after) if entry is not None}
         for node in touched & self._unplaced.nodes():
             self._unplaced.drop(node)
@@ -492,9 +498,9 @@ class Ledger:
             self.quota_usage.charge(allocation)
 
     def _release(self, allocation: Allocation) -> None:
-        there = self._on_node[allocation.node]
-        there.discard(allocation.pod)
-        if not there:
+        pods = self._on_node[allocation.node]
+        pods.discard(allocation.pod)
+        if not pods:
             del self._on_node[allocation.node]
         uses = allocation.uses()
         self.fleet.release(allocation.node, uses, allocation.cpu, allocation.memory)
@@ -506,54 +512,54 @@ class Ledger:
     # ---- audit ------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Prove that the fleet shows exactly what the book holds, and that no card is sold twice.
+        """Verify that the fleet shows exactly what the ledger holds, and that no card is double-allocated.
 
-        Cards of which the cluster itself shows too much (reported as `Conflict`) are let pass until that is mended.
+        Cards that the cluster itself shows as overcommitted (reported as `Conflict`) are exempt until that is resolved.
         """
         for pod, entry in self._entries.items():
             if pod not in self._on_node.get(entry.allocation.node, ()):
-                raise Overcommitted(self._alarm(f"pod {pod} is in the book but not on its node", pod))
+                raise Overcommitted(self._alarm(f"pod {pod} is in the ledger but not on its node", pod))
         if not self.quota_usage.is_right(self._allocations()):
-            raise Overcommitted(self._alarm("what namespaces hold is not what their pods cost", ""))
+            raise Overcommitted(self._alarm("the quota usage of namespaces is not the sum of their pods", ""))
         for _ in self.checks():
             pass
 
     def checks(self) -> Iterator[str]:
-        """The same, node by node, for those who have other things to do in between; the book may change meanwhile."""
+        """The same, node by node, with interruptions; the ledger may change in between."""
         for name in self.fleet.names():
             if name in self.fleet:
                 self.check_node(name)
                 yield name
 
     def check_node(self, name: str) -> None:
-        """The same for one node, which must be here."""
+        """The same for one known node."""
         self._check_node(self.fleet.view(name))
 
     def _check_node(self, view: NodeView) -> None:
         name = view.node.name
         held = [entry.allocation for entry in self.on_node(name)]
-        nominated = [h for p in self._nominations if (h := self._open_nomination(p)) is not None and h.node == name]
+        nominated = [a for p in self._nominations if (a := self._open_nomination(p)) is not None and a.node == name]
         kept = self._unplaced.kept(name)
-        for card, room in zip(view.node.cards, view.free_by_card, strict=True):
-            uses = [use for h in (*held, *nominated) if (use := h.uses().get(card.uuid)) is not None]
+        for card, free in zip(view.node.cards, view.free_by_card, strict=True):
+            uses = [use for a in (*held, *nominated) if (use := a.uses().get(card.uuid)) is not None]
             uses += [kept[card.uuid]] if card.uuid in kept else []
-            if room != capacity_left(FreeCapacity.of(card), uses):
+            if free != capacity_left(FreeCapacity.of(card), uses):
                 raise Overcommitted(
-                    self._alarm(f"{card.uuid} of {name} is not what its holders leave of it", card.uuid)
+                    self._alarm(f"{card.uuid} of {name}: the free capacity is not what its pods leave", card.uuid)
                 )
-            sold = capacity_left(
-                FreeCapacity.of(card), [use for h in held if (use := h.uses().get(card.uuid)) is not None]
+            left = capacity_left(
+                FreeCapacity.of(card), [use for a in held if (use := a.uses().get(card.uuid)) is not None]
             )
-            if min(sold.memory, sold.cores, sold.slots) < 0 and card.uuid not in self._disputed:
-                raise Overcommitted(self._alarm(f"{card.uuid} of {name} is booked beyond its size", card.uuid))
-        cpu = view.node.cpu - sum(h.cpu for h in (*held, *nominated))
-        memory = view.node.memory - sum(h.memory for h in (*held, *nominated))
+            if min(left.memory, left.cores, left.slots) < 0 and card.uuid not in self._disputed:
+                raise Overcommitted(self._alarm(f"{card.uuid} of {name} is allocated beyond its size", card.uuid))
+        cpu = view.node.cpu - sum(a.cpu for a in (*held, *nominated))
+        memory = view.node.memory - sum(a.memory for a in (*held, *nominated))
         if (view.cpu, view.memory) != (cpu, memory):
-            raise Overcommitted(self._alarm(f"CPU or memory of {name} is not what its pods leave of it", name))
+            raise Overcommitted(self._alarm(f"{name}: the free CPU or memory is not what its pods leave", name))
 
-    def _alarm(self, what: str, about: str) -> str:
-        lines = [f"  {event}" for event in self._story if about in repr(event)]
-        return "\n".join([f"{what}. Story:", *lines])
+    def _alarm(self, problem: str, about: str) -> str:
+        lines = [f"  {event}" for event in self._history if about in repr(event)]
+        return "\n".join([f"{problem}. History:", *lines])
 
 
 def _is_reservation(entry: LedgerEntry | None) -> bool:

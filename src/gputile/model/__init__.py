@@ -1,5 +1,4 @@
-"""Values with units, and the words of the program. No behaviour beyond arithmetic on themselves.
+"""The values that all packages share: cards, requests, grants, quotas, refusals, errors, and their units.
 
-Room:  what every other room may know: cards, requests, grants, refusals, errors.
-Door:  import the value you need from its file; nothing here imports from another room.
+Values do arithmetic on themselves and nothing else. This package imports no other package of gputile.
 """

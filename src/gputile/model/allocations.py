@@ -7,11 +7,11 @@ from gputile.model.units import MiB, Millicores
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod and what it holds of its node; without a grant, only CPU and memory."""
+    """What one pod holds of its node. A pod without a grant holds CPU and memory only."""
 
     pod: str  # UID
     node: str
-    name: str = ""  # namespace/name, for people
+    name: str = ""  # namespace/name, for messages
     grant: Grant | None = None
     cpu: Millicores = 0
     memory: MiB = 0
@@ -19,9 +19,10 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     started: float = 0.0
 
     def uses(self) -> dict[str, Use]:
+        """By card UUID: the most that the pod holds of the card at any time."""
         return dict(self.grant.uses()) if self.grant is not None else {}
 
     @property
     def unplaced(self) -> int:
-        """GPUs of the node that it holds besides, where it is unknown which."""
+        """How many more GPUs of the node the pod holds, where it is unknown which ones."""
         return self.grant.unplaced if self.grant is not None else 0

@@ -1,18 +1,18 @@
-"""Surprises, as one tree. An expected "no" is a value (`refusals.py`) and not in here.
+"""The exceptions of gputile, as one tree. An expected rejection is a value (`refusals.py`), not an exception.
 
-GputileError          anything a person should read instead of a traceback
-├── InputError        a file, flag or manifest that cannot be used; says where, and what to do
-└── DoubleBooked      the book holds more of a card than it has; carries the story
+GputileError          an error with a message for the user, shown instead of a traceback
+├── InputError        an unusable file, flag or manifest; the message says where and what to do
+└── Overcommitted     the ledger allocates more of a card than it has; the message has the history
 """
 
 
 class GputileError(Exception):
-    """A sentence with what, where and what to do next."""
+    """An error whose message says what is wrong, where, and what to do next."""
 
 
 class InputError(GputileError):
-    """A file, flag or manifest that cannot be used."""
+    """An unusable file, flag or manifest."""
 
 
 class Overcommitted(GputileError):
-    """The book holds more of a card than it has, or lost count."""
+    """The ledger allocates more of a card than it has, or its sums are inconsistent."""

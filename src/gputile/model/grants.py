@@ -1,7 +1,7 @@
-"""What a pod was given.
+"""Grants: which tiles of which cards a pod was given.
 
-Room:  `Grant` and its parts; `take` defines the tile that an ask cuts out of a card.
-Door:  `Grant.uses()` says what the grant holds of each card, init containers and sidecars counted as they run.
+`take` defines the tile that a request gets of a card. `Grant.uses()` sums up what the grant holds of each card,
+with init containers and sidecars counted as Kubernetes runs them.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from gputile.model.units import MiB, Percent
 
 
 class Tile(msgspec.Struct, frozen=True):
-    """A share of one card. A whole card is a tile too."""
+    """A share of one GPU. A whole GPU is a tile too."""
 
     uuid: str
     index: int
@@ -24,7 +24,7 @@ class Tile(msgspec.Struct, frozen=True):
 
 
 def take(ask: ContainerRequest, card: Card) -> Tile:
-    """The tile that `ask` cuts out of `card`."""
+    """The tile that a container with this request gets of `card`."""
     return Tile(card.uuid, card.index, ask.memory_of(card.memory), ask.cores)
 
 
@@ -45,18 +45,18 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """What one pod was given on one node. It names the pod's UID and node, so that a copy of it is worth nothing."""
+    """What one pod was given on one node. It names the pod's UID and node, so that a copy on another pod is invalid."""
 
     pod: str  # UID
     node: str
     dialect: str
-    containers: tuple[ContainerGrant, ...]  # only those that hold tiles, in the pod's order
-    unplaced: int = 0  # GPUs that the pod holds besides, where it is unknown which of the node they are
+    containers: tuple[ContainerGrant, ...]  # only containers with tiles, in the pod's order
+    unplaced: int = 0  # more GPUs of the node that the pod holds, where it is unknown which ones
 
     def uses(self) -> Mapping[str, Use]:
-        """By card UUID: the most this pod ever holds at one time."""
+        """By card UUID: the most that this pod holds of the card at any time."""
         if len(self.containers) != 1:
-            return self._uses  # asked again and again, and there may be thousands of containers
+            return self._uses  # cached: called often, and there may be thousands of containers
         tiles = self.containers[0].tiles
         uses = {tile.uuid: Use(tile.memory, tile.cores, self._slots) for tile in tiles}
         return uses if len(uses) == len(tiles) else self._uses
@@ -68,15 +68,15 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def _uses(self) -> Mapping[str, Use]:
         by_card: dict[str, list[tuple[Role, Amounts]]] = {}
-        for held in self.containers:
-            for uuid, amounts in self._held_by(held).items():
-                by_card.setdefault(uuid, []).append((held.role, amounts))
+        for container in self.containers:
+            for uuid, amounts in self._held_by(container).items():
+                by_card.setdefault(uuid, []).append((container.role, amounts))
         return {uuid: Use(*most_at_once(parts, 3)) for uuid, parts in by_card.items()}
 
-    def _held_by(self, held: ContainerGrant) -> dict[str, Amounts]:
-        """By card; a record may name a card twice."""
+    def _held_by(self, container: ContainerGrant) -> dict[str, Amounts]:
+        """By card UUID; a record may name a card twice."""
         sums: dict[str, Amounts] = {}
-        for tile in held.tiles:
+        for tile in container.tiles:
             memory, cores, slots = sums.get(tile.uuid, (0, 0, 0))
             sums[tile.uuid] = (memory + tile.memory, cores + tile.cores, slots + self._slots)
         return sums

@@ -1,7 +1,7 @@
-"""How much of which GPU model a namespace may hold: values only; `engine.quota` does the sums.
+"""Quotas: how much of which GPU model a namespace may hold. Values only; `gputile.quota` does the arithmetic.
 
-A limit counts cards, memory and cores. Cards are counted by share: two pods with half a card each hold one card, and a
-tile's share is the larger of its part of the memory and of the cores.
+A limit counts cards, memory and cores. Cards are counted by share: two pods with half a card each hold one card. The
+share of a tile is the larger of its part of the card's memory and its part of the card's cores.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from gputile.model.units import MiB, Percent
 
 ANY_MODEL = "*"
 EVERYBODY = "*"
-"""The namespace that stands for each one that is not named."""
+"""The key of the default quota, for every namespace without a quota of its own."""
 
 
 class Amount(msgspec.Struct, frozen=True):
-    """What is held of one model, or would be."""
+    """How much of one GPU model is held or requested."""
 
     cards: Percent = 0  # 100 is one card
     memory: MiB = 0
@@ -33,7 +33,7 @@ class Amount(msgspec.Struct, frozen=True):
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
-    """The most that may be held of a model; None is no limit."""
+    """The most that a namespace may hold of a GPU model; None means unlimited."""
 
     model: str
     cards: Percent | None = None  # 100 is one card
@@ -46,23 +46,23 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=4096)
 def _is_named(name: str, model: str) -> bool:
-    """Remembered: the same few names are compared at every question."""
+    """Cached: every request compares the same few names."""
     return ModelRule((name,)).accepts(model)
 
 
 class Quota(msgspec.Struct, frozen=True):
-    """What one namespace may hold: only models that some limit covers, and only on nodes of its pools."""
+    """The quota of one namespace. It allows only models that a limit covers, and only nodes of its pools."""
 
     limits: tuple[Limit, ...] = ()
     pools: tuple[str, ...] = ()  # empty: nodes of any pool
-    source: str = ""  # where it is written, for people
+    source: str = ""  # the object or file that defines it, for messages
 
     def admits_pool(self, pool: str) -> bool:
         return not self.pools or pool in self.pools
 
 
 Quotas: TypeAlias = Mapping[str, Quota]
-"""By namespace; `EVERYBODY` is for each one that is not named. Who has none is unlimited."""
+"""By namespace; the key `EVERYBODY` has the default. A namespace without a quota is unlimited."""
 
 
 def quota_of(namespace: str, quotas: Quotas) -> Quota | None:

@@ -1,7 +1,7 @@
-"""Every "no" of the program: a code that stays, and the words for people, made once.
+"""Rejections: a stable code for programs and a constant sentence for people, both defined here only.
 
-Two kinds: `BadRequest` (the pod itself asks for something that cannot be understood or served anywhere) and `Refusal`
-(this node does not fit, now). Both are values, not exceptions: a no is an answer.
+There are two kinds. `BadRequest`: the pod's request is invalid, or no node could serve it. `Refusal`: one node does not
+fit at this moment. Both are values, not exceptions, because a rejection is an expected answer.
 """
 
 from enum import StrEnum
@@ -10,7 +10,7 @@ import msgspec
 
 
 class RequestError(StrEnum):
-    """What is wrong with a request. Stable: programs may match on the text."""
+    """Why a request is invalid. The values are stable: programs may match on them."""
 
     MALFORMED = "Malformed"
     MIXED_DIALECTS = "MixedDialects"
@@ -27,14 +27,14 @@ class RequestError(StrEnum):
 
 
 class BadRequest(msgspec.Struct, frozen=True):
-    """A request that no node can serve; the message says what to write instead."""
+    """A request that no node can serve. The message says what to write instead."""
 
     code: RequestError
     message: str
 
 
 class NodeReason(StrEnum):
-    """Why a node does not fit. Stable: programs may match on the text."""
+    """Why a node does not fit. The values are stable: programs may match on them."""
 
     UNKNOWN_NODE = "UnknownNode"
     BAD_INVENTORY = "BadInventory"
@@ -68,37 +68,49 @@ class NodeReason(StrEnum):
 
 
 SENTENCE: dict[NodeReason, str] = {
-    NodeReason.UNKNOWN_NODE: "unknown to gputile",
-    NodeReason.BAD_INVENTORY: "unreadable GPU inventory",
-    NodeReason.AGENT_SILENT: "silent GPU agent",
-    NodeReason.PLUGIN_GONE: "no gputile device plugin at the kubelet",
-    NodeReason.NO_CARDS: "no GPU",
-    NodeReason.TOO_FEW_CARDS: "fewer GPUs than wanted",
-    NodeReason.MODEL: "too few GPUs of a wanted model",
-    NodeReason.UUID: "too few GPUs with a wanted UUID",
-    NodeReason.MODE: "too few GPUs in a wanted sharing mode",
-    NodeReason.UNHEALTHY: "too few healthy GPUs",
-    NodeReason.CORDONED: "too few GPUs that are not cordoned",
-    NodeReason.TOO_SMALL: "GPUs smaller than wanted",
-    NodeReason.NOT_IDLE: "too few idle GPUs",
-    NodeReason.MEMORY: "too little free memory on a single GPU",
-    NodeReason.CORES: "too few free cores on a single GPU",
-    NodeReason.SLOTS: "no free slot on a single GPU",
-    NodeReason.NUMA: "too few fitting GPUs on one NUMA node",
-    NodeReason.LINKS: "too few fitting GPUs that are linked",
-    NodeReason.TOGETHER: "room for each container, but not for all at once",
-    NodeReason.SEARCH: "not searched further: too many ways to place the containers",
-    NodeReason.CPU: "too little free CPU",
-    NodeReason.HOST_MEMORY: "too little free main memory",
-    NodeReason.QUOTA_POOL: "outside the pools of the namespace's quota",
-    NodeReason.QUOTA_MODEL: "too few GPUs of a model in the namespace's quota",
-    NodeReason.QUOTA: "quota of the namespace used up",
-    NodeReason.NOMINATED: "room being made on another node",
-    NodeReason.AGENT_BUSY: "another pod starting under an agent that takes one at a time",
-    NodeReason.OTHER_AGENT: "run by another system's agent",
-    NodeReason.UNCOUNTED: "a pod there whose GPUs gputile failed to count",
+    NodeReason.UNKNOWN_NODE: "node(s) are unknown to gputile",
+    NodeReason.BAD_INVENTORY: "node(s) have an unreadable GPU inventory",
+    NodeReason.AGENT_SILENT: "node(s) have a GPU agent whose Lease has expired",
+    NodeReason.PLUGIN_GONE: "node(s) have no gputile device plugin registered with the kubelet",
+    NodeReason.NO_CARDS: "node(s) have no GPU",
+    NodeReason.TOO_FEW_CARDS: "node(s) have fewer GPUs than requested",
+    NodeReason.MODEL: "node(s) have too few GPUs of the requested model",
+    NodeReason.UUID: "node(s) have too few GPUs with a requested UUID",
+    NodeReason.MODE: "node(s) have too few GPUs in a requested sharing mode",
+    NodeReason.UNHEALTHY: "node(s) have too few healthy GPUs",
+    NodeReason.CORDONED: "node(s) have too few GPUs that are not cordoned",
+    NodeReason.TOO_SMALL: "node(s) have GPUs smaller than requested",
+    NodeReason.NOT_IDLE: "node(s) have too few idle GPUs",
+    NodeReason.MEMORY: "node(s) have too little free memory on a single GPU",
+    NodeReason.CORES: "node(s) have too few free cores on a single GPU",
+    NodeReason.SLOTS: "node(s) have no free slot on a single GPU",
+    NodeReason.NUMA: "node(s) have too few fitting GPUs on one NUMA node",
+    NodeReason.LINKS: "node(s) have too few fitting GPUs that are linked",
+    NodeReason.TOGETHER: "node(s) have enough GPU capacity for each container, but not for all together",
+    NodeReason.SEARCH: "node(s) were not searched further: too many ways to place the containers",
+    NodeReason.CPU: "node(s) have too little free CPU",
+    NodeReason.HOST_MEMORY: "node(s) have too little free host memory",
+    NodeReason.QUOTA_POOL: "node(s) are outside the node pools of the namespace's quota",
+    NodeReason.QUOTA_MODEL: "node(s) have too few GPUs of a model in the namespace's quota",
+    NodeReason.QUOTA: "node(s) have GPUs for which the namespace's quota is used up",
+    NodeReason.NOMINATED: "node(s) are not the node nominated for this pod",
+    NodeReason.AGENT_BUSY: "node(s) have an agent that starts one pod at a time and is starting another",
+    NodeReason.OTHER_AGENT: "node(s) are run by another system's GPU agent",
+    NodeReason.UNCOUNTED: "node(s) have a pod whose GPUs gputile failed to count",
 }
-"""Short and constant, because kube-scheduler groups nodes by identical text; figures belong to `explain`."""
+"""What follows the number of nodes in kube-scheduler's grammar: `3 node(s) have no GPU`.
+
+Short and constant, because kube-scheduler groups nodes by identical text. Numbers belong to `explain`.
+"""
+
+_SINGULAR = {"have": "has", "are": "is", "were": "was"}
+
+
+def about_one_node(code: NodeReason) -> str:
+    """The sentence for a message that names the node: `has no GPU`."""
+    verb, _, rest = SENTENCE[code].removeprefix("node(s) ").partition(" ")
+    return f"{_SINGULAR[verb]} {rest}"
+
 
 HAMI_ALIAS: dict[NodeReason, str] = {
     NodeReason.UNKNOWN_NODE: "NodeUnfitPod",
@@ -166,14 +178,15 @@ VGPU_ALIAS: dict[NodeReason, str] = {
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why a node does not fit: what was wanted against what was found, and whether eviction could cure it."""
+    """Why a node does not fit: the amounts requested and found, and whether evicting pods could make the node fit."""
 
     node: str
     code: NodeReason
-    wanted: int  # cards, but for CPU (millicores) and main memory (MiB)
+    requested: int  # cards, except for CPU (millicores) and host memory (MiB)
     found: int
-    resolvable: bool  # the node would fit with nobody on it
+    resolvable: bool  # the node would fit with no pods on it
 
     @property
     def sentence(self) -> str:
+        """For kube-scheduler, which puts the number of nodes in front."""
         return SENTENCE[self.code]

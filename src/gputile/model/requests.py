@@ -1,7 +1,6 @@
-"""What a pod asks for, the same for every dialect.
+"""What a pod requests, in one form for all dialects.
 
-Room:  `PodRequest` and its parts. `dialects/` makes them, `engine/` answers them.
-Door:  `PodRequest`; `phases` says which containers run at the same time.
+`dialects` parses pods into a `PodRequest`, `engine` places it. `phases` defines which containers run at the same time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,19 +12,19 @@ import msgspec
 from gputile.model.units import ALL, MiB, Millicores, Percent
 
 SLOT_DIALECTS = frozenset({"gputile", "nvidia", "hami", "vgpu"})
-"""Dialects whose device resource counts tiles, so that a card has a limited number of slots for them."""
+"""Dialects whose device resource counts tiles: a card has a limited number of slots for them."""
 
 
 class Role(StrEnum):
     """When a container runs."""
 
     APP = "app"
-    SIDECAR = "sidecar"  # an init container with restartPolicy Always: runs beside all that start after it
+    SIDECAR = "sidecar"  # an init container with restartPolicy Always: runs beside all containers that start after it
     INIT = "init"  # runs alone, before the others
 
 
 class Strength(StrEnum):
-    """How much a pod insists on something."""
+    """Whether a pod prefers or requires a property."""
 
     NO = "no"
     PREFER = "prefer"
@@ -35,15 +34,15 @@ class Strength(StrEnum):
 class Match(StrEnum):
     """How a name in a list is compared with a card's model.
 
-    Case never counts, and blanks, dashes and underscores are alike: node labels cannot hold blanks.
+    Upper and lower case are equal. Blanks, dashes and underscores are equal too: node labels cannot hold blanks.
     """
 
-    NAME = "name"  # part of the model, but a number is never cut in two: "A10" is not "A100"
-    SUBSTRING = "substring"  # any part of it, as HAMi and vgpu-manager compare
+    NAME = "name"  # part of the model, but never half a number: "A10" does not match "A100"
+    SUBSTRING = "substring"  # any part of the model, as HAMi and vgpu-manager compare
 
 
 class ModelRule(msgspec.Struct, frozen=True):
-    """A list of model names, of which one must match."""
+    """A list of model names, at least one of which must match."""
 
     names: tuple[str, ...]
     match: Match = Match.NAME
@@ -73,41 +72,41 @@ def _cuts_number(text: str, at: int) -> bool:
 
 
 CardKind: TypeAlias = tuple[str, MiB]
-"""Model and memory of a card: cards of one make cost a quota the same."""
+"""Model and memory of a card: a tile costs the same quota on all cards of one kind."""
 
 
 class QuotaAllowance(msgspec.Struct, frozen=True):
-    """What the quota of its namespace leaves to a pod at one moment."""
+    """What the quota of the pod's namespace allows the pod at one moment."""
 
     pools: frozenset[str]  # empty: nodes of any pool
-    listed: frozenset[CardKind]  # makes of which the quota speaks at all
-    possible: frozenset[CardKind]  # those that the pod could have if its namespace held nothing
-    affordable: frozenset[CardKind]  # those that it may have now
+    listed: frozenset[CardKind]  # kinds of cards that a limit of the quota covers
+    possible: frozenset[CardKind]  # kinds the pod could have if its namespace held nothing
+    affordable: frozenset[CardKind]  # kinds the pod may have now
 
     def admits_pool(self, pool: str) -> bool:
         return not self.pools or pool in self.pools
 
 
 class Constraints(msgspec.Struct, frozen=True, kw_only=True):
-    """Which cards may serve the pod, and how to choose among them."""
+    """Which cards may serve the pod, and which policy chooses among them."""
 
-    models: tuple[ModelRule, ...] = ()  # each of them must accept the card
-    not_models: tuple[ModelRule, ...] = ()  # none of them may
+    models: tuple[ModelRule, ...] = ()  # all of them must accept the card
+    not_models: tuple[ModelRule, ...] = ()  # none of them may accept the card
     uuids: frozenset[str] = frozenset()  # empty: any card
     not_uuids: frozenset[str] = frozenset()
-    modes: frozenset[str] = frozenset()  # sharing modes allowed; a card that names none passes
+    modes: frozenset[str] = frozenset()  # sharing modes allowed; a card of unknown mode passes
     numa: Strength = Strength.NO  # all cards of one container from one NUMA node
     links: Strength = Strength.NO  # all cards of one container linked with each other
-    idle: bool = False  # only cards that nobody holds
+    idle: bool = False  # only cards without pods
     node_policy: str | None = None  # None: the cluster's default
     card_policy: str | None = None
-    allowance: QuotaAllowance | None = None  # None: no quota stands in its way
+    allowance: QuotaAllowance | None = None  # None: no quota applies
 
     def accepts_model(self, model: str) -> bool:
         if not self.models and not self.not_models:
             return True
-        wanted = all(rule.accepts(model) for rule in self.models)
-        return wanted and not any(rule.accepts(model) for rule in self.not_models)
+        accepted = all(rule.accepts(model) for rule in self.models)
+        return accepted and not any(rule.accepts(model) for rule in self.not_models)
 
     def accepts_uuid(self, uuid: str) -> bool:
         return (not self.uuids or uuid in self.uuids) and uuid not in self.not_uuids
@@ -117,85 +116,85 @@ class Constraints(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContainerRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What one container asks for. With no cards the rest means nothing."""
+    """What one container requests. The other fields have no meaning when `cards` is 0."""
 
     container: str
     role: Role = Role.APP
     cards: int = 0
-    memory: MiB | None = None  # per card; None: `memory_percent` says it
-    memory_percent: Percent | None = None  # of the card that is chosen, rounded down to MiB
+    memory: MiB | None = None  # per card; None: `memory_percent` counts
+    memory_percent: Percent | None = None  # of the chosen card, rounded down to MiB
     cores: Percent = 0  # per card; 0 reserves none
-    exclusive: bool = False  # a card with nobody else on it
+    exclusive: bool = False  # a card without other tiles
 
     @classmethod
     def whole(cls, container: str, role: Role, cards: int) -> "ContainerRequest":
-        """Whole cards, shared with nobody."""
+        """Whole cards, not shared with other pods."""
         return cls(container=container, role=role, cards=cards, memory_percent=ALL, cores=ALL, exclusive=True)
 
     def memory_of(self, card_memory: MiB) -> MiB:
-        """The memory this asks for on a card of the given size."""
+        """The memory requested of a card of this size."""
         return self.memory if self.memory is not None else card_memory * (self.memory_percent or 0) // ALL
 
 
 class PodRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What one pod asks for. `asks` has every container in order, init containers first."""
+    """What one pod requests. `asks` has the request of every container in order, init containers first."""
 
     dialect: str
     asks: tuple[ContainerRequest, ...]
-    together: bool = False  # all containers on the same card or cards (gpushare's promise)
+    together: bool = False  # all containers on the same card or cards, as gpushare guarantees
     constraints: Constraints = Constraints()
     cpu: Millicores = 0
-    memory: MiB = 0  # main memory
-    block: MiB = 1  # GPU memory per card can be asked for in steps of this
-    warnings: tuple[str, ...] = ()  # for the person who wrote the pod; they decide nothing
+    memory: MiB = 0  # host memory
+    block: MiB = 1  # GPU memory per card can be requested in multiples of this
+    warnings: tuple[str, ...] = ()  # for the author of the pod; they do not change the decision
 
     @property
     def slots(self) -> int:
-        """Slots that one tile takes of its card."""
+        """Slots that one tile needs of its card."""
         return int(self.dialect in SLOT_DIALECTS)
 
     @property
-    def if_nobody_held(self) -> "PodRequest":
-        """The same where its namespace holds nothing; the very same where that changes nothing."""
+    def with_unused_quota(self) -> "PodRequest":
+        """The request if its namespace held nothing; the same object where that makes no difference."""
         allowance = self.constraints.allowance
         if allowance is None or allowance.affordable == allowance.possible:
             return self
         return self.allowed(msgspec.structs.replace(allowance, affordable=allowance.possible))
 
     def allowed(self, allowance: QuotaAllowance | None) -> "PodRequest":
-        """The same under this allowance."""
+        """The same request under this allowance."""
         rule = msgspec.structs.replace(self.constraints, allowance=allowance)
         return msgspec.structs.replace(self, constraints=rule)
 
 
 def phases(roles: Sequence[Role]) -> list[tuple[int, ...]]:
-    """For each container the phases it is alive in; tiles of one phase add up, phases share the same room.
+    """For each container the phases in which it runs. Tiles of one phase add up; phases reuse the same capacity.
 
-    Phase 0 is the pod's main life, phase n the run of its n-th init container. Sidecars live in phase 0 and in the
-    run of every init container that starts after them: what Kubernetes counts, card by card.
+    Phase 0 is the pod's main phase, phase n the run of its n-th init container. Sidecars run in phase 0 and beside
+    every init container that starts after them. Kubernetes counts the same way; gputile does it for each card.
     """
     inits = sum(role is Role.INIT for role in roles)
-    alive: list[tuple[int, ...]] = []
+    running: list[tuple[int, ...]] = []
     started = 0
     for role in roles:
         if role is Role.INIT:
             started += 1
-            alive.append((started,))
+            running.append((started,))
         elif role is Role.SIDECAR:
-            alive.append((0, *range(started + 1, inits + 1)))
+            running.append((0, *range(started + 1, inits + 1)))
         else:
-            alive.append((0,))
-    return alive
+            running.append((0,))
+    return running
 
 
 Amounts: TypeAlias = tuple[int, ...]
 
 
 def most_at_once(parts: Iterable[tuple[Role, Amounts]], kinds: int) -> Amounts:
-    """The most that containers take at any time, kind by kind (memory, cores, ...), as `phases` has it.
+    """The most that the containers use at any time, by kind of amount (memory, cores, ...), as `phases` defines it.
 
-    One walk in the pod's order, because a tenant decides how many containers there are, and sidecars times init
-    containers are millions: sidecars stay, an init container comes on top of those before it and goes again.
+    One pass in the pod's order: a tenant chooses the number of containers, and sidecars times init containers may be
+    millions of pairs. Sidecars keep running; an init container adds to the sidecars before it and then ends.
     """
     lasting, peak, main = (0,) * kinds, (0,) * kinds, (0,) * kinds
     for role, amounts in parts:
@@ -208,9 +207,9 @@ def most_at_once(parts: Iterable[tuple[Role, Amounts]], kinds: int) -> Amounts:
     return _larger(peak, _added(lasting, main))
 
 
-def _added(one: Amounts, other: Amounts) -> Amounts:
-    return tuple(a + b for a, b in zip(one, other, strict=True))
+def _added(amounts: Amounts, other: Amounts) -> Amounts:
+    return tuple(a + b for a, b in zip(amounts, other, strict=True))
 
 
-def _larger(one: Amounts, other: Amounts) -> Amounts:
-    return tuple(map(max, one, other))
+def _larger(amounts: Amounts, other: Amounts) -> Amounts:
+    return tuple(map(max, amounts, other))

@@ -1,7 +1,7 @@
-"""Units, and the one parser of Kubernetes quantities.
+"""Units, and the only parser of Kubernetes quantities.
 
-Inside the program memory is whole MiB, cores are whole percent of one card, CPU is whole millicores. Conversion
-from what users write happens in `dialects/` and nowhere else.
+Inside the program memory is in whole MiB, cores are in whole percent of one card, CPU is in whole millicores. Only
+`dialects` converts what users write.
 """
 
 import re
@@ -17,7 +17,7 @@ Quantity: TypeAlias = str | int | float | None  # as JSON or YAML may carry it
 ALL: Percent = 100
 
 LARGEST_CARD: MiB = 1024 * 1024
-"""No card made has a tebibyte of memory. A request beyond it is a slip of the unit, not a wish."""
+"""No GPU has a tebibyte of memory. A larger request has the wrong unit."""
 
 _QUANTITY = re.compile(
     r"(?P<number>[+-]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30}))(?P<suffix>[numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?"
@@ -32,7 +32,7 @@ _SUFFIX = {
 
 
 def quantity(written: Quantity) -> Fraction | None:
-    """The exact value of `"500m"`, `"4Gi"`, `"1e3"`, `7`; None if it is no quantity."""
+    """The exact value of `"500m"`, `"4Gi"`, `"1e3"`, `7`; None if the text is not a quantity."""
     if written is None or isinstance(written, bool) or (isinstance(written, int) and abs(written) > 10**30):
         return None
     return _parsed(str(written).strip())
@@ -40,7 +40,7 @@ def quantity(written: Quantity) -> Fraction | None:
 
 @lru_cache(maxsize=4096)
 def _parsed(text: str) -> Fraction | None:
-    """Remembered: a cluster's pods say the same few things again and again."""
+    """Cached: the pods of a cluster use the same few quantities."""
     match = _QUANTITY.fullmatch(text)
     if match is None:
         return None
@@ -59,11 +59,11 @@ def millicores(written: Quantity) -> Millicores | None:
 
 
 def host_mebibytes(written: Quantity) -> MiB | None:
-    """A node's or container's main memory, written in bytes, rounded up to MiB."""
+    """The host memory of a node or container, written in bytes, rounded up to MiB."""
     size = quantity(written)
     return None if size is None else -int(-size // 1024**2)
 
 
 def show_memory(amount: MiB) -> str:
-    """For people: `3072` is `3 GiB`, `3000` stays `3000 MiB`."""
+    """For messages: `3072` is `3 GiB`, `3000` is `3000 MiB`."""
     return f"{amount // 1024} GiB" if amount and amount % 1024 == 0 else f"{amount} MiB"

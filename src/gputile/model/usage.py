@@ -1,4 +1,4 @@
-"""What processes really use of cards, as far as somebody measured it; what they were given is in `grants`."""
+"""Measured use of cards by processes. What pods were given is in `grants`."""
 
 from collections.abc import Iterable
 from typing import TypeAlias
@@ -9,23 +9,23 @@ from gputile.model.units import ALL, MiB, Percent
 
 
 class CardUsage(msgspec.Struct, frozen=True):
-    """Of one card. None is not known, which is not nothing."""
+    """The measured use of one card. None means unknown, not zero."""
 
     memory: MiB | None = None
-    cores: Percent | None = None  # how busy they kept it lately
+    cores: Percent | None = None  # utilisation of the last interval
 
 
 PodUsage: TypeAlias = dict[str, dict[str, CardUsage]]
-"""By container and card UUID. A container "" stands for those of the pod's processes that nobody could tell apart."""
+"""By container and card UUID. The container "" has the processes of the pod whose container is unknown."""
 
 Usage: TypeAlias = dict[str, PodUsage]
 """By pod UID."""
 
 
 def together(parts: Iterable[CardUsage]) -> CardUsage:
-    """The sum; where one part is not known, neither is the sum. Processes that take turns keep a card busy once."""
-    found = list(parts)
-    memory, cores = [one.memory for one in found], [one.cores for one in found]
+    """The sum; it is unknown where a part is unknown. Cores are at most 100 %: time-sliced processes share the card."""
+    usages = list(parts)
+    memory, cores = [usage.memory for usage in usages], [usage.cores for usage in usages]
     return CardUsage(
         None if None in memory else sum(size for size in memory if size is not None),
         None if None in cores else min(ALL, sum(part for part in cores if part is not None)),

@@ -1,2 +1,4 @@
-"""Quota by namespace and GPU model: documents, arithmetic, the constraint on a request, and usage. Pure; the watcher is
-in `scheduler`."""
+"""Quota by namespace and GPU model: documents, arithmetic, the constraint on a request, and usage.
+
+All of it is pure; `scheduler.quota_watcher` watches the ConfigMaps.
+"""

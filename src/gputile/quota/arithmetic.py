@@ -1,7 +1,7 @@
-"""The sums of quota. Arithmetic only: who holds what is the book's to say.
+"""The arithmetic of quota. The ledger knows which pods hold what.
 
-A namespace without a quota is unlimited; one with a quota may use only the models that it lists (`*` is any model) and,
-if it names pools, only nodes of those pools.
+A namespace without a quota is unlimited. A namespace with a quota may use only the models that its limits list (`*` is
+any model) and, if the quota names pools, only nodes of those pools.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,31 +14,33 @@ from gputile.model.quotas import Amount, Limit, Quota
 from gputile.model.units import ALL, Percent
 
 KINDS = ("cards", "memory", "cores")
-"""What a limit may count."""
+"""The kinds of amounts that a limit may have."""
 
 
 class Overrun(msgspec.Struct, frozen=True):
-    """Which limit would be passed, and by how much."""
+    """A limit that would be exceeded, and the amounts."""
 
     model: str
     what: str  # "cards", "memory", "cores", or "" when the model is not in the quota at all
     held: int
-    wanted: int
+    requested: int
     limit: int
 
     def sentence(self, namespace: str) -> str:
+        """For Events and terminal: `team-a holds 4 of 4 A100; this pod needs 1 more`."""
         if not self.what:
-            return f"{namespace} has no quota for {self.model or 'cards of an unknown model'}"
+            return f"{namespace} has no quota for {self.model or 'GPUs of an unknown model'}"
         unit = {"cards": "", "memory": " MiB of", "cores": " % of the cores of"}[self.what]
         show = show_cards if self.what == "cards" else str
-        model = "cards of any model" if self.model == "*" else self.model
+        model = "GPUs of any model" if self.model == "*" else self.model
         return (
             f"{namespace} holds {show(self.held)} of {show(self.limit)}{unit} {model}; "
-            f"this pod needs {show(self.wanted)} more"
+            f"this pod needs {show(self.requested)} more"
         )
 
 
 def show_cards(percent: int) -> str:
+    """Hundredths of a card as a number of cards: `250` is `2.5`."""
     return f"{percent / ALL:.10g}"
 
 
@@ -61,7 +63,7 @@ def cost_of(grant: Grant, node: Node) -> dict[str, Amount]:
 
 
 def _share(use: Use, card: Card) -> Percent:
-    """In percent of a card, rounded up so that slivers are not free."""
+    """In percent of a card, rounded up, so that tiny tiles are not free of charge."""
     by_memory = -(-use.memory * ALL // card.memory) if card.memory else 0
     return max(by_memory, use.cores)
 
@@ -71,13 +73,13 @@ def add(held: Spent, more: Spent) -> dict[str, Amount]:
 
 
 def subtract(held: Spent, less: Spent) -> dict[str, Amount]:
-    """What is left; a model of which nothing is held any more is dropped."""
+    """What is left; models of which nothing is left are dropped."""
     left = {model: held.get(model, Amount()) - less.get(model, Amount()) for model in {**held, **less}}
     return {model: amount for model, amount in left.items() if amount != Amount()}
 
 
 def overrun(quota: Quota | None, held: Spent, more: Spent) -> Overrun | None:
-    """The first limit that `more` would pass; None when it may be granted."""
+    """The first limit that `more` would exceed; None when the quota allows it."""
     if quota is None:
         return None
     for model in more:
@@ -85,28 +87,28 @@ def overrun(quota: Quota | None, held: Spent, more: Spent) -> Overrun | None:
         if not covering:
             return Overrun(model, "", 0, more[model].cards, 0)
         for limit in covering:
-            found = _passes(limit, held, more)
-            if found is not None:
-                return found
+            exceeded = _exceeded(limit, held, more)
+            if exceeded is not None:
+                return exceeded
     return None
 
 
-def _passes(limit: Limit, held: Spent, more: Spent) -> Overrun | None:
-    """A limit counts all models it covers together."""
-    has, wants = total(held, limit), total(more, limit)
-    if limit.cards is not None and has.cards + wants.cards > limit.cards:
-        return Overrun(limit.model, "cards", has.cards, wants.cards, limit.cards)
-    if limit.memory is not None and has.memory + wants.memory > limit.memory:
-        return Overrun(limit.model, "memory", has.memory, wants.memory, limit.memory)
-    if limit.cores is not None and has.cores + wants.cores > limit.cores:
-        return Overrun(limit.model, "cores", has.cores, wants.cores, limit.cores)
+def _exceeded(limit: Limit, held: Spent, more: Spent) -> Overrun | None:
+    """A limit counts the sum over all models it covers."""
+    has, needs = total(held, limit), total(more, limit)
+    if limit.cards is not None and has.cards + needs.cards > limit.cards:
+        return Overrun(limit.model, "cards", has.cards, needs.cards, limit.cards)
+    if limit.memory is not None and has.memory + needs.memory > limit.memory:
+        return Overrun(limit.model, "memory", has.memory, needs.memory, limit.memory)
+    if limit.cores is not None and has.cores + needs.cores > limit.cores:
+        return Overrun(limit.model, "cores", has.cores, needs.cores, limit.cores)
     return None
 
 
 def total(spent: Spent, limit: Limit) -> Amount:
-    """All that counts against the limit."""
+    """The sum of all models that the limit covers."""
     cards = memory = cores = 0
-    for model, amount in spent.items():  # asked at every turn of a filter call: plain sums take a third of the time
+    for model, amount in spent.items():  # hot in filter calls: plain sums take a third of the time
         if limit.covers(model):
             cards, memory, cores = cards + amount.cards, memory + amount.memory, cores + amount.cores
     return Amount(cards, memory, cores)

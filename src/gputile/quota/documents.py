@@ -1,9 +1,10 @@
-"""Quotas as they are written: ours, and the ConfigMap that gpu-admission read.
+"""Parsers of quota documents: our `quota.yaml`, and the ConfigMap of gpu-admission.
 
-Room:  trees of YAML or JSON to `Quotas`, all or nothing: a document with one mistake is no document.
-Door:  `read_ours`, `read_old`, `merged`. What cannot be used raises `InputError`, which says where and what to write.
+YAML or JSON trees become `Quotas`, all or nothing: a document with one error is rejected as a whole. The `InputError`
+says where the error is and what to write.
 """
 
+import re
 from collections import Counter
 from fractions import Fraction
 from typing import Any
@@ -15,14 +16,14 @@ from gputile.model.quotas import ANY_MODEL, Limit, Quota, Quotas
 from gputile.model.units import ALL, MiB, Percent, quantity
 
 OUR_KEY, OLD_KEY = "quota.yaml", "gpu_quota"
-MOST = 10**9  # of anything: more is a slip
+MOST = 10**9  # of any amount: more is an error
 
 Written = str | int | float | None
 """A number, as YAML or JSON may carry it."""
 
 
 class LimitText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One limit, as a person writes it."""
+    """One limit, as it is written in `quota.yaml`."""
 
     model: str = ANY_MODEL
     cards: Written = None
@@ -31,18 +32,22 @@ class LimitText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NamespaceText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limits: tuple[LimitText, ...] | None = None  # not written: any model, as much as there is
+    """The quota of one namespace, as it is written in `quota.yaml`."""
+
+    limits: tuple[LimitText, ...] | None = None  # absent: any model, unlimited
     pools: tuple[str, ...] = ()
 
 
 class DocumentText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole of `quota.yaml`."""
+
     namespaces: dict[str, Any]
 
 
 def read_ours(tree: Any, source: str) -> Quotas:
-    """Ours: `namespaces`, each with `limits` and `pools`; see docs/quota.md."""
+    """Parse our document: `namespaces`, each with `limits` and `pools`; see docs/quota.md."""
     if tree is None:
-        raise InputError(f"{source}: `{OUR_KEY}` is empty; write `namespaces: {{}}` if nobody is to have a quota")
+        raise InputError(f"{source}: `{OUR_KEY}` is empty; write `namespaces: {{}}` for no quotas")
     document = _converted(tree, DocumentText, f"{source}: `{OUR_KEY}`")
     return {
         name: _quota(_converted(value, NamespaceText, f"{source}: namespace `{name}`"), name, source)
@@ -69,7 +74,7 @@ def _limit(text: LimitText, where: str) -> Limit:
         model=text.model,
         cards=_cards(text.cards, where),
         memory=_memory(text.memory, where),
-        cores=_whole(text.cores, f"{where}: `cores` is {text.cores!r}; write percent of one card, such as 250", 1),
+        cores=_whole(text.cores, f"{where}: `cores` is {text.cores!r}; write percent of one GPU, such as 250", 1),
     )
 
 
@@ -79,45 +84,76 @@ def _cards(written: Written, where: str) -> Percent | None:
 
 
 def _memory(written: Written, where: str) -> MiB | None:
-    """With its unit: a plain number could be bytes, as in Kubernetes, or MiB, as in pods."""
-    said = f"{where}: `memory` is {written!r}; write it with a unit, such as 160Gi"
+    """The unit is required: a plain number could be bytes, as in Kubernetes, or MiB, as in pods."""
+    message = f"{where}: `memory` is {written!r}; write it with a unit, such as 160Gi"
     if written is not None and not str(written).strip()[-1:].isalpha():
-        raise InputError(said)
-    return _whole(written, said, Fraction(1, 1024**2))
+        raise InputError(message)
+    return _whole(written, message, Fraction(1, 1024**2))
 
 
-def _whole(written: Written, said: str, unit: Fraction | int) -> int | None:
+def _whole(written: Written, message: str, unit: Fraction | int) -> int | None:
     if written is None:
         return None
     number = quantity(written)
     if number is None or number * unit % 1 or not 0 <= number * unit <= MOST:
-        raise InputError(said)
+        raise InputError(message)
     return int(number * unit)
 
 
 def _converted(tree: Any, kind: type[msgspec.Struct], where: str) -> Any:
     try:
         return msgspec.convert(tree, kind)
-    except msgspec.ValidationError as wrong:
-        raise InputError(f"{where}: {wrong}; see docs/quota.md") from wrong
+    except msgspec.ValidationError as error:
+        raise InputError(f"{where}: {_problem(error)}; see docs/quota.md") from error
 
 
-# ---- gpu-admission's ------------------------------------------------------------------------------------------------
+TYPES = {
+    "object": "a mapping",
+    "array": "a list",
+    "str": "text",
+    "int": "a number",
+    "float": "a fraction",
+    "bool": "a boolean",
+    "null": "nothing",
+}
+"""The types in msgspec's messages, in the words of YAML."""
+
+
+def _problem(error: msgspec.MsgspecError) -> str:
+    """msgspec's message in our words: `limits[0].cards` must be a number, found a list."""
+    message, _, path = str(error).partition(" - at `$")
+    field, names = path.rstrip("`").lstrip("."), re.findall(r"`([^`]*)`", message)
+    place = "the value" if not field else "an entry" if "[...]" in field else f"`{field}`"
+    if "unknown field" in message:
+        return f"unknown key `{names[0]}`" + (f" in {place}" if field else "")
+    if "missing required field" in message:
+        return f"the key `{names[0]}` is missing" + (f" in {place}" if field else "")
+    if len(names) == 2:
+        expected = [TYPES[name] for name in TYPES if name in names[0].split(" | ") and name != "null"]
+        return f"{place} must be {' or '.join(expected)}, found {TYPES.get(names[1], names[1])}"
+    return f"{place} is not valid"
+
+
+# ---- gpu-admission -------------------------------------------------------------------------------------------------
 
 
 class OldText(msgspec.Struct, frozen=True):
-    """Of one namespace. Go reads JSON without regard to case and passes over what it does not know; so do we."""
+    """The quota of one namespace in gpu-admission's JSON. As in Go, keys ignore case and unknown keys are skipped."""
 
     quota: dict[str, int | float] | None = None
     pool: tuple[str, ...] | None = None
 
 
 def read_old(text: str, source: str) -> Quotas:
-    """gpu-admission's: whole cards by model, and pools. No model listed means that nothing is allowed."""
+    """Parse gpu-admission's document: whole cards by model, and pools. A quota without models allows nothing."""
     try:
         tree = msgspec.json.decode(text, type=dict[str, dict[str, Any]])
-    except (msgspec.DecodeError, RecursionError) as wrong:
-        raise InputError(f"{source}: `{OLD_KEY}` is not the JSON that it should be: {wrong}") from wrong
+    except msgspec.ValidationError as error:
+        raise InputError(f"{source}: `{OLD_KEY}`: {_problem(error)}; see docs/quota.md") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        position = re.search(r"byte \d+", str(error))
+        place = f" ({position[0]})" if position else ""
+        raise InputError(f"{source}: `{OLD_KEY}` is not valid JSON{place}; see docs/quota.md") from error
     return {name: _old_quota(fields, name, source) for name, fields in tree.items()}
 
 
@@ -132,5 +168,5 @@ def _old_quota(fields: dict[str, Any], name: str, source: str) -> Quota:
 
 
 def merged(ours: Quotas, old: Quotas) -> Quotas:
-    """Namespace by namespace ours counts before the old; our `*` is for those that neither names."""
+    """For each namespace our quota overrides the old one; our `*` is for namespaces that neither names."""
     return {**old, **ours}

@@ -1,5 +1,5 @@
-"""A cluster in memory, run by the real decision core; and manifests read from files.
+"""Simulation: a cluster in memory, scheduled by the production core, and replays of pod lists.
 
-Room:  everything here works without a cluster: the demo, and later replays. It never touches a network.
-Door:  `manifests.load` turns YAML into workloads, `cluster.MemoryCluster.submit` schedules them.
+`manifests.load` parses YAML into workloads, `cluster.MemoryCluster.submit` schedules them, `replay` and `steady_state`
+run whole lists. Nothing here uses the network or a real cluster.
 """

@@ -1,7 +1,7 @@
-"""A whole cluster in memory: objects as Kubernetes keeps them, and the production core deciding.
+"""A cluster in memory: objects as Kubernetes stores them, scheduled by the production core.
 
-It plays API server and kube-scheduler for one pod at a time: filter, pencil, bind with the grant in the same write,
-and the watch that confirms it.
+It acts as API server and kube-scheduler for one pod at a time: filter, reserve, bind with the grant in the same write,
+and the watch event that confirms it.
 """
 
 import copy
@@ -28,25 +28,25 @@ from gputile.sim.manifests import Workload
 
 
 class SubmitOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one pod."""
+    """The result of scheduling one pod."""
 
     pod: str  # namespace/name
     asked: PodRequest | BadRequest | None
     grant: Grant | None = None
     policy: str = ""
-    fitting: int = 0  # nodes that would have taken it
-    explanation: Explanation | None = None  # why it waits
+    fitting: int = 0  # number of feasible nodes
+    explanation: Explanation | None = None  # why it is pending
 
 
 class MemoryCluster:
-    """Nodes and pods by name; `submit` schedules."""
+    """The nodes and pods of a simulated cluster, by name; `submit` schedules."""
 
     def __init__(self, policy: str = DEFAULT_POLICY, settings: DialectSettings = DEFAULTS) -> None:
         self.ledger = Ledger()
         self.policy, self.settings = policy, settings
         self.nodes: dict[str, dict[str, Any]] = {}
         self.pods: dict[str, dict[str, Any]] = {}
-        self._clock = 0.0  # moves by one second per pod; a replay needs no real time
+        self._clock = 0.0  # advances by one second per pod; a simulation needs no real time
 
     def add_node(self, manifest: dict[str, Any]) -> Node:
         node = registry.read_node(manifest, self.settings)
@@ -67,7 +67,7 @@ class MemoryCluster:
         name = workload.name if alone else f"{workload.name}-{number}"
         key = f"{workload.namespace}/{name}"
         if key in self.pods:
-            raise InputError(f"there are two pods {key}; give one of them another name")
+            raise InputError(f"pod {key}: defined twice; rename one of the two")
         metadata = {**(pod.get("metadata") or {}), "name": name, "namespace": workload.namespace, "uid": f"uid-{key}"}
         self.pods[key] = {**pod, "apiVersion": "v1", "kind": "Pod", "metadata": metadata}
         return key
@@ -84,23 +84,23 @@ class MemoryCluster:
             seed = int(self._clock)
             best = fleet.best(asked, self.policy, seed=seed)
             fitting = int(fleet.fits(asked).sum())
-            where = fleet.place(asked, best[0], self.policy, seed) if best else None
-        if not isinstance(where, Placement):
+            placement = fleet.place(asked, best[0], self.policy, seed) if best else None
+        if not isinstance(placement, Placement):
             holders = {name: self.ledger.holders(name) for name in self.nodes}
             return SubmitOutcome(pod=key, asked=asked, explanation=explain(asked, self.ledger.fleet, holders))
         policy = asked.constraints.node_policy or self.policy
         return SubmitOutcome(
-            pod=key, asked=asked, grant=self._bind(key, pod, asked, where), policy=policy, fitting=fitting
+            pod=key, asked=asked, grant=self._bind(key, pod, asked, placement), policy=policy, fitting=fitting
         )
 
     def delete(self, key: str) -> None:
         self.ledger.handle(PodGone(self.pods.pop(key)["metadata"]["uid"]))
 
-    def _bind(self, key: str, pod: Pod, asked: PodRequest, where: Placement) -> Grant:
-        grant = where.grant(pod.uid, asked.dialect)
+    def _bind(self, key: str, pod: Pod, asked: PodRequest, placement: Placement) -> Grant:
+        grant = placement.grant(pod.uid, asked.dialect)
         allocation = Allocation(
             pod=pod.uid,
-            node=where.node,
+            node=placement.node,
             name=key,
             grant=grant,
             cpu=asked.cpu,
@@ -110,21 +110,21 @@ class MemoryCluster:
         for event in (Reserved(allocation, self._clock), Assumed(allocation, self._clock)):
             denied = self.ledger.handle(event)
             assert not denied, denied
-        cards, at = self.ledger.fleet.view(where.node).node.cards, int(self._clock * 10**9)
+        cards, at = self.ledger.fleet.view(placement.node).node.cards, int(self._clock * 10**9)
         settings = self._settings_now()
         self._write(key, GrantContext(grant=grant, pod=pod, asked=asked, cards=cards, at=at, settings=settings))
         self.ledger.handle(Confirmed(allocation))
         return grant
 
-    def _write(self, key: str, award: GrantContext) -> None:
-        """The Binding: node, annotations and labels in one write."""
-        written = registry.write_grant(award)
+    def _write(self, key: str, context: GrantContext) -> None:
+        """The binding: node, annotations and labels in one write."""
+        written = registry.write_grant(context)
         metadata = self.pods[key]["metadata"]
         metadata["annotations"] = {**(metadata.get("annotations") or {}), **written.annotations}
         metadata["labels"] = {**(metadata.get("labels") or {}), **written.labels}
-        self.pods[key]["spec"]["nodeName"] = award.grant.node
+        self.pods[key]["spec"]["nodeName"] = context.grant.node
 
     def _settings_now(self) -> DialectSettings:
-        """With gpushare's unit guessed from the nodes, if it is to be guessed."""
+        """The settings, with gpushare's unit guessed from the nodes if the setting asks for that."""
         nodes = [convert_node(manifest) for manifest in self.nodes.values()]
         return gpushare.resolved(self.settings, [node for node in nodes if isinstance(node, NodeObject)])

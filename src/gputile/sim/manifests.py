@@ -1,4 +1,4 @@
-"""Kubernetes manifests as files have them: several documents, lists, and the objects that make pods."""
+"""Parser of Kubernetes manifest files: several documents, lists, and the objects that create pods."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ _TEMPLATE_AT: dict[str, tuple[str, ...]] = {
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that makes pods, and the pod it makes."""
+    """An object that creates pods, and the pod that it creates."""
 
     kind: str
     name: str
@@ -32,45 +32,45 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifests(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found in one or more documents."""
+    """The content of one or more documents."""
 
     workloads: tuple[Workload, ...] = ()
     nodes: tuple[dict[str, Any], ...] = ()
-    others: tuple[str, ...] = ()  # kinds that make no pods
+    others: tuple[str, ...] = ()  # kinds that create no pods
 
 
 def load_file(path: Path) -> Manifests:
     try:
         with path.open("rb") as file:
             text = content(file).decode()
-    except (OSError, UnicodeDecodeError, NotYaml) as wrong:
-        raise InputError(f"{path}: cannot be read: {wrong}; name a YAML or JSON file") from wrong
+    except (OSError, UnicodeDecodeError, NotYaml) as error:
+        raise InputError(f"{path}: cannot be read: {error}; name a YAML or JSON file") from error
     return load(text, str(path))
 
 
 def load(text: str, source: str) -> Manifests:
-    """What makes pods, and nodes. `source` is how errors name it."""
+    """Parse workloads and nodes. Error messages name `source`."""
     objects = every_object(text, source)
     return Manifests(
-        workloads=tuple(w for found in objects if (w := _workload(found)) is not None),
-        nodes=tuple(found for found in objects if found.get("kind") == "Node"),
+        workloads=tuple(w for manifest in objects if (w := _workload(manifest)) is not None),
+        nodes=tuple(manifest for manifest in objects if manifest.get("kind") == "Node"),
         others=tuple(
-            str(f.get("kind") or "an object without kind")
-            for f in objects
-            if f.get("kind") != "Node" and _workload(f) is None
+            str(manifest.get("kind") or "an object without kind")
+            for manifest in objects
+            if manifest.get("kind") != "Node" and _workload(manifest) is None
         ),
     )
 
 
 def every_object(text: str, source: str) -> list[dict[str, Any]]:
-    """Of whatever kind, out of all documents and lists."""
+    """All objects of any kind, from all documents and lists."""
     form = "JSON" if source.endswith(".json") else "YAML or JSON" if text.lstrip()[:1] == "{" else "YAML"
     try:
         documents = read_all(text)
-    except NotYaml as wrong:
-        where = f"{source}, line {wrong.line}" if wrong.line else source
-        raise InputError(f"{where}: this is no {form}: {wrong.problem}; mend the file and try again") from wrong
-    return [found for document in documents for found in _objects(document, source)]
+    except NotYaml as error:
+        where = f"{source}, line {error.line}" if error.line else source
+        raise InputError(f"{where}: invalid {form}: {error.problem}; correct the file and try again") from error
+    return [manifest for document in documents for manifest in _objects(document, source)]
 
 
 def _objects(document: Any, source: str) -> Iterator[dict[str, Any]]:
@@ -84,7 +84,7 @@ def _objects(document: Any, source: str) -> Iterator[dict[str, Any]]:
     if str(document.get("kind", "")).endswith("List") and isinstance(items, list):
         kind = str(document["kind"]).removesuffix("List")
         for item in items:
-            if isinstance(item, dict):  # items of a PodList need not say that they are pods
+            if isinstance(item, dict):  # items of a PodList may lack their kind
                 yield from _objects({"kind": kind, **item} if kind else item, source)
             else:
                 yield {"kind": f"{type(item).__name__} in a list"}
@@ -92,22 +92,22 @@ def _objects(document: Any, source: str) -> Iterator[dict[str, Any]]:
     yield document
 
 
-def _workload(found: dict[str, Any]) -> Workload | None:
-    kind = found.get("kind")
+def _workload(manifest: dict[str, Any]) -> Workload | None:
+    kind = manifest.get("kind")
     if kind == "Pod":
-        return _made(found, found, 1)
+        return _workload_of(manifest, manifest, 1)
     if not isinstance(kind, str) or kind not in _TEMPLATE_AT:
         return None
-    template: Any = found
+    template: Any = manifest
     spec: Any = None
     for key in _TEMPLATE_AT[kind]:
         spec, template = template, template.get(key) if isinstance(template, dict) else None
-    said = spec.get("replicas", spec.get("parallelism", 1)) if isinstance(spec, dict) else 1
-    return _made(found, template, said if isinstance(said, int) else 1)
+    replicas = spec.get("replicas", spec.get("parallelism", 1)) if isinstance(spec, dict) else 1
+    return _workload_of(manifest, template, replicas if isinstance(replicas, int) else 1)
 
 
-def _made(owner: dict[str, Any], pod: Any, replicas: int) -> Workload:
-    """A template that is missing or no object is kept as a text, so that reading it gives the refusal."""
+def _workload_of(owner: dict[str, Any], pod: Any, replicas: int) -> Workload:
+    """A template that is missing or not an object becomes an invalid pod, so that parsing the pod rejects it."""
     metadata = owner.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
     return Workload(

@@ -1,7 +1,7 @@
 """Replay a list of pods on a list of nodes with the production core, until more has arrived than fits.
 
-Pods come one by one, are never moved, and a pod that fits nowhere is dropped: the experiment that placement policies
-are compared by (docs/packing.md). What is measured is how much of the cluster's GPU is handed out.
+Pods arrive one by one and are never moved; a pod that fits on no node is dropped. This is the experiment that compares
+placement policies (docs/packing.md). It measures how much of the cluster's GPU is allocated.
 """
 
 import time
@@ -20,31 +20,31 @@ from gputile.model.requests import PodRequest, Role
 from gputile.model.units import MiB
 from gputile.sim.traces import Job
 
-Tell = Callable[[float], None]
-"""Called with the part of the work that is done, 0 to 1."""
+Progress = Callable[[float], None]
+"""Called with the completed part of the work, 0 to 1."""
 
 
 class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One replay."""
+    """The parameters of one replay."""
 
     policy: str
     seed: int = 42
     ratio: float = 1.3  # GPU demand that arrives, over capacity
-    random_ties: bool = False  # a fresh draw among equally good nodes, instead of a fixed order
-    shuffle_nodes: bool = True  # that order is drawn once per replay; else it is the list's
-    mix_from_list: bool = False  # learn the mix from the whole list beforehand, as FGD's paper does
+    random_ties: bool = False  # random choice among equally good nodes, instead of a fixed order
+    shuffle_nodes: bool = True  # the fixed order is random per replay; otherwise it is the order of the list
+    mix_from_list: bool = False  # learn the workload from the whole list beforehand, as FGD's paper does
 
 
 class CurvePoint(msgspec.Struct, frozen=True):
-    """The cluster when so much had arrived, all in percent of its cards."""
+    """The cluster after so much load has arrived; all in percent of its cards."""
 
     arrived: float
     allocated: float
-    fragment: float  # idle, and of no use to the list's pods
+    fragment: float  # idle, and unusable for the pods of the list
 
 
 class PlacedPod(msgspec.Struct, frozen=True):
-    """A pod that was placed."""
+    """A pod that was placed, and what it holds."""
 
     node: str
     uses: Mapping[str, Use]
@@ -52,23 +52,23 @@ class PlacedPod(msgspec.Struct, frozen=True):
 
 
 class ReplayRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one replay."""
+    """The result of one replay."""
 
     plan: ReplayPlan
     cards: int  # in the cluster
     pods: int
     refused: int
     allocated_cards: float
-    final: float  # percent of the cards handed out at the end
-    at_full: float | None  # mean while the arrived load rounds to 100 %; None if it never got there
-    first_refusal: float | None  # arrived load when a GPU pod was first refused
+    final: float  # percent of the cards allocated at the end
+    at_full: float | None  # mean while the arrived load rounds to 100 %; None if that was not reached
+    first_refusal: float | None  # arrived load at the first rejected GPU pod
     fragment: float  # at the end
     seconds: float
     curve: tuple[CurvePoint, ...]
 
 
 def size_of(request: PodRequest, average_card: MiB) -> float:
-    """In cards of average size, in the pod's main life."""
+    """In cards of average size, in the main phase of the pod."""
     main = [ask for ask in request.asks if ask.role is not Role.INIT]
     return sum(ask.cards * ask_share(ask, average_card) for ask in main) / CARD
 
@@ -79,14 +79,14 @@ def average_card(nodes: Sequence[Node]) -> MiB:
 
 
 def arrivals(jobs: Sequence[Job], target: float, seed: int, average: MiB) -> list[Job]:
-    """The list, shuffled, then drawn from again until the target (in cards) is reached; or thinned out to it."""
-    dice = np.random.default_rng(seed)
-    order = [jobs[n] for n in dice.permutation(len(jobs))]
+    """The shuffled list, extended by random draws from it or thinned out until the target (in cards) is reached."""
+    rng = np.random.default_rng(seed)
+    order = [jobs[n] for n in rng.permutation(len(jobs))]
     total = sum(size_of(job.request, average) for job in order)
     while total > target and order:
-        total -= size_of(order.pop(int(dice.integers(len(order)))).request, average)
+        total -= size_of(order.pop(int(rng.integers(len(order)))).request, average)
     while any(size_of(job.request, average) for job in jobs):
-        drawn = jobs[int(dice.integers(len(jobs)))]
+        drawn = jobs[int(rng.integers(len(jobs)))]
         cards = max((ask.cards for ask in drawn.request.asks), default=1)
         if total + size_of(drawn.request, average) / cards > target:
             break
@@ -96,9 +96,15 @@ def arrivals(jobs: Sequence[Job], target: float, seed: int, average: MiB) -> lis
 
 
 def replay(
-    nodes: Sequence[Node], jobs: Sequence[Job], plan: ReplayPlan, tell: Tell, *, base: Sequence[Node] | None = None
+    nodes: Sequence[Node],
+    jobs: Sequence[Job],
+    plan: ReplayPlan,
+    progress: Progress,
+    *,
+    base: Sequence[Node] | None = None,
 ) -> ReplayRun:
-    """`base` says how much arrives, and what 100 % is, when the cluster was changed and the demand was not."""
+    """Run one replay. `base` defines how much arrives and what 100 % is, where the cluster was changed and the demand
+    was not."""
     start = time.perf_counter()
     base = base or nodes
     fleet = fleet_of(nodes, plan)
@@ -111,7 +117,7 @@ def replay(
     for number, job in enumerate(pods):
         meter.count(job.request, schedule(fleet, job.request, plan, number) is not None)
         if number % 100 == 0:
-            tell(number / len(pods))
+            progress(number / len(pods))
     return meter.run(plan, cards, len(pods), time.perf_counter() - start)
 
 
@@ -126,23 +132,23 @@ def fleet_of(nodes: Sequence[Node], plan: ReplayPlan) -> Fleet:
 def schedule(
     fleet: Fleet, request: PodRequest, plan: ReplayPlan, number: int, *, again: bool = False
 ) -> PlacedPod | None:
-    """Filter, place and hold one pod; None if it fits nowhere. A pod that is tried again is not learnt again."""
+    """Filter, place and hold one pod; None if no node fits. A pod that is retried is not learnt again."""
     if not again and POLICIES[plan.policy].learns:
-        fleet.learn(request)  # of no effect when the mix was taken from the list
+        fleet.learn(request)  # no effect when the workload was taken from the list
         fleet.refresh()
     seed = plan.seed * 1_000_003 + number
     best = fleet.best(request, plan.policy, seed=seed, keep=1, shuffle=plan.random_ties)
     if not best:
         return None
-    placed = fleet.place(request, best[0], plan.policy, seed)
-    assert isinstance(placed, Placement), placed
-    held = PlacedPod(best[0], placed.grant("", request.dialect).uses(), request)
-    fleet.hold(held.node, held.uses, request.cpu, request.memory)
-    return held
+    placement = fleet.place(request, best[0], plan.policy, seed)
+    assert isinstance(placement, Placement), placement
+    pod = PlacedPod(best[0], placement.grant("", request.dialect).uses(), request)
+    fleet.hold(pod.node, pod.uses, request.cpu, request.memory)
+    return pod
 
 
 class _Meter:
-    """Counts what arrives and what is handed out, with a point of the curve per percent of load."""
+    """Measures what arrives and what is allocated, with one point of the curve per percent of load."""
 
     def __init__(self, fleet: Fleet, mix: list[PodRequest], capacity: int, average: MiB) -> None:
         self._fleet, self._capacity, self._average = fleet, capacity, average
@@ -157,12 +163,14 @@ class _Meter:
     def count(self, request: PodRequest, fitted: bool) -> None:
         size = size_of(request, self._average)
         self._arrived += size
-        self._allocated = self._all - self._fleet.free_cards()  # true shares, whatever cards the pods are on
+        self._allocated = (
+            self._all - self._fleet.free_cards()
+        )  # the true shares, independent of the cards the pods are on
         self._refused += not fitted
         if not fitted and size and self._first is None:
             self._first = self._percent(self._arrived)
         load = round(self._percent(self._arrived))
-        if load == 100 or (load > 100 and not self._at_full):  # on a small cluster one pod may pass over 100 %
+        if load == 100 or (load > 100 and not self._at_full):  # on a small cluster one pod may skip 100 %
             self._at_full.append(self._percent(self._allocated))
         if self._percent(self._arrived) >= len(self._curve):
             self._add_point()

@@ -1,7 +1,7 @@
-"""Lists of nodes and pods to replay: the openb CSV lists (plain or gzipped), or Kubernetes manifests.
+"""Parsers of lists of nodes and pods to replay: the openb CSV lists (plain or gzipped), or Kubernetes manifests.
 
-A CSV list speaks of thousandths of a card, so its cards have a memory of 1000, and a pod's share is a percentage.
-Nothing of such a list is kept in this project; a path is given by whoever replays it.
+A CSV list counts thousandths of a card, so its cards have a memory of 1000, and the share of a pod is a percentage.
+This project contains no such list; the user passes a path.
 """
 
 import csv
@@ -31,11 +31,11 @@ POD_COLUMNS = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A pod of a list."""
+    """A pod of a list, with its run time."""
 
     name: str
     request: PodRequest
-    seconds: float | None = None  # how long it ran; None when the list does not say
+    seconds: float | None = None  # run time; None when the list has none
 
 
 T = TypeVar("T")
@@ -48,14 +48,14 @@ def load_nodes(path: Path) -> tuple[Node, ...]:
         nodes = tuple(_yaml_node(manifest, path) for manifest in load(_text(path), str(path)).nodes)
     twice = [name for name, count in Counter(node.name for node in nodes).items() if count > 1]
     if twice:
-        raise InputError(f"{path}: there are two nodes {twice[0]!r}; give one of them another name")
+        raise InputError(f"{path}: node {twice[0]!r} is defined twice; rename one of the two")
     return nodes
 
 
-def load_jobs(path: Path, pass_over: Callable[[str], None] | None = None) -> tuple[Job, ...]:
-    """Sorted by name, so that a shuffle with a seed is the same wherever the list came from. A manifest that cannot be
-    placed anywhere is an error, unless somebody is to be told that it is passed over."""
-    jobs = _rows(path, POD_COLUMNS, _job) if _is_csv(path) else _yaml_jobs(path, pass_over)
+def load_jobs(path: Path, skip: Callable[[str], None] | None = None) -> tuple[Job, ...]:
+    """The pods of a list, sorted by name, so that a shuffle with a seed does not depend on the order of the list. An
+    invalid manifest is an error, or is skipped and reported to `skip`."""
+    jobs = _rows(path, POD_COLUMNS, _job) if _is_csv(path) else _yaml_jobs(path, skip)
     return tuple(sorted(jobs, key=lambda job: job.name))
 
 
@@ -67,8 +67,8 @@ def _text(path: Path) -> str:
     try:
         data = path.read_bytes()
         return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as wrong:
-        raise InputError(f"{path}: cannot be read: {wrong}; name a .csv, .csv.gz or .yaml file") from wrong
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}; name a .csv, .csv.gz or .yaml file") from error
 
 
 def _rows(path: Path, columns: tuple[str, ...], make: Callable[[dict[str, str]], T]) -> Iterator[T]:
@@ -79,9 +79,9 @@ def _rows(path: Path, columns: tuple[str, ...], make: Callable[[dict[str, str]],
     try:
         for row in lines:
             yield make(row)
-    except (ValueError, TypeError, AttributeError, csv.Error) as wrong:
+    except (ValueError, TypeError, AttributeError, csv.Error) as error:
         expected = f"{', '.join(columns)} with whole numbers, and times in seconds"
-        raise InputError(f"{path}, line {lines.line_num}: {wrong}; expected {expected}") from wrong
+        raise InputError(f"{path}, line {lines.line_num}: {error}; expected {expected}") from error
 
 
 def _node(row: dict[str, str]) -> Node:
@@ -98,7 +98,7 @@ def _job(row: dict[str, str]) -> Job:
         raise ValueError("num_gpu without gpu_milli")
     models = tuple(filter(None, (row.get("gpu_spec") or "").split("|")))
     request = PodRequest(
-        dialect="vcuda",  # counts no slots: the lists know none
+        dialect="vcuda",  # a dialect without slots: the lists have none
         asks=_asks(cards, share),
         constraints=Constraints(models=(ModelRule(models),)) if models else Constraints(),
         cpu=_count(row["cpu_milli"]),
@@ -116,20 +116,26 @@ def _asks(cards: int, share: int) -> tuple[ContainerRequest, ...]:
 
 
 def _count(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except (TypeError, ValueError):
+        raise ValueError(f"{text!r} is not a whole number" if text else "a value is missing") from None
     if not 0 <= number < 2**40:
-        raise ValueError(f"{text!r} is no amount")
+        raise ValueError(f"{text!r} is not an amount")
     return number
 
 
 def _seconds(row: dict[str, str]) -> float | None:
-    """A pod that was never scheduled never ran."""
+    """The run time; None for a pod that was never scheduled."""
     start, end = row.get("scheduled_time"), row.get("deletion_time")
     if not start or not end:
         return None
-    seconds = float(end) - float(start)
+    try:
+        seconds = float(end) - float(start)
+    except ValueError:
+        seconds = math.nan
     if not math.isfinite(seconds):
-        raise ValueError(f"it runs from {start!r} to {end!r}")
+        raise ValueError(f"scheduled_time {start!r} or deletion_time {end!r} is not a time")
     return max(0.0, seconds)
 
 
@@ -140,19 +146,19 @@ def _yaml_node(manifest: dict[str, Any], path: Path) -> Node:
     return node
 
 
-def _yaml_jobs(path: Path, pass_over: Callable[[str], None] | None) -> Iterator[Job]:
+def _yaml_jobs(path: Path, skip: Callable[[str], None] | None) -> Iterator[Job]:
     for workload in load(_text(path), str(path)).workloads:
         pod = convert_pod(workload.pod)
         request = registry.read_pod(pod) if isinstance(pod, Pod) else pod
         if isinstance(request, BadRequest) or isinstance(pod, BadRequest):
             bad = request if isinstance(request, BadRequest) else pod
             assert isinstance(bad, BadRequest)
-            said = f"{path}: {workload.kind} {workload.namespace}/{workload.name}: {bad.message}"
-            if pass_over is None:
-                raise InputError(said)
-            pass_over(said)
+            message = f"{path}: {workload.kind} {workload.namespace}/{workload.name}: {bad.message}"
+            if skip is None:
+                raise InputError(message)
+            skip(message)
             continue
-        if request is None:  # CPU and memory count, too
+        if request is None:  # its CPU and memory count, too
             cpu, memory = host_needs(pod)
             request = PodRequest(dialect="", asks=(), cpu=cpu, memory=memory)
         for number in range(workload.replicas):

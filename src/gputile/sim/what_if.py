@@ -1,7 +1,7 @@
-"""Changes to a cluster, written in a few characters: the question people ask before they buy.
+"""Parser of `--what-if`: changes to a cluster in a short notation, for capacity planning.
 
-+4:L40S:8x48Gi        four more nodes, each with eight L40S of 48 GiB
--node-17              without that node
++4:L40S:8x48Gi        add four nodes, each with eight L40S of 48 GiB
+-node-17              remove this node
 policy=spread         another policy
 """
 
@@ -20,7 +20,7 @@ _MORE = re.compile(r"\+(?P<nodes>\d{1,5}):(?P<model>[^:]+):(?P<cards>\d{1,3})x(?
 
 
 def change(text: str, nodes: Sequence[Node], plan: ReplayPlan) -> tuple[tuple[Node, ...], ReplayPlan]:
-    """The cluster and plan after the changes in `text`, which are joined by commas."""
+    """The cluster and plan after the changes in `text`, which are separated by commas."""
     changed = tuple(nodes)
     for part in filter(None, (part.strip() for part in text.split(","))):
         if part.startswith("policy="):
@@ -40,7 +40,7 @@ def _without(name: str, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
 
 
 def _more(part: str, nodes: Sequence[Node], first: int) -> tuple[Node, ...]:
-    """New nodes, with as much CPU and main memory per card as the cluster has on average."""
+    """New nodes, with the average CPU and host memory per card of the cluster."""
     match = _MORE.fullmatch(part)
     size = host_mebibytes(match["size"]) if match else None
     if match is None or not size:
@@ -48,7 +48,7 @@ def _more(part: str, nodes: Sequence[Node], first: int) -> tuple[Node, ...]:
     cards = int(match["cards"])
     all_cards = max(1, sum(len(node.cards) for node in nodes))
     if average_card(nodes) == THOUSANDTHS:
-        size = THOUSANDTHS  # a list that counts in thousandths of a card knows no MiB
+        size = THOUSANDTHS  # a list in thousandths of a card has no MiB
     return tuple(
         Node(
             name=f"what-if-{n}",

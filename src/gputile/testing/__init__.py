@@ -1,5 +1,4 @@
-"""Builders that make clusters in one breath; public, for our tests, benches and yours.
+"""Builders of values and Kubernetes objects with sensible defaults, for tests and benches: `node()`, `ask()`, `pod()`.
 
-Room:  values and Kubernetes objects with sensible defaults. Services never import it.
-Door:  `node(...)`, `ask(...)`, `pod(...)`.
+The package is public. Services never import it.
 """

@@ -16,7 +16,7 @@ def memory(size: str | MiB) -> MiB:
 
 
 class NodeBuilder:
-    """Collects cards; `node()`, `view()` and `manifest()` give the three shapes of a node."""
+    """Collects the cards of a node; `node()`, `view()` and `manifest()` build its three forms."""
 
     def __init__(self, name: str, cpu: str = "64", host: str = "512Gi") -> None:
         self._name, self._cpu, self._host = name, millicores(cpu) or 0, memory(host)
@@ -38,10 +38,10 @@ class NodeBuilder:
         return self
 
     def taken(self, index: int, size: str | MiB = 0, cores: int = 0, slots: int = 1) -> "NodeBuilder":
-        """One tenant on a card."""
-        had = self._taken.get(index, FreeCapacity(0, 0, 0, 0))
+        """Add a pod that holds this much of a card."""
+        before = self._taken.get(index, FreeCapacity(0, 0, 0, 0))
         self._taken[index] = FreeCapacity(
-            had.memory + memory(size), had.cores + cores, had.slots + slots, had.tenants + 1
+            before.memory + memory(size), before.cores + cores, before.slots + slots, before.tenants + 1
         )
         return self
 
@@ -66,14 +66,16 @@ class NodeBuilder:
     def view(self) -> NodeView:
         free_by_card = []
         for card in self._cards:
-            off = self._taken.get(card.index, FreeCapacity(0, 0, 0, 0))
+            taken = self._taken.get(card.index, FreeCapacity(0, 0, 0, 0))
             free_by_card.append(
-                FreeCapacity(card.memory - off.memory, card.cores - off.cores, card.slots - off.slots, off.tenants)
+                FreeCapacity(
+                    card.memory - taken.memory, card.cores - taken.cores, card.slots - taken.slots, taken.tenants
+                )
             )
         return NodeView(node=self.node(), free_by_card=tuple(free_by_card), cpu=self._cpu, memory=self._host)
 
     def manifest(self, address: str = "") -> dict[str, Any]:
-        """The node as Kubernetes JSON, with our inventory on it."""
+        """The node as Kubernetes JSON, with our inventory annotation."""
         built = self.node()
         return {
             "apiVersion": "v1",
@@ -103,7 +105,8 @@ def ask(
     name: str = "main",
     role: Role = Role.APP,
 ) -> ContainerRequest:
-    """One container's ask: `ask("3Gi")`, `ask("3Gi", cards=4)`, `ask(percent=50)`, `ask(whole=True, cards=2)`."""
+    """The request of one container: `ask("3Gi")`, `ask("3Gi", cards=4)`, `ask(percent=50)`, `ask(whole=True,
+    cards=2)`."""
     if whole:
         return ContainerRequest.whole(name, role, cards)
     size = memory(size) if size is not None else None
@@ -111,7 +114,7 @@ def ask(
 
 
 def wants(*asks: ContainerRequest, dialect: str = "gputile", cpu: int = 0, host: MiB = 0, **rest: Any) -> PodRequest:
-    """A request of these containers; keywords of `Constraints` go there, `together` stays."""
+    """The request of a pod with these containers; other keywords are fields of `Constraints`."""
     together = rest.pop("together", False)
     return PodRequest(
         dialect=dialect, asks=asks, cpu=cpu, memory=host, together=together, constraints=Constraints(**rest)
@@ -151,5 +154,5 @@ def container(limits: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A container with these limits; the key `sidecar` makes an init container a sidecar."""
     limits = dict(limits)
     sidecar = limits.pop("sidecar", False)
-    made: dict[str, Any] = {"name": name, "resources": {"limits": limits}}
-    return made | {"restartPolicy": "Always"} if sidecar else made
+    manifest: dict[str, Any] = {"name": name, "resources": {"limits": limits}}
+    return manifest | {"restartPolicy": "Always"} if sidecar else manifest

@@ -1,8 +1,9 @@
-"""Pods and nodes made to hurt: what a tenant may write, and what only a broken client would.
+"""Hostile pods and nodes: what a tenant may write, and what only a broken client would write.
 
-Each is a Kubernetes object as JSON. `TENANT` and `bound` hold pods that a real API server takes from anybody who may
-create a pod (annotations of at most 256 KiB, objects of at most 1.5 MiB, valid names); `MISSHAPEN` are pods, and
-`NODES` nodes, that it would not or only from a node's own account. The tests, the bench and the e2e tests share them.
+Each is a Kubernetes object as JSON. `TENANT` and `bound` have pods that a real API server accepts from every user with
+the right to create pods (annotations of at most 256 KiB, objects of at most 1.5 MiB, valid names). `MISSHAPEN` has pods
+that it would reject, `NODES` has nodes that it accepts only from the node's own account. Tests, benches and e2e tests
+share them.
 """
 
 import json
@@ -15,11 +16,11 @@ from gputile.testing.builders import container, pod
 
 Json = dict[str, Any]
 MakePod = Callable[[str], Json]
-"""A pod of this name."""
+"""Builds a pod with this name."""
 
-ANNOTATIONS = 256 * 1024  # bytes of all annotations of an object, the API server's limit
+ANNOTATIONS = 256 * 1024  # bytes of all annotations of an object: the limit of the API server
 MANY = 1300  # containers
-IMPORTANT = 1_000_000  # a priority above everybody's
+IMPORTANT = 1_000_000  # a priority above that of all other pods
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\r\n\x00\u202e"
 DEEP = 100_000  # levels of JSON
 TILE = {GPU: 1, MEMORY: 1}
@@ -30,26 +31,27 @@ TILE = {GPU: 1, MEMORY: 1}
 
 def many(limits: Mapping[str, Any] = TILE, count: int = MANY, kind: str = "app") -> MakePod:
     """A pod with so many equal containers: `app`, `init` or `sidecar`."""
-    return lambda name: _made(name, [limits] * count, kind)
+    return lambda name: _pod(name, [limits] * count, kind)
 
 
 def uneven(name: str, big: int, count: int, cards: int, containers: int, **spec: Any) -> Json:
-    """No two of `count` big containers share a card, and there are more of them than cards: nothing fits, and only a
-    search over all ways to seat them proves it. All sizes differ, so that no two ways look alike."""
+    """No two of `count` big containers fit on one card, and there are more of them than cards. So the pod does not fit,
+    and only a search over all assignments proves it. All sizes differ, so that no two assignments are alike."""
     assert count > cards
     sizes = [big + n for n in range(count)] + [big // 20 + n for n in range(containers - count)]
-    made = _made(name, [{GPU: 1, MEMORY: size} for size in sizes], "app")
-    made["spec"] |= spec
-    return made
+    manifest = _pod(name, [{GPU: 1, MEMORY: size} for size in sizes], "app")
+    manifest["spec"] |= spec
+    return manifest
 
 
-def _made(name: str, limits: list[Mapping[str, Any]], kind: str, **annotations: str) -> Json:
+def _pod(name: str, limits: list[Mapping[str, Any]], kind: str, **annotations: str) -> Json:
     apps = limits if kind == "app" else [{"cpu": "1m"}]
-    inits = [] if kind == "app" else [{**one, "sidecar": True} if kind == "sidecar" else one for one in limits]
-    made = pod(*apps, name=name, uid=f"uid-{name}", init=tuple(inits), annotations=annotations)
-    for one in (*made["spec"]["containers"], *made["spec"]["initContainers"]):
-        one["image"] = "none"
-    return made
+    marks = {"sidecar": True} if kind == "sidecar" else {}
+    inits = [] if kind == "app" else [{**amounts, **marks} for amounts in limits]
+    manifest = pod(*apps, name=name, uid=f"uid-{name}", init=tuple(inits), annotations=annotations)
+    for each in (*manifest["spec"]["containers"], *manifest["spec"]["initContainers"]):
+        each["image"] = "none"
+    return manifest
 
 
 def annotated(limits: Mapping[str, Any] = TILE, **annotations: str) -> MakePod:
@@ -58,10 +60,12 @@ def annotated(limits: Mapping[str, Any] = TILE, **annotations: str) -> MakePod:
 
 
 def noted(annotations: Mapping[str, str], limits: Mapping[str, Any] = TILE) -> MakePod:
+    """The same, with annotations whose names are no Python names."""
+
     def make(name: str) -> Json:
-        made = _made(name, [limits], "app")
-        made["metadata"]["annotations"] = dict(annotations)
-        return made
+        manifest = _pod(name, [limits], "app")
+        manifest["metadata"]["annotations"] = dict(annotations)
+        return manifest
 
     return make
 
@@ -70,12 +74,12 @@ def noted(annotations: Mapping[str, str], limits: Mapping[str, Any] = TILE) -> M
 
 
 def keys(prefix: str = "gputile.io/", count: int = 17_000) -> dict[str, str]:
-    """So many keys that nobody knows."""
+    """This many unknown keys."""
     return {f"{prefix}{n:04x}": "" for n in range(count)}
 
 
 def listed(item: str = "{:05x}", count: int = 45_000, most: int = ANNOTATIONS - 64) -> str:
-    """A list with commas, cut where the API server would refuse more."""
+    """A list with commas, cut at the limit of the API server."""
     return ",".join(item.format(n) for n in range(count))[:most].rpartition(",")[0]
 
 
@@ -85,16 +89,16 @@ def deep(open_: str = '{"a":', close: str = "", levels: int = DEEP, most: int = 
 
 
 def digits(count: int = 5000) -> str:
-    """More than Python turns into a number without being asked to."""
+    """More digits than Python converts to an integer by default."""
     return "9" * count
 
 
 def grant(uid: str, node: str, **changes: Any) -> str:
-    """A grant of ours, such as the scheduler writes it, with one thing wrong."""
+    """A grant as the scheduler writes it, with changes that make it invalid."""
     tile = {"uuid": f"GPU-{node}-0", "index": 0, "memory": 1, "cores": 0}
     containers = [{"name": "c0", "tiles": [tile], "role": "app"}]
-    said = {"version": 1, "pod": uid, "node": node, "dialect": "gputile", "containers": containers, "at": 1}
-    return json.dumps({**said, **changes})
+    record = {"version": 1, "pod": uid, "node": node, "dialect": "gputile", "containers": containers, "at": 1}
+    return json.dumps({**record, **changes})
 
 
 RECORDS: dict[str, tuple[Json, tuple[str, ...]]] = {
@@ -124,7 +128,7 @@ RECORDS: dict[str, tuple[Json, tuple[str, ...]]] = {
         ("nvidia.com/pre-allocated", "nvidia.com/real-allocated", "nvidia.com/predicate-node"),
     ),
 }
-"""By family: what a container asks for, and the annotations that record what it was given."""
+"""By dialect: what a container requests, and the annotations that record what it was given."""
 
 ASSUMED = ("nano-gpu.io/gpu", "nano-gpu/assume", "elasticgpu.io/assumed")
 SELECTING = (
@@ -134,7 +138,7 @@ SELECTING = (
     *("hami.io/gpu-scheduler-policy", "hami.io/node-scheduler-policy", hami.WEIGHTS),
     *("nvidia.com/include-gpu-uuid", "nvidia.com/exclude-gpu-type", "nvidia.com/device-topology-mode"),
 )
-"""Annotations by which a pod chooses its GPUs."""
+"""Annotations with which a pod selects its GPUs."""
 
 GARBAGE: dict[str, str] = {
     "nothing": "",
@@ -161,15 +165,16 @@ GARBAGE: dict[str, str] = {
     "a long word": "x" * 200_000,
     "true": "true",
 }
-"""Values for annotations, by what is wrong with them."""
+"""Invalid values for annotations, by name."""
 
 
 def records(annotations: Mapping[str, str]) -> Iterator[tuple[str, MakePod]]:
-    """Every family's pods, with this garbage in all its records at once."""
+    """Pods of every dialect, with this garbage in all their records at once."""
     for family, (limits, names) in RECORDS.items():
-        for what, value in annotations.items():
-            said = {**dict.fromkeys(names, value[: ANNOTATIONS // len(names) - 100]), **dict.fromkeys(ASSUMED, "true")}
-            yield f"{family} record: {what}", noted(said, limits)
+        for problem, value in annotations.items():
+            short = value[: ANNOTATIONS // len(names) - 100]
+            records = {**dict.fromkeys(names, short), **dict.fromkeys(ASSUMED, "true")}
+            yield f"{family} record: {problem}", noted(records, limits)
 
 
 # ---- pods -----------------------------------------------------------------------------------------------------------
@@ -208,8 +213,8 @@ TENANT: dict[str, MakePod] = {
     "45,000 policies": noted({"hami.io/gpu-scheduler-policy": listed("spread", 40_000)}, {hami.GPU: 1, hami.MEMORY: 1}),
     "a policy of 200,000 letters": noted({"gputile.io/policy": "x" * 200_000}),
     "a deep grant": noted({GRANT: deep()}),
-    "a deep promise": noted({NOMINATION: deep()}),
-    "a promise with 20,000 victims": lambda name: noted(
+    "a deep nomination": noted({NOMINATION: deep()}),
+    "a nomination with 20,000 victims": lambda name: noted(
         {
             NOMINATION: json.dumps(
                 {
@@ -222,33 +227,33 @@ TENANT: dict[str, MakePod] = {
         }
     )(name),
     "terminal escapes everywhere": noted(dict.fromkeys((*SELECTING, "note"), ESCAPES)),
-    "the longest names": lambda name: _renamed(_made(name, [TILE] * 3, "app"), name.ljust(63, "x")),
+    "the longest names": lambda name: _renamed(_pod(name, [TILE] * 3, "app"), name.ljust(63, "x")),
     "words instead of numbers": many({GPU: "1", MEMORY: "1k", CORES: "1"}, 2),
     **{f"selecting: {key}": noted({key: listed("{:x}", 9_000)}, {hami.GPU: 1}) for key in SELECTING},
 }
-"""Pods that wait, and that any tenant may create."""
+"""Pending pods that any tenant may create."""
 
 
-def _renamed(made: Json, long: str) -> Json:
-    for number, one in enumerate(made["spec"]["containers"]):
-        one["name"] = f"{long[:60]}{number}"
-    made["metadata"]["labels"] = {f"{LONG}.{LONG}.{LONG}/{LONG}": LONG}
-    return made
+def _renamed(manifest: Json, long: str) -> Json:
+    for number, each in enumerate(manifest["spec"]["containers"]):
+        each["name"] = f"{long[:60]}{number}"
+    manifest["metadata"]["labels"] = {f"{LONG}.{LONG}.{LONG}/{LONG}": LONG}
+    return manifest
 
 
 def on(make: MakePod, node: str) -> MakePod:
     """The same pod, bound to the node by its creator."""
 
-    def made(name: str) -> Json:
-        found = make(name)
-        found["spec"]["nodeName"] = node
-        return found
+    def make_bound(name: str) -> Json:
+        manifest = make(name)
+        manifest["spec"]["nodeName"] = node
+        return manifest
 
-    return made
+    return make_bound
 
 
 def bound(node: str) -> dict[str, MakePod]:
-    """Pods that their creator bound to the node, around every scheduler."""
+    """Pods that their creator bound to the node without a scheduler."""
     return {
         **{name: on(make, node) for name, make in TENANT.items()},
         "1,200 init containers": on(many(count=1200, kind="init"), node),
@@ -279,18 +284,18 @@ def _granted(name: str, node: str, tiles: list[tuple[str, int]] | None = None, *
 
 
 def fractions(count: int = 100, name: str = "fraction") -> list[Json]:
-    """Pods of which no two want the same part of a GPU."""
-    return [_made(f"{name}-{n}", [{GPU: 1, MEMORY: 1009 + 701 * n, CORES: 1 + n % 97}], "app") for n in range(count)]
+    """Pods that all request different shares of a GPU."""
+    return [_pod(f"{name}-{n}", [{GPU: 1, MEMORY: 1009 + 701 * n, CORES: 1 + n % 97}], "app") for n in range(count)]
 
 
-# ---- what no API server would take ----------------------------------------------------------------------------------
+# ---- what an API server would reject --------------------------------------------------------------------------------
 
 
 def _changed(part: str, **fields: Any) -> MakePod:
     def make(name: str) -> Json:
-        made = _made(name, [TILE], "app")
-        made[part] = {**(made.get(part) or {}), **fields}
-        return made
+        manifest = _pod(name, [TILE], "app")
+        manifest[part] = {**(manifest.get(part) or {}), **fields}
+        return manifest
 
     return make
 
@@ -326,21 +331,21 @@ MISSHAPEN: dict[str, MakePod] = {
     "times that are none": _changed("metadata", creationTimestamp="99999-99-99", deletionTimestamp=ESCAPES),
     "a deletion before the beginning": _changed("metadata", deletionTimestamp="0000-00-00T00:00:00Z"),
     "a phase that is none": _changed("status", phase=ESCAPES, startTime="never", nominatedNodeName="nowhere"),
-    "turned away for a megabyte of reasons": _changed("status", phase="Failed", reason="OutOf" + "x" * 2**20),
-    "a status that is a list": lambda name: {**_made(name, [TILE], "app"), "status": []},
+    "rejected for a megabyte of reasons": _changed("status", phase="Failed", reason="OutOf" + "x" * 2**20),
+    "a status that is a list": lambda name: {**_pod(name, [TILE], "app"), "status": []},
 }
-"""Pods that a validating API server would refuse, but whose JSON is JSON."""
+"""Pods that a validating API server would reject, although they are valid JSON."""
 
 
 # ---- nodes ----------------------------------------------------------------------------------------------------------
 
 
 def node(name: str, annotations: Mapping[str, Any] | None = None, amounts: Mapping[str, Any] | None = None) -> Json:
-    """A node with these annotations and amounts, and nothing right about it."""
-    said = {"cpu": "64", "memory": "512Gi", **(amounts or {})}
+    """A node with these annotations and amounts."""
+    resources = {"cpu": "64", "memory": "512Gi", **(amounts or {})}
     return {
         "metadata": {"name": name, "annotations": dict(annotations or {})},
-        "status": {"allocatable": said, "capacity": said},
+        "status": {"allocatable": resources, "capacity": resources},
     }
 
 
@@ -352,7 +357,7 @@ def card(index: Any = 0, **changes: Any) -> Json:
     return {"index": index, "uuid": f"GPU-hostile-{index}", "memory": 1000, **changes}
 
 
-def lingering(node_name: str, count: int) -> str:
+def orphaned(node_name: str, count: int) -> str:
     return json.dumps({"version": 1, "grants": [json.loads(grant(f"gone-{n}", node_name)) for n in range(count)]})
 
 
@@ -386,7 +391,7 @@ NODES: dict[str, Json] = {
     ),
     "gpushare without memory": node("hostile", amounts={gpushare.MEM: 1, gpushare.COUNT: 10**9}),
     "an orphan of garbage": node("hostile", {**inventory([card(0)]), ORPHANED: deep()}),
-    "1,000 orphans": node("hostile", {**inventory([card(0)]), ORPHANED: lingering("hostile", 1000)}),
+    "1,000 orphans": node("hostile", {**inventory([card(0)]), ORPHANED: orphaned("hostile", 1000)}),
     "no status": {"metadata": {"name": "hostile"}},
     "no metadata": {"metadata": {"name": "hostile", "annotations": None, "labels": None}, "status": None},
     "a status that is a list": {"metadata": {"name": "hostile"}, "status": []},
@@ -395,7 +400,7 @@ NODES: dict[str, Json] = {
         "status": {"capacity": {hami.GPU: 4}},
     },
 }
-"""Nodes called `hostile`, as a node's own account, or a broken client, might write them."""
+"""Nodes called `hostile`, as the account of a node or a broken client might write them."""
 
 USES: dict[str, str] = {
     "nothing": "",
@@ -406,4 +411,4 @@ USES: dict[str, str] = {
         {"version": 1, "cards": {"GPU-n1-0": {f"uid-{n}": {"c0": [1, 1]} for n in range(5000)}}}
     ),
 }
-"""What the Lease of a node's agent may say of use."""
+"""What the Lease of a node's agent may contain as usage."""

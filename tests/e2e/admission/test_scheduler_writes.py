@@ -163,7 +163,7 @@ def test_the_scheduler_makes_and_renews_its_own_lease_and_no_other(writers: Writ
     made = writers["scheduler"].create(lease(ACCOUNT), NAMESPACE)
     path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
     writers["scheduler"].request("PUT", f"{path}/{ACCOUNT}", {**made, "spec": {"holderIdentity": "me"}})
-    assert "its own only" in is_rejected(lambda: writers["scheduler"].create(lease("kube-scheduler"), NAMESPACE))
+    assert "only its own Lease" in is_rejected(lambda: writers["scheduler"].create(lease("kube-scheduler"), NAMESPACE))
     writers["anybody"].delete("Lease", ACCOUNT, NAMESPACE)
 
 

@@ -77,7 +77,7 @@ def _pending(explanation: PodExplanation, sheet: Terminal, wide: bool) -> list[s
     if explanation.nominated_on:
         text = f"nominated to {explanation.nominated_on}: pods of lower priority are being evicted there"
         lines += _section("preemption", [text], sheet)
-    reasons = [f"{plural(reason.nodes, 'node')}: {reason.text}{_if_empty(reason)}" for reason in explanation.reasons]
+    reasons = [f"{reason.nodes} {reason.text}{_if_empty(reason)}" for reason in explanation.reasons]
     lines += _section("reasons", reasons or ["no node is known; add one with GPUs, or start its agent"], sheet)
     near = [miss for miss in explanation.misses if miss.code is not NodeReason.NO_CARDS]
     shown = [f"{miss.node}: {miss.text}" for miss in near[: MORE_MISSES if wide else MISSES]]

@@ -1,7 +1,7 @@
-"""All nodes' cards as arrays, changed node by node and grant by grant; the lower half of the fleet.
+"""The cards of all nodes as arrays, updated node by node and pod by pod; the base of `fleet.Fleet`.
 
-One row per node: its column in the arrays of `grid`. Rows of removed nodes are used again. It knows how much is held,
-not by whom: that is the book's.
+A node has one row number: its column in the arrays of `grid`. Rows of removed nodes are reused. The arrays know how
+much is held; the ledger knows which pods hold it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ from gputile.model.requests import CardKind, Constraints, QuotaAllowance
 
 
 class FleetArrays:
-    """The cluster's cards, and what is free of them."""
+    """The cards of the cluster, and what is free on them."""
 
     def __init__(self) -> None:
         self._rows: dict[str, int] = {}
@@ -28,16 +28,16 @@ class FleetArrays:
         self._vacant: list[int] = []
         self._models: dict[str, int] = {}
         self._modes: dict[str, int] = {}
-        self._makes: dict[CardKind, int] = {}
+        self._card_kinds: dict[CardKind, int] = {}
         self._pools: dict[str, int] = {"": 0}
         self._links: dict[tuple[tuple[int, ...], ...], int] = {(): 0}
         self._kinds: dict[tuple[object, ...], int] = {}
-        self._kind: list[int] = []  # by row: nodes of one kind differ in names only, and in what is held of them
+        self._kind: list[int] = []  # by row: nodes of one kind differ only in names and in what pods hold
         self._eligible: dict[tuple[Any, ...], Mask] = {}
         self._average: int | None = None
         self._node_prices: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None  # by model, by row
-        self._moment = 0  # counts changes; each node knows when it was last touched
-        self._capacity_generation = 0  # counts changes that may have made room
+        self._generation = 0  # counts changes, as in kube-scheduler's cache; `_touched` has the last one of each row
+        self._capacity_generation = 0  # counts changes that may have freed capacity
         self._allocate(cards=8, nodes=16)
 
     # ---- nodes and what is held of them -----------------------------------------------------------------------------
@@ -56,7 +56,7 @@ class FleetArrays:
         return None if row is None else self._nodes[row]
 
     def set_node(self, node: Node) -> None:
-        """Add or replace a node. It comes empty: whoever holds its tiles must hold them again."""
+        """Add or replace a node. It starts empty: the caller must `hold` again what pods hold of it."""
         row = self._rows.get(node.name)
         if row is None:
             row = self._vacant.pop() if self._vacant else len(self._nodes)
@@ -81,8 +81,8 @@ class FleetArrays:
         """The node as `place` sees it."""
         return self._view(self._rows[name])
 
-    def room(self, name: str, uuid: str) -> FreeCapacity | None:
-        """What is free of one card of a node that is here; None if it lacks the card."""
+    def free_capacity(self, name: str, uuid: str) -> FreeCapacity | None:
+        """What is free on one card of a known node; None if the node lacks the card."""
         row = self._rows[name]
         position = self._places[row].get(uuid)
         if position is None:
@@ -91,14 +91,14 @@ class FleetArrays:
         return FreeCapacity(int(self._memory[at]), int(self._cores[at]), int(self._slots[at]), int(self._tenants[at]))
 
     def hold(self, name: str, uses: Mapping[str, Use], cpu: int = 0, memory: int = 0) -> None:
-        """Take what a pod uses off the node. Unknown nodes and cards are passed over."""
-        self._book(name, uses, cpu, memory, 1)
+        """Subtract what a pod uses from the node. Unknown nodes and cards are ignored."""
+        self._apply(name, uses, cpu, memory, 1)
 
     def release(self, name: str, uses: Mapping[str, Use], cpu: int = 0, memory: int = 0) -> None:
-        """Give back what `hold` took."""
-        self._book(name, uses, cpu, memory, -1)
+        """Add back what `hold` subtracted."""
+        self._apply(name, uses, cpu, memory, -1)
 
-    def _book(self, name: str, uses: Mapping[str, Use], cpu: int, memory: int, sign: int) -> None:
+    def _apply(self, name: str, uses: Mapping[str, Use], cpu: int, memory: int, sign: int) -> None:
         row = self._rows.get(name)
         if row is None:
             return
@@ -127,34 +127,34 @@ class FleetArrays:
         return {name: int(self._share[row]) for name, row in self._rows.items()}
 
     def free_shares_of(self, names: Iterable[str]) -> list[int]:
-        """The same for these nodes, each of which must be here, in their order."""
+        """The same for these nodes, which must all be known, in their order."""
         return [int(self._share[self._rows[name]]) for name in names]
 
     def card_count(self) -> int:
         return int(self._exists[:, : len(self._nodes)].sum())
 
     def average_card(self) -> int:
-        """MiB; made anew when a node changes."""
+        """MiB; recomputed when a node changes."""
         if self._average is None:
             exists = self._exists[:, : len(self._nodes)]
             self._average = int(self._size[:, : len(self._nodes)].sum()) // max(1, int(exists.sum()))
         return self._average
 
     def largest_card(self) -> int:
-        """MiB; 0 where there is none."""
+        """MiB; 0 if there are no cards."""
         return int(self._size.max(initial=0))
 
     def card_models(self) -> set[str]:
-        """Those of the cards that are there; a card that names none is left out."""
+        """The models of all present cards; cards of unknown model are left out."""
         names = list(self._models)
         return {names[number] for number in np.unique(self._model[self._exists]).tolist()} - {""}
 
-    def makes(self) -> tuple[CardKind, ...]:
-        """Those that were ever seen, in the order in which they came."""
-        return tuple(self._makes)
+    def card_kinds(self) -> tuple[CardKind, ...]:
+        """All kinds of cards that were ever seen, in order of appearance."""
+        return tuple(self._card_kinds)
 
     def grid(self) -> FreeArrays:
-        """The arrays as they are now; views, not copies."""
+        """The current arrays; views, not copies."""
         n = len(self._nodes)
         return FreeArrays(
             size=self._size[:, :n],
@@ -167,7 +167,7 @@ class FleetArrays:
         )
 
     def empty_grid(self) -> FreeArrays:
-        """The cluster with nobody on it."""
+        """The cluster with no pods on it."""
         n = len(self._nodes)
         size = self._size[:, :n]
         return FreeArrays(
@@ -180,21 +180,21 @@ class FleetArrays:
             host=self._host_size[:n],
         )
 
-    # ---- how it is kept ---------------------------------------------------------------------------------------------
+    # ---- upkeep of the arrays ---------------------------------------------------------------------------------------
 
     def _eligible_cards(self, rule: Constraints) -> Mask:
-        """Cards in use that satisfy the constraints; remembered until a node changes."""
+        """Usable cards that satisfy the constraints; cached until a node changes."""
         key = (rule.models, rule.not_models, rule.uuids, rule.not_uuids, rule.modes, rule.allowance)
-        found = self._eligible.get(key)
-        if found is None:
+        mask = self._eligible.get(key)
+        if mask is None:
             n = len(self._nodes)
-            found = self._usable[:, :n] & self._model_mask(rule) & self._uuid_mask(rule) & self._mode_mask(rule)
+            mask = self._usable[:, :n] & self._model_mask(rule) & self._uuid_mask(rule) & self._mode_mask(rule)
             if rule.allowance is not None:
-                found = found & self._pool_mask(rule.allowance) & self._make_mask(rule.allowance.affordable)
+                mask = mask & self._pool_mask(rule.allowance) & self._card_kind_mask(rule.allowance.affordable)
             if len(self._eligible) >= 256:  # pods with UUID lists could fill memory with masks
                 self._eligible.clear()
-            self._eligible[key] = found
-        return found
+            self._eligible[key] = mask
+        return mask
 
     def _model_mask(self, rule: Constraints) -> Mask:
         accepted = np.array([rule.accepts_model(model) for model in self._models] or [True])
@@ -204,12 +204,12 @@ class FleetArrays:
         accepted = np.array([rule.accepts_mode(mode) and mode != "mig" for mode in self._modes] or [True])
         return accepted[self._mode[:, : len(self._nodes)]]
 
-    def _make_mask(self, among: frozenset[CardKind]) -> Mask:
-        accepted = np.array([make in among for make in self._makes] or [False])
-        return accepted[self._make[:, : len(self._nodes)]]
+    def _card_kind_mask(self, among: frozenset[CardKind]) -> Mask:
+        accepted = np.array([kind in among for kind in self._card_kinds] or [False])
+        return accepted[self._card_kind[:, : len(self._nodes)]]
 
     def _pool_mask(self, allowance: QuotaAllowance) -> Mask:
-        """By row, as one line, which stands for all cards of the node."""
+        """By row, as a single line that counts for all cards of the node."""
         accepted = np.array([allowance.admits_pool(pool) for pool in self._pools])
         return accepted[self._pool[: len(self._nodes)]][np.newaxis, :]
 
@@ -233,7 +233,7 @@ class FleetArrays:
         self._size, self._core_size, self._slot_size = ints(), ints(), ints()
         self._memory, self._cores, self._slots, self._tenants = ints(), ints(), ints(), ints()
         self._model, self._mode, self._numa, self._card_share = ints(), ints(), ints(), ints()
-        self._make = ints()
+        self._card_kind = ints()
         self._exists, self._healthy, self._cordoned, self._usable = flags(), flags(), flags(), flags()
         self._cpu, self._host, self._share, self._host_size = (np.zeros(nodes, dtype=np.int64) for _ in range(4))
         self._cpu_size, self._per_mebibyte = np.zeros(nodes), np.zeros(nodes)
@@ -241,7 +241,7 @@ class FleetArrays:
         self._link, self._touched, self._pool = (np.zeros(nodes, dtype=np.int64) for _ in range(3))
 
     def _grow(self, cards: int, nodes: int) -> None:
-        """Make room for that many, doubling, so that growing stays cheap."""
+        """Grow the arrays to this size, doubling, so that growing stays cheap."""
         had_cards, had_nodes = self._size.shape
         if cards <= had_cards and nodes <= had_nodes:
             return
@@ -289,25 +289,25 @@ class FleetArrays:
         self._numa[at] = card.numa
         self._model[at] = self._models.setdefault(card.model, len(self._models))
         self._mode[at] = self._modes.setdefault(card.mode, len(self._modes))
-        self._make[at] = self._makes.setdefault((card.model, card.memory), len(self._makes))
+        self._card_kind[at] = self._card_kinds.setdefault((card.model, card.memory), len(self._card_kinds))
 
     def state(self, row: int) -> tuple[int, bytes]:
-        """All that an answer about the node rests on, but names, links and NUMA nodes."""
+        """Everything that an answer about the node depends on, except names, links and NUMA nodes."""
         memory, cores = self._memory[:, row].tobytes(), self._cores[:, row].tobytes()
         slots, tenants = self._slots[:, row].tobytes(), self._tenants[:, row].tobytes()
         host = self._cpu[row].tobytes() + self._host[row].tobytes()
         return self._kind[row], b"".join((memory, cores, slots, tenants, host))
 
     def cards_state(self, row: int, *, empty: bool = False) -> tuple[int, bytes]:
-        """All that an answer about the node's cards rests on, but names, and which of them may serve; with nobody on
-        them, if so asked."""
+        """Everything that an answer about the node's cards depends on, except names and eligibility; with `empty`, as
+        if no pods were on them."""
         free = (self._core_size, self._slot_size) if empty else (self._memory, self._cores, self._slots, self._tenants)
-        found = b"".join(array[:, row].tobytes() for array in (self._size, self._numa, *free))
-        return int(self._link[row]), found
+        state = b"".join(array[:, row].tobytes() for array in (self._size, self._numa, *free))
+        return int(self._link[row]), state
 
     def _touch(self, row: int) -> None:
-        self._moment += 1
-        self._touched[row] = self._moment
+        self._generation += 1
+        self._touched[row] = self._generation
 
     def _view(self, row: int) -> NodeView:
         node = self._known(row)
@@ -322,7 +322,7 @@ class FleetArrays:
 
     def _known(self, row: int) -> Node:
         node = self._nodes[row]
-        assert node is not None, "a removed node was asked for"
+        assert node is not None, "the node was removed"
         return node
 
     def _name(self, row: int) -> str:
@@ -335,10 +335,10 @@ class FleetArrays:
         return mask
 
     def _rows_of(self, names: list[str]) -> list[int]:
-        """Rows of the nodes that are known. The hottest line of a filter call, so the lookups are left to C."""
+        """Rows of the known nodes. The hottest line of a filter call, so itemgetter does the lookups."""
         try:
             return list(itemgetter(*names)(self._rows)) if len(names) > 1 else [self._rows[name] for name in names]
-        except KeyError:  # a stranger among them, which is rare
+        except KeyError:  # an unknown node among them, which is rare
             return [self._rows[name] for name in names if name in self._rows]
 
 
@@ -348,4 +348,4 @@ def _usable(card: Card, node: Node) -> bool:
 
 def _kind(node: Node) -> tuple[object, ...]:
     cards = tuple((c.memory, c.cores, c.slots, c.model, c.mode, c.healthy, c.cordoned) for c in node.cards)
-    return cards, node.pool, node.fault, bool(node.name)  # a row without a node is no node without cards
+    return cards, node.pool, node.fault, bool(node.name)  # an unused row differs from a node without cards

@@ -1,8 +1,7 @@
-"""All nodes at once: which fit, which are best, and why the others do not.
+"""The fleet: which nodes fit, which are best, and why the others do not fit, for all nodes at once.
 
-Room:  the arrays of `columns`, and the questions asked of them; one thread, no I/O.
-Door:  `Fleet.best` answers a filter call, `Fleet.place` chooses the cards, `Fleet.refusals` says why not; `hold` and
-       `release` keep it up to date, `learn` tells it what arrives.
+`Fleet.best` answers a filter call, `Fleet.place` chooses the cards, `Fleet.refusals` gives the reasons. `hold` and
+`release` keep the arrays up to date, `learn` counts the pods that arrive. It runs in one thread and does no I/O.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -45,50 +44,52 @@ from gputile.model.refusals import NodeReason, Refusal
 from gputile.model.requests import Constraints, PodRequest, Strength
 
 SEARCH_BUDGET = 2000
-"""Sets of cards looked at for one question about all nodes, where whoever asks says nothing else."""
+"""Sets of cards tried for one query about all nodes, where the caller passes no budget."""
 
 NODE_STEPS = 500
-"""Of them for one node, so that one on which there are too many ways does not stand for all others."""
+"""Of these for one node, so that one node with too many ways does not spend the budget of all others."""
 
 LOOKS_PER_STEP = 8
-"""Nodes that are looked up among those that were searched before, for one step."""
+"""How many nodes are looked up in the search cache for one step."""
 
 LINKED_STEPS = 16
-"""What it costs to find out how many cards of one node are linked with each other."""
+"""The cost of counting the linked cards of one node, in steps."""
 
 FEW = 4
-"""Names that are looked up in a list one by one: all of them together cost as much as some five. Nodes that are scored
-one by one likewise."""
+"""Up to this many names are looked up one by one, and up to this many nodes are scored one by one: all of them together
+cost as much as about five."""
 
 KEEP = 16
-"""How many equally good nodes are named at most."""
+"""How many equally good nodes `best` returns at most."""
 
 
 class Fleet(FleetArrays):
-    """The cluster, as questions are asked of it."""
+    """The cards of the cluster, and the queries about them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._judge = Scorer(self)
-        self._standings, self._choices, self._searches = ScoreCache(), CardChoiceCache(), SearchCache()
-        self._last: tuple[int, PodRequest, SearchContext, Mask] | None = None  # moment, request, and what was found
+        self._scorer = Scorer(self)
+        self._score_cache, self._choice_cache, self._search_cache = ScoreCache(), CardChoiceCache(), SearchCache()
+        self._last: tuple[int, PodRequest, SearchContext, Mask] | None = None  # generation, request, context, result
 
-    # ---- asking -----------------------------------------------------------------------------------------------------
+    # ---- queries ----------------------------------------------------------------------------------------------------
 
     def fits(self, request: PodRequest, budget: SearchBudget | None = None) -> Mask:
-        """By row: whether the node takes the pod now; `budget` bounds the search where arrays cannot tell."""
-        question, borne = self._borne_now(request, _inquiry(budget))
-        return self._in_all(request, question.grid, borne)
+        """By row: whether the pod fits on the node now. `budget` bounds the scalar search where the arrays do not
+        suffice."""
+        query, cards_fit = self._cards_fit_now(request, _context(budget))
+        return self._with_host(request, query.grid, cards_fit)
 
-    def _borne_now(self, request: PodRequest, inquiry: SearchContext) -> tuple[FeasibilityQuery, Mask]:
-        """Where the cards bear the pod now. Whoever hears that nothing fits asks next why: the last answer is kept."""
-        question = self._question(request, split(request), self.grid(), empty=False, inquiry=inquiry)
-        if self._last is not None and self._last[:2] == (self._moment, request):
-            inquiry.unsearched |= self._last[2].unsearched
-            return question, self._last[3]
-        borne = nodes_that_fit(question)
-        self._last = (self._moment, request, inquiry, borne) if len(question.units) > 2 else None
-        return question, borne
+    def _cards_fit_now(self, request: PodRequest, context: SearchContext) -> tuple[FeasibilityQuery, Mask]:
+        """The nodes on whose cards the pod fits now. The last answer is kept, because `refusals` often follows
+        `fits`."""
+        query = self._query(request, split(request), self.grid(), empty=False, context=context)
+        if self._last is not None and self._last[:2] == (self._generation, request):
+            context.unsearched |= self._last[2].unsearched
+            return query, self._last[3]
+        cards_fit = nodes_that_fit(query)
+        self._last = (self._generation, request, context, cards_fit) if len(query.units) > 2 else None
+        return query, cards_fit
 
     def scores(
         self,
@@ -104,12 +105,12 @@ class Fleet(FleetArrays):
         if not fitting.any():
             return np.full(len(fitting), -np.inf)
         if chosen.learns:
-            return self._judge.scores_where(fitting, request, name)
+            return self._scorer.scores_where(fitting, request, name)
         n = len(self._nodes)
         sums = RemainingCapacity(
             cpu_left=(self._cpu[:n] - request.cpu).astype(np.float64),
-            share_left=self._share[:n] - self._share_wanted(units),
-            closeness=self._closeness(request, units, fitting, _inquiry(budget)) if chosen.by_links else None,
+            share_left=self._share[:n] - self._requested_share(units),
+            closeness=self._closeness(request, units, fitting, _context(budget)) if chosen.by_links else None,
         )
         return np.where(fitting, chosen.score_nodes(sums, seed), -np.inf)
 
@@ -121,7 +122,7 @@ class Fleet(FleetArrays):
         seed: int = 0,
         budget: SearchBudget | None = None,
     ) -> Scores:
-        """The scores of these nodes, in their order; -inf also for strangers."""
+        """The scores of these nodes, in their order; -inf also for unknown nodes."""
         scores = np.append(self.scores(request, self.fits(request, budget), policy, seed, budget), -np.inf)
         return np.asarray(scores[[self._rows.get(name, -1) for name in names]])
 
@@ -137,11 +138,11 @@ class Fleet(FleetArrays):
         shuffle: bool = False,
         budget: SearchBudget | None = None,
     ) -> list[str]:
-        """The best node and those as good as it (within `slack`), best first; nothing if none fits.
+        """The best node and those as good as it (within `slack`), best first; empty if none fits.
 
         Ties come in the order in which nodes were added, or shuffled by the seed.
         """
-        scores = self._standing(request, policy, seed, budget)
+        scores = self._cached_scores(request, policy, seed, budget)
         top = scores.max(initial=-np.inf)
         if top == -np.inf:
             return []
@@ -154,21 +155,21 @@ class Fleet(FleetArrays):
         ties = ties[np.argsort(-scores[ties], kind="stable")]
         return [self._name(row) for row in ties[:keep].tolist()]
 
-    def _standing(self, request: PodRequest, policy: str | None, seed: int, budget: SearchBudget | None) -> Scores:
-        """By row: the score, -inf where the pod does not fit. To be read only: it may be what is remembered."""
+    def _cached_scores(self, request: PodRequest, policy: str | None, seed: int, budget: SearchBudget | None) -> Scores:
+        """By row: the score, -inf where the pod does not fit. Read-only: it may be the cached array."""
         name = first_named(request.constraints.node_policy, policy)
         if not (POLICIES[name].learns and is_simple(split(request), request.constraints)):
             return self.scores(request, self.fits(request, budget), policy, seed, budget)
-        known = self._standings.of(request, name, self._basis(), len(self._nodes))
-        if known.moment != self._moment:
-            self._mend(known, request, name)
-            known.moment = self._moment
+        known = self._score_cache.of(request, name, self._basis(), len(self._nodes))
+        if known.generation != self._generation:
+            self._update_scores(known, request, name)
+            known.generation = self._generation
         return known.scores
 
-    def _mend(self, known: NodeScores, request: PodRequest, policy: str) -> None:
-        """Score the nodes that were touched; those that are few and in a state that was scored before are known."""
-        rows = self.touched_since(known.moment)
-        if len(rows) > FEW or not _is_same_for_alike(request.constraints):
+    def _update_scores(self, known: NodeScores, request: PodRequest, policy: str) -> None:
+        """Score the nodes that changed. If they are few, states that were scored before are not scored again."""
+        rows = self.touched_since(known.generation)
+        if len(rows) > FEW or not _ignores_names(request.constraints):
             known.scores[rows] = self._scored(request, policy, rows)
             return
         for row in rows.tolist():
@@ -181,17 +182,15 @@ class Fleet(FleetArrays):
 
     def _scored(self, request: PodRequest, policy: str, rows: Rows) -> Scores:
         fitting = self._fits(request, self.grid().columns(rows), rows)
-        return np.where(fitting, self._judge.scores(request, policy, rows), -np.inf)
+        return np.where(fitting, self._scorer.scores(request, policy, rows), -np.inf)
 
     def _basis(self) -> tuple[int, int]:
-        """What scores rest on beside the node itself: what was learnt, and the average card, by which sizes count."""
-        return self._judge.lessons(), self.average_card()
+        """What scores depend on besides the node: the learnt tables, and the size of the average card."""
+        return self._scorer.lessons(), self.average_card()
 
     def _are_named(self, rows: Rows, among: Collection[str]) -> bool:
-        """Whether they are among these names: looked up one by one if they are few, which saves looking all names up.
-
-        The best node nearly always is.
-        """
+        """Whether these nodes are among the names: a few are looked up one by one, which is cheaper than a mask of all
+        names. The best node nearly always is among them."""
         return len(rows) <= FEW and all(self._name(row) in among for row in rows.tolist())
 
     def place(
@@ -208,91 +207,92 @@ class Fleet(FleetArrays):
         chosen = first_named(request.constraints.card_policy, node.card_policy, policy)
         if not POLICIES[chosen].learns:
             return place(request, self._view(row), policy, seed, budget=budget)
-        alike = (chosen, request, self.state(row)) if _wants_any_one_card(request) else None
-        card = self._choices.get(alike, self._basis()) if alike else None
+        alike = (chosen, request, self.state(row)) if _requests_any_one_card(request) else None
+        card = self._choice_cache.get(alike, self._basis()) if alike else None
         if card is not None:
             return placed(request, node, card)
-        learnt = self._judge.card_scores_on(request, row, chosen)
+        learnt = self._scorer.card_scores_on(request, row, chosen)
         answer = place(request, self._view(row), policy, seed, learnt, budget)
         if alike and isinstance(answer, Placement):
-            self._choices.keep(alike, self._places[row][answer.containers[0].tiles[0].uuid])
+            self._choice_cache.keep(alike, self._places[row][answer.containers[0].tiles[0].uuid])
         return answer
 
     def refusals(
         self, request: PodRequest, among: Iterable[str] | None = None, budget: SearchBudget | None = None
     ) -> list[Refusal]:
-        """Why each node that does not fit does not, as `place` would say one by one (but for `SearchTooLong`)."""
+        """Why each other node does not fit: the same reasons as `place` gives one by one (except for
+        `SearchTooLong`)."""
         names = list(self._rows) if among is None else list(among)
-        whole = _inquiry(budget).budget
-        question, borne = self._borne_now(request, SearchContext(whole.half()))
-        fitting = self._in_all(request, question.grid, borne)
-        miss = self._misses(request, question, borne)
-        resolvable = self._fits(request.if_nobody_held, self.empty_grid(), empty=True, inquiry=SearchContext(whole))
+        whole = _context(budget).budget
+        query, cards_fit = self._cards_fit_now(request, SearchContext(whole.half()))
+        fitting = self._with_host(request, query.grid, cards_fit)
+        miss = self._misses(request, query, cards_fit)
+        resolvable = self._fits(request.with_unused_quota, self.empty_grid(), empty=True, context=SearchContext(whole))
         refusals = []
         for name in names:
             row = self._rows.get(name)
             if row is None:
                 refusals.append(Refusal(name, NodeReason.UNKNOWN_NODE, 1, 0, False))
             elif not fitting[row]:
-                code, wanted, found = CODES[miss.codes[row]], int(miss.wanted[row]), int(miss.found[row])
-                refusals.append(Refusal(name, code, wanted, found, bool(resolvable[row])))
+                code, requested, found = CODES[miss.codes[row]], int(miss.requested[row]), int(miss.found[row])
+                refusals.append(Refusal(name, code, requested, found, bool(resolvable[row])))
         return refusals
 
     # ---- learning ---------------------------------------------------------------------------------------------------
 
     def learn(self, request: PodRequest) -> None:
-        """Count a pod that arrived. Cheap; what follows from it is `refresh`ed off the hot path."""
-        self._judge.observe(request)
+        """Count a pod that arrived. Cheap; `refresh` does the expensive part outside the hot path."""
+        self._scorer.observe(request)
 
     def refresh(self) -> None:
-        """Renew what was learnt, if that is due."""
-        self._judge.refresh()
+        """Update the learnt tables, if that is due."""
+        self._scorer.refresh()
 
     def prepare(self) -> WorkloadTables:
-        """What `refresh` would learn, made beside what is in use; hand it to `adopt` at a quiet moment."""
-        return self._judge.prepare()
+        """The tables that `refresh` would make, beside those in use; pass them to `adopt` later."""
+        return self._scorer.prepare()
 
     def adopt(self, learnt: WorkloadTables | LearntModel) -> None:
-        self._judge.adopt(learnt)
+        self._scorer.adopt(learnt)
 
     def is_lesson_due(self) -> bool:
-        return self._judge.is_due()
+        return self._scorer.is_due()
 
     def lesson(self) -> TrainingData:
-        """What `refresh` would learn from: to be studied in a thread, and the result to be adopted here."""
-        return self._judge.lesson()
+        """The data that `refresh` would learn from: study it in a thread and `adopt` the result here."""
+        return self._scorer.lesson()
 
     def lesson_from(self, requests: Iterable[PodRequest]) -> TrainingData:
-        """The same from these pods alone, as `relearn` does."""
-        return self._judge.lesson_from(requests)
+        """The same from these pods only, as in `relearn`."""
+        return self._scorer.lesson_from(requests)
 
     def refresh_prices(self) -> None:
-        self._judge.refresh_prices()
+        self._scorer.refresh_prices()
 
     def relearn(self, requests: Iterable[PodRequest]) -> None:
-        """After a restart: forget all, and learn from the pods of the cluster."""
-        self._judge.relearn(requests)
+        """After a restart: forget everything, and learn from the pods of the cluster."""
+        self._scorer.relearn(requests)
 
     def learn_all(self, requests: list[PodRequest]) -> None:
-        """Take the mix of a whole list, as the literature does, and learn no more."""
-        self._judge.learn_all(requests)
+        """Take the mix of a whole list, as the literature does, and stop learning."""
+        self._scorer.learn_all(requests)
 
     def free_cards(self) -> float:
-        """The free shares of all usable cards, added up."""
+        """The sum of the free shares of all usable cards."""
         return float(self._share[: len(self._nodes)].sum()) / CARD
 
     def fragmentation(self) -> float:
         """Idle GPU that the learnt workload could not use, in cards."""
-        return self._fragment(self._judge.tables())
+        return self._fragment(self._scorer.tables())
 
     def fragments(self, names: Sequence[str]) -> list[float]:
-        """The same for these nodes, each of which must be here, in their order."""
+        """The same for these nodes, which must all be known, in their order."""
         rows = np.array([self._rows[name] for name in names], dtype=np.intp)
-        found: list[float] = Fragments(self.look(rows), self._judge.tables()).now.tolist()
-        return found
+        fragments: list[float] = Fragments(self.node_arrays(rows), self._scorer.tables()).now.tolist()
+        return fragments
 
     def fragment_meter(self, requests: list[PodRequest]) -> Callable[[], float]:
-        """The same for a given workload: call what it returns at any time."""
+        """A function that measures the same for a given workload."""
         counts = WorkloadModel(prior=0.0)
         for request in requests:
             counts.observe(task_of(request, self.average_card()))
@@ -300,9 +300,9 @@ class Fleet(FleetArrays):
         return lambda: self._fragment(mix)
 
     def _fragment(self, mix: WorkloadTables) -> float:
-        return float(Fragments(self.look(np.arange(len(self._nodes))), mix).now.sum())
+        return float(Fragments(self.node_arrays(np.arange(len(self._nodes))), mix).now.sum())
 
-    # ---- how it is done: fitting ------------------------------------------------------------------------------------
+    # ---- which nodes fit -------------------------------------------------------------------------------------------
 
     def _fits(
         self,
@@ -311,17 +311,17 @@ class Fleet(FleetArrays):
         rows: Rows | None = None,
         *,
         empty: bool = False,
-        inquiry: SearchContext | None = None,
+        context: SearchContext | None = None,
     ) -> Mask:
-        """`rows`: those that the grid has, if not all; only for what `is_simple`."""
-        inquiry = inquiry or _inquiry(None)
-        question = self._question(request, split(request), grid, rows, empty=empty, inquiry=inquiry)
-        return self._in_all(request, grid, nodes_that_fit(question), rows)
+        """`rows`: the rows of the grid, if not all; only for requests that are `is_simple`."""
+        context = context or _context(None)
+        query = self._query(request, split(request), grid, rows, empty=empty, context=context)
+        return self._with_host(request, grid, nodes_that_fit(query), rows)
 
-    def _in_all(self, request: PodRequest, grid: FreeArrays, borne: Mask, rows: Rows | None = None) -> Mask:
-        """Where the host bears the pod as well. What asks for none of it fits even where others took too much, as in
-        Kubernetes."""
-        answer = borne & self._in_use[self._columns(rows)]
+    def _with_host(self, request: PodRequest, grid: FreeArrays, cards_fit: Mask, rows: Rows | None = None) -> Mask:
+        """The nodes on whose host the pod fits as well. As in Kubernetes, a pod without a CPU request fits even where
+        CPU is overcommitted."""
+        answer = cards_fit & self._in_use[self._columns(rows)]
         if request.cpu:
             answer &= grid.cpu >= request.cpu
         if request.memory:
@@ -331,7 +331,7 @@ class Fleet(FleetArrays):
     def _columns(self, rows: Rows | None) -> Rows | slice:
         return slice(len(self._nodes)) if rows is None else rows
 
-    def _question(
+    def _query(
         self,
         request: PodRequest,
         units: tuple[PlacementUnit, ...],
@@ -339,7 +339,7 @@ class Fleet(FleetArrays):
         rows: Rows | None = None,
         *,
         empty: bool,
-        inquiry: SearchContext,
+        context: SearchContext,
     ) -> FeasibilityQuery:
         eligible = self._eligible_cards(request.constraints)
         return FeasibilityQuery(
@@ -348,46 +348,46 @@ class Fleet(FleetArrays):
             grid=grid,
             eligible=eligible if rows is None else eligible[:, rows],
             numa=self._numa[:, self._columns(rows)],
-            linked=lambda mask, wanted: self._linked(mask, wanted, inquiry),
-            search=lambda rows: self._search(request, rows, empty=empty, inquiry=inquiry),
-            inquiry=inquiry,
+            linked=lambda mask, most: self._linked(mask, most, context),
+            search=lambda rows: self._search(request, rows, empty=empty, context=context),
+            context=context,
         )
 
-    def _search(self, request: PodRequest, rows: Rows, *, empty: bool, inquiry: SearchContext) -> Mask:
-        """The scalar search, on the emptiest nodes first; nodes whose cards are alike are searched once.
+    def _search(self, request: PodRequest, rows: Rows, *, empty: bool, context: SearchContext) -> Mask:
+        """The scalar search, on the emptiest nodes first; nodes with equal cards are searched once.
 
-        All nodes together have one budget: a pod of many awkward containers must not hold up everybody else's.
+        All nodes together have one budget: a pod of many awkward containers must not delay other pods.
         """
         answers = np.zeros(len(rows), dtype=np.bool_)
         cards_only, eligible = _without_host(request), self._eligible_cards(request.constraints)
-        known = self._searches.of(cards_only)
+        known = self._search_cache.of(cards_only)
         order = np.argsort(-self._share[rows], kind="stable").tolist()
         for number, position in enumerate(order):
-            if number % LOOKS_PER_STEP == 0 and not inquiry.budget.spend():
-                inquiry.unsearched.update(rows[order[number:]].tolist())
+            if number % LOOKS_PER_STEP == 0 and not context.budget.spend():
+                context.unsearched.update(rows[order[number:]].tolist())
                 break
             row = int(rows[position])
             likeness = (*self.cards_state(row, empty=empty), eligible[:, row].tobytes())
-            if likeness not in known and not inquiry.budget.is_spent:
+            if likeness not in known and not context.budget.is_spent:
                 view = NodeView.empty(self._known(row)) if empty else self._view(row)
-                part = inquiry.budget.part(NODE_STEPS)
-                found = searched(cards_only, view, part)
-                if found is not None or not inquiry.budget.is_spent:
-                    known[likeness] = found
+                part = context.budget.part(NODE_STEPS)
+                result = searched(cards_only, view, part)
+                if result is not None or not context.budget.is_spent:
+                    known[likeness] = result
             answers[position] = known.get(likeness) or False
             if known.get(likeness) is None:
-                inquiry.unsearched.add(row)
+                context.unsearched.add(row)
         return answers
 
-    def _linked(self, mask: Mask, most: int, inquiry: SearchContext) -> Ints:
-        """By node: how many cards of the mask are all linked with each other, counted up to `most`."""
+    def _linked(self, mask: Mask, most: int, context: SearchContext) -> Ints:
+        """By node: the number of cards of the mask that are all linked with each other, at most `most`."""
         answer = np.zeros(mask.shape[1], dtype=np.int64)
         known: dict[tuple[int, tuple[int, ...]], int] = {}
         for row, cards in self._card_sets(mask):
             key = (int(self._link[row]), tuple(cards))
             if key not in known:
-                if not inquiry.budget.spend(LINKED_STEPS):
-                    inquiry.unsearched.add(row)
+                if not context.budget.spend(LINKED_STEPS):
+                    context.unsearched.add(row)
                     continue
                 known[key] = largest_linked(cards, most, self._known(row).link)
             answer[row] = known[key]
@@ -396,24 +396,24 @@ class Fleet(FleetArrays):
     def _card_sets(self, mask: Mask) -> list[tuple[int, list[int]]]:
         return [(int(row), np.flatnonzero(mask[:, row]).tolist()) for row in np.flatnonzero(mask.any(axis=0))]
 
-    # ---- how it is done: scoring ------------------------------------------------------------------------------------
+    # ---- scores ----------------------------------------------------------------------------------------------------
 
-    def _share_wanted(self, units: tuple[PlacementUnit, ...]) -> Scores:
-        """By row: the share of cards that the pod would take, on cards of the node's average size."""
-        wanted = np.zeros(len(self._nodes))
+    def _requested_share(self, units: tuple[PlacementUnit, ...]) -> Scores:
+        """By row: the share of cards that the pod requests, on cards of the node's average size."""
+        share = np.zeros(len(self._nodes))
         for unit in units:
             for ask in unit.asks_in(0):
                 if ask.memory is None:
-                    wanted += unit.cards * ask_share(ask, 1.0)
+                    share += unit.cards * ask_share(ask, 1.0)
                 else:
-                    by_memory = ask.memory * self._per_mebibyte[: len(wanted)]
-                    wanted += unit.cards * np.maximum(by_memory, ask.cores * (CARD / 100))
-        return wanted
+                    by_memory = ask.memory * self._per_mebibyte[: len(share)]
+                    share += unit.cards * np.maximum(by_memory, ask.cores * (CARD / 100))
+        return share
 
     def _closeness(
-        self, request: PodRequest, units: tuple[PlacementUnit, ...], fitting: Mask, inquiry: SearchContext
+        self, request: PodRequest, units: tuple[PlacementUnit, ...], fitting: Mask, context: SearchContext
     ) -> Scores:
-        """By row: how close the best set of cards is for the piece that wants most of them."""
+        """By row: how close the best set of cards is for the unit that requests most cards."""
         answer = np.zeros(len(self._nodes))
         unit = max(units, key=lambda unit: unit.cards, default=None)
         if unit is None or unit.cards < 2:
@@ -427,26 +427,26 @@ class Fleet(FleetArrays):
                 node.links
                 and key not in known
                 and len(cards) >= unit.cards
-                and inquiry.budget.spend(1 + cost_of_closest(len(cards), unit.cards))
+                and context.budget.spend(1 + cost_of_closest(len(cards), unit.cards))
             ):
                 known[key] = closeness(closest([], cards, unit.cards, node.link), node.link)
             answer[row] = known.get(key, 0)
         return answer
 
-    # ---- how it is done: why not ------------------------------------------------------------------------------------
+    # ---- reasons ---------------------------------------------------------------------------------------------------
 
-    def _misses(self, request: PodRequest, question: FeasibilityQuery, borne: Mask) -> FirstMisses:
-        """By row: the first rule that is not met, and what was wanted and found."""
-        verdict, units = FirstMisses(len(self._nodes)), question.units
+    def _misses(self, request: PodRequest, query: FeasibilityQuery, cards_fit: Mask) -> FirstMisses:
+        """By row: the first rule that the node misses, and the amounts requested and found."""
+        misses, units = FirstMisses(len(self._nodes)), query.units
         for row, node in enumerate(self._nodes):
             if node is None or node.fault:
-                verdict.set_row(row, NodeReason(node.fault) if node else NodeReason.UNKNOWN_NODE, 1, 0)
+                misses.set_row(row, NodeReason(node.fault) if node else NodeReason.UNKNOWN_NODE, 1, 0)
             elif not node.cards and units:
-                verdict.set_row(row, NodeReason.NO_CARDS, 1, 0)
-        add_misses(verdict, request, question, self._facts(request.constraints), borne)
-        return verdict
+                misses.set_row(row, NodeReason.NO_CARDS, 1, 0)
+        add_misses(misses, request, query, self._card_facts(request.constraints), cards_fit)
+        return misses
 
-    def _facts(self, rule: Constraints) -> CardFacts:
+    def _card_facts(self, rule: Constraints) -> CardFacts:
         n = len(self._nodes)
         rules = (
             (NodeReason.MODEL, self._model_mask(rule)),
@@ -465,17 +465,17 @@ class Fleet(FleetArrays):
             return ()
         return (
             (NodeReason.QUOTA_POOL, self._pool_mask(allowance)),
-            (NodeReason.QUOTA_MODEL, self._make_mask(allowance.listed)),
-            (NodeReason.QUOTA, self._make_mask(allowance.affordable)),
+            (NodeReason.QUOTA_MODEL, self._card_kind_mask(allowance.listed)),
+            (NodeReason.QUOTA, self._card_kind_mask(allowance.affordable)),
         )
 
-    # ---- what it lends to the judge ---------------------------------------------------------------------------------
+    # ---- arrays for the scorer --------------------------------------------------------------------------------------
 
-    def look(self, rows: Rows) -> NodeArrays:
+    def node_arrays(self, rows: Rows) -> NodeArrays:
         return NodeArrays(share=self._card_share[:, rows], model=self._model[:, rows], cpu=self._cpu[rows])
 
     def tile_share(self, unit: PlacementUnit, rows: Rows) -> Ints:
-        """Card x node: the share of each card that one tile of the piece takes."""
+        """Card x node: the share of each card that one tile of the unit takes."""
         asks = unit.asks_in(unit.phases()[0])
         size = self._size[:, rows]
         needed = -(-memory_needed(asks, size) * CARD // np.maximum(size, 1))
@@ -487,16 +487,16 @@ class Fleet(FleetArrays):
         eligible = self._eligible_cards(request.constraints)[:, rows]
         return cards_that_fit(unit, self.grid().columns(rows), eligible, request.constraints.idle)
 
-    def moment(self) -> int:
-        """Counts the changes: the same number, the same fleet."""
-        return self._moment
+    def generation(self) -> int:
+        """Counts the changes: while it is the same, the fleet is the same."""
+        return self._generation
 
     def capacity_generation(self) -> int:
-        """Counts the changes that may have made room. While it stands, room only shrinks."""
+        """Counts the changes that may have freed capacity. While it is the same, free capacity only shrinks."""
         return self._capacity_generation
 
-    def touched_since(self, moment: int) -> Rows:
-        return np.flatnonzero(self._touched[: len(self._nodes)] > moment)
+    def touched_since(self, generation: int) -> Rows:
+        return np.flatnonzero(self._touched[: len(self._nodes)] > generation)
 
     def supply(self) -> Supply:
         n = len(self._nodes)
@@ -512,11 +512,11 @@ class Fleet(FleetArrays):
         )
 
     def node_prices(self, by_model: NDArray[np.float64]) -> NDArray[np.float64]:
-        """By row: the mean price of the node's cards; made anew when prices or nodes change."""
+        """By row: the mean price of the node's cards; recomputed when prices or nodes change."""
         if self._node_prices is None or self._node_prices[0] is not by_model:
             n = len(self._nodes)
             exists = self._exists[:, :n]
-            known = np.append(by_model, np.ones(len(self._models)))  # a model that came after the prices costs 1
+            known = np.append(by_model, np.ones(len(self._models)))  # a model that is newer than the prices costs 1
             prices = np.where(exists, known[self._model[:, :n]], 0.0).sum(axis=0)
             self._node_prices = by_model, np.asarray(prices / np.maximum(exists.sum(axis=0), 1))
         return self._node_prices[1]
@@ -528,7 +528,7 @@ class Fleet(FleetArrays):
         return np.asarray(tile / CARD * known[self._model[:, row]])
 
     def fullest(self, rows: Rows, most: int) -> Rows:
-        """Of these rows so many, those with the least free cards."""
+        """At most this many of the rows, those with the smallest free share."""
         if len(rows) <= most:
             return rows
         return np.sort(rows[np.argsort(self._share[rows], kind="stable")[:most]])
@@ -540,19 +540,19 @@ class Fleet(FleetArrays):
         return len(self._size), len(self._nodes)
 
 
-def _inquiry(budget: SearchBudget | None) -> SearchContext:
+def _context(budget: SearchBudget | None) -> SearchContext:
     return SearchContext(budget if budget is not None else SearchBudget(SEARCH_BUDGET))
 
 
-def _wants_any_one_card(request: PodRequest) -> bool:
-    """One tile, whichever card it is on: its neighbours, links and names do not matter."""
+def _requests_any_one_card(request: PodRequest) -> bool:
+    """Whether it requests one tile on any card, so that neighbours, links and names do not matter."""
     rule, units = request.constraints, split(request)
-    free = _is_same_for_alike(rule) and (rule.numa, rule.links) == (Strength.NO, Strength.NO)
-    return free and len(units) == 1 and units[0].cards == 1
+    any_card = _ignores_names(rule) and (rule.numa, rule.links) == (Strength.NO, Strength.NO)
+    return any_card and len(units) == 1 and units[0].cards == 1
 
 
-def _is_same_for_alike(rule: Constraints) -> bool:
-    """Whether nodes that differ in names only are all the same to it."""
+def _ignores_names(rule: Constraints) -> bool:
+    """Whether nodes that differ in names only are equal for these constraints."""
     return not (rule.uuids or rule.not_uuids)
 
 

@@ -1,7 +1,7 @@
-"""All cards of the cluster as arrays: one column per node, one line per card position.
+"""The free capacity of all cards of the cluster as arrays: one column per node, one line per card position.
 
-Structure of arrays, so that one comparison looks at every card of the cluster. Only `fleet` writes to it; `fitting`
-reads it. What a line or column holds beyond a node's cards is never eligible, so nobody needs to know where it ends.
+A structure of arrays, so that one comparison covers every card of the cluster. Only `fleet` writes to it, `feasibility`
+reads it. Entries beyond the cards of a node are never eligible, so readers need not know how many cards a node has.
 """
 
 from typing import TypeAlias
@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-Ints: TypeAlias = NDArray[np.int64]  # room for a card that others oversold a thousand times
+Ints: TypeAlias = NDArray[np.int64]  # wide enough for a card that is overcommitted a thousand times
 Longs: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
 
 
 class FreeArrays(msgspec.Struct, frozen=True, kw_only=True):
-    """What is free at one moment: cards x nodes, and per node."""
+    """What is free at one moment: by card and node, and by node."""
 
     size: Ints  # memory of the card, MiB
     memory: Ints  # free
@@ -24,7 +24,7 @@ class FreeArrays(msgspec.Struct, frozen=True, kw_only=True):
     slots: Ints
     tenants: Ints
     cpu: Longs
-    host: Longs  # main memory, MiB
+    host: Longs  # host memory, MiB
 
     def columns(self, rows: NDArray[np.intp]) -> "FreeArrays":
         """A copy with only some of the nodes."""

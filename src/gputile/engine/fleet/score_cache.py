@@ -1,10 +1,8 @@
-"""What was found out about a request, kept for as long as it is true.
+"""Caches of the fleet: scores, chosen cards and search results by request, kept for as long as they are valid.
 
-Room:  three memories of the fleet. By request: how every node stands, mended only where a node was touched. By request
-       and state of a node: how good it is and which card was chosen there, for nodes of one kind in one state are
-       alike, and most states were seen before. And what a search has found out about cards in some state.
-Door:  `ScoreCache.of`, `CardChoiceCache.get` and `.keep`, `SearchCache.of`. What decides is not here, but in
-       `fitting`, `judging` and `placing`.
+`ScoreCache` has the scores of all nodes by request; only nodes that changed are scored again. Nodes of one kind in one
+state are alike, and most states were seen before, so scores and chosen cards are also kept by state. `SearchCache` has
+search results by the state of the cards. Decisions are made in `feasibility`, `policies` and `placement`.
 """
 
 from collections import OrderedDict
@@ -16,21 +14,21 @@ import numpy as np
 from gputile.engine.policies.table import Scores
 from gputile.model.requests import PodRequest
 
-REQUESTS = 64  # whose standings are kept; one number per node each
-STATES = 5_000  # of nodes, for one request
+REQUESTS = 64  # requests whose scores are kept; one number per node each
+STATES = 5_000  # states of nodes, for one request
 CHOICES = 20_000
-SEARCHES = 32  # requests for which something was searched
-SEARCHED = 2_000  # states of cards, for one of them
+SEARCHES = 32  # requests with search results
+SEARCHED = 2_000  # states of cards, for one request
 
 State = tuple[int, bytes]
-"""All that an answer about a node rests on, but names."""
+"""Everything that an answer about a node depends on, except names."""
 
 
 class NodeScores(msgspec.Struct):
-    """By row: the score of the node for one request, minus infinity where it does not fit; right at that moment."""
+    """By row: the score of the node for one request, minus infinity where it does not fit; valid at this generation."""
 
     scores: Scores
-    moment: int = -1
+    generation: int = -1
     states: dict[State, float] = msgspec.field(default_factory=dict)
 
     def keep(self, state: State, score: float) -> None:
@@ -40,29 +38,29 @@ class NodeScores(msgspec.Struct):
 
 
 class ScoreCache:
-    """By request and policy, the latest used last."""
+    """The scores of all nodes by request and policy, in order of last use."""
 
     def __init__(self) -> None:
         self._basis: Hashable = None
         self._known: OrderedDict[Hashable, NodeScores] = OrderedDict()
 
     def of(self, request: PodRequest, policy: str, basis: Hashable, nodes: int) -> NodeScores:
-        """`basis`: what all scores rest on beside the nodes themselves; when it changes, nothing is true any more."""
+        """`basis`: what all scores depend on besides the nodes; when it changes, all scores are invalid."""
         if basis != self._basis:
             self._basis = basis
             self._known.clear()
         key = (policy, kind_of(request))
-        found = self._known.get(key)
-        if found is None or len(found.scores) != nodes:
-            found = self._known[key] = NodeScores(np.full(nodes, -np.inf))
+        known = self._known.get(key)
+        if known is None or len(known.scores) != nodes:
+            known = self._known[key] = NodeScores(np.full(nodes, -np.inf))
             if len(self._known) > REQUESTS:
                 self._known.popitem(last=False)
         self._known.move_to_end(key)
-        return found
+        return known
 
 
 class CardChoiceCache:
-    """The position of the card that was chosen, by request, policy and state of the node."""
+    """The position of the chosen card by request, policy and state of the node."""
 
     def __init__(self) -> None:
         self._basis: Hashable = None
@@ -80,29 +78,29 @@ class CardChoiceCache:
         self._known[key] = card
 
 
-Found = dict[Hashable, bool | None]
-"""By the state of a node's cards: whether they bear the pod; None: there are too many ways to tell."""
+SearchResults = dict[Hashable, bool | None]
+"""By the state of a node's cards: whether the pod fits on them; None: there are too many ways to search."""
 
 
 class SearchCache:
-    """What searches have found out, by request, the latest used last. True for ever: it rests on nothing else. So a pod
-    that was searched for with one budget, and is asked about again, is searched further, and not again."""
+    """Search results by request, in order of last use. They depend on the cards only and never become invalid, so a
+    second query about the same pod continues the search instead of repeating it."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[Hashable, Found] = OrderedDict()
+        self._known: OrderedDict[Hashable, SearchResults] = OrderedDict()
 
-    def of(self, request: Hashable) -> Found:
-        found = self._known.setdefault(request, {})
-        if len(found) > SEARCHED:
-            found.clear()
+    def of(self, request: Hashable) -> SearchResults:
+        results = self._known.setdefault(request, {})
+        if len(results) > SEARCHED:
+            results.clear()
         self._known.move_to_end(request)
         if len(self._known) > SEARCHES:
             self._known.popitem(last=False)
-        return found
+        return results
 
 
 def kind_of(request: PodRequest) -> Hashable:
-    """Requests that differ only in names, and in what decides nothing, are of one kind."""
+    """Equal for requests that differ only in names and in fields without influence on the decision."""
     asks = tuple((a.role, a.cards, a.memory, a.memory_percent, a.cores, a.exclusive) for a in request.asks)
     rule = request.constraints
     facts = (rule.models, rule.not_models, rule.uuids, rule.not_uuids, rule.modes, rule.idle, rule.allowance)

@@ -1,7 +1,7 @@
-"""Which cards are closest to each other.
+"""Topology: which cards of a node are closest to each other.
 
-Links are whole numbers per pair of cards (`Node.links`), larger is closer, 0 is no link. Nobody needs to know what the
-numbers mean: HAMi's pair scores and vgpu-manager's link types both serve.
+Links are integers per pair of cards (`Node.links`); larger is closer, 0 is no link. Their scale does not matter: HAMi's
+pair scores and vgpu-manager's link types both work.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,24 +11,24 @@ from math import comb
 Link = Callable[[int, int], int]  # by card position
 
 EXHAUSTIVE = 2000
-"""Up to so many sets are all looked at; beyond, cards are added one by one to the set they are closest to."""
+"""Up to this many sets are all compared; beyond it, the set grows greedily by the closest card."""
 
 
 LINKS_PER_STEP = 300
-"""Looks at a link that take as long as one step of a search."""
+"""How many links can be read in the time of one search step."""
 
 
 def closeness(chosen: Sequence[int], link: Link) -> int:
     """The sum of links inside a set of cards."""
-    return sum(link(one, other) for one, other in combinations(chosen, 2))
+    return sum(link(card, other) for card, other in combinations(chosen, 2))
 
 
 def all_linked(chosen: Sequence[int], link: Link) -> bool:
-    return all(link(one, other) > 0 for one, other in combinations(chosen, 2))
+    return all(link(card, other) > 0 for card, other in combinations(chosen, 2))
 
 
 def closest(fixed: Sequence[int], candidates: Sequence[int], more: int, link: Link) -> list[int]:
-    """`fixed` and `more` of the candidates, as closely linked as can be; the first best in their order."""
+    """`fixed` and `more` of the candidates, as closely linked as possible; the first of equal sets."""
     if comb(len(candidates), more) <= EXHAUSTIVE:
         sets = ([*fixed, *chosen] for chosen in combinations(candidates, more))
         return max(sets, key=lambda chosen: closeness(chosen, link))
@@ -37,10 +37,10 @@ def closest(fixed: Sequence[int], candidates: Sequence[int], more: int, link: Li
     return max(grown, key=lambda chosen: closeness(chosen, link))
 
 
-def cost_of_closest(candidates: int, wanted: int) -> int:
-    """About what `closest` costs, in steps of a search."""
-    sets = comb(candidates, wanted)
-    return (sets * wanted * wanted if sets <= EXHAUSTIVE else candidates**2 * wanted) // LINKS_PER_STEP
+def cost_of_closest(candidates: int, requested: int) -> int:
+    """The approximate cost of `closest`, in search steps."""
+    sets = comb(candidates, requested)
+    return (sets * requested**2 if sets <= EXHAUSTIVE else candidates**2 * requested) // LINKS_PER_STEP
 
 
 def _grow(chosen: list[int], candidates: Sequence[int], size: int, link: Link) -> list[int]:
@@ -51,9 +51,9 @@ def _grow(chosen: list[int], candidates: Sequence[int], size: int, link: Link) -
 
 
 def largest_linked(candidates: Sequence[int], most: int, link: Link) -> int:
-    """The size, at most `most`, of the largest set of which all cards are linked; a lower bound on huge nodes.
+    """The size, at most `most`, of the largest set whose cards are all linked; a lower bound on huge nodes.
 
-    Depth first, with a stack of our own: how deep it goes, the cards of the node decide.
+    Depth first, with an explicit stack: the number of cards of the node decides how deep it goes.
     """
     best = 0
     stack = [list(candidates)]  # by size of the set: the cards that may still join it, the next one first
@@ -66,7 +66,7 @@ def largest_linked(candidates: Sequence[int], most: int, link: Link) -> int:
             card = rest.pop(0)
             stack.append([other for other in rest if link(card, other) > 0])
         elif size:
-            stack.pop()  # all that may join would make it no larger than one that was found
+            stack.pop()  # even with all of the rest it would not be larger than the best
         else:
             break
     return best

@@ -1,4 +1,4 @@
-"""A request cut into pieces: what goes onto the same cards together, and when it is there."""
+"""Placement units: the parts of a request that are placed as a whole, and the phases of the pod in which they run."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -11,40 +11,40 @@ from gputile.model.units import MiB, Percent
 
 
 class Demand(msgspec.Struct, frozen=True):
-    """What a piece takes of each of its cards in one phase of the pod's life."""
+    """What a unit needs of each of its cards in one phase of the pod."""
 
     phase: int
     memory: MiB
     cores: Percent
     slots: int
 
-    def fits(self, room: FreeCapacity) -> bool:
-        return self.fits_memory(room) and self.fits_cores(room) and self.fits_slots(room)
+    def fits(self, free: FreeCapacity) -> bool:
+        return self.fits_memory(free) and self.fits_cores(free) and self.fits_slots(free)
 
-    def fits_memory(self, room: FreeCapacity) -> bool:
-        return room.memory >= self.memory
+    def fits_memory(self, free: FreeCapacity) -> bool:
+        return free.memory >= self.memory
 
-    def fits_cores(self, room: FreeCapacity) -> bool:
-        # A card whose cores are all sold takes nobody, not even a tile that reserves none.
-        return room.cores >= max(self.cores, 1)
+    def fits_cores(self, free: FreeCapacity) -> bool:
+        # A card whose cores are all allocated takes no tile, not even one without cores.
+        return free.cores >= max(self.cores, 1)
 
-    def fits_slots(self, room: FreeCapacity) -> bool:
-        return not self.slots or room.slots >= self.slots  # who takes none does not mind that none is left
+    def fits_slots(self, free: FreeCapacity) -> bool:
+        return not self.slots or free.slots >= self.slots  # dialects without slots ignore them
 
     def fits_beside(self, left: FreeCapacity) -> bool:
-        """Whether it fits what containers of the same pod leave; for them the card is not sold out."""
+        """Whether it fits beside other containers of the same pod, for which a card without free cores is not full."""
         return left.memory >= self.memory and left.cores >= self.cores and self.fits_slots(left)
 
-    def off(self, room: FreeCapacity) -> FreeCapacity:
-        """What is left of the room."""
-        return FreeCapacity(room.memory - self.memory, room.cores - self.cores, room.slots - self.slots, room.tenants)
+    def off(self, free: FreeCapacity) -> FreeCapacity:
+        """What is left of the free capacity."""
+        return FreeCapacity(free.memory - self.memory, free.cores - self.cores, free.slots - self.slots, free.tenants)
 
 
 class PlacementUnit(msgspec.Struct, frozen=True, kw_only=True):
-    """One container's ask, or those of all containers when they share their cards."""
+    """The request of one container, or of all containers when they share their cards."""
 
     asks: tuple[ContainerRequest, ...]
-    alive: tuple[tuple[int, ...], ...]  # the phases of each ask
+    phases_of: tuple[tuple[int, ...], ...]  # by ask: the phases in which it runs
     slots: int  # per tile
 
     @property
@@ -60,25 +60,25 @@ class PlacementUnit(msgspec.Struct, frozen=True, kw_only=True):
         return all(ask.role is Role.INIT for ask in self.asks)
 
     def phases(self) -> list[int]:
-        if len(self.alive) == 1:
-            return list(self.alive[0])
-        return sorted({phase for mine in self.alive for phase in mine})
+        if len(self.phases_of) == 1:
+            return list(self.phases_of[0])
+        return sorted({phase for own_phases in self.phases_of for phase in own_phases})
 
     def asks_in(self, phase: int) -> list[ContainerRequest]:
-        return [ask for ask, mine in zip(self.asks, self.alive, strict=True) if phase in mine]
+        return [ask for ask, own_phases in zip(self.asks, self.phases_of, strict=True) if phase in own_phases]
 
     def demands(self) -> list[list[ContainerRequest]]:
-        """What runs at once, each set of asks named once: a single ask is the same in all its phases."""
+        """The sets of asks that run at the same time; a single ask is the same in all its phases."""
         if len(self.asks) == 1:
             return [list(self.asks)]
         by_phase: dict[int, list[ContainerRequest]] = {}
-        for ask, mine in zip(self.asks, self.alive, strict=True):
-            for phase in mine:
+        for ask, own_phases in zip(self.asks, self.phases_of, strict=True):
+            for phase in own_phases:
                 by_phase.setdefault(phase, []).append(ask)
         return [by_phase[phase] for phase in sorted(by_phase)]
 
     def needs(self, card_memory: MiB) -> tuple[Demand, ...]:
-        """By phase, on a card of that size."""
+        """By phase, on a card of this size."""
         demands = self.demands()
         if len(demands) == 1:
             once = _need(0, demands[0], card_memory, self.slots)
@@ -87,7 +87,7 @@ class PlacementUnit(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(_need(phase, asks, card_memory, self.slots) for phase, asks in pairs)
 
     def peak(self, card_memory: MiB) -> Demand:
-        """The most it takes of a card at any time; a card that bears this bears the piece alone."""
+        """The most that it needs of a card at any time: the unit alone fits on a card that has this free."""
         needs = [_need(0, asks, card_memory, self.slots) for asks in self.demands()]
         if len(needs) == 1:
             return needs[0]
@@ -111,13 +111,13 @@ def _need(phase: int, asks: Iterable[ContainerRequest], card_memory: MiB, slots:
 
 @lru_cache(1024)
 def split(request: PodRequest) -> tuple[PlacementUnit, ...]:
-    """The pieces of a request, in the pod's order. Remembered: it is asked at every turn, and most pods are alike."""
-    asking = [ask for ask in request.asks if ask.cards]  # those without cards take nothing, whenever they run
-    wanting = list(zip(asking, phases([ask.role for ask in asking]), strict=True))
-    if request.together and wanting:
-        asks, lives = zip(*wanting, strict=True)
-        return (PlacementUnit(asks=asks, alive=lives, slots=request.slots),)
-    return tuple(PlacementUnit(asks=(ask,), alive=(mine,), slots=request.slots) for ask, mine in wanting)
+    """The units of a request, in the pod's order. Cached: it is called often, and most pods are alike."""
+    asking = [ask for ask in request.asks if ask.cards]  # a container without cards needs nothing
+    pairs = list(zip(asking, phases([ask.role for ask in asking]), strict=True))
+    if request.together and pairs:
+        asks, phase_sets = zip(*pairs, strict=True)
+        return (PlacementUnit(asks=asks, phases_of=phase_sets, slots=request.slots),)
+    return tuple(PlacementUnit(asks=(ask,), phases_of=(own_phases,), slots=request.slots) for ask, own_phases in pairs)
 
 
 def phase_count(units: Iterable[PlacementUnit]) -> int:

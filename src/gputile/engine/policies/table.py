@@ -1,8 +1,8 @@
-"""How to choose among nodes and cards that fit. A policy is one row of `POLICIES`.
+"""Placement policies: how to choose among nodes and cards that fit. A policy is one row of `POLICIES`.
 
 Node scores: larger is better. `binpack` (BestFit) leaves the least and `spread` (least allocated) the most, of CPU and
-GPU in equal parts, as the literature compares them; `topology` is binpack among the nodes whose cards are linked best.
-Card ranks: smaller is taken first; ties go to the better-linked set, then to the lower index.
+GPU in equal parts, as the literature compares them; `topology` is binpack among the nodes with the best-linked cards.
+Card ranks: smaller comes first; ties go to the better-linked set, then to the lower index.
 """
 
 from collections.abc import Callable
@@ -24,11 +24,11 @@ LARGE_NODE_CARDS = 8 * CARD
 
 
 class RemainingCapacity(msgspec.Struct, frozen=True):
-    """Per node: what would be left after the pod is placed; as arrays over the fleet."""
+    """By node: what would be left after the pod is placed, as arrays over the fleet."""
 
     cpu_left: Scores  # millicores
     share_left: Scores  # in shares.CARD
-    closeness: Scores | None  # of the best-linked set of cards; None when the policy needs none
+    closeness: Scores | None  # of the best-linked set of cards; None when the policy ignores links
 
 
 NodeScore: TypeAlias = Callable[[RemainingCapacity, int], Scores]
@@ -36,11 +36,11 @@ CardRank: TypeAlias = Callable[[Card, FreeCapacity, int, int], Rank]
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """One way to choose. `seed` makes chance repeatable: the same seed gives the same answer."""
+    """One way to choose nodes and cards. The same `seed` gives the same random choice."""
 
     score_nodes: NodeScore  # (sums, seed)
-    rank_card: CardRank  # (card, what is free of it, its links to the other free cards, seed)
-    learns: bool = False  # scored by `judging`; the two functions above serve where there is no fleet to ask
+    rank_card: CardRank  # (card, what is free on it, its links to the other idle cards, seed)
+    learns: bool = False  # scored by `scoring`; the two functions above are for callers without a fleet
     by_links: bool = False  # several cards of one container: the best-linked set first
 
 
@@ -51,7 +51,7 @@ def _best_fit(sums: RemainingCapacity, seed: int) -> Scores:
 
 
 def _most_left(sums: RemainingCapacity, seed: int) -> Scores:
-    """In whole percent, so that nodes that are about as empty tie and kube-scheduler's other wishes decide."""
+    """In whole percent, so that nodes that are about as empty tie and kube-scheduler's other scores decide."""
     return np.floor(np.subtract(100.0, _best_fit(sums, seed)))
 
 
@@ -66,7 +66,7 @@ def _linked(sums: RemainingCapacity, seed: int) -> Scores:
 
 
 def mixed(numbers: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
-    """Whole numbers scattered over 64 bits (the finaliser of splitmix64)."""
+    """Integers hashed to 64 bits (the finaliser of splitmix64)."""
     with np.errstate(over="ignore"):
         mixed = numbers * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -74,21 +74,21 @@ def mixed(numbers: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
         return np.asarray(mixed ^ (mixed >> np.uint64(31)))
 
 
-def _tightest(card: Card, room: FreeCapacity, links: int, seed: int) -> Rank:
-    return (free_capacity_share(card, room), room.memory)
+def _tightest(card: Card, free: FreeCapacity, links: int, seed: int) -> Rank:
+    return (free_capacity_share(card, free), free.memory)
 
 
-def _emptiest(card: Card, room: FreeCapacity, links: int, seed: int) -> Rank:
-    return (-free_capacity_share(card, room), -room.memory)
+def _emptiest(card: Card, free: FreeCapacity, links: int, seed: int) -> Rank:
+    return (-free_capacity_share(card, free), -free.memory)
 
 
-def _any_card(card: Card, room: FreeCapacity, links: int, seed: int) -> Rank:
+def _any_card(card: Card, free: FreeCapacity, links: int, seed: int) -> Rank:
     return (int(mixed(np.array([card.index + 1], dtype=np.uint64), seed)[0]),)
 
 
-def _least_linked(card: Card, room: FreeCapacity, links: int, seed: int) -> Rank:
-    """One card alone leaves the well-linked ones to pods that want several."""
-    return (links, *_tightest(card, room, links, seed))
+def _least_linked(card: Card, free: FreeCapacity, links: int, seed: int) -> Rank:
+    """A single card leaves the well-linked cards to pods that request several."""
+    return (links, *_tightest(card, free, links, seed))
 
 
 POLICIES: dict[str, Policy] = {
@@ -103,8 +103,8 @@ DEFAULT_POLICY = "tiling"
 
 
 def first_named(*names: str | None) -> str:
-    """The first policy that is named, else the default."""
+    """The first policy that is named, or the default."""
     name = next((name for name in names if name), DEFAULT_POLICY)
     if name not in POLICIES:
-        raise InputError(f"there is no policy {name!r}; write one of {', '.join(POLICIES)}")
+        raise InputError(f"policy {name!r}: does not exist; use one of {', '.join(POLICIES)}")
     return name

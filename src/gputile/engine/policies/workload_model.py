@@ -1,20 +1,19 @@
-"""What the workload looks like, learnt from the pods so far: the tables that `fragmentation` and `tiling` score with.
+"""The workload model: the tables that `fragmentation` and `tiling` score with, learnt from the pods so far.
 
-Room:  counts of arrivals and what follows from them. Online: it sees the pods so far and the fleet, never what comes.
-Door:  `WorkloadModel.observe` counts a pod; `WorkloadModel.due` says when the tables are stale;
-       `WorkloadModel.prepare` makes new ones,
-       beside the old, for `judging` to swap in. After a restart, observing the cluster's pods rebuilds it all.
+It counts arrivals online: it knows the pods so far and the fleet, never the future. `WorkloadModel.observe` counts a
+pod, `WorkloadModel.due` says when the tables are stale, `WorkloadModel.prepare` makes new tables for `scoring` to swap
+in. After a restart, observing the pods of the cluster rebuilds the model.
 
-What follows from the counts takes up to a tenth of a second. A `TrainingData` has copies of all that it needs, so
-that it can be studied in a thread, and the result be adopted where the fleet is.
+Making tables takes up to a tenth of a second. `TrainingData` has copies of its input, so that a thread can make the
+tables and the thread of the fleet can adopt them.
 
-Whoever writes pods decides how many kinds of them there are, so all of it is bounded: the most frequent kinds and the
-heaviest fractions are told apart, and each of the others counts as the one that it is nearest to.
+Tenants choose how many kinds of pods there are, so everything is bounded: the most frequent kinds and the heaviest
+fractions are kept apart, and every other kind counts as the nearest of these.
 
-A pod is a *task*: its CPU, how many cards it wants, the share of each in whole percent, and the models it accepts.
-Memory in MiB becomes a share of the fleet's average card, cores become a share as they are, and the larger counts.
-Of several containers the task is the largest piece with the CPU of the whole pod. A pod that leaves stays
-counted: it was part of the workload; the fleet forgets it at once.
+A pod is a *task*: its CPU, the number of cards, the share of each card in whole percent, and the models it accepts.
+Memory in MiB becomes a share of the fleet's average card, cores are a share already, and the larger of the two counts.
+Of several containers the task is the largest unit with the CPU of the whole pod. A pod that ends stays counted, because
+it was part of the workload; the fleet releases it at once.
 """
 
 import msgspec
@@ -29,27 +28,30 @@ from gputile.model.units import MiB, Millicores
 
 PERCENT = CARD // 100
 COVERED = 0.95  # of the pods; rarer tasks are left out, as in the literature
-FIRST_REFRESH = 100  # arrivals; then at 200, 400, 800, ... How early the first comes matters, how often does not
+FIRST_REFRESH = 100  # arrivals; then at 200, 400, 800, ... An early first refresh matters, the frequency does not
 PRICE_EVERY = 100  # arrivals
-MOST_TASKS = 5000  # kinds of pods that are counted
-MOST_POPULAR = 128  # of them that scores tell apart; real lists have 35 to 115
-MOST_FOLDED = 512  # of the rarer ones that count as one of those; the rest is left out
-MOST_MINDS = 128  # sets of models that pods insist on, and that make models dear; real lists have 25
-MOST_FRACTIONS = 32  # of a card that are worth a price of their own; real lists have 20
+MOST_TASKS = 5000  # kinds of pods that are counted at most
+MOST_POPULAR = 128  # kinds that scores distinguish; real lists have 35 to 115
+MOST_FOLDED = 512  # rarer kinds that count as one of these; the rest is left out
+MOST_MODEL_SETS = 128  # sets of models that pods require, and that raise prices; real lists have 25
+MOST_FRACTIONS = 32  # fractions of a card with a price of their own; real lists have 20
 PRIOR_PODS = 50.0
 PRIOR = ((1, 25, 1.0), (1, 50, 1.0), (1, 100, 2.0), (2, 100, 0.5), (4, 100, 0.25), (8, 100, 0.25))
-"""Before anything is known: cards, share of each, weight. Without it a point of allocation is lost."""
+"""The workload before any pod arrives: cards, share of each, weight. Without it a point of allocation is lost."""
 PRIOR_CPU = 0.7  # of the cluster's CPU per card
 
 
-Mind = tuple[tuple[ModelRule, ...], tuple[ModelRule, ...]]
-"""The models that a kind of pod wants, and those that it does not."""
+ModelSet = tuple[tuple[ModelRule, ...], tuple[ModelRule, ...]]
+"""The models that a kind of pod requires, and those that it excludes."""
 
-FAR_MODELS, FAR = 1e9, np.array([1e6, 1e3, 1.0])  # apart in models; in cards, in percent of a card, in cores
+FAR_MODELS, FAR = (
+    1e9,
+    np.array([1e6, 1e3, 1.0]),
+)  # distance between models; weights of cards, percent of a card, CPU cores
 
 
 class PodKind(msgspec.Struct, frozen=True):
-    """A kind of pod."""
+    """A kind of pod: a task in the words of the literature."""
 
     cpu: Millicores
     cards: int
@@ -63,7 +65,7 @@ class PodKind(msgspec.Struct, frozen=True):
         return self.cards * self.share / 100
 
     @property
-    def mind(self) -> "Mind":
+    def model_set(self) -> "ModelSet":
         return self.models, self.not_models
 
     def accepts(self, model: str) -> bool:
@@ -75,65 +77,67 @@ def task_of(request: PodRequest, average_card: MiB) -> PodKind:
     if not units:
         return PodKind(request.cpu, 0, 0)
     sizes = [(unit.cards, _percent_of_a_card(unit, average_card)) for unit in units]
-    cards, share = max(sizes, key=lambda found: found[0] * found[1])
+    cards, share = max(sizes, key=lambda size: size[0] * size[1])
     rule = request.constraints
     return PodKind(request.cpu, cards, max(1, min(share, 100)), rule.models, rule.not_models)
 
 
 def _percent_of_a_card(unit: PlacementUnit, average_card: MiB) -> int:
-    """Rounded up, unless that would let fewer of them fit on a card: an eighth is 12 %, not 13."""
+    """Rounded up, unless fewer of them would then fit on a card: an eighth is 12 %, not 13."""
     tiles = sum(ask_share(ask, average_card) for ask in unit.asks_in(unit.phases()[0]))
     up, down = -int(-tiles // PERCENT), int(tiles // PERCENT)
     return down if down and 100 // up < CARD // tiles else up
 
 
 class Supply(msgspec.Struct, frozen=True, kw_only=True):
-    """What the cluster offers, as far as learning cares."""
+    """The free cards and CPU of the cluster, as the model needs them."""
 
-    models: tuple[str, ...]  # in the order of the fleet's numbers
+    models: tuple[str, ...]  # in the order of the fleet's model numbers
     free: tuple[float, ...]  # free cards by model
     free_cpu: float  # millicores
     cpu_per_card: float  # millicores, of the whole cluster
 
 
 class WorkloadTables(msgspec.Struct, frozen=True, kw_only=True):
-    """What was learnt, as arrays over the popular tasks. Never changed, only replaced."""
+    """The learnt tables, as arrays over the popular tasks. Never changed, only replaced."""
 
     weight: NDArray[np.float64]  # sums to 1
     cpu: NDArray[np.int64]
     cards: NDArray[np.int32]
     share: NDArray[np.int32]  # in shares.CARD
-    accepts: NDArray[np.bool_] | None  # task x model; None when no task minds
+    accepts: NDArray[np.bool_] | None  # task x model; None when every task accepts all models
     value: NDArray[np.float64]  # V(r) for 0..100 percent of a card
-    rho: float  # millicores per card that GPU pods ask for
+    rho: float  # millicores per card that GPU pods request
 
 
 class TrainingData(msgspec.Struct, frozen=True):
-    """What is to be learnt from: copies, which nobody changes any more."""
+    """The input of learning: copies that are never changed."""
 
     counts: dict[PodKind, float]
     supply: Supply
-    requests: tuple[PodRequest, ...] | None = None  # to be counted first: the learner begins anew
+    requests: tuple[PodRequest, ...] | None = None  # to be counted first: the model starts over
     average: MiB = 0
 
     def study(self) -> "LearntModel":
-        """Pure, and slow: not for the event loop."""
+        """Make the tables. Pure and slow: not for the event loop."""
         if self.requests is None:
             return LearntModel(tables(with_prior(self.counts, self.supply, PRIOR_PODS), self.supply))
         learner = WorkloadModel()
-        kinds = {request: task_of(request, self.average) for request in set(self.requests)}  # few, of many pods
+        kinds = {request: task_of(request, self.average) for request in set(self.requests)}  # few kinds, many pods
         for request in self.requests:
             learner.observe(kinds[request])
         return LearntModel(learner.prepare(self.supply), learner)
 
 
 class LearntModel(msgspec.Struct, frozen=True):
+    """The result of learning: new tables, and a new model if the old counts were dropped."""
+
     tables: WorkloadTables
-    learner: "WorkloadModel | None" = None  # in place of the one that there was
+    learner: "WorkloadModel | None" = None  # replaces the old model
 
 
 class WorkloadModel:
-    """Counts pods; see the module."""
+    """Counts the pods that arrived, by kind, and makes tables of the counts."""
 
     def __init__(self, *, prior: float = PRIOR_PODS) -> None:
         self._counts: dict[PodKind, float] = {}
@@ -144,19 +148,19 @@ class WorkloadModel:
     def observe(self, task: PodKind) -> None:
         self._counts[task] = self._counts.get(task, 0.0) + 1.0
         self.arrivals += 1
-        if len(self._counts) > MOST_TASKS:  # every pod with a CPU of its own: keep what recurs
-            self._counts = dict(sorted(self._counts.items(), key=lambda found: -found[1])[: MOST_TASKS // 2])
+        if len(self._counts) > MOST_TASKS:  # too many different pods: keep the frequent kinds
+            self._counts = dict(sorted(self._counts.items(), key=lambda entry: -entry[1])[: MOST_TASKS // 2])
 
     def due(self) -> bool:
         return self.arrivals >= self._next
 
     def prepare(self, supply: Supply, value: NDArray[np.float64] | None = None) -> WorkloadTables:
-        """New tables from all that was seen; `value`, where what remainders are worth is known, and not to be made."""
+        """New tables from all counts; `value`: the worth of remainders, where it is known and need not be computed."""
         self.begin()
         return tables(with_prior(self._counts, supply, self._prior), supply, value)
 
     def begin(self) -> None:
-        """What was due is being learnt; the next time is later."""
+        """Learning has started: set the next time it is due."""
         while self._next <= self.arrivals:
             self._next *= 2
 
@@ -177,9 +181,11 @@ def tables(counts: dict[PodKind, float], supply: Supply, value: NDArray[np.float
     popular = _popular(counts)
     weight = np.array([count for _, count in popular])
     tasks = [task for task, _ in popular]
-    picky = any(task.models or task.not_models for task in tasks)
-    models = supply.models or ("",)  # a fleet without any card still has a number 0
-    accepts = np.array([[task.accepts(model) for model in models] for task in tasks], dtype=np.bool_) if picky else None
+    selective = any(task.models or task.not_models for task in tasks)
+    models = supply.models or ("",)  # a fleet without cards still has model number 0
+    accepts = (
+        np.array([[task.accepts(model) for model in models] for task in tasks], dtype=np.bool_) if selective else None
+    )
     return WorkloadTables(
         weight=weight / weight.sum(),
         cpu=np.array([task.cpu for task in tasks], dtype=np.int64),
@@ -193,7 +199,7 @@ def tables(counts: dict[PodKind, float], supply: Supply, value: NDArray[np.float
 
 def _popular(counts: dict[PodKind, float]) -> list[tuple[PodKind, float]]:
     """The most frequent tasks, until they cover enough of the pods."""
-    ranked = sorted(counts.items(), key=lambda found: -found[1])
+    ranked = sorted(counts.items(), key=lambda entry: -entry[1])
     enough, covered = COVERED * sum(counts.values()), 0.0
     kept: list[tuple[PodKind, float]] = []
     for task, count in ranked:
@@ -207,21 +213,20 @@ def _popular(counts: dict[PodKind, float]) -> list[tuple[PodKind, float]]:
 
 
 def _folded(kept: list[tuple[PodKind, float]], rare: list[tuple[PodKind, float]]) -> list[tuple[PodKind, float]]:
-    """The rare ones count as the frequent one that is nearest: first in what models it takes and how many cards, then
-    in size, then in CPU."""
+    """Rare tasks count as the nearest frequent task: first by models and number of cards, then by size, then by CPU."""
     weights = dict(kept)
     tasks = list(weights)
     sizes = np.array([(task.cards, task.size * 100, task.cpu / 1000) for task in tasks], dtype=np.float64)
     for task, count in rare:
-        far = np.abs(sizes - (task.cards, task.size * 100, task.cpu / 1000)) @ FAR
-        far += np.array([FAR_MODELS * (task.mind != other.mind) for other in tasks])
-        weights[tasks[int(far.argmin())]] += count
+        distance = np.abs(sizes - (task.cards, task.size * 100, task.cpu / 1000)) @ FAR
+        distance += np.array([FAR_MODELS * (task.model_set != other.model_set) for other in tasks])
+        weights[tasks[int(distance.argmin())]] += count
     return list(weights.items())
 
 
 def heaviest(demand: dict[int, float]) -> dict[int, float]:
-    """Not too many fractions, for each makes the linear programme longer: those that take most of the cards. The others
-    count as the next larger one that is kept (a tile fits where a larger one does), or else the largest."""
+    """The fractions that use most of the cards; each fraction makes the linear programme larger. The others count as
+    the next larger fraction that is kept (a tile fits where a larger one fits), or as the largest."""
     if len(demand) <= MOST_FRACTIONS:
         return demand
     kept = sorted(sorted(demand, key=lambda share: (-share * demand[share], share))[:MOST_FRACTIONS])
@@ -246,28 +251,28 @@ def _cpu_per_card(counts: dict[PodKind, float]) -> float:
 
 
 def model_prices(counts: dict[PodKind, float], supply: Supply) -> NDArray[np.float64]:
-    """By model: how scarce its cards are. 1 everywhere when no pod minds the model.
+    """By model: how scarce its cards are. 1 everywhere when all pods accept all models.
 
-    A set of models that pods insist on makes its cards dear as it fills up: the demand for the set, times all free
+    The price of a set of models that pods require rises as the set fills up: the demand for the set, times all free
     cards over the free cards in the set.
     """
     free = np.array(supply.free)
-    demand: dict[Mind, float] = {}
+    demand: dict[ModelSet, float] = {}
     for task, count in counts.items():
         if task.cards:
-            demand[task.mind] = demand.get(task.mind, 0.0) + task.size * count
-    if len(demand) > MOST_MINDS:
-        demand = dict(sorted(demand.items(), key=lambda found: -found[1])[:MOST_MINDS])
+            demand[task.model_set] = demand.get(task.model_set, 0.0) + task.size * count
+    if len(demand) > MOST_MODEL_SETS:
+        demand = dict(sorted(demand.items(), key=lambda entry: -entry[1])[:MOST_MODEL_SETS])
     price = np.zeros(len(free))
     total = sum(demand.values())
-    for (models, not_models), wanted in demand.items():
-        picky = PodKind(0, 1, 100, models, not_models)
-        inside = np.array([picky.accepts(model) for model in supply.models], dtype=np.bool_)
-        price[inside] += wanted / total * free.sum() / max(float(free[inside].sum()), 1e-9)
+    for (models, not_models), cards in demand.items():
+        kind = PodKind(0, 1, 100, models, not_models)
+        inside = np.array([kind.accepts(model) for model in supply.models], dtype=np.bool_)
+        price[inside] += cards / total * free.sum() / max(float(free[inside].sum()), 1e-9)
     return price if total else np.ones(len(free))
 
 
 def cpu_asked_per_card(counts: dict[PodKind, float]) -> float:
-    """Millicores per card over all pods, those without GPU included."""
+    """Millicores per card over all pods, including pods without GPU."""
     cards = sum(task.size * count for task, count in counts.items())
     return sum(task.cpu * count for task, count in counts.items()) / cards if cards else 0.0

@@ -22,7 +22,7 @@ from gputile.ledger.ledger import AllocationState, LedgerEntry
 from gputile.model.allocations import Allocation
 from gputile.model.cards import Card
 from gputile.model.grants import Grant
-from gputile.model.refusals import SENTENCE, BadRequest
+from gputile.model.refusals import BadRequest, about_one_node
 from gputile.model.requests import PodRequest
 from gputile.scheduler.extender_api import BindArgs
 from gputile.scheduler.settings import Settings
@@ -157,7 +157,7 @@ class Binder:
             return self._again(entry, node)
         blocked = self._availability.blocked([node], pod.uid)
         if blocked:
-            raise BindFailed(f"{node}: {SENTENCE[blocked[node]]}", "conflict")
+            raise BindFailed(f"node {node} {about_one_node(blocked[node])}", "conflict")
         if node not in self._ledger.fleet:
             raise BindFailed(f"node {node} is unknown to gputile; it may have just gone")
         allocation = self._reserved(entry, node) or self._place(pod, asked, node)
@@ -187,7 +187,7 @@ class Binder:
             budget = SearchBudget(STEPS, SECONDS, self._clock)
             where = fleet.place(may, node, self._settings.policy, seed_of(pod.uid), budget)
         if not isinstance(where, Placement):
-            raise self._lost_race(pod, node, where.sentence)
+            raise self._lost_race(pod, node, f"it {about_one_node(where.code)}")
         return allocation_of(pod, asked, where.grant(pod.uid, asked.dialect))
 
     def _again(self, entry: LedgerEntry, node: str) -> tuple[Allocation, Grant]:

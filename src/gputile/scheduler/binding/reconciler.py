@@ -20,7 +20,7 @@ from gputile.kube.api import Api, ApiRejected, KubeEvent, OutcomeUnknown
 from gputile.ledger.events import Conflict, Forgotten, Freed, Instruction, VerifyBind
 from gputile.ledger.ledger import AllocationState
 from gputile.model.grants import Grant
-from gputile.model.refusals import Refusal
+from gputile.model.refusals import Refusal, about_one_node
 from gputile.model.requests import PodRequest
 from gputile.scheduler.binding.overlap_resolver import OverlapResolver
 from gputile.scheduler.settings import Settings
@@ -209,7 +209,8 @@ class Reconciler:
             return fleet.place(asked, pod.node_name, policy, seed, budget)
 
     def _no_room(self, pod: Pod, refusal: Refusal) -> None:
-        said = f"bound to {pod.node_name} by another scheduler, where gputile has no cards for it: {refusal.sentence}"
+        why = f"the node {about_one_node(refusal.code)}"
+        said = f"bound to {pod.node_name} by another scheduler, where gputile has no cards for it: {why}"
         self._crowded[pod.uid] = (pod, said)
 
     async def _write(self, uid: str) -> None:

@@ -63,7 +63,7 @@ class RefusalCache:
         if shape is None or shape.capacity_generation != self._fleet.capacity_generation():
             return None
         moment, said = shape.answers.get(_nodes(args), (-1, None))
-        if said is None or (not SEARCHED.isdisjoint(said.reasons) and moment != self._fleet.moment()):
+        if said is None or (not SEARCHED.isdisjoint(said.reasons) and moment != self._fleet.generation()):
             return None
         return said
 
@@ -79,7 +79,7 @@ class RefusalCache:
         if shape is None or shape.capacity_generation != capacity_generation:
             shape = self._shapes[asked] = RequestEntry(capacity_generation)
         answer = msgspec.structs.replace(said.answer, written=write_filter(said.answer, args))
-        shape.answers[nodes] = self._fleet.moment(), msgspec.structs.replace(said, answer=answer)
+        shape.answers[nodes] = self._fleet.generation(), msgspec.structs.replace(said, answer=answer)
         self._kept += 1
 
 
