@@ -105,9 +105,9 @@ def test_a_pod_that_cannot_be_read_in_this_list_keeps_what_it_holds() -> None:
 
 def test_the_same_list_again_tells_the_book_nothing() -> None:
     rig = rig_with(on_card("a", 0), on_card("b", 1))
-    rig.ledger._story.clear()
+    rig.ledger._history.clear()
     rig.cluster_state.pods_listed([as_pod(on_card("a", 0)), as_pod(on_card("b", 1))])
-    assert [event for event in rig.ledger._story if isinstance(event, Relisted)] == []
+    assert [event for event in rig.ledger._history if isinstance(event, Relisted)] == []
 
 
 async def test_while_a_list_is_taken_in_verbs_are_answered_and_sell_nothing_that_it_shows(
