@@ -84,7 +84,7 @@ def test_pods_and_nodes_may_come_in_files_of_their_own_and_as_yaml(tmp_path: Pat
     ("content", "why"),
     [
         pytest.param(listed(*RIGHT), "there is no node", id="no-nodes"),
-        pytest.param("a: b: c", "no YAML", id="no-yaml"),
+        pytest.param("a: b: c", "invalid YAML", id="no-yaml"),
         pytest.param(b"\xff\xfe{", "cannot be read", id="no-text"),
     ],
 )

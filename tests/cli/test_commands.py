@@ -160,7 +160,7 @@ class TestDemo:
         assert done.output.count("waits, see below") == 1
         reasons = "3 node(s) have fewer GPUs than requested, 1 node(s) have too few GPUs of the requested model."
         summary = f"0/4 nodes are available: {reasons}"
-        assert summary in done.output
+        assert summary in " ".join(done.output.split())
         assert "GPU Memory(GiB)" in done.output
         assert re.search(r"split-over-four -> \S+, GPU [0-9,]{7}: 3 GiB each", done.output)
 

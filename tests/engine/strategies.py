@@ -44,14 +44,15 @@ def cards(draw: st.DrawFn, index: int) -> Card:
 
 @st.composite
 def nodes(draw: st.DrawFn, name: str = "n", most: int = 4) -> Node:
-    found = tuple(draw(cards(index)) for index in range(draw(st.integers(0, most))))
-    table = draw(st.lists(st.integers(0, 2), min_size=len(found) ** 2, max_size=len(found) ** 2))
+    node_cards = tuple(draw(cards(index)) for index in range(draw(st.integers(0, most))))
+    table = draw(st.lists(st.integers(0, 2), min_size=len(node_cards) ** 2, max_size=len(node_cards) ** 2))
     links = tuple(
-        tuple(table[min(a, b) * len(found) + max(a, b)] for b in range(len(found))) for a in range(len(found))
+        tuple(table[min(a, b) * len(node_cards) + max(a, b)] for b in range(len(node_cards)))
+        for a in range(len(node_cards))
     )
     return Node(
         name=name,
-        cards=found,
+        cards=node_cards,
         cpu=draw(st.sampled_from([4000, 8000])),
         memory=1000,
         links=draw(st.sampled_from([(), links])),
@@ -128,15 +129,15 @@ def requests(draw: st.DrawFn, most: int = 3) -> PodRequest:
     roles = draw(st.lists(st.sampled_from([Role.APP, Role.APP, Role.INIT, Role.SIDECAR]), min_size=1, max_size=most))
     roles.sort(key=lambda role: role is Role.APP)  # init containers and sidecars come first, in any order
     count = draw(st.integers(1, 2))
-    found = []
+    containers = []
     for n, role in enumerate(roles):
         ask = draw(asks(f"c{n}", role))
         if together:
             ask = ContainerRequest(container=ask.container, role=role, cards=count, memory=draw(st.integers(1, 6)))
-        found.append(ask)
+        containers.append(ask)
     return PodRequest(
         dialect=draw(st.sampled_from(["gputile", "vcuda"])),
-        asks=tuple(found),
+        asks=tuple(containers),
         together=together,
         constraints=draw(constraints()),
         cpu=draw(seldom(0, 2000, 6000)),
@@ -147,10 +148,10 @@ def requests(draw: st.DrawFn, most: int = 3) -> PodRequest:
 @st.composite
 def tight_views(draw: st.DrawFn, name: str = "n") -> NodeView:
     """Two or three plain cards with little free capacity: several containers compete and a greedy choice fails."""
-    found = tuple(Card(index=n, uuid=f"u{n}", memory=8) for n in range(draw(st.integers(2, 3))))
-    free = [draw(st.sampled_from([*range(1, 9), 8, 8])) for _ in found]
+    node_cards = tuple(Card(index=n, uuid=f"u{n}", memory=8) for n in range(draw(st.integers(2, 3))))
+    free = [draw(st.sampled_from([*range(1, 9), 8, 8])) for _ in node_cards]
     free_by_card = tuple(FreeCapacity(memory, 100, 10, int(memory < 8)) for memory in free)
-    return NodeView(node=Node(name=name, cards=found), free_by_card=free_by_card, cpu=0, memory=0)
+    return NodeView(node=Node(name=name, cards=node_cards), free_by_card=free_by_card, cpu=0, memory=0)
 
 
 ROLES = st.sampled_from(
@@ -167,13 +168,13 @@ ROLES = st.sampled_from(
 @st.composite
 def crowded_requests(draw: st.DrawFn) -> PodRequest:
     """Several containers with one card each."""
-    found = []
+    containers = []
     for n, role in enumerate(draw(ROLES)):
         if draw(seldom(False, True)):
             alone = ContainerRequest(container=f"c{n}", role=role, cards=1, memory=3, cores=100, exclusive=True)
-            found.append(draw(st.sampled_from([ContainerRequest.whole(f"c{n}", role, 1), alone])))
+            containers.append(draw(st.sampled_from([ContainerRequest.whole(f"c{n}", role, 1), alone])))
         else:
-            found.append(
+            containers.append(
                 ContainerRequest(container=f"c{n}", role=role, cards=1, memory=draw(st.integers(1, 6)), cores=0)
             )
-    return PodRequest(dialect="gputile", asks=tuple(found))
+    return PodRequest(dialect="gputile", asks=tuple(containers))

@@ -1,9 +1,10 @@
 """Three answers to one query: the scalar `place`, the vectorised `Fleet`, and brute force.
 
-Seen to fail, by breaking the code on purpose: `Need.fits_cores` without the "sold out" rule; `_pair_fits` without
-`contested` (two containers on one card that bears one); `_greedy` taken as the last word (the fleet refused what fits
-after going back) or forgetting that a whole card is gone; exclusive containers allowed beside others of their pod;
-sidecars left out of the runs of later init containers; shares not booked; what a quota lists taken for what it leaves.
+Deliberate bugs that it caught: `Demand.fits_cores` without the rule about cards without free cores; `_pair_fits`
+without `contested` (two containers on one card that fits one); `_greedy` without the search after it (the fleet
+rejected what fits after backtracking), or without marking a whole card as taken; exclusive containers allowed beside
+others of their pod; sidecars left out of the runs of later init containers; shares not updated; `listed` used instead
+of `affordable`.
 """
 
 from itertools import combinations, product
@@ -54,16 +55,16 @@ def _allowed(request: PodRequest, view: NodeView, chosen: dict[int, tuple[int, .
             if (request.asks[n].exclusive or rule.idle) and view.free_by_card[c].tenants:
                 return False
     roles = [ask.role for ask in request.asks]
-    for c, room in enumerate(view.free_by_card):
+    for c, free in enumerate(view.free_by_card):
         for moment in range(len(roles) + 1):
             here = [request.asks[n] for n, cards in chosen.items() if c in cards and _alive(roles, n, moment)]
             if not here:
                 continue
             memory = sum(ask.memory_of(node.cards[c].memory) for ask in here)
             cores = sum(ask.cores for ask in here)
-            if memory > room.memory or cores > room.cores or len(here) * request.slots > room.slots:
+            if memory > free.memory or cores > free.cores or len(here) * request.slots > free.slots:
                 return False
-            if room.cores < 1 or (len(here) > 1 and any(ask.exclusive for ask in here)):
+            if free.cores < 1 or (len(here) > 1 and any(ask.exclusive for ask in here)):
                 return False
     return True
 
@@ -93,9 +94,9 @@ def fleet_of(*found: NodeView) -> Fleet:
     fleet = Fleet()
     for view in found:
         fleet.set_node(view.node)
-        for card, room in zip(view.node.cards, view.free_by_card, strict=True):
-            taken = Use(card.memory - room.memory, card.cores - room.cores, card.slots - room.slots)
-            for tenant in range(room.tenants):
+        for card, free in zip(view.node.cards, view.free_by_card, strict=True):
+            taken = Use(card.memory - free.memory, card.cores - free.cores, card.slots - free.slots)
+            for tenant in range(free.tenants):
                 fleet.hold(view.node.name, {card.uuid: Use(0, 0, 0) if tenant else taken})
         fleet.hold(view.node.name, {}, view.node.cpu - view.cpu, view.node.memory - view.memory)
     return fleet
@@ -122,7 +123,7 @@ def renamed(view: NodeView, name: str) -> NodeView:
     requests(most=1),
     st.tuples(views(), views()),
     st.lists(st.integers(0, 1), min_size=1, max_size=6),
-    st.lists(st.sampled_from([f"n{n}" for n in range(6)] + ["stranger"]), unique=True),
+    st.lists(st.sampled_from([f"n{n}" for n in range(6)] + ["unknown"]), unique=True),
     st.sampled_from([0.0, 0.0, 2000.0]),
     st.sampled_from(["binpack", "spread", "tiling"]),
 )
@@ -157,7 +158,7 @@ def test_every_policy_places_what_fits_and_never_overcommits(
     answer = place(request, view, policy, seed)
     assert isinstance(answer, Placement) == fits(request, view)
     if isinstance(answer, Placement):
-        free_by_card = {card.uuid: room for card, room in zip(view.node.cards, view.free_by_card, strict=True)}
+        free_by_card = {card.uuid: free for card, free in zip(view.node.cards, view.free_by_card, strict=True)}
         for uuid, use in answer.grant("uid", request.dialect).uses().items():
             assert use.memory <= free_by_card[uuid].memory
             assert use.cores <= free_by_card[uuid].cores
@@ -189,8 +190,8 @@ def test_what_is_held_and_released_leaves_no_trace(view: NodeView, held: list[tu
 @given(views())
 def test_a_nodes_free_share_is_the_sum_over_its_usable_cards(view: NodeView) -> None:
     usable = [
-        free_capacity_share(card, room)
-        for card, room in zip(view.node.cards, view.free_by_card, strict=True)
+        free_capacity_share(card, free)
+        for card, free in zip(view.node.cards, view.free_by_card, strict=True)
         if card.healthy and not card.cordoned and card.mode != "mig" and not view.node.fault
     ]
     assert fleet_of(view).free_shares() == {"n": sum(usable)}

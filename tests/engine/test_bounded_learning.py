@@ -1,7 +1,7 @@
 """Learning is bounded, whatever kinds of pods tenants create; and it runs beside the fleet.
 
-Seen to fail: without the bounds in `heaviest`, `_popular` and `model_prices`; with folded weights dropped; with the
-nearest kept kind looked for by CPU first; with a lesson that keeps the learner's own counts.
+Deliberate bugs that it caught: without the bounds in `heaviest`, `_popular` and `model_prices`; with folded weights
+dropped; with the nearest kept kind looked for by CPU first; with a lesson that keeps the learner's own counts.
 """
 
 import numpy as np

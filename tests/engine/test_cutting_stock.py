@@ -25,11 +25,11 @@ from tests.effort import examples
     ],
 )
 def test_prices(demand: dict[int, float], want: dict[int, float]) -> None:
-    found = prices(demand)
-    assert found.keys() == want.keys()
+    actual = prices(demand)
+    assert actual.keys() == want.keys()
     if len(want) == 1:
-        assert found == pytest.approx(want)
-    value = sum(found[size] * wanted for size, wanted in demand.items() if size in found)
+        assert actual == pytest.approx(want)
+    value = sum(actual[size] * wanted for size, wanted in demand.items() if size in actual)
     assert value == pytest.approx(sum(want[size] * wanted for size, wanted in demand.items() if size in want), rel=1e-3)
 
 
@@ -53,8 +53,8 @@ def test_prices_and_packing_prove_each_other(demand: dict[int, int]) -> None:
     assert float(duals @ wanted) == pytest.approx(cards)
     table = values({int(size): max(0.0, float(price)) for size, price in zip(sizes, duals, strict=True)})
     worth = np.zeros(101)
-    for room in range(1, 101):
-        options = [worth[room - s] + d for s, d in zip(sizes.tolist(), duals.tolist(), strict=True) if s <= room]
-        worth[room] = max([worth[room - 1], *options])
+    for space in range(1, 101):
+        options = [worth[space - s] + d for s, d in zip(sizes.tolist(), duals.tolist(), strict=True) if s <= space]
+        worth[space] = max([worth[space - 1], *options])
     assert worth[100] <= 1 + 1e-6, "a pattern that pays better than a card was missed"
     assert (np.diff(table) >= -1e-12).all()

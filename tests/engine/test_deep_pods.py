@@ -1,8 +1,8 @@
 """Pods of many containers: tenants choose how many, so no code may recurse or take quadratic time.
 
-Seen to fail: with the recursive `_search` and `_pick` (RecursionError), with `phases` instead of `most_at_once` in
-`Grant.uses` and `host_needs` (millions of steps), with sidecars left out of `most_at_once`, with `_pick` refilled from
-the list that gives instead of the one behind it.
+Deliberate bugs that it caught: with the recursive `_search` and `_pick` (RecursionError), with `phases` instead of
+`most_at_once` in `Grant.uses` and `host_needs` (millions of steps), with sidecars left out of `most_at_once`, with
+`_pick` refilled from the list that gives instead of the one behind it.
 """
 
 import sys

@@ -15,18 +15,18 @@ from gputile.model.requests import ContainerRequest, PodRequest, Role
 from gputile.testing.builders import NodeBuilder, ask, node, wants
 
 
-def fleet(*builders: NodeBuilder) -> Fleet:
-    made = Fleet()
+def fleet_with(*builders: NodeBuilder) -> Fleet:
+    fleet = Fleet()
     for builder in builders:
-        made.set_node(builder.node())
-    return made
+        fleet.set_node(builder.node())
+    return fleet
 
 
 def three() -> Fleet:
     """n1 half full, n2 empty, n3 empty."""
-    made = fleet(*(node(name, cpu="8").cards(2, size=16) for name in ("n1", "n2", "n3")))
-    made.hold("n1", {"GPU-n1-0": Use(16, 0, 1)}, cpu=4000)
-    return made
+    fleet = fleet_with(*(node(name, cpu="8").cards(2, size=16) for name in ("n1", "n2", "n3")))
+    fleet.hold("n1", {"GPU-n1-0": Use(16, 0, 1)}, cpu=4000)
+    return fleet
 
 
 @pytest.mark.parametrize(
@@ -41,22 +41,22 @@ def test_the_best_node_and_its_equals(policy: str, want: list[str]) -> None:
 
 
 def test_cpu_counts_in_binpack_and_spread() -> None:
-    made = fleet(*(node(name, cpu="8").cards(2, size=16) for name in ("n1", "n2")))
-    made.hold("n2", {}, cpu=2000)
-    assert made.best(wants(ask(4)), "binpack") == ["n2"]
-    assert made.best(wants(ask(4)), "spread") == ["n1"]
+    fleet = fleet_with(*(node(name, cpu="8").cards(2, size=16) for name in ("n1", "n2")))
+    fleet.hold("n2", {}, cpu=2000)
+    assert fleet.best(wants(ask(4)), "binpack") == ["n2"]
+    assert fleet.best(wants(ask(4)), "spread") == ["n1"]
 
 
 def test_slack_widens_and_keep_narrows_the_answer() -> None:
-    made = three()
-    assert set(made.best(wants(ask(4)), "binpack", slack=100.0)) == {"n1", "n2", "n3"}
-    assert made.best(wants(ask(4)), "binpack", slack=100.0)[0] == "n1"
-    assert len(made.best(wants(ask(4)), "spread", keep=1)) == 1
+    fleet = three()
+    assert set(fleet.best(wants(ask(4)), "binpack", slack=100.0)) == {"n1", "n2", "n3"}
+    assert fleet.best(wants(ask(4)), "binpack", slack=100.0)[0] == "n1"
+    assert len(fleet.best(wants(ask(4)), "spread", keep=1)) == 1
 
 
 def test_only_the_nodes_that_were_asked_for_are_answered() -> None:
-    assert three().best(wants(ask(4)), "binpack", among=["n3", "stranger"]) == ["n3"]
-    assert [r.code for r in three().refusals(wants(ask(4)), ["n3", "stranger"])] == [NodeReason.UNKNOWN_NODE]
+    assert three().best(wants(ask(4)), "binpack", among=["n3", "unknown"]) == ["n3"]
+    assert [r.code for r in three().refusals(wants(ask(4)), ["n3", "unknown"])] == [NodeReason.UNKNOWN_NODE]
 
 
 def test_a_pods_own_policy_decides() -> None:
@@ -65,46 +65,46 @@ def test_a_pods_own_policy_decides() -> None:
 
 def test_topology_prefers_the_node_with_the_better_linked_cards() -> None:
     far, near = ((0, 1), (1, 0)), ((0, 5), (5, 0))
-    made = fleet(node("far").cards(2).linked(*far), node("near").cards(2).linked(*near))
-    assert made.best(wants(ask(whole=True, cards=2)), "topology") == ["near"]
+    fleet = fleet_with(node("far").cards(2).linked(*far), node("near").cards(2).linked(*near))
+    assert fleet.best(wants(ask(whole=True, cards=2)), "topology") == ["near"]
 
 
 def test_random_reaches_every_node() -> None:
-    made = three()
-    assert {made.best(wants(ask(4)), "random", seed=seed)[0] for seed in range(50)} == {"n1", "n2", "n3"}
+    fleet = three()
+    assert {fleet.best(wants(ask(4)), "random", seed=seed)[0] for seed in range(50)} == {"n1", "n2", "n3"}
 
 
 def test_a_removed_node_is_gone_and_its_place_is_used_again() -> None:
-    made = three()
-    made.remove_node("n2")
-    assert "n2" not in made
-    assert made.best(wants(ask(4)), "spread") == ["n3"]
-    made.set_node(node("n4", cpu="8").cards(1, size=99).node())
-    assert made.best(wants(ask(50))) == ["n4"]
-    assert len(made) == 3
+    fleet = three()
+    fleet.remove_node("n2")
+    assert "n2" not in fleet
+    assert fleet.best(wants(ask(4)), "spread") == ["n3"]
+    fleet.set_node(node("n4", cpu="8").cards(1, size=99).node())
+    assert fleet.best(wants(ask(50))) == ["n4"]
+    assert len(fleet) == 3
 
 
 def test_it_grows_with_nodes_and_with_cards_per_node() -> None:
-    made = fleet(*(node(f"n{n}").cards(2, size=16) for n in range(100)), node("big").cards(16, size=16))
-    made.hold("n7", {"GPU-n7-0": Use(3, 0, 1)})
-    assert made.best(wants(ask(1, cards=16))) == ["big"]
-    assert made.view("n7").free_by_card[0].memory == 13
-    assert int(made.fits(wants(ask(16))).sum()) == 101
+    fleet = fleet_with(*(node(f"n{n}").cards(2, size=16) for n in range(100)), node("big").cards(16, size=16))
+    fleet.hold("n7", {"GPU-n7-0": Use(3, 0, 1)})
+    assert fleet.best(wants(ask(1, cards=16))) == ["big"]
+    assert fleet.view("n7").free_by_card[0].memory == 13
+    assert int(fleet.fits(wants(ask(16))).sum()) == 101
 
 
 def test_a_changed_node_comes_back_empty_and_with_its_new_cards() -> None:
-    made = three()
-    made.set_node(node("n1", cpu="8").cards(3, size=32).node())
-    assert made.best(wants(ask(30))) == ["n1"]
-    assert made.view("n1").free_by_card[0].tenants == 0
+    fleet = three()
+    fleet.set_node(node("n1", cpu="8").cards(3, size=32).node())
+    assert fleet.best(wants(ask(30))) == ["n1"]
+    assert fleet.view("n1").free_by_card[0].tenants == 0
 
 
 def test_holding_on_an_unknown_node_or_card_changes_nothing() -> None:
-    made = three()
-    before = [made.view(name) for name in made.names()]
-    made.hold("stranger", {"x": Use(1, 1, 1)})
-    made.hold("n1", {"x": Use(1, 1, 1)})
-    assert [made.view(name) for name in made.names()] == before
+    fleet = three()
+    before = [fleet.view(name) for name in fleet.names()]
+    fleet.hold("unknown", {"x": Use(1, 1, 1)})
+    fleet.hold("n1", {"x": Use(1, 1, 1)})
+    assert [fleet.view(name) for name in fleet.names()] == before
 
 
 @pytest.mark.parametrize("words", [SENTENCE, HAMI_ALIAS, VGPU_ALIAS], ids=["sentences", "hami", "vgpu-manager"])
@@ -116,35 +116,35 @@ class TestOddClusters:
     """What other systems do to a cluster must not corrupt the arrays."""
 
     def test_a_card_overcommitted_many_times_takes_no_pod(self) -> None:
-        made = three()
+        fleet = three()
         for _ in range(3):
-            made.hold("n2", {"GPU-n2-0": Use(2**31 - 1, 2**31 - 1, 1)})
-        assert made.view("n2").free_by_card[0].memory < 0
-        assert made.best(wants(ask(1), uuids=frozenset({"GPU-n2-0"}))) == []
+            fleet.hold("n2", {"GPU-n2-0": Use(2**31 - 1, 2**31 - 1, 1)})
+        assert fleet.view("n2").free_by_card[0].memory < 0
+        assert fleet.best(wants(ask(1), uuids=frozenset({"GPU-n2-0"}))) == []
 
     @pytest.mark.parametrize(("cards", "wanted", "fits"), [(256, 2, True), (255, 300, False), (300, 300, True)])
     def test_nodes_with_hundreds_of_cards_are_counted_right(self, cards: int, wanted: int, fits: bool) -> None:
-        made = fleet(node("big").cards(cards, size=16))
-        assert made.fits(wants(ask(1, cards=wanted))).tolist() == [fits]
-        assert bool(made.best(wants(ask(1, cards=wanted)), "topology")) == fits
+        fleet = fleet_with(node("big").cards(cards, size=16))
+        assert fleet.fits(wants(ask(1, cards=wanted))).tolist() == [fits]
+        assert bool(fleet.best(wants(ask(1, cards=wanted)), "topology")) == fits
 
     def test_a_pod_without_cpu_request_fits_where_cpu_is_overcommitted(self) -> None:
-        made = fleet(node("n", cpu="4").cards(1, size=16))
-        made.hold("n", {}, cpu=5000)
-        assert made.best(wants(ask(1))) == ["n"]
-        assert [r.code for r in made.refusals(wants(ask(1), cpu=1))] == [NodeReason.CPU]
+        fleet = fleet_with(node("n", cpu="4").cards(1, size=16))
+        fleet.hold("n", {}, cpu=5000)
+        assert fleet.best(wants(ask(1))) == ["n"]
+        assert [r.code for r in fleet.refusals(wants(ask(1), cpu=1))] == [NodeReason.CPU]
 
     def test_an_exclusive_init_container_beside_a_sidecar_is_rejected_as_by_place(self) -> None:
-        made = fleet(node("n").card(size=16))
+        fleet = fleet_with(node("n").card(size=16))
         alone = ContainerRequest(container="i", role=Role.INIT, cards=1, memory=3, cores=100, exclusive=True)
         request = wants(ask(3, name="s", role=Role.SIDECAR), alone)
-        assert made.fits(request).tolist() == [isinstance(made.place(request, "n"), Placement)] == [False]
+        assert fleet.fits(request).tolist() == [isinstance(fleet.place(request, "n"), Placement)] == [False]
 
     def test_a_pod_without_gpu_fits_by_cpu_and_memory_alone(self) -> None:
-        made = three()
-        assert made.fits(wants(cpu=5000)).tolist() == [False, True, True]
-        made.remove_node("n3")
-        assert made.best(wants(cpu=5000), "spread") == ["n2"]
+        fleet = three()
+        assert fleet.fits(wants(cpu=5000)).tolist() == [False, True, True]
+        fleet.remove_node("n3")
+        assert fleet.best(wants(cpu=5000), "spread") == ["n2"]
 
     def test_an_empty_fleet_answers(self) -> None:
         assert Fleet().best(wants(ask(1))) == []
@@ -159,10 +159,10 @@ class TestOddClusters:
             three().best(wants(ask(1)), "tetris")
 
     def test_slack_keeps_the_better_nodes(self) -> None:
-        made = fleet(*(node(f"n{n}", cpu="8").cards(1, size=16) for n in range(20)))
+        fleet = fleet_with(*(node(f"n{n}", cpu="8").cards(1, size=16) for n in range(20)))
         for n in range(20):
-            made.hold(f"n{n}", {}, cpu=n * 100)
-        assert made.best(wants(ask(1)), slack=100.0, keep=3) == ["n19", "n18", "n17"]
+            fleet.hold(f"n{n}", {}, cpu=n * 100)
+        assert fleet.best(wants(ask(1)), slack=100.0, keep=3) == ["n19", "n18", "n17"]
 
 
 def test_a_pod_of_many_awkward_containers_is_searched_for_with_one_budget_for_all_nodes(

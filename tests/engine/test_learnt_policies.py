@@ -286,7 +286,7 @@ def test_a_fleet_without_cards_answers_after_constraints_were_learnt() -> None:
 
 
 def test_tiling_puts_a_tile_beside_the_one_it_completes() -> None:
-    """0.32 beside 0.65 leaves nothing of worth; beside 0.47 it spoils a half."""
+    """0.32 beside 0.65 leaves nothing of worth; beside 0.47 it wastes a half."""
     fleet = Fleet()
     fleet.set_node(node("n", cpu="64").cards(2, "A100", 100).node())
     for percent in (65, 32, 47) * 100:

@@ -28,8 +28,7 @@ def two(**facts: Any) -> NodeBuilder:
         pytest.param(wants(ask(10)), two().taken(0, 5).view(), {"main": [0]}, id="binpack-takes-the-fullest-card"),
         pytest.param(wants(ask(12)), two().taken(0, 5).view(), {"main": [1]}, id="a-card-with-too-little-is-left-out"),
         pytest.param(wants(ask(4, cards=2)), two().view(), {"main": [0, 1]}, id="several-cards-are-distinct"),
-        pytest.param(wants(ask(whole=True)), two().taken(0, 0, 1).view(), {"main": [1]},
-                     id="a-whole-card-must-be-idle"),
+        pytest.param(wants(ask(whole=True)), two().taken(0, 0, 1).view(), {"main": [1]}, id="a-whole-card-is-idle"),
         pytest.param(wants(ask(percent=50)), node().card(size=8).card(size=16).taken(0, 5).view(), {"main": [1]},
                      id="a-percentage-is-of-the-chosen-card"),
         pytest.param(wants(ask(9, name="a"), ask(9, name="b")), two().view(), {"a": [0], "b": [1]},
@@ -109,7 +108,7 @@ def test_the_pods_policy_wins_over_the_nodes_and_that_over_the_clusters() -> Non
 
 
 @pytest.mark.parametrize(
-    ("request_", "view", "code", "wanted", "found", "resolvable"),
+    ("request_", "view", "code", "requested", "found", "resolvable"),
     [
         pytest.param(wants(ask(1)), node().view(), NodeReason.NO_CARDS, 1, 0, False, id="no-card"),
         pytest.param(wants(ask(1)), two().facts(fault="AgentStale").view(), NodeReason.AGENT_SILENT, 1, 0, False,
@@ -145,9 +144,9 @@ def test_the_pods_policy_wins_over_the_nodes_and_that_over_the_clusters() -> Non
     ],
 )  # fmt: skip
 def test_why_not(
-    request_: PodRequest, view: NodeView, code: NodeReason, wanted: int, found: int, resolvable: bool
+    request_: PodRequest, view: NodeView, code: NodeReason, requested: int, found: int, resolvable: bool
 ) -> None:
-    assert place(request_, view) == Refusal(view.node.name, code, wanted, found, resolvable)
+    assert place(request_, view) == Refusal(view.node.name, code, requested, found, resolvable)
 
 
 def test_a_hostile_pod_is_given_up_in_bounded_time() -> None:

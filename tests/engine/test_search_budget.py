@@ -1,8 +1,8 @@
 """One budget for a whole decision: steps first, a clock second, and "not searched further" where it runs out.
 
-Seen to fail: without `is_spent` in `Fleet._search` (every node is searched), with `NODE_STEPS` as large as the whole
-budget, with `TOGETHER` where nobody searched, with a clock that counts from the first step on, with victims from a
-search that was cut short, with a part that does not spend what is its whole's.
+Deliberate bugs that it caught: without `is_spent` in `Fleet._search` (every node is searched), with `NODE_STEPS` as
+large as the whole budget, with `TOGETHER` where nothing was searched, with a clock that counts from the first step on,
+with victims from a search that was cut short, with a part that does not spend what is its whole's.
 """
 
 import pytest
@@ -74,10 +74,10 @@ class TestSpending:
 
 class TestOnAllNodes:
     def test_the_answer_says_which_nodes_were_not_searched(self) -> None:
-        found = full(50).refusals(AWKWARD, budget=SearchBudget(4000))
-        assert len(found) == 50
-        assert {refusal.code for refusal in found} == {NodeReason.SEARCH}
-        assert "not searched further" in found[0].sentence
+        refusals = full(50).refusals(AWKWARD, budget=SearchBudget(4000))
+        assert len(refusals) == 50
+        assert {refusal.code for refusal in refusals} == {NodeReason.SEARCH}
+        assert "not searched further" in refusals[0].sentence
 
     def test_one_node_with_too_many_ways_does_not_spend_the_budget_of_all(self) -> None:
         fleet = full(20)
@@ -137,18 +137,18 @@ class TestPreemption:
     )
 
     def crowd(self) -> NodeView:
-        made = node().cards(8, size=1000)
+        builder = node().cards(8, size=1000)
         for holder in self.HOLDERS:
             index = int(next(iter(holder.uses)).rpartition("-")[2])
-            made.taken(index, 400, slots=0)
-        return made.view()
+            builder.taken(index, 400, slots=0)
+        return builder.view()
 
     def test_a_search_cut_short_gives_no_victims_rather_than_too_many(self) -> None:
         eight = wants(*(ask(900 + n, name=f"c{n}") for n in range(8)), dialect="vcuda")
         enough = SearchBudget(100_000)
-        found = victims(eight, self.crowd(), self.HOLDERS, 1, budget=enough)
-        assert found is not None
-        assert len(found) == 16, "all must go"
+        chosen = victims(eight, self.crowd(), self.HOLDERS, 1, budget=enough)
+        assert chosen is not None
+        assert len(chosen) == 16, "all must go"
         assert not enough.ran_out
         for steps in (1, 50, 200, 400):
             short = SearchBudget(steps)
@@ -164,19 +164,19 @@ class TestPreemption:
 
     def test_a_single_tile_needs_no_budget(self) -> None:
         budget = SearchBudget(2000)
-        found = victims(wants(ask(900), dialect="vcuda"), self.crowd(), self.HOLDERS, 1, budget=budget)
-        assert found is not None
-        assert [holder.pod for holder in found] == ["h0", "h8"]
+        chosen = victims(wants(ask(900), dialect="vcuda"), self.crowd(), self.HOLDERS, 1, budget=budget)
+        assert chosen is not None
+        assert [holder.pod for holder in chosen] == ["h0", "h8"]
         assert not budget.ran_out
 
 
 class TestExplaining:
     def test_an_explanation_that_was_cut_short_says_so(self) -> None:
-        told = explain(AWKWARD, full(30), budget=SearchBudget(300))
-        assert told.cut_short
-        assert told.lines()[-1] == "  not searched further: there are too many ways to place its containers"
+        explanation = explain(AWKWARD, full(30), budget=SearchBudget(300))
+        assert explanation.cut_short
+        assert explanation.lines()[-1] == "  not searched further: there are too many ways to place its containers"
 
     def test_a_complete_explanation_does_not(self) -> None:
-        told = explain(wants(ask(1001)), full(30), budget=SearchBudget(20_000))
-        assert not told.cut_short
-        assert "not searched further" not in "\n".join(told.lines())
+        explanation = explain(wants(ask(1001)), full(30), budget=SearchBudget(20_000))
+        assert not explanation.cut_short
+        assert "not searched further" not in "\n".join(explanation.lines())

@@ -1,7 +1,7 @@
 """Victims of preemption. The property test compares with all subsets of the pods on small nodes.
 
-Seen to fail: without `_lowest_priorities` (a more important pod went), without the budget stage, with `latest started`
-turned round, with victims of other cards counted as room.
+Deliberate bugs that it caught: without `_of_lowest_priority` (a more important pod was evicted), without the stage of
+the disruption budgets, with `latest started` reversed, with victims of other cards counted as free capacity.
 """
 
 from itertools import combinations
@@ -35,8 +35,8 @@ def held(view: NodeView, holders: list[Victim]) -> NodeView:
     ]
     less = without(view, turned)
     free_by_card = tuple(
-        type(room)(room.memory, room.cores, room.slots, sum(card.uuid in h.uses for h in holders))
-        for card, room in zip(view.node.cards, less.free_by_card, strict=True)
+        type(free)(free.memory, free.cores, free.slots, sum(card.uuid in h.uses for h in holders))
+        for card, free in zip(view.node.cards, less.free_by_card, strict=True)
     )
     return NodeView(node=view.node, free_by_card=free_by_card, cpu=less.cpu, memory=less.memory)
 
@@ -61,8 +61,8 @@ EMPTY = node("n1").cards(2, size=16).view()
     ],
 )  # fmt: skip
 def test_the_victims(pods: list[Victim], want: list[str] | None) -> None:
-    found = victims(wants(ask(14)), held(EMPTY, pods), pods, priority=10)
-    assert (None if found is None else [h.pod for h in found]) == want
+    chosen = victims(wants(ask(14)), held(EMPTY, pods), pods, priority=10)
+    assert (None if chosen is None else [h.pod for h in chosen]) == want
 
 
 @pytest.mark.parametrize(
@@ -74,17 +74,16 @@ def test_the_victims(pods: list[Victim], want: list[str] | None) -> None:
                      ["mine", "theirs"], id="its-own-for-quota-and-another-for-the-card"),
         pytest.param([holder("mine", 0, 2), holder("a", 0, 7), holder("b", 0, 7), holder("c", 1, 16)], ["c", "mine"],
                      id="the-fewest-on-whatever-card"),
-        pytest.param([holder("theirs", 0, 16), holder("others", 1, 16)], None,
-                     id="the-quota-of-other-namespaces-does-not-help"),
+        pytest.param([holder("theirs", 0, 16), holder("others", 1, 16)], None, id="other-quotas-do-not-help"),
         pytest.param([holder("mine", 0, 16, priority=10), holder("theirs", 1, 16)], None,
                      id="no-pod-is-evicted-in-vain"),
     ],
 )  # fmt: skip
 def test_the_victims_for_a_pod_whose_quota_is_used_up(pods: list[Victim], want: list[str] | None) -> None:
-    wish = wants(ask(14))
-    after: RequestAfterEviction = lambda gone: under_quota(wish, "mine" in {h.pod for h in gone})  # noqa: E731
-    found = victims(wish, held(EMPTY, pods), pods, priority=10, after=after)
-    assert (None if found is None else [h.pod for h in found]) == want
+    request = wants(ask(14))
+    after: RequestAfterEviction = lambda evicted: under_quota(request, "mine" in {h.pod for h in evicted})  # noqa: E731
+    chosen = victims(request, held(EMPTY, pods), pods, priority=10, after=after)
+    assert (None if chosen is None else [h.pod for h in chosen]) == want
 
 
 def test_eviction_does_not_help_against_another_model() -> None:
@@ -94,27 +93,27 @@ def test_eviction_does_not_help_against_another_model() -> None:
 
 def test_cpu_is_freed_too() -> None:
     pods = [Victim(pod="a", cpu=60_000), Victim(pod="b", cpu=4_000)]
-    found = victims(wants(ask(1), cpu=8_000), held(EMPTY, pods), pods, priority=10)
-    assert found is not None
-    assert [h.pod for h in found] == ["a"]
+    chosen = victims(wants(ask(1), cpu=8_000), held(EMPTY, pods), pods, priority=10)
+    assert chosen is not None
+    assert [h.pod for h in chosen] == ["a"]
 
 
 @pytest.mark.parametrize(("cards", "tenants", "wanted", "most"), [(8, 7, 1, 7), (8, 2, 4, 8)])
 def test_budgets_on_a_crowded_node_do_not_evict_all_pods(cards: int, tenants: int, wanted: int, most: int) -> None:
     view = node("n1").cards(cards, size=100).view()
     pods = [holder(f"p{n:02}", n % cards, 9, budget_cost=1) for n in range(cards * tenants)]
-    found = victims(wants(ask(whole=True, cards=wanted)), held(view, pods), pods, priority=10)
-    assert found is not None
-    assert len(found) == most
+    chosen = victims(wants(ask(whole=True, cards=wanted)), held(view, pods), pods, priority=10)
+    assert chosen is not None
+    assert len(chosen) == most
 
 
 def test_a_crowded_node_gives_a_small_set_quickly() -> None:
     view = node("n1").cards(8, size=100).view()
     pods = [holder(f"p{n:02}", n % 8, 9) for n in range(80)]
-    found = victims(wants(ask(55, cards=4)), held(view, pods), pods, priority=10)
-    assert found is not None
-    assert fits(wants(ask(55, cards=4)), without(held(view, pods), found))
-    assert len(found) <= 24
+    chosen = victims(wants(ask(55, cards=4)), held(view, pods), pods, priority=10)
+    assert chosen is not None
+    assert fits(wants(ask(55, cards=4)), without(held(view, pods), chosen))
+    assert len(chosen) <= 24
 
 
 @st.composite
@@ -151,7 +150,7 @@ WISHES = st.sampled_from(
 @examples(80)
 @given(crowds(), WISHES)
 def test_no_cheaper_set_exists(pods: list[Victim], request: PodRequest) -> None:
-    assert_cheapest(pods, request, lambda gone: request)
+    assert_cheapest(pods, request, lambda evicted: request)
 
 
 @examples(80)
@@ -160,7 +159,7 @@ def test_no_cheaper_set_exists_where_pods_must_give_quota_back(
     pods: list[Victim], request: PodRequest, own: set[str], needed: int
 ) -> None:
     """Pods of its own namespace, on any card. It failed with sets of one card only."""
-    assert_cheapest(pods, request, lambda gone: under_quota(request, len(own & {h.pod for h in gone}) >= needed))
+    assert_cheapest(pods, request, lambda evicted: under_quota(request, len(own & {h.pod for h in evicted}) >= needed))
 
 
 MAKE = frozenset({("A100", 16)})
@@ -175,9 +174,9 @@ def assert_cheapest(pods: list[Victim], request: PodRequest, after: RequestAfter
     lesser = [h for h in pods if h.priority < 3]
     sets = [list(chosen) for size in range(len(lesser) + 1) for chosen in combinations(lesser, size)]
     enough = [chosen for chosen in sets if fits(after(chosen), without(view, chosen))]
-    found = victims(request, view, pods, priority=3, after=after)
-    if found is None:
+    chosen = victims(request, view, pods, priority=3, after=after)
+    if chosen is None:
         assert not enough
     else:
-        assert fits(after(found), without(view, found))
-        assert cost(found) == min(cost(chosen) for chosen in enough)
+        assert fits(after(chosen), without(view, chosen))
+        assert cost(chosen) == min(cost(chosen) for chosen in enough)

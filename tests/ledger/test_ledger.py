@@ -39,17 +39,17 @@ def holds(pod: str, memory: int, card: int = 0, **rest: float) -> Allocation:
     return Allocation(pod=pod, name=f"ns/{pod}", node="n1", grant=grant(pod, memory, card), **rest)  # type: ignore[arg-type]
 
 
-def ledger(*events: Event) -> Ledger:
-    made = Ledger(LedgerSettings(reserve_ttl=2, assume_ttl=30))
-    made.handle(NodeSeen(node("n1", cpu="8").cards(2, size=16).node()))
+def ledger_after(*events: Event) -> Ledger:
+    ledger = Ledger(LedgerSettings(reserve_ttl=2, assume_ttl=30))
+    ledger.handle(NodeSeen(node("n1", cpu="8").cards(2, size=16).node()))
     for event in events:
-        made.handle(event)
-        made.check()
-    return made
+        ledger.handle(event)
+        ledger.check()
+    return ledger
 
 
-def free(made: Ledger, card: int = 0) -> int:
-    return made.fleet.view("n1").free_by_card[card].memory
+def free(ledger: Ledger, card: int = 0) -> int:
+    return ledger.fleet.view("n1").free_by_card[card].memory
 
 
 ASSUMED, CONFIRMED, RESERVED = AllocationState.ASSUMED, AllocationState.CONFIRMED, AllocationState.RESERVED
@@ -58,7 +58,7 @@ NO_CAPACITY = "too little free capacity on GPU-n1-0 of node n1"
 
 
 @pytest.mark.parametrize(
-    ("before", "event", "state", "told", "left"),
+    ("before", "event", "state", "instructions", "left"),
     [
         pytest.param([], RESERVE, RESERVED, [], 6, id="a-reservation-holds"),
         pytest.param([RESERVE], Unreserved("a"), None, [Freed("n1")], 16, id="a-reservation-is-removed"),
@@ -76,8 +76,7 @@ NO_CAPACITY = "too little free capacity on GPU-n1-0 of node n1"
         pytest.param([ASSUME], Tick(30), ASSUMED, [VerifyBind("a")], 6, id="an-old-bind-is-looked-up-not-dropped"),
         pytest.param([ASSUME], Forgotten("a"), None, [Freed("n1")], 16, id="a-rejected-bind-frees"),
         pytest.param([ASSUME], CONFIRM, CONFIRMED, [], 6, id="the-watch-confirms"),
-        pytest.param([ASSUME], Confirmed(holds("a", 4)), CONFIRMED, [Freed("n1")], 12,
-                     id="the-state-of-the-cluster-wins"),
+        pytest.param([ASSUME], Confirmed(holds("a", 4)), CONFIRMED, [Freed("n1")], 12, id="the-cluster-state-wins"),
         pytest.param([CONFIRM], Forgotten("a"), CONFIRMED, [], 6, id="a-late-error-does-not-undo-a-confirmed-bind"),
         pytest.param([CONFIRM], CONFIRM, CONFIRMED, [], 6, id="confirmed-twice-is-held-once"),
         pytest.param([CONFIRM], Corrected("a", grant("a", 3)), CONFIRMED, [Freed("n1")], 13, id="a-correction"),
@@ -92,78 +91,78 @@ NO_CAPACITY = "too little free capacity on GPU-n1-0 of node n1"
     ],
 )  # fmt: skip
 def test_transitions(
-    before: list[Event], event: Event, state: AllocationState | None, told: list[Instruction], left: int
+    before: list[Event], event: Event, state: AllocationState | None, instructions: list[Instruction], left: int
 ) -> None:
-    made = ledger(*before)
-    assert made.handle(event) == told
-    made.check()
-    entry = made.entry("a")
+    ledger = ledger_after(*before)
+    assert ledger.handle(event) == instructions
+    ledger.check()
+    entry = ledger.entry("a")
     assert (entry.state if entry else None) == state
-    assert free(made) == left
+    assert free(ledger) == left
 
 
 def test_a_pod_bound_by_another_scheduler_removes_a_reservation_from_its_card() -> None:
-    made = ledger(RESERVE)
-    assert made.handle(Confirmed(holds("b", 10))) == []
-    assert made.entry("a") is None
-    made.check()
+    ledger = ledger_after(RESERVE)
+    assert ledger.handle(Confirmed(holds("b", 10))) == []
+    assert ledger.entry("a") is None
+    ledger.check()
 
 
 def test_a_card_overcommitted_by_the_cluster_is_reported_once() -> None:
-    made = ledger(CONFIRM)
-    assert made.handle(Confirmed(holds("b", 10))) == [Conflict("b", "n1", ("GPU-n1-0",))]
-    assert made.handle(Confirmed(holds("b", 10))) == []
-    assert free(made) == -4
-    made.check()
-    assert made.handle(Reserved(holds("c", 1), 0)) == [Denied("c", NO_CAPACITY)]
-    made.handle(PodGone("a"))
-    made.check()
-    assert free(made) == 6
+    ledger = ledger_after(CONFIRM)
+    assert ledger.handle(Confirmed(holds("b", 10))) == [Conflict("b", "n1", ("GPU-n1-0",))]
+    assert ledger.handle(Confirmed(holds("b", 10))) == []
+    assert free(ledger) == -4
+    ledger.check()
+    assert ledger.handle(Reserved(holds("c", 1), 0)) == [Denied("c", NO_CAPACITY)]
+    ledger.handle(PodGone("a"))
+    ledger.check()
+    assert free(ledger) == 6
 
 
 def test_pods_that_changed_places_do_not_conflict() -> None:
-    made = ledger(Confirmed(holds("a", 10, card=0)))
-    assert made.handle(PodsListed((holds("b", 10, card=0), holds("a", 10, card=1)))) == [Freed("n1")]
-    made.check()
+    ledger = ledger_after(Confirmed(holds("a", 10, card=0)))
+    assert ledger.handle(PodsListed((holds("b", 10, card=0), holds("a", 10, card=1)))) == [Freed("n1")]
+    ledger.check()
 
 
 def test_after_a_resolved_conflict_the_audit_is_strict_again() -> None:
-    made = ledger(CONFIRM, Confirmed(holds("b", 10)), PodGone("a"))
-    made.fleet.hold("n1", grant("x", 9).uses())
+    ledger = ledger_after(CONFIRM, Confirmed(holds("b", 10)), PodGone("a"))
+    ledger.fleet.hold("n1", grant("x", 9).uses())
     with pytest.raises(Overcommitted):
-        made.check()
+        ledger.check()
 
 
 def test_a_card_without_free_cores_takes_no_pod() -> None:
     whole = Grant(pod="w", node="n1", dialect="hami", containers=(ContainerGrant("m", (Tile("GPU-n1-0", 0, 3, 100),)),))
-    made = ledger(Confirmed(Allocation(pod="w", node="n1", grant=whole)))
-    assert made.handle(Assumed(holds("a", 1), 0)) == [Denied("a", NO_CAPACITY)]
+    ledger = ledger_after(Confirmed(Allocation(pod="w", node="n1", grant=whole)))
+    assert ledger.handle(Assumed(holds("a", 1), 0)) == [Denied("a", NO_CAPACITY)]
 
 
 def test_a_card_that_shrank_is_reported_with_the_newest_pod() -> None:
-    made = ledger(Confirmed(holds("a", 6, started=1)), Confirmed(holds("b", 6, started=2)))
-    told = made.handle(NodeSeen(node("n1", cpu="8").cards(2, size=8).node()))
-    assert told == [Conflict("b", "n1", ("GPU-n1-0",), shrunk=True), Freed("n1")]
-    made.check()
+    ledger = ledger_after(Confirmed(holds("a", 6, started=1)), Confirmed(holds("b", 6, started=2)))
+    instructions = ledger.handle(NodeSeen(node("n1", cpu="8").cards(2, size=8).node()))
+    assert instructions == [Conflict("b", "n1", ("GPU-n1-0",), shrunk=True), Freed("n1")]
+    ledger.check()
 
 
 def test_a_node_may_go_and_come_back_with_its_pods_still_in_the_ledger() -> None:
-    made = ledger(CONFIRM, Reserved(holds("b", 2), 0))
-    made.handle(NodeGone("n1"))
-    assert "n1" not in made.fleet
-    assert made.entry("b") is None
-    made.handle(NodeSeen(node("n1", cpu="8").cards(2, size=16).node()))
-    assert free(made) == 6
-    made.check()
+    ledger = ledger_after(CONFIRM, Reserved(holds("b", 2), 0))
+    ledger.handle(NodeGone("n1"))
+    assert "n1" not in ledger.fleet
+    assert ledger.entry("b") is None
+    ledger.handle(NodeSeen(node("n1", cpu="8").cards(2, size=16).node()))
+    assert free(ledger) == 6
+    ledger.check()
 
 
 def test_an_unhealthy_card_keeps_its_pods_until_it_recovers() -> None:
-    made = ledger(CONFIRM)
-    made.handle(NodeSeen(node("n1", cpu="8").cards(2, size=16, healthy=False).node()))
-    assert made.fleet.best(wants(ask(1))) == []
-    made.handle(NodeSeen(node("n1", cpu="8").cards(2, size=16).node()))
-    assert free(made) == 6
-    assert made.handle(NodeSeen(node("n1", cpu="8").cards(2, size=16).node())) == []
+    ledger = ledger_after(CONFIRM)
+    ledger.handle(NodeSeen(node("n1", cpu="8").cards(2, size=16, healthy=False).node()))
+    assert ledger.fleet.best(wants(ask(1))) == []
+    ledger.handle(NodeSeen(node("n1", cpu="8").cards(2, size=16).node()))
+    assert free(ledger) == 6
+    assert ledger.handle(NodeSeen(node("n1", cpu="8").cards(2, size=16).node())) == []
 
 
 class TestNominations:
@@ -172,86 +171,86 @@ class TestNominations:
     NOMINATE = Nominated(holds("a", 10), until=20)
 
     def test_other_pods_do_not_get_the_capacity(self) -> None:
-        made = ledger(Confirmed(holds("victim", 16)), self.NOMINATE, PodGone("victim"))
-        assert made.handle(Reserved(holds("b", 10), 0)) == [Denied("b", NO_CAPACITY)]
-        assert made.handle(Reserved(holds("b", 6), 0)) == []
+        ledger = ledger_after(Confirmed(holds("victim", 16)), self.NOMINATE, PodGone("victim"))
+        assert ledger.handle(Reserved(holds("b", 10), 0)) == [Denied("b", NO_CAPACITY)]
+        assert ledger.handle(Reserved(holds("b", 6), 0)) == []
 
     def test_while_the_victims_terminate_the_card_is_overcommitted_without_an_alarm(self) -> None:
-        made = ledger(Confirmed(holds("victim", 16)), self.NOMINATE)
-        assert free(made) == -10
+        ledger = ledger_after(Confirmed(holds("victim", 16)), self.NOMINATE)
+        assert free(ledger) == -10
 
     def test_its_own_nomination_and_reservation_do_not_block_it(self) -> None:
-        made = ledger(self.NOMINATE)
-        with made.without_claims_of("a") as fleet:
+        ledger = ledger_after(self.NOMINATE)
+        with ledger.without_claims_of("a") as fleet:
             assert fleet.view("n1").free_by_card[0].memory == 16
-        assert free(made) == 6
-        assert made.handle(Assumed(holds("a", 10), 0)) == []
-        with made.without_claims_of("b") as fleet:
+        assert free(ledger) == 6
+        assert ledger.handle(Assumed(holds("a", 10), 0)) == []
+        with ledger.without_claims_of("b") as fleet:
             assert fleet.view("n1").free_by_card[0].memory == 6
 
     def test_a_rejected_bind_falls_back_on_the_nomination(self) -> None:
-        made = ledger(self.NOMINATE, ASSUME, Forgotten("a"))
-        assert free(made) == 6
-        assert made.nomination("a") is not None
+        ledger = ledger_after(self.NOMINATE, ASSUME, Forgotten("a"))
+        assert free(ledger) == 6
+        assert ledger.nomination("a") is not None
 
     def test_it_ends_at_its_deadline_or_when_the_pod_runs_or_is_gone(self) -> None:
-        assert free(ledger(self.NOMINATE, Tick(20))) == 16
-        assert free(ledger(self.NOMINATE, PodGone("a"))) == 16
-        made = ledger(self.NOMINATE, CONFIRM)
-        assert free(made) == 6
-        assert made.nomination("a") is None
+        assert free(ledger_after(self.NOMINATE, Tick(20))) == 16
+        assert free(ledger_after(self.NOMINATE, PodGone("a"))) == 16
+        ledger = ledger_after(self.NOMINATE, CONFIRM)
+        assert free(ledger) == 6
+        assert ledger.nomination("a") is None
 
     def test_it_can_be_withdrawn(self) -> None:
-        made = ledger(self.NOMINATE)
-        assert made.handle(Withdrawn("a")) == [Freed("n1")]
-        assert (free(made), made.nominations()) == (16, [])
-        assert made.handle(Withdrawn("a")) == []
+        ledger = ledger_after(self.NOMINATE)
+        assert ledger.handle(Withdrawn("a")) == [Freed("n1")]
+        assert (free(ledger), ledger.nominations()) == (16, [])
+        assert ledger.handle(Withdrawn("a")) == []
 
     def test_only_pods_of_higher_priority_may_take_the_capacity(self) -> None:
-        made = ledger(Nominated(holds("a", 10, priority=5), until=20))
+        ledger = ledger_after(Nominated(holds("a", 10, priority=5), until=20))
         for priority, seen in ((5, 6), (6, 16)):
-            with made.without_claims_of("b", priority) as fleet:
+            with ledger.without_claims_of("b", priority) as fleet:
                 assert fleet.view("n1").free_by_card[0].memory == seen
-        assert made.handle(Reserved(holds("b", 10, priority=5), 0)) != []
-        assert made.handle(Reserved(holds("b", 10, priority=6), 0)) == []
-        made.check()
+        assert ledger.handle(Reserved(holds("b", 10, priority=5), 0)) != []
+        assert ledger.handle(Reserved(holds("b", 10, priority=6), 0)) == []
+        ledger.check()
 
     def test_a_pod_has_one_nomination(self) -> None:
-        made = ledger(self.NOMINATE, Nominated(holds("a", 4, card=1), until=30))
-        assert (free(made), free(made, 1)) == (16, 12)
+        ledger = ledger_after(self.NOMINATE, Nominated(holds("a", 4, card=1), until=30))
+        assert (free(ledger), free(ledger, 1)) == (16, 12)
 
     def test_a_bound_pod_gets_no_nomination(self) -> None:
-        assert ledger(CONFIRM).handle(self.NOMINATE) == [Denied("a", "the pod is confirmed on n1")]
+        assert ledger_after(CONFIRM).handle(self.NOMINATE) == [Denied("a", "the pod is confirmed on n1")]
 
 
 def test_the_lowest_priority_is_that_of_pods_with_cards() -> None:
-    made = ledger(Confirmed(Allocation(pod="cpu", node="n1", priority=-7)))
-    assert made.lowest_priority() is None
+    ledger = ledger_after(Confirmed(Allocation(pod="cpu", node="n1", priority=-7)))
+    assert ledger.lowest_priority() is None
     for event in (Reserved(holds("a", 1, priority=3), 0), Confirmed(holds("b", 1, priority=9))):
-        made.handle(event)
-    assert made.lowest_priority() == 3
-    made.handle(PodGone("a"))
-    assert made.lowest_priority() == 9
+        ledger.handle(event)
+    assert ledger.lowest_priority() == 3
+    ledger.handle(PodGone("a"))
+    assert ledger.lowest_priority() == 9
 
 
 def test_the_audit_shows_the_history_of_a_wrong_sum() -> None:
-    made = ledger(CONFIRM)
-    made.fleet.hold("n1", grant("x", 1).uses())
+    ledger = ledger_after(CONFIRM)
+    ledger.fleet.hold("n1", grant("x", 1).uses())
     with pytest.raises(Overcommitted, match=r"(?s)GPU-n1-0 of n1: .* History:\n.*\n  Confirmed\(.*ns/a"):
-        made.check()
+        ledger.check()
 
 
 def test_holders_are_the_pods_on_the_node_for_preemption() -> None:
-    made = ledger(
+    ledger = ledger_after(
         Confirmed(holds("a", 3, priority=7, started=5)), Confirmed(Allocation(pod="cpu", node="n1", cpu=2000))
     )
-    found = made.holders("n1")
-    assert [(h.pod, h.priority, h.cpu, len(h.uses)) for h in found] == [("a", 7, 0, 1), ("cpu", 0, 2000, 0)]
-    assert made.holders("elsewhere") == []
-    assert made.fleet.view("n1").cpu == 6000
+    holders = ledger.holders("n1")
+    assert [(h.pod, h.priority, h.cpu, len(h.uses)) for h in holders] == [("a", 7, 0, 1), ("cpu", 0, 2000, 0)]
+    assert ledger.holders("elsewhere") == []
+    assert ledger.fleet.view("n1").cpu == 6000
 
 
 def test_reservations_are_counted() -> None:
-    made = ledger(RESERVE, Assumed(holds("b", 1), 0))
-    assert made.reservations() == 1
-    assert {e.allocation.pod for e in made.entries()} == {"a", "b"}
+    ledger = ledger_after(RESERVE, Assumed(holds("b", 1), 0))
+    assert ledger.reservations() == 1
+    assert {e.allocation.pod for e in ledger.entries()} == {"a", "b"}

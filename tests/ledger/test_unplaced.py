@@ -14,12 +14,12 @@ from gputile.testing.builders import ask, node, wants
 NODE = node("n1").cards(4, "T4", 8192).facts(agent="hami").node()
 
 
-def ledger(*events: Event) -> Ledger:
-    made = Ledger()
+def ledger_after(*events: Event) -> Ledger:
+    ledger = Ledger()
     for event in (NodeSeen(NODE), *events):
-        made.handle(event)
-        made.check()
-    return made
+        ledger.handle(event)
+        ledger.check()
+    return ledger
 
 
 def unplaced(pod: str, count: int, where: str = "n1") -> Allocation:
@@ -32,78 +32,78 @@ def on(pod: str, card: int, memory: int = 8192, cores: int = 100) -> Allocation:
     return Allocation(pod=pod, node="n1", grant=grant)
 
 
-def whole_gpus_free(made: Ledger) -> int:
+def whole_gpus_free(ledger: Ledger) -> int:
     """The largest number of whole GPUs that a new pod would get."""
-    fits = [n for n in range(1, 5) if isinstance(made.fleet.place(wants(ask(whole=True, cards=n)), "n1"), Placement)]
+    fits = [n for n in range(1, 5) if isinstance(ledger.fleet.place(wants(ask(whole=True, cards=n)), "n1"), Placement)]
     return max(fits, default=0)
 
 
 def test_as_many_gpus_are_withheld_from_new_pods_as_are_held_unplaced() -> None:
-    assert whole_gpus_free(ledger(Confirmed(unplaced("a", 3)))) == 1
+    assert whole_gpus_free(ledger_after(Confirmed(unplaced("a", 3)))) == 1
 
 
 def test_they_differ_from_gpus_that_other_pods_hold() -> None:
-    assert whole_gpus_free(ledger(Confirmed(unplaced("a", 2)), Confirmed(on("b", 0)))) == 1
+    assert whole_gpus_free(ledger_after(Confirmed(unplaced("a", 2)), Confirmed(on("b", 0)))) == 1
 
 
 def test_a_pod_that_shows_up_on_a_kept_gpu_is_no_conflict() -> None:
-    made = ledger(Confirmed(unplaced("a", 1)))
-    kept = next(card.index for card in NODE.cards if made.fleet.view("n1").free_by_card[card.index].tenants)
-    assert not [one for one in made.handle(Confirmed(on("b", kept))) if isinstance(one, Conflict)]
-    made.check()
-    assert whole_gpus_free(made) == 2
+    ledger = ledger_after(Confirmed(unplaced("a", 1)))
+    kept = next(card.index for card in NODE.cards if ledger.fleet.view("n1").free_by_card[card.index].tenants)
+    assert not [done for done in ledger.handle(Confirmed(on("b", kept))) if isinstance(done, Conflict)]
+    ledger.check()
+    assert whole_gpus_free(ledger) == 2
 
 
 def test_where_no_gpu_is_idle_the_rest_of_a_shared_one_is_kept() -> None:
-    made = ledger(*(Confirmed(on(str(card), card, 1000, 10)) for card in range(4)), Confirmed(unplaced("a", 4)))
-    assert not isinstance(made.fleet.place(wants(ask(1)), "n1"), Placement)
+    ledger = ledger_after(*(Confirmed(on(str(card), card, 1000, 10)) for card in range(4)), Confirmed(unplaced("a", 4)))
+    assert not isinstance(ledger.fleet.place(wants(ask(1)), "n1"), Placement)
 
 
 def test_a_small_idle_gpu_is_kept_before_the_rest_of_a_large_shared_one() -> None:
     mixed = node("n1").card("A100", 80000).card("T4", 16000).facts(agent="hami").node()
-    made = ledger(NodeSeen(mixed), Confirmed(on("b", 0, 1000, 10)), Confirmed(unplaced("a", 1)))
-    assert [room.memory for room in made.fleet.view("n1").free_by_card] == [79000, 0]
+    ledger = ledger_after(NodeSeen(mixed), Confirmed(on("b", 0, 1000, 10)), Confirmed(unplaced("a", 1)))
+    assert [free.memory for free in ledger.fleet.view("n1").free_by_card] == [79000, 0]
 
 
 def test_a_node_that_changes_has_them_kept_again() -> None:
     other = node("n1").cards(3, "T4", 8192).facts(agent="hami").node()
-    assert whole_gpus_free(ledger(Confirmed(unplaced("a", 1)), NodeSeen(other))) == 2
+    assert whole_gpus_free(ledger_after(Confirmed(unplaced("a", 1)), NodeSeen(other))) == 2
 
 
 def test_more_unplaced_gpus_than_the_node_has_fill_it() -> None:
-    assert whole_gpus_free(ledger(Confirmed(unplaced("a", 9)))) == 0
+    assert whole_gpus_free(ledger_after(Confirmed(unplaced("a", 9)))) == 0
 
 
 def test_they_are_free_again_when_their_pod_is_gone() -> None:
-    made = ledger(Confirmed(unplaced("a", 3)))
-    assert made.handle(PodGone("a")) == [Freed("n1")]
-    made.check()
-    assert whole_gpus_free(made) == 4
+    ledger = ledger_after(Confirmed(unplaced("a", 3)))
+    assert ledger.handle(PodGone("a")) == [Freed("n1")]
+    ledger.check()
+    assert whole_gpus_free(ledger) == 4
 
 
 def test_a_grant_that_names_the_gpus_takes_their_place() -> None:
-    made = ledger(Confirmed(unplaced("a", 3)))
-    made.handle(Confirmed(on("a", 2)))
-    made.check()
-    assert whole_gpus_free(made) == 3
+    ledger = ledger_after(Confirmed(unplaced("a", 3)))
+    ledger.handle(Confirmed(on("a", 2)))
+    ledger.check()
+    assert whole_gpus_free(ledger) == 3
 
 
 def test_its_own_unplaced_gpus_do_not_block_a_pod() -> None:
-    made = ledger(Confirmed(unplaced("a", 4)))
-    capacity_generation = made.capacity_generation()
-    with made.without_claims_of("a") as fleet:
+    ledger = ledger_after(Confirmed(unplaced("a", 4)))
+    capacity_generation = ledger.capacity_generation()
+    with ledger.without_claims_of("a") as fleet:
         assert isinstance(fleet.place(wants(ask(whole=True, cards=4)), "n1"), Placement)
-    made.check()
-    assert whole_gpus_free(made) == 0
-    assert made.capacity_generation() == capacity_generation
+    ledger.check()
+    assert whole_gpus_free(ledger) == 0
+    assert ledger.capacity_generation() == capacity_generation
 
 
 def test_a_node_that_comes_back_has_them_kept_again() -> None:
-    assert whole_gpus_free(ledger(Confirmed(unplaced("a", 3)), NodeGone("n1"), NodeSeen(NODE))) == 1
+    assert whole_gpus_free(ledger_after(Confirmed(unplaced("a", 3)), NodeGone("n1"), NodeSeen(NODE))) == 1
 
 
 def test_a_list_that_no_longer_shows_the_pod_frees_them() -> None:
-    assert whole_gpus_free(ledger(Confirmed(unplaced("a", 3)), PodsListed((on("b", 0),)))) == 3
+    assert whole_gpus_free(ledger_after(Confirmed(unplaced("a", 3)), PodsListed((on("b", 0),)))) == 3
 
 
 PODS = st.sampled_from("abcdef")
@@ -114,8 +114,8 @@ EVENTS = st.one_of(
         lambda allocation: Reserved(allocation, 0.0)
     ),
     PODS.map(PodGone),
-    st.lists(st.builds(unplaced, PODS, st.integers(1, 3)), max_size=2, unique_by=lambda one: one.pod).map(
-        lambda found: PodsListed(tuple(found))
+    st.lists(st.builds(unplaced, PODS, st.integers(1, 3)), max_size=2, unique_by=lambda allocation: allocation.pod).map(
+        lambda allocations: PodsListed(tuple(allocations))
     ),
     st.just(NodeGone("n1")),
     st.just(NodeSeen(NODE)),
@@ -127,13 +127,13 @@ EVENTS = st.one_of(
 def test_in_any_order_of_events_the_ledger_is_consistent_and_new_pods_get_no_more_than_is_left(
     events: list[Event],
 ) -> None:
-    made = Ledger()
-    made.handle(NodeSeen(NODE))
+    ledger = Ledger()
+    ledger.handle(NodeSeen(NODE))
     for event in events:
-        made.handle(event)
-        made.check()
-    if "n1" in made.fleet:
-        entries = made.on_node("n1")
+        ledger.handle(event)
+        ledger.check()
+    if "n1" in ledger.fleet:
+        entries = ledger.on_node("n1")
         placed = {uuid for entry in entries for uuid in entry.allocation.uses()}
         number = sum(entry.allocation.unplaced for entry in entries)
-        assert whole_gpus_free(made) == max(0, 4 - len(placed) - number)
+        assert whole_gpus_free(ledger) == max(0, 4 - len(placed) - number)

@@ -85,7 +85,7 @@ def test_accepted_modes(modes: set[str], accepted: set[str]) -> None:
 @pytest.mark.parametrize(
     ("roles", "alive"),
     [
-        pytest.param([], [], id="nobody"),
+        pytest.param([], [], id="no-containers"),
         pytest.param([APP, APP], [(0,), (0,)], id="app-containers-live-the-main-life"),
         pytest.param([INIT, INIT, APP], [(1,), (2,), (0,)], id="each-init-container-runs-alone"),
         pytest.param([SIDECAR, INIT, APP], [(0, 1), (1,), (0,)], id="a-sidecar-runs-beside-later-init-containers"),
@@ -115,7 +115,7 @@ def test_memory_of_a_card_of_15109_mib(wanted: ContainerRequest, memory: int) ->
     assert wanted.memory_of(15109) == memory
 
 
-def test_whole_cards_are_all_memory_all_cores_and_nobody_else() -> None:
+def test_whole_cards_are_all_memory_all_cores_and_exclusive() -> None:
     want = ContainerRequest(container="c", role=INIT, cards=2, memory_percent=100, cores=100, exclusive=True)
     assert ContainerRequest.whole("c", INIT, 2) == want
 

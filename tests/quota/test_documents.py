@@ -99,10 +99,10 @@ def test_an_invalid_document_of_gpu_admission_is_rejected(text: str) -> None:
 
 
 def test_ours_counts_before_the_old_namespace_by_namespace() -> None:
-    ours = {"a": Quota(source="ours"), "*": Quota(source="everybody")}
+    ours = {"a": Quota(source="ours"), "*": Quota(source="default")}
     old = {"a": Quota(source="old"), "b": Quota(source="old")}
     assert {name: quota.source for name, quota in merged(ours, old).items()} == {
         "a": "ours",
         "b": "old",
-        "*": "everybody",
+        "*": "default",
     }

@@ -244,7 +244,7 @@ def test_why_quota_keeps_a_pod_pending(quota: Quota, asked: PodRequest, want: li
 def test_a_request_without_quota_stays_the_same_object() -> None:
     ledger = ledger_with(Quota((Limit(model="*", cards=800),)))
     assert ledger.quota_usage.allowed("team-a", ONE) is ONE
-    assert ledger.quota_usage.allowed("nobody", ONE) is ONE
+    assert ledger.quota_usage.allowed("team-without-quota", ONE) is ONE
     ledger.handle(QuotasSet({}))
     assert ledger.quota_usage.allowed("team-a", ONE) is ONE
 

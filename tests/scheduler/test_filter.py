@@ -9,7 +9,7 @@ from gputile.dialects.kube_objects import NodeObject, Pod
 from gputile.kube.api import Json
 from gputile.ledger.events import Freed
 from gputile.ledger.ledger import AllocationState
-from gputile.model.refusals import SENTENCE, NodeReason
+from gputile.model.refusals import SENTENCE, NodeReason, about_one_node
 from gputile.scheduler.extender_api import FilterAnswer, OfferedVictims, PreemptArgs, read_filter
 from gputile.scheduler.settings import FilterSettings
 from gputile.scheduler.state.unschedulable import UnschedulablePod
@@ -265,7 +265,7 @@ class TestOtherAgents:
         rig.catch_up()
         assert rig.state("a") is AllocationState.CONFIRMED
         assert rig.filter("b").unresolvable == {"n1": BUSY}, "a is bound and not admitted"
-        assert await rig.bind("b") == f"n1: {BUSY}"
+        assert await rig.bind("b") == f"node n1 {about_one_node(NodeReason.AGENT_BUSY)}"
         assert rig.count("binds_total", outcome="conflict") == 1
         rig.change("a", status={"phase": "Pending", "startTime": "2026-01-01T00:00:00Z"})
         rig.catch_up()
@@ -291,7 +291,7 @@ class TestOtherAgents:
     async def test_bind_refuses_too(self) -> None:
         rig = Rig(gpushare_node("n1"), other_agents="refuse")
         rig.arrive({"aliyun.com/gpu-mem": 4})
-        assert await rig.bind() == f"n1: {OTHER}"
+        assert await rig.bind() == f"node n1 {about_one_node(NodeReason.OTHER_AGENT)}"
         assert rig.api.bindings == []
 
     def test_a_dry_run_on_a_node_yet_to_come_refuses_as_filter_will(self) -> None:

@@ -156,8 +156,8 @@ class TestBind:
         assert await rig.bind("a") == ""
         ration(rig, default=cards(1))
         assert await rig.bind("b") == (
-            "default holds 1 of 1 A100; this pod needs 1 more; wait until a pod of default ends, or have its quota "
-            f"raised in {HERE}"
+            "default holds 1 of 1 A100; this pod needs 1 more; wait until a pod of default ends, or raise its quota "
+            f"in {HERE}"
         )
         assert rig.count("binds_total", outcome="conflict") == 1
 

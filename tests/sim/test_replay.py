@@ -33,9 +33,9 @@ def written(folder: Path, name: str, text: str) -> Path:
 class TestLists:
     @pytest.mark.parametrize("name", ["nodes.csv", "nodes.csv.gz"])
     def test_nodes(self, tmp_path: Path, name: str) -> None:
-        one, two = load_nodes(written(tmp_path, name, NODES_CSV))
-        assert (one.name, one.cpu, one.memory, len(one.cards)) == ("n1", 64000, 262144, 2)
-        assert {card.model for card in two.cards} == {"T4"}
+        first, second = load_nodes(written(tmp_path, name, NODES_CSV))
+        assert (first.name, first.cpu, first.memory, len(first.cards)) == ("n1", 64000, 262144, 2)
+        assert {card.model for card in second.cards} == {"T4"}
 
     def test_pods_are_sorted_by_name_with_their_shares_models_and_times(self, tmp_path: Path) -> None:
         whole, part, plain = load_jobs(written(tmp_path, "pods.csv", PODS_CSV))
@@ -135,17 +135,17 @@ class TestArrivals:
 
 @pytest.mark.parametrize("policy", ["binpack", "spread", "random", "fragmentation", "tiling"])
 def test_a_replay_is_repeatable_and_measures_what_it_places(policy: str) -> None:
-    told: list[float] = []
+    progress: list[float] = []
     plan = ReplayPlan(policy=policy, random_ties=policy == "spread")
-    one, other = (replay(small(), JOBS, plan, told.append) for _ in range(2))
-    assert one.curve == other.curve
-    assert one.cards == 24
-    assert 75.0 < one.final <= 100.0
-    assert one.allocated_cards == pytest.approx(one.final * 24 / 100)
-    assert one.at_full is not None
-    assert one.first_refusal is not None
-    assert one.refused > 0
-    assert told
+    first, second = (replay(small(), JOBS, plan, progress.append) for _ in range(2))
+    assert first.curve == second.curve
+    assert first.cards == 24
+    assert 75.0 < first.final <= 100.0
+    assert first.allocated_cards == pytest.approx(first.final * 24 / 100)
+    assert first.at_full is not None
+    assert first.first_refusal is not None
+    assert first.refused > 0
+    assert progress
 
 
 def test_the_workload_of_the_list_may_be_known_beforehand() -> None:
@@ -175,13 +175,13 @@ class TestWhatIf:
 
     def test_nodes_are_added_with_the_clusters_cpu_per_card(self) -> None:
         nodes, _ = change("+2:L40S:8x48Gi", small(), self.PLAN)
-        assert [len(found.cards) for found in nodes[6:]] == [8, 8]
+        assert [len(changed.cards) for changed in nodes[6:]] == [8, 8]
         assert nodes[-1].cpu == 32_000 * 2
         assert nodes[-1].cards[0].model == "L40S"
 
     def test_nodes_are_removed_and_the_policy_changed(self) -> None:
         nodes, plan = change("-n3, policy=spread", small(), self.PLAN)
-        assert [found.name for found in nodes] == ["n0", "n1", "n2", "n4", "n5"]
+        assert [changed.name for changed in nodes] == ["n0", "n1", "n2", "n4", "n5"]
         assert plan.policy == "spread"
 
     @pytest.mark.parametrize("text", ["+x", "4:L40S:8x48Gi", "-nobody", "+1:T4:8x", "+1:T4:8xGi"])
@@ -191,7 +191,7 @@ class TestWhatIf:
 
     def test_two_additions_have_names_of_their_own(self) -> None:
         nodes, _ = change("+1:L40S:2x48Gi,+1:L40S:1x48Gi", small(), self.PLAN)
-        assert len({found.name for found in nodes}) == 8
+        assert len({changed.name for changed in nodes}) == 8
 
     def test_more_nodes_allocate_more_of_the_same_demand(self) -> None:
         base = replay(small(), JOBS, self.PLAN, lambda part: None)
@@ -220,7 +220,7 @@ class TestLeaving:
     def test_the_same_work_comes_to_a_changed_cluster(self) -> None:
         nodes, plan = change("+6:A100:4x1Gi", small(), ReplayPlan(policy="binpack", ratio=0.8))
         base, more = (
-            steady(found, JOBS, plan, lambda part: None, base=small(), pods=300) for found in (small(), nodes)
+            steady(cluster, JOBS, plan, lambda part: None, base=small(), pods=300) for cluster in (small(), nodes)
         )
         assert more.hours == base.hours
         assert more.allocated == pytest.approx(base.allocated / 2, rel=0.1)

@@ -24,7 +24,7 @@ TRIES = 250
 """How many sets are tried for the smallest. A node with more sets gets a small set instead of the smallest."""
 
 LOOKS = 2000
-"""How many sets of one size are compared by size on one card, before the promising ones are tried."""
+"""How many sets of one size are compared by size on one card, before the likely ones are tried."""
 
 LOOKS_PER_STEP = 16
 

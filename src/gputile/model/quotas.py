@@ -14,7 +14,7 @@ from gputile.model.requests import ModelRule
 from gputile.model.units import MiB, Percent
 
 ANY_MODEL = "*"
-EVERYBODY = "*"
+DEFAULT_KEY = "*"
 """The key of the default quota, for every namespace without a quota of its own."""
 
 
@@ -62,8 +62,8 @@ class Quota(msgspec.Struct, frozen=True):
 
 
 Quotas: TypeAlias = Mapping[str, Quota]
-"""By namespace; the key `EVERYBODY` has the default. A namespace without a quota is unlimited."""
+"""By namespace; the key `DEFAULT_KEY` has the default. A namespace without a quota is unlimited."""
 
 
 def quota_of(namespace: str, quotas: Quotas) -> Quota | None:
-    return quotas.get(namespace) or quotas.get(EVERYBODY)
+    return quotas.get(namespace) or quotas.get(DEFAULT_KEY)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from gputile.engine.fleet.fleet import Fleet
 from gputile.model.allocations import Allocation
 from gputile.model.cards import Node
-from gputile.model.quotas import EVERYBODY, Amount, Quota, Quotas, quota_of
+from gputile.model.quotas import DEFAULT_KEY, Amount, Quota, Quotas, quota_of
 from gputile.model.requests import PodRequest
 from gputile.quota.arithmetic import Spent, add, cost_of, overrun, subtract
 from gputile.quota.constraint import QuotaConstraint
@@ -98,7 +98,7 @@ class QuotaUsage:
     def namespaces(self) -> list[str]:
         """Namespaces with a quota of their own, and those that hold something under the default quota."""
         return sorted(
-            {name for name in self.quotas if name != EVERYBODY} | {name for name, held in self._held.items() if held}
+            {name for name in self.quotas if name != DEFAULT_KEY} | {name for name, held in self._held.items() if held}
         )
 
     def allowed(self, namespace: str, asked: PodRequest) -> PodRequest:

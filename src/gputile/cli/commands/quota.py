@@ -16,7 +16,7 @@ from gputile.model.cards import Node
 from gputile.model.decode_errors import decode_problem
 from gputile.model.errors import InputError
 from gputile.model.grants import Grant
-from gputile.model.quotas import ANY_MODEL, EVERYBODY, Amount, Limit, Quota, Quotas, quota_of
+from gputile.model.quotas import ANY_MODEL, DEFAULT_KEY, Amount, Limit, Quota, Quotas, quota_of
 from gputile.model.requests import PodRequest
 from gputile.model.units import ALL
 from gputile.quota.arithmetic import KINDS, Spent, add, cost_of, show_cards, total
@@ -197,7 +197,7 @@ def _row(
         "namespace": namespace,
         "model": model,
         "allowed": limit is not NOTHING,
-        **{kind: _amount(kind, None if namespace == EVERYBODY else used, limit) for kind in KINDS},
+        **{kind: _amount(kind, None if namespace == DEFAULT_KEY else used, limit) for kind in KINDS},
         "pools": list(quota.pools),
         "pods": held.pods,
         "waiting": held.waiting,
