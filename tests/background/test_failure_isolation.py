@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from gputile.background import failure_isolation as module
-from gputile.background.failure_isolation import LONGEST_AGAIN, SAY_AGAIN, TRACEBACKS, FailureIsolation
+from gputile.background.failure_isolation import MAX_BACKOFF, LOG_INTERVAL, TRACEBACKS, FailureIsolation
 from gputile.dialects.kube_objects import Pod
 from gputile.kube.api import AgentLease, ApiRejected, Change, Json, OutcomeUnknown, Snapshot
 from gputile.kube.fake import MemoryApi
@@ -59,16 +59,16 @@ class TestHelper:
 
     async def test_a_failing_object_is_left_alone_longer_each_time_and_forgiven_when_it_works(self) -> None:
         made, clock = self.fresh()
-        rests = []
+        is_backing_off = []
         for _ in range(12):
             await made.attempt("loop", "a", self.failing)
             began = clock.now
-            while made.rests("loop", "a"):
+            while made.is_backing_off("loop", "a"):
                 clock.now += 0.5
-            rests.append(clock.now - began)
-        assert rests[:4] == [1.0, 2.0, 4.0, 8.0]
-        assert rests[-1] == LONGEST_AGAIN
-        assert not made.rests("loop", "b")
+            is_backing_off.append(clock.now - began)
+        assert is_backing_off[:4] == [1.0, 2.0, 4.0, 8.0]
+        assert is_backing_off[-1] == MAX_BACKOFF
+        assert not made.is_backing_off("loop", "b")
         assert await made.attempt("loop", "a", self.working) == 7
         made.step("loop", "a", self.fail)
         assert made._failing["loop", "a"].failures == 1
@@ -92,7 +92,7 @@ class TestHelper:
         for _ in range(5):
             made.step("loop", "default/web", self.fail)
         assert [(r.levelno, bool(r.exc_info)) for r in caplog.records] == [(logging.ERROR, True)]
-        clock.now += SAY_AGAIN
+        clock.now += LOG_INTERVAL
         for number in range(2 * TRACEBACKS):
             made.step("loop", f"default/web-{number}", self.fail)
         assert len(caplog.records) == 1 + TRACEBACKS
@@ -140,10 +140,10 @@ class TestHelper:
         about = msgspec.convert(pod(tile(8), name="web"), Pod)
         for _ in range(3):
             made.step("grants", about.key, self.fail, about)
-        await made.tell(api)
-        await made.tell(api)
+        await made.write_events(api)
+        await made.write_events(api)
         assert [(note.pod, note.reason) for note in api.notes] == [("web", "InternalError")]
-        assert "gputile failed on this pod by an error of its own (Poison in `grants`)" in api.notes[0].message
+        assert "internal error of gputile on this pod (Poison in `grants`)" in api.notes[0].message
 
 
 # ---- each loop ------------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ async def test_the_watch_of_leases_and_the_look_at_agents_go_on(monkeypatch: pyt
             return []
 
         monkeypatch.setattr(process.cluster_state, "agents_changed", poisoned(judge, lambda nodes: nodes == ["bad"]))
-        process._judge_agents(["bad", "good"])
+        process._update_agents(["bad", "good"])
         assert judged == ["good"]
 
 
@@ -215,7 +215,7 @@ async def test_a_list_of_nodes_lets_all_others_go(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_stream_that_breaks_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "AGAIN", 0.0)
+    monkeypatch.setattr(module, "BACKOFF", 0.0)
     api = cluster()
     real, begun = api.follow_nodes, 0
 
@@ -260,8 +260,8 @@ async def test_the_tick_does_its_other_parts(monkeypatch: pytest.MonkeyPatch) ->
         process = replica.process
         await replica.until(process.is_synced)
         shown: list[float] = []
-        monkeypatch.setattr(process, "_look_at_agents", poisoned(print, lambda: True))
-        monkeypatch.setattr(process, "_show", shown.append)
+        monkeypatch.setattr(process, "_check_agents", poisoned(print, lambda: True))
+        monkeypatch.setattr(process, "_update_metrics", shown.append)
         process.tick(1.0)
         assert shown == [1.0]
 
@@ -301,7 +301,7 @@ async def test_grants_for_pods_bound_by_others_go_on(monkeypatch: pytest.MonkeyP
     assert rig.written("good") is not None
     assert [(note.pod, note.reason) for note in rig.api.notes] == [("bad", "InternalError")]
     await rig.reconciler.round()
-    assert rig.count("internal_errors_total", loop="grants") == 1, "it rests"
+    assert rig.count("internal_errors_total", loop="grants") == 1, "it is_backing_off"
 
 
 async def test_what_is_written_for_others_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,11 +397,11 @@ async def test_promises_of_other_pods_are_recalled(monkeypatch: pytest.MonkeyPat
 
 async def test_the_window_of_the_metrics_api_shows_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     shop = Shop()
-    window, looked = shop.window, list[str]()
-    await window.refresh()
-    monkeypatch.setattr(window, "_look_at_node", poisoned(looked.append, lambda name: name == "bad"))
-    window.touched(["bad", "good"])
-    await window.refresh()
+    projection, looked = shop.projection, list[str]()
+    await projection.refresh()
+    monkeypatch.setattr(projection, "_refresh_node", poisoned(looked.append, lambda name: name == "bad"))
+    projection.touched(["bad", "good"])
+    await projection.refresh()
     assert looked == ["good"]
 
 
@@ -412,8 +412,10 @@ async def test_another_quota_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     async def keep(source: Any) -> None:
         kept.append(source.name)
 
-    monkeypatch.setattr(rations.quota_watcher, "_keep", poisoned(keep, lambda source: source.name == "gputile-quota"))
-    await rations.quota_watcher.tell()
+    monkeypatch.setattr(
+        rations.quota_watcher, "_keep_last_good", poisoned(keep, lambda source: source.name == "gputile-quota")
+    )
+    await rations.quota_watcher.report()
     assert kept == ["gpuquota"]
 
 
@@ -425,14 +427,14 @@ async def test_a_quota_that_fails_once_is_still_followed(monkeypatch: pytest.Mon
         yield Snapshot(())
         yield Change("ADDED", None)
 
-    async def take(source: Any, found: Any) -> None:
-        taken.append(found)
+    async def update(source: Any, config_map: Any) -> None:
+        taken.append(config_map)
         if len(taken) == 1:
             raise Poison("the first")
 
     monkeypatch.setattr(quota_watcher._api, "follow_config_map", feed)
-    monkeypatch.setattr(quota_watcher, "_take", take)
-    await quota_watcher._follow(quota_watcher.sources[0])
+    monkeypatch.setattr(quota_watcher, "_update", update)
+    await quota_watcher._watch(quota_watcher.sources[0])
     assert len(taken) == 2
 
 

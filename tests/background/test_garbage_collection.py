@@ -42,7 +42,7 @@ async def test_cycles_go_though_python_itself_never_starts_a_full_collection() -
 
 
 async def test_what_lives_is_looked_at_again_once_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(garbage_collection, "OF_ALL", 3)
+    monkeypatch.setattr(garbage_collection, "UNFREEZE_EVERY", 3)
     did: list[str] = []
     for name in ("unfreeze", "collect", "freeze"):
         monkeypatch.setattr(gc, name, lambda name=name: did.append(name))

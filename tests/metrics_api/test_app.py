@@ -133,7 +133,7 @@ async def serving(
         line = Line(process, api, there, http)
         task = asyncio.create_task(process.run(stop))
         seen = line.metrics_api
-        await line.until(lambda: not wait or task.done() or (seen.server.port and seen.window.is_whole))
+        await line.until(lambda: not wait or task.done() or (seen.server.port and seen.projection.is_complete))
         try:
             yield line
         finally:
@@ -229,12 +229,12 @@ async def test_selectors_hold_over_http_too(tmp_path: Path) -> None:
 async def test_right_after_the_start_nothing_is_shown_before_all_of_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cluster is known, but the window has not looked at it yet: an empty list would be a lie."""
+    """The cluster is known, but the projection has not looked at it yet: an empty list would be a lie."""
     may_look, look = asyncio.Event(), Projection.refresh
 
-    async def wait_and_look(window: Projection) -> None:
+    async def wait_and_look(projection: Projection) -> None:
         await may_look.wait()
-        await look(window)
+        await look(projection)
 
     monkeypatch.setattr(Projection, "refresh", wait_and_look)
     async with serving(tmp_path, cluster(pods=tuple(held(f"web{n}", 1) for n in range(12))), wait=False) as line:
@@ -242,7 +242,7 @@ async def test_right_after_the_start_nothing_is_shown_before_all_of_it_is(
         status, found = await line.ask(f"{ROOT}/podresources")
         assert (status, found["reason"], found["details"]) == (503, "ServiceUnavailable", {"retryAfterSeconds": 1})
         may_look.set()
-        await line.until(lambda: line.metrics_api.window.is_whole)
+        await line.until(lambda: line.metrics_api.projection.is_complete)
         status, found = await line.ask(f"{ROOT}/podresources")
         assert (status, len(found["items"])) == (200, 12)
 
@@ -276,7 +276,7 @@ async def test_verbs_are_for_those_who_may_create_schedules(tmp_path: Path, root
 
 async def test_a_watch_over_http_1_1_hears_of_a_pod_at_once_and_ends_when_we_stop(tmp_path: Path) -> None:
     async with serving(tmp_path) as line:
-        await line.until(lambda: len(line.metrics_api.window.pods))
+        await line.until(lambda: len(line.metrics_api.projection.pods))
         answer = await line.http.get(line.url(f"{ROOT}/podresources?watch=1"), headers=PROXY)
         assert json.loads(await answer.content.readline())["type"] == "ADDED"
         line.api.add_pod(held("later", 4, 1))
@@ -291,7 +291,7 @@ async def test_a_watch_over_http_1_1_hears_of_a_pod_at_once_and_ends_when_we_sto
 async def test_a_watch_ends_when_we_lead_no_more_and_may_begin_again(tmp_path: Path) -> None:
     """Who is cut off would have nothing but old news; whoever leads by then has the new ones."""
     async with serving(tmp_path) as line:
-        await line.until(lambda: len(line.metrics_api.window.pods))
+        await line.until(lambda: len(line.metrics_api.projection.pods))
         for _ in range(2):
             async with line.http.get(line.url(f"{ROOT}/podresources?watch=1"), headers=PROXY) as answer:
                 assert json.loads(await answer.content.readline())["type"] == "ADDED"
@@ -303,7 +303,7 @@ async def test_a_watch_ends_when_we_lead_no_more_and_may_begin_again(tmp_path: P
 async def test_a_watch_that_comes_back_to_one_who_leads_no_more_is_sent_on_again(tmp_path: Path) -> None:
     """The Service has nobody else yet, and would never take it away from us."""
     async with serving(tmp_path) as line:
-        await line.until(lambda: len(line.metrics_api.window.pods))
+        await line.until(lambda: len(line.metrics_api.projection.pods))
         line.process.tick(time.monotonic())
         line.process.leadership = crown = Crown()
         crown.worn = False
@@ -315,18 +315,18 @@ async def test_a_watch_that_comes_back_to_one_who_leads_no_more_is_sent_on_again
 
 
 async def test_watches_are_bounded_for_each_user_and_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_limits, "MOST_OF_ONE", 2)
+    monkeypatch.setattr(watch_limits, "MOST_PER_USER", 2)
     monkeypatch.setattr(watch_limits, "MOST", 3)
     path = f"{ROOT}/podresources?watch=1"
     async with serving(tmp_path) as line:
         line.there.allowed |= {"joe", "jim"}
-        await line.until(lambda: len(line.metrics_api.window.pods))
+        await line.until(lambda: len(line.metrics_api.projection.pods))
         watches = [await line.http.get(line.url(path), headers=PROXY) for _ in range(2)]
         for watch in watches:
             await watch.content.readline()
         status, found = await line.ask(path)
         assert (status, found["reason"], found["details"]) == (429, "TooManyRequests", {"retryAfterSeconds": 10})
-        assert "'jane' has 2 watches" in found["message"]
+        assert "'jane': the limit of 2 watches is reached" in found["message"]
         watches.append(await line.http.get(line.url(path), headers={**PROXY, "X-Remote-User": "joe"}))
         await watches[-1].content.readline()
         assert (await line.ask(path, x_remote_user="jim"))[0] == 429, "three in all"
@@ -342,9 +342,9 @@ async def test_watches_are_bounded_for_each_user_and_in_all(tmp_path: Path, monk
 async def test_no_body_of_a_stranger_is_read(tmp_path: Path, caller: str) -> None:
     async with serving(tmp_path, caller=caller) as line:
         issued = line.there.authority.issue(caller) if caller else None
-        reader, writer = await asyncio.open_connection("localhost", line.metrics_api.server.port, ssl=client(issued))
+        handlers, writer = await asyncio.open_connection("localhost", line.metrics_api.server.port, ssl=client(issued))
         writer.write(f"POST {ROOT}/schedule/filter HTTP/1.1\r\nHost: x\r\nContent-Length: 50000000\r\n\r\n".encode())
-        head = await reader.readuntil(b"\r\n\r\n")
+        head = await handlers.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 401 ")
         assert b"Connection: close" in head
         writer.close()
@@ -355,7 +355,7 @@ async def test_a_bug_of_ours_is_a_status_too(tmp_path: Path, monkeypatch: pytest
         raise RuntimeError("a bug")
 
     async with serving(tmp_path) as line:
-        monkeypatch.setattr(line.metrics_api.reader, "get", crash)
+        monkeypatch.setattr(line.metrics_api.handlers, "get", crash)
         status, found = await line.ask(f"{ROOT}/gpuinfos/n1")
         assert (status, found["kind"], found["reason"]) == (500, "Status", "InternalError")
         assert (await line.ask(f"{ROOT}/gpuinfos"))[0] == 200
@@ -363,7 +363,7 @@ async def test_a_bug_of_ours_is_a_status_too(tmp_path: Path, monkeypatch: pytest
 
 async def test_a_watch_over_http_2(tmp_path: Path) -> None:
     async with serving(tmp_path) as line:
-        await line.until(lambda: len(line.metrics_api.window.pods))
+        await line.until(lambda: len(line.metrics_api.projection.pods))
         context = client(line.there.authority.issue("front-proxy-client"), "h2")
         async with connected(line.metrics_api.server.port, context, name=None) as h2:
             number = await h2.get(f"{ROOT}/podresources?watch=1", [(n.lower(), v) for n, v in PROXY.items()])

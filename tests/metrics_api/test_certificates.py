@@ -85,7 +85,7 @@ class Rig:
 
     async def round(self) -> list[str]:
         """One round; what was written."""
-        self.certifier.take(self.cluster.secret)
+        self.certifier.load(self.cluster.secret)
         self.cluster.story.clear()
         await self.certifier.round()
         return self.cluster.story
@@ -182,7 +182,7 @@ async def test_whoever_ceases_to_lead_while_it_waits_writes_nothing_more() -> No
 
 async def test_without_its_secret_it_says_what_to_do() -> None:
     rig = Rig(None)
-    with pytest.raises(InputError, match=r"there is no Secret kube-system/gputile-metrics-tls; apply deploy"):
+    with pytest.raises(InputError, match=r"Secret kube-system/gputile-metrics-tls: not found; apply deploy"):
         await rig.round()
 
 
@@ -272,7 +272,7 @@ async def test_without_openssl_it_says_what_to_do(monkeypatch: pytest.MonkeyPatc
 
 async def test_an_openssl_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certificates, "COMMAND", "openssl req -no-such-flag")
-    with pytest.raises(InputError, match="made no certificate"):
+    with pytest.raises(InputError, match="issued no certificate"):
         await make_pair(NAME, 30)
 
 

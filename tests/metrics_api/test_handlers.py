@@ -70,7 +70,7 @@ async def test_a_list_gives_way_to_others() -> None:
         nonlocal turns
         turns += 1
 
-    shop.reader._breathe = breath
+    shop.handlers._yield_to_loop = breath
     assert len((await shop.listed(NODES))["items"]) == 450
     assert turns == 3
 
@@ -186,13 +186,13 @@ async def test_without_initial_events_only_what_is_new_is_told() -> None:
 )
 async def test_bookmarks_come_while_nothing_happens(query: str, count: int) -> None:
     shop = await shop_with("a")
-    shop.reader.bookmark = 0.001
+    shop.handlers.bookmark = 0.001
     version = await shop.version(PODS)
     watch = shop.watch(f"{PODS}?watch=1&resourceVersion={version}{query}")
     async with asyncio.timeout(1):
         if count:
             assert (await watch.next())["object"]["metadata"]["resourceVersion"] == version
-        shop.window.send_home()
+        shop.projection.close_watches()
         rest = await watch.rest()
     assert all(event["type"] == "BOOKMARK" for event in rest)
     assert bool(rest) <= bool(count)
@@ -201,7 +201,7 @@ async def test_bookmarks_come_while_nothing_happens(query: str, count: int) -> N
 @pytest.mark.parametrize("query", ["", "&labelSelector=app=none"], ids=["events-for-all", "events-for-others"])
 async def test_bookmarks_come_while_much_happens(query: str) -> None:
     shop = await shop_with("a")
-    shop.reader.bookmark = 0.05
+    shop.handlers.bookmark = 0.05
     version = await shop.version(PODS)
     watch = shop.watch(f"{PODS}?watch=1&allowWatchBookmarks=true&resourceVersion={version}{query}")
     busy = asyncio.create_task(keep_busy(shop))
@@ -229,13 +229,13 @@ async def test_a_watch_ends_although_it_never_catches_up(seconds: int, stops: bo
 
     async def breath() -> None:
         """While one chunk is written, the next comes."""
-        shop.rig.change("a", metadata={"labels": {"n": str(shop.window.pods.version)}})
+        shop.rig.change("a", metadata={"labels": {"n": str(shop.projection.pods.version)}})
         await shop.look()
         if stops:
-            shop.window.send_home()
+            shop.projection.close_watches()
         await asyncio.sleep(0.01)
 
-    shop.reader._breathe = breath
+    shop.handlers._yield_to_loop = breath
     await breath()
     async with asyncio.timeout(3):
         assert bool(await watch.rest()) is not stops
@@ -245,14 +245,14 @@ async def test_whoever_resumes_far_behind_gives_way_to_others() -> None:
     shop = await shop_with("a")
     version = await shop.version(PODS)
     for number in range(250):
-        shop.window.pods.put(("default", f"p{number:03}"), str(number), {"metadata": {"name": f"p{number:03}"}})
+        shop.projection.pods.put(("default", f"p{number:03}"), str(number), {"metadata": {"name": f"p{number:03}"}})
     turns = 0
 
     async def breath() -> None:
         nonlocal turns
         turns += 1
 
-    shop.reader._breathe = breath
+    shop.handlers._yield_to_loop = breath
     watch = shop.watch(f"{PODS}?watch=1&resourceVersion={version}&labelSelector=app=none&timeoutSeconds=1")
     assert await watch.rest() == []
     assert turns == 3

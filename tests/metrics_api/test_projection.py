@@ -80,7 +80,7 @@ async def test_v0_2_has_its_own_names() -> None:
     assert (pod["kind"], pod["spec"]["node_name"]) == ("GpuPod", "n1")
     assert (info["kind"], info["spec"]["device_busy"]) == ("GpuNode", ["GPU-n1-0"])
     assert (info["status"]["node"], info["status"]["health"]) == ("n1", "False")
-    assert info["status"]["message"] == "no agent of ours is on the node"
+    assert info["status"]["message"] == "no gputile agent on the node"
     assert {"last_health_time", "last_transition_time"} <= set(info["status"])
 
 
@@ -101,7 +101,7 @@ async def test_what_holds_no_card_is_not_shown() -> None:
     shop = Shop(node("n1").cards(1), node("cpu-only"))
     shop.rig.arrive({"cpu": 1}, name="plain", on="n1")
     shop.rig.arrive({"gputile.io/gpu": 1}, name="waits")
-    shop.window.all_changed()
+    shop.projection.all_changed()
     await shop.look()
     assert await shop.names(f"{ROOT}/podresources") == []
     assert await shop.names(f"{ROOT}/gpuinfos") == ["n1"]
@@ -137,7 +137,7 @@ async def test_an_agents_life_is_the_nodes_health() -> None:
     assert (status["node_health"], status["node_last_health_time"]) == ("True", "2023-11-14T22:13:18.5Z")
     shop.now += 60
     shop.rig.wait(10)
-    shop.window.touched(["n1"])
+    shop.projection.touched(["n1"])
     status = (await shown(shop, "gpuinfos/n1"))["status"]
     assert status["node_health"] == "False"
     assert status["node_last_transition_time"].startswith("2023-11-14T22:14:20")
@@ -161,7 +161,7 @@ async def test_a_list_heals_what_no_watch_told() -> None:
     await shop.look()
     del shop.rig.api.pods["default/goes"]
     shop.rig.relist()
-    shop.window.all_changed()
+    shop.projection.all_changed()
     await shop.look()
     assert await shop.names(f"{ROOT}/podresources") == ["stays"]
 
@@ -169,33 +169,33 @@ async def test_a_list_heals_what_no_watch_told() -> None:
 async def test_it_is_whole_after_the_first_look_that_began_when_nodes_and_pods_were_listed() -> None:
     shop = Shop(pods=(held("web"),))
     await shop.look()
-    found = [shop.window.is_whole]  # the nodes are listed, the pods may be on their way
-    shop.window.all_changed(is_last=True)
-    found.append(shop.window.is_whole)
-    await shop.window.refresh()
-    found.append(shop.window.is_whole)
-    shop.window.all_changed()
-    found.append(shop.window.is_whole)  # what is new from now on is told as events
+    found = [shop.projection.is_complete]  # the nodes are listed, the pods may be on their way
+    shop.projection.all_changed(is_last=True)
+    found.append(shop.projection.is_complete)
+    await shop.projection.refresh()
+    found.append(shop.projection.is_complete)
+    shop.projection.all_changed()
+    found.append(shop.projection.is_complete)  # what is new from now on is told as events
     assert found == [False, False, True, True]
 
 
 async def test_a_look_that_began_before_the_pods_were_listed_does_not_make_it_whole() -> None:
     shop = Shop(*(node(f"n{number:03}").cards(1) for number in range(60)))
-    looking = asyncio.create_task(shop.window.refresh())
+    looking = asyncio.create_task(shop.projection.refresh())
     await asyncio.sleep(0)
     assert not looking.done()
-    shop.window.all_changed(is_last=True)
+    shop.projection.all_changed(is_last=True)
     await looking
-    found = [shop.window.is_whole]
-    await shop.window.refresh()
-    assert [*found, shop.window.is_whole] == [False, True]
+    found = [shop.projection.is_complete]
+    await shop.projection.refresh()
+    assert [*found, shop.projection.is_complete] == [False, True]
 
 
 async def test_the_window_looks_again_by_itself() -> None:
     shop = Shop()
-    running = asyncio.create_task(shop.window.run())
+    running = asyncio.create_task(shop.projection.run())
     async with asyncio.timeout(2):
-        while not len(shop.window.nodes):
+        while not len(shop.projection.nodes):
             await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

@@ -172,18 +172,18 @@ def test_labels(text: str, matches: bool) -> None:
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        pytest.param("pool=big)", "cannot be understood", id="a-parenthesis-too-many"),
-        pytest.param("pool in (a,b", "cannot be understood", id="a-parenthesis-too-few"),
+        pytest.param("pool=big)", ": invalid; write it as in `pool=a100`", id="a-parenthesis-too-many"),
+        pytest.param("pool in (a,b", ": invalid; write it as in `pool=a100`", id="a-parenthesis-too-few"),
         pytest.param("size>big", "compare with a whole number", id="more-than-a-word"),
         pytest.param("size>", "compare with a whole number", id="more-than-nothing"),
         pytest.param("size<" + "9" * 19, "compare with a whole number", id="less-than-what-fits-into-64-bits"),
         pytest.param("size<" + "9" * 4090, "compare with a whole number", id="less-than-what-nobody-can-read"),
-        pytest.param("size>=4", "cannot be understood", id="at-least"),
-        pytest.param("a=b>1", "cannot be understood", id="two-in-one"),
-        pytest.param("a," * 100 + "a", "101 terms; write at most 100", id="too-many-terms"),
-        pytest.param("a" * 4097, "4097 characters; write at most 4096", id="too-long"),
+        pytest.param("size>=4", ": invalid; write it as in `pool=a100`", id="at-least"),
+        pytest.param("a=b>1", ": invalid; write it as in `pool=a100`", id="two-in-one"),
+        pytest.param("a," * 100 + "a", "101 terms are too many; write at most 100", id="too-many-terms"),
+        pytest.param("a" * 4097, "4097 characters are too many; write at most 4096", id="too-long"),
         pytest.param("," * 4096, "4097 terms", id="nothing-but-commas"),
-        pytest.param("a (" * 1000 + ",", "cannot be understood", id="nothing-but-parentheses"),
+        pytest.param("a (" * 1000 + ",", ": invalid; write it as in `pool=a100`", id="nothing-but-parentheses"),
     ],
 )
 def test_selectors_that_cannot_be_used_say_why(text: str, hint: str) -> None:

@@ -100,5 +100,5 @@ async def test_nothing_is_missed_between_looking_and_waiting() -> None:
     waits = asyncio.ensure_future(collection.news())
     await asyncio.sleep(0)
     assert not waits.done()
-    collection.send_home()
+    collection.close_watches()
     await waits

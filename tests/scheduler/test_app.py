@@ -143,7 +143,7 @@ async def test_ready_only_when_the_cluster_has_been_seen() -> None:
     async with running(api) as replica:
         await replica.until(lambda: len(replica.process.ledger.fleet))
         assert await replica.ask("/healthz") == (200, "ok")
-        assert await replica.ask("/readyz") == (503, "not all pods have been seen yet")
+        assert await replica.ask("/readyz") == (503, "not synced: the list of pods is incomplete")
         assert not replica.process.may_write()
         api.add_pod(pod(tile(8), uid="uid-web-0"))
         _, answer = await replica.ask("/filter", filter_body(api, "web-0"))
@@ -309,16 +309,16 @@ async def test_the_lease_is_kept_while_a_bind_may_still_land(settled: bool) -> N
         return settled
 
     async with running(cluster(), Watched()) as replica:
-        replica.process._settled = answer  # type: ignore[method-assign]
+        replica.process._wait_until_settled = answer  # type: ignore[method-assign]
     assert told == [settled]
 
 
 async def test_settled_is_what_the_watch_has_shown() -> None:
     async with running(cluster(pods=(pod(tile(8), uid="uid-web-0"),))) as replica:
         await replica.until(replica.process.is_synced)
-        assert await replica.process._settled()
+        assert await replica.process._wait_until_settled()
         assert await replica.ask("/bind", bind_body("web-0")) == (200, {"Error": ""})
-        assert await replica.process._settled()
+        assert await replica.process._wait_until_settled()
         assert replica.state("uid-web-0") is AllocationState.CONFIRMED
 
 
@@ -332,7 +332,7 @@ async def test_a_lease_that_cannot_be_given_back_does_not_stop_the_stopping() ->
 
 
 async def test_a_loop_that_breaks_by_a_bug_is_started_again_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failure_isolation, "AGAIN", 0.0)
+    monkeypatch.setattr(failure_isolation, "BACKOFF", 0.0)
 
     class Broken(SingleReplica):
         starts = 0
@@ -636,4 +636,4 @@ async def test_a_book_that_does_not_add_up_is_found_out(
         monkeypatch.setattr(replica.process.ledger, "check_node", spoilt)
         await replica.until(lambda: "n2" in checked)
         await replica.until(lambda: value(replica.process, "overcommits_total"))
-    assert "the book does not add up" in [record.message for record in caplog.records]
+    assert "ledger inconsistent: a GPU is overcommitted" in [record.message for record in caplog.records]

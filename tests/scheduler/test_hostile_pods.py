@@ -136,7 +136,7 @@ class TestOneBudget:
         assert rig.api.evicted == []
         [(reason, said)] = notes(rig, "evil")
         assert reason == "PreemptionBlocked"
-        assert "not searched further for pods that would have to go" in said
+        assert "not searched further for victims" in said
         assert sum(steps) < 250_000
 
     async def test_the_explanation(self, steps: list[int]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from gputile.dialects.gputile import NUDGED
 from gputile.kube.api import Json, OutcomeUnknown
 from gputile.scheduler.pending import pending_pods
-from gputile.scheduler.pending.pending_pods import NUDGES, PATIENCE, REPEAT, REST, ROUND, SETTLE
+from gputile.scheduler.pending.pending_pods import NUDGES, PATIENCE, REPEAT, NUDGE_INTERVAL, ROUND, SETTLE
 from gputile.scheduler.settings import TellSettings
 from gputile.testing.builders import node
 from tests.scheduler.rig import GPU, MEMORY, Rig, refused, tile
@@ -226,9 +226,9 @@ class TestNudging:
     async def test_not_again_within_some_seconds_but_then(self) -> None:
         r = rig()
         await self.refused_then_room(r)
-        await rounds(r, REST)
+        await rounds(r, NUDGE_INTERVAL)
         assert len(nudged(r)) == 1
-        await rounds(r, REST)
+        await rounds(r, NUDGE_INTERVAL)
         assert len(nudged(r)) == 2
         assert len({annotations[NUDGED] for _, annotations, _ in r.api.patches}) == 2, (
             "a touch that changes nothing is none"
@@ -323,7 +323,7 @@ class TestNudging:
         r.arrive(tile(17), name="too-large")
         await rounds(r, SETTLE)
         assert nudged(r) == [], "kube-scheduler may come by itself"
-        await rounds(r, 10 * REST)
+        await rounds(r, 10 * NUDGE_INTERVAL)
         assert nudged(r) == ["default/web-0"], "another scheduler's pod is not to be touched for ever"
         assert r.api.notes == []
 
@@ -331,7 +331,7 @@ class TestNudging:
         r = rig()
         r.arrive(tile(8))
         r.api.script["patch_pod"] = [OutcomeUnknown("reset"), refused(503)]
-        await rounds(r, SETTLE + 10 * REST)
+        await rounds(r, SETTLE + 10 * NUDGE_INTERVAL)
         assert len(nudged(r)) == 3
 
     async def test_not_because_somebody_has_looked_behind_a_promise(self) -> None:
@@ -355,7 +355,7 @@ class TestNudging:
         await rounds(r, ROUND)
         assert len(r.api.notes) == 1
         leave(r)
-        await rounds(r, 2 * REST)
+        await rounds(r, 2 * NUDGE_INTERVAL)
         assert len(nudged(r)) == 2
 
     async def test_that_waited_when_we_came_to_lead_again(self) -> None:
@@ -374,7 +374,7 @@ class TestNudging:
         r = rig()
         await self.refused_then_room(r)
         r.api.script["patch_pod"] = [failure]
-        await rounds(r, 2 * REST + 1)
+        await rounds(r, 2 * NUDGE_INTERVAL + 1)
         assert len(nudged(r)) == 2
 
     async def test_the_touch_does_not_change_what_the_pod_asks(self) -> None:
@@ -395,7 +395,7 @@ async def test_the_loop_survives_what_the_api_server_says(caplog: pytest.LogCapt
         await asyncio.sleep(0)
     assert not loop.done()
     loop.cancel()
-    assert "a waiting pod could not be told" in [record.message for record in caplog.records]
+    assert "event or nudge of a pending pod failed" in [record.message for record in caplog.records]
 
 
 @pytest.mark.parametrize(

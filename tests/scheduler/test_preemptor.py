@@ -41,12 +41,10 @@ class TestOwn:
         assert nominated(rig) == "n1"
         assert read_nomination(msgspec.convert(rig.live("wanted"), Pod)) is not None
         assert rig.api.calls.count("patch_pod") == 1, "nomination and promise in one write"
-        assert notes(rig, "low") == [
-            ("Preempted", "evicted to make room for default/wanted (priority 1000) on node n1")
-        ]
-        [(told, why)] = notes(rig, "wanted")
-        assert told == "Preempting"
-        assert "evicting default/low; it is kept for this pod for 39 s" in why
+        assert notes(rig, "low") == [("Preempted", "preempted by default/wanted (priority 1000) on node n1")]
+        [(event, why)] = notes(rig, "wanted")
+        assert event == "Preempting"
+        assert "evicting default/low from node n1; its capacity is kept for this pod for 39 s" in why
 
     async def test_the_room_is_kept_until_it_is_bound(self) -> None:
         rig = await crowded()
@@ -134,10 +132,13 @@ class TestOwn:
         arrive(rig, "late", 10, LOW)
         rig.filter("late")
         waiting = rig.cluster_state.waiting["uid-late"]
-        assert "room on node n1 is kept for default/wanted" in reason(waiting.asked, rig.ledger)
+        assert "capacity on node n1 is kept for default/wanted" in reason(waiting.asked, rig.ledger)
         rig.filter("wanted")
         await rig.pending_pods.round()
-        assert "room is being made for it on node n1" in dict(notes(rig, "wanted"))["NoFittingGPU"]
+        assert (
+            "nominated for node n1: waiting for preempted pods to terminate"
+            in dict(notes(rig, "wanted"))["NoFittingGPU"]
+        )
 
 
 class TestNobodyGoes:
@@ -185,7 +186,7 @@ class TestNobodyGoes:
         await planned(rig)
         assert rig.api.evicted == []
         [(_, why)] = notes(rig, "wanted")
-        assert "default/middle will soon have left node n1; the room is kept for this pod" in why
+        assert "waiting for default/middle to terminate on node n1; its capacity is kept for this pod" in why
 
     async def test_but_not_for_one_that_should_have_left_long_ago(self) -> None:
         rig = await crowded()
@@ -263,9 +264,9 @@ class TestBudgets:
         await planned(rig)
         assert rig.api.evicted == []
         assert rig.ledger.nominations() == []
-        [(told, why)] = notes(rig, "wanted")
-        assert told == "PreemptionBlocked"
-        assert "on node n1 would make room, but PodDisruptionBudget default/guard forbids it now" in why
+        [(event, why)] = notes(rig, "wanted")
+        assert event == "PreemptionBlocked"
+        assert "from node n1 would help, but PodDisruptionBudget default/guard forbids it now" in why
         rig.clock.now += 5
         await rig.preemptor.round()
         assert len(notes(rig, "wanted")) == 1, "said once"

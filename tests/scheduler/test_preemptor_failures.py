@@ -91,7 +91,7 @@ class TestTheLoopDies:
         rig.api.script["evict"] = [refused(429)]
         arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted")
-        rig.preemptor._executor._rests["uid-wanted"] = PlanBackoff(0.0, 1024)
+        rig.preemptor._executor._backoffs["uid-wanted"] = PlanBackoff(0.0, 1024)
         rig.clock.now += 1
         await rig.preemptor.round()
 
@@ -102,9 +102,9 @@ async def test_names_are_looked_up_once_for_each_list_that_came() -> None:
     arrive(rig, "wanted", 17, HIGH)  # too large for any card
     rig.filter("wanted")
     await rig.preemptor.round()
-    shared = rig.preemptor._wishes["uid-wanted"].names
+    shared = rig.preemptor._candidates["uid-wanted"].names
     await rig.preemptor.round()
-    assert rig.preemptor._wishes["uid-wanted"].names is shared
+    assert rig.preemptor._candidates["uid-wanted"].names is shared
     assert shared == ("n1", "n2")
 
 

@@ -16,7 +16,7 @@ from gputile.kube.fake import MemoryApi
 from gputile.kube.quota_config_maps import LAST_GOOD, QuotaConfigMap
 from gputile.ledger.events import Freed, Instruction
 from gputile.ledger.ledger import Ledger
-from gputile.scheduler.quota_watcher import BELIEVED, REPEAT, QuotaSettings, QuotaWatcher
+from gputile.scheduler.quota_watcher import MAX_FORBIDDEN, REPEAT, QuotaSettings, QuotaWatcher
 from gputile.telemetry.metrics import Metrics
 from gputile.testing.builders import pod
 from tests.scheduler.rig import tile
@@ -97,7 +97,7 @@ async def test_a_slip_changes_nothing_and_says_so_once() -> None:
         await trial.until(lambda: trial.number("quota_invalid", configmap=TITLE))
         assert trial.cards() == 100
         for _ in range(3):
-            await trial.quota_watcher.tell()
+            await trial.quota_watcher.report()
         [note] = trial.api.notes
         assert (note.about, note.namespace, note.pod, note.reason) == (
             "ConfigMap",
@@ -106,15 +106,15 @@ async def test_a_slip_changes_nothing_and_says_so_once() -> None:
             "QuotaInvalid",
         )
         assert "namespace `team-a`: Object contains unknown field `crads`" in note.message
-        assert note.message.endswith("What it said before stays in force: quotas of 1 namespaces.")
+        assert note.message.endswith("The previous content stays in force: quotas of 1 namespaces.")
         trial.now += REPEAT + 1
-        await trial.quota_watcher.tell()
+        await trial.quota_watcher.report()
         assert len(trial.api.notes) == 2, "Events are kept for an hour only"
         trial.write(TWO_CARDS)
         await trial.until(lambda: trial.cards() == 200)
         assert trial.number("quota_invalid", configmap=TITLE) == 0
         trial.now += REPEAT + 1
-        await trial.quota_watcher.tell()
+        await trial.quota_watcher.report()
         assert len(trial.api.notes) == 2
 
 
@@ -122,10 +122,10 @@ async def test_a_process_that_starts_after_the_slip_knows_the_last_good_one() ->
     first = Trial()
     first.write(ONE_CARD)
     async with following(first):
-        await first.quota_watcher.tell()
+        await first.quota_watcher.report()
         first.write(BROKEN)
         await first.until(lambda: first.number("quota_invalid", configmap=TITLE))
-        await first.quota_watcher.tell()
+        await first.quota_watcher.report()
     kept = first.api.config_maps[TITLE]["metadata"]["annotations"]
     assert kept == {LAST_GOOD: ONE_CARD}, "written again, for the edit had taken it off"
     async with following(Trial(first.api)) as second:
@@ -139,8 +139,8 @@ async def test_a_last_good_one_that_cannot_be_read_either_is_no_quota() -> None:
     trial.api.config_maps[TITLE]["metadata"]["annotations"] = {LAST_GOOD: "["}
     async with following(trial):
         assert trial.ledger.quota_usage.quotas == {}
-        await trial.quota_watcher.tell()
-        assert trial.api.notes[0].message.endswith("What it said before stays in force: no quota.")
+        await trial.quota_watcher.report()
+        assert trial.api.notes[0].message.endswith("The previous content stays in force: no quota.")
 
 
 async def test_only_the_leader_writes() -> None:
@@ -150,11 +150,11 @@ async def test_only_the_leader_writes() -> None:
         trial.write(BROKEN)
         await trial.until(lambda: trial.number("quota_invalid", configmap=TITLE))
         trial.leading = False
-        await trial.quota_watcher.tell()
+        await trial.quota_watcher.report()
         assert trial.api.notes == []
         assert "annotations" not in trial.api.config_maps[TITLE]["metadata"]
         trial.leading = True
-        await trial.quota_watcher.tell()
+        await trial.quota_watcher.report()
         assert len(trial.api.notes) == 1
 
 
@@ -175,7 +175,7 @@ async def test_what_cannot_be_written_stops_nothing() -> None:
         trial.write(BROKEN)
         await trial.until(lambda: trial.number("quota_invalid", configmap=TITLE))
         for _ in range(3):
-            await trial.quota_watcher.tell()
+            await trial.quota_watcher.report()
         trial.write(TWO_CARDS)
         await trial.until(lambda: trial.cards() == 200)
 
@@ -215,17 +215,17 @@ class Scripted(MemoryApi):
 
 
 async def test_without_the_right_to_read_them_there_is_no_quota_and_all_else_goes_on() -> None:
-    async with following(Trial(Scripted(*[FORBIDDEN] * BELIEVED))) as trial:
+    async with following(Trial(Scripted(*[FORBIDDEN] * MAX_FORBIDDEN))) as trial:
         assert trial.ledger.quota_usage.quotas == {}
-        assert trial.number("watch_failures_total", kind="configmaps") == 2 * BELIEVED
+        assert trial.number("watch_failures_total", kind="configmaps") == 2 * MAX_FORBIDDEN
 
 
 @pytest.mark.parametrize(
     "seen",
     [
         pytest.param([WatchFailed("timed out")], id="does-not-answer"),
-        pytest.param([FORBIDDEN] * (BELIEVED - 1), id="has-just-started-and-knows-no-rights-yet"),
-        pytest.param([FORBIDDEN, WatchFailed("timed out")] * BELIEVED, id="starts-again-and-again"),
+        pytest.param([FORBIDDEN] * (MAX_FORBIDDEN - 1), id="has-just-started-and-knows-no-rights-yet"),
+        pytest.param([FORBIDDEN, WatchFailed("timed out")] * MAX_FORBIDDEN, id="starts-again-and-again"),
     ],
 )
 async def test_a_server_is_waited_for_that(seen: list[WatchUpdate[QuotaConfigMap]]) -> None:
@@ -237,7 +237,7 @@ async def test_a_server_is_waited_for_that(seen: list[WatchUpdate[QuotaConfigMap
 async def test_an_object_that_cannot_be_read_is_a_slip_too() -> None:
     async with following(Trial(Scripted(Undecodable("ConfigMap gputile-quota", "Expected `str`")))) as trial:
         assert trial.number("quota_invalid", configmap=TITLE) == 1
-        await trial.quota_watcher.tell()
+        await trial.quota_watcher.report()
         assert trial.api.notes == [], "nobody knows its UID"
 
 
