@@ -1,4 +1,4 @@
-"""Full garbage collections: when they come, and what is left as it was."""
+"""Full garbage collections: when they run, and that Python's thresholds are restored."""
 
 import gc
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class Node:
     other: "Node"
 
 
-async def test_cycles_go_though_python_itself_never_starts_a_full_collection() -> None:
+async def test_cycles_are_freed_though_python_itself_never_starts_a_full_collection() -> None:
     before, left = gc.get_threshold(), list[int]()
 
     async def pause(seconds: float) -> None:
@@ -41,7 +41,7 @@ async def test_cycles_go_though_python_itself_never_starts_a_full_collection() -
     assert gc.get_threshold() == before
 
 
-async def test_what_lives_is_looked_at_again_once_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_survivors_are_scanned_again_once_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage_collection, "UNFREEZE_EVERY", 3)
     did: list[str] = []
     for name in ("unfreeze", "collect", "freeze"):

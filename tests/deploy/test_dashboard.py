@@ -1,4 +1,4 @@
-"""The Grafana dashboard: every metric and label that it names is one that we show."""
+"""The Grafana dashboard: every metric and label that it names exists."""
 
 import json
 import re
@@ -26,7 +26,7 @@ OPERATORS = {"or", "and", "unless", "bool"}
 
 
 def wrong_in(expression: str, legend: str = "", known: Names = KNOWN) -> list[str]:
-    """What the expression or its legend names that nobody shows."""
+    """The metrics and labels of the expression or its legend that do not exist."""
     wrong, grouped = [], GROUPING.findall(expression)
     bare = re.sub(r"\[\w+\]", "", GROUPING.sub("", expression))
     labels: set[str] = set(FROM_PROMETHEUS)
@@ -52,7 +52,7 @@ def questions() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("expression", "legend"), list(questions()))
-def test_it_asks_only_for_what_we_show(expression: str, legend: str) -> None:
+def test_it_queries_only_metrics_and_labels_that_exist(expression: str, legend: str) -> None:
     assert wrong_in(expression, legend) == []
 
 
@@ -97,7 +97,7 @@ def test_a_typo_is_found(expression: str, legend: str, wrong: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_everything_about_the_cluster_is_on_it(family: MetricFamily) -> None:
+def test_every_cluster_metric_is_on_it(family: MetricFamily) -> None:
     assert re.search(rf"\b{family.name}\b", FILE.read_text())
 
 

@@ -1,4 +1,4 @@
-"""A projection on a rig's mirror, and a way to ask it in words."""
+"""A projection of a rig's cluster state, and a client that reads it by path."""
 
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -23,7 +23,7 @@ TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 
 
 class Shop:
-    """A cluster, and what the aggregated API shows of it. `look` is what the running projection does by itself."""
+    """A cluster, and its projection in the aggregated API. `look` is what the running projection does by itself."""
 
     def __init__(self, *nodes: NodeBuilder, pods: tuple[Json, ...] = (), history: int = 1000, mark: int = 7) -> None:
         self.rig = Rig(*(nodes or (node("n1").cards(2, "Tesla T4", 16), node("n2").cards(1))), pods=pods)
@@ -35,12 +35,12 @@ class Shop:
         self.projection.all_changed()
 
     async def look(self) -> None:
-        """Our watch tells what happened, and the projection looks again."""
-        told = list(self.rig.api.events)
+        """Our watch delivers its events, and the projection refreshes."""
+        events = list(self.rig.api.events)
         for freed in self.rig.catch_up():
             if type(freed).__name__ == "Freed":
                 self.projection.touched([freed.node])  # type: ignore[union-attr]
-        for of, kind, item in told:
+        for of, kind, item in events:
             if of == "Pod":
                 self.projection.pod_changed(msgspec.convert(item, Pod))
             elif of == "Lease":
@@ -58,7 +58,7 @@ class Shop:
         self.rig.api.delete_pod(key)
         await self.look()
 
-    # ---- asking -----------------------------------------------------------------------------------------------------
+    # ---- requests ---------------------------------------------------------------------------------------------------
 
     async def listed(self, path: str, accept: str = "") -> Json:
         found: Json = msgspec.json.decode(await self.handlers.listed(ask(path, accept)))
@@ -91,7 +91,7 @@ class Listener:
         return found
 
     async def said(self, count: int) -> list[tuple[str, str]]:
-        """Of so many events: what happened, to whom."""
+        """Type and name of the next events."""
         events = [await self.next() for _ in range(count)]
         return [(event["type"], event["object"]["metadata"]["name"]) for event in events]
 

@@ -1,4 +1,4 @@
-"""Lists, tables and watches, as kubectl, client-go and the older clients want them."""
+"""Lists, tables and watches, in the formats of kubectl, client-go and older clients."""
 
 import asyncio
 
@@ -60,8 +60,8 @@ async def test_selectors(query: str, want: list[str]) -> None:
     assert await shop.names(path) == want
 
 
-async def test_a_list_gives_way_to_others() -> None:
-    """Verbs wait while we write; so we write a slice at a time."""
+async def test_a_list_lets_other_tasks_run() -> None:
+    """Extender calls wait while a list is encoded; so it is encoded in slices."""
     shop = Shop(*(node(f"n{number:04}").cards(1) for number in range(450)))
     await shop.look()
     turns = 0
@@ -76,14 +76,14 @@ async def test_a_list_gives_way_to_others() -> None:
 
 
 @pytest.mark.parametrize("path", [f"{NODES}/nowhere", f"{ROOT}/namespaces/b/podresources/a", f"{OLD_ROOT}/gpupods/a"])
-async def test_what_is_not_there(path: str) -> None:
+async def test_a_missing_object_is_not_found(path: str) -> None:
     shop = await shop_with("a")
     with pytest.raises(StatusError) as no:
         shop.get(path)
     assert (no.value.code, no.value.reason) == (404, "NotFound")
 
 
-async def test_tables_have_columns_that_say_something() -> None:
+async def test_tables_have_columns_and_cells() -> None:
     shop = await shop_with("a", "b")
     found = await shop.listed(NODES, TABLE)
     names = [column["name"] for column in found["columnDefinitions"]]
@@ -102,7 +102,7 @@ async def test_tables_have_columns_that_say_something() -> None:
     assert [row["cells"][0] for row in one["rows"]] == ["n1"]
 
 
-async def test_metadata_alone() -> None:
+async def test_partial_object_metadata() -> None:
     shop = await shop_with("a")
     accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
     found = await shop.listed(PODS, accept)
@@ -114,7 +114,7 @@ async def test_metadata_alone() -> None:
 
 
 @pytest.mark.parametrize("query", ["", "&resourceVersion=0"], ids=["unset", "0"])
-async def test_a_watch_from_nowhere_begins_with_all_there_is(query: str) -> None:
+async def test_a_watch_without_a_version_begins_with_all_objects(query: str) -> None:
     shop = await shop_with("a", "b")
     watch = shop.watch(f"{PODS}?watch=true{query}")
     assert await watch.said(2) == [("ADDED", "a"), ("ADDED", "b")]
@@ -122,7 +122,7 @@ async def test_a_watch_from_nowhere_begins_with_all_there_is(query: str) -> None
     assert await watch.said(1) == [("DELETED", "a")]
 
 
-async def test_a_watch_goes_on_where_the_list_ended_and_resumes_where_it_broke_off() -> None:
+async def test_a_watch_continues_after_the_list_and_resumes_after_a_disconnect() -> None:
     shop = await shop_with("a")
     watch = shop.watch(f"{PODS}?watch=1&resourceVersion={await shop.version(PODS)}")
     await shop.run("b", 2, 1)
@@ -137,7 +137,7 @@ async def test_a_watch_goes_on_where_the_list_ended_and_resumes_where_it_broke_o
 
 
 @pytest.mark.parametrize("said", ["5", "nonsense", "1" * 5000], ids=["anothers", "none", "endless"])
-async def test_a_version_that_is_not_ours_is_expired_at_once(said: str) -> None:
+async def test_a_foreign_version_is_expired_at_once(said: str) -> None:
     shop = await shop_with("a")
     with pytest.raises(StatusError) as no:
         shop.watch(f"{PODS}?watch=1&resourceVersion={said}")
@@ -150,7 +150,7 @@ async def test_a_version_of_another_replica_is_expired() -> None:
         one.watch(f"{PODS}?watch=1&resourceVersion={await other.version(PODS)}")
 
 
-async def test_a_slow_reader_is_cut_off_and_never_robbed() -> None:
+async def test_a_slow_watch_is_ended_and_never_misses_a_change() -> None:
     shop = await shop_with("a", history=5)
     watch = shop.watch(f"{PODS}?watch=1&resourceVersion={await shop.version(PODS)}")
     shop.rig.change("a", status={"phase": "Running"})
@@ -174,7 +174,7 @@ async def test_initial_events_end_with_a_bookmark() -> None:
     assert metadata["resourceVersion"] == await shop.version(PODS)
 
 
-async def test_without_initial_events_only_what_is_new_is_told() -> None:
+async def test_without_initial_events_only_changes_are_sent() -> None:
     shop = await shop_with("a")
     watch = shop.watch(f"{PODS}?watch=1&sendInitialEvents=false")
     await shop.run("b", 2, 1)
@@ -182,7 +182,7 @@ async def test_without_initial_events_only_what_is_new_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "count"), [("&allowWatchBookmarks=true", 1), ("", 0)], ids=["who-wants-them", "who-does-not"]
+    ("query", "count"), [("&allowWatchBookmarks=true", 1), ("", 0)], ids=["requested", "not-requested"]
 )
 async def test_bookmarks_come_while_nothing_happens(query: str, count: int) -> None:
     shop = await shop_with("a")
@@ -208,7 +208,7 @@ async def test_bookmarks_come_while_much_happens(query: str) -> None:
     async with asyncio.timeout(2):
         while (event := await watch.next())["type"] != "BOOKMARK":
             pass
-    assert not busy.done(), "it did not wait for quiet"
+    assert not busy.done(), "bookmarks do not wait for a pause in changes"
     assert int(event["object"]["metadata"]["resourceVersion"]) > int(version)
     busy.cancel()
     await asyncio.gather(busy, return_exceptions=True)
@@ -228,7 +228,7 @@ async def test_a_watch_ends_although_it_never_catches_up(seconds: int, stops: bo
     watch = shop.watch(f"{PODS}?watch=1&timeoutSeconds={seconds}&resourceVersion={await shop.version(PODS)}")
 
     async def breath() -> None:
-        """While one chunk is written, the next comes."""
+        """While one chunk is written, the next changes arrive."""
         shop.rig.change("a", metadata={"labels": {"n": str(shop.projection.pods.version)}})
         await shop.look()
         if stops:
@@ -241,7 +241,7 @@ async def test_a_watch_ends_although_it_never_catches_up(seconds: int, stops: bo
         assert bool(await watch.rest()) is not stops
 
 
-async def test_whoever_resumes_far_behind_gives_way_to_others() -> None:
+async def test_a_watch_that_resumes_far_behind_lets_other_tasks_run() -> None:
     shop = await shop_with("a")
     version = await shop.version(PODS)
     for number in range(250):
@@ -258,7 +258,7 @@ async def test_whoever_resumes_far_behind_gives_way_to_others() -> None:
     assert turns == 3
 
 
-async def test_a_watch_ends_in_its_time() -> None:
+async def test_a_watch_ends_after_its_timeout() -> None:
     shop = await shop_with("a")
     watch = shop.watch(f"{PODS}?watch=1&timeoutSeconds=1")
     began = asyncio.get_running_loop().time()
@@ -266,7 +266,7 @@ async def test_a_watch_ends_in_its_time() -> None:
     assert 0.9 < asyncio.get_running_loop().time() - began < 5
 
 
-async def test_selectors_turn_changes_into_comings_and_goings() -> None:
+async def test_selectors_turn_changes_into_added_and_deleted_events() -> None:
     shop = await shop_with("a")
     version = await shop.version(PODS)
     watch = shop.watch(f"{PODS}?watch=1&resourceVersion={version}&fieldSelector=status.phase=Running")
@@ -316,7 +316,7 @@ async def test_the_stream_of_v0_2(path: str, kind: str) -> None:
     assert first["Type"] == "SYNCED"
 
 
-async def test_the_old_stream_just_ends_for_who_is_too_slow() -> None:
+async def test_the_old_stream_just_ends_for_a_slow_watch() -> None:
     shop = await shop_with("a", history=3)
     watch = shop.watch(f"{PODS}?watch=true&events=v0.1")
     await watch.next()

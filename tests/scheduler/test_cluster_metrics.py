@@ -1,4 +1,4 @@
-"""The cluster in figures: every family, what it says, and that its sums are those of the book."""
+"""Metrics of the cluster: every family and its values, and that the sums equal those of the ledger."""
 
 import asyncio
 from collections import Counter
@@ -136,7 +136,7 @@ class TestWhatIsThere:
         assert found.value("container_cores_allocated_ratio", **mine, container="c0") == 0.3
         assert found.value("container_memory_used_bytes", **mine) is None
 
-    async def test_a_pod_between_filter_and_bind_is_held_room_and_no_holder(self) -> None:
+    async def test_a_reservation_is_allocated_memory_and_not_a_pod(self) -> None:
         rig = Rig(node("n1").card("A100", "16Gi"))
         rig.arrive(tile(4096))
         rig.filter()
@@ -186,7 +186,7 @@ class TestUse:
         assert found.value("gpu_memory_used_bytes", uuid="GPU-n1-2") == 0
         assert found.value("node_memory_used_bytes", node="n1") == 3000 * MIB
 
-    async def test_a_figure_that_is_not_known_is_absent_and_so_are_its_sums(self) -> None:
+    async def test_an_unknown_value_is_absent_and_so_are_its_sums(self) -> None:
         rig = await busy()
         uuid = holds(rig)
         beat(rig, {"uid-web-0": {"c0": {uuid: CardUsage(None, 40)}}}, uuid)
@@ -196,7 +196,7 @@ class TestUse:
         assert found.all("gpu_memory_used_bytes") == {}
         assert found.value("node_memory_used_bytes", node="n1") is None
 
-    async def test_a_card_that_was_not_granted_and_a_container_that_nobody_knows(self) -> None:
+    async def test_a_card_that_was_not_granted_and_an_unknown_container(self) -> None:
         rig = await busy()
         beat(
             rig,
@@ -224,7 +224,7 @@ class TestWhoWaits:
             ("default", "NoDeviceResource"): 1,
         }
 
-    async def test_a_pod_that_went_hinders_nobody(self) -> None:
+    async def test_a_deleted_pod_leaves_no_reason_behind(self) -> None:
         rig = Rig(node("n1").card("A100", "16Gi"))
         rig.arrive(tile(99999), name="big")
         rig.filter("big")
@@ -244,7 +244,7 @@ class TestWhatIsLeftOut:
         assert not [s for s in found.samples if "uuid" in s.labels or "device_uuid" in s.labels or "pod" in s.labels]
         assert found.value("node_memory_bytes", node="n1") == 40 * GIB
 
-    async def test_who_may_not_see_pods_sees_neither_their_names_nor_their_namespaces(self) -> None:
+    async def test_a_client_without_the_right_to_pods_sees_neither_names_nor_namespaces(self) -> None:
         rig = await busy()
         rig.arrive(tile(99999), name="big")
         found = await scrape(rig, names_pods=False, hami=True)
@@ -275,7 +275,7 @@ class TestHami:
         assert found.all("hami_vgpu_core_allocated_ratio") == {held: 30}
 
 
-async def test_labels_are_as_the_families_say_and_every_family_can_be_seen() -> None:
+async def test_labels_are_those_of_the_families_and_every_family_has_a_series() -> None:
     rig = await busy()
     uuid = holds(rig)
     beat(rig, {"uid-web-0": {"c0": {uuid: CardUsage(3000, 40)}}}, "GPU-n1-0", "GPU-n1-1", "GPU-n1-2")
@@ -316,7 +316,7 @@ def holds(rig: Rig) -> str:
     return uuid
 
 
-async def test_others_are_heard_in_between() -> None:
+async def test_other_tasks_run_in_between() -> None:
     rig = Rig(*(node(f"n{n}").card() for n in range(200)))
     turns = 0
 
@@ -355,18 +355,20 @@ def test_nodes_models_cards_and_pods_add_up_to_the_same(
 # ---- many at once ---------------------------------------------------------------------------------------------------
 
 
-async def test_those_who_scrape_at_the_same_time_share_one_page() -> None:
-    figures = ClusterMetrics((await busy()).cluster_state, MetricsSettings())
-    one, two, anonymous = await asyncio.gather(figures.text(), figures.text(), figures.text(names_pods=False))
+async def test_simultaneous_scrapes_share_one_page() -> None:
+    cluster_metrics = ClusterMetrics((await busy()).cluster_state, MetricsSettings())
+    one, two, anonymous = await asyncio.gather(
+        cluster_metrics.text(), cluster_metrics.text(), cluster_metrics.text(names_pods=False)
+    )
     assert one is two
     assert b"web-0" in one
-    assert b"web-0" not in anonymous, "whoever may not see pods shares with none who may"
-    assert await figures.text() is not one, "the next scrape is fresh"
+    assert b"web-0" not in anonymous, "clients with and without the right to pods never share"
+    assert await cluster_metrics.text() is not one, "the next scrape is fresh"
 
 
-async def test_a_scrape_that_is_given_up_leaves_the_others_theirs() -> None:
-    figures = ClusterMetrics((await busy()).cluster_state, MetricsSettings())
-    first, second = asyncio.create_task(figures.text()), asyncio.create_task(figures.text())
+async def test_a_cancelled_scrape_does_not_cancel_the_others() -> None:
+    cluster_metrics = ClusterMetrics((await busy()).cluster_state, MetricsSettings())
+    first, second = asyncio.create_task(cluster_metrics.text()), asyncio.create_task(cluster_metrics.text())
     await asyncio.sleep(0)
     first.cancel()
     assert b"web-0" in await second

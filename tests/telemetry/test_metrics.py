@@ -1,4 +1,4 @@
-"""The numbers: their names are a contract."""
+"""The metrics of the scheduler: their names are a contract."""
 
 import pytest
 

@@ -1,6 +1,6 @@
 """Parses requests to the aggregated API from path, query and headers; an invalid request is a `StatusError`.
 
-`read_list_options` parses everything but the selectors. `with_selectors` parses those, only after authorization.
+`read_list_options` parses everything but the selectors. `with_selectors` parses the selectors, after authorization.
 """
 
 from collections.abc import Callable

@@ -25,7 +25,7 @@ class MetricFamily(msgspec.Struct, frozen=True):
 
 
 class ExpositionPage:
-    """The samples of some families. Those of one family are written together, in whatever order they are added."""
+    """The samples of some families. Samples of one family are written together, in whatever order they are added."""
 
     def __init__(self, families: Iterable[MetricFamily]) -> None:
         self._lines: dict[MetricFamily, list[str]] = {family: [] for family in families}
@@ -196,7 +196,7 @@ AGENT_CARD = ("uuid", "index", "model")
 AGENT_CONTAINER = ("namespace", "pod", "uid", "container", "uuid")
 
 AGENT_CARD_PROCESSES = MetricFamily(
-    "gputile_agent_gpu_processes", "Processes on a GPU, those outside of pods too.", AGENT_CARD
+    "gputile_agent_gpu_processes", "Processes on a GPU, inside and outside of pods.", AGENT_CARD
 )
 AGENT_CARD_MEMORY_USED = MetricFamily(
     "gputile_agent_gpu_memory_used_bytes", "Memory of a GPU used by all processes.", AGENT_CARD

@@ -1,6 +1,6 @@
 """Counters, gauges and histograms of the scheduler process, for Prometheus.
 
-Names and labels are a contract: they may be added, never renamed or removed. Those of the cluster are in `exposition`.
+Names and labels are a contract: they may be added, never renamed or removed. Cluster metrics are in `exposition`.
 """
 
 from bisect import bisect_left

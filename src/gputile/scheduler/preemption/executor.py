@@ -135,7 +135,7 @@ class PreemptionExecutor:
         await self._advance(opened)
 
     def restore(self) -> None:
-        """Restore nominations of an earlier leader from their pods, and finish those plans by this replica's rules."""
+        """Restore nominations of an earlier leader from their pods, and finish their plans by this replica's rules."""
         for uid, waiting in list(self._cluster_state.waiting.items()):
             self._isolation.step(LOOP, waiting.pod.key, partial(self._restore, uid, waiting), waiting.pod)
 

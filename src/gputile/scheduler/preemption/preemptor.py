@@ -218,7 +218,7 @@ class Preemptor:
                 del self._candidates[min(self._candidates, key=self._drop_order)]
             return
         candidate.pod, candidate.request, candidate.last_refused = pod, request, now
-        if unschedulable.names != [pod.nominated]:  # a call about the nominated node alone says nothing of the others
+        if unschedulable.names != [pod.nominated]:  # a call about the nominated node alone does not exclude the others
             candidate.names = unschedulable.names
 
     def _drop_order(self, uid: str) -> tuple[int, float]:
@@ -256,7 +256,7 @@ class Preemptor:
         self._executor.on_elected()
 
     def listed(self) -> None:
-        """After a list: restore nominations of an earlier leader, and those that kube-scheduler made meanwhile."""
+        """After a list: restore nominations of an earlier leader, and new ones of kube-scheduler."""
         self._executor.restore()
         for waiting in list(self._cluster_state.waiting.values()):
             self._isolation.step(LOOP, waiting.pod.key, partial(self.pod_seen, waiting.pod), waiting.pod)

@@ -106,7 +106,7 @@ class VictimSelector:
         return placement if isinstance(placement, Placement) else None
 
     def fits_after_eviction(self, pod: Pod, request: PodRequest, node: str, leaving: Collection[str]) -> bool:
-        """Whether the pod fits there after these pods, and those that are terminating already, are gone."""
+        """Whether the pod fits there after these pods and all terminating pods are gone."""
         view = self._view(pod, node)
         if view is None:
             return False
@@ -126,8 +126,8 @@ class VictimSelector:
             return self._place(pod, allowed, fleet.view(node), budget) is not None
 
     def _request_after(self, pod: Pod, request: PodRequest) -> RequestAfterEviction:
-        """What the quota allows the pod after some pods are gone. Only pods of its own namespace free quota; those that
-        are terminating, on any node, have freed it already."""
+        """What the quota allows the pod after some pods are gone. Only pods of its own namespace free quota;
+        terminating ones, on any node, count as gone already."""
         quota_usage = self._ledger.quota_usage
         with self._ledger.without_claims_of(pod.uid, pod.priority):
             after_eviction = quota_usage.after_eviction(pod.namespace, request)
