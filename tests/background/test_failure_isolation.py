@@ -97,15 +97,15 @@ class TestHelper:
         assert made._metrics.registry.get_sample_value("gputile_internal_errors_total", {"loop": "loop"}) == 45
 
     @pytest.mark.parametrize(
-        "no", [ApiRejected(403, "Forbidden", "no"), OutcomeUnknown("reset")], ids=["refused", "unclear"]
+        "rejection", [ApiRejected(403, "Forbidden", "no"), OutcomeUnknown("reset")], ids=["rejected", "outcome-unknown"]
     )
-    async def test_expected_errors_are_left_to_the_loop(self, no: Exception) -> None:
+    async def test_expected_errors_are_left_to_the_loop(self, rejection: Exception) -> None:
         made, _ = self.fresh()
 
         async def refuse() -> None:
-            raise no
+            raise rejection
 
-        with pytest.raises(type(no)):
+        with pytest.raises(type(rejection)):
             await made.attempt("loop", "a", refuse)
 
     async def test_cancellation_is_not_an_error(self) -> None:
@@ -465,9 +465,9 @@ async def test_a_verb_that_fails_answers_200_with_the_reason_and_the_next_is_ser
         body = bodies.get(path.rpartition("/")[2], usual)
         with monkeypatch.context() as patched:
             patched.setattr(getattr(process, part), method, poisoned(print, lambda *_: True))
-            status, found = await replica.ask(path, body)
+            status, answer = await replica.ask(path, body)
         assert status == 200
         if path.endswith(("filter", "filter-dryrun", "steer", "bind")):
-            assert found["Error"] == "gputile failed by an error of its own; see the log of its scheduler"
+            assert answer["Error"] == "gputile failed by an error of its own; see the log of its scheduler"
         assert value(process, "internal_errors_total", loop="verbs") == 1
         assert (await replica.ask("/gputile/filter", usual))[1]["NodeNames"] == ["n1"]

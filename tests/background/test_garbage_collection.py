@@ -28,7 +28,7 @@ async def test_cycles_are_freed_though_python_itself_never_starts_a_full_collect
     before, left = gc.get_threshold(), list[int]()
 
     async def pause(seconds: float) -> None:
-        left.append(sum(isinstance(one, Node) for one in gc.get_objects()))
+        left.append(sum(isinstance(instance, Node) for instance in gc.get_objects()))
         if len(left) == 3:
             raise Over
         assert gc.get_threshold() == (*before[:2], garbage_collection.NEVER)

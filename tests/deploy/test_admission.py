@@ -114,12 +114,12 @@ def test_only_our_scheduler_is_exempt_from_the_check_of_records() -> None:
 
 def test_every_prefix_of_a_record_is_checked_in_large_objects_too() -> None:
     """Each has a variable of its own, because the CEL cost limit applies to one expression."""
-    found = variables("gputile-records")
-    assert [n for n in range(20) if f"large{n}" in found] == list(range(len(prefixes())))
+    expressions = variables("gputile-records")
+    assert [n for n in range(20) if f"large{n}" in expressions] == list(range(len(prefixes())))
     for n, prefix in enumerate(prefixes()):
         assert len(prefix) >= 16
-        assert f"variables.prefixes[{n}].substring(0, 16)" in found[f"large{n}"]
-        assert f"variables.large{n}" in found["rejected"]
+        assert f"variables.prefixes[{n}].substring(0, 16)" in expressions[f"large{n}"]
+        assert f"variables.large{n}" in expressions["rejected"]
 
 
 WALK = re.compile(r"variables\.(?:annotations|labels)(?:Before)?\.(?:map|filter|exists|all)\(")
@@ -159,18 +159,18 @@ def test_of_a_quota_the_scheduler_may_write_the_last_good_text() -> None:
 
 
 def test_an_agent_may_change_its_extended_resources_and_no_device_plugin_resources() -> None:
-    said = {
+    reported = {
         name
         for dialect in device_resources.SERVED
         for name in device_resources.status_resources(dialect, SHELF.cards, DEFAULTS)
     }
-    assert set(strings("gputile-agents", "sums")) == said
+    assert set(strings("gputile-agents", "sums")) == reported
     carriers = {
         carrier.resource
         for dialect in device_resources.SERVED
         for carrier in device_resources.device_resources(dialect, SHELF.cards, DEFAULTS, shares_nvidia=False)
     }
-    assert not carriers & said
+    assert not carriers & reported
 
 
 def nodes_chosen() -> set[str]:
@@ -180,8 +180,8 @@ def nodes_chosen() -> set[str]:
 
 def test_an_agent_may_change_its_condition_and_its_keys_but_no_keys_of_users() -> None:
     assert f"c.type != '{CONDITION}'" in all_expressions("gputile-agents")
-    *_, ours, one, two, three = strings("gputile-agents", "strangeKeys")
-    peoples = {one, two, three}
+    *_, ours, first, second, third = strings("gputile-agents", "strangeKeys")
+    peoples = {first, second, third}
     written = {gputile.INVENTORY, gputile.LINGERING, *labels(DriverSnapshot(), "none")}
     assert all(key.startswith(ours) for key in written)
     assert peoples == {gputile.CORDON, gputile.POOL, *nodes_chosen()}
@@ -193,15 +193,15 @@ def test_an_agent_may_change_its_condition_and_its_keys_but_no_keys_of_users() -
 
 @pytest.mark.parametrize("file", ["admission.yaml", "admission-optional.yaml"])
 def test_every_policy_is_in_force_for_all_namespaces(file: str) -> None:
-    found = objects(file)
-    policies = {name for kind, name in found if kind.endswith("Policy")}
-    bindings = [each["spec"] for (kind, _), each in found.items() if kind.endswith("PolicyBinding")]
+    manifests = objects(file)
+    policies = {name for kind, name in manifests if kind.endswith("Policy")}
+    bindings = [each["spec"] for (kind, _), each in manifests.items() if kind.endswith("PolicyBinding")]
     assert {binding["policyName"] for binding in bindings} == policies
     assert all(binding.get("validationActions", ["Deny"]) == ["Deny"] for binding in bindings)
     assert all("matchResources" not in binding for binding in bindings)
 
 
 def test_doctor_looks_for_every_policy() -> None:
-    found = objects("admission.yaml")
-    assert {name for kind, name in found if kind == "ValidatingAdmissionPolicy"} == set(POLICIES)
+    manifests = objects("admission.yaml")
+    assert {name for kind, name in manifests if kind == "ValidatingAdmissionPolicy"} == set(POLICIES)
     assert all(spec(policy)["failurePolicy"] == "Fail" for policy in POLICIES)

@@ -41,13 +41,13 @@ def settings() -> AgentSettings:
 @pytest.mark.parametrize("role", list(RIGHTS))
 def test_the_agent_has_these_rights_and_no_others(role: tuple[str, str]) -> None:
     made = objects("agent.yaml")[role]
-    found = {
+    rights = {
         (group, resource, " ".join(sorted(rule["verbs"])))
         for rule in made["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
-    assert found == RIGHTS[role]
+    assert rights == RIGHTS[role]
     assert made["metadata"].get("namespace") == HOMES[role[0]]
 
 
@@ -61,8 +61,8 @@ def test_the_rights_are_bound_to_the_agent_alone(role: tuple[str, str]) -> None:
 
 
 def test_there_are_no_other_roles_and_bindings() -> None:
-    found = {key for key in objects("agent.yaml") if "Role" in key[0]}
-    assert found == {*RIGHTS, *((f"{kind}Binding", name) for kind, name in RIGHTS)}
+    keys = {key for key in objects("agent.yaml") if "Role" in key[0]}
+    assert keys == {*RIGHTS, *((f"{kind}Binding", name) for kind, name in RIGHTS)}
 
 
 def test_it_runs_without_privileges() -> None:

@@ -23,9 +23,9 @@ AGENTS = "gputile-agents"
 
 def objects(file: str) -> dict[tuple[str, str], Any]:
     """The objects of a file by kind and name."""
-    found = [each for each in yaml.safe_load_all((DEPLOY / file).read_text()) if each]
-    by_name = {(each["kind"], each["metadata"]["name"]): each for each in found}
-    assert len(by_name) == len(found)
+    manifests = [each for each in yaml.safe_load_all((DEPLOY / file).read_text()) if each]
+    by_name = {(each["kind"], each["metadata"]["name"]): each for each in manifests}
+    assert len(by_name) == len(manifests)
     return by_name
 
 
@@ -88,8 +88,8 @@ def test_the_rights_are_bound_to_the_scheduler_alone(role: tuple[str, str]) -> N
 
 
 def test_there_are_no_other_roles_and_bindings() -> None:
-    found = {key for key in objects("scheduler.yaml") if "Role" in key[0]}
-    assert found == {*RIGHTS, *((f"{kind}Binding", name) for kind, name in RIGHTS)}
+    keys = {key for key in objects("scheduler.yaml") if "Role" in key[0]}
+    assert keys == {*RIGHTS, *((f"{kind}Binding", name) for kind, name in RIGHTS)}
 
 
 def test_the_agents_namespace_is_the_one_that_the_scheduler_looks_at() -> None:
@@ -127,34 +127,34 @@ def test_the_metrics_api_has_and_grants_these_rights(role: tuple[str, str]) -> N
 
 
 def test_the_metrics_api_has_no_other_roles_and_its_rights_go_to_the_scheduler() -> None:
-    found = objects("metrics-api.yaml")
-    assert {key for key in found if key[0] in ("Role", "ClusterRole")} == set(API_RIGHTS)
+    manifests = objects("metrics-api.yaml")
+    assert {key for key in manifests if key[0] in ("Role", "ClusterRole")} == set(API_RIGHTS)
     scheduler = [{"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}]
     for key in (("ClusterRoleBinding", API), ("RoleBinding", API), ("RoleBinding", f"{API}-front-proxy")):
-        assert found[key]["subjects"] == scheduler
-    (extender,) = found["ClusterRoleBinding", "gputile-metrics-extender"]["subjects"]
+        assert manifests[key]["subjects"] == scheduler
+    (extender,) = manifests["ClusterRoleBinding", "gputile-metrics-extender"]["subjects"]
     assert (extender["kind"], extender["name"]) == ("User", "system:kube-scheduler")
-    reader = found["RoleBinding", f"{API}-front-proxy"]["roleRef"]
+    reader = manifests["RoleBinding", f"{API}-front-proxy"]["roleRef"]
     assert (reader["kind"], reader["name"]) == ("Role", "extension-apiserver-authentication-reader")
 
 
 def test_the_api_services_name_what_the_code_serves() -> None:
-    found = objects("metrics-api.yaml")
+    manifests = objects("metrics-api.yaml")
     defaults = MetricsApiSettings()
-    services = {name: made["spec"] for (kind, name), made in found.items() if kind == "APIService"}
+    services = {name: manifest["spec"] for (kind, name), manifest in manifests.items() if kind == "APIService"}
     assert set(services) == set(API_SERVICES)
     for name, spec in services.items():
         assert name == f"{spec['version']}.{spec['group']}"
         assert spec["service"] == {"name": defaults.service, "namespace": defaults.namespace, "port": 443}
         assert "insecureSkipTLSVerify" not in spec
-    service = found["Service", defaults.service]["spec"]
+    service = manifests["Service", defaults.service]["spec"]
     assert service["selector"] == ours("Service")["spec"]["selector"]
     (port,) = service["ports"]
     line = next(line for line in (DEPLOY / "scheduler.yaml").read_text().splitlines() if "# metrics_api:" in line)
-    (said,) = re.findall(r"listen: ([0-9.:]+)", line)
-    assert said == f"0.0.0.0:{port['targetPort']}"
-    assert ("Secret", defaults.secret) in found
-    assert "data" not in found["Secret", defaults.secret]
+    (address,) = re.findall(r"listen: ([0-9.:]+)", line)
+    assert address == f"0.0.0.0:{port['targetPort']}"
+    assert ("Secret", defaults.secret) in manifests
+    assert "data" not in manifests["Secret", defaults.secret]
 
 
 def test_the_quotas_that_it_may_read_are_the_ones_that_it_watches() -> None:

@@ -61,12 +61,12 @@ class Shop:
     # ---- requests ---------------------------------------------------------------------------------------------------
 
     async def listed(self, path: str, accept: str = "") -> Json:
-        found: Json = msgspec.json.decode(await self.handlers.listed(ask(path, accept)))
-        return found
+        body: Json = msgspec.json.decode(await self.handlers.listed(ask(path, accept)))
+        return body
 
     def get(self, path: str, accept: str = "") -> Json:
-        found: Json = msgspec.json.decode(self.handlers.get(ask(path, accept)))
-        return found
+        body: Json = msgspec.json.decode(self.handlers.get(ask(path, accept)))
+        return body
 
     async def names(self, path: str) -> list[str]:
         return [item["metadata"]["name"] for item in (await self.listed(path))["items"]]
@@ -87,10 +87,10 @@ class Listener:
     async def next(self) -> Json:
         while not self._lines:
             self._lines = (await anext(self._pieces)).splitlines()
-        found: Json = msgspec.json.decode(self._lines.pop(0))
-        return found
+        body: Json = msgspec.json.decode(self._lines.pop(0))
+        return body
 
-    async def said(self, count: int) -> list[tuple[str, str]]:
+    async def events(self, count: int) -> list[tuple[str, str]]:
         """Type and name of the next events."""
         events = [await self.next() for _ in range(count)]
         return [(event["type"], event["object"]["metadata"]["name"]) for event in events]
@@ -119,6 +119,6 @@ def request(path: str, accept: str = "", method: str = "GET", **headers: str) ->
 
 
 def ask(path: str, accept: str = "") -> ListOptions:
-    found = read_list_options(request(path, accept))
-    assert found is not None
-    return with_selectors(found)
+    options = read_list_options(request(path, accept))
+    assert options is not None
+    return with_selectors(options)

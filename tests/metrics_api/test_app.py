@@ -91,8 +91,8 @@ class Line:
         return f"https://localhost:{self.metrics_api.server.port}{path}"
 
     async def ask(self, path: str, method: str = "GET", body: Any = None, **headers: str) -> tuple[int, Any]:
-        said = {**PROXY, **{name.replace("_", "-").title(): value for name, value in headers.items()}}
-        async with self.http.request(method, self.url(path), headers=said, json=body) as answer:
+        fields = {**PROXY, **{name.replace("_", "-").title(): value for name, value in headers.items()}}
+        async with self.http.request(method, self.url(path), headers=fields, json=body) as answer:
             return answer.status, json.loads(await answer.read())
 
     async def until(self, true: Any) -> None:
@@ -154,21 +154,21 @@ def certificate(folder: Path) -> dict[str, Any]:
 
 async def test_the_front_proxy_gets_the_objects_that_its_user_may_read(tmp_path: Path) -> None:
     async with serving(tmp_path) as line:
-        status, found = await line.ask(f"{ROOT}/gpuinfos")
-        assert (status, [item["metadata"]["name"] for item in found["items"]]) == (200, ["n1"])
+        status, body = await line.ask(f"{ROOT}/gpuinfos")
+        assert (status, [item["metadata"]["name"] for item in body["items"]]) == (200, ["n1"])
         assert line.there.reviews[0]["resourceAttributes"]["resource"] == "gpuinfos"
-        status, found = await line.ask(f"{ROOT}/namespaces/default/podresources/web")
-        assert (status, found["kind"]) == (200, "PodResource")
-        status, found = await line.ask(f"{ROOT}/podresources", x_remote_user="joe")
-        assert (status, found["kind"], found["reason"]) == (403, "Status", "Forbidden")
+        status, body = await line.ask(f"{ROOT}/namespaces/default/podresources/web")
+        assert (status, body["kind"]) == (200, "PodResource")
+        status, body = await line.ask(f"{ROOT}/podresources", x_remote_user="joe")
+        assert (status, body["kind"], body["reason"]) == (403, "Status", "Forbidden")
 
 
 @pytest.mark.parametrize("caller", ["", "another-client"], ids=["no-certificate", "another-name"])
 async def test_all_others_get_401_without_an_access_review(tmp_path: Path, caller: str) -> None:
     async with serving(tmp_path, caller=caller) as line:
         for path in (f"{ROOT}/gpuinfos", "/apis", f"{ROOT}/schedule/filter", "/metrics"):
-            status, found = await line.ask(path)
-            assert (status, found["kind"], found["code"]) == (401, "Status", 401), path
+            status, body = await line.ask(path)
+            assert (status, body["kind"], body["code"]) == (401, "Status", 401), path
         assert line.there.reviews == []
         async with line.http.get(line.url("/healthz")) as answer:
             assert await answer.text() == "ok"
@@ -210,9 +210,9 @@ async def test_the_front_proxy_config_map_is_watched(tmp_path: Path) -> None:
 )
 async def test_every_error_is_a_status(tmp_path: Path, method: str, path: str, code: int) -> None:
     async with serving(tmp_path) as line:
-        status, found = await line.ask(path, method)
-        assert (status, found["kind"], found["code"]) == (code, "Status", code)
-        assert found["message"]
+        status, body = await line.ask(path, method)
+        assert (status, body["kind"], body["code"]) == (code, "Status", code)
+        assert body["message"]
 
 
 async def test_no_selector_is_parsed_for_a_forbidden_user(tmp_path: Path) -> None:
@@ -222,8 +222,8 @@ async def test_no_selector_is_parsed_for_a_forbidden_user(tmp_path: Path) -> Non
 
 async def test_selectors_work_over_http_too(tmp_path: Path) -> None:
     async with serving(tmp_path) as line:
-        _, found = await line.ask(f"{ROOT}/podresources?fieldSelector=metadata.name!=web")
-        assert found["items"] == []
+        _, body = await line.ask(f"{ROOT}/podresources?fieldSelector=metadata.name!=web")
+        assert body["items"] == []
 
 
 async def test_right_after_the_start_no_partial_list_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,12 +237,12 @@ async def test_right_after_the_start_no_partial_list_is_served(tmp_path: Path, m
     monkeypatch.setattr(Projection, "refresh", wait_and_look)
     async with serving(tmp_path, cluster(pods=tuple(held(f"web{n}", 1) for n in range(12))), wait=False) as line:
         await line.until(lambda: line.metrics_api.server.port and line.process.is_synced())
-        status, found = await line.ask(f"{ROOT}/podresources")
-        assert (status, found["reason"], found["details"]) == (503, "ServiceUnavailable", {"retryAfterSeconds": 1})
+        status, body = await line.ask(f"{ROOT}/podresources")
+        assert (status, body["reason"], body["details"]) == (503, "ServiceUnavailable", {"retryAfterSeconds": 1})
         may_look.set()
         await line.until(lambda: line.metrics_api.projection.is_complete)
-        status, found = await line.ask(f"{ROOT}/podresources")
-        assert (status, len(found["items"])) == (200, 12)
+        status, body = await line.ask(f"{ROOT}/podresources")
+        assert (status, len(body["items"])) == (200, 12)
 
 
 async def test_before_the_cluster_is_synced_no_list_is_served(tmp_path: Path) -> None:
@@ -260,8 +260,8 @@ async def test_extender_verbs_need_the_right_to_create_schedules(tmp_path: Path,
     asks = pod(tile(8), name="asks", uid="uid-asks")
     async with serving(tmp_path, cluster(pods=(asks,))) as line:
         body = {"Pod": line.api.pods["default/asks"], "Nodes": None, "NodeNames": ["n1"]}
-        status, found = await line.ask(f"{root}/schedule/filter", "POST", body)
-        assert (status, found["NodeNames"], found["Error"]) == (200, ["n1"], "")
+        status, answer = await line.ask(f"{root}/schedule/filter", "POST", body)
+        assert (status, answer["NodeNames"], answer["Error"]) == (200, ["n1"], "")
         wanted = line.there.reviews[-1]["resourceAttributes"]
         assert (wanted["verb"], wanted["resource"], wanted["name"]) == ("create", "schedule", "filter")
         bind = {"PodName": "asks", "PodNamespace": "default", "PodUID": "uid-asks", "Node": "n1"}
@@ -322,9 +322,9 @@ async def test_watches_are_limited_per_user_and_in_total(tmp_path: Path, monkeyp
         watches = [await line.http.get(line.url(path), headers=PROXY) for _ in range(2)]
         for watch in watches:
             await watch.content.readline()
-        status, found = await line.ask(path)
-        assert (status, found["reason"], found["details"]) == (429, "TooManyRequests", {"retryAfterSeconds": 10})
-        assert "'jane': the limit of 2 watches is reached" in found["message"]
+        status, body = await line.ask(path)
+        assert (status, body["reason"], body["details"]) == (429, "TooManyRequests", {"retryAfterSeconds": 10})
+        assert "'jane': the limit of 2 watches is reached" in body["message"]
         watches.append(await line.http.get(line.url(path), headers={**PROXY, "X-Remote-User": "joe"}))
         await watches[-1].content.readline()
         assert (await line.ask(path, x_remote_user="jim"))[0] == 429, "three in total"
@@ -354,8 +354,8 @@ async def test_an_internal_error_is_a_status_too(tmp_path: Path, monkeypatch: py
 
     async with serving(tmp_path) as line:
         monkeypatch.setattr(line.metrics_api.handlers, "get", crash)
-        status, found = await line.ask(f"{ROOT}/gpuinfos/n1")
-        assert (status, found["kind"], found["reason"]) == (500, "Status", "InternalError")
+        status, body = await line.ask(f"{ROOT}/gpuinfos/n1")
+        assert (status, body["kind"], body["reason"]) == (500, "Status", "InternalError")
         assert (await line.ask(f"{ROOT}/gpuinfos"))[0] == 200
 
 
@@ -383,22 +383,22 @@ async def test_discovery_is_open_to_every_authenticated_user(tmp_path: Path) -> 
     async with serving(tmp_path) as line:
         _, groups = await line.ask("/apis", x_remote_user="joe")
         assert [group["name"] for group in groups["groups"]] == ["metrics.nvidia.com", "nvidia-gpu-scheduler"]
-        _, found = await line.ask(ROOT, x_remote_user="joe")
-        listed = {(one["name"], one["kind"], one["namespaced"]) for one in found["resources"]}
+        _, resources = await line.ask(ROOT, x_remote_user="joe")
+        listed = {(resource["name"], resource["kind"], resource["namespaced"]) for resource in resources["resources"]}
         assert listed == {("gpuinfos", "GpuInfo", False), ("podresources", "PodResource", True)}
-        assert all(one["verbs"] == ["get", "list", "watch"] for one in found["resources"])
+        assert all(resource["verbs"] == ["get", "list", "watch"] for resource in resources["resources"])
         assert line.there.reviews == []
 
 
 def test_aggregated_discovery() -> None:
     accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
-    found = discovery.document("/apis", accept)
-    assert found is not None
-    assert found.content_type == accept
-    body = json.loads(found.body)
+    document = discovery.document("/apis", accept)
+    assert document is not None
+    assert document.content_type == accept
+    body = json.loads(document.body)
     assert body["apiVersion"] == "apidiscovery.k8s.io/v2"
     (version,) = body["items"][0]["versions"]
-    assert [(one["resource"], one["scope"]) for one in version["resources"]] == [
+    assert [(resource["resource"], resource["scope"]) for resource in version["resources"]] == [
         ("gpuinfos", "Cluster"),
         ("podresources", "Namespaced"),
     ]
@@ -406,20 +406,20 @@ def test_aggregated_discovery() -> None:
 
 @pytest.mark.parametrize("path", ["/openapi/v2", f"/openapi/v3{ROOT}", f"/openapi/v3{OLD_ROOT}"])
 def test_open_api_has_no_dangling_reference(path: str) -> None:
-    found = discovery.document(path, "")
-    assert found is not None
-    body = json.loads(found.body)
+    document = discovery.document(path, "")
+    assert document is not None
+    body = json.loads(document.body)
     known = body.get("definitions") or body["components"]["schemas"]
-    text = found.body.decode()
+    text = document.body.decode()
     for reference in re.findall(r'"\$ref":"#/(?:definitions|components/schemas)/([^"]+)"', text):
         assert reference in known
     assert body["paths"]
 
 
 def test_every_open_api_document_is_named_in_the_index() -> None:
-    found = discovery.document("/openapi/v3", "")
-    assert found is not None
-    for name, place in json.loads(found.body)["paths"].items():
+    document = discovery.document("/openapi/v3", "")
+    assert document is not None
+    for name, place in json.loads(document.body)["paths"].items():
         assert discovery.document(f"/openapi/v3/{name}", "") is not None
         assert "?hash=" in place["serverRelativeURL"]
 

@@ -61,9 +61,9 @@ def test_the_front_proxys_headers_name_the_user() -> None:
     ],
 )
 def test_all_other_requests_are_unauthorized(request_: Request) -> None:
-    with pytest.raises(StatusError) as no:
+    with pytest.raises(StatusError) as error:
         FrontProxy.read(DATA).user(request_)
-    assert (no.value.code, no.value.reason) == (401, "Unauthorized")
+    assert (error.value.code, error.value.reason) == (401, "Unauthorized")
 
 
 def test_names_are_utf_8_as_go_writes_them() -> None:
@@ -138,9 +138,9 @@ async def test_allowed_and_denied_reviews_are_cached_and_expire() -> None:
     assert [spec["user"] for spec in rules.asked] == ["jane", "joe"]
     rules.clock.now += 11
     rules.allowed = {"jane": False}
-    with pytest.raises(StatusError) as no:
+    with pytest.raises(StatusError) as error:
         await rules.authorizer.check(JANE, LIST)
-    assert (no.value.code, no.value.reason) == (403, "Forbidden")
+    assert (error.value.code, error.value.reason) == (403, "Forbidden")
 
 
 async def test_the_spec_of_the_access_review() -> None:
@@ -204,9 +204,9 @@ async def test_a_cancelled_request_does_not_cancel_the_review() -> None:
 async def test_a_failed_review_denies_access_and_is_not_cached(broken: Exception) -> None:
     rules = Rules(jane=True)
     rules.broken = broken
-    with pytest.raises(StatusError) as no:
+    with pytest.raises(StatusError) as error:
         await rules.authorizer.check(JANE, LIST)
-    assert no.value.code == 503
+    assert error.value.code == 503
     rules.broken = None
     await rules.authorizer.check(JANE, LIST)
 

@@ -276,6 +276,6 @@ async def test_a_failing_openssl_is_an_error_with_its_output(monkeypatch: pytest
         await make_pair(NAME, 30)
 
 
-@pytest.mark.parametrize("said", [b"", b"nonsense", b"\xff"])
-def test_the_end_of_an_invalid_certificate_is_unknown(said: bytes) -> None:
-    assert ends(said) is None
+@pytest.mark.parametrize("text", [b"", b"nonsense", b"\xff"])
+def test_the_end_of_an_invalid_certificate_is_unknown(text: bytes) -> None:
+    assert ends(text) is None

@@ -24,11 +24,11 @@ async def shop_with(*names: str, history: int = 1000) -> Shop:
 
 async def test_a_list_is_a_list_of_its_kind() -> None:
     shop = await shop_with("b", "a")
-    found = await shop.listed(PODS)
-    assert (found["kind"], found["apiVersion"]) == ("PodResourceList", "metrics.nvidia.com/v1alpha1")
-    assert [item["metadata"]["name"] for item in found["items"]] == ["a", "b"]
-    newest = max(int(item["metadata"]["resourceVersion"]) for item in found["items"])
-    assert newest == int(found["metadata"]["resourceVersion"])
+    listed = await shop.listed(PODS)
+    assert (listed["kind"], listed["apiVersion"]) == ("PodResourceList", "metrics.nvidia.com/v1alpha1")
+    assert [item["metadata"]["name"] for item in listed["items"]] == ["a", "b"]
+    newest = max(int(item["metadata"]["resourceVersion"]) for item in listed["items"])
+    assert newest == int(listed["metadata"]["resourceVersion"])
 
 
 async def test_an_empty_list_has_items() -> None:
@@ -78,36 +78,36 @@ async def test_a_list_lets_other_tasks_run() -> None:
 @pytest.mark.parametrize("path", [f"{NODES}/nowhere", f"{ROOT}/namespaces/b/podresources/a", f"{OLD_ROOT}/gpupods/a"])
 async def test_a_missing_object_is_not_found(path: str) -> None:
     shop = await shop_with("a")
-    with pytest.raises(StatusError) as no:
+    with pytest.raises(StatusError) as error:
         shop.get(path)
-    assert (no.value.code, no.value.reason) == (404, "NotFound")
+    assert (error.value.code, error.value.reason) == (404, "NotFound")
 
 
 async def test_tables_have_columns_and_cells() -> None:
     shop = await shop_with("a", "b")
-    found = await shop.listed(NODES, TABLE)
-    names = [column["name"] for column in found["columnDefinitions"]]
-    cells = dict(zip(names, found["rows"][0]["cells"], strict=True))
-    assert (found["kind"], found["apiVersion"]) == ("Table", "meta.k8s.io/v1")
+    listed = await shop.listed(NODES, TABLE)
+    names = [column["name"] for column in listed["columnDefinitions"]]
+    cells = dict(zip(names, listed["rows"][0]["cells"], strict=True))
+    assert (listed["kind"], listed["apiVersion"]) == ("Table", "meta.k8s.io/v1")
     assert cells["Name"] == "n1"
     assert (cells["Cards"], cells["Busy"], cells["Memory"]) == (2, 2, "4/32Mi")
     assert cells["Models"] == "2x Tesla T4"
-    assert found["rows"][0]["object"]["kind"] == "PartialObjectMetadata"
-    assert found["metadata"]["resourceVersion"] == await shop.version(NODES)
+    assert listed["rows"][0]["object"]["kind"] == "PartialObjectMetadata"
+    assert listed["metadata"]["resourceVersion"] == await shop.version(NODES)
     pods = await shop.listed(f"{PODS}?includeObject=Object", TABLE)
     assert pods["rows"][0]["cells"][:7] == ["a", "n1", "Pending", "0", "2Mi", "shared", ""]
     assert pods["rows"][0]["object"]["kind"] == "PodResource"
     assert "object" not in (await shop.listed(f"{PODS}?includeObject=None", TABLE))["rows"][0]
-    one = shop.get(f"{NODES}/n1", TABLE)
-    assert [row["cells"][0] for row in one["rows"]] == ["n1"]
+    table = shop.get(f"{NODES}/n1", TABLE)
+    assert [row["cells"][0] for row in table["rows"]] == ["n1"]
 
 
 async def test_partial_object_metadata() -> None:
     shop = await shop_with("a")
     accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-    found = await shop.listed(PODS, accept)
-    assert (found["kind"], found["apiVersion"]) == ("PartialObjectMetadataList", "meta.k8s.io/v1")
-    assert set(found["items"][0]) == {"kind", "apiVersion", "metadata"}
+    listed = await shop.listed(PODS, accept)
+    assert (listed["kind"], listed["apiVersion"]) == ("PartialObjectMetadataList", "meta.k8s.io/v1")
+    assert set(listed["items"][0]) == {"kind", "apiVersion", "metadata"}
 
 
 # ---- watches --------------------------------------------------------------------------------------------------------
@@ -117,9 +117,9 @@ async def test_partial_object_metadata() -> None:
 async def test_a_watch_without_a_version_begins_with_all_objects(query: str) -> None:
     shop = await shop_with("a", "b")
     watch = shop.watch(f"{PODS}?watch=true{query}")
-    assert await watch.said(2) == [("ADDED", "a"), ("ADDED", "b")]
+    assert await watch.events(2) == [("ADDED", "a"), ("ADDED", "b")]
     await shop.end("default/a")
-    assert await watch.said(1) == [("DELETED", "a")]
+    assert await watch.events(1) == [("DELETED", "a")]
 
 
 async def test_a_watch_continues_after_the_list_and_resumes_after_a_disconnect() -> None:
@@ -133,21 +133,21 @@ async def test_a_watch_continues_after_the_list_and_resumes_after_a_disconnect()
     await shop.look()
     await shop.end("default/a")
     again = shop.watch(f"{PODS}?watch=1&resourceVersion={last['object']['metadata']['resourceVersion']}")
-    assert await again.said(2) == [("MODIFIED", "b"), ("DELETED", "a")]
+    assert await again.events(2) == [("MODIFIED", "b"), ("DELETED", "a")]
 
 
-@pytest.mark.parametrize("said", ["5", "nonsense", "1" * 5000], ids=["anothers", "none", "endless"])
-async def test_a_foreign_version_is_expired_at_once(said: str) -> None:
+@pytest.mark.parametrize("version", ["5", "nonsense", "1" * 5000], ids=["another-replicas", "no-number", "too-long"])
+async def test_a_foreign_version_is_expired_at_once(version: str) -> None:
     shop = await shop_with("a")
-    with pytest.raises(StatusError) as no:
-        shop.watch(f"{PODS}?watch=1&resourceVersion={said}")
-    assert (no.value.code, no.value.reason) == (410, "Expired")
+    with pytest.raises(StatusError) as error:
+        shop.watch(f"{PODS}?watch=1&resourceVersion={version}")
+    assert (error.value.code, error.value.reason) == (410, "Expired")
 
 
 async def test_a_version_of_another_replica_is_expired() -> None:
-    one, other = await shop_with("a"), Shop(mark=8)
+    shop, other = await shop_with("a"), Shop(mark=8)
     with pytest.raises(StatusError):
-        one.watch(f"{PODS}?watch=1&resourceVersion={await other.version(PODS)}")
+        shop.watch(f"{PODS}?watch=1&resourceVersion={await other.version(PODS)}")
 
 
 async def test_a_slow_watch_is_ended_and_never_misses_a_change() -> None:
@@ -155,7 +155,7 @@ async def test_a_slow_watch_is_ended_and_never_misses_a_change() -> None:
     watch = shop.watch(f"{PODS}?watch=1&resourceVersion={await shop.version(PODS)}")
     shop.rig.change("a", status={"phase": "Running"})
     await shop.look()
-    assert await watch.said(1) == [("MODIFIED", "a")]
+    assert await watch.events(1) == [("MODIFIED", "a")]
     for number in range(8):
         await shop.run(f"n{number}", 1, 1)
     (last,) = await watch.rest()
@@ -166,7 +166,7 @@ async def test_initial_events_end_with_a_bookmark() -> None:
     shop = await shop_with("a")
     query = "watch=1&sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan"
     watch = shop.watch(f"{PODS}?{query}")
-    assert await watch.said(1) == [("ADDED", "a")]
+    assert await watch.events(1) == [("ADDED", "a")]
     mark = await watch.next()
     assert (mark["type"], mark["object"]["kind"]) == ("BOOKMARK", "PodResource")
     metadata = mark["object"]["metadata"]
@@ -178,7 +178,7 @@ async def test_without_initial_events_only_changes_are_sent() -> None:
     shop = await shop_with("a")
     watch = shop.watch(f"{PODS}?watch=1&sendInitialEvents=false")
     await shop.run("b", 2, 1)
-    assert await watch.said(1) == [("ADDED", "b")]
+    assert await watch.events(1) == [("ADDED", "b")]
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ async def test_selectors_turn_changes_into_added_and_deleted_events() -> None:
     await shop.look()
     shop.rig.change("a", status={"phase": "Pending"})
     await shop.look()
-    assert await watch.said(2) == [("ADDED", "a"), ("DELETED", "a")]
+    assert await watch.events(2) == [("ADDED", "a"), ("DELETED", "a")]
 
 
 async def test_a_watched_table_has_one_row_per_event() -> None:

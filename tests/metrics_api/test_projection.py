@@ -20,7 +20,7 @@ async def shown(shop: Shop, path: str) -> Json:
 async def test_a_node_has_all_the_fields_of_v0_1() -> None:
     shop = Shop(node("n1").card("Tesla T4", 16, pci="0000:3b:00.0").card("A100", 40))
     await shop.run("web", 8)
-    found = shop.get(f"{ROOT}/gpuinfos/n1")
+    body = shop.get(f"{ROOT}/gpuinfos/n1")
     card = {
         "device_id": "GPU-n1-0",
         "device_brand": "BRAND_TESLA",
@@ -28,8 +28,8 @@ async def test_a_node_has_all_the_fields_of_v0_1() -> None:
         "device_busid": "0000:3b:00.0",
         "device_node": "n1",
     }
-    spec, status = found["spec"], found["status"]
-    assert (found["kind"], found["apiVersion"]) == ("GpuInfo", "metrics.nvidia.com/v1alpha1")
+    spec, status = body["spec"], body["status"]
+    assert (body["kind"], body["apiVersion"]) == ("GpuInfo", "metrics.nvidia.com/v1alpha1")
     assert spec["device_node"] == "n1"
     assert spec["device_infos"]["GPU-n1-0"] == card
     assert spec["device_models"] == {"tesla t4": ["GPU-n1-0"], "a100": ["GPU-n1-1"]}
@@ -37,35 +37,35 @@ async def test_a_node_has_all_the_fields_of_v0_1() -> None:
     assert spec["report_time"].startswith("2023-11-14T22:13:20")
     assert (status["node_health"], status["node_last_health_time"]) == ("UnKnow", "UnKnow")
     assert status["cards"][0]["memory"] == {"total": 16, "held": 8}
-    assert [one["tenants"] for one in status["cards"]] == [1, 0]
+    assert [card["tenants"] for card in status["cards"]] == [1, 0]
 
 
 async def test_a_pod_has_all_the_fields_of_v0_1_and_its_allocation() -> None:
     shop = Shop()
     await shop.run("web", 8, labels={"app": "web"})
-    found = shop.get(f"{ROOT}/namespaces/default/podresources/web")
-    (container,) = found["spec"]["containers_device"]
+    body = shop.get(f"{ROOT}/namespaces/default/podresources/web")
+    (container,) = body["spec"]["containers_device"]
     (tile,) = container["device_info"]
-    assert (found["spec"]["pod_name"], found["spec"]["pod_namespace"]) == ("web", "default")
+    assert (body["spec"]["pod_name"], body["spec"]["pod_namespace"]) == ("web", "default")
     assert container["container_name"] == "c0"
     assert (tile["device_id"], tile["device_model"], tile["device_node"]) == ("GPU-n1-0", "Tesla T4", "n1")
     assert (tile["index"], tile["memory"], tile["cores"]) == (0, 8, 0)
     assert "use" not in tile, "unknown values are absent"
-    assert found["status"]["last_changed_time"].startswith("2023-11-14T22:13:20")
-    assert found["metadata"]["labels"] == {"app": "web"}
-    assert found["metadata"]["uid"] == "uid-web"
+    assert body["status"]["last_changed_time"].startswith("2023-11-14T22:13:20")
+    assert body["metadata"]["labels"] == {"app": "web"}
+    assert body["metadata"]["uid"] == "uid-web"
 
 
 async def test_usage_is_shown_where_the_agent_reports_it() -> None:
     shop = Shop()
     await shop.run("web")
     before = await shop.version(f"{ROOT}/podresources")
-    said = write_usage({"uid-web": {"c0": {"GPU-n1-0": CardUsage(5), "GPU-n1-1": CardUsage()}}}, ["GPU-n1-0"])
+    usage = write_usage({"uid-web": {"c0": {"GPU-n1-0": CardUsage(5), "GPU-n1-1": CardUsage()}}}, ["GPU-n1-0"])
     for renewed in ("2023-11-14T22:13:18Z", "2023-11-14T22:13:21Z"):  # a Lease that was never renewed may be stale
-        shop.rig.api.add_lease("n1", {USE: said}, holderIdentity="n1", leaseDurationSeconds=9, renewTime=renewed)
+        shop.rig.api.add_lease("n1", {USE: usage}, holderIdentity="n1", leaseDurationSeconds=9, renewTime=renewed)
         await shop.look()
-    found = shop.get(f"{ROOT}/namespaces/default/podresources/web")
-    assert found["spec"]["containers_device"][0]["device_info"][0]["use"] == {"memory": 5}
+    body = shop.get(f"{ROOT}/namespaces/default/podresources/web")
+    assert body["spec"]["containers_device"][0]["device_info"][0]["use"] == {"memory": 5}
     table = shop.get(f"{ROOT}/namespaces/default/podresources/web", TABLE)
     assert "5Mi" in table["rows"][0]["cells"]
     await shop.look()
@@ -116,7 +116,7 @@ async def test_a_pod_of_the_same_name_is_another_pod() -> None:
     shop.rig.api.delete_pod("default/web")
     shop.rig.api.add_pod(held("web", uid="uid-later"))
     await shop.look()
-    assert await watch.said(2) == [("DELETED", "web"), ("ADDED", "web")]
+    assert await watch.events(2) == [("DELETED", "web"), ("ADDED", "web")]
     assert shop.get(f"{ROOT}/namespaces/default/podresources/web")["metadata"]["uid"] == "uid-later"
 
 
@@ -171,14 +171,14 @@ async def test_a_list_repairs_what_the_watch_missed() -> None:
 async def test_it_is_complete_after_the_first_refresh_that_began_when_nodes_and_pods_were_listed() -> None:
     shop = Shop(pods=(held("web"),))
     await shop.look()
-    found = [shop.projection.is_complete]  # the nodes are listed, the pods not yet
+    complete = [shop.projection.is_complete]  # the nodes are listed, the pods not yet
     shop.projection.all_changed(is_last=True)
-    found.append(shop.projection.is_complete)
+    complete.append(shop.projection.is_complete)
     await shop.projection.refresh()
-    found.append(shop.projection.is_complete)
+    complete.append(shop.projection.is_complete)
     shop.projection.all_changed()
-    found.append(shop.projection.is_complete)  # later changes arrive as events
-    assert found == [False, False, True, True]
+    complete.append(shop.projection.is_complete)  # later changes arrive as events
+    assert complete == [False, False, True, True]
 
 
 async def test_a_refresh_that_began_before_the_pods_were_listed_does_not_make_it_complete() -> None:
@@ -188,9 +188,9 @@ async def test_a_refresh_that_began_before_the_pods_were_listed_does_not_make_it
     assert not looking.done()
     shop.projection.all_changed(is_last=True)
     await looking
-    found = [shop.projection.is_complete]
+    complete = [shop.projection.is_complete]
     await shop.projection.refresh()
-    assert [*found, shop.projection.is_complete] == [False, True]
+    assert [*complete, shop.projection.is_complete] == [False, True]
 
 
 async def test_the_projection_refreshes_by_itself() -> None:

@@ -67,7 +67,7 @@ def test_a_version_fits_into_63_bits_for_a_long_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         pytest.param(made(mark=8).written(1000), id="another-replicas"),
         pytest.param("abc", id="no-number"),
@@ -77,13 +77,13 @@ def test_a_version_fits_into_63_bits_for_a_long_time() -> None:
         pytest.param("٣", id="digits-of-another-script"),
     ],
 )
-def test_a_foreign_version_is_expired(said: str) -> None:
+def test_a_foreign_version_is_expired(text: str) -> None:
     with pytest.raises(ResourceExpired):
-        made().read(said)
+        made().read(text)
 
 
 @pytest.mark.parametrize("version", [999, 1002], ids=["before-our-time", "in-the-future"])
-def test_a_future_version_is_expired(version: int) -> None:
+def test_a_version_outside_the_log_is_expired(version: int) -> None:
     collection = made()
     put(collection, "a")
     assert collection.read(collection.written(1001)) == 1001

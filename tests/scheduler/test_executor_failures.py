@@ -190,9 +190,11 @@ class TestHostOnly:
         }
         rig = Rig(made)
         for name, priority, labels in (("web", LOW, {"app": "web"}), ("batch", MIDDLE, {})):
-            one: Json = wish(name, {"cpu": "2"}, priority, labels=labels, spec={"terminationGracePeriodSeconds": 300})
-            one["spec"]["nodeName"] = "n1"
-            rig.api.add_pod(one)
+            manifest: Json = wish(
+                name, {"cpu": "2"}, priority, labels=labels, spec={"terminationGracePeriodSeconds": 300}
+            )
+            manifest["spec"]["nodeName"] = "n1"
+            rig.api.add_pod(manifest)
         rig.catch_up()
         return rig
 
@@ -233,7 +235,7 @@ class TestMore:
         rig.api.script["evict"] = [OutcomeUnknown("the process died here")]
         await planned(rig)
         off = PreemptSettings(own=False)
-        heir = Rig(*rig.api.nodes.values(), pods=[{**one} for one in rig.api.pods.values()], preempt=off)
+        heir = Rig(*rig.api.nodes.values(), pods=[{**manifest} for manifest in rig.api.pods.values()], preempt=off)
         heir.preemptor.on_elected()
         await heir.preemptor.round()
         assert heir.api.evicted == []

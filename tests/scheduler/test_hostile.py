@@ -61,27 +61,27 @@ class Cluster:
         self.process, self.api, self.http, self.task = process, api, http, task
         self._numbers = itertools.count()
 
-    async def until(self, what: str, holds: Callable[[], object]) -> None:
+    async def until(self, goal: str, holds: Callable[[], object]) -> None:
         """The process must be running when it holds, too."""
         try:
             async with asyncio.timeout(PATIENCE):
                 while not holds() and not self.task.done():
                     await asyncio.sleep(0.001)
         except TimeoutError:
-            raise AssertionError(f"in vain: {what}") from None
+            raise AssertionError(f"in vain: {goal}") from None
         if self.task.done():
             self.task.result()  # raises what ended it
-            raise AssertionError(f"the process ended before: {what}")
+            raise AssertionError(f"the process ended before: {goal}")
 
     async def ask(self, verb: str, body: Json) -> Json:
         """The response, which kube-scheduler must be able to parse."""
         url = f"http://127.0.0.1:{self.process.server.port}/gputile/{verb}"
         async with self.http.post(url, json=body) as answer:
-            said = await answer.read()
-            assert answer.status == 200, f"{verb}: HTTP {answer.status}: {said[:300]!r}"
-        assert not misshapen(verb, said), f"{verb}: {misshapen(verb, said)}"
-        found: Json = json.loads(said)
-        return found
+            text = await answer.read()
+            assert answer.status == 200, f"{verb}: HTTP {answer.status}: {text[:300]!r}"
+        assert not misshapen(verb, text), f"{verb}: {misshapen(verb, text)}"
+        result: Json = json.loads(text)
+        return result
 
     async def page(self, path: str) -> str:
         async with self.http.get(f"http://127.0.0.1:{self.process.server.port}{path}") as answer:
@@ -146,15 +146,15 @@ class Cluster:
 
     async def _binds(self, name: str) -> None:
         made = await self._created(name, tile(10))
-        found: list[str] = []
+        nodes: list[str] = []
         for _ in range(5):  # a node that was offered and not used ranks last, and may be the only one
-            found = (await self.ask("filter", {"Pod": made, "Nodes": None, "NodeNames": ["n1", "n2"]}))["NodeNames"]
-            if found:
+            nodes = (await self.ask("filter", {"Pod": made, "Nodes": None, "NodeNames": ["n1", "n2"]}))["NodeNames"]
+            if nodes:
                 break
             await self.turn()
-        assert found, f"{name} fits"
+        assert nodes, f"{name} fits"
         named = {"PodName": name, "PodNamespace": "default", "PodUID": f"uid-{name}"}
-        assert await self.ask("bind", {**named, "Node": found[0]}) == {"Error": ""}
+        assert await self.ask("bind", {**named, "Node": nodes[0]}) == {"Error": ""}
         await self.until(f"{name} is confirmed", lambda: self.process.cluster_state.is_granted(f"uid-{name}"))
         self.api.delete_pod(f"default/{name}")
 
@@ -297,9 +297,9 @@ async def test_every_other_pod(turn: int) -> None:
 async def test_garbage_in_a_familys_records(family: str) -> None:
     """On bound pods; and, all together, on pending pods."""
     async with running() as cluster:
-        for number, what in enumerate(hostile.GARBAGE):
-            make = BOUND[f"{family} record: {what}"]
-            with after(what):
+        for number, garbage in enumerate(hostile.GARBAGE):
+            make = BOUND[f"{family} record: {garbage}"]
+            with after(garbage):
                 await cluster.bears(make(f"bound-{number}"))
             made = make(f"waits-{number}")
             made["spec"]["nodeName"] = None
@@ -379,12 +379,12 @@ async def test_quotas() -> None:
 
 
 @contextmanager
-def after(what: str) -> Iterator[None]:
+def after(name: str) -> Iterator[None]:
     """Names the object in the error that it caused."""
     try:
         yield
-    except Exception as wrong:
-        raise AssertionError(f"after {what}: {type(wrong).__name__}: {wrong}") from wrong
+    except Exception as error:
+        raise AssertionError(f"after {name}: {type(error).__name__}: {error}") from error
 
 
 # ---- all at once ----------------------------------------------------------------------------------------------------

@@ -134,9 +134,9 @@ class TestOneBudget:
         rig.clock.now += 2.0
         await rig.preemptor.round()
         assert rig.api.evicted == []
-        [(reason, said)] = notes(rig, "evil")
+        [(reason, message)] = notes(rig, "evil")
         assert reason == "PreemptionBlocked"
-        assert "not searched further for victims" in said
+        assert "not searched further for victims" in message
         assert sum(steps) < 250_000
 
     async def test_the_explanation(self, steps: list[int]) -> None:
@@ -145,9 +145,9 @@ class TestOneBudget:
         rig.catch_up()
         rig.filter("evil")
         await rig.pending_pods.round()
-        [(reason, said)] = notes(rig, "evil")
+        [(reason, message)] = notes(rig, "evil")
         assert reason == "NoFittingGPU"
-        assert "not searched further: there are too many ways to place its containers" in said
+        assert "not searched further: there are too many ways to place its containers" in message
         assert rig.count("searches_truncated_total", search="explanation") == 1
         assert sum(steps) < 40_000
 
@@ -172,14 +172,14 @@ class TestDeepPods:
     async def test_a_bound_pod_with_1200_init_containers_counts_by_its_grant_and_ends_nothing(self) -> None:
         tiles = [{"uuid": "GPU-n1-0", "index": 0, "memory": 5, "cores": 0}]
         held = [{"name": f"init-{n}", "role": "init", "tiles": tiles} for n in range(1200)]
-        said = {"version": 1, "pod": "uid-deep", "node": "n1", "dialect": "gputile", "containers": held}
+        grant = {"version": 1, "pod": "uid-deep", "node": "n1", "dialect": "gputile", "containers": held}
         deep = pod(
             {"cpu": 1},
             init=(tile(5),) * 1200,
             name="deep",
             uid="uid-deep",
             on="n1",
-            annotations={GRANT: msgspec.json.encode(said).decode()},
+            annotations={GRANT: msgspec.json.encode(grant).decode()},
         )
         async with running(cluster(pods=(deep,))) as replica:
             process, api = replica.process, replica.api
@@ -199,10 +199,10 @@ class TestDeepPods:
             await replica.until(lambda: process.is_synced() and process.may_write())
             body = {"Pod": api.pods["default/deep"], "Nodes": None, "NodeNames": ["n1"]}
             answer = (await replica.ask("/gputile/filter", body))[1]
-            said = f"{count} containers of the pod ask for GPUs, and at most 64 of one pod may"
-            assert said in answer["FailedAndUnresolvableNodes"]["n1"]
+            message = f"{count} containers of the pod ask for GPUs, and at most 64 of one pod may"
+            assert message in answer["FailedAndUnresolvableNodes"]["n1"]
             await replica.until(lambda: any(note.pod == "deep" for note in api.notes))
-            assert said in next(note.message for note in api.notes if note.pod == "deep")
+            assert message in next(note.message for note in api.notes if note.pod == "deep")
 
 
 async def test_the_model_is_computed_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:

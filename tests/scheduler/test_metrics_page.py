@@ -35,8 +35,8 @@ async def test_simultaneous_scrapes_get_the_same_bytes() -> None:
     await asyncio.sleep(0)
     asking[0].cancel()
     shop.cluster.gate.set()
-    found = await asyncio.gather(*asking[1:])
-    assert len({id(response.body) for response in found}) == 1
+    responses = await asyncio.gather(*asking[1:])
+    assert len({id(response.body) for response in responses}) == 1
     assert shop.cluster.made == [True]
 
 

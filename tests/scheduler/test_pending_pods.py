@@ -35,8 +35,8 @@ async def rounds(r: Rig, seconds: float) -> None:
     for _ in range(round(seconds / ROUND)):
         try:
             await r.pending_pods.round()
-        except Exception as wrong:
-            if type(wrong).__name__ not in ("ApiRejected", "OutcomeUnknown"):
+        except Exception as error:
+            if type(error).__name__ not in ("ApiRejected", "OutcomeUnknown"):
                 raise
         r.clock.now += ROUND
 

@@ -309,8 +309,8 @@ class TestBudgets:
         rig.api.guards = [guard(0, matchLabels={"app": "db"})]
         await planned(rig)
         live = arrive(rig, "other", 16, HIGH)
-        found = rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": OfferedVictims(("uid-low",), 1)}))
-        assert found == {"n1": OfferedVictims(("uid-low",), 1)}, "the other card is kept for `wanted`"
+        answer = rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": OfferedVictims(("uid-low",), 1)}))
+        assert answer == {"n1": OfferedVictims(("uid-low",), 1)}, "the other card is kept for `wanted`"
 
 
 class TestFailures:
@@ -470,8 +470,8 @@ class TestPreemptVerb:
         rig = await crowded()
         live = arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted")
-        found = rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": OfferedVictims(("uid-middle",))}))
-        assert found == {"n1": OfferedVictims(("uid-low",))}
+        answer = rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": OfferedVictims(("uid-middle",))}))
+        assert answer == {"n1": OfferedVictims(("uid-low",))}
         rig.change("wanted", status={"nominatedNodeName": "n1"})
         rig.catch_up()
         gone(rig, "low")
@@ -492,5 +492,5 @@ class TestPreemptVerb:
         rig.change("middle", metadata={**rig.live("middle")["metadata"], "deletionTimestamp": "2023-11-14T22:13:50Z"})
         rig.catch_up()
         live = arrive(rig, "wanted", 10, HIGH)
-        found = rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": OfferedVictims(("uid-low",))}))
-        assert found == {"n1": OfferedVictims(("uid-middle",))}
+        answer = rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": OfferedVictims(("uid-low",))}))
+        assert answer == {"n1": OfferedVictims(("uid-middle",))}

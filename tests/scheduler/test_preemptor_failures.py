@@ -157,9 +157,9 @@ class TestNeverBinds:
         rig = Rig(node("n1").cards(2, size=16))
         await settle(rig, "middle", 10, MIDDLE)
         await settle(rig, "low", 10, LOW, labels={"app": "db"})
-        one, two = guard(1, matchLabels={"app": "db"}), guard(1, matchLabels={"app": "db"})
-        two["metadata"]["name"] = "other"
-        rig.api.guards = [one, two]
+        first, second = guard(1, matchLabels={"app": "db"}), guard(1, matchLabels={"app": "db"})
+        second["metadata"]["name"] = "other"
+        rig.api.guards = [first, second]
         await planned(rig)
         assert rig.api.evicted == ["default/middle"]
 

@@ -190,7 +190,7 @@ class TestBind:
         rig = rationed(default=cards(1))
         rig.arrive(tile(16), name="a")
         assert await rig.bind("a", rig.filter("a").names[0]) == ""
-        heir = Rig(*rig.api.nodes.values(), pods=[{**one} for one in rig.api.pods.values()])
+        heir = Rig(*rig.api.nodes.values(), pods=[{**manifest} for manifest in rig.api.pods.values()])
         ration(heir, default=cards(1))
         heir.arrive(tile(16), name="b")
         assert heir.filter("b").failed == {"n1": USED_UP}
@@ -208,13 +208,13 @@ class TestPending:
     async def test_the_event_of_a_pending_pod_names_the_usage_and_what_to_do(self) -> None:
         rig = self.full()
         await rounds(rig, 0.25)
-        [(_, said)] = notes(rig, "web-0")
-        assert said.startswith("0/2 nodes fit: 1 quota of the namespace used up, 1 GPUs smaller than wanted. ")
-        assert "would fit: as it is, once default/old ends on n1" in said
-        assert "default holds 1 of 1 A100; this pod needs 1 more; wait until a pod of default ends" in said
-        assert HERE in said
-        assert "add a node" not in said
-        assert "on n2" not in said.partition("would fit")[2], "no suggestion names a model that the quota forbids"
+        [(_, message)] = notes(rig, "web-0")
+        assert message.startswith("0/2 nodes fit: 1 quota of the namespace used up, 1 GPUs smaller than wanted. ")
+        assert "would fit: as it is, once default/old ends on n1" in message
+        assert "default holds 1 of 1 A100; this pod needs 1 more; wait until a pod of default ends" in message
+        assert HERE in message
+        assert "add a node" not in message
+        assert "on n2" not in message.partition("would fit")[2], "no suggestion names a model that the quota forbids"
 
     async def test_equal_requests_of_two_namespaces_have_their_own_reasons(self) -> None:
         rig = self.full()
@@ -282,7 +282,7 @@ class TestPending:
 
 
 def _grant(name: str, index: int = 0) -> dict[str, str]:
-    said = {
+    grant = {
         "version": 1,
         "pod": f"uid-{name}",
         "node": "n1",
@@ -291,7 +291,7 @@ def _grant(name: str, index: int = 0) -> dict[str, str]:
             {"name": "c0", "tiles": [{"uuid": f"GPU-n1-{index}", "index": index, "memory": 16, "cores": 0}]}
         ],
     }
-    return {"gputile.io/grant": msgspec.json.encode(said).decode()}
+    return {"gputile.io/grant": msgspec.json.encode(grant).decode()}
 
 
 async def theirs(rig: Rig, name: str, size: int, priority: int) -> None:
@@ -338,8 +338,8 @@ class TestPreemption:
         rig.api.add_pod(wish("wanted", tile(16, cards=2), HIGH))
         rig.catch_up()
         assert rig.filter("wanted").failed == {"n1": USED_UP}
-        found = ask(rig, "wanted", n1=OfferedVictims(("uid-theirs",)))
-        assert found == {"n1": OfferedVictims(("uid-mine", "uid-theirs"))}
+        answer = ask(rig, "wanted", n1=OfferedVictims(("uid-theirs",)))
+        assert answer == {"n1": OfferedVictims(("uid-mine", "uid-theirs"))}
 
     async def test_terminating_pods_on_any_node_count_as_gone(self) -> None:
         rig = rationed(node("n1").card(size=16), node("n2").card(size=16), default=cards(2))
@@ -394,13 +394,13 @@ async def test_no_order_of_filters_and_binds_exceeds_the_quota(seed: int) -> Non
     for name in names:
         rig.arrive(tile(8), name=name, seen=hash((seed, name)) % 7 != 0)
     for turn in range(3):
-        chosen = {name: found for name in names if (found := rig.filter(name).names)}
+        chosen = {name: nodes for name in names if (nodes := rig.filter(name).names)}
         await asyncio.gather(*(rig.bind(name, on[0]) for name, on in chosen.items()))
         rig.catch_up()
-        held = [one for one in rig.api.pods.values() if one["spec"].get("nodeName")]
+        held = [manifest for manifest in rig.api.pods.values() if manifest["spec"].get("nodeName")]
         assert len(held) <= 10
         assert rig.ledger.quota_usage.held("default")["A100"].cards == 50 * len(held)
-        for one in held[: turn + 1]:
-            gone(rig, one["metadata"]["name"])
-            names.remove(one["metadata"]["name"])
+        for manifest in held[: turn + 1]:
+            gone(rig, manifest["metadata"]["name"])
+            names.remove(manifest["metadata"]["name"])
         rig.ledger.check()

@@ -20,9 +20,9 @@ def test_every_label_is_parsed_as_it_was_written(name: str) -> None:
     page = ExpositionPage((LENGTH, COUNT))
     page.add(COUNT, "", 2)
     page.add(LENGTH, labelled(LENGTH.labels, name), 1.5)
-    one, other = text_string_to_metric_families(page.text().decode())
-    assert (one.name, one.documentation, one.type) == ("x_length_metres", "How long.", "gauge")
-    assert [(s.labels, s.value) for s in one.samples] == [({"name": name}, 1.5)]
+    family, other = text_string_to_metric_families(page.text().decode())
+    assert (family.name, family.documentation, family.type) == ("x_length_metres", "How long.", "gauge")
+    assert [(s.labels, s.value) for s in family.samples] == [({"name": name}, 1.5)]
     assert [(s.labels, s.value) for s in other.samples] == [({}, 2.0)]
 
 

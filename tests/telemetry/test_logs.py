@@ -16,9 +16,9 @@ LOG = logging.getLogger("gputile.test")
 def stream() -> Iterator[io.StringIO]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    found = io.StringIO()
-    logs.start("info", found)
-    yield found
+    output = io.StringIO()
+    logs.start("info", output)
+    yield output
     root.handlers[:] = handlers
     root.setLevel(level)
 
@@ -47,9 +47,9 @@ def test_each_line_is_one_line(stream: io.StringIO) -> None:
 @pytest.mark.parametrize("sign", ["\x1b[2J", "\x9b5m", "\x7f", "\u202e", "\u2028", "\U000e0041"])
 def test_no_line_has_terminal_control_characters(stream: io.StringIO, sign: str) -> None:
     LOG.info("seen", extra=logs.fields(pod=f"ns/{sign}"))
-    said = stream.getvalue().rstrip("\n")
-    assert said.isprintable()
-    assert json.loads(said)["pod"] == f"ns/{sign}"
+    line = stream.getvalue().rstrip("\n")
+    assert line.isprintable()
+    assert json.loads(line)["pod"] == f"ns/{sign}"
 
 
 def test_the_level_counts(stream: io.StringIO) -> None:
