@@ -1,6 +1,6 @@
-"""One failing object stays one failing object: every loop is given a poisoned one, and goes on with the others.
+"""Failure isolation: every loop gets one poisoned object, and continues with the others.
 
-Seen to fail, by taking `FailureIsolation` out of each loop in turn: the round, or the stream, ended with the poisoned
+Seen to fail, by taking `FailureIsolation` out of each loop in turn: the round, or the watch, ended with the poisoned
 object.
 """
 
@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from gputile.background import failure_isolation as module
-from gputile.background.failure_isolation import LONGEST_AGAIN, SAY_AGAIN, TRACEBACKS, FailureIsolation
+from gputile.background.failure_isolation import LOG_INTERVAL, MAX_BACKOFF, TRACEBACKS, FailureIsolation
 from gputile.dialects.kube_objects import Pod
 from gputile.kube.api import AgentLease, ApiRejected, Change, Json, OutcomeUnknown, Snapshot
 from gputile.kube.fake import MemoryApi
@@ -32,11 +32,11 @@ from tests.scheduler.test_quota_watcher import Trial
 
 
 class Poison(RuntimeError):
-    """What nobody expects."""
+    """An unexpected error."""
 
 
 def poisoned(real: Callable[..., Any], is_it: Callable[..., bool]) -> Callable[..., Any]:
-    """The same, but for one object."""
+    """The same function, which raises for one object."""
 
     def call(*args: Any, **rest: Any) -> Any:
         if is_it(*args):
@@ -57,18 +57,18 @@ class TestHelper:
     def fail(self) -> None:
         raise Poison("this one")
 
-    async def test_a_failing_object_is_left_alone_longer_each_time_and_forgiven_when_it_works(self) -> None:
+    async def test_a_failing_object_backs_off_longer_each_time_until_it_works(self) -> None:
         made, clock = self.fresh()
-        rests = []
+        is_backing_off = []
         for _ in range(12):
             await made.attempt("loop", "a", self.failing)
             began = clock.now
-            while made.rests("loop", "a"):
+            while made.is_backing_off("loop", "a"):
                 clock.now += 0.5
-            rests.append(clock.now - began)
-        assert rests[:4] == [1.0, 2.0, 4.0, 8.0]
-        assert rests[-1] == LONGEST_AGAIN
-        assert not made.rests("loop", "b")
+            is_backing_off.append(clock.now - began)
+        assert is_backing_off[:4] == [1.0, 2.0, 4.0, 8.0]
+        assert is_backing_off[-1] == MAX_BACKOFF
+        assert not made.is_backing_off("loop", "b")
         assert await made.attempt("loop", "a", self.working) == 7
         made.step("loop", "a", self.fail)
         assert made._failing["loop", "a"].failures == 1
@@ -79,38 +79,36 @@ class TestHelper:
     async def working(self) -> int:
         return 7
 
-    async def test_while_it_rests_nothing_is_tried(self) -> None:
+    async def test_nothing_is_tried_during_the_backoff(self) -> None:
         made, _ = self.fresh()
         await made.attempt("loop", "a", self.failing)
         assert await made.attempt("loop", "a", self.working) is None
         assert await made.attempt("loop", "a", self.working, always=True) == 7
 
-    def test_it_is_counted_and_logged_with_its_name_but_not_again_and_again(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_failure_is_counted_and_logged_with_its_name_once(self, caplog: pytest.LogCaptureFixture) -> None:
         made, clock = self.fresh()
         for _ in range(5):
             made.step("loop", "default/web", self.fail)
         assert [(r.levelno, bool(r.exc_info)) for r in caplog.records] == [(logging.ERROR, True)]
-        clock.now += SAY_AGAIN
+        clock.now += LOG_INTERVAL
         for number in range(2 * TRACEBACKS):
             made.step("loop", f"default/web-{number}", self.fail)
         assert len(caplog.records) == 1 + TRACEBACKS
         assert made._metrics.registry.get_sample_value("gputile_internal_errors_total", {"loop": "loop"}) == 45
 
     @pytest.mark.parametrize(
-        "no", [ApiRejected(403, "Forbidden", "no"), OutcomeUnknown("reset")], ids=["refused", "unclear"]
+        "rejection", [ApiRejected(403, "Forbidden", "no"), OutcomeUnknown("reset")], ids=["rejected", "outcome-unknown"]
     )
-    async def test_an_expected_no_is_the_loops_own_affair(self, no: Exception) -> None:
+    async def test_expected_errors_are_left_to_the_loop(self, rejection: Exception) -> None:
         made, _ = self.fresh()
 
         async def refuse() -> None:
-            raise no
+            raise rejection
 
-        with pytest.raises(type(no)):
+        with pytest.raises(type(rejection)):
             await made.attempt("loop", "a", refuse)
 
-    async def test_to_be_cancelled_is_no_error(self) -> None:
+    async def test_cancellation_is_not_an_error(self) -> None:
         made, _ = self.fresh()
 
         async def cancelled() -> None:
@@ -119,7 +117,7 @@ class TestHelper:
         with pytest.raises(asyncio.CancelledError):
             await made.attempt("loop", "a", cancelled)
 
-    async def test_a_loop_that_breaks_is_started_again_later_each_time(self) -> None:
+    async def test_a_loop_that_fails_is_restarted_later_each_time(self) -> None:
         made, clock = self.fresh()
         starts = 0
 
@@ -134,22 +132,22 @@ class TestHelper:
             await made.keep_running("loop", loop, clock.pause)
         assert clock.pauses == [1.0, 2.0, 4.0, 8.0]
 
-    async def test_a_pod_is_told_once_by_whoever_leads(self) -> None:
+    async def test_a_pod_gets_one_event_from_the_leader(self) -> None:
         made, _ = self.fresh()
         api = MemoryApi([], [])
         about = msgspec.convert(pod(tile(8), name="web"), Pod)
         for _ in range(3):
             made.step("grants", about.key, self.fail, about)
-        await made.tell(api)
-        await made.tell(api)
+        await made.write_events(api)
+        await made.write_events(api)
         assert [(note.pod, note.reason) for note in api.notes] == [("web", "InternalError")]
-        assert "gputile failed on this pod by an error of its own (Poison in `grants`)" in api.notes[0].message
+        assert "internal error of gputile on this pod (Poison in `grants`)" in api.notes[0].message
 
 
 # ---- each loop ------------------------------------------------------------------------------------------------------
 
 
-async def test_the_watch_of_pods_goes_on_and_a_list_takes_in_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_watch_of_pods_continues_and_a_list_applies_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
     bad = pod(tile(8), name="bad", uid="uid-bad")
     good = pod(tile(8), name="good", uid="uid-good")
     async with running(cluster(pods=(bad, good)), policy="binpack") as replica:
@@ -166,7 +164,7 @@ async def test_the_watch_of_pods_goes_on_and_a_list_takes_in_all_others(monkeypa
         await replica.until(lambda: any(note.pod == "bad-2" for note in api.notes))
 
 
-async def test_the_watch_of_nodes_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_watch_of_nodes_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(cluster(node("n1").card())) as replica:
         process, api = replica.process, replica.api
         await replica.until(process.is_synced)
@@ -178,7 +176,7 @@ async def test_the_watch_of_nodes_goes_on(monkeypatch: pytest.MonkeyPatch) -> No
         assert "bad" not in process.ledger.fleet
 
 
-async def test_the_watch_of_leases_and_the_look_at_agents_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_watch_of_leases_and_the_check_of_agents_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(cluster(node("bad").card(), node("good").card())) as replica:
         process = replica.process
         await replica.until(process.is_synced)
@@ -189,11 +187,11 @@ async def test_the_watch_of_leases_and_the_look_at_agents_go_on(monkeypatch: pyt
             return []
 
         monkeypatch.setattr(process.cluster_state, "agents_changed", poisoned(judge, lambda nodes: nodes == ["bad"]))
-        process._judge_agents(["bad", "good"])
+        process._update_agents(["bad", "good"])
         assert judged == ["good"]
 
 
-async def test_a_list_of_leases_takes_in_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_list_of_leases_applies_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(cluster(node("bad").card(), node("good").card())) as replica:
         process = replica.process
         await replica.until(process.is_synced)
@@ -204,7 +202,7 @@ async def test_a_list_of_leases_takes_in_all_others(monkeypatch: pytest.MonkeyPa
         assert ("bad" in agents, "good" in agents) == (False, True)
 
 
-async def test_a_list_of_nodes_lets_all_others_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_list_of_nodes_removes_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(cluster(node("bad").card(), node("good").card())) as replica:
         process = replica.process
         await replica.until(process.is_synced)
@@ -214,8 +212,8 @@ async def test_a_list_of_nodes_lets_all_others_go(monkeypatch: pytest.MonkeyPatc
         assert process.ledger.fleet.names() == ["bad"]
 
 
-async def test_a_stream_that_breaks_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "AGAIN", 0.0)
+async def test_a_watch_that_fails_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BACKOFF", 0.0)
     api = cluster()
     real, begun = api.follow_nodes, 0
 
@@ -233,8 +231,8 @@ async def test_a_stream_that_breaks_is_begun_anew(monkeypatch: pytest.MonkeyPatc
         assert begun == 2
 
 
-async def test_the_node_of_a_pod_that_could_not_be_counted_takes_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To go on without a pod must not sell its cards: as long as we know nothing of it, its node is closed."""
+async def test_the_node_of_an_uncounted_pod_accepts_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod that was skipped must not lose its cards: until it is counted, its node is blocked."""
     async with running(cluster(node("n1").cards(2, size=16), node("n2").cards(2, size=16))) as replica:
         process, api = replica.process, replica.api
         await replica.until(process.is_synced)
@@ -250,7 +248,7 @@ async def test_the_node_of_a_pod_that_could_not_be_counted_takes_no_other(monkey
         await replica.until(lambda: "uid-other" in process.cluster_state.waiting)
         body = {"Pod": api.pods["default/other"], "Nodes": None, "NodeNames": ["n1", "n2"]}
         assert (await replica.ask("/gputile/filter", body))[1]["NodeNames"] == ["n2"]
-        api.add_pod({**api.pods["default/bad"], "status": {"phase": "Running"}})  # shown again, and read this time
+        api.add_pod({**api.pods["default/bad"], "status": {"phase": "Running"}})  # shown again, and handled this time
         await replica.until(lambda: not process.cluster_state.uncounted)
         assert process.availability.blocked(["n1", "n2"], "uid-other") == {}
 
@@ -260,24 +258,24 @@ async def test_the_tick_does_its_other_parts(monkeypatch: pytest.MonkeyPatch) ->
         process = replica.process
         await replica.until(process.is_synced)
         shown: list[float] = []
-        monkeypatch.setattr(process, "_look_at_agents", poisoned(print, lambda: True))
-        monkeypatch.setattr(process, "_show", shown.append)
+        monkeypatch.setattr(process, "_check_agents", poisoned(print, lambda: True))
+        monkeypatch.setattr(process, "_update_metrics", shown.append)
         process.tick(1.0)
         assert shown == [1.0]
 
 
-async def test_pods_that_are_gone_are_let_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deleted_pods_are_removed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(cluster()) as replica:
         process, looked = replica.process, list[str]()
         await replica.until(process.is_synced)
-        lingering = process.cluster_state.orphans
-        monkeypatch.setattr(lingering, "kept", lambda: ["bad", "good"])
+        orphans = process.cluster_state.orphans
+        monkeypatch.setattr(orphans, "kept", lambda: ["bad", "good"])
 
         def look(uid: str, *, blind: bool) -> list[Instruction]:
             looked.append(uid)
             return []
 
-        monkeypatch.setattr(lingering, "look_at", poisoned(look, lambda uid: uid == "bad"))
+        monkeypatch.setattr(orphans, "look_at", poisoned(look, lambda uid: uid == "bad"))
         process.tick(1.0)
         assert looked[:1] == ["good"]
 
@@ -291,7 +289,7 @@ async def test_the_audit_checks_the_other_nodes(monkeypatch: pytest.MonkeyPatch)
         await replica.until(lambda: "good" in checked)
 
 
-async def test_grants_for_pods_bound_by_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_grants_for_pods_bound_by_other_schedulers_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(node("n1").cards(2, size=16))
     for name in ("bad", "good"):
         rig.arrive(tile(8), name=name, on="n1")
@@ -301,10 +299,10 @@ async def test_grants_for_pods_bound_by_others_go_on(monkeypatch: pytest.MonkeyP
     assert rig.written("good") is not None
     assert [(note.pod, note.reason) for note in rig.api.notes] == [("bad", "InternalError")]
     await rig.reconciler.round()
-    assert rig.count("internal_errors_total", loop="grants") == 1, "it rests"
+    assert rig.count("internal_errors_total", loop="grants") == 1, "it backs off"
 
 
-async def test_what_is_written_for_others_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_writes_for_other_pods_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(node("n1").cards(2, size=16))
     for name in ("bad", "good"):
         rig.arrive(tile(8), name=name, on="n1")
@@ -313,7 +311,7 @@ async def test_what_is_written_for_others_is_written(monkeypatch: pytest.MonkeyP
     assert (rig.written("bad"), rig.written("good") is not None) == (None, True)
 
 
-async def test_cards_sold_twice_on_other_nodes_are_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_double_allocations_on_other_nodes_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(node("bad").card(), node("good").card())
     overlap_resolver, settled = rig.reconciler._overlap_resolver, list[str]()
 
@@ -328,7 +326,7 @@ async def test_cards_sold_twice_on_other_nodes_are_settled(monkeypatch: pytest.M
     assert settled == ["good"]
 
 
-async def test_other_pending_pods_are_told_and_nudged(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_pending_pods_get_events_and_nudges(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(node("n1").card(size=16))
     for name, size in (("bad", 100), ("good", 200)):
         rig.arrive(tile(size), name=name)
@@ -336,8 +334,8 @@ async def test_other_pending_pods_are_told_and_nudged(monkeypatch: pytest.Monkey
     real = rig.pending_pods._reason
     monkeypatch.setattr(rig.pending_pods, "_reason", poisoned(real, lambda asked, ns: asked.asks[0].memory == 100))
     await rig.pending_pods.round()
-    told = [(note.pod, note.reason) for note in rig.api.notes]
-    assert told == [("good", "NoFittingGPU")]
+    events = [(note.pod, note.reason) for note in rig.api.notes]
+    assert events == [("good", "NoFittingGPU")]
     rig.api.add_node(node("n2").card(size="80Gi").manifest())
     rig.catch_up()
     rig.clock.now += 5.0
@@ -347,20 +345,20 @@ async def test_other_pending_pods_are_told_and_nudged(monkeypatch: pytest.Monkey
     assert [name for name, *_ in rig.api.patches] == ["default/good"]
 
 
-async def test_room_is_made_for_other_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_preemption_for_other_pods_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = await crowded()
     for name, size in (("bad", 11), ("good", 10)):
         arrive(rig, name, size, HIGH)
         rig.filter(name)
     rig.clock.now += 1.5
     real = rig.preemptor._search
-    monkeypatch.setattr(rig.preemptor, "_search", poisoned(real, lambda wish, budget: wish.pod.name == "bad"))
+    monkeypatch.setattr(rig.preemptor, "_search", poisoned(real, lambda candidate, budget: candidate.pod.name == "bad"))
     await rig.preemptor.round()
     assert rig.api.evicted == ["default/low"]
     assert rig.ledger.nomination("uid-good") is not None
 
 
-async def test_other_nominations_are_carried_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_nominations_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(node("n1").cards(1, size=16), node("n2").cards(1, size=16))
     for number in (1, 2):
         await settle(rig, f"low-{number}", 16, LOW)
@@ -381,7 +379,7 @@ async def test_other_nominations_are_carried_on(monkeypatch: pytest.MonkeyPatch)
     assert rig.count("internal_errors_total", loop="nominations") == 1
 
 
-async def test_promises_of_other_pods_are_recalled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nominations_of_other_pods_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = await crowded()
     for name in ("bad", "good"):
         arrive(rig, name, 30, HIGH)
@@ -395,44 +393,46 @@ async def test_promises_of_other_pods_are_recalled(monkeypatch: pytest.MonkeyPat
     assert recalled == ["uid-good"]
 
 
-async def test_the_window_of_the_metrics_api_shows_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_projection_of_the_metrics_api_shows_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     shop = Shop()
-    window, looked = shop.window, list[str]()
-    await window.refresh()
-    monkeypatch.setattr(window, "_look_at_node", poisoned(looked.append, lambda name: name == "bad"))
-    window.touched(["bad", "good"])
-    await window.refresh()
+    projection, looked = shop.projection, list[str]()
+    await projection.refresh()
+    monkeypatch.setattr(projection, "_refresh_node", poisoned(looked.append, lambda name: name == "bad"))
+    projection.touched(["bad", "good"])
+    await projection.refresh()
     assert looked == ["good"]
 
 
-async def test_another_quota_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    rations = Trial()
+async def test_another_quota_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial()
     kept: list[str] = []
 
     async def keep(source: Any) -> None:
         kept.append(source.name)
 
-    monkeypatch.setattr(rations.quota_watcher, "_keep", poisoned(keep, lambda source: source.name == "gputile-quota"))
-    await rations.quota_watcher.tell()
+    monkeypatch.setattr(
+        trial.quota_watcher, "_keep_last_good", poisoned(keep, lambda source: source.name == "gputile-quota")
+    )
+    await trial.quota_watcher.report()
     assert kept == ["gpuquota"]
 
 
-async def test_a_quota_that_fails_once_is_still_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    rations = Trial()
-    quota_watcher, taken = rations.quota_watcher, list[Any]()
+async def test_a_quota_that_fails_once_is_still_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial()
+    quota_watcher, taken = trial.quota_watcher, list[Any]()
 
     async def feed(namespace: str, name: str) -> Any:
         yield Snapshot(())
         yield Change("ADDED", None)
 
-    async def take(source: Any, found: Any) -> None:
-        taken.append(found)
+    async def update(source: Any, config_map: Any) -> None:
+        taken.append(config_map)
         if len(taken) == 1:
             raise Poison("the first")
 
     monkeypatch.setattr(quota_watcher._api, "follow_config_map", feed)
-    monkeypatch.setattr(quota_watcher, "_take", take)
-    await quota_watcher._follow(quota_watcher.sources[0])
+    monkeypatch.setattr(quota_watcher, "_update", update)
+    await quota_watcher._watch(quota_watcher.sources[0])
     assert len(taken) == 2
 
 
@@ -440,7 +440,7 @@ async def test_a_quota_that_fails_once_is_still_followed(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("path", "room", "method"),
+    ("path", "part", "method"),
     [
         pytest.param("/gputile/filter", "filter_service", "filter", id="filter"),
         pytest.param("/gputile/filter-dryrun", "filter_service", "dry_run_in_turns", id="dry-run"),
@@ -451,7 +451,7 @@ async def test_a_quota_that_fails_once_is_still_followed(monkeypatch: pytest.Mon
     ],
 )
 async def test_a_verb_that_fails_answers_200_with_the_reason_and_the_next_is_served(
-    monkeypatch: pytest.MonkeyPatch, path: str, room: str, method: str
+    monkeypatch: pytest.MonkeyPatch, path: str, part: str, method: str
 ) -> None:
     asks = pod(tile(8), name="web", uid="uid-web")
     async with running(cluster(pods=(asks,))) as replica:
@@ -464,10 +464,10 @@ async def test_a_verb_that_fails_answers_200_with_the_reason_and_the_next_is_ser
         usual: Json = {"Pod": api.pods["default/web"], "Nodes": None, "NodeNames": ["n1"]}
         body = bodies.get(path.rpartition("/")[2], usual)
         with monkeypatch.context() as patched:
-            patched.setattr(getattr(process, room), method, poisoned(print, lambda *_: True))
-            status, found = await replica.ask(path, body)
+            patched.setattr(getattr(process, part), method, poisoned(print, lambda *_: True))
+            status, answer = await replica.ask(path, body)
         assert status == 200
         if path.endswith(("filter", "filter-dryrun", "steer", "bind")):
-            assert found["Error"] == "gputile failed by an error of its own; see the log of its scheduler"
+            assert answer["Error"] == "gputile failed by an error of its own; see the log of its scheduler"
         assert value(process, "internal_errors_total", loop="verbs") == 1
         assert (await replica.ask("/gputile/filter", usual))[1]["NodeNames"] == ["n1"]

@@ -1,4 +1,4 @@
-"""Full garbage collections: when they come, and what is left as it was."""
+"""Full garbage collections: when they run, and that Python's thresholds are restored."""
 
 import gc
 from collections.abc import Iterator
@@ -24,11 +24,11 @@ class Node:
     other: "Node"
 
 
-async def test_cycles_go_though_python_itself_never_starts_a_full_collection() -> None:
+async def test_cycles_are_freed_though_python_itself_never_starts_a_full_collection() -> None:
     before, left = gc.get_threshold(), list[int]()
 
     async def pause(seconds: float) -> None:
-        left.append(sum(isinstance(one, Node) for one in gc.get_objects()))
+        left.append(sum(isinstance(instance, Node) for instance in gc.get_objects()))
         if len(left) == 3:
             raise Over
         assert gc.get_threshold() == (*before[:2], garbage_collection.NEVER)
@@ -41,8 +41,8 @@ async def test_cycles_go_though_python_itself_never_starts_a_full_collection() -
     assert gc.get_threshold() == before
 
 
-async def test_what_lives_is_looked_at_again_once_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(garbage_collection, "OF_ALL", 3)
+async def test_survivors_are_scanned_again_once_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(garbage_collection, "UNFREEZE_EVERY", 3)
     did: list[str] = []
     for name in ("unfreeze", "collect", "freeze"):
         monkeypatch.setattr(gc, name, lambda name=name: did.append(name))

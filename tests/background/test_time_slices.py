@@ -1,4 +1,4 @@
-"""Long work on the event loop: when others have their turn."""
+"""Long work on the event loop: when other tasks run."""
 
 from collections.abc import Generator
 from itertools import product
@@ -20,7 +20,7 @@ def steps(clock: Clock, *seconds: float) -> Generator[None, None, str]:
 
 
 @pytest.mark.parametrize(("number", "slice_"), list(product((1, 7), (-1.0, 1e9))), ids=str)
-async def test_work_gives_others_their_turn_when_a_slice_is_used_up(
+async def test_work_is_interrupted_when_its_slice_is_used_up(
     monkeypatch: pytest.MonkeyPatch, number: int, slice_: float
 ) -> None:
     monkeypatch.setattr(time_slices, "SLICE", slice_)
@@ -38,31 +38,31 @@ async def test_work_gives_others_their_turn_when_a_slice_is_used_up(
     assert len(turns) == (number if slice_ < 0 else 0)
 
 
-async def test_a_search_rests_as_long_as_it_worked() -> None:
+async def test_a_search_pauses_as_long_as_it_worked() -> None:
     clock = Clock()
     assert await TimeSlices(clock, clock.pause, SearchLane()).run(steps(clock, 0.02, 0.001, 0.03)) == "done"
     assert clock.pauses == pytest.approx([0.02, 0.031])
 
 
-async def test_what_the_watch_brings_never_rests() -> None:
+async def test_updates_of_the_watch_never_pause() -> None:
     clock = Clock()
     await TimeSlices(clock, clock.pause).run(steps(clock, 0.02, 0.03))
     assert clock.pauses == [0, 0]
 
 
-async def test_while_another_search_rests_this_one_does_too() -> None:
+async def test_while_another_search_pauses_this_one_does_too() -> None:
     clock, lane = Clock(), SearchLane()
 
     async def overtaken(seconds: float) -> None:
         await clock.pause(seconds)
-        if len(clock.pauses) < 4:  # another was quicker, and worked for a second
+        if len(clock.pauses) < 4:  # another search was faster, and worked for a second
             lane.rests_until = clock.now + 1
 
     await TimeSlices(clock, overtaken, lane).run(steps(clock, 0.01))
     assert clock.pauses == pytest.approx([0.01, 1, 1, 1])
 
 
-async def test_a_search_that_others_always_overtake_goes_on_in_the_end() -> None:
+async def test_a_search_that_others_always_overtake_continues_in_the_end() -> None:
     clock, lane = Clock(), SearchLane()
 
     async def overtaken(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""deploy/admission.yaml names what the code writes, and no more. What a real API server makes of it is tried in e2e."""
+"""deploy/admission.yaml names the keys that the code writes, and no others. The e2e tests apply it."""
 
 import re
 from typing import Any
@@ -32,7 +32,7 @@ def variables(policy: str) -> dict[str, str]:
 
 
 def strings(policy: str, variable: str) -> list[str]:
-    """Those that a variable names."""
+    """The strings in a variable."""
     return re.findall(r"'([^']*)'", variables(policy)[variable])
 
 
@@ -44,7 +44,7 @@ def all_expressions(policy: str) -> str:
     return " ".join([*variables(policy).values(), *(each["expression"] for each in spec(policy)["validations"])])
 
 
-# ---- what the dialects write, and who may ---------------------------------------------------------------------------
+# ---- records of the dialects ----------------------------------------------------------------------------------------
 
 
 def written_for(manifest: Manifest) -> PodRecord:
@@ -73,7 +73,7 @@ def written_for(manifest: Manifest) -> PodRecord:
         pytest.param(pod({"nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-memory": 3000}), id="vgpu"),
     ],
 )
-def test_whatever_a_dialect_writes_on_a_pod_is_kept_from_others(manifest: Manifest) -> None:
+def test_users_may_not_write_the_records_of_any_dialect(manifest: Manifest) -> None:
     written, keys = written_for(manifest), strings("gputile-records", "keys")
     assert gputile.GRANT in written.annotations
     assert [
@@ -81,7 +81,7 @@ def test_whatever_a_dialect_writes_on_a_pod_is_kept_from_others(manifest: Manife
     ] == []
 
 
-def test_promises_are_kept_from_others_and_what_users_write_is_not() -> None:
+def test_users_may_not_write_nominations_and_may_write_their_own_keys() -> None:
     keys = strings("gputile-records", "keys")
     assert gputile.NOMINATION in keys
     inputs = {*gputile.SELECTIONS, "aliyun.com/gpu-count", "tencent.com/vcuda-core-limit", "nvidia.com/use-gputype"}
@@ -100,7 +100,7 @@ def conditions(policy: str) -> dict[str, str]:
     return {each["name"]: each["expression"] for each in spec(policy)["matchConditions"]}
 
 
-def test_nobody_but_our_scheduler_is_spared_the_look_at_records() -> None:
+def test_only_our_scheduler_is_exempt_from_the_check_of_records() -> None:
     spared = conditions("gputile-records")
     assert spared.pop("not-by-our-scheduler") == f"request.userInfo.username != '{SCHEDULER}'"
     (only,) = spared.values()
@@ -109,23 +109,23 @@ def test_nobody_but_our_scheduler_is_spared_the_look_at_records() -> None:
     assert keys == strings("gputile-records", "keys")
     shortened = {word for word in words if word.startswith('"')}
     assert all(f'"{prefix}'.startswith(tuple(shortened)) for prefix in prefixes())
-    assert max(map(len, shortened)) <= 10  # a longer one would cost more than there is, for the largest pods
+    assert max(map(len, shortened)) <= 10  # a longer one would exceed the CEL cost limit for the largest pods
 
 
-def test_every_prefix_of_a_record_is_looked_for_in_large_objects_too() -> None:
-    """Each has a variable of its own, because each may cost as much as one expression may."""
-    found = variables("gputile-records")
-    assert [n for n in range(20) if f"large{n}" in found] == list(range(len(prefixes())))
+def test_every_prefix_of_a_record_is_checked_in_large_objects_too() -> None:
+    """Each has a variable of its own, because the CEL cost limit applies to one expression."""
+    expressions = variables("gputile-records")
+    assert [n for n in range(20) if f"large{n}" in expressions] == list(range(len(prefixes())))
     for n, prefix in enumerate(prefixes()):
         assert len(prefix) >= 16
-        assert f"variables.prefixes[{n}].substring(0, 16)" in found[f"large{n}"]
-        assert f"variables.large{n}" in found["rejected"]
+        assert f"variables.prefixes[{n}].substring(0, 16)" in expressions[f"large{n}"]
+        assert f"variables.large{n}" in expressions["rejected"]
 
 
 WALK = re.compile(r"variables\.(?:annotations|labels)(?:Before)?\.(?:map|filter|exists|all)\(")
 
 
-def test_what_is_asked_about_everybodys_pods_walks_through_the_keys_of_small_ones_only() -> None:
+def test_checks_of_every_pod_iterate_over_the_keys_of_small_ones_only() -> None:
     """A pod may have 88,000 annotations, and more labels."""
     walking = [expression for expression in variables("gputile-records").values() if WALK.search(expression)]
     assert walking
@@ -150,7 +150,7 @@ def test_the_scheduler_is_known_by_the_same_name_everywhere() -> None:
         assert [*conditions(policy).values()] == [ours]
 
 
-def test_of_a_quota_the_scheduler_may_write_what_it_was_last() -> None:
+def test_of_a_quota_the_scheduler_may_write_the_last_good_text() -> None:
     assert f"k == '{LAST_GOOD}'" in all_expressions("gputile-scheduler-objects")
     assert f"object.metadata.name == '{NAME}'" in all_expressions("gputile-scheduler-objects")
 
@@ -158,30 +158,30 @@ def test_of_a_quota_the_scheduler_may_write_what_it_was_last() -> None:
 # ---- agents ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_agent_may_change_the_sums_that_it_says_and_not_what_carries_devices() -> None:
-    said = {
+def test_an_agent_may_change_its_extended_resources_and_no_device_plugin_resources() -> None:
+    reported = {
         name
         for dialect in device_resources.SERVED
         for name in device_resources.status_resources(dialect, SHELF.cards, DEFAULTS)
     }
-    assert set(strings("gputile-agents", "sums")) == said
+    assert set(strings("gputile-agents", "sums")) == reported
     carriers = {
         carrier.resource
         for dialect in device_resources.SERVED
         for carrier in device_resources.device_resources(dialect, SHELF.cards, DEFAULTS, shares_nvidia=False)
     }
-    assert not carriers & said
+    assert not carriers & reported
 
 
 def nodes_chosen() -> set[str]:
-    """The labels by which a person says where agents run."""
+    """The labels by which an operator chooses where agents run."""
     return set(objects("agent.yaml")["DaemonSet", "gputile-agent"]["spec"]["template"]["spec"]["nodeSelector"])
 
 
-def test_an_agent_may_change_its_condition_and_its_keys_but_not_those_of_people() -> None:
+def test_an_agent_may_change_its_condition_and_its_keys_but_no_keys_of_users() -> None:
     assert f"c.type != '{CONDITION}'" in all_expressions("gputile-agents")
-    *_, ours, one, two, three = strings("gputile-agents", "strangeKeys")
-    peoples = {one, two, three}
+    *_, ours, first, second, third = strings("gputile-agents", "strangeKeys")
+    peoples = {first, second, third}
     written = {gputile.INVENTORY, gputile.ORPHANED, *labels(DriverSnapshot(), "none")}
     assert all(key.startswith(ours) for key in written)
     assert peoples == {gputile.CORDON, gputile.POOL, *nodes_chosen()}
@@ -193,15 +193,15 @@ def test_an_agent_may_change_its_condition_and_its_keys_but_not_those_of_people(
 
 @pytest.mark.parametrize("file", ["admission.yaml", "admission-optional.yaml"])
 def test_every_policy_is_in_force_for_all_namespaces(file: str) -> None:
-    found = objects(file)
-    policies = {name for kind, name in found if kind.endswith("Policy")}
-    bindings = [each["spec"] for (kind, _), each in found.items() if kind.endswith("PolicyBinding")]
+    manifests = objects(file)
+    policies = {name for kind, name in manifests if kind.endswith("Policy")}
+    bindings = [each["spec"] for (kind, _), each in manifests.items() if kind.endswith("PolicyBinding")]
     assert {binding["policyName"] for binding in bindings} == policies
     assert all(binding.get("validationActions", ["Deny"]) == ["Deny"] for binding in bindings)
     assert all("matchResources" not in binding for binding in bindings)
 
 
 def test_doctor_looks_for_every_policy() -> None:
-    found = objects("admission.yaml")
-    assert {name for kind, name in found if kind == "ValidatingAdmissionPolicy"} == set(POLICIES)
+    manifests = objects("admission.yaml")
+    assert {name for kind, name in manifests if kind == "ValidatingAdmissionPolicy"} == set(POLICIES)
     assert all(spec(policy)["failurePolicy"] == "Fail" for policy in POLICIES)

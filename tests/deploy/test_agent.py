@@ -1,4 +1,4 @@
-"""deploy/agent.yaml gives the agent what its code needs, and no more. Whether it works is tried on real kubelets."""
+"""deploy/agent.yaml gives the agent what its code needs, and no more. The e2e tests run it on real kubelets."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from tests.deploy.test_manifests import AGENTS, DEPLOY, NAMESPACE, objects
 
 NAME = "gputile-agent"
 
-# Every right that the agent has. If a change widens this table, say in its review who needs the new right.
+# Every right that the agent has. If a change widens this table, state in the review why the new right is needed.
 RIGHTS = {
     ("ClusterRole", NAME): {
         ("", "pods", "list watch"),
@@ -41,13 +41,13 @@ def settings() -> AgentSettings:
 @pytest.mark.parametrize("role", list(RIGHTS))
 def test_the_agent_has_these_rights_and_no_others(role: tuple[str, str]) -> None:
     made = objects("agent.yaml")[role]
-    found = {
+    rights = {
         (group, resource, " ".join(sorted(rule["verbs"])))
         for rule in made["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
-    assert found == RIGHTS[role]
+    assert rights == RIGHTS[role]
     assert made["metadata"].get("namespace") == HOMES[role[0]]
 
 
@@ -61,8 +61,8 @@ def test_the_rights_are_bound_to_the_agent_alone(role: tuple[str, str]) -> None:
 
 
 def test_there_are_no_other_roles_and_bindings() -> None:
-    found = {key for key in objects("agent.yaml") if "Role" in key[0]}
-    assert found == {*RIGHTS, *((f"{kind}Binding", name) for kind, name in RIGHTS)}
+    keys = {key for key in objects("agent.yaml") if "Role" in key[0]}
+    assert keys == {*RIGHTS, *((f"{kind}Binding", name) for kind, name in RIGHTS)}
 
 
 def test_it_runs_without_privileges() -> None:
@@ -83,24 +83,26 @@ def test_it_is_given_the_folders_that_its_settings_name() -> None:
     assert writable == {
         folders.plugins: True,
         folders.cdi: True,
-        runtime: False,  # the one socket: its folder has those of containerd itself and of every shim
+        runtime: False,  # only the socket: its directory also has the sockets of containerd and of every shim
         str(Path(container["args"][2]).parent): False,
     }
-    assert volumes["runtime"]["hostPath"]["type"] == "Socket"  # any other would be made a folder where there is none
+    assert (
+        volumes["runtime"]["hostPath"]["type"] == "Socket"
+    )  # with any other type a missing socket would become a directory
     for mount in container["volumeMounts"]:  # a slot's spec and a device's path mean the same on both sides
         path = volumes[mount["name"]].get("hostPath", {}).get("path", mount["mountPath"])
         assert path == mount["mountPath"]
 
 
-def test_the_lines_for_isolations_are_those_of_the_folders() -> None:
-    """Commented out, they are read by nobody but people."""
+def test_the_commented_lines_for_isolations_name_the_folders() -> None:
+    """They are commented out, so no API server checks them."""
     text, folders = (DEPLOY / "agent.yaml").read_text(), FolderSettings()
     for path in (folders.nvidia_cdi[0], folders.driver, folders.mps, str(Path(folders.preload).parent)):
         assert f"mountPath: {path}, readOnly: true" in text
         assert f"hostPath: {{path: {path}, type: Directory}}" in text
 
 
-def test_the_probes_and_ports_are_those_of_the_settings() -> None:
+def test_the_probes_and_ports_match_the_settings() -> None:
     (container,) = pod_spec()["containers"]
     host, port = settings().host_and_port
     assert (host, container["ports"]) == ("0.0.0.0", [{"name": "http", "containerPort": port}])

@@ -1,4 +1,4 @@
-"""The Grafana dashboard: every metric and label that it names is one that we show."""
+"""The Grafana dashboard: every metric and label that it names exists."""
 
 import json
 import re
@@ -25,24 +25,26 @@ FUNCTIONS = {"sum", "count", "max", "min", "topk", "bottomk", "rate", "increase"
 OPERATORS = {"or", "and", "unless", "bool"}
 
 
-def wrong_in(expression: str, legend: str = "", known: Names = KNOWN) -> list[str]:
-    """What the expression or its legend names that nobody shows."""
-    wrong, grouped = [], GROUPING.findall(expression)
+def errors_in(expression: str, legend: str = "", known: Names = KNOWN) -> list[str]:
+    """The metrics and labels of the expression or its legend that do not exist."""
+    errors, grouped = [], GROUPING.findall(expression)
     bare = re.sub(r"\[\w+\]", "", GROUPING.sub("", expression))
     labels: set[str] = set(FROM_PROMETHEUS)
     for name, braces in SELECTOR.findall(re.sub(r"(?<![\w:])[\d.]+", "", bare)):
         if name in FUNCTIONS | OPERATORS:
             continue
         if name not in known:
-            wrong.append(f"no metric {name}")
+            errors.append(f"no metric {name}")
             continue
         labels |= set(known[name])
         matched = [part.split("=")[0].rstrip("!") for part in TEXT.sub("", braces or "{}")[1:-1].split(",") if part]
-        wrong += [f"no label {one.strip()} on {name}" for one in matched if one.strip() not in known[name]]
-    kept = {one.strip() for names in grouped for one in names.split(",")}
-    wrong += [f"no label {one} to group by" for one in sorted(kept - labels)]
+        errors += [f"no label {label.strip()} on {name}" for label in matched if label.strip() not in known[name]]
+    kept = {label.strip() for names in grouped for label in names.split(",")}
+    errors += [f"no label {label} to group by" for label in sorted(kept - labels)]
     left = kept if grouped else labels
-    return wrong + [f"no label {one} for the legend" for one in re.findall(r"\{\{(\w+)\}\}", legend) if one not in left]
+    return errors + [
+        f"no label {label} for the legend" for label in re.findall(r"\{\{(\w+)\}\}", legend) if label not in left
+    ]
 
 
 def questions() -> Iterator[Any]:
@@ -52,21 +54,21 @@ def questions() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("expression", "legend"), list(questions()))
-def test_it_asks_only_for_what_we_show(expression: str, legend: str) -> None:
-    assert wrong_in(expression, legend) == []
+def test_it_queries_only_metrics_and_labels_that_exist(expression: str, legend: str) -> None:
+    assert errors_in(expression, legend) == []
 
 
 def test_its_variables_too() -> None:
-    queries = [one["query"]["query"] for one in BOARD["templating"]["list"] if one["type"] == "query"]
+    queries = [variable["query"]["query"] for variable in BOARD["templating"]["list"] if variable["type"] == "query"]
     assert queries
     for query in queries:
-        found = re.fullmatch(r"label_values\((\w+), (\w+)\)", query)
-        assert found is not None, query
-        assert found[2] in KNOWN[found[1]]
+        match = re.fullmatch(r"label_values\((\w+), (\w+)\)", query)
+        assert match is not None, query
+        assert match[2] in KNOWN[match[1]]
 
 
 @pytest.mark.parametrize(
-    ("expression", "legend", "wrong"),
+    ("expression", "legend", "error"),
     [
         pytest.param("sum(gputile_node_memory_byte)", "", "no metric gputile_node_memory_byte", id="a-name"),
         pytest.param(
@@ -92,12 +94,12 @@ def test_its_variables_too() -> None:
         pytest.param("topk(10, gputile_free_gpus) or gputile_x", "", "no metric gputile_x", id="after-an-operator"),
     ],
 )
-def test_a_typo_is_found(expression: str, legend: str, wrong: str) -> None:
-    assert wrong_in(expression, legend) == [wrong]
+def test_a_typo_is_found(expression: str, legend: str, error: str) -> None:
+    assert errors_in(expression, legend) == [error]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_everything_about_the_cluster_is_on_it(family: MetricFamily) -> None:
+def test_every_cluster_metric_is_on_it(family: MetricFamily) -> None:
     assert re.search(rf"\b{family.name}\b", FILE.read_text())
 
 

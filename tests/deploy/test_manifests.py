@@ -1,4 +1,4 @@
-"""The files of deploy/ say what the code needs, and no more. Whether a real API server takes them is tried in e2e."""
+"""The files of deploy/ give what the code needs, and no more. The e2e tests apply them to a real API server."""
 
 import json
 import re
@@ -23,9 +23,9 @@ AGENTS = "gputile-agents"
 
 def objects(file: str) -> dict[tuple[str, str], Any]:
     """The objects of a file by kind and name."""
-    found = [each for each in yaml.safe_load_all((DEPLOY / file).read_text()) if each]
-    by_name = {(each["kind"], each["metadata"]["name"]): each for each in found}
-    assert len(by_name) == len(found)
+    manifests = [each for each in yaml.safe_load_all((DEPLOY / file).read_text()) if each]
+    by_name = {(each["kind"], each["metadata"]["name"]): each for each in manifests}
+    assert len(by_name) == len(manifests)
     return by_name
 
 
@@ -35,7 +35,7 @@ def ours(kind: str) -> Any:
 
 # ---- rights ---------------------------------------------------------------------------------------------------------
 
-# Every right that the scheduler has. If a change widens this table, say in its review who needs the new right.
+# Every right that the scheduler has. If a change widens this table, state in the review why the new right is needed.
 RIGHTS = {
     ("ClusterRole", NAME): {
         ("", "pods", "", "list watch"),
@@ -88,8 +88,8 @@ def test_the_rights_are_bound_to_the_scheduler_alone(role: tuple[str, str]) -> N
 
 
 def test_there_are_no_other_roles_and_bindings() -> None:
-    found = {key for key in objects("scheduler.yaml") if "Role" in key[0]}
-    assert found == {*RIGHTS, *((f"{kind}Binding", name) for kind, name in RIGHTS)}
+    keys = {key for key in objects("scheduler.yaml") if "Role" in key[0]}
+    assert keys == {*RIGHTS, *((f"{kind}Binding", name) for kind, name in RIGHTS)}
 
 
 def test_the_agents_namespace_is_the_one_that_the_scheduler_looks_at() -> None:
@@ -122,42 +122,42 @@ API_RIGHTS = {
 
 
 @pytest.mark.parametrize("role", list(API_RIGHTS))
-def test_the_metrics_api_has_these_rights_and_gives_these(role: tuple[str, str]) -> None:
+def test_the_metrics_api_has_and_grants_these_rights(role: tuple[str, str]) -> None:
     assert rules_of(objects("metrics-api.yaml")[role]) == API_RIGHTS[role]
 
 
 def test_the_metrics_api_has_no_other_roles_and_its_rights_go_to_the_scheduler() -> None:
-    found = objects("metrics-api.yaml")
-    assert {key for key in found if key[0] in ("Role", "ClusterRole")} == set(API_RIGHTS)
+    manifests = objects("metrics-api.yaml")
+    assert {key for key in manifests if key[0] in ("Role", "ClusterRole")} == set(API_RIGHTS)
     scheduler = [{"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}]
     for key in (("ClusterRoleBinding", API), ("RoleBinding", API), ("RoleBinding", f"{API}-front-proxy")):
-        assert found[key]["subjects"] == scheduler
-    (extender,) = found["ClusterRoleBinding", "gputile-metrics-extender"]["subjects"]
+        assert manifests[key]["subjects"] == scheduler
+    (extender,) = manifests["ClusterRoleBinding", "gputile-metrics-extender"]["subjects"]
     assert (extender["kind"], extender["name"]) == ("User", "system:kube-scheduler")
-    reader = found["RoleBinding", f"{API}-front-proxy"]["roleRef"]
+    reader = manifests["RoleBinding", f"{API}-front-proxy"]["roleRef"]
     assert (reader["kind"], reader["name"]) == ("Role", "extension-apiserver-authentication-reader")
 
 
-def test_the_api_services_lead_to_what_the_code_serves() -> None:
-    found = objects("metrics-api.yaml")
+def test_the_api_services_name_what_the_code_serves() -> None:
+    manifests = objects("metrics-api.yaml")
     defaults = MetricsApiSettings()
-    services = {name: made["spec"] for (kind, name), made in found.items() if kind == "APIService"}
+    services = {name: manifest["spec"] for (kind, name), manifest in manifests.items() if kind == "APIService"}
     assert set(services) == set(API_SERVICES)
     for name, spec in services.items():
         assert name == f"{spec['version']}.{spec['group']}"
         assert spec["service"] == {"name": defaults.service, "namespace": defaults.namespace, "port": 443}
         assert "insecureSkipTLSVerify" not in spec
-    service = found["Service", defaults.service]["spec"]
+    service = manifests["Service", defaults.service]["spec"]
     assert service["selector"] == ours("Service")["spec"]["selector"]
     (port,) = service["ports"]
     line = next(line for line in (DEPLOY / "scheduler.yaml").read_text().splitlines() if "# metrics_api:" in line)
-    (said,) = re.findall(r"listen: ([0-9.:]+)", line)
-    assert said == f"0.0.0.0:{port['targetPort']}"
-    assert ("Secret", defaults.secret) in found
-    assert "data" not in found["Secret", defaults.secret]
+    (address,) = re.findall(r"listen: ([0-9.:]+)", line)
+    assert address == f"0.0.0.0:{port['targetPort']}"
+    assert ("Secret", defaults.secret) in manifests
+    assert "data" not in manifests["Secret", defaults.secret]
 
 
-def test_the_quotas_that_it_may_read_are_those_that_it_follows() -> None:
+def test_the_quotas_that_it_may_read_are_the_ones_that_it_watches() -> None:
     settings = SETTINGS.compose(yaml.safe_load(ours("ConfigMap")["data"]["settings.yaml"]), {}, {}, "settings.yaml")
     names = {name for _, resource, name, _ in RIGHTS["Role", NAME] if resource == "configmaps"}
     assert (settings.quota.namespace, {settings.quota.name, settings.quota.old_name}) == (NAMESPACE, names)
@@ -168,7 +168,7 @@ def test_the_quotas_that_it_may_read_are_those_that_it_follows() -> None:
 
 def test_the_service_selects_the_leader_among_the_deployments_pods() -> None:
     template, app = ours("Deployment")["spec"]["template"], {"app.kubernetes.io/name": NAME}
-    assert template["metadata"]["labels"] == app  # and not the leader's label: a pod is not born a leader
+    assert template["metadata"]["labels"] == app  # without the leader's label: no pod starts as the leader
     assert ours("Deployment")["spec"]["selector"]["matchLabels"] == app
     assert ours("Service")["spec"]["selector"] == app | {leadership.LABEL: "true"}
     assert ours("PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == app
@@ -186,7 +186,7 @@ def test_the_settings_are_ones_that_the_scheduler_knows() -> None:
         assert str(Path(path).parent) in mounts
 
 
-def test_the_schedulers_own_pods_never_wait_for_the_scheduler() -> None:
+def test_the_schedulers_own_pods_do_not_depend_on_the_scheduler() -> None:
     spec = ours("Deployment")["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     asked = {**container["resources"]["requests"], **container["resources"]["limits"]}
@@ -244,7 +244,9 @@ EXTENDERS = pytest.mark.parametrize(
 
 
 @EXTENDERS
-def test_kube_scheduler_asks_about_every_resource_of_every_dialect_and_counts_the_carriers(extenders: Any) -> None:
+def test_kube_scheduler_sends_every_resource_of_every_dialect_and_counts_device_plugin_resources(
+    extenders: Any,
+) -> None:
     (extender,) = extenders
     managed = {each["name"]: each["ignoredByScheduler"] for each in extender["managedResources"]}
     assert len(managed) == len(extender["managedResources"])
@@ -263,7 +265,7 @@ def test_kube_scheduler_is_set_up_for_a_narrow_reply_over_mutual_tls(extenders: 
     assert set(extender["tlsConfig"]) == {"serverName", "caFile", "certFile", "keyFile"}  # `insecure` is none of them
 
 
-def test_the_steering_stanza_stops_nothing_and_binds_nothing() -> None:
+def test_the_steering_stanza_blocks_nothing_and_binds_nothing() -> None:
     (extender,) = yaml.safe_load((DEPLOY / "kube-scheduler/steer-cpu-pods.yaml").read_text())["extenders"]
     (gpus,) = default_scheduler()
     assert {key: value for key, value in extender.items() if key.endswith("Verb")} == {"filterVerb": "steer"}
@@ -274,7 +276,7 @@ def test_the_steering_stanza_stops_nothing_and_binds_nothing() -> None:
 
 
 @pytest.mark.parametrize("file", ["certificates.sh", "cert-manager.yaml"])
-def test_both_makers_of_certificates_fill_the_secrets_and_name_that_are_used(file: str) -> None:
+def test_both_certificate_scripts_fill_the_secrets_and_name_that_are_used(file: str) -> None:
     text = (DEPLOY / file).read_text().replace("$service", NAME).replace("$namespace", NAMESPACE)
     volumes = (
         *ours("Deployment")["spec"]["template"]["spec"]["volumes"],

@@ -1,4 +1,4 @@
-"""A window on a rig's mirror, and a way to ask it in words."""
+"""A projection of a rig's cluster state, and a client that reads it by path."""
 
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -11,7 +11,7 @@ from gputile.kube.api import AgentLease, Json
 from gputile.metrics_api.handlers import ResourceHandlers
 from gputile.metrics_api.objects import GROUP, VERSION
 from gputile.metrics_api.projection import Projection
-from gputile.metrics_api.request_info import ListOptions, read_list_options, selected
+from gputile.metrics_api.request_info import ListOptions, read_list_options, with_selectors
 from gputile.metrics_api.resources import OLD_GROUP, OLD_VERSION
 from gputile.testing.builders import NodeBuilder, node, pod
 from tests.scheduler.rig import Rig, tile
@@ -23,31 +23,31 @@ TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 
 
 class Shop:
-    """A cluster, and what the aggregated API shows of it. `look` is what the running window does by itself."""
+    """A cluster, and its projection in the aggregated API. `look` is what the running projection does by itself."""
 
     def __init__(self, *nodes: NodeBuilder, pods: tuple[Json, ...] = (), history: int = 1000, mark: int = 7) -> None:
         self.rig = Rig(*(nodes or (node("n1").cards(2, "Tesla T4", 16), node("n2").cards(1))), pods=pods)
         self.now = NOW
-        self.window = Projection(self.rig.cluster_state, history, lambda: self.now, mark)
-        self.reader = ResourceHandlers(self.window, lambda: self.now)
+        self.projection = Projection(self.rig.cluster_state, history, lambda: self.now, mark)
+        self.handlers = ResourceHandlers(self.projection, lambda: self.now)
         for manifest in self.rig.api.nodes.values():
-            self.window.node_changed(msgspec.convert(manifest, NodeObject))
-        self.window.all_changed()
+            self.projection.node_changed(msgspec.convert(manifest, NodeObject))
+        self.projection.all_changed()
 
     async def look(self) -> None:
-        """Our watch tells what happened, and the window looks again."""
-        told = list(self.rig.api.events)
+        """Our watch delivers its events, and the projection refreshes."""
+        events = list(self.rig.api.events)
         for freed in self.rig.catch_up():
             if type(freed).__name__ == "Freed":
-                self.window.touched([freed.node])  # type: ignore[union-attr]
-        for of, kind, item in told:
+                self.projection.touched([freed.node])  # type: ignore[union-attr]
+        for of, kind, item in events:
             if of == "Pod":
-                self.window.pod_changed(msgspec.convert(item, Pod))
+                self.projection.pod_changed(msgspec.convert(item, Pod))
             elif of == "Lease":
-                self.window.touched([msgspec.convert(item, AgentLease).name])
+                self.projection.touched([msgspec.convert(item, AgentLease).name])
             else:
-                self.window.node_changed(msgspec.convert(item, NodeObject), deleted=kind == "DELETED")
-        await self.window.refresh()
+                self.projection.node_changed(msgspec.convert(item, NodeObject), deleted=kind == "DELETED")
+        await self.projection.refresh()
 
     async def run(self, name: str, memory: int = 8, index: int = 0, on: str = "n1", **more: Any) -> None:
         """A pod that holds a tile."""
@@ -58,21 +58,21 @@ class Shop:
         self.rig.api.delete_pod(key)
         await self.look()
 
-    # ---- asking -----------------------------------------------------------------------------------------------------
+    # ---- requests ---------------------------------------------------------------------------------------------------
 
     async def listed(self, path: str, accept: str = "") -> Json:
-        found: Json = msgspec.json.decode(await self.reader.listed(ask(path, accept)))
-        return found
+        body: Json = msgspec.json.decode(await self.handlers.listed(ask(path, accept)))
+        return body
 
     def get(self, path: str, accept: str = "") -> Json:
-        found: Json = msgspec.json.decode(self.reader.get(ask(path, accept)))
-        return found
+        body: Json = msgspec.json.decode(self.handlers.get(ask(path, accept)))
+        return body
 
     async def names(self, path: str) -> list[str]:
         return [item["metadata"]["name"] for item in (await self.listed(path))["items"]]
 
     def watch(self, path: str, accept: str = "") -> "Listener":
-        return Listener(self.reader.watch(ask(path, accept)))
+        return Listener(self.handlers.watch(ask(path, accept)))
 
     async def version(self, path: str) -> str:
         return str((await self.listed(path))["metadata"]["resourceVersion"])
@@ -87,11 +87,11 @@ class Listener:
     async def next(self) -> Json:
         while not self._lines:
             self._lines = (await anext(self._pieces)).splitlines()
-        found: Json = msgspec.json.decode(self._lines.pop(0))
-        return found
+        body: Json = msgspec.json.decode(self._lines.pop(0))
+        return body
 
-    async def said(self, count: int) -> list[tuple[str, str]]:
-        """Of so many events: what happened, to whom."""
+    async def events(self, count: int) -> list[tuple[str, str]]:
+        """Type and name of the next events."""
         events = [await self.next() for _ in range(count)]
         return [(event["type"], event["object"]["metadata"]["name"]) for event in events]
 
@@ -119,6 +119,6 @@ def request(path: str, accept: str = "", method: str = "GET", **headers: str) ->
 
 
 def ask(path: str, accept: str = "") -> ListOptions:
-    found = read_list_options(request(path, accept))
-    assert found is not None
-    return selected(found)
+    options = read_list_options(request(path, accept))
+    assert options is not None
+    return with_selectors(options)

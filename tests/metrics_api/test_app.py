@@ -1,4 +1,4 @@
-"""The listener over real TLS: who gets in, what is answered, and that watches flow over HTTP/1.1 and HTTP/2."""
+"""The server over real TLS: authentication, responses, and watches over HTTP/1.1 and HTTP/2."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ NAME = "gputile-metrics.kube-system.svc"
 
 
 class ApiServer:
-    """What the API server says: whom to believe, who may; its CA and our certificate come from the test."""
+    """The API server's part: front proxy and access reviews; its CA and our certificate come from the test."""
 
     def __init__(self, authority: Authority) -> None:
         self.authority = authority
@@ -91,8 +91,8 @@ class Line:
         return f"https://localhost:{self.metrics_api.server.port}{path}"
 
     async def ask(self, path: str, method: str = "GET", body: Any = None, **headers: str) -> tuple[int, Any]:
-        said = {**PROXY, **{name.replace("_", "-").title(): value for name, value in headers.items()}}
-        async with self.http.request(method, self.url(path), headers=said, json=body) as answer:
+        fields = {**PROXY, **{name.replace("_", "-").title(): value for name, value in headers.items()}}
+        async with self.http.request(method, self.url(path), headers=fields, json=body) as answer:
             return answer.status, json.loads(await answer.read())
 
     async def until(self, true: Any) -> None:
@@ -116,14 +116,14 @@ async def serving(
     api: ScriptedApi | None = None,
     *,
     caller: str = "front-proxy-client",
-    stranger: bool = False,
+    foreign_ca: bool = False,
     wait: bool = True,
 ) -> AsyncIterator[Line]:
-    """`caller`: whom the client's certificate names, "" for none at all; `stranger`: another CA signed it. `wait`:
-    until everything is there to be seen."""
+    """`caller`: common name of the client certificate, "" for no certificate; `foreign_ca`: another CA signed it.
+    `wait`: until the projection is complete."""
     authority = Authority()
     there = ApiServer(authority)
-    signer = Authority() if stranger else authority
+    signer = Authority() if foreign_ca else authority
     settings = MetricsApiSettings(listen="127.0.0.1:0", **certificate(folder))
     api = api or cluster(pods=(held("web"),))
     process = SchedulerApp(api, Settings(listen="127.0.0.1:0", metrics_api=settings), Metrics(), aggregated=there)
@@ -133,7 +133,7 @@ async def serving(
         line = Line(process, api, there, http)
         task = asyncio.create_task(process.run(stop))
         seen = line.metrics_api
-        await line.until(lambda: not wait or task.done() or (seen.server.port and seen.window.is_whole))
+        await line.until(lambda: not wait or task.done() or (seen.server.port and seen.projection.is_complete))
         try:
             yield line
         finally:
@@ -142,45 +142,45 @@ async def serving(
 
 
 def certificate(folder: Path) -> dict[str, Any]:
-    """Ours, in files."""
+    """Our certificate, in files."""
     own = Authority().issue(NAME)
     (folder / "tls.crt").write_bytes(own.certificate)
     (folder / "tls.key").write_bytes(own.key)
     return {"certificate": str(folder / "tls.crt"), "key": str(folder / "tls.key")}
 
 
-# ---- who gets in ----------------------------------------------------------------------------------------------------
+# ---- access ---------------------------------------------------------------------------------------------------------
 
 
-async def test_the_front_proxy_gets_what_its_user_may_see(tmp_path: Path) -> None:
+async def test_the_front_proxy_gets_the_objects_that_its_user_may_read(tmp_path: Path) -> None:
     async with serving(tmp_path) as line:
-        status, found = await line.ask(f"{ROOT}/gpuinfos")
-        assert (status, [item["metadata"]["name"] for item in found["items"]]) == (200, ["n1"])
+        status, body = await line.ask(f"{ROOT}/gpuinfos")
+        assert (status, [item["metadata"]["name"] for item in body["items"]]) == (200, ["n1"])
         assert line.there.reviews[0]["resourceAttributes"]["resource"] == "gpuinfos"
-        status, found = await line.ask(f"{ROOT}/namespaces/default/podresources/web")
-        assert (status, found["kind"]) == (200, "PodResource")
-        status, found = await line.ask(f"{ROOT}/podresources", x_remote_user="joe")
-        assert (status, found["kind"], found["reason"]) == (403, "Status", "Forbidden")
+        status, body = await line.ask(f"{ROOT}/namespaces/default/podresources/web")
+        assert (status, body["kind"]) == (200, "PodResource")
+        status, body = await line.ask(f"{ROOT}/podresources", x_remote_user="joe")
+        assert (status, body["kind"], body["reason"]) == (403, "Status", "Forbidden")
 
 
-@pytest.mark.parametrize("caller", ["", "somebody-else"], ids=["no-certificate", "another-name"])
-async def test_everybody_else_gets_a_401_and_nothing_is_asked_for_them(tmp_path: Path, caller: str) -> None:
+@pytest.mark.parametrize("caller", ["", "another-client"], ids=["no-certificate", "another-name"])
+async def test_all_others_get_401_without_an_access_review(tmp_path: Path, caller: str) -> None:
     async with serving(tmp_path, caller=caller) as line:
         for path in (f"{ROOT}/gpuinfos", "/apis", f"{ROOT}/schedule/filter", "/metrics"):
-            status, found = await line.ask(path)
-            assert (status, found["kind"], found["code"]) == (401, "Status", 401), path
+            status, body = await line.ask(path)
+            assert (status, body["kind"], body["code"]) == (401, "Status", 401), path
         assert line.there.reviews == []
         async with line.http.get(line.url("/healthz")) as answer:
             assert await answer.text() == "ok"
 
 
 async def test_a_certificate_of_another_ca_gets_no_connection(tmp_path: Path) -> None:
-    async with serving(tmp_path, stranger=True) as line:
+    async with serving(tmp_path, foreign_ca=True) as line:
         with pytest.raises(aiohttp.ClientError):
             await line.ask(f"{ROOT}/gpuinfos")
 
 
-async def test_whom_we_believe_is_followed(tmp_path: Path) -> None:
+async def test_the_front_proxy_config_map_is_watched(tmp_path: Path) -> None:
     async with serving(tmp_path) as line:
         for broken in (
             WatchFailed("gone"),
@@ -190,7 +190,7 @@ async def test_whom_we_believe_is_followed(tmp_path: Path) -> None:
             line.there.maps.put_nowait(broken)
         line.there.maps.put_nowait(Change("MODIFIED", front(line.there.authority, '["another"]')))
         await line.until(lambda: line.there.maps.empty())
-        assert (await line.ask(f"{ROOT}/gpuinfos"))[0] == 401, "on a connection that was there before, too"
+        assert (await line.ask(f"{ROOT}/gpuinfos"))[0] == 401, "on an existing connection, too"
         line.there.maps.put_nowait(Change("MODIFIED", front(line.there.authority)))
         await line.until(lambda: line.there.maps.empty())
         assert (await line.ask(f"{ROOT}/gpuinfos"))[0] == 200
@@ -199,55 +199,53 @@ async def test_whom_we_believe_is_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "code"),
     [
-        pytest.param("DELETE", f"{ROOT}/gpuinfos/n1", 405, id="nothing-can-be-deleted"),
-        pytest.param("POST", f"{ROOT}/gpuinfos", 405, id="nothing-can-be-made"),
+        pytest.param("DELETE", f"{ROOT}/gpuinfos/n1", 405, id="delete-is-not-allowed"),
+        pytest.param("POST", f"{ROOT}/gpuinfos", 405, id="create-is-not-allowed"),
         pytest.param("GET", f"{ROOT}/gpus", 404, id="no-such-kind"),
         pytest.param("GET", f"{ROOT}/gpuinfos/n9", 404, id="no-such-object"),
         pytest.param("POST", f"{ROOT}/schedule/dance", 404, id="no-such-verb"),
-        pytest.param("GET", f"{ROOT}/gpuinfos?watch=1&resourceVersion=5", 410, id="too-old"),
-        pytest.param("GET", f"{ROOT}/gpuinfos?labelSelector=(", 400, id="no-selector"),
+        pytest.param("GET", f"{ROOT}/gpuinfos?watch=1&resourceVersion=5", 410, id="a-version-that-is-too-old"),
+        pytest.param("GET", f"{ROOT}/gpuinfos?labelSelector=(", 400, id="an-invalid-selector"),
     ],
 )
-async def test_every_no_is_a_status(tmp_path: Path, method: str, path: str, code: int) -> None:
+async def test_every_error_is_a_status(tmp_path: Path, method: str, path: str, code: int) -> None:
     async with serving(tmp_path) as line:
-        status, found = await line.ask(path, method)
-        assert (status, found["kind"], found["code"]) == (code, "Status", code)
-        assert found["message"]
+        status, body = await line.ask(path, method)
+        assert (status, body["kind"], body["code"]) == (code, "Status", code)
+        assert body["message"]
 
 
-async def test_whoever_may_not_see_it_has_no_selector_taken_apart(tmp_path: Path) -> None:
+async def test_no_selector_is_parsed_for_a_forbidden_user(tmp_path: Path) -> None:
     async with serving(tmp_path) as line:
         assert (await line.ask(f"{ROOT}/podresources?labelSelector=(", x_remote_user="joe"))[0] == 403
 
 
-async def test_selectors_hold_over_http_too(tmp_path: Path) -> None:
+async def test_selectors_work_over_http_too(tmp_path: Path) -> None:
     async with serving(tmp_path) as line:
-        _, found = await line.ask(f"{ROOT}/podresources?fieldSelector=metadata.name!=web")
-        assert found["items"] == []
+        _, body = await line.ask(f"{ROOT}/podresources?fieldSelector=metadata.name!=web")
+        assert body["items"] == []
 
 
-async def test_right_after_the_start_nothing_is_shown_before_all_of_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The cluster is known, but the window has not looked at it yet: an empty list would be a lie."""
+async def test_right_after_the_start_no_partial_list_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster is synced, but the projection has not refreshed yet: an empty list would be wrong."""
     may_look, look = asyncio.Event(), Projection.refresh
 
-    async def wait_and_look(window: Projection) -> None:
+    async def wait_and_look(projection: Projection) -> None:
         await may_look.wait()
-        await look(window)
+        await look(projection)
 
     monkeypatch.setattr(Projection, "refresh", wait_and_look)
     async with serving(tmp_path, cluster(pods=tuple(held(f"web{n}", 1) for n in range(12))), wait=False) as line:
         await line.until(lambda: line.metrics_api.server.port and line.process.is_synced())
-        status, found = await line.ask(f"{ROOT}/podresources")
-        assert (status, found["reason"], found["details"]) == (503, "ServiceUnavailable", {"retryAfterSeconds": 1})
+        status, body = await line.ask(f"{ROOT}/podresources")
+        assert (status, body["reason"], body["details"]) == (503, "ServiceUnavailable", {"retryAfterSeconds": 1})
         may_look.set()
-        await line.until(lambda: line.metrics_api.window.is_whole)
-        status, found = await line.ask(f"{ROOT}/podresources")
-        assert (status, len(found["items"])) == (200, 12)
+        await line.until(lambda: line.metrics_api.projection.is_complete)
+        status, body = await line.ask(f"{ROOT}/podresources")
+        assert (status, len(body["items"])) == (200, 12)
 
 
-async def test_before_the_cluster_is_known_nothing_is_shown(tmp_path: Path) -> None:
+async def test_before_the_cluster_is_synced_no_list_is_served(tmp_path: Path) -> None:
     async with serving(tmp_path) as line:
         line.process._listed["pods"].clear()
         assert (await line.ask(f"{ROOT}/podresources"))[0] == 503
@@ -258,12 +256,12 @@ async def test_before_the_cluster_is_known_nothing_is_shown(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("root", [ROOT, OLD_ROOT])
-async def test_verbs_are_for_those_who_may_create_schedules(tmp_path: Path, root: str) -> None:
+async def test_extender_verbs_need_the_right_to_create_schedules(tmp_path: Path, root: str) -> None:
     asks = pod(tile(8), name="asks", uid="uid-asks")
     async with serving(tmp_path, cluster(pods=(asks,))) as line:
         body = {"Pod": line.api.pods["default/asks"], "Nodes": None, "NodeNames": ["n1"]}
-        status, found = await line.ask(f"{root}/schedule/filter", "POST", body)
-        assert (status, found["NodeNames"], found["Error"]) == (200, ["n1"], "")
+        status, answer = await line.ask(f"{root}/schedule/filter", "POST", body)
+        assert (status, answer["NodeNames"], answer["Error"]) == (200, ["n1"], "")
         wanted = line.there.reviews[-1]["resourceAttributes"]
         assert (wanted["verb"], wanted["resource"], wanted["name"]) == ("create", "schedule", "filter")
         bind = {"PodName": "asks", "PodNamespace": "default", "PodUID": "uid-asks", "Node": "n1"}
@@ -274,9 +272,9 @@ async def test_verbs_are_for_those_who_may_create_schedules(tmp_path: Path, root
 # ---- watches --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_watch_over_http_1_1_hears_of_a_pod_at_once_and_ends_when_we_stop(tmp_path: Path) -> None:
+async def test_a_watch_over_http_1_1_shows_a_pod_at_once_and_ends_when_we_stop(tmp_path: Path) -> None:
     async with serving(tmp_path) as line:
-        await line.until(lambda: len(line.metrics_api.window.pods))
+        await line.until(lambda: len(line.metrics_api.projection.pods))
         answer = await line.http.get(line.url(f"{ROOT}/podresources?watch=1"), headers=PROXY)
         assert json.loads(await answer.content.readline())["type"] == "ADDED"
         line.api.add_pod(held("later", 4, 1))
@@ -284,14 +282,14 @@ async def test_a_watch_over_http_1_1_hears_of_a_pod_at_once_and_ends_when_we_sto
             event = json.loads(await answer.content.readline())
         assert (event["type"], event["object"]["metadata"]["name"]) == ("ADDED", "later")
         stopping = asyncio.create_task(line.metrics_api.stop())
-        assert await answer.content.read() == b"", "a clean end, and not a broken connection"
+        assert await answer.content.read() == b"", "a clean end of the response"
         await stopping
 
 
-async def test_a_watch_ends_when_we_lead_no_more_and_may_begin_again(tmp_path: Path) -> None:
-    """Who is cut off would have nothing but old news; whoever leads by then has the new ones."""
+async def test_a_watch_ends_when_leadership_is_lost_and_may_begin_again(tmp_path: Path) -> None:
+    """A replica that is cut off has only stale data; the new leader has the present data."""
     async with serving(tmp_path) as line:
-        await line.until(lambda: len(line.metrics_api.window.pods))
+        await line.until(lambda: len(line.metrics_api.projection.pods))
         for _ in range(2):
             async with line.http.get(line.url(f"{ROOT}/podresources?watch=1"), headers=PROXY) as answer:
                 assert json.loads(await answer.content.readline())["type"] == "ADDED"
@@ -300,10 +298,10 @@ async def test_a_watch_ends_when_we_lead_no_more_and_may_begin_again(tmp_path: P
                     assert await answer.content.read() == b""
 
 
-async def test_a_watch_that_comes_back_to_one_who_leads_no_more_is_sent_on_again(tmp_path: Path) -> None:
-    """The Service has nobody else yet, and would never take it away from us."""
+async def test_a_watch_that_returns_to_a_former_leader_is_closed_again(tmp_path: Path) -> None:
+    """The Service has no new leader yet, and never moves an open connection."""
     async with serving(tmp_path) as line:
-        await line.until(lambda: len(line.metrics_api.window.pods))
+        await line.until(lambda: len(line.metrics_api.projection.pods))
         line.process.tick(time.monotonic())
         line.process.leadership = crown = Crown()
         crown.worn = False
@@ -314,23 +312,23 @@ async def test_a_watch_that_comes_back_to_one_who_leads_no_more_is_sent_on_again
                     await answer.content.read()
 
 
-async def test_watches_are_bounded_for_each_user_and_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_limits, "MOST_OF_ONE", 2)
+async def test_watches_are_limited_per_user_and_in_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_limits, "MOST_PER_USER", 2)
     monkeypatch.setattr(watch_limits, "MOST", 3)
     path = f"{ROOT}/podresources?watch=1"
     async with serving(tmp_path) as line:
         line.there.allowed |= {"joe", "jim"}
-        await line.until(lambda: len(line.metrics_api.window.pods))
+        await line.until(lambda: len(line.metrics_api.projection.pods))
         watches = [await line.http.get(line.url(path), headers=PROXY) for _ in range(2)]
         for watch in watches:
             await watch.content.readline()
-        status, found = await line.ask(path)
-        assert (status, found["reason"], found["details"]) == (429, "TooManyRequests", {"retryAfterSeconds": 10})
-        assert "'jane' has 2 watches" in found["message"]
+        status, body = await line.ask(path)
+        assert (status, body["reason"], body["details"]) == (429, "TooManyRequests", {"retryAfterSeconds": 10})
+        assert "'jane': the limit of 2 watches is reached" in body["message"]
         watches.append(await line.http.get(line.url(path), headers={**PROXY, "X-Remote-User": "joe"}))
         await watches[-1].content.readline()
-        assert (await line.ask(path, x_remote_user="jim"))[0] == 429, "three in all"
-        assert (await line.ask(f"{ROOT}/podresources"))[0] == 200, "a list has a place of its own"
+        assert (await line.ask(path, x_remote_user="jim"))[0] == 429, "three in total"
+        assert (await line.ask(f"{ROOT}/podresources"))[0] == 200, "lists are not limited"
         for watch in watches:
             watch.close()
         await line.until(lambda: len(line.metrics_api.server._watches) == 0)
@@ -338,32 +336,32 @@ async def test_watches_are_bounded_for_each_user_and_in_all(tmp_path: Path, monk
         assert again.status == 200
 
 
-@pytest.mark.parametrize("caller", ["", "somebody-else"], ids=["no-certificate", "another-name"])
-async def test_no_body_of_a_stranger_is_read(tmp_path: Path, caller: str) -> None:
+@pytest.mark.parametrize("caller", ["", "another-client"], ids=["no-certificate", "another-name"])
+async def test_no_body_of_an_unauthenticated_client_is_read(tmp_path: Path, caller: str) -> None:
     async with serving(tmp_path, caller=caller) as line:
         issued = line.there.authority.issue(caller) if caller else None
-        reader, writer = await asyncio.open_connection("localhost", line.metrics_api.server.port, ssl=client(issued))
+        handlers, writer = await asyncio.open_connection("localhost", line.metrics_api.server.port, ssl=client(issued))
         writer.write(f"POST {ROOT}/schedule/filter HTTP/1.1\r\nHost: x\r\nContent-Length: 50000000\r\n\r\n".encode())
-        head = await reader.readuntil(b"\r\n\r\n")
+        head = await handlers.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 401 ")
         assert b"Connection: close" in head
         writer.close()
 
 
-async def test_a_bug_of_ours_is_a_status_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_internal_error_is_a_status_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(*_: Any) -> bytes:
         raise RuntimeError("a bug")
 
     async with serving(tmp_path) as line:
-        monkeypatch.setattr(line.metrics_api.reader, "get", crash)
-        status, found = await line.ask(f"{ROOT}/gpuinfos/n1")
-        assert (status, found["kind"], found["reason"]) == (500, "Status", "InternalError")
+        monkeypatch.setattr(line.metrics_api.handlers, "get", crash)
+        status, body = await line.ask(f"{ROOT}/gpuinfos/n1")
+        assert (status, body["kind"], body["reason"]) == (500, "Status", "InternalError")
         assert (await line.ask(f"{ROOT}/gpuinfos"))[0] == 200
 
 
 async def test_a_watch_over_http_2(tmp_path: Path) -> None:
     async with serving(tmp_path) as line:
-        await line.until(lambda: len(line.metrics_api.window.pods))
+        await line.until(lambda: len(line.metrics_api.projection.pods))
         context = client(line.there.authority.issue("front-proxy-client"), "h2")
         async with connected(line.metrics_api.server.port, context, name=None) as h2:
             number = await h2.get(f"{ROOT}/podresources?watch=1", [(n.lower(), v) for n, v in PROXY.items()])
@@ -381,47 +379,47 @@ async def test_a_watch_over_http_2(tmp_path: Path) -> None:
 # ---- discovery ------------------------------------------------------------------------------------------------------
 
 
-async def test_discovery_is_open_to_whoever_the_api_server_lets_in(tmp_path: Path) -> None:
+async def test_discovery_is_open_to_every_authenticated_user(tmp_path: Path) -> None:
     async with serving(tmp_path) as line:
         _, groups = await line.ask("/apis", x_remote_user="joe")
         assert [group["name"] for group in groups["groups"]] == ["metrics.nvidia.com", "nvidia-gpu-scheduler"]
-        _, found = await line.ask(ROOT, x_remote_user="joe")
-        listed = {(one["name"], one["kind"], one["namespaced"]) for one in found["resources"]}
+        _, resources = await line.ask(ROOT, x_remote_user="joe")
+        listed = {(resource["name"], resource["kind"], resource["namespaced"]) for resource in resources["resources"]}
         assert listed == {("gpuinfos", "GpuInfo", False), ("podresources", "PodResource", True)}
-        assert all(one["verbs"] == ["get", "list", "watch"] for one in found["resources"])
+        assert all(resource["verbs"] == ["get", "list", "watch"] for resource in resources["resources"])
         assert line.there.reviews == []
 
 
-def test_discovery_in_one_piece() -> None:
+def test_aggregated_discovery() -> None:
     accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
-    found = discovery.document("/apis", accept)
-    assert found is not None
-    assert found.content_type == accept
-    body = json.loads(found.body)
+    document = discovery.document("/apis", accept)
+    assert document is not None
+    assert document.content_type == accept
+    body = json.loads(document.body)
     assert body["apiVersion"] == "apidiscovery.k8s.io/v2"
     (version,) = body["items"][0]["versions"]
-    assert [(one["resource"], one["scope"]) for one in version["resources"]] == [
+    assert [(resource["resource"], resource["scope"]) for resource in version["resources"]] == [
         ("gpuinfos", "Cluster"),
         ("podresources", "Namespaced"),
     ]
 
 
 @pytest.mark.parametrize("path", ["/openapi/v2", f"/openapi/v3{ROOT}", f"/openapi/v3{OLD_ROOT}"])
-def test_open_api_refers_to_nothing_that_is_not_there(path: str) -> None:
-    found = discovery.document(path, "")
-    assert found is not None
-    body = json.loads(found.body)
+def test_open_api_has_no_dangling_reference(path: str) -> None:
+    document = discovery.document(path, "")
+    assert document is not None
+    body = json.loads(document.body)
     known = body.get("definitions") or body["components"]["schemas"]
-    text = found.body.decode()
+    text = document.body.decode()
     for reference in re.findall(r'"\$ref":"#/(?:definitions|components/schemas)/([^"]+)"', text):
         assert reference in known
     assert body["paths"]
 
 
 def test_every_open_api_document_is_named_in_the_index() -> None:
-    found = discovery.document("/openapi/v3", "")
-    assert found is not None
-    for name, place in json.loads(found.body)["paths"].items():
+    document = discovery.document("/openapi/v3", "")
+    assert document is not None
+    for name, place in json.loads(document.body)["paths"].items():
         assert discovery.document(f"/openapi/v3/{name}", "") is not None
         assert "?hash=" in place["serverRelativeURL"]
 
@@ -436,7 +434,7 @@ def test_every_open_api_document_is_named_in_the_index() -> None:
         pytest.param({"listen": "0.0.0.0:1", "certificate": "a"}, "go together", id="a-certificate-without-its-key"),
     ],
 )
-def test_settings_that_make_no_sense(settings: dict[str, Any], hint: str) -> None:
+def test_invalid_settings(settings: dict[str, Any], hint: str) -> None:
     with pytest.raises(InputError, match=hint):
         checked(Settings(metrics_api=MetricsApiSettings(**settings)))
 
@@ -447,7 +445,7 @@ def test_a_cluster_in_memory_has_no_api_server_in_front() -> None:
         SchedulerApp(ScriptedApi(), settings, Metrics())
 
 
-async def test_an_address_that_is_taken_says_so(tmp_path: Path) -> None:
+async def test_an_address_in_use_is_an_error(tmp_path: Path) -> None:
     async with serving(tmp_path) as line:
         taken = MetricsApiSettings(listen=f"127.0.0.1:{line.metrics_api.server.port}", **certificate(tmp_path))
         there = ApiServer(line.there.authority)

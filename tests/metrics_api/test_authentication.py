@@ -1,4 +1,4 @@
-"""Whom we believe, and what they may: the front proxy's certificate and headers, and the API server's own rules."""
+"""Authentication by the front proxy's certificate and headers, and authorization by access reviews."""
 
 import asyncio
 from typing import Any
@@ -37,7 +37,7 @@ def asked(*, known: bool = True, caller: str = "front-proxy-client", fields: Any
     return Request("GET", "/apis", b"", False, known, "", fields, caller)
 
 
-def test_the_front_proxy_says_for_whom_it_asks() -> None:
+def test_the_front_proxys_headers_name_the_user() -> None:
     user = FrontProxy.read(DATA).user(asked())
     assert user == AuthenticatedUser("jane", "7", ("dev", "system:authenticated"), (("scopes/a", ("one", "two")),))
 
@@ -46,22 +46,24 @@ def test_the_front_proxy_says_for_whom_it_asks() -> None:
     "request_",
     [
         pytest.param(asked(known=False), id="no-certificate"),
-        pytest.param(asked(caller="somebody"), id="another-name"),
+        pytest.param(asked(caller="another-client"), id="another-name"),
         pytest.param(asked(caller=""), id="no-name"),
-        pytest.param(asked(fields=[]), id="for-nobody"),
+        pytest.param(asked(fields=[]), id="no-user-header"),
         pytest.param(asked(fields=[(b"x-remote-user", b"")]), id="for-an-empty-name"),
         pytest.param(asked(fields=[(b"x-user", b"jane")]), id="in-another-header"),
-        pytest.param(asked(fields=[(b"x-remote-user", b"j\xf6rg")]), id="a-name-that-is-no-utf-8"),
-        pytest.param(asked(fields=[*FIELDS, (b"x-remote-group", b"\xff")]), id="a-group-that-is-no-utf-8"),
-        pytest.param(asked(fields=[(b"x-remote-user", b"jane"), (b"x-remote-uid", b"\xff")]), id="a-uid-that-is-none"),
-        pytest.param(asked(fields=[*FIELDS, (b"x-remote-extra-a", b"\xff")]), id="an-extra-that-is-no-utf-8"),
-        pytest.param(asked(fields=[*FIELDS, (b"x-remote-extra-%ff", b"a")]), id="an-extra-key-that-is-no-utf-8"),
+        pytest.param(asked(fields=[(b"x-remote-user", b"j\xf6rg")]), id="a-name-that-is-not-utf-8"),
+        pytest.param(asked(fields=[*FIELDS, (b"x-remote-group", b"\xff")]), id="a-group-that-is-not-utf-8"),
+        pytest.param(
+            asked(fields=[(b"x-remote-user", b"jane"), (b"x-remote-uid", b"\xff")]), id="a-uid-that-is-not-utf-8"
+        ),
+        pytest.param(asked(fields=[*FIELDS, (b"x-remote-extra-a", b"\xff")]), id="an-extra-that-is-not-utf-8"),
+        pytest.param(asked(fields=[*FIELDS, (b"x-remote-extra-%ff", b"a")]), id="an-extra-key-that-is-not-utf-8"),
     ],
 )
-def test_everybody_else_is_unauthorized(request_: Request) -> None:
-    with pytest.raises(StatusError) as no:
+def test_all_other_requests_are_unauthorized(request_: Request) -> None:
+    with pytest.raises(StatusError) as error:
         FrontProxy.read(DATA).user(request_)
-    assert (no.value.code, no.value.reason) == (401, "Unauthorized")
+    assert (error.value.code, error.value.reason) == (401, "Unauthorized")
 
 
 def test_names_are_utf_8_as_go_writes_them() -> None:
@@ -76,14 +78,14 @@ def test_names_are_utf_8_as_go_writes_them() -> None:
     assert user == AuthenticatedUser("jörg", "ü7", ("müller",), (("ämter", ("größe",)),))
 
 
-def test_without_names_any_certificate_of_the_ca_is_believed() -> None:
+def test_without_names_any_certificate_of_the_ca_is_trusted() -> None:
     front = FrontProxy.read(DATA | {"requestheader-allowed-names": "[]"})
-    assert front.user(asked(caller="whoever")).name == "jane"
+    assert front.user(asked(caller="any-client")).name == "jane"
     with pytest.raises(StatusError):
         front.user(asked(known=False, caller=""))
 
 
-def test_the_headers_are_those_that_the_api_server_names() -> None:
+def test_the_headers_are_configured_by_the_api_server() -> None:
     front = FrontProxy.read(DATA | {"requestheader-username-headers": '["X-Other", "X-User"]'})
     assert front.user(asked(fields=[(b"x-user", b"jane")])).name == "jane"
 
@@ -96,19 +98,19 @@ def test_the_headers_are_those_that_the_api_server_names() -> None:
         pytest.param(DATA | {"requestheader-allowed-names": '{"a": 1}'}, "cannot be read", id="no-list"),
     ],
 )
-def test_what_cannot_be_used_says_what_to_do(data: dict[str, str], hint: str) -> None:
+def test_an_unusable_config_map_is_an_error_that_says_what_to_do(data: dict[str, str], hint: str) -> None:
     with pytest.raises(InputError, match=hint):
         FrontProxy.read(data)
 
 
-# ---- may they -------------------------------------------------------------------------------------------------------
+# ---- authorization --------------------------------------------------------------------------------------------------
 
 JANE = AuthenticatedUser("jane", groups=("dev",))
 LIST = Attributes("list", "metrics.nvidia.com", "v1alpha1", "podresources", "team-a")
 
 
 class Rules:
-    """The API server's rules, as far as the test goes."""
+    """The API server's access reviews."""
 
     def __init__(self, **allowed: bool) -> None:
         self.allowed = allowed
@@ -125,7 +127,7 @@ class Rules:
         return self.allowed.get(spec["user"], False), "because"
 
 
-async def test_a_yes_and_a_no_are_asked_once_and_forgotten_in_time() -> None:
+async def test_allowed_and_denied_reviews_are_cached_and_expire() -> None:
     rules = Rules(jane=True)
     for _ in range(3):
         await rules.authorizer.check(JANE, LIST)
@@ -136,12 +138,12 @@ async def test_a_yes_and_a_no_are_asked_once_and_forgotten_in_time() -> None:
     assert [spec["user"] for spec in rules.asked] == ["jane", "joe"]
     rules.clock.now += 11
     rules.allowed = {"jane": False}
-    with pytest.raises(StatusError) as no:
+    with pytest.raises(StatusError) as error:
         await rules.authorizer.check(JANE, LIST)
-    assert (no.value.code, no.value.reason) == (403, "Forbidden")
+    assert (error.value.code, error.value.reason) == (403, "Forbidden")
 
 
-async def test_what_is_asked_of_the_api_server() -> None:
+async def test_the_spec_of_the_access_review() -> None:
     rules = Rules(jane=True)
     user = AuthenticatedUser("jane", "7", ("dev",), (("scopes", ("a", "b")),))
     await rules.authorizer.check(user, LIST)
@@ -174,7 +176,7 @@ async def test_what_is_asked_of_the_api_server() -> None:
         ),
     ],
 )
-async def test_nobody_profits_from_anothers_yes(other: tuple[AuthenticatedUser, Attributes]) -> None:
+async def test_a_cached_review_applies_to_its_own_request_only(other: tuple[AuthenticatedUser, Attributes]) -> None:
     rules = Rules(jane=True)
     await rules.authorizer.check(JANE, LIST)
     rules.allowed = {}
@@ -182,13 +184,13 @@ async def test_nobody_profits_from_anothers_yes(other: tuple[AuthenticatedUser, 
         await rules.authorizer.check(*other)
 
 
-async def test_many_at_once_wait_for_one_answer() -> None:
+async def test_simultaneous_requests_share_one_review() -> None:
     rules = Rules(jane=True)
     await asyncio.gather(*(rules.authorizer.check(JANE, LIST) for _ in range(20)))
     assert len(rules.asked) == 1
 
 
-async def test_one_who_goes_does_not_take_the_answer_along() -> None:
+async def test_a_cancelled_request_does_not_cancel_the_review() -> None:
     rules = Rules(jane=True)
     first = asyncio.ensure_future(rules.authorizer.check(JANE, LIST))
     second = asyncio.ensure_future(rules.authorizer.check(JANE, LIST))
@@ -199,17 +201,17 @@ async def test_one_who_goes_does_not_take_the_answer_along() -> None:
 
 
 @pytest.mark.parametrize("broken", [OutcomeUnknown("no answer"), ApiRejected(403, "Forbidden", "we may not ask")])
-async def test_when_it_cannot_be_asked_nobody_is_let_in_and_nothing_is_remembered(broken: Exception) -> None:
+async def test_a_failed_review_denies_access_and_is_not_cached(broken: Exception) -> None:
     rules = Rules(jane=True)
     rules.broken = broken
-    with pytest.raises(StatusError) as no:
+    with pytest.raises(StatusError) as error:
         await rules.authorizer.check(JANE, LIST)
-    assert no.value.code == 503
+    assert error.value.code == 503
     rules.broken = None
     await rules.authorizer.check(JANE, LIST)
 
 
-async def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(authorization, "MOST", 10)
     rules = Rules()
     for number in range(50):

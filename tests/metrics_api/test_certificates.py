@@ -1,4 +1,4 @@
-"""Our certificate: trusted before it is served, renewed in time, and set right when somebody breaks it."""
+"""The serving certificate: trusted before it is served, renewed in time, and replaced when it is invalid."""
 
 import asyncio
 import base64
@@ -84,15 +84,15 @@ class Rig:
         self.cluster.story.append("pause")
 
     async def round(self) -> list[str]:
-        """One round; what was written."""
-        self.certifier.take(self.cluster.secret)
+        """One round; returns the writes."""
+        self.certifier.load(self.cluster.secret)
         self.cluster.story.clear()
         await self.certifier.round()
         return self.cluster.story
 
 
 async def made() -> Rig:
-    """With a certificate, made just now."""
+    """With a certificate, issued just now."""
     rig = Rig()
     await rig.round()
     end = ends(rig.served[0].certificate)
@@ -108,14 +108,14 @@ async def test_it_is_trusted_first_and_served_then() -> None:
     assert all(bundle == pair.certificate for bundle in rig.cluster.bundles.values())
 
 
-async def test_one_that_is_good_is_left_alone() -> None:
+async def test_a_valid_certificate_is_left_alone() -> None:
     rig = await made()
     assert await rig.round() == []
     rig.now += 50 * DAY
     assert await rig.round() == []
 
 
-async def test_it_is_renewed_when_a_third_of_its_life_is_left_and_the_old_one_stays_trusted() -> None:
+async def test_it_is_renewed_when_a_third_of_its_lifetime_is_left_and_the_old_one_stays_trusted() -> None:
     rig = await made()
     rig.now += 61 * DAY
     assert await rig.round() == [*API_SERVICES, "pause", "secret"]
@@ -126,7 +126,7 @@ async def test_it_is_renewed_when_a_third_of_its_life_is_left_and_the_old_one_st
     assert rig.cluster.secret.get(BUNDLE) == new.certificate + old.certificate
 
 
-async def test_an_emptied_secret_asks_for_a_new_one() -> None:
+async def test_an_emptied_secret_gets_a_new_certificate() -> None:
     rig = await made()
     rig.cluster.secret = secret()
     await rig.round()
@@ -134,26 +134,26 @@ async def test_an_emptied_secret_asks_for_a_new_one() -> None:
     assert set(rig.cluster.bundles.values()) == {new.certificate + old.certificate}
 
 
-async def test_what_has_ended_is_trusted_no_more() -> None:
+async def test_an_expired_certificate_is_no_longer_trusted() -> None:
     rig = await made()
     rig.now += 91 * DAY
     await rig.round()
     assert set(rig.cluster.bundles.values()) == {rig.served[-1].certificate}
 
 
-async def test_a_caBundle_that_somebody_changed_is_set_right() -> None:  # noqa: N802
+async def test_a_changed_caBundle_is_restored() -> None:  # noqa: N802
     rig = await made()
     rig.cluster.bundles[API_SERVICES[1]] = b"nonsense"
     assert await rig.round() == [API_SERVICES[1]]
 
 
-async def test_an_api_service_that_nobody_registered_is_left_out() -> None:
+async def test_an_unregistered_api_service_is_left_out() -> None:
     rig = Rig()
     del rig.cluster.bundles[API_SERVICES[1]]
     assert await rig.round() == [API_SERVICES[0], "pause", "secret"]
 
 
-async def test_a_certificate_that_is_none_is_replaced_and_was_never_served() -> None:
+async def test_an_invalid_certificate_is_replaced_and_never_served() -> None:
     rig = Rig(secret(**{CERTIFICATE: "nonsense", KEY: "nonsense"}))
     rig.certifier._serve = checking(rig)
     await rig.round()
@@ -169,7 +169,7 @@ def checking(rig: Rig) -> Callable[[CertificatePair], None]:
     return serve
 
 
-async def test_whoever_ceases_to_lead_while_it_waits_writes_nothing_more() -> None:
+async def test_a_replica_that_loses_leadership_while_it_waits_writes_nothing_more() -> None:
     rig = Rig()
 
     async def pause(seconds: float) -> None:
@@ -180,19 +180,19 @@ async def test_whoever_ceases_to_lead_while_it_waits_writes_nothing_more() -> No
     assert rig.served == []
 
 
-async def test_without_its_secret_it_says_what_to_do() -> None:
+async def test_a_missing_secret_is_an_error_that_says_what_to_do() -> None:
     rig = Rig(None)
-    with pytest.raises(InputError, match=r"there is no Secret kube-system/gputile-metrics-tls; apply deploy"):
+    with pytest.raises(InputError, match=r"Secret kube-system/gputile-metrics-tls: not found; apply deploy"):
         await rig.round()
 
 
-async def test_nothing_is_done_before_the_secret_was_seen() -> None:
+async def test_nothing_is_done_before_the_secret_is_listed() -> None:
     rig = Rig()
     await rig.certifier.round()
     assert rig.cluster.story == []
 
 
-async def test_followers_serve_what_the_leader_wrote() -> None:
+async def test_followers_serve_the_certificate_that_the_leader_wrote() -> None:
     rig, leader = Rig(), await made()
     rig.leads = False
     running = asyncio.create_task(rig.certifier.run())
@@ -209,7 +209,7 @@ async def test_followers_serve_what_the_leader_wrote() -> None:
 
 
 @pytest.mark.parametrize("is_emptied", [False, True], ids=["renewed-in-time", "emptied-by-hand"])
-async def test_what_is_served_stays_trusted_however_often_writing_fails(is_emptied: bool) -> None:
+async def test_the_served_certificate_stays_trusted_however_often_writing_fails(is_emptied: bool) -> None:
     rig = await made()
     (served,) = rig.served
     rig.now += 61 * DAY
@@ -222,7 +222,7 @@ async def test_what_is_served_stays_trusted_however_often_writing_fails(is_empti
         assert all(served.certificate in bundle for bundle in rig.cluster.bundles.values())
 
 
-async def test_a_new_leader_that_served_nothing_yet_trusts_what_the_secret_serves() -> None:
+async def test_a_new_leader_that_served_nothing_yet_trusts_the_certificate_of_the_secret() -> None:
     rig, before = Rig(), await made()
     assert before.cluster.secret is not None
     rig.cluster.secret, rig.now = before.cluster.secret, before.now + 61 * DAY
@@ -233,9 +233,9 @@ async def test_a_new_leader_that_served_nothing_yet_trusts_what_the_secret_serve
     assert all(before.served[0].certificate in bundle for bundle in rig.cluster.bundles.values())
 
 
-async def test_a_lost_race_is_tried_again() -> None:
+async def test_a_lost_race_is_retried() -> None:
     rig = Rig()
-    rig.cluster.refuses = ApiRejected(409, "Conflict", "somebody was quicker")
+    rig.cluster.refuses = ApiRejected(409, "Conflict", "the object has been modified")
     with pytest.raises(ApiRejected):
         await rig.round()
     rig.cluster.refuses = None
@@ -246,7 +246,7 @@ async def test_a_lost_race_is_tried_again() -> None:
 # ---- openssl --------------------------------------------------------------------------------------------------------
 
 
-async def test_what_openssl_makes_is_good_for_a_server_of_that_name() -> None:
+async def test_openssls_certificate_is_valid_for_a_server_of_that_name() -> None:
     pair = await make_pair(NAME, 30)
     server, client = (
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
@@ -264,18 +264,18 @@ async def test_what_openssl_makes_is_good_for_a_server_of_that_name() -> None:
     assert here.getpeercert()["subjectAltName"] == (("DNS", NAME),)  # type: ignore[index]
 
 
-async def test_without_openssl_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_openssl_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certificates, "COMMAND", "no-such-program-as-this")
     with pytest.raises(InputError, match="name certificate files"):
         await make_pair(NAME, 30)
 
 
-async def test_an_openssl_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_openssl_is_an_error_with_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certificates, "COMMAND", "openssl req -no-such-flag")
-    with pytest.raises(InputError, match="made no certificate"):
+    with pytest.raises(InputError, match="issued no certificate"):
         await make_pair(NAME, 30)
 
 
-@pytest.mark.parametrize("said", [b"", b"nonsense", b"\xff"])
-def test_what_is_no_certificate_never_ends(said: bytes) -> None:
-    assert ends(said) is None
+@pytest.mark.parametrize("text", [b"", b"nonsense", b"\xff"])
+def test_the_end_of_an_invalid_certificate_is_unknown(text: bytes) -> None:
+    assert ends(text) is None

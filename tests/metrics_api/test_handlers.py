@@ -1,4 +1,4 @@
-"""Lists, tables and watches, as kubectl, client-go and the older clients want them."""
+"""Lists, tables and watches, in the formats of kubectl, client-go and older clients."""
 
 import asyncio
 
@@ -24,11 +24,11 @@ async def shop_with(*names: str, history: int = 1000) -> Shop:
 
 async def test_a_list_is_a_list_of_its_kind() -> None:
     shop = await shop_with("b", "a")
-    found = await shop.listed(PODS)
-    assert (found["kind"], found["apiVersion"]) == ("PodResourceList", "metrics.nvidia.com/v1alpha1")
-    assert [item["metadata"]["name"] for item in found["items"]] == ["a", "b"]
-    newest = max(int(item["metadata"]["resourceVersion"]) for item in found["items"])
-    assert newest == int(found["metadata"]["resourceVersion"])
+    listed = await shop.listed(PODS)
+    assert (listed["kind"], listed["apiVersion"]) == ("PodResourceList", "metrics.nvidia.com/v1alpha1")
+    assert [item["metadata"]["name"] for item in listed["items"]] == ["a", "b"]
+    newest = max(int(item["metadata"]["resourceVersion"]) for item in listed["items"])
+    assert newest == int(listed["metadata"]["resourceVersion"])
 
 
 async def test_an_empty_list_has_items() -> None:
@@ -60,8 +60,8 @@ async def test_selectors(query: str, want: list[str]) -> None:
     assert await shop.names(path) == want
 
 
-async def test_a_list_gives_way_to_others() -> None:
-    """Verbs wait while we write; so we write a slice at a time."""
+async def test_a_list_lets_other_tasks_run() -> None:
+    """Extender calls wait while a list is encoded; so it is encoded in slices."""
     shop = Shop(*(node(f"n{number:04}").cards(1) for number in range(450)))
     await shop.look()
     turns = 0
@@ -70,59 +70,59 @@ async def test_a_list_gives_way_to_others() -> None:
         nonlocal turns
         turns += 1
 
-    shop.reader._breathe = breath
+    shop.handlers._yield_to_loop = breath
     assert len((await shop.listed(NODES))["items"]) == 450
     assert turns == 3
 
 
 @pytest.mark.parametrize("path", [f"{NODES}/nowhere", f"{ROOT}/namespaces/b/podresources/a", f"{OLD_ROOT}/gpupods/a"])
-async def test_what_is_not_there(path: str) -> None:
+async def test_a_missing_object_is_not_found(path: str) -> None:
     shop = await shop_with("a")
-    with pytest.raises(StatusError) as no:
+    with pytest.raises(StatusError) as error:
         shop.get(path)
-    assert (no.value.code, no.value.reason) == (404, "NotFound")
+    assert (error.value.code, error.value.reason) == (404, "NotFound")
 
 
-async def test_tables_have_columns_that_say_something() -> None:
+async def test_tables_have_columns_and_cells() -> None:
     shop = await shop_with("a", "b")
-    found = await shop.listed(NODES, TABLE)
-    names = [column["name"] for column in found["columnDefinitions"]]
-    cells = dict(zip(names, found["rows"][0]["cells"], strict=True))
-    assert (found["kind"], found["apiVersion"]) == ("Table", "meta.k8s.io/v1")
+    listed = await shop.listed(NODES, TABLE)
+    names = [column["name"] for column in listed["columnDefinitions"]]
+    cells = dict(zip(names, listed["rows"][0]["cells"], strict=True))
+    assert (listed["kind"], listed["apiVersion"]) == ("Table", "meta.k8s.io/v1")
     assert cells["Name"] == "n1"
     assert (cells["Cards"], cells["Busy"], cells["Memory"]) == (2, 2, "4/32Mi")
     assert cells["Models"] == "2x Tesla T4"
-    assert found["rows"][0]["object"]["kind"] == "PartialObjectMetadata"
-    assert found["metadata"]["resourceVersion"] == await shop.version(NODES)
+    assert listed["rows"][0]["object"]["kind"] == "PartialObjectMetadata"
+    assert listed["metadata"]["resourceVersion"] == await shop.version(NODES)
     pods = await shop.listed(f"{PODS}?includeObject=Object", TABLE)
     assert pods["rows"][0]["cells"][:7] == ["a", "n1", "Pending", "0", "2Mi", "shared", ""]
     assert pods["rows"][0]["object"]["kind"] == "PodResource"
     assert "object" not in (await shop.listed(f"{PODS}?includeObject=None", TABLE))["rows"][0]
-    one = shop.get(f"{NODES}/n1", TABLE)
-    assert [row["cells"][0] for row in one["rows"]] == ["n1"]
+    table = shop.get(f"{NODES}/n1", TABLE)
+    assert [row["cells"][0] for row in table["rows"]] == ["n1"]
 
 
-async def test_metadata_alone() -> None:
+async def test_partial_object_metadata() -> None:
     shop = await shop_with("a")
     accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-    found = await shop.listed(PODS, accept)
-    assert (found["kind"], found["apiVersion"]) == ("PartialObjectMetadataList", "meta.k8s.io/v1")
-    assert set(found["items"][0]) == {"kind", "apiVersion", "metadata"}
+    listed = await shop.listed(PODS, accept)
+    assert (listed["kind"], listed["apiVersion"]) == ("PartialObjectMetadataList", "meta.k8s.io/v1")
+    assert set(listed["items"][0]) == {"kind", "apiVersion", "metadata"}
 
 
 # ---- watches --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("query", ["", "&resourceVersion=0"], ids=["unset", "0"])
-async def test_a_watch_from_nowhere_begins_with_all_there_is(query: str) -> None:
+async def test_a_watch_without_a_version_begins_with_all_objects(query: str) -> None:
     shop = await shop_with("a", "b")
     watch = shop.watch(f"{PODS}?watch=true{query}")
-    assert await watch.said(2) == [("ADDED", "a"), ("ADDED", "b")]
+    assert await watch.events(2) == [("ADDED", "a"), ("ADDED", "b")]
     await shop.end("default/a")
-    assert await watch.said(1) == [("DELETED", "a")]
+    assert await watch.events(1) == [("DELETED", "a")]
 
 
-async def test_a_watch_goes_on_where_the_list_ended_and_resumes_where_it_broke_off() -> None:
+async def test_a_watch_continues_after_the_list_and_resumes_after_a_disconnect() -> None:
     shop = await shop_with("a")
     watch = shop.watch(f"{PODS}?watch=1&resourceVersion={await shop.version(PODS)}")
     await shop.run("b", 2, 1)
@@ -133,29 +133,29 @@ async def test_a_watch_goes_on_where_the_list_ended_and_resumes_where_it_broke_o
     await shop.look()
     await shop.end("default/a")
     again = shop.watch(f"{PODS}?watch=1&resourceVersion={last['object']['metadata']['resourceVersion']}")
-    assert await again.said(2) == [("MODIFIED", "b"), ("DELETED", "a")]
+    assert await again.events(2) == [("MODIFIED", "b"), ("DELETED", "a")]
 
 
-@pytest.mark.parametrize("said", ["5", "nonsense", "1" * 5000], ids=["anothers", "none", "endless"])
-async def test_a_version_that_is_not_ours_is_expired_at_once(said: str) -> None:
+@pytest.mark.parametrize("version", ["5", "nonsense", "1" * 5000], ids=["another-replicas", "no-number", "too-long"])
+async def test_a_foreign_version_is_expired_at_once(version: str) -> None:
     shop = await shop_with("a")
-    with pytest.raises(StatusError) as no:
-        shop.watch(f"{PODS}?watch=1&resourceVersion={said}")
-    assert (no.value.code, no.value.reason) == (410, "Expired")
+    with pytest.raises(StatusError) as error:
+        shop.watch(f"{PODS}?watch=1&resourceVersion={version}")
+    assert (error.value.code, error.value.reason) == (410, "Expired")
 
 
 async def test_a_version_of_another_replica_is_expired() -> None:
-    one, other = await shop_with("a"), Shop(mark=8)
+    shop, other = await shop_with("a"), Shop(mark=8)
     with pytest.raises(StatusError):
-        one.watch(f"{PODS}?watch=1&resourceVersion={await other.version(PODS)}")
+        shop.watch(f"{PODS}?watch=1&resourceVersion={await other.version(PODS)}")
 
 
-async def test_a_slow_reader_is_cut_off_and_never_robbed() -> None:
+async def test_a_slow_watch_is_ended_and_never_misses_a_change() -> None:
     shop = await shop_with("a", history=5)
     watch = shop.watch(f"{PODS}?watch=1&resourceVersion={await shop.version(PODS)}")
     shop.rig.change("a", status={"phase": "Running"})
     await shop.look()
-    assert await watch.said(1) == [("MODIFIED", "a")]
+    assert await watch.events(1) == [("MODIFIED", "a")]
     for number in range(8):
         await shop.run(f"n{number}", 1, 1)
     (last,) = await watch.rest()
@@ -166,7 +166,7 @@ async def test_initial_events_end_with_a_bookmark() -> None:
     shop = await shop_with("a")
     query = "watch=1&sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan"
     watch = shop.watch(f"{PODS}?{query}")
-    assert await watch.said(1) == [("ADDED", "a")]
+    assert await watch.events(1) == [("ADDED", "a")]
     mark = await watch.next()
     assert (mark["type"], mark["object"]["kind"]) == ("BOOKMARK", "PodResource")
     metadata = mark["object"]["metadata"]
@@ -174,25 +174,25 @@ async def test_initial_events_end_with_a_bookmark() -> None:
     assert metadata["resourceVersion"] == await shop.version(PODS)
 
 
-async def test_without_initial_events_only_what_is_new_is_told() -> None:
+async def test_without_initial_events_only_changes_are_sent() -> None:
     shop = await shop_with("a")
     watch = shop.watch(f"{PODS}?watch=1&sendInitialEvents=false")
     await shop.run("b", 2, 1)
-    assert await watch.said(1) == [("ADDED", "b")]
+    assert await watch.events(1) == [("ADDED", "b")]
 
 
 @pytest.mark.parametrize(
-    ("query", "count"), [("&allowWatchBookmarks=true", 1), ("", 0)], ids=["who-wants-them", "who-does-not"]
+    ("query", "count"), [("&allowWatchBookmarks=true", 1), ("", 0)], ids=["requested", "not-requested"]
 )
 async def test_bookmarks_come_while_nothing_happens(query: str, count: int) -> None:
     shop = await shop_with("a")
-    shop.reader.bookmark = 0.001
+    shop.handlers.bookmark = 0.001
     version = await shop.version(PODS)
     watch = shop.watch(f"{PODS}?watch=1&resourceVersion={version}{query}")
     async with asyncio.timeout(1):
         if count:
             assert (await watch.next())["object"]["metadata"]["resourceVersion"] == version
-        shop.window.send_home()
+        shop.projection.close_watches()
         rest = await watch.rest()
     assert all(event["type"] == "BOOKMARK" for event in rest)
     assert bool(rest) <= bool(count)
@@ -201,14 +201,14 @@ async def test_bookmarks_come_while_nothing_happens(query: str, count: int) -> N
 @pytest.mark.parametrize("query", ["", "&labelSelector=app=none"], ids=["events-for-all", "events-for-others"])
 async def test_bookmarks_come_while_much_happens(query: str) -> None:
     shop = await shop_with("a")
-    shop.reader.bookmark = 0.05
+    shop.handlers.bookmark = 0.05
     version = await shop.version(PODS)
     watch = shop.watch(f"{PODS}?watch=1&allowWatchBookmarks=true&resourceVersion={version}{query}")
     busy = asyncio.create_task(keep_busy(shop))
     async with asyncio.timeout(2):
         while (event := await watch.next())["type"] != "BOOKMARK":
             pass
-    assert not busy.done(), "it did not wait for quiet"
+    assert not busy.done(), "bookmarks do not wait for a pause in changes"
     assert int(event["object"]["metadata"]["resourceVersion"]) > int(version)
     busy.cancel()
     await asyncio.gather(busy, return_exceptions=True)
@@ -228,37 +228,37 @@ async def test_a_watch_ends_although_it_never_catches_up(seconds: int, stops: bo
     watch = shop.watch(f"{PODS}?watch=1&timeoutSeconds={seconds}&resourceVersion={await shop.version(PODS)}")
 
     async def breath() -> None:
-        """While one chunk is written, the next comes."""
-        shop.rig.change("a", metadata={"labels": {"n": str(shop.window.pods.version)}})
+        """While one chunk is written, the next changes arrive."""
+        shop.rig.change("a", metadata={"labels": {"n": str(shop.projection.pods.version)}})
         await shop.look()
         if stops:
-            shop.window.send_home()
+            shop.projection.close_watches()
         await asyncio.sleep(0.01)
 
-    shop.reader._breathe = breath
+    shop.handlers._yield_to_loop = breath
     await breath()
     async with asyncio.timeout(3):
         assert bool(await watch.rest()) is not stops
 
 
-async def test_whoever_resumes_far_behind_gives_way_to_others() -> None:
+async def test_a_watch_that_resumes_far_behind_lets_other_tasks_run() -> None:
     shop = await shop_with("a")
     version = await shop.version(PODS)
     for number in range(250):
-        shop.window.pods.put(("default", f"p{number:03}"), str(number), {"metadata": {"name": f"p{number:03}"}})
+        shop.projection.pods.put(("default", f"p{number:03}"), str(number), {"metadata": {"name": f"p{number:03}"}})
     turns = 0
 
     async def breath() -> None:
         nonlocal turns
         turns += 1
 
-    shop.reader._breathe = breath
+    shop.handlers._yield_to_loop = breath
     watch = shop.watch(f"{PODS}?watch=1&resourceVersion={version}&labelSelector=app=none&timeoutSeconds=1")
     assert await watch.rest() == []
     assert turns == 3
 
 
-async def test_a_watch_ends_in_its_time() -> None:
+async def test_a_watch_ends_after_its_timeout() -> None:
     shop = await shop_with("a")
     watch = shop.watch(f"{PODS}?watch=1&timeoutSeconds=1")
     began = asyncio.get_running_loop().time()
@@ -266,7 +266,7 @@ async def test_a_watch_ends_in_its_time() -> None:
     assert 0.9 < asyncio.get_running_loop().time() - began < 5
 
 
-async def test_selectors_turn_changes_into_comings_and_goings() -> None:
+async def test_selectors_turn_changes_into_added_and_deleted_events() -> None:
     shop = await shop_with("a")
     version = await shop.version(PODS)
     watch = shop.watch(f"{PODS}?watch=1&resourceVersion={version}&fieldSelector=status.phase=Running")
@@ -274,7 +274,7 @@ async def test_selectors_turn_changes_into_comings_and_goings() -> None:
     await shop.look()
     shop.rig.change("a", status={"phase": "Pending"})
     await shop.look()
-    assert await watch.said(2) == [("ADDED", "a"), ("DELETED", "a")]
+    assert await watch.events(2) == [("ADDED", "a"), ("DELETED", "a")]
 
 
 async def test_a_watched_table_has_one_row_per_event() -> None:
@@ -316,7 +316,7 @@ async def test_the_stream_of_v0_2(path: str, kind: str) -> None:
     assert first["Type"] == "SYNCED"
 
 
-async def test_the_old_stream_just_ends_for_who_is_too_slow() -> None:
+async def test_the_old_stream_just_ends_for_a_slow_watch() -> None:
     shop = await shop_with("a", history=3)
     watch = shop.watch(f"{PODS}?watch=true&events=v0.1")
     await watch.next()

@@ -1,4 +1,4 @@
-"""The objects: what nodes and pods show of their cards, in the words of v0.1 and in ours."""
+"""The objects of nodes and pods, with the keys of v0.1 and gputile's own."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ async def shown(shop: Shop, path: str) -> Json:
 async def test_a_node_has_all_the_fields_of_v0_1() -> None:
     shop = Shop(node("n1").card("Tesla T4", 16, pci="0000:3b:00.0").card("A100", 40))
     await shop.run("web", 8)
-    found = shop.get(f"{ROOT}/gpuinfos/n1")
+    body = shop.get(f"{ROOT}/gpuinfos/n1")
     card = {
         "device_id": "GPU-n1-0",
         "device_brand": "BRAND_TESLA",
@@ -28,8 +28,8 @@ async def test_a_node_has_all_the_fields_of_v0_1() -> None:
         "device_busid": "0000:3b:00.0",
         "device_node": "n1",
     }
-    spec, status = found["spec"], found["status"]
-    assert (found["kind"], found["apiVersion"]) == ("GpuInfo", "metrics.nvidia.com/v1alpha1")
+    spec, status = body["spec"], body["status"]
+    assert (body["kind"], body["apiVersion"]) == ("GpuInfo", "metrics.nvidia.com/v1alpha1")
     assert spec["device_node"] == "n1"
     assert spec["device_infos"]["GPU-n1-0"] == card
     assert spec["device_models"] == {"tesla t4": ["GPU-n1-0"], "a100": ["GPU-n1-1"]}
@@ -37,39 +37,41 @@ async def test_a_node_has_all_the_fields_of_v0_1() -> None:
     assert spec["report_time"].startswith("2023-11-14T22:13:20")
     assert (status["node_health"], status["node_last_health_time"]) == ("UnKnow", "UnKnow")
     assert status["cards"][0]["memory"] == {"total": 16, "held": 8}
-    assert [one["tenants"] for one in status["cards"]] == [1, 0]
+    assert [card["tenants"] for card in status["cards"]] == [1, 0]
 
 
-async def test_a_pod_has_all_the_fields_of_v0_1_and_what_it_holds() -> None:
+async def test_a_pod_has_all_the_fields_of_v0_1_and_its_allocation() -> None:
     shop = Shop()
     await shop.run("web", 8, labels={"app": "web"})
-    found = shop.get(f"{ROOT}/namespaces/default/podresources/web")
-    (container,) = found["spec"]["containers_device"]
+    body = shop.get(f"{ROOT}/namespaces/default/podresources/web")
+    (container,) = body["spec"]["containers_device"]
     (tile,) = container["device_info"]
-    assert (found["spec"]["pod_name"], found["spec"]["pod_namespace"]) == ("web", "default")
+    assert (body["spec"]["pod_name"], body["spec"]["pod_namespace"]) == ("web", "default")
     assert container["container_name"] == "c0"
     assert (tile["device_id"], tile["device_model"], tile["device_node"]) == ("GPU-n1-0", "Tesla T4", "n1")
     assert (tile["index"], tile["memory"], tile["cores"]) == (0, 8, 0)
-    assert "use" not in tile, "what is not known is absent"
-    assert found["status"]["last_changed_time"].startswith("2023-11-14T22:13:20")
-    assert found["metadata"]["labels"] == {"app": "web"}
-    assert found["metadata"]["uid"] == "uid-web"
+    assert "use" not in tile, "unknown values are absent"
+    assert body["status"]["last_changed_time"].startswith("2023-11-14T22:13:20")
+    assert body["metadata"]["labels"] == {"app": "web"}
+    assert body["metadata"]["uid"] == "uid-web"
 
 
-async def test_live_use_is_shown_where_the_agent_tells_it() -> None:
+async def test_usage_is_shown_where_the_agent_reports_it() -> None:
     shop = Shop()
     await shop.run("web")
     before = await shop.version(f"{ROOT}/podresources")
-    said = write_usage({"uid-web": {"c0": {"GPU-n1-0": CardUsage(5), "GPU-n1-1": CardUsage()}}}, ["GPU-n1-0"])
-    for renewed in ("2023-11-14T22:13:18Z", "2023-11-14T22:13:21Z"):  # one that was never renewed may be an old one
-        shop.rig.api.add_lease("n1", {USE: said}, holderIdentity="n1", leaseDurationSeconds=9, renewTime=renewed)
+    usage = write_usage({"uid-web": {"c0": {"GPU-n1-0": CardUsage(5), "GPU-n1-1": CardUsage()}}}, ["GPU-n1-0"])
+    for renewed in ("2023-11-14T22:13:18Z", "2023-11-14T22:13:21Z"):  # a Lease that was never renewed may be stale
+        shop.rig.api.add_lease("n1", {USE: usage}, holderIdentity="n1", leaseDurationSeconds=9, renewTime=renewed)
         await shop.look()
-    found = shop.get(f"{ROOT}/namespaces/default/podresources/web")
-    assert found["spec"]["containers_device"][0]["device_info"][0]["use"] == {"memory": 5}
+    body = shop.get(f"{ROOT}/namespaces/default/podresources/web")
+    assert body["spec"]["containers_device"][0]["device_info"][0]["use"] == {"memory": 5}
     table = shop.get(f"{ROOT}/namespaces/default/podresources/web", TABLE)
     assert "5Mi" in table["rows"][0]["cells"]
     await shop.look()
-    assert await shop.version(f"{ROOT}/podresources") == before, "use changes all the time; it is told, and is no event"
+    assert await shop.version(f"{ROOT}/podresources") == before, (
+        "usage changes all the time; it is shown, and causes no event"
+    )
 
 
 async def test_v0_2_has_its_own_names() -> None:
@@ -80,11 +82,11 @@ async def test_v0_2_has_its_own_names() -> None:
     assert (pod["kind"], pod["spec"]["node_name"]) == ("GpuPod", "n1")
     assert (info["kind"], info["spec"]["device_busy"]) == ("GpuNode", ["GPU-n1-0"])
     assert (info["status"]["node"], info["status"]["health"]) == ("n1", "False")
-    assert info["status"]["message"] == "no agent of ours is on the node"
+    assert info["status"]["message"] == "no gputile agent on the node"
     assert {"last_health_time", "last_transition_time"} <= set(info["status"])
 
 
-async def test_pods_come_and_go_with_their_containers() -> None:
+async def test_pods_are_shown_from_grant_to_end() -> None:
     shop = Shop()
     await shop.run("web")
     assert await shop.names(f"{ROOT}/podresources") == ["web"]
@@ -97,11 +99,11 @@ async def test_pods_come_and_go_with_their_containers() -> None:
     assert shop.get(f"{ROOT}/gpuinfos/n1")["spec"]["device_busy"] == []
 
 
-async def test_what_holds_no_card_is_not_shown() -> None:
+async def test_pods_and_nodes_without_cards_are_not_shown() -> None:
     shop = Shop(node("n1").cards(1), node("cpu-only"))
     shop.rig.arrive({"cpu": 1}, name="plain", on="n1")
     shop.rig.arrive({"gputile.io/gpu": 1}, name="waits")
-    shop.window.all_changed()
+    shop.projection.all_changed()
     await shop.look()
     assert await shop.names(f"{ROOT}/podresources") == []
     assert await shop.names(f"{ROOT}/gpuinfos") == ["n1"]
@@ -114,11 +116,11 @@ async def test_a_pod_of_the_same_name_is_another_pod() -> None:
     shop.rig.api.delete_pod("default/web")
     shop.rig.api.add_pod(held("web", uid="uid-later"))
     await shop.look()
-    assert await watch.said(2) == [("DELETED", "web"), ("ADDED", "web")]
+    assert await watch.events(2) == [("DELETED", "web"), ("ADDED", "web")]
     assert shop.get(f"{ROOT}/namespaces/default/podresources/web")["metadata"]["uid"] == "uid-later"
 
 
-async def test_a_node_that_goes_and_a_card_that_falls_ill() -> None:
+async def test_a_deleted_node_and_an_unhealthy_card() -> None:
     shop = Shop()
     await shop.look()
     shop.rig.api.add_node(node("n2").cards(1, healthy=False, reason="XID 79").manifest())
@@ -130,14 +132,14 @@ async def test_a_node_that_goes_and_a_card_that_falls_ill() -> None:
     assert await shop.names(f"{ROOT}/gpuinfos") == ["n1"]
 
 
-async def test_an_agents_life_is_the_nodes_health() -> None:
+async def test_the_agents_liveness_is_the_nodes_health() -> None:
     shop = Shop()
     shop.rig.api.add_lease("n1", holderIdentity="n1", leaseDurationSeconds=9, renewTime="2023-11-14T22:13:18.5Z")
     status = (await shown(shop, "gpuinfos/n1"))["status"]
     assert (status["node_health"], status["node_last_health_time"]) == ("True", "2023-11-14T22:13:18.5Z")
     shop.now += 60
     shop.rig.wait(10)
-    shop.window.touched(["n1"])
+    shop.projection.touched(["n1"])
     status = (await shown(shop, "gpuinfos/n1"))["status"]
     assert status["node_health"] == "False"
     assert status["node_last_transition_time"].startswith("2023-11-14T22:14:20")
@@ -145,7 +147,7 @@ async def test_an_agents_life_is_the_nodes_health() -> None:
     assert (await shown(shop, "gpuinfos/n1"))["status"]["node_health"] == "True"
 
 
-async def test_a_heartbeat_alone_is_told_and_is_no_event() -> None:
+async def test_a_heartbeat_alone_is_shown_and_causes_no_event() -> None:
     shop = Shop()
     shop.rig.api.add_lease("n1", holderIdentity="n1", leaseDurationSeconds=9, renewTime="2023-11-14T22:13:18Z")
     await shop.look()
@@ -156,46 +158,46 @@ async def test_a_heartbeat_alone_is_told_and_is_no_event() -> None:
     assert await shop.version(f"{ROOT}/gpuinfos") == before
 
 
-async def test_a_list_heals_what_no_watch_told() -> None:
+async def test_a_list_repairs_what_the_watch_missed() -> None:
     shop = Shop(pods=(held("stays"), held("goes", 4, 1)))
     await shop.look()
     del shop.rig.api.pods["default/goes"]
     shop.rig.relist()
-    shop.window.all_changed()
+    shop.projection.all_changed()
     await shop.look()
     assert await shop.names(f"{ROOT}/podresources") == ["stays"]
 
 
-async def test_it_is_whole_after_the_first_look_that_began_when_nodes_and_pods_were_listed() -> None:
+async def test_it_is_complete_after_the_first_refresh_that_began_when_nodes_and_pods_were_listed() -> None:
     shop = Shop(pods=(held("web"),))
     await shop.look()
-    found = [shop.window.is_whole]  # the nodes are listed, the pods may be on their way
-    shop.window.all_changed(is_last=True)
-    found.append(shop.window.is_whole)
-    await shop.window.refresh()
-    found.append(shop.window.is_whole)
-    shop.window.all_changed()
-    found.append(shop.window.is_whole)  # what is new from now on is told as events
-    assert found == [False, False, True, True]
+    complete = [shop.projection.is_complete]  # the nodes are listed, the pods not yet
+    shop.projection.all_changed(is_last=True)
+    complete.append(shop.projection.is_complete)
+    await shop.projection.refresh()
+    complete.append(shop.projection.is_complete)
+    shop.projection.all_changed()
+    complete.append(shop.projection.is_complete)  # later changes arrive as events
+    assert complete == [False, False, True, True]
 
 
-async def test_a_look_that_began_before_the_pods_were_listed_does_not_make_it_whole() -> None:
+async def test_a_refresh_that_began_before_the_pods_were_listed_does_not_make_it_complete() -> None:
     shop = Shop(*(node(f"n{number:03}").cards(1) for number in range(60)))
-    looking = asyncio.create_task(shop.window.refresh())
+    looking = asyncio.create_task(shop.projection.refresh())
     await asyncio.sleep(0)
     assert not looking.done()
-    shop.window.all_changed(is_last=True)
+    shop.projection.all_changed(is_last=True)
     await looking
-    found = [shop.window.is_whole]
-    await shop.window.refresh()
-    assert [*found, shop.window.is_whole] == [False, True]
+    complete = [shop.projection.is_complete]
+    await shop.projection.refresh()
+    assert [*complete, shop.projection.is_complete] == [False, True]
 
 
-async def test_the_window_looks_again_by_itself() -> None:
+async def test_the_projection_refreshes_by_itself() -> None:
     shop = Shop()
-    running = asyncio.create_task(shop.window.run())
+    running = asyncio.create_task(shop.projection.run())
     async with asyncio.timeout(2):
-        while not len(shop.window.nodes):
+        while not len(shop.projection.nodes):
             await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -213,5 +215,5 @@ async def test_the_window_looks_again_by_itself() -> None:
         ("", "BRAND_UNKNOWN"),
     ],
 )
-def test_brands_are_told_from_names(model: str, want: str) -> None:
+def test_brands_are_derived_from_names(model: str, want: str) -> None:
     assert brand(model) == want

@@ -1,4 +1,4 @@
-"""What is asked, read from path, query and headers; and what is not understood is answered with a reason."""
+"""Requests parsed from path, query and headers; an invalid one is an error with a reason."""
 
 import re
 from typing import Any
@@ -38,7 +38,7 @@ GROUP, VERSION = "metrics.nvidia.com", "v1alpha1"
         pytest.param("/api/v1/pods/x", None, id="not-below-apis"),
     ],
 )
-def test_places(path: str, want: RequestInfo | None) -> None:
+def test_request_info_of_paths(path: str, want: RequestInfo | None) -> None:
     assert read_request_info(path) == want
 
 
@@ -68,7 +68,7 @@ def test_verbs(path: str, want: tuple[str, str, str]) -> None:
         pytest.param("/", id="nothing"),
     ],
 )
-def test_what_is_not_here(path: str) -> None:
+def test_unknown_resources(path: str) -> None:
     assert read_list_options(request(path)) is None
 
 
@@ -91,7 +91,7 @@ def test_old_events(path: str, accept: str, is_old: bool) -> None:
     [
         pytest.param("", ResponseFormat(), id="anything"),
         pytest.param("application/json", ResponseFormat(), id="json"),
-        pytest.param("application/vnd.kubernetes.protobuf,application/json", ResponseFormat(), id="rather-protobuf"),
+        pytest.param("application/vnd.kubernetes.protobuf,application/json", ResponseFormat(), id="protobuf-preferred"),
         pytest.param(TABLE, ResponseFormat("Table", "v1"), id="a-table"),
         pytest.param(
             "application/json;as=Table;v=v1beta1;g=meta.k8s.io", ResponseFormat("Table", "v1beta1"), id="an-old-table"
@@ -106,21 +106,21 @@ def test_old_events(path: str, accept: str, is_old: bool) -> None:
         ),
     ],
 )
-def test_what_is_accepted(accept: str, want: ResponseFormat) -> None:
+def test_accept_headers(accept: str, want: ResponseFormat) -> None:
     assert read_response_format(accept) == want
 
 
 @pytest.mark.parametrize(
     ("path", "accept", "code"),
     [
-        pytest.param(f"{ROOT}/gpuinfos?timeoutSeconds=soon", "", 400, id="a-time-that-is-none"),
+        pytest.param(f"{ROOT}/gpuinfos?timeoutSeconds=soon", "", 400, id="an-invalid-timeout"),
         pytest.param(f"{ROOT}/gpuinfos?fieldSelector=spec.colour=red", "", 400, id="an-unknown-field"),
-        pytest.param(f"{ROOT}/gpuinfos?labelSelector=a+b", "", 400, id="a-selector-that-is-none"),
+        pytest.param(f"{ROOT}/gpuinfos?labelSelector=a+b", "", 400, id="an-invalid-selector"),
         pytest.param(f"{ROOT}/gpuinfos?fieldSelector={',' * 5000}", "", 400, id="a-selector-that-is-too-long"),
         pytest.param(f"{ROOT}/gpuinfos", "application/yaml", 406, id="only-yaml"),
     ],
 )
-def test_what_cannot_be_understood(path: str, accept: str, code: int) -> None:
+def test_invalid_requests(path: str, accept: str, code: int) -> None:
     with pytest.raises(StatusError) as no:
         ask(path, accept)
     assert no.value.code == code
@@ -172,21 +172,21 @@ def test_labels(text: str, matches: bool) -> None:
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        pytest.param("pool=big)", "cannot be understood", id="a-parenthesis-too-many"),
-        pytest.param("pool in (a,b", "cannot be understood", id="a-parenthesis-too-few"),
-        pytest.param("size>big", "compare with a whole number", id="more-than-a-word"),
-        pytest.param("size>", "compare with a whole number", id="more-than-nothing"),
-        pytest.param("size<" + "9" * 19, "compare with a whole number", id="less-than-what-fits-into-64-bits"),
-        pytest.param("size<" + "9" * 4090, "compare with a whole number", id="less-than-what-nobody-can-read"),
-        pytest.param("size>=4", "cannot be understood", id="at-least"),
-        pytest.param("a=b>1", "cannot be understood", id="two-in-one"),
-        pytest.param("a," * 100 + "a", "101 terms; write at most 100", id="too-many-terms"),
-        pytest.param("a" * 4097, "4097 characters; write at most 4096", id="too-long"),
+        pytest.param("pool=big)", ": invalid; write it as in `pool=a100`", id="a-parenthesis-too-many"),
+        pytest.param("pool in (a,b", ": invalid; write it as in `pool=a100`", id="a-parenthesis-too-few"),
+        pytest.param("size>big", "compare with a whole number", id="greater-than-a-word"),
+        pytest.param("size>", "compare with a whole number", id="greater-than-nothing"),
+        pytest.param("size<" + "9" * 19, "compare with a whole number", id="less-than-a-number-beyond-64-bits"),
+        pytest.param("size<" + "9" * 4090, "compare with a whole number", id="less-than-a-number-of-4090-digits"),
+        pytest.param("size>=4", ": invalid; write it as in `pool=a100`", id="greater-or-equal"),
+        pytest.param("a=b>1", ": invalid; write it as in `pool=a100`", id="two-operators-in-one-term"),
+        pytest.param("a," * 100 + "a", "101 terms are too many; write at most 100", id="too-many-terms"),
+        pytest.param("a" * 4097, "4097 characters are too many; write at most 4096", id="too-long"),
         pytest.param("," * 4096, "4097 terms", id="nothing-but-commas"),
-        pytest.param("a (" * 1000 + ",", "cannot be understood", id="nothing-but-parentheses"),
+        pytest.param("a (" * 1000 + ",", ": invalid; write it as in `pool=a100`", id="nothing-but-parentheses"),
     ],
 )
-def test_selectors_that_cannot_be_used_say_why(text: str, hint: str) -> None:
+def test_invalid_selectors_are_errors_with_a_hint(text: str, hint: str) -> None:
     with pytest.raises(BadSelector, match=re.escape(hint)):
         selectors.labels(text)
 
@@ -194,7 +194,7 @@ def test_selectors_that_cannot_be_used_say_why(text: str, hint: str) -> None:
 @pytest.mark.parametrize(
     "text", ["," * 60_000, "(" * 60_000, "metadata.name=a," * 4000], ids=["commas", "open", "names"]
 )
-def test_a_long_selector_is_never_taken_apart(text: str) -> None:
+def test_a_long_selector_is_never_parsed(text: str) -> None:
     for read in (selectors.labels, selectors.fields, selectors.only_name):
         with pytest.raises(BadSelector, match="write at most 4096"):
             read(text)

@@ -1,4 +1,4 @@
-"""A history that is bounded, and never has a hole."""
+"""The watch cache: its log is bounded, and no watch misses a change."""
 
 import asyncio
 
@@ -20,10 +20,10 @@ def put(collection: WatchCache, name: str, value: int = 0, uid: str = "") -> boo
 
 @examples(200)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), max_size=40), st.integers(1, 10))
-def test_whoever_resumes_ends_with_what_is_there_or_is_told_that_it_cannot(
+def test_a_resumed_watch_ends_with_the_present_objects_or_is_expired(
     steps: list[tuple[str, int]], history: int
 ) -> None:
-    """Value 3 is the object's end. A reader may have stopped after any step."""
+    """Value 3 deletes the object. A watch may have stopped after any step."""
     collection = made(history)
     seen: list[tuple[int, dict[Key, object]]] = [(collection.version, {})]
     for name, value in steps:
@@ -46,14 +46,14 @@ def test_whoever_resumes_ends_with_what_is_there_or_is_told_that_it_cannot(
         assert known == {item.key: item.body for item in collection.items()}
 
 
-def test_what_is_the_same_is_no_change() -> None:
+def test_an_equal_object_is_not_a_change() -> None:
     collection = made()
     assert put(collection, "a")
     assert not put(collection, "a")
     assert collection.version == 1001
 
 
-def test_another_object_of_the_same_name_is_an_end_and_a_beginning() -> None:
+def test_another_object_of_the_same_name_is_deleted_and_added() -> None:
     collection = made()
     put(collection, "a", uid="first")
     put(collection, "a", uid="second")
@@ -67,7 +67,7 @@ def test_a_version_fits_into_63_bits_for_a_long_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         pytest.param(made(mark=8).written(1000), id="another-replicas"),
         pytest.param("abc", id="no-number"),
@@ -77,13 +77,13 @@ def test_a_version_fits_into_63_bits_for_a_long_time() -> None:
         pytest.param("٣", id="digits-of-another-script"),
     ],
 )
-def test_what_is_not_ours_is_gone(said: str) -> None:
+def test_a_foreign_version_is_expired(text: str) -> None:
     with pytest.raises(ResourceExpired):
-        made().read(said)
+        made().read(text)
 
 
 @pytest.mark.parametrize("version", [999, 1002], ids=["before-our-time", "in-the-future"])
-def test_what_never_was_is_gone(version: int) -> None:
+def test_a_version_outside_the_log_is_expired(version: int) -> None:
     collection = made()
     put(collection, "a")
     assert collection.read(collection.written(1001)) == 1001
@@ -91,7 +91,7 @@ def test_what_never_was_is_gone(version: int) -> None:
         collection.since(version)
 
 
-async def test_nothing_is_missed_between_looking_and_waiting() -> None:
+async def test_no_change_is_missed_between_reading_and_waiting() -> None:
     collection = made()
     news = collection.news
     put(collection, "a")
@@ -100,5 +100,5 @@ async def test_nothing_is_missed_between_looking_and_waiting() -> None:
     waits = asyncio.ensure_future(collection.news())
     await asyncio.sleep(0)
     assert not waits.done()
-    collection.send_home()
+    collection.close_watches()
     await waits

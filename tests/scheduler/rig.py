@@ -273,7 +273,7 @@ class Rig:
     def apply(self, done: Iterable[Instruction]) -> None:
         done = list(done)
         if any(type(one).__name__ == "Freed" for one in done):
-            self.pending_pods.room_appeared()
+            self.pending_pods.capacity_freed()
         self.reconciler.apply(done)
 
     # ---- kube-scheduler ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""One replica put together, on a cluster in memory: from a pod's creation to the book that shows it bound."""
+"""One replica put together, on a cluster in memory: from a pod's creation to its confirmed bind in the ledger."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ def settings(**more: Any) -> Settings:
 
 
 class Replica:
-    """A running process, and a client that asks it over HTTP."""
+    """A running process, and an HTTP client of it."""
 
     def __init__(self, process: SchedulerApp, api: ScriptedApi, http: aiohttp.ClientSession) -> None:
         self.process, self.api, self.http = process, api, http
@@ -84,7 +84,7 @@ def bind_body(name: str, to: str = "n1") -> Json:
     return {"PodName": name, "PodNamespace": "default", "PodUID": f"uid-{name}", "Node": to}
 
 
-async def test_a_pods_walk() -> None:
+async def test_a_pod_is_filtered_bound_confirmed_and_deleted() -> None:
     async with running(cluster()) as replica:
         api, process = replica.api, replica.process
         await replica.until(process.is_synced)
@@ -99,10 +99,10 @@ async def test_a_pods_walk() -> None:
         assert len(api.bindings) == 1
         api.delete_pod("default/web-0")
         await replica.until(lambda: replica.state("uid-web-0") is None)
-        assert [room.memory for room in process.ledger.fleet.view("n1").free_by_card] == [16, 16]
+        assert [free.memory for free in process.ledger.fleet.view("n1").free_by_card] == [16, 16]
 
 
-async def test_a_cluster_that_others_filled_is_booked_after_one_list() -> None:
+async def test_a_cluster_filled_by_other_schedulers_is_in_the_ledger_after_one_list() -> None:
     hami = pod(
         {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3},
         annotations={"hami.io/vgpu-devices-allocated": "GPU-n1-1,NVIDIA,3,0:;"},
@@ -116,14 +116,14 @@ async def test_a_cluster_that_others_filled_is_booked_after_one_list() -> None:
         await replica.until(replica.process.is_synced)
         await replica.until(lambda: replica.api.patches)
         await asyncio.sleep(0.01)
-        free = [room.memory for room in replica.process.ledger.fleet.view("n1").free_by_card]
+        free = [free.memory for free in replica.process.ledger.fleet.view("n1").free_by_card]
         assert sorted(free) in ([3, 13], [8, 8])
         assert sum(free) == 16
         replica.process.ledger.check()
 
 
 class Slow(ScriptedApi):
-    """Its pods are not told before the gate opens."""
+    """An API server that lists no pods before the gate opens."""
 
     def __init__(self, *nodes: NodeBuilder) -> None:
         super().__init__([one.manifest() for one in nodes])
@@ -138,12 +138,12 @@ class Slow(ScriptedApi):
         return self._late()
 
 
-async def test_ready_only_when_the_cluster_has_been_seen() -> None:
+async def test_ready_only_after_nodes_and_pods_are_listed() -> None:
     api = Slow(node("n1").cards(1, size=16))
     async with running(api) as replica:
         await replica.until(lambda: len(replica.process.ledger.fleet))
         assert await replica.ask("/healthz") == (200, "ok")
-        assert await replica.ask("/readyz") == (503, "not all pods have been seen yet")
+        assert await replica.ask("/readyz") == (503, "not synced: the list of pods is incomplete")
         assert not replica.process.may_write()
         api.add_pod(pod(tile(8), uid="uid-web-0"))
         _, answer = await replica.ask("/filter", filter_body(api, "web-0"))
@@ -155,19 +155,19 @@ async def test_ready_only_when_the_cluster_has_been_seen() -> None:
     assert replica.process.why_not_ready() == "stopping"
 
 
-class Told(ScriptedApi):
-    """Its watch of pods says what the test says."""
+class ScriptedWatch(ScriptedApi):
+    """An API server whose watch of pods delivers the updates of the test."""
 
     def __init__(self, *nodes: NodeBuilder) -> None:
         super().__init__([one.manifest() for one in nodes])
-        self.said: asyncio.Queue[WatchUpdate[Pod]] = asyncio.Queue()
+        self.updates: asyncio.Queue[WatchUpdate[Pod]] = asyncio.Queue()
 
-    async def _say(self) -> AsyncIterator[WatchUpdate[Pod]]:
+    async def _deliver(self) -> AsyncIterator[WatchUpdate[Pod]]:
         while True:
-            yield await self.said.get()
+            yield await self.updates.get()
 
     def follow_pods(self) -> AsyncIterator[WatchUpdate[Pod]]:
-        return self._say()
+        return self._deliver()
 
 
 @pytest.mark.parametrize(
@@ -183,22 +183,22 @@ async def test_a_watch_that_stays_broken_is_not_ready(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(module, "time", _Time(clock))
-    api = Told(node("n1").card())
+    api = ScriptedWatch(node("n1").card())
     async with running(api) as replica:
         process = replica.process
-        api.said.put_nowait(Snapshot(()))
+        api.updates.put_nowait(Snapshot(()))
         await replica.until(process.is_synced)
-        api.said.put_nowait(WatchFailed("timed out"))
+        api.updates.put_nowait(WatchFailed("timed out"))
         await replica.until(lambda: process.metrics.registry.get_sample_value(*TROUBLES) == 1)
         assert process.why_not_ready() == ""
         clock.now += STALE / 2
-        api.said.put_nowait(WatchFailed("timed out"))
+        api.updates.put_nowait(WatchFailed("timed out"))
         await replica.until(lambda: process.metrics.registry.get_sample_value(*TROUBLES) == 2)
         clock.now += STALE / 2 + 1
         assert process.why_not_ready() == "the watch of pods is broken"
         assert await replica.ask("/readyz") == (503, "the watch of pods is broken")
-        assert process.is_synced(), "what was told stands"
-        api.said.put_nowait(healing)
+        assert process.is_synced(), "the listed state stays"
+        api.updates.put_nowait(healing)
         await replica.until(lambda: not process.why_not_ready())
 
 
@@ -212,29 +212,29 @@ class _Time:
         self.monotonic, self.time_ns = clock, lambda: int(clock.now * 1e9)
 
 
-async def test_an_object_that_cannot_be_read_is_counted_and_harms_nobody() -> None:
-    api = Told(node("n1").card())
+async def test_an_undecodable_object_is_counted_and_affects_no_other() -> None:
+    api = ScriptedWatch(node("n1").card())
     async with running(api) as replica:
         process = replica.process
-        api.said.put_nowait(Snapshot(()))
-        api.said.put_nowait(Undecodable("Pod default/odd", "spec is a list"))
+        api.updates.put_nowait(Snapshot(()))
+        api.updates.put_nowait(Undecodable("Pod default/odd", "spec is a list"))
         name = "gputile_undecodable_objects_total"
         await replica.until(lambda: process.metrics.registry.get_sample_value(name) == 1)
         assert process.why_not_ready() == ""
 
 
-async def test_stopping_finishes_the_bind_in_flight_and_then_lets_go_of_the_lease() -> None:
-    story: list[str] = []
+async def test_stopping_finishes_the_bind_in_flight_and_then_releases_the_lease() -> None:
+    history: list[str] = []
 
     class Watched(SingleReplica):
         async def run(self) -> None:
             try:
                 await super().run()
             finally:
-                story.append("cancelled")
+                history.append("cancelled")
 
         async def step_down(self, *, release: bool) -> None:
-            story.append("stepped down")
+            history.append("stepped down")
 
     api = cluster()
     gate = api.gates["bind"] = asyncio.Event()
@@ -246,19 +246,19 @@ async def test_stopping_finishes_the_bind_in_flight_and_then_lets_go_of_the_leas
         await replica.until(lambda: api.bindings)
         replica.stop.set()
         await replica.until(lambda: replica.process.why_not_ready() == "stopping")
-        assert story == []
+        assert history == []
         gate.set()
         assert await bind == (200, {"Error": ""})
     assert api.pods["default/web-0"]["spec"]["nodeName"] == "n1"
-    assert sorted(story) == ["cancelled", "stepped down"]
+    assert sorted(history) == ["cancelled", "stepped down"]
 
 
-async def test_stopping_finishes_a_bind_whose_caller_has_gone() -> None:
-    story: list[str] = []
+async def test_stopping_finishes_a_bind_whose_client_disconnected() -> None:
+    history: list[str] = []
 
     class Watched(SingleReplica):
         async def step_down(self, *, release: bool) -> None:
-            story.append(f"bound to {api.pods['default/web-0']['spec']['nodeName']}, release {release}")
+            history.append(f"bound to {api.pods['default/web-0']['spec']['nodeName']}, release {release}")
 
     api = cluster()
     gate = api.gates["bind"] = asyncio.Event()
@@ -272,57 +272,57 @@ async def test_stopping_finishes_a_bind_whose_caller_has_gone() -> None:
         replica.stop.set()
         await replica.until(lambda: replica.process.why_not_ready() == "stopping")
         await asyncio.sleep(0.01)
-        assert story == []
+        assert history == []
         gate.set()
-    assert story == ["bound to n1, release True"]
+    assert history == ["bound to n1, release True"]
 
 
-async def test_the_election_ends_before_its_lease_is_let_go() -> None:
-    """`Elector.release`: cancel `run` first. Else it may take the lease again that it has just let go."""
-    story: list[str] = []
+async def test_the_election_ends_before_its_lease_is_released() -> None:
+    """`Elector.release`: cancel `run` first. Else it may acquire the lease again that was just released."""
+    history: list[str] = []
 
     class Watched(SingleReplica):
         async def run(self) -> None:
             try:
                 await super().run()
             finally:
-                story.append("election ended")
+                history.append("election ended")
 
         async def step_down(self, *, release: bool) -> None:
-            story.append("lease released")
+            history.append("lease released")
 
     async with running(cluster(), Watched()) as replica:
         await replica.until(replica.process.is_synced)
-    assert story == ["election ended", "lease released"]
+    assert history == ["election ended", "lease released"]
 
 
 @pytest.mark.parametrize("settled", [True, False])
-async def test_the_lease_is_kept_while_a_bind_may_still_land(settled: bool) -> None:
+async def test_the_lease_is_kept_while_a_bind_may_still_take_effect(settled: bool) -> None:
     """The next leader waits out a lease that expires, and not one that was released."""
-    told: list[bool] = []
+    released: list[bool] = []
 
     class Watched(SingleReplica):
         async def step_down(self, *, release: bool) -> None:
-            told.append(release)
+            released.append(release)
 
     async def answer() -> bool:
         return settled
 
     async with running(cluster(), Watched()) as replica:
-        replica.process._settled = answer  # type: ignore[method-assign]
-    assert told == [settled]
+        replica.process._wait_until_settled = answer  # type: ignore[method-assign]
+    assert released == [settled]
 
 
-async def test_settled_is_what_the_watch_has_shown() -> None:
+async def test_binds_are_settled_once_the_watch_has_shown_them() -> None:
     async with running(cluster(pods=(pod(tile(8), uid="uid-web-0"),))) as replica:
         await replica.until(replica.process.is_synced)
-        assert await replica.process._settled()
+        assert await replica.process._wait_until_settled()
         assert await replica.ask("/bind", bind_body("web-0")) == (200, {"Error": ""})
-        assert await replica.process._settled()
+        assert await replica.process._wait_until_settled()
         assert replica.state("uid-web-0") is AllocationState.CONFIRMED
 
 
-async def test_a_lease_that_cannot_be_given_back_does_not_stop_the_stopping() -> None:
+async def test_a_lease_that_cannot_be_released_does_not_block_shutdown() -> None:
     class Stubborn(SingleReplica):
         async def step_down(self, *, release: bool) -> None:
             raise OutcomeUnknown("timed out")
@@ -331,8 +331,8 @@ async def test_a_lease_that_cannot_be_given_back_does_not_stop_the_stopping() ->
         await replica.until(replica.process.is_synced)
 
 
-async def test_a_loop_that_breaks_by_a_bug_is_started_again_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failure_isolation, "AGAIN", 0.0)
+async def test_a_loop_that_fails_by_a_bug_is_restarted_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failure_isolation, "BACKOFF", 0.0)
 
     class Broken(SingleReplica):
         starts = 0
@@ -350,7 +350,7 @@ async def test_a_loop_that_breaks_by_a_bug_is_started_again_and_counted(monkeypa
         assert value(replica.process, "internal_errors_total", loop="leadership") == 2
 
 
-async def test_settings_that_cannot_be_used_still_end_the_process() -> None:
+async def test_unusable_settings_still_end_the_process() -> None:
     class Unusable(SingleReplica):
         async def run(self) -> None:
             raise InputError("a file that is not there; name another")
@@ -361,7 +361,7 @@ async def test_settings_that_cannot_be_used_still_end_the_process() -> None:
 
 
 class Held:
-    """An election that is won."""
+    """An election that was won."""
 
     term = Term(1, inherited=True)
     predecessor = ""
@@ -373,7 +373,7 @@ class Held:
         return None
 
 
-async def test_a_new_leader_takes_stock_before_it_writes() -> None:
+async def test_a_new_leader_resyncs_before_it_writes() -> None:
     metrics = Metrics()
     labels: list[bool] = []
 
@@ -397,7 +397,7 @@ async def test_a_new_leader_takes_stock_before_it_writes() -> None:
 
 
 class Crown(SingleReplica):
-    """May be taken away."""
+    """A leadership that the test can take away."""
 
     worn = True
 
@@ -405,8 +405,8 @@ class Crown(SingleReplica):
         return self.worn
 
 
-async def test_who_leads_no_more_lets_go_of_all_connections() -> None:
-    """Whoever asks next connects anew, to the one whom the Service has chosen by then."""
+async def test_a_replica_that_lost_leadership_closes_all_connections() -> None:
+    """The next call then opens a new connection, which the Service routes to the new leader."""
     crown = Crown()
     async with running(cluster(), crown) as replica:
         await replica.until(replica.process.may_write)
@@ -421,28 +421,28 @@ async def test_who_leads_no_more_lets_go_of_all_connections() -> None:
         writer.close()
 
 
-# ---- taking stock ---------------------------------------------------------------------------------------------------
+# ---- resync ---------------------------------------------------------------------------------------------------------
 
 
-async def test_taking_stock_lists_anew_in_the_stream_itself() -> None:
-    """So that the list and what the watch tells come in their right order."""
-    api = Told(node("n1").cards(2, size=16))
+async def test_a_resync_lists_again_in_the_watch_itself() -> None:
+    """So that the list and the watch events arrive in the right order."""
+    api = ScriptedWatch(node("n1").cards(2, size=16))
     bound = ScriptedApi().add_pod(pod(tile(8), annotations=grant(), uid="uid-web-0", on="n1"))
     async with running(api) as replica:
         process = replica.process
-        api.said.put_nowait(Snapshot(()))
+        api.updates.put_nowait(Snapshot(()))
         await replica.until(process.is_synced)
-        taking = asyncio.create_task(process.resync())
+        resync = asyncio.create_task(process.resync())
         await replica.until(lambda: process._stream == 2)
-        assert not taking.done(), "the new list has not come yet"
-        api.said.put_nowait(Snapshot((bound,)))
-        await taking
+        assert not resync.done(), "the new list has not arrived yet"
+        api.updates.put_nowait(Snapshot((bound,)))
+        await resync
         assert replica.state("uid-web-0") is AllocationState.CONFIRMED
-        api.said.put_nowait(Change("DELETED", bound))
+        api.updates.put_nowait(Change("DELETED", bound))
         await replica.until(lambda: replica.state("uid-web-0") is None)
 
 
-async def test_after_taking_stock_what_was_begun_is_decided_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_a_resync_the_reconciler_starts_a_new_term(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
     async with running(cluster()) as replica:
         await replica.until(replica.process.is_synced)
@@ -451,7 +451,7 @@ async def test_after_taking_stock_what_was_begun_is_decided_anew(monkeypatch: py
     assert called == ["new term"]
 
 
-async def test_a_stream_that_was_given_up_tells_nothing_more() -> None:
+async def test_a_watch_that_was_replaced_delivers_nothing_more() -> None:
     api = cluster()
     async with running(api) as replica:
         await replica.until(replica.process.is_synced)
@@ -477,8 +477,8 @@ async def ticking(monkeypatch: pytest.MonkeyPatch, *pods: Json, **more: Any) -> 
     return process, clock
 
 
-def ask(process: SchedulerApp, made: Json, *nodes: str) -> list[str]:
-    body = json.dumps({"Pod": made, "NodeNames": list(nodes or ("n1", "n2"))}).encode()
+def ask(process: SchedulerApp, manifest: Json, *nodes: str) -> list[str]:
+    body = json.dumps({"Pod": manifest, "NodeNames": list(nodes or ("n1", "n2"))}).encode()
     return process.filter_service.filter(read_filter(body)).names
 
 
@@ -486,22 +486,24 @@ def value(process: SchedulerApp, name: str, **labels: str) -> float | None:
     return process.metrics.registry.get_sample_value(f"gputile_{name}", labels)
 
 
-async def test_a_pencil_fades_and_its_node_ranks_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = pod(tile(8), uid="uid-web-0")
-    process, clock = await ticking(monkeypatch, made)
-    assert ask(process, made) == ["n1", "n2"]
+async def test_a_reservation_expires_and_its_node_ranks_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = pod(tile(8), uid="uid-web-0")
+    process, clock = await ticking(monkeypatch, manifest)
+    assert ask(process, manifest) == ["n1", "n2"]
     process.tick(clock.now + 1.9)
     assert process.ledger.reservations() == 1
     process.tick(clock.now + 2.1)
     assert process.ledger.reservations() == 0
     assert value(process, "reservations_total", outcome="expired") == 1
-    assert ask(process, made) == ["n2"]
+    assert ask(process, manifest) == ["n2"]
 
 
-async def test_a_pencil_is_kept_while_kube_scheduler_prepares_volumes_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = pod(tile(8), uid="uid-web-0") | {"status": {"nominatedNodeName": "n1"}}
-    process, clock = await ticking(monkeypatch, made)
-    ask(process, made, "n1")
+async def test_a_reservation_is_kept_while_kube_scheduler_prepares_volumes_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manifest = pod(tile(8), uid="uid-web-0") | {"status": {"nominatedNodeName": "n1"}}
+    process, clock = await ticking(monkeypatch, manifest)
+    ask(process, manifest, "n1")
     begun = clock.now
     while clock.now < begun + VOLUMES - 5:
         clock.now += 0.9
@@ -510,20 +512,20 @@ async def test_a_pencil_is_kept_while_kube_scheduler_prepares_volumes_there(monk
     while clock.now < begun + VOLUMES + 5:
         clock.now += 0.9
         process.tick(clock.now)
-    assert process.ledger.reservations() == 0, "but not for ever"
+    assert process.ledger.reservations() == 0, "but not forever"
 
 
-async def test_not_when_another_node_is_nominated(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = pod(tile(8), uid="uid-web-0") | {"status": {"nominatedNodeName": "n2"}}
-    process, clock = await ticking(monkeypatch, made)
-    ask(process, made, "n1")
+async def test_a_reservation_is_not_kept_when_another_node_is_nominated(monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = pod(tile(8), uid="uid-web-0") | {"status": {"nominatedNodeName": "n2"}}
+    process, clock = await ticking(monkeypatch, manifest)
+    ask(process, manifest, "n1")
     for _ in range(4):
         clock.now += 0.9
         process.tick(clock.now)
     assert process.ledger.reservations() == 0
 
 
-async def test_the_numbers_of_the_book(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_metrics_of_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     pods = (
         pod(tile(8), name="a", uid="uid-a", annotations=grant(name="a"), on="n1"),
         pod(tile(8), name="b", uid="uid-b"),
@@ -531,8 +533,8 @@ async def test_the_numbers_of_the_book(monkeypatch: pytest.MonkeyPatch) -> None:
         pod(tile(8), name="d", uid="uid-d"),
     )
     process, clock = await ticking(monkeypatch, *pods)
-    for made in pods[1:3]:
-        ask(process, made)
+    for manifest in pods[1:3]:
+        ask(process, manifest)
     assert await process.binder.bind(bind_args("c")) == ""
     process._seen_at["pods"] = clock.now - 7
     process.tick(clock.now)
@@ -544,15 +546,15 @@ async def test_the_numbers_of_the_book(monkeypatch: pytest.MonkeyPatch) -> None:
     assert value(process, "watch_age_seconds", kind="pods") == 7
 
 
-async def test_the_number_of_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_metric_of_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     process, clock = await ticking(monkeypatch)
     process.tick(clock.now)
     assert value(process, "gpus") == 4
 
 
 async def test_an_old_bind_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = pod(tile(8), name="c", uid="uid-c")
-    process, clock = await ticking(monkeypatch, made, ledger=LedgerSettings(assume_ttl=10.0))
+    manifest = pod(tile(8), name="c", uid="uid-c")
+    process, clock = await ticking(monkeypatch, manifest, ledger=LedgerSettings(assume_ttl=10.0))
     assert await process.binder.bind(bind_args("c")) == ""
     process.tick(clock.now + 11)
     await process.reconciler.round()
@@ -562,21 +564,21 @@ async def test_an_old_bind_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None
     assert value(process, "assumed_expired_total") == 1
 
 
-async def test_room_that_appears_wakes_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = pod(tile(16), uid="uid-web-0")
+async def test_freed_capacity_nudges_pending_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = pod(tile(16), uid="uid-web-0")
     old = [
         pod(tile(16), name=f"o{n}", uid=f"uid-o{n}", annotations=grant(16, n, name=f"o{n}"), on="n1") for n in (0, 1)
     ]
-    process, clock = await ticking(monkeypatch, made, *old)
+    process, clock = await ticking(monkeypatch, manifest, *old)
     assert isinstance(process.api, ScriptedApi)
-    assert ask(process, made, "n1") == []
+    assert ask(process, manifest, "n1") == []
     process.apply(process._pod_changed(process.api.add_pod(old[0]), True))
     clock.now += 1
     await process.pending_pods.round()
     assert [key for key, _, _ in process.api.patches] == ["default/web-0"]
 
 
-async def test_what_arrives_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_new_request_is_learnt_once(monkeypatch: pytest.MonkeyPatch) -> None:
     process, clock = await ticking(monkeypatch)
     learnt: list[object] = []
     monkeypatch.setattr(process.ledger.fleet, "learn", learnt.append)
@@ -587,7 +589,7 @@ async def test_what_arrives_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_the_first_list_is_read_a_few_at_a_time_and_learnt_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between them the probes are answered, and ticks pass that must not take what is to be learnt."""
+    """Probes are answered in between, and ticks must not consume the requests that are to be learnt."""
     monkeypatch.setattr(time_slices, "SLICE", -1.0)
     api = cluster(pods=tuple(pod(tile(1), name=f"p{n}", uid=f"uid-{n}") for n in range(5)))
     process = SchedulerApp(api, settings(), Metrics())
@@ -621,19 +623,19 @@ async def test_nodes_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -
     assert seen == [["n2"], ["n2"], ["n2", "n3"]]
 
 
-async def test_a_book_that_does_not_add_up_is_found_out(
+async def test_an_inconsistent_ledger_is_detected(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     checked = []
 
-    def spoilt(name: str) -> None:
+    def inconsistent(name: str) -> None:
         checked.append(name)
         if name == "n1":
-            raise Overcommitted("n1-0 is allocated beyond its size. History: ...")
+            raise Overcommitted("n1-0 is overcommitted. History: ...")
 
     async with running(cluster(node("n1").card(), node("n2").card()), audit=0.001) as replica:
         await replica.until(replica.process.is_synced)
-        monkeypatch.setattr(replica.process.ledger, "check_node", spoilt)
+        monkeypatch.setattr(replica.process.ledger, "check_node", inconsistent)
         await replica.until(lambda: "n2" in checked)
         await replica.until(lambda: value(replica.process, "overcommits_total"))
-    assert "the book does not add up" in [record.message for record in caplog.records]
+    assert "ledger inconsistent: a GPU is overcommitted" in [record.message for record in caplog.records]

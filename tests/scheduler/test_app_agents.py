@@ -1,4 +1,4 @@
-"""The process hears the agents: their Leases beside pods and nodes, and nobody is unready without them."""
+"""The process watches the agents' Leases beside pods and nodes, and is ready without them."""
 
 import asyncio
 import time
@@ -20,8 +20,8 @@ from tests.scheduler.test_orphaned_pods import held
 
 
 def fault(replica: Replica) -> str | None:
-    found = replica.process.ledger.fleet.node("n1")
-    return found.fault if found is not None else None
+    view = replica.process.ledger.fleet.node("n1")
+    return view.fault if view is not None else None
 
 
 def beat(api: ScriptedApi, renewed: str, holder: str = "n1") -> None:
@@ -49,7 +49,7 @@ async def test_an_agent_that_stops_and_comes_back() -> None:
         assert answer["NodeNames"] == ["n1"]
 
 
-async def test_an_agent_that_falls_silent(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_agent_whose_lease_becomes_stale(caplog: pytest.LogCaptureFixture) -> None:
     api = cluster()
     api.add_lease("n1", holderIdentity="n1", leaseDurationSeconds=1, renewTime="1")
     async with running(api) as replica:
@@ -58,64 +58,62 @@ async def test_an_agent_that_falls_silent(caplog: pytest.LogCaptureFixture) -> N
         process.cluster_state.agents._clock = lambda: time.monotonic() + 2.0
         process.tick(time.monotonic())
         assert fault(replica) == NodeReason.AGENT_SILENT
-        assert "the agent of a node has fallen silent" in caplog.text
+        assert "the agent's lease is stale" in caplog.text
 
 
-class Deaf(ScriptedApi):
-    """Its Leases cannot be followed, or not all of them can be read."""
+class ScriptedLeases(ScriptedApi):
+    """An API server whose watch of Leases delivers these updates first."""
 
-    def __init__(self, *told: WatchUpdate[AgentLease], nodes: Iterable[Json]) -> None:
+    def __init__(self, *updates: WatchUpdate[AgentLease], nodes: Iterable[Json]) -> None:
         super().__init__(nodes)
-        self.told = told
+        self.updates = updates
         self.asked: list[str] = []
 
-    async def _told(self) -> AsyncIterator[WatchUpdate[AgentLease]]:
-        for seen in self.told:
-            yield seen
-        async for seen in super().follow_leases(""):
-            yield seen
+    async def _deliver(self) -> AsyncIterator[WatchUpdate[AgentLease]]:
+        for update in self.updates:
+            yield update
+        async for update in super().follow_leases(""):
+            yield update
 
     def follow_leases(self, namespace: str) -> AsyncIterator[WatchUpdate[AgentLease]]:
         self.asked.append(namespace)
-        return self._told()
+        return self._deliver()
 
 
 NODES = [node("n1").cards(2, size=16).manifest()]
 
 
-async def test_who_may_not_see_the_leases_says_so_once_and_is_ready_all_the_same(
+async def test_without_the_right_to_leases_it_logs_once_and_is_ready(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api = Deaf(*[WatchFailed("403: forbidden")] * 5, WatchFailed("reset"), nodes=NODES)
+    api = ScriptedLeases(*[WatchFailed("403: forbidden")] * 5, WatchFailed("reset"), nodes=NODES)
     async with running(api) as replica:
         await replica.until(replica.process.is_synced)
         await replica.until(lambda: replica.process.cluster_state.agents.counts()["alive"] == 0)
-        assert [record.msg for record in caplog.records].count(
-            "the agents' leases cannot be followed; trying again"
-        ) == 2
+        assert [record.msg for record in caplog.records].count("watch of the agents' leases failed; reconnecting") == 2
         late = time.monotonic() + 2 * STALE
         monkeypatch.setattr(time, "monotonic", lambda: late)
         assert replica.process.why_not_ready() == ""
         monkeypatch.undo()
 
 
-async def test_a_lease_that_cannot_be_read_is_passed_over() -> None:
-    api = Deaf(Undecodable("Lease gputile-agents/n2", "odd"), nodes=NODES)
+async def test_an_undecodable_lease_is_skipped() -> None:
+    api = ScriptedLeases(Undecodable("Lease gputile-agents/n2", "odd"), nodes=NODES)
     beat(api, "1")
     async with running(api) as replica:
         await replica.until(lambda: "n1" in replica.process.cluster_state.agents)
 
 
 @pytest.mark.parametrize(("namespace", "asked"), [("", []), ("elsewhere", ["elsewhere"])])
-async def test_where_the_leases_are(namespace: str, asked: list[str]) -> None:
-    api = Deaf(nodes=NODES)
+async def test_the_namespace_of_the_leases(namespace: str, asked: list[str]) -> None:
+    api = ScriptedLeases(nodes=NODES)
     async with running(api, agents=AgentLivenessSettings(namespace=namespace)) as replica:
         await replica.until(replica.process.is_synced)
         await asyncio.sleep(0)
         assert api.asked == asked
 
 
-async def test_a_pod_deleted_by_force_keeps_its_tile_until_its_agent_has_spoken() -> None:
+async def test_a_force_deleted_pod_keeps_its_tile_until_its_agent_reports() -> None:
     api = cluster(pods=(pod(tile(8), annotations=grant(), uid="uid-web-0", on="n1"),))
     beat(api, "1")
     async with running(api, agents=AgentLivenessSettings(orphan_grace=0.001)) as replica:
@@ -123,34 +121,34 @@ async def test_a_pod_deleted_by_force_keeps_its_tile_until_its_agent_has_spoken(
         await replica.until(lambda: process.is_synced() and "n1" in process.cluster_state.agents)
         api.delete_pod("default/web-0")
         await replica.until(lambda: len(process.cluster_state.orphans))
-        named = node("n1").cards(2, size=16).manifest()
-        named["metadata"]["annotations"][ORPHANED] = write_orphaned_pods([held()])
-        api.add_node(named)
+        manifest = node("n1").cards(2, size=16).manifest()
+        manifest["metadata"]["annotations"][ORPHANED] = write_orphaned_pods([held()])
+        api.add_node(manifest)
         await replica.until(lambda: process.cluster_state.orphans.allocations())
         process.tick(time.monotonic())
         assert "gputile_orphaned_pods 1.0" in (await replica.ask("/metrics"))[1]
-        assert [room.memory for room in process.ledger.fleet.view("n1").free_by_card] == [8, 16]
+        assert [free.memory for free in process.ledger.fleet.view("n1").free_by_card] == [8, 16]
         api.add_node(node("n1").cards(2, size=16).manifest())
         await replica.until(lambda: replica.state("uid-web-0") is None)
 
 
-async def test_while_our_own_watch_is_broken_nothing_is_let_go() -> None:
+async def test_while_a_watch_is_broken_no_tile_is_freed() -> None:
     api = cluster(pods=(pod(tile(8), annotations=grant(), uid="uid-web-0", on="n1"),))
     beat(api, "1")
     async with running(api, agents=AgentLivenessSettings(orphan_grace=0.001)) as replica:
         process = replica.process
         await replica.until(lambda: process.is_synced() and "n1" in process.cluster_state.agents)
-        told: list[bool] = []
+        stale: list[bool] = []
 
         def look_at(uid: str, *, blind: bool = False) -> list[Instruction]:
-            told.append(blind)
+            stale.append(blind)
             return []
 
         process.cluster_state.orphans.kept = lambda: ["uid-gone"]  # type: ignore[method-assign]
         process.cluster_state.orphans.look_at = look_at  # type: ignore[method-assign]
         process.tick(time.monotonic())
-        assert told[-1] is False
-        process._trouble["nodes"] = time.monotonic()
+        assert stale[-1] is False
+        process._broken_since["nodes"] = time.monotonic()
         process.tick(time.monotonic())
-        process._trouble.clear()
-        assert told[-1] is True
+        process._broken_since.clear()
+        assert stale[-1] is True

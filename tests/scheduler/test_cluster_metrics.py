@@ -1,4 +1,4 @@
-"""The cluster in figures: every family, what it says, and that its sums are those of the book."""
+"""Metrics of the cluster: every family and its values, and that the sums equal those of the ledger."""
 
 import asyncio
 from collections import Counter
@@ -40,9 +40,9 @@ class Scrape:
 
     def value(self, name: str, **labels: str) -> float | None:
         """The one sample that carries these labels; None when there is none."""
-        found = [s.value for s in self.samples if s.name == f"gputile_{name}" and labels.items() <= s.labels.items()]
-        assert len(found) < 2, found
-        return found[0] if found else None
+        values = [s.value for s in self.samples if s.name == f"gputile_{name}" and labels.items() <= s.labels.items()]
+        assert len(values) < 2, values
+        return values[0] if values else None
 
     def all(self, name: str) -> dict[tuple[str, ...], float]:
         return {tuple(s.labels.values()): s.value for s in self.samples if s.name in (name, f"gputile_{name}")}
@@ -80,28 +80,28 @@ def beat(rig: Rig, usage: Usage, *cards: str) -> None:
 
 class TestWhatIsThere:
     async def test_a_node(self) -> None:
-        found = await scrape(await busy())
-        assert found.value("node_memory_bytes", node="n1") == 40 * GIB
-        assert found.value("node_memory_allocated_bytes", node="n1") == 4 * GIB
-        assert found.value("node_cores_allocated_ratio", node="n1") == pytest.approx(0.1)
-        assert found.value("node_idle_gpus", node="n1") == 1
-        assert found.value("node_pods", node="n1") == 1
-        assert found.value("node_free_gpus", node="n1") == pytest.approx(1.7, abs=0.01)
-        assert found.value("node_memory_used_bytes", node="n1") is None
+        page = await scrape(await busy())
+        assert page.value("node_memory_bytes", node="n1") == 40 * GIB
+        assert page.value("node_memory_allocated_bytes", node="n1") == 4 * GIB
+        assert page.value("node_cores_allocated_ratio", node="n1") == pytest.approx(0.1)
+        assert page.value("node_idle_gpus", node="n1") == 1
+        assert page.value("node_pods", node="n1") == 1
+        assert page.value("node_free_gpus", node="n1") == pytest.approx(1.7, abs=0.01)
+        assert page.value("node_memory_used_bytes", node="n1") is None
 
     async def test_a_node_without_cards_is_not_shown(self) -> None:
         assert not [s for s in (await scrape(await busy())).samples if s.labels.get("node") == "cpu"]
 
     async def test_cards_by_state(self) -> None:
-        found = await scrape(await busy())
-        assert found.all("node_gpus") == {
+        page = await scrape(await busy())
+        assert page.all("node_gpus") == {
             ("n1", "A100", "usable"): 2,
             ("n1", "T4", "unhealthy"): 1,
             ("n2", "A100", "cordoned"): 1,
             ("n2", "A100", "mig"): 1,
             ("n2", "T4", "usable"): 1,
         }
-        assert found.all("model_gpus") == {
+        assert page.all("model_gpus") == {
             ("A100", "cordoned"): 1,
             ("A100", "mig"): 1,
             ("A100", "usable"): 2,
@@ -110,40 +110,40 @@ class TestWhatIsThere:
         }
 
     async def test_models(self) -> None:
-        found = await scrape(await busy())
-        assert found.all("model_memory_bytes") == {("A100",): 64 * GIB, ("T4",): 16 * GIB}
-        assert found.all("model_memory_allocated_bytes") == {("A100",): 4 * GIB, ("T4",): 0}
-        assert found.all("model_cores_allocated_ratio") == {("A100",): pytest.approx(0.3 / 4), ("T4",): 0}
-        assert found.all("model_idle_gpus") == {("A100",): 1, ("T4",): 1}
+        page = await scrape(await busy())
+        assert page.all("model_memory_bytes") == {("A100",): 64 * GIB, ("T4",): 16 * GIB}
+        assert page.all("model_memory_allocated_bytes") == {("A100",): 4 * GIB, ("T4",): 0}
+        assert page.all("model_cores_allocated_ratio") == {("A100",): pytest.approx(0.3 / 4), ("T4",): 0}
+        assert page.all("model_idle_gpus") == {("A100",): 1, ("T4",): 1}
 
     async def test_a_card(self) -> None:
         rig = await busy()
-        found, uuid = await scrape(rig), holds(rig)
-        assert found.value("gpu_memory_bytes", uuid=uuid, node="n1", model="A100") == 16 * GIB
-        assert found.value("gpu_memory_allocated_bytes", uuid=uuid) == 4 * GIB
-        assert found.value("gpu_cores_allocated_ratio", uuid=uuid) == 0.3
-        assert found.value("gpu_pods", uuid=uuid) == 1
-        assert found.value("gpu_usable", uuid=uuid) == 1
-        assert found.value("gpu_usable", uuid="GPU-n1-2") == 0
-        assert found.value("gpu_memory_used_bytes", uuid=uuid) is None
+        page, uuid = await scrape(rig), holds(rig)
+        assert page.value("gpu_memory_bytes", uuid=uuid, node="n1", model="A100") == 16 * GIB
+        assert page.value("gpu_memory_allocated_bytes", uuid=uuid) == 4 * GIB
+        assert page.value("gpu_cores_allocated_ratio", uuid=uuid) == 0.3
+        assert page.value("gpu_pods", uuid=uuid) == 1
+        assert page.value("gpu_usable", uuid=uuid) == 1
+        assert page.value("gpu_usable", uuid="GPU-n1-2") == 0
+        assert page.value("gpu_memory_used_bytes", uuid=uuid) is None
 
     async def test_a_pod_and_its_container(self) -> None:
-        found = await scrape(await busy())
+        page = await scrape(await busy())
         mine = {"namespace": "default", "pod": "web-0", "uid": "uid-web-0", "node": "n1"}
-        assert found.value("pod_memory_allocated_bytes", **mine) == 4 * GIB
-        assert found.value("pod_cores_allocated_ratio", **mine) == 0.3
-        assert found.value("container_memory_allocated_bytes", **mine, container="c0") == 4 * GIB
-        assert found.value("container_cores_allocated_ratio", **mine, container="c0") == 0.3
-        assert found.value("container_memory_used_bytes", **mine) is None
+        assert page.value("pod_memory_allocated_bytes", **mine) == 4 * GIB
+        assert page.value("pod_cores_allocated_ratio", **mine) == 0.3
+        assert page.value("container_memory_allocated_bytes", **mine, container="c0") == 4 * GIB
+        assert page.value("container_cores_allocated_ratio", **mine, container="c0") == 0.3
+        assert page.value("container_memory_used_bytes", **mine) is None
 
-    async def test_a_pod_between_filter_and_bind_is_held_room_and_no_holder(self) -> None:
+    async def test_a_reservation_is_allocated_memory_and_not_a_pod(self) -> None:
         rig = Rig(node("n1").card("A100", "16Gi"))
         rig.arrive(tile(4096))
         rig.filter()
-        found = await scrape(rig)
-        assert found.value("node_memory_allocated_bytes", node="n1") == 4 * GIB
-        assert found.value("node_pods", node="n1") == 0
-        assert found.value("pod_memory_allocated_bytes") is None
+        page = await scrape(rig)
+        assert page.value("node_memory_allocated_bytes", node="n1") == 4 * GIB
+        assert page.value("node_pods", node="n1") == 0
+        assert page.value("pod_memory_allocated_bytes") is None
 
     async def test_health(self) -> None:
         rig = await busy()
@@ -151,10 +151,10 @@ class TestWhatIsThere:
         beat(rig, {})
         assert (await scrape(rig)).value("node_agent_alive", node="n1") == 1
         rig.wait(11)
-        found = await scrape(rig)
-        assert found.value("node_agent_alive", node="n1") == 0
-        assert found.value("node_fault", node="n1", code="AgentStale") == 1
-        assert found.value("node_gpus", node="n1", state="node out of use") == 2
+        page = await scrape(rig)
+        assert page.value("node_agent_alive", node="n1") == 0
+        assert page.value("node_fault", node="n1", code="AgentStale") == 1
+        assert page.value("node_gpus", node="n1", state="node out of use") == 2
 
 
 class TestFragmentation:
@@ -166,11 +166,11 @@ class TestFragmentation:
             rig.arrive(tile(20 * 1024), name=f"p{number}")
             rig.filter(f"p{number}", nodes=["n1"])
             assert await rig.bind(f"p{number}") == ""
-        found = await scrape(rig)
-        assert found.value("free_gpus") == pytest.approx(3, abs=0.01)
-        assert found.value("fragmented_gpus") == pytest.approx(1, abs=0.01)
-        assert found.all("node_fragmented_gpus") == {("n0",): 0, ("n1",): found.value("fragmented_gpus")}
-        assert found.value("fragmented_gpus") == pytest.approx(rig.ledger.fleet.fragmentation())
+        page = await scrape(rig)
+        assert page.value("free_gpus") == pytest.approx(3, abs=0.01)
+        assert page.value("fragmented_gpus") == pytest.approx(1, abs=0.01)
+        assert page.all("node_fragmented_gpus") == {("n0",): 0, ("n1",): page.value("fragmented_gpus")}
+        assert page.value("fragmented_gpus") == pytest.approx(rig.ledger.fleet.fragmentation())
 
 
 class TestUse:
@@ -178,36 +178,36 @@ class TestUse:
         rig = await busy()
         uuid = holds(rig)
         beat(rig, {"uid-web-0": {"c0": {uuid: CardUsage(3000, 40)}}}, "GPU-n1-0", "GPU-n1-1", "GPU-n1-2")
-        found = await scrape(rig)
-        assert found.value("container_memory_used_bytes", container="c0", uuid=uuid) == 3000 * MIB
-        assert found.value("container_cores_used_ratio", container="c0", uuid=uuid) == 0.4
-        assert found.value("gpu_memory_used_bytes", uuid=uuid) == 3000 * MIB
-        assert found.value("gpu_cores_used_ratio", uuid=uuid) == 0.4
-        assert found.value("gpu_memory_used_bytes", uuid="GPU-n1-2") == 0
-        assert found.value("node_memory_used_bytes", node="n1") == 3000 * MIB
+        page = await scrape(rig)
+        assert page.value("container_memory_used_bytes", container="c0", uuid=uuid) == 3000 * MIB
+        assert page.value("container_cores_used_ratio", container="c0", uuid=uuid) == 0.4
+        assert page.value("gpu_memory_used_bytes", uuid=uuid) == 3000 * MIB
+        assert page.value("gpu_cores_used_ratio", uuid=uuid) == 0.4
+        assert page.value("gpu_memory_used_bytes", uuid="GPU-n1-2") == 0
+        assert page.value("node_memory_used_bytes", node="n1") == 3000 * MIB
 
-    async def test_a_figure_that_is_not_known_is_absent_and_so_are_its_sums(self) -> None:
+    async def test_an_unknown_value_is_absent_and_so_are_its_sums(self) -> None:
         rig = await busy()
         uuid = holds(rig)
         beat(rig, {"uid-web-0": {"c0": {uuid: CardUsage(None, 40)}}}, uuid)
-        found = await scrape(rig)
-        assert found.value("container_memory_used_bytes") is None
-        assert found.value("container_cores_used_ratio") == 0.4
-        assert found.all("gpu_memory_used_bytes") == {}
-        assert found.value("node_memory_used_bytes", node="n1") is None
+        page = await scrape(rig)
+        assert page.value("container_memory_used_bytes") is None
+        assert page.value("container_cores_used_ratio") == 0.4
+        assert page.all("gpu_memory_used_bytes") == {}
+        assert page.value("node_memory_used_bytes", node="n1") is None
 
-    async def test_a_card_that_was_not_granted_and_a_container_that_nobody_knows(self) -> None:
+    async def test_a_card_that_was_not_granted_and_an_unknown_container(self) -> None:
         rig = await busy()
         beat(
             rig,
             {"uid-web-0": {"": {"GPU-n1-2": CardUsage(7)}}, "uid-other": {"x": {"GPU-n1-2": CardUsage(9)}}},
             "GPU-n1-2",
         )
-        found = await scrape(rig)
-        assert found.all("container_memory_used_bytes") == {
+        page = await scrape(rig)
+        assert page.all("container_memory_used_bytes") == {
             ("default", "web-0", "uid-web-0", "", "n1", "GPU-n1-2"): 7 * MIB
         }
-        assert found.value("gpu_memory_used_bytes", uuid="GPU-n1-2") == 16 * MIB
+        assert page.value("gpu_memory_used_bytes", uuid="GPU-n1-2") == 16 * MIB
 
 
 class TestWhoWaits:
@@ -224,7 +224,7 @@ class TestWhoWaits:
             ("default", "NoDeviceResource"): 1,
         }
 
-    async def test_a_pod_that_went_hinders_nobody(self) -> None:
+    async def test_a_deleted_pod_leaves_no_reason_behind(self) -> None:
         rig = Rig(node("n1").card("A100", "16Gi"))
         rig.arrive(tile(99999), name="big")
         rig.filter("big")
@@ -239,19 +239,19 @@ class TestWhatIsLeftOut:
         assert (await scrape(await busy())).all("series_omitted") == {("cards",): 0, ("pods",): 0}
 
     async def test_cards_and_pods_beyond_the_settings(self) -> None:
-        found = await scrape(await busy(), cards=5, pods=0, hami=True)
-        assert found.all("series_omitted") == {("cards",): 6, ("pods",): 1}
-        assert not [s for s in found.samples if "uuid" in s.labels or "device_uuid" in s.labels or "pod" in s.labels]
-        assert found.value("node_memory_bytes", node="n1") == 40 * GIB
+        page = await scrape(await busy(), cards=5, pods=0, hami=True)
+        assert page.all("series_omitted") == {("cards",): 6, ("pods",): 1}
+        assert not [s for s in page.samples if "uuid" in s.labels or "device_uuid" in s.labels or "pod" in s.labels]
+        assert page.value("node_memory_bytes", node="n1") == 40 * GIB
 
-    async def test_who_may_not_see_pods_sees_neither_their_names_nor_their_namespaces(self) -> None:
+    async def test_a_client_without_the_right_to_pods_sees_neither_names_nor_namespaces(self) -> None:
         rig = await busy()
         rig.arrive(tile(99999), name="big")
-        found = await scrape(rig, names_pods=False, hami=True)
-        assert not [s for s in found.samples if s.labels.get("namespace") or "pod" in s.labels]
-        assert found.value("pending_pods", reason=NOT_TRIED) == 1
-        assert found.value("series_omitted", kind="pods") == 1
-        assert found.value("gpu_usable", uuid="GPU-n1-0") == 1
+        page = await scrape(rig, names_pods=False, hami=True)
+        assert not [s for s in page.samples if s.labels.get("namespace") or "pod" in s.labels]
+        assert page.value("pending_pods", reason=NOT_TRIED) == 1
+        assert page.value("series_omitted", kind="pods") == 1
+        assert page.value("gpu_usable", uuid="GPU-n1-0") == 1
 
 
 class TestHami:
@@ -261,21 +261,21 @@ class TestHami:
     async def test_cards_and_containers_in_its_units(self) -> None:
         rig = await busy()
         uuid = holds(rig)
-        found = await scrape(rig, hami=True)
+        page = await scrape(rig, hami=True)
         card = ("vGPU", "n1", uuid, uuid[-1])
-        assert found.all("hami_gpu_memory_limit_bytes")[*card, "NVIDIA-A100"] == 16 * GIB
-        assert found.all("hami_gpu_core_limit_ratio")[*card, "NVIDIA-A100"] == 100
-        assert found.all("hami_gpu_memory_allocated_bytes")[*card, "100", "NVIDIA-A100"] == 4 * GIB
-        assert found.all("hami_gpu_core_allocated_ratio")[*card, "NVIDIA-A100"] == 30
-        assert found.all("hami_gpu_shared_count")[*card, "NVIDIA-A100"] == 1
-        assert found.all("hami_node_gpu_overview")[*card, "100", "16384", "NVIDIA-A100"] == 4 * GIB
-        assert found.all("hami_node_gpu_memory_allocated_ratio")[card] == 0.25
+        assert page.all("hami_gpu_memory_limit_bytes")[*card, "NVIDIA-A100"] == 16 * GIB
+        assert page.all("hami_gpu_core_limit_ratio")[*card, "NVIDIA-A100"] == 100
+        assert page.all("hami_gpu_memory_allocated_bytes")[*card, "100", "NVIDIA-A100"] == 4 * GIB
+        assert page.all("hami_gpu_core_allocated_ratio")[*card, "NVIDIA-A100"] == 30
+        assert page.all("hami_gpu_shared_count")[*card, "NVIDIA-A100"] == 1
+        assert page.all("hami_node_gpu_overview")[*card, "100", "16384", "NVIDIA-A100"] == 4 * GIB
+        assert page.all("hami_node_gpu_memory_allocated_ratio")[card] == 0.25
         held = ("vGPU", "default", "n1", "web-0", "0", uuid)
-        assert found.all("hami_vgpu_memory_allocated_bytes") == {held: 4 * GIB}
-        assert found.all("hami_vgpu_core_allocated_ratio") == {held: 30}
+        assert page.all("hami_vgpu_memory_allocated_bytes") == {held: 4 * GIB}
+        assert page.all("hami_vgpu_core_allocated_ratio") == {held: 30}
 
 
-async def test_labels_are_as_the_families_say_and_every_family_can_be_seen() -> None:
+async def test_labels_are_those_of_the_families_and_every_family_has_a_series() -> None:
     rig = await busy()
     uuid = holds(rig)
     beat(rig, {"uid-web-0": {"c0": {uuid: CardUsage(3000, 40)}}}, "GPU-n1-0", "GPU-n1-1", "GPU-n1-2")
@@ -283,8 +283,8 @@ async def test_labels_are_as_the_families_say_and_every_family_can_be_seen() -> 
     broken = node("n3").card().facts(fault="PluginGone").node()
     rig.ledger.handle(NodeSeen(broken))
     rig.ledger.quota_usage.set({"default": Quota((Limit(model="*", cards=800),))}, [])
-    found = await scrape(rig, hami=True)
-    seen = {sample.name: tuple(sample.labels) for sample in found.samples}
+    page = await scrape(rig, hami=True)
+    seen = {sample.name: tuple(sample.labels) for sample in page.samples}
     assert seen == {family.name: family.labels for family in (*FAMILIES, *HAMI_FAMILIES)}
 
 
@@ -296,11 +296,11 @@ async def test_no_series_is_shown_twice_also_for_two_pods_of_one_name() -> None:
     for uid in ("old", "new"):
         grant = Grant(pod=uid, node="n1", dialect="nano", containers=(ContainerGrant("c0", (part, part)),))
         ledger.handle(Confirmed(Allocation(pod=uid, node="n1", name="default/db-0", grant=grant)))
-    found = await scrape(ClusterState(ledger, DEFAULTS), hami=True)
-    series = Counter((s.name, tuple(s.labels.items())) for s in found.samples)
+    page = await scrape(ClusterState(ledger, DEFAULTS), hami=True)
+    series = Counter((s.name, tuple(s.labels.items())) for s in page.samples)
     assert max(series.values()) == 1
-    assert set(found.all("container_memory_allocated_bytes").values()) == {2 * GIB}
-    assert set(found.all("hami_vgpu_memory_allocated_bytes").values()) == {4 * GIB}
+    assert set(page.all("container_memory_allocated_bytes").values()) == {2 * GIB}
+    assert set(page.all("hami_vgpu_memory_allocated_bytes").values()) == {4 * GIB}
 
 
 async def test_strange_models_do_not_break_the_page() -> None:
@@ -316,7 +316,7 @@ def holds(rig: Rig) -> str:
     return uuid
 
 
-async def test_others_are_heard_in_between() -> None:
+async def test_other_tasks_run_in_between() -> None:
     rig = Rig(*(node(f"n{n}").card() for n in range(200)))
     turns = 0
 
@@ -344,29 +344,31 @@ def test_nodes_models_cards_and_pods_add_up_to_the_same(
         part = Tile(f"GPU-n{n}-{card}", card, memory, cores)
         grant = Grant(pod=f"uid-{number}", node=f"n{n}", dialect="gputile", containers=(ContainerGrant("c", (part,)),))
         ledger.handle(Confirmed(Allocation(pod=f"uid-{number}", node=f"n{n}", name=f"default/p{number}", grant=grant)))
-    found = asyncio.run(scrape(ClusterState(ledger, DEFAULTS, clock=Clock())))
+    page = asyncio.run(scrape(ClusterState(ledger, DEFAULTS, clock=Clock())))
     kinds = ("node", "model", "gpu", "pod", "container")
-    sums = [sum(found.all(f"{kind}_memory_allocated_bytes").values()) for kind in kinds]
+    sums = [sum(page.all(f"{kind}_memory_allocated_bytes").values()) for kind in kinds]
     assert sums == [sum(memory for _, _, memory, _ in held) * MIB] * len(kinds)
-    assert sum(found.all("node_pods").values()) == len(held)
-    assert found.value("free_gpus") == pytest.approx(sum(found.all("node_free_gpus").values()))
+    assert sum(page.all("node_pods").values()) == len(held)
+    assert page.value("free_gpus") == pytest.approx(sum(page.all("node_free_gpus").values()))
 
 
 # ---- many at once ---------------------------------------------------------------------------------------------------
 
 
-async def test_those_who_scrape_at_the_same_time_share_one_page() -> None:
-    figures = ClusterMetrics((await busy()).cluster_state, MetricsSettings())
-    one, two, anonymous = await asyncio.gather(figures.text(), figures.text(), figures.text(names_pods=False))
-    assert one is two
-    assert b"web-0" in one
-    assert b"web-0" not in anonymous, "whoever may not see pods shares with none who may"
-    assert await figures.text() is not one, "the next scrape is fresh"
+async def test_simultaneous_scrapes_share_one_page() -> None:
+    cluster_metrics = ClusterMetrics((await busy()).cluster_state, MetricsSettings())
+    first, second, anonymous = await asyncio.gather(
+        cluster_metrics.text(), cluster_metrics.text(), cluster_metrics.text(names_pods=False)
+    )
+    assert first is second
+    assert b"web-0" in first
+    assert b"web-0" not in anonymous, "clients with and without the right to pods never share"
+    assert await cluster_metrics.text() is not first, "the next scrape is fresh"
 
 
-async def test_a_scrape_that_is_given_up_leaves_the_others_theirs() -> None:
-    figures = ClusterMetrics((await busy()).cluster_state, MetricsSettings())
-    first, second = asyncio.create_task(figures.text()), asyncio.create_task(figures.text())
+async def test_a_cancelled_scrape_does_not_cancel_the_others() -> None:
+    cluster_metrics = ClusterMetrics((await busy()).cluster_state, MetricsSettings())
+    first, second = asyncio.create_task(cluster_metrics.text()), asyncio.create_task(cluster_metrics.text())
     await asyncio.sleep(0)
     first.cancel()
     assert b"web-0" in await second

@@ -1,6 +1,6 @@
-"""Promises in trouble: whom nobody may evict, when room must not be kept any longer, and what is said.
+"""Failures of nominations: pods that must not be evicted, when capacity must not be kept any longer, and the Events.
 
-Found by the same bug hunt as `test_preempting_troubles`; each failed once.
+Found by the same bug hunt as `test_preemptor_failures`; each failed once.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from tests.scheduler.rig import Lands, Rig, refused, tile
 
 
 class TestMustNot:
-    async def test_a_new_leader_does_not_evict_the_more_important(self) -> None:
+    async def test_a_new_leader_does_not_evict_pods_of_higher_priority(self) -> None:
         rig = Rig(node("n1").cards(2, size=16))
         await settle(rig, "king", 10, HIGH + 1)
         await settle(rig, "low", 10, LOW)
@@ -42,7 +42,7 @@ class TestMustNot:
         await heir.preemptor.round()
         assert heir.api.evicted == []
 
-    async def test_asked_first_of_all_budgets_count_too(self) -> None:
+    async def test_budgets_count_for_the_first_preempt_call_too(self) -> None:
         """kube-scheduler deletes what we name; it does not ask the Eviction API."""
         rig = Rig(node("n1").cards(2, size=16))
         await settle(rig, "middle", 10, MIDDLE)
@@ -53,7 +53,7 @@ class TestMustNot:
         rig.filter("wanted")
         assert ask(rig, "wanted", n1=OfferedVictims(("uid-low",), 1)) == {"n1": OfferedVictims(("uid-middle",), 0)}
 
-    async def test_asked_with_budgets_of_an_hour_ago(self) -> None:
+    async def test_a_preempt_call_with_budgets_of_an_hour_ago(self) -> None:
         rig = await crowded()
         rig.api.guards = [guard(0)]
         await planned(rig)
@@ -68,7 +68,7 @@ class TestMustNot:
 
 
 class TestPromises:
-    async def test_end_when_their_pod_was_deleted_behind_our_back(self) -> None:
+    async def test_end_when_their_pod_was_deleted_during_a_watch_outage(self) -> None:
         rig = await crowded()
         await planned(rig)
         rig.api.delete_pod("default/wanted")
@@ -83,12 +83,12 @@ class TestPromises:
         ask(rig, "wanted", n1=OfferedVictims(("uid-low",)))
         later(rig, 3600)
         await rig.preemptor.round()
-        rig.preemptor._wishes.clear()
+        rig.preemptor._candidates.clear()
         rig.change("wanted", status={"nominatedNodeName": "n1"})  # 1.35: also while volumes are prepared
         rig.catch_up()
         assert rig.ledger.nominations() == []
 
-    async def test_end_when_the_room_was_taken_by_somebody_more_important(self) -> None:
+    async def test_end_when_the_capacity_was_taken_by_a_pod_of_higher_priority(self) -> None:
         rig = await crowded()
         await planned(rig)
         gone(rig, "low")
@@ -108,7 +108,7 @@ class TestPromises:
         await rig.preemptor.round()
         assert rig.ledger.nominations() == []
 
-    async def test_last_as_long_as_those_who_leave_anyway_need(self) -> None:
+    async def test_last_as_long_as_terminating_pods_need(self) -> None:
         rig = Rig(node("n1").card(size=16))
         await settle(rig, "g", 8, LOW)
         await settle(rig, "a", 8, LOW)
@@ -136,7 +136,7 @@ class TestPromises:
         later(rig, 3601)
         assert rig.ledger.nominations() == []
 
-    async def test_a_withdrawn_room_wakes_those_who_wait_for_it(self) -> None:
+    async def test_a_withdrawn_nomination_nudges_pods_that_fit_then(self) -> None:
         rig = Rig(node("n1").card(size=16))
         await settle(rig, "low", 10, LOW)
         rig.api.script["evict"] = [refused(429)]
@@ -147,25 +147,25 @@ class TestPromises:
         plan = asyncio.create_task(rig.preemptor.round())
         await asyncio.sleep(0.01)
         arrive(rig, "small", 6, LOW)
-        assert rig.filter("small").names == [], "promised"
+        assert rig.filter("small").names == [], "kept"
         gate.set()
         await plan
         rig.clock.now += 1
         await rig.pending_pods.round()
         assert NUDGED in rig.live("small")["metadata"]["annotations"]
 
-    async def test_the_more_important_binds_there_also_without_a_pencil(self) -> None:
+    async def test_a_pod_of_higher_priority_binds_there_also_without_a_reservation(self) -> None:
         rig = await crowded()
         await planned(rig)
         gone(rig, "low")
         arrive(rig, "king", 10, HIGH + 1)
         assert rig.filter("king").names == ["n1"]
-        later(rig, 3)  # its pencil is gone
+        later(rig, 3)  # its reservation has expired
         assert await rig.bind("king", "n1") == ""
 
 
 class TestWords:
-    async def test_the_same_is_said_once_whatever_order_nodes_are_named_in(self) -> None:
+    async def test_the_same_event_is_written_once_for_any_order_of_nodes(self) -> None:
         rig = Rig(*(node(f"n{i}").card(size=16) for i in (1, 2)))
         for i in (1, 2):
             await settle(rig, f"low{i}", 10, LOW)
@@ -190,9 +190,11 @@ class TestHostOnly:
         }
         rig = Rig(made)
         for name, priority, labels in (("web", LOW, {"app": "web"}), ("batch", MIDDLE, {})):
-            one: Json = wish(name, {"cpu": "2"}, priority, labels=labels, spec={"terminationGracePeriodSeconds": 300})
-            one["spec"]["nodeName"] = "n1"
-            rig.api.add_pod(one)
+            manifest: Json = wish(
+                name, {"cpu": "2"}, priority, labels=labels, spec={"terminationGracePeriodSeconds": 300}
+            )
+            manifest["spec"]["nodeName"] = "n1"
+            rig.api.add_pod(manifest)
         rig.catch_up()
         return rig
 
@@ -219,7 +221,7 @@ class TestHostOnly:
 
 
 class TestMore:
-    async def test_a_nomination_that_a_list_shows_keeps_the_room_too(self) -> None:
+    async def test_a_nomination_that_a_list_shows_keeps_the_capacity_too(self) -> None:
         rig = await crowded()
         arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted")
@@ -233,12 +235,12 @@ class TestMore:
         rig.api.script["evict"] = [OutcomeUnknown("the process died here")]
         await planned(rig)
         off = PreemptSettings(own=False)
-        heir = Rig(*rig.api.nodes.values(), pods=[{**one} for one in rig.api.pods.values()], preempt=off)
+        heir = Rig(*rig.api.nodes.values(), pods=[{**manifest} for manifest in rig.api.pods.values()], preempt=off)
         heir.preemptor.on_elected()
         await heir.preemptor.round()
         assert heir.api.evicted == []
 
-    async def test_a_new_term_forgets_what_another_leader_took_back(self) -> None:
+    async def test_a_new_term_forgets_nominations_that_another_leader_withdrew(self) -> None:
         rig = await crowded()
         await planned(rig)
         rig.catch_up()
@@ -250,26 +252,26 @@ class TestMore:
         )
         rig.relist()
         rig.preemptor.on_elected()
-        assert rig.ledger.nominations() == [], "what is promised is what pods carry"
+        assert rig.ledger.nominations() == [], "the nominations on the pods are the true ones"
 
-    async def test_room_of_those_who_leave_anyway_is_kept(self) -> None:
+    async def test_capacity_of_terminating_pods_is_kept(self) -> None:
         rig = await crowded()
         stamp(rig, "middle", "2023-11-14T22:13:50Z")
         await planned(rig)
         assert rig.api.evicted == []
         gone(rig, "middle")
         arrive(rig, "late", 10, LOW)
-        assert rig.filter("late").names == [], "else somebody must be evicted after all"
+        assert rig.filter("late").names == [], "else a pod must be evicted after all"
 
-    async def test_two_do_not_count_on_one_who_leaves_anyway(self) -> None:
+    async def test_two_candidates_do_not_count_on_the_same_terminating_pod(self) -> None:
         rig = await crowded()
         stamp(rig, "middle", "2023-11-14T22:13:50Z")
         arrive(rig, "second", 10, HIGH)
         rig.filter("second")
         await planned(rig)
-        assert rig.api.evicted == ["default/low"], "one gets the room of `middle`, the other needs that of `low`"
+        assert rig.api.evicted == ["default/low"], "one gets the capacity of `middle`, the other needs that of `low`"
 
-    async def test_asked_a_budget_that_allows_one_is_broken_by_two(self) -> None:
+    async def test_in_the_preempt_verb_two_evictions_violate_a_budget_that_allows_one(self) -> None:
         rig = Rig(node("n1").card(size=16))
         await settle(rig, "a", 8, LOW)
         await settle(rig, "b", 8, LOW)

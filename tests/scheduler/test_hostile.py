@@ -1,6 +1,6 @@
-"""Hostile pods, nodes, Leases and quotas, fed to every loop of a running replica: it goes on, and so does every
-other object. After each of them a good pod is bound, one that another scheduler bound gets its grant, one that fits
-nowhere gets its reason, an important one gets its victims, and a node, a heartbeat and a quota are taken in.
+"""Hostile pods, nodes, Leases and quotas, fed to every loop of a running replica: no loop ends and no other object is
+affected. After each of them a good pod is bound, a pod bound by another scheduler gets its grant, one that fits nowhere
+gets its Event, one of high priority gets its victims, and a node, a heartbeat and a quota take effect.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ from tests.effort import examples
 from tests.scheduler.rig import tile
 
 ROUND = 0.01  # seconds between two rounds of a loop
-PATIENCE = 50.0  # seconds for something that takes milliseconds: only a loop that hangs or is gone takes longer
+PATIENCE = 50.0  # seconds for something that takes milliseconds: only a loop that hangs or has ended takes longer
 SIZE = 81_920  # MiB of a GPU
 QUOTA = "namespaces: {team: {limits: [{cards: %d}]}}"
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loops rest for milliseconds where they rest for a quarter of a second."""
+    """The loops pause for milliseconds instead of a quarter of a second."""
     quicken(monkeypatch)
 
 
@@ -49,11 +49,11 @@ def quicken(patch: pytest.MonkeyPatch) -> None:
     for module in (reconciler, preemptor, pending_pods):
         patch.setattr(module, "ROUND", ROUND)
     patch.setattr(process, "TICK", ROUND)
-    patch.setattr(pending_pods, "SHARE", 1.0)  # no rest after an explanation
+    patch.setattr(pending_pods, "SHARE", 1.0)  # no pause after an explanation
 
 
 class Cluster:
-    """A running replica, and a kube-scheduler that asks it over HTTP."""
+    """A running replica, and a kube-scheduler that calls it over HTTP."""
 
     def __init__(
         self, process: SchedulerApp, api: MemoryApi, http: aiohttp.ClientSession, task: asyncio.Task[None]
@@ -61,37 +61,37 @@ class Cluster:
         self.process, self.api, self.http, self.task = process, api, http, task
         self._numbers = itertools.count()
 
-    async def until(self, what: str, holds: Callable[[], object]) -> None:
+    async def until(self, goal: str, holds: Callable[[], object]) -> None:
         """The process must be running when it holds, too."""
         try:
             async with asyncio.timeout(PATIENCE):
                 while not holds() and not self.task.done():
                     await asyncio.sleep(0.001)
         except TimeoutError:
-            raise AssertionError(f"in vain: {what}") from None
+            raise AssertionError(f"in vain: {goal}") from None
         if self.task.done():
             self.task.result()  # raises what ended it
-            raise AssertionError(f"the process ended before: {what}")
+            raise AssertionError(f"the process ended before: {goal}")
 
     async def ask(self, verb: str, body: Json) -> Json:
-        """What kube-scheduler would be able to read."""
+        """The response, which kube-scheduler must be able to parse."""
         url = f"http://127.0.0.1:{self.process.server.port}/gputile/{verb}"
         async with self.http.post(url, json=body) as answer:
-            said = await answer.read()
-            assert answer.status == 200, f"{verb}: HTTP {answer.status}: {said[:300]!r}"
-        assert not misshapen(verb, said), f"{verb}: {misshapen(verb, said)}"
-        found: Json = json.loads(said)
-        return found
+            text = await answer.read()
+            assert answer.status == 200, f"{verb}: HTTP {answer.status}: {text[:300]!r}"
+        assert not misshapen(verb, text), f"{verb}: {misshapen(verb, text)}"
+        result: Json = json.loads(text)
+        return result
 
     async def page(self, path: str) -> str:
         async with self.http.get(f"http://127.0.0.1:{self.process.server.port}{path}") as answer:
             assert answer.status == 200, path
             return await answer.text()
 
-    # ---- what is bad ------------------------------------------------------------------------------------------------
+    # ---- hostile objects --------------------------------------------------------------------------------------------
 
     async def suffer(self, made: Json) -> None:
-        """The pod is created, seen, and, if it waits, asked about with every verb that kube-scheduler has."""
+        """The pod is created, shown by the watch and, if it is pending, sent with every verb of kube-scheduler."""
         self.create(made)
         await self.turn()
         if made["spec"].get("nodeName"):
@@ -107,29 +107,29 @@ class Cluster:
         await self.ask("bind", {**named, "Node": nodes[0]})
 
     async def bears(self, made: Json) -> None:
-        """A good pod is bound beside it; then it goes."""
+        """A good pod is bound beside it; then it is deleted."""
         await self.suffer(made)
         name = made["metadata"]["name"]
         await self._binds(f"beside-{name}")
         self.api.delete_pod(f"default/{name}")
 
     def create(self, made: Json) -> None:
-        """As it is: a validating API server would refuse some of them."""
+        """Unvalidated: a real API server would reject some of them."""
         self.api.pods[f"default/{made['metadata']['name']}"] = made
         self.api._tell("Pod", "ADDED", made)
 
     async def turn(self) -> None:
-        """Every loop has its turn."""
+        """Every loop runs once more."""
         await asyncio.sleep(2 * ROUND)
 
-    # ---- what is good -----------------------------------------------------------------------------------------------
+    # ---- good objects -----------------------------------------------------------------------------------------------
 
     async def goes_on(self) -> None:
-        """Every loop serves somebody else."""
+        """Every loop serves another object."""
         number = next(self._numbers)
         await self._binds(f"good-{number}")
         await self._grants(f"around-{number}")
-        await self._tells(f"unknown-model-{number}")
+        await self._gets_event(f"unknown-model-{number}")
         await self._preempts(number)
         await self._follows(number)
         assert await self.page("/healthz") == "ok"
@@ -146,15 +146,15 @@ class Cluster:
 
     async def _binds(self, name: str) -> None:
         made = await self._created(name, tile(10))
-        found: list[str] = []
-        for _ in range(5):  # a node that was offered and not taken ranks last, and may be the only one
-            found = (await self.ask("filter", {"Pod": made, "Nodes": None, "NodeNames": ["n1", "n2"]}))["NodeNames"]
-            if found:
+        nodes: list[str] = []
+        for _ in range(5):  # a node that was offered and not used ranks last, and may be the only one
+            nodes = (await self.ask("filter", {"Pod": made, "Nodes": None, "NodeNames": ["n1", "n2"]}))["NodeNames"]
+            if nodes:
                 break
             await self.turn()
-        assert found, f"{name} fits"
+        assert nodes, f"{name} fits"
         named = {"PodName": name, "PodNamespace": "default", "PodUID": f"uid-{name}"}
-        assert await self.ask("bind", {**named, "Node": found[0]}) == {"Error": ""}
+        assert await self.ask("bind", {**named, "Node": nodes[0]}) == {"Error": ""}
         await self.until(f"{name} is confirmed", lambda: self.process.cluster_state.is_granted(f"uid-{name}"))
         self.api.delete_pod(f"default/{name}")
 
@@ -163,16 +163,16 @@ class Cluster:
         await self.until(f"{name} gets its grant", lambda: GRANT in self.live(name)["metadata"]["annotations"])
         self.api.delete_pod(f"default/{name}")
 
-    async def _tells(self, name: str) -> None:
-        made = await self._created(name, tile(10), annotations={"gputile.io/model": "of-nobody"})
+    async def _gets_event(self, name: str) -> None:
+        made = await self._created(name, tile(10), annotations={"gputile.io/model": "of-no-node"})
         body = {"Pod": made, "Nodes": None, "NodeNames": ["n1", "n2"]}
         assert not (await self.ask("filter", body))["NodeNames"]
-        told = ("NoFittingGPU", name)
-        await self.until(f"{name} is told why", lambda: any((n.reason, n.pod) == told for n in self.api.notes))
+        event = ("NoFittingGPU", name)
+        await self.until(f"{name} has its event", lambda: any((n.reason, n.pod) == event for n in self.api.notes))
         self.api.delete_pod(f"default/{name}")
 
     async def _preempts(self, number: int) -> None:
-        """Node `full` holds one small pod on each GPU; who wants one for itself must be made room."""
+        """Node `full` has one small pod on each GPU; a pod that requests a whole GPU must preempt."""
         victim, vip = f"victim-{number}", f"vip-{number}"
         await self._created(victim, tile(SIZE), on="full")
         await self.until(f"{victim} holds its GPU", lambda: self.process.cluster_state.is_granted(f"uid-{victim}"))
@@ -190,7 +190,7 @@ class Cluster:
         agents = self.process.cluster_state.agents
         before = sum(agents.counts().values())
         self.api.add_lease(f"beat-{number}", holderIdentity="a", leaseDurationSeconds=9, renewTime="1")
-        await self.until("a heartbeat is heard", lambda: sum(agents.counts().values()) > before)
+        await self.until("a heartbeat counts", lambda: sum(agents.counts().values()) > before)
         self.api.add_config_map("kube-system", "gputile-quota", {"quota.yaml": QUOTA % (number + 1)})
         await self.until("a quota is taken", lambda: "team" in self.process.ledger.quota_usage.quotas)
         self.api.delete_config_map("kube-system", "gputile-quota")
@@ -201,7 +201,7 @@ class Cluster:
 
 
 class Tracebacks(logging.Handler):
-    """Errors that nobody expected. To be isolated is not enough: hostile input is to be expected."""
+    """Collects unexpected errors. Isolation is not enough: hostile input must be expected."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -225,7 +225,7 @@ def no_tracebacks() -> Iterator[None]:
 
 @asynccontextmanager
 async def running(*pods: Json, **more: Any) -> AsyncIterator[Cluster]:
-    """Two nodes with room, one that the test fills; `pods` are there before the process starts."""
+    """Two free nodes, and one that the test fills; `pods` exist before the process starts."""
     nodes = [node(name).cards(8, size=SIZE).manifest() for name in ("n1", "n2")]
     api = MemoryApi([*nodes, node("full").card(size=SIZE).manifest()], pods)
     settings = Settings(
@@ -262,14 +262,14 @@ SITS = ("1,200 init containers", "1,300 sidecars", "17,000 keys of ours", "17,00
 
 
 @pytest.mark.parametrize("make", [pytest.param(hostile.TENANT[name], id=name) for name in WORST])
-async def test_a_pod_that_waits(make: MakePod) -> None:
+async def test_a_pending_pod(make: MakePod) -> None:
     async with running() as cluster:
         await cluster.suffer(make("bad"))
         await cluster.goes_on()
 
 
 @pytest.mark.parametrize("make", [pytest.param(BOUND[name], id=name) for name in SITS])
-async def test_a_pod_that_was_bound_around_us(make: MakePod) -> None:
+async def test_a_pod_bound_by_another_scheduler(make: MakePod) -> None:
     async with running() as cluster:
         await cluster.suffer(make("bad"))
         await cluster.goes_on()
@@ -284,7 +284,7 @@ PODS = {
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("turn", range(4))
 async def test_every_other_pod(turn: int) -> None:
-    """A good pod is bound after each, and every loop has served somebody after all of them."""
+    """A good pod is bound after each, and every loop has served another object after all of them."""
     async with running() as cluster:
         for number, name in enumerate(list(PODS)[turn::4]):
             with after(name):
@@ -295,11 +295,11 @@ async def test_every_other_pod(turn: int) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("family", list(hostile.RECORDS))
 async def test_garbage_in_a_familys_records(family: str) -> None:
-    """On pods that are bound; and, all together, on pods that wait."""
+    """On bound pods; and, all together, on pending pods."""
     async with running() as cluster:
-        for number, what in enumerate(hostile.GARBAGE):
-            make = BOUND[f"{family} record: {what}"]
-            with after(what):
+        for number, garbage in enumerate(hostile.GARBAGE):
+            make = BOUND[f"{family} record: {garbage}"]
+            with after(garbage):
                 await cluster.bears(make(f"bound-{number}"))
             made = make(f"waits-{number}")
             made["spec"]["nodeName"] = None
@@ -307,7 +307,7 @@ async def test_garbage_in_a_familys_records(family: str) -> None:
         await cluster.goes_on()
 
 
-async def test_pods_that_no_api_server_would_take() -> None:
+async def test_pods_that_no_api_server_would_accept() -> None:
     async with running() as cluster:
         for number, (name, make) in enumerate(hostile.MISSHAPEN.items()):
             with after(name):
@@ -332,16 +332,16 @@ async def test_nodes() -> None:
     "spec",
     [
         pytest.param({"holderIdentity": "a", "leaseDurationSeconds": 9, "renewTime": "1"}, id="a-good-lease"),
-        pytest.param({"leaseDurationSeconds": -(2**63), "renewTime": hostile.ESCAPES}, id="a-lease-of-no-time"),
-        pytest.param({"leaseDurationSeconds": 2**63 - 1, "holderIdentity": ""}, id="a-lease-for-ever"),
-        pytest.param({"leaseDurationSeconds": "9", "renewTime": 7}, id="a-lease-of-other-kinds"),
+        pytest.param({"leaseDurationSeconds": -(2**63), "renewTime": hostile.ESCAPES}, id="a-lease-of-zero-seconds"),
+        pytest.param({"leaseDurationSeconds": 2**63 - 1, "holderIdentity": ""}, id="a-lease-of-infinite-time"),
+        pytest.param({"leaseDurationSeconds": "9", "renewTime": 7}, id="a-lease-of-other-types"),
     ],
 )
-async def test_what_an_agent_says_of_use(spec: Json) -> None:
+async def test_usage_reported_by_an_agent(spec: Json) -> None:
     async with running() as cluster:
         for number, (name, use) in enumerate(hostile.USES.items()):
             with after(name):
-                for beat in range(2):  # what was seen once may be old: the second beat is believed
+                for beat in range(2):  # the first beat may be old: the second one counts
                     renewed = {"renewTime": f"{number}-{beat}"} if spec.get("renewTime") == "1" else {}
                     cluster.api.add_lease("n1", {"gputile.io/use": use}, **{**spec, **renewed})
                     await cluster.turn()
@@ -379,20 +379,20 @@ async def test_quotas() -> None:
 
 
 @contextmanager
-def after(what: str) -> Iterator[None]:
-    """Says what it was that ended the others."""
+def after(name: str) -> Iterator[None]:
+    """Names the object in the error that it caused."""
     try:
         yield
-    except Exception as wrong:
-        raise AssertionError(f"after {what}: {type(wrong).__name__}: {wrong}") from wrong
+    except Exception as error:
+        raise AssertionError(f"after {name}: {type(error).__name__}: {error}") from error
 
 
 # ---- all at once ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.timeout(300)
-async def test_a_replica_that_starts_among_them_and_lists_them_anew() -> None:
-    """What ended one process is still there for the next."""
+async def test_a_replica_that_starts_among_them_and_relists() -> None:
+    """Objects that ended one process still exist for the next."""
     crowd = [make(f"bad-{number}") for number, make in enumerate(PODS.values())]
     async with running(*crowd, *hostile.fractions()) as cluster:
         await cluster._binds("first")
@@ -429,7 +429,7 @@ LIMITS = st.dictionaries(RESOURCES, AMOUNTS, max_size=3) | st.sampled_from(
 
 @st.composite
 def pods(draw: st.DrawFn) -> Json:
-    """A pod of containers by the number, that asks in any dialect or several, with garbage in any annotation."""
+    """A pod with many containers, requests in any dialect or several, and garbage in any annotation."""
     one = draw(LIMITS)
     kinds = [draw(LIMITS) for _ in range(draw(st.integers(0, 3)))]
     apps = [one] * draw(st.sampled_from([0, 1, 1, 2, 24, 65, hostile.MANY])) + kinds

@@ -1,7 +1,7 @@
-"""Pods made to hurt, given to every door of the scheduler: each question has one budget, and the answer says so.
+"""Hostile pods in every API of the scheduler: each request has one search budget, and the answer reports its end.
 
 Seen to fail: with the recursive search (RecursionError in the loop), without the bound of 64 containers, with a budget
-per node and try (the searches are counted), without the words in the events, with tables made on the event loop.
+per node and attempt (the searches are counted), without the event messages, with tables computed on the event loop.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ def awkward(count: int = 17, size: int = 334, **rest: object) -> Json:
 
 
 def full() -> Rig:
-    """Every card has a small tenant, and no two nodes are alike."""
+    """Every card has a small tenant, and no two nodes are equal."""
     rig = Rig(*(node(f"n{n}").cards(8, size=1000, slots=40) for n in range(NODES)))
     for number in range(NODES):
         for card in range(8):
@@ -52,7 +52,7 @@ def full() -> Rig:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What every search has spent, whoever asked."""
+    """The steps that every search has spent."""
     spent: list[int] = []
     real = SearchBudget.spend
 
@@ -68,7 +68,7 @@ NOT_FURTHER = SENTENCE[NodeReason.SEARCH]
 
 
 class TestOneBudget:
-    def test_filter_says_that_it_searched_no_further(self, steps: list[int]) -> None:
+    def test_filter_reports_a_truncated_search(self, steps: list[int]) -> None:
         rig = full()
         rig.api.add_pod(awkward())
         rig.catch_up()
@@ -78,7 +78,7 @@ class TestOneBudget:
         assert "not searched further" in NOT_FURTHER
         assert sum(steps) < 6000
 
-    def test_a_dry_run_too_also_on_nodes_that_come_with_it(self, steps: list[int]) -> None:
+    def test_a_dry_run_too_also_on_nodes_of_the_request(self, steps: list[int]) -> None:
         rig = full()
         rig.api.add_pod(awkward())
         rig.catch_up()
@@ -97,7 +97,7 @@ class TestOneBudget:
         assert rig.count("searches_truncated_total", search="preempt") == 1
         assert sum(steps) < 80_000
 
-    async def test_a_namespace_whose_searches_were_cut_short_gets_brief_ones_for_a_while(
+    async def test_a_namespace_with_truncated_searches_gets_brief_ones_for_a_while(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         rig = full()
@@ -118,7 +118,7 @@ class TestOneBudget:
         monkeypatch.setattr("gputile.scheduler.preemption.preemptor.SearchBudget", budget)
         await rig.preemptor.answer_in_slices(args)
         await rig.preemptor.answer_in_slices(args)
-        rig.clock.now += 2  # a brief search that was cut short, too, shortens nothing
+        rig.clock.now += 2  # a truncated brief search extends nothing
         await rig.preemptor.answer_in_slices(args)
         await rig.preemptor.answer_in_slices(msgspec.structs.replace(args, pod=other))
         rig.clock.now += 60
@@ -126,7 +126,7 @@ class TestOneBudget:
         whole, brief = preemptor.ANSWER_SECONDS, preemptor.BRIEF
         assert given == [whole, brief, brief, whole, whole]
 
-    async def test_our_own_preemption_tells_the_pod(self, steps: list[int]) -> None:
+    async def test_our_own_preemption_writes_an_event(self, steps: list[int]) -> None:
         rig = full()
         rig.api.add_pod(awkward(16, 490))  # fits on an empty node only
         rig.catch_up()
@@ -134,9 +134,9 @@ class TestOneBudget:
         rig.clock.now += 2.0
         await rig.preemptor.round()
         assert rig.api.evicted == []
-        [(reason, said)] = notes(rig, "evil")
+        [(reason, message)] = notes(rig, "evil")
         assert reason == "PreemptionBlocked"
-        assert "not searched further for pods that would have to go" in said
+        assert "not searched further for victims" in message
         assert sum(steps) < 250_000
 
     async def test_the_explanation(self, steps: list[int]) -> None:
@@ -145,13 +145,13 @@ class TestOneBudget:
         rig.catch_up()
         rig.filter("evil")
         await rig.pending_pods.round()
-        [(reason, said)] = notes(rig, "evil")
+        [(reason, message)] = notes(rig, "evil")
         assert reason == "NoFittingGPU"
-        assert "not searched further: there are too many ways to place its containers" in said
+        assert "not searched further: there are too many ways to place its containers" in message
         assert rig.count("searches_truncated_total", search="explanation") == 1
         assert sum(steps) < 40_000
 
-    async def test_others_have_their_turn_meanwhile(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_other_tasks_run_meanwhile(self, monkeypatch: pytest.MonkeyPatch) -> None:
         rig = full()
         rig.api.add_pod(awkward())
         rig.catch_up()
@@ -172,14 +172,14 @@ class TestDeepPods:
     async def test_a_bound_pod_with_1200_init_containers_counts_by_its_grant_and_ends_nothing(self) -> None:
         tiles = [{"uuid": "GPU-n1-0", "index": 0, "memory": 5, "cores": 0}]
         held = [{"name": f"init-{n}", "role": "init", "tiles": tiles} for n in range(1200)]
-        said = {"version": 1, "pod": "uid-deep", "node": "n1", "dialect": "gputile", "containers": held}
+        grant = {"version": 1, "pod": "uid-deep", "node": "n1", "dialect": "gputile", "containers": held}
         deep = pod(
             {"cpu": 1},
             init=(tile(5),) * 1200,
             name="deep",
             uid="uid-deep",
             on="n1",
-            annotations={GRANT: msgspec.json.encode(said).decode()},
+            annotations={GRANT: msgspec.json.encode(grant).decode()},
         )
         async with running(cluster(pods=(deep,))) as replica:
             process, api = replica.process, replica.api
@@ -188,25 +188,25 @@ class TestDeepPods:
             await replica.until(lambda: "uid-web" in process.cluster_state.waiting)
             body = {"Pod": api.pods["default/web"], "Nodes": None, "NodeNames": ["n1"]}
             assert (await replica.ask("/gputile/filter", body))[1]["NodeNames"] == ["n1"]
-            assert [room.memory for room in process.ledger.fleet.view("n1").free_by_card] == [11, 0]
+            assert [free.memory for free in process.ledger.fleet.view("n1").free_by_card] == [11, 0]
             assert not value(process, "internal_errors_total", loop="watch pods")
 
     @pytest.mark.parametrize("count", [65, 1300])
-    async def test_a_pending_pod_with_too_many_is_refused_with_words_and_ends_nothing(self, count: int) -> None:
+    async def test_a_pending_pod_with_too_many_is_rejected_with_a_message_and_ends_nothing(self, count: int) -> None:
         deep = pod({"cpu": 1}, init=(tile(1),) * count, name="deep", uid="uid-deep")
         async with running(cluster(pods=(deep,))) as replica:
             process, api = replica.process, replica.api
             await replica.until(lambda: process.is_synced() and process.may_write())
             body = {"Pod": api.pods["default/deep"], "Nodes": None, "NodeNames": ["n1"]}
             answer = (await replica.ask("/gputile/filter", body))[1]
-            said = f"pod: {count} of its containers request GPUs, and at most 64 of one pod may"
-            assert said in answer["FailedAndUnresolvableNodes"]["n1"]
+            message = f"pod: {count} of its containers request GPUs, and at most 64 of one pod may"
+            assert message in answer["FailedAndUnresolvableNodes"]["n1"]
             await replica.until(lambda: any(note.pod == "deep" for note in api.notes))
-            assert said in next(note.message for note in api.notes if note.pod == "deep")
+            assert message in next(note.message for note in api.notes if note.pod == "deep")
 
 
-async def test_what_is_learnt_is_worked_out_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred different fractions make a long linear programme, and anybody can make a hundred pods."""
+async def test_the_model_is_computed_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred different fractions make a large linear program, and every user can create a hundred pods."""
     threads: list[bool] = []
 
     def prices(demand: dict[int, float]) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""The page of /metrics: shared while somebody is being sent it, and new for the next scrape."""
+"""The /metrics page: shared while it is being sent, and new for the next scrape."""
 
 import asyncio
 from typing import Any
@@ -8,7 +8,7 @@ from gputile.telemetry.metrics import Metrics
 
 
 class Cluster:
-    """What the cluster's figures say, once the test lets them."""
+    """Stands for `ClusterMetrics`; it answers once the test opens the gate."""
 
     def __init__(self) -> None:
         self.made: list[bool] = []
@@ -24,23 +24,23 @@ class Cluster:
 class Shop:
     def __init__(self) -> None:
         self.cluster, self.time, self.leads = Cluster(), 0.0, True
-        figures: Any = self.cluster
-        self.page = MetricsPage(Metrics(), figures, lambda: self.leads, lambda: self.time)
+        cluster_metrics: Any = self.cluster
+        self.page = MetricsPage(Metrics(), cluster_metrics, lambda: self.leads, lambda: self.time)
 
 
-async def test_those_who_ask_at_once_are_given_the_same_bytes() -> None:
+async def test_simultaneous_scrapes_get_the_same_bytes() -> None:
     shop = Shop()
     shop.cluster.gate.clear()
     asking = [asyncio.ensure_future(shop.page.response(names_pods=True)) for _ in range(5)]
     await asyncio.sleep(0)
     asking[0].cancel()
     shop.cluster.gate.set()
-    found = await asyncio.gather(*asking[1:])
-    assert len({id(response.body) for response in found}) == 1
+    responses = await asyncio.gather(*asking[1:])
+    assert len({id(response.body) for response in responses}) == 1
     assert shop.cluster.made == [True]
 
 
-async def test_a_page_that_somebody_is_still_being_sent_is_given_to_others_for_a_moment() -> None:
+async def test_a_page_that_is_still_being_sent_is_shared_for_a_moment() -> None:
     shop = Shop()
     slow = await shop.page.response(names_pods=True)
     shop.time = SHARED - 0.1
@@ -49,22 +49,22 @@ async def test_a_page_that_somebody_is_still_being_sent_is_given_to_others_for_a
     assert (await shop.page.response(names_pods=True)) is not slow
 
 
-async def test_a_page_that_all_have_is_made_anew() -> None:
+async def test_a_page_that_was_sent_completely_is_rendered_again() -> None:
     shop = Shop()
     await shop.page.response(names_pods=True)
-    await asyncio.sleep(0)  # until then the loop itself still has it
+    await asyncio.sleep(0)  # until then the event loop still has a reference
     assert (await shop.page.response(names_pods=True)).body.endswith(b"page 2\n")
 
 
-async def test_who_may_see_pods_and_who_may_not_never_share() -> None:
+async def test_clients_with_and_without_the_right_to_pods_never_share() -> None:
     shop = Shop()
     certified = await shop.page.response(names_pods=True)
-    stranger = await shop.page.response(names_pods=False)
-    assert certified.body is not stranger.body
+    anonymous = await shop.page.response(names_pods=False)
+    assert certified.body is not anonymous.body
     assert shop.cluster.made == [True, False]
 
 
-async def test_a_page_of_the_leader_is_not_shown_by_one_that_leads_no_more() -> None:
+async def test_a_page_of_the_leader_is_not_served_after_losing_leadership() -> None:
     shop = Shop()
     led = await shop.page.response(names_pods=True)
     shop.leads = False

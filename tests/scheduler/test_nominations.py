@@ -1,17 +1,17 @@
-"""The promise that matters, on the whole scheduler: whatever fails and whenever news comes, no tile is sold twice.
+"""The main invariant of the whole scheduler: no tile is allocated twice, whatever fails and whenever events arrive.
 
-A hypothesis state machine plays kube-scheduler (filter, bind, several at once, repeated), the API server (refuses,
-loses answers, is slow, binds by another hand), our watch (late, relisted) and operators (delete, complete).
-The oracle adds up what the *cluster* shows: the grants on pods that are bound and not over.
+A hypothesis state machine plays kube-scheduler (filter, bind, several at once, repeated), the API server (rejects,
+loses answers, is slow), another scheduler, our watch (late, relisted) and operators (delete, complete). The oracle sums
+up the grants in the *cluster*: those of bound pods that have not ended.
 
 Deliberate bugs it was seen to catch, each alone:
   1. `Binder._write` forgets the tile after a lost answer.
-  2. `Binder._assume` places a pod anew whose earlier bind may have landed.
+  2. `Binder._assume` places a pod again whose earlier bind may have taken effect.
   3. `Binder._refused` forgets after a 409 without looking.
-  4. `Binder._refused` takes its own earlier bind for somebody else's (the time in the grant differs).
-  5. `Granter._look_up` forgets a pod that the live look shows bound.
-  6. `Mirror` counts a pod as gone when its deletion is asked for.
-  7. `Mirror` does not book the grants that pods carry.
+  4. `Binder._refused` takes its own earlier bind for another scheduler's (the time in the grant differs).
+  5. `Reconciler._look_up` forgets a pod that the API server shows bound.
+  6. `ClusterState` counts a pod as gone when it is terminating.
+  7. `ClusterState` does not count the grants on pods.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from tests.effort import EFFORT
 from tests.scheduler.rig import Lands, Rig, Step, refused, tile
 
 SIZE, CARDS, NODES = 8, 2, ("n1", "n2")
-WISHES = st.sampled_from(
+LIMITS = st.sampled_from(
     [
         (tile(3),),
         (tile(5),),
@@ -67,7 +67,7 @@ DELAYS = st.lists(st.integers(0, 6), max_size=12)
 
 
 class Cluster(RuleBasedStateMachine):
-    """`truth` is `rig.api`; the book hears of it sooner or later."""
+    """The truth is `rig.api`; the ledger learns of it sooner or later."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,66 +80,70 @@ class Cluster(RuleBasedStateMachine):
         nodes = [node(name).cards(CARDS, size=SIZE) for name in NODES]
         self.rig = Rig(*nodes, bind=BindSettings(timeout=0.06))  # two attempts
 
-    def run(self, *what: Any, script: list[Step], delays: list[int]) -> list[Any]:
-        """All at once; the API server does to each call what the script says."""
+    def run(self, *calls: Any, script: list[Step], delays: list[int]) -> list[Any]:
+        """All at once; the script decides what happens to each call of the API server."""
         api = self.rig.api
         api.script = {call: list(script) for call in ("bind", "pod", "patch_pod")}
         api.script["pod"] = [step for step in script if isinstance(step, OutcomeUnknown)]
         api.delays = list(delays)
-        found = self.loop.run_until_complete(self._gather(what))
+        results = self.loop.run_until_complete(self._gather(calls))
         api.script, api.delays = {}, []
-        return found
+        return results
 
     @staticmethod
-    async def _gather(what: tuple[Any, ...]) -> list[Any]:
-        done = await asyncio.gather(*what, return_exceptions=True)
-        for one in done:
-            if isinstance(one, BaseException) and not isinstance(one, ApiRejected | OutcomeUnknown):
-                raise one
-        return list(done)
+    async def _gather(calls: tuple[Any, ...]) -> list[Any]:
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, ApiRejected | OutcomeUnknown):
+                raise result
+        return list(results)
 
     def names(self, *, bound: bool | None = None) -> list[str]:
         pods = self.rig.api.pods.values()
-        return [one["metadata"]["name"] for one in pods if bound is None or bool(one["spec"]["nodeName"]) == bound]
+        return [
+            manifest["metadata"]["name"]
+            for manifest in pods
+            if bound is None or bool(manifest["spec"]["nodeName"]) == bound
+        ]
 
-    # ---- what the world does ----------------------------------------------------------------------------------------
+    # ---- the cluster ------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: len(self.rig.api.pods) < 6)
-    @rule(wish=WISHES, seen=st.booleans())
-    def arrive(self, wish: tuple[Json, ...], seen: bool) -> None:
+    @rule(limits=LIMITS, seen=st.booleans())
+    def arrive(self, limits: tuple[Json, ...], seen: bool) -> None:
         self.born += 1
         name = f"p{self.born}"
-        self.rig.api.add_pod(pod(*wish, name=name, uid=f"uid-{name}"))
+        self.rig.api.add_pod(pod(*limits, name=name, uid=f"uid-{name}"))
         if seen:
             self.rig.catch_up()
 
     @precondition(lambda self: self.names())
-    @rule(data=st.data(), how=st.sampled_from(["asked to go", "over", "deleted", "n1", "n2"]))
-    def somebody_else_acts(self, data: st.DataObject, how: str) -> None:
-        """Deletes a pod, sees it end, or binds it around us."""
+    @rule(data=st.data(), how=st.sampled_from(["terminating", "ended", "deleted", "n1", "n2"]))
+    def another_client_acts(self, data: st.DataObject, how: str) -> None:
+        """A pod is deleted, ends, or is bound by another scheduler."""
         name = data.draw(st.sampled_from(self.names()))
         if how == "deleted":
             self.rig.api.delete_pod(f"default/{name}")
-        elif how == "over":
+        elif how == "ended":
             self.rig.change(name, status={"phase": "Succeeded"})
-        elif how == "asked to go":
+        elif how == "terminating":
             self.rig.change(name, metadata={"deletionTimestamp": "2026-08-01T00:00:00Z"})
         elif name in self.names(bound=False):
             self.rig.change(name, spec={"nodeName": how})
 
-    @rule(what=st.sampled_from(["one", "some", "all", "list"]), seconds=st.sampled_from([0.5, 3.0]))
-    def news_comes_and_time_passes(self, what: str, seconds: float) -> None:
-        if what == "list":
+    @rule(events=st.sampled_from(["one", "some", "all", "list"]), seconds=st.sampled_from([0.5, 3.0]))
+    def watch_events_arrive_and_time_passes(self, events: str, seconds: float) -> None:
+        if events == "list":
             self.rig.relist()
         else:
-            self.rig.catch_up({"one": 1, "some": 3, "all": None}[what])
+            self.rig.catch_up({"one": 1, "some": 3, "all": None}[events])
         self.pass_time(seconds)
 
     def pass_time(self, seconds: float) -> None:
         self.rig.clock.now += seconds
         self.rig.apply(self.rig.ledger.handle(Tick(self.rig.clock.now)))
 
-    # ---- what kube-scheduler and we do ------------------------------------------------------------------------------
+    # ---- kube-scheduler and gputile ---------------------------------------------------------------------------------
 
     @precondition(lambda self: self.names(bound=False))
     @rule(data=st.data())
@@ -157,7 +161,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(script=SCRIPT, delays=DELAYS, grants=st.booleans())
     def bind_again(self, script: list[Step], delays: list[int], grants: bool) -> None:
-        """kube-scheduler repeats itself, whatever it was told; perhaps while the book looks something up."""
+        """kube-scheduler repeats its calls, whatever the answer was; perhaps while the reconciler looks up a pod."""
         self.rig.leading = True
         self._bind(script, delays, *([self.rig.reconciler.round()] if grants else []))
 
@@ -168,37 +172,37 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(script=SCRIPT, delays=DELAYS, seconds=st.sampled_from([0.0, 70.0]))
     def grant(self, script: list[Step], delays: list[int], seconds: float) -> None:
-        """And look up what the book asks about, when a bind is old."""
+        """Also looks up pods for the ledger, when a bind is old."""
         self.rig.leading = True
         self.pass_time(seconds)
         self.run(self.rig.reconciler.round(), script=script, delays=delays)
         self.rig.clock.now += 5
 
-    # ---- what must hold ---------------------------------------------------------------------------------------------
+    # ---- invariants -------------------------------------------------------------------------------------------------
 
     @invariant()
-    def no_tile_is_sold_twice(self) -> None:
+    def no_tile_is_allocated_twice(self) -> None:
         memory, cores = Counter[str](), Counter[str]()
-        for one in self.rig.api.pods.values():
-            if one["spec"]["nodeName"] and (one.get("status") or {}).get("phase") != "Succeeded":
-                for uuid, use in _uses(one).items():
+        for manifest in self.rig.api.pods.values():
+            if manifest["spec"]["nodeName"] and (manifest.get("status") or {}).get("phase") != "Succeeded":
+                for uuid, use in _uses(manifest).items():
                     memory[uuid] += use[0]
                     cores[uuid] += use[1]
-        assert all(sold <= SIZE for sold in memory.values()), memory
-        assert all(sold <= 100 for sold in cores.values()), cores
+        assert all(total <= SIZE for total in memory.values()), memory
+        assert all(total <= 100 for total in cores.values()), cores
 
     @invariant()
-    def what_a_bound_pod_was_granted_is_held(self) -> None:
-        """Only we grant, so we know of every grant, whether the API server's answer came or not."""
-        for one in self.rig.api.pods.values():
-            over = (one.get("status") or {}).get("phase") == "Succeeded"
-            if one["spec"]["nodeName"] and not over and _uses(one):
-                entry = self.rig.ledger.entry(one["metadata"]["uid"])
-                assert entry is not None, f"{one['metadata']['name']} is bound, and its tile is free"
-                assert _held(entry) == _uses(one)
+    def the_grant_of_a_bound_pod_is_in_the_ledger(self) -> None:
+        """Only gputile grants, so it knows every grant, even if the API server's answer was lost."""
+        for manifest in self.rig.api.pods.values():
+            has_ended = (manifest.get("status") or {}).get("phase") == "Succeeded"
+            if manifest["spec"]["nodeName"] and not has_ended and _uses(manifest):
+                entry = self.rig.ledger.entry(manifest["metadata"]["uid"])
+                assert entry is not None, f"{manifest['metadata']['name']} is bound, and its tile is free"
+                assert _allocated(entry) == _uses(manifest)
 
     @invariant()
-    def the_book_adds_up(self) -> None:
+    def the_ledger_is_consistent(self) -> None:
         self.rig.ledger.check()
         assert self.rig.count("overcommits_total") == 0
 
@@ -210,44 +214,44 @@ class Cluster(RuleBasedStateMachine):
             self.loop.close()
 
     def settle(self) -> None:
-        """Then every bound pod is booked with what it carries, and nobody else."""
+        """In the end the ledger has every bound pod with its grant, and no other."""
         self.rig.leading = True
         for _ in range(4):
             self.rig.catch_up()
             self.pass_time(70.0)
             self.run(self.rig.reconciler.round(), script=[], delays=[])
         self.rig.catch_up()
-        self.no_tile_is_sold_twice()
-        self.the_book_adds_up()
+        self.no_tile_is_allocated_twice()
+        self.the_ledger_is_consistent()
         alive = {
-            one["metadata"]["uid"]: one
-            for one in self.rig.api.pods.values()
-            if one["spec"]["nodeName"] and (one.get("status") or {}).get("phase") != "Succeeded"
+            manifest["metadata"]["uid"]: manifest
+            for manifest in self.rig.api.pods.values()
+            if manifest["spec"]["nodeName"] and (manifest.get("status") or {}).get("phase") != "Succeeded"
         }
-        assert {e.allocation.pod for e in self.rig.ledger.entries() if e.state is AllocationState.CONFIRMED} == set(
-            alive
-        )
+        entries = self.rig.ledger.entries()
+        confirmed = {entry.allocation.pod for entry in entries if entry.state is AllocationState.CONFIRMED}
+        assert confirmed == set(alive)
         assert self.rig.ledger.in_flight() == []
-        for uid, one in alive.items():
+        for uid, manifest in alive.items():
             entry = self.rig.ledger.entry(uid)
             assert entry is not None
-            assert _held(entry) == _uses(one), "the book and the pod tell the same"
+            assert _allocated(entry) == _uses(manifest), "the ledger and the pod agree"
 
 
-def _held(entry: LedgerEntry) -> dict[str, tuple[int, int]]:
+def _allocated(entry: LedgerEntry) -> dict[str, tuple[int, int]]:
     return {card: (use.memory, use.cores) for card, use in entry.allocation.uses().items()}
 
 
-def _uses(one: Json) -> dict[str, tuple[int, int]]:
-    """What a pod's grant says, added up without the book's arithmetic; none of these pods has init containers."""
-    said = (one["metadata"].get("annotations") or {}).get(GRANT)
-    if said is None:
+def _uses(manifest: Json) -> dict[str, tuple[int, int]]:
+    """The sums of a pod's grant, without the ledger's arithmetic; none of these pods has init containers."""
+    grant = (manifest["metadata"].get("annotations") or {}).get(GRANT)
+    if grant is None:
         return {}
     sums: dict[str, tuple[int, int]] = {}
-    for held in msgspec.json.decode(said)["containers"]:
-        for found in held["tiles"]:
-            before = sums.get(found["uuid"], (0, 0))
-            sums[found["uuid"]] = (before[0] + found["memory"], before[1] + found["cores"])
+    for container in msgspec.json.decode(grant)["containers"]:
+        for granted in container["tiles"]:
+            before = sums.get(granted["uuid"], (0, 0))
+            sums[granted["uuid"]] = (before[0] + granted["memory"], before[1] + granted["cores"])
     return sums
 
 

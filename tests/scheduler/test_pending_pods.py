@@ -1,4 +1,4 @@
-"""Pods that wait: told why, few per second and each once; nudged when they fit and nobody tries them."""
+"""Pending pods: one Event each with the reason, few per second; nudged when they fit and are not retried."""
 
 import asyncio
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from gputile.dialects.gputile import NUDGED
 from gputile.kube.api import Json, OutcomeUnknown
 from gputile.scheduler.pending import pending_pods
-from gputile.scheduler.pending.pending_pods import NUDGES, PATIENCE, REPEAT, REST, ROUND, SETTLE
+from gputile.scheduler.pending.pending_pods import NUDGE_INTERVAL, NUDGES, PATIENCE, REPEAT, ROUND, SETTLE
 from gputile.scheduler.settings import TellSettings
 from gputile.testing.builders import node
 from tests.scheduler.rig import GPU, MEMORY, Rig, refused, tile
@@ -21,7 +21,7 @@ def rig(**pending: Any) -> Rig:
 
 
 def full(r: Rig) -> Rig:
-    """Somebody holds the whole card."""
+    """Another pod holds the whole card."""
     r.arrive(tile(16), name="old", annotations=grant(16, name="old"), on="n1")
     return r
 
@@ -35,8 +35,8 @@ async def rounds(r: Rig, seconds: float) -> None:
     for _ in range(round(seconds / ROUND)):
         try:
             await r.pending_pods.round()
-        except Exception as wrong:
-            if type(wrong).__name__ not in ("ApiRejected", "OutcomeUnknown"):
+        except Exception as error:
+            if type(error).__name__ not in ("ApiRejected", "OutcomeUnknown"):
                 raise
         r.clock.now += ROUND
 
@@ -46,7 +46,7 @@ def nudged(r: Rig) -> list[str]:
 
 
 class TestTelling:
-    async def test_why_it_waits_with_figures(self) -> None:
+    async def test_the_event_has_the_reason_with_numbers(self) -> None:
         r = full(rig())
         r.arrive(tile(8))
         r.filter()
@@ -57,14 +57,14 @@ class TestTelling:
         assert "n1" in note.message
         assert "\n" not in note.message
 
-    async def test_a_pod_that_cannot_be_served_hears_what_to_write(self) -> None:
+    async def test_the_event_of_an_invalid_request_says_what_to_write(self) -> None:
         r = rig()
         r.arrive({MEMORY: 8})
         r.filter()
         await rounds(r, ROUND)
         assert f"add `{GPU}: 1`" in r.api.notes[0].message
 
-    async def test_the_same_is_not_said_twice(self) -> None:
+    async def test_the_same_event_is_not_written_twice(self) -> None:
         r = full(rig())
         r.arrive(tile(8))
         for _ in range(5):
@@ -73,7 +73,7 @@ class TestTelling:
             r.clock.now += 65
         assert len(r.api.notes) == 1
 
-    async def test_but_again_before_the_event_is_thrown_away(self) -> None:
+    async def test_but_again_before_the_event_expires(self) -> None:
         r = full(rig(every=REPEAT / 2))
         r.arrive(tile(8))
         r.filter()
@@ -82,7 +82,7 @@ class TestTelling:
         await rounds(r, 1)
         assert len(r.api.notes) == 2
 
-    async def test_another_reason_is_told_when_the_interval_is_over(self) -> None:
+    async def test_another_reason_is_reported_after_the_interval(self) -> None:
         r = full(rig(every=60))
         r.arrive(tile(8))
         r.filter()
@@ -114,7 +114,7 @@ class TestTelling:
         await rounds(r, ROUND)
         assert len(r.api.notes) == 3
 
-    async def test_one_that_fits_by_now_is_told_nothing(self) -> None:
+    async def test_a_pod_that_fits_by_now_gets_no_event(self) -> None:
         r = full(rig(nudge=False))
         r.arrive(tile(8))
         r.filter()
@@ -123,7 +123,7 @@ class TestTelling:
         assert r.api.notes == []
 
     @pytest.mark.parametrize("end", ["deleted", "bound"])
-    async def test_one_that_waits_no_more_is_told_nothing(self, end: str) -> None:
+    async def test_a_pod_that_is_no_longer_pending_gets_no_event(self, end: str) -> None:
         r = full(rig())
         r.arrive(tile(8))
         r.filter()
@@ -135,7 +135,7 @@ class TestTelling:
         await rounds(r, 1)
         assert r.api.notes == []
 
-    async def test_a_stranger_is_told_nothing(self) -> None:
+    async def test_a_pod_unknown_to_the_watch_gets_no_event(self) -> None:
         r = full(rig())
         r.arrive(tile(8), seen=False)
         r.filter()
@@ -143,7 +143,7 @@ class TestTelling:
         await rounds(r, 1)
         assert r.api.notes == []
 
-    async def test_never_while_not_leading(self) -> None:
+    async def test_never_while_not_the_leader(self) -> None:
         r = full(rig())
         r.arrive(tile(8))
         r.filter()
@@ -155,7 +155,7 @@ class TestTelling:
         await rounds(r, 1)
         assert nudged(r) == ["default/web-0"]
 
-    async def test_what_could_not_be_told_is_told_later(self) -> None:
+    async def test_an_event_that_could_not_be_written_is_written_later(self) -> None:
         r = full(rig())
         r.arrive(tile(8))
         r.filter()
@@ -165,7 +165,7 @@ class TestTelling:
             r.clock.now += 30
         assert len(r.api.notes) == 1
 
-    async def test_the_reason_is_not_worked_out_more_often_than_it_may_be_told(
+    async def test_the_reason_is_not_computed_more_often_than_it_may_be_reported(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         asked: list[object] = []
@@ -183,22 +183,22 @@ class TestTelling:
 
 
 class TestNudging:
-    async def refused_then_room(self, r: Rig) -> None:
+    async def rejected_then_freed(self, r: Rig) -> None:
         full(r)
         r.arrive(tile(8))
         r.filter()
         leave(r)
 
-    async def test_when_room_appeared_after_the_refusal_and_nobody_tries_it(self) -> None:
+    async def test_when_capacity_was_freed_after_the_rejection_and_no_retry_came(self) -> None:
         r = rig()
-        await self.refused_then_room(r)
+        await self.rejected_then_freed(r)
         await rounds(r, PATIENCE)
         assert nudged(r) == [], "kube-scheduler may come by itself"
         await rounds(r, 1)
         assert nudged(r) == ["default/web-0"]
         assert r.count("nudges_total") == 1
 
-    async def test_when_the_pencil_in_its_way_went_to_another_node(self) -> None:
+    async def test_when_the_reservation_in_its_way_moved_to_another_node(self) -> None:
         r = Rig(node("n1").cards(1, size=16), node("n2").cards(1, size=16))
         for name in ("first", "second"):
             r.arrive(tile(16), name=name)
@@ -209,7 +209,7 @@ class TestNudging:
         assert nudged(r) == ["default/second"]
 
     async def test_when_the_bind_in_its_way_was_of_a_pod_that_is_gone(self) -> None:
-        """Its answer got lost, and then there was no such pod: nobody else hears that the tile is free."""
+        """Its answer was lost, and then the pod was deleted: no watch event shows that the tile is free."""
         r = rig()
         for name in ("first", "second"):
             r.arrive(tile(16), name=name)
@@ -225,25 +225,25 @@ class TestNudging:
 
     async def test_not_again_within_some_seconds_but_then(self) -> None:
         r = rig()
-        await self.refused_then_room(r)
-        await rounds(r, REST)
+        await self.rejected_then_freed(r)
+        await rounds(r, NUDGE_INTERVAL)
         assert len(nudged(r)) == 1
-        await rounds(r, REST)
+        await rounds(r, NUDGE_INTERVAL)
         assert len(nudged(r)) == 2
         assert len({annotations[NUDGED] for _, annotations, _ in r.api.patches}) == 2, (
             "a touch that changes nothing is none"
         )
 
-    async def test_not_without_new_room(self) -> None:
+    async def test_not_without_freed_capacity(self) -> None:
         r = full(rig())
         r.arrive(tile(8))
         r.filter()
         await rounds(r, 10)
         assert nudged(r) == []
 
-    async def test_not_when_it_was_refused_after_the_room_appeared(self) -> None:
+    async def test_not_when_it_was_rejected_after_capacity_was_freed(self) -> None:
         r = rig()
-        await self.refused_then_room(r)
+        await self.rejected_then_freed(r)
         r.filter(nodes=[])
         await rounds(r, 2)
         assert nudged(r) == []
@@ -256,18 +256,18 @@ class TestNudging:
         await rounds(r, 10)
         assert nudged(r) == []
 
-    @pytest.mark.parametrize("how", ["pencilled", "assumed"])
-    async def test_not_when_it_is_on_its_way(self, how: str) -> None:
+    @pytest.mark.parametrize("how", ["reserved", "assumed"])
+    async def test_not_when_it_is_being_bound(self, how: str) -> None:
         r = rig()
-        await self.refused_then_room(r)
-        if how == "pencilled":
+        await self.rejected_then_freed(r)
+        if how == "reserved":
             assert r.filter().names == ["n1"]
         else:
             assert await r.bind() == ""
         await rounds(r, 10)
         assert nudged(r) == []
 
-    async def test_not_a_pod_that_cannot_be_served_anywhere(self) -> None:
+    async def test_not_a_pod_with_an_invalid_request(self) -> None:
         r = full(rig())
         r.arrive({MEMORY: 8})
         r.filter()
@@ -277,7 +277,7 @@ class TestNudging:
 
     async def test_not_where_the_setting_forbids_it(self) -> None:
         r = rig(nudge=False)
-        await self.refused_then_room(r)
+        await self.rejected_then_freed(r)
         await rounds(r, 10)
         assert nudged(r) == []
 
@@ -306,7 +306,7 @@ class TestNudging:
         await rounds(r, 3)
         assert len(set(nudged(r))) >= 2
 
-    async def test_no_more_are_woken_at_once_than_there_are_nodes_that_take_them(self) -> None:
+    async def test_no_more_pods_are_nudged_at_once_than_there_are_fitting_nodes(self) -> None:
         r = full(rig())
         for n in range(9):
             r.arrive(tile(16), name=f"p{n}")
@@ -316,26 +316,26 @@ class TestNudging:
         await rounds(r, ROUND)
         assert len(nudged(r)) == 1
 
-    async def test_one_that_fits_and_waited_already_when_we_came_to_lead_once(self) -> None:
+    async def test_an_inherited_pod_that_fits_once(self) -> None:
         """The leader before us refused it, and kube-scheduler has no reason to try it again."""
         r = rig()
         r.arrive(tile(8))
         r.arrive(tile(17), name="too-large")
         await rounds(r, SETTLE)
         assert nudged(r) == [], "kube-scheduler may come by itself"
-        await rounds(r, 10 * REST)
+        await rounds(r, 10 * NUDGE_INTERVAL)
         assert nudged(r) == ["default/web-0"], "another scheduler's pod is not to be touched for ever"
         assert r.api.notes == []
 
-    async def test_one_that_waited_already_until_the_api_server_takes_the_touch(self) -> None:
+    async def test_an_inherited_pod_until_the_api_server_accepts_the_nudge(self) -> None:
         r = rig()
         r.arrive(tile(8))
         r.api.script["patch_pod"] = [OutcomeUnknown("reset"), refused(503)]
-        await rounds(r, SETTLE + 10 * REST)
+        await rounds(r, SETTLE + 10 * NUDGE_INTERVAL)
         assert len(nudged(r)) == 3
 
-    async def test_not_because_somebody_has_looked_behind_a_promise(self) -> None:
-        """Room that is put aside for a look comes back, and is no gain."""
+    async def test_not_because_the_fleet_was_viewed_without_a_nomination(self) -> None:
+        """Claims that are set aside for a view come back: that frees no capacity."""
         r = Rig(node("n1").cards(1, size=16), node("n2").cards(1, size=16))
         r.arrive(tile(16), name="vip")
         r.arrive(tile(8), name="picky")
@@ -347,7 +347,7 @@ class TestNudging:
             await rounds(r, 1)
         assert nudged(r) == []
 
-    async def test_that_was_tried_since_we_lead_as_any_other(self) -> None:
+    async def test_an_inherited_pod_that_was_retried_as_any_other(self) -> None:
         r = full(rig())
         r.arrive(tile(8))
         await rounds(r, ROUND)
@@ -355,10 +355,10 @@ class TestNudging:
         await rounds(r, ROUND)
         assert len(r.api.notes) == 1
         leave(r)
-        await rounds(r, 2 * REST)
+        await rounds(r, 2 * NUDGE_INTERVAL)
         assert len(nudged(r)) == 2
 
-    async def test_that_waited_when_we_came_to_lead_again(self) -> None:
+    async def test_pods_pending_when_leadership_is_acquired_again(self) -> None:
         r = rig()
         await rounds(r, ROUND)
         r.leading = False
@@ -370,22 +370,22 @@ class TestNudging:
         assert nudged(r) == ["default/web-0"]
 
     @pytest.mark.parametrize("failure", [refused(404), OutcomeUnknown("reset")])
-    async def test_a_nudge_that_fails_is_tried_again_later(self, failure: Any) -> None:
+    async def test_a_failed_nudge_is_retried_later(self, failure: Any) -> None:
         r = rig()
-        await self.refused_then_room(r)
+        await self.rejected_then_freed(r)
         r.api.script["patch_pod"] = [failure]
-        await rounds(r, 2 * REST + 1)
+        await rounds(r, 2 * NUDGE_INTERVAL + 1)
         assert len(nudged(r)) == 2
 
-    async def test_the_touch_does_not_change_what_the_pod_asks(self) -> None:
+    async def test_the_nudge_does_not_change_the_pods_request(self) -> None:
         r = rig()
-        await self.refused_then_room(r)
+        await self.rejected_then_freed(r)
         await rounds(r, 1)
         r.catch_up()
         assert r.filter().names == ["n1"]
 
 
-async def test_the_loop_survives_what_the_api_server_says(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_loop_survives_errors_of_the_api_server(caplog: pytest.LogCaptureFixture) -> None:
     r = full(rig())
     r.arrive(tile(8))
     r.filter()
@@ -395,19 +395,19 @@ async def test_the_loop_survives_what_the_api_server_says(caplog: pytest.LogCapt
         await asyncio.sleep(0)
     assert not loop.done()
     loop.cancel()
-    assert "a waiting pod could not be told" in [record.message for record in caplog.records]
+    assert "event or nudge of a pending pod failed" in [record.message for record in caplog.records]
 
 
 @pytest.mark.parametrize(
-    ("limits", "says"),
+    ("limits", "text"),
     [
         pytest.param(tile(8), "", id="it-fits"),
-        pytest.param(tile(32), "16 MiB", id="too-big-for-any-card-with-the-figures"),
+        pytest.param(tile(32), "16 MiB", id="too-large-for-any-card-with-the-numbers"),
     ],
 )
-async def test_reason(limits: Json, says: str) -> None:
+async def test_reason(limits: Json, text: str) -> None:
     r = rig()
     r.arrive(limits)
-    said = pending_pods.reason(r.cluster_state.waiting["uid-web-0"].asked, r.ledger)
-    assert says in said
-    assert bool(said) == bool(says)
+    message = pending_pods.reason(r.cluster_state.waiting["uid-web-0"].asked, r.ledger)
+    assert text in message
+    assert bool(message) == bool(text)

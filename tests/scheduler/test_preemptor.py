@@ -1,4 +1,4 @@
-"""Room for those who are more important: who goes, who is told, what is kept for whom, and what if it fails."""
+"""Preemption: which pods are evicted, which Events are written, what capacity is kept, and what happens on failures."""
 
 from typing import Any
 
@@ -33,22 +33,20 @@ from tests.scheduler.rig import Lands, Rig, refused
 from tests.scheduler.test_filter import gpushare_node
 
 
-class TestOwn:
-    async def test_the_least_important_goes_and_both_sides_are_told(self) -> None:
+class TestOwnPreemption:
+    async def test_the_pod_of_lowest_priority_is_evicted_and_both_pods_get_events(self) -> None:
         rig = await crowded()
         await planned(rig)
         assert rig.api.evicted == ["default/low"]
         assert nominated(rig) == "n1"
         assert read_nomination(msgspec.convert(rig.live("wanted"), Pod)) is not None
-        assert rig.api.calls.count("patch_pod") == 1, "nomination and promise in one write"
-        assert notes(rig, "low") == [
-            ("Preempted", "evicted to make room for default/wanted (priority 1000) on node n1")
-        ]
-        [(told, why)] = notes(rig, "wanted")
-        assert told == "Preempting"
-        assert "evicting default/low; it is kept for this pod for 39 s" in why
+        assert rig.api.calls.count("patch_pod") == 1, "nominated node and nomination in one write"
+        assert notes(rig, "low") == [("Preempted", "preempted by default/wanted (priority 1000) on node n1")]
+        [(event, why)] = notes(rig, "wanted")
+        assert event == "Preempting"
+        assert "evicting default/low from node n1; its capacity is kept for this pod for 39 s" in why
 
-    async def test_the_room_is_kept_until_it_is_bound(self) -> None:
+    async def test_the_capacity_is_kept_until_the_pod_is_bound(self) -> None:
         rig = await crowded()
         await planned(rig)
         gone(rig, "low")
@@ -62,7 +60,7 @@ class TestOwn:
         assert rig.count("preemptions_total", outcome="bound") == 1
         rig.ledger.check()
 
-    async def test_while_room_is_made_no_other_node_is_offered_for_eviction(self) -> None:
+    async def test_while_victims_terminate_no_other_node_is_offered_for_eviction(self) -> None:
         rig = await crowded()
         await planned(rig)
         answer = rig.filter("wanted")
@@ -71,7 +69,7 @@ class TestOwn:
         live = msgspec.convert(rig.live("wanted"), Pod)
         assert rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": OfferedVictims(("uid-low",))})) == {}
 
-    async def test_the_room_may_be_taken_by_somebody_more_important(self) -> None:
+    async def test_the_capacity_may_be_taken_by_a_pod_of_higher_priority(self) -> None:
         rig = await crowded()
         await planned(rig)
         gone(rig, "low")
@@ -82,21 +80,21 @@ class TestOwn:
         assert rig.filter("wanted").names == []
         rig.ledger.check()
 
-    async def test_room_elsewhere_is_taken_while_the_promised_is_not_there_yet(self) -> None:
+    async def test_another_node_is_used_while_the_nominated_one_is_not_free_yet(self) -> None:
         rig = await crowded()
         await planned(rig)
         rig.api.add_node(node("n3").card(size=16).manifest())
         rig.catch_up()
         assert rig.filter("wanted").names == ["n3"]
 
-    async def test_once_it_is_there_the_promised_room_comes_first(self) -> None:
+    async def test_once_it_is_free_the_nominated_node_comes_first(self) -> None:
         rig = await crowded()
         await planned(rig)
         rig.api.add_node(node("n3").card(size=16).manifest())
         gone(rig, "low")
         assert rig.filter("wanted").names == ["n1"]
 
-    async def test_the_fewest_on_one_card_for_a_whole_one(self) -> None:
+    async def test_the_fewest_victims_on_one_card_for_a_whole_card(self) -> None:
         rig = Rig(node("n1").cards(2, size=16))
         for name in ("a1", "a2"):
             await settle(rig, name, 8, LOW)
@@ -105,47 +103,52 @@ class TestOwn:
         await planned(rig, size=16)
         assert sorted(rig.api.evicted) == ["default/a1", "default/a2"]
 
-    async def test_of_all_nodes_the_one_with_the_least_important_victim(self) -> None:
+    async def test_the_node_with_the_victim_of_lowest_priority_is_chosen(self) -> None:
         rig = Rig(node("n1").card(size=16), node("n2").card(size=16))
         await settle(rig, "middle", 10, MIDDLE)
         await settle(rig, "low", 10, LOW)
         await planned(rig)
         assert rig.api.evicted == ["default/low"]
 
-    async def test_the_room_is_kept_for_the_longest_grace_period_and_the_margin(self) -> None:
+    async def test_the_nomination_lasts_for_the_longest_grace_period_and_the_margin(self) -> None:
         rig = Rig(node("n1").card(size=16), preempt=PreemptSettings(margin=7.0))
         await settle(rig, "a", 8, LOW, spec={"terminationGracePeriodSeconds": 100})
         await settle(rig, "b", 8, LOW)
         await planned(rig, size=16)
         assert [nominated.until - rig.clock.now for nominated in rig.ledger.nominations()] == [107.0]
 
-    async def test_several_wishes_do_not_count_on_the_same_room(self) -> None:
+    async def test_two_candidates_do_not_count_on_the_same_capacity(self) -> None:
         rig = await crowded()
         arrive(rig, "second", 10, HIGH - 1)
         rig.filter("second")
         await planned(rig)
-        assert sorted(rig.api.evicted) == ["default/low", "default/middle"], "one each, the more important pod first"
+        assert sorted(rig.api.evicted) == ["default/low", "default/middle"], (
+            "one each, the pod of higher priority first"
+        )
         nodes = {nominated.allocation.name: set(nominated.allocation.uses()) for nominated in rig.ledger.nominations()}
         assert nodes["default/wanted"].isdisjoint(nodes["default/second"])
 
-    async def test_what_its_event_says_while_room_is_made(self) -> None:
+    async def test_the_events_while_victims_terminate(self) -> None:
         rig = await crowded()
         await planned(rig)
         arrive(rig, "late", 10, LOW)
         rig.filter("late")
         waiting = rig.cluster_state.waiting["uid-late"]
-        assert "room on node n1 is kept for default/wanted" in reason(waiting.asked, rig.ledger)
+        assert "capacity on node n1 is kept for default/wanted" in reason(waiting.asked, rig.ledger)
         rig.filter("wanted")
         await rig.pending_pods.round()
-        assert "room is being made for it on node n1" in dict(notes(rig, "wanted"))["NoFittingGPU"]
+        assert (
+            "nominated for node n1: waiting for preempted pods to terminate"
+            in dict(notes(rig, "wanted"))["NoFittingGPU"]
+        )
 
 
-class TestNobodyGoes:
+class TestNoEviction:
     @pytest.mark.parametrize(
         ("size", "priority", "rest"),
         [
             pytest.param(10, HIGH, {"spec": {"preemptionPolicy": "Never"}}, id="it-may-not-preempt"),
-            pytest.param(10, LOW, {}, id="nobody-is-less-important"),
+            pytest.param(10, LOW, {}, id="no-pod-has-a-lower-priority"),
             pytest.param(10, HIGH, {"annotations": {"gputile.io/model": "H100"}}, id="no-card-of-its-model"),
             pytest.param(17, HIGH, {}, id="no-card-is-large-enough"),
         ],
@@ -163,7 +166,7 @@ class TestNobodyGoes:
         await planned(rig)
         assert rig.api.evicted == []
 
-    async def test_by_a_replica_that_does_not_lead(self) -> None:
+    async def test_on_a_replica_that_is_not_the_leader(self) -> None:
         rig = await crowded()
         rig.leading = False
         await planned(rig)
@@ -178,32 +181,32 @@ class TestNobodyGoes:
         await rig.preemptor.round()
         assert rig.api.evicted == []
 
-    async def test_when_somebody_is_leaving_anyway(self) -> None:
+    async def test_when_a_pod_is_terminating_already(self) -> None:
         rig = await crowded()
         rig.change("middle", metadata={**rig.live("middle")["metadata"], "deletionTimestamp": "2023-11-14T22:13:50Z"})
         rig.catch_up()
         await planned(rig)
         assert rig.api.evicted == []
         [(_, why)] = notes(rig, "wanted")
-        assert "default/middle will soon have left node n1; the room is kept for this pod" in why
+        assert "waiting for default/middle to terminate on node n1; its capacity is kept for this pod" in why
 
-    async def test_but_not_for_one_that_should_have_left_long_ago(self) -> None:
+    async def test_but_a_pod_stuck_in_termination_does_not_count(self) -> None:
         rig = await crowded()
         rig.change("middle", metadata={**rig.live("middle")["metadata"], "deletionTimestamp": "2023-11-14T22:00:00Z"})
         rig.catch_up()
         await planned(rig)
         assert rig.api.evicted == ["default/low"]
 
-    async def test_that_is_only_pencilled(self) -> None:
+    async def test_of_a_pod_that_is_only_reserved(self) -> None:
         """It is on no node yet, so it cannot be evicted."""
         rig = Rig(node("n1").card(size=16))
         await settle(rig, "small", 6, LOW)
-        arrive(rig, "pencilled", 10, LOW)
-        assert rig.filter("pencilled").names == ["n1"]
+        arrive(rig, "reserved", 10, LOW)
+        assert rig.filter("reserved").names == ["n1"]
         await planned(rig)
         assert rig.api.evicted == []
 
-    async def test_on_a_node_whose_agent_takes_one_pod_at_a_time(self) -> None:
+    async def test_on_a_node_whose_agent_starts_one_pod_at_a_time(self) -> None:
         rig = Rig(gpushare_node("n1"))
         limits = {"aliyun.com/gpu-mem": 15}
         rig.api.add_pod(wish("first", limits, LOW))
@@ -217,7 +220,7 @@ class TestNobodyGoes:
         await rig.preemptor.round()
         assert rig.api.evicted == []
 
-    async def test_when_room_has_appeared_meanwhile(self) -> None:
+    async def test_when_capacity_was_freed_meanwhile(self) -> None:
         rig = await crowded()
         arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted")
@@ -226,8 +229,8 @@ class TestNobodyGoes:
         await rig.preemptor.round()
         assert rig.api.evicted == []
 
-    async def test_on_nodes_that_kube_scheduler_did_not_ask_about(self) -> None:
-        """Taints and affinity are its business: what it did not name is out of question."""
+    async def test_on_nodes_that_were_not_in_the_filter_call(self) -> None:
+        """kube-scheduler checks taints and affinity: nodes that it did not name are excluded."""
         rig = await crowded()
         arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted", ["n2"])
@@ -235,7 +238,7 @@ class TestNobodyGoes:
         await rig.preemptor.round()
         assert rig.api.evicted == []
 
-    async def test_a_question_about_the_nominated_node_alone_leaves_the_others_in_question(self) -> None:
+    async def test_a_filter_call_about_the_nominated_node_alone_does_not_exclude_the_others(self) -> None:
         rig = await crowded()
         arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted")
@@ -249,7 +252,7 @@ class TestNobodyGoes:
 
 
 class TestBudgets:
-    async def test_whom_a_budget_protects_is_spared_for_somebody_more_important(self) -> None:
+    async def test_a_protected_pod_is_spared_for_a_pod_of_higher_priority(self) -> None:
         rig = Rig(node("n1").cards(2, size=16))
         await settle(rig, "middle", 10, MIDDLE)
         await settle(rig, "low", 10, LOW, labels={"app": "db"})
@@ -257,18 +260,18 @@ class TestBudgets:
         await planned(rig)
         assert rig.api.evicted == ["default/middle"]
 
-    async def test_when_budgets_protect_everybody_the_pod_is_told_which(self) -> None:
+    async def test_when_budgets_protect_all_pods_the_event_names_the_budget(self) -> None:
         rig = await crowded()
         rig.api.guards = [guard(0)]
         await planned(rig)
         assert rig.api.evicted == []
         assert rig.ledger.nominations() == []
-        [(told, why)] = notes(rig, "wanted")
-        assert told == "PreemptionBlocked"
-        assert "on node n1 would make room, but PodDisruptionBudget default/guard forbids it now" in why
+        [(event, why)] = notes(rig, "wanted")
+        assert event == "PreemptionBlocked"
+        assert "from node n1 would help, but PodDisruptionBudget default/guard forbids it now" in why
         rig.clock.now += 5
         await rig.preemptor.round()
-        assert len(notes(rig, "wanted")) == 1, "said once"
+        assert len(notes(rig, "wanted")) == 1, "one event"
 
     async def test_a_budget_that_allows_one_does_not_allow_two(self) -> None:
         rig = Rig(node("n1").card(size=16))
@@ -279,8 +282,8 @@ class TestBudgets:
         assert rig.api.evicted == []
         assert notes(rig, "wanted")[0][0] == "PreemptionBlocked"
 
-    async def test_those_under_a_budget_are_asked_first(self) -> None:
-        """If one of them may not go after all, nobody has gone for nothing."""
+    async def test_protected_pods_are_evicted_first(self) -> None:
+        """If the eviction of one of them is refused, no other pod was evicted in vain."""
         rig = Rig(node("n1").card(size=16))
         await settle(rig, "a", 8, LOW)
         await settle(rig, "b", 8, LOW, labels={"app": "db"})
@@ -299,19 +302,19 @@ class TestBudgets:
         await rig.preemptor.round()
         assert rig.api.evicted == ["default/low"]
 
-    async def test_asked_by_kube_scheduler_the_unprotected_are_named_first(self) -> None:
+    async def test_the_preempt_verb_names_unprotected_pods_first(self) -> None:
         rig = Rig(node("n1").cards(2, size=16))
         await settle(rig, "middle", 10, MIDDLE)
         await settle(rig, "low", 10, LOW, labels={"app": "db"})
         rig.api.guards = [guard(0, matchLabels={"app": "db"})]
         await planned(rig)
         live = arrive(rig, "other", 16, HIGH)
-        found = rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": OfferedVictims(("uid-low",), 1)}))
-        assert found == {"n1": OfferedVictims(("uid-low",), 1)}, "the other card is promised to `wanted`"
+        answer = rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": OfferedVictims(("uid-low",), 1)}))
+        assert answer == {"n1": OfferedVictims(("uid-low",), 1)}, "the other card is kept for `wanted`"
 
 
-class TestWhenItFails:
-    async def test_nobody_goes_before_the_promise_is_on_the_pod(self) -> None:
+class TestFailures:
+    async def test_no_pod_is_evicted_before_the_nomination_is_on_the_pod(self) -> None:
         rig = await crowded()
         rig.api.script["patch_pod"] = [OutcomeUnknown("no answer"), None]
         await planned(rig)
@@ -320,7 +323,7 @@ class TestWhenItFails:
         await rig.preemptor.round()
         assert rig.api.evicted == ["default/low"]
 
-    async def test_an_eviction_that_a_budget_forbids_after_all_gives_the_room_back(self) -> None:
+    async def test_an_eviction_that_a_budget_forbids_frees_the_capacity(self) -> None:
         rig = await crowded()
         rig.api.script["evict"] = [refused(429)]
         await planned(rig)
@@ -341,12 +344,12 @@ class TestWhenItFails:
         rig.clock.now += 59
         rig.catch_up()
         await rig.preemptor.round()
-        assert rig.api.evicted == [], "each time it waits twice as long"
+        assert rig.api.evicted == [], "the backoff doubles"
         rig.clock.now += 1
         await rig.preemptor.round()
         assert rig.api.evicted == ["default/low"]
 
-    async def test_half_of_the_evictions_done_the_rest_is_tried_again(self) -> None:
+    async def test_after_half_of_the_evictions_the_rest_is_retried(self) -> None:
         rig = Rig(node("n1").card(size=16))
         await settle(rig, "a", 8, LOW)
         await settle(rig, "b", 8, LOW)
@@ -360,7 +363,7 @@ class TestWhenItFails:
         assert sorted(rig.api.evicted) == ["default/a", "default/b"]
 
     @pytest.mark.parametrize("status", [pytest.param(404, id="gone"), pytest.param(409, id="another-of-the-same-name")])
-    async def test_a_victim_that_went_by_itself_need_not_be_evicted(self, status: int) -> None:
+    async def test_a_victim_that_is_gone_already_is_not_evicted(self, status: int) -> None:
         rig = await crowded()
         rig.api.script["evict"] = [refused(status)]
         await planned(rig)
@@ -369,7 +372,7 @@ class TestWhenItFails:
         await rig.preemptor.round()
         assert rig.api.calls.count("evict") == 1
 
-    async def test_an_eviction_whose_answer_got_lost_is_asked_for_again(self) -> None:
+    async def test_an_eviction_with_a_lost_answer_is_retried(self) -> None:
         rig = await crowded()
         rig.api.script["evict"] = [Lands()]
         await planned(rig)
@@ -377,7 +380,7 @@ class TestWhenItFails:
         await rig.preemptor.round()
         assert rig.api.evicted == ["default/low", "default/low"]
 
-    async def test_room_that_was_not_taken_in_time_is_given_back(self) -> None:
+    async def test_an_expired_nomination_frees_the_capacity(self) -> None:
         rig = await crowded()
         await planned(rig)
         rig.clock.now += 41
@@ -389,7 +392,7 @@ class TestWhenItFails:
         arrive(rig, "late", 6, LOW)
         assert rig.filter("late").names == ["n1"]
 
-    async def test_a_replica_that_lost_its_lease_in_between_evicts_nobody(self) -> None:
+    async def test_a_replica_that_lost_its_lease_in_between_evicts_no_pod(self) -> None:
         rig = await crowded()
 
         def lose() -> None:
@@ -399,7 +402,7 @@ class TestWhenItFails:
         await planned(rig)
         assert rig.api.evicted == []
 
-    async def test_a_pod_that_is_deleted_leaves_its_promise(self) -> None:
+    async def test_the_nomination_of_a_deleted_pod_is_withdrawn(self) -> None:
         rig = await crowded()
         await planned(rig)
         gone(rig, "wanted")
@@ -408,8 +411,8 @@ class TestWhenItFails:
         assert rig.count("preemptions_total", outcome="withdrawn") == 1
 
 
-class TestANewLeader:
-    async def test_keeps_what_was_promised(self) -> None:
+class TestNewLeader:
+    async def test_keeps_the_nominations(self) -> None:
         rig = await crowded()
         await planned(rig)
         gone(rig, "low")
@@ -419,7 +422,7 @@ class TestANewLeader:
         assert heir.filter("late").names == []
         assert heir.filter("wanted").names == ["n1"]
 
-    async def test_evicts_nobody_twice(self) -> None:
+    async def test_evicts_no_pod_twice(self) -> None:
         rig = await crowded()
         await planned(rig)
         heir = heir_of(rig)
@@ -434,22 +437,22 @@ class TestANewLeader:
         await heir.preemptor.round()
         assert heir.api.evicted == ["default/low"]
 
-    async def test_does_not_believe_a_promise_that_is_over_or_another_pods(self) -> None:
+    async def test_ignores_a_nomination_that_expired_or_is_another_pods(self) -> None:
         rig = await crowded()
         await planned(rig)
-        said = rig.live("wanted")["metadata"]["annotations"][NOMINATION]
-        newer = said.replace('{"version":1', '{"version":2', 1)
-        for told in (
-            said.replace('"until":17', '"until":16'),
-            said.replace("uid-wanted", "uid-other"),
+        written = rig.live("wanted")["metadata"]["annotations"][NOMINATION]
+        newer = written.replace('{"version":1', '{"version":2', 1)
+        for annotation in (
+            written.replace('"until":17', '"until":16'),
+            written.replace("uid-wanted", "uid-other"),
             newer,
             "{",
             "[]",
         ):
-            rig.live("wanted")["metadata"]["annotations"][NOMINATION] = told
+            rig.live("wanted")["metadata"]["annotations"][NOMINATION] = annotation
             assert heir_of(rig).ledger.nominations() == []
 
-    async def test_a_nomination_that_outlived_its_promise_is_no_obstacle(self) -> None:
+    async def test_a_nominated_node_name_that_outlived_its_nomination_does_not_block(self) -> None:
         rig = await crowded()
         await planned(rig)
         annotations = rig.live("wanted")["metadata"]["annotations"]
@@ -462,13 +465,13 @@ class TestANewLeader:
         assert heir.api.evicted == ["default/low"]
 
 
-class TestAsked:
-    async def test_the_room_that_kube_scheduler_chose_is_kept_too(self) -> None:
+class TestPreemptVerb:
+    async def test_the_capacity_of_the_node_that_kube_scheduler_nominated_is_kept_too(self) -> None:
         rig = await crowded()
         live = arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted")
-        found = rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": OfferedVictims(("uid-middle",))}))
-        assert found == {"n1": OfferedVictims(("uid-low",))}
+        answer = rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": OfferedVictims(("uid-middle",))}))
+        assert answer == {"n1": OfferedVictims(("uid-low",))}
         rig.change("wanted", status={"nominatedNodeName": "n1"})
         rig.catch_up()
         gone(rig, "low")
@@ -477,17 +480,17 @@ class TestAsked:
         assert rig.filter("wanted").names == ["n1"]
         assert rig.api.evicted == [], "kube-scheduler does that itself"
 
-    async def test_a_node_that_was_not_in_our_answer_is_not_kept(self) -> None:
+    async def test_a_nominated_node_that_was_not_in_our_answer_is_not_kept(self) -> None:
         rig = await crowded()
         arrive(rig, "wanted", 10, HIGH)
         rig.change("wanted", status={"nominatedNodeName": "n1"})
         rig.catch_up()
         assert rig.ledger.nominations() == []
 
-    async def test_one_that_is_leaving_is_counted_on_before_others(self) -> None:
+    async def test_a_terminating_pod_is_named_before_others(self) -> None:
         rig = await crowded()
         rig.change("middle", metadata={**rig.live("middle")["metadata"], "deletionTimestamp": "2023-11-14T22:13:50Z"})
         rig.catch_up()
         live = arrive(rig, "wanted", 10, HIGH)
-        found = rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": OfferedVictims(("uid-low",))}))
-        assert found == {"n1": OfferedVictims(("uid-middle",))}
+        answer = rig.preemptor.answer(PreemptArgs(pod=live, offers={"n1": OfferedVictims(("uid-low",))}))
+        assert answer == {"n1": OfferedVictims(("uid-middle",))}

@@ -1,7 +1,7 @@
-"""Preemption in trouble: what a bug hunt found, and what must hold instead.
+"""Failures of preemption that a bug hunt revealed, and the behaviour that must hold instead.
 
-Each of these failed once: on loops that died when a pod left at the wrong moment, on rooms promised twice, on pods
-evicted for nothing, on promises that outlived their reason.
+Each of these failed once: on loops that ended when a pod was deleted at the wrong moment, on capacity nominated twice,
+on pods evicted in vain, on nominations that outlived their reason.
 """
 
 from gputile.dialects.gputile import NOMINATION, NUDGED
@@ -29,7 +29,7 @@ from tests.scheduler.rig import Rig, refused
 
 
 class TestTheLoopDies:
-    async def test_a_second_wish_leaves_while_the_first_is_attended_to(self) -> None:
+    async def test_a_second_candidate_is_gone_while_the_first_is_handled(self) -> None:
         rig = await crowded()
         arrive(rig, "first", 10, HIGH)
         arrive(rig, "second", 10, HIGH - 1)
@@ -50,10 +50,10 @@ class TestTheLoopDies:
         await rig.preemptor.round()
         assert len(rig.preemptor._executor._open) == 2
         rig.clock.now += 5
-        rig.api.script["patch_pod"] = [rig.preemptor.on_elected]  # take_stock() of a new term of our own
+        rig.api.script["patch_pod"] = [rig.preemptor.on_elected]  # a resync for a new term of leadership
         await rig.preemptor.round()
 
-    async def test_a_new_term_while_an_expired_promise_is_taken_back(self) -> None:
+    async def test_a_new_term_while_an_expired_nomination_is_removed(self) -> None:
         rig = await crowded()
         await planned(rig)
         later(rig, 41)
@@ -67,18 +67,18 @@ class TestTheLoopDies:
 
         def term() -> None:
             rig.leading = True
-            rig.preemptor._executor._open.clear()  # what new_term() does; our watch shows no promise yet
+            rig.preemptor._executor._open.clear()  # as on_elected() does; the watch shows no nomination yet
             raise refused(429)
 
         rig.api.script["evict"] = [term]
         await planned(rig)
 
-    async def test_a_deletion_timestamp_that_nobody_can_read(self) -> None:
+    async def test_an_unreadable_deletion_timestamp(self) -> None:
         rig = await crowded()
         stamp(rig, "middle", "soon")
         await planned(rig)
 
-    async def test_a_promise_that_runs_too_long(self) -> None:
+    async def test_a_nomination_that_lasts_too_long(self) -> None:
         rig = await crowded()
         await planned(rig)
         annotations = rig.live("wanted")["metadata"]["annotations"]
@@ -91,7 +91,7 @@ class TestTheLoopDies:
         rig.api.script["evict"] = [refused(429)]
         arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted")
-        rig.preemptor._executor._rests["uid-wanted"] = PlanBackoff(0.0, 1024)
+        rig.preemptor._executor._backoffs["uid-wanted"] = PlanBackoff(0.0, 1024)
         rig.clock.now += 1
         await rig.preemptor.round()
 
@@ -102,14 +102,14 @@ async def test_names_are_looked_up_once_for_each_list_that_came() -> None:
     arrive(rig, "wanted", 17, HIGH)  # too large for any card
     rig.filter("wanted")
     await rig.preemptor.round()
-    shared = rig.preemptor._wishes["uid-wanted"].names
+    shared = rig.preemptor._candidates["uid-wanted"].names
     await rig.preemptor.round()
-    assert rig.preemptor._wishes["uid-wanted"].names is shared
+    assert rig.preemptor._candidates["uid-wanted"].names is shared
     assert shared == ("n1", "n2")
 
 
 class TestNeverBinds:
-    async def test_the_promised_pod_is_nudged_when_its_room_is_there(self) -> None:
+    async def test_the_nominated_pod_is_nudged_when_it_fits(self) -> None:
         rig = await crowded()
         await planned(rig)
         rig.catch_up()
@@ -121,7 +121,7 @@ class TestNeverBinds:
         await rig.pending_pods.round()
         assert NUDGED in rig.live("wanted")["metadata"]["annotations"]
 
-    async def test_two_that_kube_scheduler_nominates_to_one_room(self) -> None:
+    async def test_two_pods_that_kube_scheduler_nominates_for_the_same_capacity(self) -> None:
         rig = await crowded()
         for name in ("a", "b"):
             arrive(rig, name, 10, HIGH)
@@ -133,7 +133,7 @@ class TestNeverBinds:
         gone(rig, "low")
         assert rig.filter("a").names or rig.filter("b").names, "one of them fits"
 
-    async def test_one_room_promised_by_both_halves(self) -> None:
+    async def test_the_same_capacity_nominated_by_both_ways(self) -> None:
         rig = await crowded()
         arrive(rig, "theirs", 10, HIGH)
         arrive(rig, "ours", 10, HIGH)
@@ -157,9 +157,9 @@ class TestNeverBinds:
         rig = Rig(node("n1").cards(2, size=16))
         await settle(rig, "middle", 10, MIDDLE)
         await settle(rig, "low", 10, LOW, labels={"app": "db"})
-        one, two = guard(1, matchLabels={"app": "db"}), guard(1, matchLabels={"app": "db"})
-        two["metadata"]["name"] = "other"
-        rig.api.guards = [one, two]
+        first, second = guard(1, matchLabels={"app": "db"}), guard(1, matchLabels={"app": "db"})
+        second["metadata"]["name"] = "other"
+        rig.api.guards = [first, second]
         await planned(rig)
         assert rig.api.evicted == ["default/middle"]
 
@@ -182,7 +182,7 @@ class TestNeverBinds:
             await rig.preemptor.round()
         assert rig.api.evicted == ["default/middle"], "after almost three hours"
 
-    async def test_a_lawful_set_is_found_where_there_is_one(self) -> None:
+    async def test_a_set_within_budgets_is_found_where_there_is_one(self) -> None:
         rig = Rig(node("n1").card(size=16))
         await settle(rig, "a", 7, LOW, labels={"app": "db"})
         await settle(rig, "b", 5, LOW, labels={"app": "db"})
@@ -191,7 +191,7 @@ class TestNeverBinds:
         await planned(rig, size=11)
         assert sorted(rig.api.evicted) == ["default/a", "default/c"]
 
-    async def test_more_than_a_hundred_wishes_do_not_starve_each_other(self) -> None:
+    async def test_more_than_a_hundred_candidates_do_not_starve_each_other(self) -> None:
         rig = await crowded()
         names = [f"w{i}" for i in range(120)]
         for name in names:
@@ -204,7 +204,7 @@ class TestNeverBinds:
                     await rig.preemptor.round()
         assert rig.api.evicted != []
 
-    async def test_a_hundred_hopeless_wishes_do_not_starve_the_others(self) -> None:
+    async def test_a_hundred_hopeless_candidates_do_not_starve_the_others(self) -> None:
         rig = await crowded()
         for i in range(100):
             arrive(rig, f"w{i}", 10, HIGH + 1, annotations={"gputile.io/model": "H100"})  # no eviction cures that
@@ -225,7 +225,7 @@ class TestNeverBinds:
 
 
 class TestNeedless:
-    async def test_a_more_important_pod_that_leaves_anyway_makes_room_too(self) -> None:
+    async def test_a_terminating_pod_of_higher_priority_frees_capacity_too(self) -> None:
         rig = Rig(node("n1").cards(2, size=16))
         await settle(rig, "king", 10, HIGH + 1)
         await settle(rig, "low", 10, LOW)
@@ -233,7 +233,7 @@ class TestNeedless:
         await planned(rig)
         assert rig.api.evicted == []
 
-    async def test_nobody_goes_for_a_pod_that_is_being_deleted(self) -> None:
+    async def test_no_pod_is_evicted_for_a_terminating_pod(self) -> None:
         rig = await crowded()
         arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted")
@@ -242,7 +242,7 @@ class TestNeedless:
         await rig.preemptor.round()
         assert rig.api.evicted == []
 
-    async def test_kube_scheduler_acts_while_we_look(self) -> None:
+    async def test_kube_scheduler_acts_during_our_search(self) -> None:
         rig = await crowded()
         arrive(rig, "wanted", 10, HIGH)
         rig.filter("wanted")
@@ -257,11 +257,11 @@ class TestNeedless:
         await rig.preemptor.round()
         assert rig.api.evicted == []
 
-    async def test_a_retry_looks_whether_it_is_still_needed(self) -> None:
+    async def test_a_retry_checks_whether_it_is_still_needed(self) -> None:
         rig = await crowded()
         rig.api.script["evict"] = [OutcomeUnknown("reset")]
         await planned(rig)
-        gone(rig, "middle")  # there is room now
+        gone(rig, "middle")  # it fits now
         assert rig.filter("wanted").names == ["n1"]
         rig.clock.now += 5
         await rig.preemptor.round()
@@ -279,7 +279,7 @@ class TestNeedless:
         await rig.preemptor.round()
         assert rig.api.evicted == []
 
-    async def test_nobody_is_evicted_for_a_promise_that_ends_before_he_is_gone(self) -> None:
+    async def test_no_pod_is_evicted_for_a_nomination_that_expires_before_the_victim_is_gone(self) -> None:
         rig = await crowded()
         rig.api.script["evict"] = [OutcomeUnknown("reset")] * 7
         await planned(rig)
@@ -290,7 +290,7 @@ class TestNeedless:
             later(rig, 29)
             assert rig.ledger.nominations() != []
 
-    async def test_rest_also_when_the_end_cannot_be_written(self) -> None:
+    async def test_backoff_also_when_the_end_cannot_be_written(self) -> None:
         rig = await crowded()
         await planned(rig)
         gone(rig, "low")
@@ -302,7 +302,7 @@ class TestNeedless:
         await rig.preemptor.round()
         assert rig.api.evicted == ["default/low"], "it should rest for 30 s"
 
-    async def test_a_withdrawn_plan_is_not_recalled(self) -> None:
+    async def test_a_withdrawn_plan_is_not_restored(self) -> None:
         rig = await crowded()
         rig.api.script["evict"] = [refused(429)]
         rig.api.script["patch_pod"] = [None, OutcomeUnknown("reset")]
@@ -323,7 +323,7 @@ class TestNeedless:
         assert nominated(rig) is None
         assert NOMINATION not in rig.live("wanted")["metadata"]["annotations"]
 
-    async def test_rest_is_not_forgotten_when_many_wait(self) -> None:
+    async def test_backoff_is_not_forgotten_when_many_pods_are_pending(self) -> None:
         rig = await crowded()
         rig.api.script["evict"] = [refused(429)]
         await planned(rig)
@@ -339,7 +339,7 @@ class TestNeedless:
         await rig.preemptor.round()
         assert rig.api.evicted == [], "it should rest for 30 s"
 
-    async def test_those_who_leave_anyway_do_not_count_as_victims(self) -> None:
+    async def test_terminating_pods_do_not_count_as_victims(self) -> None:
         rig = Rig(node("n1").cards(2, size=16))
         for name, size in (("g1", 4), ("g2", 4), ("a", 8), ("b", 8), ("c", 8)):
             await settle(rig, name, size, LOW)
@@ -348,7 +348,7 @@ class TestNeedless:
         await planned(rig, size=16)
         assert rig.api.evicted == ["default/a"], "one is enough"
 
-    async def test_two_plans_of_one_round_do_not_overdraw_a_budget(self) -> None:
+    async def test_two_plans_of_one_round_do_not_violate_a_budget(self) -> None:
         rig = await crowded()
         rig.api.guards = [guard(1)]
         rig.api.script["evict"] = [lambda: rig.api.guards.__setitem__(0, guard(0))]  # the API server charges it at once
@@ -366,7 +366,7 @@ class TestNeedless:
         heir = heir_of(rig)
         heir.api.script["evict"] = [refused(429)]
         await heir.preemptor.round()
-        assert heir.ledger.nominations() != [], "somebody has gone for it already"
+        assert heir.ledger.nominations() != [], "a pod was evicted for it already"
 
     async def test_events_that_are_refused_do_not_slow_evictions_down(self) -> None:
         rig = Rig(node("n1").card(size=20, slots=20))
@@ -377,7 +377,7 @@ class TestNeedless:
         for _ in range(8):
             later(rig, 5)
             await rig.preemptor.round()
-        assert len(rig.api.evicted) in (0, 10), "all or nobody, before the time is up"
+        assert len(rig.api.evicted) in (0, 10), "all or none, before the timeout"
 
     async def test_nodes_of_a_filter_call_of_long_ago(self) -> None:
         """kube-scheduler does not call at all when its own filters leave no node: cordoned, tainted."""

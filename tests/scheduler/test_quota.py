@@ -1,7 +1,7 @@
-"""Quota in the verbs: filter and bind, what is remembered, who is told and nudged, who may be evicted for whom.
+"""Quota in filter and bind, in cached rejections, in Events and nudges, and in preemption.
 
-Seen to fail, each alone: `_choose` or `_place` without `allowed`, `_choose` without `beyond_quota`, the nudge with
-what the pod asks instead of what it may have, a purse that gives back the quota of every namespace, or none.
+Seen to fail, each alone: `_choose` or `_place` without `allowed`, `_choose` without `beyond_quota`, the nudge with the
+request instead of what the quota allows, a `RequestAfterEviction` that frees the quota of every namespace, or none.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ def other_filter(rig: Rig, name: str, namespace: str = "team-b") -> FilterAnswer
 
 
 class TestFilter:
-    def test_what_filter_pencils_counts_for_the_next(self) -> None:
+    def test_a_reservation_counts_for_the_next_pod(self) -> None:
         rig = rationed(default=cards(2))
         for name in ("a", "b", "c"):
             rig.arrive(tile(16), name=name)
@@ -63,14 +63,14 @@ class TestFilter:
         )
         assert rig.count("refusals_total", code="QuotaExceeded") == 1
 
-    def test_other_namespaces_do_not_notice(self) -> None:
+    def test_other_namespaces_are_not_affected(self) -> None:
         rig = rationed(default=cards(0))
         rig.arrive(tile(16))
         assert rig.filter().names == []
         assert other_filter(rig, "theirs").names == ["n1"]
 
-    def test_where_the_best_node_would_cost_too_much_the_next_is_taken(self) -> None:
-        """On n1 the two containers find room on two cards only, for 1.2 in all; on n2 they share one, for 0.7."""
+    def test_where_the_best_node_would_exceed_the_quota_the_next_is_used(self) -> None:
+        """On n1 the two containers fit on two cards only, for 1.2 in sum; on n2 they share one, for 0.7."""
         rig = rationed(node("n1").cards(2, size=100), node("n2").cards(1, size=100), default=cards(1, "*"))
         for name, limits in (("x", tile(35, 85)), ("y", tile(85, 35))):
             made = rig.api.add_pod(pod(limits, name=name, namespace="team-b", uid=f"uid-{name}"))
@@ -110,12 +110,12 @@ class TestFilter:
         assert {rig.filter("a").names[0], rig.filter("b").names[0]} == {"n1", "n2"}
         assert rig.filter("c").names == []
 
-    def test_a_pod_that_could_never_have_it_is_beyond_cure(self) -> None:
+    def test_a_request_above_the_limit_is_unresolvable(self) -> None:
         rig = rationed(default=cards(1))
         rig.arrive(tile(16, cards=2))
         assert rig.filter().unresolvable["n1"] == USED_UP
 
-    def test_a_dry_run_says_the_same_also_of_nodes_that_are_not_there_yet(self) -> None:
+    def test_a_dry_run_gives_the_same_answer_also_for_nodes_that_do_not_exist_yet(self) -> None:
         rig = rationed(default=cards(1))
         rig.arrive(tile(16), name="a")
         rig.filter("a")
@@ -127,12 +127,12 @@ class TestFilter:
         ration(rig, default=cards(2))
         assert rig.filter_service.dry_run(rig.args("b", whole=True)).names == ["n1", "new"]
 
-    def test_prioritize_scores_only_what_may_be_had(self) -> None:
+    def test_prioritize_scores_only_nodes_that_the_quota_allows(self) -> None:
         rig = rationed(default=cards(1, "T4"))
         rig.arrive(tile(8))
         assert rig.filter_service.prioritize(rig.args()) == {"n1": 0, "n2": 10}
 
-    def test_containers_that_would_cost_more_apart_are_not_let_in_beyond_the_quota(self) -> None:
+    def test_containers_that_cost_more_apart_are_not_placed_beyond_the_quota(self) -> None:
         """Alone on a card both fit; here memory is free on one card and cores on another, so they cost two shares."""
         rig = Rig(node("n1").cards(2, size=16), policy="binpack")
         ration(rig, **{"default": quota(Limit(model="A100", cards=70)), "team-b": quota(Limit(model="*"))})
@@ -148,7 +148,7 @@ class TestFilter:
 
 
 class TestBind:
-    async def test_what_became_too_much_between_filter_and_bind_is_refused_in_words(self) -> None:
+    async def test_a_quota_exceeded_between_filter_and_bind_is_rejected_with_a_message(self) -> None:
         rig = rationed(default=cards(2))
         for name in ("a", "b"):
             rig.arrive(tile(16), name=name)
@@ -161,8 +161,8 @@ class TestBind:
         )
         assert rig.count("binds_total", outcome="conflict") == 1
 
-    async def test_pods_that_filter_did_not_know_cannot_slip_in_together(self) -> None:
-        """kube-scheduler was quicker than our watch: nothing was pencilled, and both binds come at once."""
+    async def test_pods_without_reservations_cannot_exceed_the_quota_together(self) -> None:
+        """kube-scheduler was faster than our watch: nothing was reserved, and both binds arrive at once."""
         rig = rationed(default=cards(1))
         for name in ("a", "b"):
             rig.arrive(tile(16), name=name, seen=False)
@@ -174,7 +174,7 @@ class TestBind:
         )
         assert len(rig.api.bindings) == 1
 
-    async def test_a_bind_that_was_refused_gives_its_quota_back_and_others_hear_of_it(self) -> None:
+    async def test_a_rejected_bind_frees_its_quota_and_nudges_others(self) -> None:
         rig = rationed(default=cards(1))
         rig.binder.on_freed = rig.apply
         rig.arrive(tile(16), name="a")
@@ -188,18 +188,18 @@ class TestBind:
         assert nudged(rig) == ["default/b"]
         assert rig.filter("b").names == ["n1"]
 
-    async def test_a_restarted_process_counts_what_it_finds(self) -> None:
+    async def test_a_restarted_process_counts_existing_pods(self) -> None:
         rig = rationed(default=cards(1))
         rig.arrive(tile(16), name="a")
         assert await rig.bind("a", rig.filter("a").names[0]) == ""
-        heir = Rig(*rig.api.nodes.values(), pods=[{**one} for one in rig.api.pods.values()])
+        heir = Rig(*rig.api.nodes.values(), pods=[{**manifest} for manifest in rig.api.pods.values()])
         ration(heir, default=cards(1))
         heir.arrive(tile(16), name="b")
         assert heir.filter("b").failed == {"n1": USED_UP}
         assert heir.filter("b").names == []
 
 
-class TestWaiting:
+class TestPending:
     def full(self, **settings: Any) -> Rig:
         rig = rationed(default=cards(1), **settings)
         rig.arrive(tile(16), name="old", annotations=_grant("old"), on="n1")
@@ -207,19 +207,18 @@ class TestWaiting:
         assert rig.filter().names == []
         return rig
 
-    async def test_a_waiting_pod_hears_who_holds_what_and_what_to_do(self) -> None:
+    async def test_the_event_of_a_pending_pod_names_the_usage_and_what_to_do(self) -> None:
         rig = self.full()
         await rounds(rig, 0.25)
-        [(_, said)] = notes(rig, "web-0")
-        used_up = "1 node(s) have GPUs for which the namespace's quota is used up"
-        assert said.startswith(f"0/2 nodes are available: {used_up}, 1 node(s) have GPUs smaller than requested. ")
-        assert "would fit: as it is, once default/old ends on n1" in said
-        assert "default holds 1 of 1 A100; this pod needs 1 more; wait until a pod of default ends" in said
-        assert HERE in said
-        assert "add a node" not in said
-        assert "on n2" not in said.partition("would fit")[2], "no change leads to a model that it may not have"
+        [(_, message)] = notes(rig, "web-0")
+        assert message.startswith("0/2 nodes fit: 1 quota of the namespace used up, 1 GPUs smaller than wanted. ")
+        assert "would fit: as it is, once default/old ends on n1" in message
+        assert "default holds 1 of 1 A100; this pod needs 1 more; wait until a pod of default ends" in message
+        assert HERE in message
+        assert "add a node" not in message
+        assert "on n2" not in message.partition("would fit")[2], "no suggestion names a model that the quota forbids"
 
-    async def test_namespaces_that_ask_the_same_wait_for_their_own_reasons(self) -> None:
+    async def test_equal_requests_of_two_namespaces_have_their_own_reasons(self) -> None:
         rig = self.full()
         ration(rig, **{"default": cards(1), "team-b": cards(0)})
         other_filter(rig, "theirs")
@@ -227,7 +226,7 @@ class TestWaiting:
         assert "default holds 1 of 1" in notes(rig, "web-0")[0][1]
         assert "team-b holds 0 of 0" in notes(rig, "theirs")[0][1]
 
-    async def test_a_remembered_no_ends_when_quota_frees(self) -> None:
+    async def test_a_cached_rejection_ends_when_quota_is_freed(self) -> None:
         rig = self.full()
         rig.filter()
         assert rig.count("cached_rejections_total") == 1
@@ -240,7 +239,7 @@ class TestWaiting:
         ration(rig, default=cards(2))
         assert rig.filter().names == ["n1"]
 
-    async def test_and_is_nobody_elses(self) -> None:
+    async def test_and_does_not_apply_to_other_namespaces(self) -> None:
         rig = self.full()
         assert other_filter(rig, "theirs").names == ["n1"]
 
@@ -272,7 +271,7 @@ class TestWaiting:
         assert nudged(rig) == []
         assert NUDGED not in rig.live()["metadata"]["annotations"]
 
-    async def test_a_pencil_that_comes_to_nothing_frees_quota_too(self) -> None:
+    async def test_an_expired_reservation_frees_quota_too(self) -> None:
         rig = rationed(default=cards(1))
         for name in ("a", "b"):
             rig.arrive(tile(16), name=name)
@@ -285,7 +284,7 @@ class TestWaiting:
 
 
 def _grant(name: str, index: int = 0) -> dict[str, str]:
-    said = {
+    grant = {
         "version": 1,
         "pod": f"uid-{name}",
         "node": "n1",
@@ -294,7 +293,7 @@ def _grant(name: str, index: int = 0) -> dict[str, str]:
             {"name": "c0", "tiles": [{"uuid": f"GPU-n1-{index}", "index": index, "memory": 16, "cores": 0}]}
         ],
     }
-    return {"gputile.io/grant": msgspec.json.encode(said).decode()}
+    return {"gputile.io/grant": msgspec.json.encode(grant).decode()}
 
 
 async def theirs(rig: Rig, name: str, size: int, priority: int) -> None:
@@ -308,7 +307,7 @@ async def theirs(rig: Rig, name: str, size: int, priority: int) -> None:
 
 
 class TestPreemption:
-    async def test_its_own_pod_goes_although_there_is_room(self) -> None:
+    async def test_a_pod_of_its_namespace_is_evicted_although_cards_are_free(self) -> None:
         rig = rationed(node("n1").cards(2, size=16), node("n2").cards(2, size=16), default=cards(1))
         await settle(rig, "mine", 16, LOW)
         await theirs(rig, "theirs", 16, LOW)
@@ -323,7 +322,7 @@ class TestPreemption:
         rig.catch_up()
         rig.ledger.check()
 
-    async def test_nobody_else_goes_for_a_pod_whose_quota_is_used_up(self) -> None:
+    async def test_no_pod_of_another_namespace_is_evicted_when_the_quota_is_used_up(self) -> None:
         rig = rationed(node("n1").cards(2, size=16), default=cards(1))
         ration(rig, **{"default": cards(1), "team-b": cards(9)})
         await settle(rig, "mine", 16, HIGH)
@@ -332,8 +331,8 @@ class TestPreemption:
         assert rig.api.evicted == []
         assert ask(rig, "wanted", n1=OfferedVictims(("uid-theirs",))) == {}
 
-    async def test_asked_it_names_its_own_and_those_who_are_in_the_way(self) -> None:
-        """One card for quota, two for room: the own pod gives quota back, the other one the second card."""
+    async def test_the_preempt_verb_names_pods_of_its_namespace_and_pods_in_the_way(self) -> None:
+        """One card for quota, two to fit: the pod of its namespace frees quota, the other pod the second card."""
         rig = rationed(node("n1").cards(3, size=16), default=cards(2), preempt=PreemptSettings(own=False))
         await settle(rig, "mine", 16, LOW)
         await theirs(rig, "rock", 16, HIGH)
@@ -341,10 +340,10 @@ class TestPreemption:
         rig.api.add_pod(wish("wanted", tile(16, cards=2), HIGH))
         rig.catch_up()
         assert rig.filter("wanted").failed == {"n1": USED_UP}
-        found = ask(rig, "wanted", n1=OfferedVictims(("uid-theirs",)))
-        assert found == {"n1": OfferedVictims(("uid-mine", "uid-theirs"))}
+        answer = ask(rig, "wanted", n1=OfferedVictims(("uid-theirs",)))
+        assert answer == {"n1": OfferedVictims(("uid-mine", "uid-theirs"))}
 
-    async def test_those_who_leave_anyway_are_counted_on_wherever_they_are(self) -> None:
+    async def test_terminating_pods_on_any_node_count_as_gone(self) -> None:
         rig = rationed(node("n1").card(size=16), node("n2").card(size=16), default=cards(2))
         await settle(rig, "going", 16, LOW)
         await settle(rig, "mine", 16, LOW)
@@ -354,7 +353,7 @@ class TestPreemption:
         await planned(rig, size=16)
         assert rig.api.evicted == []
 
-    async def test_among_its_own_the_least_important_goes(self) -> None:
+    async def test_of_its_namespace_the_pod_of_lowest_priority_is_evicted(self) -> None:
         rig = rationed(node("n1").cards(4, size=16), default=cards(2))
         await settle(rig, "middle", 16, MIDDLE)
         await settle(rig, "low", 16, LOW)
@@ -362,7 +361,7 @@ class TestPreemption:
         assert rig.api.evicted == ["default/low"]
 
 
-class TestAroundUs:
+class TestBoundByAnotherScheduler:
     def bound(self, rig: Rig, **status: Any) -> Json:
         made = pod(tile(16), name="around", uid="uid-around", on="n1")
         rig.api.add_pod({**made, "status": status})
@@ -381,29 +380,29 @@ class TestAroundUs:
         await rig.reconciler.round()
         assert rig.written("around") is not None
 
-    async def test_one_that_runs_is_booked_all_the_same(self) -> None:
+    async def test_a_running_pod_is_in_the_ledger_all_the_same(self) -> None:
         rig = rationed(default=cards(0))
         self.bound(rig, phase="Running")
         await rig.reconciler.round()
-        assert rig.written("around") is not None, "else its card would be sold again"
+        assert rig.written("around") is not None, "else its card would be allocated again"
         assert rig.ledger.quota_usage.held("default")["A100"].cards == 100
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_no_order_of_filters_and_binds_lets_one_too_many_in(seed: int) -> None:
-    """Forty pods of which ten may be; filters and binds as they come, some answers lost, some pods ending."""
+async def test_no_order_of_filters_and_binds_exceeds_the_quota(seed: int) -> None:
+    """Forty pods of which the quota allows ten; filters and binds in any order, some answers lost, some pods ending."""
     rig = rationed(node("n1").cards(8, size=16), node("n2").cards(8, size=16), default=cards(5))
     names = [f"p{n}" for n in range(40)]
     for name in names:
         rig.arrive(tile(8), name=name, seen=hash((seed, name)) % 7 != 0)
     for turn in range(3):
-        chosen = {name: found for name in names if (found := rig.filter(name).names)}
+        chosen = {name: nodes for name in names if (nodes := rig.filter(name).names)}
         await asyncio.gather(*(rig.bind(name, on[0]) for name, on in chosen.items()))
         rig.catch_up()
-        held = [one for one in rig.api.pods.values() if one["spec"].get("nodeName")]
+        held = [manifest for manifest in rig.api.pods.values() if manifest["spec"].get("nodeName")]
         assert len(held) <= 10
         assert rig.ledger.quota_usage.held("default")["A100"].cards == 50 * len(held)
-        for one in held[: turn + 1]:
-            gone(rig, one["metadata"]["name"])
-            names.remove(one["metadata"]["name"])
+        for manifest in held[: turn + 1]:
+            gone(rig, manifest["metadata"]["name"])
+            names.remove(manifest["metadata"]["name"])
         rig.ledger.check()

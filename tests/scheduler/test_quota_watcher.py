@@ -1,7 +1,7 @@
-"""Quotas followed live: which counts, what a slip changes (nothing), who is told, and who must know before pods come.
+"""The quota watcher: which ConfigMap counts, that an invalid edit changes nothing, its Events, and `known`.
 
-Seen to fail, each alone: `_refuse` that forgets what was good; `_restore` left out; `tell` by whoever does not lead;
-`_put_in_force` without telling those who wait; `known` set before both ConfigMaps were seen.
+Seen to fail, each alone: `_reject` that forgets the last good quotas; `_restore` left out; `report` on a replica that
+is not the leader; `_put_in_force` without nudging pending pods; `known` set before both ConfigMaps were listed.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from gputile.kube.fake import MemoryApi
 from gputile.kube.quota_config_maps import LAST_GOOD, QuotaConfigMap
 from gputile.ledger.events import Freed, Instruction
 from gputile.ledger.ledger import Ledger
-from gputile.scheduler.quota_watcher import BELIEVED, REPEAT, QuotaSettings, QuotaWatcher
+from gputile.scheduler.quota_watcher import MAX_FORBIDDEN, REPEAT, QuotaSettings, QuotaWatcher
 from gputile.telemetry.metrics import Metrics
 from gputile.testing.builders import pod
 from tests.scheduler.rig import tile
@@ -29,7 +29,7 @@ TITLE = "kube-system/gputile-quota"
 
 
 class Trial:
-    """One process that follows, and the cluster that it follows."""
+    """A quota watcher, and the cluster that it watches."""
 
     def __init__(self, api: MemoryApi | None = None, **settings: Any) -> None:
         self.api, self.ledger, self.metrics = api or MemoryApi(), Ledger(), Metrics()
@@ -46,7 +46,7 @@ class Trial:
         )
 
     async def _pause(self, seconds: float) -> None:
-        await asyncio.Event().wait()  # the test calls `tell` itself
+        await asyncio.Event().wait()  # the test calls `report` itself
 
     def write(self, text: str, name: str = "gputile-quota", key: str = "quota.yaml") -> None:
         self.api.add_config_map("kube-system", name, {key: text})
@@ -75,7 +75,7 @@ async def following(trial: Trial) -> AsyncIterator[Trial]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_an_edit_is_taken_at_once_and_those_who_wait_hear_of_it() -> None:
+async def test_an_edit_takes_effect_at_once_and_nudges_pending_pods() -> None:
     async with following(Trial()) as trial:
         assert trial.ledger.quota_usage.quotas == {}
         trial.write(ONE_CARD)
@@ -89,7 +89,7 @@ async def test_an_edit_is_taken_at_once_and_those_who_wait_hear_of_it() -> None:
         assert trial.number("quota_edits_total", configmap=TITLE, result="taken") == 3
 
 
-async def test_a_slip_changes_nothing_and_says_so_once() -> None:
+async def test_an_invalid_edit_changes_nothing_and_is_reported_once() -> None:
     trial = Trial()
     trial.write(ONE_CARD)
     async with following(trial):
@@ -97,7 +97,7 @@ async def test_a_slip_changes_nothing_and_says_so_once() -> None:
         await trial.until(lambda: trial.number("quota_invalid", configmap=TITLE))
         assert trial.cards() == 100
         for _ in range(3):
-            await trial.quota_watcher.tell()
+            await trial.quota_watcher.report()
         [note] = trial.api.notes
         assert (note.about, note.namespace, note.pod, note.reason) == (
             "ConfigMap",
@@ -105,42 +105,42 @@ async def test_a_slip_changes_nothing_and_says_so_once() -> None:
             "gputile-quota",
             "QuotaInvalid",
         )
-        assert "namespace `team-a`: unknown key `crads`" in note.message
-        assert note.message.endswith("What it said before stays in force: quotas of 1 namespaces.")
+        assert "namespace `team-a`: Object contains unknown field `crads`" in note.message
+        assert note.message.endswith("The previous content stays in force: quotas of 1 namespaces.")
         trial.now += REPEAT + 1
-        await trial.quota_watcher.tell()
-        assert len(trial.api.notes) == 2, "Events are kept for an hour only"
+        await trial.quota_watcher.report()
+        assert len(trial.api.notes) == 2, "Events are kept for one hour only"
         trial.write(TWO_CARDS)
         await trial.until(lambda: trial.cards() == 200)
         assert trial.number("quota_invalid", configmap=TITLE) == 0
         trial.now += REPEAT + 1
-        await trial.quota_watcher.tell()
+        await trial.quota_watcher.report()
         assert len(trial.api.notes) == 2
 
 
-async def test_a_process_that_starts_after_the_slip_knows_the_last_good_one() -> None:
+async def test_a_process_that_starts_after_the_mistake_knows_the_last_good_quota() -> None:
     first = Trial()
     first.write(ONE_CARD)
     async with following(first):
-        await first.quota_watcher.tell()
+        await first.quota_watcher.report()
         first.write(BROKEN)
         await first.until(lambda: first.number("quota_invalid", configmap=TITLE))
-        await first.quota_watcher.tell()
+        await first.quota_watcher.report()
     kept = first.api.config_maps[TITLE]["metadata"]["annotations"]
-    assert kept == {LAST_GOOD: ONE_CARD}, "written again, for the edit had taken it off"
+    assert kept == {LAST_GOOD: ONE_CARD}, "written again, because the edit had removed it"
     async with following(Trial(first.api)) as second:
         assert second.cards() == 100
         assert second.number("quota_invalid", configmap=TITLE) == 1
 
 
-async def test_a_last_good_one_that_cannot_be_read_either_is_no_quota() -> None:
+async def test_an_unreadable_last_good_quota_is_no_quota() -> None:
     trial = Trial()
     trial.write(BROKEN)
     trial.api.config_maps[TITLE]["metadata"]["annotations"] = {LAST_GOOD: "["}
     async with following(trial):
         assert trial.ledger.quota_usage.quotas == {}
-        await trial.quota_watcher.tell()
-        assert trial.api.notes[0].message.endswith("What it said before stays in force: no quota.")
+        await trial.quota_watcher.report()
+        assert trial.api.notes[0].message.endswith("The previous content stays in force: no quota.")
 
 
 async def test_only_the_leader_writes() -> None:
@@ -150,16 +150,16 @@ async def test_only_the_leader_writes() -> None:
         trial.write(BROKEN)
         await trial.until(lambda: trial.number("quota_invalid", configmap=TITLE))
         trial.leading = False
-        await trial.quota_watcher.tell()
+        await trial.quota_watcher.report()
         assert trial.api.notes == []
         assert "annotations" not in trial.api.config_maps[TITLE]["metadata"]
         trial.leading = True
-        await trial.quota_watcher.tell()
+        await trial.quota_watcher.report()
         assert len(trial.api.notes) == 1
 
 
-class Mute(MemoryApi):
-    """Where nothing of this can be written."""
+class ReadOnly(MemoryApi):
+    """An API server that rejects Events and annotations."""
 
     async def annotate_config_map(self, *_: object) -> None:
         raise ApiRejected(403, "Forbidden", "configmaps is forbidden")
@@ -168,19 +168,19 @@ class Mute(MemoryApi):
         raise ApiRejected(403, "Forbidden", "events is forbidden")
 
 
-async def test_what_cannot_be_written_stops_nothing() -> None:
-    trial = Trial(Mute())
+async def test_a_failed_write_stops_nothing() -> None:
+    trial = Trial(ReadOnly())
     trial.write(ONE_CARD)
     async with following(trial):
         trial.write(BROKEN)
         await trial.until(lambda: trial.number("quota_invalid", configmap=TITLE))
         for _ in range(3):
-            await trial.quota_watcher.tell()
+            await trial.quota_watcher.report()
         trial.write(TWO_CARDS)
         await trial.until(lambda: trial.cards() == 200)
 
 
-async def test_ours_counts_before_the_old_and_each_has_its_own_last_good() -> None:
+async def test_our_config_map_counts_before_the_old_one_and_each_has_its_own_last_good() -> None:
     trial = Trial()
     trial.write('{"team-a": {"quota": {"T4": 7}}, "team-b": {"quota": {"T4": 3}}}', "gpuquota", "gpu_quota")
     trial.write(ONE_CARD)
@@ -192,7 +192,7 @@ async def test_ours_counts_before_the_old_and_each_has_its_own_last_good() -> No
         await trial.until(lambda: (trial.cards(), trial.cards("team-b")) == (700, 300))
 
 
-async def test_an_empty_name_follows_nothing() -> None:
+async def test_an_empty_name_watches_nothing() -> None:
     trial = Trial(name="", old_name="")
     assert trial.quota_watcher.known.is_set()
     assert trial.quota_watcher.sources == []
@@ -202,49 +202,49 @@ FORBIDDEN = WatchFailed("HTTP 403", forbidden=True)
 
 
 class Scripted(MemoryApi):
-    """Says what it is told to, of both ConfigMaps."""
+    """Delivers the same updates for both ConfigMaps."""
 
-    def __init__(self, *seen: WatchUpdate[QuotaConfigMap]) -> None:
+    def __init__(self, *updates: WatchUpdate[QuotaConfigMap]) -> None:
         super().__init__()
-        self.seen = seen
+        self.updates = updates
 
     async def follow_config_map(self, namespace: str, name: str) -> AsyncIterator[WatchUpdate[QuotaConfigMap]]:
-        for one in self.seen:
-            yield one
+        for update in self.updates:
+            yield update
         await asyncio.Event().wait()
 
 
-async def test_without_the_right_to_read_them_there_is_no_quota_and_all_else_goes_on() -> None:
-    async with following(Trial(Scripted(*[FORBIDDEN] * BELIEVED))) as trial:
+async def test_without_the_right_to_read_config_maps_there_is_no_quota() -> None:
+    async with following(Trial(Scripted(*[FORBIDDEN] * MAX_FORBIDDEN))) as trial:
         assert trial.ledger.quota_usage.quotas == {}
-        assert trial.number("watch_failures_total", kind="configmaps") == 2 * BELIEVED
+        assert trial.number("watch_failures_total", kind="configmaps") == 2 * MAX_FORBIDDEN
 
 
 @pytest.mark.parametrize(
-    "seen",
+    "updates",
     [
         pytest.param([WatchFailed("timed out")], id="does-not-answer"),
-        pytest.param([FORBIDDEN] * (BELIEVED - 1), id="has-just-started-and-knows-no-rights-yet"),
-        pytest.param([FORBIDDEN, WatchFailed("timed out")] * BELIEVED, id="starts-again-and-again"),
+        pytest.param([FORBIDDEN] * (MAX_FORBIDDEN - 1), id="has-just-started-and-has-no-rbac-rules-yet"),
+        pytest.param([FORBIDDEN, WatchFailed("timed out")] * MAX_FORBIDDEN, id="restarts-again-and-again"),
     ],
 )
-async def test_a_server_is_waited_for_that(seen: list[WatchUpdate[QuotaConfigMap]]) -> None:
+async def test_it_waits_for_an_api_server_that(updates: list[WatchUpdate[QuotaConfigMap]]) -> None:
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05), following(Trial(Scripted(*seen))):
+        async with asyncio.timeout(0.05), following(Trial(Scripted(*updates))):
             pass
 
 
-async def test_an_object_that_cannot_be_read_is_a_slip_too() -> None:
+async def test_an_undecodable_config_map_is_invalid_too() -> None:
     async with following(Trial(Scripted(Undecodable("ConfigMap gputile-quota", "Expected `str`")))) as trial:
         assert trial.number("quota_invalid", configmap=TITLE) == 1
-        await trial.quota_watcher.tell()
-        assert trial.api.notes == [], "nobody knows its UID"
+        await trial.quota_watcher.report()
+        assert trial.api.notes == [], "its UID is unknown"
 
 
 # ---- in the process -------------------------------------------------------------------------------------------------
 
 
-async def test_nobody_is_let_in_before_the_quotas_are_known() -> None:
+async def test_no_pod_is_placed_before_the_quotas_are_known() -> None:
     api = cluster()
     gate = asyncio.Event()
     real = api.follow_config_map
@@ -271,7 +271,7 @@ async def test_nobody_is_let_in_before_the_quotas_are_known() -> None:
         }
 
 
-async def test_the_gauges_show_what_is_held_and_what_may_be() -> None:
+async def test_the_gauges_show_usage_and_limit() -> None:
     api = cluster()
     text = "namespaces: {default: {limits: [{model: A100, cards: 1, memory: 1Gi}]}}"
     api.add_config_map("kube-system", "gputile-quota", {"quota.yaml": text})
@@ -281,7 +281,7 @@ async def test_the_gauges_show_what_is_held_and_what_may_be() -> None:
         await replica.until(lambda: "uid-web-0" in replica.process.cluster_state.waiting)
         await replica.ask("/gputile/filter", filter_body(api, "web-0"))
         shown = (await replica.ask("/metrics"))[1]
-        assert gauge(shown, "used", "cards") == 0.5, "a pencil counts"
+        assert gauge(shown, "used", "cards") == 0.5, "a reservation counts"
         assert gauge(shown, "limit", "cards") == 1
         assert (gauge(shown, "used", "memory"), gauge(shown, "limit", "memory")) == (8 * 1024**2, 1024**3)
         assert gauge(shown, "limit", "cores") is None

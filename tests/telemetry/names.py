@@ -1,4 +1,4 @@
-"""Every metric there is, with its labels: what docs and dashboards may name."""
+"""Every metric with its labels: the names that docs and dashboards may use."""
 
 from prometheus_client import Histogram
 from prometheus_client.metrics import MetricWrapperBase
@@ -12,34 +12,34 @@ Names = dict[str, tuple[str, ...]]
 
 
 def scheduler() -> Names:
-    return {**counted(Metrics()), **{one.name: one.labels for one in FAMILIES}}
+    return {**counted(Metrics()), **{family.name: family.labels for family in FAMILIES}}
 
 
 def agent() -> Names:
-    return {**counted(AgentMetrics()), **{one.name: one.labels for one in AGENT_FAMILIES}}
+    return {**counted(AgentMetrics()), **{family.name: family.labels for family in AGENT_FAMILIES}}
 
 
 def hami() -> Names:
-    return {one.name: one.labels for one in (*HAMI_FAMILIES, *HAMI_AGENT_FAMILIES)}
+    return {family.name: family.labels for family in (*HAMI_FAMILIES, *HAMI_AGENT_FAMILIES)}
 
 
 def counted(metrics: Metrics | AgentMetrics) -> Names:
-    """Those of a registry, as Prometheus calls them, a histogram by the name of the whole."""
-    found: Names = {}
-    for one in vars(metrics).values():
-        metric = one._counter if isinstance(one, LabelledCounter) else one
+    """The metrics of a registry by their Prometheus names, a histogram by its family's name."""
+    names: Names = {}
+    for value in vars(metrics).values():
+        metric = value._counter if isinstance(value, LabelledCounter) else value
         if isinstance(metric, MetricWrapperBase):
             total = "_total" if metric._type == "counter" else ""
-            found[f"{metric._name}{total}"] = metric._labelnames
+            names[f"{metric._name}{total}"] = metric._labelnames
     for family in metrics.registry.collect():
         if family.type == "histogram":
-            found[family.name] = getattr(family, "_labelnames", ())
-    assert not any(isinstance(one, Histogram) for one in vars(metrics).values())
-    return found
+            names[family.name] = getattr(family, "_labelnames", ())
+    assert not any(isinstance(value, Histogram) for value in vars(metrics).values())
+    return names
 
 
 def samples(names: Names) -> Names:
-    """With the names that a histogram's samples have."""
+    """Also with the names of a histogram's samples."""
     buckets = {
         f"{name}{end}": (*labels, *(("le",) if end == "_bucket" else ()))
         for name, labels in names.items()

@@ -1,4 +1,4 @@
-"""The page of figures: text that Prometheus reads, and names that stay."""
+"""The exposition page: valid text for Prometheus, and stable names."""
 
 import re
 
@@ -11,18 +11,18 @@ from gputile.telemetry.hami_metrics import HAMI_AGENT_FAMILIES, HAMI_FAMILIES, d
 from gputile.telemetry.metrics import Metrics
 
 EVERY = (*FAMILIES, *AGENT_FAMILIES, *HAMI_FAMILIES, *HAMI_AGENT_FAMILIES)
-LENGTH = MetricFamily("x_length_metres", "How long.", ("who",))
+LENGTH = MetricFamily("x_length_metres", "How long.", ("name",))
 COUNT = MetricFamily("x_count", "How many.")
 
 
 @pytest.mark.parametrize("name", ["plain", 'a "b"', "back\\slash", "two\nlines", "\\n", "", "ünï"])
-def test_every_label_is_read_as_it_was_written(name: str) -> None:
+def test_every_label_is_parsed_as_it_was_written(name: str) -> None:
     page = ExpositionPage((LENGTH, COUNT))
     page.add(COUNT, "", 2)
     page.add(LENGTH, labelled(LENGTH.labels, name), 1.5)
-    one, other = text_string_to_metric_families(page.text().decode())
-    assert (one.name, one.documentation, one.type) == ("x_length_metres", "How long.", "gauge")
-    assert [(s.labels, s.value) for s in one.samples] == [({"who": name}, 1.5)]
+    family, other = text_string_to_metric_families(page.text().decode())
+    assert (family.name, family.documentation, family.type) == ("x_length_metres", "How long.", "gauge")
+    assert [(s.labels, s.value) for s in family.samples] == [({"name": name}, 1.5)]
     assert [(s.labels, s.value) for s in other.samples] == [({}, 2.0)]
 
 
@@ -31,7 +31,7 @@ def test_labels_are_as_many_as_the_family_has() -> None:
         labelled(LENGTH.labels, "one", "too many")
 
 
-def test_no_name_twice_and_none_that_is_counted_elsewhere() -> None:
+def test_no_name_twice_and_none_of_another_registry() -> None:
     counted = {f.name for metrics in (Metrics(), AgentMetrics()) for f in metrics.registry.collect()}
     names = [family.name for family in EVERY]
     assert len(set(names)) == len(names)
@@ -40,7 +40,7 @@ def test_no_name_twice_and_none_that_is_counted_elsewhere() -> None:
 
 @pytest.mark.parametrize("family", [*FAMILIES, *AGENT_FAMILIES], ids=lambda family: family.name)
 def test_units_are_prometheus_own(family: MetricFamily) -> None:
-    """Bytes, ratios from 0 to 1, or things that are counted; never MiB or percent."""
+    """Bytes, ratios from 0 to 1, or counts; never MiB or percent."""
     assert re.fullmatch(r"gputile(_[a-z]+)+", family.name)
     if "memory" in family.name:
         assert family.name.endswith("_bytes")
@@ -51,9 +51,9 @@ def test_units_are_prometheus_own(family: MetricFamily) -> None:
 @pytest.mark.parametrize(
     ("model", "name"),
     [
-        pytest.param("Tesla T4", "NVIDIA-Tesla T4", id="as-the-driver-says-it"),
-        pytest.param("NVIDIA-Tesla T4", "NVIDIA-Tesla T4", id="as-hamis-agent-says-it"),
+        pytest.param("Tesla T4", "NVIDIA-Tesla T4", id="as-named-by-the-driver"),
+        pytest.param("NVIDIA-Tesla T4", "NVIDIA-Tesla T4", id="as-named-by-hamis-agent"),
     ],
 )
-def test_hamis_name_of_a_card(model: str, name: str) -> None:
+def test_hamis_name_of_a_model(model: str, name: str) -> None:
     assert device_type(model) == name

@@ -1,4 +1,4 @@
-"""Log lines: one JSON object each, whatever is put into them."""
+"""Log lines: one JSON object each, for any field values."""
 
 import io
 import json
@@ -16,9 +16,9 @@ LOG = logging.getLogger("gputile.test")
 def stream() -> Iterator[io.StringIO]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    found = io.StringIO()
-    logs.start("info", found)
-    yield found
+    output = io.StringIO()
+    logs.start("info", output)
+    yield output
     root.handlers[:] = handlers
     root.setLevel(level)
 
@@ -45,11 +45,11 @@ def test_each_line_is_one_line(stream: io.StringIO) -> None:
 
 
 @pytest.mark.parametrize("sign", ["\x1b[2J", "\x9b5m", "\x7f", "\u202e", "\u2028", "\U000e0041"])
-def test_nothing_in_a_line_is_obeyed_by_a_terminal(stream: io.StringIO, sign: str) -> None:
+def test_no_line_has_terminal_control_characters(stream: io.StringIO, sign: str) -> None:
     LOG.info("seen", extra=logs.fields(pod=f"ns/{sign}"))
-    said = stream.getvalue().rstrip("\n")
-    assert said.isprintable()
-    assert json.loads(said)["pod"] == f"ns/{sign}"
+    line = stream.getvalue().rstrip("\n")
+    assert line.isprintable()
+    assert json.loads(line)["pod"] == f"ns/{sign}"
 
 
 def test_the_level_counts(stream: io.StringIO) -> None:
@@ -67,7 +67,7 @@ def test_a_traceback_is_a_field(stream: io.StringIO) -> None:
     assert line["level"] == "error"
 
 
-def test_what_is_no_json_is_written_as_text(stream: io.StringIO) -> None:
+def test_values_that_are_not_json_are_written_as_text(stream: io.StringIO) -> None:
     LOG.info("odd", extra=logs.fields(error=OSError("no"), keys={1: 2}, found={"a"}))
     line = json.loads(stream.getvalue())
     assert (line["error"], line["keys"], line["found"]) == ("no", {"1": 2}, "{'a'}")
@@ -88,7 +88,7 @@ def test_time_is_utc_with_milliseconds(seconds: float, want: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["\ud800", 2**70], ids=["half-a-character", "a-number-beyond-64-bits"])
-def test_no_value_costs_a_line(value: object) -> None:
+def test_no_value_suppresses_a_line(value: object) -> None:
     record = logging.LogRecord("x", logging.INFO, "", 0, "m", None, None)
     record.__dict__.update(logs.fields(value=value))
     assert json.loads(logs.JsonLines().format(record))["msg"] == "m"

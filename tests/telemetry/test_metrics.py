@@ -1,4 +1,4 @@
-"""The numbers: their names are a contract."""
+"""The metrics of the scheduler: their names are a contract."""
 
 import pytest
 
@@ -32,18 +32,18 @@ def test_every_name_is_there_and_stays() -> None:
     metrics = Metrics()
     metrics.stage("x", "x").observe(0.1)
     for named in vars(metrics).values():
-        one = getattr(named, "_counter", named)
-        if hasattr(one, "labels") and one._labelnames:
-            one.labels(*("x" for _ in one._labelnames))
+        metric = getattr(named, "_counter", named)
+        if hasattr(metric, "labels") and metric._labelnames:
+            metric.labels(*("x" for _ in metric._labelnames))
     samples = {sample.name: set(sample.labels) for family in metrics.registry.collect() for sample in family.samples}
     for name, labels in NAMES.items():
         assert samples[name] == set(labels), name
 
 
 def test_two_processes_in_one_have_a_registry_each() -> None:
-    one, other = Metrics(), Metrics()
-    one.nudges.inc()
-    assert other.registry.get_sample_value("gputile_nudges_total") == 0
+    first, second = Metrics(), Metrics()
+    first.nudges.inc()
+    assert second.registry.get_sample_value("gputile_nudges_total") == 0
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_a_stage_is_a_histogram(seconds: float, le: str) -> None:
     assert value("gputile_verb_seconds_count", labels) == 1
     assert value("gputile_verb_seconds_sum", labels) == seconds
     edges = [*map(str, STAGES), "+Inf"]
-    found = {edge: value("gputile_verb_seconds_bucket", {**labels, "le": edge}) for edge in edges}
-    assert [edge for edge in edges if found[edge] == 1] == edges[edges.index(le) :]
+    counts = {edge: value("gputile_verb_seconds_bucket", {**labels, "le": edge}) for edge in edges}
+    assert [edge for edge in edges if counts[edge] == 1] == edges[edges.index(le) :]
 
 
 def test_the_verbs_of_one_process_are_one_histogram() -> None:
@@ -71,6 +71,6 @@ def test_the_verbs_of_one_process_are_one_histogram() -> None:
     for verb in ("filter", "bind"):
         metrics.stage(verb, "decide").observe(0.001)
         metrics.stage(verb, "decide").observe(0.002)
-    said = metrics.text().decode()
-    assert said.count("# TYPE gputile_verb_seconds histogram") == 1
-    assert 'gputile_verb_seconds_count{stage="decide",verb="bind"} 2.0' in said
+    text = metrics.text().decode()
+    assert text.count("# TYPE gputile_verb_seconds histogram") == 1
+    assert 'gputile_verb_seconds_count{stage="decide",verb="bind"} 2.0' in text

@@ -1,1 +1,1 @@
-"""Work beside the verbs: failing objects are isolated, long work is cut into time slices, garbage is collected."""
+"""Support for background work: isolating failing objects, time slices for long work, and garbage collection."""

@@ -1,21 +1,21 @@
-"""Full garbage collections at a time of our own, each of them about what is new since the last one.
+"""Full garbage collections at fixed intervals, each over the objects that are new since the last one.
 
-Python starts a full collection when a quarter of what it looks at is new, and looks at all of it, while nothing else
-runs: 100 to 270 ms, every three seconds, with 6,000 pods and 250 hostile ones. What lives is almost all of it the
-cluster's state, without cycles, and goes when its last reference goes. So a full collection comes twice a minute, and
-what it leaves is not looked at again; once an hour everything is.
+Python starts a full collection when a quarter of the tracked objects is new, and scans all of them while everything
+else stops: 100 to 270 ms, every three seconds, with 6,000 pods and 250 hostile ones. Almost all long-lived objects are
+cluster state without cycles, freed with their last reference. So there is a full collection twice a minute, and the
+survivors are frozen (not scanned again); once an hour everything is scanned.
 """
 
 import gc
 from collections.abc import Awaitable, Callable
 
 EVERY = 30.0  # seconds
-OF_ALL = 120  # of these: once an hour
+UNFREEZE_EVERY = 120  # collections: once an hour
 NEVER = 1_000_000_000
 
 
 async def collect_periodically(pause: Callable[[float], Awaitable[None]]) -> None:
-    """Until cancelled; then Python does as before."""
+    """Runs until cancelled; then Python's own thresholds are restored."""
     young, middle, old = gc.get_threshold()
     gc.set_threshold(young, middle, NEVER)
     number = 0
@@ -23,7 +23,7 @@ async def collect_periodically(pause: Callable[[float], Awaitable[None]]) -> Non
         while True:
             await pause(EVERY)
             number += 1
-            if number % OF_ALL == 0:
+            if number % UNFREEZE_EVERY == 0:
                 gc.unfreeze()
             gc.collect()
             gc.freeze()

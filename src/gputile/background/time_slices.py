@@ -1,9 +1,9 @@
-"""Long work on the event loop, in slices: between two of them probes and verbs are answered, and the lease is kept.
+"""Long work on the event loop, in time slices: probes, extender calls and lease renewals run between two slices.
 
-Searches (why a pod waits, whom to evict for it) share one `SearchLane`: one slice of one of them at a time, and then
-a rest
-as long as the slice. A probe needs half a dozen turns of the event loop (TLS), and each turn would cost it a slice of
-every search that goes on. What the watch brings has no lane and no rest: decisions wait for it.
+Searches (why a pod is pending, which pods to evict) share one `SearchLane`: one slice of one search at a time, followed
+by a pause as long as the slice. A probe over TLS needs half a dozen turns of the event loop, and without the lane every
+turn would wait for a slice of every running search. Updates of the watch use no lane and no pause: decisions wait for
+them.
 """
 
 from collections.abc import Awaitable, Callable
@@ -12,7 +12,7 @@ from typing import TypeVar
 from gputile.engine.cooperative import Cooperative
 
 SLICE = 0.005  # seconds
-PATIENCE = 20  # rests in a row, after which a search goes on though others were quicker each time
+PATIENCE = 20  # pauses in a row, after which a search continues although other searches were faster each time
 
 T = TypeVar("T")
 
@@ -20,21 +20,21 @@ Pause = Callable[[float], Awaitable[None]]
 
 
 class SearchLane:
-    """When the searches that share it may go on."""
+    """The time from which on the searches that share this lane may continue."""
 
     def __init__(self) -> None:
         self.rests_until = 0.0
 
 
 class TimeSlices:
-    """Lets others have their turn whenever a slice of time is used up."""
+    """Interrupts long work whenever its time slice is used up."""
 
     def __init__(self, clock: Callable[[], float], pause: Pause, lane: SearchLane | None = None) -> None:
         self._clock, self._pause, self._lane = clock, pause, lane
         self._began = clock()
 
     async def turn(self) -> None:
-        """Here the work may be interrupted."""
+        """A point where the work may be interrupted."""
         used = self._clock() - self._began
         if used > SLICE:
             await self._rest(used)
@@ -51,7 +51,7 @@ class TimeSlices:
                 return
 
     async def run(self, work: Cooperative[T]) -> T:
-        """Work that says by itself where it may be interrupted."""
+        """Run work that yields where it may be interrupted."""
         while True:
             try:
                 next(work)

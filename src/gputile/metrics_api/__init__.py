@@ -1,6 +1,5 @@
-"""The aggregated metrics API: what runs on which card, told through the Kubernetes API server.
+"""The aggregated metrics API: the GPUs of nodes and pods, served as Kubernetes objects through the API server.
 
-Room:  read-only views of the mirror as Kubernetes objects, with list, get and watch, behind the API server's front
-       proxy. `window` keeps the objects, `collection` their history, `server` answers; the rest are its parts.
-Door:  `MetricsApi` in `serving`.
+It is read-only, with list, get and watch, behind the API server's front proxy. `projection` keeps the objects,
+`watch_cache` their history, `server` answers requests, and `app` puts it all together.
 """

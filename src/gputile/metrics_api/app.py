@@ -1,7 +1,7 @@
-"""The aggregated metrics API, put together: what runs side by side while it is served.
+"""The aggregated metrics API, put together: its loops, and the order in which they start and stop.
 
-Room:  the loops: following whom to believe, keeping the certificate, looking again at what changed.
-Door:  `MetricsApi.run`, which ends only when cancelled; `window` is to be told what happens; `stop` before the end.
+The loops watch the front proxy's CA, keep the serving certificate, and refresh changed objects. The scheduler reports
+changes of the cluster to `MetricsApi.projection`.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ from gputile.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-FILES = 60.0  # seconds between two looks at certificate files
+FILES = 60.0  # seconds between two checks of the certificate files
 
 
 class AggregatedApi(CertificateStore, Protocol):
-    """What the API server does for us; `kube.aggregation` has it."""
+    """The API server calls that the metrics API needs; implemented in `kube.aggregation`."""
 
     def follow_front_proxy(self) -> AsyncIterator[WatchUpdate[FrontProxyConfigMap]]: ...
 
@@ -42,7 +42,7 @@ class AggregatedApi(CertificateStore, Protocol):
 
 
 class MetricsApi:
-    """See the module's text."""
+    """The metrics API of one replica: projection, handlers, server and certificate."""
 
     def __init__(
         self,
@@ -62,21 +62,21 @@ class MetricsApi:
     ) -> None:
         self._isolation = isolation or FailureIsolation(metrics, clock)
         self._cluster, self._settings, self._pause = cluster, settings, pause
-        self.window = Projection(view, self._settings.history, wall, secrets.randbits(MARK), self._isolation)
+        self.projection = Projection(view, self._settings.history, wall, secrets.randbits(MARK), self._isolation)
         authorizer = Authorizer(cluster.review, self._settings.authorization_ttl, clock)
-        self.reader = ResourceHandlers(self.window, wall)
+        self.handlers = ResourceHandlers(self.projection, wall)
         self.server = ApiServer(
-            self.reader, authorizer, verb, body_limit=body_limit, metrics=metrics, is_synced=is_synced
+            self.handlers, authorizer, verb, body_limit=body_limit, metrics=metrics, is_synced=is_synced
         )
-        self._certifier = CertificateKeeper(
-            cluster, self._settings, self.server.serve_as, leads=leads, wall=wall, pause=pause
+        self._certificate_keeper = CertificateKeeper(
+            cluster, self._settings, self.server.use_certificate, leads=leads, wall=wall, pause=pause
         )
 
     async def run(self) -> None:
         keep_running = self._isolation.keep_running
         loops = (
-            keep_running("metrics API", self.window.run, self._pause),
-            keep_running("metrics API front proxy", self._follow_front_proxy, self._pause),
+            keep_running("metrics API", self.projection.run, self._pause),
+            keep_running("metrics API front proxy", self._watch_front_proxy, self._pause),
             keep_running("metrics API certificate", self._keep_certificate, self._pause),
             self.server.start(*host_and_port(self._settings.listen)),
         )
@@ -89,39 +89,39 @@ class MetricsApi:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _keep_certificate(self) -> None:
-        await (self._read_files() if self._settings.certificate else self._certifier.run())
+        await (self._read_files() if self._settings.certificate else self._certificate_keeper.run())
 
     async def stop(self) -> None:
-        self.window.send_home()
+        self.projection.close_watches()
         await self.server.stop()
 
     def drain(self) -> None:
-        """Whoever asks or watches comes back, through the Service to the replica that leads now."""
-        self.window.send_home()
+        """Disconnect all clients and end all watches: they reconnect through the Service to the leader."""
+        self.projection.close_watches()
         self.server.drain()
 
-    async def _follow_front_proxy(self) -> None:
-        async for seen in self._cluster.follow_front_proxy():
-            match seen:
+    async def _watch_front_proxy(self) -> None:
+        async for update in self._cluster.follow_front_proxy():
+            match update:
                 case Snapshot(items):
-                    self.believe(items[0] if items else FrontProxyConfigMap())
-                case Change(how, found) if how != "DELETED":
-                    self.believe(found)
+                    self.trust(items[0] if items else FrontProxyConfigMap())
+                case Change(how, config_map) if how != "DELETED":
+                    self.trust(config_map)
                 case WatchFailed(why) | Undecodable(_, why):
-                    log.warning("whom to believe cannot be followed", extra=fields(why=why))
+                    log.warning("cannot watch the front-proxy CA", extra=fields(why=why))
 
-    def believe(self, found: FrontProxyConfigMap) -> None:
-        """What cannot be used changes nothing: whom we believed we go on to believe."""
+    def trust(self, config_map: FrontProxyConfigMap) -> None:
+        """An unusable ConfigMap changes nothing: the previous front proxy stays trusted."""
         try:
-            self.server.believe(FrontProxy.read(found.data or {}))
-        except InputError as wrong:
-            log.warning("the metrics API cannot know who calls", extra=fields(why=str(wrong)))
+            self.server.trust(FrontProxy.read(config_map.data or {}))
+        except InputError as error:
+            log.warning("the metrics API cannot authenticate the front proxy", extra=fields(why=str(error)))
 
     async def _read_files(self) -> None:
         certificate, key = Path(self._settings.certificate), Path(self._settings.key)
         while True:
             try:
-                self.server.serve_as(CertificatePair(certificate.read_bytes(), key.read_bytes()))
-            except (OSError, InputError) as wrong:  # half-written: the old ones still serve
-                log.warning("the metrics API's certificate cannot be read", extra=fields(why=str(wrong)))
+                self.server.use_certificate(CertificatePair(certificate.read_bytes(), key.read_bytes()))
+            except (OSError, InputError) as error:  # half-written files: the old certificate stays in use
+                log.warning("the metrics API's certificate cannot be read", extra=fields(why=str(error)))
             await self._pause(FILES)

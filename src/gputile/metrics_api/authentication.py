@@ -1,8 +1,7 @@
-"""Who speaks: the API server's front proxy, and for whom.
+"""Authentication by the API server's front proxy: it reads the user of a request from the proxy's headers.
 
-Room:  what ConfigMap kube-system/extension-apiserver-authentication says, and reading a caller's headers by it. The
-       certificate itself was checked by TLS against the CA named there.
-Door:  `FrontProxy.read(data)`, then `FrontProxy.user(request)`; a `StatusError` 401 where nobody can be believed.
+Its configuration is the ConfigMap kube-system/extension-apiserver-authentication. TLS has verified the client
+certificate against the CA named there; this module checks its common name. `StatusError` 401: not authenticated.
 """
 
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ LISTS = msgspec.json.Decoder(tuple[str, ...])
 
 
 class AuthenticatedUser(msgspec.Struct, frozen=True):
-    """Whom the API server has authenticated."""
+    """The user that the API server has authenticated."""
 
     name: str
     uid: str = ""
@@ -31,10 +30,10 @@ class AuthenticatedUser(msgspec.Struct, frozen=True):
 
 
 class FrontProxy(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom we believe when it says for whom it asks."""
+    """The trusted front proxy: its CA, its names, and the headers that carry the user."""
 
     ca: str
-    names: tuple[str, ...] = ()  # of its certificate; none: any that the CA signed
+    names: tuple[str, ...] = ()  # common names of its certificate; empty: any certificate of the CA
     user_headers: tuple[str, ...] = ("x-remote-user",)
     uid_headers: tuple[str, ...] = ()
     group_headers: tuple[str, ...] = ("x-remote-group",)
@@ -42,20 +41,21 @@ class FrontProxy(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, data: Mapping[str, str]) -> "FrontProxy":
-        """`InputError` where the API server runs without an aggregation layer, or nobody can read what is there."""
+        """`InputError` if the API server runs without an aggregation layer, or the ConfigMap is invalid."""
         if not data.get(CA):
             raise InputError(
-                f"ConfigMap kube-system/extension-apiserver-authentication has no `{CA}`; start kube-apiserver with "
-                "--requestheader-client-ca-file and its kin (docs/metrics-api.md)"
+                f"ConfigMap kube-system/extension-apiserver-authentication: `{CA}` is missing; start kube-apiserver "
+                "with the flags --requestheader-client-ca-file and --requestheader-* (docs/metrics-api.md)"
             )
         try:
             names, users, uids, groups, extras = (
                 LISTS.decode((data.get(key) or "[]").encode()) for key in (NAMES, USER, UID, GROUP, EXTRA)
             )
-        except msgspec.DecodeError as wrong:
+        except msgspec.DecodeError as error:
             raise InputError(
-                f"ConfigMap kube-system/extension-apiserver-authentication cannot be read: {wrong}"
-            ) from wrong
+                "ConfigMap kube-system/extension-apiserver-authentication: a `requestheader-` key cannot be read; each "
+                "must be a JSON list of strings, as kube-apiserver writes it"
+            ) from error
         return cls(
             ca=data[CA],
             names=names,
@@ -71,36 +71,38 @@ class FrontProxy(msgspec.Struct, frozen=True, kw_only=True):
 
     def user(self, request: Request) -> AuthenticatedUser:
         if not request.is_known:
-            raise _unknown("this API is asked through the API server; send the front proxy's client certificate")
+            raise _unauthorized("no client certificate of the front proxy; send requests through the API server")
         if not self.is_named(request.caller):
-            raise _unknown(f"a certificate of {request.caller!r} is not one of the API server's front proxy")
+            raise _unauthorized(
+                f"the client certificate of {request.caller!r} is not one of the API server's front proxy"
+            )
         try:
-            user = self._named(request)
+            user = self._read_user(request)
         except UnicodeDecodeError:
-            raise _unknown("what the front proxy says about whom it asks for is no UTF-8") from None
+            raise _unauthorized("the user headers of the front proxy are not UTF-8") from None
         if not user.name:
-            raise _unknown("the front proxy does not say for whom it asks")
+            raise _unauthorized("the front proxy sent no user header")
         return user
 
-    def _named(self, request: Request) -> AuthenticatedUser:
-        """Go writes names into headers as they are, in UTF-8. A guess could be somebody else's name."""
+    def _read_user(self, request: Request) -> AuthenticatedUser:
+        """Go writes names into headers as they are, in UTF-8. Decoded leniently, they could become another user's."""
         groups = tuple(value for header in self.group_headers for value in _values(request, header))
         name, uid = _first(request, self.user_headers), _first(request, self.uid_headers)
         return AuthenticatedUser(name, uid, groups, self._extra(request))
 
     def _extra(self, request: Request) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        found: dict[str, list[str]] = {}
+        extra: dict[str, list[str]] = {}
         for name, value in request.fields:
             for prefix in self.extra_prefixes:
                 if name.startswith(prefix.encode()):
                     key = unquote(name.decode()[len(prefix) :], errors="strict")
-                    found.setdefault(key, []).append(value.decode())
-        return tuple((key, tuple(values)) for key, values in sorted(found.items()))
+                    extra.setdefault(key, []).append(value.decode())
+        return tuple((key, tuple(values)) for key, values in sorted(extra.items()))
 
 
 def _first(request: Request, headers: tuple[str, ...]) -> str:
-    """Of the first header that has something in it."""
-    return next((found for header in headers if (found := next(iter(_values(request, header)), ""))), "")
+    """The value of the first of these headers that is not empty."""
+    return next((value for header in headers if (value := next(iter(_values(request, header)), ""))), "")
 
 
 def _values(request: Request, header: str) -> list[str]:
@@ -111,5 +113,5 @@ def _lower(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name.lower() for name in names)
 
 
-def _unknown(why: str) -> StatusError:
+def _unauthorized(why: str) -> StatusError:
     return StatusError(401, "Unauthorized", why)

@@ -1,7 +1,6 @@
-"""Who may read what: the API server's own rules, asked by SubjectAccessReview and remembered for a moment.
+"""Authorization by SubjectAccessReview: the API server decides, and its answers are cached for a moment.
 
-Room:  one question per user and thing at a time, a bounded memory of yes and no alike.
-Door:  `Authorizer.check(user, attributes)`; a `StatusError` 403 where it is a no.
+Equal requests share one review, and the cache of allowed and denied answers is bounded. `StatusError` 403: denied.
 """
 
 import asyncio
@@ -15,15 +14,15 @@ from gputile.kube.api import ApiRejected, OutcomeUnknown
 from gputile.metrics_api.authentication import AuthenticatedUser
 from gputile.metrics_api.status import StatusError
 
-MOST = 4096  # answers that are remembered
+MOST = 4096  # cached answers
 
 Json = dict[str, Any]
 Review = Callable[[Json], Awaitable[tuple[bool, str]]]
-"""The spec of a SubjectAccessReview: whether it is allowed, and why (not)."""
+"""Takes the spec of a SubjectAccessReview; returns whether it is allowed, and the reason."""
 
 
 class Attributes(msgspec.Struct, frozen=True):
-    """What is wanted, in the words of RBAC."""
+    """The attributes of a request, in the terms of RBAC."""
 
     verb: str
     group: str
@@ -34,62 +33,65 @@ class Attributes(msgspec.Struct, frozen=True):
 
     def sentence(self, user: str) -> str:
         where = f'in the namespace "{self.namespace}"' if self.namespace else "at the cluster scope"
-        what = f'resource "{self.resource}" in API group "{self.group}" {where}'
-        return f'User "{user}" cannot {self.verb} {what}'
+        resource = f'resource "{self.resource}" in API group "{self.group}" {where}'
+        return f'User "{user}" cannot {self.verb} {resource}'
 
 
 class CachedReview(msgspec.Struct, frozen=True):
+    """The answer to a SubjectAccessReview, and until when it is used."""
+
     allowed: bool
     why: str
     until: float
 
 
 class Authorizer:
-    """See the module's text."""
+    """Checks users against the API server's rules, with a cache of its answers."""
 
-    def __init__(self, review: Review, remember: float, clock: Callable[[], float]) -> None:
-        self._review, self._remember, self._clock = review, remember, clock
-        self._known: OrderedDict[tuple[AuthenticatedUser, Attributes], CachedReview] = OrderedDict()
-        self._asking: dict[tuple[AuthenticatedUser, Attributes], asyncio.Future[CachedReview]] = {}
+    def __init__(self, review: Review, ttl: float, clock: Callable[[], float]) -> None:
+        self._review, self._ttl, self._clock = review, ttl, clock
+        self._cache: OrderedDict[tuple[AuthenticatedUser, Attributes], CachedReview] = OrderedDict()
+        self._reviewing: dict[tuple[AuthenticatedUser, Attributes], asyncio.Future[CachedReview]] = {}
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._cache)
 
-    async def check(self, user: AuthenticatedUser, wanted: Attributes) -> None:
-        verdict = await self._verdict((user, wanted))
-        if not verdict.allowed:
-            whole = f"{wanted.resource}.{wanted.group}"
-            named = f'{whole} "{wanted.name}"' if wanted.name else whole
-            why = f": {verdict.why}" if verdict.why else ""
-            message = f"{named} is forbidden: {wanted.sentence(user.name)}{why}"
-            raise StatusError(403, "Forbidden", message, name=wanted.name, group=wanted.group, kind=wanted.resource)
+    async def check(self, user: AuthenticatedUser, attributes: Attributes) -> None:
+        review = await self._cached_review((user, attributes))
+        if not review.allowed:
+            group, name = attributes.group, attributes.name
+            resource = f"{attributes.resource}.{group}"
+            named = f'{resource} "{name}"' if name else resource
+            why = f": {review.why}" if review.why else ""
+            message = f"{named} is forbidden: {attributes.sentence(user.name)}{why}"
+            raise StatusError(403, "Forbidden", message, name=name, group=group, kind=attributes.resource)
 
-    async def _verdict(self, key: tuple[AuthenticatedUser, Attributes]) -> CachedReview:
-        known = self._known.get(key)
-        if known is not None and self._clock() < known.until:
-            return known
-        asking = self._asking.get(key)
-        if asking is None:  # many who want the same wait for one answer
-            asking = self._asking[key] = asyncio.ensure_future(self._ask(*key))
-            asking.add_done_callback(lambda _: self._asking.pop(key, None))
+    async def _cached_review(self, key: tuple[AuthenticatedUser, Attributes]) -> CachedReview:
+        cached = self._cache.get(key)
+        if cached is not None and self._clock() < cached.until:
+            return cached
+        reviewing = self._reviewing.get(key)
+        if reviewing is None:  # equal requests wait for one review
+            reviewing = self._reviewing[key] = asyncio.ensure_future(self._request_review(*key))
+            reviewing.add_done_callback(lambda _: self._reviewing.pop(key, None))
         try:
-            verdict = await asyncio.shield(asking)
-        except (ApiRejected, OutcomeUnknown) as wrong:
-            message = f"whether this is allowed cannot be asked: {wrong}; try again"
-            raise StatusError(503, "ServiceUnavailable", message) from wrong
-        self._known[key] = verdict
-        self._known.move_to_end(key)
-        while len(self._known) > MOST:
-            self._known.popitem(last=False)
-        return verdict
+            review = await asyncio.shield(reviewing)
+        except (ApiRejected, OutcomeUnknown) as error:
+            message = f"SubjectAccessReview failed: {error}; try again"
+            raise StatusError(503, "ServiceUnavailable", message) from error
+        self._cache[key] = review
+        self._cache.move_to_end(key)
+        while len(self._cache) > MOST:
+            self._cache.popitem(last=False)
+        return review
 
-    async def _ask(self, user: AuthenticatedUser, wanted: Attributes) -> CachedReview:
+    async def _request_review(self, user: AuthenticatedUser, attributes: Attributes) -> CachedReview:
         spec: Json = {
             "user": user.name,
             "uid": user.uid,
             "groups": list(user.groups),
             "extra": {key: list(values) for key, values in user.extra},
-            "resourceAttributes": msgspec.to_builtins(wanted),
+            "resourceAttributes": msgspec.to_builtins(attributes),
         }
         allowed, why = await self._review(spec)
-        return CachedReview(allowed, why, self._clock() + self._remember)
+        return CachedReview(allowed, why, self._clock() + self._ttl)

@@ -1,14 +1,14 @@
-"""Our own certificate: made, kept in a Secret, renewed in time, and the API server told to trust it.
+"""The serving certificate of the metrics API: issued, kept in a Secret, renewed in time, and trusted by the API server.
 
-Room:  the leader makes and writes; every replica serves what the Secret holds. A certificate is trusted first (the
-       APIServices' caBundle) and served then, and the one before stays trusted: nobody ever meets a stranger.
-Door:  `CertificateKeeper.run`, which ends only when cancelled. `serve` hears of each certificate, with its key.
+The leader issues it and writes the Secret; every replica serves the certificate of the Secret. A certificate is first
+trusted (in the caBundle of the APIServices) and then served, and the previous one stays trusted, so that no connection
+of the API server ever fails.
 
-                 the leader, if there is none, or a third of its life is left
-  none, old --make--> trusted: caBundle = new + old --a moment later--> Secret --each replica's watch--> served
+                 on the leader, if there is none, or a third of its lifetime is left
+  none, old --issue--> trusted: caBundle = new + old --a moment later--> Secret --each replica's watch--> served
 
-Whoever wants a new one now empties the Secret. The certificate signs itself and is its own CA: there is no CA key to
-keep. It is made by the program `openssl` (docs/decisions/0015).
+To get a new certificate at once, empty the Secret. The certificate is self-signed and its own CA: there is no CA key to
+keep. It is issued by the program `openssl` (docs/decisions/0015).
 """
 
 import asyncio
@@ -30,18 +30,18 @@ from gputile.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
 
-ROUND = 10.0  # seconds between two looks whether all is as it should be
-SOON = 0.5  # seconds, for a replica that may come to lead
-SETTLE = 2.0  # seconds that the API server has to take a new caBundle in before we serve by it
+ROUND = 10.0  # seconds between two checks of the certificate and the caBundle
+SOON = 0.5  # seconds, on a replica that may become the leader
+SETTLE = 2.0  # seconds that the API server has to load a new caBundle before the new certificate is served
 PATIENCE = 30.0  # seconds for openssl
-LEFT = 1 / 3  # of its life: then a certificate is renewed
+LEFT = 1 / 3  # of its lifetime: then a certificate is renewed
 DAY = 86400.0
 PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----\n?", re.DOTALL)
 CERTIFICATE, KEY, BUNDLE = "tls.crt", "tls.key", "ca.crt"  # keys in the Secret
 
 
 class CertificateStore(Protocol):
-    """What of the API server is needed here; `kube.aggregation` has it."""
+    """The API server calls for the Secret and the APIServices; implemented in `kube.aggregation`."""
 
     def follow_secret(self, namespace: str, name: str) -> AsyncIterator[WatchUpdate[Secret]]: ...
 
@@ -53,16 +53,18 @@ class CertificateStore(Protocol):
 
 
 class CertificatePair(msgspec.Struct, frozen=True):
+    """A certificate and its private key, both PEM."""
+
     certificate: bytes
     key: bytes
 
 
 Make = Callable[[str, int], Awaitable[CertificatePair]]
-"""A certificate made out to this name, for so many days."""
+"""Issues a certificate for this DNS name, valid for so many days."""
 
 
 class CertificateKeeper:
-    """See the module's text."""
+    """Serves the certificate of the Secret; on the leader, also issues, trusts and renews it."""
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class CertificateKeeper:
         make: Make | None = None,
     ) -> None:
         self._cluster, self._settings, self._serve = cluster, settings, serve
-        self._leads, self._wall, self._pause, self._make = leads, wall, pause, make or make_pair
+        self._leads, self._wall, self._pause, self._issue = leads, wall, pause, make or make_pair
         self._secret: Secret | None = None  # as last seen or written
         self._is_listed = False
         self._served: CertificatePair | None = None
@@ -84,24 +86,24 @@ class CertificateKeeper:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._follow())
+            tasks.create_task(self._watch_secret())
             tasks.create_task(self._keep())
 
     # ---- every replica ----------------------------------------------------------------------------------------------
 
-    async def _follow(self) -> None:
+    async def _watch_secret(self) -> None:
         settings = self._settings
-        async for seen in self._cluster.follow_secret(settings.namespace, settings.secret):
-            match seen:
+        async for update in self._cluster.follow_secret(settings.namespace, settings.secret):
+            match update:
                 case Snapshot(items):
-                    self.take(items[0] if items else None)
+                    self.load(items[0] if items else None)
                 case Change(how, secret):
-                    self.take(None if how == "DELETED" else secret)
+                    self.load(None if how == "DELETED" else secret)
                 case WatchFailed(why) | Undecodable(_, why):
-                    log.warning("the certificate's Secret cannot be followed", extra=fields(why=why))
+                    log.warning("cannot watch the certificate's Secret", extra=fields(why=why))
 
-    def take(self, secret: Secret | None) -> None:
-        """Serve by what it holds; what cannot be used changes nothing."""
+    def load(self, secret: Secret | None) -> None:
+        """Serve the certificate of the Secret; an unusable one changes nothing."""
         self._secret, self._is_listed = secret, True
         self._woken.set()
         pair = self._pair()
@@ -109,11 +111,11 @@ class CertificateKeeper:
             return
         try:
             self._serve(pair)
-        except InputError as wrong:
-            log.warning("the certificate in the Secret cannot be used", extra=fields(why=str(wrong)))
+        except InputError as error:
+            log.warning("the certificate in the Secret cannot be used", extra=fields(why=str(error)))
             return
         self._served = pair
-        log.info("the metrics API has a certificate", extra=fields(until=ends(pair.certificate)))
+        log.info("serving the certificate of the Secret", extra=fields(until=ends(pair.certificate)))
 
     def _pair(self) -> CertificatePair | None:
         secret = self._secret
@@ -124,20 +126,20 @@ class CertificateKeeper:
     # ---- the leader -------------------------------------------------------------------------------------------------
 
     async def _keep(self) -> None:
-        said = ""
+        last_error = ""
         while True:
             try:
                 if self._leads():
                     await self.round()
-                    said = ""
-            except (ApiRejected, OutcomeUnknown, InputError) as wrong:
-                if str(wrong) != said:
-                    said = str(wrong)
-                    log.warning("the metrics API's certificate is not in order", extra=fields(why=said))
+                    last_error = ""
+            except (ApiRejected, OutcomeUnknown, InputError) as error:
+                if str(error) != last_error:
+                    last_error = str(error)
+                    log.warning("the metrics API's certificate cannot be renewed", extra=fields(why=last_error))
             await self._rest(ROUND if self._leads() else SOON)
 
     async def _rest(self, seconds: float) -> None:
-        """Until it is time, or the Secret has changed."""
+        """Until the time has passed, or the Secret has changed."""
         self._woken.clear()
         waits = [asyncio.ensure_future(self._pause(seconds)), asyncio.ensure_future(self._woken.wait())]
         try:
@@ -148,12 +150,12 @@ class CertificateKeeper:
             await asyncio.gather(*waits, return_exceptions=True)
 
     async def round(self) -> None:
-        """See that there is a good certificate, and that the API server trusts it."""
+        """Issue or renew the certificate if necessary, and make the API server trust it."""
         if not self._is_listed:
             return
         if self._secret is None:
             where = f"{self._settings.namespace}/{self._settings.secret}"
-            raise InputError(f"there is no Secret {where}; apply deploy/metrics-api.yaml, which makes it")
+            raise InputError(f"Secret {where}: not found; apply deploy/metrics-api.yaml, which creates it")
         pair = self._pair()
         if pair is None or self._is_due(pair):
             await self._renew(self._secret)
@@ -165,51 +167,52 @@ class CertificateKeeper:
         return end is None or end - self._wall() < self._settings.days * DAY * LEFT
 
     async def _renew(self, secret: Secret) -> None:
-        made = await self._make(f"{self._settings.service}.{self._settings.namespace}.svc", self._settings.days)
-        bundle = made.certificate + await self._trusted(secret)
+        issued = await self._issue(f"{self._settings.service}.{self._settings.namespace}.svc", self._settings.days)
+        bundle = issued.certificate + await self._still_trusted(secret)
         await self._trust(bundle)
         await self._pause(SETTLE)
         if not self._leads():
             return
-        data = {CERTIFICATE: made.certificate, KEY: made.key, BUNDLE: bundle}
+        data = {CERTIFICATE: issued.certificate, KEY: issued.key, BUNDLE: bundle}
         version, where = secret.metadata.resource_version, self._settings
-        self.take(await self._cluster.write_secret(where.namespace, where.secret, version, data))
-        log.info("the metrics API's certificate was renewed", extra=fields(until=ends(made.certificate)))
+        self.load(await self._cluster.write_secret(where.namespace, where.secret, version, data))
+        log.info("the metrics API's certificate was renewed", extra=fields(until=ends(issued.certificate)))
 
-    async def _trusted(self, secret: Secret) -> bytes:
-        """The certificate that has to stay trusted: what is served, or else the newest that the API server trusts;
-        unless it has ended. One that was trusted and could not be written to the Secret was never served."""
+    async def _still_trusted(self, secret: Secret) -> bytes:
+        """The certificate that must stay trusted: the served one, or else the newest in a caBundle, unless it has
+        expired. One that was trusted and could not be written to the Secret was never served."""
         known = [self._served.certificate if self._served is not None else b"", secret.get(CERTIFICATE)]
         known += [await self._cluster.ca_bundle(service) or b"" for service in API_SERVICES]
-        for found in PEM.findall(b"\n".join(known)):
-            end = ends(found)
+        for certificate in PEM.findall(b"\n".join(known)):
+            end = ends(certificate)
             if end is not None and end > self._wall():
-                return bytes(found)
+                return bytes(certificate)
         return b""
 
     async def _trust(self, bundle: bytes) -> None:
-        """Both APIServices, those that exist."""
+        """Write the caBundle of both APIServices, if they exist."""
         for service in API_SERVICES:
             present = await self._cluster.ca_bundle(service)
             if present is not None and present != bundle:
                 await self._cluster.set_ca_bundle(service, bundle)
-                log.info("an APIService was told our certificate", extra=fields(service=service))
+                log.info("updated the caBundle of an APIService", extra=fields(service=service))
 
 
 def ends(certificate: bytes) -> float | None:
-    """When it does, in seconds since 1970; None where it is none that was made here."""
+    """When the certificate expires, in seconds since 1970; None if it is not a CA certificate as issued here."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         context.load_verify_locations(cadata=certificate.decode("ascii"))
-        found = context.get_ca_certs()
+        certificates = context.get_ca_certs()
     except (ssl.SSLError, ValueError):
         return None
-    return min((float(ssl.cert_time_to_seconds(str(one["notAfter"]))) for one in found), default=None)
+    times = (str(entry["notAfter"]) for entry in certificates)
+    return min((float(ssl.cert_time_to_seconds(time)) for time in times), default=None)
 
 
 # ---- openssl --------------------------------------------------------------------------------------------------------
 
-WISH = """\
+CONFIG = """\
 [req]
 distinguished_name = name
 x509_extensions = more
@@ -227,24 +230,24 @@ COMMAND = "openssl req -x509 -config /dev/stdin -newkey ec -pkeyopt ec_paramgen_
 
 
 async def make_pair(name: str, days: int) -> CertificatePair:
-    """By the program `openssl`; nothing touches a disk."""
-    return await asyncio.to_thread(_made, name, days)
+    """Issue a certificate by the program `openssl`; nothing is written to a disk."""
+    return await asyncio.to_thread(_run_openssl, name, days)
 
 
-def _made(name: str, days: int) -> CertificatePair:
-    """In a thread: the loop gives its children a socket for standard input, which openssl cannot open as a file."""
+def _run_openssl(name: str, days: int) -> CertificatePair:
+    """In a thread: asyncio gives child processes a socket for standard input, which openssl cannot open as a file."""
     command = [*COMMAND.split(), "-days", str(days), "-keyout", "-", "-out", "-"]
-    wish = WISH.format(name=name).encode()
+    config = CONFIG.format(name=name).encode()
     try:
-        done = subprocess.run(command, input=wish, capture_output=True, timeout=PATIENCE, check=False)
-    except OSError as wrong:
-        why = f"openssl cannot be started ({wrong.strerror})"
+        process = subprocess.run(command, input=config, capture_output=True, timeout=PATIENCE, check=False)
+    except OSError as error:
+        why = f"openssl: cannot be started ({error.strerror})"
         todo = "install it, or name certificate files in `metrics_api.certificate` and `metrics_api.key`"
-        raise InputError(f"{why}; {todo}") from wrong
+        raise InputError(f"{why}; {todo}") from error
     except subprocess.TimeoutExpired:
-        raise InputError(f"openssl said nothing for {PATIENCE:.0f} s; run it by hand to see why") from None
-    certificate, key = b"".join(PEM.findall(done.stdout)), PEM.sub(b"", done.stdout)
-    if done.returncode or not certificate or b"PRIVATE KEY" not in key:
-        said = done.stderr.decode(errors="replace").strip()[-300:]
-        raise InputError(f"openssl ended with {done.returncode} and made no certificate: {said}")
+        raise InputError(f"openssl: no result after {PATIENCE:.0f} s; run it by hand to see why") from None
+    certificate, key = b"".join(PEM.findall(process.stdout)), PEM.sub(b"", process.stdout)
+    if process.returncode or not certificate or b"PRIVATE KEY" not in key:
+        output = process.stderr.decode(errors="replace").strip()[-300:]
+        raise InputError(f"openssl: exited with {process.returncode} and issued no certificate: {output}")
     return CertificatePair(certificate, key)

@@ -1,7 +1,6 @@
-"""What there is, for those who look before they ask: discovery in its three shapes, and OpenAPI for `kubectl explain`.
+"""Discovery documents in their three formats, and OpenAPI for `kubectl explain`.
 
-Room:  constant documents, made once from the table of resources.
-Door:  `document(path, accept)`; None where there is none.
+They are constant, built once from the table of resources.
 """
 
 import hashlib
@@ -19,36 +18,37 @@ AGGREGATED = "as=APIGroupDiscoveryList"
 
 
 def document(path: str, accept: str) -> Response | None:
+    """The document of this path; None if there is none."""
     if path == "/apis" and AGGREGATED in accept:
         version = "v2" if "v=v2;" in accept or accept.endswith("v=v2") else "v2beta1"
         kind = f"application/json;g=apidiscovery.k8s.io;v={version};{AGGREGATED}"
         return Response(orjson.dumps(_aggregated(version)), content_type=kind)
-    found = _documents().get(path)
-    return Response(found) if found is not None else None
+    body = _documents().get(path)
+    return Response(body) if body is not None else None
 
 
 @cache
 def _documents() -> dict[str, bytes]:
-    found: dict[str, Json] = {
+    documents: dict[str, Json] = {
         "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(group) for group in GROUPS]},
         "/openapi/v2": _swagger(),
         "/version": {"gitVersion": f"v{__version__}", "major": "1", "minor": "0"},
     }
     paths = {}
     for group, version in GROUPS.items():
-        found[f"/apis/{group}"] = {"kind": "APIGroup", "apiVersion": "v1", **_group(group)}
-        found[f"/apis/{group}/{version}"] = _resource_list(group)
-        described = _open_api(group)
-        found[f"/openapi/v3/apis/{group}/{version}"] = described
-        mark = hashlib.sha256(orjson.dumps(described)).hexdigest().upper()
-        url = f"/openapi/v3/apis/{group}/{version}?hash={mark}"
+        documents[f"/apis/{group}"] = {"kind": "APIGroup", "apiVersion": "v1", **_group(group)}
+        documents[f"/apis/{group}/{version}"] = _resource_list(group)
+        open_api = _open_api(group)
+        documents[f"/openapi/v3/apis/{group}/{version}"] = open_api
+        digest = hashlib.sha256(orjson.dumps(open_api)).hexdigest().upper()
+        url = f"/openapi/v3/apis/{group}/{version}?hash={digest}"
         paths[f"apis/{group}/{version}"] = {"serverRelativeURL": url}
-    found["/openapi/v3"] = {"paths": paths}
-    return {path: orjson.dumps(body) for path, body in found.items()}
+    documents["/openapi/v3"] = {"paths": paths}
+    return {path: orjson.dumps(body) for path, body in documents.items()}
 
 
-def _of(group: str) -> list[Resource]:
-    return [one for one in RESOURCES if one.group == group]
+def _resources_of(group: str) -> list[Resource]:
+    return [resource for resource in RESOURCES if resource.group == group]
 
 
 def _group(group: str) -> Json:
@@ -57,19 +57,19 @@ def _group(group: str) -> Json:
 
 
 def _resource_list(group: str) -> Json:
-    listed = [
+    resources = [
         {
-            "name": one.plural,
-            "singularName": one.singular,
-            "namespaced": one.namespaced,
-            "kind": one.kind,
+            "name": resource.plural,
+            "singularName": resource.singular,
+            "namespaced": resource.namespaced,
+            "kind": resource.kind,
             "verbs": list(VERBS),
-            **({"shortNames": list(one.short)} if one.short else {}),
+            **({"shortNames": list(resource.short)} if resource.short else {}),
         }
-        for one in _of(group)
+        for resource in _resources_of(group)
     ]
-    about = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": f"{group}/{GROUPS[group]}"}
-    return {**about, "resources": listed}
+    head = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": f"{group}/{GROUPS[group]}"}
+    return {**head, "resources": resources}
 
 
 def _aggregated(version: str) -> Json:
@@ -80,24 +80,24 @@ def _aggregated(version: str) -> Json:
                 {
                     "version": GROUPS[group],
                     "freshness": "Current",
-                    "resources": [_discovered(one) for one in _of(group)],
+                    "resources": [_discovery_of(resource) for resource in _resources_of(group)],
                 }
             ],
         }
         for group in GROUPS
     ]
-    about = {"kind": "APIGroupDiscoveryList", "apiVersion": f"apidiscovery.k8s.io/{version}", "metadata": {}}
-    return {**about, "items": items}
+    head = {"kind": "APIGroupDiscoveryList", "apiVersion": f"apidiscovery.k8s.io/{version}", "metadata": {}}
+    return {**head, "items": items}
 
 
-def _discovered(one: Resource) -> Json:
+def _discovery_of(resource: Resource) -> Json:
     return {
-        "resource": one.plural,
-        "responseKind": {"group": one.group, "version": one.version, "kind": one.kind},
-        "scope": "Namespaced" if one.namespaced else "Cluster",
-        "singularResource": one.singular,
+        "resource": resource.plural,
+        "responseKind": {"group": resource.group, "version": resource.version, "kind": resource.kind},
+        "scope": "Namespaced" if resource.namespaced else "Cluster",
+        "singularResource": resource.singular,
         "verbs": list(VERBS),
-        **({"shortNames": list(one.short)} if one.short else {}),
+        **({"shortNames": list(resource.short)} if resource.short else {}),
     }
 
 
@@ -107,61 +107,61 @@ TEXT, WHOLE = {"type": "string"}, {"type": "integer", "format": "int64"}
 META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 
 
-def _object(meaning: str, **properties: Json) -> Json:
-    return {"type": "object", "description": meaning, "properties": properties}
+def _object(description: str, **properties: Json) -> Json:
+    return {"type": "object", "description": description, "properties": properties}
 
 
-def _list(meaning: str, item: Json) -> Json:
-    return {"type": "array", "description": meaning, "items": item}
+def _list(description: str, item: Json) -> Json:
+    return {"type": "array", "description": description, "items": item}
 
 
 DEVICE = _object(
-    "A card, or a tile of it.",
+    "A GPU, or a share of it.",
     device_id={**TEXT, "description": "The UUID."},
-    device_brand={**TEXT, "description": "NVML's brand, told from the model's name."},
-    device_model={**TEXT, "description": "The model, as the driver names it."},
+    device_brand={**TEXT, "description": "NVML's brand, derived from the model's name."},
+    device_model={**TEXT, "description": "The model, as named by the driver."},
     device_busid={**TEXT, "description": "The PCI address."},
-    device_node={**TEXT, "description": "The node that it is in."},
+    device_node={**TEXT, "description": "The node of the GPU."},
     index={**WHOLE, "description": "The index on its node."},
-    memory={**WHOLE, "description": "MiB that the container holds."},
-    cores={**WHOLE, "description": "Percent of the card's cores that it holds; 0 reserves none."},
+    memory={**WHOLE, "description": "MiB allocated to the container."},
+    cores={**WHOLE, "description": "Percent of the GPU's cores allocated to the container; 0: none are reserved."},
     use=_object(
-        "What its processes use, where the agent tells; what is not known is absent.",
+        "Usage by its processes, where the agent reports it; unknown values are absent.",
         memory={**WHOLE, "description": "MiB."},
-        cores={**WHOLE, "description": "Percent of the card's cores."},
+        cores={**WHOLE, "description": "Percent of the GPU's cores."},
     ),
 )
-AMOUNT = _object("How much there is, and how much is held.", total=WHOLE, held=WHOLE)
+AMOUNT = _object("The total, and how much of it is allocated.", total=WHOLE, held=WHOLE)
 NODE_SPEC = _object(
-    "The node's cards.",
+    "The node's GPUs.",
     device_node=TEXT,
-    device_infos={"type": "object", "description": "The cards by UUID.", "additionalProperties": DEVICE},
+    device_infos={"type": "object", "description": "The GPUs by UUID.", "additionalProperties": DEVICE},
     device_models={
         "type": "object",
         "description": "UUIDs by model, in lower case.",
         "additionalProperties": {"type": "array", "items": TEXT},
     },
-    device_busy=_list("UUIDs of cards of which somebody holds a part.", TEXT),
-    report_time={**TEXT, "description": "When anything of this last changed."},
+    device_busy=_list("UUIDs of GPUs with allocations.", TEXT),
+    report_time={**TEXT, "description": "When this object last changed."},
 )
 NODE_STATUS = _object(
-    "How they are.",
-    node_health={**TEXT, "description": "True, False, or UnKnow where no agent of ours is."},
+    "The state of the node's GPUs.",
+    node_health={**TEXT, "description": "True, False, or UnKnow without a gputile agent."},
     node_last_health_time={**TEXT, "description": "When the agent last renewed its Lease."},
     node_last_transition_time={**TEXT, "description": "When node_health last changed."},
-    agent={**TEXT, "description": "Whose agent describes the node."},
+    agent={**TEXT, "description": "The agent that reports the node's GPUs."},
     fault={**TEXT, "description": "Why the whole node is out of use."},
     pool=TEXT,
     cards=_list(
-        "The cards and what is held of them.",
+        "The GPUs and their allocations.",
         _object(
-            "A card.",
+            "A GPU.",
             index=WHOLE,
             uuid=TEXT,
             model=TEXT,
             memory=AMOUNT,
             cores=AMOUNT,
-            tenants={**WHOLE, "description": "Pods that hold a tile."},
+            tenants={**WHOLE, "description": "Pods with an allocation on the GPU."},
             healthy={"type": "boolean"},
             reason=TEXT,
             cordoned={"type": "boolean"},
@@ -169,63 +169,63 @@ NODE_STATUS = _object(
     ),
 )
 POD_SPEC = _object(
-    "What the pod holds.",
+    "The GPUs of the pod.",
     pod_name=TEXT,
     pod_namespace=TEXT,
     node_name=TEXT,
-    dialect={**TEXT, "description": "In which family's words the pod asked."},
+    dialect={**TEXT, "description": "The dialect of the pod's GPU request."},
     containers_device=_list(
-        "Its containers with cards.",
-        _object("A container.", container_name=TEXT, role=TEXT, device_info=_list("Its tiles.", DEVICE)),
+        "The containers with GPUs.",
+        _object("A container.", container_name=TEXT, role=TEXT, device_info=_list("Its GPU shares.", DEVICE)),
     ),
 )
 POD_STATUS = _object(
-    "How it is.",
+    "The state of the pod.",
     phase={**TEXT, "description": "The pod's phase."},
-    ending={"type": "boolean", "description": "Its deletion was asked for."},
-    last_changed_time={**TEXT, "description": "When anything of this last changed."},
+    ending={"type": "boolean", "description": "Whether the pod is terminating."},
+    last_changed_time={**TEXT, "description": "When this object last changed."},
 )
-ABOUT = {
+SCHEMAS = {
     "nodes": ("The GPUs of a node.", NODE_SPEC, NODE_STATUS),
-    "pods": ("A pod and the GPUs that it holds.", POD_SPEC, POD_STATUS),
+    "pods": ("A pod and its GPUs.", POD_SPEC, POD_STATUS),
 }
 
 
 def _schemas(group: str, reference: str) -> Json:
-    found: Json = {}
-    for one in _of(group):
-        meaning, spec, status = ABOUT[one.of]
-        name = f"{'.'.join(reversed(one.group.split('.')))}.{one.version}.{one.kind}"
-        about = {"x-kubernetes-group-version-kind": [{"group": one.group, "version": one.version, "kind": one.kind}]}
+    schemas: Json = {}
+    for resource in _resources_of(group):
+        description, spec, status = SCHEMAS[resource.of]
+        name = f"{'.'.join(reversed(resource.group.split('.')))}.{resource.version}.{resource.kind}"
+        kind = {"group": resource.group, "version": resource.version, "kind": resource.kind}
         metadata = (
             {"allOf": [{"$ref": f"{reference}{META}"}]} if "components" in reference else {"$ref": reference + META}
         )
         parts = {"apiVersion": TEXT, "kind": TEXT, "metadata": metadata, "spec": spec, "status": status}
-        found[name] = {**_object(meaning, **parts), **about}
-    found[META] = _object("Metadata of an object.", name=TEXT, namespace=TEXT, uid=TEXT, resourceVersion=TEXT)
-    return found
+        schemas[name] = {**_object(description, **parts), "x-kubernetes-group-version-kind": [kind]}
+    schemas[META] = _object("Metadata of an object.", name=TEXT, namespace=TEXT, uid=TEXT, resourceVersion=TEXT)
+    return schemas
 
 
 def _paths(group: str, *, version: int) -> Json:
     """`kubectl explain` finds a kind by its path."""
-    found: Json = {}
-    for one in _of(group):
-        kind = {"group": one.group, "version": one.version, "kind": one.kind}
-        root = f"/apis/{one.api_version}"
-        inside = f"{root}/namespaces/{{namespace}}" if one.namespaced else root
+    paths: Json = {}
+    for resource in _resources_of(group):
+        kind = {"group": resource.group, "version": resource.version, "kind": resource.kind}
+        root = f"/apis/{resource.api_version}"
+        scope = f"{root}/namespaces/{{namespace}}" if resource.namespaced else root
         content: Json = {"description": "OK"}
-        for path, action in ((f"{inside}/{one.plural}", "list"), (f"{inside}/{one.plural}/{{name}}", "get")):
+        for path, action in ((f"{scope}/{resource.plural}", "list"), (f"{scope}/{resource.plural}/{{name}}", "get")):
             get = {
-                "operationId": f"{action}{one.kind}",
+                "operationId": f"{action}{resource.kind}",
                 "responses": {"200": content},
                 "x-kubernetes-action": action,
                 "x-kubernetes-group-version-kind": kind,
             }
             names = [name for name in ("namespace", "name") if f"{{{name}}}" in path]
-            said = {"schema": TEXT} if version == 3 else {"type": "string"}
-            parameters = [{"name": name, "in": "path", "required": True, **said} for name in names]
-            found[path] = {"get": get, **({"parameters": parameters} if parameters else {})}
-    return found
+            type_of = {"schema": TEXT} if version == 3 else {"type": "string"}
+            parameters = [{"name": name, "in": "path", "required": True, **type_of} for name in names]
+            paths[path] = {"get": get, **({"parameters": parameters} if parameters else {})}
+    return paths
 
 
 def _open_api(group: str) -> Json:

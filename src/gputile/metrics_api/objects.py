@@ -1,8 +1,8 @@
 """Nodes with cards and pods on cards, as the objects of `metrics.nvidia.com/v1alpha1`.
 
-Room:  pure functions from the book's values to JSON. The keys in snake case are those of nvidia-gpu-scheduler v0.1, all
-       of them; what is ours stands beside them. What is not known is absent, never zero.
-Door:  `gpu_info`, `pod_resource`; then `with_heartbeat` and `with_use`, which tell what changes all the time.
+Pure functions from the ledger's values to JSON. The keys in snake case are those of nvidia-gpu-scheduler v0.1, all of
+them; further keys are gputile's. Unknown values are absent, never zero. `with_heartbeat` and `with_use` add the values
+that change all the time.
 """
 
 from collections.abc import Mapping
@@ -24,14 +24,14 @@ Json = dict[str, Any]
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the Node object, what is shown beside the cards."""
+    """The metadata of the Node object that is shown with its cards."""
 
     uid: str = ""
     created: str | None = None
     labels: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-# The first that the model's name contains. NVML has these names, and tells more than we are told: the rest is unknown.
+# The first that the model's name contains. The names are NVML's; the agent does not report the brand itself.
 BRANDS = {
     "quadro rtx": "BRAND_QUADRO_RTX",
     "quadro": "BRAND_QUADRO",
@@ -48,27 +48,27 @@ BRANDS = {
 
 
 def brand(model: str) -> str:
-    known = model.lower()
-    return next((name for part, name in BRANDS.items() if part in known), "BRAND_UNKNOWN")
+    lower = model.lower()
+    return next((name for part, name in BRANDS.items() if part in lower), "BRAND_UNKNOWN")
 
 
 def device(card: Card, node: str) -> Json:
-    """A card in the words of v0.1; there, what is empty is left out."""
-    found = {
+    """A card with the keys of v0.1, which leaves empty values out."""
+    values = {
         "device_id": card.uuid,
         "device_brand": brand(card.model),
         "device_model": card.model,
         "device_busid": card.pci,
         "device_node": node,
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in values.items() if value}
 
 
 # ---- nodes ----------------------------------------------------------------------------------------------------------
 
 
 def gpu_info(node: Node, entries: list[LedgerEntry], facts: NodeFacts, *, health: str) -> Json:
-    """One node. Whose the tiles are is not said here: who may see nodes may not see every namespace's pods."""
+    """The object of one node. It names no pods: users who may read nodes may not read the pods of every namespace."""
     models: dict[str, list[str]] = {}
     for card in node.cards:
         models.setdefault(card.model.strip().lower(), []).append(card.uuid)
@@ -92,13 +92,13 @@ def gpu_info(node: Node, entries: list[LedgerEntry], facts: NodeFacts, *, health
 
 
 def _fault(node: Node) -> Json:
-    told = {"agent": node.agent, "fault": str(node.fault), "pool": node.pool}
-    return {name: value for name, value in told.items() if value}
+    values = {"agent": node.agent, "fault": str(node.fault), "pool": node.pool}
+    return {name: value for name, value in values.items() if value}
 
 
 def _card(card: Card, uses: list[Use]) -> Json:
     """Memory in MiB, cores in percent of the card."""
-    told: Json = {
+    body: Json = {
         "index": card.index,
         "uuid": card.uuid,
         "model": card.model,
@@ -108,14 +108,14 @@ def _card(card: Card, uses: list[Use]) -> Json:
         "healthy": card.healthy,
     }
     if card.reason:
-        told["reason"] = card.reason
+        body["reason"] = card.reason
     if card.cordoned:
-        told["cordoned"] = True
-    return told
+        body["cordoned"] = True
+    return body
 
 
 def with_heartbeat(body: Json, renewed: str | None) -> Json:
-    """When the agent last renewed its Lease, by its own clock."""
+    """Add when the agent last renewed its Lease, by the agent's clock."""
     return {**body, "status": {**body["status"], "node_last_health_time": renewed or UNKNOWN}}
 
 
@@ -153,13 +153,13 @@ def pod_resource(pod: Pod, grant: Grant, node: Node | None) -> Json:
 
 
 def _tile(tile: Tile, card: Card | None, node: str) -> Json:
-    """Memory in MiB, cores in percent of the card; 0 cores are cores that nobody reserved."""
-    known = device(card, node) if card is not None else {"device_id": tile.uuid, "device_node": node}
-    return {**known, "index": tile.index, "memory": tile.memory, "cores": tile.cores}
+    """Memory in MiB, cores in percent of the card; 0 cores: none are reserved."""
+    body = device(card, node) if card is not None else {"device_id": tile.uuid, "device_node": node}
+    return {**body, "index": tile.index, "memory": tile.memory, "cores": tile.cores}
 
 
 def with_use(body: Json, use: PodUsage | None) -> Json:
-    """With what the containers really use, where their node's agent tells."""
+    """Add the usage of the containers, where their node's agent reports it."""
     if not use:
         return body
     containers = [_with_use(held, use.get(held["container_name"], {})) for held in body["spec"]["containers_device"]]
@@ -167,25 +167,25 @@ def with_use(body: Json, use: PodUsage | None) -> Json:
 
 
 def _with_use(held: Json, use: Mapping[str, CardUsage]) -> Json:
-    """What is not known is absent, never zero."""
+    """Unknown values are absent, never zero."""
     tiles = [
-        {**tile, "use": known} if (known := _known(use.get(tile["device_id"]))) else tile
+        {**tile, "use": values} if (values := _known_values(use.get(tile["device_id"]))) else tile
         for tile in held["device_info"]
     ]
     return {**held, "device_info": tiles}
 
 
-def _known(used: CardUsage | None) -> Json:
-    found = msgspec.structs.asdict(used) if used is not None else {}
-    return {key: figure for key, figure in found.items() if figure is not None}
+def _known_values(used: CardUsage | None) -> Json:
+    values = msgspec.structs.asdict(used) if used is not None else {}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _metadata(name: str, namespace: str | None, uid: str, created: str | None, labels: Mapping[str, str]) -> Json:
-    told: Json = {
+    metadata: Json = {
         "name": name,
         "namespace": namespace,
         "uid": uid,
         "creationTimestamp": created,
         "labels": dict(labels),
     }
-    return {key: value for key, value in told.items() if value or key == "creationTimestamp"}
+    return {key: value for key, value in metadata.items() if value or key == "creationTimestamp"}

@@ -1,11 +1,10 @@
-"""What the mirror shows, as objects that can be listed and watched.
+"""The cluster state as objects that can be listed and watched: one watch cache for nodes, one for pods.
 
-Room:  two collections, and which nodes and pods have to be looked at again. It changes nothing and decides nothing.
-Door:  `pod_changed`, `node_changed`, `touched`, `all_changed` when something happened; `run` looks again, within a
-       tenth of a second.
+It only reads the cluster state. The scheduler reports changes (`pod_changed`, `node_changed`, `touched`,
+`all_changed`), and `run` refreshes the changed objects within a tenth of a second.
 
-Heartbeats come every few seconds from every node, and so does what containers use. They are told fresh to whoever
-lists or gets, and with every event that there is; they make no events of their own, for nobody could read so many.
+Heartbeats and usage arrive every few seconds from every node. Every get, list and watch event has their present values,
+but they cause no watch events of their own, which would be too many.
 """
 
 import asyncio
@@ -24,14 +23,14 @@ from gputile.model.usage import PodUsage
 from gputile.telemetry.metrics import Metrics
 
 LOOP = "metrics API"  # in logs and metrics
-SOON = 0.05  # seconds in which changes are gathered
-AT_ONCE = 50  # objects that are looked at in one go: some 5 ms
+SOON = 0.05  # seconds for which changes are batched
+AT_ONCE = 50  # objects that are refreshed without interruption: about 5 ms
 
 Wall = Callable[[], float]
 
 
 class AgentLeases(Protocol):
-    """Whether the agents of nodes are alive, by their Leases."""
+    """The liveness of the node agents, by their Leases."""
 
     def __contains__(self, node: str) -> bool: ...
 
@@ -41,7 +40,7 @@ class AgentLeases(Protocol):
 
 
 class ClusterView(Protocol):
-    """What the scheduler knows of the cluster; the metrics API only reads it."""
+    """The scheduler's cluster state, as far as the metrics API reads it."""
 
     @property
     def ledger(self) -> Ledger: ...
@@ -59,30 +58,30 @@ class ClusterView(Protocol):
 
 
 class Projection:
-    """See the module's text."""
+    """The objects of the metrics API, kept up to date from the cluster state."""
 
     def __init__(
         self, view: ClusterView, history: int, wall: Wall, mark: int, isolation: FailureIsolation | None = None
     ) -> None:
-        """`mark`: a number by chance that tells our resourceVersions from those of other replicas."""
+        """`mark`: a random number that distinguishes this replica's resourceVersions from those of others."""
         self._view, self._wall = view, wall
         self._isolation = isolation or FailureIsolation(Metrics(), wall)
         born = int(wall() * 1000)
         self.nodes, self.pods = WatchCache(history, born, mark), WatchCache(history, born, mark)
         self._facts: dict[str, NodeFacts] = {}
-        self._keys: dict[str, Key] = {}  # by UID: the pods that are shown
+        self._keys: dict[str, Key] = {}  # by UID: the pods in the cache
         self._dirty_nodes: set[str] = set()
         self._dirty_pods: set[str] = set()
         self._woken = asyncio.Event()
         self._is_listed = False  # nodes and pods
-        self.is_whole = False
-        """Whether all that was there at our start is shown."""
+        self.is_complete = False
+        """Whether all objects of the first lists are in the caches."""
 
-    def send_home(self) -> None:
-        self.nodes.send_home()
-        self.pods.send_home()
+    def close_watches(self) -> None:
+        self.nodes.close_watches()
+        self.pods.close_watches()
 
-    # ---- what happened ----------------------------------------------------------------------------------------------
+    # ---- changes of the cluster -------------------------------------------------------------------------------------
 
     def pod_changed(self, pod: Pod) -> None:
         if pod.uid in self._keys or self._view.pod(pod.uid) is not None:
@@ -99,17 +98,17 @@ class Projection:
         self.touched([node.name])
 
     def touched(self, nodes: Iterable[str]) -> None:
-        """Something about these nodes, or who holds what there."""
+        """These nodes, or the allocations on them, changed."""
         self._dirty_nodes.update(nodes)
         self._woken.set()
 
     def all_changed(self, *, is_last: bool = False) -> None:
-        """After a list: what happened in between, nobody told. `is_last`: now nodes and pods are known."""
+        """After a list, any object may have changed. `is_last`: nodes and pods have both been listed."""
         self._is_listed = self._is_listed or is_last
         self._dirty_pods.update(self._keys, self._view.bound())
         self.touched([*self._view.ledger.fleet.names(), *self.nodes.names()])
 
-    # ---- looking again ----------------------------------------------------------------------------------------------
+    # ---- refreshing -------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         while True:
@@ -118,37 +117,37 @@ class Projection:
             await self.refresh()
 
     async def refresh(self) -> None:
-        """All that was touched; verbs are answered in between."""
+        """Refresh all changed objects; extender calls are answered in between."""
         self._woken.clear()
-        is_whole = self._is_listed  # before we look: a list that comes meanwhile is looked at next time
+        is_complete = self._is_listed  # read first: a list that arrives meanwhile is refreshed next time
         nodes, self._dirty_nodes = self._dirty_nodes, set()
         pods, self._dirty_pods = self._dirty_pods, set()
-        for node in nodes:  # a pod tells of its cards, and they may just have become known
+        for node in nodes:  # a pod's object describes its cards, which may have become known just now
             pods.update(self._view.bound_to(node))
         for number, uid in enumerate(sorted(pods), start=1):
-            self._isolation.step(LOOP, uid, partial(self._look_at_pod, uid))
+            self._isolation.step(LOOP, uid, partial(self._refresh_pod, uid))
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
         for number, name in enumerate(sorted(nodes), start=1):
-            self._isolation.step(LOOP, name, partial(self._look_at_node, name))
+            self._isolation.step(LOOP, name, partial(self._refresh_node, name))
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
-        self.is_whole = self.is_whole or is_whole
+        self.is_complete = self.is_complete or is_complete
 
-    def _look_at_pod(self, uid: str) -> None:
+    def _refresh_pod(self, uid: str) -> None:
         pod, entry = self._view.pod(uid), self._view.ledger.entry(uid)
         grant = entry.allocation.grant if entry is not None and entry.state is AllocationState.CONFIRMED else None
         if pod is None or grant is None:
             key = self._keys.pop(uid, None)
-            shown = self.pods.find(key) if key is not None else None
-            if key is not None and shown is not None and shown.uid == uid:
+            cached = self.pods.find(key) if key is not None else None
+            if key is not None and cached is not None and cached.uid == uid:
                 self.pods.drop(key)
             return
         key = self._keys[uid] = (pod.namespace, pod.name)
         body = objects.pod_resource(pod, grant, self._view.ledger.fleet.node(grant.node))
         self._put(self.pods, key, uid, body, "last_changed_time")
 
-    def _look_at_node(self, name: str) -> None:
+    def _refresh_node(self, name: str) -> None:
         ledger, key = self._view.ledger, ("", name)
         node = ledger.fleet.node(name)
         if node is None or not node.cards:
@@ -158,15 +157,15 @@ class Projection:
         entries = [entry for entry in ledger.on_node(name) if entry.state is AllocationState.CONFIRMED]
         body = objects.gpu_info(node, entries, facts, health=self._health(name, node.fault))
         before = self.nodes.find(key)
-        was = before.body["status"] if before is not None else {}
-        if was.get("node_health") == body["status"]["node_health"]:
-            body["status"]["node_last_transition_time"] = was["node_last_transition_time"]
+        status_before = before.body["status"] if before is not None else {}
+        if status_before.get("node_health") == body["status"]["node_health"]:
+            body["status"]["node_last_transition_time"] = status_before["node_last_transition_time"]
         else:
             body["status"]["node_last_transition_time"] = self._now()
         self._put(self.nodes, key, facts.uid or name, body, "report_time")
 
     def _put(self, collection: WatchCache, key: Key, uid: str, body: Json, stamp: str) -> None:
-        """With the time of its last change, which itself is none."""
+        """Cache the object with the time of its last change; the time alone does not count as a change."""
         part = body["spec" if stamp == "report_time" else "status"]
         before = collection.find(key)
         if before is not None and before.uid == uid:
@@ -184,7 +183,7 @@ class Projection:
     def _now(self) -> str:
         return datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
-    # ---- showing ----------------------------------------------------------------------------------------------------
+    # ---- reading ----------------------------------------------------------------------------------------------------
 
     def node_as_of_now(self, item: CachedObject) -> Json:
         return objects.with_heartbeat(item.body, self._view.agents.renew_time(item.key[1]))

@@ -1,8 +1,6 @@
-"""What somebody asks of the aggregated API, read from path, query and headers.
+"""Parses requests to the aggregated API from path, query and headers; an invalid request is a `StatusError`.
 
-Room:  text in, one value out. What cannot be understood is a `StatusError` to answer with.
-Door:  `read_list_options(request)`: an `ListOptions` for objects, or None where the path names none; `ResponseFormat`
-       is how they are wanted. `selected(ask)` reads its selectors, too: work that is done only for those who may ask.
+`read_list_options` parses everything but the selectors. `with_selectors` parses the selectors, after authorization.
 """
 
 from collections.abc import Callable
@@ -24,7 +22,7 @@ INCLUDES: dict[str, Include] = {"None": "None", "Metadata": "Metadata", "Object"
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
-    """How objects are wanted."""
+    """The requested representation of objects: plain, Table or PartialObjectMetadata."""
 
     kind: Literal["plain", "Table", "PartialObjectMetadata"] = "plain"
     version: str = "v1"  # of meta.k8s.io
@@ -32,14 +30,16 @@ class ResponseFormat(msgspec.Struct, frozen=True):
 
 
 class ListOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """A parsed get, list or watch request."""
+
     resource: Resource
     verb: Literal["get", "list", "watch"]
-    namespace: str = ""  # "" is all of them
+    namespace: str = ""  # "": all namespaces
     name: str = ""
-    only: str = ""  # the name that a field selector narrows a list or watch to
-    labels: str = ""  # labelSelector, fieldSelector: as written
+    only: str = ""  # the single name that a field selector restricts a list or watch to
+    labels: str = ""  # labelSelector and fieldSelector, as text
     fields: str = ""
-    matches: Match = selectors.anything  # what they mean, once they were read
+    matches: Match = selectors.anything  # the parsed selectors
     shape: ResponseFormat = ResponseFormat()
     is_old: bool = False  # the events (or the list) of nvidia-gpu-scheduler
     version: str = ""  # resourceVersion
@@ -49,7 +49,7 @@ class ListOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestInfo(msgspec.Struct, frozen=True):
-    """A path below /apis, taken apart as the API server does it for RBAC."""
+    """A path below /apis, split as the API server does it for RBAC."""
 
     group: str
     version: str
@@ -72,25 +72,25 @@ def read_request_info(path: str) -> RequestInfo | None:
 
 
 def read_list_options(request: Request) -> ListOptions | None:
-    """`StatusError` is raised where something in it makes no sense."""
-    place = read_request_info(request.path)
-    found = resource(place.group, place.version, place.resource) if place is not None else None
-    if place is None or found is None or (place.namespace and not found.namespaced):
+    """None: the path names no resource. `StatusError`: a parameter is invalid."""
+    info = read_request_info(request.path)
+    kind = resource(info.group, info.version, info.resource) if info is not None else None
+    if info is None or kind is None or (info.namespace and not kind.namespaced):
         return None
     query = {name: values[-1] for name, values in parse_qs(request.query, keep_blank_values=True).items()}
-    watches = not place.name and query.get("watch", "") in ("true", "1", "True", "t", "T")
+    watches = not info.name and query.get("watch", "") in ("true", "1", "True", "t", "T")
     events, fields = query.get("events", ""), query.get("fieldSelector", "")
     shape = read_response_format(request.header("accept"), query.get("includeObject", ""))
     return ListOptions(
-        resource=found,
-        verb="get" if place.name else "watch" if watches else "list",
-        namespace=place.namespace,
-        name=place.name,
-        only=place.name or _understood(selectors.only_name, fields),
+        resource=kind,
+        verb="get" if info.name else "watch" if watches else "list",
+        namespace=info.namespace,
+        name=info.name,
+        only=info.name or _parse(selectors.only_name, fields),
         labels=query.get("labelSelector", ""),
         fields=fields,
         shape=shape,
-        is_old=events == "v0.1" or (found.is_old and shape.kind == "plain" and events != "standard"),
+        is_old=events == "v0.1" or (kind.is_old and shape.kind == "plain" and events != "standard"),
         version=query.get("resourceVersion", ""),
         bookmarks=_flag(query, "allowWatchBookmarks") or False,
         initial=_flag(query, "sendInitialEvents"),
@@ -98,55 +98,55 @@ def read_list_options(request: Request) -> ListOptions | None:
     )
 
 
-def selected(ask: ListOptions) -> ListOptions:
-    """With what its selectors mean; `StatusError` 400 where that is nothing."""
-    read = _understood(selectors.labels, ask.labels), _understood(selectors.fields, ask.fields)
-    matches = selectors.all_of([match for match in read if match is not selectors.anything])
-    return msgspec.structs.replace(ask, matches=matches)
+def with_selectors(options: ListOptions) -> ListOptions:
+    """The options with parsed selectors; `StatusError` 400 if one is invalid."""
+    parsed = _parse(selectors.labels, options.labels), _parse(selectors.fields, options.fields)
+    matches = selectors.all_of([match for match in parsed if match is not selectors.anything])
+    return msgspec.structs.replace(options, matches=matches)
 
 
-def _understood(read: Callable[[str], T], selector: str) -> T:
+def _parse(parse: Callable[[str], T], selector: str) -> T:
     try:
-        return read(selector)
-    except BadSelector as wrong:
-        raise StatusError(400, "BadRequest", str(wrong)) from wrong
+        return parse(selector)
+    except BadSelector as error:
+        raise StatusError(400, "BadRequest", str(error)) from error
 
 
 def _flag(query: dict[str, str], name: str) -> bool | None:
-    said = query.get(name)
-    return None if said in (None, "") else said in ("true", "1", "True", "t", "T")
+    value = query.get(name)
+    return None if value in (None, "") else value in ("true", "1", "True", "t", "T")
 
 
-def _seconds(said: str) -> float | None:
-    if not said:
+def _seconds(value: str) -> float | None:
+    if not value:
         return None
-    if not (said.isascii() and said.isdecimal() and len(said) < 10):
-        raise StatusError(400, "BadRequest", f"timeoutSeconds is {said!r}; write whole seconds")
-    return float(said) or None
+    if not (value.isascii() and value.isdecimal() and len(value) < 10):
+        raise StatusError(400, "BadRequest", f"timeoutSeconds: {value!r} is invalid; write whole seconds")
+    return float(value) or None
 
 
-# ---- what is accepted -----------------------------------------------------------------------------------------------
+# ---- the Accept header ----------------------------------------------------------------------------------------------
 
 
 def read_response_format(accept: str, include: str = "") -> ResponseFormat:
-    """The first that we can write of what the client can read."""
-    for one in accept.split(",") if accept.strip() else ["*/*"]:
-        media, *rest = (part.strip() for part in one.split(";"))
-        wanted = dict(part.partition("=")[::2] for part in rest)
+    """The first format of the Accept header that is supported."""
+    for entry in accept.split(",") if accept.strip() else ["*/*"]:
+        media, *rest = (part.strip() for part in entry.split(";"))
+        parameters = dict(part.partition("=")[::2] for part in rest)
         if media not in ("application/json", "application/*", "*/*"):
             continue
-        found = _shape(wanted.get("as", ""), wanted.get("v", ""), wanted.get("g", ""), include)
-        if found is not None:
-            return found
-    raise StatusError(406, "NotAcceptable", f"only JSON is written here, and {accept!r} does not take it")
+        supported = _format(parameters.get("as", ""), parameters.get("v", ""), parameters.get("g", ""), include)
+        if supported is not None:
+            return supported
+    raise StatusError(406, "NotAcceptable", f"Accept: {accept!r} is not supported; accept application/json")
 
 
-def _shape(wanted: str, version: str, group: str, include: str) -> ResponseFormat | None:
-    if not wanted:
+def _format(name: str, version: str, group: str, include: str) -> ResponseFormat | None:
+    if not name:
         return ResponseFormat()
     if group != "meta.k8s.io" or version not in ("v1", "v1beta1"):
         return None
-    match wanted:
+    match name:
         case "Table":
             return ResponseFormat("Table", version, INCLUDES.get(include, "Metadata"))
         case "PartialObjectMetadata" | "PartialObjectMetadataList":

@@ -1,7 +1,6 @@
-"""The kinds that are served: where each is found, what it shows, and how the older systems spelt it.
+"""The table of served kinds: group, names, object format, and the event format of the older systems.
 
-Room:  one row per resource; both groups show the same two collections. Pure functions and a table.
-Door:  `RESOURCES`, `GROUPS`; `Resource.shape` makes the object of a kind, `Resource.old_event` a line of an old watch.
+Both groups show the same two collections. There are only pure functions here.
 """
 
 from collections.abc import Callable
@@ -20,7 +19,7 @@ DELETED_KEYS = ("pod_name", "pod_namespace", "device_node")
 
 
 class Resource(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind, as a client sees it."""
+    """One served kind: its names, and how its objects and old events are built."""
 
     group: str
     version: str
@@ -31,9 +30,9 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     of: Literal["nodes", "pods"]
     short: tuple[str, ...] = ()
     shape: Callable[[Json], Json]
-    key: Callable[[str, str], Key | None]  # namespace and name as asked for, to the key in the collection
+    key: Callable[[str, str], Key | None]  # requested namespace and name, to the key in the collection
     old_event: Callable[[str, Json], Json]  # SYNCED or DELETED and the object, to a line of the old watch
-    is_old: bool = False  # its watch is the old one unless somebody asks for the standard
+    is_old: bool = False  # its watch has the old format unless the request has `events=standard`
 
     @property
     def api_version(self) -> str:
@@ -52,7 +51,7 @@ def _plain_key(namespace: str, name: str) -> Key:
 
 
 def old_object(body: Json) -> Json:
-    """As v0.1 wrote it: an apiVersion without its group."""
+    """The object as v0.1 wrote it: with an apiVersion without its group."""
     return {**body, "apiVersion": VERSION}
 
 
@@ -74,14 +73,14 @@ def _renamed(body: Json, kind: str, name: str, labels: Json) -> Json:
 def _gpu_node(body: Json) -> Json:
     name, status = body["metadata"]["name"], body["status"]
     health = status["node_health"]
-    told = {
+    old_status = {
         "node": name,
         "health": health if health != UNKNOWN else "False",
-        "message": status.get("fault", "") or ("no agent of ours is on the node" if health == UNKNOWN else ""),
+        "message": status.get("fault", "") or ("no gputile agent on the node" if health == UNKNOWN else ""),
         "last_health_time": status.get("node_last_health_time", UNKNOWN),
         "last_transition_time": status["node_last_transition_time"],
     }
-    return {**_renamed(body, "GpuNode", name, {}), "status": {**status, **told}}
+    return {**_renamed(body, "GpuNode", name, {}), "status": {**status, **old_status}}
 
 
 def _gpu_pod(body: Json) -> Json:
@@ -91,7 +90,7 @@ def _gpu_pod(body: Json) -> Json:
 
 
 def _gpu_pod_key(namespace: str, name: str) -> Key | None:
-    """`<namespace>-<pod>`; without a namespace one could not tell where it ends."""
+    """The name is `<namespace>-<pod>`, and only the requested namespace shows where the pod's name begins."""
     return (namespace, name.removeprefix(f"{namespace}-")) if namespace and name.startswith(f"{namespace}-") else None
 
 
@@ -155,5 +154,5 @@ API_SERVICES = tuple(f"{version}.{group}" for group, version in GROUPS.items())
 
 
 def resource(group: str, version: str, plural: str) -> Resource | None:
-    wanted = (group, version, plural)
-    return next((one for one in RESOURCES if (one.group, one.version, one.plural) == wanted), None)
+    matching = (kind for kind in RESOURCES if (kind.group, kind.version, kind.plural) == (group, version, plural))
+    return next(matching, None)

@@ -1,7 +1,6 @@
-"""Label and field selectors, as kubectl and client-go write them.
+"""Parses label and field selectors, as kubectl and client-go write them, into predicates on an object's JSON.
 
-Room:  text in, a question about an object out. What cannot be understood is `BadSelector`, with what to write instead.
-Door:  `labels(text)`, `fields(text)`; each gives a predicate on an object's JSON. `only_name(text)`.
+An invalid selector is `BadSelector`, with what to write instead.
 """
 
 import re
@@ -17,7 +16,7 @@ CUTS = re.compile(r"([,()])")
 
 
 class BadSelector(Exception):
-    """A selector that nobody can understand."""
+    """An invalid selector, with a message for the user."""
 
 
 def anything(body: Json) -> bool:
@@ -25,19 +24,19 @@ def anything(body: Json) -> bool:
 
 
 def _terms(text: str) -> list[str]:
-    """What stands between the commas, those in parentheses aside. In one pass: strangers write this."""
+    """Split at commas outside of parentheses. In one pass, because the input is untrusted."""
     if len(text) > LONGEST:
-        raise BadSelector(f"a selector has {len(text)} characters; write at most {LONGEST}")
-    found, depth = [""], 0
+        raise BadSelector(f"selector: {len(text)} characters are too many; write at most {LONGEST}")
+    terms, depth = [""], 0
     for part in CUTS.split(text):
         depth += (part == "(") - (part == ")")
         if part == "," and depth == 0:
-            found.append("")
+            terms.append("")
         else:
-            found[-1] += part
-    if len(found) > MOST:
-        raise BadSelector(f"a selector has {len(found)} terms; write at most {MOST}")
-    return [term.strip() for term in found if term.strip()]
+            terms[-1] += part
+    if len(terms) > MOST:
+        raise BadSelector(f"selector: {len(terms)} terms are too many; write at most {MOST}")
+    return [term.strip() for term in terms if term.strip()]
 
 
 # ---- labels ---------------------------------------------------------------------------------------------------------
@@ -61,42 +60,42 @@ def all_of(terms: list[Match]) -> Match:
 
 
 def _label(term: str) -> Match:
-    if found := SET.fullmatch(term):
-        values = {value.strip() for value in found["values"].split(",")}
-        return _among(found["key"], values, wanted=found["how"] == "in")
-    if found := PAIR.fullmatch(term):
-        return _among(found["key"], {found["value"]}, wanted=found["how"] != "!=")
-    if found := ORDER.fullmatch(term):
-        return _beyond(found["key"], found["value"], above=found["how"] == ">")
-    if found := NAME.fullmatch(term):
-        key, absent = found["key"], bool(found["not"])
+    if parts := SET.fullmatch(term):
+        values = {value.strip() for value in parts["values"].split(",")}
+        return _in(parts["key"], values, wanted=parts["how"] == "in")
+    if parts := PAIR.fullmatch(term):
+        return _in(parts["key"], {parts["value"]}, wanted=parts["how"] != "!=")
+    if parts := ORDER.fullmatch(term):
+        return _compare(parts["key"], parts["value"], above=parts["how"] == ">")
+    if parts := NAME.fullmatch(term):
+        key, absent = parts["key"], bool(parts["not"])
         return lambda body: (key in _labels(body)) is not absent
-    raise BadSelector(f"the label selector {term!r} cannot be understood; write such as `pool=a100` or `pool in (a,b)`")
+    raise BadSelector(f"label selector {term!r}: invalid; write it as in `pool=a100` or `pool in (a,b)`")
 
 
-def _among(key: str, values: set[str], *, wanted: bool) -> Match:
-    """An object without the label is not among them."""
+def _in(key: str, values: set[str], *, wanted: bool) -> Match:
+    """An object without the label has none of the values."""
     return lambda body: (_labels(body).get(key) in values) is wanted
 
 
-def _beyond(key: str, said: str, *, above: bool) -> Match:
-    """An object without the label, or with one that is no number, is on neither side."""
-    limit = _number(said)
+def _compare(key: str, text: str, *, above: bool) -> Match:
+    """An object without the label, or with a value that is not a number, never matches."""
+    limit = _number(text)
     if limit is None:
         raise BadSelector(
-            f"the label {key!r} is compared with {said[:50]!r}; compare with a whole number, as in `size>4`"
+            f"label {key!r}: invalid number {text[:50]!r}; compare with a whole number of 64 bits, as in `size>4`"
         )
 
-    def is_beyond(body: Json) -> bool:
+    def matches(body: Json) -> bool:
         value = _number(_labels(body).get(key, ""))
         return value is not None and (value > limit if above else value < limit)
 
-    return is_beyond
+    return matches
 
 
-def _number(said: str) -> int | None:
-    """As Kubernetes reads one: decimal, 64 bits."""
-    value = int(said) if NUMBER.fullmatch(said) else None
+def _number(text: str) -> int | None:
+    """As Kubernetes parses it: decimal, 64 bits."""
+    value = int(text) if NUMBER.fullmatch(text) else None
     return value if value is not None and -(2**63) <= value < 2**63 else None
 
 
@@ -129,15 +128,15 @@ def fields(text: str) -> Match:
 
 
 def only_name(text: str) -> str:
-    """The one name that a field selector lets through, if it names one: RBAC may allow just that."""
-    found = (PAIR.fullmatch(term) for term in _terms(text))
-    named = (one["value"] for one in found if one and one["key"] == "metadata.name" and one["how"] != "!=")
-    return next(named, "")
+    """The name that a field selector restricts a list to, or "": RBAC may allow just that name."""
+    pairs = (PAIR.fullmatch(term) for term in _terms(text))
+    names = (pair["value"] for pair in pairs if pair and pair["key"] == "metadata.name" and pair["how"] != "!=")
+    return next(names, "")
 
 
 def _field(term: str) -> Match:
-    found = PAIR.fullmatch(term)
-    if found is None or found["key"] not in FIELDS:
-        raise BadSelector(f"the field selector {term!r} cannot be used here; known are {', '.join(FIELDS)}")
-    read, value, wanted = FIELDS[found["key"]], found["value"], found["how"] != "!="
+    pair = PAIR.fullmatch(term)
+    if pair is None or pair["key"] not in FIELDS:
+        raise BadSelector(f"field selector {term!r}: not supported; supported fields are {', '.join(FIELDS)}")
+    read, value, wanted = FIELDS[pair["key"]], pair["value"], pair["how"] != "!="
     return lambda body: (read(body) == value) is wanted

@@ -1,7 +1,6 @@
-"""The listener of the aggregated API: who asks, may they, and what is the answer.
+"""The HTTPS server of the aggregated API: TLS, authentication, authorization, and routing to the handlers.
 
-Room:  paths to answers, TLS, and nothing of how an answer is made. Every no is a Kubernetes Status.
-Door:  `ApiServer.start`, `stop`; `believe` and `serve_as` change whom we believe and who we are, for new connections.
+Every error response is a Kubernetes Status. How objects are read and written is not its concern.
 """
 
 import asyncio
@@ -17,7 +16,7 @@ from gputile.metrics_api.authentication import AuthenticatedUser, FrontProxy
 from gputile.metrics_api.authorization import Attributes, Authorizer
 from gputile.metrics_api.certificates import CertificatePair
 from gputile.metrics_api.handlers import ResourceHandlers
-from gputile.metrics_api.request_info import ListOptions, read_list_options, read_request_info, selected
+from gputile.metrics_api.request_info import ListOptions, read_list_options, read_request_info, with_selectors
 from gputile.metrics_api.status import StatusError
 from gputile.metrics_api.watch_limits import WatchLimits
 from gputile.model.errors import InputError
@@ -29,15 +28,15 @@ log = logging.getLogger(__name__)
 PROBES = frozenset({"/healthz", "/livez", "/readyz"})
 
 Verb = Callable[[Request], Response | Awaitable[Response] | None]
-"""Answers an extender verb; None where the path names none."""
+"""Handles an extender verb; None if the path names none."""
 
 
 class ApiServer:
-    """See the module's text."""
+    """Serves the metrics API to the API server's front proxy."""
 
     def __init__(
         self,
-        reader: ResourceHandlers,
+        handlers: ResourceHandlers,
         authorizer: Authorizer,
         verb: Verb,
         *,
@@ -45,12 +44,12 @@ class ApiServer:
         metrics: Metrics,
         is_synced: Callable[[], bool],
     ) -> None:
-        self._reader, self._authorizer, self._verb = reader, authorizer, verb
+        self._handlers, self._authorizer, self._verb = handlers, authorizer, verb
         self._metrics, self._is_synced = metrics, is_synced
         self._watches = WatchLimits()
         self._front: FrontProxy | None = None
         self._pair: CertificatePair | None = None
-        self._complete = asyncio.Event()  # we know who we are, and whom to believe
+        self._complete = asyncio.Event()  # the certificate and the front proxy are known
         self._listener = Listener(
             self._handle,
             body_limit * 2**20,
@@ -61,23 +60,25 @@ class ApiServer:
         )
         self.port = 0
 
-    # ---- life -------------------------------------------------------------------------------------------------------
+    # ---- start and stop ---------------------------------------------------------------------------------------------
 
-    def believe(self, front: FrontProxy) -> None:
+    def trust(self, front: FrontProxy) -> None:
+        """Authenticate new connections by this front proxy."""
         self._renew(front, self._pair)
 
-    def serve_as(self, pair: CertificatePair) -> None:
+    def use_certificate(self, pair: CertificatePair) -> None:
+        """Serve new connections with this certificate."""
         self._renew(self._front, pair)
 
     def _renew(self, front: FrontProxy | None, pair: CertificatePair | None) -> None:
-        """What cannot be used raises, and changes nothing."""
+        """An unusable certificate or CA raises `InputError` and changes nothing."""
         if front is not None and pair is not None:
             self._listener.renew(tls_context(front, pair))
             self._complete.set()
         self._front, self._pair = front, pair
 
     async def start(self, host: str, port: int) -> None:
-        """When we know who we are and whom to believe."""
+        """Waits for the certificate and the front proxy, then listens."""
         await self._complete.wait()
         assert self._front is not None
         assert self._pair is not None
@@ -102,74 +103,79 @@ class ApiServer:
 
     async def _answer(self, request: Request) -> Reply:
         try:
-            return await self._answered(request)
-        except StatusError as no:
-            self._metrics.api_requests.labels("", "", str(no.code)).inc()  # nothing that a stranger could make up
-            return no.response()
+            return await self._route(request)
+        except StatusError as error:
+            self._metrics.api_requests.labels("", "", str(error.code)).inc()  # no label values from untrusted paths
+            return error.response()
         except Exception:
             log.exception("a request to the metrics API failed", extra=fields(path=request.path[:200]))
             self._metrics.api_requests.labels("", "", "500").inc()
-            return StatusError(500, "InternalError", "gputile failed on this request; its log says where").response()
+            message = "internal error of gputile on this request; see the log of its scheduler"
+            return StatusError(500, "InternalError", message).response()
 
-    async def _answered(self, request: Request) -> Reply:
-        """Discovery and descriptions say nothing about anybody: whoever came through the API server may read them."""
-        assert self._front is not None  # or nobody could have connected
+    async def _route(self, request: Request) -> Reply:
+        """Discovery and OpenAPI contain no cluster data: every authenticated user may read them."""
+        assert self._front is not None  # else there would be no connection
         user = self._front.user(request)
         if request.method == "GET":
-            found = discovery.document(request.path.rstrip("/"), request.header("accept"))
-            if found is not None:
-                return found
+            document = discovery.document(request.path.rstrip("/"), request.header("accept"))
+            if document is not None:
+                return document
         if request.method == "POST":
-            return await self._asked_verb(request, user)
-        ask = read_list_options(request)
-        if ask is None:
+            return await self._call_verb(request, user)
+        options = read_list_options(request)
+        if options is None:
             raise StatusError(404, "NotFound", f"the server could not find the requested resource {request.path}")
         if request.method != "GET":
-            message = f"{ask.resource.plural} can be read, listed and watched; they change with the pods and nodes"
+            message = f"{options.resource.plural}: read-only; use get, list or watch"
             raise StatusError(405, "MethodNotAllowed", message)
-        found_at = ask.resource
-        wanted = Attributes(ask.verb, found_at.group, found_at.version, found_at.plural, ask.namespace, ask.only)
-        await self._authorizer.check(user, wanted)
-        ask = selected(ask)
-        if not (self._is_synced() and self._reader.is_whole):
-            message = "gputile has not seen the whole cluster yet; try again in a moment"
+        await self._authorizer.check(user, _attributes(options))
+        options = with_selectors(options)
+        if not (self._is_synced() and self._handlers.is_complete):
+            message = "gputile has not listed the whole cluster yet; try again in a moment"
             raise StatusError(503, "ServiceUnavailable", message, retryAfterSeconds=1)
-        if ask.verb == "watch":
+        if options.verb == "watch":
             self._watches.check(user.name)
-        self._metrics.api_requests.labels(found_at.plural, ask.verb, "200").inc()
-        return await self._read(ask, user)
+        self._metrics.api_requests.labels(options.resource.plural, options.verb, "200").inc()
+        return await self._read(options, user)
 
-    async def _read(self, ask: ListOptions, user: AuthenticatedUser) -> Reply:
-        match ask.verb:
+    async def _read(self, options: ListOptions, user: AuthenticatedUser) -> Reply:
+        match options.verb:
             case "get":
-                return Response(self._reader.get(ask))
+                return Response(self._handlers.get(options))
             case "list":
-                return Response(await self._reader.listed(ask))
+                return Response(await self._handlers.listed(options))
             case "watch":
-                return Streamed(self._watches.counted(user.name, self._reader.watch(ask)))
+                return Streamed(self._watches.counted(user.name, self._handlers.watch(options)))
 
-    async def _asked_verb(self, request: Request, user: AuthenticatedUser) -> Response:
-        """kube-scheduler through the API server, as the old configuration has it: POST .../schedule/filter."""
-        place = read_request_info(request.path)
-        if place is None or place.resource != "schedule":
-            raise StatusError(405, "MethodNotAllowed", f"{request.path} takes no POST")
-        wanted = Attributes("create", place.group, place.version, place.resource, place.namespace, place.name)
-        await self._authorizer.check(user, wanted)
+    async def _call_verb(self, request: Request, user: AuthenticatedUser) -> Response:
+        """kube-scheduler's calls through the API server, as the old configuration has it: POST .../schedule/filter."""
+        info = read_request_info(request.path)
+        if info is None or info.resource != "schedule":
+            raise StatusError(405, "MethodNotAllowed", f"{request.path}: POST is not supported")
+        attributes = Attributes("create", info.group, info.version, info.resource, info.namespace, info.name)
+        await self._authorizer.check(user, attributes)
         answer = self._verb(request)
         if answer is None:
-            raise StatusError(
-                404, "NotFound", f"there is no verb at {request.path}; see docs/scheduler.md for the paths"
-            )
+            message = f"{request.path}: no such extender verb; see docs/scheduler.md for the paths"
+            raise StatusError(404, "NotFound", message)
         return answer if isinstance(answer, Response) else await answer
 
 
+def _attributes(options: ListOptions) -> Attributes:
+    resource = options.resource
+    return Attributes(options.verb, resource.group, resource.version, resource.plural, options.namespace, options.only)
+
+
 def tls_context(front: FrontProxy, pair: CertificatePair) -> ssl.SSLContext:
-    """A client's certificate is asked for, and checked against the front proxy's CA when it is sent."""
+    """A client certificate is requested, and verified against the front proxy's CA when it is sent."""
     context = server_context(ALPN)
     try:
         present(context, pair.certificate + pair.key)
         context.load_verify_locations(cadata=front.ca)
-    except (OSError, ValueError) as wrong:  # ssl.SSLError is an OSError
-        raise InputError(f"TLS of the metrics API cannot be set up: {wrong}; see `metrics_api.*`") from wrong
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise InputError(
+            f"TLS of the metrics API: cannot be set up ({error}); check the settings `metrics_api.*`"
+        ) from error
     context.verify_mode = ssl.CERT_OPTIONAL
     return context

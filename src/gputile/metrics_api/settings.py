@@ -4,30 +4,33 @@ import msgspec
 
 
 class MetricsApiSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings under `metrics_api`."""
+
     listen: str = ""
-    """Address and port of the aggregated API, such as 0.0.0.0:12346. Empty: it is not served. A port of its own, for
-    its callers prove themselves in another way than kube-scheduler does. Needs deploy/metrics-api.yaml."""
+    """Address and port of the aggregated API, such as 0.0.0.0:12346. Empty: it is not served. It has a port of its own,
+    because its clients are authenticated by the front proxy. Needs deploy/metrics-api.yaml."""
 
     service: str = "gputile-metrics"
-    """The Service that the APIServices name; the API server expects our certificate to be made out to it."""
+    """The Service that the APIServices name; the serving certificate is issued for its DNS name."""
 
     namespace: str = "kube-system"
-    """Where that Service and the Secret are."""
+    """Namespace of that Service and of the Secret."""
 
     certificate: str = ""
-    """File with our certificate (PEM). Empty: we make one, keep it in the Secret, renew it and tell the APIServices."""
+    """File with the serving certificate (PEM). Empty: gputile issues one, keeps it in the Secret, renews it and updates
+    the caBundle of the APIServices."""
 
     key: str = ""
-    """File with its key."""
+    """File with the private key of the certificate (PEM)."""
 
     secret: str = "gputile-metrics-tls"
-    """The Secret that holds the certificate that we make. deploy/metrics-api.yaml makes it, empty."""
+    """The Secret with the certificate that gputile issues. deploy/metrics-api.yaml creates it, empty."""
 
     days: int = 365
-    """How long a certificate that we make lasts. It is renewed when a third of that is left."""
+    """Lifetime of an issued certificate in days. It is renewed when a third of it is left."""
 
     history: int = 20_000
-    """Changes of each kind that a watch may resume from, and that a slow reader may be behind."""
+    """Changes of each kind that are kept: how far back a watch can resume, and how far a slow watch may fall behind."""
 
     authorization_ttl: float = 10.0
-    """Seconds for which an answer of the API server about who may read what is used again."""
+    """Seconds for which a SubjectAccessReview of the API server is cached."""

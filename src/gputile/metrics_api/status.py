@@ -1,4 +1,4 @@
-"""Kubernetes' way to say no: a Status object with code, reason and a sentence."""
+"""Error responses as Kubernetes Status objects: code, reason and message."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ Json = dict[str, Any]
 
 
 class StatusError(Exception):
-    """An answer that is no object. `body` is what is written."""
+    """An error response. `body` is its Status object."""
 
     def __init__(self, code: int, reason: str, message: str, **details: str | int) -> None:
         super().__init__(message)
@@ -34,6 +34,6 @@ class StatusError(Exception):
 
 
 def expired() -> StatusError:
-    """Reflectors and kubectl know this one, and list again."""
-    message = "this resourceVersion is too old, or another replica's; list again"
+    """410 Expired: reflectors and kubectl then list again."""
+    message = "resourceVersion: too old, or of another replica; list again"
     return StatusError(410, "Expired", message)

@@ -1,7 +1,6 @@
 """Tables, as kubectl prints them: the server chooses the columns (meta.k8s.io/v1 Table).
 
-Room:  pure: an object and the time in, a row of cells out.
-Door:  `table(of, bodies, now, ...)`.
+Pure functions from an object and the time to a row of cells.
 """
 
 from collections.abc import Callable
@@ -18,9 +17,11 @@ TWO_UNITS = 120  # seconds up to which kubectl counts seconds
 
 
 class Column(msgspec.Struct, frozen=True):
+    """A column of a table: its name, its help text, and the function that fills its cells."""
+
     name: str
     cell: Callable[[Json, float], object]
-    meaning: str
+    description: str
     type: str = "string"
     wide: bool = False
 
@@ -29,13 +30,13 @@ class Column(msgspec.Struct, frozen=True):
             "name": self.name,
             "type": self.type,
             "format": "name" if self.name == "Name" else "",
-            "description": self.meaning,
+            "description": self.description,
             "priority": int(self.wide),
         }
 
 
 def table(of: str, bodies: list[Json], now: float, *, version: str, metadata: Json, include: Include) -> Json:
-    """`version`: of meta.k8s.io. `metadata`: that of the list."""
+    """`version`: the version of meta.k8s.io. `metadata`: the metadata of the list."""
     columns = COLUMNS[of]
     rows = [
         {"cells": [column.cell(body, now) for column in columns], **_object(body, version, include)} for body in bodies
@@ -67,7 +68,7 @@ def partial(body: Json, version: str) -> Json:
 
 
 def age(since: str | None, now: float) -> str:
-    """As kubectl writes it: 42s, 5m, 3h, 12d."""
+    """An age as kubectl prints it: 42s, 5m, 3h, 12d."""
     try:
         seconds = now - datetime.fromisoformat(since or "").timestamp()
     except ValueError:
@@ -94,7 +95,7 @@ def _busy(body: Json, now: float) -> int:
 
 def _held(body: Json, now: float) -> str:
     memory = [card["memory"] for card in body["status"]["cards"]]
-    return f"{sum(one['held'] for one in memory)}/{sum(one['total'] for one in memory)}Mi"
+    return f"{sum(amount['held'] for amount in memory)}/{sum(amount['total'] for amount in memory)}Mi"
 
 
 def _sick(body: Json, now: float) -> int:
@@ -118,9 +119,10 @@ def _heartbeat(body: Json, now: float) -> str:
 
 
 def _tiles(body: Json) -> list[Json]:
-    """Of the containers that run on: an init container gives its cards back."""
-    held = [one for one in body["spec"]["containers_device"] if one.get("role") != "init"]
-    return [tile for one in held or body["spec"]["containers_device"] for tile in one["device_info"]]
+    """Without init containers, which free their cards when they end; with them if there are no others."""
+    containers = body["spec"]["containers_device"]
+    lasting = [container for container in containers if container.get("role") != "init"]
+    return [tile for container in lasting or containers for tile in container["device_info"]]
 
 
 def _card_indices(body: Json, now: float) -> str:
@@ -137,7 +139,7 @@ def _cores(body: Json, now: float) -> str:
 
 
 def _used(body: Json, now: float) -> str:
-    """Where it is known of every tile: a part of it would look like the whole."""
+    """Empty unless it is known for every tile: a partial sum would look complete."""
     used = [tile.get("use", {}).get("memory") for tile in _tiles(body)]
     return f"{sum(used)}Mi" if used and None not in used else ""
 
@@ -151,29 +153,29 @@ def _card_models(body: Json, now: float) -> str:
 
 
 NAME = Column("Name", lambda body, now: body["metadata"]["name"], "The object's name.")
-AGE = Column("Age", _age, "How long the node or pod has been there.")
+AGE = Column("Age", _age, "Time since the node or pod was created.")
 COLUMNS = {
     "nodes": (
         NAME,
         Column("Cards", _cards, "GPUs of the node.", "integer"),
-        Column("Busy", _busy, "GPUs of which somebody holds a part.", "integer"),
-        Column("Memory", _held, "Memory of all cards: held / there, in MiB."),
-        Column("Sick", _sick, "GPUs that are out of use.", "integer"),
-        Column("Health", _health, "Whether the node's agent lives and the node is in use."),
-        Column("Heartbeat", _heartbeat, "How long ago the agent last renewed its Lease."),
-        Column("Models", _models, "What cards they are."),
+        Column("Busy", _busy, "GPUs with allocations.", "integer"),
+        Column("Memory", _held, "Memory of all GPUs: allocated / total, in MiB."),
+        Column("Sick", _sick, "Unhealthy GPUs.", "integer"),
+        Column("Health", _health, "Whether the node's agent is alive and the node is in use."),
+        Column("Heartbeat", _heartbeat, "Time since the agent last renewed its Lease."),
+        Column("Models", _models, "Models of the GPUs."),
         AGE,
     ),
     "pods": (
         NAME,
-        Column("Node", lambda body, now: body["spec"]["node_name"], "The node that it runs on."),
+        Column("Node", lambda body, now: body["spec"]["node_name"], "The node of the pod."),
         Column("Phase", lambda body, now: body["status"]["phase"], "The pod's phase."),
-        Column("Cards", _card_indices, "The indices of its GPUs."),
-        Column("Memory", _memory, "Memory that it holds of them, in MiB."),
-        Column("Cores", _cores, "Cores that it holds, in percent of one card."),
-        Column("Used", _used, "Memory that its processes use, where the agent tells."),
+        Column("Cards", _card_indices, "Indices of its GPUs."),
+        Column("Memory", _memory, "GPU memory allocated to it, in MiB."),
+        Column("Cores", _cores, "GPU cores allocated to it, in percent of one GPU."),
+        Column("Used", _used, "GPU memory used by its processes, where the agent reports it."),
         AGE,
-        Column("Models", _card_models, "What cards they are.", wide=True),
-        Column("UUIDs", _uuids, "The cards themselves.", wide=True),
+        Column("Models", _card_models, "Models of the GPUs.", wide=True),
+        Column("UUIDs", _uuids, "UUIDs of the GPUs.", wide=True),
     ),
 }

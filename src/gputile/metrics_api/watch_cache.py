@@ -1,11 +1,10 @@
-"""Objects of one kind with their history: what is there, and what happened since.
+"""The watch cache of one kind: the present objects, and a bounded log of their changes.
 
-Room:  a dict and a log of bounded length. No I/O, no clock; nobody who reads slowly can make it keep more.
-Door:  `put` and `drop` change it; `items`, `find`, `since` read it; `news` is awaited by those who watch.
+It has no I/O and no clock, and a slow watch cannot make it keep more.
 
-Every change has a number. A resourceVersion is that number and a mark of this process, in one decimal: a number that
-another replica gave, or we before a restart, is recognised as such. It is answered with `ResourceExpired`, as is one
-that is older than the log: the reader lists again, and is never told a history with a hole in it.
+Every change has a number. A resourceVersion is that number and a mark of this process, in one decimal number, so that a
+resourceVersion of another replica, or of this one before a restart, is recognized. It raises `ResourceExpired`, as does
+one that is older than the log: the client lists again, and no watch ever misses a change.
 """
 
 import asyncio
@@ -16,17 +15,17 @@ from typing import Any, TypeAlias
 import msgspec
 
 MARK = 20  # bits; 41 are left for milliseconds, the sum fits into 63
-DIGITS = 20  # what 64 bits take at most
+DIGITS = 20  # of a 64-bit number at most
 Json: TypeAlias = dict[str, Any]
 Key: TypeAlias = tuple[str, str]  # namespace ("" where the kind has none), name
 
 
 class ResourceExpired(Exception):
-    """This place in the history is not here (any more)."""
+    """The resourceVersion is not, or no longer, in the log."""
 
 
 class CachedObject(msgspec.Struct, frozen=True):
-    """One object, as it is since a change."""
+    """One version of an object."""
 
     key: Key
     uid: str
@@ -35,12 +34,12 @@ class CachedObject(msgspec.Struct, frozen=True):
 
     @property
     def labels(self) -> dict[str, str]:
-        found: dict[str, str] = self.body["metadata"].get("labels") or {}
-        return found
+        labels: dict[str, str] = self.body["metadata"].get("labels") or {}
+        return labels
 
 
 class CachedEvent(msgspec.Struct, frozen=True):
-    """One change. Both sides are kept, for a selector may match only one of them."""
+    """One change. Both versions are kept, because a selector may match only one of them."""
 
     version: int
     before: CachedObject | None
@@ -48,16 +47,16 @@ class CachedEvent(msgspec.Struct, frozen=True):
 
 
 class WatchCache:
-    """See the module's text."""
+    """The objects of one kind with the log of their changes, for list and watch."""
 
     def __init__(self, history: int, born: int, mark: int) -> None:
-        """`born`: the first number, milliseconds since 1970 at our start. `mark`: by chance, this process's own."""
+        """`born`: the first number, milliseconds since 1970 at the start. `mark`: a random number of this process."""
         self._items: dict[Key, CachedObject] = {}
         self._log: deque[CachedEvent] = deque(maxlen=history)
         self._version, self._floor, self._mark = born, born, mark
         self._news = asyncio.Event()
         self.closings = 0
-        """How often all who watched were sent home."""
+        """How often all watches were closed."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -65,29 +64,29 @@ class WatchCache:
     # ---- changing ---------------------------------------------------------------------------------------------------
 
     def put(self, key: Key, uid: str, body: Json) -> bool:
-        """Whether that changed anything."""
+        """Returns whether the object changed."""
         before = self._items.get(key)
         if before is not None and before.uid != uid:
-            self.drop(key)  # another object of the same name
+            self.drop(key)  # a new object of the same name
             before = None
         if before is not None and before.body == body:
             return False
         after = self._items[key] = CachedObject(key, uid, body, self._version + 1)
-        self._tell(before, after)
+        self._append(before, after)
         return True
 
     def drop(self, key: Key) -> None:
         before = self._items.pop(key, None)
         if before is not None:
-            self._tell(before, None)
+            self._append(before, None)
 
-    def send_home(self) -> None:
-        """Whoever watches goes, and may come back to another replica."""
+    def close_watches(self) -> None:
+        """End all watches; their clients may reconnect to another replica."""
         self.closings += 1
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    def _tell(self, before: CachedObject | None, after: CachedObject | None) -> None:
+    def _append(self, before: CachedObject | None, after: CachedObject | None) -> None:
         self._version += 1
         if len(self._log) == self._log.maxlen:
             self._floor = self._log[0].version
@@ -113,7 +112,7 @@ class WatchCache:
         return [name for _, name in self._items]
 
     def since(self, version: int, most: int = 500) -> list[CachedEvent]:
-        """The first that happened after this; `ResourceExpired` where that is not known."""
+        """The first changes after this number; `ResourceExpired` if the log does not reach back to it."""
         if not self._floor <= version <= self._version:
             raise ResourceExpired
         start = len(self._log) - (self._version - version)
@@ -121,7 +120,7 @@ class WatchCache:
 
     @property
     def news(self) -> Callable[[], Coroutine[Any, Any, bool]]:
-        """To be taken before looking, and awaited after: nothing that happens in between is missed."""
+        """Get it before reading the log and await it after, so that no change in between is missed."""
         return self._news.wait
 
     # ---- resourceVersions -------------------------------------------------------------------------------------------
@@ -129,9 +128,9 @@ class WatchCache:
     def written(self, version: int) -> str:
         return str(version << MARK | self._mark)
 
-    def read(self, said: str) -> int:
-        """The number in a resourceVersion of ours; `ResourceExpired` for another's."""
-        is_number = said.isascii() and said.isdecimal() and len(said) <= DIGITS
-        if not is_number or int(said) & ((1 << MARK) - 1) != self._mark:
+    def read(self, text: str) -> int:
+        """The number in a resourceVersion of this process; `ResourceExpired` for any other."""
+        is_number = text.isascii() and text.isdecimal() and len(text) <= DIGITS
+        if not is_number or int(text) & ((1 << MARK) - 1) != self._mark:
             raise ResourceExpired
-        return int(said) >> MARK
+        return int(text) >> MARK

@@ -1,7 +1,6 @@
-"""How many watches run at once: in all, and of one user.
+"""Limits the number of simultaneous watches: in total, and per user.
 
-Room:  counting. A watch lives for half an hour and more, and each has a connection of the API server's for itself.
-Door:  `WatchLimits.check` before a watch begins, `counted` around it.
+A watch lasts for half an hour or more, and occupies a connection of the API server.
 """
 
 from collections import Counter
@@ -10,13 +9,13 @@ from contextlib import aclosing
 
 from gputile.metrics_api.status import StatusError
 
-MOST = 256  # half of the connections that the API server may have: lists and discovery always find one
-MOST_OF_ONE = 64  # of one user
+MOST = 256  # half of the API server's connections, so that lists and discovery always get one
+MOST_PER_USER = 64
 RETRY = 10  # seconds
 
 
 class WatchLimits:
-    """So that no user's watches lock out those of others, nor all of them the API server's other requests."""
+    """Counts watches, so that one user cannot block others, and all watches together cannot block other requests."""
 
     def __init__(self) -> None:
         self._running: Counter[str] = Counter()
@@ -25,14 +24,14 @@ class WatchLimits:
         return self._running.total()
 
     def check(self, user: str) -> None:
-        """`StatusError` 429 where there is no place."""
-        if self._running[user] >= MOST_OF_ONE:
-            raise _too_many(f"User {user!r} has {MOST_OF_ONE} watches here; end some of them")
+        """`StatusError` 429 if the limit is reached."""
+        if self._running[user] >= MOST_PER_USER:
+            raise _too_many(f"user {user!r}: the limit of {MOST_PER_USER} watches is reached; end some of them")
         if len(self) >= MOST:
-            raise _too_many(f"there are {MOST} watches here; try again later")
+            raise _too_many(f"the limit of {MOST} watches is reached; try again later")
 
     async def counted(self, user: str, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        """The same pieces. Counted from the first on: a watch whose client left before it began never has an end."""
+        """Pass the pieces through. Counting starts with the first: an unstarted stream is never closed."""
         self._running[user] += 1
         try:
             async with aclosing(pieces):

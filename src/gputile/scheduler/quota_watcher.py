@@ -1,13 +1,12 @@
-"""Quotas, followed live: two ConfigMaps, of each the last that could be read.
+"""Watches the two quota ConfigMaps (gputile's and gpu-admission's) and sets the quotas of the ledger when they change.
 
-Room:  our ConfigMap and gpu-admission's, as values; the book is told when they change. Only the leader writes Events.
-Door:  `QuotaWatcher.run`, until it is cancelled; `QuotaWatcher.known` is set once we know whether there are quotas at
-       all.
+Every replica watches; only the leader writes Events and annotations. `QuotaWatcher.known` is set once it is known
+whether there are quotas at all.
 
-A ConfigMap that cannot be used (a slip in an edit) changes nothing: the last good one stays in force, an Event on the
-ConfigMap says what is wrong, and `gputile_quota_invalid` shows it. So that a process that starts after the slip knows
-the last good one too, the leader keeps it in an annotation of the ConfigMap. One that is deleted is a quota less. Where
-both name a namespace, ours counts.
+An invalid ConfigMap (a mistake in an edit) changes nothing: the last valid quotas stay in force, an Event on the
+ConfigMap gives the error, and `gputile_quota_invalid` is 1. The leader keeps the last valid text in an annotation of
+the ConfigMap, so that a process that starts after the mistake knows it too. Deleting a ConfigMap removes its quotas.
+Where both ConfigMaps name a namespace, gputile's counts.
 """
 
 import asyncio
@@ -41,41 +40,43 @@ from gputile.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-ROUND = 1.0  # seconds between two looks at what is to be told
-LONGEST = 60_000  # characters of it in an annotation, of which all together may have 256 KiB; kubectl keeps a copy too
+ROUND = 1.0  # seconds between two rounds of writing Events and annotations
+LONGEST = 60_000  # characters kept in an annotation; all of an object may have 256 KiB, and kubectl keeps a copy too
 REASON = "QuotaInvalid"
 LOOP = "quotas"  # in logs and metrics
-BELIEVED = 3  # times, over some two seconds: an API server that has just started knows no rights yet, and forbids all
-REPEAT = 30 * 60.0  # seconds after which the same is said again, for Events are kept for an hour only
+MAX_FORBIDDEN = 3  # times in a row, over two seconds: an API server that just started forbids all until it has RBAC
+REPEAT = 30 * 60.0  # seconds after which the same Event is written again, because Events are kept for one hour
 
 
 class QuotaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the quota ConfigMaps are."""
+
     namespace: str = "kube-system"
-    """Where the ConfigMaps are."""
+    """Namespace of the quota ConfigMaps."""
 
     name: str = "gputile-quota"
-    """The ConfigMap with the key `quota.yaml`: see docs/quota.md. Empty: none is read."""
+    """ConfigMap with the key `quota.yaml`: see docs/quota.md. Empty: not read."""
 
     old_name: str = "gpuquota"
-    """The ConfigMap of gpu-admission, with the key `gpu_quota`. Empty: none is read."""
+    """ConfigMap of gpu-admission, with the key `gpu_quota`. Empty: not read."""
 
 
 class QuotaSource(msgspec.Struct):
-    """One ConfigMap, and what we think of it."""
+    """One quota ConfigMap: the quotas in force, and the state of its last edit."""
 
     namespace: str
     name: str
     key: str
     good: Quotas = msgspec.field(default_factory=dict)
     known: bool = False
-    trouble: str = ""  # why it could not be followed, as last logged
-    noes: int = 0  # how often in a row we were told that we may not read it
+    watch_failure: str = ""  # why its watch failed, as last logged
+    forbidden: int = 0  # how often in a row the API server forbade to read it
     last: QuotaConfigMap | None = None
-    text: str | None = None  # that `good` was read from
-    broken: str = ""  # why what is there now cannot be used
-    told: str = ""
-    told_at: float = 0.0
-    keep_at: float = 0.0  # when the last good text may be written to the ConfigMap, if it is not there
+    text: str | None = None  # the source of `good`
+    error: str = ""  # why its present text is invalid
+    reported: str = ""  # the error of the last Event
+    reported_at: float = 0.0
+    keep_at: float = 0.0  # when the last valid text may be written to the ConfigMap, if it is missing there
 
     @property
     def title(self) -> str:
@@ -86,7 +87,7 @@ class QuotaSource(msgspec.Struct):
 
 
 class QuotaWatcher:
-    """See the module's text."""
+    """Follows both quota ConfigMaps, keeps their last valid quotas in force, and reports invalid ones."""
 
     def __init__(
         self,
@@ -103,140 +104,147 @@ class QuotaWatcher:
     ) -> None:
         self._isolation = isolation or FailureIsolation(metrics, clock)
         self._api, self._ledger, self._metrics = api, ledger, metrics
-        self._leads, self._clock, self._carry_out, self._pause = leads, clock, apply, pause
-        named = ((settings.name, OUR_KEY), (settings.old_name, OLD_KEY))
-        self.sources = [QuotaSource(settings.namespace, name, key) for name, key in named if name]
+        self._leads, self._clock, self._apply, self._pause = leads, clock, apply, pause
+        config_maps = ((settings.name, OUR_KEY), (settings.old_name, OLD_KEY))
+        self.sources = [QuotaSource(settings.namespace, name, key) for name, key in config_maps if name]
         self.known = asyncio.Event()
         if not self.sources:
             self.known.set()
 
     async def run(self) -> None:
-        """Each by itself: one ConfigMap that makes trouble stands in nobody's way."""
+        """A failure of one ConfigMap does not affect the other."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._isolation.keep_running(LOOP, self._tell_for_ever, self._pause))
+            tasks.create_task(self._isolation.keep_running(LOOP, self._report_loop, self._pause))
             for source in self.sources:
-                follow = partial(self._follow, source)
-                tasks.create_task(self._isolation.keep_running(f"{LOOP} {source.title}", follow, self._pause))
+                watch = partial(self._watch, source)
+                tasks.create_task(self._isolation.keep_running(f"{LOOP} {source.title}", watch, self._pause))
 
-    # ---- following --------------------------------------------------------------------------------------------------
+    # ---- watching ---------------------------------------------------------------------------------------------------
 
-    async def _follow(self, source: QuotaSource) -> None:
-        async for seen in self._api.follow_config_map(source.namespace, source.name):
-            await self._isolation.attempt(LOOP, source.title, partial(self._heard, source, seen), always=True)
+    async def _watch(self, source: QuotaSource) -> None:
+        async for update in self._api.follow_config_map(source.namespace, source.name):
+            await self._isolation.attempt(LOOP, source.title, partial(self._handle, source, update), always=True)
 
-    async def _heard(self, source: QuotaSource, seen: WatchUpdate[QuotaConfigMap]) -> None:
-        match seen:
+    async def _handle(self, source: QuotaSource, update: WatchUpdate[QuotaConfigMap]) -> None:
+        match update:
             case WatchFailed(why, forbidden):
-                self._metrics.troubles.labels("configmaps").inc()
-                if why != source.trouble:
-                    source.trouble = why
-                    log.warning("a quota cannot be followed; trying again", extra=fields(quota=source.title, why=why))
-                source.noes = source.noes + 1 if forbidden else 0
-                if source.noes >= BELIEVED:  # whoever installed us without this right wants no quota
-                    self._is_known(source)
+                self._metrics.watch_failures.labels("configmaps").inc()
+                if why != source.watch_failure:
+                    source.watch_failure = why
+                    log.warning(
+                        "watch of the quota ConfigMap failed; reconnecting", extra=fields(quota=source.title, why=why)
+                    )
+                source.forbidden = source.forbidden + 1 if forbidden else 0
+                if source.forbidden >= MAX_FORBIDDEN:  # installed without this right: quotas are not wanted
+                    self._mark_known(source)
             case Undecodable(_, why):
                 source.last = None
-                self._refuse(source, f"ConfigMap {source.title}: {why}")
+                self._reject(source, f"ConfigMap {source.title}: undecodable, `data` must map keys to text: {why}")
             case Snapshot(items):
-                await self._take(source, items[0] if items else None)
+                await self._update(source, items[0] if items else None)
             case Change(how, item):
-                await self._take(source, None if how == "DELETED" else item)
+                await self._update(source, None if how == "DELETED" else item)
             case Bookmark():
                 pass
 
-    async def _take(self, source: QuotaSource, found: QuotaConfigMap | None) -> None:
-        before, source.last = source.last, found
-        same = before is not None and found is not None and before.text(source.key) == found.text(source.key)
-        if source.known and (same or before is found):
-            return  # only its labels or annotations, or a list that shows nothing new
+    async def _update(self, source: QuotaSource, config_map: QuotaConfigMap | None) -> None:
+        before, source.last = source.last, config_map
+        same = before is not None and config_map is not None and before.text(source.key) == config_map.text(source.key)
+        if source.known and (same or before is config_map):
+            return  # only its labels or annotations changed, or a list shows nothing new
         source.keep_at = 0.0
-        if found is None:
+        if config_map is None:
             self._accept(source, {}, None)
             return
-        text = found.text(source.key)
+        text = config_map.text(source.key)
         try:
-            # In a thread: YAML of a thousand namespaces takes a tenth of a second, and the verbs should not wait.
-            read = await asyncio.to_thread(source.read, text)
-        except InputError as wrong:
-            await self._restore(source, found)
-            self._refuse(source, str(wrong))
+            # In a thread: YAML of a thousand namespaces takes a tenth of a second, and extender calls must not wait.
+            quotas = await asyncio.to_thread(source.read, text)
+        except InputError as error:
+            await self._restore(source, config_map)
+            self._reject(source, str(error))
             return
-        self._accept(source, read, text)
+        self._accept(source, quotas, text)
 
-    async def _restore(self, source: QuotaSource, found: QuotaConfigMap) -> None:
-        """We have never seen a good one; another process may have."""
-        if source.text is not None or found.last_good is None:
+    async def _restore(self, source: QuotaSource, config_map: QuotaConfigMap) -> None:
+        """This process has seen no valid text yet; another one may have kept it in the annotation."""
+        if source.text is not None or config_map.last_good is None:
             return
         try:
-            self._put_in_force(source, await asyncio.to_thread(source.read, found.last_good), found.last_good)
-        except InputError as wrong:
-            log.warning("the last good quota cannot be read either", extra=fields(why=str(wrong)))
+            quotas = await asyncio.to_thread(source.read, config_map.last_good)
+            self._put_in_force(source, quotas, config_map.last_good)
+        except InputError as error:
+            log.warning("the last valid quota in the annotation is invalid too", extra=fields(why=str(error)))
 
-    def _accept(self, source: QuotaSource, read: Quotas, text: str | None) -> None:
-        source.broken = source.told = ""
-        self._metrics.quota_broken.labels(source.title).set(0)
+    def _accept(self, source: QuotaSource, quotas: Quotas, text: str | None) -> None:
+        source.error = source.reported = ""
+        self._metrics.quota_invalid.labels(source.title).set(0)
         if text != source.text:
             self._metrics.quota_edits.labels(source.title, "taken").inc()
-            log.info("quotas taken", extra=fields(quota=source.title, namespaces=len(read)))
-        self._put_in_force(source, read, text)
-        self._is_known(source)
+            log.info("quotas updated", extra=fields(quota=source.title, namespaces=len(quotas)))
+        self._put_in_force(source, quotas, text)
+        self._mark_known(source)
 
-    def _refuse(self, source: QuotaSource, why: str) -> None:
-        source.broken = why
-        self._metrics.quota_broken.labels(source.title).set(1)
+    def _reject(self, source: QuotaSource, why: str) -> None:
+        source.error = why
+        self._metrics.quota_invalid.labels(source.title).set(1)
         self._metrics.quota_edits.labels(source.title, "refused").inc()
-        log.error("a quota cannot be used; what it said before stays in force", extra=fields(why=why))
-        self._is_known(source)
+        log.error("invalid quota ConfigMap; the previous quotas stay in force", extra=fields(why=why))
+        self._mark_known(source)
 
-    def _put_in_force(self, source: QuotaSource, read: Quotas, text: str | None) -> None:
-        changed = read != source.good
-        source.good, source.text = read, text
+    def _put_in_force(self, source: QuotaSource, quotas: Quotas, text: str | None) -> None:
+        changed = quotas != source.good
+        source.good, source.text = quotas, text
         if not changed:
             return
         by_key = {source.key: source.good for source in self.sources}
-        quotas = merged(by_key.get(OUR_KEY, {}), by_key.get(OLD_KEY, {}))
-        self._carry_out(self._ledger.handle(QuotasSet(quotas)))
+        merged_quotas = merged(by_key.get(OUR_KEY, {}), by_key.get(OLD_KEY, {}))
+        self._apply(self._ledger.handle(QuotasSet(merged_quotas)))
 
-    def _is_known(self, source: QuotaSource) -> None:
+    def _mark_known(self, source: QuotaSource) -> None:
         source.known = True
-        if all(one.known for one in self.sources):
+        if all(source.known for source in self.sources):
             self.known.set()
 
-    # ---- telling ----------------------------------------------------------------------------------------------------
+    # ---- reporting --------------------------------------------------------------------------------------------------
 
-    async def _tell_for_ever(self) -> None:
+    async def _report_loop(self) -> None:
         while True:
-            await self.tell()
+            await self.report()
             await self._pause(ROUND)
 
-    async def tell(self) -> None:
-        """By the leader: what was understood last is kept on each ConfigMap, and one that cannot be used is told so."""
+    async def report(self) -> None:
+        """On the leader: annotate each ConfigMap with its last valid text, and write Events on invalid ones."""
         for source in self.sources if self._leads() else ():
-            await self._isolation.attempt(f"{LOOP} events", source.title, partial(self._tell_one, source))
+            await self._isolation.attempt(f"{LOOP} events", source.title, partial(self._report_source, source))
 
-    async def _tell_one(self, source: QuotaSource) -> None:
+    async def _report_source(self, source: QuotaSource) -> None:
         try:
-            await self._keep(source)
-            await self._complain(source)
-        except (ApiRejected, OutcomeUnknown) as wrong:
-            log.warning("a quota could not be told", extra=fields(quota=source.title, why=str(wrong)))
+            await self._keep_last_good(source)
+            await self._record_event(source)
+        except (ApiRejected, OutcomeUnknown) as error:
+            log.warning(
+                "the quota ConfigMap could not be annotated, or its event not written",
+                extra=fields(quota=source.title, why=str(error)),
+            )
 
-    async def _keep(self, source: QuotaSource) -> None:
-        found, text = source.last, source.text
-        if found is None or text is None or found.last_good == text or len(text) > LONGEST:
+    async def _keep_last_good(self, source: QuotaSource) -> None:
+        config_map, text = source.last, source.text
+        if config_map is None or text is None or config_map.last_good == text or len(text) > LONGEST:
             return
         if self._clock() >= source.keep_at:
-            source.keep_at = self._clock() + REPEAT  # the watch will show it; one who keeps taking it off is let be
-            await self._api.annotate_config_map(source.namespace, source.name, found.metadata.uid, {LAST_GOOD: text})
+            source.keep_at = self._clock() + REPEAT  # the watch will show it; do not fight a client that removes it
+            uid = config_map.metadata.uid
+            await self._api.annotate_config_map(source.namespace, source.name, uid, {LAST_GOOD: text})
 
-    async def _complain(self, source: QuotaSource) -> None:
-        is_old = self._clock() > source.told_at + REPEAT
-        if source.broken and source.last is not None and (source.told != source.broken or is_old):
+    async def _record_event(self, source: QuotaSource) -> None:
+        is_old = self._clock() > source.reported_at + REPEAT
+        if source.error and source.last is not None and (source.reported != source.error or is_old):
             kept = f"quotas of {len(source.good)} namespaces" if source.text is not None else "no quota"
-            said = f"{source.broken}. What it said before stays in force: {kept}."
+            message = f"{source.error}. The previous content stays in force: {kept}."
             uid, name = source.last.metadata.uid, source.name
-            note = KubeEvent(
-                namespace=source.namespace, pod=name, uid=uid, about="ConfigMap", reason=REASON, message=said
+            event = KubeEvent(
+                namespace=source.namespace, pod=name, uid=uid, about="ConfigMap", reason=REASON, message=message
             )
-            await self._api.note(note)
-            source.told, source.told_at = source.broken, self._clock()
+            await self._api.note(event)
+            source.reported, source.reported_at = source.error, self._clock()

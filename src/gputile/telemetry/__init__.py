@@ -1,5 +1,4 @@
-"""What the processes say about themselves: log lines and numbers.
+"""Log lines and metrics of the processes: `logs` writes JSON lines, the other modules are Prometheus metrics.
 
-Room:  `logs` (one JSON object per line) and `metrics` (the Prometheus registry); neither decides anything.
-Door:  `logs.start`, `logs.fields`; the instruments of `metrics.Metrics`.
+Nothing here makes decisions.
 """

@@ -1,9 +1,8 @@
-"""Figures that are made when somebody asks for them: families of series, and the page they are written on.
+"""Metrics computed at the scrape: the metric families, and the page of samples in the text format of Prometheus.
 
-Room:  the text that Prometheus reads, written by hand: the figures of a large cluster are hundreds of thousands of
-       lines, and whoever writes them has other things to do in between. Names and labels are a contract: they are
-       only ever added. Memory is in bytes, cores are a share of one card (1 is all of it).
-Door:  `ExpositionPage.add`, then `ExpositionPage.text`; the families of the scheduler and of the agent.
+The text is written by hand: the page of a large cluster has hundreds of thousands of lines, and the event loop must
+answer other requests in between. Names and labels are a contract: they may be added, never renamed or removed. Memory
+is in bytes; cores are a share of one card (1 is all of it).
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,7 +17,7 @@ PAGE_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class MetricFamily(msgspec.Struct, frozen=True):
-    """One name and what it means; all of them are gauges."""
+    """The name, help text and labels of a metric; all of them are gauges."""
 
     name: str
     text: str
@@ -26,17 +25,17 @@ class MetricFamily(msgspec.Struct, frozen=True):
 
 
 class ExpositionPage:
-    """The series of some families. Samples of one family stand together, in whatever order they are added."""
+    """The samples of some families. Samples of one family are written together, in whatever order they are added."""
 
     def __init__(self, families: Iterable[MetricFamily]) -> None:
         self._lines: dict[MetricFamily, list[str]] = {family: [] for family in families}
 
     def add(self, family: MetricFamily, labels: str, value: float) -> None:
-        """`labels`: what `labelled` made of the family's labels."""
+        """`labels`: the result of `labelled` for the family's labels."""
         self._lines[family].append(f"{family.name}{labels} {value}\n")
 
     def add_use(self, memory: MetricFamily, cores: MetricFamily, labels: str, used: CardUsage) -> None:
-        """What is not known is left out."""
+        """Unknown values are left out."""
         if used.memory is not None:
             self.add(memory, labels, used.memory * MIB)
         if used.cores is not None:
@@ -53,7 +52,7 @@ class ExpositionPage:
 
 
 def labelled(names: tuple[str, ...], *values: str) -> str:
-    """The labels of a series. To be made once for all families that have the same."""
+    """The labels of a series, as text. Make them once for all families with the same labels."""
     pairs = [f'{name}="{escaped(value)}"' for name, value in zip(names, values, strict=True)]
     return "{" + ",".join(pairs) + "}"
 
@@ -64,7 +63,7 @@ def escaped(value: str) -> str:
     return value
 
 
-# ---- the scheduler: all of the cluster ------------------------------------------------------------------------------
+# ---- the scheduler: the whole cluster -------------------------------------------------------------------------------
 
 NODE = ("node",)
 MODEL = ("model",)
@@ -73,77 +72,93 @@ CARD = ("node", "uuid", "index", "model")
 POD = ("namespace", "pod", "uid", "node", "uuid")
 CONTAINER = ("namespace", "pod", "uid", "container", "node", "uuid")
 
-FREE_CARDS = MetricFamily("gputile_free_gpus", "Free shares of all usable cards, added up, in cards.")
+FREE_CARDS = MetricFamily("gputile_free_gpus", "Free shares of all usable GPUs, summed up, in GPUs.")
 FRAGMENTED_CARDS = MetricFamily(
-    "gputile_fragmented_gpus", "Of the free cards, what the pods seen so far could not use."
+    "gputile_fragmented_gpus", "Part of the free GPUs that the pods seen so far could not use."
 )
-WAITING_PODS = MetricFamily(
-    "gputile_pending_pods", "Pods that wait for cards, by what hinders them.", ("namespace", "reason")
+PENDING_PODS = MetricFamily(
+    "gputile_pending_pods", "Pods pending for GPUs, by namespace and reason.", ("namespace", "reason")
 )
-QUOTA_USED = MetricFamily("gputile_quota_used", "Held of what a quota counts: cards, memory in bytes, or cores.", QUOTA)
-QUOTA_LIMIT = MetricFamily("gputile_quota_limit", "What a quota allows at most, in the same units.", QUOTA)
-LEFT_OUT = MetricFamily(
-    "gputile_series_omitted", "Cards and pods without series of their own here: see docs.", ("kind",)
+QUOTA_USED = MetricFamily("gputile_quota_used", "Quota in use: GPUs, memory in bytes, or cores.", QUOTA)
+QUOTA_LIMIT = MetricFamily("gputile_quota_limit", "Limit of the quota, in the same units.", QUOTA)
+SERIES_OMITTED = MetricFamily(
+    "gputile_series_omitted", "GPUs and pods without series of their own: see docs/metrics.md.", ("kind",)
 )
 
-MODEL_CARDS = MetricFamily("gputile_model_gpus", "Cards by model and state, in the whole cluster.", ("model", "state"))
-MODEL_IDLE_CARDS = MetricFamily("gputile_model_idle_gpus", "Usable cards that nobody holds anything of.", MODEL)
-MODEL_MEMORY = MetricFamily("gputile_model_memory_bytes", "Memory of all cards of a model.", MODEL)
-MODEL_MEMORY_ALLOCATED = MetricFamily("gputile_model_memory_allocated_bytes", "Of it, what pods hold.", MODEL)
+MODEL_CARDS = MetricFamily("gputile_model_gpus", "GPUs of the whole cluster, by model and state.", ("model", "state"))
+MODEL_IDLE_CARDS = MetricFamily("gputile_model_idle_gpus", "Usable GPUs without any allocation.", MODEL)
+MODEL_MEMORY = MetricFamily("gputile_model_memory_bytes", "Memory of all GPUs of a model.", MODEL)
+MODEL_MEMORY_ALLOCATED = MetricFamily(
+    "gputile_model_memory_allocated_bytes", "Memory of a model's GPUs allocated to pods.", MODEL
+)
 MODEL_CORES_ALLOCATED = MetricFamily(
-    "gputile_model_cores_allocated_ratio", "Share of their cores that pods hold.", MODEL
+    "gputile_model_cores_allocated_ratio", "Share of a model's GPU cores allocated to pods.", MODEL
 )
 
-NODE_CARDS = MetricFamily("gputile_node_gpus", "Cards of a node by model and state.", ("node", "model", "state"))
-NODE_FAULT = MetricFamily("gputile_node_fault", "1 for a node that is out of use, by why.", ("node", "code"))
+NODE_CARDS = MetricFamily("gputile_node_gpus", "GPUs of a node, by model and state.", ("node", "model", "state"))
+NODE_FAULT = MetricFamily("gputile_node_fault", "1 for a node that is out of use, by reason code.", ("node", "code"))
 NODE_AGENT_ALIVE = MetricFamily(
-    "gputile_node_agent_alive", "1 while the node's agent speaks, 0 when it is silent.", NODE
+    "gputile_node_agent_alive", "1 while the node's agent renews its Lease, 0 when the Lease is stale.", NODE
 )
-NODE_PODS = MetricFamily("gputile_node_pods", "Pods that hold cards of a node.", NODE)
-NODE_FREE_CARDS = MetricFamily("gputile_node_free_gpus", "Free shares of its usable cards, added up, in cards.", NODE)
+NODE_PODS = MetricFamily("gputile_node_pods", "Pods with GPU allocations on a node.", NODE)
+NODE_FREE_CARDS = MetricFamily(
+    "gputile_node_free_gpus", "Free shares of a node's usable GPUs, summed up, in GPUs.", NODE
+)
 NODE_FRAGMENTED_CARDS = MetricFamily(
-    "gputile_node_fragmented_gpus", "Of them, what pods seen so far could not use.", NODE
+    "gputile_node_fragmented_gpus", "Part of a node's free GPUs that the pods seen so far could not use.", NODE
 )
-NODE_IDLE_CARDS = MetricFamily("gputile_node_idle_gpus", "Usable cards of a node that nobody holds anything of.", NODE)
-NODE_MEMORY = MetricFamily("gputile_node_memory_bytes", "Memory of all cards of a node.", NODE)
-NODE_MEMORY_ALLOCATED = MetricFamily("gputile_node_memory_allocated_bytes", "Of it, what pods hold.", NODE)
+NODE_IDLE_CARDS = MetricFamily("gputile_node_idle_gpus", "Usable GPUs of a node without any allocation.", NODE)
+NODE_MEMORY = MetricFamily("gputile_node_memory_bytes", "Memory of all GPUs of a node.", NODE)
+NODE_MEMORY_ALLOCATED = MetricFamily(
+    "gputile_node_memory_allocated_bytes", "GPU memory of a node allocated to pods.", NODE
+)
 NODE_MEMORY_USED = MetricFamily(
-    "gputile_node_memory_used_bytes", "Of it, what pods use; where the agent says so.", NODE
+    "gputile_node_memory_used_bytes", "GPU memory of a node used by pods, where the agent reports it.", NODE
 )
 NODE_CORES_ALLOCATED = MetricFamily(
-    "gputile_node_cores_allocated_ratio", "Share of its cards' cores that pods hold.", NODE
+    "gputile_node_cores_allocated_ratio", "Share of a node's GPU cores allocated to pods.", NODE
 )
 
-CARD_USABLE = MetricFamily("gputile_gpu_usable", "1 for a card that is in use, 0 for one that is not.", CARD)
-CARD_PODS = MetricFamily("gputile_gpu_pods", "Pods that hold a part of a card.", CARD)
-CARD_MEMORY = MetricFamily("gputile_gpu_memory_bytes", "Memory of a card.", CARD)
-CARD_MEMORY_ALLOCATED = MetricFamily("gputile_gpu_memory_allocated_bytes", "Of it, what pods hold.", CARD)
-CARD_MEMORY_USED = MetricFamily("gputile_gpu_memory_used_bytes", "Of it, what pods use; where the agent says so.", CARD)
-CARD_CORES_ALLOCATED = MetricFamily("gputile_gpu_cores_allocated_ratio", "Share of its cores that pods hold.", CARD)
-CARD_CORES_USED = MetricFamily("gputile_gpu_cores_used_ratio", "How busy pods keep it; where the driver says so.", CARD)
+CARD_USABLE = MetricFamily(
+    "gputile_gpu_usable", "1 for a GPU that can be allocated, 0 for one that is out of use.", CARD
+)
+CARD_PODS = MetricFamily("gputile_gpu_pods", "Pods with an allocation on a GPU.", CARD)
+CARD_MEMORY = MetricFamily("gputile_gpu_memory_bytes", "Memory of a GPU.", CARD)
+CARD_MEMORY_ALLOCATED = MetricFamily("gputile_gpu_memory_allocated_bytes", "Memory of a GPU allocated to pods.", CARD)
+CARD_MEMORY_USED = MetricFamily(
+    "gputile_gpu_memory_used_bytes", "Memory of a GPU used by pods, where the agent reports it.", CARD
+)
+CARD_CORES_ALLOCATED = MetricFamily(
+    "gputile_gpu_cores_allocated_ratio", "Share of a GPU's cores allocated to pods.", CARD
+)
+CARD_CORES_USED = MetricFamily(
+    "gputile_gpu_cores_used_ratio", "Utilization of a GPU by pods, where the driver reports it.", CARD
+)
 
-POD_MEMORY_ALLOCATED = MetricFamily("gputile_pod_memory_allocated_bytes", "What a pod holds of a card.", POD)
-POD_CORES_ALLOCATED = MetricFamily("gputile_pod_cores_allocated_ratio", "Share of its cores that a pod holds.", POD)
+POD_MEMORY_ALLOCATED = MetricFamily("gputile_pod_memory_allocated_bytes", "Memory of a GPU allocated to a pod.", POD)
+POD_CORES_ALLOCATED = MetricFamily(
+    "gputile_pod_cores_allocated_ratio", "Share of a GPU's cores allocated to a pod.", POD
+)
 CONTAINER_MEMORY_ALLOCATED = MetricFamily(
-    "gputile_container_memory_allocated_bytes", "What a container was granted of a card.", CONTAINER
+    "gputile_container_memory_allocated_bytes", "Memory of a GPU granted to a container.", CONTAINER
 )
 CONTAINER_CORES_ALLOCATED = MetricFamily(
-    "gputile_container_cores_allocated_ratio", "Share of a card's cores that it was granted.", CONTAINER
+    "gputile_container_cores_allocated_ratio", "Share of a GPU's cores granted to a container.", CONTAINER
 )
 CONTAINER_MEMORY_USED = MetricFamily(
-    "gputile_container_memory_used_bytes", "What its processes use of a card; where the agent says so.", CONTAINER
+    "gputile_container_memory_used_bytes", "Memory of a GPU used by a container, where the agent reports it.", CONTAINER
 )
 CONTAINER_CORES_USED = MetricFamily(
-    "gputile_container_cores_used_ratio", "How busy they keep it; where the driver says so.", CONTAINER
+    "gputile_container_cores_used_ratio", "Utilization of a GPU by a container, where the driver reports it.", CONTAINER
 )
 
 FAMILIES = (
     FREE_CARDS,
     FRAGMENTED_CARDS,
-    WAITING_PODS,
+    PENDING_PODS,
     QUOTA_USED,
     QUOTA_LIMIT,
-    LEFT_OUT,
+    SERIES_OMITTED,
     MODEL_CARDS,
     MODEL_IDLE_CARDS,
     MODEL_MEMORY,
@@ -175,19 +190,25 @@ FAMILIES = (
     CONTAINER_CORES_USED,
 )
 
-# ---- the agent: one node, as its driver says ------------------------------------------------------------------------
+# ---- the agent: one node, as reported by its driver -----------------------------------------------------------------
 
 AGENT_CARD = ("uuid", "index", "model")
 AGENT_CONTAINER = ("namespace", "pod", "uid", "container", "uuid")
 
-AGENT_CARD_PROCESSES = MetricFamily("gputile_agent_gpu_processes", "Processes on a card, whoever they are.", AGENT_CARD)
-AGENT_CARD_MEMORY_USED = MetricFamily("gputile_agent_gpu_memory_used_bytes", "What they use of its memory.", AGENT_CARD)
-AGENT_CARD_CORES_USED = MetricFamily("gputile_agent_gpu_cores_used_ratio", "How busy they keep it.", AGENT_CARD)
+AGENT_CARD_PROCESSES = MetricFamily(
+    "gputile_agent_gpu_processes", "Processes on a GPU, inside and outside of pods.", AGENT_CARD
+)
+AGENT_CARD_MEMORY_USED = MetricFamily(
+    "gputile_agent_gpu_memory_used_bytes", "Memory of a GPU used by all processes.", AGENT_CARD
+)
+AGENT_CARD_CORES_USED = MetricFamily(
+    "gputile_agent_gpu_cores_used_ratio", "Utilization of a GPU by all processes.", AGENT_CARD
+)
 AGENT_CONTAINER_MEMORY_USED = MetricFamily(
-    "gputile_agent_container_memory_used_bytes", "What a container's processes use of a card.", AGENT_CONTAINER
+    "gputile_agent_container_memory_used_bytes", "Memory of a GPU used by a container's processes.", AGENT_CONTAINER
 )
 AGENT_CONTAINER_CORES_USED = MetricFamily(
-    "gputile_agent_container_cores_used_ratio", "How busy a container keeps a card.", AGENT_CONTAINER
+    "gputile_agent_container_cores_used_ratio", "Utilization of a GPU by a container.", AGENT_CONTAINER
 )
 
 AGENT_FAMILIES = (

@@ -1,8 +1,8 @@
-"""HAMi's names for the same figures, so that dashboards made for HAMi go on working.
+"""HAMi's names for the same metrics, so that dashboards made for HAMi keep working.
 
-Names, labels and units are HAMi's: every series has the label `zone`, and what it calls a ratio of cores is percent.
-Left out is what we cannot say truly: its build, its MIG instances, and what only its own library inside the container
-knows (the kinds of memory, the last kernel).
+Names, labels and units are HAMi's: every series has the label `zone`, and its "ratio" of cores is in percent. Metrics
+that gputile cannot know are left out: HAMi's build, MIG instances, and the values that only HAMi's library inside the
+container measures (kinds of memory, last kernel).
 """
 
 from gputile.telemetry.exposition import MetricFamily
@@ -16,17 +16,21 @@ OVERVIEW = ("zone", "node", "device_uuid", "device_index", "device_cores", "devi
 HELD = ("zone", "namespace", "node", "pod", "container_index", "device_uuid")
 USED = ("zone", "namespace", "pod", "container", "vdevice_index", "device_uuid")
 
-GPU_MEMORY_LIMIT = MetricFamily("hami_gpu_memory_limit_bytes", "Memory of a card.", GPU)
-GPU_CORE_LIMIT = MetricFamily("hami_gpu_core_limit_ratio", "Cores of a card, in percent.", GPU)
-GPU_MEMORY_ALLOCATED = MetricFamily("hami_gpu_memory_allocated_bytes", "Memory that pods hold of a card.", WITH_CORES)
-GPU_CORE_ALLOCATED = MetricFamily("hami_gpu_core_allocated_ratio", "Cores that pods hold of a card, in percent.", GPU)
-GPU_SHARED = MetricFamily("hami_gpu_shared_count", "Containers that share a card.", GPU)
-NODE_OVERVIEW = MetricFamily("hami_node_gpu_overview", "Memory in bytes that pods hold of a card.", OVERVIEW)
-NODE_MEMORY_RATIO = MetricFamily("hami_node_gpu_memory_allocated_ratio", "Share of its memory that pods hold.", RATIO)
-VGPU_MEMORY_ALLOCATED = MetricFamily(
-    "hami_vgpu_memory_allocated_bytes", "Memory that a container holds of a card.", HELD
+GPU_MEMORY_LIMIT = MetricFamily("hami_gpu_memory_limit_bytes", "Memory of a GPU.", GPU)
+GPU_CORE_LIMIT = MetricFamily("hami_gpu_core_limit_ratio", "Cores of a GPU, in percent.", GPU)
+GPU_MEMORY_ALLOCATED = MetricFamily("hami_gpu_memory_allocated_bytes", "Memory of a GPU allocated to pods.", WITH_CORES)
+GPU_CORE_ALLOCATED = MetricFamily("hami_gpu_core_allocated_ratio", "Cores of a GPU allocated to pods, in percent.", GPU)
+GPU_SHARED = MetricFamily("hami_gpu_shared_count", "Containers that share a GPU.", GPU)
+NODE_OVERVIEW = MetricFamily("hami_node_gpu_overview", "Memory of a GPU allocated to pods, in bytes.", OVERVIEW)
+NODE_MEMORY_RATIO = MetricFamily(
+    "hami_node_gpu_memory_allocated_ratio", "Share of a GPU's memory allocated to pods.", RATIO
 )
-VGPU_CORE_ALLOCATED = MetricFamily("hami_vgpu_core_allocated_ratio", "Cores that a container holds, in percent.", HELD)
+VGPU_MEMORY_ALLOCATED = MetricFamily(
+    "hami_vgpu_memory_allocated_bytes", "Memory of a GPU allocated to a container.", HELD
+)
+VGPU_CORE_ALLOCATED = MetricFamily(
+    "hami_vgpu_core_allocated_ratio", "Cores of a GPU allocated to a container, in percent.", HELD
+)
 
 HAMI_FAMILIES = (
     GPU_MEMORY_LIMIT,
@@ -40,16 +44,16 @@ HAMI_FAMILIES = (
     VGPU_CORE_ALLOCATED,
 )
 
-VGPU_MEMORY_USED = MetricFamily("hami_vgpu_memory_used_bytes", "Memory that a container uses of a card.", USED)
-VGPU_MEMORY_LIMIT = MetricFamily("hami_vgpu_memory_limit_bytes", "Memory that it was granted.", USED)
-CONTAINER_MEMORY = MetricFamily("hami_container_device_memory_bytes", "Memory that a container uses of a card.", USED)
+VGPU_MEMORY_USED = MetricFamily("hami_vgpu_memory_used_bytes", "Memory of a GPU used by a container.", USED)
+VGPU_MEMORY_LIMIT = MetricFamily("hami_vgpu_memory_limit_bytes", "Memory of a GPU granted to a container.", USED)
+CONTAINER_MEMORY = MetricFamily("hami_container_device_memory_bytes", "Memory of a GPU used by a container.", USED)
 CONTAINER_UTILIZATION = MetricFamily(
-    "hami_container_device_utilization_ratio", "How busy a container keeps a card, in percent.", USED
+    "hami_container_device_utilization_ratio", "Utilization of a GPU by a container, in percent.", USED
 )
 
 HAMI_AGENT_FAMILIES = (VGPU_MEMORY_USED, VGPU_MEMORY_LIMIT, CONTAINER_MEMORY, CONTAINER_UTILIZATION)
 
 
 def device_type(model: str) -> str:
-    """As HAMi calls a card of NVIDIA's."""
+    """HAMi's name for a model of NVIDIA."""
     return model if model.startswith("NVIDIA-") else f"NVIDIA-{model}"

@@ -1,6 +1,6 @@
-"""Log lines as JSON: a constant sentence in `msg`, the rest as fields. A decision logs once, where it is made.
+"""Log lines as JSON: a constant sentence in `msg`, the rest as fields. A decision is logged once, where it is made.
 
-Nothing in a line is obeyed by a terminal that shows it: JSON escapes control characters, and we do the rest of them.
+A line is safe to show on a terminal: JSON escapes the C0 control characters, and `escaped` the remaining ones.
 """
 
 import json
@@ -14,16 +14,16 @@ import orjson
 
 from gputile.text.terminal import escaped
 
-_OURS = "_gputile_fields"
+_FIELDS = "_gputile_fields"
 
 
-def fields(**found: Any) -> dict[str, Any]:
-    """For `extra=` of a log call: what the line is about. Never a token, a certificate or a whole object."""
-    return {_OURS: found}
+def fields(**values: Any) -> dict[str, Any]:
+    """For `extra=` of a log call: the fields of the line. Never a token, a certificate or a whole object."""
+    return {_FIELDS: values}
 
 
 class JsonLines(logging.Formatter):
-    """One object per line: time, level, logger, msg, then the fields; a traceback goes into `error`."""
+    """Formats a record as one JSON object: time, level, logger, msg, then the fields; a traceback goes into `error`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -31,22 +31,22 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "msg": record.getMessage(),
-            **getattr(record, _OURS, {}),
+            **getattr(record, _FIELDS, {}),
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         try:
             return escaped(orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode())
-        except TypeError:  # half characters, numbers beyond 64 bits: no value may cost the line
+        except TypeError:  # lone surrogates, numbers beyond 64 bits: no value may suppress the line
             return json.dumps(line, default=repr)
 
 
 def _utc(seconds: float) -> str:
-    return f"{_whole(int(seconds))}.{int(seconds % 1 * 1000):03d}Z"
+    return f"{_format_seconds(int(seconds))}.{int(seconds % 1 * 1000):03d}Z"
 
 
 @lru_cache(1)
-def _whole(seconds: int) -> str:
+def _format_seconds(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
@@ -57,5 +57,5 @@ def start(level: str, stream: TextIO | None = None) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    logging._srcfile = None  # documented: nobody looks up the line that logs
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # we print none of it
+    logging._srcfile = None  # documented: skips looking up the calling line
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # not printed, so not collected

@@ -111,7 +111,9 @@ class Reconciler:
             self._cluster_state.turned_away.clear()
             return
         for uid in list(islice(self._cluster_state.ungranted, AT_ONCE)):
-            if self._clock() >= self._no_room_since.get(uid, -AGAIN) + AGAIN and not self._isolation.rests(LOOP, uid):
+            if self._clock() >= self._no_room_since.get(uid, -AGAIN) + AGAIN and not self._isolation.is_backing_off(
+                LOOP, uid
+            ):
                 self._isolation.step(LOOP, uid, partial(self._grant, uid), self._cluster_state.pod(uid))
         for uid in list(self._unwritten):
             await self._attempt(uid, self._write)
@@ -124,7 +126,7 @@ class Reconciler:
         for uid in list(islice(self._cluster_state.turned_away, AT_ONCE)):
             await self._attempt(uid, self._report_rejected_by_kubelet)
         await self._overlap_resolver.round()
-        await self._isolation.tell(self._api)
+        await self._isolation.write_events(self._api)
 
     async def _attempt(self, uid: str, work: Callable[[str], Awaitable[None]]) -> None:
         """One piece of work about one pod, unless it failed a moment ago. Whoever writes asks first who leads."""
@@ -188,7 +190,7 @@ class Reconciler:
                 return
         self.apply(self._cluster_state.granted(pod, grant))
         self._unwritten[uid] = grant
-        self._metrics.around.inc()
+        self._metrics.adopted.inc()
         log.info("granted to a pod bound around us", extra=fields(pod=pod.key, node=pod.node_name))
 
     def _beyond_quota(self, pod: Pod, asked: PodRequest, grant: Grant) -> str:
@@ -281,7 +283,7 @@ class Reconciler:
     async def _report_rejected_by_kubelet(self, uid: str) -> None:
         pod = self._cluster_state.turned_away.get(uid)
         if pod is not None and await self._tell(pod, "AdmissionFailed", _rejected_by_kubelet(pod)):
-            self._metrics.turned_away.inc()
+            self._metrics.admission_failures.inc()
         self._cluster_state.turned_away.pop(uid, None)
 
     async def _tell(self, pod: Pod, reason: str, why: str) -> bool:

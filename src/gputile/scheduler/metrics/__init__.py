@@ -1,1 +1,1 @@
-"""What /metrics shows of the cluster."""
+"""The cluster's metrics on the scheduler's /metrics page."""

@@ -1,1 +1,1 @@
-"""Pods that fit on no node: Events that say why, and a nudge when they would fit."""
+"""Pods that fit on no node: Events that say why, and a nudge (requeue) when they fit."""

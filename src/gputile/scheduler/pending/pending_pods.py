@@ -1,12 +1,12 @@
-"""Pods that wait: told why, and tried again when they fit.
+"""Unschedulable pods: writes Events that say why a pod is pending, and requeues (nudges) the pod when it fits.
 
-Room:  the pods that filter refused, what was said about each, and when. Beside the verbs, never in their way.
-Door:  `PendingPods.refused` takes a no; `PendingPods.run` tells and nudges until it is cancelled.
+It works in the background and never delays an extender call.
 
-kube-scheduler shows the short reasons; the figures and what would help come from here, as one Event per pod, few per
-second. kube-scheduler tries a refused pod again on any change of the cluster. It can be quicker than our own watch, be
-told no from a book that is a moment old, and then hear of nothing more: such a pod is nudged, by touching it. So may a
-pod be that another replica refused before we led.
+kube-scheduler's own Events have the short reasons; the numbers, and what would help, are in one Event per pod from
+here, a few per second. kube-scheduler retries an unschedulable pod on any change of the cluster. It can be faster than
+gputile's watch and get a rejection from a ledger that is slightly stale, after which no change triggers another retry.
+Such a pod is nudged: an annotation is touched, so that kube-scheduler requeues it. Pods that another replica may have
+rejected before this one became the leader are nudged too.
 """
 
 import asyncio
@@ -41,47 +41,47 @@ from gputile.telemetry.metrics import Metrics
 log = logging.getLogger(__name__)
 
 ROUND = 0.25  # seconds
-PATIENCE = 0.5  # seconds that kube-scheduler has to try by itself
-REST = 5.0  # seconds between two nudges of one pod
-SETTLE = 15.0  # seconds that kube-scheduler has to try all that waited already when we came to lead
-REPEAT = 30 * 60.0  # seconds after which the same is said again, for Events are kept for an hour only
-NUDGES = 20  # per round and kind of pod
-LOOK_AT = 100  # nodes whose misses are looked at closely; looking at thousands would hold up the verbs
-SHARE = 0.05  # of the time that may be spent on explanations
-STEPS, SECONDS = 20_000, 1.0  # of searching for one explanation
-FIT_STEPS, FIT_SECONDS = 2000, 0.01  # of searching for whether a pod fits by now
+PATIENCE = 0.5  # seconds that kube-scheduler has to retry by itself
+NUDGE_INTERVAL = 5.0  # seconds between two nudges of one pod
+SETTLE = 15.0  # seconds that kube-scheduler has to retry the pods that were pending when this replica became the leader
+REPEAT = 30 * 60.0  # seconds after which the same Event is written again, because Events are kept for one hour
+NUDGES = 20  # per round and equal requests
+EXPLAINED_NODES = 100  # nodes that are explained in detail; thousands would delay extender calls
+SHARE = 0.05  # of the time may be spent on explanations
+STEPS, SECONDS = 20_000, 1.0  # limit of the search for one explanation
+FIT_STEPS, FIT_SECONDS = 2000, 0.01  # limit of the search for whether a pod fits by now
 NEVER = -math.inf
 LOOP = "pending pods"  # in logs and metrics
 
 
 class RoundOutcome(Enum):
-    """What becomes of a round after one pod."""
+    """Whether a round continues after one pod."""
 
-    GOES_ON = 1
-    OVER = 2
+    CONTINUE = 1
+    END = 2
 
 
 Reasons = dict[tuple[str, PodRequest | BadRequest], str]
-"""By namespace and request, in one round: equal pods wait for equal reasons."""
+"""By namespace and request, in one round: equal pods are pending for equal reasons."""
 
 
 class PendingPod(msgspec.Struct):
-    """One waiting pod."""
+    """An unschedulable pod: its last rejection, Event and nudge."""
 
     pod: Pod
-    asked: PodRequest | BadRequest
+    request: PodRequest | BadRequest
     refused_at: float
-    capacity_generation: int  # how often room had appeared when it was refused
-    is_hearsay: bool = False  # another replica may have refused it; we were never asked
-    looked_at: float = NEVER
-    told_at: float = NEVER
-    told: str = ""
+    capacity_generation: int  # how often capacity had been freed when it was rejected
+    is_inherited: bool = False  # another replica may have rejected it; this one was never called about it
+    checked_at: float = NEVER
+    reported_at: float = NEVER
+    reported: str = ""  # the message of the last Event
     nudged_at: float = NEVER
-    was_nudged: bool = False  # and the API server took it
+    was_nudged: bool = False  # and the API server accepted the write
 
 
 class PendingPods:
-    """See the module's text."""
+    """The unschedulable pods of this replica; writes their Events and nudges them."""
 
     def __init__(
         self,
@@ -99,38 +99,36 @@ class PendingPods:
     ) -> None:
         self._isolation, self._lane = isolation or FailureIsolation(metrics, clock), lane or SearchLane()
         self._api, self._cluster_state, self._settings, self._metrics = api, cluster_state, settings.tell, metrics
-        self._patience = settings.bind.attempt
+        self._timeout = settings.bind.attempt
         self._leads, self._clock, self._wall, self._pause = leads, clock, wall, pause
-        self._stories: dict[str, PendingPod] = {}
-        self._openings = 0
+        self._pending: dict[str, PendingPod] = {}
+        self._freed_count = 0
         self._led = False
-        self._allowance = self._settings.per_second
-        self._allowed_at = clock()
+        self._tokens = self._settings.per_second  # Events that may be written now: a token bucket
+        self._tokens_at = clock()
         self._quiet_until = 0.0
 
-    def refused(self, no: UnschedulablePod) -> None:
-        """A pod fitted nowhere. Called on the hot path: only takes note."""
-        uid = no.pod.uid
-        if uid not in self._cluster_state.waiting:
-            return  # a stranger; nobody reads its events
-        story = self._stories.get(uid)
-        if story is None:
-            self._stories[uid] = PendingPod(no.pod, no.asked, self._clock(), self._capacity_generation())
+    def refused(self, unschedulable: UnschedulablePod) -> None:
+        """A pod fits on no node. Called on the hot path: it only records the pod."""
+        pod, request = unschedulable.pod, unschedulable.asked
+        if pod.uid not in self._cluster_state.waiting:
+            return  # unknown to the watch: not a pending pod of the cluster
+        now, generation = self._clock(), self._capacity_generation()
+        pending = self._pending.get(pod.uid)
+        if pending is None:
+            self._pending[pod.uid] = PendingPod(pod, request, now, generation)
         else:
-            story.asked, story.refused_at, story.capacity_generation = (
-                no.asked,
-                self._clock(),
-                self._capacity_generation(),
-            )
-            story.is_hearsay = False
+            pending.request, pending.refused_at, pending.capacity_generation = request, now, generation
+            pending.is_inherited = False
 
-    def room_appeared(self) -> None:
-        """Somewhere; it also comes by what the book's cards do not show: an agent is idle again, a quota was raised."""
-        self._openings += 1
+    def capacity_freed(self) -> None:
+        """Capacity was freed on some node, perhaps by a change that the ledger's cards do not show: an agent is idle
+        again, a quota was raised."""
+        self._freed_count += 1
 
     def _capacity_generation(self) -> int:
-        """How often room has appeared. The book counts it itself, however it came about."""
-        return self._openings + self._cluster_state.ledger.capacity_generation()
+        """How often capacity was freed. The ledger counts every increase on its cards itself."""
+        return self._freed_count + self._cluster_state.ledger.capacity_generation()
 
     async def run(self) -> None:
         while True:
@@ -140,12 +138,12 @@ class PendingPods:
     async def _try_round(self) -> None:
         try:
             await self.round()
-        except (ApiRejected, OutcomeUnknown) as wrong:
-            log.warning("a waiting pod could not be told", extra=fields(why=str(wrong)))
+        except (ApiRejected, OutcomeUnknown) as error:
+            log.warning("event or nudge of a pending pod failed", extra=fields(why=str(error)))
 
     async def round(self) -> None:
-        for uid in [uid for uid in self._stories if uid not in self._cluster_state.waiting]:
-            del self._stories[uid]
+        for uid in [uid for uid in self._pending if uid not in self._cluster_state.waiting]:
+            del self._pending[uid]
         led, self._led = self._led, self._leads()
         if not self._led:
             return
@@ -153,160 +151,161 @@ class PendingPods:
             self._inherit()
         if self._settings.nudge:
             await self._nudge()
-        await self._tell()
+        await self._report()
 
     def _inherit(self) -> None:
-        """Who led before us has refused pods too, and kube-scheduler may never ask about them again by itself."""
-        tried = self._clock() + SETTLE
+        """The previous leader may have rejected pods that kube-scheduler never retries by itself."""
+        retried_by = self._clock() + SETTLE
         for uid, waiting in self._cluster_state.waiting.items():
-            self._stories.setdefault(uid, PendingPod(waiting.pod, waiting.asked, tried, -1, is_hearsay=True))
+            self._pending.setdefault(uid, PendingPod(waiting.pod, waiting.asked, retried_by, -1, is_inherited=True))
 
-    # ---- telling ----------------------------------------------------------------------------------------------------
+    # ---- events -----------------------------------------------------------------------------------------------------
 
-    async def _tell(self) -> None:
+    async def _report(self) -> None:
         now = self._clock()
-        earned = (now - self._allowed_at) * self._settings.per_second
-        self._allowance, self._allowed_at = min(self._settings.per_second, self._allowance + earned), now
-        known: Reasons = {}
-        for uid, story in list(self._stories.items()):
-            if self._allowance < 1.0:
+        earned = (now - self._tokens_at) * self._settings.per_second
+        self._tokens, self._tokens_at = min(self._settings.per_second, self._tokens + earned), now
+        reasons: Reasons = {}
+        for uid, pending in list(self._pending.items()):
+            if self._tokens < 1.0:
                 return
-            if not story.is_hearsay and now - story.looked_at >= self._settings.every:
-                work = partial(self._tell_one, uid, story, known)
-                if await self._isolation.attempt(LOOP, story.pod.key, work, story.pod) is RoundOutcome.OVER:
+            if not pending.is_inherited and now - pending.checked_at >= self._settings.every:
+                work = partial(self._report_pod, uid, pending, reasons)
+                if await self._isolation.attempt(LOOP, pending.pod.key, work, pending.pod) is RoundOutcome.END:
                     return
 
-    async def _tell_one(self, uid: str, story: PendingPod, known: Reasons) -> RoundOutcome:
-        now, nominated = self._allowed_at, self._cluster_state.ledger.nomination(uid)
-        namespace = story.pod.namespace if self._cluster_state.ledger.quota_usage.quotas else ""
-        if nominated is None and (namespace, story.asked) not in known:
+    async def _report_pod(self, uid: str, pending: PendingPod, reasons: Reasons) -> RoundOutcome:
+        now, nominated = self._tokens_at, self._cluster_state.ledger.nomination(uid)
+        namespace = pending.pod.namespace if self._cluster_state.ledger.quota_usage.quotas else ""
+        if nominated is None and (namespace, pending.request) not in reasons:
             if now < self._quiet_until:
-                return RoundOutcome.OVER
+                return RoundOutcome.END
             began = self._clock()
-            known[namespace, story.asked] = await self._reason(story.asked, namespace)
+            reasons[namespace, pending.request] = await self._reason(pending.request, namespace)
             self._quiet_until = now + (self._clock() - began) / SHARE
-        said = known[namespace, story.asked] if nominated is None else _being_made(nominated)
-        story.looked_at = now
-        if said and (said != story.told or now - story.told_at > REPEAT) and self._leads():
-            self._allowance -= 1.0
-            await self._api.note(_note(uid, story.pod, said))
-            story.told, story.told_at = said, now
-            log.info("waits", extra=fields(pod=story.pod.key, why=said))
-        return RoundOutcome.GOES_ON
+        message = reasons[namespace, pending.request] if nominated is None else _preempting(nominated)
+        pending.checked_at = now
+        if message and (message != pending.reported or now - pending.reported_at > REPEAT) and self._leads():
+            self._tokens -= 1.0
+            await self._api.note(_event(uid, pending.pod, message))
+            pending.reported, pending.reported_at = message, now
+            log.info("pod unschedulable", extra=fields(pod=pending.pod.key, why=message))
+        return RoundOutcome.CONTINUE
 
-    async def _reason(self, asked: PodRequest | BadRequest, namespace: str) -> str:
+    async def _reason(self, request: PodRequest | BadRequest, namespace: str) -> str:
         budget = SearchBudget(STEPS, SECONDS, self._clock)
-        said = reason_in_turns(asked, self._cluster_state.ledger, namespace, budget)
-        found = await TimeSlices(self._clock, self._pause, self._lane).run(said)
+        search = reason_cooperatively(request, self._cluster_state.ledger, namespace, budget)
+        message = await TimeSlices(self._clock, self._pause, self._lane).run(search)
         if budget.ran_out:
             self._metrics.cut_short.labels("explanation").inc()
-        return found
+        return message
 
     # ---- nudging ----------------------------------------------------------------------------------------------------
 
     async def _nudge(self) -> None:
-        """Touch pods that were refused before room appeared, that fit now, and that nobody tried since."""
+        """Touch pods that were rejected before capacity was freed, that fit now, and that were not retried since."""
         now, capacity_generation = self._clock(), self._capacity_generation()
-        late = [
-            (uid, story)
-            for uid, story in self._stories.items()
-            if story.capacity_generation < capacity_generation
-            and now - story.refused_at > PATIENCE
-            and now - story.nudged_at > _rest(story)
+        due = [
+            (uid, pending)
+            for uid, pending in self._pending.items()
+            if pending.capacity_generation < capacity_generation
+            and now - pending.refused_at > PATIENCE
+            and now - pending.nudged_at > _nudge_interval(pending)
         ]
-        room: dict[PodRequest, int] = {}  # nodes that would take such a pod: no use in waking more than that at once
-        woken: Counter[PodRequest] = Counter()
+        fitting: dict[PodRequest, int] = {}  # nodes where such a pod fits: nudging more pods at once is useless
+        nudged: Counter[PodRequest] = Counter()
         slices = TimeSlices(self._clock, self._pause, self._lane)
-        for uid, story in late:
+        for uid, pending in due:
             await slices.turn()
-            work = partial(self._nudge_one, uid, story, room, woken)
-            if await self._isolation.attempt(LOOP, story.pod.key, work, story.pod) is RoundOutcome.OVER:
+            work = partial(self._nudge_pod, uid, pending, fitting, nudged)
+            if await self._isolation.attempt(LOOP, pending.pod.key, work, pending.pod) is RoundOutcome.END:
                 return
 
-    async def _nudge_one(
-        self, uid: str, story: PendingPod, room: dict[PodRequest, int], woken: Counter[PodRequest]
+    async def _nudge_pod(
+        self, uid: str, pending: PendingPod, fitting: dict[PodRequest, int], nudged: Counter[PodRequest]
     ) -> RoundOutcome:
-        if not isinstance(story.asked, PodRequest) or self._cluster_state.ledger.entry(uid) is not None:
-            return RoundOutcome.GOES_ON
-        may = self._cluster_state.ledger.quota_usage.allowed(story.pod.namespace, story.asked)
-        if self._cluster_state.ledger.nomination(uid) is not None:
-            fits = self._fits_where_nominated(uid, story)
-        elif may not in room:
-            fits = room[may] = min(NUDGES, int(self._cluster_state.ledger.fleet.fits(may, self._budget()).sum()))
+        pod, ledger = pending.pod, self._cluster_state.ledger
+        if not isinstance(pending.request, PodRequest) or ledger.entry(uid) is not None:
+            return RoundOutcome.CONTINUE
+        allowed = ledger.quota_usage.allowed(pod.namespace, pending.request)
+        if ledger.nomination(uid) is not None:
+            count = self._fitting_when_nominated(uid, pending)
+        elif allowed not in fitting:
+            count = fitting[allowed] = min(NUDGES, int(ledger.fleet.fits(allowed, self._budget()).sum()))
         else:
-            fits = room[may]
-        if fits == 0:
-            story.capacity_generation = self._capacity_generation()  # looked at; wait for the next gain
-            return RoundOutcome.GOES_ON
-        if woken[may] >= fits:
-            return RoundOutcome.GOES_ON  # enough for this round
+            count = fitting[allowed]
+        if count == 0:
+            pending.capacity_generation = self._capacity_generation()  # checked: wait for the next freed capacity
+            return RoundOutcome.CONTINUE
+        if nudged[allowed] >= count:
+            return RoundOutcome.CONTINUE  # enough for this round
         if not self._leads():
-            return RoundOutcome.OVER
-        woken[may] += 1
-        story.nudged_at = self._clock()
+            return RoundOutcome.END
+        nudged[allowed] += 1
+        pending.nudged_at = self._clock()
         self._metrics.nudges.inc()
-        key, touch = story.pod, {NUDGED: str(self._wall())}
-        await self._api.patch_pod(key.namespace, key.name, uid, {**touch}, {}, timeout=self._patience)
-        story.was_nudged = True
-        return RoundOutcome.GOES_ON
+        annotations: dict[str, str | None] = {NUDGED: str(self._wall())}
+        await self._api.patch_pod(pod.namespace, pod.name, uid, annotations, {}, timeout=self._timeout)
+        pending.was_nudged = True
+        return RoundOutcome.CONTINUE
 
     def _budget(self) -> SearchBudget:
         return SearchBudget(FIT_STEPS, FIT_SECONDS, self._clock)
 
-    def _fits_where_nominated(self, uid: str, story: PendingPod) -> int:
-        """Its own promise must not stand in its way."""
-        assert isinstance(story.asked, PodRequest)
-        with self._cluster_state.ledger.without_claims_of(uid, story.pod.priority) as fleet:
-            may = self._cluster_state.ledger.quota_usage.allowed(story.pod.namespace, story.asked)
-            return int(fleet.fits(may, self._budget()).sum())
+    def _fitting_when_nominated(self, uid: str, pending: PendingPod) -> int:
+        """Without the pod's own nomination, which must not count against it."""
+        assert isinstance(pending.request, PodRequest)
+        with self._cluster_state.ledger.without_claims_of(uid, pending.pod.priority) as fleet:
+            allowed = self._cluster_state.ledger.quota_usage.allowed(pending.pod.namespace, pending.request)
+            return int(fleet.fits(allowed, self._budget()).sum())
 
 
-def _rest(story: PendingPod) -> float:
-    """Once is enough for a pod that we only heard of: another scheduler may have it, or nobody may schedule it yet."""
-    return math.inf if story.is_hearsay and story.was_nudged else REST
+def _nudge_interval(pending: PendingPod) -> float:
+    """An inherited pod is nudged once: another scheduler may be responsible for it, or it has scheduling gates."""
+    return math.inf if pending.is_inherited and pending.was_nudged else NUDGE_INTERVAL
 
 
-def reason(asked: PodRequest | BadRequest, ledger: Ledger, namespace: str = "") -> str:
-    """Why a pod (of this namespace, if it may have a quota) waits and what would help, as one text; "" when it fits."""
-    return run_to_end(reason_in_turns(asked, ledger, namespace))
+def reason(request: PodRequest | BadRequest, ledger: Ledger, namespace: str = "") -> str:
+    """Why a pod (of this namespace, for its quota) is pending and what would help, as one text; "" when it fits."""
+    return run_to_end(reason_cooperatively(request, ledger, namespace))
 
 
-def reason_in_turns(
-    asked: PodRequest | BadRequest, ledger: Ledger, namespace: str = "", budget: SearchBudget | None = None
+def reason_cooperatively(
+    request: PodRequest | BadRequest, ledger: Ledger, namespace: str = "", budget: SearchBudget | None = None
 ) -> Cooperative[str]:
-    """The same for those who have other things to do in between."""
-    if isinstance(asked, BadRequest):
-        return asked.message
+    """The same as a generator, which yields where it may be interrupted."""
+    if isinstance(request, BadRequest):
+        return request.message
     quota_usage = ledger.quota_usage
-    after_eviction = quota_usage.after_eviction(namespace, asked)
-    found = yield from explain_cooperatively(
+    after_eviction = quota_usage.after_eviction(namespace, request)
+    explanation = yield from explain_cooperatively(
         after_eviction(()),
         ledger.fleet,
         NodeAllocations(ledger),
-        LOOK_AT,
-        after=lambda gone: after_eviction([one.pod for one in gone]),
+        EXPLAINED_NODES,
+        after=lambda gone: after_eviction([victim.pod for victim in gone]),
         allow=lambda changed: quota_usage.allowed(namespace, changed.allowed(None)),
         budget=budget,
     )
-    if found.fitting:
+    if explanation.fitting:
         return ""
-    quota = quota_usage.objections(namespace, asked)
-    first, *rest = (line.strip() for line in (*found.lines(), *quota, *_kept(ledger)))
+    quota = quota_usage.objections(namespace, request)
+    first, *rest = (line.strip() for line in (*explanation.lines(), *quota, *_nominated(ledger)))
     return f"{first} {'; '.join(rest)}".strip()
 
 
-def _kept(ledger: Ledger) -> list[str]:
-    """Room that looks free to a person and is not: it is kept for those for whom others were evicted."""
+def _nominated(ledger: Ledger) -> list[str]:
+    """Capacity that looks free and is not: it is kept for nominated pods."""
     kept = [
         nominated.allocation for nominated in ledger.nominations() if ledger.entry(nominated.allocation.pod) is None
     ]
     more = f" and for {len(kept) - 1} more pods" if len(kept) > 1 else ""
-    return [f"room on node {kept[0].node} is kept for {kept[0].name}{more}"] if kept else []
+    return [f"capacity on node {kept[0].node} is kept for {kept[0].name}{more}"] if kept else []
 
 
-def _being_made(nominated: Nominated) -> str:
-    return f"room is being made for it on node {nominated.allocation.node}: less important pods are leaving"
+def _preempting(nominated: Nominated) -> str:
+    return f"nominated for node {nominated.allocation.node}: waiting for preempted pods to terminate"
 
 
-def _note(uid: str, pod: Pod, message: str) -> KubeEvent:
+def _event(uid: str, pod: Pod, message: str) -> KubeEvent:
     return KubeEvent(namespace=pod.namespace, pod=pod.name, uid=uid, reason="NoFittingGPU", message=message)

@@ -1,1 +1,1 @@
-"""Preemption: when to preempt, whom to evict, and the nomination that keeps the capacity."""
+"""Preemption: when to preempt, which pods to evict, and the nomination that keeps the capacity."""

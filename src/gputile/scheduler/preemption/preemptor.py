@@ -1,9 +1,11 @@
-"""Preemption, in two halves, because kube-scheduler knows only sums.
+"""Decides when and where to preempt. There are two ways, because kube-scheduler knows only the sums of a node.
 
-Room:  (a) When kube-scheduler asks: the fewest pods whose leaving really makes room on cards. (b) When it does not ask,
-       because a node has enough in sum and no single card fits: we make room ourselves. Only the leader does. Here is
-       who may, when, and where; `promising` carries it out.
-Door:  `Preemptor.answer` is the verb; `refused` and `pod_seen` hear what happens; `run` works until it is cancelled.
+(a) kube-scheduler calls the extender's preempt verb: the answer is the cheapest set of pods whose eviction really frees
+    cards for the pod.
+(b) kube-scheduler does not ask, because a node has enough in sum while no single card fits: gputile preempts on its
+    own. Only the leader does so.
+
+`victim_selection` chooses the victims and `executor` evicts them; nothing is evicted here.
 """
 
 import asyncio
@@ -37,48 +39,48 @@ log = logging.getLogger(__name__)
 
 ROUND = 0.25  # seconds
 LOOP = "preemption"  # in logs and metrics
-WISHES = 1000  # pods that could preempt and are remembered, with the nodes that they were refused on
-ENOUGH = 20  # nodes with a plan, of which the cheapest is taken
-ANSWER = 0.1  # seconds for an answer to kube-scheduler, which waits; more only until the first node is found
-LOOK_STEPS, LOOK_SECONDS = 4000, 0.01  # of it for which nodes are worth a closer look
-STEPS, SECONDS = 100_000, 2.0  # of searching for one pod, on all nodes
-ANSWER_STEPS, ANSWER_SECONDS = 40_000, 0.5  # the same while kube-scheduler waits, and all pods that it schedules
-BRIEF = 0.05  # seconds of it for pods of a namespace whose searches were cut short and have had their share
-SHARE = 0.1  # of the time that may be spent on looking
-AGAIN, LONGEST_AGAIN = 5.0, 60.0  # seconds until a pod for which nothing could be done is looked at again; doubled
-OLD = 360.0  # seconds; kube-scheduler tries every pod again within five minutes, if it is still its business
-THEIRS = 10.0  # seconds for which a preemption of kube-scheduler is waited for
-FRESH, STALE = 0.2, 30.0  # seconds: how old budgets may be when we act; how often they are read for the verb
-SAY_AGAIN = 60.0  # seconds between two events to one pod about budgets
+MAX_CANDIDATES = 1000  # pods that may preempt and are remembered, with the nodes that rejected them
+ENOUGH = 20  # nodes with a plan, of which the cheapest is used
+ANSWER = 0.1  # seconds for an answer while kube-scheduler waits; more only until the first node is found
+FEASIBILITY_STEPS, FEASIBILITY_SECONDS = 4000, 0.01  # of it for finding the nodes where eviction may help
+STEPS, SECONDS = 100_000, 2.0  # limit of the search for one pod, on all nodes
+ANSWER_STEPS, ANSWER_SECONDS = 40_000, 0.5  # the same while kube-scheduler, and every pod in its queue, waits
+BRIEF = 0.05  # seconds of it for pods of a namespace whose truncated searches have used up its share
+SHARE = 0.1  # of the time may be spent on searching
+RETRY, MAX_RETRY = 5.0, 60.0  # seconds until a pod without a plan is searched for again; doubled each time
+OLD = 360.0  # seconds; kube-scheduler retries every unschedulable pod within five minutes
+KUBE_SCHEDULER = 10.0  # seconds to wait for a preemption by kube-scheduler
+FRESH, STALE = 0.2, 30.0  # seconds: maximum age of budgets when evicting; how often they are read for the verb
+REPEAT = 60.0  # seconds between two events on one pod about blocked preemption
 
 
 TOO_LONG = (
-    f"no pod is evicted for it: {NOT_SEARCHED_FURTHER} for pods that would have to go, because there are too many ways "
-    "to place its containers; let fewer of them ask for GPUs"
+    f"no pod is evicted for this pod: {NOT_SEARCHED_FURTHER} for victims, because there are too many ways to place its "
+    "containers; request GPUs in fewer containers"
 )
 
 
 class PreemptionCandidate(msgspec.Struct):
-    """A pod that was refused and may preempt."""
+    """An unschedulable pod that may preempt pods of lower priority."""
 
     pod: Pod
-    asked: PodRequest
+    request: PodRequest
     names: Sequence[str]  # the nodes of its last filter call: they passed taints and affinity
     since: float
-    heard: float
+    last_refused: float
     not_before: float = 0.0
-    looks: int = 0
-    told: str = ""
-    told_at: float = -SAY_AGAIN
+    searches: int = 0
+    reported: str = ""  # the message of the last Event
+    reported_at: float = -REPEAT
 
     @property
     def turn(self) -> tuple[int, int, float]:
-        """Those who had the fewest looks first, else a hopeless pod would stand in the way of all others."""
-        return self.looks, -self.pod.priority, self.since
+        """The pods with the fewest searches first; else a hopeless pod would block all others."""
+        return self.searches, -self.pod.priority, self.since
 
 
 class Preemptor:
-    """See the module's text."""
+    """Answers the preempt verb, and preempts on its own for pods that kube-scheduler cannot help."""
 
     def __init__(
         self,
@@ -115,112 +117,112 @@ class Preemptor:
             on_freed=on_freed,
             isolation=self._isolation,
         )
-        self._wishes: dict[str, PreemptionCandidate] = {}
-        self._offered: dict[
-            str, tuple[float, dict[str, PreemptionPlan]]
-        ] = {}  # by pod: what kube-scheduler was answered, when
+        self._candidates: dict[str, PreemptionCandidate] = {}
+        self._offered: dict[str, tuple[float, dict[str, PreemptionPlan]]] = {}  # by pod: time and plans of the answer
         self._brief_until: dict[str, float] = {}  # by namespace
         self._budgets_at = -STALE
         self._quiet_until = 0.0
 
-    # ---- (a): kube-scheduler asks -----------------------------------------------------------------------------------
+    # ---- (a): the preempt verb --------------------------------------------------------------------------------------
 
     def answer(self, args: PreemptArgs) -> dict[str, OfferedVictims]:
-        """Per node that kube-scheduler offers: the fewest pods whose leaving really makes room on its cards.
+        """Per node that kube-scheduler offers: the cheapest set of pods whose eviction makes the pod fit on its cards.
 
-        None while room is being made already: kube-scheduler does not count evictions that are not its own.
+        Empty while gputile preempts for the pod itself: kube-scheduler does not count evictions that are not its own.
         """
-        return run_to_end(self._answering(args))
+        return run_to_end(self._answer(args))
 
     async def answer_in_slices(self, args: PreemptArgs) -> dict[str, OfferedVictims]:
-        """The same, and meanwhile other questions are answered."""
-        return await TimeSlices(self._clock, self._pause, self._lane).run(self._answering(args))
+        """The same, in time slices, so that other requests are answered in between."""
+        return await TimeSlices(self._clock, self._pause, self._lane).run(self._answer(args))
 
-    def _answering(self, args: PreemptArgs) -> Cooperative[dict[str, OfferedVictims]]:
-        asked = self._requests.of(args.pod)
-        if asked is None:
+    def _answer(self, args: PreemptArgs) -> Cooperative[dict[str, OfferedVictims]]:
+        request = self._requests.of(args.pod)
+        if request is None:
             return args.offers
-        if isinstance(asked, BadRequest) or self._ledger.nomination(args.pod.uid) is not None:
+        if isinstance(request, BadRequest) or self._ledger.nomination(args.pod.uid) is not None:
             return {}
         if self._clock() > self._budgets_at + 2 * STALE:
-            self._victim_selector.budgets = None  # whatever was read is no longer true
-        plans = yield from self._plans(args, asked)
+            self._victim_selector.budgets = None  # too old to be used
+        plans = yield from self._plans(args, request)
         if plans:
             self._offered[args.pod.uid] = (self._clock(), plans)
-        found = {name: self._offer(plan, args, name) for name, plan in plans.items()}
-        return {name: offer for name, offer in found.items() if offer is not None}
+        offers = {name: self._offer(plan, args, name) for name, plan in plans.items()}
+        return {name: offer for name, offer in offers.items() if offer is not None}
 
-    def _plans(self, args: PreemptArgs, asked: PodRequest) -> Cooperative[dict[str, PreemptionPlan]]:
+    def _plans(self, args: PreemptArgs, request: PodRequest) -> Cooperative[dict[str, PreemptionPlan]]:
         blocked = self._availability.blocked(args.offers, args.pod.uid)
-        found: dict[str, PreemptionPlan] = {}
+        plans: dict[str, PreemptionPlan] = {}
         began, namespace = self._clock(), args.pod.namespace
         seconds = BRIEF if began < self._brief_until.get(namespace, 0.0) else ANSWER_SECONDS
         budget = SearchBudget(ANSWER_STEPS, seconds, self._clock)
         for name in args.offers:
             yield
-            plan = None if name in blocked else self._victim_selector.plan(args.pod, asked, name, budget)
+            plan = None if name in blocked else self._victim_selector.plan(args.pod, request, name, budget)
             if plan is not None:
-                found[name] = plan
-            if len(found) >= ENOUGH or budget.is_spent or (found and self._clock() - began > ANSWER):
+                plans[name] = plan
+            if len(plans) >= ENOUGH or budget.is_spent or (plans and self._clock() - began > ANSWER):
                 break
         if budget.ran_out or budget.is_spent:
             until = self._clock() + (self._clock() - began) / SHARE
             self._brief_until[namespace] = max(until, self._brief_until.get(namespace, 0.0))
             self._metrics.cut_short.labels("preempt").inc()
-            log.info(f"preempt: {NOT_SEARCHED_FURTHER}", extra=fields(pod=args.pod.key, nodes_found=len(found)))
-        return found
+            log.info(f"preempt: {NOT_SEARCHED_FURTHER}", extra=fields(pod=args.pod.key, nodes_found=len(plans)))
+        return plans
 
     def _offer(self, plan: PreemptionPlan, args: PreemptArgs, name: str) -> OfferedVictims | None:
-        """Where the cards have room already, whatever kube-scheduler needs (CPU, ports) is its own affair.
+        """Where the pod fits on the cards already, kube-scheduler's own victims (for CPU, ports) stand.
 
-        Those who leave anyway are named where nobody else has to go: kube-scheduler wants at least one victim.
+        Without victims, terminating pods are named instead: kube-scheduler requires at least one victim.
         """
         if not plan.victims and not plan.leaving:
             return args.offers[name]
-        gone = plan.victims or tuple(h for h in plan.leaving if h.priority < args.pod.priority)
+        gone = plan.victims or tuple(victim for victim in plan.leaving if victim.priority < args.pod.priority)
         unknown = self._victim_selector.budgets is None
         violations = args.offers[name].violations if unknown else self._victim_selector.violations(plan.victims)
-        return OfferedVictims(tuple(holder.pod for holder in gone), violations) if gone else None
+        return OfferedVictims(tuple(victim.pod for victim in gone), violations) if gone else None
 
     def pod_seen(self, pod: Pod) -> None:
-        """kube-scheduler has chosen one of our answers: keep that room for the pod while its victims leave."""
+        """kube-scheduler nominated a node of our answer: keep that capacity for the pod while the victims terminate."""
         if not pod.nominated or pod.uid not in self._offered:
             return
         at, plans = self._offered[pod.uid]
         offered, waiting = plans.get(pod.nominated), self._cluster_state.waiting.get(pod.uid)
-        if offered is None or waiting is None or self._clock() > at + THEIRS or not self._is_free(pod.uid):
+        if offered is None or waiting is None or self._clock() > at + KUBE_SCHEDULER or not self._is_free(pod.uid):
             return
         assert isinstance(waiting.asked, PodRequest)
-        now = self._victim_selector.plan(
+        plan = self._victim_selector.plan(
             pod, waiting.asked, pod.nominated
-        )  # another may have been promised the same room
+        )  # another pod may be nominated there by now
         del self._offered[pod.uid]
-        if now is not None and {h.pod for h in now.victims} <= {h.pod for h in offered.victims}:
-            self._executor.keep(pod, waiting.asked, msgspec.structs.replace(now, leaving=offered.victims + now.leaving))
+        if plan is not None and {victim.pod for victim in plan.victims} <= {victim.pod for victim in offered.victims}:
+            leaving = offered.victims + plan.leaving
+            self._executor.nominate(pod, waiting.asked, msgspec.structs.replace(plan, leaving=leaving))
 
-    # ---- (b): nobody asks -------------------------------------------------------------------------------------------
+    # ---- (b): preemption by gputile ---------------------------------------------------------------------------------
 
-    def refused(self, no: UnschedulablePod) -> None:
-        """A pod fitted nowhere. Called on the hot path: only takes note of those who might preempt."""
-        pod = no.pod
-        if not self._settings.own or not isinstance(no.asked, PodRequest) or pod.uid not in self._cluster_state.waiting:
+    def refused(self, unschedulable: UnschedulablePod) -> None:
+        """A pod fits on no node. Called on the hot path: it only records pods that may preempt."""
+        pod, request = unschedulable.pod, unschedulable.asked
+        if not self._settings.own or not isinstance(request, PodRequest) or pod.uid not in self._cluster_state.waiting:
             return
         lowest = self._ledger.lowest_priority()
         if lowest is None or pod.priority <= lowest:
             return
         if pod.spec is not None and pod.spec.preemption_policy == "Never":
             return
-        now, wish = self._clock(), self._wishes.get(pod.uid)
-        if wish is None:
-            self._wishes[pod.uid] = PreemptionCandidate(pod, no.asked, no.names, now, now)
-            if len(self._wishes) > WISHES:  # the newest of the least important
-                del self._wishes[
-                    min(self._wishes, key=lambda uid: (self._wishes[uid].pod.priority, -self._wishes[uid].since))
-                ]
+        now, candidate = self._clock(), self._candidates.get(pod.uid)
+        if candidate is None:
+            self._candidates[pod.uid] = PreemptionCandidate(pod, request, unschedulable.names, now, now)
+            if len(self._candidates) > MAX_CANDIDATES:  # drop the newest of the lowest priority
+                del self._candidates[min(self._candidates, key=self._drop_order)]
             return
-        wish.pod, wish.asked, wish.heard = pod, no.asked, now
-        if no.names != [pod.nominated]:  # asked about the nominated node alone: the others are not out of question
-            wish.names = no.names
+        candidate.pod, candidate.request, candidate.last_refused = pod, request, now
+        if unschedulable.names != [pod.nominated]:  # a call about the nominated node alone does not exclude the others
+            candidate.names = unschedulable.names
+
+    def _drop_order(self, uid: str) -> tuple[int, float]:
+        return self._candidates[uid].pod.priority, -self._candidates[uid].since
 
     async def run(self) -> None:
         while True:
@@ -228,159 +230,166 @@ class Preemptor:
             await self._pause(ROUND)
 
     async def round(self) -> None:
-        """Everything that is due, once. What fails is tried again later, and holds nothing else up."""
+        """All due work, once. A failure is retried later and does not delay the other pods."""
         self._prune()
         self._metrics.nominations.set(len(self._ledger.nominations()))
         if not self._leads():
             return
         await self._executor.round()
-        await self._try_to_read_budgets(STALE)
+        await self._refresh_budgets(STALE)
         hopeless: set[tuple[PodRequest, int, str]] = set()
-        for uid in sorted(self._wishes, key=lambda uid: self._wishes[uid].turn):
-            wish = self._wishes.get(uid)
-            if wish is None or not self._is_due(uid, wish) or self._clock() < self._quiet_until:
+        for uid in sorted(self._candidates, key=lambda uid: self._candidates[uid].turn):
+            candidate = self._candidates.get(uid)
+            if candidate is None or not self._is_due(uid, candidate) or self._clock() < self._quiet_until:
                 continue
-            kind = (wish.asked, wish.pod.priority, wish.pod.namespace if self._ledger.quota_usage.quotas else "")
-            if kind in hopeless:  # one like it was just looked at in vain
-                self._wait(wish)
+            pod = candidate.pod
+            kind = (candidate.request, pod.priority, pod.namespace if self._ledger.quota_usage.quotas else "")
+            if kind in hopeless:  # the search for an equal pod just failed
+                self._back_off(candidate)
             else:
-                work = partial(self._make_room, uid, wish)
-                if await self._isolation.attempt(LOOP, wish.pod.key, work, wish.pod) is False:
+                work = partial(self._preempt, uid, candidate)
+                if await self._isolation.attempt(LOOP, pod.key, work, pod) is False:
                     hopeless.add(kind)
 
     def on_elected(self) -> None:
-        """We lead (again): what is promised is what pods carry."""
+        """This replica became the leader: the nominations on the pods are the true ones."""
         self._executor.on_elected()
 
     def listed(self) -> None:
-        """After a list: keep what an earlier leader promised, and what kube-scheduler chose meanwhile."""
+        """After a list: restore nominations of an earlier leader, and new ones of kube-scheduler."""
         self._executor.restore()
         for waiting in list(self._cluster_state.waiting.values()):
             self._isolation.step(LOOP, waiting.pod.key, partial(self.pod_seen, waiting.pod), waiting.pod)
 
     def _prune(self) -> None:
         now, waiting = self._clock(), self._cluster_state.waiting
-        self._wishes = {uid: wish for uid, wish in self._wishes.items() if uid in waiting and now < wish.heard + OLD}
-        self._offered = {uid: it for uid, it in self._offered.items() if uid in waiting}
+        self._candidates = {
+            uid: candidate
+            for uid, candidate in self._candidates.items()
+            if uid in waiting and now < candidate.last_refused + OLD
+        }
+        self._offered = {uid: answer for uid, answer in self._offered.items() if uid in waiting}
         self._brief_until = {namespace: until for namespace, until in self._brief_until.items() if now < until}
         self._executor.prune()
-        for wish in self._wishes.values():
-            self._share_names(wish)
+        for candidate in self._candidates.values():
+            self._share_names(candidate)
 
-    def _share_names(self, wish: PreemptionCandidate) -> None:
-        """Once per list, as it came: let the book's own strings stand for those of the request, which are thousands."""
-        if isinstance(wish.names, list):
-            nodes = (self._ledger.fleet.node(name) for name in wish.names)
-            wish.names = tuple(node.name for node in nodes if node is not None)
+    def _share_names(self, candidate: PreemptionCandidate) -> None:
+        """Replace the thousands of node names of a call by the fleet's own strings, once per call, to save memory."""
+        if isinstance(candidate.names, list):
+            nodes = (self._ledger.fleet.node(name) for name in candidate.names)
+            candidate.names = tuple(node.name for node in nodes if node is not None)
 
     def _is_free(self, uid: str) -> bool:
         return (
             self._ledger.nomination(uid) is None
             and self._ledger.entry(uid) is None
-            and not self._executor.is_at_work(uid)
+            and not self._executor.has_open_plan(uid)
         )
 
-    def _is_due(self, uid: str, wish: PreemptionCandidate) -> bool:
+    def _is_due(self, uid: str, candidate: PreemptionCandidate) -> bool:
         now, waiting = self._clock(), self._cluster_state.waiting.get(uid)
         if waiting is None or waiting.pod.is_terminating or not self._is_free(uid):
             return False
-        if now < max(wish.since + self._settings.patience, wish.not_before, self._executor.rests_until(uid)):
+        patient_until = candidate.since + self._settings.patience
+        if now < max(patient_until, candidate.not_before, self._executor.backoff_until(uid)):
             return False
-        offered_at, _ = self._offered.get(uid, (-THEIRS, {}))
-        return not _is_nominated(waiting.pod) and now >= offered_at + THEIRS
+        offered_at, _ = self._offered.get(uid, (-KUBE_SCHEDULER, {}))
+        return not _is_nominated(waiting.pod) and now >= offered_at + KUBE_SCHEDULER
 
-    async def _make_room(self, uid: str, wish: PreemptionCandidate) -> bool:
-        """Look for the cheapest node and promise, at once; whether anything could be done for the pod."""
-        self._wait(wish)
-        if not await self._try_to_read_budgets(FRESH):
-            await self._tell(wish, "no pod is evicted for it, because disruption budgets cannot be read")
+    async def _preempt(self, uid: str, candidate: PreemptionCandidate) -> bool:
+        """Find the cheapest plan and start it; returns whether the pod can be helped."""
+        self._back_off(candidate)
+        if not await self._refresh_budgets(FRESH):
+            await self._report(candidate, "no pod is evicted for this pod, because disruption budgets cannot be read")
             return False
         began, budget = self._clock(), SearchBudget(STEPS, SECONDS, self._clock)
-        best, forbidden = await self._search(wish, budget)
+        best, blocked = await self._search(candidate, budget)
         self._quiet_until = self._clock() + (self._clock() - began) * (1 / SHARE - 1)
         if best is None:
             if budget.ran_out:
                 self._metrics.cut_short.labels("own preemption").inc()
-                await self._tell(wish, TOO_LONG)
-            elif forbidden is not None:
-                await self._tell(wish, _forbidden(forbidden))
+                await self._report(candidate, TOO_LONG)
+            elif blocked is not None:
+                await self._report(candidate, _blocked_message(blocked))
             return False
-        wish.not_before = 0.0
-        plan = self._victim_selector.lawful_plan(
-            wish.pod, wish.asked, best.node
-        )  # all of this may have changed meanwhile
+        candidate.not_before = 0.0
+        # Plan again: the search ran in time slices, and the cluster may have changed meanwhile.
+        plan = self._victim_selector.plan_within_budgets(candidate.pod, candidate.request, best.node)
         if (
             isinstance(plan, PreemptionPlan)
             and (plan.victims or plan.leaving)
-            and self._is_due(uid, wish)
+            and self._is_due(uid, candidate)
             and self._leads()
         ):
-            wish.looks = 0
-            await self._executor.begin(wish.pod, wish.asked, plan)
-            self._budgets_at = min(self._budgets_at, self._clock() - FRESH)  # what we evicted was charged to them
+            candidate.searches = 0
+            await self._executor.begin(candidate.pod, candidate.request, plan)
+            self._budgets_at = min(self._budgets_at, self._clock() - FRESH)  # the evictions count against the budgets
         return True
 
-    def _wait(self, wish: PreemptionCandidate) -> None:
-        wish.not_before = self._clock() + min(AGAIN * 2 ** min(wish.looks, 10), LONGEST_AGAIN)
-        wish.looks += 1
+    def _back_off(self, candidate: PreemptionCandidate) -> None:
+        candidate.not_before = self._clock() + min(RETRY * 2 ** min(candidate.searches, 10), MAX_RETRY)
+        candidate.searches += 1
 
     async def _search(
-        self, wish: PreemptionCandidate, budget: SearchBudget
+        self, candidate: PreemptionCandidate, budget: SearchBudget
     ) -> tuple[PreemptionPlan | None, BlockedByBudgets | None]:
-        """The cheapest plan; or, where only budgets stand against one, the first of those."""
-        found: list[PreemptionPlan] = []
-        forbidden: list[BlockedByBudgets] = []
+        """The cheapest plan; or, where only disruption budgets forbid one, the first such node."""
+        plans: list[PreemptionPlan] = []
+        blocked: list[BlockedByBudgets] = []
         slices = TimeSlices(self._clock, self._pause, self._lane)
-        for name in self._resolvable(wish, budget):
+        for name in self._resolvable(candidate, budget):
             await slices.turn()
-            plan = self._victim_selector.lawful_plan(wish.pod, wish.asked, name, budget)
+            plan = self._victim_selector.plan_within_budgets(candidate.pod, candidate.request, name, budget)
             if isinstance(plan, PreemptionPlan):
                 if not plan.victims and not plan.leaving:
-                    return None, None  # it has room by now
-                found.append(plan)
+                    return None, None  # the pod fits by now
+                plans.append(plan)
             elif plan is not None:
-                forbidden.append(plan)
-            if len(found) >= ENOUGH or budget.is_spent:
+                blocked.append(plan)
+            if len(plans) >= ENOUGH or budget.is_spent:
                 break
         if budget.is_spent:
             budget.cut_short()
-        return min(found, key=lambda plan: plan.cost, default=None), min(forbidden, key=lambda f: f.node, default=None)
+        best = min(plans, key=lambda plan: plan.cost, default=None)
+        return best, min(blocked, key=lambda blocked_node: blocked_node.node, default=None)
 
-    def _resolvable(self, wish: PreemptionCandidate, budget: SearchBudget) -> list[str]:
-        """Nodes where eviction could help; none if some node has room by now."""
-        known = [name for name in wish.names if name in self._ledger.fleet]
-        blocked = self._availability.blocked(known, wish.pod.uid)
-        open_to_it = [name for name in known if name not in blocked]
-        with self._ledger.without_claims_of(wish.pod.uid, wish.pod.priority) as fleet:
-            may = self._ledger.quota_usage.allowed(wish.pod.namespace, wish.asked)
-            refusals = fleet.refusals(may, open_to_it, budget.part(LOOK_STEPS, LOOK_SECONDS))
-        return [refusal.node for refusal in refusals if refusal.resolvable] if len(refusals) == len(open_to_it) else []
+    def _resolvable(self, candidate: PreemptionCandidate, budget: SearchBudget) -> list[str]:
+        """Nodes where eviction could help; none if the pod fits on some node by now."""
+        pod = candidate.pod
+        known = [name for name in candidate.names if name in self._ledger.fleet]
+        blocked = self._availability.blocked(known, pod.uid)
+        available = [name for name in known if name not in blocked]
+        with self._ledger.without_claims_of(pod.uid, pod.priority) as fleet:
+            allowed = self._ledger.quota_usage.allowed(pod.namespace, candidate.request)
+            refusals = fleet.refusals(allowed, available, budget.part(FEASIBILITY_STEPS, FEASIBILITY_SECONDS))
+        return [refusal.node for refusal in refusals if refusal.resolvable] if len(refusals) == len(available) else []
 
-    async def _try_to_read_budgets(self, age: float) -> bool:
-        """Whether they are known, and no older than this."""
+    async def _refresh_budgets(self, age: float) -> bool:
+        """Read the disruption budgets if they are older than this; returns whether they are known."""
         if self._clock() - self._budgets_at < age:
             return True
         try:
             self._victim_selector.budgets = await self._api.budgets()
-        except (ApiRejected, OutcomeUnknown) as wrong:
-            log.warning("disruption budgets cannot be read", extra=fields(why=str(wrong)))
+        except (ApiRejected, OutcomeUnknown) as error:
+            log.warning("disruption budgets cannot be read", extra=fields(why=str(error)))
             return False
         self._budgets_at = self._clock()
         return True
 
-    async def _tell(self, wish: PreemptionCandidate, why: str) -> None:
-        """Once, as long as there is nothing new to say; and not too often."""
-        if wish.told != why and self._clock() >= wish.told_at + SAY_AGAIN:
-            wish.told, wish.told_at = why, self._clock()
-            await self._executor.note(wish.pod, "PreemptionBlocked", why)
+    async def _report(self, candidate: PreemptionCandidate, why: str) -> None:
+        """Write an Event when the reason changed, at most one per `REPEAT` seconds."""
+        if candidate.reported != why and self._clock() >= candidate.reported_at + REPEAT:
+            candidate.reported, candidate.reported_at = why, self._clock()
+            await self._executor.record_event(candidate.pod, "PreemptionBlocked", why)
 
 
 def _is_nominated(pod: Pod) -> bool:
-    """By kube-scheduler; a nomination of ours may outlive its promise."""
-    ours = read_nomination(pod)
-    return bool(pod.nominated) and (ours is None or ours.grant.node != pod.nominated)
+    """Whether kube-scheduler nominated a node; `nominatedNodeName` of gputile may outlive its nomination."""
+    nomination = read_nomination(pod)
+    return bool(pod.nominated) and (nomination is None or nomination.grant.node != pod.nominated)
 
 
-def _forbidden(found: BlockedByBudgets) -> str:
-    budgets = " and ".join(f"PodDisruptionBudget {name}" for name in found.budgets)
-    return f"evicting less important pods on node {found.node} would make room, but {budgets} forbids it now"
+def _blocked_message(blocked: BlockedByBudgets) -> str:
+    budgets = " and ".join(f"PodDisruptionBudget {name}" for name in blocked.budgets)
+    return f"evicting pods of lower priority from node {blocked.node} would help, but {budgets} forbids it now"

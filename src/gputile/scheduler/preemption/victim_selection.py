@@ -1,9 +1,9 @@
-"""Whom to evict for a pod, so that it fits on real cards: one node at a time, decided from the book. No I/O.
+"""Selects the pods to evict so that a pending pod fits on real cards: one node at a time, from the ledger. No I/O.
 
-Pods that are on their way out count as gone: nobody else is evicted for room that appears by itself. Pods between
-filter and bind, and those that should have left long ago and are stuck, cannot be evicted. Disruption budgets are
-weighed when kube-scheduler asks, as it does itself, and kept to the letter when we act on our own. Whose namespace has
-used up its quota gets room only if pods of that same namespace leave: nobody else's leaving gives it back.
+Terminating pods count as gone: no other pod is evicted for capacity that is about to be freed. Pods between filter and
+bind cannot be evicted, nor can pods that are stuck in termination. When kube-scheduler asks, violations of disruption
+budgets are minimized, as it does itself; when gputile preempts on its own, budgets are never violated. Where the quota
+of the pod's namespace is used up, only evicting pods of that namespace frees quota.
 """
 
 from collections.abc import Callable, Collection
@@ -23,17 +23,17 @@ from gputile.scheduler.settings import Settings
 from gputile.scheduler.state.allocations import seed_of
 from gputile.scheduler.state.cluster_state import ClusterState
 
-STUCK = 10.0  # seconds after the end of its grace period from which on nobody counts on a pod's leaving
-NODE_STEPS, NODE_SECONDS = 4000, 0.01  # that the search on one node may cost: the verbs wait meanwhile
-UNKNOWN_GRACE = 300.0  # seconds, for pods without cards, of which we keep nothing but what they hold
+STUCK = 10.0  # seconds after its grace period, when a terminating pod no longer counts as leaving
+NODE_STEPS, NODE_SECONDS = 4000, 0.01  # limit of the search on one node: extender calls wait meanwhile
+UNKNOWN_GRACE = 300.0  # seconds, for pods without cards, whose grace period is not stored
 
 
 class PreemptionPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """On this node, once these pods have left, the pod is placed like this."""
+    """The placement of a pod on one node after these pods are gone."""
 
     node: str
     victims: tuple[Victim, ...]  # to be evicted
-    leaving: tuple[Victim, ...]  # will be gone anyway, and are counted on
+    leaving: tuple[Victim, ...]  # terminating already, and counted as gone
     where: Placement
 
     @property
@@ -42,67 +42,71 @@ class PreemptionPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockedByBudgets(msgspec.Struct, frozen=True):
-    """Room could be made on this node, if these budgets allowed it."""
+    """A node where eviction would help, if these disruption budgets allowed it."""
 
     node: str
     budgets: tuple[str, ...]
 
 
 class VictimSelector:
-    """See the module's text."""
+    """Finds the cheapest preemption plan on a node, from the ledger and the disruption budgets."""
 
     def __init__(
         self, cluster_state: ClusterState, settings: Settings, clock: Callable[[], float], wall: Callable[[], int]
     ) -> None:
         self._cluster_state, self._ledger, self._policy = cluster_state, cluster_state.ledger, settings.policy
         self._clock, self._wall = clock, wall
-        self.budgets: tuple[DisruptionBudget, ...] | None = None  # None: not known
-        self.asked_to_go: set[str] = set()  # UIDs that we have evicted; the watch may not have shown it yet
-        self.unwilling: dict[str, float] = {}  # UIDs whose eviction was refused, and until when they are left alone
+        self.budgets: tuple[DisruptionBudget, ...] | None = None  # None: unknown
+        self.evicted: set[str] = set()  # UIDs that were evicted; the watch may not have shown it yet
+        self.refused_until: dict[str, float] = {}  # UIDs whose eviction the API server refused; when to try again
 
     # ---- plans ------------------------------------------------------------------------------------------------------
 
-    def plan(self, pod: Pod, asked: PodRequest, node: str, budget: SearchBudget | None = None) -> PreemptionPlan | None:
-        """The cheapest way, budgets weighed; None if nobody's leaving helps, no victims if there is room."""
+    def plan(
+        self, pod: Pod, request: PodRequest, node: str, budget: SearchBudget | None = None
+    ) -> PreemptionPlan | None:
+        """The cheapest plan, budget violations included. None: eviction does not help. No victims: the pod fits."""
         part = self._part(budget)
-        spent = [budget for budget in self.budgets or () if budget.allowed == 0]
-        holders = [
-            msgspec.structs.replace(holder, budget_cost=len(self._protectors(holder, spent)))
-            for holder in self._evictable(node, pod.priority)
+        exhausted = [budget for budget in self.budgets or () if budget.allowed == 0]
+        candidates = [
+            msgspec.structs.replace(victim, budget_cost=len(self._protectors(victim, exhausted)))
+            for victim in self._evictable(node, pod.priority)
         ]
-        view, after = self._view(pod, node), self._after(pod, asked)
-        found = victims(asked, view, holders, pod.priority, after=after, budget=part) if view is not None else None
-        return self._plan(pod, asked, node, found, after, part)
+        view, after = self._view(pod, node), self._request_after(pod, request)
+        chosen = (
+            victims(request, view, candidates, pod.priority, after=after, budget=part) if view is not None else None
+        )
+        return self._plan(pod, request, node, chosen, after, part)
 
-    def lawful_plan(
-        self, pod: Pod, asked: PodRequest, node: str, budget: SearchBudget | None = None
+    def plan_within_budgets(
+        self, pod: Pod, request: PodRequest, node: str, budget: SearchBudget | None = None
     ) -> PreemptionPlan | BlockedByBudgets | None:
-        """The cheapest way that no budget forbids. Pods without cards are left to kube-scheduler, which sees them."""
+        """The cheapest plan that violates no budget. Pods without cards are left to kube-scheduler."""
         part = self._part(budget)
-        holders = [holder for holder in self._evictable(node, pod.priority) if holder.uses]
-        view, after = self._view(pod, node), self._after(pod, asked)
-        if view is None or not (holders or self._going_on(node)):
+        holders = [victim for victim in self._evictable(node, pod.priority) if victim.uses]
+        view, after = self._view(pod, node), self._request_after(pod, request)
+        if view is None or not (holders or self._terminating(node)):
             return None
-        willing = [holder for holder in holders if not self._is_unwilling(holder)]
-        found = victims(asked, view, willing, pod.priority, self._is_lawful, after, part)
-        plan = self._plan(pod, asked, node, found, after, part)
+        candidates = [victim for victim in holders if not self._was_refused(victim)]
+        chosen = victims(request, view, candidates, pod.priority, self._is_within_budgets, after, part)
+        plan = self._plan(pod, request, node, chosen, after, part)
         if plan is not None:
             return plan
-        unlawful = victims(asked, view, willing, pod.priority, after=after, budget=part)
-        return BlockedByBudgets(node, self._overdrawn_by(unlawful)) if unlawful else None
+        violating = victims(request, view, candidates, pod.priority, after=after, budget=part)
+        return BlockedByBudgets(node, self._violated_by(violating)) if violating else None
 
     def _part(self, budget: SearchBudget | None = None) -> SearchBudget:
-        """What may be spent on one node, of what is left for all."""
+        """The search budget of one node, as a part of the budget of all."""
         return (budget or SearchBudget(NODE_STEPS, now=self._clock)).part(NODE_STEPS, NODE_SECONDS)
 
     def _place(
-        self, pod: Pod, asked: PodRequest, view: NodeView, budget: SearchBudget | None = None
+        self, pod: Pod, request: PodRequest, view: NodeView, budget: SearchBudget | None = None
     ) -> Placement | None:
-        where = place(asked, view, self._policy, seed_of(pod.uid), budget=self._part(budget))
-        return where if isinstance(where, Placement) else None
+        placement = place(request, view, self._policy, seed_of(pod.uid), budget=self._part(budget))
+        return placement if isinstance(placement, Placement) else None
 
-    def still_serves(self, pod: Pod, asked: PodRequest, node: str, leaving: Collection[str]) -> bool:
-        """Whether the pod will fit there once these have left (and those who leave anyway)."""
+    def fits_after_eviction(self, pod: Pod, request: PodRequest, node: str, leaving: Collection[str]) -> bool:
+        """Whether the pod fits there after these pods and all terminating pods are gone."""
         view = self._view(pod, node)
         if view is None:
             return False
@@ -111,78 +115,79 @@ class VictimSelector:
             for holder in self._ledger.holders(node)
             if holder.pod in leaving and not self.is_terminating(holder.pod)
         ]
-        may = self._after(pod, asked)(gone)
-        return self._place(pod, may, without(view, gone)) is not None
+        allowed = self._request_after(pod, request)(gone)
+        return self._place(pod, allowed, without(view, gone)) is not None
 
-    def fits_now(self, pod: Pod, asked: PodRequest, node: str, budget: SearchBudget | None = None) -> bool:
+    def fits_now(self, pod: Pod, request: PodRequest, node: str, budget: SearchBudget | None = None) -> bool:
         if node not in self._ledger.fleet:
             return False
         with self._ledger.without_claims_of(pod.uid, pod.priority) as fleet:
-            may = self._ledger.quota_usage.allowed(pod.namespace, asked)
-            return self._place(pod, may, fleet.view(node), budget) is not None
+            allowed = self._ledger.quota_usage.allowed(pod.namespace, request)
+            return self._place(pod, allowed, fleet.view(node), budget) is not None
 
-    def _after(self, pod: Pod, asked: PodRequest) -> RequestAfterEviction:
-        """What it may ask for once some have left. Only those of its own namespace give quota back, and those of them
-        who leave anyway have done so, wherever they are."""
+    def _request_after(self, pod: Pod, request: PodRequest) -> RequestAfterEviction:
+        """What the quota allows the pod after some pods are gone. Only pods of its own namespace free quota;
+        terminating ones, on any node, count as gone already."""
         quota_usage = self._ledger.quota_usage
         with self._ledger.without_claims_of(pod.uid, pod.priority):
-            after_eviction = quota_usage.after_eviction(pod.namespace, asked)
-        if after_eviction(()) is asked:
-            return lambda gone: asked
+            after_eviction = quota_usage.after_eviction(pod.namespace, request)
+        if after_eviction(()) is request:
+            return lambda gone: request
         leaving = {uid for uid in quota_usage.pods(pod.namespace) if self.is_terminating(uid)}
         return lambda gone: after_eviction(leaving.union(holder.pod for holder in gone))
 
     def _plan(
         self,
         pod: Pod,
-        asked: PodRequest,
+        request: PodRequest,
         node: str,
-        found: tuple[Victim, ...] | None,
+        chosen: tuple[Victim, ...] | None,
         after: RequestAfterEviction,
         budget: SearchBudget,
     ) -> PreemptionPlan | None:
         view = self._view(pod, node)
-        if found is None or view is None:
+        if chosen is None or view is None:
             return None
-        where = self._place(pod, after(found), without(view, found), budget)
-        leaving = () if self.fits_now(pod, asked, node, budget) else tuple(self._going_on(node))
-        return None if where is None else PreemptionPlan(node=node, victims=found, leaving=leaving, where=where)
+        where = self._place(pod, after(chosen), without(view, chosen), budget)
+        leaving = () if self.fits_now(pod, request, node, budget) else tuple(self._terminating(node))
+        return None if where is None else PreemptionPlan(node=node, victims=chosen, leaving=leaving, where=where)
 
     def _view(self, pod: Pod, node: str) -> NodeView | None:
-        """The node as this pod may see it, when those have left who leave anyway."""
+        """The node without this pod's own claims and without its terminating pods."""
         if node not in self._ledger.fleet:
             return None
         with self._ledger.without_claims_of(pod.uid, pod.priority) as fleet:
-            return without(fleet.view(node), self._going_on(node))
+            return without(fleet.view(node), self._terminating(node))
 
-    # ---- who is there -----------------------------------------------------------------------------------------------
+    # ---- pods of a node ---------------------------------------------------------------------------------------------
 
     def _evictable(self, node: str, below: int) -> list[Victim]:
-        """Less important pods that are really there, and would go if they were asked to."""
-        found = {e.allocation.pod for e in self._confirmed(node) if e.allocation.priority < below}
-        return [h for h in self._ledger.holders(node) if h.pod in found and not self._was_asked_to_go(h.pod)]
+        """Bound pods of lower priority that are not terminating yet."""
+        lower = {entry.allocation.pod for entry in self._confirmed(node) if entry.allocation.priority < below}
+        holders = self._ledger.holders(node)
+        return [holder for holder in holders if holder.pod in lower and not self._was_evicted(holder.pod)]
 
-    def _going_on(self, node: str) -> list[Victim]:
-        going = {e.allocation.pod for e in self._confirmed(node) if self.is_terminating(e.allocation.pod)}
-        return [holder for holder in self._ledger.holders(node) if holder.pod in going] if going else []
+    def _terminating(self, node: str) -> list[Victim]:
+        pods = {entry.allocation.pod for entry in self._confirmed(node) if self.is_terminating(entry.allocation.pod)}
+        return [holder for holder in self._ledger.holders(node) if holder.pod in pods] if pods else []
 
     def _confirmed(self, node: str) -> list[LedgerEntry]:
         return [entry for entry in self._ledger.on_node(node) if entry.state is AllocationState.CONFIRMED]
 
-    def _was_asked_to_go(self, uid: str) -> bool:
+    def _was_evicted(self, uid: str) -> bool:
         pod = self._cluster_state.pod(uid)
-        return uid in self.asked_to_go or (pod is not None and pod.is_terminating)
+        return uid in self.evicted or (pod is not None and pod.is_terminating)
 
     def is_terminating(self, uid: str) -> bool:
-        """Whether the pod will be gone in a moment; one that should be gone by now and is not, is stuck."""
+        """Whether the pod will be gone soon. One that exceeded its grace period is stuck, and does not count."""
         pod = self._cluster_state.pod(uid)
         if pod is None or not pod.is_terminating:
-            return uid in self.asked_to_go
+            return uid in self.evicted
         return self._wall() / 1e9 < _gone_by(pod) + STUCK
 
-    def seconds_left(self, holder: Victim) -> float:
-        """How long the pod may take to go."""
-        pod = self._cluster_state.pod(holder.pod)
+    def seconds_left(self, victim: Victim) -> float:
+        """How long the pod may take to terminate."""
+        pod = self._cluster_state.pod(victim.pod)
         if pod is None:
             return UNKNOWN_GRACE
         return max(0.0, _gone_by(pod) - self._wall() / 1e9) if pod.is_terminating else float(pod.grace)
@@ -193,36 +198,36 @@ class VictimSelector:
         """How many evictions the budgets do not allow."""
         return sum(max(0, self._count(gone, budget) - budget.allowed) for budget in self.budgets or ())
 
-    def is_protected(self, holder: Victim) -> bool:
-        return bool(self._protectors(holder, self.budgets or ()))
+    def is_protected(self, victim: Victim) -> bool:
+        return bool(self._protectors(victim, self.budgets or ()))
 
-    def _is_lawful(self, gone: Collection[Victim]) -> bool:
-        return not self._overdrawn_by(gone)
+    def _is_within_budgets(self, gone: Collection[Victim]) -> bool:
+        return not self._violated_by(gone)
 
-    def _overdrawn_by(self, gone: Collection[Victim]) -> tuple[str, ...]:
-        """Budgets that forbid that all of these go. Nobody under two budgets can be evicted: the API cannot do it."""
+    def _violated_by(self, gone: Collection[Victim]) -> tuple[str, ...]:
+        """Budgets that forbid these evictions. The Eviction API refuses to evict a pod under more than one budget."""
         budgets = self.budgets or ()
-        over = {budget.key for budget in budgets if self._count(gone, budget) > budget.allowed}
-        for holder in gone:
-            mine = self._protectors(holder, budgets)
-            over |= {budget.key for budget in mine} if len(mine) > 1 else set()
-        return tuple(sorted(over))
+        violated = {budget.key for budget in budgets if self._count(gone, budget) > budget.allowed}
+        for victim in gone:
+            protectors = self._protectors(victim, budgets)
+            violated |= {budget.key for budget in protectors} if len(protectors) > 1 else set()
+        return tuple(sorted(violated))
 
     def _count(self, gone: Collection[Victim], budget: DisruptionBudget) -> int:
-        return sum(bool(self._protectors(holder, (budget,))) for holder in gone)
+        return sum(bool(self._protectors(victim, (budget,))) for victim in gone)
 
-    def _protectors(self, holder: Victim, budgets: Collection[DisruptionBudget]) -> list[DisruptionBudget]:
-        pod = self._cluster_state.pod(holder.pod) if budgets else None
-        return [b for b in budgets if pod is not None and b.protects(pod.namespace, pod.labels)]
+    def _protectors(self, victim: Victim, budgets: Collection[DisruptionBudget]) -> list[DisruptionBudget]:
+        pod = self._cluster_state.pod(victim.pod) if budgets else None
+        return [budget for budget in budgets if pod is not None and budget.protects(pod.namespace, pod.labels)]
 
-    def _is_unwilling(self, holder: Victim) -> bool:
-        return self._clock() < self.unwilling.get(holder.pod, 0.0)
+    def _was_refused(self, victim: Victim) -> bool:
+        return self._clock() < self.refused_until.get(victim.pod, 0.0)
 
 
 def _gone_by(pod: Pod) -> float:
-    """When the pod's time is up, in seconds since 1970: so says its deletion timestamp. 0: nobody can read that."""
-    said = (pod.metadata and pod.metadata.deletion_timestamp) or ""
+    """The deletion timestamp (the end of the grace period) in seconds since 1970; 0 if it is unreadable."""
+    timestamp = (pod.metadata and pod.metadata.deletion_timestamp) or ""
     try:
-        return datetime.fromisoformat(said).timestamp()
+        return datetime.fromisoformat(timestamp).timestamp()
     except ValueError:
         return 0.0
