@@ -160,7 +160,7 @@ def test_what_cannot_be_used_is_said_and_the_last_good_one_is_shown() -> None:
     last = {"gputile.io/last-good-quota": "namespaces: {team-a: {limits: [{cards: 3}]}}"}
     said = run("-f", "-", stdin=saved(config_map("namespaces: [", **last), *PODS))
     assert said.exit_code == 0
-    assert "is not the YAML that it should be" in said.stderr
+    assert "is invalid YAML" in said.stderr
     assert "1 of 3" in said.stdout
 
 

@@ -146,7 +146,7 @@ def test_a_handshake_that_fails_leaves_nothing(run: Run, tls: bool) -> None:
             with silent(place.port, 5, b"this is no hello\r\n\r\n") as lines:
                 await until(lambda: all(is_cut(line) for line in lines))
             await until(lambda: not place.listener.arriving and not place.listener.connections)
-            await until(lambda: not place.listener._acceptor._greeting)
+            await until(lambda: not place.listener._acceptor._handshakes)
 
     run(story())
 
@@ -209,7 +209,7 @@ def test_no_files_are_left_and_then_there_are(run: Run, monkeypatch: pytest.Monk
     async def rested(acceptor: accepting.Acceptor, wrong: OSError) -> None:
         rests.append(wrong.errno)
 
-    monkeypatch.setattr(accepting.Acceptor, "_rest", rested)
+    monkeypatch.setattr(accepting.Acceptor, "_pause", rested)
 
     class Scarce(socket.socket):
         def accept(self) -> Any:
@@ -266,7 +266,7 @@ def test_stopping_ends_handshakes_too(run: Run) -> None:
             with silent(place.port, 3):
                 await until(lambda: len(place.listener.arriving) == 3)
                 await place.listener.stop()
-                await until(lambda: not place.listener._acceptor._greeting)
+                await until(lambda: not place.listener._acceptor._handshakes)
         with pytest.raises(OSError, match="refused"):
             socket.create_connection(("127.0.0.1", place.port))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.http.connection import PLENTY, ClientConnection, ConnectionBroken, HttpAnswer
+from gputile.http.connection import HIGH_WATER, ClientConnection, ConnectionBroken, HttpAnswer
 from gputile.http.messages import READ_BUFFER
 from tests.effort import examples
 
@@ -172,20 +172,20 @@ async def test_nonsense_is_broken_or_waits_for_more_and_nothing_else(noise: byte
 async def test_who_is_slow_to_read_makes_the_server_wait() -> None:
     home = Home()
     await home.begins(HEAD + b"Content-Length: 10000000\r\n\r\n")
-    home.hear(b"x" * PLENTY)
+    home.hear(b"x" * HIGH_WATER)
     assert not home.is_paused()
     home.hear(b"x")
     assert home.is_paused()
-    assert len(await home.connection.piece()) == PLENTY + 1
+    assert len(await home.connection.piece()) == HIGH_WATER + 1
     assert not home.is_paused()
 
 
 async def test_a_stream_that_ends_while_paused_leaves_a_connection_that_reads() -> None:
     home = Home()
-    await home.begins(HEAD + b"Content-Length: %d\r\n\r\n" % (PLENTY + 1))
-    home.hear(b"x" * (PLENTY + 1))
+    await home.begins(HEAD + b"Content-Length: %d\r\n\r\n" % (HIGH_WATER + 1))
+    home.hear(b"x" * (HIGH_WATER + 1))
     assert home.is_paused()
-    assert len(await home.connection.piece()) == PLENTY + 1
+    assert len(await home.connection.piece()) == HIGH_WATER + 1
     assert await home.connection.piece() == b""
     assert (home.wire.paused, home.back) == (False, 1)
 
@@ -258,7 +258,7 @@ async def test_silence_ends_a_stream() -> None:
 async def test_while_we_do_not_listen_silence_is_not_the_server_s() -> None:
     home = Home()
     await home.begins(HEAD + b"Content-Length: 10000000\r\n\r\n")
-    home.hear(b"x" * (PLENTY + 1))
+    home.hear(b"x" * (HIGH_WATER + 1))
     home.loop.wait(9.0)
     home.loop.wait(9.0)
     assert not home.is_closed()

@@ -128,7 +128,7 @@ def test_a_flood_ends_in_a_farewell_with_its_reason(run: Run) -> None:
                 await client.ping()
             assert client.pings >= MOST_NOISE - 10
             assert client.farewell.error_code == H2ErrorCode.ENHANCE_YOUR_CALM
-            assert client.farewell.additional_data == b"too many frames that ask for nothing"
+            assert client.farewell.additional_data == b"too many control frames"
 
     run(story())
 

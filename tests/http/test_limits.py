@@ -219,7 +219,7 @@ class Anything(RuleBasedStateMachine):
         assert self.callers.kept == sum(one.kept for one in self.there) <= 100
         sent = {id(page): len(page) for pages in self.there.values() for page in pages}
         assert self.callers.unsent == sum(sent.values()) <= 100
-        assert sum(self.callers._crowds.values()) == len(self.there)
+        assert sum(self.callers._by_address.values()) == len(self.there)
 
 
 TestAnything = Anything.TestCase

@@ -226,41 +226,53 @@ PLUGIN = {"command": "x", "apiVersion": "client.authentication.k8s.io/v1"}
 @pytest.mark.parametrize(
     ("content", "context", "words"),
     [
-        pytest.param(config(name="prod-eu"), "prod-ue", ["'prod-ue'", "did you mean prod-eu?"], id="a-slip-of-the-pen"),
+        pytest.param(
+            config(name="prod-eu"), "prod-ue", ["'prod-ue'", "did you mean prod-eu?"], id="a-misspelt-context"
+        ),
         pytest.param(config(), "zzz", ["'zzz'", "there are: main"], id="no-such-context"),
         pytest.param({**config(), "current-context": ""}, None, ["--context", "main"], id="no-current-context"),
         pytest.param({}, None, ["no current-context", "(there are none)"], id="an-empty-file"),
-        pytest.param(b"", None, ["no current-context"], id="a-file-of-no-bytes"),
+        pytest.param(b"", None, ["no current-context"], id="a-file-of-0-bytes"),
         pytest.param({**config(), "clusters": None}, None, ["no cluster is named 'main'"], id="no-such-cluster"),
         pytest.param({**config(), "users": None}, None, ["no user is named 'main'"], id="no-such-user"),
-        pytest.param(config(cluster={"server": "host:6443"}), None, ["'host:6443'", "https://"], id="no-url"),
-        pytest.param(b"a: b: " + SECRET.encode(), None, ["is no YAML (line 1)"], id="no-yaml"),
-        pytest.param(b"- " + SECRET.encode(), None, ["is no kubeconfig"], id="a-list"),
-        pytest.param(config({"token": [SECRET]}), None, ["$.users[0].user.token"], id="a-token-that-is-a-list"),
+        pytest.param(
+            config(cluster={"server": "host:6443"}), None, ["'host:6443'", "https://"], id="a-server-that-is-not-a-URL"
+        ),
+        pytest.param(b"a: b: " + SECRET.encode(), None, ["invalid YAML (line 1)"], id="invalid-YAML"),
+        pytest.param(b"- " + SECRET.encode(), None, ["not a kubeconfig"], id="a-list"),
+        pytest.param(
+            config({"token": [SECRET]}),
+            None,
+            ["`users[0].user.token` must be a string or null, not a list"],
+            id="a-token-that-is-a-list",
+        ),
         pytest.param(config({"tokenFile": 7, "token": SECRET}), None, ["tokenFile"], id="a-path-that-is-a-number"),
         pytest.param(
             config(cluster={"server": "https://h", "certificate-authority-data": encoded(SECRET.encode())}),
             None,
             ["certificate-authority", "PEM"],
-            id="an-authority-that-is-none",
+            id="a-CA-that-is-not-PEM",
         ),
         pytest.param(
             config(cluster={"certificate-authority-data": f"!{SECRET}"}),
             None,
-            ["no base64"],
-            id="data-that-is-no-base64",
+            ["not base64"],
+            id="data-that-is-not-base64",
         ),
         pytest.param(
-            config(cluster={"certificate-authority": "absent.crt"}), None, ["absent.crt", "mend"], id="an-absent-file"
+            config(cluster={"certificate-authority": "absent.crt"}),
+            None,
+            ["absent.crt", "correct the path"],
+            id="a-missing-file",
         ),
         pytest.param(
             config(cluster={"insecure-skip-tls-verify": True, "certificate-authority-data": encoded(AUTHORITY.pem)}),
             None,
             ["remove one of them"],
-            id="trusting-one-and-all",
+            id="a-CA-and-insecure",
         ),
         pytest.param(
-            config({"client-key-data": encoded(ME.key)}), None, ["write both"], id="a-key-without-its-certificate"
+            config({"client-key-data": encoded(ME.key)}), None, ["set both"], id="a-key-without-its-certificate"
         ),
         pytest.param(
             config(
@@ -269,7 +281,7 @@ PLUGIN = {"command": "x", "apiVersion": "client.authentication.k8s.io/v1"}
             ),
             None,
             ["passphrase"],
-            id="a-key-that-wants-a-person",
+            id="a-key-with-a-passphrase",
         ),
         pytest.param(
             config({"auth-provider": {"name": "gcp"}}), None, ["auth-provider", "exec"], id="an-auth-provider"
@@ -279,13 +291,13 @@ PLUGIN = {"command": "x", "apiVersion": "client.authentication.k8s.io/v1"}
             config({"exec": {**PLUGIN, "apiVersion": "client.authentication.k8s.io/v1alpha1"}}),
             None,
             ["v1alpha1", "v1beta1"],
-            id="a-plugin-of-old",
+            id="an-unsupported-plugin-version",
         ),
         pytest.param(
             config({"exec": {**PLUGIN, "interactiveMode": "Always"}}),
             None,
-            ["person"],
-            id="a-plugin-that-wants-a-person",
+            ["interactive"],
+            id="an-interactive-plugin",
         ),
     ],
 )
@@ -441,22 +453,22 @@ def test_a_plugin_brings_a_certificate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        pytest.param("exit 3", "ended with 3", id="it-fails"),
+        pytest.param("exit 3", "exited with code 3", id="it-fails"),
         pytest.param(f"echo {SECRET}", "printed no ExecCredential", id="it-prints-something-else"),
         pytest.param(f"echo '{credential(BETA, token=SECRET)}'", "another apiVersion", id="it-speaks-another-version"),
         pytest.param(f"echo '{credential()}'", "neither a token nor a certificate", id="it-brings-nothing"),
         pytest.param(
             f"echo '{credential(clientCertificateData=SECRET)}'", "neither a token", id="it-brings-half-a-certificate"
         ),
-        pytest.param("exec sleep 30", "did not end within", id="it-hangs"),
-        pytest.param("sleep 30", "did not end within", id="a-child-of-its-hangs"),
+        pytest.param("exec sleep 30", "timed out after", id="it-hangs"),
+        pytest.param("sleep 30", "timed out after", id="a-child-of-its-hangs"),
         pytest.param(
             f"echo '{credential(token=SECRET)}'; sleep 30 &",
-            "did not end within",
+            "timed out after",
             id="a-child-of-its-keeps-the-pipe-open",
         ),
-        pytest.param("exec yes", "prints more than 1048576 bytes", id="it-prints-without-end"),
-        pytest.param("yes; echo", "prints more than", id="a-child-of-its-prints-without-end"),
+        pytest.param("exec yes", "printed more than 1048576 bytes", id="it-prints-without-end"),
+        pytest.param("yes; echo", "printed more than", id="a-child-of-its-prints-without-end"),
         pytest.param(
             "printf '{\"x\":'; head -c 100000 /dev/zero | tr '\\0' '['",
             "printed no ExecCredential",
@@ -467,10 +479,10 @@ def test_a_plugin_brings_a_certificate(tmp_path: Path) -> None:
 def test_a_plugin_that_fails_says_what_to_do(
     body: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(credentials, "PLUGIN_PATIENCE", 0.05 if "sleep" in body else 10.0)
+    monkeypatch.setattr(credentials, "PLUGIN_TIMEOUT", 0.05 if "sleep" in body else 10.0)
     script(tmp_path, body)
     access = load(written(tmp_path / "config", plugin_config()), None, {"PATH": os.environ["PATH"]})
-    with pytest.raises(InputError, match=r"by hand|name its own") as caught:
+    with pytest.raises(InputError, match=r"by hand|set the plugin's own") as caught:
         headers(access)
     assert words in str(caught.value)
     assert SECRET not in str(caught.value)

@@ -156,7 +156,7 @@ class TestFollowing:
         assert spoilt.what == "Pod odd"
         assert [one.name for one in listed.items] == ["web-0"]
         assert [one.name for one in await found.list_pods()] == ["web-0"]
-        found._tell("Pod", "ADDED", odd)
+        found._notify("Pod", "ADDED", odd)
         assert isinstance((await first(feed, 1))[0], Undecodable)
 
 

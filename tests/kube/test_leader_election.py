@@ -24,7 +24,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.kube.api import NO_WORDS, ApiRejected, LeaseRecord, OutcomeUnknown
+from gputile.kube.api import NO_ANNOTATIONS, ApiRejected, LeaseRecord, OutcomeUnknown
 from gputile.kube.leader_election import Elector, LeaseSettings, Term
 from tests.effort import examples
 
@@ -69,11 +69,11 @@ class Memory:
         self._call("read")
         return None if self.store.record is None else (self.store.record, str(self.store.version))
 
-    async def create(self, record: LeaseRecord, annotations: Mapping[str, str] = NO_WORDS) -> str:
+    async def create(self, record: LeaseRecord, annotations: Mapping[str, str] = NO_ANNOTATIONS) -> str:
         self._call("create")
         return self._answer(self.store.create(record))
 
-    async def write(self, record: LeaseRecord, version: str, annotations: Mapping[str, str] = NO_WORDS) -> str:
+    async def write(self, record: LeaseRecord, version: str, annotations: Mapping[str, str] = NO_ANNOTATIONS) -> str:
         self._call("write")
         return self._answer(self.store.write(record, version))
 
@@ -204,7 +204,7 @@ def test_each_renewal_of_another_starts_the_wait_anew() -> None:
 
 def queued(one: Replica) -> list[Term | None]:
     """What `on_change` would hear."""
-    turns = one.elector._turns
+    turns = one.elector._changes
     return [turns.get_nowait() for _ in range(turns.qsize())]
 
 
@@ -419,10 +419,10 @@ class Wire:
         found: tuple[LeaseRecord | None, str] = await self._send(lambda: (self._store.record, str(self._store.version)))
         return None if found[0] is None else (found[0], found[1])
 
-    async def create(self, record: LeaseRecord, annotations: Mapping[str, str] = NO_WORDS) -> str:
+    async def create(self, record: LeaseRecord, annotations: Mapping[str, str] = NO_ANNOTATIONS) -> str:
         return str(await self._send(lambda: self._store.create(record)))
 
-    async def write(self, record: LeaseRecord, version: str, annotations: Mapping[str, str] = NO_WORDS) -> str:
+    async def write(self, record: LeaseRecord, version: str, annotations: Mapping[str, str] = NO_ANNOTATIONS) -> str:
         return str(await self._send(lambda: self._store.write(record, version)))
 
     async def _send(self, act: Any) -> Any:

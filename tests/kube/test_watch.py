@@ -272,7 +272,7 @@ def test_tells_list_changes_and_gaps_in_order() -> None:
 @pytest.mark.parametrize(
     ("broke", "words"),
     [
-        pytest.param(GONE, ["history is gone", "listing again"], id="expired"),
+        pytest.param(GONE, ["resource version has expired", "relisting"], id="expired"),
         pytest.param(
             ApiRejected(403, "Forbidden", "pods is forbidden"),
             ["cannot list pods", "pods is forbidden", 'apiGroups: [""], resources: [pods], verbs: [get, list, watch]'],

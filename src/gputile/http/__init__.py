@@ -1,1 +1,1 @@
-"""HTTP as we need it: bytes in, bytes out. It knows nothing of Kubernetes, and nothing of what is asked."""
+"""HTTP/1.1 and HTTP/2: a small server and a small client. This package must not know Kubernetes or the extender API."""

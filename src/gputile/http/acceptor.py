@@ -1,11 +1,10 @@
-"""New connections: taken from the listening sockets, and brought through their handshake.
+"""Accepts new connections from the listening sockets and completes their TLS handshakes.
 
-Room:  sockets and handshakes, both bounded: whoever takes too long, or is one too many, is gone before anything of it
-       is kept. What is spoken behind the handshake is not known here.
-Door:  `Acceptor.start`, `stop`. `tls` may change; the next handshake is made with it.
+The number of pending handshakes and their duration are bounded: a client that is too slow, or that exceeds the limit,
+is closed before any state is kept for it. This module must not know the protocol that is spoken after the handshake.
 
-The loop's own `create_server` does not say that somebody is there until the handshake is done, and by then a thousand
-others that never say hello may have used up our file descriptors.
+asyncio's own `create_server` reports a connection only after its handshake. By then a thousand clients that never send
+a ClientHello may have used up the file descriptors.
 """
 
 import asyncio
@@ -21,124 +20,125 @@ from gputile.http.limits import CallerClass
 from gputile.http.messages import ARRIVING
 
 BACKLOG = 1024
-BREATH = 0.1  # seconds without new connections, when there are no file descriptors left
-SHUTDOWN = 5.0  # seconds for the other side to say goodbye in TLS
-SEND_BUFFER = 2**18  # bytes that the kernel keeps of an answer that is not read; by itself it would take megabytes
-DESCRIPTORS = 8192  # files and sockets that we want to be able to have open
-GONE = (errno.ECONNABORTED, errno.EAGAIN, errno.EINTR)  # the other side did not wait
+ACCEPT_PAUSE = 0.1  # seconds without accepting, when there are no file descriptors left
+SHUTDOWN = 5.0  # seconds for the TLS close_notify of the client
+SEND_BUFFER = 2**18  # bytes of an unread response that the kernel buffers; its default would be megabytes
+DESCRIPTORS = 8192  # files and sockets that this process wants to be able to open
+CLIENT_LEFT = (errno.ECONNABORTED, errno.EAGAIN, errno.EINTR)  # the client disconnected before the accept
 
 Protocol = Callable[[Callable[[], None]], asyncio.BaseProtocol]
-"""What is spoken behind the handshake; to be told by it that the handshake is done."""
+"""Makes the protocol that is spoken after the handshake; the protocol calls its argument when the handshake is done."""
 
 
 class PendingHandshake:
-    """Somebody whose handshake is not done."""
+    """A connection whose TLS handshake is not done."""
 
-    def __init__(self, line: socket.socket, address: str, since: float) -> None:
-        self._line, self.address, self.since, self.kept = line, address, since, 0
+    def __init__(self, client: socket.socket, address: str, since: float) -> None:
+        self._client, self.address, self.since, self.kept = client, address, since, 0
         self.is_served = False
 
     def cut(self) -> None:
-        """Its handshake ends by this, and closes what there is to close."""
+        """Shut the socket down; the handshake fails by that and closes it."""
         with suppress(OSError):
-            self._line.shutdown(socket.SHUT_RDWR)
+            self._client.shutdown(socket.SHUT_RDWR)
 
 
 class Acceptor:
-    """See the module's text."""
+    """The listening sockets of one server, and the connections whose handshake is pending."""
 
     def __init__(self, arriving: CallerClass, protocol: Protocol) -> None:
-        """`arriving`: the class of those whose handshake is not done."""
+        """`arriving`: the class of connections whose handshake is not done. A new `tls` is used by the next
+        handshake."""
         self._arriving, self._protocol = arriving, protocol
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
-        self._greeting: set[asyncio.Task[None]] = set()
+        self._handshakes: set[asyncio.Task[None]] = set()
         self.tls: ssl.SSLContext | None = None
 
     async def start(self, host: str, port: int) -> int:
-        """Listen on all addresses of `host`; the port, which matters if 0 was asked for. `OSError`."""
+        """Listen on all addresses of `host` and return the port, which matters if 0 was given. Raises `OSError`."""
         loop = asyncio.get_running_loop()
         want_descriptors(DESCRIPTORS)
-        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         try:
-            for family, kind, number, _, address in dict.fromkeys(found):
+            for family, kind, number, _, address in dict.fromkeys(addresses):
                 self._sockets.append(_listening(family, kind, number, address))
         except OSError:
             self._close()
             raise
-        self._accepting = [asyncio.create_task(self._accept(one)) for one in self._sockets]
+        self._accepting = [asyncio.create_task(self._accept(listening)) for listening in self._sockets]
         return int(self._sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
-        tasks = [*self._accepting, *self._greeting]
+        tasks = [*self._accepting, *self._handshakes]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._close()
 
     def _close(self) -> None:
-        for one in self._sockets:
-            one.close()
+        for listening in self._sockets:
+            listening.close()
         self._sockets = []
 
     async def _accept(self, listening: socket.socket) -> None:
-        """One in each turn of the loop. Whatever is wrong with one of them, the next is taken."""
+        """Accept one connection per turn of the loop. An error with one connection never stops the next."""
         loop = asyncio.get_running_loop()
         while True:
             try:
-                line, address = await loop.sock_accept(listening)
-            except OSError as wrong:
-                await self._rest(wrong)
+                client, address = await loop.sock_accept(listening)
+            except OSError as error:
+                await self._pause(error)
                 continue
-            task = asyncio.ensure_future(self._greet(line, str(address[0])))
-            self._greeting.add(task)
-            task.add_done_callback(partial(self._greeted, line))
+            task = asyncio.ensure_future(self._handshake(client, str(address[0])))
+            self._handshakes.add(task)
+            task.add_done_callback(partial(self._handshake_done, client))
 
-    async def _rest(self, wrong: OSError) -> None:
-        """Where there are no files left, whoever waits outside goes on waiting; to ask at once would be a busy loop."""
-        await asyncio.sleep(0.0 if wrong.errno in GONE else BREATH)
+    async def _pause(self, error: OSError) -> None:
+        """Without free file descriptors, clients stay in the backlog; to accept again at once would be a busy loop."""
+        await asyncio.sleep(0.0 if error.errno in CLIENT_LEFT else ACCEPT_PAUSE)
 
-    def _greeted(self, line: socket.socket, task: "asyncio.Task[None]") -> None:
-        self._greeting.discard(task)
-        if task.cancelled():  # we are stopping; it may not even have begun
-            line.close()
+    def _handshake_done(self, client: socket.socket, task: "asyncio.Task[None]") -> None:
+        self._handshakes.discard(task)
+        if task.cancelled():  # the server is stopping; the task may not even have started
+            client.close()
 
-    async def _greet(self, line: socket.socket, address: str) -> None:
+    async def _handshake(self, client: socket.socket, address: str) -> None:
         loop = asyncio.get_running_loop()
-        arrival = PendingHandshake(line, address, loop.time())
-        self._arriving.enter(arrival)
-        times = {"ssl_handshake_timeout": ARRIVING, "ssl_shutdown_timeout": SHUTDOWN} if self.tls is not None else {}
+        pending = PendingHandshake(client, address, loop.time())
+        self._arriving.enter(pending)
+        timeouts = {"ssl_handshake_timeout": ARRIVING, "ssl_shutdown_timeout": SHUTDOWN} if self.tls is not None else {}
 
-        def made() -> asyncio.BaseProtocol:
-            return self._protocol(lambda: self._arriving.leave(arrival))
+        def protocol() -> asyncio.BaseProtocol:
+            return self._protocol(lambda: self._arriving.leave(pending))
 
         try:
-            line.setblocking(False)
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-            await loop.connect_accepted_socket(made, line, ssl=self.tls, **times)
-        except (OSError, TimeoutError):  # no handshake, or one that failed; ssl.SSLError is an OSError
-            line.close()
+            client.setblocking(False)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+            await loop.connect_accepted_socket(protocol, client, ssl=self.tls, **timeouts)
+        except (OSError, TimeoutError):  # the handshake failed or timed out; ssl.SSLError is an OSError
+            client.close()
         finally:
-            self._arriving.leave(arrival)
+            self._arriving.leave(pending)
 
 
 def _listening(family: int, kind: int, number: int, address: tuple[str | int | bytes, ...]) -> socket.socket:
-    made = socket.socket(family, kind, number)
+    listening = socket.socket(family, kind, number)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind(address)
-        made.listen(BACKLOG)
-        made.setblocking(False)
-    except OSError as wrong:
-        made.close()
-        raise OSError(wrong.errno, os.strerror(wrong.errno or 0)) from wrong
-    return made
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listening.bind(address)
+        listening.listen(BACKLOG)
+        listening.setblocking(False)
+    except OSError as error:
+        listening.close()
+        raise OSError(error.errno, os.strerror(error.errno or 0)) from error
+    return listening
 
 
 def want_descriptors(count: int) -> None:
-    """Raise our own limit as far as we may, up to so many: every place of every class has to have one."""
+    """Raise the soft limit of open files to `count`, as far as permitted: every connection of every class needs one."""
     try:
         import resource
     except ImportError:  # Windows

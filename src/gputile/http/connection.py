@@ -1,12 +1,12 @@
-"""One kept connection to a server: a question goes out in one write, its answer is put together as it comes.
+"""One kept HTTP/1.1 connection to a server: it sends a request in one write and assembles the response as it arrives.
 
-Room:  one exchange after the other, never two at once; one future for whoever waits, one timer for its patience.
-Door:  `ask` for a whole answer, or `begin` and then `piece` by piece. Whoever is cancelled while it waits closes the
-       connection: the answer may still come, and must not be taken for that of the next question.
+There is one exchange at a time, with one future for the waiting caller and one timer. `ask` returns a whole response;
+`begin` and then `piece` return it in pieces. Cancelling a waiting caller closes the connection: the response may still
+arrive, and must not be taken for the response to the next request.
 
-  idle --ask--> asked --head--> answering --end of the body--> idle
-    |             |                 |
-    +-------------+-----------------+--lost, malformed, out of time, cancelled--> closed
+  idle --ask--> sent --head--> receiving --end of the body--> idle
+    |             |                |
+    +-------------+----------------+--lost, malformed, timed out, cancelled--> closed
 """
 
 import asyncio
@@ -20,24 +20,24 @@ from gputile.http.h1_body import Body, Malformed
 from gputile.http.h1_response import UNTIL_CLOSE, ResponseHead, read_head
 from gputile.http.messages import LONGEST_HEAD
 
-PLENTY = 262144  # bytes that wait for whoever reads a stream; no more are read before it comes for them
+HIGH_WATER = 262144  # bytes of a streamed body that are buffered; reading pauses until the caller consumes them
 NO_LIMIT = UNTIL_CLOSE
 
 
 class NotSent(Exception):
-    """Not one byte of the request has left."""
+    """The request was not sent: not one byte left this process."""
 
 
 class ConnectionBroken(Exception):
-    """The request may have arrived, and no answer came that can be understood."""
+    """The request may have arrived, and no valid response was received."""
 
-    def __init__(self, why: str, *, is_stale: bool = False) -> None:
-        super().__init__(why)
-        self.is_stale = is_stale  # a kept connection ended without one byte of an answer
+    def __init__(self, reason: str, *, is_stale: bool = False) -> None:
+        super().__init__(reason)
+        self.is_stale = is_stale  # a kept connection was closed without one byte of a response
 
 
 class HttpAnswer(msgspec.Struct, frozen=True):
-    """A whole answer."""
+    """A whole response."""
 
     status: int
     headers: dict[str, str]  # names in lower case
@@ -45,10 +45,10 @@ class HttpAnswer(msgspec.Struct, frozen=True):
 
 
 class ConnectionOwner(Protocol):
-    """Where a connection comes from and goes back to."""
+    """The pool that a connection belongs to."""
 
     read_buffer: memoryview
-    """Where bytes arrive, whoever sent them: they are taken from here before the loop reads again."""
+    """The buffer that all connections read into: each copies its bytes before the loop reads again."""
 
     def give_back(self, connection: "ClientConnection") -> None: ...
 
@@ -59,23 +59,25 @@ Waiter: TypeAlias = "asyncio.Future[HttpAnswer | None]"
 
 
 class ClientConnection(asyncio.BufferedProtocol):
-    def __init__(self, home: ConnectionOwner, loop: asyncio.AbstractEventLoop, tls: ssl.SSLContext | None) -> None:
-        self._home, self._loop, self.tls = home, loop, tls
+    """One connection of the client, with at most one exchange under way."""
+
+    def __init__(self, owner: ConnectionOwner, loop: asyncio.AbstractEventLoop, tls: ssl.SSLContext | None) -> None:
+        self._owner, self._loop, self.tls = owner, loop, tls
         self.idle_since = 0.0
         self.gone = loop.create_future()
         self._transport: asyncio.Transport | None = None
-        self._has_served = self._has_heard = self._is_over = self._is_paused = False
+        self._has_served = self._has_received = self._is_over = self._is_paused = False
         self._buffer = bytearray()
-        # ---- of the exchange under way
+        # ---- the exchange under way
         self._method: str | None = None
         self._streams = self._is_whole = False
         self._head: ResponseHead | None = None
         self._body: Body | None = None
         self._waiter: Waiter | None = None
-        self._wrong: Exception | None = None
+        self._error: Exception | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._deadline = self._silence = math.inf
-        self._heard_at = 0.0
+        self._received_at = 0.0
 
     @property
     def transport(self) -> asyncio.Transport:
@@ -86,38 +88,39 @@ class ClientConnection(asyncio.BufferedProtocol):
     def is_usable(self) -> bool:
         return not (self._is_over or self._transport is None or self._transport.is_closing())
 
-    # ---- asking -----------------------------------------------------------------------------------------------------
+    # ---- requests ---------------------------------------------------------------------------------------------------
 
     async def ask(self, method: str, sent: bytes, deadline: float) -> HttpAnswer:
-        """`sent`: all of the request. `deadline`: by the loop's clock."""
+        """Send a request and return its whole response. `sent`: the encoded request. `deadline`: by the loop's
+        clock."""
         self._send(method, sent, deadline, math.inf, streams=False)
         answer = await self._wait()
         assert answer is not None
         return answer
 
     async def begin(self, method: str, sent: bytes, deadline: float, silence: float) -> ResponseHead:
-        """The head of an answer; `piece` gets the rest. `silence`: seconds without one byte that we accept."""
+        """Send a request and return the head; `piece` returns the body. `silence`: the longest gap between bytes."""
         self._send(method, sent, deadline, silence, streams=True)
         while self._head is None:
             await self._wait()
         return self._head
 
     async def piece(self) -> bytes:
-        """What has come; empty at the end."""
+        """The bytes of the body that have arrived; empty at the end."""
         assert self._body is not None
         while True:
-            if found := self._body.pieces():
-                self._read_on()
-                return found
+            if piece := self._body.pieces():
+                self._resume_reading()
+                return piece
             if self._is_whole:
-                self._end()
+                self._finish()
                 return b""
-            if self._wrong is not None:
-                raise self._wrong
+            if self._error is not None:
+                raise self._error
             await self._wait()
 
     async def tunnel(self, sent: bytes, deadline: float) -> int:
-        """The status with which a proxy opens a way through; whoever asked then puts TLS between it and us."""
+        """Return the proxy's status for CONNECT; the caller then starts TLS inside the tunnel."""
         head = await self.begin("CONNECT", sent, deadline, math.inf)
         self._stop_timer()
         return head.status
@@ -134,132 +137,132 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _send(self, method: str, sent: bytes, deadline: float, silence: float, *, streams: bool) -> None:
         self._method, self._streams, self._is_whole = method, streams, False
         self._head = self._body = None
-        self._has_heard = False
+        self._has_received = False
         self._deadline, self._silence = deadline, silence
-        self._heard_at = self._loop.time()
-        self._timer = self._loop.call_at(min(deadline, self._heard_at + silence), self._look_at_clock)
+        self._received_at = self._loop.time()
+        self._timer = self._loop.call_at(min(deadline, self._received_at + silence), self._check_timeouts)
         self.transport.write(sent)
 
-    def _look_at_clock(self) -> None:
-        """Who does not come for what is here makes us deaf; that is not the server's silence."""
+    def _check_timeouts(self) -> None:
+        """While reading is paused because the caller does not consume, the server is not silent."""
         now = self._loop.time()
         if self._is_paused:
-            self._heard_at = now
-        due = min(self._deadline, self._heard_at + self._silence)
+            self._received_at = now
+        due = min(self._deadline, self._received_at + self._silence)
         if now >= due:
             self._fail(TimeoutError())
         else:
-            self._timer = self._loop.call_at(due, self._look_at_clock)
+            self._timer = self._loop.call_at(due, self._check_timeouts)
 
     # ---- what the loop calls ----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport does not subclass it
 
     def get_buffer(self, hint: int) -> memoryview:
-        return self._home.read_buffer
+        return self._owner.read_buffer
 
     def buffer_updated(self, count: int) -> None:
-        if self._method is None or self._is_whole:  # nobody asked: whatever it is, it answers no later question
+        if self._method is None or self._is_whole:  # unsolicited bytes must not become the next response
             self._is_over = True
             self.transport.abort()
             return
-        self._buffer += self._home.read_buffer[:count]
-        self._has_heard = True
+        self._buffer += self._owner.read_buffer[:count]
+        self._has_received = True
         try:
-            self._take()
-        except Malformed as wrong:
-            self._fail(ConnectionBroken(str(wrong)))
+            self._parse()
+        except Malformed as error:
+            self._fail(ConnectionBroken(str(error)))
 
     def eof_received(self) -> None:
-        self._is_over = True  # the loop closes it, and tells us in its next turn
+        self._is_over = True  # the loop closes the transport and calls `connection_lost` in its next turn
 
-    def connection_lost(self, wrong: Exception | None) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         self._is_over = True
-        if self._body is not None and self._head is not None and self._head.length == UNTIL_CLOSE and wrong is None:
+        if self._body is not None and self._head is not None and self._head.length == UNTIL_CLOSE and error is None:
             self._is_whole = True
-            self._tell()
+            self._wake()
         elif self._method is not None and not self._is_whole:
-            why = str(wrong or "") or "the server closed the connection"
-            self._fail(ConnectionBroken(why, is_stale=self._has_served and not self._has_heard))
-        self._home.lost(self)
+            reason = str(error or "") or "the server closed the connection"
+            self._fail(ConnectionBroken(reason, is_stale=self._has_served and not self._has_received))
+        self._owner.lost(self)
         if not self.gone.done():
             self.gone.set_result(None)
 
-    # ---- an answer, as it comes -------------------------------------------------------------------------------------
+    # ---- receiving a response ---------------------------------------------------------------------------------------
 
-    def _take(self) -> None:
-        if self._head is None and not self._begin():
+    def _parse(self) -> None:
+        if self._head is None and not self._parse_head():
             return
         assert self._body is not None
         self._is_whole = self._body.take(self._buffer)
         if self._streams:
-            self._heard_at = self._loop.time()
-            if self._body.held > PLENTY and not self._is_paused and not self.transport.is_closing():
+            self._received_at = self._loop.time()
+            if self._body.held > HIGH_WATER and not self._is_paused and not self.transport.is_closing():
                 self._is_paused = True
                 self.transport.pause_reading()
         if self._is_whole or self._streams:
-            self._tell()
+            self._wake()
 
-    def _begin(self) -> bool:
-        """Whether the head is here. Those of 1xx answers only say that another one follows."""
+    def _parse_head(self) -> bool:
+        """Whether the head is complete. A 1xx response is skipped: the final response follows it."""
         assert self._method is not None
         while True:
             end = self._buffer.find(b"\r\n\r\n")
             if max(end, len(self._buffer) if end < 0 else 0) > LONGEST_HEAD:
-                raise Malformed(502, "the answer's head is too long")
+                raise Malformed(502, f"response header section exceeds {LONGEST_HEAD} bytes")
             if end < 0:
                 return False
             head = read_head(bytes(self._buffer[:end]), self._method)
             del self._buffer[: end + 4]
             if head.status == 101:
-                raise Malformed(502, "the server wants to speak another protocol")
+                raise Malformed(502, "unexpected 101 Switching Protocols")
             if head.status >= 200:
                 self._head, self._body = head, Body(head.length, NO_LIMIT)
                 return True
 
-    def _tell(self) -> None:
-        """Wake whoever waits. A whole answer frees the connection before its reader even runs."""
+    def _wake(self) -> None:
+        """Wake the waiting caller. A whole response frees the connection before the caller runs."""
         waiter, self._waiter = self._waiter, None
         answer = None
         if not self._streams:
             assert self._head is not None
             assert self._body is not None
             answer = HttpAnswer(self._head.status, self._head.headers, self._body.content())
-            self._end()
+            self._finish()
         if waiter is not None and not waiter.done():
             waiter.set_result(answer)
 
-    def _read_on(self) -> None:
+    def _resume_reading(self) -> None:
         if self._is_paused:
-            self._is_paused, self._heard_at = False, self._loop.time()
+            self._is_paused, self._received_at = False, self._loop.time()
             if self.is_usable:
                 self.transport.resume_reading()
 
-    # ---- ends -------------------------------------------------------------------------------------------------------
+    # ---- end of an exchange, end of the connection ------------------------------------------------------------------
 
-    def _end(self) -> None:
-        """The answer is whole and read."""
+    def _finish(self) -> None:
+        """The response is complete and consumed: give the connection back, or close it."""
         assert self._head is not None
-        stays = not self._head.closes and not self._buffer and self.is_usable
+        is_reusable = not self._head.closes and not self._buffer and self.is_usable
         self._stop_timer()
-        self._read_on()
+        self._resume_reading()
         self._method = self._head = self._body = None
         self._has_served = True
-        if stays:
-            self._home.give_back(self)
+        if is_reusable:
+            self._owner.give_back(self)
         else:
             self.close()
 
-    def _fail(self, wrong: Exception) -> None:
-        self._wrong = wrong
+    def _fail(self, error: Exception) -> None:
+        self._error = error
         waiter, self._waiter = self._waiter, None
         self.close()
         if waiter is not None and not waiter.done():
-            waiter.set_exception(wrong)
+            waiter.set_exception(error)
 
     def close(self) -> None:
-        """At once; what was not sent or read yet is lost."""
+        """Abort at once; unsent and unread bytes are lost."""
         self._is_over = True
         self._stop_timer()
         if self._transport is not None:

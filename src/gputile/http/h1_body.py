@@ -1,36 +1,35 @@
-"""Bodies of HTTP/1.1 messages: of a known length, or in chunks.
+"""Reads the bodies of HTTP/1.1 messages (requests and responses): of a known length, or chunked.
 
-Room:  bytes that come in pieces of any size, put together. The same for what we are asked and what we are answered.
-Door:  `Body.take`, until it says that it is whole; `Malformed` where it can never be. Then `content`; or, for whoever
-       wants the pieces as they come, `pieces` after each `take`.
+Call `Body.take` until it returns True, then `content`; or `pieces` after each `take` to stream. `Malformed` means that
+the body is invalid.
 """
 
 import re
 
-LONGEST_LINE = 4096  # bytes, of a chunk's head
-MOST_TRAILERS = 65536  # bytes, of all that comes behind the last chunk
+LONGEST_LINE = 4096  # bytes, of a chunk-size line
+MOST_TRAILERS = 65536  # bytes, of the trailer section
 CHUNK = re.compile(rb"([0-9A-Fa-f]{1,12})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
 TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
 
 
 class Malformed(Exception):
-    """What came is nothing that we understand."""
+    """The received message violates the protocol; `status` is the HTTP status to respond with."""
 
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
         self.status = status
 
 
 class Body:
-    """Collects a body as it comes; what goes beyond the limit is counted and dropped."""
+    """Collects a body as it arrives; a body beyond the limit is counted and dropped."""
 
     def __init__(self, length: int | None, limit: int) -> None:
-        """`length`: in bytes, None where it comes in chunks. `limit`: how much of it is kept at most."""
+        """`length`: in bytes, None if the body is chunked. `limit`: bytes that are kept at most."""
         self._limit, self._chunked = limit, length is None
         self._missing = length or 0
-        self._found = bytearray()
+        self._received = bytearray()
         self._size = 0
-        self._at_end = not self._chunked  # no further chunk comes
+        self._at_end = not self._chunked  # no further chunk follows
         self._after_chunk = self._in_trailer = False
         self._trailers = 0  # bytes
 
@@ -39,21 +38,21 @@ class Body:
         return self._size > self._limit
 
     def content(self) -> bytes:
-        return b"" if self.is_too_large else bytes(self._found)
+        return b"" if self.is_too_large else bytes(self._received)
 
     @property
     def held(self) -> int:
-        """Bytes that are here and were not asked for yet."""
-        return len(self._found)
+        """Bytes that were received and not consumed yet."""
+        return len(self._received)
 
     def pieces(self) -> bytes:
-        """What has come since this was last asked."""
-        found = bytes(self._found)
-        self._found.clear()
-        return found
+        """The bytes received since the last call."""
+        received = bytes(self._received)
+        self._received.clear()
+        return received
 
     def take(self, buffer: bytearray) -> bool:
-        """Take what is there; whether the body is whole."""
+        """Move the body's bytes out of `buffer`; return whether the body is complete."""
         while True:
             if self._missing:
                 part = buffer[: self._missing]
@@ -61,9 +60,9 @@ class Body:
                 self._missing -= len(part)
                 self._size += len(part)
                 if self.is_too_large:
-                    self._found.clear()
+                    self._received.clear()
                 else:
-                    self._found += part
+                    self._received += part
                 if self._missing:
                     return False
                 self._after_chunk = self._chunked
@@ -79,16 +78,16 @@ class Body:
             self._at_end = not line
             self._trailers += len(line)
             if line and (self._trailers > MOST_TRAILERS or not TRAILER.fullmatch(line)):
-                raise Malformed(400, "what comes behind the last chunk is no header, or too much")
+                raise Malformed(400, "invalid trailer section, or one that exceeds the limit")
         elif self._after_chunk:
             if line:
-                raise Malformed(400, "a chunk is longer than it says")
+                raise Malformed(400, "chunk data exceeds its chunk-size")
             self._after_chunk = False
         else:
-            found = CHUNK.fullmatch(line)
-            if found is None:
-                raise Malformed(400, "a chunk does not say how long it is")
-            self._missing = int(found[1], 16)
+            match = CHUNK.fullmatch(line)
+            if match is None:
+                raise Malformed(400, "invalid chunk-size line")
+            self._missing = int(match[1], 16)
             self._in_trailer = not self._missing
 
 
@@ -96,7 +95,7 @@ def _line(buffer: bytearray) -> bytes | None:
     end = buffer.find(b"\r\n")
     if end < 0:
         if len(buffer) > LONGEST_LINE:
-            raise Malformed(400, "a line is too long")
+            raise Malformed(400, f"chunk-size or trailer line exceeds {LONGEST_LINE} bytes")
         return None
     line = bytes(buffer[:end])
     del buffer[: end + 2]

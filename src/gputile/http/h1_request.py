@@ -1,7 +1,6 @@
-"""Heads of HTTP/1.1 requests (RFC 9112), read strictly.
+"""Parses the heads of HTTP/1.1 requests (RFC 9112) strictly.
 
-Room:  bytes in, what they say out. Whatever two readers could understand differently is refused, not guessed.
-Door:  `read_head`; `check_begun` for a head that is not whole yet; `Malformed` where it is none.
+A request that two parsers could read differently (request smuggling) raises `Malformed`; this module must not guess.
 """
 
 import re
@@ -10,15 +9,15 @@ from functools import lru_cache
 import msgspec
 
 from gputile.http.h1_body import Malformed
-from gputile.http.messages import parted
+from gputile.http.messages import split_target
 
 TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
-TEXT = rb"[\t\x20-\x7e\x80-\xff]"  # of a value: no control characters, so no bare CR or LF either
+TEXT = rb"[\t\x20-\x7e\x80-\xff]"  # of a field value: no control characters, so no bare CR or LF either
 IN_PATH = rb"(?:[A-Za-z0-9\-._~!$&'()*+,;=:@/\[\]]|%[0-9A-Fa-f]{2})"
 AUTHORITY = rb"[A-Za-z0-9\-._~!$&'()*+,;=:%\[\]]"
 TARGET = rb"(?:https?://%b++)?+/%b*+(?:\?[\x21\x22\x24-\x7e]*+)?+" % (AUTHORITY, IN_PATH)
 
-# No part of these can match in two ways, so a hostile line costs one look at each byte.
+# Possessive quantifiers: nothing can match in two ways, so a hostile line costs one pass over its bytes.
 LINE = re.compile(rb"%b++ %b HTTP/([0-9])\.([0-9])" % (TOKEN, TARGET))
 FIELD = re.compile(rb"%b++:%b*+" % (TOKEN, TEXT))
 HOST = re.compile(rb"%b*+" % AUTHORITY)
@@ -26,8 +25,8 @@ BARE = re.compile(rb"(?<!\r)\n|\r[^\n]")
 SPACE = b" \t"
 
 SINGLE = (b"content-length", b"transfer-encoding", b"host")
-SHORT = 256  # bytes of a line that is remembered
-Field = tuple[bytes, bytes]  # its name in lower case
+SHORT = 256  # bytes of the longest line that is cached
+Field = tuple[bytes, bytes]  # name in lower case, value
 
 
 class RequestHead(msgspec.Struct, frozen=True):
@@ -35,12 +34,12 @@ class RequestHead(msgspec.Struct, frozen=True):
 
     method: str
     path: str
-    length: int | None  # of the body; None where it comes in chunks
-    closes: bool  # after the answer
+    length: int | None  # of the body; None if it is chunked
+    closes: bool  # the connection closes after the response
     asks_first: bool  # Expect: 100-continue
     query: str = ""
     fields: list[Field] = []
-    knows_chunks: bool = True  # HTTP/1.0 does not
+    knows_chunks: bool = True  # False for HTTP/1.0
 
     @property
     def has_body(self) -> bool:
@@ -48,7 +47,7 @@ class RequestHead(msgspec.Struct, frozen=True):
 
 
 class RequestLine(msgspec.Struct, frozen=True):
-    """The first line of a request."""
+    """The request line: method, target and version."""
 
     method: str
     path: str
@@ -57,28 +56,28 @@ class RequestLine(msgspec.Struct, frozen=True):
 
 
 def read_head(head: bytes) -> RequestHead:
-    """The request line and those headers that matter here."""
+    """Parse the request line and the header fields."""
     first, *rest = head.split(b"\r\n")
-    line = _remembered_line(first) if len(first) <= SHORT else _read_line(first)
-    found: dict[bytes, bytes] = {}
+    line = _cached_line(first) if len(first) <= SHORT else _read_line(first)
+    headers: dict[bytes, bytes] = {}
     fields: list[Field] = []
-    for one in rest:
-        field = _remembered_field(one) if len(one) <= SHORT else _read_field(one)
+    for text in rest:
+        field = _cached_field(text) if len(text) <= SHORT else _read_field(text)
         fields.append(field)
         name, value = field
-        if name not in found:
-            found[name] = value
+        if name not in headers:
+            headers[name] = value
         elif name in SINGLE:
-            raise Malformed(400, f"the header {name.decode()} appears twice")
+            raise Malformed(400, f"header {name.decode()}: appears more than once")
         else:
-            found[name] += b"," + value
-    _check_host(found, is_old=line.is_old)
+            headers[name] += b"," + value
+    _check_host(headers, is_old=line.is_old)
     return RequestHead(
         line.method,
         line.path,
-        None if _is_chunked(found, is_old=line.is_old) else _length(found),
-        _closes(found.get(b"connection", b"").lower(), is_old=line.is_old),
-        found.get(b"expect", b"").lower() == b"100-continue",
+        None if _is_chunked(headers, is_old=line.is_old) else _length(headers),
+        _closes(headers.get(b"connection", b"").lower(), is_old=line.is_old),
+        headers.get(b"expect", b"").lower() == b"100-continue",
         line.query,
         fields,
         not line.is_old,
@@ -86,56 +85,56 @@ def read_head(head: bytes) -> RequestHead:
 
 
 def _read_line(line: bytes) -> RequestLine:
-    found = LINE.fullmatch(line)
-    if found is None:
-        raise Malformed(400, "the request line is not one of HTTP/1.1")
-    if found[1] != b"1" or found[2] not in b"01":
-        raise Malformed(505, "only HTTP/1.1 and HTTP/1.0 are understood")
+    match = LINE.fullmatch(line)
+    if match is None:
+        raise Malformed(400, "malformed HTTP/1.1 request line")
+    if match[1] != b"1" or match[2] not in b"01":
+        raise Malformed(505, "unsupported HTTP version; use HTTP/1.1 or HTTP/1.0")
     method, target, _ = line.decode("ascii").split(" ")
-    return RequestLine(method, *parted(target), found[2] == b"0")
+    return RequestLine(method, *split_target(target), match[2] == b"0")
 
 
 def _read_field(line: bytes) -> Field:
     if not FIELD.fullmatch(line):
-        raise Malformed(400, "a header is not valid: a token, a colon, and a value without control characters")
+        raise Malformed(400, "malformed header field; expected a token, a colon, a value without control characters")
     name, _, value = line.partition(b":")
     return name.lower(), value.strip(SPACE)
 
 
-_remembered_line, _remembered_field = lru_cache(256)(_read_line), lru_cache(512)(_read_field)
-"""The same caller sends the same lines again and again; reading them costs more than all else that HTTP is."""
+_cached_line, _cached_field = lru_cache(256)(_read_line), lru_cache(512)(_read_field)
+"""The same caller sends the same lines again and again; parsing them costs more than the rest of HTTP."""
 
 
 def check_begun(begun: bytes | bytearray) -> None:
-    """A head whose end has not come. Whoever ends lines with LF alone would wait for our answer for ever."""
+    """Check an incomplete head. A client that ends its lines with a bare LF would wait for a response for ever."""
     if BARE.search(begun):
-        raise Malformed(400, "lines end with CR LF; a CR or LF by itself is not accepted")
+        raise Malformed(400, "bare CR or LF in the head; lines must end with CR LF")
 
 
-def _check_host(found: dict[bytes, bytes], *, is_old: bool) -> None:
-    host = found.get(b"host")
+def _check_host(headers: dict[bytes, bytes], *, is_old: bool) -> None:
+    host = headers.get(b"host")
     if host is None and not is_old:
-        raise Malformed(400, "HTTP/1.1 needs the header Host")
+        raise Malformed(400, "missing Host header; HTTP/1.1 requires it")
     if host is not None and not HOST.fullmatch(host):
-        raise Malformed(400, "the header Host is no host")
+        raise Malformed(400, "invalid Host header")
 
 
-def _length(found: dict[bytes, bytes]) -> int:
-    said = found.get(b"content-length", b"0")
-    if not (said.isdigit() and len(said) < 16):
-        raise Malformed(400, "Content-Length is no number")
-    return int(said)
+def _length(headers: dict[bytes, bytes]) -> int:
+    length = headers.get(b"content-length", b"0")
+    if not (length.isdigit() and len(length) < 16):
+        raise Malformed(400, "invalid Content-Length")
+    return int(length)
 
 
-def _is_chunked(found: dict[bytes, bytes], *, is_old: bool) -> bool:
-    said = found.get(b"transfer-encoding")
-    if said is None:
+def _is_chunked(headers: dict[bytes, bytes], *, is_old: bool) -> bool:
+    coding = headers.get(b"transfer-encoding")
+    if coding is None:
         return False
-    if said.lower() != b"chunked" or b"content-length" in found or is_old:
-        raise Malformed(400, "only a body of known length or in plain chunks of HTTP/1.1 is understood")
+    if coding.lower() != b"chunked" or b"content-length" in headers or is_old:
+        raise Malformed(400, "unsupported Transfer-Encoding; use Content-Length, or `chunked` alone with HTTP/1.1")
     return True
 
 
 def _closes(connection: bytes, *, is_old: bool) -> bool:
-    said = {token.strip(SPACE) for token in connection.split(b",")} if connection else ()
-    return b"close" in said or (is_old and b"keep-alive" not in said)
+    options = {token.strip(SPACE) for token in connection.split(b",")} if connection else ()
+    return b"close" in options or (is_old and b"keep-alive" not in options)

@@ -1,8 +1,7 @@
-"""What we say on one connection of HTTP/2: control frames at once, bodies as far as the other side lets us.
+"""The sending side of one HTTP/2 connection: control frames at once, bodies as far as flow control allows.
 
-Room:  both windows (RFC 9113, section 5.2), the answers that wait for them, and one write for all that can go.
-Door:  `say`, `answer` (or `begin`, `add`, `end`), then `flush`; `widen` and `set_first_window` when the other side
-       makes room.
+It owns both flow-control windows (RFC 9113, section 5.2) and the queue of response bodies that wait for them, and joins
+all frames that can be sent into one write. It must not know how a response was made.
 """
 
 import asyncio
@@ -24,28 +23,28 @@ from gputile.http.h2_frames import (
 )
 from gputile.http.h2_streams import H2Stream
 
-AT_ONCE = 2**18  # bytes that are handed to the loop together
+AT_ONCE = 2**18  # bytes of one write
 
 
 class H2Sender:
-    """The sending side."""
+    """Sends frames on one connection; `flush` writes those that are buffered."""
 
     def __init__(
         self, transport: asyncio.Transport, streams: dict[int, H2Stream], answered: Callable[[H2Stream], None]
     ) -> None:
-        """`streams`: all that are open. Whoever has its whole answer leaves. `answered` hears of each answer, or piece
-        of one, that has gone or is not wanted any more."""
+        """`streams`: the open streams; a stream is removed after its whole response was sent. `answered` is called for
+        each response, or piece of one, that was sent or is no longer wanted."""
         self._transport, self._streams, self._answered = transport, streams, answered
         self._parts: list[bytes | memoryview] = []
         self._size = 0  # of the parts
-        self._queue: dict[int, H2Stream] = {}  # answers that are not all sent
+        self._queue: dict[int, H2Stream] = {}  # streams with unsent bytes of a response
         self._window = FIRST_WINDOW  # of the connection
         self.first_window = FIRST_WINDOW  # of a new stream
-        self.largest = SMALLEST_FRAME  # that the other side takes
-        self.is_held = False  # the loop has more than it can send
-        self.waiting = 0  # bytes of answers that could not be sent yet
+        self.largest = SMALLEST_FRAME  # bytes of a frame that the peer accepts
+        self.is_held = False  # the transport's write buffer is full
+        self.waiting = 0  # bytes of responses that wait for a window
 
-    def say(self, part: bytes | memoryview) -> None:
+    def send(self, part: bytes | memoryview) -> None:
         self._parts.append(part)
         self._size += len(part)
         if self._size > AT_ONCE:
@@ -56,27 +55,27 @@ class H2Sender:
             parts, self._parts, self._size = self._parts, [], 0
             self._transport.write(b"".join(parts))
 
-    # ---- answers ----------------------------------------------------------------------------------------------------
+    # ---- responses --------------------------------------------------------------------------------------------------
 
     def answer(self, stream: H2Stream, fields: bytes, body: bytes) -> None:
-        """Headers go at once: they are under no window."""
+        """Send a whole response. Headers are not subject to flow control."""
         stream.rest = memoryview(body)
         if not body:
-            self.say(frame(HEADERS, END_HEADERS | END_STREAM, stream.number, fields))
+            self.send(frame(HEADERS, END_HEADERS | END_STREAM, stream.number, fields))
             del self._streams[stream.number]
             return
-        self.say(frame(HEADERS, END_HEADERS, stream.number, fields))
+        self.send(frame(HEADERS, END_HEADERS, stream.number, fields))
         self._queue[stream.number] = stream
         self.waiting += len(body)
         self._push(stream)
 
     def begin(self, stream: H2Stream, fields: bytes) -> None:
-        """An answer that comes piece by piece."""
+        """Start a streamed response."""
         stream.rest, stream.is_open = memoryview(b""), True
-        self.say(frame(HEADERS, END_HEADERS, stream.number, fields))
+        self.send(frame(HEADERS, END_HEADERS, stream.number, fields))
 
     def add(self, stream: H2Stream, piece: bytes) -> None:
-        """Its next piece; the one before has gone."""
+        """Send the next piece of a streamed response, after the piece before was sent."""
         if piece:
             stream.rest = memoryview(piece)
             self._queue[stream.number] = stream
@@ -84,12 +83,12 @@ class H2Sender:
             self._push(stream)
 
     def end(self, stream: H2Stream) -> None:
-        self.say(frame(DATA, END_STREAM, stream.number))
+        self.send(frame(DATA, END_STREAM, stream.number))
         stream.is_open = False
         del self._streams[stream.number]
 
     def pump(self) -> None:
-        """Send what can go, the oldest answer first."""
+        """Send what the windows allow, the oldest response first."""
         for stream in list(self._queue.values()):
             if self._window <= 0 or self.is_held:
                 return
@@ -102,8 +101,8 @@ class H2Sender:
             self._window -= size
             stream.window -= size
             self.waiting -= size
-            self.say(head(DATA, 0 if stream.rest or stream.is_open else END_STREAM, stream.number, size))
-            self.say(piece)
+            self.send(head(DATA, 0 if stream.rest or stream.is_open else END_STREAM, stream.number, size))
+            self.send(piece)
         if not stream.rest:
             del self._queue[stream.number]
             self._answered(stream)
@@ -113,32 +112,32 @@ class H2Sender:
                 del self._streams[stream.number]
 
     def forget(self, stream: H2Stream) -> None:
-        """Nobody wants this answer any more."""
+        """Drop the rest of the response: the client reset the stream."""
         if self._queue.pop(stream.number, None) is not None and stream.rest is not None:
             self.waiting -= len(stream.rest)
             self._answered(stream)
 
     # ---- windows ----------------------------------------------------------------------------------------------------
 
-    def widen(self, stream: H2Stream | None, more: int) -> None:
-        """WINDOW_UPDATE: of one stream, or of the connection (section 6.9)."""
+    def widen(self, stream: H2Stream | None, increment: int) -> None:
+        """WINDOW_UPDATE of one stream, or (None) of the connection (section 6.9)."""
         if stream is None:
-            self._window += more
+            self._window += increment
             if self._window > LARGEST:
-                raise H2ConnectionError(H2ErrorCode.FLOW_CONTROL_ERROR, "a window beyond all windows")
+                raise H2ConnectionError(H2ErrorCode.FLOW_CONTROL_ERROR, "flow-control window exceeds 2^31-1")
             self.pump()
             return
-        stream.window += more
+        stream.window += increment
         if stream.window > LARGEST:
-            raise H2StreamError(H2ErrorCode.FLOW_CONTROL_ERROR, "a window beyond all windows")
+            raise H2StreamError(H2ErrorCode.FLOW_CONTROL_ERROR, "flow-control window exceeds 2^31-1")
         if stream.number in self._queue:
             self._push(stream)
 
     def set_first_window(self, size: int) -> None:
-        """Of new streams, and by the difference of those that are open: they may sink below nought (section 6.9.2)."""
+        """Set the window of new streams, and shift those of open streams, which may become negative (section 6.9.2)."""
         difference, self.first_window = size - self.first_window, size
         for stream in self._streams.values():
             stream.window += difference
             if stream.window > LARGEST:
-                raise H2ConnectionError(H2ErrorCode.FLOW_CONTROL_ERROR, "a window beyond all windows")
+                raise H2ConnectionError(H2ErrorCode.FLOW_CONTROL_ERROR, "flow-control window exceeds 2^31-1")
         self.pump()

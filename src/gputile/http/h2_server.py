@@ -1,16 +1,15 @@
-"""HTTP/2 (RFC 9113) over TLS: many questions at once on one connection.
+"""The server side of one HTTP/2 connection over TLS (RFC 9113): concurrent requests on one connection.
 
-Room:  bytes in, questions out to the listener, answers back. It knows nothing of verbs.
-Door:  `H2Connection`, to which a listener hands a transport whose handshake chose `h2`.
+It parses frames, passes requests to the server, and sends the responses. It must not know the content of requests.
 
-kube-scheduler keeps two idle connections of HTTP/1.1 and opens a new one for every further bind under way; each
-handshake costs both sides more than the call. Of HTTP/2 it keeps them all.
+kube-scheduler keeps two idle HTTP/1.1 connections and opens a new one for every further concurrent bind; each handshake
+costs both sides more than the call. HTTP/2 connections are all kept.
 
-Anybody in the network may connect, so everything that a stranger can make us keep or do is bounded: open streams and
-work for streams that were reset (`MOST_STREAMS`), bodies that are not whole (`MOST_BODIES`), answers that nobody
-fetches (`MOST_WAITING`), headers, frames that ask for nothing (`MOST_NOISE`), settings (`MOST_SETTINGS`), time. What
-all connections of a class may have together is bounded by `callers`. A caller without a trusted certificate has one
-stream at a time, and its bodies are not read: it is answered by its headers.
+Any host in the network can connect, so everything that an untrusted client can make the server keep or do is limited:
+open streams and work for streams that were reset (`MOST_STREAMS`), incomplete bodies (`MOST_BODIES`), unread responses
+(`MOST_WAITING`), headers, control frames (`MOST_NOISE`), settings (`MOST_SETTINGS`), time. `limits` bounds all
+connections of a class together. A caller without a trusted certificate has one stream at a time, and its bodies are not
+read: it is answered from its headers.
 """
 
 import asyncio
@@ -46,30 +45,30 @@ from gputile.http.messages import (
     Response,
     ServerHooks,
     Streamed,
-    asked,
-    broken,
     common_name,
+    internal_error,
     peer,
+    respond,
 )
 
 ASKED_STREAMS = 1
-"""Streams at once that we ask a client to keep to, so that it opens a connection for each, and keeps them all. Go
-counts a call that timed out until its connection answers again. So a client whose replica froze, or vanished with its
-node, loses one call per connection and then dials anew, as with HTTP/1.1; with more streams it would stay with the dead
-one until its own pings fail: for 45 seconds in kube-scheduler."""
+"""SETTINGS_MAX_CONCURRENT_STREAMS: a client opens one connection per concurrent request, and keeps them all. Go counts
+a call that timed out as a stream until the connection responds again. So a client whose replica hangs, or disappeared
+with its node, loses one call per connection and then reconnects, as with HTTP/1.1; with more streams it would use the
+dead connection until its own pings fail: for 45 seconds in kube-scheduler."""
 
-MOST_STREAMS = 250  # that we bear: a client may begin before it has read what we ask
-MOST_SETTINGS = 32  # entries of a frame; there are six that mean something
-MOST_BODIES = 4  # times the limit of one body, of all that are not whole
-MOST_WAITING = 16 * 2**20  # bytes of answers; who wants more has to fetch these first
-MOST_NOISE = 1000  # frames between two sweeps that ask for nothing, beyond those that answers account for
-ACCOUNTED = 512  # bytes of an answer that account for one such frame: Go widens its windows at every 4 KiB
+MOST_STREAMS = 250  # streams that are tolerated: a client may open some before it has read our SETTINGS
+MOST_SETTINGS = 32  # entries of a frame; the RFC defines six
+MOST_BODIES = 4  # times the limit of one body, for all incomplete bodies
+MOST_WAITING = 16 * 2**20  # bytes of unread responses; further streams are refused until the client reads
+MOST_NOISE = 1000  # control frames between two sweeps, beyond those that responses account for
+ACCOUNTED = 512  # bytes of a response that account for one such frame: Go sends WINDOW_UPDATE every 4 KiB
 MOST_CREDIT = 100_000  # frames
-STRANGE_NOISE = 2  # a question of somebody whom we do not know
-RESET_NOISE = 2  # a question that is taken back, or has to be, is work for nothing
-HIGH_WATER = 65536  # bytes that the loop may have for the socket before we are held
-WINDOW = 2**30  # bytes that we are ready to take, per stream and in sum: bodies are bounded by other means
-LARGEST_TAKEN = 2**17  # bytes of a frame
+STRANGE_NOISE = 2  # counted for a request of an untrusted caller
+RESET_NOISE = 2  # counted for a stream that is reset: its work was for nothing
+HIGH_WATER = 65536  # bytes in the transport's write buffer before writing pauses
+WINDOW = 2**30  # bytes of our windows, per stream and connection: bodies are limited by other means
+LARGEST_TAKEN = 2**17  # bytes of a received frame
 WANTED = h2_frames.settings(
     {
         h2_frames.MAX_CONCURRENT_STREAMS: ASKED_STREAMS,
@@ -86,11 +85,11 @@ STRANGE = h2_frames.settings(
         h2_frames.MAX_HEADER_LIST_SIZE: SHORT_HEAD,
     }
 )
-"""What somebody is told whose bodies are not read."""
+"""The settings sent to untrusted callers, whose bodies are not read."""
 
 
 class HeaderBlock(msgspec.Struct):
-    """Headers that come in several frames, with nothing in between."""
+    """A header block in several frames, with no other frame in between."""
 
     number: int
     ends_stream: bool
@@ -99,10 +98,10 @@ class HeaderBlock(msgspec.Struct):
 
 
 class H2Connection(asyncio.BufferedProtocol):
-    """One client. Its questions are answered as soon as each can be."""
+    """One HTTP/2 connection of the server; each request is answered as soon as its response is ready."""
 
-    def __init__(self, host: ServerHooks) -> None:
-        self._host = host
+    def __init__(self, hooks: ServerHooks) -> None:
+        self._hooks = hooks
         self._transport: asyncio.Transport | None = None
         self._out: H2Sender
         self._callers: CallerClass
@@ -110,31 +109,31 @@ class H2Connection(asyncio.BufferedProtocol):
         self._reads_bodies, self._longest_frame, self._most_streams = True, LARGEST_TAKEN, MOST_STREAMS
         self.address, self.kept = "", 0
         self._buffer = bytearray()
-        self._stuck_since = host.now()  # when what is in the buffer began
-        self._is_greeted = self._is_set = False  # the preface came; the first settings came
+        self._stuck_since = hooks.now()  # time of the first byte in the buffer
+        self._has_preface = self._has_settings = False  # the preface, and the first SETTINGS, were received
         self._decoder: HpackDecoder
         self._block: HeaderBlock | None = None
         self._streams: dict[int, H2Stream] = {}
-        self._highest = self._last = 0  # the highest stream that was opened, and that we took
-        self._orphans = 0  # streams that are gone, and still worked on
-        self._taken = 0  # bytes since we last widened the connection's window
+        self._highest = self._last = 0  # the highest stream that was opened, and that was processed
+        self._orphans = 0  # closed streams whose request is still being worked on
+        self._unacknowledged = 0  # bytes received since the last WINDOW_UPDATE of the connection
         self._noise = 0
-        self._is_leaving = False  # GOAWAY is said
-        self._is_unread = False  # there is a body that we do not want
+        self._is_draining = False  # GOAWAY was sent
+        self._is_unread = False  # there is a body that is not read
         self._prelude = NO_TABLE
-        self.since = host.now()  # when the last thing happened that counts
+        self.since = hooks.now()  # time of the last progress
 
-    # ---- what the loop calls ----------------------------------------------------------------------------------------
+    # ---- asyncio.BufferedProtocol -----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport does not subclass it
         certificate = transport.get_extra_info("peercert")
         self._is_known, self._caller = bool(certificate), common_name(certificate)
-        self._is_trusted = self._host.trusts(certificate)
+        self._is_trusted = self._hooks.trusts(certificate)
         self.address = peer(transport)
         self._out = H2Sender(self._transport, self._streams, self._answered)
         self._transport.set_write_buffer_limits(HIGH_WATER)
-        self._callers = self._host.register(self, "h2", trusted=self._is_trusted)
+        self._callers = self._hooks.register(self, "h2", trusted=self._is_trusted)
         self._decoder = HpackDecoder(self._callers.limits.head)
         self._reads_bodies = bool(self._callers.limits.bodies)
         if not self._reads_bodies:
@@ -142,29 +141,29 @@ class H2Connection(asyncio.BufferedProtocol):
         self._transport.write(WANTED if self._reads_bodies else STRANGE)
         self._callers.enter(self)
 
-    def connection_lost(self, wrong: Exception | None) -> None:
-        """What is being worked on goes on: a bind that was asked for is a bind."""
+    def connection_lost(self, error: Exception | None) -> None:
+        """A bind under way continues, although its client is disconnected."""
         self._transport = None
-        self._let_go()
-        self._host.forget(self)
+        self._release()
+        self._hooks.forget(self)
 
     def get_buffer(self, hint: int) -> memoryview:
-        return self._host.read_buffer
+        return self._hooks.read_buffer
 
     def buffer_updated(self, count: int) -> None:
         if self._transport is None:
             return
         if not self._buffer:
-            self._stuck_since = self._host.now()
-        self._buffer += self._host.read_buffer[:count]
+            self._stuck_since = self._hooks.now()
+        self._buffer += self._hooks.read_buffer[:count]
         try:
             self._work()
-        except H2ConnectionError as fault:
-            self._end(fault.code, str(fault))
+        except H2ConnectionError as error:
+            self._fail(error.code, str(error))
         self._flush()
 
     def pause_writing(self) -> None:
-        """Whoever does not read what we say has to wait with what he wants to say."""
+        """Read no further frame of a client that does not read its responses."""
         if self._transport is not None:
             self._out.is_held = True
             self._transport.pause_reading()
@@ -179,42 +178,42 @@ class H2Connection(asyncio.BufferedProtocol):
     # ---- frames -----------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Take all frames that are whole."""
+        """Process all complete frames."""
         buffer = self._buffer
-        if not self._is_greeted and not self._greet():
+        if not self._has_preface and not self._read_preface():
             return
         at = 0
         while len(buffer) - at >= h2_frames.HEAD.size and self._transport is not None:
             high, low, kind, flags, number = h2_frames.HEAD.unpack_from(buffer, at)
             length = high << 16 | low
             if length > self._longest_frame:
-                raise H2ConnectionError(H2ErrorCode.FRAME_SIZE_ERROR, "a frame is larger than we take")
+                raise H2ConnectionError(H2ErrorCode.FRAME_SIZE_ERROR, "frame exceeds SETTINGS_MAX_FRAME_SIZE")
             begin = at + h2_frames.HEAD.size
             if len(buffer) < begin + length:
                 break
             at = begin + length
-            self._take(kind, flags, number & LARGEST, buffer[begin:at])
+            self._process(kind, flags, number & LARGEST, buffer[begin:at])
         if at:
             del buffer[:at]
-            self._stuck_since = self._host.now()
+            self._stuck_since = self._hooks.now()
 
-    def _greet(self) -> bool:
-        """The preface (section 3.4)."""
+    def _read_preface(self) -> bool:
+        """Whether the connection preface is complete (section 3.4)."""
         begin = bytes(self._buffer[: len(h2_frames.PREFACE)])
         if begin != h2_frames.PREFACE[: len(begin)]:
-            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "this is no HTTP/2")
-        self._is_greeted = len(begin) == len(h2_frames.PREFACE)
-        if self._is_greeted:
+            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "invalid HTTP/2 connection preface")
+        self._has_preface = len(begin) == len(h2_frames.PREFACE)
+        if self._has_preface:
             del self._buffer[: len(begin)]
-        return self._is_greeted
+        return self._has_preface
 
-    def _take(self, kind: int, flags: int, number: int, payload: bytearray) -> None:
-        if not self._is_set and (kind != h2_frames.SETTINGS or flags & ACK):
-            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "settings come first")
+    def _process(self, kind: int, flags: int, number: int, payload: bytearray) -> None:
+        if not self._has_settings and (kind != h2_frames.SETTINGS or flags & ACK):
+            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "the first frame must be SETTINGS")
         if self._block is not None and (kind != h2_frames.CONTINUATION or number != self._block.number):
-            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "headers are cut in two")
+            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "header block interrupted by another frame")
         if (kind in OF_STREAMS and not number) or (kind in OF_THE_CONNECTION and number):
-            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "a frame is on the wrong stream")
+            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "invalid stream identifier for this frame type")
         try:
             match kind:
                 case h2_frames.DATA:
@@ -226,48 +225,48 @@ class H2Connection(asyncio.BufferedProtocol):
                 case h2_frames.WINDOW_UPDATE:
                     self._window_update(number, payload)
                 case h2_frames.RST_STREAM:
-                    self._reset_by_them(number, payload)
+                    self._reset_by_client(number, payload)
                 case h2_frames.SETTINGS:
                     self._settings(flags, payload)
                 case h2_frames.PING:
                     self._ping(flags, payload)
                 case h2_frames.PUSH_PROMISE:
-                    raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "a client cannot promise anything")
-                case _:  # priorities, farewells, and what is yet to be invented
-                    self._note()
-        except H2StreamError as fault:
-            self._reset(number, fault.code)
-            self._note(1 if fault.code == H2ErrorCode.REFUSED_STREAM else RESET_NOISE)
+                    raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE received from a client")
+                case _:  # PRIORITY, GOAWAY, and unknown types
+                    self._count_noise()
+        except H2StreamError as error:
+            self._reset(number, error.code)
+            self._count_noise(1 if error.code == H2ErrorCode.REFUSED_STREAM else RESET_NOISE)
 
-    def _note(self, times: int = 1) -> None:
-        """A frame that asks for nothing. Some are needed; a flood of them is not."""
+    def _count_noise(self, times: int = 1) -> None:
+        """Count a control frame. Some are needed; a flood of them ends the connection."""
         self._noise += times
         if self._noise > MOST_NOISE:
-            raise H2ConnectionError(H2ErrorCode.ENHANCE_YOUR_CALM, "too many frames that ask for nothing")
+            raise H2ConnectionError(H2ErrorCode.ENHANCE_YOUR_CALM, "too many control frames")
 
-    def _known(self, number: int) -> H2Stream | None:
-        """The stream, if it is still open. One that nobody has opened is an error (section 5.1)."""
+    def _opened(self, number: int) -> H2Stream | None:
+        """The stream, or None if it is closed. An idle stream is an error (section 5.1)."""
         if number > self._highest:
-            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "a stream that was never opened")
+            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "frame on an idle stream")
         return self._streams.get(number)
 
-    # ---- a question -------------------------------------------------------------------------------------------------
+    # ---- requests ---------------------------------------------------------------------------------------------------
 
     def _headers(self, flags: int, number: int, payload: bytearray) -> None:
         if flags & PADDED:
             payload = h2_frames.unpadded(payload)
         if flags & WITH_PRIORITY:
             if len(payload) < PRIORITY_SIZE:
-                raise H2ConnectionError(H2ErrorCode.FRAME_SIZE_ERROR, "headers without their priority")
+                raise H2ConnectionError(H2ErrorCode.FRAME_SIZE_ERROR, "HEADERS frame too short for its priority fields")
             del payload[:PRIORITY_SIZE]
-        self._block = HeaderBlock(number, bool(flags & END_STREAM), payload, self._host.now())
+        self._block = HeaderBlock(number, bool(flags & END_STREAM), payload, self._hooks.now())
         self._add_to_block(flags)
 
     def _continuation(self, flags: int, payload: bytearray) -> None:
         if self._block is None:
-            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "headers go on that never began")
+            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         if not payload:
-            self._note()
+            self._count_noise()
         self._block.content += payload
         self._add_to_block(flags)
 
@@ -275,39 +274,41 @@ class H2Connection(asyncio.BufferedProtocol):
         block = self._block
         assert block is not None
         if len(block.content) > self._callers.limits.head:
-            raise H2ConnectionError(H2ErrorCode.ENHANCE_YOUR_CALM, "the headers are too long")
+            raise H2ConnectionError(
+                H2ErrorCode.ENHANCE_YOUR_CALM, f"header block exceeds {self._callers.limits.head} bytes"
+            )
         if flags & END_HEADERS:
             self._block = None
-            self._begin(block)
+            self._open_stream(block)
 
-    def _begin(self, block: HeaderBlock) -> None:
-        """The headers are whole. They are read even if nobody wants them, for later ones refer to them."""
+    def _open_stream(self, block: HeaderBlock) -> None:
+        """The header block is complete. It is always decoded, because later blocks refer to its entries."""
         try:
             fields = self._decoder.decode(block.content)
-        except Malformed as wrong:
-            code = H2ErrorCode.ENHANCE_YOUR_CALM if wrong.status == TOO_LONG else H2ErrorCode.COMPRESSION_ERROR
-            raise H2ConnectionError(code, str(wrong)) from wrong
+        except Malformed as error:
+            code = H2ErrorCode.ENHANCE_YOUR_CALM if error.status == TOO_LONG else H2ErrorCode.COMPRESSION_ERROR
+            raise H2ConnectionError(code, str(error)) from error
         if block.number <= self._highest:
             self._trailers(block, fields)
             return
         if block.number % 2 == 0:
-            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "a client's streams have odd numbers")
+            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "a client's stream identifiers must be odd")
         self._highest = block.number
-        if self._is_leaving:
-            self._note()
-            return  # above the last that GOAWAY named: it will be asked elsewhere
+        if self._is_draining:
+            self._count_noise()
+            return  # above the last stream in GOAWAY: the client retries on another connection
         self._last = block.number
         head = read_fields(fields)
         if self._is_full():
-            raise H2StreamError(H2ErrorCode.REFUSED_STREAM, "too much at once")
+            raise H2StreamError(H2ErrorCode.REFUSED_STREAM, "too many concurrent streams or unread responses")
         stream = H2Stream(block.number, head, self._out.first_window, block.since)
         self._streams[block.number] = stream
         self.since = block.since
-        self._callers = self._host.classed(self, self._callers, head.path)
+        self._callers = self._hooks.classed(self, self._callers, head.path)
         if self._transport is None:
-            return  # all places may be those of others
+            return  # the new class may have evicted this connection
         if not self._reads_bodies:
-            self._note(STRANGE_NOISE)
+            self._count_noise(STRANGE_NOISE)
         if block.ends_stream or not self._reads_bodies:
             self._ask(stream, is_unread=not block.ends_stream)
 
@@ -315,61 +316,62 @@ class H2Connection(asyncio.BufferedProtocol):
         return len(self._streams) + self._orphans >= self._most_streams or self._out.waiting > MOST_WAITING
 
     def _trailers(self, block: HeaderBlock, fields: list[Field]) -> None:
-        """Headers behind a body: nothing in them matters, but that it ends here."""
+        """Trailers end the body; their content is validated and ignored."""
         stream = self._streams.get(block.number)
         if stream is None or stream.is_whole:
-            self._note()
-            raise H2StreamError(H2ErrorCode.STREAM_CLOSED, "headers on a stream that has ended")
+            self._count_noise()
+            raise H2StreamError(H2ErrorCode.STREAM_CLOSED, "HEADERS on a closed stream")
         if not block.ends_stream:
-            raise H2StreamError(H2ErrorCode.PROTOCOL_ERROR, "headers in the middle of a body")
+            raise H2StreamError(H2ErrorCode.PROTOCOL_ERROR, "trailers without END_STREAM")
         for name, value in fields:
             check_plain(name, value)
         self._ask(stream)
 
     def _data(self, flags: int, number: int, payload: bytearray) -> None:
         self._replenish(len(payload))
-        stream = self._known(number)
+        stream = self._opened(number)
         if flags & PADDED:
             payload = h2_frames.unpadded(payload)
         if stream is None or not self._reads_bodies:
-            self._note()  # on its way when the stream was reset, or nobody wants it
+            self._count_noise()  # sent before the client saw the reset, or a body that is not read
             return
         if stream.is_whole:
-            raise H2StreamError(H2ErrorCode.STREAM_CLOSED, "a body goes on after its end")
+            raise H2StreamError(H2ErrorCode.STREAM_CLOSED, "DATA after END_STREAM")
         if flags & END_STREAM == 0 and not payload:
-            self._note()
-        stream.take(payload, self._host.limit)
+            self._count_noise()
+        stream.take(payload, self._hooks.limit)
         if flags & END_STREAM:
             self._ask(stream)
             return
         self._keep(stream, len(stream.body))
-        if self.kept > MOST_BODIES * self._host.limit:
-            raise H2StreamError(H2ErrorCode.ENHANCE_YOUR_CALM, "too many bodies at once")
+        if self.kept > MOST_BODIES * self._hooks.limit:
+            raise H2StreamError(H2ErrorCode.ENHANCE_YOUR_CALM, "incomplete bodies exceed the limit")
 
     def _keep(self, stream: H2Stream, size: int) -> None:
-        """So much of its body counts as not whole. One that came in one piece never does."""
+        """Count bytes of an incomplete body. A body in one frame is never counted."""
         more, stream.kept = size - stream.kept, size
         if more:
             self._callers.keep(self, self.kept + more)
 
     def _replenish(self, size: int) -> None:
-        """Padding and what nobody wants count too (section 6.9.1). A stream's window is large enough for any body."""
-        self._taken += size
-        if self._taken >= WINDOW // 2:
-            self._out.say(h2_frames.window_update(0, self._taken))
-            self._taken = 0
+        """Padding and ignored DATA count too (section 6.9.1). A stream's window is large enough for any body."""
+        self._unacknowledged += size
+        if self._unacknowledged >= WINDOW // 2:
+            self._out.send(h2_frames.window_update(0, self._unacknowledged))
+            self._unacknowledged = 0
 
-    # ---- an answer --------------------------------------------------------------------------------------------------
+    # ---- responses --------------------------------------------------------------------------------------------------
 
     def _ask(self, stream: H2Stream, *, is_unread: bool = False) -> None:
-        """`is_unread`: there is a body that we do not want. Its answer is the last on this connection."""
+        """Pass a request to the server. `is_unread`: its body is not read, and its response is the connection's
+        last."""
         if is_unread:
             stream.is_whole = self._is_unread = True
         else:
             stream.end()
         body, stream.body = bytes(stream.body), bytearray()
         self._keep(stream, 0)
-        head, is_too_large = stream.head, stream.size > self._host.limit
+        head, is_too_large = stream.head, stream.size > self._hooks.limit
         request = Request(
             head.method,
             head.path,
@@ -381,40 +383,40 @@ class H2Connection(asyncio.BufferedProtocol):
             self._caller,
             self._is_trusted,
         )
-        answer = asked(self._host, request)
+        answer = respond(self._hooks, request)
         if isinstance(answer, Response):
             self._send(stream, answer)
         elif isinstance(answer, Streamed):
-            self._host.work(asyncio.ensure_future(self._pour(stream, answer)))
+            self._hooks.work(asyncio.ensure_future(self._stream(stream, answer)))
         else:
-            self._host.work(asyncio.ensure_future(self._wait_for(stream, request, answer)))
+            self._hooks.work(asyncio.ensure_future(self._wait_for(stream, request, answer)))
 
     async def _wait_for(self, stream: H2Stream, request: Request, answer: Awaitable[Reply]) -> None:
         response: Reply | None = None
         try:
             response = await answer
         except Exception:
-            response = broken(request)
+            response = internal_error(request)
         finally:
-            if response is None:  # we are stopping
+            if response is None:  # cancelled: the server is stopping
                 self._reset(stream.number, H2ErrorCode.INTERNAL_ERROR)
             if self._streams.get(stream.number) is not stream:
                 self._orphans -= 1
             self._flush()
         if isinstance(response, Streamed):
-            await self._pour(stream, response)
+            await self._stream(stream, response)
             return
         self._send(stream, response)
         self._flush()
 
-    async def _pour(self, stream: H2Stream, streamed: Streamed) -> None:
-        """Piece by piece, the next when this one has gone. Whoever resets the stream, or hangs up, ends it."""
-        stream.pouring = asyncio.current_task()
+    async def _stream(self, stream: H2Stream, streamed: Streamed) -> None:
+        """Send piece by piece, the next when this one was sent, until the generator ends or the client disconnects."""
+        stream.streaming = asyncio.current_task()
         try:
             async with aclosing(streamed.pieces) as pieces:
                 if self._streams.get(stream.number) is not stream:
                     return
-                self._out.begin(stream, self._headed(stream_fields(streamed.status, streamed.content_type)))
+                self._out.begin(stream, self._with_prelude(stream_fields(streamed.status, streamed.content_type)))
                 self._flush()
                 async for piece in pieces:
                     self._account(stream, len(piece))
@@ -422,96 +424,96 @@ class H2Connection(asyncio.BufferedProtocol):
                     self._count(stream, piece)
                     self._flush()
                     await stream.all_taken()
-            stream.pouring = None
+            stream.streaming = None
             self._out.end(stream)
         finally:
-            if stream.pouring is not None:  # a bug, or we are stopping, or nobody listens
-                stream.pouring = None
+            if stream.streaming is not None:  # an exception, the server is stopping, or the client disconnected
+                stream.streaming = None
                 if self._streams.get(stream.number) is stream:
                     self._reset(stream.number, H2ErrorCode.INTERNAL_ERROR)
             self._flush()
 
-    def _headed(self, fields: bytes) -> bytes:
+    def _with_prelude(self, fields: bytes) -> bytes:
         prelude, self._prelude = self._prelude, b""
         return prelude + fields
 
     def _account(self, stream: H2Stream, size: int) -> None:
-        self.since = stream.since = self._host.now()
+        self.since = stream.since = self._hooks.now()
         self._noise = max(-MOST_CREDIT, self._noise - 1 - size // ACCOUNTED)
 
     def _send(self, stream: H2Stream, response: Response) -> None:
         if self._streams.get(stream.number) is not stream:
-            return  # nobody waits for it any more
+            return  # the stream was reset
         body = response.body
         self._account(stream, len(body))
-        fields = self._headed(answer_fields(response.status, response.content_type, len(body)))
+        fields = self._with_prelude(answer_fields(response.status, response.content_type, len(body)))
         body = b"" if stream.head.method == "HEAD" else body
         self._out.answer(stream, fields, body)
         self._count(stream, body)
-        if response.close or self._is_unread or self._host.is_stopping:
+        if response.close or self._is_unread or self._hooks.is_stopping:
             self.drain()
 
     def _count(self, stream: H2Stream, body: bytes) -> None:
-        """What could not be sent at once counts among the answers of its class until it has gone."""
+        """A response that was not sent at once counts against the limit of its class until it was sent."""
         if stream.rest:
             stream.answer = body
             self._callers.begin(self, body)
 
     def _answered(self, stream: H2Stream) -> None:
-        """All of it has gone, or nobody wants it any more."""
+        """The response was sent, or its stream was reset."""
         body, stream.answer = stream.answer, b""
         if body:
             self._callers.end(self, body)
 
     @property
     def is_served(self) -> bool:
-        """A bind that was asked for is not cut off. Pages can be asked for again."""
+        """True while a POST is being answered: a bind is not cut off. A GET can be retried."""
         return any(stream.is_working and stream.head.method == "POST" for stream in self._streams.values())
 
     def _flush(self) -> None:
         if self._transport is not None:
             self._out.flush()
 
-    # ---- the connection's own frames --------------------------------------------------------------------------------
+    # ---- control frames of the connection ---------------------------------------------------------------------------
 
     def _settings(self, flags: int, payload: bytearray) -> None:
-        self._note()
+        self._count_noise()
         if flags & ACK:
             if payload:
-                raise H2ConnectionError(H2ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement with something in it")
+                raise H2ConnectionError(H2ErrorCode.FRAME_SIZE_ERROR, "SETTINGS ACK with a payload")
             return
-        self._is_set = True
+        self._has_settings = True
         if len(payload) > MOST_SETTINGS * h2_frames.SETTING.size:
-            raise H2ConnectionError(H2ErrorCode.ENHANCE_YOUR_CALM, "more settings than there are")
-        wanted = dict(h2_frames.settings_in(payload))  # of two with one name the last (section 6.5.3)
-        if h2_frames.INITIAL_WINDOW_SIZE in wanted:
-            self._out.set_first_window(wanted[h2_frames.INITIAL_WINDOW_SIZE])
-        self._out.largest = wanted.get(h2_frames.MAX_FRAME_SIZE, self._out.largest)
-        self._out.say(h2_frames.frame(h2_frames.SETTINGS, ACK))
+            raise H2ConnectionError(H2ErrorCode.ENHANCE_YOUR_CALM, "too many settings in one frame")
+        settings = dict(h2_frames.settings_in(payload))  # the last value of a repeated setting (section 6.5.3)
+        if h2_frames.INITIAL_WINDOW_SIZE in settings:
+            self._out.set_first_window(settings[h2_frames.INITIAL_WINDOW_SIZE])
+        self._out.largest = settings.get(h2_frames.MAX_FRAME_SIZE, self._out.largest)
+        self._out.send(h2_frames.frame(h2_frames.SETTINGS, ACK))
 
     def _ping(self, flags: int, payload: bytearray) -> None:
-        self._note()
+        self._count_noise()
         if len(payload) != PING_SIZE:
-            raise H2ConnectionError(H2ErrorCode.FRAME_SIZE_ERROR, "a ping of a strange length")
+            raise H2ConnectionError(H2ErrorCode.FRAME_SIZE_ERROR, "PING payload must be 8 bytes long")
         if not flags & ACK:
-            self._out.say(h2_frames.frame(h2_frames.PING, ACK, 0, bytes(payload)))
+            self._out.send(h2_frames.frame(h2_frames.PING, ACK, 0, bytes(payload)))
 
     def _window_update(self, number: int, payload: bytearray) -> None:
-        self._note()
-        more = h2_frames.word_in(payload) & LARGEST
-        stream = self._known(number) if number else None
+        self._count_noise()
+        increment = h2_frames.word_in(payload) & LARGEST
+        stream = self._opened(number) if number else None
         if number and stream is None:
-            return  # it has its answer
-        if not more:
-            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "a window is widened by nothing")
-        self._out.widen(stream, more)
+            return  # its response was sent
+        if not increment:
+            raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE increment is 0")
+        self._out.widen(stream, increment)
 
-    # ---- ends -------------------------------------------------------------------------------------------------------
+    # ---- closing ----------------------------------------------------------------------------------------------------
 
-    def _reset_by_them(self, number: int, payload: bytearray) -> None:
+    def _reset_by_client(self, number: int, payload: bytearray) -> None:
         h2_frames.word_in(payload)
-        stream = self._known(number)
-        self._note(RESET_NOISE)
+        stream = self._opened(number)
+        self._count_noise(RESET_NOISE)
         if stream is not None:
             self._drop(stream)
 
@@ -520,74 +522,74 @@ class H2Connection(asyncio.BufferedProtocol):
         if stream is not None:
             self._drop(stream)
         if self._transport is not None:
-            self._out.say(h2_frames.reset(number, code))
+            self._out.send(h2_frames.reset(number, code))
 
     def _drop(self, stream: H2Stream) -> None:
-        """The answer has nobody to go to. Work that was begun goes on, and counts."""
+        """Forget a reset stream. Work that was started continues, and counts as an orphan."""
         del self._streams[stream.number]
         self._out.forget(stream)
         self._keep(stream, 0)
         self._orphans += stream.is_working
-        if stream.pouring is not None:
-            stream.pouring.cancel()
+        if stream.streaming is not None:
+            stream.streaming.cancel()
 
     def sweep(self, now: float) -> None:
-        """Let go of those who sleep, or take for ever to say what they want or to take what they wanted."""
+        """Reset slow streams; close a connection that is idle, or stuck in the middle of a frame."""
         self._noise, limits = min(self._noise, 0), self._callers.limits
         for stream in list(self._streams.values()):
             if not stream.waits_for_us and now - stream.since > max(limits.slow, min(limits.answer, SLOW)):
                 self._reset(stream.number, H2ErrorCode.CANCEL)
         self._flush()
-        is_idle, is_fetched = not self._streams and not self._orphans, self._is_leaving and not self._out.is_held
-        if self._is_stuck(now) or (is_idle and (is_fetched or now - self.since > limits.idle)):
+        is_idle, is_drained = not self._streams and not self._orphans, self._is_draining and not self._out.is_held
+        if self._is_stuck(now) or (is_idle and (is_drained or now - self.since > limits.idle)):
             self.close()
 
     def _is_stuck(self, now: float) -> bool:
-        """In the middle of a frame, or of headers."""
+        """Whether a frame or a header block is incomplete for too long."""
         since = self._block.since if self._block is not None else self._stuck_since
-        is_half = self._buffer or self._block is not None or not self._is_set
+        is_half = self._buffer or self._block is not None or not self._has_settings
         return bool(is_half) and now - since > self._callers.limits.slow
 
     def drain(self) -> None:
-        """Take no further question, answer those that were asked. Go then opens another connection for its next."""
-        if self._transport is not None and not self._is_leaving:
-            self._is_leaving = True
-            self._out.say(h2_frames.goaway(self._last, H2ErrorCode.NO_ERROR))
+        """Send GOAWAY: accept no further request, answer those that were received. Go then opens a new connection."""
+        if self._transport is not None and not self._is_draining:
+            self._is_draining = True
+            self._out.send(h2_frames.goaway(self._last, H2ErrorCode.NO_ERROR))
             self._flush()
 
     def close(self) -> None:
         self.drain()
-        self._hang_up()
+        self._close_transport()
 
-    def _end(self, code: H2ErrorCode, why: str) -> None:
-        """Something is wrong with all of it."""
+    def _fail(self, code: H2ErrorCode, reason: str) -> None:
+        """End the connection with an error."""
         if self._transport is not None:
-            self._out.say(h2_frames.goaway(self._last, code, why))
-        self._hang_up()
+            self._out.send(h2_frames.goaway(self._last, code, reason))
+        self._close_transport()
 
-    def _hang_up(self) -> None:
+    def _close_transport(self) -> None:
         transport = self._transport
         if transport is None:
             return
         self._flush()
         self._transport = None
-        self._let_go()
+        self._release()
         if self._out.is_held:
-            transport.abort()  # he does not read: what we said would wait for ever
+            transport.abort()  # the client does not read: a graceful close would wait for ever
         else:
             transport.close()
 
     def cut(self) -> None:
         transport, self._transport = self._transport, None
-        self._let_go()
+        self._release()
         if transport is not None:
             transport.abort()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._callers.leave(self)
         for stream in self._streams.values():
-            if stream.pouring is not None:
-                stream.pouring.cancel()
+            if stream.streaming is not None:
+                stream.streaming.cancel()
         self._streams.clear()
 
 

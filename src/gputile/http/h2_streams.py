@@ -1,7 +1,7 @@
-"""One question over HTTP/2, from its headers to the last byte of its answer.
+"""One HTTP/2 stream: a request from its headers to the last byte of its response (RFC 9113, section 8).
 
-Room:  what RFC 9113, section 8, asks of a request, and a body as it comes.
-Door:  `read_fields` checks headers, `H2Stream.take` collects a body, `answer_fields` writes the headers of an answer.
+`read_fields` validates request headers, `H2Stream.take` collects a body, `answer_fields` encodes response headers. This
+module must not send or read frames.
 """
 
 import asyncio
@@ -11,12 +11,12 @@ from functools import lru_cache
 import msgspec
 
 from gputile.http.h2_frames import H2ErrorCode, H2StreamError
-from gputile.http.hpack import Field, written
-from gputile.http.messages import parted
+from gputile.http.hpack import Field, encode_field
+from gputile.http.messages import split_target
 
 NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")  # a token in lower case (section 8.2.1)
-VALUE = re.compile(rb"(?:[^\0\r\n\t ](?:[^\0\r\n]*[^\0\r\n\t ])?)?")  # no end of a line, no space at its ends
-OF_CONNECTIONS = frozenset({b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"})
+VALUE = re.compile(rb"(?:[^\0\r\n\t ](?:[^\0\r\n]*[^\0\r\n\t ])?)?")  # no line break, no space at either end
+CONNECTION_SPECIFIC = frozenset({b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"})
 PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
 LONGEST_NUMBER = 15  # digits of a length
 
@@ -26,60 +26,61 @@ class H2RequestHead(msgspec.Struct, frozen=True):
 
     method: str
     path: str
-    length: int | None  # of the body, where it was said
+    length: int | None  # of the body; None without content-length
     query: str = ""
     fields: list[Field] = []
 
 
 def read_fields(fields: list[Field]) -> H2RequestHead:
-    """Those headers that matter here; whatever is not as it should be is refused, not guessed."""
-    special: dict[bytes, bytes] = {}
+    """Validate the headers of a request strictly: a malformed request is rejected, never guessed."""
+    pseudo: dict[bytes, bytes] = {}
     length: int | None = None
-    is_special = True
+    pseudo_allowed = True  # pseudo-header fields come before all others
     for name, value in fields:
         if name[:1] == b":":
-            if not is_special or name not in PSEUDO or name in special or not VALUE.fullmatch(value):
-                raise _malformed(f"{name!r} is out of place")
-            special[name] = value
+            if not pseudo_allowed or name not in PSEUDO or name in pseudo or not VALUE.fullmatch(value):
+                raise _malformed(f"invalid pseudo-header field {name!r}")
+            pseudo[name] = value
         else:
-            is_special = False
+            pseudo_allowed = False
             check_plain(name, value)
             if name == b"content-length":
                 if length is not None:
-                    raise _malformed("two lengths")
+                    raise _malformed("content-length appears more than once")
                 length = _length(value)
-    path = special.get(b":path", b"")
-    if not (special.get(b":method") and special.get(b":scheme") and path[:1] == b"/"):
-        raise _malformed("no method, scheme or path")
-    where, query = parted(path.decode("latin-1"))
-    return H2RequestHead(special[b":method"].decode("latin-1"), where, length, query, fields)
+    path = pseudo.get(b":path", b"")
+    if not (pseudo.get(b":method") and pseudo.get(b":scheme") and path[:1] == b"/"):
+        raise _malformed("missing or invalid :method, :scheme or :path")
+    bare_path, query = split_target(path.decode("latin-1"))
+    return H2RequestHead(pseudo[b":method"].decode("latin-1"), bare_path, length, query, fields)
 
 
 def check_plain(name: bytes, value: bytes) -> None:
-    """A header that is none of HTTP/2's own, in front of a body or behind it."""
+    """Validate a header or trailer field that is no pseudo-header field."""
     if not NAME.fullmatch(name) or not VALUE.fullmatch(value):
-        raise _malformed(f"{name!r} is no header")
-    if name in OF_CONNECTIONS or (name == b"te" and value != b"trailers"):
-        raise _malformed(f"{name!r} has no meaning in HTTP/2")
+        raise _malformed(f"malformed header field {name!r}")
+    if name in CONNECTION_SPECIFIC or (name == b"te" and value != b"trailers"):
+        raise _malformed(f"connection-specific header field {name!r}")
 
 
-def _length(said: bytes) -> int:
-    if not (said.isdigit() and len(said) <= LONGEST_NUMBER):
-        raise _malformed("content-length is no number")
-    return int(said)
+def _length(value: bytes) -> int:
+    if not (value.isdigit() and len(value) <= LONGEST_NUMBER):
+        raise _malformed("invalid content-length")
+    return int(value)
 
 
-def _malformed(why: str) -> H2StreamError:
-    return H2StreamError(H2ErrorCode.PROTOCOL_ERROR, why)
+def _malformed(reason: str) -> H2StreamError:
+    return H2StreamError(H2ErrorCode.PROTOCOL_ERROR, reason)
 
 
 class H2Stream:
-    """
-    asking --whole--> working --answered--> answering --last byte--> gone
-       |                 |                      |                     ^
-       +-----------------+--reset by either-----+---------------------+
+    """One request and its response.
 
-    While it answers piece by piece it is open: an empty `rest` means that we have nothing to say, not that all is said.
+    receiving --request complete--> working --response ready--> sending --last byte--> closed
+        |                              |                           |                      ^
+        +------------------------------+---reset by either side----+----------------------+
+
+    While the response is streamed, the stream is open: an empty `rest` means nothing to send now, not the end.
     """
 
     __slots__ = (
@@ -90,26 +91,26 @@ class H2Stream:
         "is_whole",
         "kept",
         "number",
-        "pouring",
         "rest",
+        "sent",
         "since",
         "size",
-        "taken",
+        "streaming",
         "window",
     )
 
     def __init__(self, number: int, head: H2RequestHead, window: int, since: float) -> None:
         self.number, self.head = number, head
-        self.window = window  # bytes of the answer that the other side is ready to take
-        self.since = since  # when the last thing happened that counts
+        self.window = window  # bytes of the response that the peer accepts now
+        self.since = since  # time of the last progress
         self.body, self.size = bytearray(), 0
-        self.kept = 0  # bytes of it that count as not whole
-        self.is_whole = False  # the question
-        self.answer = b""  # what is being sent
-        self.rest: memoryview | None = None  # of it, once there is one: what has not gone
-        self.is_open = False  # more of the answer may come
-        self.pouring: asyncio.Task[None] | None = None  # who brings it
-        self.taken: asyncio.Future[None] | None = None  # what that one waits for: the other side has taken all
+        self.kept = 0  # bytes of the body that count as incomplete
+        self.is_whole = False  # the request is complete
+        self.answer = b""  # the response, or the piece of it, that is being sent
+        self.rest: memoryview | None = None  # its unsent bytes; None before there is a response
+        self.is_open = False  # more of the response may follow
+        self.streaming: asyncio.Task[None] | None = None  # the task that produces the pieces
+        self.sent: asyncio.Future[None] | None = None  # what that task waits for: the piece was sent
 
     @property
     def is_working(self) -> bool:
@@ -120,41 +121,42 @@ class H2Stream:
         return self.is_working or (self.is_open and not self.rest)
 
     async def all_taken(self) -> None:
-        """Until the other side has made room for all that there is to say."""
+        """Wait until the peer's window allowed to send all of `rest`."""
         while self.rest:
-            self.taken = asyncio.get_running_loop().create_future()
-            await self.taken
+            self.sent = asyncio.get_running_loop().create_future()
+            await self.sent
 
     def wake(self) -> None:
-        if self.taken is not None and not self.taken.done():
-            self.taken.set_result(None)
+        if self.sent is not None and not self.sent.done():
+            self.sent.set_result(None)
 
     def take(self, data: bytearray, limit: int) -> None:
-        """A piece of the body. What goes beyond the limit is counted only."""
+        """Add a piece of the body. A body beyond the limit is only counted."""
         self.size += len(data)
         if self.head.length is not None and self.size > self.head.length:
-            raise _malformed("the body is longer than it says")
+            raise _malformed("body exceeds content-length")
         if self.size > limit:
             self.body.clear()
         else:
             self.body += data
 
     def end(self) -> None:
-        """The question is whole."""
+        """The request is complete."""
         if self.head.length not in (None, self.size):
-            raise _malformed("the body is shorter than it says")
+            raise _malformed("body is shorter than content-length")
         self.is_whole = True
 
 
 def answer_fields(status: int, content_type: str, length: int) -> bytes:
-    return _constant_fields(status, content_type) + written(b"content-length", b"%d" % length)
+    """The headers of a response of known length."""
+    return _constant_fields(status, content_type) + encode_field(b"content-length", b"%d" % length)
 
 
 def stream_fields(status: int, content_type: str) -> bytes:
-    """Of an answer that does not say how long it is."""
+    """The headers of a response of unknown length."""
     return _constant_fields(status, content_type)
 
 
 @lru_cache(64)
 def _constant_fields(status: int, content_type: str) -> bytes:
-    return written(b":status", b"%d" % status) + written(b"content-type", content_type.encode())
+    return encode_field(b":status", b"%d" % status) + encode_field(b"content-type", content_type.encode())

@@ -1,25 +1,22 @@
-"""HPACK (RFC 7541): the headers of HTTP/2, which refer to those that came before.
+"""HPACK (RFC 7541), the header compression of HTTP/2: a complete decoder, and an encoder for our own responses.
 
-Room:  one table per connection and direction. Everything asked is read; of writing, only what our answers need.
-Door:  `HpackDecoder.decode(block)` gives the fields, `Malformed` where it can never be; `written` writes one field.
-
-After an error the table is worthless, and so is the connection. We write without a table of our own: an answer has
-three headers, and what need not be kept cannot be wrong.
+The decoder has one dynamic table per connection. After `Malformed` that table is invalid, and so is the connection. The
+encoder uses no dynamic table: a response has three headers, and a table that does not exist cannot get out of sync.
 """
 
 from gputile.http.h1_body import Malformed
-from gputile.http.huffman import unpacked
+from gputile.http.huffman import huffman_decode
 
 Field = tuple[bytes, bytes]
 
-TABLE = 4096  # bytes of fields that are kept for the other side; the size everybody starts with
-OVERHEAD = 32  # bytes that each field is taken to need beyond its text (section 4.1)
-FURTHER = 4  # bytes of a number after its first: up to 2**28 and a little
+TABLE = 4096  # bytes of the dynamic table; the default of SETTINGS_HEADER_TABLE_SIZE
+OVERHEAD = 32  # bytes that each entry counts beyond its text (section 4.1)
+FURTHER = 4  # continuation bytes of an integer: up to a little more than 2**28
 NO_TABLE = b"\x20"
-"""Said once, at the begin of our first block: we shall never refer back, whatever table you would keep."""
+"""Dynamic table size update to 0, sent once, at the start of our first header block: we never use the table."""
 
 STATIC: tuple[Field, ...] = (
-    (b"", b""),  # indices begin with 1
+    (b"", b""),  # indices start at 1
     (b":authority", b""),
     (b":method", b"GET"),
     (b":method", b"POST"),
@@ -81,53 +78,53 @@ WHOLE = {field: index for index, field in enumerate(STATIC)}
 
 
 class HpackDecoder:
-    """The other side's table, and how to read what refers to it."""
+    """Decodes the header blocks of one connection, with its dynamic table."""
 
     def __init__(self, longest: int) -> None:
-        """`longest`: how much a block may unpack to, each field with its overhead."""
+        """`longest`: the limit of the decoded size of a block, each field with its overhead."""
         self._longest = longest
-        self._kept: list[Field] = []  # the newest last
-        self._size, self._room = 0, TABLE
+        self._table: list[Field] = []  # the newest last
+        self._size, self._limit = 0, TABLE
 
     def decode(self, block: bytes | bytearray) -> list[Field]:
         try:
             return self._decode(block)
         except IndexError:
-            raise Malformed(400, "the headers end in the middle of one") from None
+            raise Malformed(400, "truncated header block") from None
 
     def _decode(self, block: bytes | bytearray) -> list[Field]:
-        found: list[Field] = []
+        fields: list[Field] = []
         at = size = 0
         while at < len(block):
             first = block[at]
-            if first & 0x80:  # a field as it was before (section 6.1)
+            if first & 0x80:  # indexed field (section 6.1)
                 index, at = number(block, at, 0x7F)
                 field = self._field(index)
-            elif first & 0x40:  # a new one, to be kept (section 6.2.1)
+            elif first & 0x40:  # literal with incremental indexing (section 6.2.1)
                 field, at = self._literal(block, at, 0x3F)
-                self._keep(field)
-            elif first & 0x20:  # how large a table the other side wants (section 6.3)
-                if found:
-                    raise Malformed(400, "the table of headers changes in the middle of them")
+                self._insert(field)
+            elif first & 0x20:  # dynamic table size update (section 6.3)
+                if fields:
+                    raise Malformed(400, "dynamic table size update after the first header field")
                 at = self._resize(block, at)
                 continue
-            else:  # a new one, not to be kept (sections 6.2.2 and 6.2.3)
+            else:  # literal without indexing, or never indexed (sections 6.2.2 and 6.2.3)
                 field, at = self._literal(block, at, 0x0F)
             size += len(field[0]) + len(field[1]) + OVERHEAD
             if size > self._longest:
-                raise Malformed(431, "the headers are too long")
-            found.append(field)
-        return found
+                raise Malformed(431, f"header list exceeds {self._longest} bytes")
+            fields.append(field)
+        return fields
 
     def _field(self, index: int) -> Field:
         if index < len(STATIC):
             if not index:
-                raise Malformed(400, "a header without a number")
+                raise Malformed(400, "header field index 0")
             return STATIC[index]
         back = index - len(STATIC) + 1
-        if back > len(self._kept):
-            raise Malformed(400, "a header refers to one that is not kept")
-        return self._kept[-back]
+        if back > len(self._table):
+            raise Malformed(400, "header field index beyond the dynamic table")
+        return self._table[-back]
 
     def _literal(self, block: bytes | bytearray, at: int, mask: int) -> tuple[Field, int]:
         index, at = number(block, at, mask)
@@ -138,42 +135,42 @@ class HpackDecoder:
         value, at = _string(block, at)
         return (name, value), at
 
-    def _keep(self, field: Field) -> None:
-        """The oldest make room; one that is larger than the whole table empties it (section 4.4)."""
-        self._kept.append(field)
+    def _insert(self, field: Field) -> None:
+        """The oldest entries are evicted; an entry larger than the table empties it (section 4.4)."""
+        self._table.append(field)
         self._size += len(field[0]) + len(field[1]) + OVERHEAD
         self._shrink()
 
     def _resize(self, block: bytes | bytearray, at: int) -> int:
-        self._room, at = number(block, at, 0x1F)
-        if self._room > TABLE:
-            raise Malformed(400, "a larger table of headers than we keep")
+        self._limit, at = number(block, at, 0x1F)
+        if self._limit > TABLE:
+            raise Malformed(400, f"dynamic table size update exceeds {TABLE} bytes")
         self._shrink()
         return at
 
     def _shrink(self) -> None:
-        gone = 0
-        while self._size > self._room:
-            name, value = self._kept[gone]
+        evicted = 0
+        while self._size > self._limit:
+            name, value = self._table[evicted]
             self._size -= len(name) + len(value) + OVERHEAD
-            gone += 1
-        if gone:
-            del self._kept[:gone]
+            evicted += 1
+        if evicted:
+            del self._table[:evicted]
 
 
 def number(block: bytes | bytearray, at: int, mask: int) -> tuple[int, int]:
-    """A number that begins in the low bits of a byte, and where it ends (section 5.1)."""
-    found = block[at] & mask
+    """Decode an integer that starts in the low bits of a byte; return it and the position after it (section 5.1)."""
+    value = block[at] & mask
     at += 1
-    if found < mask:
-        return found, at
+    if value < mask:
+        return value, at
     for shift in range(0, 7 * FURTHER, 7):
         byte = block[at]
         at += 1
-        found += (byte & 0x7F) << shift
+        value += (byte & 0x7F) << shift
         if byte < 0x80:
-            return found, at
-    raise Malformed(400, "a number in the headers is too long")
+            return value, at
+    raise Malformed(400, "integer overflow in header block")
 
 
 def _string(block: bytes | bytearray, at: int) -> tuple[bytes, int]:
@@ -181,29 +178,29 @@ def _string(block: bytes | bytearray, at: int) -> tuple[bytes, int]:
     length, at = number(block, at, 0x7F)
     end = at + length
     if end > len(block):
-        raise Malformed(400, "the headers end in the middle of one")
+        raise Malformed(400, "truncated header block")
     text = bytes(block[at:end])
-    return (unpacked(text) if is_packed else text), end
+    return (huffman_decode(text) if is_packed else text), end
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------
 
 
-def written(name: bytes, value: bytes) -> bytes:
-    """One field of ours: by its number where everybody knows it, else in full, and not to be kept."""
+def encode_field(name: bytes, value: bytes) -> bytes:
+    """Encode one field: by its index in the static table, else as a literal without indexing."""
     if (name, value) in WHOLE:
         return _number(WHOLE[name, value], 0x7F, 0x80)
     index = NAMED.get(name, 0)
-    said = _number(index, 0x0F, 0) if index else b"\0" + _number(len(name), 0x7F, 0) + name
-    return said + _number(len(value), 0x7F, 0) + value
+    encoded = _number(index, 0x0F, 0) if index else b"\0" + _number(len(name), 0x7F, 0) + name
+    return encoded + _number(len(value), 0x7F, 0) + value
 
 
 def _number(value: int, mask: int, flags: int) -> bytes:
     if value < mask:
         return bytes((flags | value,))
-    said, value = bytearray((flags | mask,)), value - mask
+    encoded, value = bytearray((flags | mask,)), value - mask
     while value >= 0x80:
-        said.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    said.append(value)
-    return bytes(said)
+    encoded.append(value)
+    return bytes(encoded)

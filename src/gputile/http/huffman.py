@@ -1,18 +1,15 @@
-"""The Huffman code of HPACK (RFC 7541, appendix B), read a byte at a time.
+"""Decodes the Huffman code of HPACK (RFC 7541, appendix B), a byte at a time.
 
-Room:  one table, known before the first byte comes.
-Door:  `unpacked(packed)`.
-
-The code is canonical: codes of one length follow each other in the order of their symbols, and the next length goes on
-where the last one ended. So the lengths say it all. A step (where we are in the tree, and the next byte) is worked out
-when it is first met, and remembered: there are at most 65,536 of them, and the few that headers need come in no time.
+The code is canonical: codes of one length follow each other in the order of their symbols, and the next length
+continues where the last one ended. So the table of lengths defines the code. A step (a node of the tree and the next
+byte) is computed when it is first needed, and cached: there are at most 65,536 of them, and headers use few.
 """
 
 from collections.abc import Iterable, Iterator
 
 from gputile.http.h1_body import Malformed
 
-END = 256  # the symbol that may only be begun, as padding
+END = 256  # EOS; only a prefix of it may occur, as padding
 
 BY_LENGTH: dict[int, Iterable[int]] = {  # symbols by the length of their code, in bits
     5: b"012aceiost",
@@ -46,7 +43,7 @@ BY_LENGTH: dict[int, Iterable[int]] = {  # symbols by the length of their code, 
 
 
 def codes() -> Iterator[tuple[int, int, int]]:
-    """Every symbol with its code and the code's length."""
+    """Every symbol with its code and the length of the code."""
     code = before = 0
     for length, symbols in BY_LENGTH.items():
         code <<= length - before
@@ -57,17 +54,17 @@ def codes() -> Iterator[tuple[int, int, int]]:
 
 
 class HuffmanNode:
-    """A place in the tree. A child is a further fork or a symbol."""
+    """An inner node of the code tree. A child is another node or a symbol."""
 
     __slots__ = ("children", "ends_well", "steps")
 
     def __init__(self, *, ends_well: bool) -> None:
         self.children: list[HuffmanNode | int | None] = [None, None]
-        self.ends_well = ends_well  # a string may end here: less than a byte of ones (section 5.2)
+        self.ends_well = ends_well  # a string may end here: padding is less than a byte of ones (section 5.2)
         self.steps: dict[int, tuple[HuffmanNode, bytes]] = {}
 
 
-def _grown() -> HuffmanNode:
+def _code_tree() -> HuffmanNode:
     root = HuffmanNode(ends_well=True)
     for symbol, code, length in codes():
         at = root
@@ -81,30 +78,30 @@ def _grown() -> HuffmanNode:
     return root
 
 
-ROOT = _grown()
+ROOT = _code_tree()
 
 
-def unpacked(packed: bytes) -> bytes:
-    """The string that was packed."""
-    at, found = ROOT, []
+def huffman_decode(packed: bytes) -> bytes:
+    """Decode a Huffman-encoded string."""
+    at, parts = ROOT, []
     for byte in packed:
-        at, said = at.steps.get(byte) or _learn(at, byte)
-        found.append(said)
+        at, symbols = at.steps.get(byte) or _compute_step(at, byte)
+        parts.append(symbols)
     if not at.ends_well:
-        raise Malformed(400, "a packed header ends in the middle of a sign")
-    return b"".join(found)
+        raise Malformed(400, "invalid Huffman padding in header")
+    return b"".join(parts)
 
 
-def _learn(start: HuffmanNode, byte: int) -> tuple[HuffmanNode, bytes]:
-    at, said = start, bytearray()
+def _compute_step(start: HuffmanNode, byte: int) -> tuple[HuffmanNode, bytes]:
+    at, symbols = start, bytearray()
     for shift in range(7, -1, -1):
         below = at.children[byte >> shift & 1]
         if isinstance(below, HuffmanNode):
             at = below
             continue
         if below is None or below == END:
-            raise Malformed(400, "a packed header has a sign that is none")
-        said.append(below)
+            raise Malformed(400, "invalid Huffman code in header")
+        symbols.append(below)
         at = ROOT
-    start.steps[byte] = at, bytes(said)
+    start.steps[byte] = at, bytes(symbols)
     return start.steps[byte]

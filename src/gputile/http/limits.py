@@ -1,11 +1,11 @@
-"""Classes of callers, and what each class may have: connections, unfinished bodies, answers nobody has fetched.
+"""Classes of callers, and the limits of each class: connections, incomplete bodies, unread responses.
 
-Room:  counting, and choosing who has to go when there is too much. No sockets, no clock.
-Door:  `CallerClass` is one class. `enter`, `leave`; `keep` for bodies that grow; `begin`, `end` for answers being sent.
+This module only counts, and chooses the connection to evict when a limit is exceeded. It has no sockets and no clock.
 
-Whoever comes always gets a place, so nobody can lock others out by staying: another has to go instead. It is one of
-the address that has the most places, and there the one that has done nothing useful for the longest time. One host
-that opens connections without end therefore takes places from itself, not from the kubelet or kube-scheduler.
+A new connection is always accepted, so no caller can lock out others by staying connected: another connection is
+evicted instead. The evicted connection belongs to the address with the most connections, and is the one with the
+longest time since its last progress. So a host that opens connections without end evicts its own, not those of the
+kubelet or kube-scheduler.
 """
 
 from collections import Counter
@@ -17,136 +17,138 @@ MIB = 2**20
 
 
 class CallerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What all connections of one class may have together, and what a single one may do."""
+    """The limits of all connections of one class together, and of a single one."""
 
     connections: int
     head: int  # bytes of a request's head
-    bodies: int = 0  # bytes of bodies that are not whole, of all of them; 0: no body is read, one request at a time
-    answers: int  # bytes of answers that are not fetched yet, of all of them; each is counted once
+    bodies: int = 0  # bytes of incomplete bodies in the class; 0: no body is read, one request at a time
+    answers: int  # bytes of unread responses in the class; a response sent to many is counted once
     idle: float  # seconds between two requests
-    slow: float  # seconds for a whole request, and without progress in an answer
-    answer: float = float("inf")  # seconds for a whole answer
+    slow: float  # seconds for a whole request, and without progress in a response
+    answer: float = float("inf")  # seconds for a whole response
 
 
 class LimitedConnection(Protocol):
     """A connection, as its class sees it."""
 
-    address: str  # of the other side
-    since: float  # when the last thing happened that counts
-    kept: int  # bytes of bodies that are not whole
+    address: str  # of the client
+    since: float  # time of the last progress
+    kept: int  # bytes of incomplete bodies
 
     @property
     def is_served(self) -> bool:
-        """Whether we are the ones who have something to do."""
+        """Whether the server is working on a request of this connection."""
 
     def cut(self) -> None:
-        """End it at once; whatever was not sent is lost."""
+        """Abort at once; unsent bytes are lost."""
 
 
 class SharedResponse(msgspec.Struct):
-    """An answer that is on its way to some."""
+    """A response body that is being sent to one or more connections."""
 
     size: int
     readers: Counter[LimitedConnection]
 
 
 class CallerClass:
-    """See the module's text."""
+    """The connections of one class of callers, counted against the limits of the class."""
 
     def __init__(self, limits: CallerLimits) -> None:
         self.limits = limits
-        self._guests: dict[LimitedConnection, None] = {}  # in the order in which they came
-        self._crowds: Counter[str] = Counter()  # by address
-        self._sent: dict[int, SharedResponse] = {}  # by the identity of the bytes
-        self.kept = 0  # bytes of bodies
-        self.unsent = 0  # bytes of answers
-        self.evicted = 0  # since somebody last looked
+        self._connections: dict[LimitedConnection, None] = {}  # in the order of arrival
+        self._by_address: Counter[str] = Counter()
+        self._sending: dict[int, SharedResponse] = {}  # by the identity of the bytes
+        self.kept = 0  # bytes of incomplete bodies
+        self.unsent = 0  # bytes of unread responses
+        self.evicted = 0  # connections since the server last reported them
 
     def __len__(self) -> int:
-        return len(self._guests)
+        return len(self._connections)
 
-    def __contains__(self, guest: LimitedConnection) -> bool:
-        return guest in self._guests
+    def __contains__(self, connection: LimitedConnection) -> bool:
+        return connection in self._connections
 
     # ---- connections ------------------------------------------------------------------------------------------------
 
-    def enter(self, guest: LimitedConnection) -> None:
-        self._guests[guest] = None
-        self._crowds[guest.address] += 1
-        if len(self._guests) > self.limits.connections:
-            self._evict(self._worst(guest))
+    def enter(self, connection: LimitedConnection) -> None:
+        """Add a connection; above the limit another one is evicted."""
+        self._connections[connection] = None
+        self._by_address[connection.address] += 1
+        if len(self._connections) > self.limits.connections:
+            self._evict(self._victim(connection))
 
-    def leave(self, guest: LimitedConnection) -> None:
-        if guest not in self._guests:
+    def leave(self, connection: LimitedConnection) -> None:
+        if connection not in self._connections:
             return
-        del self._guests[guest]
-        self._crowds[guest.address] -= 1
-        if not self._crowds[guest.address]:
-            del self._crowds[guest.address]
-        self.kept -= guest.kept
-        guest.kept = 0
-        for key in [key for key, shared in self._sent.items() if guest in shared.readers]:
-            self._drop(key, guest, self._sent[key].readers[guest])
+        del self._connections[connection]
+        self._by_address[connection.address] -= 1
+        if not self._by_address[connection.address]:
+            del self._by_address[connection.address]
+        self.kept -= connection.kept
+        connection.kept = 0
+        for key in [key for key, shared in self._sending.items() if connection in shared.readers]:
+            self._drop(key, connection, self._sending[key].readers[connection])
 
-    def _worst(self, newcomer: LimitedConnection) -> LimitedConnection:
-        """Where all others are being served, the newcomer."""
-        most = max(self._crowds.values())
-        crowd = [one for one in self._guests if self._crowds[one.address] == most and one is not newcomer]
-        others = crowd or [one for one in self._guests if one is not newcomer]
-        waiting = [one for one in others if not one.is_served] or [newcomer]
-        return min(waiting, key=_patience)
+    def _victim(self, newcomer: LimitedConnection) -> LimitedConnection:
+        """The connection to evict; the newcomer if all others are being served."""
+        most = max(self._by_address.values())
+        others = [connection for connection in self._connections if connection is not newcomer]
+        crowd = [connection for connection in others if self._by_address[connection.address] == most]
+        unserved = [connection for connection in crowd or others if not connection.is_served] or [newcomer]
+        return min(unserved, key=_last_progress)
 
-    def _evict(self, guest: LimitedConnection) -> None:
+    def _evict(self, connection: LimitedConnection) -> None:
         self.evicted += 1
-        self.leave(guest)
-        guest.cut()
+        self.leave(connection)
+        connection.cut()
 
-    # ---- bodies that are not whole ----------------------------------------------------------------------------------
+    # ---- incomplete bodies ------------------------------------------------------------------------------------------
 
-    def keep(self, guest: LimitedConnection, size: int) -> None:
-        """So many bytes of its bodies are kept now. Where that is too much in all, the slowest other body goes."""
-        if guest not in self._guests:
+    def keep(self, connection: LimitedConnection, size: int) -> None:
+        """Set the bytes of incomplete bodies of a connection. Above the limit, the slowest other body is evicted."""
+        if connection not in self._connections:
             return
-        self.kept += size - guest.kept
-        guest.kept = size
+        self.kept += size - connection.kept
+        connection.kept = size
         while self.kept > self.limits.bodies:
-            others = [one for one in self._guests if one.kept and one is not guest]
+            others = [other for other in self._connections if other.kept and other is not connection]
             if not others:
-                return  # one body is bounded by itself
-            self._evict(min(others, key=_patience))
+                return  # the size of a single body is limited elsewhere
+            self._evict(min(others, key=_last_progress))
 
-    # ---- answers that are not fetched -------------------------------------------------------------------------------
+    # ---- unread responses -------------------------------------------------------------------------------------------
 
-    def begin(self, guest: LimitedConnection, body: bytes) -> None:
-        """It is being sent this. Where too much is on its way, the slowest of those who read something else goes."""
-        if guest not in self._guests:
+    def begin(self, connection: LimitedConnection, body: bytes) -> None:
+        """Count a response that is being sent. Above the limit, the slowest reader of another response is evicted."""
+        if connection not in self._connections:
             return
-        shared = self._sent.get(id(body))
+        shared = self._sending.get(id(body))
         if shared is None:
-            shared = self._sent[id(body)] = SharedResponse(len(body), Counter())
+            shared = self._sending[id(body)] = SharedResponse(len(body), Counter())
             self.unsent += len(body)
-        shared.readers[guest] += 1
+        shared.readers[connection] += 1
         while self.unsent > self.limits.answers:
-            others = {one for found in self._sent.values() if found is not shared for one in found.readers} - {guest}
+            rest = [response for response in self._sending.values() if response is not shared]
+            others = {reader for response in rest for reader in response.readers} - {connection}
             if not others:
-                return  # one answer is always sent, however large
-            self._evict(min(others, key=_patience))
+                return  # a single response is always sent, however large
+            self._evict(min(others, key=_last_progress))
 
-    def end(self, guest: LimitedConnection, body: bytes) -> None:
-        """It has this, or wants it no more. What has left this class is forgotten already."""
-        shared = self._sent.get(id(body))
-        if shared is not None and guest in shared.readers:
-            self._drop(id(body), guest, 1)
+    def end(self, connection: LimitedConnection, body: bytes) -> None:
+        """The response was sent, or is no longer wanted. A connection that left the class is not counted any more."""
+        shared = self._sending.get(id(body))
+        if shared is not None and connection in shared.readers:
+            self._drop(id(body), connection, 1)
 
-    def _drop(self, key: int, guest: LimitedConnection, times: int) -> None:
-        shared = self._sent[key]
-        shared.readers[guest] -= times
-        if shared.readers[guest] <= 0:
-            del shared.readers[guest]
+    def _drop(self, key: int, connection: LimitedConnection, times: int) -> None:
+        shared = self._sending[key]
+        shared.readers[connection] -= times
+        if shared.readers[connection] <= 0:
+            del shared.readers[connection]
         if not shared.readers:
-            del self._sent[key]
+            del self._sending[key]
             self.unsent -= shared.size
 
 
-def _patience(guest: LimitedConnection) -> float:
-    return guest.since
+def _last_progress(connection: LimitedConnection) -> float:
+    return connection.since

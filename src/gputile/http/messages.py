@@ -1,8 +1,7 @@
-"""What is asked and what is answered, whichever HTTP carried it.
+"""Requests and responses, independent of the HTTP version, and the interfaces between the server and its connections.
 
-Room:  values, and what a connection and its listener know of each other.
-Door:  `Request` in, `Response` (or, piece by piece, `Streamed`) out; `ServerHooks` and `ServerConnection` are the two
-       sides of the threshold.
+A server answers a `Request` with a `Response` or a `Streamed`. `ServerHooks` is the server as its connections see it,
+`ServerConnection` is a connection as the server sees it. This module must not read or write sockets.
 """
 
 import asyncio
@@ -17,40 +16,41 @@ from gputile.http.limits import CallerClass
 
 log = logging.getLogger(__name__)
 
-LONGEST_HEAD = 65536  # bytes, of a question or of an answer
-SHORT_HEAD = 8192  # bytes, of a question of somebody whom we do not know
-READ_BUFFER = 65536  # bytes that are read at once
-IDLE = 300.0  # seconds; kube-scheduler drops idle connections after 90
+LONGEST_HEAD = 65536  # bytes, of a request or of a response
+SHORT_HEAD = 8192  # bytes, of a request of an untrusted caller
+READ_BUFFER = 65536  # bytes of one read
+IDLE = 300.0  # seconds; kube-scheduler closes idle connections after 90
 SLOW = 60.0  # seconds for a whole request
-ARRIVING = 10.0  # seconds until the handshake is done, and then until the first head is here
+ARRIVING = 10.0  # seconds for the handshake, and then for the first head
 
 Certificate = Mapping[str, Any] | None
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One question, whole."""
+    """One complete request."""
 
     method: str
     path: str
     body: bytes
-    is_too_large: bool  # the body was longer than allowed, and is not here
-    is_known: bool  # came over TLS with a client certificate, which was checked
+    is_too_large: bool  # the body exceeded the limit and was dropped
+    is_known: bool  # the client sent a certificate over TLS, and it was verified
     query: str = ""
-    fields: Sequence[tuple[bytes, bytes]] = ()  # headers as they came, their names in lower case
+    fields: Sequence[tuple[bytes, bytes]] = ()  # headers in the order received, names in lower case
     caller: str = ""  # the common name in that certificate
-    is_trusted: bool = False  # that certificate is one that may do more; or nobody is told apart here
+    is_trusted: bool = False  # that certificate makes the caller trusted; or the server trusts every caller
 
     def header(self, name: str) -> str:
-        """The first of this name (in lower case); "" where there is none."""
+        """The first header of this name (in lower case); "" without one."""
         return next(iter(self.headers(name)), "")
 
     def headers(self, name: str) -> list[str]:
+        """All headers of this name (in lower case)."""
         wanted = name.encode()
-        return [value.decode("latin-1") for found, value in self.fields if found == wanted]
+        return [value.decode("latin-1") for field, value in self.fields if field == wanted]
 
 
 class Response(msgspec.Struct, frozen=True, weakref=True):
-    """A whole answer. Sent to many, it is in memory once; it lives for as long as somebody has not got all of it."""
+    """A whole response. Sent to many clients it is in memory once, until the last of them has received all of it."""
 
     body: bytes
     status: int = 200
@@ -59,8 +59,8 @@ class Response(msgspec.Struct, frozen=True, weakref=True):
 
 
 class Streamed(msgspec.Struct, frozen=True):
-    """An answer whose end nobody knows yet. A piece is asked for when the client has taken the one before; the
-    generator is closed when the client has gone."""
+    """A response of unknown length. The next piece is requested when the client has read the one before; the generator
+    is closed when the client disconnects."""
 
     pieces: AsyncGenerator[bytes, None]
     status: int = 200
@@ -72,19 +72,19 @@ Answer = Callable[[Request], Reply | Awaitable[Reply]]
 
 
 class ServerConnection(limits.LimitedConnection, Protocol):
-    """One client, as the listener sees it."""
+    """One connection, as the server sees it."""
 
     def sweep(self, now: float) -> None:
-        """Let go of those who sleep, or take for ever to say what they want."""
+        """Close the connection if it is idle or slow for too long."""
 
     def drain(self) -> None:
-        """Take no further question, answer those that were asked."""
+        """Accept no further request; answer those that were received."""
 
     def close(self) -> None: ...
 
 
 class ServerHooks(Protocol):
-    """The listener, as its connections see it."""
+    """The server, as its connections see it."""
 
     answer: Answer
     limit: int  # bytes of a body
@@ -95,34 +95,34 @@ class ServerHooks(Protocol):
 
     def trusts(self, certificate: Certificate) -> bool: ...
 
-    def register(self, guest: ServerConnection, protocol: str, *, trusted: bool) -> CallerClass:
-        """The class of somebody who has said nothing yet, for it to enter."""
+    def register(self, connection: ServerConnection, protocol: str, *, trusted: bool) -> CallerClass:
+        """Add a new connection; return the class that it has to enter before its first request."""
 
-    def classed(self, guest: ServerConnection, was: CallerClass, path: str) -> CallerClass:
-        """The class of somebody who has asked for this, and is not told apart by a certificate."""
+    def classed(self, connection: ServerConnection, was: CallerClass, path: str) -> CallerClass:
+        """The class of a connection after a request for `path`; connections of trusted callers keep theirs."""
 
-    def forget(self, guest: ServerConnection) -> None: ...
+    def forget(self, connection: ServerConnection) -> None: ...
 
     def work(self, answering: asyncio.Task[None]) -> None:
-        """Something is being answered that takes time, and we stop only after it."""
+        """Register a task that answers a request; the server stops only after it."""
 
 
-def asked(host: ServerHooks, request: Request) -> Reply | Awaitable[Reply]:
-    """What the listener answers. A bug there is an answer too, and holds up nobody else."""
+def respond(hooks: ServerHooks, request: Request) -> Reply | Awaitable[Reply]:
+    """The server's answer. An exception becomes HTTP 500 and affects no other request."""
     try:
-        return host.answer(request)
+        return hooks.answer(request)
     except Exception:
-        return broken(request)
+        return internal_error(request)
 
 
-def broken(request: Request) -> Response:
-    """To be called where the bug is being handled: its story goes into the log, not to the caller."""
-    log.exception("a request could not be answered: %s %s", request.method, request.path[:200])
+def internal_error(request: Request) -> Response:
+    """Call it in an exception handler: the traceback goes to the log, not to the caller."""
+    log.exception("request handler failed: %s %s", request.method, request.path[:200])
     return Response(b"internal error; see the log", 500, "text/plain")
 
 
-def parted(target: str) -> tuple[str, str]:
-    """Path and query; a proxy may send the whole address."""
+def split_target(target: str) -> tuple[str, str]:
+    """Path and query; a proxy may send the absolute form."""
     if not target.startswith("/"):
         target = "/" + target.partition("://")[2].partition("/")[2]
     path, _, query = target.partition("?")
@@ -130,19 +130,19 @@ def parted(target: str) -> tuple[str, str]:
 
 
 def peer(transport: asyncio.BaseTransport) -> str:
-    """The address of the other side, without its port; "" where it has none."""
-    found = transport.get_extra_info("peername")
-    return str(found[0]) if isinstance(found, tuple) and found else ""
+    """The address of the peer, without its port; "" if it has none."""
+    address = transport.get_extra_info("peername")
+    return str(address[0]) if isinstance(address, tuple) and address else ""
 
 
 def names_in(certificate: Certificate) -> set[str]:
-    """Whom a certificate is made out to: its common name, and its alternative names of any kind."""
-    found = {str(value) for _, value in (certificate or {}).get("subjectAltName", ())}
+    """The common name and all subject alternative names of a certificate."""
+    names = {str(value) for _, value in (certificate or {}).get("subjectAltName", ())}
     name = common_name(certificate)
-    return found | {name} if name else found
+    return names | {name} if name else names
 
 
 def common_name(certificate: Certificate) -> str:
-    """Of the subject of a certificate, as `ssl` shows it."""
+    """The common name in the subject of a certificate, as `ssl` returns it."""
     parts = [pair for part in (certificate or {}).get("subject", ()) for pair in part]
     return next((str(value) for name, value in parts if name == "commonName"), "")

@@ -1,19 +1,17 @@
-"""A small HTTP server: what kube-scheduler, probes and curl send, and no more.
+"""A small HTTP server for kube-scheduler, probes, Prometheus and curl.
 
-Room:  a socket, all who came, and what each class of them may have. It knows nothing of verbs; `h1` and `h2` have the
-       bytes, `callers` the bounds.
-Door:  `Listener(answer, ...)`, then `start`, `stop`. `answer` returns a `Response`, a `Streamed`, or something to
-       wait for.
+It owns the listening socket, all connections and the limits of each class of callers. `h1_server` and `h2_server` speak
+the protocols, `limits` counts. This module must not know the content of requests.
 
-Ours, because what a general server does for every request (a task, streams, header objects) cost as much as deciding,
-and kube-scheduler waits for each answer before it goes on.
+It exists because a general server (a task, streams and header objects for each request) cost as much as the scheduling
+decision, and kube-scheduler waits for each response before it continues.
 
-    arriving --certificate that is trusted--> known
-       +--------first head: a probe---------> probing
-       +--------first head: anything else---> strangers
+    arriving --trusted certificate----------> known
+       +-------first request: a probe-------> probing
+       +-------first request: anything else-> strangers (callers without a trusted certificate)
 
-Each class has places of its own: those who read /metrics slowly, or never say what they want, take nothing from the
-kubelet's probes, and neither takes anything from callers with a trusted certificate.
+Each class has its own limits: slow readers of /metrics, and clients that never send a request, cannot use up the
+connections of the kubelet's probes; neither can use up those of callers with a trusted certificate.
 """
 
 import asyncio
@@ -43,41 +41,41 @@ from gputile.model.errors import InputError
 
 log = logging.getLogger(__name__)
 
-ALPN = ("h2", "http/1.1")  # what is spoken over TLS, the better first
-SWEEP = 10.0  # seconds between two looks for connections that are too slow
-GOODBYE = 5.0  # seconds that requests have to end when we stop
+ALPN = ("h2", "http/1.1")  # protocols over TLS, the preferred first
+SWEEP = 10.0  # seconds between two checks for slow connections
+GRACE = 5.0  # seconds that requests have to finish when the server stops
 
 __all__ = ["ALPN", "H1Connection", "Listener", "ListenerLimits"]
 
 
 class ListenerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How many connections each class may have, and bytes of answers on their way."""
+    """The limits of each class: connections, and bytes of unread responses."""
 
     arriving: int = 128
     probing: int = 32
     strangers: int = 64
-    known: int = 512  # also where nobody is told apart by a certificate
+    known: int = 512  # also if callers are not distinguished by a certificate
     answers: int = 32 * MIB  # to strangers
     known_answers: int = 256 * MIB
     head: int = LONGEST_HEAD  # bytes, of known callers
 
 
 class TlsProtocolSelector(asyncio.BufferedProtocol):
-    """Opened by a TLS handshake, which has chosen what is spoken behind it (RFC 7301)."""
+    """The protocol of a connection until its TLS handshake has negotiated HTTP/1.1 or HTTP/2 (ALPN, RFC 7301)."""
 
     def __init__(self, listener: "Listener", opened: Callable[[], None]) -> None:
         self._listener, self._opened = listener, opened
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._opened()
-        chosen = transport.get_extra_info("ssl_object").selected_alpn_protocol()
-        behind = H2Connection(self._listener) if chosen == "h2" else H1Connection(self._listener)
-        transport.set_protocol(behind)
-        behind.connection_made(transport)
+        selected = transport.get_extra_info("ssl_object").selected_alpn_protocol()
+        connection = H2Connection(self._listener) if selected == "h2" else H1Connection(self._listener)
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
 
 
 class Listener:
-    """See the module's text."""
+    """The server: `start` listens, `answer` is called for each request, `stop` finishes requests and closes."""
 
     def __init__(
         self,
@@ -90,23 +88,23 @@ class Listener:
         trusts: Callable[[Certificate], bool] | None = None,
         bounds: ListenerLimits | None = None,
     ) -> None:
-        """`limit`: the longest body, in bytes. `came` hears of every connection what it speaks. `setting`: the name of
-        that which says where to listen, for people. `probes`: paths with places of their own. `trusts`: whether a
-        client's certificate (None: it sent none) makes it a known caller; others then get no body read, and one
-        request at a time. Without it nobody is told apart, and the bounds of known callers hold for everybody."""
-        self.answer, self.limit, self._came, self._setting = answer, limit, came, setting
+        """`limit`: bytes of the longest body. `came` is called with the protocol of each new connection. `setting`: the
+        name of the setting with the address, for error messages. `probes`: paths with connections of their own.
+        `trusts`: whether a client's certificate (None: it sent none) makes it a known caller; other callers then have
+        one request at a time, without a body. Without `trusts` the limits of known callers hold for all callers."""
+        self.answer, self.limit, self._on_connection, self._setting = answer, limit, came, setting
         self._probes, self._trusts = frozenset(probes), trusts
-        self._class(bounds or ListenerLimits())
+        self._make_classes(bounds or ListenerLimits())
         self.connections: set[ServerConnection] = set()
         self.is_stopping = False
         self._working: set[asyncio.Task[None]] = set()
         self.read_buffer = memoryview(bytearray(READ_BUFFER))
-        """Where bytes arrive, whoever sent them: they are taken from here before the loop reads again."""
+        """The buffer that all connections read into: each copies its bytes before the loop reads again."""
         self._acceptor = Acceptor(self.arriving, self._protocol)
         self._sweeper: asyncio.Task[None] | None = None
 
-    def _class(self, bounds: ListenerLimits) -> None:
-        """The classes. Where nobody is told apart, strangers are everybody who asks for more than a probe."""
+    def _make_classes(self, bounds: ListenerLimits) -> None:
+        """Without `trusts`, all callers other than probes are in the class `strangers`."""
         is_open, most = self._trusts is None, MOST_BODIES * self.limit
         known = CallerLimits(
             connections=bounds.known, head=bounds.head, bodies=most, answers=bounds.known_answers, idle=IDLE, slow=SLOW
@@ -126,7 +124,7 @@ class Listener:
         self.probing = CallerClass(msgspec.structs.replace(few, connections=bounds.probing))
         self.arriving = CallerClass(first)
 
-    # ---- what connections ask ---------------------------------------------------------------------------------------
+    # ---- ServerHooks ------------------------------------------------------------------------------------------------
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -134,45 +132,45 @@ class Listener:
     def trusts(self, certificate: Certificate) -> bool:
         return self._trusts is None or self._trusts(certificate)
 
-    def register(self, guest: ServerConnection, protocol: str, *, trusted: bool) -> CallerClass:
-        self.connections.add(guest)
-        self._came(protocol)
+    def register(self, connection: ServerConnection, protocol: str, *, trusted: bool) -> CallerClass:
+        self.connections.add(connection)
+        self._on_connection(protocol)
         return self.known if trusted and self._trusts is not None else self.arriving
 
-    def classed(self, guest: ServerConnection, was: CallerClass, path: str) -> CallerClass:
+    def classed(self, connection: ServerConnection, was: CallerClass, path: str) -> CallerClass:
         if was is self.known:
             return was
         callers = self.probing if path in self._probes else self.strangers
         if callers is not was:
-            kept = guest.kept
-            was.leave(guest)
-            callers.enter(guest)
-            callers.keep(guest, kept)
+            kept = connection.kept
+            was.leave(connection)
+            callers.enter(connection)
+            callers.keep(connection, kept)
         return callers
 
-    def forget(self, guest: ServerConnection) -> None:
-        self.connections.discard(guest)
+    def forget(self, connection: ServerConnection) -> None:
+        self.connections.discard(connection)
 
     def work(self, answering: asyncio.Task[None]) -> None:
-        """Kept here, for a client may go before it has its answer."""
+        """The task is kept here because the client may disconnect before its response is ready."""
         self._working.add(answering)
         answering.add_done_callback(self._working.discard)
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
-        """Listen; the port, which matters if 0 was asked for. `InputError` where that cannot be."""
+        """Listen and return the port, which matters if 0 was given. Raises `InputError`."""
         self._acceptor.tls = tls
         try:
-            found = await self._acceptor.start(host, port)
-        except OSError as wrong:
-            why = os.strerror(wrong.errno) if wrong.errno and wrong.errno > 0 else str(wrong)
-            raise InputError(f"cannot listen on {host}:{port}: {why}; set another `{self._setting}`") from wrong
+            bound_port = await self._acceptor.start(host, port)
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+            raise InputError(f"cannot listen on {host}:{port}: {reason}; set another `{self._setting}`") from error
         self._sweeper = asyncio.create_task(self._sweep())
-        return found
+        return bound_port
 
     def renew(self, tls: ssl.SSLContext | None) -> None:
-        """The certificate and CA of today, for new connections."""
+        """Use a rotated certificate and CA for new connections."""
         self._acceptor.tls = tls
 
     def _protocol(self, opened: Callable[[], None]) -> asyncio.BaseProtocol:
@@ -182,12 +180,12 @@ class Listener:
         return H1Connection(self)
 
     def drain(self) -> None:
-        """Whoever is connected is to ask its next question over another connection."""
+        """Make every client open another connection for its next request."""
         for connection in list(self.connections):
             connection.drain()
 
     async def stop(self) -> None:
-        """Answer what is being asked, then close."""
+        """Finish the requests under way, then close all connections."""
         self.is_stopping = True
         if self._sweeper is None:
             return
@@ -195,7 +193,7 @@ class Listener:
         self.drain()
         await self._acceptor.stop()
         if self._working:
-            await asyncio.wait(self._working, timeout=GOODBYE)
+            await asyncio.wait(self._working, timeout=GRACE)
         for connection in list(self.connections):
             connection.close()
         await asyncio.gather(self._sweeper, return_exceptions=True)
@@ -206,18 +204,18 @@ class Listener:
             self.sweep()
 
     def sweep(self) -> None:
-        """Let go of those who take too long, and say how many had to go for others."""
+        """Close slow and idle connections, and log how many were evicted because of a limit."""
         for connection in list(self.connections):
             connection.sweep(self.now())
         classes = {"arriving": self.arriving, "probes": self.probing, "others": self.strangers, "known": self.known}
-        found = ", ".join(f"{callers.evicted} {name}" for name, callers in classes.items() if callers.evicted)
-        if found:
-            log.warning("connections were closed because too many are open, or too much is unread: %s", found)
+        evicted = ", ".join(f"{callers.evicted} {name}" for name, callers in classes.items() if callers.evicted)
+        if evicted:
+            log.warning("connections evicted: too many are open, or too much is unread: %s", evicted)
         for callers in classes.values():
             callers.evicted = 0
 
 
 def host_and_port(listen: str) -> tuple[str, int]:
-    """HOST:PORT as a setting has it."""
+    """Split the HOST:PORT of a setting."""
     host, _, port = listen.rpartition(":")
     return host.strip("[]"), int(port)

@@ -1,8 +1,4 @@
-"""TLS of those who serve: contexts made of files, or of certificates in memory.
-
-Door:  `from_files(certificate, key, client_ca)`, `server_context()`; `present(context, pem)` for a key in memory,
-       which OpenSSL takes only from files.
-"""
+"""TLS contexts for servers, made from files, or from a certificate in memory (`present`: OpenSSL reads only files)."""
 
 import os
 import ssl
@@ -13,6 +9,7 @@ from gputile.model.errors import InputError
 
 
 def server_context(protocols: Sequence[str] = ()) -> ssl.SSLContext:
+    """A server's context without a certificate. `protocols`: for ALPN, the preferred first."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     if protocols:
         context.set_alpn_protocols(list(protocols))
@@ -21,21 +18,21 @@ def server_context(protocols: Sequence[str] = ()) -> ssl.SSLContext:
 
 
 def from_files(certificate: str, key: str, client_ca: str = "", *, protocols: Sequence[str] = ()) -> ssl.SSLContext:
-    """A client's certificate is asked for where `client_ca` is named, and checked when it is sent. `InputError`."""
+    """With `client_ca`, a client certificate is requested, and verified if it is sent. Raises `InputError`."""
     context = server_context(protocols)
     try:
-        context.load_cert_chain(certificate, key, password=lambda: "")  # an encrypted key fails instead of asking
+        context.load_cert_chain(certificate, key, password=lambda: "")  # an encrypted key fails instead of prompting
         if client_ca:
             context.load_verify_locations(client_ca)
             context.verify_mode = ssl.CERT_OPTIONAL
-    except OSError as wrong:  # ssl.SSLError is one, too
+    except OSError as error:  # ssl.SSLError is an OSError
         files = ", ".join(file for file in (certificate, key, client_ca) if file)
-        raise InputError(f"TLS cannot be set up from {files}: {wrong}; see the settings `tls.*`") from wrong
+        raise InputError(f"TLS cannot be set up from {files}: {error}; check the settings `tls.*`") from error
     return context
 
 
 def present(context: ssl.SSLContext, pem: bytes) -> None:
-    """Certificate and key. Where the system can, the file is one that no disk ever sees: ours may be read-only."""
+    """Load a certificate and key from memory, through a memfd where possible: the file system may be read-only."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("gputile")
         name, on_disk = f"/proc/self/fd/{descriptor}", ""
@@ -46,7 +43,7 @@ def present(context: ssl.SSLContext, pem: bytes) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(pem)
             file.flush()
-            context.load_cert_chain(name, password=lambda: "")  # an encrypted key fails instead of asking
+            context.load_cert_chain(name, password=lambda: "")  # an encrypted key fails instead of prompting
     finally:
         if on_disk:
             os.unlink(on_disk)

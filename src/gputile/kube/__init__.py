@@ -1,5 +1,4 @@
-"""The API server: who we are to it, how we follow what it holds, and the few things we write.
+"""The API server: authentication, a client, watches, leader election. This package must not make scheduling decisions.
 
-Room:  `values` (what comes out and goes in), `auth`, `client`, `following`, `lease`; `memory` needs no server.
-Door:  the Protocol `values.Api`; `client.Client` is the real one.
+The Protocol `api.Api` is the interface; `client.Client` implements it over HTTP and `fake.MemoryApi` without a server.
 """

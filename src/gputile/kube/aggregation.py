@@ -1,8 +1,7 @@
-"""What an aggregated API needs of the API server: whom it believes, who may do what, and its own certificate.
+"""The calls of an aggregated API to the API server: front-proxy CA, access reviews, and its own serving certificate.
 
-Room:  one ConfigMap and one Secret followed, one Secret and some APIServices written, access reviewed. Each by its
-       name, so that the rights can be as narrow.
-Door:  `Aggregation(client)`.
+It watches one ConfigMap and one Secret, writes one Secret and some APIServices, and creates SubjectAccessReviews. It
+must access each object by name, so that RBAC can be limited to these names.
 """
 
 import base64
@@ -12,31 +11,37 @@ from typing import TypeVar
 
 import msgspec
 
-from gputile.kube.api import ApiRejected, Json, OutcomeUnknown, WatchUpdate
+from gputile.kube.api import ApiRejected, Json, OutcomeUnknown, WatchUpdate, decode_reason
 from gputile.kube.client import MERGE, Client, path_of
 from gputile.kube.watch import UNREADABLE, follow
 
 T = TypeVar("T")
-HOME, FRONT_PROXY = "kube-system", "extension-apiserver-authentication"
+NAMESPACE, FRONT_PROXY = "kube-system", "extension-apiserver-authentication"
 REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
 class SecretMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    """The `metadata` of a Secret or ConfigMap, as far as this module reads it."""
+
     name: str = ""
     resource_version: str = ""
 
 
 class FrontProxyConfigMap(msgspec.Struct, frozen=True):
+    """The ConfigMap with the CA and the allowed names of the front proxy."""
+
     metadata: SecretMetadata = SecretMetadata()
     data: dict[str, str] | None = None
 
 
 class Secret(msgspec.Struct, frozen=True):
+    """A v1 Secret; its values are base64."""
+
     metadata: SecretMetadata = SecretMetadata()
     data: dict[str, str] | None = None
 
     def get(self, key: str) -> bytes:
-        """b"" where there is nothing that can be read."""
+        """The decoded value; b"" if the key is missing or not base64."""
         try:
             return base64.b64decode((self.data or {}).get(key, ""), validate=True)
         except binascii.Error:
@@ -44,30 +49,38 @@ class Secret(msgspec.Struct, frozen=True):
 
 
 class ReviewStatus(msgspec.Struct, frozen=True):
+    """The `status` of a SubjectAccessReview."""
+
     allowed: bool = False
     reason: str | None = None
 
 
 class ReviewResponse(msgspec.Struct, frozen=True):
+    """A SubjectAccessReview as the API server returns it."""
+
     status: ReviewStatus = ReviewStatus()
 
 
 class ServiceSpec(msgspec.Struct, frozen=True, rename="camel"):
+    """The `spec` of an APIService, as far as this module reads it."""
+
     ca_bundle: str | None = None
 
 
 class ApiService(msgspec.Struct, frozen=True):
+    """An apiregistration.k8s.io/v1 APIService."""
+
     spec: ServiceSpec = ServiceSpec()
 
 
 class Aggregation:
-    """See the module's text."""
+    """The API server, as an aggregated API server uses it."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     def follow_front_proxy(self) -> AsyncGenerator[WatchUpdate[FrontProxyConfigMap], None]:
-        path = f"/api/v1/namespaces/{HOME}/configmaps"
+        path = f"/api/v1/namespaces/{NAMESPACE}/configmaps"
         return follow(
             self._client.feed(path, "ConfigMap", FrontProxyConfigMap, fieldSelector=f"metadata.name={FRONT_PROXY}")
         )
@@ -77,22 +90,22 @@ class Aggregation:
         return follow(self._client.feed(path, "Secret", Secret, fieldSelector=f"metadata.name={name}"))
 
     async def write_secret(self, namespace: str, name: str, version: str, data: Mapping[str, bytes]) -> Secret:
-        """If nobody has changed it since `version`; what is there now."""
+        """Write if the Secret is unchanged since `version` (else `ApiRejected` 409); return the new Secret."""
         encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
         body: Json = {"metadata": {"resourceVersion": version}, "data": encoded}
         path = f"/api/v1/namespaces{path_of(namespace, 'secrets', name)}"
         return _read(await self._client.request("PATCH", path, body=body, content_type=MERGE), Secret)
 
     async def ca_bundle(self, service: str) -> bytes | None:
-        """Of an APIService; None where there is no such service."""
+        """The CA bundle of an APIService; None if there is no such APIService."""
         try:
-            found = _read(await self._client.request("GET", _api_service(service)), ApiService)
-        except ApiRejected as no:
-            if no.status == 404:
+            api_service = _read(await self._client.request("GET", _api_service(service)), ApiService)
+        except ApiRejected as error:
+            if error.status == 404:
                 return None
             raise
         try:
-            return base64.b64decode(found.spec.ca_bundle or "", validate=True)
+            return base64.b64decode(api_service.spec.ca_bundle or "", validate=True)
         except binascii.Error:
             return b""
 
@@ -101,10 +114,10 @@ class Aggregation:
         await self._client.request("PATCH", _api_service(service), body={"spec": spec}, content_type=MERGE)
 
     async def review(self, spec: Json) -> tuple[bool, str]:
-        """Whether what a SubjectAccessReview asks is allowed, and what the API server says about it."""
+        """Create a SubjectAccessReview; return whether the access is allowed, and the API server's reason."""
         body: Json = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
-        found = _read(await self._client.request("POST", REVIEWS, body=body), ReviewResponse).status
-        return found.allowed, found.reason or ""
+        status = _read(await self._client.request("POST", REVIEWS, body=body), ReviewResponse).status
+        return status.allowed, status.reason or ""
 
 
 def _api_service(name: str) -> str:
@@ -114,5 +127,5 @@ def _api_service(name: str) -> str:
 def _read(content: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(content, type=kind)
-    except UNREADABLE as wrong:
-        raise OutcomeUnknown(f"the server's answer cannot be read: {wrong}") from wrong
+    except UNREADABLE as error:
+        raise OutcomeUnknown(f"the API server's response cannot be decoded: {decode_reason(error)}") from error

@@ -1,12 +1,13 @@
-"""What the scheduler wants of a cluster, as one Protocol; `client` serves it from a real API server, `memory` without.
+"""The API server as the scheduler uses it: one Protocol, its values and its errors. This module must not do I/O.
 
-Errors:
+`client` implements the Protocol over HTTP, `fake` in memory. Errors:
 
 GputileError
-├── Refused      the API server said no; nothing was written
-└── Unclear      no answer, or one that does not tell: it may have been written
+├── ApiRejected      the API server rejected the request; nothing was written
+└── OutcomeUnknown   no response, or an inconclusive one: the write may have happened
 """
 
+import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
@@ -22,31 +23,31 @@ T = TypeVar("T")
 
 
 class Snapshot(msgspec.Struct, Generic[T], frozen=True):
-    """All there is, from one list. What is not in it is gone."""
+    """All objects, from one list. Objects that are not in it are deleted."""
 
     items: tuple[T, ...]
 
 
 class Change(msgspec.Struct, Generic[T], frozen=True):
-    """One object, after what happened to it."""
+    """One object after a change, from a watch."""
 
     kind: Literal["ADDED", "MODIFIED", "DELETED"]
     item: T
 
 
 class Bookmark(msgspec.Struct, frozen=True):
-    """Nothing happened, and we would know: a bookmark came."""
+    """Bookmark: no change, the watch is alive."""
 
 
 class WatchFailed(msgspec.Struct, frozen=True):
-    """The stream broke. What was told stands, and may be old until the next `Snapshot`, `Change` or `Bookmark`."""
+    """The list or watch failed. Objects seen before may be stale until the next `Snapshot`, `Change` or `Bookmark`."""
 
     why: str
-    forbidden: bool = False  # the server said that we may not; trying again will hardly help
+    forbidden: bool = False  # HTTP 403: a retry will hardly help
 
 
 class Undecodable(msgspec.Struct, frozen=True):
-    """An object that cannot be read. It is left out of what is told, and named here."""
+    """An object that cannot be decoded. It is left out of `Snapshot` and `Change`, and named here."""
 
     what: str  # kind namespace/name, as far as known
     why: str
@@ -56,7 +57,7 @@ WatchUpdate: TypeAlias = Snapshot[T] | Change[T] | Bookmark | WatchFailed | Unde
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
-    """Node, annotations and labels of a pod, to be written at once."""
+    """Node, annotations and labels of a pod, written in one API call."""
 
     namespace: str
     name: str
@@ -79,20 +80,44 @@ class KubeEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApiRejected(GputileError):
-    """The API server said no; nothing was written."""
+    """The API server rejected the request; nothing was written."""
 
     def __init__(self, status: int, reason: str, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message or reason or f"HTTP {status}")
         self.status, self.reason = status, reason
-        self.retry_after = retry_after  # seconds, where the server named them
+        self.retry_after = retry_after  # seconds of the Retry-After header, if any
 
 
 class OutcomeUnknown(GputileError):
-    """No answer, or one that does not tell: it may have been written."""
+    """No response, or an inconclusive one: the write may have happened."""
+
+
+JSON_TYPES = {"str": "a string", "int": "an integer", "float": "a number", "bool": "a boolean", "array": "a list"}
+JSON_TYPES |= {"object": "an object", "null": "null"}
+FIELD = re.compile(r"(?s)(.*) - at (?:`key` in )?`\$\.?([^`]*)`")
+MISMATCH = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
+MISSING = re.compile(r"Object missing required field `([^`]+)`")
+
+
+def decode_reason(error: Exception) -> str:
+    """Why JSON could not be decoded: the field and the type that it must have, never the decoder's own sentence."""
+    if not isinstance(error, msgspec.ValidationError):
+        return "it is nested too deeply" if isinstance(error, RecursionError) else "it is not valid JSON"
+    field = FIELD.fullmatch(str(error))
+    problem, name = (field[1], f"`{field[2]}`") if field and field[2] else (str(error), "the object")
+    if mismatch := MISMATCH.match(problem):
+        return f"{name} must be {_json_types(mismatch[1])}, not {_json_types(mismatch[2])}"
+    if missing := MISSING.match(problem):
+        return f"{name} lacks the field `{missing[1]}`"
+    return f"{name} has an invalid value"
+
+
+def _json_types(names: str) -> str:
+    return " or ".join(JSON_TYPES.get(name, name) for name in names.split(" | "))
 
 
 class LeaseRenewal(msgspec.Struct, frozen=True, rename="camel"):
-    """What changes in a Lease each time its holder says that it is alive, and how long that holds."""
+    """The fields of a Lease that its holder renews, and for how long the renewal is valid."""
 
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
@@ -100,17 +125,21 @@ class LeaseRenewal(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class LeaseAnnotations(msgspec.Struct, frozen=True, rename={"use": USE}):
+    """The annotation of an agent's Lease that gputile reads."""
+
     use: str | None = None
 
 
 class LeaseMetadata(msgspec.Struct, frozen=True):
+    """The `metadata` of a Lease, as far as gputile reads it."""
+
     name: str = ""
     annotations: LeaseAnnotations | None = None
 
 
 class AgentLease(msgspec.Struct, frozen=True):
-    """A Lease, as far as it says whether its holder is alive, and what it has to say. Thousands of these come in a
-    minute: no more is read, and what is said is not understood before somebody asks."""
+    """The Lease of a node's agent: its renewal, and the usage annotation. Thousands of these arrive per minute: no
+    other field is decoded, and the annotation is parsed only when it is needed."""
 
     metadata: LeaseMetadata = LeaseMetadata()
     spec: LeaseRenewal | None = None
@@ -125,9 +154,9 @@ class AgentLease(msgspec.Struct, frozen=True):
 
     @property
     def use(self) -> str:
-        """What the node's containers use, as its agent wrote it; "" when it says nothing."""
-        words = self.metadata.annotations
-        return (words.use if words is not None else None) or ""
+        """The GPU usage of the node's containers, as its agent wrote it; "" without the annotation."""
+        annotations = self.metadata.annotations
+        return (annotations.use if annotations is not None else None) or ""
 
 
 class Api(Protocol):
@@ -141,13 +170,13 @@ class Api(Protocol):
         """All Leases of one namespace."""
 
     def follow_config_map(self, namespace: str, name: str) -> AsyncIterator[WatchUpdate[QuotaConfigMap]]:
-        """One ConfigMap, which need not be there."""
+        """One ConfigMap, which may not exist."""
 
     async def pod(self, namespace: str, name: str) -> Pod | None:
-        """The pod as it is now, read from the store itself; None when there is none of that name."""
+        """The current pod, by a quorum read; None if there is no pod of that name."""
 
     async def bind(self, binding: Binding, timeout: float) -> None:
-        """One attempt, one write."""
+        """Bind a pod: one attempt, one write."""
 
     async def patch_pod(
         self,
@@ -161,29 +190,29 @@ class Api(Protocol):
         nominate: str | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Set (or with None remove) annotations and labels, if the pod is still the one with this UID.
+        """Set (or with None remove) annotations and labels, if the pod still has this UID.
 
-        With `version` (a resourceVersion) also only if nobody has changed it since it was read. In the same write
-        `nominate` says on which node room is being made for it; "" takes that back.
+        With `version` (a resourceVersion), only if the pod is unchanged since it was read. The same write sets
+        `nominatedNodeName` to `nominate`; "" clears it.
         """
 
     async def evict(self, namespace: str, name: str, uid: str, *, timeout: float | None = None) -> None:
-        """Ask for the pod to go, budgets respected."""
+        """Evict the pod through the Eviction API, which respects disruption budgets."""
 
     async def budgets(self) -> tuple[DisruptionBudget, ...]:
-        """Every PodDisruptionBudget, as it is now."""
+        """All current PodDisruptionBudgets."""
 
     async def note(self, note: KubeEvent) -> None:
-        """Write an Event."""
+        """Create an Event."""
 
     async def annotate_config_map(self, namespace: str, name: str, uid: str, annotations: dict[str, str]) -> None:
-        """Set annotations of a ConfigMap, if it is still the one with this UID."""
+        """Set annotations of a ConfigMap, if it still has this UID."""
 
     async def close(self) -> None: ...
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """`spec` of a coordination.k8s.io/v1 Lease."""
+    """The `spec` of a coordination.k8s.io/v1 Lease."""
 
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
@@ -192,18 +221,18 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     lease_transitions: int | None = None
 
 
-NO_WORDS: Mapping[str, str] = {}
+NO_ANNOTATIONS: Mapping[str, str] = {}
 
 
 class Leases(Protocol):
-    """Reading and writing one Lease; `version` is its resourceVersion, so that of two writers one loses."""
+    """Reads and writes one Lease; `version` is its resourceVersion, so that one of two concurrent writers fails."""
 
     async def read(self) -> tuple[LeaseRecord, str] | None: ...
 
-    async def create(self, record: LeaseRecord, annotations: Mapping[str, str] = NO_WORDS) -> str: ...
+    async def create(self, record: LeaseRecord, annotations: Mapping[str, str] = NO_ANNOTATIONS) -> str: ...
 
-    async def write(self, record: LeaseRecord, version: str, annotations: Mapping[str, str] = NO_WORDS) -> str:
-        """All of it: annotations that are not given are gone."""
+    async def write(self, record: LeaseRecord, version: str, annotations: Mapping[str, str] = NO_ANNOTATIONS) -> str:
+        """Replace the Lease: annotations that are not given are removed."""
 
 
 Json: TypeAlias = dict[str, Any]

@@ -1,8 +1,7 @@
-"""Who we are to the API server: what a kubeconfig says, or the ServiceAccount of the pod we run in.
+"""Authentication to the API server: from a kubeconfig, or from the ServiceAccount of the pod that gputile runs in.
 
-Room:  finds the server, whom to trust and our credentials; reads tokens anew and runs exec plugins. No secret is ever
-       part of an error.
-Door:  `load` once at the start; then `ClusterAccess.headers` before each request, `ClusterAccess.rejected` after a 401.
+It finds the server, the CA and the credentials. A secret must never be part of an error. Call `load` once at the start,
+`ClusterAccess.headers` before each request, and `ClusterAccess.rejected` after a 401.
 """
 
 import base64
@@ -17,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from gputile.kube.api import decode_reason
 from gputile.kube.credentials import (
     PLUGIN_VERSIONS,
     Clock,
@@ -33,10 +33,12 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # the s
 
 T = TypeVar("T")
 
-# ---- a kubeconfig, as far as we read it -----------------------------------------------------------------------------
+# ---- a kubeconfig, as far as gputile reads it -----------------------------------------------------------------------
 
 
 class KubeconfigCluster(msgspec.Struct, frozen=True, rename="kebab"):
+    """The `cluster` of an entry in `clusters`."""
+
     server: str = ""
     certificate_authority: str | None = None
     certificate_authority_data: str | None = None
@@ -46,6 +48,8 @@ class KubeconfigCluster(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class KubeconfigUser(msgspec.Struct, frozen=True, rename="kebab"):
+    """The `user` of an entry in `users`."""
+
     token: str | None = None
     token_file: str | None = msgspec.field(default=None, name="tokenFile")
     client_certificate: str | None = None
@@ -60,27 +64,37 @@ class KubeconfigUser(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class KubeconfigContext(msgspec.Struct, frozen=True):
+    """The `context` of an entry in `contexts`."""
+
     cluster: str = ""
     user: str = ""
     namespace: str | None = None
 
 
 class NamedCluster(msgspec.Struct, frozen=True):
+    """An entry in `clusters`."""
+
     name: str
     cluster: KubeconfigCluster | None = None
 
 
 class NamedUser(msgspec.Struct, frozen=True):
+    """An entry in `users`."""
+
     name: str
     user: KubeconfigUser | None = None
 
 
 class NamedContext(msgspec.Struct, frozen=True):
+    """An entry in `contexts`."""
+
     name: str
     context: KubeconfigContext | None = None
 
 
 class Kubeconfig(msgspec.Struct, frozen=True, rename="kebab"):
+    """One kubeconfig file."""
+
     current_context: str | None = None
     clusters: tuple[NamedCluster, ...] | None = None
     users: tuple[NamedUser, ...] | None = None
@@ -88,29 +102,29 @@ class Kubeconfig(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class KubeconfigEntry(msgspec.Struct, Generic[T], frozen=True):
-    """One named thing, and the file that it came from: its relative paths start there."""
+    """A cluster, user or context, and the file it is from: its relative paths start at that file's folder."""
 
     value: T
     file: Path
 
-    def path(self, said: str) -> Path:
-        return self.file.parent / said
+    def path(self, name: str) -> Path:
+        return self.file.parent / name
 
-    def content(self, data: str | None, said: str | None, what: str) -> bytes | None:
-        """Bytes that are either in the kubeconfig (base64) or in a file of their own."""
+    def content(self, data: str | None, name: str | None, field: str) -> bytes | None:
+        """The bytes of a field: inline in the kubeconfig (base64), or in a file of their own."""
         try:
             if data:
                 return base64.b64decode(data, validate=True)
-            return self.path(said).read_bytes() if said else None
+            return self.path(name).read_bytes() if name else None
         except ValueError:
-            raise InputError(f"{self.file}: {what}-data is no base64; write it again with `kubectl config`") from None
-        except OSError as wrong:
-            why = f"{self.file}: {what} {said!r} cannot be read: {wrong.strerror}; mend the path"
-            raise InputError(why) from wrong
+            raise InputError(f"{self.file}: {field}-data is not base64; set it again with `kubectl config`") from None
+        except OSError as error:
+            reason = f"{self.file}: {field} {name!r} cannot be read: {error.strerror}; correct the path"
+            raise InputError(reason) from error
 
 
 class MergedKubeconfig(msgspec.Struct, kw_only=True):
-    """Several kubeconfigs as one; of two entries with one name the first stands."""
+    """Several kubeconfigs merged as kubectl does: the first entry of a name wins."""
 
     current: str | None = None
     clusters: dict[str, KubeconfigEntry[KubeconfigCluster]] = msgspec.field(default_factory=dict)
@@ -127,47 +141,47 @@ class MergedKubeconfig(msgspec.Struct, kw_only=True):
             self.contexts.setdefault(context.name, KubeconfigEntry(context.context or KubeconfigContext(), file))
 
 
-# ---- whom we trust, and who we are ----------------------------------------------------------------------------------
+# ---- the server's certificate, our credentials ----------------------------------------------------------------------
 
 
 class ServerTrust(msgspec.Struct, frozen=True, kw_only=True):
-    """How the server proves itself."""
+    """How the API server's certificate is verified."""
 
     where: str = "the API server"  # for messages
     tls: bool = False
-    authority: bytes | None = None  # PEM; None means whom this machine trusts
+    authority: bytes | None = None  # PEM; None means the CAs of this machine
     insecure: bool = False
 
     def context(self, certificate: bytes | None = None) -> ssl.SSLContext | None:
-        """None without TLS."""
+        """The client's TLS context; None without TLS."""
         if not self.tls:
             return None
         try:
-            made = ssl.create_default_context(cadata=self.authority.decode("ascii") if self.authority else None)
-        except (ssl.SSLError, ValueError) as wrong:
-            raise InputError(f"{self.where}: its certificate-authority is no PEM certificate; replace it") from wrong
+            context = ssl.create_default_context(cadata=self.authority.decode("ascii") if self.authority else None)
+        except (ssl.SSLError, ValueError) as error:
+            raise InputError(f"{self.where}: certificate-authority is not a PEM certificate; replace it") from error
         if self.insecure:
-            made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         if certificate:
-            self._present(made, certificate)
-        return made
+            self._load(context, certificate)
+        return context
 
-    def _present(self, made: ssl.SSLContext, certificate: bytes) -> None:
-        """OpenSSL takes a key only from a file: one that nobody else can read, and only for this moment."""
+    def _load(self, context: ssl.SSLContext, certificate: bytes) -> None:
+        """OpenSSL reads a key only from a file: mode 0600, deleted at once."""
         descriptor, name = tempfile.mkstemp(prefix="gputile-")
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(certificate)
-            made.load_cert_chain(name, password=lambda: "")  # an encrypted key fails instead of asking
-        except (ssl.SSLError, ValueError, OSError) as wrong:
-            why = "the client certificate and its key do not belong together, are no PEM, or have a passphrase"
-            raise InputError(f"{self.where}: {why}; replace them") from wrong
+            context.load_cert_chain(name, password=lambda: "")  # an encrypted key fails instead of prompting
+        except (ssl.SSLError, ValueError, OSError) as error:
+            problem = "client certificate and key do not match, are not PEM, or have a passphrase"
+            raise InputError(f"{self.where}: {problem}; replace them") from error
         finally:
             os.unlink(name)
 
 
 class ClusterAccess:
-    """A server, and what it takes to talk to it. Ask `headers` first: `ssl` may change with them."""
+    """The address and credentials of an API server. Call `headers` first: `ssl` may change with them."""
 
     def __init__(
         self,
@@ -185,24 +199,24 @@ class ClusterAccess:
         self._source, self._trust = source or StaticCredential(), trust or ServerTrust(tls=server.startswith("https:"))
         self._certificate = certificate
         self.ssl = self._trust.context(certificate)
-        self._offered: dict[str, str] = {}
+        self._headers: dict[str, str] = {}
 
     async def headers(self) -> dict[str, str]:
-        """The Authorization header, where there is one. An `InputError` tells why there is none."""
-        found = await self._source.credential()
-        if found.certificate and found.certificate != self._certificate:
-            self.ssl = self._trust.context(found.certificate)
-            self._certificate = found.certificate
-        self._offered = {"Authorization": found.authorization} if found.authorization else {}
-        return self._offered
+        """The Authorization header, if there is one. Raises `InputError` if the credentials cannot be loaded."""
+        credential = await self._source.credential()
+        if credential.certificate and credential.certificate != self._certificate:
+            self.ssl = self._trust.context(credential.certificate)
+            self._certificate = credential.certificate
+        self._headers = {"Authorization": credential.authorization} if credential.authorization else {}
+        return self._headers
 
     def rejected(self, headers: Mapping[str, str]) -> None:
-        """The server said 401 to these. If nobody has brought newer ones since, they are fetched anew."""
-        if headers == self._offered:
+        """The server answered 401 to these headers. Unless they were replaced since, the credentials are reloaded."""
+        if headers == self._headers:
             self._source.forget()
 
 
-# ---- finding it -----------------------------------------------------------------------------------------------------
+# ---- finding the cluster --------------------------------------------------------------------------------------------
 
 
 def load(
@@ -214,35 +228,35 @@ def load(
     clock: Clock = time.monotonic,
     wall: Clock = time.time,
 ) -> ClusterAccess:
-    """The cluster meant: by `kubeconfig`, by $KUBECONFIG, by the pod we run in, or by ~/.kube/config.
+    """The cluster of `kubeconfig`, of $KUBECONFIG, of the pod that this process runs in, or of ~/.kube/config.
 
-    Who names a context means a kubeconfig, even inside a pod.
+    With a context, a kubeconfig is used even inside a pod.
     """
     named = [kubeconfig] if kubeconfig else [part for part in env.get("KUBECONFIG", "").split(":") if part]
     if not named and not context and env.get("KUBERNETES_SERVICE_HOST"):
         return _in_cluster(env, folder, clock)
     files = [Path(part) for part in named or [f"{env.get('HOME', '')}/.kube/config"]]
-    found = [file for file in files if file.exists()]
-    if not found:
+    existing = [file for file in files if file.exists()]
+    if not existing:
         raise InputError(
-            f"no cluster is configured: there is no file {', '.join(map(str, files))}; name one with --kubeconfig or "
+            f"no cluster is configured: {', '.join(map(str, files))} does not exist; set --kubeconfig or "
             f"$KUBECONFIG, or run inside a pod with a ServiceAccount"
         )
     merged = MergedKubeconfig()
-    for file in found:
+    for file in existing:
         merged.add(_read(file), file)
-    return _chosen(merged, context, ", ".join(map(str, found)), env, clock, wall)
+    return _access(merged, context, ", ".join(map(str, existing)), env, clock, wall)
 
 
 def _in_cluster(env: Mapping[str, str], folder: Path, clock: Clock) -> ClusterAccess:
     host, port = env["KUBERNETES_SERVICE_HOST"], env.get("KUBERNETES_SERVICE_PORT") or "443"
     try:
         authority = (folder / "ca.crt").read_bytes()
-    except OSError as wrong:
-        why = (
-            f"{folder / 'ca.crt'}: cannot be read: {wrong.strerror}; set automountServiceAccountToken: true on the pod"
+    except OSError as error:
+        reason = (
+            f"{folder / 'ca.crt'}: cannot be read: {error.strerror}; set automountServiceAccountToken: true on the pod"
         )
-        raise InputError(why) from wrong
+        raise InputError(reason) from error
     namespace = folder / "namespace"
     return ClusterAccess(
         f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
@@ -256,55 +270,56 @@ def _read(file: Path) -> Kubeconfig:
     try:
         with file.open("rb") as opened:
             return msgspec.convert(read_one(content(opened, SETTINGS)) or {}, Kubeconfig)
-    except OSError as wrong:
-        raise InputError(f"{file}: cannot be read: {wrong.strerror}; give us the right to") from wrong
-    except msgspec.ValidationError as wrong:
-        raise InputError(f"{file}: is no kubeconfig: {wrong}; compare `kubectl config view`") from wrong
-    except NotYaml as wrong:  # its own words may quote a secret
-        line = f" (line {wrong.line})" if wrong.line else ""
-        raise InputError(f"{file}: is no YAML{line}; compare `kubectl config view`") from None
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}; grant this process read access") from error
+    except msgspec.ValidationError as error:
+        reason = decode_reason(error)
+        raise InputError(f"{file}: not a kubeconfig: {reason}; compare with `kubectl config view`") from error
+    except NotYaml as error:  # the parser's message may quote a secret
+        line = f" (line {error.line})" if error.line else ""
+        raise InputError(f"{file}: invalid YAML{line}; compare with `kubectl config view`") from None
 
 
-def _chosen(
+def _access(
     merged: MergedKubeconfig, context: str | None, where: str, env: Mapping[str, str], clock: Clock, wall: Clock
 ) -> ClusterAccess:
     name = context or merged.current
     if not name:
-        raise InputError(f"{where}: no current-context; name one of {_names(merged.contexts)} with --context")
-    chosen = _pick(merged.contexts, name, "context", where).value
-    spot = f"{where}, context {name!r}"
-    cluster = _pick(merged.clusters, chosen.cluster, "cluster", spot)
+        raise InputError(f"{where}: no current-context; choose one of {_names(merged.contexts)} with --context")
+    selected = _pick(merged.contexts, name, "context", where).value
+    where = f"{where}, context {name!r}"
+    cluster = _pick(merged.clusters, selected.cluster, "cluster", where)
     user = (
-        _pick(merged.users, chosen.user, "user", spot)
-        if chosen.user
+        _pick(merged.users, selected.user, "user", where)
+        if selected.user
         else KubeconfigEntry(KubeconfigUser(), cluster.file)
     )
     return ClusterAccess(
-        _server(cluster.value, spot),
-        _source(user, spot, env, clock, wall),
-        trust=_trust(cluster, spot),
-        certificate=_certificate(user, spot),
-        namespace=chosen.namespace or "default",
+        _server(cluster.value, where),
+        _source(user, where, env, clock, wall),
+        trust=_trust(cluster, where),
+        certificate=_certificate(user, where),
+        namespace=selected.namespace or "default",
         server_name=cluster.value.tls_server_name,
         proxy=cluster.value.proxy_url,
     )
 
 
-def _names(known: Mapping[str, Any]) -> str:
-    return ", ".join(sorted(known)) or "(there are none)"
+def _names(entries: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(entries)) or "(there are none)"
 
 
-def _pick(known: Mapping[str, T], name: str, kind: str, where: str) -> T:
-    if name in known:
-        return known[name]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {_names(known)}"
+def _pick(entries: Mapping[str, T], name: str, kind: str, where: str) -> T:
+    if name in entries:
+        return entries[name]
+    near = difflib.get_close_matches(name, entries, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {_names(entries)}"
     raise InputError(f"{where}: no {kind} is named {name!r}; {hint}")
 
 
 def _server(cluster: KubeconfigCluster, where: str) -> str:
     if not cluster.server.startswith(("http://", "https://")):
-        raise InputError(f"{where}: its server is {cluster.server!r}; write a URL such as https://host:6443")
+        raise InputError(f"{where}: server is {cluster.server!r}; set a URL such as https://host:6443")
     return cluster.server
 
 
@@ -324,7 +339,7 @@ def _certificate(entry: KubeconfigEntry[KubeconfigUser], where: str) -> bytes | 
     certificate = entry.content(user.client_certificate_data, user.client_certificate, "client-certificate")
     key = entry.content(user.client_key_data, user.client_key, "client-key")
     if bool(certificate) != bool(key):
-        raise InputError(f"{where}: has only one of client-certificate and client-key; write both")
+        raise InputError(f"{where}: has only one of client-certificate and client-key; set both")
     return certificate + b"\n" + key + b"\n" if certificate and key else None
 
 
@@ -333,8 +348,10 @@ def _source(
 ) -> CredentialSource:
     user = entry.value
     if user.auth_provider or user.impersonated:
-        what = "auth-provider" if user.auth_provider else "impersonation (as)"
-        raise InputError(f"{where}: its user has {what}, which gputile does not speak; use a token or an exec plugin")
+        method = "auth-provider" if user.auth_provider else "impersonation (as)"
+        raise InputError(
+            f"{where}: the user has {method}, which gputile does not support; use a token or an exec plugin"
+        )
     if user.exec:
         return ExecPlugin(_runnable(entry, user.exec, where), where, env, wall)
     if user.token_file:
@@ -346,10 +363,10 @@ def _source(
 
 
 def _runnable(entry: KubeconfigEntry[KubeconfigUser], spec: ExecConfig, where: str) -> ExecConfig:
-    """The plugin with its path made whole; a bare word is looked up in $PATH."""
+    """The plugin with the path of its command resolved; a command without "/" is looked up in $PATH."""
     if spec.api_version not in PLUGIN_VERSIONS:
-        raise InputError(f"{where}: exec apiVersion is {spec.api_version!r}; write {' or '.join(PLUGIN_VERSIONS)}")
+        raise InputError(f"{where}: exec apiVersion is {spec.api_version!r}; set {' or '.join(PLUGIN_VERSIONS)}")
     if spec.interactive_mode == "Always":
-        raise InputError(f"{where}: its exec plugin must talk to a person (interactiveMode: Always); use another user")
+        raise InputError(f"{where}: the exec plugin is interactive (interactiveMode: Always); use another user")
     command = str(entry.path(spec.command)) if "/" in spec.command else spec.command
     return msgspec.structs.replace(spec, command=command)

@@ -1,11 +1,9 @@
-"""The API server over HTTP: the real `Api`.
+"""The `Api` over HTTP: one connection pool, and one `request` that all calls use.
 
-Room:  one pool of connections, one `request` that all calls go through, and the rule of what an answer means. 4xx is
-       `ApiRejected`: nothing was written. 5xx, a time-out, a reset or an answer that is no answer is
-       `OutcomeUnknown`: it may
-       have been. A connection that never came about is `ApiRejected` too. Only a 401 is tried again, once, with new
-       credentials; and a GET, once, where a kept connection was dead.
-Door:  `Client(access, settings)`, made inside the running loop; `close` it.
+A 4xx is `ApiRejected`: nothing was written. A 5xx, a timeout, a reset or an undecodable response is `OutcomeUnknown`:
+the write may have happened. A connection that could not be opened is `ApiRejected` too. Only a 401 is retried, once,
+with new credentials; and a GET, once, if a kept connection was dead. No other request must be retried here. Make a
+`Client` inside the running loop, and `close` it.
 """
 
 import asyncio
@@ -24,7 +22,17 @@ import orjson
 from gputile import __version__
 from gputile.dialects.kube_objects import NodeObject, Pod
 from gputile.http.client import ConnectionBroken, ConnectionPool, HttpAnswer, NotSent, header
-from gputile.kube.api import AgentLease, ApiRejected, Binding, Json, KubeEvent, Leases, OutcomeUnknown, WatchUpdate
+from gputile.kube.api import (
+    AgentLease,
+    ApiRejected,
+    Binding,
+    Json,
+    KubeEvent,
+    Leases,
+    OutcomeUnknown,
+    WatchUpdate,
+    decode_reason,
+)
 from gputile.kube.auth import ClusterAccess
 from gputile.kube.disruption_budgets import DisruptionBudget, DisruptionBudgetList
 from gputile.kube.leader_election import ApiLeases
@@ -39,33 +47,33 @@ LONGEST_NAME, LONGEST_MESSAGE = 253, 1024  # of an Event
 HEADERS = (
     header("User-Agent", f"gputile/{__version__}")
     + header("Accept", "application/json")
-    + header("Accept-Encoding", "identity")  # we unpack nothing
+    + header("Accept-Encoding", "identity")  # the client does not decompress
 )
 KINDS = {kind: header("Content-Type", kind) for kind in ("application/json", MERGE, STRATEGIC)}
-WATCH_MARGIN = 30.0  # seconds beyond its own time-out that a watch may take to end
+WATCH_MARGIN = 30.0  # seconds that a watch may last beyond its own timeout
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How we use the API server."""
+    """Connections and timeouts of requests to the API server."""
 
     connections: int = 100
-    """Connections at once. Five are watches, each bind in flight needs one."""
+    """Concurrent connections. Five are watches; each bind in flight needs one."""
 
     request_timeout: float = 10.0
-    """Seconds for one request, where the caller does not say."""
+    """Seconds for one request, unless the caller sets another timeout."""
 
     page: int = 250
-    """Objects per page of a list, at most; fewer where they are large."""
+    """Objects per page of a list, at most; fewer if they are large."""
 
     watch_timeout: int = 300
-    """Seconds after which the server may end a watch. It costs one request to go on."""
+    """Seconds after which the API server may end a watch. To resume costs one request."""
 
     watch_idle_timeout: float = 90.0
-    """Seconds without one byte after which a watch counts as dropped. Bookmarks come about once a minute."""
+    """Seconds without a byte after which a watch counts as dropped. Bookmarks arrive about once a minute."""
 
 
 class Client:
-    """The real `Api`."""
+    """The client of a real API server; it implements `Api`."""
 
     def __init__(
         self,
@@ -86,12 +94,12 @@ class Client:
             proxy=access.proxy,
         )
         self._authorization: str | None = None
-        self._headers = HEADERS  # with the authorization
+        self._headers = HEADERS  # with the Authorization header
         self._pods = self.feed("/api/v1/pods", "Pod", Pod)
         self._nodes = self.feed("/api/v1/nodes", "Node", NodeObject)
 
     def feed(self, path: str, kind: str, item: type[T], **selector: str) -> ApiFeed[T]:
-        """A collection to list and watch, such as `feed(path, "Pod", Pod, fieldSelector="spec.nodeName=a")`."""
+        """A resource to list and watch, such as `feed(path, "Pod", Pod, fieldSelector="spec.nodeName=a")`."""
         page, watch_timeout = self._settings.page, self._settings.watch_timeout
         return ApiFeed(self, path, kind, item, page=page, watch_timeout=watch_timeout, selector=selector)
 
@@ -111,24 +119,24 @@ class Client:
         return follow(self.feed(path, "Lease", AgentLease), self._pause)
 
     def follow_config_map(self, namespace: str, name: str) -> AsyncGenerator[WatchUpdate[QuotaConfigMap], None]:
-        """By its name, so that the right to this one is enough."""
+        """By its name, so that RBAC can be limited to this ConfigMap."""
         path = f"/api/v1/namespaces{path_of(namespace, 'configmaps')}"
         return follow(self.feed(path, "ConfigMap", QuotaConfigMap, fieldSelector=f"metadata.name={name}"), self._pause)
 
     async def pod(self, namespace: str, name: str) -> Pod | None:
         try:
             return _decoded(await self.request("GET", pod_path(namespace, name)), Pod)
-        except ApiRejected as refused:
-            if refused.status == 404:
+        except ApiRejected as error:
+            if error.status == 404:
                 return None
             raise
 
     async def list_pods(self) -> tuple[Pod, ...]:
-        """All pods that can be read."""
+        """All pods that can be decoded."""
         return (await self._pods.list()).items
 
     async def budgets(self) -> tuple[DisruptionBudget, ...]:
-        """In one piece: clusters have few of them."""
+        """Without pages: clusters have few PodDisruptionBudgets."""
         return _decoded(await self.request("GET", BUDGETS), DisruptionBudgetList).items
 
     # ---- writing ----------------------------------------------------------------------------------------------------
@@ -158,7 +166,7 @@ class Client:
         nominate: str | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Through pods/status, which lets us write metadata and needs no right to change what pods run."""
+        """Through pods/status, which allows to write metadata without the right to update pods."""
         meta: Json = {"uid": uid}
         if annotations:
             meta["annotations"] = annotations
@@ -173,7 +181,7 @@ class Client:
         await self.request("PATCH", path, body=body, content_type=MERGE, timeout=timeout)
 
     async def label_pod(self, namespace: str, name: str, labels: dict[str, str | None]) -> None:
-        """Set (or with None remove) labels of a pod; meant for our own."""
+        """Set (or with None remove) labels of gputile's own pod."""
         body = {"metadata": {"labels": labels}}
         await self.request("PATCH", pod_path(namespace, name, "status"), body=body, content_type=MERGE)
 
@@ -211,7 +219,7 @@ class Client:
         await self.request("POST", path_of("api", "v1", "namespaces", note.namespace, "events"), body=body)
 
     def leases(self, namespace: str, name: str, timeout: float = 2.0) -> Leases:
-        """One Lease. The time-out is short: a leader that waits for an answer is a leader no more."""
+        """One Lease. The timeout is short: a leader that cannot renew in time loses leadership."""
         return ApiLeases(self, namespace, name, timeout)
 
     # ---- HTTP -------------------------------------------------------------------------------------------------------
@@ -226,31 +234,31 @@ class Client:
         content_type: str = "application/json",
         timeout: float | None = None,
     ) -> bytes:
-        """The body of a 2xx answer; all other answers raise."""
+        """Return the body of a 2xx response; all others raise."""
         target = f"{path}?{urlencode(params)}" if params else path
         data = b"" if body is None else orjson.dumps(body)
-        kind = b"" if body is None else KINDS[content_type]
+        content_header = b"" if body is None else KINDS[content_type]
         limit = timeout or self._settings.request_timeout
-        for again in (True, False):
-            known = await self._known(method, path)
+        for may_retry in (True, False):
+            credentials = await self._authorize(method, path)
             try:
                 answer = await self._pool.request(
-                    method, target, self._headers + kind, data, tls=self._access.ssl, timeout=limit
+                    method, target, self._headers + content_header, data, tls=self._access.ssl, timeout=limit
                 )
-            except (NotSent, ConnectionBroken, TimeoutError) as wrong:
-                raise self._meaning(f"{method} {path}", wrong) from wrong
+            except (NotSent, ConnectionBroken, TimeoutError) as error:
+                raise self._api_error(f"{method} {path}", error) from error
             if answer.status == 401:
-                self._access.rejected(known)
-                if again:
+                self._access.rejected(credentials)
+                if may_retry:
                     continue
             return _content(f"{method} {path}", answer)
-        raise AssertionError("the second answer is final")
+        raise AssertionError("the second response is final")
 
     async def stream(self, path: str, params: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
-        """A 200 answer piece by piece, as it comes, after an empty piece at its beginning; all other answers raise."""
+        """A 200 response in pieces as they arrive, after an empty piece for its head; all other responses raise."""
         settings, target = self._settings, f"{path}?{urlencode(params)}"
-        for again in (True, False):
-            known = await self._known("GET", path)
+        for may_retry in (True, False):
+            credentials = await self._authorize("GET", path)
             try:
                 opened = await self._pool.open(
                     target,
@@ -262,51 +270,51 @@ class Client:
                 )
                 with closing(opened) as answer:
                     if answer.status == 401:
-                        self._access.rejected(known)
-                        if again:
+                        self._access.rejected(credentials)
+                        if may_retry:
                             continue
                     if answer.status != 200:
                         _content(f"GET {path}", HttpAnswer(answer.status, answer.headers, await answer.read()))
-                    yield b""  # the server has said yes; on a quiet cluster nothing more may come for a minute
+                    yield b""  # the watch is accepted; on a quiet cluster the first event may take a minute
                     async for piece in answer:
                         yield piece
                     return
-            except (NotSent, ConnectionBroken, TimeoutError) as wrong:
-                raise self._meaning(f"GET {path}", wrong) from wrong
+            except (NotSent, ConnectionBroken, TimeoutError) as error:
+                raise self._api_error(f"GET {path}", error) from error
 
-    async def _known(self, method: str, path: str) -> dict[str, str]:
-        """Our credentials, which from now on are part of `_headers`."""
+    async def _authorize(self, method: str, path: str) -> dict[str, str]:
+        """Load the credentials into `_headers`, and return them."""
         try:
-            known = await self._access.headers()
-            if (authorization := known.get("Authorization")) != self._authorization:
-                said = header("Authorization", authorization) if authorization else b""
-                self._headers, self._authorization = HEADERS + said, authorization
-        except (InputError, NotSent) as wrong:
-            why = f"{method} {path}: not sent, we have no credentials: {wrong}"
-            raise ApiRejected(401, "Unauthorized", why) from wrong
-        return known
+            credentials = await self._access.headers()
+            if (authorization := credentials.get("Authorization")) != self._authorization:
+                line = header("Authorization", authorization) if authorization else b""
+                self._headers, self._authorization = HEADERS + line, authorization
+        except (InputError, NotSent) as error:
+            reason = f"{method} {path}: not sent, no credentials: {error}"
+            raise ApiRejected(401, "Unauthorized", reason) from error
+        return credentials
 
-    def _meaning(self, said: str, wrong: Exception) -> ApiRejected | OutcomeUnknown:
-        """What breaks on the wire, as one of ours."""
-        if isinstance(wrong, NotSent):
-            return ApiRejected(0, "Unreachable", f"{said}: no connection to {self._access.server}: {wrong}")
-        if isinstance(wrong, TimeoutError):
-            return OutcomeUnknown(f"{said}: no answer in time")
-        return OutcomeUnknown(f"{said}: the answer broke off: {wrong}")
+    def _api_error(self, request: str, error: Exception) -> ApiRejected | OutcomeUnknown:
+        """Translate an error of the connection."""
+        if isinstance(error, NotSent):
+            return ApiRejected(0, "Unreachable", f"{request}: cannot connect to {self._access.server}: {error}")
+        if isinstance(error, TimeoutError):
+            return OutcomeUnknown(f"{request}: timed out waiting for the response")
+        return OutcomeUnknown(f"{request}: connection lost before the response was complete: {error}")
 
 
-# ---- paths and answers ----------------------------------------------------------------------------------------------
+# ---- paths and responses --------------------------------------------------------------------------------------------
 
 
 def path_of(*parts: str) -> str:
-    """A path out of names; a name that would lead elsewhere is refused before it is sent."""
+    """A URL path of names; a name that would change the path is rejected before the request is sent."""
     for part in parts:
         if part in ("", ".", ".."):
-            raise ApiRejected(0, "Invalid", f"{part!r} names no object; nothing was sent")
+            raise ApiRejected(0, "Invalid", f"{part!r}: not a valid object name; the request was not sent")
     return "".join([f"/{part if PLAIN(part) else quote(part, safe='')}" for part in parts])
 
 
-PLAIN = re.compile(r"[A-Za-z0-9._~-]+").fullmatch  # as nearly all names are; to quote takes four times as long
+PLAIN = re.compile(r"[A-Za-z0-9._~-]+").fullmatch  # nearly all names match; `quote` takes four times as long
 
 
 def pod_path(namespace: str, name: str, *sub: str) -> str:
@@ -316,20 +324,20 @@ def pod_path(namespace: str, name: str, *sub: str) -> str:
 def _decoded(content: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(content, type=kind)
-    except UNREADABLE as wrong:
-        raise OutcomeUnknown(f"the server's answer cannot be read: {wrong}") from wrong
+    except UNREADABLE as error:
+        raise OutcomeUnknown(f"the API server's response cannot be decoded: {decode_reason(error)}") from error
 
 
-def _content(said: str, answer: HttpAnswer) -> bytes:
-    """The body of an answer that says yes; any other raises what it says."""
+def _content(request: str, answer: HttpAnswer) -> bytes:
+    """The body of a 2xx response; any other raises with the message of its Status."""
     if 200 <= answer.status < 300:
         return answer.body
-    why = _status(answer.body)
-    message = f"{said}: HTTP {answer.status}: {why.message or why.reason or '(no word)'}"
+    status = _status(answer.body)
+    message = f"{request}: HTTP {answer.status}: {status.message or status.reason or '(no message)'}"
     if 400 <= answer.status < 500:
         after = answer.headers.get("retry-after", "")
         wait = float(after) if after.isascii() and after.isdecimal() else None
-        raise ApiRejected(answer.status, why.reason or "", message, retry_after=wait)
+        raise ApiRejected(answer.status, status.reason or "", message, retry_after=wait)
     raise OutcomeUnknown(message)
 
 

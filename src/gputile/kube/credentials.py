@@ -1,7 +1,7 @@
-"""Credentials that change: a token file that is read anew, an exec plugin that is run anew.
+"""Sources of credentials: static ones, a token file that is reread, an exec plugin that is rerun.
 
-Room:  the sources of credentials; no secret is ever part of an error.
-Door:  `CredentialSource.credential` before each request, `CredentialSource.forget` after the server refused it.
+A secret must never be part of an error. Call `CredentialSource.credential` before each request, and
+`CredentialSource.forget` after the API server rejected it.
 """
 
 import asyncio
@@ -19,22 +19,26 @@ import msgspec
 
 from gputile.model.errors import InputError
 
-TOKEN_AGE = 60.0  # seconds to go on with a token file once read
-EXPIRY_MARGIN = 30.0  # seconds before its end that a plugin's credential is no longer used
-PLUGIN_PATIENCE = 60.0  # seconds a plugin may take; some ask a cloud
-PLUGIN_PRINTS = 2**20  # bytes a plugin may print; a token has a few thousand, a certificate with its key too
-LAST_WORDS = 1.0  # seconds for the pipe of a plugin that was killed to run dry
+TOKEN_AGE = 60.0  # seconds between two reads of a token file
+EXPIRY_MARGIN = 30.0  # seconds before its expiration that a plugin's credential is no longer used
+PLUGIN_TIMEOUT = 60.0  # seconds; some plugins call a cloud API
+PLUGIN_OUTPUT = 2**20  # bytes; a token, or a certificate with its key, has a few thousand
+DRAIN_TIMEOUT = 1.0  # seconds to drain the pipe of a plugin that was killed
 PLUGIN_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 
 Clock: TypeAlias = Callable[[], float]
 
 
 class ExecVariable(msgspec.Struct, frozen=True):
+    """An environment variable of an exec plugin."""
+
     name: str
     value: str
 
 
 class ExecConfig(msgspec.Struct, frozen=True, rename="camel"):
+    """The `exec` of a kubeconfig user."""
+
     command: str
     api_version: str
     args: tuple[str, ...] | None = None
@@ -43,12 +47,14 @@ class ExecConfig(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Credential(msgspec.Struct, frozen=True):
-    authorization: str | None = None  # the whole header
+    """An Authorization header, a client certificate, or neither."""
+
+    authorization: str | None = None  # the whole header value
     certificate: bytes | None = None  # certificate and key, PEM
 
 
 class CredentialSource(Protocol):
-    """Credentials, good for now. `forget` after the server refused them."""
+    """Returns the current credential. Call `forget` after the server rejected it."""
 
     async def credential(self) -> Credential: ...
 
@@ -56,7 +62,7 @@ class CredentialSource(Protocol):
 
 
 class StaticCredential:
-    """A token or password that stays as it is, or nothing at all."""
+    """A token or password that never changes, or no credential."""
 
     def __init__(self, authorization: str | None = None) -> None:
         self._credential = Credential(authorization)
@@ -65,30 +71,30 @@ class StaticCredential:
         return self._credential
 
     def forget(self) -> None:
-        """There is nothing else to offer."""
+        """There is no other credential."""
 
 
 class TokenFile:
-    """A token that somebody else, mostly the kubelet, keeps fresh in a file."""
+    """A token in a file that another process, mostly the kubelet, rotates."""
 
     def __init__(self, path: Path, clock: Clock = time.monotonic) -> None:
         self._path, self._clock = path, clock
-        self._held: Credential | None = None
+        self._credential: Credential | None = None
         self._due = clock()
 
     async def credential(self) -> Credential:
-        if self._held is None or self._clock() >= self._due:
-            self._held = self._read() or self._held
+        if self._credential is None or self._clock() >= self._due:
+            self._credential = self._read() or self._credential
             self._due = self._clock() + TOKEN_AGE
-        if self._held is None:
-            raise InputError(f"{self._path}: no token can be read from this file; mount one, or mend the path")
-        return self._held
+        if self._credential is None:
+            raise InputError(f"{self._path}: no token can be read from this file; mount one, or correct the path")
+        return self._credential
 
     def forget(self) -> None:
         self._due = self._clock()
 
     def _read(self) -> Credential | None:
-        """None while the file is away or empty: the token before may still be good."""
+        """None while the file is missing or empty: the previous token may still be valid."""
         try:
             token = self._path.read_text().strip()
         except (OSError, UnicodeDecodeError):
@@ -97,6 +103,8 @@ class TokenFile:
 
 
 class ExecCredentialStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """The `status` of an ExecCredential."""
+
     token: str | None = None
     client_certificate_data: str | None = None
     client_key_data: str | None = None
@@ -104,101 +112,106 @@ class ExecCredentialStatus(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ExecCredential(msgspec.Struct, frozen=True, rename="camel"):
+    """The object that an exec plugin prints."""
+
     api_version: str
     status: ExecCredentialStatus
 
 
 class ExecPlugin:
-    """A command that prints credentials, as `aws` and `gcloud` have them. It is never asked to talk to a person."""
+    """A command that prints credentials, such as those of `aws` and `gcloud`. It always runs non-interactively."""
 
     def __init__(self, spec: ExecConfig, where: str, env: Mapping[str, str], wall: Clock = time.time) -> None:
         self._spec, self._where, self._wall = spec, where, wall
-        self._env = {**env, **{one.name: one.value for one in spec.env or ()}, "KUBERNETES_EXEC_INFO": self._info()}
-        self._held: tuple[Credential, float] | None = None  # and when it ends
-        self._turn = asyncio.Lock()
+        variables = {variable.name: variable.value for variable in spec.env or ()}
+        self._env = {**env, **variables, "KUBERNETES_EXEC_INFO": self._info()}
+        self._cached: tuple[Credential, float] | None = None  # and its expiration
+        self._lock = asyncio.Lock()
 
     async def credential(self) -> Credential:
-        async with self._turn:  # many requests wait for one run
-            if self._held is None or self._wall() >= self._held[1] - EXPIRY_MARGIN:
-                self._held = self._understood(await self._printed())
-            return self._held[0]
+        async with self._lock:  # concurrent requests wait for one run
+            if self._cached is None or self._wall() >= self._cached[1] - EXPIRY_MARGIN:
+                self._cached = self._parse(await self._run())
+            return self._cached[0]
 
     def forget(self) -> None:
-        self._held = None
+        self._cached = None
 
     def _info(self) -> str:
-        told = {"kind": "ExecCredential", "apiVersion": self._spec.api_version, "spec": {"interactive": False}}
-        return json.dumps(told)
+        info = {"kind": "ExecCredential", "apiVersion": self._spec.api_version, "spec": {"interactive": False}}
+        return json.dumps(info)
 
-    async def _printed(self) -> bytes:
+    async def _run(self) -> bytes:
         quiet, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
         command = (self._spec.command, *(self._spec.args or ()))
         try:
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=quiet, stdout=pipe, env=self._env, start_new_session=True
             )
-        except OSError as wrong:
-            raise self._trouble(f"cannot be started: {wrong.strerror}; install it, or mend the path") from wrong
-        printed = await self._patiently(process)
+        except OSError as error:
+            raise self._failure(f"cannot be started: {error.strerror}; install it, or correct the path") from error
+        output = await self._output(process)
         if process.returncode:
-            raise self._trouble(f"ended with {process.returncode}; run it by hand to see why")
-        return printed
+            raise self._failure(f"exited with code {process.returncode}; run it by hand to see why")
+        return output
 
-    async def _patiently(self, process: asyncio.subprocess.Process) -> bytes:
+    async def _output(self, process: asyncio.subprocess.Process) -> bytes:
         assert process.stdout is not None
         is_done = False
         try:
-            async with asyncio.timeout(PLUGIN_PATIENCE):
-                printed = await self._bounded(process.stdout)
+            async with asyncio.timeout(PLUGIN_TIMEOUT):
+                output = await self._read(process.stdout)
                 await process.wait()
             is_done = True
         except TimeoutError:
-            raise self._trouble(f"did not end within {PLUGIN_PATIENCE:.0f} s; run it by hand to see why") from None
+            raise self._failure(f"timed out after {PLUGIN_TIMEOUT:.0f} s; run it by hand to see why") from None
         finally:
             if not is_done:
-                await _end(process, process.stdout)
-        return printed
+                await _kill(process, process.stdout)
+        return output
 
-    async def _bounded(self, stdout: asyncio.StreamReader) -> bytes:
-        printed = bytearray()
+    async def _read(self, stdout: asyncio.StreamReader) -> bytes:
+        output = bytearray()
         while chunk := await stdout.read(2**16):
-            printed += chunk
-            if len(printed) > PLUGIN_PRINTS:
-                raise self._trouble(f"prints more than {PLUGIN_PRINTS} bytes; run it by hand to see what it says")
-        return bytes(printed)
+            output += chunk
+            if len(output) > PLUGIN_OUTPUT:
+                raise self._failure(f"printed more than {PLUGIN_OUTPUT} bytes; run it by hand to see its output")
+        return bytes(output)
 
-    def _understood(self, printed: bytes) -> tuple[Credential, float]:
+    def _parse(self, output: bytes) -> tuple[Credential, float]:
         try:
-            answer = msgspec.json.decode(printed, type=ExecCredential)
+            printed = msgspec.json.decode(output, type=ExecCredential)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise self._trouble("printed no ExecCredential with a status; run it by hand to see what it says") from None
-        if answer.api_version != self._spec.api_version:
-            raise self._trouble(f"answers in another apiVersion than {self._spec.api_version}; name its own there")
-        said = answer.status
-        if not said.token and not (said.client_certificate_data and said.client_key_data):
-            raise self._trouble("gave neither a token nor a certificate with its key; run it by hand to see why")
-        pair = f"{said.client_certificate_data}\n{said.client_key_data}\n".encode()
-        held = Credential(
-            f"Bearer {said.token}" if said.token else None, pair if said.client_certificate_data else None
+            raise self._failure("printed no ExecCredential with a status; run it by hand to see its output") from None
+        if printed.api_version != self._spec.api_version:
+            raise self._failure(
+                f"printed another apiVersion than {self._spec.api_version}; set the plugin's own in the kubeconfig"
+            )
+        status = printed.status
+        if not status.token and not (status.client_certificate_data and status.client_key_data):
+            raise self._failure("printed neither a token nor a certificate with its key; run it by hand to see why")
+        pair = f"{status.client_certificate_data}\n{status.client_key_data}\n".encode()
+        credential = Credential(
+            f"Bearer {status.token}" if status.token else None, pair if status.client_certificate_data else None
         )
-        return held, _seconds(said.expiration_timestamp)
+        return credential, _seconds(status.expiration_timestamp)
 
-    def _trouble(self, what: str) -> InputError:
-        return InputError(f"{self._where}: exec plugin {self._spec.command!r} {what}")
+    def _failure(self, problem: str) -> InputError:
+        return InputError(f"{self._where}: exec plugin {self._spec.command!r} {problem}")
 
 
-async def _end(process: asyncio.subprocess.Process, stdout: asyncio.StreamReader) -> None:
-    """Kill a plugin with all that it started: a child of its would keep the pipe open, and us waiting for it."""
+async def _kill(process: asyncio.subprocess.Process, stdout: asyncio.StreamReader) -> None:
+    """Kill a plugin with its child processes: a child would keep the pipe open, and this process waiting."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(TimeoutError):
-        async with asyncio.timeout(LAST_WORDS):
+        async with asyncio.timeout(DRAIN_TIMEOUT):
             while await stdout.read(2**16):
                 pass
             await process.wait()
 
 
-def _seconds(ends: datetime | None) -> float:
-    if ends is None:
+def _seconds(expiration: datetime | None) -> float:
+    if expiration is None:
         return float("inf")
-    return (ends if ends.tzinfo else ends.replace(tzinfo=UTC)).timestamp()
+    return (expiration if expiration.tzinfo else expiration.replace(tzinfo=UTC)).timestamp()

@@ -1,6 +1,6 @@
-"""PodDisruptionBudgets: whom they protect, and how many of those may be evicted now.
+"""PodDisruptionBudgets: which pods they select, and how many of these may be evicted now.
 
-The Eviction API has the last word; this is for choosing whom to ask for.
+The Eviction API decides; this module only helps to choose victims that it will accept.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ import msgspec
 
 
 class SelectorRequirement(msgspec.Struct, frozen=True):
-    """One line of `matchExpressions`."""
+    """One entry of `matchExpressions`."""
 
     key: str
     operator: str
@@ -25,36 +25,44 @@ class SelectorRequirement(msgspec.Struct, frozen=True):
                 return self.key not in labels
             case "Exists":
                 return self.key in labels
-        return True  # an operator of the future: rather protect one too many
+        return True  # an unknown operator: protecting a pod too many is safe
 
 
 class LabelSelector(msgspec.Struct, frozen=True, rename="camel"):
+    """A meta/v1 LabelSelector."""
+
     match_labels: dict[str, str] | None = None
     match_expressions: tuple[SelectorRequirement, ...] | None = None
 
     def chooses(self, labels: Mapping[str, object]) -> bool:
-        """An empty selector chooses everybody."""
+        """Whether the selector matches these labels. An empty selector matches all pods."""
         by_label = all(labels.get(key) == value for key, value in (self.match_labels or {}).items())
-        return by_label and all(one.holds(labels) for one in self.match_expressions or ())
+        return by_label and all(requirement.holds(labels) for requirement in self.match_expressions or ())
 
 
 class _Metadata(msgspec.Struct, frozen=True):
+    """The `metadata` of a PodDisruptionBudget, as far as gputile reads it."""
+
     name: str = ""
     namespace: str = ""
     generation: int = 0
 
 
 class _Spec(msgspec.Struct, frozen=True):
+    """The `spec` of a PodDisruptionBudget, as far as gputile reads it."""
+
     selector: LabelSelector | None = None
 
 
 class _Status(msgspec.Struct, frozen=True, rename="camel"):
+    """The `status` of a PodDisruptionBudget, as far as gputile reads it."""
+
     disruptions_allowed: int = 0
     observed_generation: int = 0
 
 
 class DisruptionBudget(msgspec.Struct, frozen=True):
-    """One PodDisruptionBudget."""
+    """A policy/v1 PodDisruptionBudget."""
 
     metadata: _Metadata
     spec: _Spec = _Spec()
@@ -66,15 +74,17 @@ class DisruptionBudget(msgspec.Struct, frozen=True):
 
     @property
     def allowed(self) -> int:
-        """How many may go now; none while its controller has not looked at its latest version."""
-        is_old = self.status.observed_generation < self.metadata.generation
-        return 0 if is_old else max(0, self.status.disruptions_allowed)
+        """The evictions allowed now; 0 while its controller has not observed the latest generation."""
+        is_stale = self.status.observed_generation < self.metadata.generation
+        return 0 if is_stale else max(0, self.status.disruptions_allowed)
 
     def protects(self, namespace: str, labels: Mapping[str, object]) -> bool:
-        """Without a selector it protects nobody."""
+        """Whether the budget selects a pod. Without a selector it selects none."""
         selector = self.spec.selector
         return selector is not None and namespace == self.metadata.namespace and selector.chooses(labels)
 
 
 class DisruptionBudgetList(msgspec.Struct, frozen=True):
+    """A PodDisruptionBudgetList."""
+
     items: tuple[DisruptionBudget, ...] = ()

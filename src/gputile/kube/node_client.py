@@ -1,8 +1,7 @@
-"""One node and its pods, as the node's own agent sees and writes them.
+"""The API server as a node's agent uses it: one node, its pods, and the node's Lease.
 
-Room:  reads are narrowed to the node by field selectors, writes go to the node and its status only; no pod is ever
-       written. The heartbeat is a Lease of the node's name.
-Door:  `NodeClient(client, name)`.
+Field selectors limit reads to the node. Writes go to the node, its status and its Lease only; this module must not
+write pods.
 """
 
 from collections.abc import AsyncGenerator
@@ -16,7 +15,7 @@ from gputile.kube.watch import follow
 
 
 class NodeClient:
-    """See the module's text."""
+    """Reads one node and its pods, and writes the node's metadata and status."""
 
     def __init__(self, client: Client, name: str) -> None:
         self._client, self.name = client, name
@@ -35,7 +34,7 @@ class NodeClient:
         await self._client.request("PATCH", self._path, body=body, content_type=MERGE)
 
     async def patch_status(self, resources: dict[str, int | None], conditions: list[Json]) -> None:
-        """Set resources that carry no devices, in capacity and allocatable, and conditions by their type."""
+        """Set extended resources without devices, in capacity and allocatable, and conditions by their type."""
         amounts = {name: None if amount is None else str(amount) for name, amount in resources.items()}
         status: Json = {"conditions": conditions} if conditions else {}
         if amounts:
@@ -50,37 +49,37 @@ class NodeClient:
 
 
 class NodeLease:
-    """The Lease that says that this node's agent lives."""
+    """The Lease with which a node's agent shows that it is alive."""
 
     def __init__(self, leases: Leases, node: str, duration: int) -> None:
         self._leases, self._node, self._duration = leases, node, duration
         self._version: str | None = None
 
     async def beat(self, now: float, use: str = "") -> None:
-        """Renew it, or make it; after another's write it is read again. `use`: what containers use, said beside it."""
+        """Renew or create the Lease; after a conflict it is read again. `use`: the usage annotation, "" for none."""
         record = LeaseRecord(holder_identity=self._node, lease_duration_seconds=self._duration)
         await self._write(record, now, {USE: use} if use else {})
 
     async def withdraw(self, now: float) -> None:
-        """Say that nobody holds it: the scheduler uses the node no more, at once."""
+        """Clear the holder: the scheduler stops using the node at once."""
         await self._write(LeaseRecord(holder_identity="", lease_duration_seconds=1), now, {})
 
-    async def _write(self, record: LeaseRecord, now: float, words: dict[str, str]) -> None:
-        stamped = _at(record, now)
+    async def _write(self, record: LeaseRecord, now: float, annotations: dict[str, str]) -> None:
+        renewed = _renewed_at(record, now)
         if self._version is None:
-            found = await self._leases.read()
-            self._version = found[1] if found is not None else await self._leases.create(stamped, words)
+            existing = await self._leases.read()
+            self._version = existing[1] if existing is not None else await self._leases.create(renewed, annotations)
         try:
-            self._version = await self._leases.write(stamped, self._version, words)
+            self._version = await self._leases.write(renewed, self._version, annotations)
         except ApiRejected:
             self._version = None
             raise
 
 
-def _at(record: LeaseRecord, now: float) -> LeaseRecord:
-    said = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+def _renewed_at(record: LeaseRecord, now: float) -> LeaseRecord:
+    time = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     return LeaseRecord(
         holder_identity=record.holder_identity,
         lease_duration_seconds=record.lease_duration_seconds,
-        renew_time=said,
+        renew_time=time,
     )

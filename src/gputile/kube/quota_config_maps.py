@@ -1,7 +1,6 @@
-"""ConfigMaps, as far as quotas are read from them: those of a cluster that we follow, and those that a person names.
+"""ConfigMaps with quotas: those that the scheduler watches, and those in files.
 
-Room:  one object at a time; its text to values is `dialects.quotas`, but for YAML, which the core does not load.
-Door:  `QuotaConfigMap`, `read_quotas`.
+This module loads the YAML; `quota.documents` turns it into values, because the core must not load YAML.
 """
 
 from typing import Any
@@ -13,14 +12,14 @@ from gputile.model.quotas import Quotas
 from gputile.quota.documents import OLD_KEY, OUR_KEY, read_old, read_ours
 from gputile.text.documents import DocumentLimits, NotYaml, read_one
 
-QUOTA = DocumentLimits(
-    depth=10, from_aliases=0, unique=True
-)  # an alias in it would be harder to read than what it spares
+QUOTA = DocumentLimits(depth=10, from_aliases=0, unique=True)  # no YAML aliases: they make a quota harder to read
 LAST_GOOD = "gputile.io/last-good-quota"
-"""Annotation with the text that was last understood: a process that starts after a slip must know it too."""
+"""Annotation with the last valid text: a replica that starts after an invalid edit needs it too."""
 
 
 class QuotaConfigMapMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    """The `metadata` of a quota ConfigMap, as far as gputile reads it."""
+
     name: str = ""
     namespace: str = ""
     uid: str = ""
@@ -28,7 +27,7 @@ class QuotaConfigMapMetadata(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class QuotaConfigMap(msgspec.Struct, frozen=True):
-    """A v1 ConfigMap."""
+    """A v1 ConfigMap with quotas."""
 
     metadata: QuotaConfigMapMetadata = QuotaConfigMapMetadata()
     data: dict[str, str] | None = None
@@ -39,7 +38,7 @@ class QuotaConfigMap(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """As people speak of it."""
+        """The ConfigMap's name in messages."""
         return f"ConfigMap {self.metadata.namespace}/{self.metadata.name}"
 
     def text(self, key: str) -> str | None:
@@ -51,16 +50,16 @@ class QuotaConfigMap(msgspec.Struct, frozen=True):
 
 
 def read_quotas(text: str | None, key: str, title: str) -> Quotas:
-    """What a ConfigMap says under our key or gpu-admission's. Raises `InputError` where it cannot be used."""
+    """The quotas under gputile's key or gpu-admission's. Raises `InputError` for an invalid text."""
     if text is None:
-        raise InputError(f"{title}: there is no key `{key}` in it; delete it if nobody is to have a quota")
+        raise InputError(f"{title}: the key `{key}` is missing; add it, or delete the ConfigMap to remove all quotas")
     return read_old(text, title) if key == OLD_KEY else read_ours(_yaml(text, title), title)
 
 
 def _yaml(text: str, title: str) -> Any:
-    """A namespace that stands there twice is a slip of the hand, which YAML itself would pass over."""
+    """A repeated namespace is an error here; YAML itself would silently use the last one."""
     try:
         return read_one(text, QUOTA)
-    except NotYaml as wrong:
-        line = f" (line {wrong.line})" if wrong.line else ""
-        raise InputError(f"{title}: `{OUR_KEY}` is not the YAML that it should be: {wrong.problem}{line}") from wrong
+    except NotYaml as error:
+        line = f" (line {error.line})" if error.line else ""
+        raise InputError(f"{title}: `{OUR_KEY}` is invalid YAML: {error.problem}{line}") from error

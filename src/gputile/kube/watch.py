@@ -1,8 +1,7 @@
-"""Following one kind of object: list once, then watch on from there, for ever.
+"""List and watch one resource for ever: list once, watch from there, relist after a gap, with backoff.
 
-Room:  one small endless loop that never gives up and never hides a gap (`follow`), and the feed that it drinks from
-       (`ApiFeed`, over anything that can do HTTP).
-Door:  `follow(feed, pause)`. Close it (`aclosing`) or cancel it, and the connection goes with it.
+`follow` is the endless loop; it must never give up and never hide a gap. `ApiFeed` lists and watches over HTTP. Close
+`follow` (`aclosing`) or cancel it, and its connection is closed too.
 """
 
 import asyncio
@@ -23,17 +22,18 @@ from gputile.kube.api import (
     Undecodable,
     WatchFailed,
     WatchUpdate,
+    decode_reason,
 )
 from gputile.model.errors import GputileError
 
 FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0  # seconds between attempts
-LONGEST_WISH = 300.0  # seconds of a Retry-After that we honour
-TOO_SHORT = 1.0  # seconds: a watch that ends sooner, and empty, was no watch
-LATE = 75.0  # seconds after which at least a bookmark must have come; the server sends one a minute
-SLICE = 0.005  # seconds of reading a list, after which others have their turn
-PAGE_BYTES = 4 * 2**20  # of a page that we want; objects may be a thousand times as large as others
+LONGEST_RETRY_AFTER = 300.0  # seconds; a longer Retry-After is cut
+TOO_SHORT = 1.0  # seconds: a watch that ends sooner without an event counts as failed
+LATE = 75.0  # seconds without any event, not even a bookmark; the API server sends one per minute
+SLICE = 0.005  # seconds of decoding a list, after which other tasks get their turn
+PAGE_BYTES = 4 * 2**20  # of a page; some objects are a thousand times as large as others
 FIRST_PAGE, SMALLEST_PAGE = 100, 10  # objects
-PATIENCE = 5  # broken watches in a row after which we list again, whatever the reason
+MOST_FAILURES = 5  # failed watches in a row before a relist, whatever the error
 
 T = TypeVar("T")
 Pause: TypeAlias = Callable[[float], Awaitable[None]]
@@ -41,7 +41,7 @@ UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 class ListResult(msgspec.Struct, Generic[T], frozen=True):
-    """All there was at `version`."""
+    """All objects at resource version `version`."""
 
     items: tuple[T, ...]
     version: str
@@ -49,23 +49,23 @@ class ListResult(msgspec.Struct, Generic[T], frozen=True):
 
 
 class WatchEvent(msgspec.Struct, Generic[T], frozen=True):
-    """One thing a watch said. `version` is where to watch on after it; None where it could not be read."""
+    """One event of a watch. `version` is the resource version to resume from; None if it is unknown."""
 
     version: str | None
     seen: Change[T] | Bookmark | Undecodable
 
 
 OPENED: WatchEvent[Any] = WatchEvent(None, Bookmark())
-"""The server has begun to serve a watch. On a quiet cluster a minute may pass until it says more; yet it is well,
-unless the watch before was served in the same way and not even bookmarks came."""
+"""The API server has accepted a watch. On a quiet cluster the first event may take a minute; the watch still counts as
+alive, unless the watch before was accepted too and delivered not even a bookmark."""
 
 
 class WatchError(ApiRejected):
-    """The server ended a watch with an ERROR event: our place in the history is of no more use."""
+    """The API server ended a watch with an ERROR event: the resource version can no longer be used."""
 
 
 class Feed(Protocol[T]):
-    """Where objects come from. Both calls may raise `ApiRejected` or `OutcomeUnknown`."""
+    """A resource to list and watch. Both calls may raise `ApiRejected` or `OutcomeUnknown`."""
 
     @property
     def what(self) -> str:
@@ -74,7 +74,7 @@ class Feed(Protocol[T]):
     async def list(self) -> ListResult[T]: ...
 
     def watch(self, version: str) -> AsyncGenerator[WatchEvent[T], None]:
-        """Ends when the server has had enough, which is no trouble."""
+        """Ends when the API server closes the watch, which is normal."""
 
 
 # ---- the loop -------------------------------------------------------------------------------------------------------
@@ -87,118 +87,128 @@ async def follow(
     jitter: Callable[[], float] = random.random,
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncGenerator[WatchUpdate[T], None]:
-    """List once, then watch on from where we stand. Ends only when cancelled or closed."""
+    """List once, then watch from that resource version. Ends only when cancelled or closed."""
     version: str | None = None
-    pace = WatchBackoff(jitter)
-    begun, empty, deaf = clock(), False, False
+    backoff = WatchBackoff(jitter)
+    started, is_empty, is_stale = clock(), False, False
     while True:
         try:
             if version is None:
                 listed = await feed.list()
-                version, deaf = listed.version, False
-                pace.listed()
-                for spoilt in listed.spoilt:
-                    yield spoilt
+                version, is_stale = listed.version, False
+                backoff.listed()
+                for undecodable in listed.spoilt:
+                    yield undecodable
                 yield Snapshot(listed.items)
-                del listed  # else all of it would stay in memory as long as the watch lasts
-            begun, empty = clock(), True
+                del listed  # else the whole list would stay in memory as long as the watch lasts
+            started, is_empty = clock(), True
             async with aclosing(feed.watch(version)) as events:
                 async for event in events:
                     if event == OPENED:
-                        if not deaf:
+                        if not is_stale:
                             yield event.seen
                         continue
-                    version, empty, deaf = event.version or version, False, False
-                    pace.delivered()
+                    version, is_empty, is_stale = event.version or version, False, False
+                    backoff.delivered()
                     yield event.seen
-            if empty and clock() - begun < TOO_SHORT:
-                raise OutcomeUnknown("the watch ended as soon as it began, without a word")
-        except GputileError as broke:
-            deaf = deaf or (empty and clock() - begun > LATE)
-            forbidden = isinstance(broke, ApiRejected) and broke.status == 403
-            yield WatchFailed(_why(feed.what, "list" if version is None else "watch", broke), forbidden)
-            wait = pace.after(broke)
-            version = None if pace.must_list(broke) else version
+            if is_empty and clock() - started < TOO_SHORT:
+                raise OutcomeUnknown("the API server closed the watch immediately, without an event")
+        except GputileError as error:
+            is_stale = is_stale or (is_empty and clock() - started > LATE)
+            forbidden = isinstance(error, ApiRejected) and error.status == 403
+            yield WatchFailed(_reason(feed.what, "list" if version is None else "watch", error), forbidden)
+            wait = backoff.after(error)
+            version = None if backoff.must_list(error) else version
             if wait:
                 await pause(wait)
 
 
 class WatchBackoff:
-    """How long to wait after a failure, and when to stop watching and list again."""
+    """Decides how long to wait after a failure, and when to relist instead of watching."""
 
     def __init__(self, jitter: Callable[[], float]) -> None:
         self._jitter = jitter
         self._delay = FIRST_DELAY
-        self._broken = 0  # watches in a row
-        self._expired = False  # once already, and nothing has come since
+        self._failures = 0  # failed watches in a row
+        self._expired = False  # a 410 occurred, and no event was received since
 
     def listed(self) -> None:
-        self._delay, self._broken = FIRST_DELAY, 0
+        self._delay, self._failures = FIRST_DELAY, 0
 
     def delivered(self) -> None:
         self.listed()
         self._expired = False
 
-    def after(self, broke: GputileError) -> float:
-        """Seconds to wait. An expired history is listed again at once, unless that was of no help the last time."""
-        self._broken += 1
-        if is_expired(broke) and not self._expired:
+    def after(self, error: GputileError) -> float:
+        """Seconds to wait. After a 410 the relist is immediate, unless the previous relist did not help."""
+        self._failures += 1
+        if is_expired(error) and not self._expired:
             self._expired = True
             return 0.0
-        if isinstance(broke, ApiRejected) and broke.retry_after is not None:
-            return min(broke.retry_after, LONGEST_WISH)
+        if isinstance(error, ApiRejected) and error.retry_after is not None:
+            return min(error.retry_after, LONGEST_RETRY_AFTER)
         delay, self._delay = self._delay, min(self._delay * 2, LONGEST_DELAY)
         return delay * (1 + self._jitter()) / 2
 
-    def must_list(self, broke: GputileError) -> bool:
-        return is_expired(broke) or isinstance(broke, WatchError) or self._broken >= PATIENCE
+    def must_list(self, error: GputileError) -> bool:
+        return is_expired(error) or isinstance(error, WatchError) or self._failures >= MOST_FAILURES
 
 
-def is_expired(broke: GputileError) -> bool:
-    return isinstance(broke, ApiRejected) and broke.status == 410
+def is_expired(error: GputileError) -> bool:
+    """HTTP 410: the resource version is too old."""
+    return isinstance(error, ApiRejected) and error.status == 410
 
 
-def _why(what: str, verb: str, broke: GputileError) -> str:
-    if is_expired(broke):
-        return f"{what}: the history is gone where we stood ({broke}); listing again"
-    said = f"cannot {verb} {what}: {broke}"
-    if not isinstance(broke, ApiRejected) or broke.status not in (401, 403):
-        return said
-    if broke.status == 401:
-        return f"{said}; the server does not know us: check the token, or the kubeconfig's user"
-    resource, _, group = what.partition(".")
-    line = f'{{apiGroups: ["{group}"], resources: [{resource}], verbs: [get, list, watch]}}'
-    return f"{said}; add this rule to our ClusterRole{' (or Role)' if group else ''}: {line}"
+def _reason(resource: str, verb: str, error: GputileError) -> str:
+    """What failed and what to do; for 403 the RBAC rule that is missing."""
+    if is_expired(error):
+        return f"{resource}: the resource version has expired ({error}); relisting"
+    failure = f"cannot {verb} {resource}: {error}"
+    if not isinstance(error, ApiRejected) or error.status not in (401, 403):
+        return failure
+    if error.status == 401:
+        return f"{failure}; not authenticated: check the token, or the kubeconfig's user"
+    name, _, group = resource.partition(".")
+    rule = f'{{apiGroups: ["{group}"], resources: [{name}], verbs: [get, list, watch]}}'
+    return f"{failure}; add this rule to gputile's ClusterRole{' (or Role)' if group else ''}: {rule}"
 
 
 # ---- the feed -------------------------------------------------------------------------------------------------------
 
 
 class WatchTransport(Protocol):
-    """The little HTTP that a feed needs."""
+    """The HTTP requests that a feed needs; `Client` has them."""
 
     async def request(self, method: str, path: str, *, params: Mapping[str, str] | None = None) -> bytes: ...
 
     def stream(self, path: str, params: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
-        """The first piece comes when the server has said yes, and may be empty."""
+        """The first piece comes when the API server has accepted the watch, and may be empty."""
 
 
 class ListMeta(msgspec.Struct, frozen=True, rename="camel"):
+    """The `metadata` of a list."""
+
     resource_version: str = ""
     next: str | None = msgspec.field(default=None, name="continue")
 
 
 class ListBody(msgspec.Struct, frozen=True):
+    """A page of a list; its items are decoded one by one."""
+
     metadata: ListMeta
     items: tuple[msgspec.Raw, ...] | None = None
 
 
 class WatchLine(msgspec.Struct, frozen=True):
+    """One line of a watch; its object is decoded separately."""
+
     type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
     object: msgspec.Raw
 
 
 class NameMeta(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The `metadata` that identifies an object."""
+
     name: str = "?"
     namespace: str | None = None
     uid: str | None = None
@@ -206,13 +216,13 @@ class NameMeta(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class NamedObject(msgspec.Struct, frozen=True):
-    """What is left to read of an object that cannot be read."""
+    """The part of an object that is read if the rest cannot be decoded."""
 
     metadata: NameMeta = NameMeta()
 
 
 class ApiStatus(msgspec.Struct, frozen=True):
-    """What the API server says where it has nothing better to show."""
+    """A meta/v1 Status, as far as gputile reads it."""
 
     code: int = 0
     reason: str | None = None
@@ -226,7 +236,7 @@ STATUS = msgspec.json.Decoder(ApiStatus)
 
 
 class ApiFeed(Generic[T]):
-    """A collection of the API server, item by item, so that one spoilt object spoils no other."""
+    """A resource of the API server; objects are decoded one by one, so that an undecodable one affects no other."""
 
     def __init__(
         self,
@@ -239,7 +249,7 @@ class ApiFeed(Generic[T]):
         watch_timeout: int = 300,
         selector: Mapping[str, str] | None = None,
     ) -> None:
-        """`selector` narrows what is listed and watched, such as `fieldSelector`."""
+        """`selector` limits the objects, such as `fieldSelector`."""
         self._http, self._path, self._kind, self._selector = http, path, kind, dict(selector or {})
         self._item: msgspec.json.Decoder[T] = msgspec.json.Decoder(item)
         self._page, self._watch_timeout = page, watch_timeout
@@ -250,38 +260,39 @@ class ApiFeed(Generic[T]):
         return f"{resource}.{self._path.split('/')[2]}" if self._path.startswith("/apis/") else resource
 
     async def list(self) -> ListResult[T]:
-        """All objects. Where the pages expire under our hands, all at once instead: that cannot expire."""
+        """All objects, in pages. If the continue token expires, all in one response instead, which cannot expire."""
         try:
-            return await self._paged(self._page)
-        except ApiRejected as refused:
-            if refused.status != 410:
+            return await self._list(self._page)
+        except ApiRejected as error:
+            if error.status != 410:
                 raise
-        return await self._paged(0)
+        return await self._list(0)
 
-    async def _paged(self, limit: int) -> ListResult[T]:
+    async def _list(self, limit: int) -> ListResult[T]:
+        """`limit`: objects per page; 0 for all in one response."""
         items: list[T] = []
-        spoilt: list[Undecodable] = []
+        undecodable: list[Undecodable] = []
         size = min(FIRST_PAGE, limit)
         params = self._selector | ({"limit": str(size)} if limit else {})
         while True:
             answer = await self._http.request("GET", self._path, params=params)
-            body, began = self._body(answer), time.monotonic()
+            body, started = self._body(answer), time.monotonic()
             for raw in body.items or ():
-                found = self._read(raw)
-                spoilt.append(found) if isinstance(found, Undecodable) else items.append(found)
-                if time.monotonic() - began > SLICE:
+                item = self._decode(raw)
+                undecodable.append(item) if isinstance(item, Undecodable) else items.append(item)
+                if time.monotonic() - started > SLICE:
                     await asyncio.sleep(0)
-                    began = time.monotonic()
+                    started = time.monotonic()
             if not body.metadata.next:
-                return ListResult(tuple(items), body.metadata.resource_version, tuple(spoilt))
+                return ListResult(tuple(items), body.metadata.resource_version, tuple(undecodable))
             size = next_page(size, len(answer), limit)
             params = self._selector | {"limit": str(size), "continue": body.metadata.next}
 
     def _body(self, answer: bytes) -> ListBody:
         try:
             return LIST.decode(answer)
-        except UNREADABLE as wrong:
-            raise OutcomeUnknown(f"the server's list of {self.what} cannot be read: {wrong}") from wrong
+        except UNREADABLE as error:
+            raise OutcomeUnknown(f"the list of {self.what} cannot be decoded: {decode_reason(error)}") from error
 
     async def watch(self, version: str) -> AsyncGenerator[WatchEvent[T], None]:
         params = {
@@ -295,43 +306,43 @@ class ApiFeed(Generic[T]):
             first = await anext(chunks, b"")
             if not first:
                 yield OPENED
-            async with aclosing(lines(chunks, first)) as found:
-                async for line in found:
+            async with aclosing(lines(chunks, first)) as whole_lines:
+                async for line in whole_lines:
                     if line.strip():
                         yield self._event(line)
 
     def _event(self, line: bytes) -> WatchEvent[T]:
         try:
-            said = LINE.decode(line)
-        except UNREADABLE as wrong:
-            raise OutcomeUnknown(f"a line of the watch on {self.what} cannot be read: {wrong}") from wrong
-        if said.type == "ERROR":
-            raise watch_error(said.object)
-        named = _named(said.object)
-        if said.type == "BOOKMARK":
-            return WatchEvent(named.resource_version, Bookmark())
-        found = self._read(said.object)
-        if isinstance(found, Undecodable) and said.type == "DELETED" and named.uid:
-            found = self._item.decode(
-                msgspec.json.encode(NamedObject(named))
-            )  # that it is gone needs no more than its name
-        return WatchEvent(named.resource_version, found if isinstance(found, Undecodable) else Change(said.type, found))
+            event = LINE.decode(line)
+        except UNREADABLE as error:
+            raise OutcomeUnknown(
+                f"an event of the watch on {self.what} cannot be decoded: {decode_reason(error)}"
+            ) from error
+        if event.type == "ERROR":
+            raise watch_error(event.object)
+        meta = _metadata(event.object)
+        if event.type == "BOOKMARK":
+            return WatchEvent(meta.resource_version, Bookmark())
+        item = self._decode(event.object)
+        if isinstance(item, Undecodable) and event.type == "DELETED" and meta.uid:
+            item = self._item.decode(msgspec.json.encode(NamedObject(meta)))  # a deletion needs only the name
+        return WatchEvent(meta.resource_version, item if isinstance(item, Undecodable) else Change(event.type, item))
 
-    def _read(self, raw: msgspec.Raw) -> T | Undecodable:
+    def _decode(self, raw: msgspec.Raw) -> T | Undecodable:
         try:
             return self._item.decode(raw)
-        except UNREADABLE as wrong:
-            meta = _named(raw)
-            place = f"{meta.namespace}/{meta.name}" if meta.namespace else meta.name
-            return Undecodable(f"{self._kind} {place}", str(wrong))
+        except UNREADABLE as error:
+            meta = _metadata(raw)
+            name = f"{meta.namespace}/{meta.name}" if meta.namespace else meta.name
+            return Undecodable(f"{self._kind} {name}", decode_reason(error))
 
 
 def next_page(size: int, length: int, most: int) -> int:
-    """How many objects to ask for, after a page of `size` objects had `length` bytes."""
+    """The size of the next page, after a page of `size` objects had `length` bytes."""
     return min(most, 4 * size, max(SMALLEST_PAGE, size * PAGE_BYTES // max(1, length)))
 
 
-def _named(raw: msgspec.Raw) -> NameMeta:
+def _metadata(raw: msgspec.Raw) -> NameMeta:
     try:
         return NAMED.decode(raw).metadata
     except UNREADABLE:
@@ -339,23 +350,25 @@ def _named(raw: msgspec.Raw) -> NameMeta:
 
 
 def watch_error(raw: msgspec.Raw) -> WatchError:
-    """An ERROR event as the exception that it is."""
+    """The exception for an ERROR event."""
     try:
-        said = STATUS.decode(raw)
+        status = STATUS.decode(raw)
     except UNREADABLE:
-        said = ApiStatus()
-    return WatchError(said.code, said.reason or "", said.message or "the server broke the watch off")
+        status = ApiStatus()
+    return WatchError(
+        status.code, status.reason or "", status.message or "the API server ended the watch with an error"
+    )
 
 
 async def lines(chunks: AsyncIterable[bytes], first: bytes = b"") -> AsyncGenerator[bytes, None]:
-    """Whole lines of any length out of pieces of any length. What is left at the end is half a line: dropped."""
-    *whole, rest = first.split(b"\n")
-    for line in whole:
+    """Split chunks of any length into complete lines. An incomplete line at the end is dropped."""
+    *complete, rest = first.split(b"\n")
+    for line in complete:
         yield line
-    begun = [rest]
+    parts = [rest]
     async for chunk in chunks:
         head, *tail = chunk.split(b"\n")
-        begun.append(head)
+        parts.append(head)
         for piece in tail:
-            yield b"".join(begun)
-            begun = [piece]
+            yield b"".join(parts)
+            parts = [piece]
