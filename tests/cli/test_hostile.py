@@ -68,6 +68,55 @@ def test_a_hostile_file_is_one_sentence(tmp_path: Path, words: tuple[str, ...], 
     assert len(str(done.exception)) < 1000
 
 
+LIBRARIES = re.compile(r"Expected `|\$[.\[]|\[Errno|codec|Invalid |byte 0x")
+FILES = [param for param in LOOKS if param.id != "kubeconfig"]  # kubeconfigs have tests of their own
+
+
+@pytest.mark.parametrize("words", FILES)
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        pytest.param(None, "no such file or directory", id="no-such-file"),
+        pytest.param(b"\xff\xfe{", "it is not UTF-8 text", id="not-utf-8"),
+    ],
+)
+def test_why_a_file_cannot_be_read_is_our_own_sentence(
+    tmp_path: Path, words: tuple[str, ...], content: bytes | None, problem: str
+) -> None:
+    file = tmp_path / "all.yaml"
+    if content is not None:
+        file.write_bytes(content)
+    message = str(run(*words, str(file)).exception)
+    assert f"{file}: cannot be read: {problem}; " in message
+    assert not LIBRARIES.search(message)
+
+
+@pytest.mark.parametrize("command", ["top", "inspect", "quota", "doctor", "gpushare"])
+@pytest.mark.parametrize(
+    ("item", "problem"),
+    [
+        pytest.param(
+            {"kind": "Node", "metadata": 5}, "a Node cannot be read: `metadata`: expected a mapping", id="node"
+        ),
+        pytest.param(
+            {"kind": "Pod", "metadata": {"name": [1]}}, "a Pod cannot be read: `metadata.name`: expected text", id="pod"
+        ),
+        pytest.param(
+            {"kind": "Lease", "metadata": {"labels": {"a": 1}}}, "a Lease cannot be read: `metadata.labels", id="lease"
+        ),
+    ],
+)
+def test_an_object_of_the_wrong_shape_is_our_own_sentence(
+    tmp_path: Path, command: str, item: dict[str, Any], problem: str
+) -> None:
+    file = tmp_path / "all.json"
+    file.write_text(json.dumps({"kind": "List", "items": [node().cards(1).manifest(), item]}))
+    message = str(run(command, "-f", str(file)).exception)
+    assert message.startswith(problem)
+    assert message.endswith("; write the file with kubectl")
+    assert not LIBRARIES.search(message)
+
+
 def test_a_kube_scheduler_configuration_with_doubling_aliases_is_rejected(tmp_path: Path) -> None:
     cluster, config = tmp_path / "all.json", tmp_path / "scheduler.yaml"
     cluster.write_text(json.dumps({"kind": "List", "items": [node().cards(1).manifest()]}))

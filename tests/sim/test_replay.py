@@ -68,7 +68,7 @@ class TestLists:
             pytest.param("p9,1,1,1,0,,0,1,0\n", "line 5: num_gpu without gpu_milli", id="no-share"),
             pytest.param("p9,1,1,1,5,,0,inf,0\n", "line 5: it runs from", id="for-ever"),
             pytest.param("p9,1,1,1,5,,0,soon,0\n", "line 5: could not convert", id="a-word"),
-            pytest.param('"p9,1,1,1,5\n', "unexpected end of data", id="an-open-quote"),
+            pytest.param('"p9,1,1,1,5\n', "the line is not valid CSV", id="an-open-quote"),
         ],
     )
     def test_bad_pods_are_told(self, tmp_path: Path, text: str, fragment: str) -> None:
