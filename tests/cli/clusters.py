@@ -1,4 +1,4 @@
-"""Small clusters as files, for the commands that look at one."""
+"""Small clusters as files, for the commands that read one."""
 
 import json
 from pathlib import Path
@@ -21,8 +21,8 @@ class Cluster:
             self._memory.add_node(built.manifest(f"10.0.0.{number}"))
 
     def add(self, name: str, limits: dict[str, Any], namespace: str = "team", **more: Any) -> "Cluster":
-        made = pod(limits, name=name, namespace=namespace, **more)
-        self._memory.submit(Workload(kind="Pod", name=name, namespace=namespace, replicas=1, pod=made))
+        manifest = pod(limits, name=name, namespace=namespace, **more)
+        self._memory.submit(Workload(kind="Pod", name=name, namespace=namespace, replicas=1, pod=manifest))
         placed = self._memory.pods[f"{namespace}/{name}"]
         placed["metadata"]["creationTimestamp"] = CREATED
         placed["status"] = {"phase": "Running" if placed["spec"].get("nodeName") else "Pending"}
@@ -36,7 +36,7 @@ class Cluster:
         return self._memory.pods[f"{namespace}/{name}"]
 
     def objects(self) -> list[dict[str, Any]]:
-        nodes = [{**found, "kind": "Node"} for found in self._memory.nodes.values()]
+        nodes = [{**manifest, "kind": "Node"} for manifest in self._memory.nodes.values()]
         return [*nodes, *self._memory.pods.values(), *self._others]
 
     def write(self, folder: Path) -> str:

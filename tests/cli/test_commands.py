@@ -1,4 +1,4 @@
-"""What a person types and reads."""
+"""What a user types and reads."""
 
 import json
 import re
@@ -25,10 +25,10 @@ def run(*arguments: str, stdin: str | None = None) -> Result:
 
 class TestRead:
     def test_the_json_is_a_contract(self) -> None:
-        told = json.loads(
+        document = json.loads(
             run("read", "-f", "-", "-o", "json", stdin=POD % "nvidia.com/gpu: 2, nvidia.com/gpumem: 3000").output
         )
-        assert told == {
+        assert document == {
             "pods": [
                 {
                     "name": "p",
@@ -59,13 +59,13 @@ class TestRead:
         }
 
     def test_a_refusal_has_code_and_message(self) -> None:
-        told = json.loads(run("read", "-f", "-", "-o", "json", stdin=POD % "gputile.io/memory: 1").output)
-        (pod,) = told["pods"]
+        document = json.loads(run("read", "-f", "-", "-o", "json", stdin=POD % "gputile.io/memory: 1").output)
+        (pod,) = document["pods"]
         assert pod["refusal"]["code"] == "NoDeviceResource"
         assert "add `gputile.io/gpu: 1`" in pod["refusal"]["message"]
         assert (pod["dialect"], pod["containers"]) == (None, [])
 
-    def test_yaml_says_the_same_as_json(self) -> None:
+    def test_yaml_equals_json(self) -> None:
         text = POD % "gputile.io/gpu: 1"
         as_json, as_yaml = (run("read", "-f", "-", "-o", form, stdin=text).output for form in ("json", "yaml"))
         assert yaml.safe_load(as_yaml) == json.loads(as_json)
@@ -73,18 +73,20 @@ class TestRead:
     @pytest.mark.parametrize("dialect", sorted(DIALECTS))
     def test_every_example_is_read_in_its_own_dialect(self, dialect: str) -> None:
         files = [argument for path in (EXAMPLES / dialect).glob("*.yaml") for argument in ("-f", str(path))]
-        told = json.loads(run("read", *files, "-o", "json").output)
-        assert {pod["dialect"] for pod in told["pods"]} == {dialect}
+        document = json.loads(run("read", *files, "-o", "json").output)
+        assert {pod["dialect"] for pod in document["pods"]} == {dialect}
 
     @pytest.mark.parametrize(
         ("limits", "line"),
         [
-            pytest.param("gputile.io/gpu: 1", "1 card, whole, shared with nobody", id="whole"),
-            pytest.param("gputile.io/gpu: 4, gputile.io/memory: 3072", "4 cards, of each 3 GiB", id="tiles"),
-            pytest.param("gputile.io/gpu: 1, gputile.io/cores: 5", "all its memory and 5 % of its cores", id="cores"),
-            pytest.param("elasticgpu.io/gpu-core: 5", "of it no memory and 5 % of its cores", id="no-memory"),
-            pytest.param("nano-gpu/gpu-percent: 5", "of it 5 % of its memory and 5 % of its cores", id="percent"),
-            pytest.param("cpu: 1", "asks for no GPU", id="none-of-our-business"),
+            pytest.param("gputile.io/gpu: 1", "1 whole GPU, exclusive", id="whole"),
+            pytest.param("gputile.io/gpu: 4, gputile.io/memory: 3072", "3 GiB of each of 4 GPUs", id="tiles"),
+            pytest.param(
+                "gputile.io/gpu: 1, gputile.io/cores: 5", "all memory and 5 % of the cores of 1 GPU", id="cores"
+            ),
+            pytest.param("elasticgpu.io/gpu-core: 5", "no memory and 5 % of the cores of 1 GPU", id="no-memory"),
+            pytest.param("nano-gpu/gpu-percent: 5", "5 % of the memory and 5 % of the cores of 1 GPU", id="percent"),
+            pytest.param("cpu: 1", "requests no GPU", id="without-gpus"),
             pytest.param("gputile.io/gpu: -1", "refused (Negative)", id="refused"),
             pytest.param("elasticgpu.io/gpu-core: 150", "note: container `main`: `elasticgpu.io", id="warned"),
         ],
@@ -92,7 +94,7 @@ class TestRead:
     def test_the_text_is_for_people(self, limits: str, line: str) -> None:
         assert line in run("read", "-f", "-", stdin=POD % limits).output
 
-    def test_constraints_are_told(self) -> None:
+    def test_constraints_are_listed(self) -> None:
         text = (
             "kind: Pod\nmetadata: {name: p, annotations: {nvidia.com/use-gputype: 'T4,V100',"
             " nvidia.com/nouse-gputype: P4, nvidia.com/use-gpuuuid: u1, nvidia.com/nouse-gpuuuid: u2,"
@@ -106,41 +108,41 @@ class TestRead:
             "only models matching V100",
             "only models matching T4 or V100",
             "no models matching P4",
-            "only cards u1",
-            "not the cards u2",
-            "only cards shared by mps",
-            "cards of one NUMA node (require)",
-            "linked cards (prefer)",
-            "only idle cards",
-            "policy: nodes default, cards spread",
+            "only GPUs u1",
+            "not the GPUs u2",
+            "only GPUs shared by mps",
+            "GPUs of one NUMA node (require)",
+            "linked GPUs (prefer)",
+            "only idle GPUs",
+            "policy: nodes default, GPUs spread",
         ):
             assert line in output
-        told = json.loads(run("read", "-f", "-", "-o", "json", stdin=text).output)["pods"][0]["constraints"]
-        assert (told["models"], told["and_models"]) == (["V100"], [["T4", "V100"]])
+        constraints = json.loads(run("read", "-f", "-", "-o", "json", stdin=text).output)["pods"][0]["constraints"]
+        assert (constraints["models"], constraints["and_models"]) == (["V100"], [["T4", "V100"]])
 
     def test_check_fails_on_a_refusal_only(self) -> None:
         assert run("read", "-f", "-", "--check", stdin=POD % "gputile.io/gpu: 1").exit_code == 0
         assert run("read", "-f", "-", "--check", stdin=POD % "gputile.io/gpu: -1").exit_code == 1
         assert run("read", "-f", "-", stdin=POD % "gputile.io/gpu: -1").exit_code == 0
 
-    def test_no_pods_is_said(self) -> None:
+    def test_a_manifest_without_pods_is_reported(self) -> None:
         assert run("read", "-f", "-", stdin="kind: Service").output == (
-            "no pods found\npassed over, because they make no pods that gputile knows of: Service\n"
+            "no pods found\nignored, because they create no pods that gputile knows: Service\n"
         )
 
     def test_the_gpushare_unit_is_a_flag(self) -> None:
         text = POD % "aliyun.com/gpu-mem: 3000"
-        told = json.loads(run("read", "-f", "-", "-o", "json", "--gpushare-unit", "MiB", stdin=text).output)
-        assert told["pods"][0]["containers"][0]["memory_mib"] == 3000
+        document = json.loads(run("read", "-f", "-", "-o", "json", "--gpushare-unit", "MiB", stdin=text).output)
+        assert document["pods"][0]["containers"][0]["memory_mib"] == 3000
 
     @pytest.mark.parametrize(("per_node", "mebibytes"), [(30218, 3000), (30, 3000 * 1024)], ids=["MiB", "GiB"])
     def test_the_gpushare_unit_is_guessed_from_nodes_beside_the_pods(self, per_node: int, mebibytes: int) -> None:
         allocatable = f"{{aliyun.com/gpu-mem: {per_node}, aliyun.com/gpu-count: 2}}"
         text = POD % "aliyun.com/gpu-mem: 3000" + f"---\nkind: Node\nstatus: {{allocatable: {allocatable}}}\n"
-        told = json.loads(run("read", "-f", "-", "-o", "json", "--gpushare-unit", "auto", stdin=text).output)
-        found = told["pods"][0]
-        assert found["refusal"] or found["containers"][0]["memory_mib"] == mebibytes
-        assert bool(found["refusal"]) == (mebibytes > 2**20)  # 3000 GiB is more than any card
+        document = json.loads(run("read", "-f", "-", "-o", "json", "--gpushare-unit", "auto", stdin=text).output)
+        pod_read = document["pods"][0]
+        assert pod_read["refusal"] or pod_read["containers"][0]["memory_mib"] == mebibytes
+        assert bool(pod_read["refusal"]) == (mebibytes > 2**20)  # 3000 GiB is more than any GPU has
 
 
 def test_a_bad_file_is_one_sentence_and_exit_code_2() -> None:
@@ -152,15 +154,18 @@ def test_a_bad_file_is_one_sentence_and_exit_code_2() -> None:
 
 
 class TestDemo:
-    def test_it_shows_all_dialects_the_table_and_who_waits(self) -> None:
+    def test_it_shows_all_dialects_the_table_and_the_pending_pod(self) -> None:
         done = run("demo")
         assert done.exit_code == 0, done.output
         for dialect in DIALECTS:
             assert f"  {dialect} " in done.output
-        assert done.output.count("waits, see below") == 1
-        reasons = "3 node(s) have fewer GPUs than requested, 1 node(s) have too few GPUs of the requested model."
-        summary = f"0/4 nodes are available: {reasons}"
-        assert summary in " ".join(done.output.split())
+        assert done.output.count("pending, see below") == 1
+        assert (
+            "0/4 nodes are available: 3 node(s) have fewer GPUs than requested, 1 node(s) have too few GPUs of the requested model."
+            in done.output
+        )
+        assert "It requests 6 whole GPUs, exclusive; only models matching A100. It stays" in done.output
+        assert "best of 4 feasible nodes (tiling)" in done.output
         assert "GPU Memory(GiB)" in done.output
         assert re.search(r"split-over-four -> \S+, GPU [0-9,]{7}: 3 GiB each", done.output)
 
@@ -194,7 +199,7 @@ class TestSimulate:
         lines = [line.split()[0] for line in done.stdout.splitlines() if line.strip()]
         assert lines[-3:] == ["policy", "tiling", "binpack"]
 
-    def test_json_csv_and_a_picture(self, lists: tuple[str, ...], tmp_path: Path) -> None:
+    def test_json_csv_and_a_plot(self, lists: tuple[str, ...], tmp_path: Path) -> None:
         done = run(*lists, "--policy", "binpack", "--seeds", "2", "-o", "json", "--out", str(tmp_path / "out"))
         (row,) = json.loads(done.stdout[done.stdout.index("{") :])["rows"]
         assert row["seeds"] == [42, 43]
@@ -209,22 +214,22 @@ class TestSimulate:
         assert "binpack +2:T4:4x16Gi" in done.stdout
         assert "binpack -n0" in done.stdout
 
-    def test_leaving_shows_waiting(self, lists: tuple[str, ...], tmp_path: Path) -> None:
+    def test_pods_that_end_leave_a_steady_state(self, lists: tuple[str, ...], tmp_path: Path) -> None:
         done = run(*lists, "--policy", "binpack", "--seeds", "1", "--leave", "--out", str(tmp_path / "out"))
         assert done.exit_code == 0, done.output
         assert "mean wait min" in done.stdout
         assert (tmp_path / "out/steady.csv").exists()
 
-    def test_a_pod_that_is_wrong_is_passed_over_and_told(self, tmp_path: Path) -> None:
+    def test_an_invalid_pod_is_ignored_and_reported(self, tmp_path: Path) -> None:
         nodes, pods = tmp_path / "nodes.yaml", tmp_path / "pods.yaml"
         nodes.write_text(json.dumps({"kind": "Node", **node("n1").cards(2, "T4", 16000).manifest()}))
-        made = [pod({"gputile.io/gpu": 1}, name="good"), pod({"gputile.io/memory": 5}, name="bad")]
-        pods.write_text(json.dumps({"kind": "List", "items": [{"kind": "Pod", **one} for one in made]}))
+        manifests = [pod({"gputile.io/gpu": 1}, name="good"), pod({"gputile.io/memory": 5}, name="bad")]
+        pods.write_text(json.dumps({"kind": "List", "items": [{"kind": "Pod", **manifest} for manifest in manifests]}))
         done = run("simulate", "--nodes", str(nodes), "--pods", str(pods), "--seeds", "2")
         assert done.exit_code == 0, done.output
-        (told,) = [line for line in done.stderr.splitlines() if "passed over" in line]
-        assert told.startswith(f"gputile: passed over: {pods}: Pod default/bad: ")
-        assert "add `gputile.io/gpu: 1`" in told
+        (line,) = [line for line in done.stderr.splitlines() if "pod ignored" in line]
+        assert line.startswith(f"gputile: pod ignored: {pods}: Pod default/bad: ")
+        assert "add `gputile.io/gpu: 1`" in line
         assert "BadRequest(" not in done.stderr
 
     @pytest.mark.parametrize(
@@ -235,11 +240,11 @@ class TestSimulate:
             pytest.param(("--what-if", "policy=x"), "there is no such policy", id="what-if-policy"),
             pytest.param(("--pods", "/nowhere.csv"), "cannot be read", id="file"),
             pytest.param(("--ratio", "nan"), "--ratio must be a number", id="ratio"),
-            pytest.param(("--what-if", " "), "--what-if must say something", id="empty-what-if"),
-            pytest.param(("--out", "/proc/nope"), "cannot be made", id="folder"),
+            pytest.param(("--what-if", " "), "--what-if must not be empty", id="empty-what-if"),
+            pytest.param(("--out", "/proc/nope"), "cannot be created", id="folder"),
         ],
     )
-    def test_bad_input_is_told_before_any_work(
+    def test_bad_input_is_rejected_before_any_replay(
         self, lists: tuple[str, ...], arguments: tuple[str, ...], fragment: str
     ) -> None:
         done = run(*lists, *arguments)
@@ -261,5 +266,5 @@ def test_help_names_every_command_and_each_has_its_own() -> None:
         assert run(name, "--help").exit_code == 0
 
 
-def test_an_unknown_command_is_refused() -> None:
+def test_an_unknown_command_is_rejected() -> None:
     assert "No such command" in run("nonsense").output

@@ -1,4 +1,4 @@
-"""`gputile explain`: the same reasons as the scheduler's, in words, in JSON, and as an exit code."""
+"""`gputile explain`: the reasons of the scheduler, as text, as JSON, and as an exit code."""
 
 import json
 from pathlib import Path
@@ -32,42 +32,42 @@ def cluster(tmp_path: Path) -> str:
     return full().write(tmp_path)
 
 
-def told(file: str, *arguments: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run(*arguments, "-f", file, "-o", "json").stdout)
-    return found
+def explanation_of(file: str, *arguments: str) -> dict[str, Any]:
+    explanation: dict[str, Any] = json.loads(run(*arguments, "-f", file, "-o", "json").stdout)
+    return explanation
 
 
-class TestWaiting:
-    def test_the_story_for_a_person(self, cluster: str) -> None:
-        said = run("late", "-n", "team", "-f", cluster)
-        assert said.exit_code == 1
-        first, *rest = said.stdout.splitlines()
-        assert first.startswith("team/late waits since ")
-        assert first.endswith(": none of 3 nodes fits")
+class TestPending:
+    def test_the_text_for_a_user(self, cluster: str) -> None:
+        result = run("late", "-n", "team", "-f", cluster)
+        assert result.exit_code == 1
+        first, *rest = result.stdout.splitlines()
+        assert first.startswith("team/late is pending for ")
+        assert first.endswith(": 0/3 nodes are available")
         assert rest == (GOLDEN / "explain-waits.txt").read_text().splitlines()
 
-    def test_reasons_misses_changes_and_who_is_in_the_way(self, cluster: str) -> None:
-        found = told(cluster, "team/late")
-        assert (found["state"], found["nodes"], found["fitting"]) == ("waits", 3, 0)
-        assert {one["code"]: (one["nodes"], one["would_fit_when_empty"]) for one in found["reasons"]} == {
+    def test_reasons_misses_changes_and_the_pods_in_the_way(self, cluster: str) -> None:
+        explanation = explanation_of(cluster, "team/late")
+        assert (explanation["state"], explanation["nodes"], explanation["fitting"]) == ("waits", 3, 0)
+        assert {r["code"]: (r["nodes"], r["would_fit_when_empty"]) for r in explanation["reasons"]} == {
             "InsufficientCardMemory": (1, 1),
             "CardTooSmall": (1, 0),
             "NoCards": (1, 0),
         }
-        assert found["misses"][0]["node"] == "t4-1"
-        assert found["misses"][0]["text"] == "10000 MiB requested on one GPU, the freest has 7000 MiB"
-        changes = {change["what"]: change["text"] for change in found["changes"]}
+        assert explanation["misses"][0]["node"] == "t4-1"
+        assert explanation["misses"][0]["text"] == "10000 MiB requested on one GPU, the freest has 7000 MiB"
+        changes = {change["what"]: change["text"] for change in explanation["changes"]}
         assert changes["memory"].startswith("at most 8000 MiB per GPU instead of 10000 MiB, on p4-1")
         assert changes["pods"] == "as it is, once team/web-0 ends on t4-1"
 
-    def test_a_request_that_is_wrong_itself(self, tmp_path: Path) -> None:
+    def test_an_invalid_request(self, tmp_path: Path) -> None:
         file = Cluster(node("n1").cards(1)).add("bad", {"gputile.io/memory": 5}).write(tmp_path)
-        said = run("bad", "-n", "team", "-f", file)
-        assert said.exit_code == 1
-        assert "cannot be placed anywhere" in said.output
-        assert "add `gputile.io/gpu: 1`" in said.output.replace("\n" + " " * 17, " ")
+        result = run("bad", "-n", "team", "-f", file)
+        assert result.exit_code == 1
+        assert "cannot be placed on any node" in result.output
+        assert "add `gputile.io/gpu: 1`" in result.output.replace("\n" + " " * 17, " ")
 
-    def test_one_that_would_fit_is_kube_schedulers(self, tmp_path: Path) -> None:
+    def test_a_pod_that_would_fit_shows_the_message_of_kube_scheduler(self, tmp_path: Path) -> None:
         cluster = Cluster(node("n1").cards(1, "T4", 16000)).add("now", tile(1000))
         placed = cluster.pod("now")
         placed["spec"]["nodeName"] = None
@@ -77,21 +77,21 @@ class TestWaiting:
             "phase": "Pending",
             "conditions": [{"type": "PodScheduled", "status": "False", "message": message}],
         }
-        said = run("now", "-n", "team", "-f", cluster.write(tmp_path))
-        assert said.exit_code == 1
-        assert "though 1 node would fit now" in said.output
-        assert "untolerated taint" in said.output
+        result = run("now", "-n", "team", "-f", cluster.write(tmp_path))
+        assert result.exit_code == 1
+        assert "though 1 node would fit now" in result.output
+        assert "untolerated taint" in result.output
 
-    def test_a_silent_agent_is_a_reason(self, tmp_path: Path) -> None:
+    def test_a_stale_agent_is_a_reason(self, tmp_path: Path) -> None:
         lease = {
             "kind": "Lease",
             "metadata": {"name": "n1", "namespace": "gputile-agents"},
             "spec": {"holderIdentity": "n1", "leaseDurationSeconds": 40, "renewTime": "2026-01-01T00:00:00.000000Z"},
         }
         cluster = Cluster(node("n1").cards(1, "T4", 16000)).add("big", tile(20000)).beside(lease)
-        assert told(cluster.write(tmp_path), "team/big")["reasons"][0]["code"] == "AgentStale"
+        assert explanation_of(cluster.write(tmp_path), "team/big")["reasons"][0]["code"] == "AgentStale"
 
-    def test_room_that_is_being_made(self, tmp_path: Path) -> None:
+    def test_a_nomination_is_shown(self, tmp_path: Path) -> None:
         cluster = full()
         late = cluster.pod("late")
         card = Tile("GPU-t4-1-1", 1, 10000, 0)
@@ -100,9 +100,9 @@ class TestWaiting:
         grant = Grant(pod="uid-late", node=grant.node, dialect=grant.dialect, containers=grant.containers)
         nomination = write_nomination(Nomination(grant, 2**61, ("x",)), 0)
         late["metadata"]["annotations"] = {"gputile.io/nomination": nomination}
-        assert told(cluster.write(tmp_path), "team/late")["nominated_on"] == "t4-1"
+        assert explanation_of(cluster.write(tmp_path), "team/late")["nominated_on"] == "t4-1"
 
-    def test_events_are_told_and_those_of_an_earlier_pod_are_not(self, tmp_path: Path) -> None:
+    def test_events_are_shown_and_those_of_an_earlier_pod_are_not(self, tmp_path: Path) -> None:
         def event(uid: str, message: str) -> dict[str, Any]:
             return {
                 "kind": "Event",
@@ -117,18 +117,23 @@ class TestWaiting:
         cluster = full()
         uid = cluster.pod("late")["metadata"]["uid"]
         file = cluster.beside(event(uid, "quota: team holds 4 of 4 A100"), event("other", "old")).write(tmp_path)
-        found = told(file, "team/late")
-        assert [(said["by"], said["message"]) for said in found["events"]] == [
+        explanation = explanation_of(file, "team/late")
+        assert [(event["by"], event["message"]) for event in explanation["events"]] == [
             ("gputile-scheduler", "quota: team holds 4 of 4 A100")
         ]
         assert "team holds 4 of 4 A100" in run("team/late", "-f", file).output
 
 
 class TestPlaced:
-    def test_where_it_is_with_whom_and_why(self, cluster: str) -> None:
-        found = told(cluster, "team/web-0")
-        assert (found["state"], found["node"], found["by"], found["policy"]) == ("placed", "t4-1", "gputile", "tiling")
-        assert found["tiles"] == [
+    def test_its_node_its_gpus_and_why(self, cluster: str) -> None:
+        explanation = explanation_of(cluster, "team/web-0")
+        assert (explanation["state"], explanation["node"], explanation["by"], explanation["policy"]) == (
+            "placed",
+            "t4-1",
+            "gputile",
+            "tiling",
+        )
+        assert explanation["tiles"] == [
             {
                 "container": "c0",
                 "index": 0,
@@ -139,60 +144,60 @@ class TestPlaced:
                 "neighbours": [],
             }
         ]
-        said = run("web-0", "-n", "team", "-f", cluster)
-        assert said.exit_code == 0
-        assert "no other node would take it now" in said.output
+        result = run("web-0", "-n", "team", "-f", cluster)
+        assert result.exit_code == 0
+        assert "no other node would fit now" in result.output
 
-    def test_how_the_choice_stands_today(self, tmp_path: Path) -> None:
-        """Asked again as if the pod were not there: its own tile must not stand in its way."""
+    def test_its_node_is_ranked_among_the_nodes_of_today(self, tmp_path: Path) -> None:
+        """Placed again as if the pod were not there: its own tile must not be in its way."""
         twins = [node(name).cards(1, "Tesla T4", 16000) for name in ("n1", "n2")]
         file = Cluster(*twins).add("whole", {"gputile.io/gpu": 1}).write(tmp_path)
-        found = told(file, "team/whole", "--policy", "binpack")
-        assert (found["alternatives"], found["rank"]) == (1, "as good as the best")
+        explanation = explanation_of(file, "team/whole", "--policy", "binpack")
+        assert (explanation["alternatives"], explanation["rank"]) == (1, "as good as the best")
         assert (
-            "1 other node would take it now, and under binpack none is better"
+            "1 other node would fit now, and binpack ranks none of them higher"
             in run("team/whole", "--policy", "binpack", "-f", file, columns=160).output
         )
 
-    def test_a_pod_of_another_system_is_read_in_its_own_words(self, tmp_path: Path) -> None:
+    def test_a_pod_of_another_system_is_read_in_its_own_dialect(self, tmp_path: Path) -> None:
         held = {"hami.io/vgpu-devices-allocated": "GPU-n1-0,NVIDIA,9000,30:;", "hami.io/vgpu-node": "n1"}
         cluster = Cluster(node("n1").cards(1, "T4", 16000)).add("theirs", {"cpu": 1})
         pod = cluster.pod("theirs")
         pod["metadata"]["annotations"] = held
         pod["spec"]["containers"][0]["resources"]["limits"] = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 9000}
         pod["spec"]["nodeName"] = "n1"
-        found = told(cluster.write(tmp_path), "team/theirs")
-        assert (found["state"], found["by"], found["tiles"][0]["memory"]) == ("placed", "hami", 9000)
+        explanation = explanation_of(cluster.write(tmp_path), "team/theirs")
+        assert (explanation["state"], explanation["by"], explanation["tiles"][0]["memory"]) == ("placed", "hami", 9000)
 
-    def test_one_that_came_around_us_has_no_cards(self, tmp_path: Path) -> None:
-        cluster = Cluster(node("n1").cards(1, "T4", 16000)).add("around", tile(1000))
-        cluster.pod("around")["metadata"]["annotations"] = {}
-        said = run("around", "-n", "team", "-f", cluster.write(tmp_path))
-        assert "is on n1 without cards" in said.output
+    def test_a_pod_bound_by_another_scheduler_has_no_grant(self, tmp_path: Path) -> None:
+        cluster = Cluster(node("n1").cards(1, "T4", 16000)).add("bypass", tile(1000))
+        cluster.pod("bypass")["metadata"]["annotations"] = {}
+        result = run("bypass", "-n", "team", "-f", cluster.write(tmp_path))
+        assert "is on n1 without GPUs" in result.output
 
-    def test_one_without_gpus_is_none_of_our_business(self, tmp_path: Path) -> None:
-        said = run("web", "-n", "team", "-f", Cluster(node("n1").cards(1)).add("web", {"cpu": 1}).write(tmp_path))
-        assert (said.exit_code, said.stdout.splitlines()[0]) == (0, "team/web asks for no GPU")
+    def test_a_pod_without_gpus_is_left_to_kube_scheduler(self, tmp_path: Path) -> None:
+        result = run("web", "-n", "team", "-f", Cluster(node("n1").cards(1)).add("web", {"cpu": 1}).write(tmp_path))
+        assert (result.exit_code, result.stdout.splitlines()[0]) == (0, "team/web requests no GPU")
 
-    def test_one_that_is_over(self, tmp_path: Path) -> None:
+    def test_a_pod_that_has_ended(self, tmp_path: Path) -> None:
         cluster = full()
         cluster.pod("web-0")["status"] = {"phase": "Succeeded"}
-        assert told(cluster.write(tmp_path), "team/web-0")["state"] == "over"
+        assert explanation_of(cluster.write(tmp_path), "team/web-0")["state"] == "over"
 
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
         pytest.param(("web-0", "-n", "other"), "there is one in team: add -n", id="in-another-namespace"),
-        pytest.param(("webb-0", "-n", "team"), "did you mean web-0", id="a-slip"),
+        pytest.param(("webb-0", "-n", "team"), "did you mean web-0", id="a-typing-error"),
         pytest.param(("x", "-n", "nowhere"), "(none)", id="an-empty-namespace"),
         pytest.param(("late", "-n", "team", "--policy", "tetris"), "there is no such policy", id="policy"),
     ],
 )
-def test_what_is_not_there_is_said_with_what_is(cluster: str, arguments: tuple[str, ...], why: str) -> None:
-    said = run(*arguments, "-f", cluster)
-    assert isinstance(said.exception, InputError)
-    assert why in str(said.exception)
+def test_an_unknown_name_is_answered_with_a_known_one(cluster: str, arguments: tuple[str, ...], why: str) -> None:
+    result = run(*arguments, "-f", cluster)
+    assert isinstance(result.exception, InputError)
+    assert why in str(result.exception)
 
 
 QUOTA = {
@@ -203,7 +208,7 @@ QUOTA = {
 
 
 def over_quota() -> Cluster:
-    """One whole card is allowed and held; a second pod waits."""
+    """One whole GPU is allowed and held; a second pod is pending."""
     cluster = Cluster(node("n1").cards(4, "Tesla T4", 16000)).add("first", {"gputile.io/gpu": 1})
     cluster.add("second", {"gputile.io/gpu": 1})
     second = cluster.pod("second")
@@ -211,11 +216,11 @@ def over_quota() -> Cluster:
     return cluster.beside(QUOTA)
 
 
-def test_quota_stands_in_the_way_and_its_line_is_named(tmp_path: Path) -> None:
+def test_a_pod_over_quota_names_the_limit(tmp_path: Path) -> None:
     file = over_quota().write(tmp_path)
-    found = told(file, "team/second")
-    assert found["state"] == "waits", found
-    assert "team holds 1 of 1 T4" in " ".join(found["quota"])
+    explanation = explanation_of(file, "team/second")
+    assert explanation["state"] == "waits", explanation
+    assert "team holds 1 of 1 T4" in " ".join(explanation["quota"])
     assert "quota        " in run("team/second", "-f", file).output
 
 
@@ -224,27 +229,27 @@ def test_a_yaml_snapshot_gives_the_same_answer(tmp_path: Path) -> None:
     cluster = over_quota()
     file = tmp_path / "cluster.yaml"
     file.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": cluster.objects()}))
-    assert told(str(file), "team/second") == told(cluster.write(tmp_path), "team/second")
+    assert explanation_of(str(file), "team/second") == explanation_of(cluster.write(tmp_path), "team/second")
 
 
-def test_a_snapshot_without_quotas_leases_and_events_is_told(tmp_path: Path) -> None:
-    said = run("team/late", "-f", full().write(tmp_path)).stderr
-    assert "the file has no Leases, Events, ConfigMaps: answered as if there were none" in said
+def test_a_snapshot_without_quotas_leases_and_events_is_reported(tmp_path: Path) -> None:
+    stderr = run("team/late", "-f", full().write(tmp_path)).stderr
+    assert "the file has no Leases, Events, ConfigMaps: answered as if there were none" in stderr
     assert "the file has no Leases, Events: " in run("team/second", "-f", over_quota().write(tmp_path)).stderr
 
 
-def test_where_quota_keeps_a_placed_pod_from_other_nodes_it_is_said(tmp_path: Path) -> None:
+def test_a_quota_that_keeps_a_placed_pod_from_other_nodes_is_named(tmp_path: Path) -> None:
     twins = [node(name).cards(1, "Tesla T4", 16000) for name in ("n1", "n2", "n3")]
     cluster = Cluster(*twins).add("one", {"gputile.io/gpu": 1}).add("two", {"gputile.io/gpu": 1}).beside(QUOTA)
     file = cluster.write(tmp_path)
-    found = told(file, "team/one")
-    assert (found["state"], found["alternatives"]) == ("placed", 0)
-    assert "team holds 1 of 1 T4" in " ".join(found["quota"])
-    assert "no other node would take it now, for quota stands in the way" in run("team/one", "-f", file).stdout
+    explanation = explanation_of(file, "team/one")
+    assert (explanation["state"], explanation["alternatives"]) == ("placed", 0)
+    assert "team holds 1 of 1 T4" in " ".join(explanation["quota"])
+    assert "no other node would fit now, because of quota" in run("team/one", "-f", file).stdout
 
 
 class TestStockCluster:
-    """Nothing of ours is installed: NVIDIA's own plugin serves the node, and pods carry no record."""
+    """gputile is not installed: NVIDIA's own plugin serves the node, and pods carry no record."""
 
     @pytest.fixture
     def stock(self, tmp_path: Path) -> str:
@@ -258,10 +263,10 @@ class TestStockCluster:
         return str(file)
 
     def test_a_running_pod_holds_its_number_of_gpus(self, stock: str) -> None:
-        found = told(stock, "runs")
-        assert (found["state"], found["unplaced"], found["tiles"]) == ("unplaced", 1, [])
+        explanation = explanation_of(stock, "runs")
+        assert (explanation["state"], explanation["unplaced"], explanation["tiles"]) == ("unplaced", 1, [])
         assert "is on n1 and holds 1 GPU of it" in run("runs", "-f", stock).stdout
 
     def test_a_pending_pod_does_not_get_them(self, stock: str) -> None:
-        found = told(stock, "late")
-        assert (found["state"], found["fitting"]) == ("waits", 0)
+        explanation = explanation_of(stock, "late")
+        assert (explanation["state"], explanation["fitting"]) == ("waits", 0)

@@ -47,10 +47,8 @@ PENDING = allocation(3, "node-a", None, "job-x", "ml")
 
 
 def table(nodes: list[dict[str, Any]], pods: list[dict[str, Any]], how: Any = summary) -> str:
-    found = gpushare_table(
-        [msgspec.convert(one, ShownNode) for one in nodes], [msgspec.convert(one, Pod) for one in pods]
-    )
-    return str(how(found))
+    shown = [msgspec.convert(manifest, ShownNode) for manifest in nodes]
+    return str(how(gpushare_table(shown, [msgspec.convert(manifest, Pod) for manifest in pods])))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +60,7 @@ def table(nodes: list[dict[str, Any]], pods: list[dict[str, Any]], how: Any = su
             [*PODS, allocation(2, "node-b", None, "new")],
             summary,
             "gpushare-pending",
-            id="a-pod-whose-card-nobody-knows-is-pending",
+            id="a-pod-on-an-unknown-card-is-pending",
         ),
         pytest.param(NODES, [*PODS, PENDING], details, "gpushare-details", id="details"),
         pytest.param([], [], summary, "gpushare-none", id="no-node-shares"),
@@ -91,10 +89,10 @@ def test_the_newer_annotation_spreads_a_pod_over_cards() -> None:
 
 
 def test_many_units_on_a_card_are_read_as_MiB() -> None:  # noqa: N802
-    told = table([sharing("n", "10.0.0.1", 30218, 2)], [allocation(3000, "n", 1, "p")])
-    assert "GPU Memory(MiB)" in told
-    assert "0/15109" in told
-    assert "3000/15109" in told
+    text = table([sharing("n", "10.0.0.1", 30218, 2)], [allocation(3000, "n", 1, "p")])
+    assert "GPU Memory(MiB)" in text
+    assert "0/15109" in text
+    assert "3000/15109" in text
 
 
 def test_a_node_without_address_is_unknown() -> None:
@@ -102,13 +100,13 @@ def test_a_node_without_address_is_unknown() -> None:
 
 
 def test_pods_without_a_card_come_last() -> None:
-    told = table(NODES, [allocation(1, "node-a", None, "a", "a"), *PODS], details)
-    assert [line.split()[0] for line in told.splitlines()[5:8]] == ["web-0", "web-1", "a"]
+    text = table(NODES, [allocation(1, "node-a", None, "a", "a"), *PODS], details)
+    assert [line.split()[0] for line in text.splitlines()[5:8]] == ["web-0", "web-1", "a"]
 
 
 def test_dashes_of_a_first_node_without_pods_are_ten() -> None:
-    told = table([sharing("a", "10.0.0.1", 16, 1)], [], details)
-    assert "Total :      16         \n----------\n" in told
+    text = table([sharing("a", "10.0.0.1", 16, 1)], [], details)
+    assert "Total :      16         \n----------\n" in text
 
 
 # ---- the program ----------------------------------------------------------------------------------------------------
@@ -127,16 +125,16 @@ def run(*arguments: str) -> Result:
 
 @pytest.mark.parametrize("words", [("-d", "node-b"), ("node-b", "-d")], ids=["before", "after"])
 def test_flags_come_before_or_after_the_node(snapshot: str, words: tuple[str, ...]) -> None:
-    said = run("-f", snapshot, *words)
-    assert said.exit_code == 0, said.output
-    assert said.output.startswith("\nNAME:       node-b\nIPADDRESS:  10.0.0.12\n\nNAME         NAMESPACE")
-    assert "node-a" not in said.output
+    result = run("-f", snapshot, *words)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("\nNAME:       node-b\nIPADDRESS:  10.0.0.12\n\nNAME         NAMESPACE")
+    assert "node-a" not in result.output
 
 
 def test_the_json_is_that_of_the_extender_with_a_unit(snapshot: str) -> None:
-    told = json.loads(run("-f", snapshot, "-o", "json").output)
-    assert (told["unit"], told["usedGPU"], told["totalGPU"]) == ("GiB", 12, 53)
-    first = told["nodes"][0]
+    document = json.loads(run("-f", snapshot, "-o", "json").output)
+    assert (document["unit"], document["usedGPU"], document["totalGPU"]) == ("GiB", 12, 53)
+    first = document["nodes"][0]
     assert (first["name"], first["usedGPU"], first["totalGPU"]) == ("node-a", 9, 30)
     assert first["devs"][0] == {
         "id": 0,
@@ -150,10 +148,10 @@ def test_the_json_is_that_of_the_extender_with_a_unit(snapshot: str) -> None:
     assert first["pending"] == [{"name": "job-x", "namespace": "ml", "usedGPU": 3}]
 
 
-def test_a_node_that_is_not_there(snapshot: str) -> None:
-    said = run("-f", snapshot, "node-z")
-    assert isinstance(said.exception, InputError)
-    assert str(said.exception) == 'nodes "node-z" not found'
+def test_an_unknown_node(snapshot: str) -> None:
+    result = run("-f", snapshot, "node-z")
+    assert isinstance(result.exception, InputError)
+    assert str(result.exception) == 'nodes "node-z" not found'
 
 
 def test_errors_are_the_originals_on_stdout_without_a_newline(tmp_path: Path) -> None:
@@ -170,12 +168,12 @@ def test_errors_are_the_originals_on_stdout_without_a_newline(tmp_path: Path) ->
     assert not done.stdout.endswith("\n")
 
 
-def test_a_cluster_without_such_nodes_is_led_on(tmp_path: Path) -> None:
+def test_a_cluster_without_such_nodes_is_pointed_to_top(tmp_path: Path) -> None:
     path = tmp_path / "all.json"
     path.write_text(json.dumps(node("n1").cards(1).manifest()))
-    said = run("-f", str(path))
-    assert said.stdout == (GOLDEN / "gpushare-none.txt").read_text()
-    assert "kubectl gputile top" in said.stderr
+    result = run("-f", str(path))
+    assert result.stdout == (GOLDEN / "gpushare-none.txt").read_text()
+    assert "kubectl gputile top" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -188,5 +186,5 @@ def test_a_cluster_without_such_nodes_is_led_on(tmp_path: Path) -> None:
         pytest.param(["--version"], ["--version"], id="not-glogs"),
     ],
 )
-def test_glogs_flags_mean_nothing(typed: list[str], kept: list[str]) -> None:
+def test_glogs_flags_are_ignored(typed: list[str], kept: list[str]) -> None:
     assert without_glog(typed) == kept

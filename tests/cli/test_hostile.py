@@ -1,4 +1,4 @@
-"""Files that anybody may have written: each command answers with a sentence, and its terminal stays as it was."""
+"""Hostile files: each command answers with one sentence, and the terminal stays as it was."""
 
 import json
 import os
@@ -68,7 +68,56 @@ def test_a_hostile_file_is_one_sentence(tmp_path: Path, words: tuple[str, ...], 
     assert len(str(done.exception)) < 1000
 
 
-def test_a_configuration_of_kube_scheduler_that_doubles_is_one_that_cannot_be_read(tmp_path: Path) -> None:
+LIBRARIES = re.compile(r"Expected `|\$[.\[]|\[Errno|codec|Invalid |byte 0x")
+FILES = [param for param in LOOKS if param.id != "kubeconfig"]  # kubeconfigs have tests of their own
+
+
+@pytest.mark.parametrize("words", FILES)
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        pytest.param(None, "no such file or directory", id="no-such-file"),
+        pytest.param(b"\xff\xfe{", "it is not UTF-8 text", id="not-utf-8"),
+    ],
+)
+def test_why_a_file_cannot_be_read_is_our_own_sentence(
+    tmp_path: Path, words: tuple[str, ...], content: bytes | None, problem: str
+) -> None:
+    file = tmp_path / "all.yaml"
+    if content is not None:
+        file.write_bytes(content)
+    message = str(run(*words, str(file)).exception)
+    assert f"{file}: cannot be read: {problem}; " in message
+    assert not LIBRARIES.search(message)
+
+
+@pytest.mark.parametrize("command", ["top", "inspect", "quota", "doctor", "gpushare"])
+@pytest.mark.parametrize(
+    ("item", "problem"),
+    [
+        pytest.param(
+            {"kind": "Node", "metadata": 5}, "a Node cannot be read: `metadata`: expected a mapping", id="node"
+        ),
+        pytest.param(
+            {"kind": "Pod", "metadata": {"name": [1]}}, "a Pod cannot be read: `metadata.name`: expected text", id="pod"
+        ),
+        pytest.param(
+            {"kind": "Lease", "metadata": {"labels": {"a": 1}}}, "a Lease cannot be read: `metadata.labels", id="lease"
+        ),
+    ],
+)
+def test_an_object_of_the_wrong_shape_is_our_own_sentence(
+    tmp_path: Path, command: str, item: dict[str, Any], problem: str
+) -> None:
+    file = tmp_path / "all.json"
+    file.write_text(json.dumps({"kind": "List", "items": [node().cards(1).manifest(), item]}))
+    message = str(run(command, "-f", str(file)).exception)
+    assert message.startswith(problem)
+    assert message.endswith("; write the file with kubectl")
+    assert not LIBRARIES.search(message)
+
+
+def test_a_kube_scheduler_configuration_with_doubling_aliases_is_rejected(tmp_path: Path) -> None:
     cluster, config = tmp_path / "all.json", tmp_path / "scheduler.yaml"
     cluster.write_text(json.dumps({"kind": "List", "items": [node().cards(1).manifest()]}))
     config.write_text(LAUGHS)
@@ -78,7 +127,7 @@ def test_a_configuration_of_kube_scheduler_that_doubles_is_one_that_cannot_be_re
 
 
 @pytest.mark.parametrize(
-    "spoilt",
+    "malformed",
     [
         pytest.param({"kind": "Deployment", "spec": "none", "status": "none"}, id="a-deployment"),
         pytest.param(
@@ -90,13 +139,13 @@ def test_a_configuration_of_kube_scheduler_that_doubles_is_one_that_cannot_be_re
         pytest.param({"kind": "APIService", "status": {"conditions": [7]}}, id="an-api-service"),
     ],
 )
-def test_an_object_of_no_shape_costs_the_doctor_one_check(tmp_path: Path, spoilt: dict[str, Any]) -> None:
-    named = {"metadata": {"name": "gputile-scheduler", "namespace": "kube-system"}, **spoilt}
+def test_a_malformed_object_costs_the_doctor_one_check(tmp_path: Path, malformed: dict[str, Any]) -> None:
+    named = {"metadata": {"name": "gputile-scheduler", "namespace": "kube-system"}, **malformed}
     file = tmp_path / "all.json"
     file.write_text(json.dumps({"kind": "List", "items": [node().cards(1).manifest(), named]}))
     done = run("doctor", "-f", str(file), "-o", "json")
     assert isinstance(done.exception, SystemExit | None), done.exception
-    assert len(json.loads(done.stdout)["findings"]) >= 12
+    assert len(json.loads(done.stdout)["findings"]) >= 13
 
 
 # ---- what reaches the terminal --------------------------------------------------------------------------------------
@@ -106,11 +155,11 @@ def objects() -> list[dict[str, Any]]:
     """A cluster in which whatever may be text is hostile."""
     there = node("n1" + EVIL).card(f"T4{EVIL}", "16Gi", healthy=False, reason=EVIL).cards(1, "A100").manifest(EVIL)
     there["metadata"]["labels"] = {"gputile.io/pool": EVIL}
-    said = {"gputile.io/model": EVIL, f"gputile.io/{EVIL}": "", "gputile.io/not-uuid": EVIL}
-    waits = pod({"gputile.io/gpu": 1, "gputile.io/memory": 10}, name="web-0", uid="u1", annotations=said)
-    waits["spec"]["containers"][0]["name"] = f"c0{EVIL}"
-    waits["spec"]["schedulerName"] = EVIL
-    wrong = pod({"gputile.io/gpu": EVIL}, name=f"wrong{EVIL}", uid="u2", namespace=EVIL)
+    annotations = {"gputile.io/model": EVIL, f"gputile.io/{EVIL}": "", "gputile.io/not-uuid": EVIL}
+    pending = pod({"gputile.io/gpu": 1, "gputile.io/memory": 10}, name="web-0", uid="u1", annotations=annotations)
+    pending["spec"]["containers"][0]["name"] = f"c0{EVIL}"
+    pending["spec"]["schedulerName"] = EVIL
+    invalid = pod({"gputile.io/gpu": EVIL}, name=f"wrong{EVIL}", uid="u2", namespace=EVIL)
     runs = pod({"gputile.io/gpu": 1}, name=f"runs{EVIL}", uid="u3", on=f"n1{EVIL}")
     shares = pod({"aliyun.com/gpu-mem": 1}, name="shares\u202egnp", uid="u4", on=f"n1{EVIL}")
     there["status"]["allocatable"] |= {"aliyun.com/gpu-mem": 32, "aliyun.com/gpu-count": 2}
@@ -130,7 +179,7 @@ def objects() -> list[dict[str, Any]]:
     }
     image = {"template": {"spec": {"containers": [{"name": EVIL, "image": EVIL}], "runtimeClassName": EVIL}}}
     runner = {"kind": "DaemonSet", "metadata": {"name": "gputile-agent", "namespace": "kube-system"}, "spec": image}
-    return [there, waits, wrong, runs, shares, event, config, runner, {"kind": EVIL, "metadata": {"name": EVIL}}]
+    return [there, pending, invalid, runs, shares, event, config, runner, {"kind": EVIL, "metadata": {"name": EVIL}}]
 
 
 @pytest.fixture
@@ -145,9 +194,9 @@ COMMANDS = [
     pytest.param(("top",), id="top"),
     pytest.param(("top", "n1" + EVIL), id="top-of-a-node"),
     pytest.param(("inspect",), id="inspect"),
-    pytest.param(("explain", "web-0"), id="explain-one-that-waits"),
-    pytest.param(("explain", f"wrong{EVIL}", "-n", EVIL), id="explain-one-that-is-wrong"),
-    pytest.param(("explain", f"runs{EVIL}"), id="explain-one-that-runs"),
+    pytest.param(("explain", "web-0"), id="explain-a-pending-pod"),
+    pytest.param(("explain", f"wrong{EVIL}", "-n", EVIL), id="explain-an-invalid-pod"),
+    pytest.param(("explain", f"runs{EVIL}"), id="explain-a-running-pod"),
     pytest.param(("audit",), id="audit"),
     pytest.param(("doctor",), id="doctor"),
     pytest.param(("quota",), id="quota"),
@@ -172,14 +221,14 @@ def test_control_characters_never_reach_the_terminal(
         yaml.safe_load(done.stdout)
 
 
-def test_what_is_printed_means_what_was_read(file: str) -> None:
+def test_the_printed_name_decodes_to_the_original(file: str) -> None:
     """The escapes are JSON's own, and YAML's: a program reads the very name."""
     for form, load in (("json", json.loads), ("yaml", yaml.safe_load)):
-        told = load(run("read", "-f", file, "-o", form).stdout)
-        assert [one["name"] for one in told["pods"]][1:4] == [f"wrong{EVIL}", f"runs{EVIL}", "shares\u202egnp"]
+        document = load(run("read", "-f", file, "-o", form).stdout)
+        assert [pod["name"] for pod in document["pods"]][1:4] == [f"wrong{EVIL}", f"runs{EVIL}", "shares\u202egnp"]
 
 
-def test_an_error_is_printed_without_them_too(tmp_path: Path) -> None:
+def test_an_error_is_printed_without_control_characters(tmp_path: Path) -> None:
     file = tmp_path / "evil\x1b[2J.yaml"
     file.write_text("kind: [")
     words = [sys.executable, "-c", "from gputile.cli.main import main; main()", "read", "-f", str(file)]
@@ -198,8 +247,8 @@ def test_a_line_end_in_a_name_makes_no_line_of_its_own(file: str, words: tuple[s
 PRINTS = re.compile(r"click\.(?:echo|secho|style|unstyle)\(|(?<![\w.])print\(|sys\.std(?:out|err)\.write")
 
 
-def test_every_command_prints_by_the_one_way_that_cleans() -> None:
+def test_every_command_prints_through_the_module_that_cleans() -> None:
     """`main` prints constants before anything is loaded; `live_view` moves the cursor, around cleaned lines."""
     folder = Path(next(iter(gputile.cli.__path__)))
-    found = {path.name for path in folder.rglob("*.py") if PRINTS.search(path.read_text())}
-    assert found == {"output.py", "main.py", "live_view.py"}
+    printing = {path.name for path in folder.rglob("*.py") if PRINTS.search(path.read_text())}
+    assert printing == {"output.py", "main.py", "live_view.py"}

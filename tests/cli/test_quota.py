@@ -1,4 +1,4 @@
-"""`gputile quota`: what it reads, how it counts, what it prints, how it exits."""
+"""`gputile quota`: what it reads, counts and prints, and how it exits."""
 
 import json
 from typing import Any
@@ -35,7 +35,7 @@ def config_map(text: str, name: str = "gputile-quota", key: str = "quota.yaml", 
 
 
 def holder(name: str, namespace: str = "team-a", index: int = 0, **status: Any) -> dict[str, Any]:
-    made = pod(
+    manifest = pod(
         {"gputile.io/gpu": 1, "gputile.io/memory": 8},
         name=name,
         namespace=namespace,
@@ -43,15 +43,15 @@ def holder(name: str, namespace: str = "team-a", index: int = 0, **status: Any) 
         on="n1",
         annotations=grant(8, index, name=name),
     )
-    return {**made, "status": status}
+    return {**manifest, "status": status}
 
 
-WAITS = pod({"gputile.io/gpu": 1}, name="waits", namespace="team-a", uid="uid-waits")
+PENDING = pod({"gputile.io/gpu": 1}, name="pending", namespace="team-a", uid="uid-pending")
 PODS = [
     holder("a"),
     holder("b", index=1),
     holder("ended", index=2, phase="Succeeded"),
-    WAITS,
+    PENDING,
     holder("c", "team-c"),
     pod({}, name="plain", namespace="team-d", uid="uid-plain"),
 ]
@@ -62,10 +62,10 @@ def saved(*objects: dict[str, Any]) -> str:
 
 
 def test_a_line_for_every_limit() -> None:
-    said = run("-f", "-", stdin=saved(config_map(OURS), *PODS))
-    assert said.exit_code == 0
-    assert said.output == (
-        "NAMESPACE  MODEL               CARDS     MEMORY       CORES        POOLS  WAITING\n"
+    result = run("-f", "-", stdin=saved(config_map(OURS), *PODS))
+    assert result.exit_code == 0
+    assert result.output == (
+        "NAMESPACE  MODEL               GPUS      MEMORY       CORES        POOLS  PENDING\n"
         "*          any                 up to 9   any          any          any    0\n"
         "team-a     T4                  1 of 1    16Mi of 1Gi  0 %          blue   1\n"
         "team-a     any                 1         16Mi         0 % of 50 %  blue   1\n"
@@ -75,15 +75,15 @@ def test_a_line_for_every_limit() -> None:
 
 
 def rows(text: str, *arguments: str) -> list[dict[str, Any]]:
-    said = run(*arguments, "-o", "json", "-f", "-", stdin=saved(config_map(text), *PODS))
-    found: list[dict[str, Any]] = json.loads(said.stdout)["quotas"]
-    return found
+    result = run(*arguments, "-o", "json", "-f", "-", stdin=saved(config_map(text), *PODS))
+    quotas: list[dict[str, Any]] = json.loads(result.stdout)["quotas"]
+    return quotas
 
 
 def test_what_is_held_outside_the_limits_has_a_line() -> None:
     text = "namespaces: {team-a: {limits: [{model: A100, cards: 4}]}, team-c: {limits: []}}"
-    found = {(row["namespace"], row["model"]): (row["allowed"], row["cards"]) for row in rows(text)}
-    assert found == {
+    limits = {(row["namespace"], row["model"]): (row["allowed"], row["cards"]) for row in rows(text)}
+    assert limits == {
         ("team-a", "A100"): (True, {"used": 0.0, "limit": 4.0}),
         ("team-a", "Tesla T4"): (False, {"used": 1.0, "limit": 0.0}),
         ("team-c", None): (False, {"used": 0.5, "limit": 0.0}),
@@ -93,9 +93,9 @@ def test_what_is_held_outside_the_limits_has_a_line() -> None:
     assert "team-c     nothing is allowed      0.5 " in shown
 
 
-def test_everybodys_quota_is_shown_and_holds_for_a_namespace_without_pods() -> None:
+def test_the_default_quota_is_shown_and_holds_for_a_namespace_without_pods() -> None:
     text = 'namespaces: {"*": {limits: [{cards: 9}]}}'
-    assert [row["cards"] for row in rows(text, "nobody")] == [{"used": 0.0, "limit": 9.0}]
+    assert [row["cards"] for row in rows(text, "empty")] == [{"used": 0.0, "limit": 9.0}]
     assert rows(text)[0]["namespace"] == "*"
     assert rows(text)[0]["cards"] == {"used": None, "limit": 9.0}
 
@@ -109,29 +109,29 @@ def test_yaml_is_read_too() -> None:
 @pytest.mark.parametrize(
     "annotations",
     [
-        pytest.param({}, id="nothing-is-kept"),
-        pytest.param({"gputile.io/last-good-quota": "namespaces: ["}, id="what-is-kept-is-broken-too"),
+        pytest.param({}, id="without-last-good-content"),
+        pytest.param({"gputile.io/last-good-quota": "namespaces: ["}, id="with-invalid-last-good-content"),
     ],
 )
-def test_a_quota_that_nobody_knows_is_not_called_none(annotations: dict[str, str]) -> None:
-    said = run("team-a", "-f", "-", stdin=saved(config_map("namespaces: [", **annotations), *PODS))
-    assert (said.exit_code, said.stdout) == (2, "")
-    assert "it is not known what is in force" in said.stderr
+def test_an_unknown_quota_is_not_shown_as_none(annotations: dict[str, str]) -> None:
+    result = run("team-a", "-f", "-", stdin=saved(config_map("namespaces: [", **annotations), *PODS))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "the quota in force is unknown" in result.stderr
 
 
-def test_one_namespace_with_its_pods_and_where_it_is_written() -> None:
-    said = run("team-a", "-o", "wide", "-f", "-", stdin=saved(config_map(OURS), *PODS))
-    head, first, _ = said.output.splitlines()
-    assert head.split()[-3:] == ["PODS", "WRITTEN", "IN"]
+def test_one_namespace_with_its_pods_and_its_config_map() -> None:
+    result = run("team-a", "-o", "wide", "-f", "-", stdin=saved(config_map(OURS), *PODS))
+    head, first, _ = result.output.splitlines()
+    assert head.split()[-2:] == ["PODS", "CONFIGMAP"]
     assert first.endswith("2     ConfigMap kube-system/gputile-quota")
 
 
 @pytest.mark.parametrize("output", ["json", "yaml"])
 def test_the_json_is_a_contract_and_the_yaml_is_the_same(output: str) -> None:
-    said = run("team-a", "-o", output, "-f", "-", stdin=saved(config_map(OURS), *PODS)).output
-    found = json.loads(said) if output == "json" else yaml.safe_load(said)
-    assert found["broken"] == []
-    assert found["quotas"][0] == {
+    text = run("team-a", "-o", output, "-f", "-", stdin=saved(config_map(OURS), *PODS)).output
+    document = json.loads(text) if output == "json" else yaml.safe_load(text)
+    assert document["broken"] == []
+    assert document["quotas"][0] == {
         "namespace": "team-a",
         "model": "T4",
         "allowed": True,
@@ -147,8 +147,8 @@ def test_the_json_is_a_contract_and_the_yaml_is_the_same(output: str) -> None:
 
 def test_where_both_name_a_namespace_ours_is_shown() -> None:
     old = config_map('{"team-a": {"quota": {"T4": 7}}, "team-e": {"quota": {"T4": 3}}}', "gpuquota", "gpu_quota")
-    found = json.loads(run("-o", "json", "-f", "-", stdin=saved(config_map(OURS), old)).output)["quotas"]
-    assert {(row["namespace"], row["source"].rpartition("/")[2]) for row in found} == {
+    quotas = json.loads(run("-o", "json", "-f", "-", stdin=saved(config_map(OURS), old)).output)["quotas"]
+    assert {(row["namespace"], row["source"].rpartition("/")[2]) for row in quotas} == {
         ("*", "gputile-quota"),
         ("team-a", "gputile-quota"),
         ("team-b", "gputile-quota"),
@@ -156,38 +156,38 @@ def test_where_both_name_a_namespace_ours_is_shown() -> None:
     }
 
 
-def test_what_cannot_be_used_is_said_and_the_last_good_one_is_shown() -> None:
+def test_an_invalid_quota_is_reported_and_the_last_good_one_is_shown() -> None:
     last = {"gputile.io/last-good-quota": "namespaces: {team-a: {limits: [{cards: 3}]}}"}
-    said = run("-f", "-", stdin=saved(config_map("namespaces: [", **last), *PODS))
-    assert said.exit_code == 0
-    assert "is invalid YAML" in said.stderr
-    assert "1 of 3" in said.stdout
+    result = run("-f", "-", stdin=saved(config_map("namespaces: [", **last), *PODS))
+    assert result.exit_code == 0
+    assert "is invalid YAML" in result.stderr
+    assert "1 of 3" in result.stdout
 
 
 @pytest.mark.parametrize(
     ("words", "want"),
     [
-        pytest.param((), "no namespace has a quota: it may hold whatever is free; see docs/quota.md", id="nobody"),
-        pytest.param(("team-x",), "namespace team-x has no quota: it may hold whatever is free; see docs/quota.md",
-                     id="one"),
+        pytest.param((), "no namespace has a quota: any free GPU may be used; see docs/quota.md", id="none"),
+        pytest.param(("team-x",), "namespace team-x has no quota: any free GPU may be used; see docs/quota.md",
+                     id="one-namespace"),
     ],
 )  # fmt: skip
 def test_without_quotas(words: tuple[str, ...], want: str) -> None:
-    said = run(*words, "-f", "-", stdin=saved(config_map("{}", "kube-root-ca.crt"), *PODS))
-    assert (said.exit_code, said.output) == (0, f"{want}\n")
+    result = run(*words, "-f", "-", stdin=saved(config_map("{}", "kube-root-ca.crt"), *PODS))
+    assert (result.exit_code, result.output) == (0, f"{want}\n")
 
 
 @pytest.mark.parametrize(
-    ("words", "stdin", "said"),
+    ("words", "stdin", "message"),
     [
         pytest.param(("-f", "-"), "{", "-, line 2: invalid YAML or JSON", id="no-json"),
-        pytest.param(("-f", "-"), saved(*PODS), "has no ConfigMaps, so it is not known who has a quota", id="no-maps"),
+        pytest.param(("-f", "-"), saved(*PODS), "has no ConfigMaps, so quotas are unknown", id="no-maps"),
         pytest.param(("-f", "-"), json.dumps(config_map(OURS)), "there is no node", id="no-node"),
         pytest.param(("-f", "none.json"), "", "none.json: cannot be read", id="no-file"),
-        pytest.param(("--configmap", "quota"), "", "write NAMESPACE/NAME", id="no-namespace"),
+        pytest.param(("--configmap", "quota"), "", "write NAMESPACE/NAME", id="a-name-without-namespace"),
     ],
 )
-def test_what_cannot_be_read_is_a_sentence(words: tuple[str, ...], stdin: str, said: str) -> None:
-    found = run(*words, stdin=stdin).exception
-    assert isinstance(found, InputError)
-    assert said in str(found)
+def test_unreadable_input_is_one_sentence(words: tuple[str, ...], stdin: str, message: str) -> None:
+    error = run(*words, stdin=stdin).exception
+    assert isinstance(error, InputError)
+    assert message in str(error)

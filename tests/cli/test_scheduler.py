@@ -1,4 +1,4 @@
-"""`gputile scheduler`: help that teaches, settings that can be seen, and a cluster in memory to try it on."""
+"""`gputile scheduler`: help that teaches, settings that can be shown, and a cluster in memory to try it on."""
 
 import json
 import os
@@ -39,13 +39,13 @@ def show(*arguments: str, env: dict[str, str] | None = None) -> Any:
 
 
 def refusal(*arguments: str, env: dict[str, str] | None = None) -> str:
-    with pytest.raises(InputError) as no:
+    with pytest.raises(InputError) as caught:
         CliRunner(env=env or {}).invoke(command, arguments, catch_exceptions=False)
-    return str(no.value)
+    return str(caught.value)
 
 
 def test_help_teaches() -> None:
-    said = CliRunner().invoke(command, ["--help"]).output
+    output = CliRunner().invoke(command, ["--help"]).output
     for line in (
         "gputile scheduler --cluster memory ",
         "kubectl get nodes,pods -A -o yaml",
@@ -55,24 +55,24 @@ def test_help_teaches() -> None:
         "docs/scheduler.md",
         "SIGTERM",
     ):
-        assert line in said
+        assert line in output
 
 
 def test_every_setting_is_shown_with_its_value() -> None:
-    found = show()
+    shown = show()
     for name in SETTINGS.names():
-        inner: Any = found
+        inner: Any = shown
         for part in name.split("."):
             inner = inner[part]
-    assert found["policy"] == Settings().policy
+    assert shown["policy"] == Settings().policy
 
 
 def test_file_then_environment_then_flags(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("policy: spread\nfilter: {keep: 2, slack: 0.5}\n")
     env = {"GPUTILE_FILTER_KEEP": "3", "GPUTILE_POLICY": "binpack"}
-    found = show("--config", str(file), "--set", "filter.keep=4", env=env)
-    assert (found["policy"], found["filter"]) == ("binpack", {"keep": 4, "slack": 0.5, "narrow": True})
+    shown = show("--config", str(file), "--set", "filter.keep=4", env=env)
+    assert (shown["policy"], shown["filter"]) == ("binpack", {"keep": 4, "slack": 0.5, "narrow": True})
     assert show("--listen", "0.0.0.0:1", "--policy", "random")["listen"] == "0.0.0.0:1"
 
 
@@ -82,34 +82,67 @@ def test_an_empty_file_is_no_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         pytest.param(("--objects", "all.yaml"), "add --cluster memory", id="objects-need-the-cluster-in-memory"),
         pytest.param(("--set", "filter.keep"), "write NAME=VALUE", id="a-set-without-a-value"),
-        pytest.param(("--set", "filter.kep=4"), "did you mean `filter.keep`", id="a-set-of-nothing"),
-        pytest.param(("--set", "filter.keep=x"), "filter.keep", id="a-set-of-the-wrong-kind"),
-        pytest.param(("--listen", "nowhere"), "write HOST:PORT", id="listening-nowhere"),
-        pytest.param(("--set", "bogus=1"), "`bogus`; `gputile scheduler --show-settings` has", id="a-set-of-nonsense"),
+        pytest.param(("--set", "filter.kep=4"), "did you mean `filter.keep`", id="a-set-of-an-unknown-name"),
+        pytest.param(
+            ("--set", "filter.keep=x"),
+            'setting `filter.keep`: expected a whole number, got "x"; `gputile scheduler --show-settings`',
+            id="a-set-of-the-wrong-kind",
+        ),
+        pytest.param(
+            ("--set", "log_level=loud"),
+            'setting `log_level`: expected one of debug, info, warning, error, got "loud"; ',
+            id="a-set-of-an-unknown-word",
+        ),
+        pytest.param(("--listen", "nowhere"), "write HOST:PORT", id="an-address-without-a-port"),
+        pytest.param(
+            ("--set", "bogus=1"),
+            "`bogus`; `gputile scheduler --show-settings` lists",
+            id="a-set-of-a-name-like-no-other",
+        ),
         pytest.param(("--policy", "tilling"), "did you mean tiling", id="a-policy-misspelt"),
         pytest.param(("--config", "/nonexistent.yaml"), "name a YAML file", id="no-such-file"),
         pytest.param(("--cluster", "memory", "--objects", "/nonexistent.yaml"), "nonexistent", id="no-such-objects"),
     ],
 )
-def test_a_wrong_word_gets_a_sentence(arguments: tuple[str, ...], says: str) -> None:
-    assert says in refusal(*arguments)
+def test_an_invalid_argument_is_one_sentence(arguments: tuple[str, ...], message: str) -> None:
+    assert message in refusal(*arguments)
 
 
-def test_a_wrong_variable_gets_a_sentence() -> None:
+def test_an_unknown_variable_is_one_sentence() -> None:
     assert "did you mean `GPUTILE_FILTER_KEEP`?" in refusal(env={"GPUTILE_FILTER_KEPT": "1"})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("filter: {keep: x}", 'setting `filter.keep`: expected a whole number, got "x"; ', id="a-number"),
+        pytest.param("filter: 5", "setting `filter`: expected a mapping, got 5; ", id="a-section"),
+        pytest.param("tell: {nudge: [1]}", "setting `tell.nudge`: expected true or false, got [1]; ", id="a-switch"),
+        pytest.param("listen: null", "setting `listen`: expected text, got null; ", id="nothing"),
+        pytest.param("tls: {client_names: [a, {}]}", "setting `tls.client_names[1]`: expected text, ", id="in-a-list"),
+        pytest.param("- x", "settings are a YAML mapping such as `log_level: debug`, not a list", id="a-list"),
+        pytest.param("5", "settings are a YAML mapping such as `log_level: debug`, not the value 5", id="a-value"),
+    ],
+)
+def test_a_file_with_a_wrong_value_names_file_and_setting(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(text)
+    refused = refusal("--config", str(file), "--set", "policy=spread")
+    assert refused.startswith(f"{file}: {message}")
+    assert "$" not in refused
 
 
 @pytest.mark.parametrize("content", ["{", "a: b: c", "- x: [", "\x00"])
 def test_a_file_that_is_no_yaml(tmp_path: Path, content: str) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text(content)
-    said = refusal("--config", str(file))
-    assert "this is no YAML" in said
-    assert "\n" not in said
+    message = refusal("--config", str(file))
+    assert "invalid YAML" in message
+    assert "\n" not in message
 
 
 def test_objects_without_a_node(tmp_path: Path) -> None:
@@ -123,19 +156,19 @@ def test_a_snapshot_is_taken_as_it_is(tmp_path: Path) -> None:
     items = [node("n1").card().manifest(), pod(name="a", namespace="ml", uid="u-a", on="n1"), pod(name="b", uid="u-b")]
     file = tmp_path / "all.json"
     file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
-    found = scheduler._memory(file)
-    assert isinstance(found, MemoryApi)
-    assert set(found.nodes) == {"n1"}
-    assert set(found.pods) == {"ml/a", "default/b"}
-    assert found.pods["ml/a"]["metadata"]["uid"] == "u-a"
-    assert found.pods["ml/a"]["spec"]["nodeName"] == "n1"
+    api = scheduler._memory(file)
+    assert isinstance(api, MemoryApi)
+    assert set(api.nodes) == {"n1"}
+    assert set(api.pods) == {"ml/a", "default/b"}
+    assert api.pods["ml/a"]["metadata"]["uid"] == "u-a"
+    assert api.pods["ml/a"]["spec"]["nodeName"] == "n1"
 
 
 def test_without_objects_it_is_the_example_cluster() -> None:
-    found = scheduler._memory(None)
-    assert isinstance(found, MemoryApi)
-    assert set(found.nodes) == {str(one["metadata"]["name"]) for one in _example_nodes()}
-    assert len(found.pods) > 5
+    api = scheduler._memory(None)
+    assert isinstance(api, MemoryApi)
+    assert set(api.nodes) == {str(manifest["metadata"]["name"]) for manifest in _example_nodes()}
+    assert len(api.pods) > 5
 
 
 def _example_nodes() -> list[dict[str, Any]]:
@@ -150,12 +183,12 @@ def test_it_starts_answers_and_stops_on_sigterm() -> None:
         try:
             assert running.stdout is not None
             greeting = running.stdout.readline()
-            said = re.search(r"A cluster in memory at (http://127\.0\.0\.1:\d+): (\d+) nodes", greeting)
-            assert said is not None, greeting
-            assert _get(said[1] + "/readyz") == "ok"
-            assert len(json.loads(_get(said[1] + "/gpushare-scheduler/inspect"))["nodes"]) > 0
+            match = re.search(r"A cluster in memory at (http://127\.0\.0\.1:\d+): (\d+) nodes", greeting)
+            assert match is not None, greeting
+            assert _get(match[1] + "/readyz") == "ok"
+            assert len(json.loads(_get(match[1] + "/gpushare-scheduler/inspect"))["nodes"]) > 0
             commands = "".join(running.stdout.readline() for _ in range(6))
-            assert f"curl -s {said[1]}/metrics" in commands
+            assert f"curl -s {match[1]}/metrics" in commands
             begun = time.monotonic()
             running.send_signal(signal.SIGTERM)
             rest, errors = running.communicate(timeout=10)
@@ -172,7 +205,7 @@ def _get(url: str) -> str:
         return str(answer.read().decode())
 
 
-def test_a_port_that_is_taken_is_told_in_a_sentence() -> None:
+def test_a_port_in_use_is_one_sentence() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -180,13 +213,13 @@ def test_a_port_that_is_taken_is_told_in_a_sentence() -> None:
         assert str(port) in refusal("--cluster", "memory", "--listen", f"127.0.0.1:{port}")
 
 
-def test_a_certificate_that_is_not_there_is_told_in_a_sentence() -> None:
+def test_a_missing_certificate_is_one_sentence() -> None:
     files = ("--set", "tls.certificate=/no.crt", "--set", "tls.key=/no.key")
     assert "/no.crt" in refusal("--cluster", "memory", "--listen", "127.0.0.1:0", *files)
 
 
 class Labels:
-    """The one call that the labellers make."""
+    """A client with the only call that the labellers make."""
 
     def __init__(self, *answers: Exception) -> None:
         self._answers = list(answers)
@@ -203,10 +236,10 @@ class Labels:
     [
         pytest.param("gputile-b_12ab", ["gputile-b"], id="another-replica"),
         pytest.param("gputile-a_12ab", [], id="a-process-before-us-in-our-own-pod"),
-        pytest.param("", [], id="nobody"),
+        pytest.param("", [], id="no-holder"),
     ],
 )
-async def test_the_label_of_a_leader_that_vanished_is_taken_off(
+async def test_the_label_of_a_lost_leader_is_removed(
     monkeypatch: pytest.MonkeyPatch, identity: str, touched: list[str]
 ) -> None:
     monkeypatch.setenv("POD_NAME", "gputile-a")
@@ -216,7 +249,7 @@ async def test_the_label_of_a_leader_that_vanished_is_taken_off(
     assert client.asked == [("kube-system", name, {"gputile.io/leader": None}) for name in touched]
 
 
-async def test_a_pod_that_is_gone_took_its_label_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pod_that_is_gone_has_no_label_to_remove(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POD_NAME", "gputile-a")
     monkeypatch.setenv("POD_NAMESPACE", "kube-system")
     client = Labels(ApiRejected(404, "NotFound", "no such pod"), ApiRejected(403, "Forbidden", "no"))

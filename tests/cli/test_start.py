@@ -1,4 +1,4 @@
-"""What the shell sees: quick starts, completion, versions, exit codes."""
+"""Quick starts, completion, versions and exit codes."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def test_a_command_loads_only_what_it_needs(
 
 
 class TestStandardOutput:
-    """It may end before the answer does."""
+    """Standard output may close before the command has ended."""
 
     EVERY = pytest.mark.parametrize(
         "words", ["--help", "--version", "top --help", "top -f FILE", "explain team/p -f FILE", "audit -f FILE"]
@@ -74,7 +74,7 @@ class TestStandardOutput:
             done = self.run_into(full, tmp_path, words)
         assert done.returncode == 2
         *_, last = done.stderr.splitlines()
-        assert last.startswith("gputile: the answer cannot be written: No space left on device; ")
+        assert last.startswith("gputile: standard output: cannot be written: No space left on device; ")
 
     @staticmethod
     def run_into(sink: IO[bytes], folder: Path, words: str) -> "subprocess.CompletedProcess[str]":
@@ -85,9 +85,9 @@ class TestStandardOutput:
 
 
 def test_a_file_cannot_be_watched(tmp_path: Path) -> None:
-    said = run("top", "-w", "-f", Cluster(node("n1").cards(1)).write(tmp_path))
-    assert isinstance(said.exception, InputError)
-    assert "-w watches a cluster" in str(said.exception)
+    result = run("top", "-w", "-f", Cluster(node("n1").cards(1)).write(tmp_path))
+    assert isinstance(result.exception, InputError)
+    assert "a file cannot be watched" in str(result.exception)
 
 
 class TestCompletion:
@@ -107,11 +107,11 @@ class TestCompletion:
 
     @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
     def test_a_script_for_each_shell(self, shell: str) -> None:
-        said = run("completion", shell)
-        assert said.exit_code == 0
-        assert "_GPUTILE_COMPLETE" in said.output
+        result = run("completion", shell)
+        assert result.exit_code == 0
+        assert "_GPUTILE_COMPLETE" in result.output
 
-    def test_the_shell_is_answered(self) -> None:
+    def test_a_shell_gets_its_completions(self) -> None:
         env = {**os.environ, "_GPUTILE_COMPLETE": "bash_complete", "COMP_WORDS": "gputile ex", "COMP_CWORD": "1"}
         script = "import sys; sys.argv = ['gputile']; from gputile.cli.main import main; main()"
         done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
@@ -122,11 +122,11 @@ class TestVersion:
     def test_of_this_program(self) -> None:
         assert run("version", "--client").output == f"gputile  {__version__}\n"
 
-    def test_without_a_cluster_the_rest_is_unknown_and_said(self) -> None:
-        said = run("version", "-o", "json", KUBECONFIG="/nowhere/at/all")
-        assert said.exit_code == 0
-        assert json.loads(said.stdout) == {"gputile": __version__, "scheduler": None, "kubernetes": None}
-        assert "no cluster was asked" in said.stderr
+    def test_without_a_cluster_the_rest_is_unknown_and_reported(self) -> None:
+        result = run("version", "-o", "json", KUBECONFIG="/nowhere/at/all")
+        assert result.exit_code == 0
+        assert json.loads(result.stdout) == {"gputile": __version__, "scheduler": None, "kubernetes": None}
+        assert "no cluster was contacted" in result.stderr
 
 
 class TestHelp:
@@ -134,10 +134,10 @@ class TestHelp:
     def test_every_command_has_examples(self, name: str) -> None:
         assert "Examples:" in run(name, "--help").output
 
-    def test_a_slip_is_answered_with_the_nearest(self) -> None:
-        said = run("tpo")
-        assert said.exit_code == 2
-        assert "Did you mean 'top'?" in said.output
+    def test_a_typing_error_is_answered_with_the_nearest_name(self) -> None:
+        result = run("tpo")
+        assert result.exit_code == 2
+        assert "Did you mean 'top'?" in result.output
 
     def test_the_page_names_every_command_and_every_exit_code(self) -> None:
         page = (ROOT / "docs/cli.md").read_text()
@@ -150,7 +150,7 @@ class TestHelp:
         assert sum(map(len, GROUPS.values())) == len(COMMANDS)
 
 
-def test_use_adds_up_and_what_is_not_known_is_absent() -> None:
+def test_use_adds_up_and_an_unknown_value_is_absent() -> None:
     def item(*uses: dict[str, int] | None) -> dict[str, object]:
         held = [{"device_info": [{"device_id": "g"} | ({"use": use} if use else {})]} for use in uses]
         return {"spec": {"pod_name": "p", "pod_namespace": "n", "containers_device": held}}

@@ -1,4 +1,4 @@
-"""`gputile top` and `gputile inspect`: what a person sees, at which width, and what a program gets."""
+"""`gputile top` and `gputile inspect`: the text at different widths, and the JSON."""
 
 import json
 from pathlib import Path
@@ -38,44 +38,44 @@ def two(tmp_path: Path) -> str:
 class TestTop:
     @WIDTHS
     def test_two_nodes(self, two: str, columns: int) -> None:
-        said = run("top", "-f", two, columns=columns)
-        assert said.exit_code == 0, said.output
-        assert said.output == (GOLDEN / f"top-{columns}.txt").read_text()
+        result = run("top", "-f", two, columns=columns)
+        assert result.exit_code == 0, result.output
+        assert result.output == (GOLDEN / f"top-{columns}.txt").read_text()
 
     def test_500_nodes_are_500_lines_that_fit(self, tmp_path: Path) -> None:
         names = [f"a-very-long-name-of-a-pool-of-nodes-{number:03d}" for number in range(500)]
         cluster = Cluster(*(node(name).cards(8, "NVIDIA H100 80GB HBM3", "80Gi") for name in names))
-        said = run("top", "-f", cluster.write(tmp_path), columns=80)
-        rows = [line for line in said.output.splitlines() if line.startswith("a-very")]
+        result = run("top", "-f", cluster.write(tmp_path), columns=80)
+        rows = [line for line in result.output.splitlines() if line.startswith("a-very")]
         assert len(rows) == 500
-        assert max(map(len, said.output.splitlines())) <= 80
+        assert max(map(len, result.output.splitlines())) <= 80
         assert all(row.split()[0].endswith(f"{number:03d}") for number, row in enumerate(rows)), "names end differently"
 
-    def test_no_gpus_at_all_is_said_with_the_next_step(self, tmp_path: Path) -> None:
-        said = run("top", "-f", Cluster(node("cpu-1"), node("cpu-2")).write(tmp_path)).output
-        assert said.startswith("No GPUs: none of 2 nodes says that it has cards.")
-        assert "gputile doctor" in said
+    def test_a_cluster_without_gpus_names_the_next_step(self, tmp_path: Path) -> None:
+        output = run("top", "-f", Cluster(node("cpu-1"), node("cpu-2")).write(tmp_path)).output
+        assert output.startswith("No GPUs: none of 2 nodes publishes any.")
+        assert "gputile doctor" in output
 
-    def test_cards_without_a_model_are_unknown(self, tmp_path: Path) -> None:
-        said = run("top", "-f", Cluster(node("n1").cards(2, "", "16Gi")).write(tmp_path)).output
-        assert "n1    2 x unknown" in said
+    def test_gpus_without_a_model_are_unknown(self, tmp_path: Path) -> None:
+        output = run("top", "-f", Cluster(node("n1").cards(2, "", "16Gi")).write(tmp_path)).output
+        assert "n1    2 x unknown" in output
 
-    def test_a_node_of_another_family_counts_too(self, tmp_path: Path) -> None:
+    def test_a_node_of_another_dialect_counts_too(self, tmp_path: Path) -> None:
         shared = {
             "kind": "Node",
             "metadata": {"name": "shared"},
             "status": {"allocatable": {"aliyun.com/gpu-mem": "30", "aliyun.com/gpu-count": "2"}},
         }
-        said = run("top", "-f", Cluster().beside(shared).write(tmp_path), "-o", "wide").output
-        assert "1 node with 2 cards" in said
-        assert "gpushare" in said
+        output = run("top", "-f", Cluster().beside(shared).write(tmp_path), "-o", "wide").output
+        assert "1 node with 2 GPUs" in output
+        assert "gpushare" in output
 
-    def test_what_is_out_of_use_is_marked(self, tmp_path: Path) -> None:
+    def test_a_gpu_that_is_out_of_use_is_marked(self, tmp_path: Path) -> None:
         built = node("n1").card("T4", "16Gi", healthy=False, reason="XID 79").card("T4", "16Gi")
-        said = run("top", "-f", Cluster(built).write(tmp_path)).output
-        assert "n1    2 x T4  !·" in said
-        assert "1 unhealthy" in said
-        assert "1 out of use" in said
+        output = run("top", "-f", Cluster(built).write(tmp_path)).output
+        assert "n1    2 x T4  !·" in output
+        assert "1 unhealthy" in output
+        assert "1 out of use" in output
         assert "unhealthy: XID 79" in run("top", "n1", "-f", Cluster(built).write(tmp_path)).output
 
     @pytest.mark.parametrize(
@@ -93,20 +93,20 @@ class TestTop:
         assert lines[header + 1].startswith(first)
 
     @WIDTHS
-    def test_one_node_shows_cards_and_pods(self, two: str, columns: int) -> None:
-        said = run("top", "t4-1", "-f", two, columns=columns).output
-        assert "GPU 0" in said
-        assert "team/web-0" in said
-        assert max(map(len, said.splitlines())) <= columns
+    def test_one_node_shows_gpus_and_pods(self, two: str, columns: int) -> None:
+        output = run("top", "t4-1", "-f", two, columns=columns).output
+        assert "GPU 0" in output
+        assert "team/web-0" in output
+        assert max(map(len, output.splitlines())) <= columns
 
     def test_an_unknown_node_is_answered_with_the_nearest(self, two: str) -> None:
-        said = run("top", "a100-2", "-f", two)
-        assert isinstance(said.exception, InputError)
-        assert "did you mean a100-1?" in str(said.exception)
+        result = run("top", "a100-2", "-f", two)
+        assert isinstance(result.exception, InputError)
+        assert "did you mean a100-1?" in str(result.exception)
 
     def test_the_json_is_a_contract(self, two: str) -> None:
-        told = json.loads(run("top", "-f", two, "-o", "json").output)
-        assert told["cluster"] == {
+        document = json.loads(run("top", "-f", two, "-o", "json").output)
+        assert document["cluster"] == {
             "nodes": 2,
             "cards": 6,
             "idle": 1,
@@ -119,8 +119,8 @@ class TestTop:
             "cores_held": 275,
             "pods": 4,
         }
-        assert [found["pod"] for found in told["waiting"]] == ["team/too-large"]
-        card = next(c for n in told["nodes"] if n["name"] == "t4-1" for c in n["cards"] if c["pods"])
+        assert [pod["pod"] for pod in document["waiting"]] == ["team/too-large"]
+        card = next(c for n in document["nodes"] if n["name"] == "t4-1" for c in n["cards"] if c["pods"])
         assert (card["memory"], card["cores"], card["state"]) == (15360, 100, "ok")
         assert card["pods"][0] == {
             "pod": "team/web-0",
@@ -133,20 +133,20 @@ class TestTop:
         }
 
 
-def test_pods_whose_request_is_wrong_are_counted_apart(tmp_path: Path) -> None:
-    """`audit` and `quota` count those who wait alone."""
+def test_pods_with_an_invalid_request_are_counted_apart(tmp_path: Path) -> None:
+    """`audit` and `quota` count the pending ones alone."""
     cluster = Cluster(node("n1").cards(1, "T4", 16000)).add("bad", {"gputile.io/memory": 5})
     assert "1 pod refused:" in run("top", "-f", cluster.write(tmp_path)).output
     file = cluster.add("large", tile(20000)).add("larger", tile(30000)).write(tmp_path)
-    assert "2 pods waiting for cards, 1 refused:" in run("top", "-f", file).output
+    assert "2 pods pending, 1 refused:" in run("top", "-f", file).output
     assert "2 pending" in run("audit", "-f", file).output
 
 
-class TestPaper:
+class TestTerminal:
     def test_a_pipe_is_plain(self, two: str) -> None:
         assert "\x1b" not in run("top", "-f", two).output
 
-    def test_a_terminal_has_colours_and_no_color_takes_them_out(self, two: str) -> None:
+    def test_a_terminal_has_colours_and_no_color_removes_them(self, two: str) -> None:
         assert "\x1b[" in run("top", "-f", two, FORCE_COLOR="1").output
         assert "\x1b[" not in run("top", "-f", two, color=True, NO_COLOR="1").output
 
@@ -156,21 +156,21 @@ class TestPaper:
 
 
 class TestInspect:
-    def test_every_node_with_its_cards_and_pods(self, two: str) -> None:
-        said = run("inspect", "-f", two)
-        assert said.exit_code == 0
-        assert said.output.count("GPU ") == 6
-        assert "research/train" in said.output
+    def test_every_node_with_its_gpus_and_pods(self, two: str) -> None:
+        result = run("inspect", "-f", two)
+        assert result.exit_code == 0
+        assert result.output.count("GPU ") == 6
+        assert "research/train" in result.output
 
     def test_wide_adds_uuids_and_slots(self, two: str) -> None:
         assert "GPU-t4-1-0, 2 of 10 slots" not in run("inspect", "t4-1", "-f", two).output
         assert "slots" in run("inspect", "t4-1", "-f", two, "-o", "wide").output
 
-    def test_yaml_says_the_same_as_json(self, two: str) -> None:
+    def test_yaml_equals_json(self, two: str) -> None:
         import yaml
 
         as_json, as_yaml = (run("inspect", "-f", two, "-o", form).output for form in ("json", "yaml"))
         assert yaml.safe_load(as_yaml) == json.loads(as_json)
 
-    def test_no_cards_is_said(self, tmp_path: Path) -> None:
+    def test_a_cluster_without_gpus(self, tmp_path: Path) -> None:
         assert "No GPUs" in run("inspect", "-f", Cluster(node("cpu-1")).write(tmp_path)).output

@@ -127,17 +127,17 @@ def test_top_and_explain_without_a_server_of_ours(plane: ControlPlane, kube: Kub
 
     code, said, _ = reader.run("gputile", "top", columns=80)
     assert code == 0
-    assert "1 node with 1 card, 1 more without; 1 pod on them" in said
+    assert "1 node with 1 GPU, 1 more without; 1 pod on them" in said
     assert f"  {space}/second" in said
     assert max(map(len, said.splitlines())) <= 80
 
     code, said, wrong = reader.run("gputile", "inspect", "n1")
     assert (code, f"{space}/first" in said) == (0, True)
-    assert "and not what they use" in wrong, "it says what it does without"
+    assert "not what they use" in wrong, "it says what it does without"
 
     code, said, _ = reader.run("gputile", "explain", "second", "-n", space)
     assert code == 1
-    assert "none of 2 nodes fits" in said
+    assert "0/2 nodes are available" in said
     assert "n1: 9000 MiB requested on one GPU, the freest has 4000 MiB" in said
     assert "at most 4000 MiB per GPU instead of 9000 MiB, on n1" in said
     assert f"as it is, once {space}/first ends on n1" in said
@@ -176,8 +176,8 @@ def test_a_pod_that_really_waits_is_explained_as_the_scheduler_explains_it(
     assert "granted      by gputile" in placed[1]
     found = {one["check"]: one for one in json.loads(doctor[1])["findings"]}
     assert found["admission"]["state"] == "ok"
-    assert found["leader"] == {"check": "leader", "state": "ok", "text": "gputile-0 leads", "fix": ""}
-    assert found["pods"]["text"] == "4 pods carry grants, none came around gputile"
+    assert found["leader"] == {"check": "leader", "state": "ok", "text": "gputile-0 is the leader", "fix": ""}
+    assert found["pods"]["text"] == "4 pods with a grant, none was bound by another scheduler"
 
 
 def test_who_may_read_nothing_is_told_what_to_ask_for(plane: ControlPlane) -> None:

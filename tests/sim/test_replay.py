@@ -66,9 +66,13 @@ class TestLists:
         ("text", "fragment"),
         [
             pytest.param("p9,1,1,1,0,,0,1,0\n", "line 5: num_gpu without gpu_milli", id="no-share"),
-            pytest.param("p9,1,1,1,5,,0,inf,0\n", "line 5: scheduled_time '0' or deletion_time", id="without-end"),
-            pytest.param("p9,1,1,1,5,,0,soon,0\n", "line 5: scheduled_time", id="a-word"),
-            pytest.param('"p9,1,1,1,5\n', "unexpected end of data", id="an-open-quote"),
+            pytest.param(
+                "p9,1,1,1,5,,0,inf,0\n",
+                "line 5: scheduled_time '0' or deletion_time 'inf' is not a time",
+                id="for-ever",
+            ),
+            pytest.param("p9,1,1,1,5,,0,soon,0\n", "deletion_time 'soon' is not a time", id="a-word"),
+            pytest.param('"p9,1,1,1,5\n', "the line is not valid CSV", id="an-open-quote"),
         ],
     )
     def test_invalid_pods_are_reported(self, tmp_path: Path, text: str, fragment: str) -> None:

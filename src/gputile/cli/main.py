@@ -21,7 +21,7 @@ GROUPS = {
         "doctor": "Check the installation for known mistakes; name the fix.",
     },
     "Before you apply, before you buy": {
-        "read": "Show how gputile understands the pods of a manifest.",
+        "read": "Show which GPUs the pods of a manifest request.",
         "simulate": "Replay a list of pods under one or more policies.",
         "demo": "Schedule the example pods on an in-memory cluster.",
     },

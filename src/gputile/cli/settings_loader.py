@@ -53,7 +53,7 @@ class SettingsLoader(Generic[S]):
         tree = document if document is not None else {}
         if not isinstance(tree, dict):
             kind = "a list" if isinstance(tree, list) else f"the value {_shown(tree)}"
-            raise InputError(f"{source}: expected a YAML mapping such as `log_level: debug`, got {kind}")
+            raise InputError(f"{source}: settings are a YAML mapping such as `log_level: debug`, not {kind}")
         self._reject_unknown(tree, self._tree, source, "")
         overrides = {**self._from_environment(environment), **self._from_flags(flags)}
         for name, value in overrides.items():

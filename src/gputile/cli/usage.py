@@ -1,6 +1,6 @@
 """Measured GPU use of pods, from the metrics API of gputile's scheduler.
 
-One list request. Where that API is not served, commands go on without it, and a line on stderr says so.
+One list request. Where that API is not served, commands go on without it, and report it on stderr.
 """
 
 from typing import Any

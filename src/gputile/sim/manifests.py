@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from gputile.model.decode_errors import file_problem
 from gputile.model.errors import InputError
 from gputile.text.documents import NotYaml, content, read_all
 
@@ -44,7 +45,7 @@ def load_file(path: Path) -> Manifests:
         with path.open("rb") as file:
             text = content(file).decode()
     except (OSError, UnicodeDecodeError, NotYaml) as error:
-        raise InputError(f"{path}: cannot be read: {error}; name a YAML or JSON file") from error
+        raise InputError(f"{path}: cannot be read: {file_problem(error)}; name a YAML or JSON file") from error
     return load(text, str(path))
 
 

@@ -19,6 +19,7 @@ from gputile.dialects import registry
 from gputile.dialects.kube_objects import Pod
 from gputile.dialects.parsing import convert_pod, host_needs
 from gputile.model.cards import Card, Node
+from gputile.model.decode_errors import file_problem
 from gputile.model.errors import InputError
 from gputile.model.refusals import BadRequest
 from gputile.model.requests import Constraints, ContainerRequest, ModelRule, PodRequest, Role
@@ -68,7 +69,9 @@ def _text(path: Path) -> str:
         data = path.read_bytes()
         return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {error}; name a .csv, .csv.gz or .yaml file") from error
+        broken = isinstance(error, EOFError | zlib.error | gzip.BadGzipFile)
+        problem = "it is not a complete gzip file" if broken else file_problem(error)
+        raise InputError(f"{path}: cannot be read: {problem}; name a .csv, .csv.gz or .yaml file") from error
 
 
 def _rows(path: Path, columns: tuple[str, ...], make: Callable[[dict[str, str]], T]) -> Iterator[T]:
@@ -80,8 +83,9 @@ def _rows(path: Path, columns: tuple[str, ...], make: Callable[[dict[str, str]],
         for row in lines:
             yield make(row)
     except (ValueError, TypeError, AttributeError, csv.Error) as error:
+        problem = str(error) if isinstance(error, ValueError) else "the line is not valid CSV"
         expected = f"{', '.join(columns)} with whole numbers, and times in seconds"
-        raise InputError(f"{path}, line {lines.line_num}: {error}; expected {expected}") from error
+        raise InputError(f"{path}, line {lines.line_num}: {problem}; expected {expected}") from error
 
 
 def _node(row: dict[str, str]) -> Node:

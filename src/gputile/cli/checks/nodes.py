@@ -87,12 +87,12 @@ def inventories_are_published(facts: ClusterFacts) -> Iterable[Finding]:
         elif has_gpu and isinstance(node, Node) and not node.cards and INVENTORY not in shown.annotations:
             without_inventory.add(shown.name)
     for names, problem, fix in (
-        (unreadable, "have an inventory that cannot be read", "restart the agent there"),
-        (lost_plugin, "lost the device plugin", "restart the agent there; then read the kubelet's log"),
-        (without_inventory, "have GPUs, but no inventory", "does the agent run there, and find the NVML library?"),
+        (unreadable, "the inventory cannot be read", "restart the agent there"),
+        (lost_plugin, "the kubelet lost the device plugin", "restart the agent there; then read the kubelet's log"),
+        (without_inventory, "GPUs without an inventory", "does the agent run there, and find the NVML library?"),
     ):
         if names:
-            yield fail("inventory", f"{len(names)} node(s) {problem}: {few(names)}", fix)
+            yield fail("inventory", f"{problem}: {_counted(names, 'node')}", fix)
     if with_cards and not unreadable | lost_plugin | without_inventory:
         yield ok("inventory", f"{with_cards} of {len(facts.snapshot.nodes)} nodes publish GPUs")
     elif not with_cards:
@@ -184,14 +184,14 @@ def pods_have_grants(facts: ClusterFacts) -> Iterable[Finding]:
         elif not pod.node_name and schedulers is not None and name not in schedulers:
             unscheduled.setdefault(name, set()).add(pod.key)
     if ungranted:
-        text = f"{len(ungranted)} pods hold GPUs without a grant, bound by another scheduler: {few(ungranted)}"
+        text = f"bound by another scheduler, holding GPUs without a grant: {_counted(ungranted, 'pod')}"
         fix = "see the check `leader`: the leader grants them within a second; let that scheduler call gputile"
         yield fail("pods", text, f"{fix} (docs/install.md, step 3)")
     for name, pods in sorted(unscheduled.items()):
-        text = f"{len(pods)} pods are pending for the scheduler `{name}`, which no configuration here has: {few(pods)}"
+        text = f"pending for the scheduler `{name}`, which no configuration here serves: {_counted(pods, 'pod')}"
         yield warn("pods", text, f"start it, add `{name}` to a scheduler's profiles, or change the pods")
     if not ungranted and not unscheduled:
-        yield ok("pods", f"{granted} pods carry grants, none was bound by another scheduler")
+        yield ok("pods", f"{plural(granted, 'pod')} with a grant, none was bound by another scheduler")
 
 
 def known_schedulers(facts: ClusterFacts) -> set[str] | None:

@@ -86,7 +86,7 @@ Remark = tuple[str, str, str]
 def _stanza(ours: Any) -> Iterable[Remark]:
     url = str(ours.get("urlPrefix") or "")
     if "CLUSTER-IP" in url:
-        yield FAIL, "its urlPrefix still says CLUSTER-IP", "write the Service's address there; docs/install.md, step 3"
+        yield FAIL, "its urlPrefix still has CLUSTER-IP", "write the Service's address there; docs/install.md, step 3"
     if not ours.get("filterVerb"):
         yield FAIL, "gputile's stanza has no filterVerb", SEE
     if not ours.get("bindVerb"):
@@ -106,7 +106,7 @@ def _stanza(ours: Any) -> Iterable[Remark]:
     if url.startswith("https:") and not (tls.get("caFile") or tls.get("caData")):
         yield FAIL, "tlsConfig has no CA: the certificate is not verified at all", "add caFile or caData"
     if url.startswith("https:") and not ours.get("enableHTTPS"):
-        yield FAIL, "enableHTTPS is off and the URL says https", "enableHTTPS: true"
+        yield FAIL, "enableHTTPS is off although the URL is https", "enableHTTPS: true"
     managed = [resource for resource in ours.get("managedResources") or () if isinstance(resource, dict)]
     if not managed:
         yield WARN, "it has no managedResources, so it is called for every pod", "list them; " + SEE

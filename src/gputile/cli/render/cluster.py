@@ -80,7 +80,7 @@ def _head(summary: ClusterSummary, sheet: Terminal) -> list[str]:
 
 
 def _kinds(total: SummaryTotals) -> str:
-    parts = [f"{total.idle:,} idle", f"{total.shared:,} shared", f"{total.full:,} full"]
+    parts = [f"{total.idle:,} idle", f"{total.shared:,} partly allocated", f"{total.full:,} full"]
     if total.out_of_use:
         parts.append(style(f"{total.out_of_use:,} out of use", fg="red"))
     return ", ".join(parts)
