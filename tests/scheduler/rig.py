@@ -208,7 +208,7 @@ class Rig:
         self.steering = CpuPodSteering(self.cluster_state, self.settings, leads=lambda: self.leading, clock=self.clock)
         self.filter_service.on_unschedulable = self._refused
         self.binder.on_freed = self.apply
-        self.binder.look_up, self.binder.on_bound = self.reconciler.look_up, self.reconciler.landed.add
+        self.binder.look_up, self.binder.on_bound = self.reconciler.look_up, self.reconciler.unconfirmed_binds.add
         self.reconciler.is_busy = self.binder.is_busy
         self.cluster_state.nodes_listed(msgspec.convert(one, NodeObject) for one in made)
         self.apply(self.cluster_state.pods_listed(msgspec.convert(one, Pod) for one in self.api.pods.values()))
@@ -254,14 +254,14 @@ class Rig:
         self.apply(done)
         return done
 
-    def wait(self, seconds: float, *, blind: bool = False) -> list[Instruction]:
+    def wait(self, seconds: float, *, is_disconnected: bool = False) -> list[Instruction]:
         """Time passes, as the process lets it pass: looking at agents and deleted pods again and again."""
         done: list[Instruction] = []
         end = self.clock.now + seconds
         while self.clock.now < end:
             self.clock.now = min(end, self.clock.now + 1.0)
-            done += self.cluster_state.agents_changed(self.cluster_state.agents.look())
-            done += self.cluster_state.orphans.tick(blind=blind)
+            done += self.cluster_state.agents_changed(self.cluster_state.agents.check())
+            done += self.cluster_state.orphans.tick(is_disconnected=is_disconnected)
         self.apply(done)
         return done
 

@@ -16,7 +16,7 @@ from gputile.dialects.gputile import INVENTORY, NUDGED
 from gputile.kube.api import AgentLease, Json, LeaseAnnotations, LeaseMetadata, LeaseRenewal
 from gputile.ledger.events import Freed
 from gputile.model.refusals import SENTENCE, NodeReason
-from gputile.scheduler.state.agent_liveness import ASLEEP, USUAL, AgentLiveness
+from gputile.scheduler.state.agent_liveness import DEFAULT_DURATION, SUSPENDED, AgentLiveness
 from gputile.testing.builders import node
 from tests.dialects.shortcuts import raw_node
 from tests.scheduler.rig import Clock, Rig, tile
@@ -48,7 +48,7 @@ class Ward:
         for _ in range(int(seconds)):
             self.clock.now += 1.0
             self.renew(*alive)
-            fallen += self.agents.look()
+            fallen += self.agents.check()
         return fallen
 
     def silent(self, *names: str) -> list[str]:
@@ -74,7 +74,7 @@ class TestWhoIsSilent:
     def test_a_lease_that_does_not_say_how_long_it_holds(self, lasts: int | None) -> None:
         ward = Ward()
         ward.renew("n1", lasts=lasts)
-        assert (ward.wait(USUAL - 1), ward.wait(1)) == ([], ["n1"])
+        assert (ward.wait(DEFAULT_DURATION - 1), ward.wait(1)) == ([], ["n1"])
 
     def test_who_renews_is_not_silent(self) -> None:
         ward = Ward()
@@ -165,10 +165,10 @@ class TestWhatWeCannotSee:
         ward = Ward()
         ward.renew("n1")
         ward.wait(8)
-        ward.agents.deaf()
+        ward.agents.watch_failed()
         assert ward.wait(60) == []
         blind = [ward.agents.is_disconnected]
-        ward.agents.heard()
+        ward.agents.watch_alive()
         assert [*blind, ward.agents.is_disconnected] == [True, False]
         assert (ward.wait(9), ward.wait(1)) == ([], ["n1"])
 
@@ -176,8 +176,8 @@ class TestWhatWeCannotSee:
         ward = Ward()
         ward.renew("n1")
         ward.wait(10)
-        ward.agents.deaf()
-        ward.agents.heard()
+        ward.agents.watch_failed()
+        ward.agents.watch_alive()
         assert ward.silent("n1") == ["n1"]
 
     def test_the_time_in_which_we_were_asleep_counts_for_nobody(self) -> None:
@@ -185,7 +185,7 @@ class TestWhatWeCannotSee:
         ward.renew("n1")
         ward.wait(5)
         ward.clock.now += 3600.0
-        assert ward.agents.look() == []
+        assert ward.agents.check() == []
         assert ward.agents.is_disconnected
         assert (ward.wait(9), ward.wait(1)) == ([], ["n1"])
 
@@ -193,15 +193,15 @@ class TestWhatWeCannotSee:
         ward = Ward()
         ward.renew("n1")
         ward.wait(9)
-        ward.clock.now += ASLEEP
-        assert ward.agents.look() == ["n1"]
+        ward.clock.now += SUSPENDED
+        assert ward.agents.check() == ["n1"]
 
     def test_when_a_crowd_stops_at_once_we_are_deaf_until_the_server_speaks(self) -> None:
         ward = Ward()
         crowd = ("n1", "n2", "n3", "n4")
         ward.wait(5, *crowd)
         assert ward.wait(40) == []
-        ward.agents.heard()  # a bookmark
+        ward.agents.watch_alive()  # a bookmark
         assert sorted(ward.wait(1)) == sorted(crowd)
 
     def test_one_of_a_crowd_is_believed_because_others_are_heard(self) -> None:
@@ -294,7 +294,7 @@ async def test_no_bind_goes_to_a_node_that_fell_silent_after_filter() -> None:
     rig.arrive(tile(8))
     assert rig.filter().names == ["n1"]
     rig.beat("n1", holderIdentity="")
-    assert await rig.bind() == f"n1 does not fit any more: {SILENT}"
+    assert await rig.bind() == f"the pod no longer fits on node n1: {SILENT}"
     rig.beat("n1")
     assert await rig.bind() == ""
 
@@ -389,7 +389,7 @@ class TestWhatTheySayOfUse:
 
     def test_it_is_forgotten_with_the_leases_own_time_also_while_our_watch_is_broken(self) -> None:
         ward = self.ward()
-        ward.agents.deaf()
+        ward.agents.watch_failed()
         ward.clock.now += 10
         assert ward.agents.use("n1") == "new"
         ward.clock.now += 1

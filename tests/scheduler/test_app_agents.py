@@ -40,7 +40,7 @@ async def test_an_agent_that_stops_and_comes_back() -> None:
         replica.process.tick(time.monotonic())
         assert (await replica.ask("/metrics"))[1].count('gputile_agents{state="stale"} 1.0') == 1
         api.add_pod(pod(tile(8), uid="uid-web-0"))
-        await replica.until(lambda: "uid-web-0" in replica.process.cluster_state.waiting)
+        await replica.until(lambda: "uid-web-0" in replica.process.cluster_state.pending)
         _, answer = await replica.ask("/gputile/filter", filter_body(api, "web-0"))
         assert answer["FailedAndUnresolvableNodes"] == {"n1": "silent GPU agent"}
         beat(api, "3")
@@ -142,12 +142,12 @@ async def test_while_our_own_watch_is_broken_nothing_is_let_go() -> None:
         await replica.until(lambda: process.is_synced() and "n1" in process.cluster_state.agents)
         told: list[bool] = []
 
-        def look_at(uid: str, *, blind: bool = False) -> list[Instruction]:
-            told.append(blind)
+        def check(uid: str, *, is_disconnected: bool = False) -> list[Instruction]:
+            told.append(is_disconnected)
             return []
 
         process.cluster_state.orphans.kept = lambda: ["uid-gone"]  # type: ignore[method-assign]
-        process.cluster_state.orphans.look_at = look_at  # type: ignore[method-assign]
+        process.cluster_state.orphans.check = check  # type: ignore[method-assign]
         process.tick(time.monotonic())
         assert told[-1] is False
         process._trouble["nodes"] = time.monotonic()

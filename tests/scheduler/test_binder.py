@@ -8,7 +8,7 @@ import pytest
 from gputile.dialects.gputile import GRANT
 from gputile.kube.api import Json, OutcomeUnknown
 from gputile.ledger.ledger import AllocationState
-from gputile.scheduler.binding.binder import FIRST_PAUSE, NOT_LEADING
+from gputile.scheduler.binding.binder import FIRST_PAUSE, NOT_LEADER
 from gputile.scheduler.extender_api import read_filter
 from gputile.scheduler.settings import BindSettings
 from gputile.scheduler.state.pod_requests import RECENT
@@ -94,7 +94,7 @@ class TestOneCall:
         r.arrive(tile(3000), seen=False)
         r.filter()
         r.api.delete_pod("default/web-0")
-        assert "refused the bind" in await r.bind()
+        assert "rejected the bind" in await r.bind()
         assert (r.state(), r.free()) == (None, [16384, 16384])
 
     def test_only_so_many_are_remembered(self) -> None:
@@ -130,11 +130,11 @@ class TestNotBound:
         r = rig()
         r.arrive(tile(3000))
         said = await r.bind(uid="uid-old")
-        assert said == "pod default/web-0 is another one now: its UID is uid-web-0, not uid-old"
+        assert said == "pod default/web-0 was recreated: its UID is uid-web-0, not uid-old"
         assert r.api.bindings == []
 
     async def test_a_pod_that_is_not_there(self) -> None:
-        assert await rig().bind() == "there is no pod default/web-0"
+        assert await rig().bind() == "pod default/web-0 not found"
 
     @pytest.mark.parametrize(
         "change",
@@ -150,7 +150,7 @@ class TestNotBound:
             r.live() | {"metadata": r.live()["metadata"] | change.get("metadata", {}), "status": change.get("status")}
         )
         r.catch_up()
-        assert await r.bind() == "the pod is being deleted, or has ended"
+        assert await r.bind() == "the pod is terminating, or has ended"
         assert r.api.bindings == []
         assert r.free() == [16384, 16384]
 
@@ -163,12 +163,12 @@ class TestNotBound:
     async def test_a_pod_that_is_elsewhere(self) -> None:
         r = rig()
         r.arrive(tile(3000), on="n2")
-        assert await r.bind() == "the pod is bound to node n2 already"
+        assert await r.bind() == "the pod is already bound to node n2"
 
     async def test_a_node_that_is_not_there(self) -> None:
         r = rig()
         r.arrive(tile(3000))
-        assert await r.bind(node="n3") == "node n3 is unknown to gputile; it may have just gone"
+        assert await r.bind(node="n3") == "node n3 is unknown to gputile; it may have just been deleted"
         assert r.count("binds_total", outcome="rejected") == 1
 
     async def test_a_node_that_filled_up_is_a_conflict_and_ranks_last_from_now_on(self) -> None:
@@ -177,7 +177,7 @@ class TestNotBound:
         r.arrive(tile(3000))
         assert await r.bind("a") == ""
         said = await r.bind()
-        assert said == "n1 does not fit any more: too little free memory on a single GPU"
+        assert said == "the pod no longer fits on node n1: too little free memory on a single GPU"
         assert r.count("binds_total", outcome="conflict") == 1
         assert len(r.api.bindings) == 1
         r.api.delete_pod("default/a")
@@ -187,14 +187,14 @@ class TestNotBound:
     async def test_a_pod_that_cannot_be_looked_up(self) -> None:
         r = rig()
         r.api.script["pod"] = [OutcomeUnknown("timed out")]
-        assert await r.bind() == "the pod cannot be looked up: timed out"
+        assert await r.bind() == "lookup of the pod failed: timed out"
 
 
 class TestRepeats:
     async def test_of_a_pod_that_somebody_else_bound_and_an_old_event_shows_unbound(self) -> None:
         r = rig()
         r.arrive(tile(3000))
-        old = r.cluster_state.waiting["uid-web-0"].pod
+        old = r.cluster_state.pending["uid-web-0"].pod
         r.change("web-0", spec={"nodeName": "n1"})
         r.catch_up()
         r.cluster_state.pod_changed(old)
@@ -238,8 +238,8 @@ class TestRepeats:
         r = rig(bind=BindSettings(timeout=0.1))
         r.arrive(tile(3000))
         r.api.script["bind"] = [OutcomeUnknown("reset")] * 9
-        assert "got lost" in await r.bind()
-        assert await r.bind(node="n2") == "the pod is assumed on node n1"
+        assert "no answer from the API server" in await r.bind()
+        assert await r.bind(node="n2") == "the pod is already assumed on node n1"
         assert {binding.node for binding in r.api.bindings} == {"n1"}
 
     async def test_two_pods_without_a_uid_are_two_pods(self) -> None:
@@ -282,7 +282,7 @@ class TestAnswers:
         r = rig()
         r.arrive(tile(3000))
         r.api.script["bind"] = [refused(429, retry_after=60.0)]
-        assert await r.bind() == "the API server did not take the bind: the server said 429"
+        assert await r.bind() == "the API server did not accept the bind: the server said 429"
         assert sum(r.clock.pauses) <= r.settings.bind.timeout
         assert len(r.api.bindings) == 1
         assert (r.state(), r.free()) == (None, [16384, 16384])
@@ -299,7 +299,7 @@ class TestAnswers:
         r = rig()
         r.arrive(tile(3000))
         r.api.script["bind"] = [refused(status)]
-        assert await r.bind() == f"the API server refused the bind: the server said {status}"
+        assert await r.bind() == f"the API server rejected the bind: the server said {status}"
         assert (r.state(), r.free()) == (None, [16384, 16384])
         assert r.api.calls == ["bind"], "no look is needed"
         assert r.filter().names == ["n2"], "and the node ranks last"
@@ -310,7 +310,7 @@ class TestAnswers:
         r.arrive(tile(3000))
         r.api.script["bind"] = [Lands(), *[OutcomeUnknown("reset")] * 99]
         said = await r.bind()
-        assert said == "the API server's answer got lost (reset); the cards are kept until it is known"
+        assert said == "no answer from the API server (reset); the GPUs stay assumed until the outcome is known"
         assert (r.state(), r.free()) == (AllocationState.ASSUMED, [13384, 16384])
         assert r.count("binds_total", outcome="unknown") == 1
         r.catch_up()
@@ -320,7 +320,7 @@ class TestAnswers:
         r = rig(bind=BindSettings(timeout=0.01))
         r.arrive(tile(3000))
         r.api.script["bind"] = [OutcomeUnknown("reset")]
-        assert "got lost" in await r.bind()
+        assert "no answer from the API server" in await r.bind()
         r.arrive(tile(3000), name="b")
         assert await r.bind("b") == ""
         assert r.filter().names == ["n1"]
@@ -343,7 +343,7 @@ class TestAnswers:
         r = rig(bind=BindSettings(timeout=0.01))
         r.arrive(tile(3000))
         r.api.script["bind"] = [Lands()]
-        assert "got lost" in await r.bind()
+        assert "no answer from the API server" in await r.bind()
         assert await r.bind() == ""
         assert (r.state(), r.free()) == (AllocationState.ASSUMED, [13384, 16384]), (
             "the pod is bound: its tile is not free"
@@ -363,7 +363,7 @@ class TestAnswers:
         r = rig()
         r.arrive(tile(3000))
         r.api.script["bind"] = [OutcomeUnknown("reset"), refused(403)]
-        assert "an earlier try is waited for" in await r.bind()
+        assert "an earlier attempt may still succeed" in await r.bind()
         assert (r.state(), r.free()) == (AllocationState.ASSUMED, [13384, 16384])
 
     async def test_cards_that_went_to_another_pod_meanwhile_are_not_sent_again(self) -> None:
@@ -383,7 +383,7 @@ class TestAnswers:
         r.arrive(tile(3000))
         r.api.script["bind"] = [OutcomeUnknown("reset"), refused(404)]
         r.api.script["pod"] = [lambda: r.api.delete_pod("default/web-0")]
-        assert "refused the bind" in await r.bind()
+        assert "rejected the bind" in await r.bind()
         assert (r.state(), r.free()) == (None, [16384, 16384])
 
     async def test_somebody_elses_bind_to_another_node_wins(self) -> None:
@@ -408,14 +408,14 @@ class TestAnswers:
         r = rig()
         r.arrive(tile(3000))
         r.api.script |= {"bind": [refused(409)], "pod": [OutcomeUnknown("timed out")]}
-        assert await r.bind() == "the bind may have landed, and the pod cannot be looked up: timed out"
+        assert await r.bind() == "the bind may have been written, and the lookup of the pod failed: timed out"
         assert (r.state(), r.free()) == (AllocationState.ASSUMED, [13384, 16384])
 
     async def test_a_refused_bind_of_a_pod_without_cards(self) -> None:
         r = rig()
         r.arrive({"cpu": 1})
         r.api.script["bind"] = [refused(403)]
-        assert "refused the bind" in await r.bind()
+        assert "rejected the bind" in await r.bind()
 
     @pytest.mark.parametrize("seen", [True, False], ids=["after-a-conflict", "before-the-bind"])
     async def test_a_look_that_hangs_does_not_hang_the_bind(self, seen: bool) -> None:
@@ -438,7 +438,7 @@ class TestLeadership:
         r = rig()
         r.arrive(tile(3000), seen=False)
         r.leading = False
-        assert await r.bind() == NOT_LEADING
+        assert await r.bind() == NOT_LEADER
         assert r.api.calls == []
         assert r.state() is None
 
@@ -451,7 +451,7 @@ class TestLeadership:
             raise refused(429)
 
         r.api.script["bind"] = [lose]
-        assert NOT_LEADING in await r.bind()
+        assert NOT_LEADER in await r.bind()
         assert len(r.api.bindings) == 1
         assert (r.state(), r.free()) == (None, [16384, 16384])
 
@@ -464,7 +464,7 @@ class TestLeadership:
             raise OutcomeUnknown("reset")
 
         r.api.script["bind"] = [lose]
-        assert "got lost" in await r.bind()
+        assert "no answer from the API server" in await r.bind()
         assert len(r.api.bindings) == 1
         assert r.state() is AllocationState.ASSUMED
 
@@ -472,7 +472,7 @@ class TestLeadership:
         r = rig()
         r.arrive(tile(3000), seen=False)
         r.api.script["pod"] = [lambda: setattr(r, "leading", False)]
-        assert NOT_LEADING in await r.bind()
+        assert NOT_LEADER in await r.bind()
         assert r.api.bindings == []
         assert r.state() is None
 
@@ -515,7 +515,7 @@ class TestGoingAway:
         r.api.delete_pod("default/web-0")
         r.catch_up()
         gate.set()
-        assert "refused the bind" in await bind
+        assert "rejected the bind" in await bind
         assert r.free() == [16384, 16384]
 
 
@@ -525,7 +525,9 @@ async def test_many_binds_at_once_never_oversell() -> None:
     for name in names:
         r.arrive(tile(6000), name=name)
     answers = await asyncio.gather(*(r.bind(name) for name in names))
-    assert sorted(answers) == [""] * 4 + ["n1 does not fit any more: too little free memory on a single GPU"] * 5
+    assert (
+        sorted(answers) == [""] * 4 + ["the pod no longer fits on node n1: too little free memory on a single GPU"] * 5
+    )
     r.ledger.check()
     r.catch_up()
     r.ledger.check()

@@ -78,7 +78,7 @@ class TestCountedUntilGone:
         view = rig.ledger.fleet.view("n1")
         assert (view.cpu, view.memory) == (62000, 511 * 1024)
         assert not rig.cluster_state.ungranted
-        assert not rig.cluster_state.waiting
+        assert not rig.cluster_state.pending
 
     def test_a_list_with_a_completed_pod_does_not_book_it(self) -> None:
         over = pod(tile(8), annotations=grant(), uid="uid-web-0", on="n1") | {"status": {"phase": "Succeeded"}}
@@ -89,20 +89,20 @@ class TestWaiting:
     def test_a_pod_without_a_node_waits_and_holds_nothing(self) -> None:
         rig = small()
         rig.arrive(tile(8))
-        assert isinstance(rig.cluster_state.waiting["uid-web-0"].asked, PodRequest)
+        assert isinstance(rig.cluster_state.pending["uid-web-0"].request, PodRequest)
         assert rig.state() is None
 
     def test_one_without_cards_is_none_of_our_business(self) -> None:
         rig = small()
         rig.arrive({"cpu": 1})
-        assert rig.cluster_state.waiting == {}
+        assert rig.cluster_state.pending == {}
 
     def test_a_changed_pod_is_read_anew(self) -> None:
         rig = small()
         rig.arrive(tile(8))
         rig.api.add_pod(pod(tile(4), uid="uid-web-0", annotations={"gputile.io/model": "T4"}))
         rig.catch_up()
-        asked = rig.cluster_state.waiting["uid-web-0"].asked
+        asked = rig.cluster_state.pending["uid-web-0"].request
         assert isinstance(asked, PodRequest)
         assert asked.asks[0].memory == 4
         assert asked.constraints.models != ()
@@ -110,11 +110,11 @@ class TestWaiting:
     def test_a_changed_status_is_seen_and_nothing_is_read_anew(self) -> None:
         rig = small()
         rig.arrive(tile(8))
-        before = rig.cluster_state.waiting["uid-web-0"].asked
+        before = rig.cluster_state.pending["uid-web-0"].request
         rig.change("web-0", status={"nominatedNodeName": "n2"})
         rig.catch_up()
-        now = rig.cluster_state.waiting["uid-web-0"]
-        assert now.asked is before
+        now = rig.cluster_state.pending["uid-web-0"]
+        assert now.request is before
         assert now.pod.status is not None
         assert now.pod.status.nominated_node_name == "n2"
 
@@ -136,7 +136,7 @@ class TestWaiting:
         rig.api.delete_pod("default/a")
         rig.change("b", spec={"nodeName": "n1"})
         rig.catch_up()
-        assert rig.cluster_state.waiting == {}
+        assert rig.cluster_state.pending == {}
 
     def test_gpushares_unit_is_guessed_for_pods_that_came_before_the_node(self) -> None:
         cluster_state = ClusterState(Ledger(), DialectSettings(gpushare_unit="auto"))
@@ -144,7 +144,7 @@ class TestWaiting:
         counts = raw_node({"aliyun.com/gpu-mem": 2 * 16000, "aliyun.com/gpu-count": 2})
         cluster_state.node_changed(msgspec.convert(counts, NodeObject))
         assert cluster_state.settings.gpushare_unit == "MiB"
-        asked = cluster_state.waiting["u"].asked
+        asked = cluster_state.pending["u"].request
         assert isinstance(asked, PodRequest)
         assert asked.asks[0].memory == 3000
 
@@ -260,7 +260,7 @@ class TestOtherDialects:
             rig.arrive(limits, annotations=annotations, on="n1")
         assert self.held(rig) == held
         assert not rig.cluster_state.ungranted
-        assert not rig.cluster_state.suspects
+        assert not rig.cluster_state.invalid_grants
 
     @pytest.mark.parametrize(("limits", "annotations", "held"), FOREIGN)
     def test_also_when_the_inventory_comes_later_than_the_pod(
@@ -310,7 +310,7 @@ class TestWhoseWordIsBelieved:
         rig = small()
         rig.arrive(tile(8), annotations=annotations, on="n1")
         assert rig.free() == [16, 16]
-        assert why in rig.cluster_state.suspects["uid-web-0"][1]
+        assert why in rig.cluster_state.invalid_grants["uid-web-0"][1]
         assert list(rig.cluster_state.ungranted) == ["uid-web-0"], "it gets one of its own"
 
     @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ class TestWhoseWordIsBelieved:
         rig.arrive(tile(8), annotations=grant(), on="n1")
         rig.arrive(tile(8), annotations=annotations, on="n1")
         assert rig.free() == [8, 16]
-        assert GRANT in rig.cluster_state.suspects["uid-web-0"][1]
+        assert GRANT in rig.cluster_state.invalid_grants["uid-web-0"][1]
         rig.relist()
         assert rig.free() == [8, 16]
 
@@ -367,7 +367,7 @@ class TestWhoseWordIsBelieved:
         rig.filter(nodes=["n1"])
         rig.arrive(tile(8), annotations=grant(index=1), on="n1")
         assert (rig.state(), rig.free()) == (AllocationState.CONFIRMED, [16, 8])
-        assert rig.cluster_state.suspects == {}
+        assert rig.cluster_state.invalid_grants == {}
 
     def test_more_on_a_card_than_it_has_is_a_conflict(self) -> None:
         rig = small()
@@ -388,7 +388,7 @@ class TestHealing:
         rig.api.add_pod(pod(tile(8), name="b", uid="uid-b", annotations=grant(name="b", index=1), on="n1"))
         rig.relist()
         assert rig.free() == [16, 8]
-        assert rig.cluster_state.waiting == {}
+        assert rig.cluster_state.pending == {}
         assert rig.cluster_state.pod("uid-a") is None
         rig.ledger.check()
 
@@ -409,7 +409,7 @@ class TestHealing:
         rig.arrive(tile(8))
         rig.change("web-0", status={"phase": "Failed"})
         rig.relist()
-        assert rig.cluster_state.waiting == {}
+        assert rig.cluster_state.pending == {}
 
     async def test_a_relist_keeps_a_bind_that_it_may_not_have_seen(self) -> None:
         rig = small()
@@ -423,13 +423,13 @@ class TestHealing:
         """A live look is quicker than the watch, which then shows the pod as it was before it was bound."""
         rig = small()
         rig.arrive(tile(8))
-        old = rig.cluster_state.waiting["uid-web-0"].pod
+        old = rig.cluster_state.pending["uid-web-0"].pod
         rig.arrive(tile(8), annotations=grant(), on="n1")
         rig.cluster_state.pod_changed(old)
         assert (rig.state(), rig.free()) == (AllocationState.CONFIRMED, [8, 16])
         assert rig.filter().names == ["n1"]
         rig.relist()
-        assert (rig.state(), rig.free(), rig.cluster_state.waiting) == (AllocationState.CONFIRMED, [8, 16], {})
+        assert (rig.state(), rig.free(), rig.cluster_state.pending) == (AllocationState.CONFIRMED, [8, 16], {})
 
     def test_the_same_event_twice_changes_nothing(self) -> None:
         rig = small()
@@ -447,7 +447,7 @@ class TestHealing:
         rig.api.add_pod(pod(tile(8), uid="uid-new"))
         rig.catch_up()
         assert rig.free() == [16, 16]
-        assert list(rig.cluster_state.waiting) == ["uid-new"]
+        assert list(rig.cluster_state.pending) == ["uid-new"]
 
 
 class TestNodes:
@@ -509,7 +509,7 @@ class TestStarting:
         rig = small()
         rig.arrive(tile(8), annotations=grant(), on="n1")
         assert rig.cluster_state.starting("n1") == "uid-web-0"
-        assert rig.cluster_state.starting("n1", but="uid-web-0") is None
+        assert rig.cluster_state.starting("n1", ignoring="uid-web-0") is None
         assert rig.cluster_state.starting("n2") is None
         rig.change("web-0", status={"phase": "Running"})
         rig.catch_up()
@@ -525,11 +525,11 @@ class TestStarting:
     def test_a_pod_with_a_grant_is_fresh_when_it_is_first_seen(self) -> None:
         rig = small()
         rig.arrive(tile(8), annotations=grant(), on="n1")
-        assert list(rig.cluster_state.fresh) == ["uid-web-0"]
-        rig.cluster_state.fresh.clear()
+        assert list(rig.cluster_state.newly_bound) == ["uid-web-0"]
+        rig.cluster_state.newly_bound.clear()
         rig.change("web-0", status={"phase": "Running"})
         rig.catch_up()
-        assert rig.cluster_state.fresh == {}
+        assert rig.cluster_state.newly_bound == {}
 
 
 @pytest.mark.parametrize(
@@ -549,4 +549,4 @@ def test_a_grant_on_a_card_whose_name_was_made_up_holds_the_same_card_under_its_
     rig.api.add_node(node("n1").cards(2, size=16).manifest())
     rig.catch_up()
     assert rig.free() == [16, 8]
-    assert rig.cluster_state.suspects == {}
+    assert rig.cluster_state.invalid_grants == {}

@@ -94,7 +94,7 @@ def test_a_pod_that_goes_away_frees_its_pencil() -> None:
     r.api.delete_pod("default/web-0")
     r.catch_up()
     assert r.state() is None
-    assert not r.cluster_state.plain
+    assert not r.cluster_state.cpu_pods
 
 
 def test_one_that_went_while_our_watch_was_broken_is_forgotten() -> None:
@@ -102,7 +102,7 @@ def test_one_that_went_while_our_watch_was_broken_is_forgotten() -> None:
     r.arrive(CPU)
     r.api.delete_pod("default/web-0")
     r.relist()
-    assert not r.cluster_state.plain
+    assert not r.cluster_state.cpu_pods
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_what_is_remembered_of_a_pod_goes_with_it() -> None:
     r.change("web-0", spec={"nodeName": "n3"})
     r.catch_up()
     r.steering.prune()
-    assert not r.steering._led
+    assert not r.steering._steered
 
 
 def test_a_pod_that_our_watch_has_not_shown_is_led_but_not_pencilled() -> None:
@@ -192,4 +192,4 @@ def test_a_restarted_process_learns_the_bound_ones() -> None:
 def test_with_the_setting_off_they_are_none_of_our_business() -> None:
     r = rig(steer_cpu_pods=False)
     r.arrive(CPU)
-    assert (r.cluster_state.plain, r.cluster_state.take_arrivals()) == ({}, [])
+    assert (r.cluster_state.cpu_pods, r.cluster_state.take_arrivals()) == ({}, [])

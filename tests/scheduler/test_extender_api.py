@@ -49,15 +49,15 @@ def body(**said: Any) -> bytes:
 )
 def test_names(said: bytes) -> None:
     found = read_filter(said)
-    assert (found.pod.name, found.names, found.whole) == ("web-0", ["node-a", "node-b"], None)
+    assert (found.pod.name, found.names, found.node_objects) == ("web-0", ["node-a", "node-b"], None)
 
 
 @pytest.mark.parametrize("key", ["Nodes", "nodes", "NODES"])
 def test_whole_nodes(key: str) -> None:
     found = read_filter(body(Pod=POD, NodeNames=None, **{key: {"metadata": {}, "items": NODES}}))
     assert found.names == ["node-a", "node-b"]
-    assert found.whole is not None
-    assert [json.loads(bytes(found.whole[name])) for name in found.names] == NODES
+    assert found.node_objects is not None
+    assert [json.loads(bytes(found.node_objects[name])) for name in found.names] == NODES
     assert (sent := found.node("node-a")) is not None
     assert sent.name == "node-a"
     assert found.node("node-c") is None
@@ -173,14 +173,16 @@ WITH_POD = [
 @pytest.mark.parametrize("read", [read_filter, read_bind, read_preempt])
 @pytest.mark.parametrize("said", ANY)
 def test_what_is_no_json_object(read: Callable[[bytes], object], said: bytes) -> None:
-    with pytest.raises(BadBody, match=r"no JSON object|`Pod` cannot be read|a bind names|arg or pod is nil"):
+    with pytest.raises(
+        BadBody, match=r"not a JSON object|`Pod` is invalid|`PodName` or `Node` is missing|arg or pod is nil"
+    ):
         read(said)
 
 
 @pytest.mark.parametrize("read", [read_filter, read_preempt])
 @pytest.mark.parametrize("said", WITH_POD)
 def test_what_has_no_pod(read: Callable[[bytes], object], said: bytes) -> None:
-    with pytest.raises(BadBody, match=r"arg or pod is nil|`Pod` cannot be read"):
+    with pytest.raises(BadBody, match=r"arg or pod is nil|`Pod` is invalid"):
         read(said)
 
 
@@ -189,17 +191,19 @@ def test_what_has_no_pod(read: Callable[[bytes], object], said: bytes) -> None:
     [
         pytest.param(body(Pod=POD), "cannot get node names", id="neither-names-nor-nodes"),
         pytest.param(body(Pod=POD, NodeNames=None, Nodes=None), "cannot get node names", id="two-nulls"),
-        pytest.param(body(Pod=POD, NodeNames=[1, 2]), "`NodeNames` cannot be read", id="names-that-are-numbers"),
-        pytest.param(body(Pod=POD, NodeNames=[None]), "`NodeNames` cannot be read", id="names-that-are-null"),
-        pytest.param(body(Pod=POD, NodeNames="node-a"), "`NodeNames` cannot be read", id="one-name-and-no-list"),
-        pytest.param(body(Pod=POD, NodeNames={"a": 1}), "`NodeNames` cannot be read", id="a-map-of-names"),
-        pytest.param(body(Pod=POD, Nodes=["node-a"]), "`Nodes` cannot be read", id="a-list-as-nodes"),
-        pytest.param(body(Pod=POD, Nodes={"items": {}}), "`Nodes` cannot be read", id="items-that-are-a-map"),
-        pytest.param(body(Pod=POD, Nodes={"items": [7]}), "no node with a name", id="a-node-that-is-a-number"),
-        pytest.param(body(Pod=POD, Nodes={"items": [None]}), "no node with a name", id="a-node-that-is-null"),
-        pytest.param(body(Pod=POD, Nodes={"items": [{"metadata": {}}]}), "no node with a name", id="a-nameless-node"),
+        pytest.param(body(Pod=POD, NodeNames=[1, 2]), "`NodeNames` is invalid", id="names-that-are-numbers"),
+        pytest.param(body(Pod=POD, NodeNames=[None]), "`NodeNames` is invalid", id="names-that-are-null"),
+        pytest.param(body(Pod=POD, NodeNames="node-a"), "`NodeNames` is invalid", id="one-name-and-no-list"),
+        pytest.param(body(Pod=POD, NodeNames={"a": 1}), "`NodeNames` is invalid", id="a-map-of-names"),
+        pytest.param(body(Pod=POD, Nodes=["node-a"]), "`Nodes` is invalid", id="a-list-as-nodes"),
+        pytest.param(body(Pod=POD, Nodes={"items": {}}), "`Nodes` is invalid", id="items-that-are-a-map"),
+        pytest.param(body(Pod=POD, Nodes={"items": [7]}), "not a node with a name", id="a-node-that-is-a-number"),
+        pytest.param(body(Pod=POD, Nodes={"items": [None]}), "not a node with a name", id="a-node-that-is-null"),
         pytest.param(
-            body(Pod=POD, Nodes={"items": [{"metadata": {"name": 5}}]}), "no node with a name", id="a-node-named-5"
+            body(Pod=POD, Nodes={"items": [{"metadata": {}}]}), "not a node with a name", id="a-nameless-node"
+        ),
+        pytest.param(
+            body(Pod=POD, Nodes={"items": [{"metadata": {"name": 5}}]}), "not a node with a name", id="a-node-named-5"
         ),
     ],
 )
@@ -222,7 +226,7 @@ def test_what_has_no_nodes(said: bytes, why: str) -> None:
     ],
 )
 def test_what_is_no_bind(said: dict[str, Any]) -> None:
-    with pytest.raises(BadBody, match=r"a bind names its pod and its node|cannot be read"):
+    with pytest.raises(BadBody, match=r"`PodName` or `Node` is missing|is invalid"):
         read_bind(body(**said))
 
 

@@ -142,7 +142,7 @@ class Cluster(RuleBasedStateMachine):
     def a_watch_breaks(self, kind: str) -> None:
         self.broken.add(kind)
         if kind == "Lease":
-            self.rig.cluster_state.agents.deaf()
+            self.rig.cluster_state.agents.watch_failed()
 
     @precondition(lambda self: self.broken)
     @rule(data=st.data(), lists=st.booleans())
@@ -155,7 +155,7 @@ class Cluster(RuleBasedStateMachine):
             self.relist(kind)
         self.deliver(kind)
         if kind == "Lease":
-            self.rig.cluster_state.agents.heard()
+            self.rig.cluster_state.agents.watch_alive()
 
     def relist(self, kind: str) -> None:
         api, cluster_state = self.rig.api, self.rig.cluster_state
@@ -179,7 +179,7 @@ class Cluster(RuleBasedStateMachine):
             for kind in ("Lease", "Node", "Pod"):
                 if kind not in self.broken:
                     self.deliver(kind)
-            self.rig.wait(1.0, blind=bool(self.broken & {"Pod", "Node"}))
+            self.rig.wait(1.0, is_disconnected=bool(self.broken & {"Pod", "Node"}))
         self.rig.apply(self.rig.ledger.handle(Tick(self.rig.clock.now)))
         self.loop.run_until_complete(self.rig.reconciler.round())  # binds that nobody has shown are looked up
 

@@ -54,7 +54,7 @@ class Replica:
             resync=self._take_stock,
             wait_out=6.0,
             set_label=self._label,
-            take_label=self._take_label,
+            remove_label=self._remove_label,
             pause=self._pause,
         )
         self.leader.enter(self.elector)  # type: ignore[arg-type]
@@ -69,7 +69,7 @@ class Replica:
     async def _label(self, leads: bool) -> None:
         self._tell(f"label {leads}")
 
-    async def _take_label(self, identity: str) -> None:
+    async def _remove_label(self, identity: str) -> None:
         self._tell(f"take {identity}")
 
     async def _pause(self, seconds: float) -> None:
@@ -163,7 +163,7 @@ async def test_a_term_that_ends_while_it_is_made_ready_does_not_count_for_the_ne
         await r.turn(None)
         await r.turn(Term(5, inherited=False))
 
-    r.leader._take_stock = stock
+    r.leader._resync = stock
     await r.turn(FIRST)
     await r.leader.round()
     assert not r.leader.may_write()

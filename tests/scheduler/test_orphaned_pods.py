@@ -13,7 +13,7 @@ from gputile.ledger.ledger import AllocationState
 from gputile.model.allocations import Allocation
 from gputile.model.grants import ContainerGrant, Grant, Tile
 from gputile.scheduler.state.agent_liveness import AgentLivenessSettings
-from gputile.scheduler.state.orphaned_pods import NOBODYS, SETTLE
+from gputile.scheduler.state.orphaned_pods import NEVER_PREEMPTED, SETTLE
 from gputile.testing.builders import node
 from tests.scheduler.rig import Rig, tile
 from tests.scheduler.test_cluster_state import grant
@@ -165,7 +165,7 @@ class TestKept:
         assert Freed("n1") in ward.force()
         assert ward.ledger.fleet.view("n1").cpu == 64000
         (entry,) = ward.ledger.on_node("n1")
-        assert (entry.allocation.priority, entry.allocation.name) == (NOBODYS, "default/web-0")
+        assert (entry.allocation.priority, entry.allocation.name) == (NEVER_PREEMPTED, "default/web-0")
         ward.ledger.check()
 
     def test_it_is_counted(self) -> None:
@@ -238,7 +238,7 @@ class TestWhoseSilenceCounts:
         ward = Ward()
         ward.run_pod()
         ward.force()
-        ward.pass_time(60, blind=True)
+        ward.pass_time(60, is_disconnected=True)
         assert ward.free() == [8]
         ward.pass_time(LINGER)
         assert ward.free() == [8]
@@ -250,7 +250,7 @@ class TestWhoseSilenceCounts:
         ward.run_pod()
         ward.force()
         ward.alive = False
-        ward.cluster_state.agents.deaf()
+        ward.cluster_state.agents.watch_failed()
         ward.pass_time(60)
         ward.beat()  # heard again; when it was sent, nobody knows
         ward.pass_time(5)
@@ -329,7 +329,7 @@ class TestNamed:
         ward = Ward(named=(held(),))
         assert ward.free() == [8]
         (entry,) = ward.ledger.on_node("n1")
-        assert (entry.state, entry.allocation.priority) == (AllocationState.CONFIRMED, NOBODYS)
+        assert (entry.state, entry.allocation.priority) == (AllocationState.CONFIRMED, NEVER_PREEMPTED)
         ward.relist()
         ward.pass_time(60)
         assert ward.free() == [8]
@@ -370,7 +370,7 @@ class TestNamed:
         ward = Ward(named=(held(),))
         ward.says(text=text)
         assert ward.free() == [8]
-        assert "an agent's word is passed over" in caplog.text
+        assert "ignoring invalid agent annotation" in caplog.text
         ward.says()
         assert ward.free() == [16]
 
@@ -433,7 +433,7 @@ class TestGaps:
         ward.arrive(tile(8))
         ward.filter(nodes=["n1"])
         ward.api.script["bind"] = [OutcomeUnknown("reset")] * 9
-        assert "kept until it is known" in await ward.bind()
+        assert "until the outcome is known" in await ward.bind()
         ward.api.pods.clear()
         ward.reconciler.look_up("uid-web-0")
         await ward.reconciler.round()

@@ -408,6 +408,6 @@ async def test_the_loop_survives_what_the_api_server_says(caplog: pytest.LogCapt
 async def test_reason(limits: Json, says: str) -> None:
     r = rig()
     r.arrive(limits)
-    said = pending_pods.reason(r.cluster_state.waiting["uid-web-0"].asked, r.ledger)
+    said = pending_pods.reason(r.cluster_state.pending["uid-web-0"].request, r.ledger)
     assert says in said
     assert bool(said) == bool(says)

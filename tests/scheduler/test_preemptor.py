@@ -133,8 +133,8 @@ class TestOwn:
         await planned(rig)
         arrive(rig, "late", 10, LOW)
         rig.filter("late")
-        waiting = rig.cluster_state.waiting["uid-late"]
-        assert "room on node n1 is kept for default/wanted" in reason(waiting.asked, rig.ledger)
+        waiting = rig.cluster_state.pending["uid-late"]
+        assert "room on node n1 is kept for default/wanted" in reason(waiting.request, rig.ledger)
         rig.filter("wanted")
         await rig.pending_pods.round()
         assert "room is being made for it on node n1" in dict(notes(rig, "wanted"))["NoFittingGPU"]

@@ -169,7 +169,7 @@ class TestBind:
             assert rig.filter(name).names == ["n1"]
         answers = await asyncio.gather(rig.bind("a"), rig.bind("b"))
         assert sorted(answers)[0] == ""
-        assert sorted(answers)[1].startswith("n1 does not fit any more: quota of the namespace used up")
+        assert sorted(answers)[1].startswith("the pod no longer fits on node n1: quota of the namespace used up")
         assert len(rig.api.bindings) == 1
 
     async def test_a_bind_that_was_refused_gives_its_quota_back_and_others_hear_of_it(self) -> None:

@@ -9,7 +9,7 @@ from gputile.dialects.gputile import GRANT
 from gputile.kube.api import Json, OutcomeUnknown
 from gputile.ledger.events import Assumed, Forgotten, Tick
 from gputile.ledger.ledger import AllocationState
-from gputile.scheduler.binding.reconciler import AGAIN, ROUND
+from gputile.scheduler.binding.reconciler import RETRY, ROUND
 from gputile.scheduler.settings import BindSettings
 from gputile.testing.builders import node
 from tests.scheduler.rig import Lands, Rig, refused, tile
@@ -69,7 +69,7 @@ class TestPodsBoundAroundUs:
         await rounds(r, 3)
         assert len(r.api.patches) == 1, "not at once"
         assert r.free() == [8, 16]
-        await rounds(r, 1, AGAIN)
+        await rounds(r, 1, RETRY)
         await rounds(r)
         assert len(r.api.patches) == 2
         assert r.written() is not None
@@ -91,7 +91,7 @@ class TestPodsBoundAroundUs:
         await rounds(r, 8)
         (note,) = r.api.notes
         assert note.pod == "web-0"
-        assert "bound to n1 by another scheduler, where gputile has no cards for it: GPUs smaller" in note.message
+        assert "bound to n1 by another scheduler, where no GPU fits: GPUs smaller" in note.message
         assert (r.free(), r.api.patches) == ([16, 16], [])
 
     async def test_granted_as_soon_as_there_is_room(self) -> None:
@@ -122,7 +122,7 @@ class TestPodsBoundAroundUs:
         await rounds(r)
         r.api.delete_pod("default/web-0")
         r.catch_up()
-        r.clock.now += AGAIN
+        r.clock.now += RETRY
         await rounds(r)
         assert len(r.api.patches) == 1
         assert r.free() == [16, 16]
@@ -132,12 +132,12 @@ class TestPodsBoundAroundUs:
         r = rig()
         r.arrive(tile(8), on="n1")
         r.api.add_pod(r.live() | {"metadata": r.live()["metadata"] | {"annotations": grant(index=1)}})
-        await rounds(r, 1, AGAIN)
+        await rounds(r, 1, RETRY)
         written = r.written()
         assert written is not None
         assert written["containers"][0]["tiles"][0]["index"] == 1
         r.catch_up()
-        await rounds(r, 2, AGAIN)
+        await rounds(r, 2, RETRY)
         assert r.free() == [16, 8]
 
     async def test_a_lease_lost_between_two_writes_ends_them(self) -> None:
@@ -145,7 +145,7 @@ class TestPodsBoundAroundUs:
         for name in ("a", "b"):
             r.arrive(tile(8), name=name, on="n1")
         r.api.script["patch_pod"] = [lambda: setattr(r, "leading", False)]
-        await rounds(r, 3, AGAIN)
+        await rounds(r, 3, RETRY)
         assert len(r.api.patches) == 1
 
     async def test_a_new_term_decides_anew_what_was_not_written(self) -> None:
@@ -155,7 +155,7 @@ class TestPodsBoundAroundUs:
         await rounds(r)
         r.reconciler.on_elected()
         assert list(r.cluster_state.ungranted) == ["uid-web-0"]
-        await rounds(r, 2, AGAIN)
+        await rounds(r, 2, RETRY)
         assert r.written() is not None
         assert r.free() == [8, 16]
 
@@ -224,7 +224,7 @@ class TestLabels:
         r = rig()
         await self.bound(r)
         r.api.script["patch_pod"] = [OutcomeUnknown("reset")]
-        await rounds(r, 2, AGAIN)
+        await rounds(r, 2, RETRY)
         assert r.live("b")["metadata"]["labels"] == {"hami.io/vgpu-node": "n1"}
 
     async def test_a_failure_of_one_pod_does_not_cost_the_others_their_labels(self) -> None:
@@ -239,7 +239,7 @@ class TestLabels:
             r.api.add_pod(r.live(name))
         r.catch_up()
         r.api.script["patch_pod"] = [OutcomeUnknown("reset")]
-        await rounds(r, 2, AGAIN)
+        await rounds(r, 2, RETRY)
         assert [r.live(name)["metadata"]["labels"] for name in ("a", "b")] == [{"hami.io/vgpu-node": "n1"}] * 2
 
 
@@ -248,7 +248,7 @@ class TestLookingUp:
         """A bind without an answer, and the time after which the book asks about it."""
         r.arrive(tile(8))
         r.api.script["bind"] = [Lands() if landed else OutcomeUnknown("reset")]
-        assert "got lost" in await r.bind()
+        assert "no answer from the API server" in await r.bind()
         r.clock.now += r.settings.ledger.assume_ttl
         r.apply(r.ledger.handle(Tick(r.clock.now)))
         assert r.count("assumed_expired_total") == 1
@@ -287,7 +287,7 @@ class TestLookingUp:
         r = self.rig()
         await self.lost(r, landed=True)
         r.api.script["pod"] = [OutcomeUnknown("timed out")]
-        await rounds(r, 1, AGAIN)
+        await rounds(r, 1, RETRY)
         assert (r.state(), r.free()) == (AllocationState.ASSUMED, [8, 16])
         await rounds(r)
         assert r.state() is AllocationState.CONFIRMED
@@ -407,7 +407,7 @@ class TestReports:
         for name in ("a", "b"):
             r.arrive(tile(10), name=name, annotations=grant(10, name=name), on="n1")
         await rounds(r, 2)
-        assert [record.message for record in caplog.records].count("more on a card than it has") == 1
+        assert [record.message for record in caplog.records].count("GPU overcommitted") == 1
         assert r.count("overcommits_total") == 1
 
     async def test_what_is_remembered_of_gone_pods_is_forgotten(self) -> None:
@@ -425,7 +425,7 @@ class TestReports:
         r = rig()
         r.arrive(tile(8), annotations=grant(pod="uid-other"), on="n1")
         r.api.script["note"] = [OutcomeUnknown("reset")]
-        await rounds(r, 2, AGAIN)
+        await rounds(r, 2, RETRY)
         assert len(r.api.notes) == 1
 
 
@@ -452,7 +452,7 @@ async def test_the_loop_survives_what_the_api_server_says(caplog: pytest.LogCapt
     assert not loop.done()
     loop.cancel()
     assert r.written() is not None
-    assert "not done, and tried again" in [record.message for record in caplog.records]
+    assert "reconcile failed; retrying" in [record.message for record in caplog.records]
 
 
 async def test_pods_that_go_in_the_middle_of_a_round_break_nothing() -> None:
@@ -473,4 +473,4 @@ async def test_pods_that_go_in_the_middle_of_a_round_break_nothing() -> None:
 
     r.api.script["patch_pod"] = [all_go]
     await rounds(r, 2)
-    assert (r.cluster_state.fresh, len(r.ledger)) == ({}, 0)
+    assert (r.cluster_state.newly_bound, len(r.ledger)) == ({}, 0)

@@ -54,7 +54,7 @@ def remembered(rig: Rig) -> float:
 
 def nomination(rig: Rig, name: str) -> None:
     """Keep room on n1 for a pod that waits."""
-    pod = rig.cluster_state.waiting[f"uid-{name}"].pod
+    pod = rig.cluster_state.pending[f"uid-{name}"].pod
     asked = rig.requests.of(pod)
     assert isinstance(asked, PodRequest)
     where = rig.ledger.fleet.place(asked, "n1")
@@ -76,7 +76,7 @@ class TestARepeatedNo:
         args = rig.args("late")
         first = rig.filter_service.filter(args)
         again = rig.filter_service.filter(args)
-        assert (first.written, again.written) == (b"", write_filter(first, args))
+        assert (first.encoded, again.encoded) == (b"", write_filter(first, args))
 
     def test_serves_every_pod_that_asks_the_same_whatever_the_order_of_the_nodes(self) -> None:
         rig = full()
@@ -166,7 +166,7 @@ class TestARepeatedNo:
         for number in range(2 * MOST + 1):
             rig.arrive(tile(5, cores=number % 101, cards=1 + number // 101), name=f"p{number}")
             rig.filter(f"p{number}")
-            assert sum(len(shape.answers) for shape in rig.filter_service._refusal_cache._shapes.values()) <= MOST
+            assert sum(len(entry.answers) for entry in rig.filter_service._refusal_cache._entries.values()) <= MOST
 
 
 class TestRoom:
@@ -223,7 +223,7 @@ def test_every_answer_is_what_a_new_look_says(dice: random.Random) -> None:
     for step in range(40):
         act = dice.choice(["arrive", "filter", "filter", "filter", "filter", "bind", "end", "node", "quota", "tick"])
         names = [one["metadata"]["name"] for one in rig.api.pods.values()]
-        waiting = [name for name in names if f"uid-{name}" in rig.cluster_state.waiting]
+        waiting = [name for name in names if f"uid-{name}" in rig.cluster_state.pending]
         if act == "arrive":
             rig.arrive(*dice.choice(WISHES), name=f"p{step}")
         elif act == "filter" and waiting:
@@ -260,13 +260,13 @@ def check(rig: Rig, name: str, dice: random.Random) -> None:
     assert not found.error
     assert not fresh.names, "room appeared, and the pod was not told"
     assert (found.failed.keys(), found.unresolvable.keys()) == (fresh.failed.keys(), fresh.unresolvable.keys())
-    asked = rig.requests.of(rig.cluster_state.waiting[f"uid-{name}"].pod)
+    asked = rig.requests.of(rig.cluster_state.pending[f"uid-{name}"].pod)
     assert isinstance(asked, PodRequest)
     asked = rig.ledger.quota_usage.allowed("default", asked)
     for node_name, sentence in {**found.failed, **found.unresolvable}.items():
         assert still_true(asked, rig.cluster_state, node_name, sentence), (node_name, sentence, fresh)
-    if found.written:
-        assert found.written == write_filter(
+    if found.encoded:
+        assert found.encoded == write_filter(
             FilterAnswer(failed=found.failed, unresolvable=found.unresolvable), read_filter(body)
         )
 

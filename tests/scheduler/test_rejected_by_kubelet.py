@@ -55,7 +55,7 @@ async def test_its_tile_is_free_and_it_is_told_and_counted() -> None:
     await rig.reconciler.round()
     (note,) = rig.api.notes
     assert (note.reason, note.pod, note.uid, note.kind) == ("AdmissionFailed", "web-0", "uid-web-0", "Warning")
-    for words in ("kubelet of node n1", "UnexpectedAdmissionError", WHY, "free again", "placed anew"):
+    for words in ("kubelet of node n1", "UnexpectedAdmissionError", WHY, "free again", "scheduled again"):
         assert words in note.message
     assert rig.count("admission_failures_total") == 1
 

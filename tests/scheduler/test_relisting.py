@@ -66,7 +66,7 @@ def test_between_two_slices_all_that_is_listed_and_not_yet_gone_is_held(
         for seen in listed[:number]:
             assert now[seen.uid], "what was listed is held from then on"
     for uid in missing:
-        cluster_state.let_go(uid)
+        cluster_state.remove_unlisted(uid)
     assert held_cards(rig).keys() == {one.uid for one in listed}
     at_once = rig_with(*(on_card(name, card) for name, card in before.items()))
     at_once.cluster_state.pods_listed(listed)

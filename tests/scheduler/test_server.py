@@ -18,7 +18,7 @@ from gputile import __version__
 from gputile.dialects.settings import DialectSettings
 from gputile.kube.api import Json
 from gputile.ledger.ledger import AllocationState
-from gputile.scheduler.binding.binder import NOT_LEADING
+from gputile.scheduler.binding.binder import NOT_LEADER
 from gputile.scheduler.extender.server import FAMILIES, ExtenderServer, routes, tls_context
 from gputile.scheduler.settings import TlsSettings
 from gputile.testing.builders import node
@@ -178,11 +178,11 @@ async def test_whole_nodes_come_back_whole() -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "says"),
     [
-        pytest.param("GET", "/gputile/filter", 405, "POST to it", id="a-verb-is-posted-to"),
-        pytest.param("PUT", "/bind", 405, "POST to it", id="and-not-put"),
-        pytest.param("GET", "/nowhere", 404, "there is no /nowhere here", id="no-such-path"),
-        pytest.param("POST", "/gputile/nothing", 404, "there is no", id="no-such-verb"),
-        pytest.param("GET", "/", 404, "there is no /", id="the-root"),
+        pytest.param("GET", "/gputile/filter", 405, "use POST", id="a-verb-is-posted-to"),
+        pytest.param("PUT", "/bind", 405, "use POST", id="and-not-put"),
+        pytest.param("GET", "/nowhere", 404, "/nowhere not found", id="no-such-path"),
+        pytest.param("POST", "/gputile/nothing", 404, "not found", id="no-such-verb"),
+        pytest.param("GET", "/", 404, "/ not found", id="the-root"),
         pytest.param("GET", "/healthz", 200, "ok", id="alive"),
         pytest.param("GET", "/readyz", 200, "ok", id="ready"),
         pytest.param("GET", "/version", 200, __version__, id="version"),
@@ -229,7 +229,7 @@ async def test_a_body_that_cannot_be_used_gets_its_reason_and_changes_nothing(bo
 async def test_a_body_that_is_too_large() -> None:
     async with serving(rig(body_limit=1)) as line:
         answer = await line.post("/gputile/filter", b" " * (2**20 + 1))
-        assert answer["Error"] == "the body is larger than 1 MiB; raise `body_limit`"
+        assert answer["Error"] == "the body is larger than 1 MiB; raise setting `body_limit`"
         assert (await line.post("/gputile/filter", line.rig.body() + b" " * 2**19))["Error"] == ""
 
 
@@ -291,7 +291,7 @@ async def test_a_packed_body_is_not_unpacked() -> None:
     """kube-scheduler packs nothing, and a few packed bytes can be many."""
     async with serving(rig(body_limit=1)) as line:
         answer = await line.post("/filter", gzip.compress(b" " * 2**22), headers={"Content-Encoding": "gzip"})
-        assert "no JSON object" in answer["Error"]
+        assert "not a JSON object" in answer["Error"]
 
 
 async def test_a_client_that_asks_before_it_sends_is_told_to_go_on() -> None:
@@ -330,7 +330,7 @@ async def test_who_does_not_lead_lets_go_of_all_connections_at_the_first_questio
         idle, writer = await asyncio.open_connection("127.0.0.1", line.server.port)
         assert (await line.post("/filter", line.rig.body()))["Error"] == ""
         line.rig.leading = False
-        assert (await line.post("/filter", line.rig.body()))["Error"] == NOT_LEADING
+        assert (await line.post("/filter", line.rig.body()))["Error"] == NOT_LEADER
         async with asyncio.timeout(2):
             assert await idle.read() == b""
         writer.close()
@@ -339,8 +339,8 @@ async def test_who_does_not_lead_lets_go_of_all_connections_at_the_first_questio
 async def test_who_does_not_lead_says_so_and_still_answers_dry_runs() -> None:
     async with serving() as line:
         line.rig.leading = False
-        assert (await line.post("/filter", line.rig.body()))["Error"] == NOT_LEADING
-        assert (await line.post("/bind", bind_body()))["Error"] == NOT_LEADING
+        assert (await line.post("/filter", line.rig.body()))["Error"] == NOT_LEADER
+        assert (await line.post("/bind", bind_body()))["Error"] == NOT_LEADER
         body = {"Pod": line.rig.live(), "NodeNameToMetaVictims": {"n1": {"Pods": []}}}
         assert await line.post("/gputile/preempt", body) == {"NodeNameToMetaVictims": {}}
         assert (await line.post("/gputile/filter-dryrun", line.rig.body()))["NodeNames"] == ["n1", "n2"]
@@ -363,7 +363,7 @@ async def test_many_times_more_nodes_than_there_are_is_no_honest_question() -> N
         body = {"Pod": line.rig.live(), "NodeNames": [f"n{n}" for n in range(10_009)]}
         for verb in ("filter", "filter-dryrun"):
             answer = await line.post(f"/gputile/{verb}", body)
-            assert answer["Error"] == "10009 nodes are asked about, and the cluster has 2"
+            assert answer["Error"] == "10009 nodes in the request, but the cluster has 2; send only its nodes"
         assert await line.post("/gputile/prioritize", body) == []
 
 
@@ -525,7 +525,10 @@ async def test_with_a_client_ca_verbs_need_a_certificate_and_probes_do_not(tmp_p
         closed = [*routes(), "/gpushare-scheduler/inspect", "/gpushare-scheduler/inspect/n1", "/status", "/nowhere"]
         for path in closed:
             status, text = await line.get(path, "POST", data=r.body())
-            assert (status, text) == (403, "send a client certificate that the configured CA signed")
+            assert (status, text) == (
+                403,
+                "client certificate missing or not trusted; send one that the CA of `tls.client_ca` signed",
+            )
         assert (await line.get("/scheduler/status"))[0] == 403
         assert len(r.ledger) == 0
 
@@ -600,7 +603,7 @@ async def test_a_verb_that_crashes_answers_and_the_next_is_answered(
             if hasattr(owner, name):
                 monkeypatch.setattr(owner, name, crash)
         answer = await line.post(path, good)
-        assert "failed by an error of its own" in answer[want] if want else answer == []
+        assert "internal error of gputile" in answer[want] if want else answer == []
         monkeypatch.undo()
         again = await line.post(path, good)
         assert not (want and "failed" in again[want])

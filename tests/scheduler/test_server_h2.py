@@ -45,7 +45,7 @@ async def test_a_stranger_gets_no_verb(tmp_path: Path) -> None:
     context = trusting(authority.pem, "h2")
     async with serving(rig(tls=written(tmp_path, authority))) as line, connected(line.server.port, context) as h2:
         assert await h2.ask("/gputile/filter", line.rig.body()) == (
-            b"send a client certificate that the configured CA signed"
+            b"client certificate missing or not trusted; send one that the CA of `tls.client_ca` signed"
         )
         assert h2.statuses == {1: b"403"}
 

@@ -146,7 +146,7 @@ class SchedulerApp:
         self._listed["quotas"] = self.quota_watcher.known  # a pod must not slip in before we know whether it may
         self.binder.on_freed = self.apply
         self.filter_service.on_unschedulable = self._refused
-        self.binder.look_up, self.binder.on_bound = self.reconciler.look_up, self.reconciler.landed.add
+        self.binder.look_up, self.binder.on_bound = self.reconciler.look_up, self.reconciler.unconfirmed_binds.add
         self.reconciler.is_busy = self.binder.is_busy
         self.steering = CpuPodSteering(self.cluster_state, settings, leads=leads, clock=clock)
         self.server = ExtenderServer(
@@ -321,7 +321,7 @@ class SchedulerApp:
 
     async def _nodes_listed(self, nodes: tuple[NodeObject, ...]) -> None:
         slices = self._slices()
-        for name in self.cluster_state.nodes_but({node.name for node in nodes}):
+        for name in self.cluster_state.nodes_except({node.name for node in nodes}):
             self.isolation.step("watch nodes", name, partial(self._node_gone, name))
         for node in nodes:
             await slices.turn()
@@ -367,7 +367,7 @@ class SchedulerApp:
         for uid in missing:
             await slices.turn()
             self.isolation.step("watch pods", uid, partial(self._let_go, uid))
-        moved = cluster_state.take_moved()
+        moved = cluster_state.take_changed()
         for uid in moved:
             await slices.turn()
             self.isolation.step("watch pods", uid, partial(self._compare, uid))
@@ -375,7 +375,7 @@ class SchedulerApp:
 
     def _let_go(self, uid: str) -> None:
         self.cluster_state.uncounted.pop(uid, None)
-        self.apply(self.cluster_state.let_go(uid))
+        self.apply(self.cluster_state.remove_unlisted(uid))
 
     def _compare(self, uid: str) -> None:
         self.apply(self.ledger.handle(Compared(uid)))
@@ -426,7 +426,7 @@ class SchedulerApp:
         async for seen in self.api.follow_leases(self.settings.agents.namespace):
             match seen:
                 case WatchFailed(why):
-                    cluster_state.agents.deaf()
+                    cluster_state.agents.watch_failed()
                     self.metrics.troubles.labels("leases").inc()
                     if why != said:
                         said = why
@@ -442,7 +442,7 @@ class SchedulerApp:
                     work = partial(self._lease_changed, lease, how)
                     self.isolation.step("watch leases", lease.name, work)
                 case Bookmark():
-                    cluster_state.agents.heard()
+                    cluster_state.agents.watch_alive()
             self._seen_at["leases"] = time.monotonic()
 
     def _leases_listed(self, leases: tuple[AgentLease, ...]) -> None:
@@ -539,7 +539,7 @@ class SchedulerApp:
             self.metrics_api.drain()
 
     def _look_at_agents(self) -> None:
-        fallen = self.cluster_state.agents.look()
+        fallen = self.cluster_state.agents.check()
         for node in fallen:
             log.warning("the agent of a node has fallen silent", extra=fields(node=node))
         self._judge_agents(fallen)
@@ -547,7 +547,7 @@ class SchedulerApp:
             self.isolation.step("deleted pods", uid, partial(self._look_at_deleted, uid))
 
     def _look_at_deleted(self, uid: str) -> None:
-        self.apply(self.cluster_state.orphans.look_at(uid, blind=bool(self._trouble)))
+        self.apply(self.cluster_state.orphans.check(uid, is_disconnected=bool(self._trouble)))
 
     def _judge_agents(self, nodes: list[str]) -> None:
         """They have fallen silent, spoken again, come or gone."""
@@ -564,7 +564,7 @@ class SchedulerApp:
         reservations = {e.allocation.pod: e for e in self.ledger.in_flight() if e.state is AllocationState.RESERVED}
         self._reserved_at = {pod: self._reserved_at.get(pod, now) for pod in reservations}
         for pod, entry in reservations.items():
-            waiting = self.cluster_state.waiting.get(pod)
+            waiting = self.cluster_state.pending.get(pod)
             nominated = waiting.pod.status.nominated_node_name if waiting and waiting.pod.status else None
             is_young = now - self._reserved_at[pod] < VOLUMES
             if (
@@ -582,7 +582,7 @@ class SchedulerApp:
         states[AllocationState.CONFIRMED] = len(self.ledger) - sum(states.values())
         for state, count in states.items():
             metrics.book.labels(state).set(count)
-        metrics.book.labels("pending").set(len(self.cluster_state.waiting))
+        metrics.book.labels("pending").set(len(self.cluster_state.pending))
         metrics.nodes.set(len(self.ledger.fleet))
         metrics.cards.set(self.ledger.fleet.card_count())
         for word, count in self.cluster_state.agents.counts().items():

@@ -26,7 +26,7 @@ from gputile.kube.leader_election import Elector
 from gputile.model.errors import InputError
 from gputile.scheduler.app import SchedulerApp
 from gputile.scheduler.extender_api import FilterArgs
-from gputile.scheduler.leadership import LABEL, ElectedReplica, SetLabel, TakeLabel
+from gputile.scheduler.leadership import LABEL, ElectedReplica, RemoveLabel, SetLabel
 from gputile.scheduler.settings import ABOVE_ZERO, Settings, checked
 from gputile.sim.manifests import Manifests, load_file
 from gputile.telemetry import logs
@@ -130,7 +130,7 @@ def _in_cluster(settings: Settings, metrics: Metrics, access: ClusterAccess) -> 
         resync=lambda: process.resync(),
         wait_out=2 * settings.bind.attempt,  # whoever leads looks at the lease before each attempt, not once per bind
         set_label=_labeller(client),
-        take_label=_taker(client),
+        remove_label=_taker(client),
     )
     process = SchedulerApp(client, settings, metrics, leader, aggregated)
     leases = client.leases(settings.leadership.namespace, settings.leadership.name)
@@ -154,11 +154,11 @@ def _labeller(client: Client) -> SetLabel:
     return set_label
 
 
-def _taker(client: Client) -> TakeLabel:
+def _taker(client: Client) -> RemoveLabel:
     """Takes the label off another replica's pod. A container that was restarted in our own pod is no other replica."""
     mine, namespace = os.environ.get("POD_NAME"), os.environ.get("POD_NAMESPACE")
 
-    async def take_label(identity: str) -> None:
+    async def remove_label(identity: str) -> None:
         name = identity.rpartition("_")[0]
         if mine and namespace and name and name != mine:
             try:
@@ -167,7 +167,7 @@ def _taker(client: Client) -> TakeLabel:
                 if no.status != 404:  # gone with its label
                     raise
 
-    return take_label
+    return remove_label
 
 
 # ---- a cluster in memory --------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def _pods(found: Manifests) -> list[Json]:
 
 def _greet(process: SchedulerApp) -> None:
     """What a newcomer may try, on standard output; logs go to standard error."""
-    waiting = [one.pod for one in process.cluster_state.waiting.values()]
+    waiting = [one.pod for one in process.cluster_state.pending.values()]
     url = _url(process)
     nodes = len(process.ledger.fleet)
     say(f"A cluster in memory at {url}: {nodes} nodes, {len(process.ledger)} pods on them, ", nl=False)

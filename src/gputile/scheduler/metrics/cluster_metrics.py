@@ -81,15 +81,15 @@ class ClusterMetrics:
         return b"".join(done)
 
     def _add_waiting(self, page: ExpositionPage, *, names_pods: bool) -> None:
-        waiting = self._cluster_state.waiting.items()
+        waiting = self._cluster_state.pending.items()
         counts = Counter((one.pod.namespace if names_pods else "", self._why(uid, one)) for uid, one in waiting)
         for labels, count in sorted(counts.items()):
             page.add(to.WAITING_PODS, labelled(to.WAITING_PODS.labels, *labels), count)
 
     def _why(self, uid: str, one: UnboundPod) -> str:
         return (
-            one.asked.code
-            if isinstance(one.asked, BadRequest)
+            one.request.code
+            if isinstance(one.request, BadRequest)
             else self._cluster_state.main_reasons.get(uid, NOT_TRIED)
         )
 

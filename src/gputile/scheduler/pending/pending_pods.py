@@ -111,14 +111,14 @@ class PendingPods:
     def refused(self, no: UnschedulablePod) -> None:
         """A pod fitted nowhere. Called on the hot path: only takes note."""
         uid = no.pod.uid
-        if uid not in self._cluster_state.waiting:
+        if uid not in self._cluster_state.pending:
             return  # a stranger; nobody reads its events
         story = self._stories.get(uid)
         if story is None:
-            self._stories[uid] = PendingPod(no.pod, no.asked, self._clock(), self._capacity_generation())
+            self._stories[uid] = PendingPod(no.pod, no.request, self._clock(), self._capacity_generation())
         else:
             story.asked, story.refused_at, story.capacity_generation = (
-                no.asked,
+                no.request,
                 self._clock(),
                 self._capacity_generation(),
             )
@@ -144,7 +144,7 @@ class PendingPods:
             log.warning("a waiting pod could not be told", extra=fields(why=str(wrong)))
 
     async def round(self) -> None:
-        for uid in [uid for uid in self._stories if uid not in self._cluster_state.waiting]:
+        for uid in [uid for uid in self._stories if uid not in self._cluster_state.pending]:
             del self._stories[uid]
         led, self._led = self._led, self._leads()
         if not self._led:
@@ -158,8 +158,8 @@ class PendingPods:
     def _inherit(self) -> None:
         """Who led before us has refused pods too, and kube-scheduler may never ask about them again by itself."""
         tried = self._clock() + SETTLE
-        for uid, waiting in self._cluster_state.waiting.items():
-            self._stories.setdefault(uid, PendingPod(waiting.pod, waiting.asked, tried, -1, is_hearsay=True))
+        for uid, waiting in self._cluster_state.pending.items():
+            self._stories.setdefault(uid, PendingPod(waiting.pod, waiting.request, tried, -1, is_hearsay=True))
 
     # ---- telling ----------------------------------------------------------------------------------------------------
 

@@ -108,7 +108,7 @@ class PreemptionExecutor:
         return self._rests[uid].until if uid in self._rests else 0.0
 
     def prune(self) -> None:
-        self._rests = {uid: rest for uid, rest in self._rests.items() if uid in self._cluster_state.waiting}
+        self._rests = {uid: rest for uid, rest in self._rests.items() if uid in self._cluster_state.pending}
         self._victim_selector.asked_to_go = {
             u for u in self._victim_selector.asked_to_go if self._ledger.entry(u) is not None
         }
@@ -138,20 +138,20 @@ class PreemptionExecutor:
 
     def restore(self) -> None:
         """Keep what an earlier leader promised, and finish it. Only what we would do ourselves is done."""
-        for uid, waiting in list(self._cluster_state.waiting.items()):
+        for uid, waiting in list(self._cluster_state.pending.items()):
             self._isolation.step(LOOP, waiting.pod.key, partial(self._restore, uid, waiting), waiting.pod)
 
     def _restore(self, uid: str, waiting: UnboundPod) -> None:
         nomination = read_nomination(waiting.pod)
-        if nomination is None or uid in self._open or not isinstance(waiting.asked, PodRequest):
+        if nomination is None or uid in self._open or not isinstance(waiting.request, PodRequest):
             return
         seconds = min((nomination.until - self._wall()) / 1e9, LONGEST_PROMISE)
         if seconds <= 0 or self._ledger.entry(uid) is not None:
             return
-        allocation = allocation_of(waiting.pod, waiting.asked, nomination.grant)
+        allocation = allocation_of(waiting.pod, waiting.request, nomination.grant)
         self._ledger.handle(Nominated(allocation, self._clock() + seconds))
         left = self._left_of(nomination, waiting.pod)
-        opened = OpenPlan(waiting.pod, waiting.asked, nomination, left, "", announced=True)
+        opened = OpenPlan(waiting.pod, waiting.request, nomination, left, "", announced=True)
         opened.evicted = len(nomination.victims) - len(left)
         self._open[uid] = opened
 
@@ -169,7 +169,7 @@ class PreemptionExecutor:
         """We lead (again), and another may have meanwhile: what is promised is what pods carry."""
         self._open.clear()
         for nominated in self._ledger.nominations():
-            waiting = self._cluster_state.waiting.get(nominated.allocation.pod)
+            waiting = self._cluster_state.pending.get(nominated.allocation.pod)
             theirs = waiting is not None and waiting.pod.nominated == nominated.allocation.node
             if not theirs and (waiting is None or read_nomination(waiting.pod) is None):
                 self._give_back(nominated.allocation.pod)
@@ -189,9 +189,9 @@ class PreemptionExecutor:
     async def _attend(self, opened: OpenPlan) -> None:
         """The next step of a plan."""
         uid = opened.pod.uid
-        if self._ledger.entry(uid) is not None and uid in self._cluster_state.waiting:
+        if self._ledger.entry(uid) is not None and uid in self._cluster_state.pending:
             return  # it is being bound
-        if uid not in self._cluster_state.waiting:
+        if uid not in self._cluster_state.pending:
             self._close(opened, "bound" if self._ledger.entry(uid) is not None else "withdrawn")
             return
         try:
@@ -246,7 +246,7 @@ class PreemptionExecutor:
     def _is_needed(self, opened: OpenPlan) -> bool:
         """Nobody is evicted for a pod that found another place, has room already, or loses it before he is gone."""
         nominated, uid = self._ledger.nomination(opened.pod.uid), opened.pod.uid
-        if nominated is None or self._ledger.entry(uid) is not None or uid not in self._cluster_state.waiting:
+        if nominated is None or self._ledger.entry(uid) is not None or uid not in self._cluster_state.pending:
             return False
         if self._victim_selector.fits_now(opened.pod, opened.asked, opened.node):
             opened.left.clear()

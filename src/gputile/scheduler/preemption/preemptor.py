@@ -187,23 +187,29 @@ class Preemptor:
         if not pod.nominated or pod.uid not in self._offered:
             return
         at, plans = self._offered[pod.uid]
-        offered, waiting = plans.get(pod.nominated), self._cluster_state.waiting.get(pod.uid)
+        offered, waiting = plans.get(pod.nominated), self._cluster_state.pending.get(pod.uid)
         if offered is None or waiting is None or self._clock() > at + THEIRS or not self._is_free(pod.uid):
             return
-        assert isinstance(waiting.asked, PodRequest)
+        assert isinstance(waiting.request, PodRequest)
         now = self._victim_selector.plan(
-            pod, waiting.asked, pod.nominated
+            pod, waiting.request, pod.nominated
         )  # another may have been promised the same room
         del self._offered[pod.uid]
         if now is not None and {h.pod for h in now.victims} <= {h.pod for h in offered.victims}:
-            self._executor.keep(pod, waiting.asked, msgspec.structs.replace(now, leaving=offered.victims + now.leaving))
+            self._executor.keep(
+                pod, waiting.request, msgspec.structs.replace(now, leaving=offered.victims + now.leaving)
+            )
 
     # ---- (b): nobody asks -------------------------------------------------------------------------------------------
 
     def refused(self, no: UnschedulablePod) -> None:
         """A pod fitted nowhere. Called on the hot path: only takes note of those who might preempt."""
         pod = no.pod
-        if not self._settings.own or not isinstance(no.asked, PodRequest) or pod.uid not in self._cluster_state.waiting:
+        if (
+            not self._settings.own
+            or not isinstance(no.request, PodRequest)
+            or pod.uid not in self._cluster_state.pending
+        ):
             return
         lowest = self._ledger.lowest_priority()
         if lowest is None or pod.priority <= lowest:
@@ -212,13 +218,13 @@ class Preemptor:
             return
         now, wish = self._clock(), self._wishes.get(pod.uid)
         if wish is None:
-            self._wishes[pod.uid] = PreemptionCandidate(pod, no.asked, no.names, now, now)
+            self._wishes[pod.uid] = PreemptionCandidate(pod, no.request, no.names, now, now)
             if len(self._wishes) > WISHES:  # the newest of the least important
                 del self._wishes[
                     min(self._wishes, key=lambda uid: (self._wishes[uid].pod.priority, -self._wishes[uid].since))
                 ]
             return
-        wish.pod, wish.asked, wish.heard = pod, no.asked, now
+        wish.pod, wish.asked, wish.heard = pod, no.request, now
         if no.names != [pod.nominated]:  # asked about the nominated node alone: the others are not out of question
             wish.names = no.names
 
@@ -255,11 +261,11 @@ class Preemptor:
     def listed(self) -> None:
         """After a list: keep what an earlier leader promised, and what kube-scheduler chose meanwhile."""
         self._executor.restore()
-        for waiting in list(self._cluster_state.waiting.values()):
+        for waiting in list(self._cluster_state.pending.values()):
             self._isolation.step(LOOP, waiting.pod.key, partial(self.pod_seen, waiting.pod), waiting.pod)
 
     def _prune(self) -> None:
-        now, waiting = self._clock(), self._cluster_state.waiting
+        now, waiting = self._clock(), self._cluster_state.pending
         self._wishes = {uid: wish for uid, wish in self._wishes.items() if uid in waiting and now < wish.heard + OLD}
         self._offered = {uid: it for uid, it in self._offered.items() if uid in waiting}
         self._brief_until = {namespace: until for namespace, until in self._brief_until.items() if now < until}
@@ -281,7 +287,7 @@ class Preemptor:
         )
 
     def _is_due(self, uid: str, wish: PreemptionCandidate) -> bool:
-        now, waiting = self._clock(), self._cluster_state.waiting.get(uid)
+        now, waiting = self._clock(), self._cluster_state.pending.get(uid)
         if waiting is None or waiting.pod.is_terminating or not self._is_free(uid):
             return False
         if now < max(wish.since + self._settings.patience, wish.not_before, self._executor.rests_until(uid)):
