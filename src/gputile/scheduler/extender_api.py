@@ -170,10 +170,10 @@ def _reason(error: Exception) -> str:
     message, _, path = str(error).partition(" - at `$")
     path = path.rstrip("`").lstrip(".")
     field = f"field `{path}`" if path else "it"
-    if found := _EXPECTED.fullmatch(message):
-        return f"{field} must be {_type_names(found[1])}, not {_type_names(found[2])}"
-    if found := _MISSING.fullmatch(message):
-        return f"{field} has no `{found[1]}`"
+    if match := _EXPECTED.fullmatch(message):
+        return f"{field} must be {_type_names(match[1])}, not {_type_names(match[2])}"
+    if match := _MISSING.fullmatch(message):
+        return f"{field} has no `{match[1]}`"
     if isinstance(error, msgspec.ValidationError):
         return f"{field} has an invalid value"
     position = _POSITION.search(message)
