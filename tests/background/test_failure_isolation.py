@@ -152,13 +152,13 @@ async def test_the_watch_of_pods_continues_and_a_list_applies_all_others(monkeyp
     good = pod(tile(8), name="good", uid="uid-good")
     async with running(cluster(pods=(bad, good)), policy="binpack") as replica:
         process, api = replica.process, replica.api
-        real = process.cluster_state._see
-        monkeypatch.setattr(process.cluster_state, "_see", poisoned(real, lambda seen: seen.name.startswith("bad")))
-        await replica.until(lambda: "uid-good" in process.cluster_state.waiting and process.is_synced())
+        real = process.cluster_state._read
+        monkeypatch.setattr(process.cluster_state, "_read", poisoned(real, lambda seen: seen.name.startswith("bad")))
+        await replica.until(lambda: "uid-good" in process.cluster_state.pending and process.is_synced())
         for name in ("bad-2", "good-2"):
             api.add_pod(pod(tile(8), name=name, uid=f"uid-{name}"))
-        await replica.until(lambda: "uid-good-2" in process.cluster_state.waiting)
-        assert "uid-bad-2" not in process.cluster_state.waiting
+        await replica.until(lambda: "uid-good-2" in process.cluster_state.pending)
+        assert "uid-bad-2" not in process.cluster_state.pending
         assert (await replica.ask("/readyz"))[0] == 200
         assert (value(process, "internal_errors_total", loop="watch pods") or 0) >= 1
         await replica.until(lambda: any(note.pod == "bad-2" for note in api.notes))
@@ -196,7 +196,7 @@ async def test_a_list_of_leases_applies_all_others(monkeypatch: pytest.MonkeyPat
         process = replica.process
         await replica.until(process.is_synced)
         agents = process.cluster_state.agents
-        monkeypatch.setattr(agents, "_seen", poisoned(agents._seen, lambda lease: lease.name == "bad"))
+        monkeypatch.setattr(agents, "_update", poisoned(agents._update, lambda lease: lease.name == "bad"))
         leases = [{"metadata": {"name": name}, "spec": {"holderIdentity": "x"}} for name in ("bad", "good")]
         process._leases_listed(msgspec.convert(leases, tuple[AgentLease, ...]))
         assert ("bad" in agents, "good" in agents) == (False, True)
@@ -245,7 +245,7 @@ async def test_the_node_of_an_uncounted_pod_accepts_no_other(monkeypatch: pytest
             await replica.until(lambda: process.cluster_state.uncounted)
         assert process.availability.blocked(["n1", "n2"], "uid-other") == {"n1": NodeReason.UNCOUNTED}
         api.add_pod(pod(tile(8), name="other", uid="uid-other"))
-        await replica.until(lambda: "uid-other" in process.cluster_state.waiting)
+        await replica.until(lambda: "uid-other" in process.cluster_state.pending)
         body = {"Pod": api.pods["default/other"], "Nodes": None, "NodeNames": ["n1", "n2"]}
         assert (await replica.ask("/gputile/filter", body))[1]["NodeNames"] == ["n2"]
         api.add_pod({**api.pods["default/bad"], "status": {"phase": "Running"}})  # shown again, and handled this time
@@ -271,7 +271,7 @@ async def test_deleted_pods_are_removed_one_by_one(monkeypatch: pytest.MonkeyPat
         orphans = process.cluster_state.orphans
         monkeypatch.setattr(orphans, "kept", lambda: ["bad", "good"])
 
-        def look(uid: str, *, blind: bool) -> list[Instruction]:
+        def look(uid: str, *, is_disconnected: bool) -> list[Instruction]:
             looked.append(uid)
             return []
 
@@ -319,9 +319,11 @@ async def test_double_allocations_on_other_nodes_are_resolved(monkeypatch: pytes
         settled.append(name)
 
     monkeypatch.setattr(overlap_resolver, "_overcommitted", lambda name: [rig.ledger.fleet.view(name).node.cards[0]])
-    monkeypatch.setattr(overlap_resolver, "_settle", poisoned(settle_card, lambda name, card, leaving: name == "bad"))
+    monkeypatch.setattr(
+        overlap_resolver, "_resolve_card", poisoned(settle_card, lambda name, card, leaving: name == "bad")
+    )
     for name in ("bad", "good"):
-        overlap_resolver.found(Conflict("uid", name, ()))
+        overlap_resolver.add(Conflict("uid", name, ()))
     await overlap_resolver.round()
     assert settled == ["good"]
 
@@ -456,7 +458,7 @@ async def test_a_verb_that_fails_answers_200_with_the_reason_and_the_next_is_ser
     asks = pod(tile(8), name="web", uid="uid-web")
     async with running(cluster(pods=(asks,))) as replica:
         process, api = replica.process, replica.api
-        await replica.until(lambda: "uid-web" in process.cluster_state.waiting and process.may_write())
+        await replica.until(lambda: "uid-web" in process.cluster_state.pending and process.may_write())
         bodies: dict[str, Json] = {
             "bind": {"PodName": "web", "PodNamespace": "default", "PodUID": "uid-web", "Node": "n1"},
             "preempt": {"Pod": api.pods["default/web"], "NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "x"}]}}},

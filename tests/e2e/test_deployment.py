@@ -190,7 +190,7 @@ def test_replicas_take_turns_and_the_service_follows(plane: ControlPlane, kube: 
             assert not second.leads()
             kube.create_many([tile(f"before-{n}", 3000) for n in range(10)], space)
             pods.wait_for(all_bound(10), 20, "ten bound by the first")
-            assert "does not lead" in second.request("POST", "/gputile/filter", asking("p"))[1]
+            assert "not the leader" in second.request("POST", "/gputile/filter", asking("p"))[1]
             first.child.stop()
             kube.create_many([tile(f"after-{n}", 3000) for n in range(10)], space)
             began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Pods that are more and less important on crowded cards, for the tests of preemption."""
+"""Pods of high and low priority on full cards, for the tests of preemption."""
 
 from typing import Any
 
@@ -16,13 +16,13 @@ LOW, MIDDLE, HIGH = 5, 10, 1000
 
 def wish(name: str, limits: Json, priority: int, **rest: Any) -> Json:
     spec = rest.pop("spec", {})
-    made = pod(limits, name=name, uid=f"uid-{name}", **rest)
-    made["spec"] |= {"priority": priority, **spec}
-    return made
+    manifest = pod(limits, name=name, uid=f"uid-{name}", **rest)
+    manifest["spec"] |= {"priority": priority, **spec}
+    return manifest
 
 
 async def settle(rig: Rig, name: str, size: int, priority: int, **rest: Any) -> None:
-    """A pod that runs."""
+    """A pod that is bound and runs."""
     rig.api.add_pod(wish(name, tile(size), priority, **rest))
     rig.catch_up()
     assert await rig.bind(name, rig.filter(name).names[0]) == ""
@@ -41,7 +41,7 @@ def gone(rig: Rig, name: str) -> None:
 
 
 async def crowded(**settings: Any) -> Rig:
-    """Two cards of 16, each with 10 taken: enough in sum for another 10, and no single card has it."""
+    """Two cards of 16, each with 10 allocated: enough in sum for another 10, which fits on no single card."""
     rig = Rig(node("n1").cards(2, size=16), node("n2").card(size=4), **settings)
     await settle(rig, "middle", 10, MIDDLE)
     await settle(rig, "low", 10, LOW)
@@ -49,7 +49,7 @@ async def crowded(**settings: Any) -> Rig:
 
 
 async def planned(rig: Rig, name: str = "wanted", size: int = 10, priority: int = HIGH, **rest: Any) -> None:
-    """A pod is refused, and kube-scheduler has had its second."""
+    """A pod is rejected, and `preempt.patience` has passed."""
     arrive(rig, name, size, priority, **rest)
     assert rig.filter(name).names == []
     await rig.preemptor.round()
@@ -75,8 +75,8 @@ def guard(allowed: int, **selector: Any) -> Json:
 
 
 def heir_of(rig: Rig) -> Rig:
-    """Another process that sees the same cluster, and leads."""
-    heir = Rig(*rig.api.nodes.values(), pods=[{**one} for one in rig.api.pods.values()])
+    """Another process that sees the same cluster and has become the leader."""
+    heir = Rig(*rig.api.nodes.values(), pods=[{**item} for item in rig.api.pods.values()])
     heir.preemptor.on_elected()
     return heir
 

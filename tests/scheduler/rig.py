@@ -1,7 +1,7 @@
-"""A scheduler without a process: its rooms on a scripted cluster in memory, with time that passes only when told to.
+"""A scheduler without a process: its modules on a scripted cluster in memory, with a clock that the test moves.
 
-The watch is not run. What the cluster would tell is kept in `api.events`, and `Rig.catch_up` delivers it, so that a
-test decides what our watch knows and when.
+The watch does not run. Its events are kept in `api.events`, and `Rig.catch_up` delivers them, so that a
+test decides what our watch shows and when.
 """
 
 import asyncio
@@ -38,12 +38,12 @@ GPU, MEMORY, CORES = "gputile.io/gpu", "gputile.io/memory", "gputile.io/cores"
 
 
 def tile(memory: int, cores: int = 0, cards: int = 1, **rest: Any) -> Json:
-    """The limits of a container that wants this much of a card."""
+    """The limits of a container that requests this much of a card."""
     return {GPU: cards, MEMORY: memory, CORES: cores, **rest}
 
 
 class Clock:
-    """Seconds that pass only when told to; `pause` is a sleep that takes no time and is written down."""
+    """A clock that the test moves; `pause` is a sleep that takes no time and is recorded."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -59,7 +59,7 @@ class Clock:
 
 
 class Lands(msgspec.Struct, frozen=True):
-    """The write works, and its answer gets lost."""
+    """A step of the script: the write succeeds, and its answer gets lost."""
 
     error: Exception = OutcomeUnknown("connection reset")
 
@@ -69,7 +69,7 @@ Step = Exception | Lands | Callable[[], Any] | None
 
 
 class ScriptedApi(MemoryApi):
-    """The cluster in memory, where a call can be told to fail, to fail after it was written, or to wait.
+    """The cluster in memory, where a call can fail, fail after it was written, or wait, as the script says.
 
     `script["bind"]` is what happens to the next calls of `bind`, in order; None and an empty script: it works.
     """
@@ -85,17 +85,17 @@ class ScriptedApi(MemoryApi):
         self.at_once = False  # whether evicted pods are gone at once
         self.guards: list[Json] = []  # PodDisruptionBudgets
         self.gates: dict[str, asyncio.Event] = {}  # by call: what it waits for before it does anything
-        self.delays: list[int] = []  # how long (in turns of the loop) each call and each answer is under way
+        self.delays: list[int] = []  # how many turns of the loop each call and each answer takes
         super().__init__(nodes, pods)
 
     async def pod(self, namespace: str, name: str) -> Pod | None:
         lands = await self._play("pod")
-        found = await super().pod(namespace, name)
-        return await self._answer(found, lands)
+        live = await super().pod(namespace, name)
+        return await self._answer(live, lands)
 
     async def list_pods(self) -> tuple[Pod, ...]:
-        found = await super().list_pods()
-        return await self._answer(found, await self._play("list_pods"))
+        pods = await super().list_pods()
+        return await self._answer(pods, await self._play("list_pods"))
 
     async def bind(self, binding: Binding, timeout: float) -> None:
         self.bindings.append(binding)
@@ -124,15 +124,15 @@ class ScriptedApi(MemoryApi):
         await self._answer(None, lands)
 
     async def evict(self, namespace: str, name: str, uid: str, *, timeout: float | None = None) -> None:
-        """The pod is asked to go; with `at_once` its containers are gone too, else when the test says so."""
+        """The pod becomes terminating; with `at_once` it is gone too, otherwise when the test deletes it."""
         lands = await self._play("evict")
-        found = self._get_pod(namespace, name, uid)
+        evicted = self._get_pod(namespace, name, uid)
         self.evicted.append(f"{namespace}/{name}")
         if self.at_once:
             await super().evict(namespace, name, uid)
         else:
-            found["metadata"]["deletionTimestamp"] = "2023-11-14T22:13:50Z"  # the rig's time and a grace period
-            self._notify("Pod", "MODIFIED", found)
+            evicted["metadata"]["deletionTimestamp"] = "2023-11-14T22:13:50Z"  # the rig's time and a grace period
+            self._notify("Pod", "MODIFIED", evicted)
         await self._answer(None, lands)
 
     async def budgets(self) -> tuple[DisruptionBudget, ...]:
@@ -158,11 +158,11 @@ class ScriptedApi(MemoryApi):
         step()
         return None
 
-    async def _answer(self, found: T, lands: Lands | None) -> T:
+    async def _answer(self, answer: T, lands: Lands | None) -> T:
         await self._travel()
         if lands is not None:
             raise lands.error
-        return found
+        return answer
 
     async def _travel(self) -> None:
         for _ in range(self.delays.pop() if self.delays else 0):
@@ -174,11 +174,11 @@ class ScriptedApi(MemoryApi):
 
 
 class Rig:
-    """All rooms of the scheduler, as the process puts them together."""
+    """All modules of the scheduler, connected as `SchedulerApp` connects them."""
 
     def __init__(self, *nodes: NodeBuilder | Json, pods: Iterable[Json] = (), **settings: Any) -> None:
-        made = [one.manifest() if isinstance(one, NodeBuilder) else one for one in nodes]
-        self.api = ScriptedApi(made, pods)
+        manifests = [node.manifest() if isinstance(node, NodeBuilder) else node for node in nodes]
+        self.api = ScriptedApi(manifests, pods)
         self.settings = Settings(**{"policy": "binpack", **settings})
         self.clock, self.metrics = Clock(), Metrics()
         self.leading = True
@@ -208,42 +208,42 @@ class Rig:
         self.steering = CpuPodSteering(self.cluster_state, self.settings, leads=lambda: self.leading, clock=self.clock)
         self.filter_service.on_unschedulable = self._refused
         self.binder.on_freed = self.apply
-        self.binder.look_up, self.binder.on_bound = self.reconciler.look_up, self.reconciler.landed.add
+        self.binder.look_up, self.binder.on_bound = self.reconciler.look_up, self.reconciler.unconfirmed_binds.add
         self.reconciler.is_busy = self.binder.is_busy
-        self.cluster_state.nodes_listed(msgspec.convert(one, NodeObject) for one in made)
-        self.apply(self.cluster_state.pods_listed(msgspec.convert(one, Pod) for one in self.api.pods.values()))
+        self.cluster_state.nodes_listed(msgspec.convert(node, NodeObject) for node in manifests)
+        self.apply(self.cluster_state.pods_listed(msgspec.convert(item, Pod) for item in self.api.pods.values()))
         self.api.events.clear()
 
-    def _refused(self, no: UnschedulablePod) -> None:
-        self.pending_pods.refused(no)
-        self.preemptor.refused(no)
+    def _refused(self, pod: UnschedulablePod) -> None:
+        self.pending_pods.refused(pod)
+        self.preemptor.refused(pod)
 
     # ---- the cluster ------------------------------------------------------------------------------------------------
 
     def arrive(self, *containers: Json, name: str = "web-0", seen: bool = True, **rest: Any) -> Pod:
-        """A new pod, which our watch shows at once unless told otherwise."""
+        """A new pod, which our watch shows at once unless `seen` is false."""
         made = self.api.add_pod(pod(*containers, name=name, uid=f"uid-{name}", **rest))
         if seen:
             self.catch_up()
         return made
 
     def change(self, name: str, **status: Any) -> None:
-        """The pod's status, spec or metadata, changed by somebody; the watch has not shown it yet."""
-        found = self.api.pods[f"default/{name}"]
+        """Change the pod's status, spec or metadata; the watch has not shown it yet."""
+        manifest = self.api.pods[f"default/{name}"]
         for part, fields in status.items():
-            found[part] = {**(found.get(part) or {}), **fields}
-        self.api.add_pod(found)
+            manifest[part] = {**(manifest.get(part) or {}), **fields}
+        self.api.add_pod(manifest)
 
     def catch_up(self, count: int | None = None) -> list[Instruction]:
-        """Our watch delivers what it has not told yet."""
+        """Our watch delivers the events that it has not shown yet."""
         count = len(self.api.events) if count is None else count
-        told, self.api.events[:count] = self.api.events[:count], []
+        events, self.api.events[:count] = self.api.events[:count], []
         done: list[Instruction] = []
-        for of, kind, item in told:
+        for of, kind, item in events:
             if of == "Pod":
-                found = msgspec.convert(item, Pod)
-                done += self.cluster_state.pod_changed(found, deleted=kind == "DELETED")
-                self.preemptor.pod_seen(found)
+                changed = msgspec.convert(item, Pod)
+                done += self.cluster_state.pod_changed(changed, deleted=kind == "DELETED")
+                self.preemptor.pod_seen(changed)
             elif of == "Lease":
                 lease = msgspec.convert(item, AgentLease)
                 done += self.cluster_state.agents_changed(
@@ -254,25 +254,25 @@ class Rig:
         self.apply(done)
         return done
 
-    def wait(self, seconds: float, *, blind: bool = False) -> list[Instruction]:
-        """Time passes, as the process lets it pass: looking at agents and deleted pods again and again."""
+    def wait(self, seconds: float, *, is_disconnected: bool = False) -> list[Instruction]:
+        """Time passes, with the checks of agents and deleted pods that the process makes meanwhile."""
         done: list[Instruction] = []
         end = self.clock.now + seconds
         while self.clock.now < end:
             self.clock.now = min(end, self.clock.now + 1.0)
-            done += self.cluster_state.agents_changed(self.cluster_state.agents.look())
-            done += self.cluster_state.orphans.tick(blind=blind)
+            done += self.cluster_state.agents_changed(self.cluster_state.agents.check())
+            done += self.cluster_state.orphans.tick(is_disconnected=is_disconnected)
         self.apply(done)
         return done
 
     def relist(self) -> None:
         self.api.events.clear()
-        self.apply(self.cluster_state.pods_listed(msgspec.convert(one, Pod) for one in self.api.pods.values()))
+        self.apply(self.cluster_state.pods_listed(msgspec.convert(item, Pod) for item in self.api.pods.values()))
         self.preemptor.listed()
 
     def apply(self, done: Iterable[Instruction]) -> None:
         done = list(done)
-        if any(type(one).__name__ == "Freed" for one in done):
+        if any(type(instruction).__name__ == "Freed" for instruction in done):
             self.pending_pods.capacity_freed()
         self.reconciler.apply(done)
 
@@ -283,13 +283,13 @@ class Rig:
 
     def body(self, name: str = "web-0", nodes: Iterable[str] | None = None, *, whole: bool = False) -> bytes:
         names = list(self.api.nodes) if nodes is None else list(nodes)
-        items = [self.api.nodes[one] for one in names] if whole else None
-        said: Json = {
+        items = [self.api.nodes[node] for node in names] if whole else None
+        args: Json = {
             "Pod": self.api.pods[f"default/{name}"],
             "Nodes": {"metadata": {}, "items": items} if whole else None,
             "NodeNames": None if whole else names,
         }
-        return msgspec.json.encode(said)
+        return msgspec.json.encode(args)
 
     def filter(self, name: str = "web-0", nodes: Iterable[str] | None = None) -> FilterAnswer:
         return self.filter_service.filter(self.args(name, nodes))
@@ -300,7 +300,7 @@ class Rig:
     async def bind(self, name: str = "web-0", node: str = "n1", *, uid: str | None = None) -> str:
         return await self.binder.bind(bind_args(name, node, uid=uid))
 
-    # ---- looking ----------------------------------------------------------------------------------------------------
+    # ---- assertions -------------------------------------------------------------------------------------------------
 
     def state(self, name: str = "web-0") -> AllocationState | None:
         entry = self.ledger.entry(f"uid-{name}")
@@ -312,16 +312,16 @@ class Rig:
 
     def free(self, node: str = "n1") -> list[int]:
         """Free memory by card."""
-        return [room.memory for room in self.ledger.fleet.view(node).free_by_card]
+        return [card.memory for card in self.ledger.fleet.view(node).free_by_card]
 
     def live(self, name: str = "web-0") -> Json:
         return self.api.pods[f"default/{name}"]
 
     def written(self, name: str = "web-0") -> Json | None:
         """The grant that the pod carries in the cluster."""
-        said = self.live(name)["metadata"]["annotations"].get(GRANT)
-        found: Json | None = None if said is None else msgspec.json.decode(said)
-        return found
+        text = self.live(name)["metadata"]["annotations"].get(GRANT)
+        grant: Json | None = None if text is None else msgspec.json.decode(text)
+        return grant
 
     def count(self, name: str, **labels: str) -> float:
         """A number that a scrape would show; 0 when it is not there (yet)."""

@@ -1,4 +1,4 @@
-"""Whose agent is alive, judged by our own clock; and what that means for its node and for the pods that wait.
+"""Which agents are alive, judged by our own clock; and what that means for their nodes and for pending pods.
 
 Deliberate bugs that these were seen to catch, each alone:
   1. `_seen` takes any change of the Lease for a renewal.
@@ -15,78 +15,78 @@ import pytest
 from gputile.dialects.gputile import INVENTORY, NUDGED
 from gputile.kube.api import AgentLease, Json, LeaseAnnotations, LeaseMetadata, LeaseRenewal
 from gputile.ledger.events import Freed
-from gputile.model.refusals import SENTENCE, NodeReason, about_one_node
-from gputile.scheduler.state.agent_liveness import ASLEEP, USUAL, AgentLiveness
+from gputile.model.refusals import SENTENCE, NodeReason
+from gputile.scheduler.state.agent_liveness import DEFAULT_DURATION, SUSPENDED, AgentLiveness
 from gputile.testing.builders import node
 from tests.dialects.shortcuts import raw_node
 from tests.scheduler.rig import Clock, Rig, tile
 
-SILENT = SENTENCE[NodeReason.AGENT_SILENT]
+STALE = SENTENCE[NodeReason.AGENT_SILENT]
 
 
-def lease(name: str, renewed: str, lasts: int | None = 10, holder: str | None = None, use: str = "") -> AgentLease:
+def lease(name: str, renewed: str, duration: int | None = 10, holder: str | None = None, use: str = "") -> AgentLease:
     metadata = LeaseMetadata(name, LeaseAnnotations(use) if use else None)
-    return AgentLease(metadata, LeaseRenewal(name if holder is None else holder, lasts, renewed))
+    return AgentLease(metadata, LeaseRenewal(name if holder is None else holder, duration, renewed))
 
 
 class Ward:
-    """Agents, a clock, and somebody who looks once a second."""
+    """Agents, a clock, and a check once a second."""
 
     def __init__(self) -> None:
         self.clock = Clock()
         self.agents = AgentLiveness(self.clock)
         self.beats = 0
 
-    def renew(self, *names: str, lasts: int | None = 10) -> list[str]:
-        """They renew their Leases; says whose node is to be judged anew."""
+    def renew(self, *names: str, duration: int | None = 10) -> list[str]:
+        """They renew their Leases; returns the nodes to evaluate again."""
         self.beats += 1
-        return [one for name in names for one in self.agents.changed(lease(name, str(self.beats), lasts))]
+        return [one for name in names for one in self.agents.changed(lease(name, str(self.beats), duration))]
 
     def wait(self, seconds: float, *alive: str) -> list[str]:
-        """Who falls silent while these go on renewing."""
+        """The agents that become stale while these continue to renew."""
         fallen: list[str] = []
         for _ in range(int(seconds)):
             self.clock.now += 1.0
             self.renew(*alive)
-            fallen += self.agents.look()
+            fallen += self.agents.check()
         return fallen
 
     def silent(self, *names: str) -> list[str]:
         return [name for name in names if self.agents.is_stale(name)]
 
 
-class TestWhoIsSilent:
-    def test_after_the_leases_own_time_and_not_sooner(self) -> None:
+class TestWhichAgentsAreStale:
+    def test_after_the_lease_duration_and_not_sooner(self) -> None:
         ward = Ward()
-        ward.renew("n1", lasts=7)
+        ward.renew("n1", duration=7)
         assert ward.wait(6) == []
         assert ward.wait(1) == ["n1"]
         assert ward.silent("n1") == ["n1"]
         assert ward.wait(20) == [], "it is said once"
 
-    def test_each_by_its_own_time(self) -> None:
+    def test_each_by_its_own_duration(self) -> None:
         ward = Ward()
-        ward.renew("n1", lasts=5)
-        ward.renew("n2", lasts=9)
+        ward.renew("n1", duration=5)
+        ward.renew("n2", duration=9)
         assert (ward.wait(5), ward.wait(3), ward.wait(1)) == (["n1"], [], ["n2"])
 
-    @pytest.mark.parametrize("lasts", [None, 0, -1])
-    def test_a_lease_that_does_not_say_how_long_it_holds(self, lasts: int | None) -> None:
+    @pytest.mark.parametrize("duration", [None, 0, -1])
+    def test_a_lease_without_a_duration(self, duration: int | None) -> None:
         ward = Ward()
-        ward.renew("n1", lasts=lasts)
-        assert (ward.wait(USUAL - 1), ward.wait(1)) == ([], ["n1"])
+        ward.renew("n1", duration=duration)
+        assert (ward.wait(DEFAULT_DURATION - 1), ward.wait(1)) == ([], ["n1"])
 
-    def test_who_renews_is_not_silent(self) -> None:
+    def test_an_agent_that_renews_is_not_stale(self) -> None:
         ward = Ward()
         assert ward.renew("n1") == ["n1"]
         assert ward.wait(60, "n1") == []
 
-    def test_a_renewal_is_no_reason_to_judge_anything_anew(self) -> None:
+    def test_a_renewal_evaluates_no_node_again(self) -> None:
         ward = Ward()
         ward.renew("n1")
         assert ward.renew("n1") == []
 
-    def test_it_comes_back_with_the_next_renewal(self) -> None:
+    def test_it_is_alive_again_with_the_next_renewal(self) -> None:
         ward = Ward()
         ward.renew("n1")
         ward.wait(11)
@@ -94,7 +94,7 @@ class TestWhoIsSilent:
         assert ward.silent("n1") == []
         assert ward.wait(10) == ["n1"], "and may fall silent again"
 
-    def test_a_lease_that_somebody_else_touched_was_not_renewed(self) -> None:
+    def test_a_lease_that_another_client_changed_was_not_renewed(self) -> None:
         ward = Ward()
         ward.agents.changed(lease("n1", "1"))
         ward.wait(6)
@@ -102,21 +102,21 @@ class TestWhoIsSilent:
         assert ward.wait(4) == ["n1"]
 
     @pytest.mark.parametrize("renewed", ["1970-01-01T00:00:00.000000Z", "2999-01-01T00:00:00.000000Z", "yesterday"])
-    def test_the_agents_clock_is_not_believed(self, renewed: str) -> None:
+    def test_the_agents_clock_is_not_trusted(self, renewed: str) -> None:
         ward = Ward()
         ward.agents.changed(lease("n1", renewed))
         assert (ward.wait(9), ward.wait(1)) == ([], ["n1"])
 
-    def test_a_node_without_a_lease_is_never_silent(self) -> None:
+    def test_a_node_without_a_lease_is_never_stale(self) -> None:
         ward = Ward()
         assert ward.wait(100) == []
         assert ward.silent("n1") == []
         assert "n1" not in ward.agents
 
 
-class TestWithdrawal:
+class TestRelease:
     @pytest.mark.parametrize("beat", [LeaseRenewal("", 10, "2"), LeaseRenewal(None, 10, "2"), LeaseRenewal("", 1, "1")])
-    def test_an_agent_that_lets_go_of_its_lease_is_silent_at_once(self, beat: LeaseRenewal) -> None:
+    def test_an_agent_that_releases_its_lease_is_stale_at_once(self, beat: LeaseRenewal) -> None:
         ward = Ward()
         ward.renew("n1")
         assert ward.agents.changed(AgentLease(LeaseMetadata("n1"), beat)) == ["n1"]
@@ -129,7 +129,7 @@ class TestWithdrawal:
         assert ward.agents.changed(AgentLease(LeaseMetadata("n1"))) == ["n1"]
         assert ward.silent("n1") == ["n1"]
 
-    def test_without_its_lease_a_node_is_like_any_other(self) -> None:
+    def test_without_its_lease_a_node_is_not_stale(self) -> None:
         ward = Ward()
         ward.renew("n1")
         ward.wait(10)
@@ -139,20 +139,20 @@ class TestWithdrawal:
 
 
 class TestLists:
-    def test_a_list_shows_all_there_are(self) -> None:
+    def test_a_list_shows_all_leases(self) -> None:
         ward = Ward()
         ward.renew("n1", "n2")
         assert sorted(ward.agents.listed([lease("n2", "1"), lease("n3", "1")])) == ["n1", "n3"]
         assert [name in ward.agents for name in ("n1", "n2", "n3")] == [False, True, True]
 
-    def test_to_be_listed_is_no_sign_of_life(self) -> None:
+    def test_a_list_is_no_renewal(self) -> None:
         ward = Ward()
         ward.agents.listed([lease("n1", "1")])
         ward.wait(6)
         assert ward.agents.listed([lease("n1", "1")]) == []
         assert ward.wait(4) == ["n1"]
 
-    def test_who_has_renewed_between_two_lists_is_alive(self) -> None:
+    def test_an_agent_that_renewed_between_two_lists_is_alive(self) -> None:
         ward = Ward()
         ward.agents.listed([lease("n1", "1")])
         ward.wait(10)
@@ -160,65 +160,65 @@ class TestLists:
         assert ward.silent("n1") == []
 
 
-class TestWhatWeCannotSee:
-    def test_while_the_watch_is_broken_nobody_falls_silent_and_then_all_begin_anew(self) -> None:
+class TestWhenOurWatchIsDisconnected:
+    def test_while_the_watch_is_broken_no_agent_becomes_stale_and_then_all_durations_restart(self) -> None:
         ward = Ward()
         ward.renew("n1")
         ward.wait(8)
-        ward.agents.deaf()
+        ward.agents.watch_failed()
         assert ward.wait(60) == []
         blind = [ward.agents.is_disconnected]
-        ward.agents.heard()
+        ward.agents.watch_alive()
         assert [*blind, ward.agents.is_disconnected] == [True, False]
         assert (ward.wait(9), ward.wait(1)) == ([], ["n1"])
 
-    def test_who_was_silent_before_stays_so(self) -> None:
+    def test_an_agent_that_was_stale_before_stays_stale(self) -> None:
         ward = Ward()
         ward.renew("n1")
         ward.wait(10)
-        ward.agents.deaf()
-        ward.agents.heard()
+        ward.agents.watch_failed()
+        ward.agents.watch_alive()
         assert ward.silent("n1") == ["n1"]
 
-    def test_the_time_in_which_we_were_asleep_counts_for_nobody(self) -> None:
+    def test_the_time_in_which_this_process_was_suspended_does_not_count(self) -> None:
         ward = Ward()
         ward.renew("n1")
         ward.wait(5)
         ward.clock.now += 3600.0
-        assert ward.agents.look() == []
+        assert ward.agents.check() == []
         assert ward.agents.is_disconnected
         assert (ward.wait(9), ward.wait(1)) == ([], ["n1"])
 
-    def test_a_short_pause_is_no_sleep(self) -> None:
+    def test_a_short_pause_counts(self) -> None:
         ward = Ward()
         ward.renew("n1")
         ward.wait(9)
-        ward.clock.now += ASLEEP
-        assert ward.agents.look() == ["n1"]
+        ward.clock.now += SUSPENDED
+        assert ward.agents.check() == ["n1"]
 
-    def test_when_a_crowd_stops_at_once_we_are_deaf_until_the_server_speaks(self) -> None:
+    def test_when_many_stop_at_once_the_watch_counts_as_disconnected_until_the_server_sends(self) -> None:
         ward = Ward()
         crowd = ("n1", "n2", "n3", "n4")
         ward.wait(5, *crowd)
         assert ward.wait(40) == []
-        ward.agents.heard()  # a bookmark
+        ward.agents.watch_alive()  # a bookmark
         assert sorted(ward.wait(1)) == sorted(crowd)
 
-    def test_one_of_a_crowd_is_believed_because_others_are_heard(self) -> None:
+    def test_one_of_many_becomes_stale_because_others_renew(self) -> None:
         ward = Ward()
         ward.wait(5, "n1", "n2", "n3", "n4")
         assert ward.wait(9, "n1", "n2", "n3") == []
         assert ward.wait(2, "n1", "n2", "n3") == ["n4"]
 
-    def test_two_are_no_crowd(self) -> None:
+    def test_two_agents_are_not_many(self) -> None:
         ward = Ward()
         ward.wait(5, "n1", "n2")
         assert sorted(ward.wait(10)) == ["n1", "n2"]
 
 
-def test_they_are_counted() -> None:
+def test_agents_are_counted_by_state() -> None:
     ward = Ward()
-    ward.renew("n1", "n2", lasts=5)
+    ward.renew("n1", "n2", duration=5)
     ward.wait(6, "n2")
     assert ward.agents.counts() == {"alive": 1, "stale": 1}
 
@@ -247,18 +247,18 @@ class Cluster(Rig):
         return found.fault
 
 
-def test_a_node_whose_agent_is_silent_is_refused_until_it_speaks() -> None:
+def test_a_node_with_a_stale_agent_is_refused_until_the_agent_renews() -> None:
     rig = Cluster()
     rig.arrive(tile(8))
     rig.wait(11)
-    assert rig.filter().unresolvable == {"n1": SILENT, "n2": SILENT}
+    assert rig.filter().unresolvable == {"n1": STALE, "n2": STALE}
     assert rig.count("refusals_total", code="AgentStale") == 2
     assert Freed("n2") in rig.beat("n2")
     answer = rig.filter()
     assert (answer.names, answer.unresolvable) == (["n2"], {})
 
 
-async def test_pods_that_wait_are_tried_again_when_an_agent_is_back() -> None:
+async def test_pending_pods_are_nudged_when_an_agent_is_back() -> None:
     rig = Cluster(node("n1").cards(1, size=16))
     rig.arrive(tile(8))
     rig.wait(11)
@@ -271,14 +271,14 @@ async def test_pods_that_wait_are_tried_again_when_an_agent_is_back() -> None:
     assert [list(annotations) for _, annotations, _ in rig.api.patches] == [[NUDGED]]
 
 
-async def test_the_reason_is_told_to_the_pod() -> None:
+async def test_the_pod_gets_an_event_with_the_reason() -> None:
     rig = Cluster(node("n1").cards(1, size=16))
     rig.arrive(tile(8))
     rig.wait(11)
     rig.filter()
     await rig.pending_pods.round()
     (note,) = rig.api.notes
-    assert SILENT in note.message
+    assert STALE in note.message
 
 
 def test_a_node_whose_agent_has_stopped_is_refused_at_once() -> None:
@@ -289,17 +289,17 @@ def test_a_node_whose_agent_has_stopped_is_refused_at_once() -> None:
     assert rig.fault() == NodeReason.AGENT_SILENT
 
 
-async def test_no_bind_goes_to_a_node_that_fell_silent_after_filter() -> None:
+async def test_no_bind_to_a_node_whose_agent_became_stale_after_filter() -> None:
     rig = Cluster(node("n1").cards(1, size=16))
     rig.arrive(tile(8))
     assert rig.filter().names == ["n1"]
     rig.beat("n1", holderIdentity="")
-    assert await rig.bind() == f"n1 does not fit any more: it {about_one_node(NodeReason.AGENT_SILENT)}"
+    assert await rig.bind() == f"the pod no longer fits on node n1: {STALE}"
     rig.beat("n1")
     assert await rig.bind() == ""
 
 
-def test_pods_on_a_silent_node_keep_what_they_hold() -> None:
+def test_pods_on_a_node_with_a_stale_agent_keep_their_allocation() -> None:
     rig = Cluster(node("n1").cards(1, size=16))
     rig.arrive(tile(8))
     rig.filter()
@@ -309,8 +309,8 @@ def test_pods_on_a_silent_node_keep_what_they_hold() -> None:
     rig.ledger.check()
 
 
-def test_a_renewal_touches_nothing() -> None:
-    """There are a thousand of them a second at 5,000 nodes."""
+def test_a_renewal_changes_nothing() -> None:
+    """There are a thousand a second at 5,000 nodes."""
     rig = Cluster()
     before = rig.ledger.fleet.generation(), rig.ledger.fleet.capacity_generation()
     for _ in range(20):
@@ -319,7 +319,7 @@ def test_a_renewal_touches_nothing() -> None:
     assert (rig.ledger.fleet.generation(), rig.ledger.fleet.capacity_generation()) == before
 
 
-def test_a_node_that_changes_while_its_agent_is_silent_stays_out_of_use() -> None:
+def test_a_node_that_changes_while_its_agent_is_stale_stays_faulty() -> None:
     rig = Cluster()
     rig.wait(11)
     rig.api.add_node(node("n1").cards(2, size=16).manifest())
@@ -329,7 +329,7 @@ def test_a_node_that_changes_while_its_agent_is_silent_stays_out_of_use() -> Non
     assert (rig.fault(), rig.free()) == ("", [16, 16])
 
 
-def test_a_node_that_joins_after_its_lease() -> None:
+def test_a_node_that_is_added_after_its_lease() -> None:
     rig = Cluster()
     rig.beat("n9", holderIdentity="")
     rig.api.add_node(node("n9").cards(1, size=16).manifest())
@@ -337,7 +337,7 @@ def test_a_node_that_joins_after_its_lease() -> None:
     assert rig.fault("n9") == NodeReason.AGENT_SILENT
 
 
-def test_what_is_wrong_with_the_node_itself_counts_first() -> None:
+def test_a_fault_of_the_node_itself_takes_precedence() -> None:
     rig = Cluster()
     rig.wait(11)
     broken = node("n1").cards(1, size=16).manifest()
@@ -353,15 +353,15 @@ def test_what_is_wrong_with_the_node_itself_counts_first() -> None:
     assert rig.fault() == NodeReason.AGENT_SILENT
 
 
-def test_another_systems_node_is_not_judged_by_a_lease_that_was_left_behind() -> None:
+def test_a_leftover_lease_does_not_make_the_node_of_another_system_stale() -> None:
     theirs = raw_node({"aliyun.com/gpu-mem": 32, "aliyun.com/gpu-count": 2})
     rig = Cluster(theirs)
     rig.beat("n1", holderIdentity="")
     assert rig.fault() == ""
 
 
-class TestWhatTheySayOfUse:
-    """Known only while it is fresh: what is old is not known."""
+class TestReportedUsage:
+    """Usage is known only while it is fresh: a stale value is unknown."""
 
     def ward(self) -> Ward:
         ward = Ward()
@@ -369,7 +369,7 @@ class TestWhatTheySayOfUse:
         ward.agents.changed(lease("n1", "2", use="new"))
         return ward
 
-    def test_the_last_word_counts(self) -> None:
+    def test_the_last_report_counts(self) -> None:
         assert self.ward().agents.use("n1") == "new"
 
     def test_a_lease_that_was_not_seen_renewed_may_be_old(self) -> None:
@@ -377,19 +377,19 @@ class TestWhatTheySayOfUse:
         ward.agents.listed([lease("n1", "1", use="old")])
         assert ward.agents.use("n1") == ""
 
-    def test_a_lease_that_somebody_else_touched_says_nothing_new(self) -> None:
+    def test_a_lease_that_another_client_changed_reports_nothing_new(self) -> None:
         ward = self.ward()
         ward.agents.changed(lease("n1", "2", use="forged"))
         assert ward.agents.use("n1") == "new"
 
-    def test_an_agent_that_says_nothing_any_more(self) -> None:
+    def test_an_agent_that_stops_reporting(self) -> None:
         ward = self.ward()
         ward.renew("n1")
         assert ward.agents.use("n1") == ""
 
-    def test_it_is_forgotten_with_the_leases_own_time_also_while_our_watch_is_broken(self) -> None:
+    def test_it_expires_with_the_lease_duration_also_while_our_watch_is_broken(self) -> None:
         ward = self.ward()
-        ward.agents.deaf()
+        ward.agents.watch_failed()
         ward.clock.now += 10
         assert ward.agents.use("n1") == "new"
         ward.clock.now += 1

@@ -89,7 +89,7 @@ async def test_a_pod_is_filtered_bound_confirmed_and_deleted() -> None:
         api, process = replica.api, replica.process
         await replica.until(process.is_synced)
         api.add_pod(pod(tile(8), uid="uid-web-0"))
-        await replica.until(lambda: "uid-web-0" in process.cluster_state.waiting)
+        await replica.until(lambda: "uid-web-0" in process.cluster_state.pending)
         _, answer = await replica.ask("/gputile/filter", filter_body(api, "web-0"))
         assert answer["NodeNames"] == ["n1"]
         assert replica.state("uid-web-0") is AllocationState.RESERVED
@@ -241,7 +241,7 @@ async def test_stopping_finishes_the_bind_in_flight_and_then_releases_the_lease(
     async with running(api, Watched()) as replica:
         await replica.until(replica.process.is_synced)
         api.add_pod(pod(tile(8), uid="uid-web-0"))
-        await replica.until(lambda: "uid-web-0" in replica.process.cluster_state.waiting)
+        await replica.until(lambda: "uid-web-0" in replica.process.cluster_state.pending)
         bind = asyncio.create_task(replica.ask("/bind", bind_body("web-0")))
         await replica.until(lambda: api.bindings)
         replica.stop.set()
@@ -458,7 +458,7 @@ async def test_a_watch_that_was_replaced_delivers_nothing_more() -> None:
         for _ in range(3):
             await replica.process.resync()
         api.add_pod(pod(tile(8), uid="uid-web-0"))
-        await replica.until(lambda: "uid-web-0" in replica.process.cluster_state.waiting)
+        await replica.until(lambda: "uid-web-0" in replica.process.cluster_state.pending)
         assert len(replica.process.cluster_state.take_arrivals()) <= 1
 
 
@@ -605,7 +605,7 @@ async def test_the_first_list_is_read_a_few_at_a_time_and_learnt_as_a_whole(monk
     seen = []
     while not reading.done():
         await asyncio.sleep(0)
-        seen.append(len(process.cluster_state.waiting))
+        seen.append(len(process.cluster_state.pending))
         process.tick(0.0)
     assert seen[:6] == [0, 1, 2, 3, 4, 5]
     assert learnt == [5]

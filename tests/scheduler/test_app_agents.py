@@ -40,7 +40,7 @@ async def test_an_agent_that_stops_and_comes_back() -> None:
         replica.process.tick(time.monotonic())
         assert (await replica.ask("/metrics"))[1].count('gputile_agents{state="stale"} 1.0') == 1
         api.add_pod(pod(tile(8), uid="uid-web-0"))
-        await replica.until(lambda: "uid-web-0" in replica.process.cluster_state.waiting)
+        await replica.until(lambda: "uid-web-0" in replica.process.cluster_state.pending)
         _, answer = await replica.ask("/gputile/filter", filter_body(api, "web-0"))
         assert answer["FailedAndUnresolvableNodes"] == {"n1": "node(s) have a GPU agent whose Lease has expired"}
         beat(api, "3")
@@ -140,12 +140,12 @@ async def test_while_a_watch_is_broken_no_tile_is_freed() -> None:
         await replica.until(lambda: process.is_synced() and "n1" in process.cluster_state.agents)
         stale: list[bool] = []
 
-        def look_at(uid: str, *, blind: bool = False) -> list[Instruction]:
-            stale.append(blind)
+        def check(uid: str, *, is_disconnected: bool = False) -> list[Instruction]:
+            stale.append(is_disconnected)
             return []
 
         process.cluster_state.orphans.kept = lambda: ["uid-gone"]  # type: ignore[method-assign]
-        process.cluster_state.orphans.look_at = look_at  # type: ignore[method-assign]
+        process.cluster_state.orphans.check = check  # type: ignore[method-assign]
         process.tick(time.monotonic())
         assert stale[-1] is False
         process._broken_since["nodes"] = time.monotonic()

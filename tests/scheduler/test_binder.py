@@ -1,4 +1,4 @@
-"""bind: one write that carries everything, and what becomes of the tile when the answer is no, or none at all."""
+"""The bind verb: one write that carries everything, and the tile after a rejection or a lost answer."""
 
 import asyncio
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from gputile.dialects.gputile import GRANT
 from gputile.kube.api import Json, OutcomeUnknown
 from gputile.ledger.ledger import AllocationState
-from gputile.scheduler.binding.binder import FIRST_PAUSE, NOT_LEADING
+from gputile.scheduler.binding.binder import FIRST_PAUSE, NOT_LEADER
 from gputile.scheduler.extender_api import read_filter
 from gputile.scheduler.settings import BindSettings
 from gputile.scheduler.state.pod_requests import RECENT
@@ -22,7 +22,7 @@ def rig(*, pods: Any = (), **settings: Any) -> Rig:
 
 
 async def settle() -> None:
-    """Let everybody go as far as they can."""
+    """Run all tasks as far as they can."""
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -47,7 +47,7 @@ class TestOneCall:
         assert r.count("binds_total", outcome="bound") == 1
         assert r.count("verb_seconds_count", verb="bind", stage="api") == 1
 
-    async def test_where_the_pencil_is_the_pencil_becomes_the_bind(self) -> None:
+    async def test_on_the_reserved_node_the_reservation_is_bound(self) -> None:
         r = rig()
         r.arrive(tile(3000))
         r.filter(nodes=["n1"])
@@ -56,7 +56,7 @@ class TestOneCall:
         assert r.count("reservations_total", outcome="bound") == 1
         assert r.ledger.reservations() == 0
 
-    async def test_kube_scheduler_may_choose_another_of_the_ties(self) -> None:
+    async def test_kube_scheduler_may_choose_another_of_the_equally_good_nodes(self) -> None:
         r = rig()
         r.arrive(tile(3000))
         r.filter()
@@ -64,7 +64,7 @@ class TestOneCall:
         assert (r.free("n1"), r.free("n2")) == ([16384, 16384], [13384, 16384])
         assert r.count("reservations_total", outcome="replaced") == 1
 
-    async def test_a_pod_without_cards_is_bound_as_kube_scheduler_would(self) -> None:
+    async def test_a_pod_without_gpus_is_bound_as_kube_scheduler_would(self) -> None:
         r = rig()
         r.arrive({"cpu": 1})
         assert await r.bind() == ""
@@ -72,14 +72,14 @@ class TestOneCall:
         assert (binding.annotations, binding.labels) == ({}, {})
         assert r.state() is None
 
-    async def test_a_pod_that_our_watch_does_not_know_yet_is_looked_up(self) -> None:
+    async def test_a_pod_that_our_watch_has_not_shown_yet_is_looked_up(self) -> None:
         r = rig()
         r.arrive(tile(3000), seen=False)
         assert await r.bind() == ""
         assert r.api.calls == ["pod", "bind"]
         assert r.state() is AllocationState.ASSUMED
 
-    async def test_unless_filter_was_just_asked_about_it(self) -> None:
+    async def test_unless_filter_was_just_called_for_it(self) -> None:
         r = rig()
         r.arrive(tile(3000), seen=False)
         assert r.filter().names == ["n1", "n2"]
@@ -89,15 +89,15 @@ class TestOneCall:
         r.catch_up()
         assert (r.state(), r.free()) == (AllocationState.CONFIRMED, [13384, 16384])
 
-    async def test_one_that_filter_was_asked_about_and_that_went_meanwhile_leaves_nothing_behind(self) -> None:
+    async def test_a_pod_that_was_deleted_between_filter_and_bind_leaves_nothing_behind(self) -> None:
         r = rig()
         r.arrive(tile(3000), seen=False)
         r.filter()
         r.api.delete_pod("default/web-0")
-        assert "refused the bind" in await r.bind()
+        assert "rejected the bind" in await r.bind()
         assert (r.state(), r.free()) == (None, [16384, 16384])
 
-    def test_only_so_many_are_remembered(self) -> None:
+    def test_the_number_of_remembered_pods_is_limited(self) -> None:
         r = rig()
         r.arrive(tile(3000), seen=False)
         r.filter()
@@ -114,7 +114,7 @@ class TestOneCall:
         assert await r.bind(uid="") == ""
         assert r.api.bindings[0].uid == "uid-web-0"
 
-    async def test_it_is_placed_against_the_present_book_and_not_as_filter_saw_it(self) -> None:
+    async def test_it_is_placed_by_the_current_ledger_and_not_as_filter_saw_it(self) -> None:
         r = rig()
         r.arrive(tile(16384), name="a")
         r.arrive(tile(16384), name="b")
@@ -130,45 +130,45 @@ class TestNotBound:
         r = rig()
         r.arrive(tile(3000))
         said = await r.bind(uid="uid-old")
-        assert said == "pod default/web-0 is another one now: its UID is uid-web-0, not uid-old"
+        assert said == "pod default/web-0 was recreated: its UID is uid-web-0, not uid-old"
         assert r.api.bindings == []
 
-    async def test_a_pod_that_is_not_there(self) -> None:
-        assert await rig().bind() == "there is no pod default/web-0"
+    async def test_a_pod_that_does_not_exist(self) -> None:
+        assert await rig().bind() == "pod default/web-0 not found"
 
     @pytest.mark.parametrize(
         "change",
         [
-            pytest.param({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, id="being-deleted"),
+            pytest.param({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, id="terminating"),
             pytest.param({"status": {"phase": "Failed"}}, id="failed"),
         ],
     )
-    async def test_a_pod_that_is_on_its_way_out(self, change: Json) -> None:
+    async def test_a_pod_that_is_terminating_or_has_ended(self, change: Json) -> None:
         r = rig()
         r.arrive(tile(3000))
         r.api.add_pod(
             r.live() | {"metadata": r.live()["metadata"] | change.get("metadata", {}), "status": change.get("status")}
         )
         r.catch_up()
-        assert await r.bind() == "the pod is being deleted, or has ended"
+        assert await r.bind() == "the pod is terminating, or has ended"
         assert r.api.bindings == []
         assert r.free() == [16384, 16384]
 
-    async def test_a_pod_that_cannot_be_served(self) -> None:
+    async def test_a_pod_with_an_invalid_request(self) -> None:
         r = rig()
         r.arrive({MEMORY: 3000})
         assert "add `gputile.io/gpu: 1`" in await r.bind()
         assert r.api.bindings == []
 
-    async def test_a_pod_that_is_elsewhere(self) -> None:
+    async def test_a_pod_that_is_bound_to_another_node(self) -> None:
         r = rig()
         r.arrive(tile(3000), on="n2")
-        assert await r.bind() == "the pod is bound to node n2 already"
+        assert await r.bind() == "the pod is already bound to node n2"
 
-    async def test_a_node_that_is_not_there(self) -> None:
+    async def test_a_node_that_does_not_exist(self) -> None:
         r = rig()
         r.arrive(tile(3000))
-        assert await r.bind(node="n3") == "node n3 is unknown to gputile; it may have just gone"
+        assert await r.bind(node="n3") == "node n3 is unknown to gputile; it may have just been deleted"
         assert r.count("binds_total", outcome="rejected") == 1
 
     async def test_a_node_that_filled_up_is_a_conflict_and_ranks_last_from_now_on(self) -> None:
@@ -177,24 +177,24 @@ class TestNotBound:
         r.arrive(tile(3000))
         assert await r.bind("a") == ""
         said = await r.bind()
-        assert said == "n1 does not fit any more: it has too little free memory on a single GPU"
+        assert said == "the pod no longer fits on node n1: too little free memory on a single GPU"
         assert r.count("binds_total", outcome="conflict") == 1
         assert len(r.api.bindings) == 1
         r.api.delete_pod("default/a")
         r.catch_up()
         assert r.filter().names == ["n2"]
 
-    async def test_a_pod_that_cannot_be_looked_up(self) -> None:
+    async def test_a_pod_whose_lookup_fails(self) -> None:
         r = rig()
         r.api.script["pod"] = [OutcomeUnknown("timed out")]
-        assert await r.bind() == "the pod cannot be looked up: timed out"
+        assert await r.bind() == "lookup of the pod failed: timed out"
 
 
 class TestRepeats:
-    async def test_of_a_pod_that_somebody_else_bound_and_an_old_event_shows_unbound(self) -> None:
+    async def test_of_a_pod_that_another_scheduler_bound_and_an_old_event_shows_unbound(self) -> None:
         r = rig()
         r.arrive(tile(3000))
-        old = r.cluster_state.waiting["uid-web-0"].pod
+        old = r.cluster_state.pending["uid-web-0"].pod
         r.change("web-0", spec={"nodeName": "n1"})
         r.catch_up()
         r.cluster_state.pod_changed(old)
@@ -217,7 +217,7 @@ class TestRepeats:
         assert r.free() == [13384, 16384]
 
     async def test_again_before_the_cluster_has_shown_it(self) -> None:
-        """Answered by a look at the pod: the Binding is refused with 409, and it is ours."""
+        """Answered by a lookup of the pod: the Binding is rejected with 409, and the pod carries our grant."""
         r = rig()
         r.arrive(tile(3000))
         await r.bind()
@@ -238,8 +238,8 @@ class TestRepeats:
         r = rig(bind=BindSettings(timeout=0.1))
         r.arrive(tile(3000))
         r.api.script["bind"] = [OutcomeUnknown("reset")] * 9
-        assert "got lost" in await r.bind()
-        assert await r.bind(node="n2") == "the pod is assumed on node n1"
+        assert "no answer from the API server" in await r.bind()
+        assert await r.bind(node="n2") == "the pod is already assumed on node n1"
         assert {binding.node for binding in r.api.bindings} == {"n1"}
 
     async def test_two_pods_without_a_uid_are_two_pods(self) -> None:
@@ -255,13 +255,13 @@ class TestAnswers:
         "steps",
         [
             pytest.param([refused(429)], id="too-many-requests"),
-            pytest.param([refused(0)], id="a-connection-that-never-came-about"),
-            pytest.param([refused(408)], id="the-server-gave-up-waiting"),
+            pytest.param([refused(0)], id="a-connection-that-failed"),
+            pytest.param([refused(408)], id="a-timeout-of-the-server"),
             pytest.param([OutcomeUnknown("reset")], id="a-lost-answer"),
-            pytest.param([refused(429), OutcomeUnknown("reset"), refused(0)], id="one-after-the-other"),
+            pytest.param([refused(429), OutcomeUnknown("reset"), refused(0)], id="all-of-these-in-turn"),
         ],
     )
-    async def test_what_may_pass_is_tried_again_with_the_same_grant(self, steps: list[Step]) -> None:
+    async def test_transient_failures_are_retried_with_the_same_grant(self, steps: list[Step]) -> None:
         r = rig()
         r.arrive(tile(3000))
         count, r.api.script["bind"] = len(steps), list(steps)
@@ -271,18 +271,18 @@ class TestAnswers:
         assert r.clock.pauses == [FIRST_PAUSE * 2**n for n in range(count)]
         assert r.state() is AllocationState.ASSUMED
 
-    async def test_the_server_says_how_long_to_wait(self) -> None:
+    async def test_retry_after_is_respected(self) -> None:
         r = rig()
         r.arrive(tile(3000))
         r.api.script["bind"] = [refused(429, retry_after=1.0)]
         assert await r.bind() == ""
         assert r.clock.pauses == [1.0]
 
-    async def test_but_not_longer_than_the_bind_may_take(self) -> None:
+    async def test_but_not_beyond_the_bind_timeout(self) -> None:
         r = rig()
         r.arrive(tile(3000))
         r.api.script["bind"] = [refused(429, retry_after=60.0)]
-        assert await r.bind() == "the API server did not take the bind: the server said 429"
+        assert await r.bind() == "the API server did not accept the bind: the server said 429"
         assert sum(r.clock.pauses) <= r.settings.bind.timeout
         assert len(r.api.bindings) == 1
         assert (r.state(), r.free()) == (None, [16384, 16384])
@@ -295,11 +295,11 @@ class TestAnswers:
         assert r.api.timeouts == [2.0, 1.5]
 
     @pytest.mark.parametrize("status", [400, 403, 404, 422])
-    async def test_a_definite_no_forgets_the_tile(self, status: int) -> None:
+    async def test_a_definite_rejection_forgets_the_tile(self, status: int) -> None:
         r = rig()
         r.arrive(tile(3000))
         r.api.script["bind"] = [refused(status)]
-        assert await r.bind() == f"the API server refused the bind: the server said {status}"
+        assert await r.bind() == f"the API server rejected the bind: the server said {status}"
         assert (r.state(), r.free()) == (None, [16384, 16384])
         assert r.api.calls == ["bind"], "no look is needed"
         assert r.filter().names == ["n2"], "and the node ranks last"
@@ -310,17 +310,17 @@ class TestAnswers:
         r.arrive(tile(3000))
         r.api.script["bind"] = [Lands(), *[OutcomeUnknown("reset")] * 99]
         said = await r.bind()
-        assert said == "the API server's answer got lost (reset); the cards are kept until it is known"
+        assert said == "no answer from the API server (reset); the GPUs stay assumed until the outcome is known"
         assert (r.state(), r.free()) == (AllocationState.ASSUMED, [13384, 16384])
         assert r.count("binds_total", outcome="unknown") == 1
         r.catch_up()
         assert r.state() is AllocationState.CONFIRMED
 
-    async def test_the_next_try_sends_the_same_cards(self) -> None:
+    async def test_the_next_attempt_sends_the_same_cards(self) -> None:
         r = rig(bind=BindSettings(timeout=0.01))
         r.arrive(tile(3000))
         r.api.script["bind"] = [OutcomeUnknown("reset")]
-        assert "got lost" in await r.bind()
+        assert "no answer from the API server" in await r.bind()
         r.arrive(tile(3000), name="b")
         assert await r.bind("b") == ""
         assert r.filter().names == ["n1"]
@@ -330,7 +330,7 @@ class TestAnswers:
         r.catch_up()
         assert r.free() == [10384, 16384]
 
-    async def test_a_lost_answer_that_landed_is_found_out_by_the_next_attempt(self) -> None:
+    async def test_a_written_bind_with_a_lost_answer_is_detected_by_the_next_attempt(self) -> None:
         r = rig()
         r.arrive(tile(3000))
         r.api.script["bind"] = [Lands()]
@@ -338,36 +338,36 @@ class TestAnswers:
         assert r.api.calls == ["bind", "bind", "pod"]
         assert r.state() is AllocationState.ASSUMED
 
-    async def test_a_lost_answer_that_landed_is_found_out_by_the_next_bind(self) -> None:
-        """kube-scheduler comes again a second later; our watch still does not show the pod bound."""
+    async def test_a_written_bind_with_a_lost_answer_is_detected_by_the_next_bind(self) -> None:
+        """kube-scheduler retries a second later, before our watch shows the pod bound."""
         r = rig(bind=BindSettings(timeout=0.01))
         r.arrive(tile(3000))
         r.api.script["bind"] = [Lands()]
-        assert "got lost" in await r.bind()
+        assert "no answer from the API server" in await r.bind()
         assert await r.bind() == ""
         assert (r.state(), r.free()) == (AllocationState.ASSUMED, [13384, 16384]), (
             "the pod is bound: its tile is not free"
         )
 
-    async def test_a_landed_bind_that_is_repeated_does_not_sell_its_tile_twice(self) -> None:
+    async def test_a_written_bind_that_is_repeated_does_not_allocate_its_tile_twice(self) -> None:
         r = Rig(node("n1").card(size=16))
         r.arrive(tile(16), name="a")
         r.arrive(tile(16), name="b")
         assert await r.bind("a") == ""
-        await r.bind("a")  # kube-scheduler repeats itself, before our watch shows the pod
+        await r.bind("a")  # kube-scheduler repeats the call before our watch shows the pod
         assert await r.bind("b") != "", "a runs on that card"
         r.catch_up()
         assert r.count("overcommits_total") == 0
 
-    async def test_a_no_after_a_lost_answer_keeps_the_tile_while_the_earlier_try_may_land(self) -> None:
+    async def test_a_rejection_after_a_lost_answer_keeps_the_tile_while_the_earlier_attempt_may_succeed(self) -> None:
         r = rig()
         r.arrive(tile(3000))
         r.api.script["bind"] = [OutcomeUnknown("reset"), refused(403)]
-        assert "an earlier try is waited for" in await r.bind()
+        assert "an earlier attempt may still succeed" in await r.bind()
         assert (r.state(), r.free()) == (AllocationState.ASSUMED, [13384, 16384])
 
-    async def test_cards_that_went_to_another_pod_meanwhile_are_not_sent_again(self) -> None:
-        """The cluster shows another pod on them: what became of this one's bind is looked up first."""
+    async def test_cards_that_another_pod_has_by_now_are_not_sent_again(self) -> None:
+        """The cluster shows another pod on them: the outcome of this pod's bind is looked up first."""
         r = Rig(node("n1").card(size=16), bind=BindSettings(timeout=0.01))
         r.arrive(tile(16))
         r.api.script["bind"] = [OutcomeUnknown("reset")]
@@ -378,15 +378,15 @@ class TestAnswers:
         await r.reconciler.round()
         assert r.state() is None
 
-    async def test_a_pod_that_went_meanwhile_is_forgotten(self) -> None:
+    async def test_a_pod_that_was_deleted_meanwhile_is_forgotten(self) -> None:
         r = rig()
         r.arrive(tile(3000))
         r.api.script["bind"] = [OutcomeUnknown("reset"), refused(404)]
         r.api.script["pod"] = [lambda: r.api.delete_pod("default/web-0")]
-        assert "refused the bind" in await r.bind()
+        assert "rejected the bind" in await r.bind()
         assert (r.state(), r.free()) == (None, [16384, 16384])
 
-    async def test_somebody_elses_bind_to_another_node_wins(self) -> None:
+    async def test_the_bind_of_another_scheduler_to_another_node_wins(self) -> None:
         r = rig()
         r.arrive(tile(3000))
         r.change("web-0", spec={"nodeName": "n2"})
@@ -395,8 +395,8 @@ class TestAnswers:
         r.catch_up()
         assert r.node_of() == "n2"
 
-    async def test_somebody_elses_bind_to_the_same_node_is_no_success_of_ours(self) -> None:
-        """It carries no grant; the leader gives it one as soon as the watch shows it."""
+    async def test_the_bind_of_another_scheduler_to_the_same_node_is_no_success(self) -> None:
+        """The pod carries no grant; the leader grants it as soon as the watch shows it."""
         r = rig()
         r.arrive(tile(3000))
         r.change("web-0", spec={"nodeName": "n1"})
@@ -404,21 +404,21 @@ class TestAnswers:
         r.catch_up()
         assert list(r.cluster_state.ungranted) == ["uid-web-0"]
 
-    async def test_a_conflict_that_cannot_be_looked_up_keeps_the_tile(self) -> None:
+    async def test_a_conflict_whose_lookup_fails_keeps_the_tile(self) -> None:
         r = rig()
         r.arrive(tile(3000))
         r.api.script |= {"bind": [refused(409)], "pod": [OutcomeUnknown("timed out")]}
-        assert await r.bind() == "the bind may have landed, and the pod cannot be looked up: timed out"
+        assert await r.bind() == "the bind may have been written, and the lookup of the pod failed: timed out"
         assert (r.state(), r.free()) == (AllocationState.ASSUMED, [13384, 16384])
 
-    async def test_a_refused_bind_of_a_pod_without_cards(self) -> None:
+    async def test_a_rejected_bind_of_a_pod_without_gpus(self) -> None:
         r = rig()
         r.arrive({"cpu": 1})
         r.api.script["bind"] = [refused(403)]
-        assert "refused the bind" in await r.bind()
+        assert "rejected the bind" in await r.bind()
 
     @pytest.mark.parametrize("seen", [True, False], ids=["after-a-conflict", "before-the-bind"])
-    async def test_a_look_that_hangs_does_not_hang_the_bind(self, seen: bool) -> None:
+    async def test_a_lookup_that_hangs_does_not_hang_the_bind(self, seen: bool) -> None:
         """The whole bind stays below kube-scheduler's httpTimeout."""
         r = rig(bind=BindSettings(timeout=0.02, attempt=0.02))
         r.arrive(tile(3000), seen=seen)
@@ -434,11 +434,11 @@ def _without_time(said: str) -> str:
 
 
 class TestLeadership:
-    async def test_who_does_not_lead_calls_nobody(self) -> None:
+    async def test_a_replica_that_is_not_the_leader_makes_no_api_call(self) -> None:
         r = rig()
         r.arrive(tile(3000), seen=False)
         r.leading = False
-        assert await r.bind() == NOT_LEADING
+        assert await r.bind() == NOT_LEADER
         assert r.api.calls == []
         assert r.state() is None
 
@@ -451,11 +451,11 @@ class TestLeadership:
             raise refused(429)
 
         r.api.script["bind"] = [lose]
-        assert NOT_LEADING in await r.bind()
+        assert NOT_LEADER in await r.bind()
         assert len(r.api.bindings) == 1
         assert (r.state(), r.free()) == (None, [16384, 16384])
 
-    async def test_after_a_lost_answer_it_keeps_the_tile(self) -> None:
+    async def test_lost_leadership_after_a_lost_answer_keeps_the_tile(self) -> None:
         r = rig()
         r.arrive(tile(3000))
 
@@ -464,21 +464,21 @@ class TestLeadership:
             raise OutcomeUnknown("reset")
 
         r.api.script["bind"] = [lose]
-        assert "got lost" in await r.bind()
+        assert "no answer from the API server" in await r.bind()
         assert len(r.api.bindings) == 1
         assert r.state() is AllocationState.ASSUMED
 
-    async def test_a_lease_lost_during_the_look_before_the_bind(self) -> None:
+    async def test_a_lease_lost_during_the_lookup_before_the_bind(self) -> None:
         r = rig()
         r.arrive(tile(3000), seen=False)
         r.api.script["pod"] = [lambda: setattr(r, "leading", False)]
-        assert NOT_LEADING in await r.bind()
+        assert NOT_LEADER in await r.bind()
         assert r.api.bindings == []
         assert r.state() is None
 
 
-class TestGoingAway:
-    async def test_a_caller_that_goes_away_does_not_stop_the_bind(self) -> None:
+class TestInterruptions:
+    async def test_a_caller_that_disconnects_does_not_stop_the_bind(self) -> None:
         r = rig()
         r.arrive(tile(3000))
         gate = r.api.gates["bind"] = asyncio.Event()
@@ -515,17 +515,19 @@ class TestGoingAway:
         r.api.delete_pod("default/web-0")
         r.catch_up()
         gate.set()
-        assert "refused the bind" in await bind
+        assert "rejected the bind" in await bind
         assert r.free() == [16384, 16384]
 
 
-async def test_many_binds_at_once_never_oversell() -> None:
+async def test_concurrent_binds_never_overcommit_a_card() -> None:
     r = rig()
     names = [f"p{n}" for n in range(9)]
     for name in names:
         r.arrive(tile(6000), name=name)
     answers = await asyncio.gather(*(r.bind(name) for name in names))
-    assert sorted(answers) == [""] * 4 + ["n1 does not fit any more: it has too little free memory on a single GPU"] * 5
+    assert (
+        sorted(answers) == [""] * 4 + ["the pod no longer fits on node n1: too little free memory on a single GPU"] * 5
+    )
     r.ledger.check()
     r.catch_up()
     r.ledger.check()
@@ -538,9 +540,9 @@ async def test_a_pod_of_another_namespace_is_looked_up_there() -> None:
     assert r.api.bindings[0].namespace == "ml"
 
 
-class TestWhatWasPencilled:
-    async def test_is_what_is_bound(self) -> None:
-        """The book has held it since filter; another placement would only cost time."""
+class TestAReservation:
+    async def test_is_bound_as_it_is(self) -> None:
+        """The ledger has kept it since filter; another placement would only cost time."""
         rig = Rig(node("n1").cards(2, size=16))
         rig.arrive(tile(8))
         rig.filter()
@@ -551,7 +553,7 @@ class TestWhatWasPencilled:
         assert bound is not None
         assert bound.allocation == reserved.allocation
 
-    async def test_but_not_on_a_card_that_fell_ill_meanwhile(self) -> None:
+    async def test_but_not_on_a_card_that_became_unhealthy(self) -> None:
         rig = Rig(node("n1").cards(2, size=16))
         rig.arrive(tile(8))
         rig.filter()

@@ -1,4 +1,4 @@
-"""What our watch shows becomes the book: who is counted, from when until when, and whose word is believed."""
+"""From the watches to the ledger: which pods count, from when until when, and which grants are valid."""
 
 from typing import Any
 
@@ -45,8 +45,8 @@ class TestCountedUntilGone:
         ("change", "free"),
         [
             pytest.param({"status": {"phase": "Running"}}, [8, 16], id="running"),
-            pytest.param({"metadata": {"deletionTimestamp": NOW}}, [8, 16], id="asked-to-go-is-not-gone"),
-            pytest.param({"status": {"phase": "Unknown"}}, [8, 16], id="on-a-node-that-is-silent"),
+            pytest.param({"metadata": {"deletionTimestamp": NOW}}, [8, 16], id="terminating-is-not-gone"),
+            pytest.param({"status": {"phase": "Unknown"}}, [8, 16], id="on-a-node-that-is-unreachable"),
             pytest.param({"status": {"phase": "Succeeded"}}, [16, 16], id="completed"),
             pytest.param({"status": {"phase": "Failed"}}, [16, 16], id="failed"),
         ],
@@ -72,53 +72,53 @@ class TestCountedUntilGone:
         assert rig.free() == [16, 16]
         assert rig.cluster_state.pod("uid-web-0") is None
 
-    def test_a_pod_without_cards_counts_with_its_cpu_and_memory(self) -> None:
+    def test_a_pod_without_gpus_counts_with_its_cpu_and_memory(self) -> None:
         rig = small()
         rig.arrive({"cpu": "2", "memory": "1Gi"}, on="n1")
         view = rig.ledger.fleet.view("n1")
         assert (view.cpu, view.memory) == (62000, 511 * 1024)
         assert not rig.cluster_state.ungranted
-        assert not rig.cluster_state.waiting
+        assert not rig.cluster_state.pending
 
-    def test_a_list_with_a_completed_pod_does_not_book_it(self) -> None:
-        over = pod(tile(8), annotations=grant(), uid="uid-web-0", on="n1") | {"status": {"phase": "Succeeded"}}
-        assert small(over).free() == [16, 16]
+    def test_a_completed_pod_in_a_list_is_not_counted(self) -> None:
+        completed = pod(tile(8), annotations=grant(), uid="uid-web-0", on="n1") | {"status": {"phase": "Succeeded"}}
+        assert small(completed).free() == [16, 16]
 
 
-class TestWaiting:
-    def test_a_pod_without_a_node_waits_and_holds_nothing(self) -> None:
+class TestPending:
+    def test_a_pod_without_a_node_is_pending_and_holds_nothing(self) -> None:
         rig = small()
         rig.arrive(tile(8))
-        assert isinstance(rig.cluster_state.waiting["uid-web-0"].asked, PodRequest)
+        assert isinstance(rig.cluster_state.pending["uid-web-0"].request, PodRequest)
         assert rig.state() is None
 
-    def test_one_without_cards_is_none_of_our_business(self) -> None:
+    def test_a_pod_without_gpus_is_ignored(self) -> None:
         rig = small()
         rig.arrive({"cpu": 1})
-        assert rig.cluster_state.waiting == {}
+        assert rig.cluster_state.pending == {}
 
-    def test_a_changed_pod_is_read_anew(self) -> None:
+    def test_a_changed_pod_is_parsed_again(self) -> None:
         rig = small()
         rig.arrive(tile(8))
         rig.api.add_pod(pod(tile(4), uid="uid-web-0", annotations={"gputile.io/model": "T4"}))
         rig.catch_up()
-        asked = rig.cluster_state.waiting["uid-web-0"].asked
+        asked = rig.cluster_state.pending["uid-web-0"].request
         assert isinstance(asked, PodRequest)
         assert asked.asks[0].memory == 4
         assert asked.constraints.models != ()
 
-    def test_a_changed_status_is_seen_and_nothing_is_read_anew(self) -> None:
+    def test_a_changed_status_is_kept_without_parsing_again(self) -> None:
         rig = small()
         rig.arrive(tile(8))
-        before = rig.cluster_state.waiting["uid-web-0"].asked
+        before = rig.cluster_state.pending["uid-web-0"].request
         rig.change("web-0", status={"nominatedNodeName": "n2"})
         rig.catch_up()
-        now = rig.cluster_state.waiting["uid-web-0"]
-        assert now.asked is before
+        now = rig.cluster_state.pending["uid-web-0"]
+        assert now.request is before
         assert now.pod.status is not None
         assert now.pod.status.nominated_node_name == "n2"
 
-    def test_each_arrival_is_told_once(self) -> None:
+    def test_each_arrival_is_returned_once(self) -> None:
         rig = small(pod(tile(8), name="a", uid="uid-a"))
         assert len(rig.cluster_state.take_arrivals()) == 1
         assert rig.cluster_state.take_arrivals() == []
@@ -129,14 +129,14 @@ class TestWaiting:
         rig.relist()
         assert rig.cluster_state.take_arrivals() == []
 
-    def test_it_waits_no_more_once_bound_or_gone(self) -> None:
+    def test_it_is_no_longer_pending_once_bound_or_gone(self) -> None:
         rig = small()
         rig.arrive(tile(8), name="a")
         rig.arrive(tile(8), name="b")
         rig.api.delete_pod("default/a")
         rig.change("b", spec={"nodeName": "n1"})
         rig.catch_up()
-        assert rig.cluster_state.waiting == {}
+        assert rig.cluster_state.pending == {}
 
     def test_gpushares_unit_is_guessed_for_pods_that_came_before_the_node(self) -> None:
         cluster_state = ClusterState(Ledger(), DialectSettings(gpushare_unit="auto"))
@@ -144,13 +144,13 @@ class TestWaiting:
         counts = raw_node({"aliyun.com/gpu-mem": 2 * 16000, "aliyun.com/gpu-count": 2})
         cluster_state.node_changed(msgspec.convert(counts, NodeObject))
         assert cluster_state.settings.gpushare_unit == "MiB"
-        asked = cluster_state.waiting["u"].asked
+        asked = cluster_state.pending["u"].request
         assert isinstance(asked, PodRequest)
         assert asked.asks[0].memory == 3000
 
 
-class TestBoundAroundUs:
-    def test_without_a_record_it_is_the_leaders_to_grant(self) -> None:
+class TestBoundByAnotherScheduler:
+    def test_without_a_record_it_is_ungranted(self) -> None:
         rig = small()
         rig.arrive(tile(8), on="n1")
         assert list(rig.cluster_state.ungranted) == ["uid-web-0"]
@@ -158,14 +158,14 @@ class TestBoundAroundUs:
         rig.relist()
         assert list(rig.cluster_state.ungranted) == ["uid-web-0"]
 
-    def test_gone_it_needs_no_grant(self) -> None:
+    def test_after_its_deletion_it_needs_no_grant(self) -> None:
         rig = small()
         rig.arrive(tile(8), on="n1")
         rig.api.delete_pod("default/web-0")
         rig.catch_up()
         assert rig.cluster_state.ungranted == {}
 
-    async def test_what_the_leader_grants_is_booked_before_the_cluster_shows_it(self) -> None:
+    async def test_the_leaders_grant_is_confirmed_before_the_cluster_shows_it(self) -> None:
         rig = small()
         rig.arrive(tile(8), on="n1")
         await rig.reconciler.round()
@@ -177,8 +177,8 @@ class TestBoundAroundUs:
         assert rig.free() == [8, 16]
         assert rig.cluster_state.ungranted == {}
 
-    async def test_also_on_the_node_where_it_was_pencilled(self) -> None:
-        """kube-scheduler may bind by itself (`ignorable: true`), to the node that filter named."""
+    async def test_also_on_the_node_where_it_was_reserved(self) -> None:
+        """kube-scheduler may bind by itself (`ignorable: true`), to the node that filter returned."""
         rig = small()
         rig.arrive(tile(8))
         rig.filter(nodes=["n1"])
@@ -187,7 +187,7 @@ class TestBoundAroundUs:
         await rig.reconciler.round()
         assert rig.written() is not None
 
-    def test_on_a_node_that_nobody_knows_it_is_kept_for_the_day_the_node_comes(self) -> None:
+    def test_on_an_unknown_node_it_stays_ungranted_until_the_node_is_known(self) -> None:
         rig = small()
         rig.arrive(tile(8), on="later", annotations=grant(on="later"))
         rig.api.add_node(node("later").cards(1, size=16).manifest())
@@ -237,7 +237,7 @@ FOREIGN = [
         {"nvidia.com/gpu": 1},
         {"hami.io/vgpu-devices-allocated": "GPU-n1-1,NVIDIA,32768,0:;"},
         (1, 32768, 0),
-        id="hami-serving-a-pod-that-asks-for-whole-cards",
+        id="hami-serving-a-pod-that-requests-whole-cards",
     ),
     pytest.param(
         {"nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-memory": 9},
@@ -251,7 +251,7 @@ FOREIGN = [
 class TestOtherDialects:
     @pytest.mark.parametrize(("limits", "annotations", "held"), FOREIGN)
     @pytest.mark.parametrize("listed", [True, False], ids=["in-the-first-list", "later"])
-    def test_their_records_are_booked(
+    def test_their_records_count(
         self, limits: Json, annotations: dict[str, str], held: tuple[int, int, int], listed: bool
     ) -> None:
         made = pod(limits, uid="uid-web-0", annotations=annotations, on="n1")
@@ -260,7 +260,7 @@ class TestOtherDialects:
             rig.arrive(limits, annotations=annotations, on="n1")
         assert self.held(rig) == held
         assert not rig.cluster_state.ungranted
-        assert not rig.cluster_state.suspects
+        assert not rig.cluster_state.invalid_grants
 
     @pytest.mark.parametrize(("limits", "annotations", "held"), FOREIGN)
     def test_also_when_the_inventory_comes_later_than_the_pod(
@@ -282,7 +282,7 @@ class TestOtherDialects:
         return index, 32768 - room.memory, 100 - room.cores
 
     def test_a_record_by_index_follows_when_the_nodes_cards_get_their_names(self) -> None:
-        """gpushare's plugin names no cards; ours, which takes the node over, does."""
+        """gpushare's plugin names no cards; our agent, which replaces it, does."""
         counts = raw_node({"aliyun.com/gpu-mem": 32, "aliyun.com/gpu-count": 2})
         rig = Rig(counts)
         rig.arrive({"aliyun.com/gpu-mem": 3}, annotations={"ALIYUN_COM_GPU_MEM_IDX": "1"}, on="n1")
@@ -295,7 +295,7 @@ class TestOtherDialects:
         rig.ledger.check()
 
 
-class TestWhoseWordIsBelieved:
+class TestWhichGrantsAreValid:
     @pytest.mark.parametrize(
         ("annotations", "why"),
         [
@@ -306,18 +306,18 @@ class TestWhoseWordIsBelieved:
             pytest.param(grant(2**30), "more than any GPU has", id="of-more-than-any-card-has"),
         ],
     )
-    def test_a_copied_grant_is_reported_and_books_nothing(self, annotations: dict[str, str], why: str) -> None:
+    def test_a_copied_grant_is_reported_and_allocates_nothing(self, annotations: dict[str, str], why: str) -> None:
         rig = small()
         rig.arrive(tile(8), annotations=annotations, on="n1")
         assert rig.free() == [16, 16]
-        assert why in rig.cluster_state.suspects["uid-web-0"][1]
+        assert why in rig.cluster_state.invalid_grants["uid-web-0"][1]
         assert list(rig.cluster_state.ungranted) == ["uid-web-0"], "it gets one of its own"
 
     @pytest.mark.parametrize(
         "annotations",
         [
             pytest.param(grant(index=1), id="moved-to-another-card"),
-            pytest.param(grant(1), id="made-smaller"),
+            pytest.param(grant(1), id="reduced"),
             pytest.param(grant(pod="uid-other"), id="replaced-by-another-pods"),
             pytest.param({GRANT: "{"}, id="broken"),
         ],
@@ -327,7 +327,7 @@ class TestWhoseWordIsBelieved:
         rig.arrive(tile(8), annotations=grant(), on="n1")
         rig.arrive(tile(8), annotations=annotations, on="n1")
         assert rig.free() == [8, 16]
-        assert GRANT in rig.cluster_state.suspects["uid-web-0"][1]
+        assert GRANT in rig.cluster_state.invalid_grants["uid-web-0"][1]
         rig.relist()
         assert rig.free() == [8, 16]
 
@@ -335,12 +335,12 @@ class TestWhoseWordIsBelieved:
         "annotations",
         [
             pytest.param(grant(index=1), id="moved-to-another-card"),
-            pytest.param(grant(1), id="made-smaller"),
+            pytest.param(grant(1), id="reduced"),
             pytest.param(grant(pod="uid-other"), id="replaced-by-another-pods"),
             pytest.param({GRANT: "{"}, id="broken"),
         ],
     )
-    async def test_the_true_grant_is_written_back_for_the_next_process_to_find(self, annotations: Json) -> None:
+    async def test_the_valid_grant_is_written_back_for_the_next_process(self, annotations: Json) -> None:
         rig = small()
         rig.arrive(tile(8), annotations=grant(), on="n1")
         rig.arrive(tile(8), annotations=annotations, on="n1")
@@ -349,8 +349,8 @@ class TestWhoseWordIsBelieved:
         after = small(*rig.api.pods.values())
         assert after.free() == [8, 16]
 
-    async def test_a_removed_grant_comes_back(self) -> None:
-        """Else the pod is granted anew, on other cards than those it runs on, by the next process that starts."""
+    async def test_a_removed_grant_is_restored(self) -> None:
+        """Otherwise the next process would grant the pod other cards than those it runs on."""
         rig = small()
         rig.arrive(tile(8), annotations=grant(index=1), on="n1")
         rig.arrive(tile(8), on="n1")
@@ -360,16 +360,16 @@ class TestWhoseWordIsBelieved:
         assert written is not None
         assert written["containers"][0]["tiles"][0]["index"] == 1
 
-    def test_the_clusters_word_wins_over_a_bind_that_never_landed(self) -> None:
+    def test_what_the_cluster_shows_wins_over_a_bind_that_was_never_written(self) -> None:
         """Assumed here on card 0; the cluster shows it on card 1, by another leader of ours."""
         rig = small()
         rig.arrive(tile(8))
         rig.filter(nodes=["n1"])
         rig.arrive(tile(8), annotations=grant(index=1), on="n1")
         assert (rig.state(), rig.free()) == (AllocationState.CONFIRMED, [16, 8])
-        assert rig.cluster_state.suspects == {}
+        assert rig.cluster_state.invalid_grants == {}
 
-    def test_more_on_a_card_than_it_has_is_a_conflict(self) -> None:
+    def test_an_overcommitted_card_is_a_conflict(self) -> None:
         rig = small()
         rig.arrive(tile(10), name="a", annotations=grant(10, name="a"), on="n1")
         rig.arrive(tile(10), name="b", annotations=grant(10, name="b"), on="n1", seen=False)
@@ -377,8 +377,8 @@ class TestWhoseWordIsBelieved:
         assert rig.count("overcommits_total") == 1
 
 
-class TestHealing:
-    def test_a_relist_heals_missed_deletes_and_missed_binds(self) -> None:
+class TestRelisting:
+    def test_a_relist_corrects_missed_deletions_and_missed_binds(self) -> None:
         rig = small()
         rig.arrive(tile(8), name="a", annotations=grant(name="a"), on="n1")
         rig.arrive(tile(8), name="b")
@@ -388,13 +388,13 @@ class TestHealing:
         rig.api.add_pod(pod(tile(8), name="b", uid="uid-b", annotations=grant(name="b", index=1), on="n1"))
         rig.relist()
         assert rig.free() == [16, 8]
-        assert rig.cluster_state.waiting == {}
+        assert rig.cluster_state.pending == {}
         assert rig.cluster_state.pod("uid-a") is None
         rig.ledger.check()
 
     @pytest.mark.parametrize("annotations", [grant(), {}], ids=["granted", "ungranted"])
-    async def test_a_relist_heals_a_missed_end(self, annotations: dict[str, str]) -> None:
-        """Else an agent that takes one at a time is busy for ever, and a pod that is over is granted cards."""
+    async def test_a_relist_corrects_a_missed_end(self, annotations: dict[str, str]) -> None:
+        """Otherwise an agent that takes one pod at a time is busy forever, and an ended pod is granted cards."""
         rig = small()
         rig.arrive(tile(8), annotations=annotations, on="n1")
         rig.change("web-0", status={"phase": "Succeeded"})
@@ -404,12 +404,12 @@ class TestHealing:
         await rig.reconciler.round()
         assert rig.free() == [16, 16]
 
-    def test_a_relist_heals_the_missed_end_of_a_pod_that_waited(self) -> None:
+    def test_a_relist_corrects_the_missed_end_of_a_pending_pod(self) -> None:
         rig = small()
         rig.arrive(tile(8))
         rig.change("web-0", status={"phase": "Failed"})
         rig.relist()
-        assert rig.cluster_state.waiting == {}
+        assert rig.cluster_state.pending == {}
 
     async def test_a_relist_keeps_a_bind_that_it_may_not_have_seen(self) -> None:
         rig = small()
@@ -419,17 +419,17 @@ class TestHealing:
         rig.cluster_state.pods_listed([msgspec.convert(before | {"spec": {**before["spec"], "nodeName": None}}, Pod)])
         assert (rig.state(), rig.free()) == (AllocationState.ASSUMED, [8, 16])
 
-    def test_an_old_event_after_a_new_look_does_no_harm(self) -> None:
-        """A live look is quicker than the watch, which then shows the pod as it was before it was bound."""
+    def test_a_stale_event_after_a_live_lookup_does_no_harm(self) -> None:
+        """A live lookup is faster than the watch, which then shows the pod as it was before it was bound."""
         rig = small()
         rig.arrive(tile(8))
-        old = rig.cluster_state.waiting["uid-web-0"].pod
+        old = rig.cluster_state.pending["uid-web-0"].pod
         rig.arrive(tile(8), annotations=grant(), on="n1")
         rig.cluster_state.pod_changed(old)
         assert (rig.state(), rig.free()) == (AllocationState.CONFIRMED, [8, 16])
         assert rig.filter().names == ["n1"]
         rig.relist()
-        assert (rig.state(), rig.free(), rig.cluster_state.waiting) == (AllocationState.CONFIRMED, [8, 16], {})
+        assert (rig.state(), rig.free(), rig.cluster_state.pending) == (AllocationState.CONFIRMED, [8, 16], {})
 
     def test_the_same_event_twice_changes_nothing(self) -> None:
         rig = small()
@@ -447,11 +447,11 @@ class TestHealing:
         rig.api.add_pod(pod(tile(8), uid="uid-new"))
         rig.catch_up()
         assert rig.free() == [16, 16]
-        assert list(rig.cluster_state.waiting) == ["uid-new"]
+        assert list(rig.cluster_state.pending) == ["uid-new"]
 
 
 class TestNodes:
-    def test_a_listed_node_is_known_and_a_missing_one_is_gone(self) -> None:
+    def test_a_listed_node_is_known_and_a_missing_node_is_gone(self) -> None:
         rig = small()
         assert sorted(rig.ledger.fleet.names()) == ["n1", "n2"]
         rig.cluster_state.nodes_listed([msgspec.convert(rig.api.nodes["n2"], NodeObject)])
@@ -468,7 +468,7 @@ class TestNodes:
         assert Freed("n1") in rig.catch_up()
         assert rig.free() == [8, 16]
 
-    def test_a_node_whose_inventory_is_broken_is_there_and_out_of_use(self) -> None:
+    def test_a_node_with_an_undecodable_inventory_is_known_and_faulty(self) -> None:
         rig = small()
         broken = node("n1").manifest()
         broken["metadata"]["annotations"]["gputile.io/inventory"] = "{"
@@ -505,11 +505,11 @@ class TestNodes:
 
 
 class TestStarting:
-    def test_a_pod_is_starting_from_its_binding_until_its_kubelet_has_it(self) -> None:
+    def test_a_pod_is_starting_from_its_binding_until_its_kubelet_has_admitted_it(self) -> None:
         rig = small()
         rig.arrive(tile(8), annotations=grant(), on="n1")
         assert rig.cluster_state.starting("n1") == "uid-web-0"
-        assert rig.cluster_state.starting("n1", but="uid-web-0") is None
+        assert rig.cluster_state.starting("n1", ignoring="uid-web-0") is None
         assert rig.cluster_state.starting("n2") is None
         rig.change("web-0", status={"phase": "Running"})
         rig.catch_up()
@@ -522,26 +522,26 @@ class TestStarting:
         rig.catch_up()
         assert rig.cluster_state.starting("n1") is None
 
-    def test_a_pod_with_a_grant_is_fresh_when_it_is_first_seen(self) -> None:
+    def test_a_pod_with_a_grant_is_newly_bound_when_it_is_first_seen(self) -> None:
         rig = small()
         rig.arrive(tile(8), annotations=grant(), on="n1")
-        assert list(rig.cluster_state.fresh) == ["uid-web-0"]
-        rig.cluster_state.fresh.clear()
+        assert list(rig.cluster_state.newly_bound) == ["uid-web-0"]
+        rig.cluster_state.newly_bound.clear()
         rig.change("web-0", status={"phase": "Running"})
         rig.catch_up()
-        assert rig.cluster_state.fresh == {}
+        assert rig.cluster_state.newly_bound == {}
 
 
 @pytest.mark.parametrize(
     ("said", "want"),
     [("1970-01-01T00:01:00Z", 60.0), (None, 0.0), ("yesterday", 0.0), ("", 0.0)],
 )
-def test_when_a_pod_was_made(said: str | None, want: float) -> None:
+def test_when_a_pod_was_created(said: str | None, want: float) -> None:
     assert created(msgspec.convert({"metadata": {"creationTimestamp": said}}, Pod)) == want
 
 
-def test_a_grant_on_a_card_whose_name_was_made_up_holds_the_same_card_under_its_true_name() -> None:
-    """While an agent only counts cards we call them n1#0, n1#1; then ours comes and knows their UUIDs."""
+def test_a_grant_on_a_card_with_a_generated_uuid_holds_the_same_card_under_its_real_uuid() -> None:
+    """While an agent only counts cards they are called n1#0 and n1#1; then our agent reports their UUIDs."""
     rig = Rig(raw_node({"aliyun.com/gpu-mem": 2 * 16, "aliyun.com/gpu-count": 2}))
     tiles = [{"uuid": "n1#1", "index": 1, "memory": 8, "cores": 0}]
     annotations = grant(containers=[{"name": "c0", "tiles": tiles}])
@@ -549,4 +549,4 @@ def test_a_grant_on_a_card_whose_name_was_made_up_holds_the_same_card_under_its_
     rig.api.add_node(node("n1").cards(2, size=16).manifest())
     rig.catch_up()
     assert rig.free() == [16, 8]
-    assert rig.cluster_state.suspects == {}
+    assert rig.cluster_state.invalid_grants == {}

@@ -1,4 +1,4 @@
-"""Pods without GPUs: led to the best node if that is wished, never refused, held until they are seen bound."""
+"""CPU-only pods: steered to the best node if the setting is on, never rejected, reserved until the watch shows them."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def rig(*nodes: Any, **settings: Any) -> Rig:
     return Rig(*made, **{"steer_cpu_pods": True, **settings})
 
 
-def test_it_goes_where_the_policy_wants_it() -> None:
+def test_it_is_steered_to_the_best_node_of_the_policy() -> None:
     r = rig(node("n1", cpu="8"), node("n2", cpu="64"), policy="binpack")
     r.arrive(CPU)
     assert r.steer() == ["n1"]
@@ -35,13 +35,13 @@ def test_it_keeps_the_cpu_that_cards_need() -> None:
     assert r.steer() == ["n3"]
 
 
-def test_only_nodes_that_were_asked_about_are_named() -> None:
+def test_only_candidate_nodes_are_returned() -> None:
     r = rig(policy="tiling")
     r.arrive(CPU)
     assert r.steer(nodes=["n1", "n2"]) in (["n1"], ["n2"])
 
 
-def test_the_next_pod_sees_the_cpu_that_is_pencilled() -> None:
+def test_the_next_pod_sees_the_reserved_cpu() -> None:
     """kube-scheduler filters it before the first is bound."""
     r = rig(node("n1", cpu="6"), node("n2", cpu="64"))
     r.arrive(CPU, name="a")
@@ -59,7 +59,7 @@ def test_a_pod_with_gpus_sees_that_cpu_too() -> None:
     assert r.filter("gpu").names == ["n2"]
 
 
-def test_the_pencil_becomes_the_pod_when_kube_scheduler_has_bound_it() -> None:
+def test_the_reservation_is_confirmed_when_kube_scheduler_has_bound_the_pod() -> None:
     r = rig(node("n1", cpu="6"), node("n2", cpu="64"))
     r.arrive(CPU)
     r.steer()
@@ -69,8 +69,8 @@ def test_the_pencil_becomes_the_pod_when_kube_scheduler_has_bound_it() -> None:
     assert r.ledger.fleet.view("n1").cpu == 2000
 
 
-def test_kube_scheduler_has_the_last_word() -> None:
-    """It may choose another of the nodes that are equally good."""
+def test_kube_scheduler_may_choose_another_node() -> None:
+    """It may choose another of the equally good nodes."""
     r = rig(node("n1", cpu="8"), node("n2", cpu="8"))
     r.arrive(CPU)
     assert r.steer() == ["n1", "n2"]
@@ -79,7 +79,7 @@ def test_kube_scheduler_has_the_last_word() -> None:
     assert [r.ledger.fleet.view(name).cpu for name in ("n1", "n2")] == [8000, 4000]
 
 
-def test_while_another_pod_is_on_its_way_one_node_is_named() -> None:
+def test_while_another_reservation_is_open_one_node_is_returned() -> None:
     r = rig(node("n1", cpu="8"), node("n2", cpu="8"), node("n3", cpu="8"))
     r.arrive(CPU, name="a")
     r.arrive({"cpu": "6"}, name="b")
@@ -87,42 +87,42 @@ def test_while_another_pod_is_on_its_way_one_node_is_named() -> None:
     assert r.steer("b") == ["n2"]
 
 
-def test_a_pod_that_goes_away_frees_its_pencil() -> None:
+def test_a_deleted_pod_is_unreserved() -> None:
     r = rig()
     r.arrive(CPU)
     r.steer()
     r.api.delete_pod("default/web-0")
     r.catch_up()
     assert r.state() is None
-    assert not r.cluster_state.plain
+    assert not r.cluster_state.cpu_pods
 
 
-def test_one_that_went_while_our_watch_was_broken_is_forgotten() -> None:
+def test_a_pod_that_was_deleted_while_our_watch_was_broken_is_forgotten() -> None:
     r = rig()
     r.arrive(CPU)
     r.api.delete_pod("default/web-0")
     r.relist()
-    assert not r.cluster_state.plain
+    assert not r.cluster_state.cpu_pods
 
 
 @pytest.mark.parametrize(
     ("containers", "settings"),
     [
         pytest.param((CPU,), {"steer_cpu_pods": False}, id="the-setting-is-off"),
-        pytest.param((tile(8, cpu="4"),), {}, id="it-asks-for-a-gpu"),
-        pytest.param(({"gputile.io/memory": 8},), {}, id="it-asks-for-a-gpu-in-a-wrong-way"),
-        pytest.param(({},), {}, id="it-asks-for-nothing"),
+        pytest.param((tile(8, cpu="4"),), {}, id="it-requests-a-gpu"),
+        pytest.param(({"gputile.io/memory": 8},), {}, id="its-gpu-request-is-invalid"),
+        pytest.param(({},), {}, id="it-requests-nothing"),
         pytest.param(({"cpu": "100"},), {}, id="it-fits-nowhere-in-our-view"),
     ],
 )
-def test_others_pass_with_all_their_nodes(containers: tuple[Any, ...], settings: dict[str, Any]) -> None:
+def test_other_pods_pass_with_all_their_nodes(containers: tuple[Any, ...], settings: dict[str, Any]) -> None:
     r = rig(**settings)
     r.arrive(*containers)
     assert r.steer() == ["n1", "n2", "n3"]
     assert r.state() is None
 
 
-def test_who_does_not_lead_lets_all_pass() -> None:
+def test_a_replica_that_is_not_the_leader_passes_all_pods() -> None:
     r = rig()
     r.arrive(CPU)
     r.leading = False
@@ -130,14 +130,14 @@ def test_who_does_not_lead_lets_all_pass() -> None:
     assert r.state() is None
 
 
-def test_nodes_that_we_do_not_know_pass() -> None:
+def test_unknown_nodes_pass() -> None:
     r = rig()
     r.arrive(CPU)
     assert r.steer(nodes=["new-1", "new-2"]) == ["new-1", "new-2"]
 
 
-def test_a_pod_that_comes_again_may_go_anywhere() -> None:
-    """The node it was shown did not take it, and we do not know why."""
+def test_a_pod_that_is_filtered_again_may_go_anywhere() -> None:
+    """It could not run on the node, and we do not know why."""
     r = rig(policy="tiling")
     r.arrive(CPU)
     assert r.steer() == ["n3"]
@@ -147,17 +147,17 @@ def test_a_pod_that_comes_again_may_go_anywhere() -> None:
     assert r.steer() == ["n1", "n2", "n3"]
 
 
-def test_what_is_remembered_of_a_pod_goes_with_it() -> None:
+def test_a_deleted_pod_is_forgotten() -> None:
     r = rig(policy="tiling")
     r.arrive(CPU)
     r.steer()
     r.change("web-0", spec={"nodeName": "n3"})
     r.catch_up()
     r.steering.prune()
-    assert not r.steering._led
+    assert not r.steering._steered
 
 
-def test_a_pod_that_our_watch_has_not_shown_is_led_but_not_pencilled() -> None:
+def test_a_pod_that_our_watch_has_not_shown_is_steered_but_not_reserved() -> None:
     r = rig(policy="tiling")
     r.arrive(CPU, seen=False)
     assert r.steer() == ["n3"]
@@ -176,7 +176,7 @@ def test_pods_without_gpus_are_learnt_once_each() -> None:
     assert [(one.cpu, one.memory, one.asks) for one in r.cluster_state.take_arrivals()] == [(4000, 1024, ())]
 
 
-def test_a_restarted_process_learns_the_bound_ones() -> None:
+def test_a_restarted_process_learns_the_bound_pods() -> None:
     before = rig()
     before.arrive(CPU)
     before.change("web-0", spec={"nodeName": "n1"})
@@ -189,7 +189,7 @@ def test_a_restarted_process_learns_the_bound_ones() -> None:
     assert after.cluster_state.take_arrivals() == []
 
 
-def test_with_the_setting_off_they_are_none_of_our_business() -> None:
+def test_with_the_setting_off_they_are_ignored() -> None:
     r = rig(steer_cpu_pods=False)
     r.arrive(CPU)
-    assert (r.cluster_state.plain, r.cluster_state.take_arrivals()) == ({}, [])
+    assert (r.cluster_state.cpu_pods, r.cluster_state.take_arrivals()) == ({}, [])

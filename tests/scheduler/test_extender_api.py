@@ -1,4 +1,4 @@
-"""What kube-scheduler sends and hears: keys, nulls and forms, and every body that is none."""
+"""The wire format of the extender API: keys, nulls and node forms, and malformed bodies."""
 
 import json
 from collections.abc import Callable
@@ -39,9 +39,7 @@ def body(**said: Any) -> bytes:
         pytest.param(body(Pod=POD, Nodes=None, NodeNames=["node-a", "node-b"]), id="as-kube-scheduler-writes-it"),
         pytest.param(body(pod=POD, nodes=None, nodenames=["node-a", "node-b"]), id="in-lower-case-as-before-1.17"),
         pytest.param(body(POD=POD, nodeNames=["node-a", "node-b"]), id="in-any-case-and-without-the-nulls"),
-        pytest.param(
-            body(Pod=POD, NodeNames=["node-a", "node-b"], Later={"is": "more"}), id="with-keys-that-nobody-knows-yet"
-        ),
+        pytest.param(body(Pod=POD, NodeNames=["node-a", "node-b"], Later={"is": "more"}), id="with-unknown-keys"),
         pytest.param(
             body(Pod=POD, NodeNames=["node-a", "node-b"], Nodes={"items": [{}]}), id="names-win-when-both-come"
         ),
@@ -49,27 +47,27 @@ def body(**said: Any) -> bytes:
 )
 def test_names(said: bytes) -> None:
     found = read_filter(said)
-    assert (found.pod.name, found.names, found.whole) == ("web-0", ["node-a", "node-b"], None)
+    assert (found.pod.name, found.names, found.node_objects) == ("web-0", ["node-a", "node-b"], None)
 
 
 @pytest.mark.parametrize("key", ["Nodes", "nodes", "NODES"])
-def test_whole_nodes(key: str) -> None:
+def test_node_objects(key: str) -> None:
     found = read_filter(body(Pod=POD, NodeNames=None, **{key: {"metadata": {}, "items": NODES}}))
     assert found.names == ["node-a", "node-b"]
-    assert found.whole is not None
-    assert [json.loads(bytes(found.whole[name])) for name in found.names] == NODES
+    assert found.node_objects is not None
+    assert [json.loads(bytes(found.node_objects[name])) for name in found.names] == NODES
     assert (sent := found.node("node-a")) is not None
     assert sent.name == "node-a"
     assert found.node("node-c") is None
 
 
 def test_no_nodes_at_all_are_an_empty_list() -> None:
-    """A Go slice that was never filled is null."""
+    """Go encodes an empty slice as null."""
     assert read_filter(body(Pod=POD, NodeNames=None, Nodes={"metadata": {}, "items": None})).names == []
     assert read_filter(body(Pod=POD, NodeNames=[])).names == []
 
 
-def test_a_node_that_makes_no_sense_is_none_and_is_still_handed_back() -> None:
+def test_an_undecodable_node_is_none_and_is_still_sent_back() -> None:
     odd = {"metadata": {"name": "node-a", "annotations": 7}}
     found = read_filter(body(Pod=POD, Nodes={"items": [odd]}))
     assert found.node("node-a") is None
@@ -102,14 +100,16 @@ def test_a_bind_without_uid_and_namespace_means_the_default_namespace_and_any_ui
         pytest.param(
             {"NodeNameToVictims": {"a": {"Pods": [pod(uid="1"), pod(uid="2")], "NumPDBViolations": 0}}},
             {"a": OfferedVictims(("1", "2"))},
-            id="whole-victims",
+            id="victims-as-pod-objects",
         ),
         pytest.param(
             {"nodenametometavictims": {"a": {"pods": [{"uid": "1"}], "numPDBViolations": 1}}},
             {"a": OfferedVictims(("1",), 1)},
             id="keys-in-any-case",
         ),
-        pytest.param({"NodeNameToMetaVictims": {"a": {"Pods": None}}}, {"a": OfferedVictims(())}, id="null-for-nobody"),
+        pytest.param(
+            {"NodeNameToMetaVictims": {"a": {"Pods": None}}}, {"a": OfferedVictims(())}, id="null-for-no-pods"
+        ),
         pytest.param({"NodeNameToMetaVictims": {"a": None}}, {"a": OfferedVictims(())}, id="null-for-a-node"),
         pytest.param(
             {"NodeNameToMetaVictims": {"a": {"Pods": [7]}}}, {"a": OfferedVictims(("",))}, id="a-victim-without-a-uid"
@@ -145,7 +145,7 @@ ANY = [
     pytest.param(b"[" * DEEP, id="open-brackets"),
     pytest.param(b'{"a":' * DEEP, id="open-braces"),
     pytest.param(b'{"Pod":' + b"[" * DEEP + b"]" * DEEP + b"}", id="a-deep-pod"),
-    pytest.param(b'{"Pod":{"spec":' + b'{"x":' * DEEP + b"1" + b"}" * DEEP + b"}}", id="deep-where-nobody-looks"),
+    pytest.param(b'{"Pod":{"spec":' + b'{"x":' * DEEP + b"1" + b"}" * DEEP + b"}}", id="deep-in-an-unknown-field"),
     pytest.param(b'{"Pod":{"metadata":{"name":NaN}},"NodeNames":[]}', id="not-a-number"),
     pytest.param(b'{"Pod":Infinity,"NodeNames":[]}', id="infinity"),
     pytest.param(b"{'Pod':{}}", id="single-quotes"),
@@ -172,15 +172,17 @@ WITH_POD = [
 
 @pytest.mark.parametrize("read", [read_filter, read_bind, read_preempt])
 @pytest.mark.parametrize("said", ANY)
-def test_what_is_no_json_object(read: Callable[[bytes], object], said: bytes) -> None:
-    with pytest.raises(BadBody, match=r"no JSON object|`Pod` cannot be read|a bind names|arg or pod is nil"):
+def test_a_body_that_is_not_a_json_object_is_rejected(read: Callable[[bytes], object], said: bytes) -> None:
+    with pytest.raises(
+        BadBody, match=r"not a JSON object|`Pod` is invalid|`PodName` or `Node` is missing|arg or pod is nil"
+    ):
         read(said)
 
 
 @pytest.mark.parametrize("read", [read_filter, read_preempt])
 @pytest.mark.parametrize("said", WITH_POD)
-def test_what_has_no_pod(read: Callable[[bytes], object], said: bytes) -> None:
-    with pytest.raises(BadBody, match=r"arg or pod is nil|`Pod` cannot be read"):
+def test_a_body_without_a_valid_pod_is_rejected(read: Callable[[bytes], object], said: bytes) -> None:
+    with pytest.raises(BadBody, match=r"arg or pod is nil|`Pod` is invalid"):
         read(said)
 
 
@@ -189,21 +191,23 @@ def test_what_has_no_pod(read: Callable[[bytes], object], said: bytes) -> None:
     [
         pytest.param(body(Pod=POD), "cannot get node names", id="neither-names-nor-nodes"),
         pytest.param(body(Pod=POD, NodeNames=None, Nodes=None), "cannot get node names", id="two-nulls"),
-        pytest.param(body(Pod=POD, NodeNames=[1, 2]), "`NodeNames` cannot be read", id="names-that-are-numbers"),
-        pytest.param(body(Pod=POD, NodeNames=[None]), "`NodeNames` cannot be read", id="names-that-are-null"),
-        pytest.param(body(Pod=POD, NodeNames="node-a"), "`NodeNames` cannot be read", id="one-name-and-no-list"),
-        pytest.param(body(Pod=POD, NodeNames={"a": 1}), "`NodeNames` cannot be read", id="a-map-of-names"),
-        pytest.param(body(Pod=POD, Nodes=["node-a"]), "`Nodes` cannot be read", id="a-list-as-nodes"),
-        pytest.param(body(Pod=POD, Nodes={"items": {}}), "`Nodes` cannot be read", id="items-that-are-a-map"),
-        pytest.param(body(Pod=POD, Nodes={"items": [7]}), "no node with a name", id="a-node-that-is-a-number"),
-        pytest.param(body(Pod=POD, Nodes={"items": [None]}), "no node with a name", id="a-node-that-is-null"),
-        pytest.param(body(Pod=POD, Nodes={"items": [{"metadata": {}}]}), "no node with a name", id="a-nameless-node"),
+        pytest.param(body(Pod=POD, NodeNames=[1, 2]), "`NodeNames` is invalid", id="names-that-are-numbers"),
+        pytest.param(body(Pod=POD, NodeNames=[None]), "`NodeNames` is invalid", id="names-that-are-null"),
+        pytest.param(body(Pod=POD, NodeNames="node-a"), "`NodeNames` is invalid", id="one-name-and-no-list"),
+        pytest.param(body(Pod=POD, NodeNames={"a": 1}), "`NodeNames` is invalid", id="a-map-of-names"),
+        pytest.param(body(Pod=POD, Nodes=["node-a"]), "`Nodes` is invalid", id="a-list-as-nodes"),
+        pytest.param(body(Pod=POD, Nodes={"items": {}}), "`Nodes` is invalid", id="items-that-are-a-map"),
+        pytest.param(body(Pod=POD, Nodes={"items": [7]}), "not a node with a name", id="a-node-that-is-a-number"),
+        pytest.param(body(Pod=POD, Nodes={"items": [None]}), "not a node with a name", id="a-node-that-is-null"),
         pytest.param(
-            body(Pod=POD, Nodes={"items": [{"metadata": {"name": 5}}]}), "no node with a name", id="a-node-named-5"
+            body(Pod=POD, Nodes={"items": [{"metadata": {}}]}), "not a node with a name", id="a-nameless-node"
+        ),
+        pytest.param(
+            body(Pod=POD, Nodes={"items": [{"metadata": {"name": 5}}]}), "not a node with a name", id="a-node-named-5"
         ),
     ],
 )
-def test_what_has_no_nodes(said: bytes, why: str) -> None:
+def test_a_body_without_valid_nodes_is_rejected(said: bytes, why: str) -> None:
     with pytest.raises(BadBody, match=why):
         read_filter(said)
 
@@ -221,8 +225,8 @@ def test_what_has_no_nodes(said: bytes, why: str) -> None:
         pytest.param({"PodName": "web-0", "Node": "node-a", "PodUID": {}}, id="a-map-as-uid"),
     ],
 )
-def test_what_is_no_bind(said: dict[str, Any]) -> None:
-    with pytest.raises(BadBody, match=r"a bind names its pod and its node|cannot be read"):
+def test_an_incomplete_bind_is_rejected(said: dict[str, Any]) -> None:
+    with pytest.raises(BadBody, match=r"`PodName` or `Node` is missing|is invalid"):
         read_bind(body(**said))
 
 
@@ -236,7 +240,7 @@ def test_what_is_no_bind(said: dict[str, Any]) -> None:
         pytest.param({"a": {"Pods": [], "NumPDBViolations": 1.5}}, id="one-and-a-half-violations"),
     ],
 )
-def test_what_names_no_victims(victims: Any) -> None:
+def test_invalid_victims_are_rejected(victims: Any) -> None:
     with pytest.raises(BadBody, match="NodeNameToMetaVictims"):
         read_preempt(body(Pod=POD, NodeNameToMetaVictims=victims))
 
@@ -252,7 +256,7 @@ def test_more_violations_than_64_bits_hold() -> None:
 BAD_LABEL = b'{"metadata":{"name":"node-a","labels":{"a":"\xff"}}}'
 
 
-def test_a_whole_node_with_half_a_character_is_none() -> None:
+def test_a_node_object_that_is_not_utf_8_is_undecodable() -> None:
     said = b'{"Pod":%s,"Nodes":{"items":[%s]}}' % (json.dumps(POD).encode(), BAD_LABEL)
     try:
         found = read_filter(said)
@@ -261,7 +265,7 @@ def test_a_whole_node_with_half_a_character_is_none() -> None:
     assert found.node("node-a") is None
 
 
-def test_what_is_handed_back_is_json() -> None:
+def test_what_is_sent_back_is_json() -> None:
     said = b'{"Pod":%s,"Nodes":{"items":[%s]}}' % (json.dumps(POD).encode(), BAD_LABEL)
     try:
         found = read_filter(said)
@@ -271,7 +275,7 @@ def test_what_is_handed_back_is_json() -> None:
 
 
 @pytest.mark.parametrize("said", [body(NodeNames=["node-a"]), body(Pod=None, NodeNames=["node-a"])])
-def test_a_missing_pod_is_told_in_gpushares_words(said: bytes) -> None:
+def test_a_missing_pod_is_rejected_with_gpushares_text(said: bytes) -> None:
     with pytest.raises(BadBody, match="arg or pod is nil"):
         read_filter(said)
 
@@ -299,7 +303,7 @@ def names(*found: str) -> FilterArgs:
             write_filter(FilterAnswer(unresolvable={"node-a": "no GPU"}), names("node-a")),
             b'{"Nodes":null,"NodeNames":[],"FailedNodes":{},'
             b'"FailedAndUnresolvableNodes":{"node-a":"no GPU"},"Error":""}',
-            id="filter-with-nobody-left",
+            id="filter-without-a-feasible-node",
         ),
         pytest.param(
             write_filter(FilterAnswer(error="no"), None),
@@ -307,7 +311,7 @@ def names(*found: str) -> FilterArgs:
             id="filter-that-failed",
         ),
         pytest.param(write_prioritize({"node-a": 7}), b'[{"Host":"node-a","Score":7}]', id="prioritize-a-bare-list"),
-        pytest.param(write_prioritize({}), b"[]", id="prioritize-nobody"),
+        pytest.param(write_prioritize({}), b"[]", id="prioritize-no-node"),
         pytest.param(write_bind(""), b'{"Error":""}', id="bound"),
         pytest.param(write_bind("no"), b'{"Error":"no"}', id="not-bound"),
         pytest.param(
@@ -317,18 +321,18 @@ def names(*found: str) -> FilterArgs:
         ),
     ],
 )
-def test_written_byte_for_byte(written: bytes, want: bytes) -> None:
+def test_responses_byte_for_byte(written: bytes, want: bytes) -> None:
     assert written == want
 
 
-def test_whole_nodes_come_back_unchanged_byte_for_byte() -> None:
+def test_node_objects_are_sent_back_unchanged_byte_for_byte() -> None:
     strange = b'{ "metadata":{"name":"node-a","x":1.50, "y":"\\u003c"},"kind":"Node" }'
     found = read_filter(b'{"Pod":%s,"Nodes":{"items":[%s]},"NodeNames":null}' % (json.dumps(POD).encode(), strange))
     reply = write_filter(FilterAnswer(names=["node-a"]), found)
     assert reply.startswith(b'{"Nodes":{"metadata":{},"items":[' + strange + b']},"NodeNames":null,"FailedNodes":{}')
 
 
-def test_only_the_nodes_that_pass_come_back() -> None:
+def test_only_feasible_nodes_are_sent_back() -> None:
     found = read_filter(body(Pod=POD, Nodes={"items": NODES}))
     reply = json.loads(write_filter(FilterAnswer(names=["node-b"], failed={"node-a": "no"}), found))
     assert reply["Nodes"] == {"metadata": {}, "items": [NODES[1]]}

@@ -1,4 +1,4 @@
-"""filter, filter-dryrun, prioritize, preempt: what is answered, and what is held for it."""
+"""The answers of filter, filter-dryrun, prioritize and preempt, and the reservations that filter makes."""
 
 from typing import Any
 
@@ -26,15 +26,15 @@ def twins(count: int, **rest: Any) -> list[NodeBuilder]:
 
 
 def gpushare_node(name: str, cards: int = 2, size: int = 16) -> Json:
-    """A node run by gpushare's agent, which guesses."""
+    """A node with gpushare's agent, which guesses the pod of an allocation."""
     made = raw_node({"aliyun.com/gpu-mem": cards * size, "aliyun.com/gpu-count": cards, "cpu": "64", "memory": "64Gi"})
     made["metadata"]["name"] = name
     return made
 
 
-class TestWhoPassesThrough:
+class TestPodsThatAreNotPlaced:
     @pytest.mark.parametrize("whole", [False, True], ids=["by-name", "as-whole-nodes"])
-    def test_a_pod_without_cards_may_go_anywhere_also_where_we_know_nothing(self, whole: bool) -> None:
+    def test_a_pod_without_gpus_passes_with_all_nodes_also_unknown_ones(self, whole: bool) -> None:
         rig = Rig(*twins(2))
         rig.api.add_node(node("stranger").manifest())
         rig.arrive({"cpu": 1})
@@ -43,7 +43,7 @@ class TestWhoPassesThrough:
         assert rig.filter_service.dry_run(args) == FilterAnswer(names=["n1", "n2", "stranger"])
         assert rig.state() is None
 
-    def test_a_pod_that_cannot_be_served_anywhere_hears_its_sentence_everywhere(self) -> None:
+    def test_an_invalid_request_is_rejected_on_every_node_with_its_reason(self) -> None:
         rig = Rig(*twins(2))
         rig.arrive({MEMORY: 8})
         answer = rig.filter()
@@ -55,19 +55,19 @@ class TestWhoPassesThrough:
 
 
 class TestTheBestAndItsTies:
-    def test_equally_good_nodes_are_all_named(self) -> None:
+    def test_equally_good_nodes_are_all_returned(self) -> None:
         rig = Rig(*twins(3), node("small").card(size=4))
         rig.arrive(tile(8))
         assert rig.filter().names == ["n1", "n2", "n3"]
         assert rig.filter().failed == rig.filter().unresolvable == {}, "no reasons while something fits"
 
     @pytest.mark.parametrize(("keep", "want"), [(1, ["n1"]), (2, ["n1", "n2"]), (16, ["n1", "n2", "n3"])])
-    def test_at_most_as_many_as_the_setting_keeps(self, keep: int, want: list[str]) -> None:
+    def test_at_most_filter_keep_nodes_are_returned(self, keep: int, want: list[str]) -> None:
         rig = Rig(*twins(3), filter=FilterSettings(keep=keep))
         rig.arrive(tile(8))
         assert rig.filter().names == want
 
-    def test_a_worse_node_is_not_named_unless_slack_allows_it(self) -> None:
+    def test_a_worse_node_is_not_returned_unless_slack_allows_it(self) -> None:
         for slack, want in ((0.0, ["n2"]), (1e9, ["n2", "n1", "n3"])):
             rig = Rig(*twins(3), filter=FilterSettings(slack=slack))
             rig.arrive(tile(8), name="old")
@@ -76,7 +76,7 @@ class TestTheBestAndItsTies:
             rig.arrive(tile(8))
             assert rig.filter().names == want
 
-    def test_only_nodes_that_were_asked_about_are_named(self) -> None:
+    def test_only_candidate_nodes_are_returned(self) -> None:
         rig = Rig(*twins(3))
         rig.arrive(tile(8))
         assert rig.filter(nodes=["n3"]).names == ["n3"]
@@ -89,7 +89,7 @@ class TestTheBestAndItsTies:
             rig.arrive(tile(8))
             assert rig.filter().names == [want]
 
-    def test_no_nodes_asked_about_gives_no_nodes(self) -> None:
+    def test_no_candidate_nodes_give_no_nodes(self) -> None:
         rig = Rig(*twins(1))
         rig.arrive(tile(8))
         assert rig.filter(nodes=[]) == FilterAnswer()
@@ -101,14 +101,14 @@ def _granted(rig: Rig, name: str) -> Any:
     return entry.allocation.grant
 
 
-class TestPencils:
-    def test_the_first_is_held_on_the_best_node(self) -> None:
+class TestReservations:
+    def test_the_first_pod_is_reserved_on_the_best_node(self) -> None:
         rig = Rig(*twins(2))
         rig.arrive(tile(8))
         rig.filter()
         assert (rig.state(), rig.node_of(), rig.free("n1")) == (AllocationState.RESERVED, "n1", [8, 16])
 
-    def test_while_another_pencil_is_open_one_node_is_named(self) -> None:
+    def test_while_another_reservation_is_open_one_node_is_returned(self) -> None:
         rig = Rig(*twins(3), policy="spread")
         rig.arrive(tile(8), name="a")
         rig.arrive(tile(8), name="b")
@@ -116,7 +116,7 @@ class TestPencils:
         assert rig.filter("b").names == [rig.node_of("b")]
         assert rig.node_of("b") != rig.node_of("a")
 
-    def test_a_pod_that_our_watch_does_not_know_holds_nothing(self) -> None:
+    def test_a_pod_that_our_watch_has_not_shown_is_not_reserved(self) -> None:
         rig = Rig(*twins(2))
         rig.arrive(tile(8), seen=False)
         assert rig.filter().names == ["n1", "n2"]
@@ -130,7 +130,7 @@ class TestPencils:
         assert rig.filter("a").names == ["n1"]
         assert rig.filter("b").failed == {"n1": SENTENCE[NodeReason.MEMORY]}
 
-    def test_a_new_filter_rubs_the_old_pencil_and_ranks_its_node_last(self) -> None:
+    def test_a_new_filter_call_unreserves_the_pod_and_ranks_its_node_last(self) -> None:
         rig = Rig(*twins(2))
         rig.arrive(tile(8))
         assert rig.filter().names == ["n1", "n2"]
@@ -140,7 +140,7 @@ class TestPencils:
         assert rig.filter().names == ["n1", "n2"], "nothing else is left"
         assert rig.filter(nodes=["n1"]).names == ["n1"]
 
-    def test_a_shunned_node_is_forgotten_when_the_pod_waits_no_more(self) -> None:
+    def test_a_deprioritized_node_is_forgotten_when_the_pod_is_no_longer_pending(self) -> None:
         rig = Rig(*twins(2))
         rig.arrive(tile(8))
         rig.availability.deprioritize("uid-web-0", "n1")
@@ -152,13 +152,13 @@ class TestPencils:
         rig.arrive(tile(8))
         assert rig.filter().names == ["n1", "n2"]
 
-    def test_its_own_pencil_does_not_stand_in_its_way(self) -> None:
+    def test_its_own_reservation_does_not_count_against_the_pod(self) -> None:
         rig = Rig(node("n1").card(size=16))
         rig.arrive(tile(16))
         assert [rig.filter().names for _ in range(3)] == [["n1"]] * 3
         assert rig.free() == [0]
 
-    def test_deletion_rubs_it_out(self) -> None:
+    def test_deletion_of_the_pod_unreserves_it(self) -> None:
         rig = Rig(*twins(1))
         rig.arrive(tile(8))
         rig.filter()
@@ -168,7 +168,7 @@ class TestPencils:
 
 
 class TestABindInFlight:
-    async def test_the_pod_is_only_offered_its_node_again(self) -> None:
+    async def test_only_the_node_of_the_bind_is_returned(self) -> None:
         rig = Rig(*twins(2))
         rig.arrive(tile(8))
         await rig.bind(node="n2")
@@ -176,7 +176,7 @@ class TestABindInFlight:
         assert rig.filter().names == ["n2"]
         assert rig.state() is AllocationState.ASSUMED
 
-    async def test_if_its_node_is_not_among_those_asked_about_it_must_wait(self) -> None:
+    async def test_if_that_node_is_no_candidate_the_pod_must_be_retried(self) -> None:
         rig = Rig(*twins(2))
         rig.arrive(tile(8))
         await rig.bind(node="n2")
@@ -185,8 +185,8 @@ class TestABindInFlight:
         assert answer.names == []
 
 
-class TestWhyNot:
-    def test_curable_and_not_are_told_apart(self) -> None:
+class TestRejections:
+    def test_resolvable_and_unresolvable_refusals_are_separated(self) -> None:
         rig = Rig(
             node("full").card(size=16),
             node("small").card(size=4),
@@ -210,7 +210,7 @@ class TestWhyNot:
         assert rig.count("refusals_total", code="InsufficientCardMemory") == 1
         assert rig.count("refusals_total") == 6
 
-    def test_the_no_is_told_to_those_who_explain(self) -> None:
+    def test_a_rejection_is_reported_to_on_unschedulable(self) -> None:
         rig = Rig(node("n1").card(size=4))
         heard: list[UnschedulablePod] = []
         rig.filter_service.on_unschedulable = heard.append
@@ -221,7 +221,7 @@ class TestWhyNot:
         assert [(no.pod.name, no.names) for no in heard] == [("web-0", ["n1"]), ("bad", ["n1"])]
 
 
-class TestWhatThePodAsks:
+class TestTheRequest:
     def test_the_pod_that_was_sent_counts_if_it_is_newer_than_what_our_watch_showed(self) -> None:
         rig = Rig(node("n1").card(size=16))
         rig.arrive(tile(32))
@@ -238,15 +238,15 @@ class TestWhatThePodAsks:
 
 
 class TestOtherAgents:
-    def test_one_pod_at_a_time_until_the_kubelet_has_taken_it(self) -> None:
+    def test_one_pod_at_a_time_until_the_kubelet_has_admitted_it(self) -> None:
         rig = Rig(gpushare_node("n1"))
         for name in ("a", "b"):
             rig.arrive({"aliyun.com/gpu-mem": 4}, name=name)
         assert rig.filter("a").names == ["n1"]
         assert rig.filter("b").unresolvable == {"n1": BUSY}, "a is pencilled there"
 
-    async def test_who_waits_for_that_is_nudged_when_it_has(self) -> None:
-        """kube-scheduler tries nobody again because another pod has started."""
+    async def test_a_pod_pending_for_that_is_nudged_after_admission(self) -> None:
+        """kube-scheduler itself retries no pod because another pod has started."""
         rig = Rig(gpushare_node("n1"))
         rig.arrive({"aliyun.com/gpu-mem": 4}, name="a")
         assert await rig.bind("a") == ""
@@ -272,7 +272,7 @@ class TestOtherAgents:
         assert rig.filter("b").names == ["n1"]
         assert await rig.bind("b") == ""
 
-    def test_others_nodes_stay_open(self) -> None:
+    def test_other_nodes_stay_available(self) -> None:
         rig = Rig(gpushare_node("n1"), node("n2").cards(2, size=16))
         for name in ("a", "b"):
             rig.arrive({"aliyun.com/gpu-mem": 4}, name=name)
@@ -281,20 +281,20 @@ class TestOtherAgents:
         rig.cluster_state.nodes_listed(_nodes(rig))
         assert rig.filter("b").names == ["n2"]
 
-    def test_or_none_at_all_where_the_setting_refuses_them(self) -> None:
+    def test_the_setting_can_reject_every_pod_there(self) -> None:
         rig = Rig(gpushare_node("n1"), node("n2").card(size=16384), other_agents="refuse")
         rig.arrive({"aliyun.com/gpu-mem": 4})
         assert rig.filter().names == ["n2"]
         assert rig.filter(nodes=["n1"]).unresolvable == {"n1": OTHER}
         assert rig.filter_service.dry_run(rig.args()).unresolvable == {"n1": OTHER}
 
-    async def test_bind_refuses_too(self) -> None:
+    async def test_bind_rejects_too(self) -> None:
         rig = Rig(gpushare_node("n1"), other_agents="refuse")
         rig.arrive({"aliyun.com/gpu-mem": 4})
         assert await rig.bind() == f"node n1 {about_one_node(NodeReason.OTHER_AGENT)}"
         assert rig.api.bindings == []
 
-    def test_a_dry_run_on_a_node_yet_to_come_refuses_as_filter_will(self) -> None:
+    def test_a_dry_run_on_a_future_node_rejects_as_filter_would(self) -> None:
         rig = Rig(other_agents="refuse")
         rig.api.add_node(gpushare_node("n1"))
         rig.arrive({"aliyun.com/gpu-mem": 4}, seen=False)
@@ -306,7 +306,7 @@ def _nodes(rig: Rig) -> list[NodeObject]:
 
 
 class TestDryRun:
-    def test_all_that_fit_are_named_and_the_others_have_reasons(self) -> None:
+    def test_all_feasible_nodes_are_returned_and_the_others_have_reasons(self) -> None:
         rig = Rig(*twins(3), node("small").card(size=4), node("full").card(size=16), filter=FilterSettings(keep=1))
         rig.arrive(tile(16), name="old")
         rig.filter("old", ["full"])
@@ -317,7 +317,7 @@ class TestDryRun:
         assert answer.unresolvable == {"small": SENTENCE[NodeReason.TOO_SMALL]}
 
     @pytest.mark.parametrize("limits", [tile(8), tile(32), {MEMORY: 1}], ids=["fits", "does-not", "cannot-be-read"])
-    def test_it_leaves_no_trace(self, limits: Json) -> None:
+    def test_it_has_no_side_effects(self, limits: Json) -> None:
         rig = Rig(*twins(2))
         rig.filter_service.on_unschedulable = lambda no: pytest.fail("told")
         rig.arrive(limits)
@@ -328,7 +328,7 @@ class TestDryRun:
         assert rig.metrics.text() == scraped
         rig.ledger.check()
 
-    def test_it_leaves_the_pods_own_pencil_where_it_is(self) -> None:
+    def test_it_keeps_the_pods_own_reservation(self) -> None:
         rig = Rig(*twins(2))
         rig.arrive(tile(16))
         rig.filter()
@@ -336,7 +336,7 @@ class TestDryRun:
         assert (rig.state(), rig.free("n1")) == (AllocationState.RESERVED, [0, 16])
         rig.ledger.check()
 
-    def test_a_whole_node_that_is_not_in_the_cluster_is_taken_as_an_empty_one(self) -> None:
+    def test_a_node_object_that_is_not_in_the_cluster_counts_as_an_empty_node(self) -> None:
         rig = Rig(*twins(1))
         rig.arrive(tile(30))
         rig.api.add_node(node("big").card(size=32).manifest())
@@ -346,12 +346,12 @@ class TestDryRun:
         assert set(answer.unresolvable) == {"n1", "small"}
         assert "big" not in rig.ledger.fleet
 
-    def test_by_name_alone_a_stranger_is_unknown(self) -> None:
+    def test_the_name_alone_of_such_a_node_is_unknown(self) -> None:
         rig = Rig(*twins(1))
         rig.arrive(tile(8))
         assert rig.filter_service.dry_run(rig.args(nodes=["n1", "new"])).unresolvable == {"new": UNKNOWN}
 
-    def test_a_whole_node_that_cannot_be_read_is_unknown(self) -> None:
+    def test_an_undecodable_node_object_is_unknown(self) -> None:
         rig = Rig(*twins(1))
         rig.arrive(tile(8))
         rig.api.nodes["odd"] = {"metadata": {"name": "odd", "annotations": 7}}
@@ -375,8 +375,8 @@ class TestPrioritize:
         [
             pytest.param(tile(8), {"n1": 10, "n2": 10}, id="equally-good-nodes-are-all-10"),
             pytest.param(tile(32), {"n1": 0, "n2": 0}, id="nothing-fits"),
-            pytest.param({"cpu": 1}, {"n1": 0, "n2": 0}, id="a-pod-without-cards"),
-            pytest.param({MEMORY: 1}, {"n1": 0, "n2": 0}, id="a-pod-that-cannot-be-served"),
+            pytest.param({"cpu": 1}, {"n1": 0, "n2": 0}, id="a-pod-without-gpus"),
+            pytest.param({MEMORY: 1}, {"n1": 0, "n2": 0}, id="a-pod-with-an-invalid-request"),
         ],
     )
     def test_edges(self, limits: Json, want: dict[str, int]) -> None:
@@ -413,33 +413,33 @@ class TestPreempt:
         found = self.arrive(rig, limits, "new", priority)
         return rig.preemptor.answer(PreemptArgs(pod=found, offers=offers))
 
-    def test_the_fewest_and_least_important_that_really_make_room(self) -> None:
-        """kube-scheduler offers the wrong one, for it knows only sums."""
+    def test_the_fewest_pods_of_lowest_priority_that_free_enough_are_named(self) -> None:
+        """kube-scheduler offers the wrong victim, because it only knows sums per node."""
         found = self.preempt(self.rig(), tile(8), 9, n1=OfferedVictims(("uid-big",), 3))
         assert found == {"n1": OfferedVictims(("uid-s1",), 3)} or found == {"n1": OfferedVictims(("uid-s2",), 3)}
 
-    def test_further_pods_than_those_offered_may_be_named(self) -> None:
+    def test_pods_that_were_not_offered_may_be_named(self) -> None:
         found = self.preempt(self.rig(), tile(16), 3, n1=OfferedVictims(("uid-s1",)))
         assert found == {"n1": OfferedVictims(("uid-s1", "uid-s2"))}
 
     @pytest.mark.parametrize(
         ("limits", "priority", "node_name"),
         [
-            pytest.param(tile(16), 1, "n1", id="nobody-there-is-less-important"),
+            pytest.param(tile(16), 1, "n1", id="no-pod-there-has-lower-priority"),
             pytest.param(tile(32), 9, "n1", id="no-card-is-large-enough"),
             pytest.param(tile(8), 9, "bare", id="no-card-at-all"),
-            pytest.param(tile(8), 9, "stranger", id="a-node-we-do-not-know"),
-            pytest.param({MEMORY: 8}, 9, "n1", id="a-pod-that-cannot-be-served"),
+            pytest.param(tile(8), 9, "stranger", id="an-unknown-node"),
+            pytest.param({MEMORY: 8}, 9, "n1", id="a-pod-with-an-invalid-request"),
         ],
     )
-    def test_what_eviction_cannot_cure_gets_no_node(self, limits: Json, priority: int, node_name: str) -> None:
+    def test_no_node_where_eviction_does_not_help(self, limits: Json, priority: int, node_name: str) -> None:
         assert self.preempt(self.rig(), limits, priority, **{node_name: OfferedVictims(("uid-s1",))}) == {}
 
-    def test_a_pod_without_cards_gets_back_what_was_offered(self) -> None:
+    def test_for_a_pod_without_gpus_the_offer_is_returned(self) -> None:
         offers = {"n1": OfferedVictims(("uid-s1",), 1), "stranger": OfferedVictims(("x",))}
         assert self.preempt(self.rig(), {"cpu": 1}, 9, **offers) == offers
 
-    def test_where_the_cards_suffice_the_offer_stands(self) -> None:
+    def test_where_the_cards_suffice_the_offer_is_returned(self) -> None:
         rig = Rig(node("n1").card(size=16))
         assert self.preempt(rig, tile(8), 9, n1=OfferedVictims(("uid-cpu-hog",))) == {
             "n1": OfferedVictims(("uid-cpu-hog",))
@@ -451,7 +451,7 @@ class TestPreempt:
         rig.filter("a")
         assert self.preempt(rig, {"aliyun.com/gpu-mem": 16}, 9, n1=OfferedVictims(("x",))) == {}
 
-    def test_a_pod_that_is_only_pencilled_is_no_victim(self) -> None:
+    def test_a_pod_that_is_only_reserved_is_no_victim(self) -> None:
         """kube-scheduler fails the whole preemption when a victim is not on the node."""
         rig = Rig(node("n1").card(size=16))
         self.arrive(rig, tile(16), "pencilled", 1)
@@ -460,7 +460,7 @@ class TestPreempt:
         assert "uid-pencilled" not in found.get("n1", OfferedVictims(())).pods
 
 
-def test_the_answer_to_the_same_question_is_the_same() -> None:
+def test_the_same_request_gets_the_same_answer() -> None:
     answers = []
     for _ in range(2):
         rig = Rig(*twins(8), policy="random")
@@ -469,7 +469,7 @@ def test_the_answer_to_the_same_question_is_the_same() -> None:
     assert answers[0] == answers[1]
 
 
-def test_a_pod_without_a_uid_is_answered_and_holds_nothing() -> None:
+def test_a_pod_without_a_uid_is_answered_and_not_reserved() -> None:
     rig = Rig(*twins(2))
     rig.arrive(tile(8))
     nameless = read_filter(rig.body().replace(b'"uid-web-0"', b"null"))

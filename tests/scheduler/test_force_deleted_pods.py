@@ -1,4 +1,4 @@
-"""Promise 1 where pods are deleted by force: no tile is sold while a container of a pod that is gone still uses it.
+"""Guarantee 1 for force-deleted pods: no tile is allocated again while a container of a deleted pod still uses it.
 
 A hypothesis state machine plays kube-scheduler and API server, a kubelet whose containers outlive their pods, its agent
 (which names them within a few seconds, dies, stops and comes back), and our watches, each of which is late by itself,
@@ -32,13 +32,13 @@ from tests.effort import EFFORT
 from tests.scheduler.rig import Rig, tile
 
 SIZE, CARDS = 8, 2
-HASTE = 5  # seconds within which an agent that is alive names what it finds
-LASTS = 10  # seconds that its Lease holds
+HASTE = 5  # seconds within which a living agent reports what it finds
+LASTS = 10  # seconds; the duration of its Lease
 SLOW = st.integers(0, HASTE)
 
 
 class Cluster(RuleBasedStateMachine):
-    """One node with an agent. `running` is what nobody but the node knows."""
+    """One node with an agent. `running` is what only the node knows."""
 
     @initialize(lasts=st.sampled_from([LASTS, 60]))
     def start(self, lasts: int) -> None:
@@ -77,7 +77,7 @@ class Cluster(RuleBasedStateMachine):
     @precondition(lambda self: self.bound())
     @rule(data=st.data(), deleted=st.booleans())
     def a_pod_ends(self, data: st.DataObject, deleted: bool) -> None:
-        """As a kubelet does it: containers, phase, object."""
+        """As a kubelet does it: first the containers, then the phase, then the object."""
         name = data.draw(st.sampled_from(self.bound()))
         self.running.pop(f"uid-{name}", None)
         self.rig.change(name, status={"phase": "Succeeded"})
@@ -101,7 +101,7 @@ class Cluster(RuleBasedStateMachine):
         self.rig.api.add_lease("n1", **spec)
 
     def compare(self) -> None:
-        """What runs without a pod is named; that a pod is there again, or a container gone, too."""
+        """Report what runs without a pod; also remove entries of pods that are back, or of containers that are gone."""
         found = self.orphans()
         if found != self.named:
             self.named = found
@@ -131,7 +131,7 @@ class Cluster(RuleBasedStateMachine):
             self.deliver(kind)
 
     def deliver(self, kind: str) -> None:
-        """What one watch has not told yet; the others wait."""
+        """Deliver the events of one watch; the others wait."""
         events = self.rig.api.events
         rest = [event for event in events if event[0] != kind]
         events[:] = [event for event in events if event[0] == kind]
@@ -142,12 +142,12 @@ class Cluster(RuleBasedStateMachine):
     def a_watch_breaks(self, kind: str) -> None:
         self.broken.add(kind)
         if kind == "Lease":
-            self.rig.cluster_state.agents.deaf()
+            self.rig.cluster_state.agents.watch_failed()
 
     @precondition(lambda self: self.broken)
     @rule(data=st.data(), lists=st.booleans())
     def a_watch_is_mended(self, data: st.DataObject, lists: bool) -> None:
-        """It goes on where it stood, or with a list, which tells nothing of what was between."""
+        """It continues where it broke, or with a list, which does not show what happened in between."""
         kind = data.draw(st.sampled_from(sorted(self.broken)))
         self.broken.discard(kind)
         if lists and kind != "Lease":
@@ -155,7 +155,7 @@ class Cluster(RuleBasedStateMachine):
             self.relist(kind)
         self.deliver(kind)
         if kind == "Lease":
-            self.rig.cluster_state.agents.heard()
+            self.rig.cluster_state.agents.watch_alive()
 
     def relist(self, kind: str) -> None:
         api, cluster_state = self.rig.api, self.rig.cluster_state
@@ -168,7 +168,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1, 3, 10, 30]), slow=SLOW)
     def time_passes(self, seconds: int, slow: int) -> None:
-        """No watch that is well is late by a second. The agent renews every other second, and looks now and then."""
+        """No healthy watch is late by a second. The agent renews every other second, and compares now and then."""
         for second in range(seconds):
             if self.alive:
                 self.slow = 0 if self.orphans() == self.named else self.slow + 1
@@ -179,9 +179,9 @@ class Cluster(RuleBasedStateMachine):
             for kind in ("Lease", "Node", "Pod"):
                 if kind not in self.broken:
                     self.deliver(kind)
-            self.rig.wait(1.0, blind=bool(self.broken & {"Pod", "Node"}))
+            self.rig.wait(1.0, is_disconnected=bool(self.broken & {"Pod", "Node"}))
         self.rig.apply(self.rig.ledger.handle(Tick(self.rig.clock.now)))
-        self.loop.run_until_complete(self.rig.reconciler.round())  # binds that nobody has shown are looked up
+        self.loop.run_until_complete(self.rig.reconciler.round())  # binds that no watch has shown are looked up
 
     # ---- what must hold ---------------------------------------------------------------------------------------------
 
@@ -191,14 +191,14 @@ class Cluster(RuleBasedStateMachine):
         for grant in self.running.values():
             for uuid, use in grant.uses().items():
                 used[uuid] += use.memory
-        assert all(memory <= SIZE for memory in used.values()), f"sold twice: {used}"
+        assert all(memory <= SIZE for memory in used.values()), f"overcommitted: {used}"
 
     @invariant()
     def the_book_adds_up(self) -> None:
         self.rig.ledger.check()
 
     def teardown(self) -> None:
-        """When all has ended and everybody was heard, nothing is held."""
+        """When all has ended and all watches have caught up, nothing is held."""
         try:
             self.settle()
             assert self.rig.free() == [SIZE] * CARDS, "a tile leaked"
@@ -213,7 +213,7 @@ class Cluster(RuleBasedStateMachine):
         self.running.clear()
         self.broken.clear()
         self.alive = True
-        for _ in range(4):  # longer than a bind is believed in that nobody has seen
+        for _ in range(4):  # longer than an unconfirmed bind stays assumed
             self.time_passes(30, 0)
 
 

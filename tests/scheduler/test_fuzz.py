@@ -1,4 +1,4 @@
-"""A smaller run of `make fuzz`: spoilt input crashes nothing and changes nothing."""
+"""A smaller run of `make fuzz`: malformed input crashes nothing and changes nothing."""
 
 import pytest
 from bench.fuzz import verbs as fuzz
@@ -10,7 +10,7 @@ from tests.effort import EFFORT
 BODIES = 2_000
 
 
-async def test_spoilt_bodies_crash_nothing_and_change_nothing() -> None:
+async def test_malformed_bodies_crash_nothing_and_change_nothing() -> None:
     with quiet():
         findings = await fuzz.run(BODIES * EFFORT, seed=1)
     assert not findings, "\n".join(finding.text() for finding in findings)
@@ -19,13 +19,13 @@ async def test_spoilt_bodies_crash_nothing_and_change_nothing() -> None:
 @pytest.mark.parametrize(
     ("target", "inputs"), [("metrics-api", 1000), ("agent-port", 300), ("kubelet", 2000), ("yaml", 100)]
 )
-async def test_other_spoilt_inputs_crash_nothing(target: str, inputs: int) -> None:
+async def test_other_malformed_inputs_crash_nothing(target: str, inputs: int) -> None:
     with quiet():
         findings = await fuzzed(target, inputs * EFFORT, seed=1)
     assert not findings, "\n".join(finding.text() for finding in findings)
 
 
-def test_a_body_is_the_same_whenever_it_is_thrown() -> None:
+def test_a_generated_body_is_reproducible() -> None:
     good = fuzz.good_bodies()
     assert [fuzz.Dice(7, n, good).body() for n in range(50)] == [fuzz.Dice(7, n, good).body() for n in range(50)]
     assert fuzz.Dice(7, 1, good).body() != fuzz.Dice(8, 1, good).body()

@@ -185,7 +185,7 @@ class TestDeepPods:
             process, api = replica.process, replica.api
             await replica.until(process.is_synced)
             api.add_pod(pod(tile(16), name="web", uid="uid-web"))
-            await replica.until(lambda: "uid-web" in process.cluster_state.waiting)
+            await replica.until(lambda: "uid-web" in process.cluster_state.pending)
             body = {"Pod": api.pods["default/web"], "Nodes": None, "NodeNames": ["n1"]}
             assert (await replica.ask("/gputile/filter", body))[1]["NodeNames"] == ["n1"]
             assert [free.memory for free in process.ledger.fleet.view("n1").free_by_card] == [11, 0]
@@ -220,7 +220,7 @@ async def test_the_model_is_computed_beside_the_loop(monkeypatch: pytest.MonkeyP
         threads.clear()
         for number in range(120):
             api.add_pod(pod(tile(number % 99 + 1), name=f"p{number}", uid=f"uid-{number}"))
-        await replica.until(lambda: len(process.cluster_state.waiting) == 120)
+        await replica.until(lambda: len(process.cluster_state.pending) == 120)
         process.tick(0.0)
         await replica.until(lambda: threads and process._learning is not None and process._learning.done())
         assert threads == [False]

@@ -1,4 +1,4 @@
-"""Who may write: not before the book is right, and not a moment after the lease is gone."""
+"""A replica may write not before its ledger is complete, and not a moment after it lost the Lease."""
 
 import asyncio
 from typing import Any
@@ -15,7 +15,7 @@ FIRST, NEXT = Term(0, inherited=False), Term(1, inherited=True)
 
 
 class Elector:
-    """Holds the lease as long as it is told to."""
+    """Holds the Lease as long as the test says."""
 
     def __init__(self) -> None:
         self.held = True
@@ -41,7 +41,7 @@ class Elector:
 
 
 class Replica:
-    """A leader-to-be, and all that happens to it, in order."""
+    """A replica in an election, and all that happens to it, in order."""
 
     def __init__(self) -> None:
         self.story: list[str] = []
@@ -51,10 +51,10 @@ class Replica:
         self.metrics = Metrics()
         self.leader = ElectedReplica(
             self.metrics,
-            resync=self._take_stock,
+            resync=self._resync,
             wait_out=6.0,
             set_label=self._label,
-            take_label=self._take_label,
+            remove_label=self._remove_label,
             pause=self._pause,
         )
         self.leader.enter(self.elector)  # type: ignore[arg-type]
@@ -63,13 +63,13 @@ class Replica:
         self.elector.elected = term
         await self.leader.on_change(term)
 
-    async def _take_stock(self) -> None:
+    async def _resync(self) -> None:
         self._tell("stock")
 
     async def _label(self, leads: bool) -> None:
         self._tell(f"label {leads}")
 
-    async def _take_label(self, identity: str) -> None:
+    async def _remove_label(self, identity: str) -> None:
         self._tell(f"take {identity}")
 
     async def _pause(self, seconds: float) -> None:
@@ -89,7 +89,7 @@ class Replica:
         return found
 
 
-async def test_a_term_of_ones_own_takes_stock_and_does_not_wait() -> None:
+async def test_a_term_after_a_release_resyncs_and_does_not_wait() -> None:
     r = Replica()
     await r.turn(FIRST)
     assert not r.leader.may_write(), "the book is not right yet"
@@ -99,7 +99,7 @@ async def test_a_term_of_ones_own_takes_stock_and_does_not_wait() -> None:
     assert r.leads() == 1
 
 
-async def test_an_inherited_term_waits_out_the_binds_that_may_be_under_way_and_then_takes_stock() -> None:
+async def test_an_inherited_term_waits_for_binds_that_may_be_in_flight_and_then_resyncs() -> None:
     r = Replica()
     await r.turn(NEXT)
     assert not r.leader.may_write()
@@ -108,7 +108,7 @@ async def test_an_inherited_term_waits_out_the_binds_that_may_be_under_way_and_t
     assert r.story == ["pause 6", "stock", "label True", "take gputile-0_abcd"]
 
 
-async def test_making_ready_happens_once_per_term() -> None:
+async def test_a_term_is_prepared_once() -> None:
     r = Replica()
     await r.turn(NEXT)
     for _ in range(3):
@@ -122,8 +122,8 @@ async def test_making_ready_happens_once_per_term() -> None:
     assert r.story[4:] == ["label False", "stock", "label True"]
 
 
-async def test_the_label_of_one_that_vanished_is_taken_off_until_it_is() -> None:
-    """It may live, and not reach the API server; what kube-scheduler asks must not go there."""
+async def test_the_removal_of_a_vanished_leaders_label_is_retried_until_it_succeeds() -> None:
+    """It may be alive but cut off from the API server; kube-scheduler's requests must not be routed there."""
     r = Replica()
     r.broken["take gputile-0_abcd"] = OutcomeUnknown("reset")
     await r.turn(NEXT)
@@ -135,8 +135,8 @@ async def test_the_label_of_one_that_vanished_is_taken_off_until_it_is() -> None
     assert r.story == ["pause 6", "stock", "label True", "take gputile-0_abcd", "take gputile-0_abcd"]
 
 
-async def test_who_does_not_lead_says_so_by_its_label() -> None:
-    """A pod that was killed as leader and starts anew still carries the label."""
+async def test_a_replica_that_is_not_the_leader_removes_its_label() -> None:
+    """A pod that was killed as the leader and restarted still carries the label."""
     r = Replica()
     for _ in range(3):
         await r.leader.round()
@@ -144,7 +144,7 @@ async def test_who_does_not_lead_says_so_by_its_label() -> None:
     assert (r.leader.may_write(), r.leads()) == (False, 0)
 
 
-async def test_the_lease_is_asked_at_this_very_moment() -> None:
+async def test_the_lease_is_checked_at_this_moment() -> None:
     r = Replica()
     await r.turn(FIRST)
     await r.leader.round()
@@ -156,20 +156,20 @@ async def test_the_lease_is_asked_at_this_very_moment() -> None:
     assert r.leader.may_write(), "renewed in time after all, in the same term"
 
 
-async def test_a_term_that_ends_while_it_is_made_ready_does_not_count_for_the_next() -> None:
+async def test_a_term_that_ends_while_it_is_prepared_does_not_count_for_the_next() -> None:
     r = Replica()
 
     async def stock() -> None:
         await r.turn(None)
         await r.turn(Term(5, inherited=False))
 
-    r.leader._take_stock = stock
+    r.leader._resync = stock
     await r.turn(FIRST)
     await r.leader.round()
     assert not r.leader.may_write()
 
 
-async def test_a_stock_that_cannot_be_taken_is_taken_later() -> None:
+async def test_a_failed_resync_is_retried() -> None:
     r = Replica()
     r.broken = {"stock": OutcomeUnknown("timed out")}
     await r.turn(FIRST)
@@ -180,7 +180,7 @@ async def test_a_stock_that_cannot_be_taken_is_taken_later() -> None:
     assert r.leader.may_write()
 
 
-async def test_a_label_that_cannot_be_set_is_set_later() -> None:
+async def test_a_failed_label_is_retried() -> None:
     r = Replica()
     r.broken = {"label True": OutcomeUnknown("timed out")}
     await r.turn(FIRST)
@@ -207,7 +207,7 @@ async def test_the_loop_survives_failures_and_runs_beside_the_election() -> None
 
 
 @pytest.mark.parametrize("release", [True, False], ids=["at-once", "when-it-has-expired"])
-async def test_stepping_down_lets_go(release: bool) -> None:
+async def test_stepping_down_releases_the_lease(release: bool) -> None:
     r = Replica()
     await r.turn(FIRST)
     await r.leader.round()
@@ -217,14 +217,14 @@ async def test_stepping_down_lets_go(release: bool) -> None:
     assert r.story[-1] == "label False"
 
 
-async def test_stepping_down_without_having_led_touches_no_label() -> None:
+async def test_stepping_down_without_having_been_the_leader_changes_no_label() -> None:
     r = Replica()
     await r.leader.round()
     await r.leader.step_down(release=True)
     assert r.story == ["label False"]
 
 
-async def test_without_an_election_nobody_leads() -> None:
+async def test_without_an_election_no_replica_is_the_leader() -> None:
     r = Replica()
     r.leader._elector = None
     await r.turn(FIRST)
@@ -233,7 +233,7 @@ async def test_without_an_election_nobody_leads() -> None:
     await r.leader.step_down(release=True)
 
 
-async def test_alone() -> None:
+async def test_a_single_replica_is_always_the_leader() -> None:
     alone: Any = SingleReplica()
     assert alone.may_write()
     await alone.step_down(release=True)

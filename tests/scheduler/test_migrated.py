@@ -1,4 +1,4 @@
-"""A cluster that other systems filled: filter gives none of their GPUs away, whatever their pods request."""
+"""A cluster with pods of other systems: filter allocates none of their GPUs, whatever their pods request."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from gputile.testing.builders import ask, pod, wants
 
 RECORD, ITS_NODE = "hami.io/vgpu-devices-allocated", "hami.io/vgpu-node"
 SHARE = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 6000}
-UNREADABLE = {"nvidia.com/gpu": 1, "nvidia.com/gpumem-percentage": 150}
+INVALID = {"nvidia.com/gpu": 1, "nvidia.com/gpumem-percentage": 150}
 
 
 def hami_node(cards: int = 2, mode: str = "") -> NodeObject:
@@ -39,20 +39,20 @@ def _node(annotations: Json, amounts: Json, labels: Json | None = None) -> NodeO
 
 
 def running(limits: Json, name: str = "a", **rest: Any) -> Pod:
-    made = pod(limits, name=name, uid=f"uid-{name}", on="n1", **rest)
-    return msgspec.convert(made | {"status": {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}}, type=Pod)
+    state = pod(limits, name=name, uid=f"uid-{name}", on="n1", **rest)
+    return msgspec.convert(state | {"status": {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}}, type=Pod)
 
 
 def cluster_state(where: NodeObject, *pods: Pod, settings: DialectSettings | None = None) -> ClusterState:
-    made = ClusterState(Ledger(), settings or DialectSettings())
-    made.nodes_listed([where])
-    made.pods_listed(pods)
-    made.ledger.check()
-    return made
+    state = ClusterState(Ledger(), settings or DialectSettings())
+    state.nodes_listed([where])
+    state.pods_listed(pods)
+    state.ledger.check()
+    return state
 
 
-def whole_gpus_free(made: ClusterState) -> int:
-    fleet = made.ledger.fleet
+def whole_gpus_free(state: ClusterState) -> int:
+    fleet = state.ledger.fleet
     fits = [n for n in range(1, 9) if isinstance(fleet.place(wants(ask(whole=True, cards=n)), "n1"), Placement)]
     return max(fits, default=0)
 
@@ -62,7 +62,7 @@ def whole_gpus_free(made: ClusterState) -> int:
     [
         pytest.param(hami_node(), SHARE, {RECORD: "GPU-0,NVIDIA,6000,0:;", "nvidia.com/numa-bind": "no!"}, 1, id="odd"),
         pytest.param(hami_node(), {"hami.io/gpu": 1}, {RECORD: "GPU-0,NVIDIA,6000,0:;"}, 1, id="renamed-resources"),
-        pytest.param(hami_node(), UNREADABLE, {}, 1, id="no-record-and-an-unreadable-request-count-by-number"),
+        pytest.param(hami_node(), INVALID, {}, 1, id="no-record-and-an-invalid-request-count-by-number"),
         pytest.param(hami_node(), SHARE, {}, 1, id="no-record-counts-by-number-until-it-is-granted"),
         pytest.param(hami_node(), SHARE, {RECORD: "GPU-9,NVIDIA,1,0:;"}, 1, id="a-record-of-a-card-that-is-gone"),
         pytest.param(hami_node(), {"cpu": 1}, {}, 2, id="no-gpu"),
@@ -77,37 +77,37 @@ def test_running_pods_of_other_systems_are_counted(
 
 
 def test_a_record_is_read_again_when_the_node_comes_later() -> None:
-    made = ClusterState(Ledger(), DialectSettings())
-    made.pod_changed(running({"hami.io/gpu": 1}, annotations={RECORD: "GPU-0,NVIDIA,6000,0:;"}))
-    made.node_changed(hami_node())
-    assert whole_gpus_free(made) == 1
+    state = ClusterState(Ledger(), DialectSettings())
+    state.pod_changed(running({"hami.io/gpu": 1}, annotations={RECORD: "GPU-0,NVIDIA,6000,0:;"}))
+    state.node_changed(hami_node())
+    assert whole_gpus_free(state) == 1
 
 
-def test_a_pod_counted_by_number_is_still_the_leaders_to_grant() -> None:
+def test_a_pod_counted_by_number_is_still_ungranted() -> None:
     assert set(cluster_state(hami_node(), running(SHARE)).ungranted) == {"uid-a"}
 
 
 def test_a_running_pod_whose_record_names_a_card_that_is_gone_keeps_that_record() -> None:
-    made = cluster_state(hami_node(), running(SHARE, annotations={RECORD: "GPU-9,NVIDIA,6000,0:;"}))
-    assert not made.ungranted, "a grant would name another card than the one it runs on"
+    state = cluster_state(hami_node(), running(SHARE, annotations={RECORD: "GPU-9,NVIDIA,6000,0:;"}))
+    assert not state.ungranted, "a grant would name another card than the one it runs on"
 
 
-def test_a_pod_that_cannot_be_read_is_nobodys_to_grant() -> None:
-    assert not cluster_state(hami_node(), running(UNREADABLE)).ungranted
+def test_a_pod_with_an_invalid_request_is_not_granted() -> None:
+    assert not cluster_state(hami_node(), running(INVALID)).ungranted
 
 
 def test_a_gpu_in_mig_mode_takes_no_new_pod_and_its_pods_count() -> None:
-    made = cluster_state(hami_node(mode="mig"), running(SHARE, annotations={RECORD: "GPU-0[2-1],NVIDIA,5120,14:;"}))
-    assert made.ledger.fleet.view("n1").free_by_card[0].memory == 8192 - 5120
-    assert not isinstance(made.ledger.fleet.place(wants(ask(1)), "n1"), Placement)
+    state = cluster_state(hami_node(mode="mig"), running(SHARE, annotations={RECORD: "GPU-0[2-1],NVIDIA,5120,14:;"}))
+    assert state.ledger.fleet.view("n1").free_by_card[0].memory == 8192 - 5120
+    assert not isinstance(state.ledger.fleet.place(wants(ask(1)), "n1"), Placement)
 
 
 def test_gpus_counted_by_number_are_free_when_the_pod_has_ended() -> None:
-    made = cluster_state(hami_node(), running(UNREADABLE))
-    ended = pod(UNREADABLE, name="a", uid="uid-a", on="n1") | {"status": {"phase": "Succeeded"}}
-    made.pod_changed(msgspec.convert(ended, type=Pod))
-    made.ledger.check()
-    assert whole_gpus_free(made) == 2
+    state = cluster_state(hami_node(), running(INVALID))
+    ended = pod(INVALID, name="a", uid="uid-a", on="n1") | {"status": {"phase": "Succeeded"}}
+    state.pod_changed(msgspec.convert(ended, type=Pod))
+    state.ledger.check()
+    assert whole_gpus_free(state) == 2
 
 
 def test_a_gpushare_pod_that_counts_in_mib_under_the_default_unit_holds_its_card() -> None:

@@ -1,4 +1,4 @@
-"""Pods that are gone while their containers may run: whose tile is kept, for how long, and on whose word."""
+"""Deleted pods whose containers may still run: which tiles are kept, for how long, and which report frees them."""
 
 from typing import Any
 
@@ -13,23 +13,23 @@ from gputile.ledger.ledger import AllocationState
 from gputile.model.allocations import Allocation
 from gputile.model.grants import ContainerGrant, Grant, Tile
 from gputile.scheduler.state.agent_liveness import AgentLivenessSettings
-from gputile.scheduler.state.orphaned_pods import NOBODYS, SETTLE
+from gputile.scheduler.state.orphaned_pods import NEVER_PREEMPTED, SETTLE
 from gputile.testing.builders import node
 from tests.scheduler.rig import Rig, tile
 from tests.scheduler.test_cluster_state import grant
 
-LINGER = AgentLivenessSettings().orphan_grace
-WORST = LINGER + 3 + SETTLE  # and the next renewal of an agent that renews every other second, and what that takes
+GRACE = AgentLivenessSettings().orphan_grace
+WORST = GRACE + 3 + SETTLE  # the grace, the next renewal of an agent that renews every other second, and its delay
 
 
 def held(uid: str = "uid-web-0", memory: int = 8, on: str = "n1") -> Grant:
-    """What an agent says of a pod that is gone."""
+    """An agent's report of an orphaned pod."""
     tiles = (Tile(f"GPU-{on}-0", 0, memory, 0),)
     return Grant(pod=uid, node=on, dialect="gputile", containers=(ContainerGrant("c0", tiles),))
 
 
 class Ward(Rig):
-    """One card on n1, which an agent has; it renews its Lease as long as it is alive. n2 has no agent."""
+    """n1 has one card and an agent, which renews its Lease as long as it is alive. n2 has no agent."""
 
     def __init__(self, *pods: Json, named: tuple[Grant, ...] = ()) -> None:
         super().__init__(self.manifest("n1", named), self.manifest("n2"), pods=pods)
@@ -50,7 +50,7 @@ class Ward(Rig):
         self.catch_up()
 
     def says(self, *named: Grant, text: str | None = None) -> list[Any]:
-        """The agent of n1 writes what still runs."""
+        """The agent of n1 reports what still runs."""
         self.api.add_node(self.manifest("n1", named, text))
         return self.catch_up()
 
@@ -63,13 +63,13 @@ class Ward(Rig):
         return done
 
     def run_pod(self, on: str = "n1", name: str = "web-0", **status: Any) -> None:
-        """A pod of ours that runs there."""
+        """A pod of ours that runs on the node."""
         self.arrive(tile(8, cpu="2"), name=name, annotations=grant(name=name, on=on), on=on)
         self.change(name, status={"phase": "Running", **status})
         self.catch_up()
 
     def force(self, name: str = "web-0") -> list[Any]:
-        """kubectl delete --force: the object is gone, and nothing else."""
+        """kubectl delete --force: only the object is gone."""
         self.api.delete_pod(f"default/{name}")
         return self.catch_up()
 
@@ -78,20 +78,20 @@ class Ward(Rig):
 
 
 class TestKept:
-    def test_a_tile_is_kept_for_the_agent_to_speak_and_then_free(self) -> None:
+    def test_a_tile_is_kept_until_the_agent_could_report_and_then_freed(self) -> None:
         ward = Ward()
         ward.run_pod()
         ward.force()
         assert (ward.free(), ward.state()) == ([8], AllocationState.CONFIRMED)
-        ward.pass_time(LINGER)
+        ward.pass_time(GRACE)
         assert ward.free() == [8]
         assert Freed("n1") in ward.pass_time(3 + SETTLE)
         assert (ward.free(), ward.state()) == ([16], None)
         ward.ledger.check()
 
     @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-    def test_a_pod_whose_end_was_told_is_gone_at_once(self, phase: str) -> None:
-        """So a kubelet removes pods: first a terminal phase, then the object."""
+    def test_a_pod_with_a_terminal_phase_is_gone_at_once(self, phase: str) -> None:
+        """A kubelet removes a pod so: first a terminal phase, then the object."""
         ward = Ward()
         ward.run_pod()
         ward.change("web-0", status={"phase": phase})
@@ -100,7 +100,7 @@ class TestKept:
         assert ward.force() == []
         assert (ward.free(), ward.state()) == ([16], None)
 
-    def test_that_end_may_be_told_with_the_deletion_itself(self) -> None:
+    def test_the_terminal_phase_may_be_shown_with_the_deletion_itself(self) -> None:
         ward = Ward()
         ward.run_pod()
         ward.change("web-0", status={"phase": "Failed"})
@@ -109,7 +109,7 @@ class TestKept:
         assert ward.free() == [16]
 
     @pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown", None])
-    def test_any_other_phase_says_nothing(self, phase: str | None) -> None:
+    def test_any_other_phase_proves_nothing(self, phase: str | None) -> None:
         ward = Ward()
         ward.run_pod(phase=phase)
         ward.force()
@@ -128,7 +128,7 @@ class TestKept:
         ward.force()
         assert ward.free("n2") == [16]
 
-    def test_on_another_systems_node_a_lease_left_behind_keeps_nothing(self) -> None:
+    def test_on_a_node_of_another_system_a_leftover_lease_keeps_nothing(self) -> None:
         ward = Ward()
         ward.api.add_lease("n2", holderIdentity="", renewTime="1")
         theirs = ward.manifest("n2")
@@ -145,27 +145,27 @@ class TestKept:
         ward.force()
         assert ward.free("n2") == [16]
 
-    def test_a_pod_without_cards_takes_its_cpu_with_it(self) -> None:
+    def test_a_pod_without_gpus_frees_its_cpu(self) -> None:
         ward = Ward()
         ward.arrive({"cpu": "2"}, on="n1")
         ward.force()
         assert ward.state() is None
 
-    def test_an_unreadable_deletion_says_nothing_about_containers(self) -> None:
+    def test_an_undecodable_deletion_proves_nothing_about_containers(self) -> None:
         ward = Ward()
         ward.run_pod()
         named = Metadata(name="web-0", namespace="default", uid="uid-web-0")
         ward.cluster_state.pod_changed(Pod(metadata=named), deleted=True)
         assert ward.free() == [8]
 
-    def test_what_is_kept_takes_no_cpu_and_nobody_can_be_evicted_from_it(self) -> None:
+    def test_a_kept_tile_holds_no_cpu_and_cannot_be_preempted(self) -> None:
         ward = Ward()
         ward.run_pod()
         assert ward.ledger.fleet.view("n1").cpu == 62000
         assert Freed("n1") in ward.force()
         assert ward.ledger.fleet.view("n1").cpu == 64000
         (entry,) = ward.ledger.on_node("n1")
-        assert (entry.allocation.priority, entry.allocation.name) == (NOBODYS, "default/web-0")
+        assert (entry.allocation.priority, entry.allocation.name) == (NEVER_PREEMPTED, "default/web-0")
         ward.ledger.check()
 
     def test_it_is_counted(self) -> None:
@@ -177,8 +177,8 @@ class TestKept:
         assert len(ward.cluster_state.orphans) == 0
 
 
-class TestWhoseSilenceCounts:
-    def test_an_agent_that_is_dead_proves_nothing_however_long(self) -> None:
+class TestWhichAgentsProveTheEnd:
+    def test_a_dead_agent_proves_nothing_however_long(self) -> None:
         ward = Ward()
         ward.run_pod()
         ward.alive = False
@@ -189,8 +189,8 @@ class TestWhoseSilenceCounts:
         ward.pass_time(SETTLE + 2)
         assert ward.free() == [16]
 
-    def test_nor_does_one_whose_lease_holds_longer_than_we_wait(self) -> None:
-        """It is not silent yet, and yet it is dead."""
+    def test_nor_does_an_agent_whose_lease_is_longer_than_the_grace(self) -> None:
+        """It is not stale yet, and yet it is dead."""
         ward = Ward()
         ward.run_pod()
         ward.beat(leaseDurationSeconds=3600)
@@ -200,27 +200,27 @@ class TestWhoseSilenceCounts:
         assert not ward.cluster_state.agents.is_stale("n1")
         assert ward.free() == [8]
 
-    def test_nor_one_that_dies_before_its_time_to_speak_is_over(self) -> None:
+    def test_nor_an_agent_that_dies_before_the_grace_is_over(self) -> None:
         ward = Ward()
         ward.run_pod()
         ward.force()
-        ward.pass_time(LINGER - 2)
+        ward.pass_time(GRACE - 2)
         ward.alive = False
         ward.pass_time(100)
         assert ward.free() == [8]
 
-    def test_nor_one_that_stops_on_purpose(self) -> None:
+    def test_nor_an_agent_that_stops_gracefully(self) -> None:
         ward = Ward()
         ward.run_pod()
         ward.force()
         ward.alive = False
-        ward.pass_time(LINGER)
+        ward.pass_time(GRACE)
         ward.beat(holderIdentity="")
         ward.pass_time(100)
         assert ward.free() == [8]
 
-    def test_an_agent_that_comes_back_and_names_it_in_the_same_breath_is_heard(self) -> None:
-        """Its renewal may overtake what it wrote before: two watches."""
+    def test_an_agent_that_comes_back_and_reports_at_once_keeps_the_tile(self) -> None:
+        """Its renewal may overtake its earlier report: they arrive over two watches."""
         ward = Ward()
         ward.run_pod()
         ward.alive = False
@@ -234,13 +234,13 @@ class TestWhoseSilenceCounts:
         ward.pass_time(60)
         assert ward.free() == [8]
 
-    def test_what_a_broken_watch_of_ours_may_have_missed_begins_anew(self) -> None:
+    def test_while_our_watch_is_broken_the_grace_restarts(self) -> None:
         ward = Ward()
         ward.run_pod()
         ward.force()
-        ward.pass_time(60, blind=True)
+        ward.pass_time(60, is_disconnected=True)
         assert ward.free() == [8]
-        ward.pass_time(LINGER)
+        ward.pass_time(GRACE)
         assert ward.free() == [8]
         ward.pass_time(3 + SETTLE)
         assert ward.free() == [16]
@@ -250,20 +250,20 @@ class TestWhoseSilenceCounts:
         ward.run_pod()
         ward.force()
         ward.alive = False
-        ward.cluster_state.agents.deaf()
+        ward.cluster_state.agents.watch_failed()
         ward.pass_time(60)
-        ward.beat()  # heard again; when it was sent, nobody knows
+        ward.beat()  # connected again; when the renewal was sent is unknown
         ward.pass_time(5)
         assert ward.free() == [8]
 
-    def test_when_the_lease_itself_goes_only_time_is_left(self) -> None:
+    def test_when_the_lease_itself_is_deleted_only_the_grace_counts(self) -> None:
         ward = Ward()
         ward.run_pod()
         ward.force()
         ward.alive = False
         ward.api.delete_lease("n1")
         ward.catch_up()
-        ward.pass_time(LINGER - 1)
+        ward.pass_time(GRACE - 1)
         assert ward.free() == [8]
         ward.pass_time(1)
         assert ward.free() == [16]
@@ -272,8 +272,8 @@ class TestWhoseSilenceCounts:
 # ---- what the agent says --------------------------------------------------------------------------------------------
 
 
-class TestNamed:
-    def test_what_the_agent_names_is_held_until_it_names_it_no_more(self) -> None:
+class TestReported:
+    def test_a_reported_tile_is_kept_until_it_is_no_longer_reported(self) -> None:
         ward = Ward()
         ward.run_pod()
         ward.force()
@@ -284,7 +284,7 @@ class TestNamed:
         assert Freed("n1") in ward.says()
         assert (ward.free(), ward.state()) == ([16], None)
 
-    def test_it_may_name_it_before_we_see_the_deletion(self) -> None:
+    def test_the_report_may_come_before_the_deletion(self) -> None:
         ward = Ward()
         ward.run_pod()
         ward.says(held())
@@ -295,14 +295,14 @@ class TestNamed:
         ward.says()
         assert ward.free() == [16]
 
-    def test_a_pod_that_is_there_counts_by_itself_whatever_the_agent_says(self) -> None:
+    def test_an_existing_pod_counts_by_itself_whatever_the_agent_reports(self) -> None:
         ward = Ward()
         ward.run_pod()
         ward.says(held())
         ward.says()
         assert (ward.free(), ward.state()) == ([8], AllocationState.CONFIRMED)
 
-    def test_named_and_dropped_before_we_see_the_deletion(self) -> None:
+    def test_reported_and_dropped_before_the_deletion_is_shown(self) -> None:
         ward = Ward()
         ward.run_pod()
         ward.says(held())
@@ -312,8 +312,8 @@ class TestNamed:
         ward.pass_time(WORST)
         assert ward.free() == [16]
 
-    def test_a_terminal_phase_does_not_outweigh_the_agents_word(self) -> None:
-        """Others than the kubelet write phases too."""
+    def test_a_terminal_phase_does_not_overrule_the_report(self) -> None:
+        """Other clients than the kubelet write phases too."""
         ward = Ward()
         ward.run_pod()
         ward.says(held())
@@ -325,18 +325,18 @@ class TestNamed:
         ward.says()
         assert ward.free() == [16]
 
-    def test_a_scheduler_that_starts_anew_learns_it_from_the_node(self) -> None:
+    def test_a_restarted_scheduler_reads_the_report_from_the_node(self) -> None:
         ward = Ward(named=(held(),))
         assert ward.free() == [8]
         (entry,) = ward.ledger.on_node("n1")
-        assert (entry.state, entry.allocation.priority) == (AllocationState.CONFIRMED, NOBODYS)
+        assert (entry.state, entry.allocation.priority) == (AllocationState.CONFIRMED, NEVER_PREEMPTED)
         ward.relist()
         ward.pass_time(60)
         assert ward.free() == [8]
         ward.says()
         assert ward.free() == [16]
 
-    def test_of_a_pod_that_is_there_after_all_it_learns_more_from_the_pod(self) -> None:
+    def test_the_grant_of_an_existing_pod_overrules_the_report(self) -> None:
         running = Ward()
         running.run_pod()
         ward = Ward(running.live(), named=(held(memory=4),))
@@ -344,7 +344,7 @@ class TestNamed:
         assert (ward.free(), entry.allocation.priority, entry.allocation.cpu) == ([8], 0, 2000)
         assert len(ward.cluster_state.orphans) == 0
 
-    def test_it_goes_with_the_node(self) -> None:
+    def test_it_is_freed_with_the_node(self) -> None:
         ward = Ward(named=(held(),))
         ward.api.delete_node("n1")
         ward.catch_up()
@@ -353,35 +353,37 @@ class TestNamed:
         ward.catch_up()
         assert ward.free() == [16]
 
-    def test_a_pod_that_waits_is_not_made_a_ghost(self) -> None:
+    def test_a_report_about_a_pending_pod_is_ignored(self) -> None:
         ward = Ward()
         ward.arrive(tile(8))
         ward.says(held())
         assert (ward.state(), ward.free()) == (None, [16])
         assert ward.filter().names
 
-    def test_a_pod_that_turns_out_to_wait_has_no_containers(self) -> None:
+    def test_a_pod_that_is_pending_after_all_has_no_containers(self) -> None:
         ward = Ward(named=(held(),))
         ward.arrive(tile(8))
         assert (ward.state(), ward.free()) == (None, [16])
 
     @pytest.mark.parametrize("text", ["{", "[]", '{"version":2,"grants":[]}'])
-    def test_what_cannot_be_read_changes_nothing_and_is_said(self, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    def test_an_undecodable_report_changes_nothing_and_is_logged(
+        self, text: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
         ward = Ward(named=(held(),))
         ward.says(text=text)
         assert ward.free() == [8]
-        assert "an agent's word is passed over" in caplog.text
+        assert "ignoring invalid agent annotation" in caplog.text
         ward.says()
         assert ward.free() == [16]
 
-    def test_another_node_cannot_name_it(self) -> None:
+    def test_another_node_cannot_report_it(self) -> None:
         ward = Ward(named=(held(),))
         ward.api.add_node(ward.manifest("n2", (held(on="n2"),)))
         ward.catch_up()
         assert (ward.free("n1"), ward.free("n2")) == ([8], [16])
         ward.ledger.check()
 
-    def test_two_of_them(self) -> None:
+    def test_two_orphaned_pods(self) -> None:
         ward = Ward(named=(held("uid-a", 4), held("uid-b", 8)))
         assert ward.free() == [4]
         ward.says(held("uid-b", 8))
@@ -392,26 +394,26 @@ class TestNamed:
 
 
 class TestGaps:
-    def test_a_pod_that_is_missing_in_a_list_may_have_been_deleted_by_force(self) -> None:
+    def test_a_pod_that_is_missing_in_a_list_may_have_been_force_deleted(self) -> None:
         ward = Ward()
         ward.run_pod()
         ward.api.delete_pod("default/web-0")
         ward.relist()
         assert ward.free() == [8]
         ward.relist()
-        ward.pass_time(LINGER)
+        ward.pass_time(GRACE)
         assert ward.free() == [8]
         ward.pass_time(3 + SETTLE)
         assert ward.free() == [16]
 
-    def test_one_that_a_list_shows_ended_has_ended(self) -> None:
+    def test_a_pod_that_a_list_shows_in_a_terminal_phase_has_ended(self) -> None:
         ward = Ward()
         ward.run_pod()
         ward.change("web-0", status={"phase": "Succeeded"})
         ward.relist()
         assert ward.free() == [16]
 
-    def test_one_that_cannot_be_read_is_not_gone(self) -> None:
+    def test_an_undecodable_pod_is_not_gone(self) -> None:
         ward = Ward()
         ward.run_pod()
         ward.cluster_state.pods_listed([], {"default/web-0"})
@@ -427,13 +429,13 @@ class TestGaps:
         ward.pass_time(60)
         assert ward.free() == [8]
 
-    async def test_a_bind_that_may_have_landed_on_a_pod_that_is_gone(self) -> None:
-        """The watch is late; a live look finds nobody, and perhaps a container runs."""
+    async def test_a_bind_that_may_have_been_written_for_a_deleted_pod(self) -> None:
+        """The watch is late; a live lookup finds no pod, and perhaps a container runs."""
         ward = Ward()
         ward.arrive(tile(8))
         ward.filter(nodes=["n1"])
         ward.api.script["bind"] = [OutcomeUnknown("reset")] * 9
-        assert "kept until it is known" in await ward.bind()
+        assert "until the outcome is known" in await ward.bind()
         ward.api.pods.clear()
         ward.reconciler.look_up("uid-web-0")
         await ward.reconciler.round()
@@ -441,7 +443,7 @@ class TestGaps:
         ward.pass_time(WORST)
         assert ward.free() == [16]
 
-    def test_a_replacement_waits_for_the_tile(self) -> None:
+    def test_a_replacement_stays_pending_until_the_tile_is_free(self) -> None:
         ward = Ward()
         ward.run_pod()
         ward.force()
@@ -451,7 +453,7 @@ class TestGaps:
         assert ward.filter("next", ["n1"]).names == ["n1"]
 
 
-def test_a_holding_of_another_state_is_none_of_its_business() -> None:
+def test_allocations_in_other_states_are_ignored() -> None:
     ward = Ward()
     assert ward.cluster_state.vanished("uid-nobody") == []
     assert ward.cluster_state.orphans.allocations() == list[Allocation]()

@@ -408,6 +408,6 @@ async def test_the_loop_survives_errors_of_the_api_server(caplog: pytest.LogCapt
 async def test_reason(limits: Json, text: str) -> None:
     r = rig()
     r.arrive(limits)
-    message = pending_pods.reason(r.cluster_state.waiting["uid-web-0"].asked, r.ledger)
+    message = pending_pods.reason(r.cluster_state.pending["uid-web-0"].request, r.ledger)
     assert text in message
     assert bool(message) == bool(text)

@@ -133,8 +133,8 @@ class TestOwnPreemption:
         await planned(rig)
         arrive(rig, "late", 10, LOW)
         rig.filter("late")
-        waiting = rig.cluster_state.waiting["uid-late"]
-        assert "capacity on node n1 is kept for default/wanted" in reason(waiting.asked, rig.ledger)
+        waiting = rig.cluster_state.pending["uid-late"]
+        assert "capacity on node n1 is kept for default/wanted" in reason(waiting.request, rig.ledger)
         rig.filter("wanted")
         await rig.pending_pods.round()
         assert (

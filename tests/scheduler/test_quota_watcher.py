@@ -264,7 +264,7 @@ async def test_no_pod_is_placed_before_the_quotas_are_known() -> None:
         gate.set()
         await replica.until(replica.process.is_synced)
         api.add_pod(pod(tile(8), uid="uid-web-0"))
-        await replica.until(lambda: "uid-web-0" in replica.process.cluster_state.waiting)
+        await replica.until(lambda: "uid-web-0" in replica.process.cluster_state.pending)
         _, answer = await replica.ask("/gputile/filter", filter_body(api, "web-0"))
         assert answer["FailedAndUnresolvableNodes"] == {
             "n1": "node(s) have too few GPUs of a model in the namespace's quota"
@@ -278,7 +278,7 @@ async def test_the_gauges_show_usage_and_limit() -> None:
     async with running(api) as replica:
         await replica.until(replica.process.is_synced)
         api.add_pod(pod(tile(8), uid="uid-web-0"))
-        await replica.until(lambda: "uid-web-0" in replica.process.cluster_state.waiting)
+        await replica.until(lambda: "uid-web-0" in replica.process.cluster_state.pending)
         await replica.ask("/gputile/filter", filter_body(api, "web-0"))
         shown = (await replica.ask("/metrics"))[1]
         assert gauge(shown, "used", "cards") == 0.5, "a reservation counts"

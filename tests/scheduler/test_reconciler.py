@@ -1,4 +1,4 @@
-"""Beside the verbs: binds that must be looked up, pods that came around us, labels, and what people should know."""
+"""The reconcile loop: lookups of binds, pods bound by another scheduler, labels, and Events."""
 
 import asyncio
 from typing import Any
@@ -9,7 +9,7 @@ from gputile.dialects.gputile import GRANT
 from gputile.kube.api import Json, OutcomeUnknown
 from gputile.ledger.events import Assumed, Forgotten, Tick
 from gputile.ledger.ledger import AllocationState
-from gputile.scheduler.binding.reconciler import AGAIN, ROUND
+from gputile.scheduler.binding.reconciler import RETRY, ROUND
 from gputile.scheduler.settings import BindSettings
 from gputile.testing.builders import node
 from tests.scheduler.rig import Lands, Rig, refused, tile
@@ -32,8 +32,8 @@ async def rounds(r: Rig, count: int = 1, apart: float = ROUND) -> None:
         r.clock.now += apart
 
 
-class TestPodsBoundAroundUs:
-    async def test_placed_booked_and_written_once(self) -> None:
+class TestPodsBoundByAnotherScheduler:
+    async def test_placed_confirmed_and_written_once(self) -> None:
         r = rig()
         r.arrive(HAMI, on="n1")
         await rounds(r, 3)
@@ -48,7 +48,7 @@ class TestPodsBoundAroundUs:
         await rounds(r, 3)
         assert len(r.api.patches) == 1
 
-    async def test_booked_before_it_is_written(self) -> None:
+    async def test_confirmed_before_it_is_written(self) -> None:
         r = rig()
         r.arrive(tile(8), on="n1")
         r.api.gates["patch_pod"] = asyncio.Event()
@@ -69,7 +69,7 @@ class TestPodsBoundAroundUs:
         await rounds(r, 3)
         assert len(r.api.patches) == 1, "not at once"
         assert r.free() == [8, 16]
-        await rounds(r, 1, AGAIN)
+        await rounds(r, 1, RETRY)
         await rounds(r)
         assert len(r.api.patches) == 2
         assert r.written() is not None
@@ -85,19 +85,16 @@ class TestPodsBoundAroundUs:
         r.ledger.check()
         assert sorted(r.cluster_state.ungranted) == ["uid-c"]
 
-    async def test_without_room_it_is_told_and_nothing_is_booked(self) -> None:
+    async def test_where_no_gpu_fits_an_event_is_recorded_and_nothing_is_allocated(self) -> None:
         r = rig()
         r.arrive(tile(32), on="n1")
         await rounds(r, 8)
         (note,) = r.api.notes
         assert note.pod == "web-0"
-        assert (
-            "bound to n1 by another scheduler, where gputile has no cards for it: the node has GPUs smaller"
-            in note.message
-        )
+        assert "bound to n1 by another scheduler, where no GPU fits: GPUs smaller" in note.message
         assert (r.free(), r.api.patches) == ([16, 16], [])
 
-    async def test_granted_as_soon_as_there_is_room(self) -> None:
+    async def test_granted_as_soon_as_it_fits(self) -> None:
         r = rig()
         r.arrive(tile(16, cards=2), name="old", annotations=_both(), on="n1")
         r.arrive(tile(8), on="n1")
@@ -108,7 +105,7 @@ class TestPodsBoundAroundUs:
         await rounds(r)
         assert r.written() is not None, "Freed: no need to wait for the next regular look"
 
-    async def test_on_a_node_that_nobody_knows_it_waits(self) -> None:
+    async def test_on_an_unknown_node_it_stays_ungranted(self) -> None:
         r = rig()
         r.arrive(tile(8), on="n2")
         await rounds(r, 2)
@@ -118,29 +115,29 @@ class TestPodsBoundAroundUs:
         await rounds(r)
         assert r.free("n2") == [8]
 
-    async def test_gone_before_it_was_written(self) -> None:
+    async def test_deleted_before_it_was_written(self) -> None:
         r = rig()
         r.arrive(tile(8), on="n1")
         r.api.script["patch_pod"] = [OutcomeUnknown("reset")]
         await rounds(r)
         r.api.delete_pod("default/web-0")
         r.catch_up()
-        r.clock.now += AGAIN
+        r.clock.now += RETRY
         await rounds(r)
         assert len(r.api.patches) == 1
         assert r.free() == [16, 16]
 
-    async def test_not_over_what_somebody_changed_since_it_was_read(self) -> None:
-        """Another leader's grant, for one, which our watch has not shown yet."""
+    async def test_not_written_over_a_later_change_of_the_pod(self) -> None:
+        """For example another leader's grant, which our watch has not shown yet."""
         r = rig()
         r.arrive(tile(8), on="n1")
         r.api.add_pod(r.live() | {"metadata": r.live()["metadata"] | {"annotations": grant(index=1)}})
-        await rounds(r, 1, AGAIN)
+        await rounds(r, 1, RETRY)
         written = r.written()
         assert written is not None
         assert written["containers"][0]["tiles"][0]["index"] == 1
         r.catch_up()
-        await rounds(r, 2, AGAIN)
+        await rounds(r, 2, RETRY)
         assert r.free() == [16, 8]
 
     async def test_a_lease_lost_between_two_writes_ends_them(self) -> None:
@@ -148,17 +145,17 @@ class TestPodsBoundAroundUs:
         for name in ("a", "b"):
             r.arrive(tile(8), name=name, on="n1")
         r.api.script["patch_pod"] = [lambda: setattr(r, "leading", False)]
-        await rounds(r, 3, AGAIN)
+        await rounds(r, 3, RETRY)
         assert len(r.api.patches) == 1
 
-    async def test_a_new_term_decides_anew_what_was_not_written(self) -> None:
+    async def test_a_new_term_decides_unwritten_grants_again(self) -> None:
         r = rig()
         r.arrive(tile(8), on="n1")
         r.api.script["patch_pod"] = [OutcomeUnknown("reset")]
         await rounds(r)
         r.reconciler.on_elected()
         assert list(r.cluster_state.ungranted) == ["uid-web-0"]
-        await rounds(r, 2, AGAIN)
+        await rounds(r, 2, RETRY)
         assert r.written() is not None
         assert r.free() == [8, 16]
 
@@ -170,7 +167,7 @@ class TestPodsBoundAroundUs:
         await rounds(r, 3)
         assert (r.api.calls, r.free()) == ([], [16, 16])
 
-    async def test_no_room_is_not_told_as_a_grant_that_is_not_believed(self) -> None:
+    async def test_no_fitting_gpu_is_not_reported_as_an_invalid_grant(self) -> None:
         r = rig()
         r.arrive(tile(32), on="n1")
         await rounds(r)
@@ -189,12 +186,12 @@ class TestLabels:
         assert await r.bind("b") == ""
         live = r.api.pods["default/b"]
         if labels is None:
-            live["metadata"]["labels"] = {}  # an API server before 1.35 takes only annotations over
+            live["metadata"]["labels"] = {}  # an API server before 1.35 copies only annotations
         r.api.add_pod(live | {"status": status})
         r.api.events[:] = r.api.events[-1:]
         r.catch_up()
 
-    async def test_what_the_api_server_did_not_take_over_is_patched_once(self) -> None:
+    async def test_labels_that_the_api_server_did_not_copy_are_patched_once(self) -> None:
         r = rig()
         await self.bound(r)
         await rounds(r, 2)
@@ -203,7 +200,7 @@ class TestLabels:
         await rounds(r, 2)
         assert len(r.api.patches) == 1
 
-    async def test_what_is_there_stays_as_it_is(self) -> None:
+    async def test_existing_labels_are_not_changed(self) -> None:
         r = rig()
         await self.bound(r, labels={"hami.io/vgpu-node": "mine"})
         await rounds(r, 2)
@@ -217,17 +214,17 @@ class TestLabels:
         await rounds(r)
         assert r.api.patches == []
 
-    async def test_a_pod_that_runs_is_left_alone(self) -> None:
+    async def test_a_running_pod_is_not_patched(self) -> None:
         r = rig()
         await self.bound(r, phase="Running")
         await rounds(r)
         assert r.api.patches == []
 
-    async def test_a_failure_is_tried_again(self) -> None:
+    async def test_a_failure_is_retried(self) -> None:
         r = rig()
         await self.bound(r)
         r.api.script["patch_pod"] = [OutcomeUnknown("reset")]
-        await rounds(r, 2, AGAIN)
+        await rounds(r, 2, RETRY)
         assert r.live("b")["metadata"]["labels"] == {"hami.io/vgpu-node": "n1"}
 
     async def test_a_failure_of_one_pod_does_not_cost_the_others_their_labels(self) -> None:
@@ -242,16 +239,16 @@ class TestLabels:
             r.api.add_pod(r.live(name))
         r.catch_up()
         r.api.script["patch_pod"] = [OutcomeUnknown("reset")]
-        await rounds(r, 2, AGAIN)
+        await rounds(r, 2, RETRY)
         assert [r.live(name)["metadata"]["labels"] for name in ("a", "b")] == [{"hami.io/vgpu-node": "n1"}] * 2
 
 
 class TestLookingUp:
     async def lost(self, r: Rig, *, landed: bool) -> None:
-        """A bind without an answer, and the time after which the book asks about it."""
+        """A bind without an answer, and the time after which the ledger wants it looked up."""
         r.arrive(tile(8))
         r.api.script["bind"] = [Lands() if landed else OutcomeUnknown("reset")]
-        assert "got lost" in await r.bind()
+        assert "no answer from the API server" in await r.bind()
         r.clock.now += r.settings.ledger.assume_ttl
         r.apply(r.ledger.handle(Tick(r.clock.now)))
         assert r.count("assumed_expired_total") == 1
@@ -259,50 +256,50 @@ class TestLookingUp:
     def rig(self) -> Rig:
         return rig(bind=BindSettings(timeout=0.01))
 
-    async def test_landed_is_confirmed(self) -> None:
+    async def test_a_written_bind_is_confirmed(self) -> None:
         r = self.rig()
         await self.lost(r, landed=True)
         await rounds(r, 2)
         assert (r.state(), r.free()) == (AllocationState.CONFIRMED, [8, 16])
         assert r.api.calls.count("pod") == 1
 
-    async def test_not_landed_is_forgotten(self) -> None:
+    async def test_a_bind_that_was_not_written_is_forgotten(self) -> None:
         r = self.rig()
         await self.lost(r, landed=False)
         await rounds(r)
         assert (r.state(), r.free()) == (None, [16, 16])
 
-    async def test_deleted_is_gone(self) -> None:
+    async def test_a_deleted_pod_is_gone(self) -> None:
         r = self.rig()
         await self.lost(r, landed=False)
         r.api.delete_pod("default/web-0")
         await rounds(r)
         assert (r.state(), r.free()) == (None, [16, 16])
 
-    async def test_another_pod_of_that_name_is_not_it(self) -> None:
+    async def test_another_pod_of_that_name_is_not_confused_with_it(self) -> None:
         r = self.rig()
         await self.lost(r, landed=True)
         r.live()["metadata"]["uid"] = "uid-new"
         await rounds(r)
         assert (r.state(), r.free()) == (None, [16, 16])
 
-    async def test_a_look_that_fails_keeps_the_tile_and_is_repeated(self) -> None:
+    async def test_a_lookup_that_fails_keeps_the_tile_and_is_repeated(self) -> None:
         r = self.rig()
         await self.lost(r, landed=True)
         r.api.script["pod"] = [OutcomeUnknown("timed out")]
-        await rounds(r, 1, AGAIN)
+        await rounds(r, 1, RETRY)
         assert (r.state(), r.free()) == (AllocationState.ASSUMED, [8, 16])
         await rounds(r)
         assert r.state() is AllocationState.CONFIRMED
 
-    async def test_confirmed_by_the_watch_meanwhile_needs_no_look(self) -> None:
+    async def test_a_bind_that_the_watch_confirmed_needs_no_lookup(self) -> None:
         r = self.rig()
         await self.lost(r, landed=True)
         r.catch_up()
         await rounds(r)
         assert "pod" not in r.api.calls
 
-    async def test_what_was_booked_anew_during_the_look_stays(self) -> None:
+    async def test_what_was_confirmed_during_the_lookup_stays(self) -> None:
         r = self.rig()
         await self.lost(r, landed=False)
         entry = r.ledger.entry("uid-web-0")
@@ -316,8 +313,8 @@ class TestLookingUp:
         await rounds(r)
         assert (r.state(), r.free()) == (AllocationState.ASSUMED, [8, 16])
 
-    async def test_a_bind_that_is_under_way_during_the_look_keeps_its_tile(self) -> None:
-        """The repeated bind is sent, the look finds the pod unbound, and then the bind lands."""
+    async def test_a_bind_in_flight_during_the_lookup_keeps_its_tile(self) -> None:
+        """The repeated bind is sent, the lookup finds the pod unbound, and then the bind is written."""
         r = self.rig()
         await self.lost(r, landed=False)
         gate = r.api.gates["bind"] = asyncio.Event()
@@ -338,16 +335,16 @@ class TestLookingUp:
         await rounds(r)
         assert r.state() is AllocationState.CONFIRMED
 
-    async def test_also_who_does_not_lead_looks(self) -> None:
-        """Its book must be right when it comes to lead."""
+    async def test_a_replica_that_is_not_the_leader_also_looks_up(self) -> None:
+        """Its ledger must be correct when it becomes the leader."""
         r = self.rig()
         await self.lost(r, landed=True)
         r.leading = False
         await rounds(r)
         assert r.state() is AllocationState.CONFIRMED
 
-    async def test_a_bind_that_is_repeated_during_the_look_keeps_its_tile(self) -> None:
-        """The look is sent, the pod is unbound; the repeated bind lands; then the look's answer comes."""
+    async def test_a_bind_that_is_repeated_during_the_lookup_keeps_its_tile(self) -> None:
+        """The lookup is sent, the pod is unbound; the repeated bind is written; then the lookup is answered."""
         r = self.rig()
         await self.lost(r, landed=False)
         seen = await r.api.pod("default", "web-0")
@@ -363,7 +360,7 @@ class TestLookingUp:
 
 
 class TestReports:
-    async def test_a_copied_grant_is_told_once(self) -> None:
+    async def test_a_copied_grant_gets_one_event(self) -> None:
         r = rig()
         r.arrive(tile(8), annotations=grant(pod="uid-other"), on="n1")
         await rounds(r)
@@ -379,7 +376,7 @@ class TestReports:
         assert written is not None
         assert written["pod"] == "uid-web-0", "and replaced by its own"
 
-    async def test_the_same_is_not_told_twice(self) -> None:
+    async def test_the_same_event_is_not_recorded_twice(self) -> None:
         r = rig()
         r.arrive(tile(8), annotations=grant(), on="n1")
         for index in (1, 2, 3):
@@ -387,8 +384,8 @@ class TestReports:
             await rounds(r)
         assert len(r.api.notes) == 1
 
-    async def test_who_does_not_lead_keeps_nothing_to_tell_later(self) -> None:
-        """The leader of that time has told it."""
+    async def test_a_replica_that_is_not_the_leader_keeps_no_events_for_later(self) -> None:
+        """The leader at that time has recorded them."""
         r = rig()
         r.leading = False
         r.arrive(tile(8), annotations=grant(pod="uid-other"), on="n1")
@@ -397,7 +394,7 @@ class TestReports:
         await rounds(r)
         assert r.api.notes == []
 
-    async def test_an_edited_grant_is_told(self) -> None:
+    async def test_an_edited_grant_gets_an_event(self) -> None:
         r = rig()
         r.arrive(tile(8), annotations=grant(), on="n1")
         r.arrive(tile(8), annotations=grant(index=1), on="n1")
@@ -410,10 +407,10 @@ class TestReports:
         for name in ("a", "b"):
             r.arrive(tile(10), name=name, annotations=grant(10, name=name), on="n1")
         await rounds(r, 2)
-        assert [record.message for record in caplog.records].count("more on a card than it has") == 1
+        assert [record.message for record in caplog.records].count("GPU overcommitted") == 1
         assert r.count("overcommits_total") == 1
 
-    async def test_what_is_remembered_of_gone_pods_is_forgotten(self) -> None:
+    async def test_deleted_pods_are_forgotten(self) -> None:
         r = rig()
         r.arrive(tile(8), annotations=grant(pod="uid-other"), on="n1")
         await rounds(r)
@@ -424,11 +421,11 @@ class TestReports:
         await rounds(r)
         assert len(r.api.notes) == 2
 
-    async def test_a_report_that_could_not_be_written_is_written_later(self) -> None:
+    async def test_an_event_that_could_not_be_written_is_written_later(self) -> None:
         r = rig()
         r.arrive(tile(8), annotations=grant(pod="uid-other"), on="n1")
         r.api.script["note"] = [OutcomeUnknown("reset")]
-        await rounds(r, 2, AGAIN)
+        await rounds(r, 2, RETRY)
         assert len(r.api.notes) == 1
 
 
@@ -445,7 +442,7 @@ async def test_a_stop_in_the_middle_of_a_write_stops() -> None:
     assert stopped
 
 
-async def test_the_loop_survives_what_the_api_server_says(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_loop_survives_errors_of_the_api_server(caplog: pytest.LogCaptureFixture) -> None:
     r = rig()
     r.arrive(tile(8), on="n1")
     r.api.script["patch_pod"] = [refused(403), OutcomeUnknown("reset")]
@@ -455,10 +452,10 @@ async def test_the_loop_survives_what_the_api_server_says(caplog: pytest.LogCapt
     assert not loop.done()
     loop.cancel()
     assert r.written() is not None
-    assert "not done, and tried again" in [record.message for record in caplog.records]
+    assert "reconcile failed; retrying" in [record.message for record in caplog.records]
 
 
-async def test_pods_that_go_in_the_middle_of_a_round_break_nothing() -> None:
+async def test_pods_that_are_deleted_in_the_middle_of_a_round_break_nothing() -> None:
     r = rig()
     for name in ("a", "b"):
         r.arrive(HAMI, name=name)
@@ -476,4 +473,4 @@ async def test_pods_that_go_in_the_middle_of_a_round_break_nothing() -> None:
 
     r.api.script["patch_pod"] = [all_go]
     await rounds(r, 2)
-    assert (r.cluster_state.fresh, len(r.ledger)) == ({}, 0)
+    assert (r.cluster_state.newly_bound, len(r.ledger)) == ({}, 0)

@@ -1,4 +1,4 @@
-"""A repeated no is given from memory, and is what a new look would say.
+"""A repeated rejection is answered from the cache, and is the same as a new decision.
 
 Seen to fail, by breaking the code on purpose: `Columns._book` or `_write_row` without counting the gain; `Nos.again`
 without its rule about containers that do not fit together; `Nos._nodes` as the number of nodes; `_may_remember` of the
@@ -53,8 +53,8 @@ def remembered(rig: Rig) -> float:
 
 
 def nomination(rig: Rig, name: str) -> None:
-    """Keep room on n1 for a pod that waits."""
-    pod = rig.cluster_state.waiting[f"uid-{name}"].pod
+    """Nominate a pending pod on n1."""
+    pod = rig.cluster_state.pending[f"uid-{name}"].pod
     asked = rig.requests.of(pod)
     assert isinstance(asked, PodRequest)
     where = rig.ledger.fleet.place(asked, "n1")
@@ -62,8 +62,8 @@ def nomination(rig: Rig, name: str) -> None:
     rig.ledger.handle(Nominated(allocation_of(pod, asked, where.grant(pod.uid, asked.dialect)), 2000.0))
 
 
-class TestARepeatedNo:
-    def test_is_not_looked_for_again(self) -> None:
+class TestARepeatedRejection:
+    def test_is_not_computed_again(self) -> None:
         rig = full()
         first = rig.filter("late")
         again = rig.filter("late")
@@ -71,21 +71,21 @@ class TestARepeatedNo:
         assert (again.failed, again.unresolvable) == (first.failed, first.unresolvable)
         assert remembered(rig) == 1
 
-    def test_is_written_once_and_says_the_same(self) -> None:
+    def test_is_encoded_once_and_is_the_same(self) -> None:
         rig = full()
         args = rig.args("late")
         first = rig.filter_service.filter(args)
         again = rig.filter_service.filter(args)
-        assert (first.written, again.written) == (b"", write_filter(first, args))
+        assert (first.encoded, again.encoded) == (b"", write_filter(first, args))
 
-    def test_serves_every_pod_that_asks_the_same_whatever_the_order_of_the_nodes(self) -> None:
+    def test_answers_every_pod_with_the_same_request_whatever_the_order_of_the_nodes(self) -> None:
         rig = full()
         rig.arrive(tile(5), name="later")
         first = rig.filter("late", ["n1", "n2"])
         assert rig.filter("later", ["n2", "n1"]).failed == first.failed
         assert remembered(rig) == 1
 
-    def test_counts_and_is_told_like_the_first(self) -> None:
+    def test_is_counted_and_reported_like_the_first(self) -> None:
         rig = full()
         told: list[str] = []
         rig.filter_service.on_unschedulable = lambda no: told.append(no.pod.name)
@@ -94,19 +94,19 @@ class TestARepeatedNo:
         assert told == ["late", "late"]
         assert rig.count("refusals_total", code="InsufficientCardMemory") == 4
 
-    def test_is_none_for_other_nodes(self) -> None:
+    def test_does_not_answer_for_other_nodes(self) -> None:
         rig = full()
         rig.filter("late")
         assert list(rig.filter("late", ["n2"]).failed) == ["n2"]
         assert remembered(rig) == 0
 
-    def test_with_a_node_named_twice_is_looked_for(self) -> None:
+    def test_with_a_node_named_twice_is_computed(self) -> None:
         rig = full()
         for _ in range(2):
             rig.filter("late", ["n1", "n1"])
         assert remembered(rig) == 0
 
-    def test_about_a_stranger_holds_until_it_is_known(self) -> None:
+    def test_for_an_unknown_node_is_valid_until_the_node_is_known(self) -> None:
         rig = full()
         for _ in range(2):
             assert rig.filter("late", ["n1", "n9"]).unresolvable == {"n9": SENTENCE[NodeReason.UNKNOWN_NODE]}
@@ -114,7 +114,7 @@ class TestARepeatedNo:
         rig.ledger.handle(NodeSeen(node("n9").cards(1, size=SIZE).node()))
         assert rig.filter("late", ["n1", "n9"]).names == ["n9"]
 
-    def test_about_whole_nodes_is_looked_for_and_answered_whole(self) -> None:
+    def test_for_node_objects_is_computed_and_answered_with_objects(self) -> None:
         rig = full()
         rig.filter("late")
         args = rig.args("late", whole=True)
@@ -122,8 +122,8 @@ class TestARepeatedNo:
             assert b'"items":[]' in write_filter(rig.filter_service.filter(args), args)
         assert remembered(rig) == 0
 
-    def test_with_a_closed_node_is_looked_for(self) -> None:
-        """A node that waits for another agent is refused for that reason, which no room changes."""
+    def test_with_a_blocked_node_is_computed(self) -> None:
+        """A node with a busy agent is refused for that reason, which free capacity does not change."""
         rig = full()
         rig.filter("late")
         rig.cluster_state.guessing.add("n1")
@@ -131,8 +131,8 @@ class TestARepeatedNo:
         assert rig.filter("late").unresolvable.keys() == {"n1"}
         assert remembered(rig) == 0
 
-    def test_of_a_pod_with_a_promise_is_looked_for(self) -> None:
-        """The promised room is its own, and the others' answer is not."""
+    def test_for_a_pod_with_a_nomination_is_computed(self) -> None:
+        """The nominated capacity is its own, so the answer for other pods does not apply."""
         rig = Rig(node("n1").cards(1, size=SIZE))
         for name in ("mine", "other"):
             rig.arrive(tile(5), name=name)
@@ -140,7 +140,7 @@ class TestARepeatedNo:
         assert rig.filter("other").names == []
         assert rig.filter("mine").names == ["n1"]
 
-    def test_of_a_pod_that_may_take_what_is_promised_to_another_is_looked_for(self) -> None:
+    def test_for_a_pod_that_may_use_the_nomination_of_another_is_computed(self) -> None:
         rig = Rig(node("n1").cards(1, size=SIZE))
         for name in ("mine", "equal", "king"):
             rig.arrive(tile(5), name=name)
@@ -150,8 +150,8 @@ class TestARepeatedNo:
         assert rig.filter("equal").names == []
         assert rig.filter("king").names == ["n1"]
 
-    def test_that_containers_do_not_fit_together_holds_only_while_nothing_changes(self) -> None:
-        """With less room one of them does not even fit alone."""
+    def test_because_containers_do_not_fit_together_is_valid_only_while_nothing_changes(self) -> None:
+        """With less free capacity a container does not even fit alone."""
         rig = Rig(node("n1").cards(1, size=SIZE))
         rig.arrive(tile(3), tile(5), name="late")
         home(rig, "first", tile(2))
@@ -166,28 +166,28 @@ class TestARepeatedNo:
         for number in range(2 * MOST + 1):
             rig.arrive(tile(5, cores=number % 101, cards=1 + number // 101), name=f"p{number}")
             rig.filter(f"p{number}")
-            assert sum(len(shape.answers) for shape in rig.filter_service._refusal_cache._shapes.values()) <= MOST
+            assert sum(len(entry.answers) for entry in rig.filter_service._refusal_cache._entries.values()) <= MOST
 
 
-class TestRoom:
+class TestFreeCapacity:
     @pytest.mark.parametrize(
-        "makes_room",
+        "frees",
         [
             pytest.param(lambda rig: rig.change("first-0", status={"phase": "Succeeded"}), id="a-pod-ends"),
-            pytest.param(lambda rig: rig.api.delete_pod("default/first-0"), id="a-pod-goes"),
+            pytest.param(lambda rig: rig.api.delete_pod("default/first-0"), id="a-pod-is-deleted"),
             pytest.param(
                 lambda rig: rig.api.add_node(node("n1").cards(1, size=2 * SIZE).manifest()), id="a-card-grows"
             ),
         ],
     )
-    def test_ends_it(self, makes_room: Callable[[Rig], None]) -> None:
+    def test_ends_it(self, frees: Callable[[Rig], None]) -> None:
         rig = full()
         assert rig.filter("late").names == []
-        makes_room(rig)
+        frees(rig)
         rig.catch_up()
         assert rig.filter("late").names == ["n1"]
 
-    def test_that_a_pencil_gives_back_ends_it(self) -> None:
+    def test_from_an_expired_reservation_ends_it(self) -> None:
         rig = Rig(node("n1").cards(1, size=SIZE))
         for name in ("first", "late"):
             rig.arrive(tile(5), name=name)
@@ -198,7 +198,7 @@ class TestRoom:
 
 
 def full() -> Rig:
-    """Two nodes of one card each, both taken, and a pod that waits."""
+    """Two nodes of one card each, both fully allocated, and a pending pod."""
     rig = Rig(*(node(name).cards(1, size=SIZE) for name in ("n1", "n2")))
     for number in range(2):
         home(rig, f"first-{number}", tile(5))
@@ -207,7 +207,7 @@ def full() -> Rig:
 
 
 def home(rig: Rig, name: str, wish: Json) -> None:
-    """A pod that comes, is filtered and bound."""
+    """A pod that arrives, is filtered and bound."""
     rig.arrive(wish, name=name)
     rig.filter(name)
     asyncio.run(rig.bind(name, rig.node_of(name) or ""))
@@ -216,14 +216,14 @@ def home(rig: Rig, name: str, wish: Json) -> None:
 
 @examples(60)
 @given(st.randoms(use_true_random=False))
-def test_every_answer_is_what_a_new_look_says(dice: random.Random) -> None:
-    """Pods come, are filtered again and again, bound, and end; nodes and quotas change; time passes."""
+def test_every_answer_is_that_of_a_new_decision(dice: random.Random) -> None:
+    """Pods arrive, are filtered repeatedly, bound, and end; nodes and quotas change; time passes."""
     nodes = [node(f"n{n}").cards(2, size=SIZE) for n in range(3)]
     rig = Rig(*nodes)
     for step in range(40):
         act = dice.choice(["arrive", "filter", "filter", "filter", "filter", "bind", "end", "node", "quota", "tick"])
         names = [one["metadata"]["name"] for one in rig.api.pods.values()]
-        waiting = [name for name in names if f"uid-{name}" in rig.cluster_state.waiting]
+        waiting = [name for name in names if f"uid-{name}" in rig.cluster_state.pending]
         if act == "arrive":
             rig.arrive(*dice.choice(WISHES), name=f"p{step}")
         elif act == "filter" and waiting:
@@ -260,19 +260,19 @@ def check(rig: Rig, name: str, dice: random.Random) -> None:
     assert not found.error
     assert not fresh.names, "room appeared, and the pod was not told"
     assert (found.failed.keys(), found.unresolvable.keys()) == (fresh.failed.keys(), fresh.unresolvable.keys())
-    asked = rig.requests.of(rig.cluster_state.waiting[f"uid-{name}"].pod)
+    asked = rig.requests.of(rig.cluster_state.pending[f"uid-{name}"].pod)
     assert isinstance(asked, PodRequest)
     asked = rig.ledger.quota_usage.allowed("default", asked)
     for node_name, sentence in {**found.failed, **found.unresolvable}.items():
         assert still_true(asked, rig.cluster_state, node_name, sentence), (node_name, sentence, fresh)
-    if found.written:
-        assert found.written == write_filter(
+    if found.encoded:
+        assert found.encoded == write_filter(
             FilterAnswer(failed=found.failed, unresolvable=found.unresolvable), read_filter(body)
         )
 
 
 def still_true(asked: PodRequest, cluster_state: ClusterState, name: str, sentence: str) -> bool:
-    """Whether the rules up to the one that the sentence is about leave some container too few cards."""
+    """Whether the rules up to that of the sentence leave some container too few cards."""
     view = cluster_state.ledger.fleet.view(name)
     codes = [stage.code for stage in RULES_UNDER_QUOTA]
     code = next(code for code, said in SENTENCE.items() if said == sentence)

@@ -1,4 +1,4 @@
-"""Pods that their kubelet failed instead of taking them in: freed, counted, logged, and told once, by the leader."""
+"""Pods that their kubelet rejected: freed, counted, logged, and recorded in one Event by the leader."""
 
 from typing import Any
 
@@ -28,25 +28,27 @@ def fail(rig: Rig, name: str = "web-0", **status: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "reason", "turned_away"),
+    ("phase", "reason", "rejected"),
     [
-        pytest.param("Failed", "UnexpectedAdmissionError", True, id="devices-could-not-be-handed-out"),
+        pytest.param("Failed", "UnexpectedAdmissionError", True, id="devices-could-not-be-allocated"),
         pytest.param("Failed", "OutOfgputile.io/gpu", True, id="out-of-a-resource"),
         pytest.param("Failed", "OutOfcpu", True, id="out-of-cpu"),
         pytest.param("Failed", "TopologyAffinityError", True, id="no-numa-node-has-them-all"),
-        pytest.param("Failed", "Allocate failed due to requested number of devices", True, id="as-older-kubelets-say"),
+        pytest.param(
+            "Failed", "Allocate failed due to requested number of devices", True, id="as-older-kubelets-write-it"
+        ),
         pytest.param("Failed", "Evicted", False, id="evicted-later"),
         pytest.param("Failed", None, False, id="failed-by-itself"),
         pytest.param("Running", "UnexpectedAdmissionError", False, id="runs"),
-        pytest.param("Pending", "OutOfcpu", False, id="waits"),
+        pytest.param("Pending", "OutOfcpu", False, id="pending"),
         pytest.param(None, None, False, id="no-status"),
     ],
 )
-def test_who_was_turned_away(phase: str | None, reason: str | None, turned_away: bool) -> None:
-    assert Pod(status=PodStatus(phase=phase, reason=reason)).rejected_by_kubelet is turned_away
+def test_which_pods_were_rejected(phase: str | None, reason: str | None, rejected: bool) -> None:
+    assert Pod(status=PodStatus(phase=phase, reason=reason)).rejected_by_kubelet is rejected
 
 
-async def test_its_tile_is_free_and_it_is_told_and_counted() -> None:
+async def test_its_tile_is_free_and_it_is_counted_with_an_event() -> None:
     rig = cluster()
     bound(rig)
     assert rig.free() == [8]
@@ -55,7 +57,7 @@ async def test_its_tile_is_free_and_it_is_told_and_counted() -> None:
     await rig.reconciler.round()
     (note,) = rig.api.notes
     assert (note.reason, note.pod, note.uid, note.kind) == ("AdmissionFailed", "web-0", "uid-web-0", "Warning")
-    for words in ("kubelet of node n1", "UnexpectedAdmissionError", WHY, "free again", "placed anew"):
+    for words in ("kubelet of node n1", "UnexpectedAdmissionError", WHY, "free again", "scheduled again"):
         assert words in note.message
     assert rig.count("admission_failures_total") == 1
 
@@ -72,14 +74,14 @@ async def test_once_per_pod() -> None:
     assert (len(rig.api.notes), rig.count("admission_failures_total")) == (1, 1)
 
 
-async def test_those_that_failed_before_we_came_are_old_news() -> None:
+async def test_pods_that_failed_before_this_process_started_are_ignored() -> None:
     over = pod(tile(8), annotations=grant(), uid="uid-web-0", on="n1") | {"status": FAILED}
     rig = cluster(over)
     await rig.reconciler.round()
     assert rig.api.notes == []
 
 
-async def test_one_that_failed_while_our_watch_was_broken_is_told() -> None:
+async def test_a_pod_that_failed_while_our_watch_was_broken_gets_an_event() -> None:
     rig = cluster()
     rig.arrive(tile(8))
     rig.change("web-0", spec={"nodeName": "n1"}, status=FAILED)
@@ -88,7 +90,7 @@ async def test_one_that_failed_while_our_watch_was_broken_is_told() -> None:
     assert [note.reason for note in rig.api.notes] == ["AdmissionFailed"]
 
 
-async def test_only_the_leader_speaks_and_nobody_repeats_it_later() -> None:
+async def test_only_the_leader_records_the_event_and_no_replica_repeats_it_later() -> None:
     rig = cluster()
     bound(rig)
     fail(rig)
@@ -100,7 +102,7 @@ async def test_only_the_leader_speaks_and_nobody_repeats_it_later() -> None:
     assert rig.free() == [16]
 
 
-async def test_what_could_not_be_said_is_said_later() -> None:
+async def test_an_event_that_could_not_be_written_is_written_later() -> None:
     rig = cluster()
     bound(rig)
     fail(rig)
@@ -113,7 +115,7 @@ async def test_what_could_not_be_said_is_said_later() -> None:
 
 
 @pytest.mark.parametrize("listed", [False, True])
-async def test_a_pod_that_is_gone_meanwhile_is_told_nothing(listed: bool) -> None:
+async def test_a_pod_that_was_deleted_meanwhile_gets_no_event(listed: bool) -> None:
     rig = cluster()
     bound(rig)
     fail(rig)
@@ -125,7 +127,7 @@ async def test_a_pod_that_is_gone_meanwhile_is_told_nothing(listed: bool) -> Non
     assert rig.api.notes == []
 
 
-async def test_pods_without_cards_are_none_of_our_business() -> None:
+async def test_pods_without_gpus_are_ignored() -> None:
     rig = cluster()
     rig.arrive({"cpu": "1"}, on="n1")
     fail(rig)

@@ -1,4 +1,4 @@
-"""A list of all pods, taken in slices: whoever looks in between sees too much held, and never too little.
+"""A list of all pods, processed in slices: in between, the ledger holds too much and never too little.
 
 Seen to fail: with what is gone let go before all listed pods are in; with overlaps looked for pod by pod; with pods of
 the list freed in between (`Listed` of the part that is in); with unreadable pods let go.
@@ -27,7 +27,7 @@ SIZE = 16
 
 
 def on_card(name: str, card: int, size: int = SIZE, where: str = "n1") -> Json:
-    """A pod that holds so much of one card."""
+    """A pod that holds this much of one card."""
     annotations = grant(size, card, name=name, on=where)
     return pod(tile(size), name=name, uid=f"uid-{name}", on=where, annotations=annotations)
 
@@ -50,7 +50,7 @@ PLACES = st.dictionaries(st.sampled_from(NAMES), st.integers(0, 3), max_size=4)
 
 @examples(100)
 @given(PLACES, PLACES)
-def test_between_two_slices_all_that_is_listed_and_not_yet_gone_is_held(
+def test_between_two_slices_all_listed_and_not_yet_removed_pods_are_held(
     before: dict[str, int], after: dict[str, int]
 ) -> None:
     rig = rig_with(*(on_card(name, card) for name, card in before.items()))
@@ -66,7 +66,7 @@ def test_between_two_slices_all_that_is_listed_and_not_yet_gone_is_held(
         for seen in listed[:number]:
             assert now[seen.uid], "what was listed is held from then on"
     for uid in missing:
-        cluster_state.let_go(uid)
+        cluster_state.remove_unlisted(uid)
     assert held_cards(rig).keys() == {one.uid for one in listed}
     at_once = rig_with(*(on_card(name, card) for name, card in before.items()))
     at_once.cluster_state.pods_listed(listed)
@@ -77,7 +77,7 @@ def conflicts(done: list[Instruction]) -> list[Conflict]:
     return [one for one in done if isinstance(one, Conflict)]
 
 
-def test_who_comes_where_another_went_is_no_overlap_and_who_comes_where_one_stays_is() -> None:
+def test_a_pod_on_the_card_of_a_deleted_pod_is_no_overlap_and_on_that_of_a_listed_pod_is() -> None:
     rig = rig_with(on_card("a", 0), on_card("gone", 2))
     came = [as_pod(on_card("a", 0)), as_pod(on_card("new", 2))]
     assert conflicts([done for one in came for done in rig.cluster_state.relisted(one)]) == []
@@ -88,7 +88,7 @@ def test_who_comes_where_another_went_is_no_overlap_and_who_comes_where_one_stay
     assert [one.pod for one in conflicts(rig.cluster_state.pods_listed(twice))] == ["uid-late"]
 
 
-def test_a_bind_of_ours_that_the_list_is_too_old_to_show_stays() -> None:
+def test_a_bind_that_is_newer_than_the_list_stays() -> None:
     rig = rig_with(on_card("a", 0))
     rig.arrive(tile(SIZE), name="mine")
     rig.filter("mine")
@@ -97,23 +97,23 @@ def test_a_bind_of_ours_that_the_list_is_too_old_to_show_stays() -> None:
     assert rig.state("mine") is AllocationState.RESERVED
 
 
-def test_a_pod_that_cannot_be_read_in_this_list_keeps_what_it_holds() -> None:
+def test_a_pod_that_is_undecodable_in_this_list_keeps_its_allocation() -> None:
     rig = rig_with(on_card("a", 0), on_card("b", 1))
     rig.cluster_state.pods_listed([as_pod(on_card("a", 0))], {"default/b"})
     assert held_cards(rig).keys() == {"uid-a", "uid-b"}
 
 
-def test_the_same_list_again_tells_the_book_nothing() -> None:
+def test_the_same_list_again_changes_nothing_in_the_ledger() -> None:
     rig = rig_with(on_card("a", 0), on_card("b", 1))
     rig.ledger._history.clear()
     rig.cluster_state.pods_listed([as_pod(on_card("a", 0)), as_pod(on_card("b", 1))])
     assert [event for event in rig.ledger._history if isinstance(event, Relisted)] == []
 
 
-async def test_while_a_list_is_taken_in_verbs_are_answered_and_sell_nothing_that_it_shows(
+async def test_while_a_list_is_processed_verbs_are_answered_and_allocate_nothing_that_it_shows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A pod of the list that we did not know has the card that one that is gone had: it is never free in between."""
+    """A new pod of the list has the card of a deleted pod: the card is never free in between."""
     before = [on_card(f"p{n}", n) for n in range(4)]
     after = [on_card(f"q{n}", n) for n in range(4)]
     api = cluster(node("n1").cards(4, size=SIZE), pods=(*before, pod(tile(SIZE), name="wants", uid="uid-wants")))

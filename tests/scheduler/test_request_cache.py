@@ -1,4 +1,4 @@
-"""A pod that kube-scheduler sends with every verb is read once per version, and a body that changed is read anew."""
+"""The pod that kube-scheduler sends with every verb is parsed once per version; a changed body is parsed again."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def pod(limits: dict[str, Any] = GPU, version: str | None = "7", **more: Any) ->
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Pod]:
-    """The pods that were really read."""
+    """The pods that were parsed."""
     found: list[Pod] = []
 
     def counted(pod: Pod, settings: DialectSettings) -> Any:
@@ -39,10 +39,10 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Pod]:
 @pytest.mark.parametrize(
     ("first", "second", "settings", "count"),
     [
-        pytest.param(pod(), pod(), DEFAULTS, 1, id="the-same-pod-is-read-once"),
-        pytest.param(pod({"cpu": 1}), pod({"cpu": 1}), DEFAULTS, 1, id="a-pod-without-gpus-is-read-once"),
-        pytest.param(pod(version="7"), pod(version="8"), DEFAULTS, 2, id="another-version-is-read-anew"),
-        pytest.param(pod(uid="a"), pod(uid="b"), DEFAULTS, 2, id="another-pod-is-read-anew"),
+        pytest.param(pod(), pod(), DEFAULTS, 1, id="the-same-pod-is-parsed-once"),
+        pytest.param(pod({"cpu": 1}), pod({"cpu": 1}), DEFAULTS, 1, id="a-pod-without-gpus-is-parsed-once"),
+        pytest.param(pod(version="7"), pod(version="8"), DEFAULTS, 2, id="another-version-is-parsed-again"),
+        pytest.param(pod(uid="a"), pod(uid="b"), DEFAULTS, 2, id="another-pod-is-parsed"),
         pytest.param(pod(), pod({"gputile.io/gpu": 2}), DEFAULTS, 2, id="another-spec-under-the-same-version"),
         pytest.param(
             pod(),
@@ -52,19 +52,19 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Pod]:
             id="other-annotations-under-the-same-version",
         ),
         pytest.param(pod(), pod(labels={"a": "b"}), DEFAULTS, 2, id="other-labels-under-the-same-version"),
-        pytest.param(pod(), pod(), OTHER, 2, id="other-settings-are-another-reading"),
-        pytest.param(pod(version=None), pod(version=None), DEFAULTS, 2, id="a-pod-without-a-version-is-not-kept"),
-        pytest.param(pod(uid=""), pod(uid=""), DEFAULTS, 2, id="a-pod-without-a-uid-is-not-kept"),
+        pytest.param(pod(), pod(), OTHER, 2, id="with-other-settings-it-is-parsed-again"),
+        pytest.param(pod(version=None), pod(version=None), DEFAULTS, 2, id="a-pod-without-a-version-is-not-cached"),
+        pytest.param(pod(uid=""), pod(uid=""), DEFAULTS, 2, id="a-pod-without-a-uid-is-not-cached"),
     ],
 )
-def test_when_a_pod_is_read(first: Pod, second: Pod, settings: DialectSettings, count: int, reads: list[Pod]) -> None:
+def test_when_a_pod_is_parsed(first: Pod, second: Pod, settings: DialectSettings, count: int, reads: list[Pod]) -> None:
     cache = RequestCache()
     cache.read(first, DEFAULTS)
     assert cache.read(second, settings) == registry.read_pod(second, settings)
     assert len(reads) == count
 
 
-def test_the_pods_that_were_used_last_are_kept(reads: list[Pod]) -> None:
+def test_the_most_recently_used_pods_are_kept(reads: list[Pod]) -> None:
     cache = RequestCache(size=2)
     for uid in ("a", "b", "a", "c", "a", "b"):
         assert isinstance(cache.read(pod(uid=uid), DEFAULTS), PodRequest)

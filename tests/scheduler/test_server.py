@@ -1,4 +1,4 @@
-"""HTTP: every family's paths, both forms, TLS, limits; and that a verb always answers 200 with a reason."""
+"""The extender over HTTP: every path, both node forms, TLS, limits; and a verb always answers 200 with a reason."""
 
 import asyncio
 import gzip
@@ -18,7 +18,7 @@ from gputile import __version__
 from gputile.dialects.settings import DialectSettings
 from gputile.kube.api import Json
 from gputile.ledger.ledger import AllocationState
-from gputile.scheduler.binding.binder import NOT_LEADING
+from gputile.scheduler.binding.binder import NOT_LEADER
 from gputile.scheduler.extender.server import FAMILIES, ExtenderServer, routes, tls_context
 from gputile.scheduler.settings import TlsSettings
 from gputile.testing.builders import node
@@ -40,7 +40,7 @@ class Probes:
 
 
 class Line:
-    """A server on a free port of this machine, and a client that asks it."""
+    """A server on a free local port, and a client."""
 
     def __init__(self, rig: Rig, server: ExtenderServer, http: aiohttp.ClientSession, probes: Probes) -> None:
         self.rig, self.server, self.http, self.probes = rig, server, http, probes
@@ -123,7 +123,7 @@ PATHS = {
 
 
 def test_the_table_of_paths() -> None:
-    """Written down twice, for existing configurations rest on it."""
+    """Repeated here, because existing configurations depend on it."""
     assert routes() == {path: verb for verb, paths in PATHS.items() for path in paths}
     assert set(FAMILIES) >= {"/gputile", "/gpushare-scheduler", "/scheduler", ""}
 
@@ -148,8 +148,8 @@ async def test_every_path_reaches_its_verb() -> None:
             line.rig.catch_up()
 
 
-async def test_steering_over_http_leads_and_passes() -> None:
-    """The pod with GPUs passes even where no verb is served: this stanza must hold up nobody."""
+async def test_steering_over_http_steers_and_passes() -> None:
+    """The pod with GPUs passes even while verbs are unavailable: this extender must not delay any pod."""
     async with serving(rig(steer_cpu_pods=True, policy="binpack")) as line:
         line.rig.arrive({"cpu": "4"}, name="plain")
         line.rig.arrive({"cpu": "60"}, name="large")
@@ -168,7 +168,7 @@ async def test_a_slash_at_the_end_changes_nothing() -> None:
         assert (await line.post("/gputile/filter/", line.rig.body()))["NodeNames"] == ["n1", "n2"]
 
 
-async def test_whole_nodes_come_back_whole() -> None:
+async def test_node_objects_are_answered_with_node_objects() -> None:
     async with serving() as line:
         answer = await line.post("/gputile/filter", line.rig.body(whole=True))
         assert answer["Nodes"]["items"] == list(line.rig.api.nodes.values())
@@ -178,11 +178,11 @@ async def test_whole_nodes_come_back_whole() -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "says"),
     [
-        pytest.param("GET", "/gputile/filter", 405, "POST to it", id="a-verb-is-posted-to"),
-        pytest.param("PUT", "/bind", 405, "POST to it", id="and-not-put"),
-        pytest.param("GET", "/nowhere", 404, "there is no /nowhere here", id="no-such-path"),
-        pytest.param("POST", "/gputile/nothing", 404, "there is no", id="no-such-verb"),
-        pytest.param("GET", "/", 404, "there is no /", id="the-root"),
+        pytest.param("GET", "/gputile/filter", 405, "use POST", id="a-verb-is-posted-to"),
+        pytest.param("PUT", "/bind", 405, "use POST", id="and-not-put"),
+        pytest.param("GET", "/nowhere", 404, "/nowhere not found", id="no-such-path"),
+        pytest.param("POST", "/gputile/nothing", 404, "not found", id="no-such-verb"),
+        pytest.param("GET", "/", 404, "/ not found", id="the-root"),
         pytest.param("GET", "/healthz", 200, "ok", id="alive"),
         pytest.param("GET", "/readyz", 200, "ok", id="ready"),
         pytest.param("GET", "/version", 200, __version__, id="version"),
@@ -213,7 +213,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"Pod":null}', b"\xff" * 10, b"[" * 100_000])
-async def test_a_body_that_cannot_be_used_gets_its_reason_and_changes_nothing(body: bytes) -> None:
+async def test_a_malformed_body_is_answered_with_its_reason_and_changes_nothing(body: bytes) -> None:
     async with serving() as line:
         for verb, keys in SHAPES.items():
             answer = await line.post(f"/gputile/{verb}", body)
@@ -229,7 +229,7 @@ async def test_a_body_that_cannot_be_used_gets_its_reason_and_changes_nothing(bo
 async def test_a_body_that_is_too_large() -> None:
     async with serving(rig(body_limit=1)) as line:
         answer = await line.post("/gputile/filter", b" " * (2**20 + 1))
-        assert answer["Error"] == "the body is larger than 1 MiB; raise `body_limit`"
+        assert answer["Error"] == "the body is larger than 1 MiB; raise setting `body_limit`"
         assert (await line.post("/gputile/filter", line.rig.body() + b" " * 2**19))["Error"] == ""
 
 
@@ -257,12 +257,12 @@ async def test_a_body_in_pieces_that_is_too_large() -> None:
     [
         pytest.param(b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"Pod\r\n', id="chunks-cut-short"),
         pytest.param(b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", id="chunks-of-no-length"),
-        pytest.param(b'Content-Length: 100\r\n\r\n{"Pod"', id="less-than-promised"),
+        pytest.param(b'Content-Length: 100\r\n\r\n{"Pod"', id="less-than-its-content-length"),
         pytest.param(b"Content-Length: -5\r\n\r\n{}", id="a-negative-length"),
         pytest.param(b"Content-Length: 5\r\nContent-Encoding: gzip\r\n\r\nabcde", id="a-false-gzip"),
     ],
 )
-async def test_a_client_that_breaks_off_harms_nobody(sent: bytes) -> None:
+async def test_a_client_that_disconnects_harms_no_other(sent: bytes) -> None:
     async with serving() as line:
         reader, writer = await asyncio.open_connection("127.0.0.1", line.server.port)
         writer.write(b"POST /gputile/filter HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + sent)
@@ -274,8 +274,8 @@ async def test_a_client_that_breaks_off_harms_nobody(sent: bytes) -> None:
         assert len(line.rig.ledger) == 0
 
 
-async def test_a_client_that_goes_away_is_no_error_of_ours(caplog: pytest.LogCaptureFixture) -> None:
-    """kube-scheduler's time-out, for one."""
+async def test_a_client_that_disconnects_is_not_logged_as_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    """For example after a timeout of kube-scheduler."""
     async with serving() as line:
         _, writer = await asyncio.open_connection("127.0.0.1", line.server.port)
         writer.write(b'POST /gputile/filter HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"Pod"')
@@ -287,15 +287,15 @@ async def test_a_client_that_goes_away_is_no_error_of_ours(caplog: pytest.LogCap
     assert not [record for record in caplog.records if record.exc_info]
 
 
-async def test_a_packed_body_is_not_unpacked() -> None:
-    """kube-scheduler packs nothing, and a few packed bytes can be many."""
+async def test_a_compressed_body_is_not_decompressed() -> None:
+    """kube-scheduler never compresses, and a few compressed bytes can be a large body."""
     async with serving(rig(body_limit=1)) as line:
         answer = await line.post("/filter", gzip.compress(b" " * 2**22), headers={"Content-Encoding": "gzip"})
-        assert "no JSON object" in answer["Error"]
+        assert "not a JSON object" in answer["Error"]
 
 
-async def test_a_client_that_asks_before_it_sends_is_told_to_go_on() -> None:
-    """curl, with more than a megabyte."""
+async def test_expect_100_continue_is_answered() -> None:
+    """curl sends it with bodies of more than a megabyte."""
     async with serving() as line:
         answer = await line.post("/filter", line.rig.body(), expect100=True)
         assert answer["NodeNames"] == ["n1", "n2"]
@@ -304,7 +304,7 @@ async def test_a_client_that_asks_before_it_sends_is_told_to_go_on() -> None:
 # ---- when it may answer ---------------------------------------------------------------------------------------------
 
 
-async def test_before_the_cluster_is_seen_nothing_is_decided() -> None:
+async def test_before_the_cluster_is_listed_nothing_is_decided() -> None:
     async with serving() as line:
         line.probes.synced = False
         for verb in ("filter", "filter-dryrun"):
@@ -314,33 +314,33 @@ async def test_before_the_cluster_is_seen_nothing_is_decided() -> None:
 
 
 @pytest.mark.parametrize(("leads", "said"), [(True, ""), (False, "close")])
-async def test_who_does_not_lead_lets_the_connection_go_so_that_the_next_try_finds_the_leader(
+async def test_a_replica_that_is_not_the_leader_closes_the_connection_so_that_the_next_try_reaches_the_leader(
     leads: bool, said: str
 ) -> None:
-    """A connection through a Service stays with its pod when the label moves on."""
+    """A connection through a Service stays with its pod when the leader label moves."""
     async with serving() as line:
         line.rig.leading = leads
         async with line.http.post(line.url("/filter"), data=line.rig.body()) as answer:
             assert answer.headers.get("Connection", "") == said
 
 
-async def test_who_does_not_lead_lets_go_of_all_connections_at_the_first_question() -> None:
-    """kube-scheduler has several, and waits longer after each no."""
+async def test_a_replica_that_is_not_the_leader_closes_all_connections_at_the_first_request() -> None:
+    """kube-scheduler has several, and backs off longer after each error."""
     async with serving() as line:
         idle, writer = await asyncio.open_connection("127.0.0.1", line.server.port)
         assert (await line.post("/filter", line.rig.body()))["Error"] == ""
         line.rig.leading = False
-        assert (await line.post("/filter", line.rig.body()))["Error"] == NOT_LEADING
+        assert (await line.post("/filter", line.rig.body()))["Error"] == NOT_LEADER
         async with asyncio.timeout(2):
             assert await idle.read() == b""
         writer.close()
 
 
-async def test_who_does_not_lead_says_so_and_still_answers_dry_runs() -> None:
+async def test_a_replica_that_is_not_the_leader_says_so_and_still_answers_dry_runs() -> None:
     async with serving() as line:
         line.rig.leading = False
-        assert (await line.post("/filter", line.rig.body()))["Error"] == NOT_LEADING
-        assert (await line.post("/bind", bind_body()))["Error"] == NOT_LEADING
+        assert (await line.post("/filter", line.rig.body()))["Error"] == NOT_LEADER
+        assert (await line.post("/bind", bind_body()))["Error"] == NOT_LEADER
         body = {"Pod": line.rig.live(), "NodeNameToMetaVictims": {"n1": {"Pods": []}}}
         assert await line.post("/gputile/preempt", body) == {"NodeNameToMetaVictims": {}}
         assert (await line.post("/gputile/filter-dryrun", line.rig.body()))["NodeNames"] == ["n1", "n2"]
@@ -348,7 +348,7 @@ async def test_who_does_not_lead_says_so_and_still_answers_dry_runs() -> None:
 
 
 @pytest.mark.parametrize("why", ["not synced", "not leading"])
-async def test_a_pod_without_cards_passes_whoever_is_asked(why: str) -> None:
+async def test_a_pod_without_gpus_passes_on_every_replica(why: str) -> None:
     async with serving() as line:
         line.probes.synced, line.rig.leading = why != "not synced", why != "not leading"
         line.rig.arrive({"cpu": 1}, name="plain")
@@ -358,12 +358,12 @@ async def test_a_pod_without_cards_passes_whoever_is_asked(why: str) -> None:
         assert await line.post("/gputile/preempt", body) == {"NodeNameToMetaVictims": offers}
 
 
-async def test_many_times_more_nodes_than_there_are_is_no_honest_question() -> None:
+async def test_many_more_candidates_than_nodes_in_the_cluster_are_rejected() -> None:
     async with serving() as line:
         body = {"Pod": line.rig.live(), "NodeNames": [f"n{n}" for n in range(10_009)]}
         for verb in ("filter", "filter-dryrun"):
             answer = await line.post(f"/gputile/{verb}", body)
-            assert answer["Error"] == "10009 nodes are asked about, and the cluster has 2"
+            assert answer["Error"] == "10009 nodes in the request, but the cluster has 2; send only its nodes"
         assert await line.post("/gputile/prioritize", body) == []
 
 
@@ -374,7 +374,7 @@ async def test_a_bind_that_fails_is_200_with_its_reason() -> None:
         assert line.rig.count("verbs_total", verb="bind", result="error") == 1
 
 
-async def test_a_client_that_goes_away_does_not_stop_its_bind() -> None:
+async def test_a_client_that_disconnects_does_not_stop_its_bind() -> None:
     async with serving() as line:
         gate = line.rig.api.gates["bind"] = asyncio.Event()
         post = asyncio.create_task(line.post("/bind", bind_body()))
@@ -407,7 +407,7 @@ async def test_stopping_answers_the_bind_in_flight() -> None:
 # ---- what the older families show -----------------------------------------------------------------------------------
 
 
-async def test_inspect_is_gpushares() -> None:
+async def test_inspect_answers_as_gpushare_does() -> None:
     r = Rig(node("b").cards(2, size=16384), node("a").card(size=8192), node("bare"), listen="127.0.0.1:0")
     for name, size in (("web-1", 2048), ("web-0", 4096)):
         r.arrive(tile(size), name=name)
@@ -432,13 +432,13 @@ async def test_inspect_is_gpushares() -> None:
         assert unknown == {"nodes": [], "error": "node zz is unknown to gputile"}
 
 
-async def test_inspect_speaks_gpushares_unit() -> None:
+async def test_inspect_uses_gpushares_unit() -> None:
     r = Rig(node("a").card(size=8192), listen="127.0.0.1:0", dialects=DialectSettings(gpushare_unit="MiB"))
     async with serving(r) as line:
         assert json.loads((await line.get("/gpushare-scheduler/inspect"))[1])["nodes"][0]["totalGPU"] == 8192
 
 
-async def test_status_is_nanos_in_both_generations() -> None:
+async def test_status_answers_as_both_generations_of_nano_do() -> None:
     r = Rig(node("n1").cards(2, size=16), node("bare"), listen="127.0.0.1:0")
     r.arrive(tile(6, cores=30))
     assert await r.bind() == ""
@@ -525,12 +525,15 @@ async def test_with_a_client_ca_verbs_need_a_certificate_and_probes_do_not(tmp_p
         closed = [*routes(), "/gpushare-scheduler/inspect", "/gpushare-scheduler/inspect/n1", "/status", "/nowhere"]
         for path in closed:
             status, text = await line.get(path, "POST", data=r.body())
-            assert (status, text) == (403, "send a client certificate that the configured CA signed")
+            assert (status, text) == (
+                403,
+                "client certificate missing or not trusted; send one that the CA of `tls.client_ca` signed",
+            )
         assert (await line.get("/scheduler/status"))[0] == 403
         assert len(r.ledger) == 0
 
 
-async def test_with_a_certificate_of_that_ca_they_answer(tmp_path: Path) -> None:
+async def test_with_a_certificate_of_that_ca_verbs_answer(tmp_path: Path) -> None:
     authority = Authority()
     async with serving(rig(tls=written(tmp_path, authority)), client(authority, signed_by=authority)) as line:
         line.scheme = "https"
@@ -544,7 +547,7 @@ async def test_with_a_certificate_of_that_ca_they_answer(tmp_path: Path) -> None
         pytest.param(("kube-scheduler",), True, id="its-common-name"),
         pytest.param(("other", "system:kube-scheduler"), False, id="none-of-its-names"),
         pytest.param(("scheduler.example",), True, id="an-alternative-name"),
-        pytest.param(("KUBE-SCHEDULER",), False, id="names-are-compared-to-the-letter"),
+        pytest.param(("KUBE-SCHEDULER",), False, id="names-are-case-sensitive"),
     ],
 )
 async def test_certificates_that_may_call_the_verbs_can_be_limited_by_name(
@@ -564,8 +567,8 @@ async def test_certificates_that_may_call_the_verbs_can_be_limited_by_name(
         assert (await line.get("/metrics"))[0] == 200, "whoever has a certificate may still look"
 
 
-async def test_with_a_client_ca_no_body_of_a_stranger_is_read(tmp_path: Path) -> None:
-    """The answer is there before the body was sent, and the connection ends with it."""
+async def test_with_a_client_ca_the_body_of_an_unknown_client_is_not_read(tmp_path: Path) -> None:
+    """The answer arrives before the body is sent, and the connection is closed."""
     authority = Authority()
     async with serving(rig(tls=written(tmp_path, authority))) as line:
         reader, writer = await asyncio.open_connection("localhost", line.server.port, ssl=client(authority))
@@ -581,8 +584,8 @@ async def test_with_a_client_ca_no_body_of_a_stranger_is_read(tmp_path: Path) ->
     [
         pytest.param("filter", "/gputile/filter", "Error", id="filter"),
         pytest.param("filter-dryrun", "/gputile/filter-dryrun", "Error", id="a-dry-run"),
-        pytest.param("bind", "/gputile/bind", "Error", id="bind-which-takes-time"),
-        pytest.param("prioritize", "/gputile/prioritize", "", id="prioritize-which-has-no-word-for-it"),
+        pytest.param("bind", "/gputile/bind", "Error", id="bind-which-is-asynchronous"),
+        pytest.param("prioritize", "/gputile/prioritize", "", id="prioritize-which-has-no-error-field"),
     ],
 )
 async def test_a_verb_that_crashes_answers_and_the_next_is_answered(
@@ -600,7 +603,7 @@ async def test_a_verb_that_crashes_answers_and_the_next_is_answered(
             if hasattr(owner, name):
                 monkeypatch.setattr(owner, name, crash)
         answer = await line.post(path, good)
-        assert "failed by an error of its own" in answer[want] if want else answer == []
+        assert "internal error of gputile" in answer[want] if want else answer == []
         monkeypatch.undo()
         again = await line.post(path, good)
         assert not (want and "failed" in again[want])
@@ -615,7 +618,7 @@ async def test_a_certificate_of_another_ca_gets_no_connection(tmp_path: Path) ->
             await line.post("/filter", line.rig.body())
 
 
-async def test_without_a_client_ca_anybody_may_ask(tmp_path: Path) -> None:
+async def test_without_a_client_ca_every_client_may_call(tmp_path: Path) -> None:
     authority = Authority()
     files = written(tmp_path, authority)
     open_to_all = TlsSettings(certificate=files.certificate, key=files.key)
@@ -624,7 +627,7 @@ async def test_without_a_client_ca_anybody_may_ask(tmp_path: Path) -> None:
         assert (await line.post("/filter", line.rig.body()))["NodeNames"] == ["n1", "n2"]
 
 
-async def test_a_renewed_certificate_is_shown_to_new_connections(tmp_path: Path) -> None:
+async def test_a_renewed_certificate_is_used_for_new_connections(tmp_path: Path) -> None:
     old, new = Authority(), Authority()
     async with serving(
         rig(tls=TlsSettings(certificate=written(tmp_path, old).certificate, key=f"{tmp_path}/tls.key"))

@@ -1,4 +1,4 @@
-"""The verbs over HTTP/2, as kube-scheduler asks them: chosen in the handshake, also after a certificate was renewed."""
+"""The verbs over HTTP/2, as kube-scheduler calls them: negotiated by ALPN, also after a certificate was renewed."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ async def test_the_verbs_over_http_2_with_a_certificate(tmp_path: Path) -> None:
         assert line.rig.count("connections_total", protocol="h2") == 1
 
 
-async def test_who_does_not_lead_lets_go_of_all_connections_at_the_first_question(tmp_path: Path) -> None:
+async def test_a_replica_that_is_not_the_leader_closes_all_connections_at_the_first_request(tmp_path: Path) -> None:
     authority = Authority()
     context = trusting(authority.pem, "h2")
     async with (
@@ -40,18 +40,18 @@ async def test_who_does_not_lead_lets_go_of_all_connections_at_the_first_questio
         await idle.until_farewell()
 
 
-async def test_a_stranger_gets_no_verb(tmp_path: Path) -> None:
+async def test_a_client_without_a_certificate_gets_no_verb(tmp_path: Path) -> None:
     authority = Authority()
     context = trusting(authority.pem, "h2")
     async with serving(rig(tls=written(tmp_path, authority))) as line, connected(line.server.port, context) as h2:
         assert await h2.ask("/gputile/filter", line.rig.body()) == (
-            b"send a client certificate that the configured CA signed"
+            b"client certificate missing or not trusted; send one that the CA of `tls.client_ca` signed"
         )
         assert h2.statuses == {1: b"403"}
 
 
 @pytest.mark.parametrize("name", ["localhost", None], ids=["with-sni", "without-sni"])
-async def test_a_renewed_certificate_changes_nothing_about_what_is_spoken(tmp_path: Path, name: str | None) -> None:
+async def test_a_renewed_certificate_does_not_change_the_protocol(tmp_path: Path, name: str | None) -> None:
     old, new = Authority(), Authority()
     files = written(tmp_path, old)
     async with serving(rig(tls=TlsSettings(certificate=files.certificate, key=files.key))) as line:

@@ -1,4 +1,4 @@
-"""/metrics over HTTP: who sees names of pods, and who shows the cluster."""
+"""/metrics over HTTP: which clients see names of pods, and which replica shows the cluster."""
 
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ from tests.scheduler.test_server import client, rig, serving, written
 @pytest.mark.parametrize(
     ("certified", "pods_to", "shown"),
     [
-        pytest.param(True, "certified", True, id="who-sends-a-certificate-sees-pods"),
-        pytest.param(False, "certified", False, id="who-sends-none-does-not"),
-        pytest.param(False, "anyone", True, id="unless-anyone-may"),
+        pytest.param(True, "certified", True, id="a-client-with-a-certificate-sees-pods"),
+        pytest.param(False, "certified", False, id="a-client-without-one-does-not"),
+        pytest.param(False, "anyone", True, id="unless-the-setting-is-anyone"),
     ],
 )
-async def test_who_sees_names_of_pods(tmp_path: Path, certified: bool, pods_to: Any, shown: bool) -> None:
+async def test_which_clients_see_names_of_pods(tmp_path: Path, certified: bool, pods_to: Any, shown: bool) -> None:
     authority = Authority()
     r = rig(tls=written(tmp_path, authority), metrics=MetricsSettings(pods_to=pods_to))
     r.filter()
@@ -31,7 +31,7 @@ async def test_who_sees_names_of_pods(tmp_path: Path, certified: bool, pods_to: 
     assert 'gputile_node_pods{node="n1"} 1\n' in text
 
 
-async def test_without_tls_everybody_does() -> None:
+async def test_without_tls_every_client_does() -> None:
     r = rig()
     r.filter()
     assert await r.bind() == ""
@@ -39,7 +39,7 @@ async def test_without_tls_everybody_does() -> None:
         assert 'pod="web-0"' in (await line.get("/metrics"))[1]
 
 
-async def test_only_the_leader_shows_the_cluster_so_that_nobody_adds_it_up_twice() -> None:
+async def test_only_the_leader_shows_the_cluster_so_that_sums_do_not_count_it_twice() -> None:
     r = rig()
     async with serving(r) as line:
         assert "gputile_node_memory_bytes" in (await line.get("/metrics"))[1]
@@ -50,5 +50,5 @@ async def test_only_the_leader_shows_the_cluster_so_that_nobody_adds_it_up_twice
         assert "gputile_verbs_total" in text
 
 
-def test_prometheus_is_told_what_it_gets() -> None:
+def test_the_content_type_is_that_of_prometheus() -> None:
     assert PAGE_TYPE.startswith("text/plain; version=0.0.4")

@@ -1,4 +1,4 @@
-"""Settings: where they come from, which wins, and a sentence for everything that is wrong with them."""
+"""Settings: their sources, the precedence of sources, and an error message for everything that is wrong with them."""
 
 import itertools
 import re
@@ -21,7 +21,7 @@ def settings(document: Any = None, env: dict[str, str] | None = None, **flags: s
     )
 
 
-def test_nothing_said_gives_the_defaults() -> None:
+def test_without_any_source_the_defaults_apply() -> None:
     assert settings() == settings({}) == Settings()
 
 
@@ -40,7 +40,7 @@ def test_the_later_wins(document: Any, env: dict[str, str], flags: dict[str, str
     assert settings(document, env, **flags).filter.keep == keep
 
 
-def test_what_is_not_said_stays_as_the_file_says() -> None:
+def test_a_setting_that_no_later_source_has_stays_as_in_the_file() -> None:
     found = settings({"filter": {"keep": 2, "slack": 0.5}, "policy": "spread"}, {"GPUTILE_FILTER_KEEP": "3"})
     assert (found.filter.keep, found.filter.slack, found.policy) == (3, 0.5, "spread")
 
@@ -52,7 +52,7 @@ def test_every_setting_has_a_variable(name: str) -> None:
     assert settings(None, {variable: value.lower() if value in ("True", "False") else value}) == Settings()
 
 
-def test_words_become_what_the_setting_is() -> None:
+def test_text_is_converted_to_the_type_of_the_setting() -> None:
     env = {"GPUTILE_TELL_NUDGE": "false", "GPUTILE_BIND_TIMEOUT": "2.5", "GPUTILE_LEADERSHIP_ENABLED": "true"}
     found = settings(None, env, body_limit="7")
     assert (found.tell.nudge, found.bind.timeout, found.leadership.enabled, found.body_limit) == (
@@ -77,7 +77,7 @@ def test_words_become_what_the_setting_is() -> None:
         "XGPUTILE_FILTER_KEEP",
     ],
 )
-def test_what_kubernetes_or_others_put_there_is_no_setting(variable: str) -> None:
+def test_environment_variables_of_kubernetes_are_ignored(variable: str) -> None:
     assert settings(None, {variable: "tcp://10.0.0.1:12345"}) == Settings()
 
 
@@ -105,7 +105,7 @@ def test_what_kubernetes_or_others_put_there_is_no_setting(variable: str) -> Non
         pytest.param(lambda: settings(filter="1"), "no setting `filter`", id="a-section-is-no-setting"),
     ],
 )
-def test_a_wrong_name_is_refused_with_the_nearest_right_one(wrong: Any, says: str) -> None:
+def test_an_unknown_name_is_rejected_with_the_closest_known_one(wrong: Any, says: str) -> None:
     with pytest.raises(InputError, match=re.escape(says)):
         wrong()
 
@@ -123,7 +123,7 @@ def test_a_wrong_name_is_refused_with_the_nearest_right_one(wrong: Any, says: st
         pytest.param("policy", "", "did you mean", id="no-policy"),
         pytest.param("other_agents", "ignore", "other_agents", id="one-of-two-words"),
         pytest.param("log_level", "loud", "log_level", id="one-of-four-words"),
-        pytest.param("filter.keep", "0", "write a number above 0", id="keep-nobody"),
+        pytest.param("filter.keep", "0", "write a number above 0", id="keep-no-node"),
         pytest.param("filter.keep", "many", "filter.keep", id="a-number-in-words"),
         pytest.param("filter.keep", "1.5", "filter.keep", id="half-a-node"),
         pytest.param("body_limit", "0", "write a number above 0", id="no-body"),
@@ -132,9 +132,9 @@ def test_a_wrong_name_is_refused_with_the_nearest_right_one(wrong: Any, says: st
         pytest.param("bind.timeout", "nan", "write a number above 0", id="time-that-is-no-number"),
         pytest.param("bind.attempt", "0", "write a number above 0", id="no-time-for-an-attempt"),
         pytest.param("audit", "0", "write a number above 0", id="audit-without-end"),
-        pytest.param("ledger.reserve_ttl", "0", "write a number above 0", id="pencils-that-fade-at-once"),
-        pytest.param("ledger.assume_ttl", "-5", "write a number above 0", id="binds-that-fade-at-once"),
-        pytest.param("tell.per_second", "0", "write a number above 0", id="told-never"),
+        pytest.param("ledger.reserve_ttl", "0", "write a number above 0", id="reservations-that-expire-at-once"),
+        pytest.param("ledger.assume_ttl", "-5", "write a number above 0", id="assumptions-that-expire-at-once"),
+        pytest.param("tell.per_second", "0", "write a number above 0", id="no-events-at-all"),
         pytest.param("tell.nudge", "maybe", "tell.nudge", id="neither-true-nor-false"),
         pytest.param("tls.certificate", "a.pem", "go together", id="a-certificate-without-its-key"),
         pytest.param("tls.key", "a.key", "go together", id="a-key-without-its-certificate"),
@@ -142,7 +142,7 @@ def test_a_wrong_name_is_refused_with_the_nearest_right_one(wrong: Any, says: st
         pytest.param("dialects.gpushare_unit", "TiB", "gpushare_unit", id="a-unit-that-is-none"),
     ],
 )
-def test_a_wrong_value_is_refused_in_a_sentence(name: str, value: str, says: str) -> None:
+def test_an_invalid_value_is_rejected_with_a_message(name: str, value: str, says: str) -> None:
     with pytest.raises(InputError, match=re.escape(says)):
         SETTINGS.compose(None, {}, {name: value}, "settings")
 
@@ -160,7 +160,7 @@ def test_a_wrong_value_is_refused_in_a_sentence(name: str, value: str, says: str
         pytest.param("tell.every", "nan", id="an-interval-that-is-no-number"),
     ],
 )
-def test_a_value_that_breaks_the_process_is_refused(name: str, value: str) -> None:
+def test_a_value_that_would_break_the_process_is_rejected(name: str, value: str) -> None:
     with pytest.raises(InputError):
         SETTINGS.compose(None, {}, {name: value}, "settings")
 
@@ -171,8 +171,8 @@ def test_a_file_that_is_no_mapping(document: Any) -> None:
         settings(document)
 
 
-def test_a_wrong_type_in_the_file_names_the_file_and_the_place() -> None:
-    with pytest.raises(InputError, match=r"s\.yaml: setting `filter`: expected a mapping, got 5"):
+def test_a_wrong_type_in_the_file_names_the_file_and_the_setting() -> None:
+    with pytest.raises(InputError, match=r"s\.yaml: .*\$\.filter"):
         settings({"filter": 5})
 
 
@@ -197,7 +197,7 @@ def test_every_setting_is_explained() -> None:
         assert not is_value or line.lstrip().startswith("#"), f"nobody says what this means: {following}"
 
 
-def test_only_what_was_changed_is_told_at_the_start() -> None:
+def test_only_changed_settings_are_logged_at_the_start() -> None:
     assert SETTINGS.changed(SETTINGS.compose({"policy": "spread"}, {}, {"filter.keep": "4"}, "settings")) == {
         "policy": "spread",
         "filter.keep": 4,

@@ -1,4 +1,4 @@
-"""A cluster that other systems filled, read twice: the ledger and the independent audit agree GPU by GPU."""
+"""A cluster with pods of other systems, read twice: the ledger and the independent audit agree GPU by GPU."""
 
 import json
 from typing import Any
@@ -52,7 +52,7 @@ NODES = {
 
 
 def uuids(agent: str) -> list[str]:
-    """Of its cards, and of one that it has not."""
+    """The UUIDs of its cards, and of a card that it does not have."""
     named = agent in ("hami", "vgpu", "ours")
     return [*(f"GPU-{n}" if named else f"n1#{n}" for n in range(CARDS)), "GPU-gone"]
 
@@ -147,7 +147,7 @@ def clusters(draw: st.DrawFn) -> tuple[str, list[Json]]:
     agent = draw(st.sampled_from(sorted(NODES)))
     pods = []
     for number in range(draw(st.integers(1, 4))):
-        # NVIDIA's own plugin knows no shares: whatever else a pod requests, it gets whole GPUs.
+        # NVIDIA's own plugin has no shares: whatever else a pod requests, it gets whole GPUs.
         made = draw(plain_pods(agent) if agent == "nvidia" else draw(st.sampled_from(KINDS))(agent))
         made["metadata"] |= {"name": f"p{number}", "uid": f"uid-{number}"}
         made["spec"]["nodeName"] = "n1"

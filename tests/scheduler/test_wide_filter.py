@@ -1,4 +1,4 @@
-"""`filter.narrow: false`: every node that fits is named, as most extenders do, and prioritize says which is best."""
+"""`filter.narrow: false`: filter returns every feasible node, as most extenders do, and prioritize scores them."""
 
 from gputile.scheduler.settings import FilterSettings
 from gputile.testing.builders import node
@@ -6,7 +6,7 @@ from tests.scheduler.rig import Rig, tile
 
 
 def rig(*, narrow: bool) -> Rig:
-    """n1 has a tenant that takes of its CPU, so it is the best under binpack; n3 is too small."""
+    """n1 has a pod that uses CPU, so it is the best node under binpack; n3 is too small."""
     made = Rig(
         node("n1").cards(1, size=16),
         node("n2").cards(1, size=16),
@@ -17,19 +17,19 @@ def rig(*, narrow: bool) -> Rig:
     return made
 
 
-def test_narrow_names_the_best() -> None:
+def test_narrow_returns_the_best_node() -> None:
     r = rig(narrow=True)
     r.arrive(tile(8))
     assert r.filter().names == ["n1"]
 
 
-def test_wide_names_all_that_fit_whatever_their_score() -> None:
+def test_wide_returns_all_feasible_nodes_whatever_their_score() -> None:
     r = rig(narrow=False)
     r.arrive(tile(8))
     assert r.filter().names == ["n1", "n2"]
 
 
-def test_wide_does_so_while_another_pod_is_on_its_way() -> None:
+def test_wide_does_so_while_another_reservation_is_open() -> None:
     r = rig(narrow=False)
     r.arrive(tile(8), name="a")
     r.arrive(tile(8), name="b")
@@ -37,7 +37,7 @@ def test_wide_does_so_while_another_pod_is_on_its_way() -> None:
     assert sorted(r.filter("b").names) == ["n1", "n2"]
 
 
-async def test_a_bind_elsewhere_than_pencilled_is_placed_there() -> None:
+async def test_a_bind_to_another_node_than_the_reserved_one_is_placed_there() -> None:
     r = rig(narrow=False)
     r.arrive(tile(8))
     r.filter()

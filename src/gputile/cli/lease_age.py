@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from gputile.kube.api import AgentLease
-from gputile.scheduler.state.agent_liveness import USUAL
+from gputile.scheduler.state.agent_liveness import DEFAULT_DURATION
 
 CLOCKS_DIFFER = 10.0  # seconds that two machines' clocks may be apart
 
@@ -15,5 +15,5 @@ def seconds_expired(lease: AgentLease, now: float) -> float | None:
         age = now - datetime.fromisoformat(beat.renew_time or "").timestamp()
     except ValueError:
         age = 0.0
-    duration = beat.lease_duration_seconds or USUAL
+    duration = beat.lease_duration_seconds or DEFAULT_DURATION
     return max(age, 0.0) if not beat.holder_identity or age > duration + CLOCKS_DIFFER else None

@@ -1,7 +1,6 @@
-"""The scheduler process: what kube-scheduler asks, answered from a book that follows the cluster.
+"""The scheduler process: a kube-scheduler extender whose answers come from a ledger that follows the cluster.
 
-Room:  `cluster_state` keeps the book true, `verbs` decides, `binding` writes, `granting` books pods that came around
-       us,
-       `waiting` tells those that wait why, `leading` says who may write, `server` speaks HTTP, `process` starts it all.
-Door:  `process.Process`.
+`state` keeps the ledger up to date from watches, `extender` answers filter and prioritize, `binding` writes grants,
+`preemption` evicts, and `pending` explains pending pods in Events. `leadership` decides which replica may write. `app`
+starts and stops all of it.
 """

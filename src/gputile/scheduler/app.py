@@ -146,7 +146,7 @@ class SchedulerApp:
         self._listed["quotas"] = self.quota_watcher.known  # no pod is placed before the quotas are known
         self.binder.on_freed = self.apply
         self.filter_service.on_unschedulable = self._on_unschedulable
-        self.binder.look_up, self.binder.on_bound = self.reconciler.look_up, self.reconciler.landed.add
+        self.binder.look_up, self.binder.on_bound = self.reconciler.look_up, self.reconciler.unconfirmed_binds.add
         self.reconciler.is_busy = self.binder.is_busy
         self.steering = CpuPodSteering(self.cluster_state, settings, leads=leads, clock=clock)
         self.server = ExtenderServer(
@@ -322,7 +322,7 @@ class SchedulerApp:
 
     async def _nodes_listed(self, nodes: tuple[NodeObject, ...]) -> None:
         slices = self._slices()
-        for name in self.cluster_state.nodes_but({node.name for node in nodes}):
+        for name in self.cluster_state.nodes_except({node.name for node in nodes}):
             self.isolation.step("watch nodes", name, partial(self._remove_node, name))
         for node in nodes:
             await slices.turn()
@@ -368,7 +368,7 @@ class SchedulerApp:
         for uid in missing:
             await slices.turn()
             self.isolation.step("watch pods", uid, partial(self._remove_pod, uid))
-        moved = cluster_state.take_moved()
+        moved = cluster_state.take_changed()
         for uid in moved:
             await slices.turn()
             self.isolation.step("watch pods", uid, partial(self._compare, uid))
@@ -376,7 +376,7 @@ class SchedulerApp:
 
     def _remove_pod(self, uid: str) -> None:
         self.cluster_state.uncounted.pop(uid, None)
-        self.apply(self.cluster_state.let_go(uid))
+        self.apply(self.cluster_state.remove_unlisted(uid))
 
     def _compare(self, uid: str) -> None:
         self.apply(self.ledger.handle(Compared(uid)))
@@ -427,7 +427,7 @@ class SchedulerApp:
         async for update in self.api.follow_leases(self.settings.agents.namespace):
             match update:
                 case WatchFailed(why):
-                    cluster_state.agents.deaf()
+                    cluster_state.agents.watch_failed()
                     self.metrics.watch_failures.labels("leases").inc()
                     if why != last_failure:
                         last_failure = why
@@ -443,7 +443,7 @@ class SchedulerApp:
                     work = partial(self._lease_changed, lease, how)
                     self.isolation.step("watch leases", lease.name, work)
                 case Bookmark():
-                    cluster_state.agents.heard()
+                    cluster_state.agents.watch_alive()
             self._seen_at["leases"] = time.monotonic()
 
     def _leases_listed(self, leases: tuple[AgentLease, ...]) -> None:
@@ -543,7 +543,7 @@ class SchedulerApp:
             self.metrics_api.drain()
 
     def _check_agents(self) -> None:
-        stale = self.cluster_state.agents.look()
+        stale = self.cluster_state.agents.check()
         for node in stale:
             log.warning("the agent's lease is stale", extra=fields(node=node))
         self._update_agents(stale)
@@ -551,7 +551,7 @@ class SchedulerApp:
             self.isolation.step("deleted pods", uid, partial(self._check_deleted_pod, uid))
 
     def _check_deleted_pod(self, uid: str) -> None:
-        self.apply(self.cluster_state.orphans.look_at(uid, blind=bool(self._broken_since)))
+        self.apply(self.cluster_state.orphans.check(uid, is_disconnected=bool(self._broken_since)))
 
     def _update_agents(self, nodes: list[str]) -> None:
         """The liveness of these nodes' agents changed."""
@@ -570,7 +570,7 @@ class SchedulerApp:
         }
         self._reserved_at = {pod: self._reserved_at.get(pod, now) for pod in reservations}
         for pod, entry in reservations.items():
-            waiting = self.cluster_state.waiting.get(pod)
+            waiting = self.cluster_state.pending.get(pod)
             nominated = waiting.pod.status.nominated_node_name if waiting and waiting.pod.status else None
             is_young = now - self._reserved_at[pod] < VOLUMES
             if (
@@ -588,7 +588,7 @@ class SchedulerApp:
         states[AllocationState.CONFIRMED] = len(self.ledger) - sum(states.values())
         for state, count in states.items():
             metrics.ledger_pods.labels(state).set(count)
-        metrics.ledger_pods.labels("pending").set(len(self.cluster_state.waiting))
+        metrics.ledger_pods.labels("pending").set(len(self.cluster_state.pending))
         metrics.nodes.set(len(self.ledger.fleet))
         metrics.cards.set(self.ledger.fleet.card_count())
         for agent_state, count in self.cluster_state.agents.counts().items():

@@ -1,9 +1,10 @@
-"""What kube-scheduler sends to an extender, and what it wants to hear.
+"""The wire format of kube-scheduler's extender API: decodes requests and encodes responses. No decision is made here.
 
-Keys are read whatever their case (old clients write `pod`, `nodenames`, `nodeNames`) and written as Kubernetes writes
-them. Whole nodes (`nodeCacheCapable: false`) are kept as the bytes they came in, for they are only handed back.
+Keys are read in any case (old clients write `pod`, `nodenames`, `nodeNames`) and written as Kubernetes writes them.
+Node objects (`nodeCacheCapable: false`) are kept as the bytes that were received, because they are only sent back.
 """
 
+import re
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -16,46 +17,67 @@ T = TypeVar("T")
 
 
 class BadBody(Exception):
-    """A body that is not what the verb takes; the text says what is wrong and what to send."""
+    """A request body that the verb cannot use; the text says what is wrong and what to send."""
 
 
-class _Nodes(msgspec.Struct):
+class _NodeList(msgspec.Struct):
+    """A NodeList whose items are not decoded."""
+
     items: list[msgspec.Raw] | None = None
 
 
-class _Name(msgspec.Struct):
+class _NodeMetadata(msgspec.Struct):
+    """The `metadata` of a Node, as far as its name."""
+
     name: str
 
 
-class _Named(msgspec.Struct):
-    metadata: _Name
+class _NamedNode(msgspec.Struct):
+    """A Node of which only the name is decoded."""
+
+    metadata: _NodeMetadata
 
 
-_NAME = msgspec.json.Decoder(_Named)
+_NAMED_NODE = msgspec.json.Decoder(_NamedNode)
 _NODE = msgspec.json.Decoder(NodeObject)
 _POD = msgspec.json.Decoder(Pod)
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NAMES = msgspec.json.Decoder(list[str] | None)
-_NODES = msgspec.json.Decoder(_Nodes | None)
+_NODES = msgspec.json.Decoder(_NodeList | None)
 _TEXT = msgspec.json.Decoder(str | None)
+_UNDECODABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+_EXPECTED = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
+_MISSING = re.compile(r"Object missing required field `([^`]+)`")
+_POSITION = re.compile(r"\(byte (\d+)\)")
+_TYPES = {
+    "bool": "a boolean",
+    "str": "a string",
+    "int": "an integer",
+    "float": "a number",
+    "array": "a list",
+    "object": "an object",
+}
 
 
 class FilterArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """Of filter and prioritize: the pod, and the nodes it may go to, by name or whole."""
+    """ExtenderArgs of filter and prioritize: the pod and its candidate nodes, as names or as objects."""
 
     pod: Pod
     names: list[str]
-    whole: dict[str, msgspec.Raw] | None = None  # None: kube-scheduler sent names
+    node_objects: dict[str, msgspec.Raw] | None = None  # None: kube-scheduler sent names
 
     def node(self, name: str) -> NodeObject | None:
-        """The node as it was sent; None if only its name was, or if it cannot be read."""
+        """The node as it was sent; None if only its name was sent, or if the object is undecodable."""
         try:
-            return _NODE.decode(self.whole[name]) if self.whole is not None and name in self.whole else None
+            raw = self.node_objects.get(name) if self.node_objects is not None else None
+            return None if raw is None else _NODE.decode(raw)
         except (msgspec.DecodeError, RecursionError):
             return None
 
 
 class BindArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """ExtenderBindingArgs: which pod to bind to which node."""
+
     namespace: str
     name: str
     uid: str
@@ -67,32 +89,34 @@ class BindArgs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OfferedVictims(msgspec.Struct, frozen=True):
-    """Whom kube-scheduler would evict from one node."""
+    """The pods that kube-scheduler would evict from one node."""
 
     pods: tuple[str, ...]  # UIDs
-    violations: int = 0
+    violations: int = 0  # of PodDisruptionBudgets
 
 
 class PreemptArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """ExtenderPreemptionArgs: the preemptor, and the victims that kube-scheduler offers per node."""
+
     pod: Pod
     offers: dict[str, OfferedVictims]
 
 
 class FilterAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Which nodes pass, and why the others do not; an error fails the whole attempt."""
+    """ExtenderFilterResult: the nodes that fit, and why the others do not; an error fails the scheduling attempt."""
 
     names: list[str] = msgspec.field(default_factory=list)
     failed: dict[str, str] = msgspec.field(default_factory=dict)
     unresolvable: dict[str, str] = msgspec.field(default_factory=dict)
     error: str = ""
-    written: bytes = b""  # by `write_filter`, where that was done before
+    encoded: bytes = b""  # the output of `write_filter`, where the answer was encoded before
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 
 def read_filter(body: bytes, every: Iterable[str] | None = None) -> FilterArgs:
-    """`every`: the nodes to take where none are named; without it that is an error, for kube-scheduler names them."""
+    """`every`: the candidate nodes of a body without nodes; if None, such a body is an error."""
     keys = _keys(body)
     pod = _read_pod(keys)
     names = _decode(_NAMES, keys, "nodenames", "NodeNames")
@@ -102,9 +126,9 @@ def read_filter(body: bytes, every: Iterable[str] | None = None) -> FilterArgs:
     if nodes is None and every is not None:
         return FilterArgs(pod=pod, names=sorted(every))
     if nodes is None:
-        raise BadBody("cannot get node names: send NodeNames (nodeCacheCapable: true) or Nodes with items")
-    whole = _by_name(nodes.items or [])
-    return FilterArgs(pod=pod, names=list(whole), whole=whole)
+        raise BadBody("cannot get node names; send NodeNames (nodeCacheCapable: true) or Nodes with items")
+    node_objects = _by_name(nodes.items or [])
+    return FilterArgs(pod=pod, names=list(node_objects), node_objects=node_objects)
 
 
 def read_bind(body: bytes) -> BindArgs:
@@ -113,7 +137,7 @@ def read_bind(body: bytes) -> BindArgs:
         _decode(_TEXT, keys, key.lower(), key) or "" for key in ("PodName", "PodNamespace", "PodUID", "Node")
     )
     if not name or not node:
-        raise BadBody("a bind names its pod and its node: send PodName, PodNamespace, PodUID and Node")
+        raise BadBody("`PodName` or `Node` is missing; send PodName, PodNamespace, PodUID and Node")
     return BindArgs(namespace=namespace or "default", name=name, uid=uid, node=node)
 
 
@@ -122,35 +146,58 @@ def read_preempt(body: bytes) -> PreemptArgs:
     pod = _read_pod(keys)
     for key in ("NodeNameToMetaVictims", "NodeNameToVictims"):
         raw = keys.get(key.lower())
-        found = None if raw is None else _loads(raw, key)
-        if found is not None:
-            return PreemptArgs(pod=pod, offers=_offers(found, key))
+        victims_by_node = None if raw is None else _loads(raw, key)
+        if victims_by_node is not None:
+            return PreemptArgs(pod=pod, offers=_offers(victims_by_node, key))
     return PreemptArgs(pod=pod, offers={})
 
 
 def _keys(body: bytes) -> dict[str, msgspec.Raw]:
     try:
         if not body.isascii():
-            body.decode()  # parts of it are handed back as they came, so all of it must be sound
+            body.decode()  # parts of the body are sent back unchanged, so all of it must be valid UTF-8
         return {key.lower(): raw for key, raw in _KEYS.decode(body).items()}
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as wrong:
-        raise BadBody(f"the body is no JSON object: {wrong}; send what kube-scheduler sends") from wrong
+    except _UNDECODABLE as error:
+        raise BadBody(f"the body is not a JSON object: {_reason(error)}; send what kube-scheduler sends") from error
 
 
-def _decode(decoder: msgspec.json.Decoder[T], keys: dict[str, msgspec.Raw], key: str, written: str) -> T | None:
+def _reason(error: Exception) -> str:
+    """A decoder's error in the words of the Kubernetes API: which field is wrong, and how."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    message, _, path = str(error).partition(" - at `$")
+    path = path.rstrip("`").lstrip(".")
+    field = f"field `{path}`" if path else "it"
+    if match := _EXPECTED.fullmatch(message):
+        return f"{field} must be {_type_names(match[1])}, not {_type_names(match[2])}"
+    if match := _MISSING.fullmatch(message):
+        return f"{field} has no `{match[1]}`"
+    if isinstance(error, msgspec.ValidationError):
+        return f"{field} has an invalid value"
+    position = _POSITION.search(message)
+    return f"invalid JSON at byte {position[1]}" if position else "the JSON text is incomplete"
+
+
+def _type_names(types: str) -> str:
+    return " or ".join(_TYPES.get(name, name) for name in types.split(" | "))
+
+
+def _decode(decoder: msgspec.json.Decoder[T], keys: dict[str, msgspec.Raw], key: str, shown: str) -> T | None:
     raw = keys.get(key)
     if raw is None:
         return None
     try:
         return decoder.decode(raw)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as wrong:
-        raise BadBody(f"`{written}` cannot be read: {wrong}") from wrong
+    except _UNDECODABLE as error:
+        raise BadBody(f"`{shown}` is invalid: {_reason(error)}") from error
 
 
 def _read_pod(keys: dict[str, msgspec.Raw]) -> Pod:
     raw = keys.get("pod")
     if raw is None or bytes(raw) == b"null":
-        raise BadBody("arg or pod is nil: send the pod under the key Pod")
+        raise BadBody("arg or pod is nil; send the pod under the key Pod")
     pod = _decode(_POD, keys, "pod", "Pod")
     assert pod is not None
     return pod
@@ -158,52 +205,53 @@ def _read_pod(keys: dict[str, msgspec.Raw]) -> Pod:
 
 def _by_name(items: list[msgspec.Raw]) -> dict[str, msgspec.Raw]:
     try:
-        return {_NAME.decode(raw).metadata.name: raw for raw in items}
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as wrong:
-        raise BadBody(f"`Nodes` holds something that is no node with a name: {wrong}") from wrong
+        return {_NAMED_NODE.decode(raw).metadata.name: raw for raw in items}
+    except _UNDECODABLE as error:
+        raise BadBody(f"`Nodes` has an item that is not a node with a name: {_reason(error)}") from error
 
 
 def _loads(raw: msgspec.Raw, key: str) -> Any:
     try:
         return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as wrong:
-        raise BadBody(f"`{key}` cannot be read: {wrong}") from wrong
+    except _UNDECODABLE as error:
+        raise BadBody(f"`{key}` is invalid: {_reason(error)}") from error
 
 
-def _offers(found: Any, key: str) -> dict[str, OfferedVictims]:
-    if not isinstance(found, dict):
-        raise BadBody(f"`{key}` is no map from node to victims")
-    return {str(node): _offer(victims, key) for node, victims in found.items()}
+def _offers(victims_by_node: Any, key: str) -> dict[str, OfferedVictims]:
+    if not isinstance(victims_by_node, dict):
+        raise BadBody(f"`{key}` must map node names to victims")
+    return {str(node): _offer(victims, key) for node, victims in victims_by_node.items()}
 
 
 def _offer(victims: Any, key: str) -> OfferedVictims:
-    said = _lowered(victims)
-    pods, violations = said.get("pods") or [], said.get("numpdbviolations") or 0
+    values = _lowercase_keys(victims)
+    pods, violations = values.get("pods") or [], values.get("numpdbviolations") or 0
     if not isinstance(pods, list) or not isinstance(violations, int) or abs(violations) >= 2**31:
-        raise BadBody(f"`{key}` holds victims without a list of Pods and a number of violations")
+        raise BadBody(f"`{key}` has invalid victims; send a list `Pods` and a number `NumPDBViolations`")
     return OfferedVictims(tuple(_uid(pod) for pod in pods), violations)
 
 
 def _uid(pod: Any) -> str:
-    """Of a meta victim (`UID`) or of a whole pod (`metadata.uid`)."""
-    said = _lowered(pod)
-    return str(said.get("uid") or _lowered(said.get("metadata")).get("uid") or "")
+    """The UID of a MetaPod (`UID`) or of a Pod object (`metadata.uid`)."""
+    values = _lowercase_keys(pod)
+    return str(values.get("uid") or _lowercase_keys(values.get("metadata")).get("uid") or "")
 
 
-def _lowered(found: Any) -> dict[str, Any]:
-    return {str(key).lower(): value for key, value in found.items()} if isinstance(found, dict) else {}
+def _lowercase_keys(value: Any) -> dict[str, Any]:
+    return {str(key).lower(): item for key, item in value.items()} if isinstance(value, dict) else {}
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------
 
 
 def write_filter(answer: FilterAnswer, args: FilterArgs | None) -> bytes:
-    """In the form that was asked: names for names, whole nodes for whole nodes."""
-    if answer.written:
-        return answer.written
+    """In the form of the request: node names for names, node objects for objects."""
+    if answer.encoded:
+        return answer.encoded
     reply: dict[str, Any] = {"Nodes": None, "NodeNames": None}
-    if args is not None and args.whole is not None:
-        reply["Nodes"] = {"metadata": {}, "items": [orjson.Fragment(bytes(args.whole[name])) for name in answer.names]}
+    if args is not None and args.node_objects is not None:
+        items = [orjson.Fragment(bytes(args.node_objects[name])) for name in answer.names]
+        reply["Nodes"] = {"metadata": {}, "items": items}
     elif args is not None:
         reply["NodeNames"] = answer.names
     reply |= {

@@ -1,13 +1,13 @@
-"""Who may write: one replica, by a Lease, and only while it holds it.
+"""Leadership: only the replica that holds the Lease may write. `kube.leader_election` runs the election itself.
 
-Room:  what this replica does when it comes to lead and when it ceases to. `kube.lease` holds the election itself.
-Door:  `ElectedReplica.may_write`, asked right before each write; `ElectedReplica.run`, which ends only when cancelled.
+This module does what follows from it: it prepares a new leader, moves the leader label, and answers `may_write`, which
+is called right before each write.
 
-A replica is ready when its book is synced, leader or not; the Service selects the leader's label, so that a rolling
-update never waits for a readiness that only a leader could have. Who takes over from a leader that vanished waits until
-the binds it may have sent are over, and lists all pods, before it books anything of its own. It takes the label off
-the one that vanished: if that one lives and cannot reach the API server, it could not do so itself, and would go on
-catching what kube-scheduler asks.
+A replica is ready when its ledger is synced, leader or not. The Service selects the leader by its label, so a rolling
+update never waits for a readiness that only a leader could have. A replica that takes over from a vanished leader first
+waits until the binds of that leader have ended, and lists all pods, before it reserves anything itself. It also removes
+the label of the vanished leader: if that replica is alive but cut off from the API server, it cannot remove the label
+itself, and would still receive kube-scheduler's requests.
 """
 
 import asyncio
@@ -25,20 +25,22 @@ from gputile.telemetry.metrics import Metrics
 log = logging.getLogger(__name__)
 
 LABEL = "gputile.io/leader"
-ROUND = 0.5  # seconds between two looks whether the label says what it should
+ROUND = 0.5  # seconds between two checks of the leader label
 
 SetLabel = Callable[[bool], Awaitable[None]]
-"""Mark our own pod as the leader's, or not."""
+"""Sets the leader label on our own pod, or removes it."""
 
-TakeLabel = Callable[[str], Awaitable[None]]
-"""Take the leader's label off another replica, named by its identity in the Lease."""
+RemoveLabel = Callable[[str], Awaitable[None]]
+"""Removes the leader label from another replica, named by its identity in the Lease."""
 
 
-async def _leave_labels(identity: str) -> None:
+async def _keep_labels(identity: str) -> None:
     return None
 
 
 class Leadership(Protocol):
+    """Whether this replica may write, and the loop that keeps the answer up to date."""
+
     def may_write(self) -> bool: ...
 
     async def run(self) -> None: ...
@@ -47,7 +49,7 @@ class Leadership(Protocol):
 
 
 class SingleReplica:
-    """The only replica there can be: always leads."""
+    """A scheduler without leader election: always the leader."""
 
     def may_write(self) -> bool:
         return True
@@ -60,7 +62,7 @@ class SingleReplica:
 
 
 class ElectedReplica:
-    """One replica of several; see the module's text."""
+    """One of several replicas: the leader while it holds the Lease and its ledger is complete."""
 
     def __init__(
         self,
@@ -69,66 +71,69 @@ class ElectedReplica:
         resync: Callable[[], Awaitable[None]],
         wait_out: float,
         set_label: SetLabel,
-        take_label: TakeLabel = _leave_labels,
+        remove_label: RemoveLabel = _keep_labels,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`resync` lists all pods into the book; `wait_out` is how long a bind may be under way, in seconds."""
-        self._metrics, self._take_stock, self._wait_out = metrics, resync, wait_out
-        self._set_label, self._take_label, self._pause = set_label, take_label, pause
+        """`resync` lists all pods into the ledger; `wait_out` is the longest duration of a bind, in seconds."""
+        self._metrics, self._resync, self._wait_out = metrics, resync, wait_out
+        self._set_label, self._remove_label, self._pause = set_label, remove_label, pause
         self._isolation = FailureIsolation(metrics, time.monotonic)
         self._elector: Elector | None = None
-        self._ready_for: Term | None = None  # the term for which the book is known to be right
-        self._labelled: bool | None = None  # what the label says; None: not known
-        self._vanished = ""  # the leader whose label is still to be taken off
+        self._ready_for: Term | None = None  # the term for which the ledger is complete
+        self._labelled: bool | None = None  # whether our pod has the leader label; None: unknown
+        self._vanished = ""  # the former leader whose label must still be removed
 
     def enter(self, elector: Elector) -> None:
-        """The election that this replica stands in; its changes come to `on_change`."""
+        """Set the election that this replica takes part in; it reports changes to `on_change`."""
         self._elector = elector
 
     def may_write(self) -> bool:
-        """Whether we lead, are ready to, and the lease is still ours at this very moment."""
+        """Whether this replica is the leader, is prepared for it, and holds an unexpired Lease at this moment."""
         term = self._elector.term if self._elector is not None else None
         return term is not None and self._ready_for is term
 
     async def on_change(self, term: Term | None) -> None:
-        log.info("leads" if term else "leads no more", extra=fields(inherited=term.inherited if term else None))
+        if term is not None:
+            log.info("acquired the leader lease", extra=fields(inherited=term.inherited))
+        else:
+            log.info("lost leadership", extra=fields(inherited=None))
 
     async def run(self) -> None:
         assert self._elector is not None
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._elector.run())
-            tasks.create_task(self._keep_up())
+            tasks.create_task(self._run_rounds())
 
-    async def _keep_up(self) -> None:
+    async def _run_rounds(self) -> None:
         while True:
             try:
                 await self._isolation.attempt("leadership", "", self.round, always=True)
-            except (ApiRejected, OutcomeUnknown) as wrong:
-                log.warning("leadership is not complete", extra=fields(why=str(wrong)))
+            except (ApiRejected, OutcomeUnknown) as error:
+                log.warning("leadership change is incomplete; retrying", extra=fields(why=str(error)))
             await self._pause(ROUND)
 
     async def round(self) -> None:
-        """Make ready for a new term, and let the label say what is true."""
+        """Prepare for a new term, and correct the leader labels."""
         term = self._elector.term if self._elector is not None else None
         if term is not None and self._ready_for is not term:
             if term.inherited:
                 self._vanished = self._elector.predecessor if self._elector is not None else ""
                 await self._pause(self._wait_out)
-            await self._take_stock()
+            await self._resync()
             self._ready_for = term
-        leads = self.may_write()
-        self._metrics.leads.set(int(leads))
-        if self._labelled is not leads:
-            await self._set_label(leads)
-            self._labelled = leads
-        if leads and self._vanished:
-            await self._take_label(self._vanished)
-        self._vanished = "" if leads else self._vanished
+        is_leader = self.may_write()
+        self._metrics.leads.set(int(is_leader))
+        if self._labelled is not is_leader:
+            await self._set_label(is_leader)
+            self._labelled = is_leader
+        if is_leader and self._vanished:
+            await self._remove_label(self._vanished)
+        self._vanished = "" if is_leader else self._vanished
 
     async def step_down(self, *, release: bool) -> None:
-        """On a graceful stop, when `run` has ended: let the next one lead at once.
+        """On a graceful stop, after `run` has ended: let another replica become the leader at once.
 
-        Without `release` the lease expires by itself, and the next one waits out what we may have sent.
+        Without `release` the Lease expires by itself, and the next leader waits for binds that we may have sent.
         """
         self._ready_for = None
         if self._elector is not None and release:

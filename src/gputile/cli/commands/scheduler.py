@@ -26,7 +26,7 @@ from gputile.kube.leader_election import Elector
 from gputile.model.errors import InputError
 from gputile.scheduler.app import SchedulerApp
 from gputile.scheduler.extender_api import FilterArgs
-from gputile.scheduler.leadership import LABEL, ElectedReplica, SetLabel, TakeLabel
+from gputile.scheduler.leadership import LABEL, ElectedReplica, RemoveLabel, SetLabel
 from gputile.scheduler.settings import ABOVE_ZERO, Settings, checked
 from gputile.sim.manifests import Manifests, load_file
 from gputile.telemetry import logs
@@ -138,7 +138,7 @@ def _in_cluster(settings: Settings, metrics: Metrics, access: ClusterAccess) -> 
         resync=lambda: process.resync(),
         wait_out=2 * settings.bind.attempt,  # the leader checks its lease before each attempt, not once per bind
         set_label=_labeller(client),
-        take_label=_taker(client),
+        remove_label=_taker(client),
     )
     process = SchedulerApp(client, settings, metrics, leader, aggregated)
     leases = client.leases(settings.leadership.namespace, settings.leadership.name)
@@ -162,11 +162,11 @@ def _labeller(client: Client) -> SetLabel:
     return set_label
 
 
-def _taker(client: Client) -> TakeLabel:
+def _taker(client: Client) -> RemoveLabel:
     """Removes the label from another replica's pod. A restarted container of our own pod is not another replica."""
     mine, namespace = os.environ.get("POD_NAME"), os.environ.get("POD_NAMESPACE")
 
-    async def take_label(identity: str) -> None:
+    async def remove_label(identity: str) -> None:
         name = identity.rpartition("_")[0]
         if mine and namespace and name and name != mine:
             try:
@@ -175,7 +175,7 @@ def _taker(client: Client) -> TakeLabel:
                 if error.status != 404:  # the pod is gone, and its label with it
                     raise
 
-    return take_label
+    return remove_label
 
 
 # ---- a cluster in memory --------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def _pods(manifests: Manifests) -> list[Json]:
 
 def _greet(process: SchedulerApp) -> None:
     """Print requests that a newcomer may try on standard output; logs go to standard error."""
-    pending = [entry.pod for entry in process.cluster_state.waiting.values()]
+    pending = [entry.pod for entry in process.cluster_state.pending.values()]
     url = _url(process)
     nodes = len(process.ledger.fleet)
     say(f"A cluster in memory at {url}: {nodes} nodes, {len(process.ledger)} pods on them, ", nl=False)

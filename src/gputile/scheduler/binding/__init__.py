@@ -1,1 +1,1 @@
-"""Pods get their grants: by the bind verb, and after they were bound by another scheduler."""
+"""Grants for pods: by the bind verb, and by the reconciler for pods that another scheduler bound."""

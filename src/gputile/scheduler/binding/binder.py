@@ -1,11 +1,12 @@
-"""bind: place on the chosen node against the present book, assume, and write it all in one API call.
+"""The bind verb: places the pod on the chosen node, assumes it in the ledger, and writes everything in one API call.
 
-Room:  binds in flight. Several run at once, also on one node; nothing is locked: the book decides before each write.
-Door:  `Binder.bind`, which returns "" or why not; `Binder.finish` before the process stops.
+Several binds run at once, also on one node. Nothing is locked: the ledger decides before each write. `Binder.bind`
+returns "" or the reason of the failure; `Binder.finish` waits for the binds in flight before the process stops.
 
-The Binding carries node, grant and the dialect's annotations and labels, and the pod's UID: a pod is bound if and only
-if it carries its grant. A definite no forgets the assumption. An answer that got lost keeps it: the bind may have
-landed, and only a look at the live pod can tell; until then the same pod is only ever offered the same cards again.
+The Binding carries node, grant, the annotations and labels of the dialect, and the pod's UID: a pod is bound if and
+only if it carries its grant. A definite rejection by the API server forgets the assumption. A lost answer keeps it:
+the bind may have been written, and only a live lookup of the pod can decide. Until then, a retry for this pod offers
+the same cards again.
 """
 
 import asyncio
@@ -36,19 +37,19 @@ from gputile.telemetry.metrics import Metrics
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE = 0.05
-NOT_LEADING = "this gputile replica does not lead; the Service sends the next try to the one that does"
+NOT_LEADER = "this replica is not the leader; retry, the Service routes to the leader"
 
 
 class BindFailed(Exception):
-    """Why this pod is not bound, in words for its event; `end` is how the metric counts it."""
+    """Why the pod is not bound, as the text of its Event; `outcome` is the label of the metric."""
 
-    def __init__(self, why: str, end: str = "rejected") -> None:
-        super().__init__(why)
-        self.end = end
+    def __init__(self, reason: str, outcome: str = "rejected") -> None:
+        super().__init__(reason)
+        self.outcome = outcome
 
 
 class Binder:
-    """See the module's text."""
+    """Binds pods with their grants, and knows the binds in flight."""
 
     def __init__(
         self,
@@ -69,18 +70,18 @@ class Binder:
         self._settings, self._metrics = settings, metrics
         self._leads, self._clock, self._wall, self._pause = leads, clock, wall, pause
         self._open: dict[str, tuple[str, asyncio.Task[str]]] = {}  # by UID: node and the bind in flight
-        self.look_up: Callable[[str], None] = lambda uid: None  # have a pod looked at, later
-        self.on_bound: Callable[[str], None] = lambda uid: None  # the API server said yes
-        self.on_freed: Callable[[list[Instruction]], None] = lambda done: None  # what was assumed is free again
+        self.look_up: Callable[[str], None] = lambda uid: None  # schedules a live lookup of the pod
+        self.on_bound: Callable[[str], None] = lambda uid: None  # the API server accepted the bind
+        self.on_freed: Callable[[list[Instruction]], None] = lambda done: None  # an assumed allocation is free again
 
     async def bind(self, args: BindArgs) -> str:
-        """ "" when the pod is bound. A caller that goes away does not stop a bind in flight."""
+        """ "" when the pod is bound. A bind in flight continues if its caller disconnects."""
         name = args.uid or args.key
         node, task = self._open.get(name, (args.node, None))
         if node != args.node:
             return f"the pod is being bound to node {node}; try again"
         if task is None:
-            task = asyncio.create_task(self._answer(args))
+            task = asyncio.create_task(self._bind_and_count(args))
             self._open[name] = (node, task)
             task.add_done_callback(lambda _: self._open.pop(name, None))
         return await asyncio.shield(task)
@@ -93,176 +94,184 @@ class Binder:
         """Wait for the binds in flight."""
         await asyncio.gather(*(task for _, task in self._open.values()), return_exceptions=True)
 
-    async def _answer(self, args: BindArgs) -> str:
+    async def _bind_and_count(self, args: BindArgs) -> str:
         started = self._clock()
         try:
-            await self._walk(args)
-        except BindFailed as no:
-            self._metrics.binds.labels(no.end).inc()
-            why = str(no)
-            log.warning("not bound", extra=fields(pod=args.key, node=args.node, why=why, took=self._since(started)))
-            return why
+            await self._bind(args)
+        except BindFailed as error:
+            self._metrics.binds.labels(error.outcome).inc()
+            reason = str(error)
+            took = self._since(started)
+            log.warning("bind failed", extra=fields(pod=args.key, node=args.node, why=reason, took=took))
+            return reason
         self._metrics.binds.labels("bound").inc()
         return ""
 
-    async def _walk(self, args: BindArgs) -> None:
+    async def _bind(self, args: BindArgs) -> None:
         if not self._leads():
-            raise BindFailed(NOT_LEADING)
+            raise BindFailed(NOT_LEADER)
         pod = await self._pod(args)
         if pod.node_name == args.node:
-            return  # kube-scheduler repeats itself
+            return  # kube-scheduler repeated the call
         if pod.node_name:
-            raise BindFailed(f"the pod is bound to node {pod.node_name} already")
+            raise BindFailed(f"the pod is already bound to node {pod.node_name}")
         if pod.is_terminating or pod.is_terminal:
-            raise BindFailed("the pod is being deleted, or has ended")
+            raise BindFailed("the pod is terminating, or has ended")
         started = self._clock()
-        asked = self._requests.of(pod)
-        if isinstance(asked, BadRequest):
-            raise BindFailed(asked.message)
-        if asked is None:  # no cards asked for: bind it as kube-scheduler would
-            await self._write(_binding(pod, args.node), None, landed=False)
+        request = self._requests.of(pod)
+        if isinstance(request, BadRequest):
+            raise BindFailed(request.message)
+        if request is None:  # a pod without GPUs: bind it as kube-scheduler would
+            await self._write(_binding(pod, args.node), None, may_be_written=False)
             return
         before = self._ledger.entry(pod.uid)
-        allocation, grant = self._assume(pod, asked, args.node)
-        written = registry.write_grant(self._award(pod, asked, grant))
-        binding = _binding(pod, args.node, written.annotations, written.labels)
+        allocation, grant = self._assume(pod, request, args.node)
+        record = registry.write_grant(self._grant_context(pod, request, grant))
+        binding = _binding(pod, args.node, record.annotations, record.labels)
         self._metrics.stage("bind", "decide").observe(self._clock() - started)
-        await self._write(binding, grant, landed=before is not None and before.state is AllocationState.ASSUMED)
-        self._log_bound(pod, asked, allocation, started)
+        was_assumed = before is not None and before.state is AllocationState.ASSUMED
+        await self._write(binding, grant, may_be_written=was_assumed)
+        self._log_bound(pod, request, allocation, started)
 
     async def _pod(self, args: BindArgs) -> Pod:
-        """The pod as our watch knows it; a live look only if the watch does not (yet), or the UID is not given."""
+        """The pod as our watch shows it; a live lookup only if the watch does not (yet), or if the UID is not given."""
         known = (self._cluster_state.pod(args.uid) or self._requests.recent(args.uid)) if args.uid else None
         if known is not None:
             return known
         try:
-            live = await self._look(args.namespace, args.name)
-        except (ApiRejected, OutcomeUnknown, TimeoutError) as wrong:
-            raise BindFailed(f"the pod cannot be looked up: {wrong or 'no answer in time'}") from wrong
+            live = await self._live_pod(args.namespace, args.name)
+        except (ApiRejected, OutcomeUnknown, TimeoutError) as error:
+            raise BindFailed(f"lookup of the pod failed: {error or 'timed out'}") from error
         if live is None:
-            raise BindFailed(f"there is no pod {args.key}")
+            raise BindFailed(f"pod {args.key} not found")
         if args.uid and live.uid != args.uid:
-            raise BindFailed(f"pod {args.key} is another one now: its UID is {live.uid}, not {args.uid}")
+            raise BindFailed(f"pod {args.key} was recreated: its UID is {live.uid}, not {args.uid}")
         return live
 
-    async def _look(self, namespace: str, name: str) -> Pod | None:
+    async def _live_pod(self, namespace: str, name: str) -> Pod | None:
         async with asyncio.timeout(self._settings.bind.attempt):
             return await self._api.pod(namespace, name)
 
-    # ---- deciding: no await between looking and booking -------------------------------------------------------------
+    # ---- deciding: no await between reading the ledger and assuming -------------------------------------------------
 
-    def _assume(self, pod: Pod, asked: PodRequest, node: str) -> tuple[Allocation, Grant]:
+    def _assume(self, pod: Pod, request: PodRequest, node: str) -> tuple[Allocation, Grant]:
         entry = self._ledger.entry(pod.uid)
         if entry is not None and entry.state is not AllocationState.RESERVED:
-            return self._again(entry, node)
+            return self._retry(entry, node)
         blocked = self._availability.blocked([node], pod.uid)
         if blocked:
             raise BindFailed(f"node {node} {about_one_node(blocked[node])}", "conflict")
         if node not in self._ledger.fleet:
-            raise BindFailed(f"node {node} is unknown to gputile; it may have just gone")
-        allocation = self._reserved(entry, node) or self._place(pod, asked, node)
-        denied = [one for one in self._ledger.handle(Assumed(allocation, self._clock())) if isinstance(one, Denied)]
-        if denied and denied[0].beyond_quota:
-            raise BindFailed(denied[0].why, "conflict")
-        if denied:
-            raise self._lost_race(pod, node, denied[0].why)
+            raise BindFailed(f"node {node} is unknown to gputile; it may have just been deleted")
+        allocation = self._reserved(entry, node) or self._place(pod, request, node)
+        instructions = self._ledger.handle(Assumed(allocation, self._clock()))
+        denied = next((instruction for instruction in instructions if isinstance(instruction, Denied)), None)
+        if denied is not None and denied.beyond_quota:
+            raise BindFailed(denied.why, "conflict")
+        if denied is not None:
+            raise self._lost_race(pod, node, denied.why)
         if entry is not None:
             self._metrics.reservations.labels("bound" if entry.allocation.node == node else "replaced").inc()
         assert allocation.grant is not None, "a placement is a grant"
         return allocation, allocation.grant
 
     def _reserved(self, entry: LedgerEntry | None, node: str) -> Allocation | None:
-        """What filter pencilled in on this node: the book has held it since, so it is as good as a new placement."""
+        """The reservation of filter on this node: the ledger has kept it, so it is as good as a new placement."""
         if entry is None or entry.allocation.node != node or entry.allocation.grant is None:
             return None
-        found = self._ledger.fleet.node(node)
-        if found is None or found.fault:
+        view = self._ledger.fleet.node(node)
+        if view is None or view.fault:
             return None
-        usable = {card.uuid for card in found.cards if card.healthy and not card.cordoned}
+        usable = {card.uuid for card in view.cards if card.healthy and not card.cordoned}
         return entry.allocation if usable.issuperset(entry.allocation.uses()) else None
 
-    def _place(self, pod: Pod, asked: PodRequest, node: str) -> Allocation:
+    def _place(self, pod: Pod, request: PodRequest, node: str) -> Allocation:
         with self._ledger.without_claims_of(pod.uid, pod.priority) as fleet:
-            may = self._ledger.quota_usage.allowed(pod.namespace, asked)
+            allowed = self._ledger.quota_usage.allowed(pod.namespace, request)
             budget = SearchBudget(STEPS, SECONDS, self._clock)
-            where = fleet.place(may, node, self._settings.policy, seed_of(pod.uid), budget)
-        if not isinstance(where, Placement):
-            raise self._lost_race(pod, node, f"it {about_one_node(where.code)}")
-        return allocation_of(pod, asked, where.grant(pod.uid, asked.dialect))
+            answer = fleet.place(allowed, node, self._settings.policy, seed_of(pod.uid), budget)
+        if not isinstance(answer, Placement):
+            raise self._lost_race(pod, node, answer.sentence)
+        return allocation_of(pod, request, answer.grant(pod.uid, request.dialect))
 
-    def _again(self, entry: LedgerEntry, node: str) -> tuple[Allocation, Grant]:
-        """After a lost answer: the same cards again, whichever try lands; unless they went to another pod meanwhile."""
+    def _retry(self, entry: LedgerEntry, node: str) -> tuple[Allocation, Grant]:
+        """After a lost answer: the same cards again, whichever attempt is written; unless another pod has them now."""
         allocation = entry.allocation
         if allocation.node != node:
-            raise BindFailed(f"the pod is {entry.state} on node {allocation.node}")
+            raise BindFailed(f"the pod is already {entry.state} on node {allocation.node}")
         if allocation.grant is None or self._ledger.overcommitted(allocation.pod):
             self.look_up(allocation.pod)
-            raise BindFailed("the cards of an earlier try went to another pod; what became of it is being looked up")
+            raise BindFailed("the GPUs of an earlier attempt went to another pod; gputile is looking up its outcome")
         return allocation, allocation.grant
 
-    def _lost_race(self, pod: Pod, node: str, why: str) -> BindFailed:
+    def _lost_race(self, pod: Pod, node: str, reason: str) -> BindFailed:
         self._availability.deprioritize(pod.uid, node)
-        return BindFailed(f"{node} does not fit any more: {why}", "conflict")
+        return BindFailed(f"the pod no longer fits on node {node}: {reason}", "conflict")
 
-    def _award(self, pod: Pod, asked: PodRequest, grant: Grant) -> GrantContext:
+    def _grant_context(self, pod: Pod, request: PodRequest, grant: Grant) -> GrantContext:
         cards, settings = self._cards(grant.node), self._cluster_state.settings
-        return GrantContext(grant=grant, pod=pod, asked=asked, cards=cards, at=self._wall(), settings=settings)
+        return GrantContext(grant=grant, pod=pod, asked=request, cards=cards, at=self._wall(), settings=settings)
 
     # ---- writing ----------------------------------------------------------------------------------------------------
 
-    async def _write(self, binding: Binding, grant: Grant | None, *, landed: bool) -> None:
-        """Try until there is a definite answer, or no time. `landed`: an earlier try may have been written."""
-        deadline, delay, why = self._clock() + self._settings.bind.timeout, FIRST_PAUSE, ""
+    async def _write(self, binding: Binding, grant: Grant | None, *, may_be_written: bool) -> None:
+        """Retry until there is a definite answer, or no time. `may_be_written`: an earlier attempt may have worked."""
+        deadline, delay, reason = self._clock() + self._settings.bind.timeout, FIRST_PAUSE, ""
         while (left := deadline - self._clock()) > 0:
             if not self._leads():
-                why = NOT_LEADING
+                reason = NOT_LEADER
                 break
             started = self._clock()
             try:
                 await self._api.bind(binding, min(left, self._settings.bind.attempt))
                 self.on_bound(binding.uid)
                 return
-            except ApiRejected as no:
-                if no.status not in (0, 408, 429):
-                    await self._refused(binding, grant, no, landed=landed)
+            except ApiRejected as error:
+                if error.status not in (0, 408, 429):
+                    await self._rejected(binding, grant, error, may_be_written=may_be_written)
                     return
-                why, delay = str(no), max(delay, no.retry_after or 0.0)
-            except OutcomeUnknown as wrong:
-                landed, why = True, str(wrong)
+                reason, delay = str(error), max(delay, error.retry_after or 0.0)
+            except OutcomeUnknown as error:
+                may_be_written, reason = True, str(error)
             finally:
                 self._metrics.stage("bind", "api").observe(self._clock() - started)
             await self._pause(min(delay, max(0.0, deadline - self._clock())))
             delay *= 2
-        if landed:
+        if may_be_written:
             raise BindFailed(
-                f"the API server's answer got lost ({why}); the cards are kept until it is known", "unknown"
+                f"no answer from the API server ({reason}); the GPUs stay assumed until the outcome is known", "unknown"
             )
         self._forget(binding, grant)
-        raise BindFailed(f"the API server did not take the bind: {why}")
+        raise BindFailed(f"the API server did not accept the bind: {reason}")
 
-    async def _refused(self, binding: Binding, grant: Grant | None, no: ApiRejected, *, landed: bool) -> None:
-        """A definite no to this try. If an earlier one may have landed, or somebody bound the pod, look at it."""
-        if no.status != 409 and not landed:
+    async def _rejected(
+        self, binding: Binding, grant: Grant | None, rejection: ApiRejected, *, may_be_written: bool
+    ) -> None:
+        """The API server rejected this attempt. If an earlier one may be written, or another client bound the pod, look
+        the pod up."""
+        if rejection.status != 409 and not may_be_written:
             self._forget(binding, grant)
-            raise BindFailed(f"the API server refused the bind: {no}") from no
+            raise BindFailed(f"the API server rejected the bind: {rejection}") from rejection
         try:
-            live = await self._look(binding.namespace, binding.name)
-        except (ApiRejected, OutcomeUnknown, TimeoutError) as wrong:
+            live = await self._live_pod(binding.namespace, binding.name)
+        except (ApiRejected, OutcomeUnknown, TimeoutError) as error:
             raise BindFailed(
-                f"the bind may have landed, and the pod cannot be looked up: {wrong}", "unknown"
-            ) from wrong
+                f"the bind may have been written, and the lookup of the pod failed: {error}", "unknown"
+            ) from error
         if live is not None and live.uid == binding.uid and live.node_name == binding.node:
-            shown = records.read_grant(live, self._ledger.fleet.node(binding.node), self._cluster_state.settings)
-            if grant is None or shown == grant:
+            carried = records.read_grant(live, self._ledger.fleet.node(binding.node), self._cluster_state.settings)
+            if grant is None or carried == grant:
                 return
-        is_free = live is not None and live.uid == binding.uid and not live.node_name
-        if landed and is_free:  # an earlier try may still be under way
-            raise BindFailed(f"the API server refused the bind: {no}; an earlier try is waited for", "unknown") from no
-        if landed and (live is None or live.uid != binding.uid):
-            self.on_freed(self._cluster_state.vanished(binding.uid))  # it may have landed, and its containers may run
+        is_unbound = live is not None and live.uid == binding.uid and not live.node_name
+        if may_be_written and is_unbound:  # an earlier attempt may still be in flight
+            raise BindFailed(
+                f"the API server rejected the bind: {rejection}; an earlier attempt may still succeed", "unknown"
+            ) from rejection
+        if may_be_written and (live is None or live.uid != binding.uid):
+            self.on_freed(self._cluster_state.vanished(binding.uid))  # its containers may run
         else:
             self._forget(binding, grant)
-        raise BindFailed(f"the API server refused the bind: {no}") from no
+        raise BindFailed(f"the API server rejected the bind: {rejection}") from rejection
 
     def _cards(self, name: str) -> tuple[Card, ...]:
         node = self._ledger.fleet.node(name)
@@ -273,12 +282,12 @@ class Binder:
             self.on_freed(self._ledger.handle(Forgotten(binding.uid)))
             self._availability.deprioritize(binding.uid, binding.node)
 
-    # ---- words ------------------------------------------------------------------------------------------------------
+    # ---- logs -------------------------------------------------------------------------------------------------------
 
-    def _log_bound(self, pod: Pod, asked: PodRequest, allocation: Allocation, started: float) -> None:
+    def _log_bound(self, pod: Pod, request: PodRequest, allocation: Allocation, started: float) -> None:
         cards = {uuid: f"{use.memory}MiB/{use.cores}%" for uuid, use in allocation.uses().items()}
-        extra = fields(pod=pod.key, node=allocation.node, cards=cards, dialect=asked.dialect, took=self._since(started))
-        log.info("bound", extra=extra)
+        took, node = self._since(started), allocation.node
+        log.info("bound", extra=fields(pod=pod.key, node=node, cards=cards, dialect=request.dialect, took=took))
 
     def _since(self, started: float) -> float:
         return round(self._clock() - started, 4)

@@ -1,12 +1,13 @@
-"""Cards that the cluster shows sold twice: the pod that came last is told, and evicted.
+"""Resolves double allocations: where pods hold more of a card than it has, the newer pod gets an Event and is evicted.
 
-Room:  nodes on which more is held of a card than it has. Looked at again and again until it is settled, so that a new
-       leader, a budget or a lost answer changes nothing. Only the leader acts.
-Door:  `OverlapResolver.found` takes a conflict of the book; `OverlapResolver.round` settles what it can.
+Nodes with a conflict are examined again until it is resolved, so that a new leader, a PodDisruptionBudget or a lost
+answer only delays it. Only the leader acts. `OverlapResolver.add` records a conflict of the ledger;
+`OverlapResolver.round` resolves what it can.
 
-It happens when a Binding that a frozen leader sent lands after its successor has sold the tile. To evict the wrong pod
-is worse than to wait, so nobody goes unless every pod on the card carries our grant, the card did not shrink, the last
-grant is young, and a live look at all of them shows the same (docs/decisions/0009-evict-the-newer-pod.md).
+A double allocation happens when the Binding of a frozen leader is written after its successor has allocated the same
+tile. Evicting the wrong pod is worse than waiting. So a pod is evicted only if every pod on the card carries our grant,
+the card did not shrink, the last grant is recent, and a live lookup of all of them shows the same
+(docs/decisions/0009-evict-the-newer-pod.md).
 """
 
 import asyncio
@@ -32,27 +33,27 @@ from gputile.telemetry.metrics import Metrics
 log = logging.getLogger(__name__)
 
 REASON = "GPUDoubleAllocated"
-YOUNG = 600 * 10**9  # nanoseconds: an older grant was no accident of a failover
-AGAIN = 5.0  # seconds until an eviction that failed, or that the watch has not shown, is tried again
+RECENT = 600 * 10**9  # nanoseconds: an older grant is not the result of a failover
+RETRY = 5.0  # seconds until an eviction that failed, or that the watch has not shown, is retried
 
 
 class OverlappingPod(msgspec.Struct, frozen=True):
-    """A pod that the cluster shows on a card."""
+    """A pod on a double-allocated card."""
 
     pod: Pod
     use: Use
     granted: int  # nanoseconds since 1970
-    ours: bool = True  # carries a grant of ours that is believed
+    ours: bool = True  # carries a valid grant of ours
 
     @property
-    def came(self) -> tuple[bool, str, int, str]:
-        """Sorts by who came first: one that has started before one that has not; then by when."""
+    def order(self) -> tuple[bool, str, int, str]:
+        """Sort key, oldest first: started pods before others, then by time."""
         started = (self.pod.status and self.pod.status.start_time) or ""
         return not self.pod.is_admitted, started, self.granted, self.pod.uid
 
 
 class OverlapResolver:
-    """See the module's text."""
+    """Double allocations that are not resolved yet, and the evictions that resolve them."""
 
     def __init__(
         self,
@@ -71,106 +72,106 @@ class OverlapResolver:
         self._settings, self._metrics = settings, metrics
         self._leads, self._clock, self._wall = leads, clock, wall
         self._nodes: set[str] = set()
-        self._shrunk: set[str] = set()  # cards that are too small since their node said so
-        self._open: set[str] = set()  # UIDs of pods that were chosen to go while their card's last grant was young
-        self._told: set[str] = set()
-        self._said: dict[str, str] = {}  # by card: why nobody is evicted, as last logged
+        self._shrunk: set[str] = set()  # cards that became smaller in the inventory of their node
+        self._chosen: set[str] = set()  # UIDs of pods that were chosen while the card's last grant was recent
+        self._notified: set[str] = set()  # UIDs of pods with an Event
+        self._logged: dict[str, str] = {}  # by card: why no pod is evicted, as last logged
         self._not_before: dict[str, float] = {}  # by UID
 
-    def found(self, conflict: Conflict) -> None:
+    def add(self, conflict: Conflict) -> None:
         self._nodes.add(conflict.node)
         if conflict.shrunk:
             self._shrunk.update(conflict.cards)
         extra = fields(pod=conflict.pod, node=conflict.node, cards=list(conflict.cards), shrunk=conflict.shrunk)
-        log.error("more on a card than it has", extra=extra)
+        log.error("GPU overcommitted", extra=extra)
 
     async def round(self) -> None:
         for name in sorted(self._nodes):
-            await self._isolation.attempt("double allocations", name, partial(self._settle_node, name))
+            await self._isolation.attempt("double allocations", name, partial(self._resolve_node, name))
         if not self._nodes:
-            for memory in (self._shrunk, self._open, self._told, self._said, self._not_before):
-                memory.clear()
+            for state in (self._shrunk, self._chosen, self._notified, self._logged, self._not_before):
+                state.clear()
 
-    async def _settle_node(self, name: str) -> None:
+    async def _resolve_node(self, name: str) -> None:
         leaving: set[str] = set()
         for card in self._overcommitted(name):
-            await self._settle(name, card, leaving)
+            await self._resolve_card(name, card, leaving)
 
     def _overcommitted(self, name: str) -> list[Card]:
-        """The cards of the node of which its pods hold too much; a node without such is settled."""
+        """The overcommitted cards of the node; a node without any is resolved."""
         node = self._ledger.fleet.node(name)
         cards = node.cards if node is not None else ()
-        over = [card for card in cards if _short(card, self._tenants(name, card))]
+        over = [card for card in cards if _overcommitted_resources(card, self._pods_on(name, card))]
         self._shrunk -= {card.uuid for card in cards if card not in over}
         if not over:
             self._nodes.discard(name)
         return over
 
-    def _tenants(self, name: str, card: Card) -> list[OverlappingPod]:
-        """Who is bound and holds of the card."""
-        found = []
+    def _pods_on(self, name: str, card: Card) -> list[OverlappingPod]:
+        """The bound pods that hold a part of the card."""
+        pods = []
         for entry in self._ledger.on_node(name):
             use = entry.allocation.uses().get(card.uuid)
             if use is not None and entry.state is AllocationState.CONFIRMED:
                 pod = self._cluster_state.pod(entry.allocation.pod) or Pod()
                 ours = GRANT in pod.annotations and self._cluster_state.is_granted(pod.uid)
-                found.append(OverlappingPod(pod, use, granted_at(pod), ours))
-        return found
+                pods.append(OverlappingPod(pod, use, granted_at(pod), ours))
+        return pods
 
     # ---- one card ---------------------------------------------------------------------------------------------------
 
-    async def _settle(self, node: str, card: Card, leaving: set[str]) -> None:
-        """Let those go who came last. `leaving`: who is chosen already, because of another card."""
-        tenants = self._tenants(node, card)
-        why = self._why_not(card, tenants)
-        if why:
-            self._say(node, card, why)
+    async def _resolve_card(self, node: str, card: Card, leaving: set[str]) -> None:
+        """Evict the newest pods until the others fit. `leaving`: pods that were chosen because of another card."""
+        pods = self._pods_on(node, card)
+        reason = self._why_not(card, pods)
+        if reason:
+            self._log_unresolved(node, card, reason)
             return
-        staying = [one for one in tenants if not one.pod.is_terminating and one.pod.uid not in leaving]
-        for tenant in losers(card, staying):
-            leaving.add(tenant.pod.uid)
-            self._open.add(tenant.pod.uid)
-            await self._attempt(tenant, node, card, tenants)
+        staying = [held for held in pods if not held.pod.is_terminating and held.pod.uid not in leaving]
+        for victim in pods_to_evict(card, staying):
+            leaving.add(victim.pod.uid)
+            self._chosen.add(victim.pod.uid)
+            await self._attempt(victim, node, card, pods)
 
-    def _why_not(self, card: Card, tenants: list[OverlappingPod]) -> str:
+    def _why_not(self, card: Card, pods: list[OverlappingPod]) -> str:
         if not self._settings.evict_overlaps:
             return "setting `evict_overlaps` is false"
-        if not all(one.ours for one in tenants):
-            return "not every pod on it carries a grant of ours"
+        if not all(held.ours for held in pods):
+            return "not every pod on the GPU carries a grant of gputile"
         if card.uuid in self._shrunk:
-            return "the card became smaller under its pods"
-        young = self._wall() - max((one.granted for one in tenants), default=0) < YOUNG
-        if not young and not any(one.pod.uid in self._open for one in tenants):
-            return "all grants on it are old, so the card is likelier to have become smaller"
+            return "the GPU became smaller while pods were on it"
+        is_recent = self._wall() - max((held.granted for held in pods), default=0) < RECENT
+        if not is_recent and not any(held.pod.uid in self._chosen for held in pods):
+            return "all grants on the GPU are old, so the GPU has probably become smaller"
         return ""
 
-    def _say(self, node: str, card: Card, why: str) -> None:
-        if self._said.get(card.uuid) != why:
-            self._said[card.uuid] = why
-            log.error("a card is oversold and nobody is evicted", extra=fields(node=node, card=card.uuid, why=why))
+    def _log_unresolved(self, node: str, card: Card, reason: str) -> None:
+        if self._logged.get(card.uuid) != reason:
+            self._logged[card.uuid] = reason
+            log.error("GPU overcommitted; no pod is evicted", extra=fields(node=node, card=card.uuid, why=reason))
 
     # ---- one pod ----------------------------------------------------------------------------------------------------
 
-    async def _attempt(self, tenant: OverlappingPod, node: str, card: Card, tenants: list[OverlappingPod]) -> None:
-        uid = tenant.pod.uid
+    async def _attempt(self, victim: OverlappingPod, node: str, card: Card, pods: list[OverlappingPod]) -> None:
+        uid = victim.pod.uid
         if self._clock() < self._not_before.get(uid, 0.0):
             return
-        self._not_before[uid] = self._clock() + AGAIN
+        self._not_before[uid] = self._clock() + RETRY
         try:
             async with asyncio.timeout(self._settings.bind.attempt + 1.0):
-                await self._evict(tenant, node, card, tenants)
-        except (ApiRejected, OutcomeUnknown, TimeoutError) as wrong:
-            wait = getattr(wrong, "retry_after", None) or AGAIN
+                await self._evict(victim, node, card, pods)
+        except (ApiRejected, OutcomeUnknown, TimeoutError) as error:
+            wait = getattr(error, "retry_after", None) or RETRY
             self._not_before[uid] = self._clock() + wait
-            extra = fields(pod=tenant.pod.key, node=node, card=card.uuid, why=str(wrong))
-            log.warning("a pod that was sold a taken card is not evicted yet", extra=extra)
+            extra = fields(pod=victim.pod.key, node=node, card=card.uuid, why=str(error))
+            log.warning("eviction after a double allocation failed; retrying", extra=extra)
 
-    async def _evict(self, tenant: OverlappingPod, node: str, card: Card, tenants: list[OverlappingPod]) -> None:
-        for one in tenants:
-            if not await self._is_live(one.pod):
-                return  # the watch is about to tell us more
-        pod, others = tenant.pod, [one for one in tenants if one.pod.uid != tenant.pod.uid]
-        if pod.uid not in self._told and self._leads():
+    async def _evict(self, victim: OverlappingPod, node: str, card: Card, pods: list[OverlappingPod]) -> None:
+        for held in pods:
+            if not await self._is_live(held.pod):
+                return  # the watch is late, and will show the change
+        pod, others = victim.pod, [held for held in pods if held.pod.uid != victim.pod.uid]
+        if pod.uid not in self._notified and self._leads():
             await self._api.note(
                 KubeEvent(
                     namespace=pod.namespace,
@@ -180,51 +181,49 @@ class OverlapResolver:
                     message=event_message(card, others),
                 )
             )
-            self._told.add(pod.uid)
+            self._notified.add(pod.uid)
         if not self._leads():
             return
         await self._api.evict(pod.namespace, pod.name, pod.uid)
         self._metrics.evicted.inc()
-        extra = fields(pod=pod.key, node=node, card=card.uuid, others=[one.pod.key for one in others])
-        log.warning("evicted, because its card was sold twice", extra=extra)
+        extra = fields(pod=pod.key, node=node, card=card.uuid, others=[held.pod.key for held in others])
+        log.warning("pod evicted after a double allocation", extra=extra)
 
     async def _is_live(self, pod: Pod) -> bool:
-        """Whether the API server's store says what our watch says."""
+        """Whether a live lookup shows the pod as our watch does."""
         live = await self._api.pod(pod.namespace, pod.name)
         if live is None or live.is_terminal:
             return False
-        same = (live.uid, live.node_name, live.annotations.get(GRANT))
-        return (
-            same == (pod.uid, pod.node_name, pod.annotations.get(GRANT)) and live.is_terminating == pod.is_terminating
-        )
+        shown = (pod.uid, pod.node_name, pod.annotations.get(GRANT), pod.is_terminating)
+        return (live.uid, live.node_name, live.annotations.get(GRANT), live.is_terminating) == shown
 
 
 # ---- deciding -------------------------------------------------------------------------------------------------------
 
 
-def losers(card: Card, tenants: list[OverlappingPod]) -> list[OverlappingPod]:
-    """Who must go so that the others fit: the last who came first, and only if they hold of what is short."""
-    staying = sorted(tenants, key=lambda tenant: tenant.came)
-    going = []
-    for tenant in reversed(staying.copy()):
-        if any(getattr(tenant.use, what) for what in _short(card, staying)):
-            staying.remove(tenant)
-            going.append(tenant)
-    return going
+def pods_to_evict(card: Card, pods: list[OverlappingPod]) -> list[OverlappingPod]:
+    """The pods to evict so that the others fit: the newest first, and only pods that hold what is overcommitted."""
+    staying = sorted(pods, key=lambda held: held.order)
+    victims = []
+    for held in reversed(staying.copy()):
+        if any(getattr(held.use, resource) for resource in _overcommitted_resources(card, staying)):
+            staying.remove(held)
+            victims.append(held)
+    return victims
 
 
-def _short(card: Card, tenants: list[OverlappingPod]) -> list[str]:
-    """What there is too little of on the card."""
+def _overcommitted_resources(card: Card, pods: list[OverlappingPod]) -> list[str]:
+    """The resources of which the pods hold more than the card has."""
     return [
-        what
-        for what in ("memory", "cores", "slots")
-        if sum(getattr(tenant.use, what) for tenant in tenants) > getattr(card, what)
+        resource
+        for resource in ("memory", "cores", "slots")
+        if sum(getattr(held.use, resource) for held in pods) > getattr(card, resource)
     ]
 
 
 def event_message(card: Card, others: list[OverlappingPod]) -> str:
-    held = ", ".join(f"{one.pod.key} ({one.use.memory} MiB, {one.use.cores} %)" for one in others)
+    first = ", ".join(f"{held.pod.key} ({held.use.memory} MiB, {held.use.cores} %)" for held in others)
     return (
-        f"card {card.uuid} ({card.memory} MiB) was sold twice while gputile's leader changed: {held} came first, so "
-        "this pod is evicted; its controller makes a new one, and a pod without a controller has to be created again"
+        f"GPU {card.uuid} ({card.memory} MiB) was allocated twice during a leader failover. {first} was first, so this "
+        "pod is evicted. Its controller will recreate it; a bare pod must be recreated by hand."
     )

@@ -1,1 +1,1 @@
-"""The verbs that kube-scheduler calls, over HTTP: filter, prioritize, dry run, and the older systems' paths."""
+"""The verbs that kube-scheduler calls over HTTP, also under the paths of older extenders."""

@@ -1,12 +1,9 @@
-"""filter and prioritize: decided from the book, at once, without a word to the API server.
+"""The filter and prioritize verbs, decided from the ledger alone: no I/O, because kube-scheduler waits for each answer.
 
-Room:  decisions and pencils; no I/O. What they cost is kube-scheduler's speed: it asks for one pod at a time and waits.
-Door:  `FilterService.filter`, `.dry_run`, `.prioritize`.
-
-filter answers with the best node and those as good as it, not with all that fit: kube-scheduler chooses among what it
-is given by its own scores, which spread, and would undo binpack and tiling. It pencils the pod in on the best one, for
-kube-scheduler filters the next pod before it binds this one; while another pencil is open the answer is that one node,
-so that pencil and choice agree.
+filter returns the best node and the nodes that are as good, not all feasible nodes: kube-scheduler would choose among
+them by its own scores, which spread pods and would undo binpack and tiling. filter reserves the pod on the best node,
+because kube-scheduler filters the next pod before it binds this one. While another reservation is open it returns only
+the reserved node, so that kube-scheduler's choice agrees with the reservation.
 """
 
 from collections.abc import Callable
@@ -36,17 +33,17 @@ from gputile.scheduler.state.pod_requests import PodRequests
 from gputile.scheduler.state.unschedulable import UnschedulablePod
 from gputile.telemetry.metrics import Metrics
 
-TRIES = 16  # nodes that are looked at where quota makes the best ones too dear
-IMAGINED_STEPS, IMAGINED_SECONDS = 200_000, 1.0  # of searching on nodes that a dry run brings with it
+TRIES = 16  # nodes that are tried while the placement on the best one exceeds quota
+DRY_RUN_STEPS, DRY_RUN_SECONDS = 200_000, 1.0  # search budget for nodes that only exist in a dry-run request
 TOP_SCORE = 10
-"""What kube-scheduler expects of an extender at most."""
+"""MaxExtenderPriority: the highest score that kube-scheduler accepts from an extender."""
 
 ANY_SCORE = 1e300
-"""Slack that every node has which fits; those that do not are at minus infinity."""
+"""A slack that includes every feasible node; infeasible nodes score minus infinity."""
 
 
 class FilterService:
-    """See the module's text."""
+    """Answers filter, filter-dryrun and prioritize from the ledger."""
 
     def __init__(
         self,
@@ -62,25 +59,25 @@ class FilterService:
         self.requests, self._availability = requests, availability
         self._metrics, self._clock = metrics, clock
         self._refusal_cache = RefusalCache(cluster_state.ledger.fleet)
-        self.on_unschedulable: Callable[[UnschedulablePod], None] = lambda no: None
+        self.on_unschedulable: Callable[[UnschedulablePod], None] = lambda pod: None
 
     # ---- filter -----------------------------------------------------------------------------------------------------
 
     def filter(self, args: FilterArgs) -> FilterAnswer:
-        asked = self.requests.of(args.pod)
-        if asked is None:
+        request = self.requests.of(args.pod)
+        if request is None:
             return FilterAnswer(names=args.names)
-        if isinstance(asked, BadRequest):
-            return self._bad(args, asked)
-        return self._bound_already(args) or self._choose(args, asked)
+        if isinstance(request, BadRequest):
+            return self._reject_bad_request(args, request)
+        return self._already_bound(args) or self._choose(args, request)
 
-    def _bad(self, args: FilterArgs, bad: BadRequest) -> FilterAnswer:
+    def _reject_bad_request(self, args: FilterArgs, bad: BadRequest) -> FilterAnswer:
         self._metrics.bad_requests.labels(bad.code).inc()
-        self.on_unschedulable(UnschedulablePod(pod=args.pod, asked=bad, names=args.names))
+        self.on_unschedulable(UnschedulablePod(pod=args.pod, request=bad, names=args.names))
         return FilterAnswer(unresolvable=dict.fromkeys(args.names, bad.message))
 
-    def _bound_already(self, args: FilterArgs) -> FilterAnswer | None:
-        """A bind whose answer was lost, or that kube-scheduler has not seen: only the node where it went will do."""
+    def _already_bound(self, args: FilterArgs) -> FilterAnswer | None:
+        """For a bind whose answer was lost, or that kube-scheduler has not seen: only its node is an answer."""
         entry = self._ledger.entry(args.pod.uid)
         if entry is None or entry.state is AllocationState.RESERVED:
             return None
@@ -89,68 +86,74 @@ class FilterService:
         return FilterAnswer(error=f"the pod is being bound to node {entry.allocation.node}; try again")
 
     def _budget(self) -> SearchBudget:
-        """Of one call, for all that it has to find out."""
+        """The search budget of one call."""
         return SearchBudget(STEPS, SECONDS, self._clock)
 
-    def _choose(self, args: FilterArgs, asked: PodRequest) -> FilterAnswer:
+    def _choose(self, args: FilterArgs, request: PodRequest) -> FilterAnswer:
         pod, budget = args.pod, self._budget()
-        names = self._open_to(args.names, pod.uid)
-        self._offered_in_vain(pod.uid)
-        quota_usage, space = self._ledger.quota_usage, pod.namespace
-        remembers = self._may_remember(args, names)
-        refused_before = self._refusal_cache.again(quota_usage.allowed(space, asked), args) if remembers else None
-        if refused_before is not None:
+        # 1. Drop blocked nodes, and the reservation of an earlier attempt.
+        names = self._unblocked(args.names, pod.uid)
+        self._unreserve_earlier(pod.uid)
+        # 2. Answer a repeated request from the cache.
+        quota_usage, namespace = self._ledger.quota_usage, pod.namespace
+        is_cacheable = self._is_cacheable(args, names)
+        cached = self._refusal_cache.get(quota_usage.allowed(namespace, request), args) if is_cacheable else None
+        if cached is not None:
             self._metrics.remembered.inc()
-            return self._refused(args, asked, refused_before)
-        dear: list[str] = []  # nodes whose free cards would cost more than quota leaves
+            return self._reject(args, request, cached)
+        # 3. Find the best node whose placement stays within quota.
+        over_quota: list[str] = []  # nodes whose free cards would cost more than quota leaves
         while True:
-            others = [name for name in names if name not in dear] if dear else names
-            may, best, where = self._placed(pod, asked, others, budget)
-            if where is None or not quota_usage.quotas or len(dear) == TRIES:
+            others = [name for name in names if name not in over_quota] if over_quota else names
+            allowed, best, placement = self._place(pod, request, others, budget)
+            if placement is None or not quota_usage.quotas or len(over_quota) == TRIES:
                 break
-            if not self._ledger.beyond_quota(allocation_of(pod, asked, where.grant(pod.uid, asked.dialect))):
+            if not self._ledger.beyond_quota(allocation_of(pod, request, placement.grant(pod.uid, request.dialect))):
                 break
-            dear.append(best[0])
-        if where is None or len(dear) == TRIES:
-            said = self._nothing(args, asked, budget)
-            if not best and not dear and self._may_remember(args, names):
-                self._refusal_cache.keep(may, args, said)
-            return self._refused(args, asked, _with_dear(said, dear))
-        others_open = self._ledger.reservations() > 0
-        reserved = self._reserve(pod, asked, where)
-        alone = reserved and others_open and self._settings.filter.narrow
-        return FilterAnswer(names=best[:1] if alone else best)
+            over_quota.append(best[0])
+        # 4. Reject the pod, and cache the rejection if it holds for every pod with this request.
+        if placement is None or len(over_quota) == TRIES:
+            rejection = self._rejection(args, request, budget)
+            if not best and not over_quota and self._is_cacheable(args, names):
+                self._refusal_cache.put(allowed, args, rejection)
+            return self._reject(args, request, _with_over_quota(rejection, over_quota))
+        # 5. Reserve the pod on the best node.
+        others_reserved = self._ledger.reservations() > 0
+        reserved = self._reserve(pod, request, placement)
+        only_first = reserved and others_reserved and self._settings.filter.narrow
+        return FilterAnswer(names=best[:1] if only_first else best)
 
-    def _placed(
-        self, pod: Pod, asked: PodRequest, names: list[str], budget: SearchBudget
+    def _place(
+        self, pod: Pod, request: PodRequest, names: list[str], budget: SearchBudget
     ) -> tuple[PodRequest, list[str], Placement | None]:
-        """What the pod may ask for, the best nodes for that, and where it would be on the first of them."""
+        """The request as quota allows it, the best nodes for it, and the placement on the first of them."""
         with self._ledger.without_claims_of(pod.uid, pod.priority) as fleet:
-            may = self._ledger.quota_usage.allowed(pod.namespace, asked)  # not kept for others, and left by quota
-            half = budget.half()  # the other half is for the cards, or for why not
-            best = self._nominated(fleet, may, names, pod.uid, half) or self._best(fleet, may, names, pod.uid, half)
-            where = fleet.place(may, best[0], self._settings.policy, seed_of(pod.uid), budget) if best else None
-        return may, best, where if isinstance(where, Placement) else None
+            allowed = self._ledger.quota_usage.allowed(pod.namespace, request)
+            half = budget.half()  # the other half is for the cards, or for the reasons
+            best = self._nominated(fleet, allowed, names, pod.uid, half)
+            best = best or self._best(fleet, allowed, names, pod.uid, half)
+            answer = fleet.place(allowed, best[0], self._settings.policy, seed_of(pod.uid), budget) if best else None
+        return allowed, best, answer if isinstance(answer, Placement) else None
 
     def _nominated(
-        self, fleet: Fleet, asked: PodRequest, names: list[str], uid: str, budget: SearchBudget
+        self, fleet: Fleet, request: PodRequest, names: list[str], uid: str, budget: SearchBudget
     ) -> list[str]:
-        """The node where room was made for this pod, as soon as it is there."""
+        """The node for which this pod has a nomination, as soon as the pod fits there."""
         nominated = self._ledger.nomination(uid)
         if nominated is None or nominated.allocation.node not in names:
             return []
-        return fleet.best(asked, self._settings.policy, among=[nominated.allocation.node], keep=1, budget=budget)
+        return fleet.best(request, self._settings.policy, among=[nominated.allocation.node], keep=1, budget=budget)
 
-    def _best(self, fleet: Fleet, asked: PodRequest, names: list[str], uid: str, budget: SearchBudget) -> list[str]:
-        """The best nodes; those that came to nothing for this pod only if there are no others."""
+    def _best(self, fleet: Fleet, request: PodRequest, names: list[str], uid: str, budget: SearchBudget) -> list[str]:
+        """The best nodes; nodes where this pod failed before only if no other is feasible."""
         keep, slack = self._settings.filter.keep, self._settings.filter.slack
         if not self._settings.filter.narrow:
             keep, slack = len(names), ANY_SCORE
         deprioritized = self._availability.deprioritized(uid)
-        fresh = [name for name in names if name not in deprioritized] if deprioritized else names
-        for among in (fresh, names) if deprioritized else (names,):
+        preferred = [name for name in names if name not in deprioritized] if deprioritized else names
+        for among in (preferred, names) if deprioritized else (names,):
             best = fleet.best(
-                asked, self._settings.policy, seed=seed_of(uid), among=among, keep=keep, slack=slack, budget=budget
+                request, self._settings.policy, seed=seed_of(uid), among=among, keep=keep, slack=slack, budget=budget
             )
             if best:
                 if among is names:
@@ -158,146 +161,151 @@ class FilterService:
                 return best
         return []
 
-    def _reserve(self, pod: Pod, asked: PodRequest, where: Placement) -> bool:
-        """Hold the place until bind comes. Only for pods that our watch knows: others could never be rubbed out."""
-        if pod.uid not in self._cluster_state.waiting:
+    def _reserve(self, pod: Pod, request: PodRequest, placement: Placement) -> bool:
+        """Reserve the placement until bind. Only for pods that our watch has shown: the watch would never end the
+        reservation of another pod."""
+        if pod.uid not in self._cluster_state.pending:
             self.requests.remember(pod)
             return False
-        allocation = allocation_of(pod, asked, where.grant(pod.uid, asked.dialect))
+        allocation = allocation_of(pod, request, placement.grant(pod.uid, request.dialect))
         done = self._ledger.handle(Reserved(allocation, self._clock()))
         return not any(isinstance(instruction, Denied) for instruction in done)
 
-    def _offered_in_vain(self, uid: str) -> None:
-        """A new filter call for a pod that is pencilled: its node was offered and did not become its home."""
+    def _unreserve_earlier(self, uid: str) -> None:
+        """A filter call for a reserved pod: the earlier attempt did not lead to a bind on that node."""
         entry = self._ledger.entry(uid)
         if entry is not None and entry.state is AllocationState.RESERVED:
             self._availability.deprioritize(uid, entry.allocation.node)
             self._ledger.handle(Unreserved(uid))
             self._metrics.reservations.labels("replaced").inc()
 
-    def _open_to(self, names: list[str], uid: str) -> list[str]:
+    def _unblocked(self, names: list[str], uid: str) -> list[str]:
         blocked = self._availability.blocked(names, uid)
         return [name for name in names if name not in blocked] if blocked else names
 
-    # ---- why not ----------------------------------------------------------------------------------------------------
+    # ---- rejections -------------------------------------------------------------------------------------------------
 
-    def _may_remember(self, args: FilterArgs, names: list[str]) -> bool:
-        """Whether the answer is the same for every pod that asks the same: no node is closed, no room is its own."""
+    def _is_cacheable(self, args: FilterArgs, names: list[str]) -> bool:
+        """Whether the answer holds for every pod with the same request: no node is blocked, and the pod may use no
+        nomination, neither its own nor one of lower priority."""
         pod = args.pod
-        own = any(
-            p.allocation.pod == pod.uid or p.allocation.priority < pod.priority for p in self._ledger.nominations()
+        may_use_nomination = any(
+            nominated.allocation.pod == pod.uid or nominated.allocation.priority < pod.priority
+            for nominated in self._ledger.nominations()
         )
-        return names is args.names and not own
+        return names is args.names and not may_use_nomination
 
-    def _nothing(self, args: FilterArgs, asked: PodRequest, budget: SearchBudget) -> CachedRejection:
+    def _rejection(self, args: FilterArgs, request: PodRequest, budget: SearchBudget) -> CachedRejection:
         with self._ledger.without_claims_of(args.pod.uid, args.pod.priority) as fleet:
-            refusals = self._refusals(fleet, asked, args, budget)
+            refusals = self._refusals(fleet, request, args, budget)
         answer = FilterAnswer(
-            failed={r.node: r.sentence for r in refusals if r.resolvable},
-            unresolvable={r.node: r.sentence for r in refusals if not r.resolvable},
+            failed={refusal.node: refusal.sentence for refusal in refusals if refusal.resolvable},
+            unresolvable={refusal.node: refusal.sentence for refusal in refusals if not refusal.resolvable},
         )
-        return CachedRejection(answer, _counted(refusals))
+        return CachedRejection(answer, _count_reasons(refusals))
 
-    def _refused(self, args: FilterArgs, asked: PodRequest, said: CachedRejection) -> FilterAnswer:
-        self.on_unschedulable(UnschedulablePod(pod=args.pod, asked=asked, names=args.names))
-        if args.pod.uid in self._cluster_state.waiting and said.reasons:
-            self._cluster_state.main_reasons[args.pod.uid] = said.main_reason
-        for code, count in said.reasons.items():
-            self._metrics.refusals.labels(code).inc(count)
-        return said.answer
+    def _reject(self, args: FilterArgs, request: PodRequest, rejection: CachedRejection) -> FilterAnswer:
+        self.on_unschedulable(UnschedulablePod(pod=args.pod, request=request, names=args.names))
+        if args.pod.uid in self._cluster_state.pending and rejection.reasons:
+            self._cluster_state.main_reasons[args.pod.uid] = rejection.main_reason
+        for reason, count in rejection.reasons.items():
+            self._metrics.refusals.labels(reason).inc(count)
+        return rejection.answer
 
-    def _refusals(self, fleet: Fleet, asked: PodRequest, args: FilterArgs, budget: SearchBudget) -> list[Refusal]:
-        asked = self._ledger.quota_usage.allowed(args.pod.namespace, asked)
+    def _refusals(self, fleet: Fleet, request: PodRequest, args: FilterArgs, budget: SearchBudget) -> list[Refusal]:
+        allowed = self._ledger.quota_usage.allowed(args.pod.namespace, request)
         blocked = self._availability.blocked(args.names, args.pod.uid)
         nominated = self._ledger.nomination(args.pod.uid)
-        if nominated is not None:  # else kube-scheduler would look for victims elsewhere too
+        if nominated is not None:  # otherwise kube-scheduler would look for victims on other nodes too
             blocked |= {name: NodeReason.NOMINATED for name in args.names if name != nominated.allocation.node}
         return [
-            *(Refusal(name, code, 1, 0, False) for name, code in blocked.items()),
-            *fleet.refusals(asked, [name for name in args.names if name not in blocked], budget),
+            *(Refusal(name, reason, 1, 0, False) for name, reason in blocked.items()),
+            *fleet.refusals(allowed, [name for name in args.names if name not in blocked], budget),
         ]
 
     # ---- the other verbs --------------------------------------------------------------------------------------------
 
     def dry_run(self, args: FilterArgs) -> FilterAnswer:
-        """All nodes that fit and why the others do not; nothing is held, nothing is told. For autoscalers.
+        """All feasible nodes, and why the others are not; without side effects. For autoscalers.
 
-        A node that is not in the cluster (yet) is taken as it was sent, with nobody on it.
+        A node that is not in the cluster (yet) is judged as it was sent, without pods.
         """
         return run_to_end(self.dry_run_in_turns(args))
 
     def dry_run_in_turns(self, args: FilterArgs) -> Cooperative[FilterAnswer]:
-        """The same for those who have other things to do in between: autoscalers send nodes by the thousand."""
+        """The same in steps, so that other requests are answered in between: autoscalers send thousands of nodes."""
         budget = self._budget()
-        asked = registry.read_pod(args.pod, self._cluster_state.settings)
-        if asked is None:
+        request = registry.read_pod(args.pod, self._cluster_state.settings)
+        if request is None:
             return FilterAnswer(names=args.names)
-        if isinstance(asked, BadRequest):
-            return FilterAnswer(unresolvable=dict.fromkeys(args.names, asked.message))
-        imagined = {name: node for name in args.names if name not in self._ledger.fleet and (node := args.node(name))}
+        if isinstance(request, BadRequest):
+            return FilterAnswer(unresolvable=dict.fromkeys(args.names, request.message))
+        new_nodes = {name: node for name in args.names if name not in self._ledger.fleet and (node := args.node(name))}
         with self._ledger.without_claims_of(args.pod.uid) as fleet:
-            known = [name for name in args.names if name not in imagined]
-            refusals = self._refusals(fleet, asked, msgspec.structs.replace(args, names=known), budget)
-        whole = SearchBudget(IMAGINED_STEPS, IMAGINED_SECONDS, self._clock)
-        for node in imagined.values():
+            known = [name for name in args.names if name not in new_nodes]
+            refusals = self._refusals(fleet, request, msgspec.structs.replace(args, names=known), budget)
+        total_budget = SearchBudget(DRY_RUN_STEPS, DRY_RUN_SECONDS, self._clock)
+        for node in new_nodes.values():
             yield
-            no = self._imagined(args.pod, asked, node, whole.part(STEPS, SECONDS))
-            refusals += [no] if no is not None else []
+            refusal = self._refusal_of_new_node(args.pod, request, node, total_budget.part(STEPS, SECONDS))
+            refusals += [refusal] if refusal is not None else []
         refused = {refusal.node for refusal in refusals}
         return FilterAnswer(
             names=[name for name in args.names if name not in refused],
-            failed={r.node: r.sentence for r in refusals if r.resolvable},
-            unresolvable={r.node: r.sentence for r in refusals if not r.resolvable},
+            failed={refusal.node: refusal.sentence for refusal in refusals if refusal.resolvable},
+            unresolvable={refusal.node: refusal.sentence for refusal in refusals if not refusal.resolvable},
         )
 
-    def _imagined(self, pod: Pod, asked: PodRequest, sent: NodeObject, budget: SearchBudget) -> Refusal | None:
-        """Why the node would not take the pod even with nobody on it."""
+    def _refusal_of_new_node(
+        self, pod: Pod, request: PodRequest, sent: NodeObject, budget: SearchBudget
+    ) -> Refusal | None:
+        """Why the pod would not fit on the node even if it were empty."""
         node = registry.read_node(sent, self._cluster_state.settings)
         if isinstance(node, BadRequest):
             return Refusal(sent.name, NodeReason.UNKNOWN_NODE, 1, 0, False)
         if node.agent in GUESSING and self._settings.other_agents == "refuse":
             return Refusal(sent.name, NodeReason.OTHER_AGENT, 1, 0, False)
-        answer = place(asked, NodeView.empty(node), self._settings.policy, budget=budget)
+        answer = place(request, NodeView.empty(node), self._settings.policy, budget=budget)
         if isinstance(answer, Refusal):
             return answer
-        over = self._ledger.quota_usage.objection(allocation_of(pod, asked, answer.grant(pod.uid, asked.dialect)), node)
-        return Refusal(sent.name, NodeReason.QUOTA, 1, 0, False) if over else None
+        allocation = allocation_of(pod, request, answer.grant(pod.uid, request.dialect))
+        over_quota = self._ledger.quota_usage.objection(allocation, node)
+        return Refusal(sent.name, NodeReason.QUOTA, 1, 0, False) if over_quota else None
 
     def prioritize(self, args: FilterArgs) -> dict[str, int]:
-        """The policy's score of each node, stretched over 0 to 10."""
-        asked = self.requests.of(args.pod)
-        if not isinstance(asked, PodRequest):
+        """The policy's score of each node, scaled to 0 to 10."""
+        request = self.requests.of(args.pod)
+        if not isinstance(request, PodRequest):
             return dict.fromkeys(args.names, 0)
         with self._ledger.without_claims_of(args.pod.uid) as fleet:
-            may = self._ledger.quota_usage.allowed(args.pod.namespace, asked)
-            scores = fleet.scores_of(args.names, may, self._settings.policy, seed_of(args.pod.uid), self._budget())
-        return dict(zip(args.names, _stretched(scores), strict=True))
+            allowed = self._ledger.quota_usage.allowed(args.pod.namespace, request)
+            scores = fleet.scores_of(args.names, allowed, self._settings.policy, seed_of(args.pod.uid), self._budget())
+        return dict(zip(args.names, _scaled(scores), strict=True))
 
 
-def _with_dear(said: CachedRejection, dear: list[str]) -> CachedRejection:
-    """Also these nodes, where the cards that are free now would cost more than others of their make: pieces of a pod on
-    cards apart."""
-    if not dear:
-        return said
-    failed = said.answer.failed | dict.fromkeys(dear, SENTENCE[NodeReason.QUOTA])
-    answer = FilterAnswer(failed=failed, unresolvable=said.answer.unresolvable)
-    return CachedRejection(
-        answer, {**said.reasons, NodeReason.QUOTA: said.reasons.get(NodeReason.QUOTA, 0) + len(dear)}
-    )
+def _with_over_quota(rejection: CachedRejection, over_quota: list[str]) -> CachedRejection:
+    """The rejection, and also these nodes: their free cards would cost more quota than other cards of the same model,
+    because the containers of the pod would be on separate cards."""
+    if not over_quota:
+        return rejection
+    failed = rejection.answer.failed | dict.fromkeys(over_quota, SENTENCE[NodeReason.QUOTA])
+    answer = FilterAnswer(failed=failed, unresolvable=rejection.answer.unresolvable)
+    count = rejection.reasons.get(NodeReason.QUOTA, 0) + len(over_quota)
+    return CachedRejection(answer, {**rejection.reasons, NodeReason.QUOTA: count})
 
 
-def _counted(refusals: list[Refusal]) -> dict[NodeReason, int]:
-    found: dict[NodeReason, int] = {}
+def _count_reasons(refusals: list[Refusal]) -> dict[NodeReason, int]:
+    counts: dict[NodeReason, int] = {}
     for refusal in refusals:
-        found[refusal.code] = found.get(refusal.code, 0) + 1
-    return found
+        counts[refusal.code] = counts.get(refusal.code, 0) + 1
+    return counts
 
 
-def _stretched(scores: Scores) -> list[int]:
-    """The best is 10, the worst that fits and all that do not are 0."""
-    real = scores[np.isfinite(scores)]
-    if not len(real):
+def _scaled(scores: Scores) -> list[int]:
+    """The best node is 10, the worst feasible node and all infeasible nodes are 0."""
+    feasible = scores[np.isfinite(scores)]
+    if not len(feasible):
         return [0] * len(scores)
-    low, high = float(real.min()), float(real.max())
+    low, high = float(feasible.min()), float(feasible.max())
     share = (scores - low) / (high - low) if high > low else np.where(np.isfinite(scores), 1.0, 0.0)
-    return [int(one) for one in np.rint(np.clip(share, 0.0, 1.0) * TOP_SCORE)]
+    return [int(score) for score in np.rint(np.clip(share, 0.0, 1.0) * TOP_SCORE)]

@@ -1,6 +1,6 @@
-"""What the older families' servers tell about the cluster: gpushare's `inspect` and nano's `status`, from our book.
+"""The status documents of gpushare's `inspect` and nano's `status`, made from our ledger.
 
-Only names, keys and units are theirs (compat: rows in the order of their names, unknown nodes answered in words).
+Names, keys and units are theirs. For compatibility, rows are sorted by name, and an unknown node is an error text.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ NODES_AT_ONCE = 20
 
 
 async def inspect(ledger: Ledger, settings: DialectSettings, node: str | None = None) -> dict[str, Any]:
-    """gpushare's inspect: memory in its unit, per node, card and pod."""
+    """gpushare's inspect: GPU memory in its unit, per node, card and pod."""
     if node is not None and node not in ledger.fleet:
         return {"nodes": [], "error": f"node {node} is unknown to gputile"}
     unit = UNIT[settings.gpushare_unit if settings.gpushare_unit != "auto" else "GiB"]
@@ -58,8 +58,8 @@ async def percent_status(ledger: Ledger) -> dict[str, Any]:
             "Rater": {},
             "Name": view.node.name,
             "GPUs": [
-                {"Percent": max(room.cores, 0), "PercentTotal": card.cores}
-                for card, room in zip(view.node.cards, view.free_by_card, strict=True)
+                {"Percent": max(free.cores, 0), "PercentTotal": card.cores}
+                for card, free in zip(view.node.cards, view.free_by_card, strict=True)
             ],
             "PlanCache": {},
         }
@@ -72,12 +72,12 @@ async def elastic_status(ledger: Ledger) -> dict[str, str]:
     nodes = {
         view.node.name: [
             {
-                "CoreAvailable": max(room.cores, 0),
-                "MemoryAvailable": max(room.memory, 0),
+                "CoreAvailable": max(free.cores, 0),
+                "MemoryAvailable": max(free.memory, 0),
                 "CoreTotal": card.cores,
                 "MemoryTotal": card.memory,
             }
-            for card, room in zip(view.node.cards, view.free_by_card, strict=True)
+            for card, free in zip(view.node.cards, view.free_by_card, strict=True)
         ]
         async for view in with_cards(ledger)
     }
@@ -86,7 +86,7 @@ async def elastic_status(ledger: Ledger) -> dict[str, str]:
 
 
 async def with_cards(ledger: Ledger, names: list[str] | None = None) -> AsyncIterator[NodeView]:
-    """Nodes with cards, in the order of their names; verbs are answered in between."""
+    """Nodes with cards, sorted by name; yields to the event loop, so that verbs are answered in between."""
     for number, name in enumerate(sorted(names or ledger.fleet.names()), start=1):
         if name in ledger.fleet and (view := ledger.fleet.view(name)).node.cards:
             yield view

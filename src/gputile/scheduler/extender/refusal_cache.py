@@ -1,19 +1,18 @@
-"""Answers no, remembered until room appears.
+"""A cache of rejections that kube-scheduler's repeated filter calls are answered from until free capacity appears.
 
-Room:  what was last answered to each kind of pod that fitted nowhere, as it went over the wire.
-Door:  `RefusalCache.again` finds the answer to the same question; `RefusalCache.keep` remembers one.
+It holds the last answer to each request that fitted on no node, as the bytes of the response.
 
-kube-scheduler tries a pod that an extender refused again on any change of the cluster. A queue of waiting pods, the
-normal state of a GPU cluster, is a steady rain of questions that all end in no. While room only shrinks a no stays a
-no: the same nodes are refused, eviction would cure the same ones, and every reason given still holds (another may hold
-by now as well). Except that containers do not fit together, or were not searched for any further: each may soon not
-fit alone, and a bounded search may find in a smaller cluster what it missed. An answer with such a reason is kept only
-as long as nothing changes at all.
+kube-scheduler retries a rejected pod after any change of the cluster. A queue of pending pods, the normal state of a
+GPU cluster, is a steady stream of filter calls that are all rejected. While free capacity only shrinks, a rejection
+stays valid: the same nodes are refused, eviction would help on the same ones, and every given reason still holds
+(another may hold as well). Two reasons are exceptions: that the containers do not fit together, and that the search was
+not continued. A container may soon not fit alone, and a bounded search may find in a smaller cluster what it missed. An
+answer with such a reason is valid only until anything changes.
 
-Quota is part of the question: a request carries what its namespace may have now (`Allowance`). When quota frees, or is
-used up, it is another question.
+Quota is part of the key: a request carries what its namespace may hold now (`QuotaConstraint`). When quota is freed or
+used up, the request is another one.
 
-Who has room of its own that others do not see (a pencil, a promise) must not ask here.
+Pods with capacity that other pods cannot use (a reservation, a nomination) must not be answered from this cache.
 """
 
 from collections.abc import Mapping
@@ -26,67 +25,67 @@ from gputile.model.requests import PodRequest
 from gputile.scheduler.extender_api import FilterAnswer, FilterArgs, write_filter
 
 SEARCHED = frozenset({NodeReason.TOGETHER, NodeReason.SEARCH})
-MOST = 64  # answers; one about 5,000 nodes has half a megabyte
+MOST = 64  # answers; one for 5,000 nodes takes half a megabyte
 
 
 class CachedRejection(msgspec.Struct, frozen=True):
-    """One answer, and how many nodes it refuses for which reason."""
+    """An answer that rejects a pod, and the number of refused nodes per reason."""
 
     answer: FilterAnswer
     reasons: Mapping[NodeReason, int]
 
     @property
     def main_reason(self) -> NodeReason:
-        """What refuses the most nodes, those without any card left aside if there are others."""
-        return max(self.reasons, key=lambda code: (code is not NodeReason.NO_CARDS, self.reasons[code]))
+        """The reason of the most nodes; that a node has no cards counts only if there is no other reason."""
+        return max(self.reasons, key=lambda reason: (reason is not NodeReason.NO_CARDS, self.reasons[reason]))
 
 
 class RequestEntry(msgspec.Struct, frozen=True):
-    """The answers to pods that ask the same, all made since room last appeared."""
+    """The rejections of one request, all made since free capacity last appeared."""
 
     capacity_generation: int
     answers: dict[frozenset[str], tuple[int, CachedRejection]] = msgspec.field(default_factory=dict)
-    """By the nodes that were asked about: the moment, and the answer."""
+    """By the candidate nodes: the generation of the fleet, and the rejection."""
 
 
 class RefusalCache:
-    """See the module's text."""
+    """Rejections by request and candidate nodes, valid for one generation of the fleet's capacity."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._shapes: dict[PodRequest, RequestEntry] = {}
-        self._kept = 0
+        self._entries: dict[PodRequest, RequestEntry] = {}
+        self._count = 0
 
-    def again(self, asked: PodRequest, args: FilterArgs) -> CachedRejection | None:
-        """What was said to such a pod about these nodes, in whatever order they are named, if it still holds."""
-        shape = self._shapes.get(asked)
-        if shape is None or shape.capacity_generation != self._fleet.capacity_generation():
+    def get(self, request: PodRequest, args: FilterArgs) -> CachedRejection | None:
+        """The valid rejection of such a request for these nodes, in whatever order they are named."""
+        entry = self._entries.get(request)
+        if entry is None or entry.capacity_generation != self._fleet.capacity_generation():
             return None
-        moment, said = shape.answers.get(_nodes(args), (-1, None))
-        if said is None or (not SEARCHED.isdisjoint(said.reasons) and moment != self._fleet.generation()):
+        generation, rejection = entry.answers.get(_node_set(args), (-1, None))
+        if rejection is None or (not SEARCHED.isdisjoint(rejection.reasons) and generation != self._fleet.generation()):
             return None
-        return said
+        return rejection
 
-    def keep(self, asked: PodRequest, args: FilterArgs, said: CachedRejection) -> None:
-        """Remember an answer just made."""
-        nodes, capacity_generation = _nodes(args), self._fleet.capacity_generation()
+    def put(self, request: PodRequest, args: FilterArgs, rejection: CachedRejection) -> None:
+        """Cache a rejection that was just made."""
+        nodes, capacity_generation = _node_set(args), self._fleet.capacity_generation()
         if not nodes:
             return
-        if self._kept >= MOST:
-            self._shapes.clear()
-            self._kept = 0
-        shape = self._shapes.get(asked)
-        if shape is None or shape.capacity_generation != capacity_generation:
-            shape = self._shapes[asked] = RequestEntry(capacity_generation)
-        answer = msgspec.structs.replace(said.answer, written=write_filter(said.answer, args))
-        shape.answers[nodes] = self._fleet.generation(), msgspec.structs.replace(said, answer=answer)
-        self._kept += 1
+        if self._count >= MOST:
+            self._entries.clear()
+            self._count = 0
+        entry = self._entries.get(request)
+        if entry is None or entry.capacity_generation != capacity_generation:
+            entry = self._entries[request] = RequestEntry(capacity_generation)
+        answer = msgspec.structs.replace(rejection.answer, encoded=write_filter(rejection.answer, args))
+        entry.answers[nodes] = self._fleet.generation(), msgspec.structs.replace(rejection, answer=answer)
+        self._count += 1
 
 
-def _nodes(args: FilterArgs) -> frozenset[str]:
-    """Whom it was asked about. Empty, which means that no answer is kept, where one is named twice, or they came whole
-    and want to be answered whole."""
-    if args.whole is not None:
+def _node_set(args: FilterArgs) -> frozenset[str]:
+    """The candidate nodes. Empty, which means that nothing is cached, if a node is named twice, or if node objects were
+    sent, because the response must contain them."""
+    if args.node_objects is not None:
         return frozenset()
-    named = frozenset(args.names)
-    return named if len(named) == len(args.names) else frozenset()
+    names = frozenset(args.names)
+    return names if len(names) == len(args.names) else frozenset()

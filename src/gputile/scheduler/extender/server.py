@@ -1,10 +1,10 @@
-"""HTTP: every family's paths on one listener, each verb three steps: read, decide, write.
+"""The HTTP server of the extender: every family's paths on one listener. Decisions are made in other modules.
 
-Room:  the table of paths, TLS, and the limits on what a stranger may send. Decisions are made elsewhere.
-Door:  `ExtenderServer.start`, `ExtenderServer.stop`; `routes()` is the table.
+It owns the table of paths, TLS, and the limits on what an unknown client may send. Each verb has three steps: read,
+decide, write.
 
-A verb always answers 200: kube-scheduler never reads the body of anything else, and the reason would be lost. A body
-that cannot be used gets its reason in `Error` and changes nothing.
+A verb always answers 200: kube-scheduler never reads the body of another status, and the reason would be lost. A body
+that cannot be used is answered with the reason in `Error`, and has no effect.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from gputile.http.messages import Certificate, Request, Response, names_in
 from gputile.http.server import ALPN, Listener
 from gputile.http.tls import from_files
 from gputile.scheduler import extender_api
-from gputile.scheduler.binding.binder import NOT_LEADING, Binder
+from gputile.scheduler.binding.binder import NOT_LEADER, Binder
 from gputile.scheduler.extender import legacy_status
 from gputile.scheduler.extender.cpu_pods import CpuPodSteering
 from gputile.scheduler.extender.filter import FilterService
@@ -45,15 +45,16 @@ PLAIN = "text/plain; charset=utf-8"
 LOOP = "verbs"  # in logs and metrics
 INSPECT = "/gpushare-scheduler/inspect"
 OPEN = frozenset({"/healthz", "/readyz", "/metrics", "/version"})
-"""What may be read without a client certificate: it names nobody's pods, unless `metrics.pods_to` says so."""
+"""Paths that need no client certificate: they show no names of pods, unless `metrics.pods_to` is `anyone`."""
 PROBES = ("/healthz", "/readyz")
-NOT_KNOWN = "send a client certificate that the configured CA signed"
-NOT_NAMED = "this client certificate may not call the verbs: none of its names is in `tls.client_names`"
+NOT_KNOWN = "client certificate missing or not trusted; send one that the CA of `tls.client_ca` signed"
+NOT_NAMED = "client certificate not authorized; none of its names is in `tls.client_names`"
+NOT_SYNCED = "gputile has not seen the whole cluster yet; try again in a moment"
 
 Verb = Callable[[bytes], bytes | Awaitable[bytes]]
 Page = Callable[[], Response]
 
-# Every family's extender paths: prefix, then the verb as its configuration names it.
+# The extender paths of every family: the prefix, and the verbs as its configuration names them.
 FAMILIES = {
     "/gputile": ("filter", "prioritize", "bind", "preempt", "filter-dryrun", "steer"),
     "/gpushare-scheduler": ("filter", "bind"),
@@ -66,7 +67,7 @@ SAME = {"predicates": "filter", "priorities": "prioritize"}
 
 
 class Readiness(Protocol):
-    """What the probes ask the process."""
+    """What /readyz and the verbs ask the process: whether the cluster is listed, and why it is not ready."""
 
     def is_synced(self) -> bool: ...
 
@@ -74,7 +75,7 @@ class Readiness(Protocol):
 
 
 class ExtenderServer:
-    """See the module's text."""
+    """The listener for kube-scheduler's verbs, the probes, /metrics and the status pages of older extenders."""
 
     def __init__(
         self,
@@ -131,19 +132,19 @@ class ExtenderServer:
         log.info("listening", extra=fields(host=host, port=self.port, tls=tls is not None))
 
     async def stop(self) -> None:
-        """Answer what is being asked, then close."""
+        """Answer the requests in flight, then close."""
         await self._listener.stop()
 
     def drain(self) -> None:
-        """Let whoever is connected connect anew, through the Service to the replica that leads now."""
+        """Close all connections, so that clients reconnect through the Service to the leader."""
         self._listener.drain()
 
     def renew_certificate(self) -> None:
-        """Read certificate, key and CA again, for new connections. A mismatch raises and changes nothing."""
+        """Reload certificate, key and CA for new connections. A mismatch raises and changes nothing."""
         self._listener.renew(tls_context(self._settings.tls))
 
     def _trusts(self, certificate: Certificate) -> bool:
-        """Whether it may call the verbs: one of the CA's, and made out to one of the names, where some are set."""
+        """Whether the certificate may call the verbs: the CA signed it, and it has one of the configured names."""
         names = self._settings.tls.client_names
         return bool(certificate) and (not names or not names_in(certificate).isdisjoint(names))
 
@@ -160,7 +161,7 @@ class ExtenderServer:
             name = unquote(path[len(INSPECT) + 1 :])
             return self._report(legacy_status.inspect(self._cluster_state.ledger, self._cluster_state.settings, name))
         report = self._reports.get(path)
-        if report is not None:  # POST too, for nano's `/status` was registered so
+        if report is not None:  # POST too: nano registers `/status` for both
             return self._report(report())
         if path == "/metrics":
             to_all = not self._settings.tls.client_ca or self._settings.metrics.pods_to == "anyone"
@@ -169,78 +170,79 @@ class ExtenderServer:
         if page is not None:
             return page()
         if verb is not None:
-            return _text(f"{path} is a verb: POST to it what kube-scheduler sends", 405)
-        return _text(f"there is no {path} here; see docs/scheduler.md for the paths", 404)
+            return _text(f"{path} is an extender verb; use POST with the body that kube-scheduler sends", 405)
+        return _text(f"{path} not found; see docs/scheduler.md for the paths", 404)
 
     def verb(self, request: Request) -> Response | Awaitable[Response] | None:
-        """A verb that came another way, its caller checked there; None where the path names none."""
+        """Answer a verb from another listener, which has authorized its caller; None if the path names no verb."""
         path = request.path.rstrip("/")
         verb = self._verbs.get(path)
         return self._answer(request, path, verb) if verb is not None else None
 
     def _answer(self, request: Request, path: str, verb: Verb) -> Response | Awaitable[Response]:
-        """At once, but for bind, which waits for the API server, and what may take long. An error of ours is told like
-        any other reason: the caller, and everybody else, is answered."""
-        answer = self._isolation.step(LOOP, path, partial(self._decided, request, path, verb), expected=())
+        """At once, except for bind, which waits for the API server, and for verbs that may take long. An internal error
+        is answered like any other reason, and other requests are not affected."""
+        answer = self._isolation.step(LOOP, path, partial(self._call, request, path, verb), expected=())
         if answer is None or isinstance(answer, bytes):
-            return self._answered(answer or self._failed(path))
-        return self._later(answer, path)
+            return self._respond(answer or self._internal_error(path))
+        return self._answer_later(answer, path)
 
-    def _decided(self, request: Request, path: str, verb: Verb) -> bytes | Awaitable[bytes]:
+    def _call(self, request: Request, path: str, verb: Verb) -> bytes | Awaitable[bytes]:
         try:
             if request.is_too_large:
-                raise BadBody(f"the body is larger than {self._settings.body_limit} MiB; raise `body_limit`")
+                raise BadBody(f"the body is larger than {self._settings.body_limit} MiB; raise setting `body_limit`")
             return verb(request.body)
-        except BadBody as wrong:
-            return self._unusable(path, wrong)
+        except BadBody as error:
+            return self._reject_body(path, error)
 
-    async def _later(self, answer: Awaitable[bytes], path: str) -> Response:
-        found = await self._isolation.attempt(LOOP, path, lambda: answer, always=True, expected=())
-        return self._answered(found or self._failed(path))
+    async def _answer_later(self, answer: Awaitable[bytes], path: str) -> Response:
+        body = await self._isolation.attempt(LOOP, path, lambda: answer, always=True, expected=())
+        return self._respond(body or self._internal_error(path))
 
-    def _failed(self, path: str) -> bytes:
+    def _internal_error(self, path: str) -> bytes:
         self._metrics.verbs.labels(_verb_of(path), "error").inc()
-        return _error(_verb_of(path), "gputile failed by an error of its own; see the log of its scheduler")
+        return _error(_verb_of(path), "internal error of gputile; see the log of its scheduler")
 
-    async def _report(self, found: Awaitable[object]) -> Response:
-        return Response(orjson.dumps(await found))
+    async def _report(self, document: Awaitable[object]) -> Response:
+        return Response(orjson.dumps(await document))
 
-    def _unusable(self, path: str, wrong: BadBody) -> bytes:
-        log.warning("a request that cannot be used", extra=fields(path=path, why=str(wrong)[:500]))
+    def _reject_body(self, path: str, error: BadBody) -> bytes:
+        log.warning("malformed request", extra=fields(path=path, why=str(error)[:500]))
         self._metrics.verbs.labels(_verb_of(path), "malformed").inc()
-        return _error(_verb_of(path), str(wrong))
+        return _error(_verb_of(path), str(error))
 
-    def _answered(self, answer: bytes) -> Response:
-        """Whoever does not lead lets go, else kube-scheduler's next try comes to us again. Of all connections, not only
-        of this one: it has a few, waits longer after each no, and one no on each would take it half a minute."""
-        leads = self._leads()
-        if not leads:
-            asyncio.get_running_loop().call_soon(self.drain)  # after this answer has gone
-        return Response(answer, close=not leads)
+    def _respond(self, answer: bytes) -> Response:
+        """A replica that is not the leader closes all connections, so that kube-scheduler's next try reaches the
+        leader. Closing only this one is too slow: kube-scheduler has several, and backs off longer after each error,
+        so an error on each of them would take half a minute."""
+        is_leader = self._leads()
+        if not is_leader:
+            asyncio.get_running_loop().call_soon(self.drain)  # after this response is written
+        return Response(answer, close=not is_leader)
 
     # ---- the verbs --------------------------------------------------------------------------------------------------
 
     def _filter(self, body: bytes) -> bytes:
-        return self._filtered("filter", body, self._filter_service.filter)
+        return self._run_filter("filter", body, self._filter_service.filter)
 
     def _dry_run(self, body: bytes) -> Awaitable[bytes]:
         watch = Stopwatch(self._metrics, "filter-dryrun")
         args = self._read(body, every=self._cluster_state.ledger.fleet.names())
         watch.stage("read")
-        return self._dry_ran(args, watch)
+        return self._run_dry_run(args, watch)
 
-    async def _dry_ran(self, args: FilterArgs, watch: "Stopwatch") -> bytes:
-        closed = self._closed("filter-dryrun", args.pod)
+    async def _run_dry_run(self, args: FilterArgs, watch: "Stopwatch") -> bytes:
+        error = self._unavailable("filter-dryrun", args.pod)
         turns, slices = (
             self._filter_service.dry_run_in_turns(args),
             TimeSlices(time.monotonic, asyncio.sleep, self._lane),
         )
-        answer = FilterAnswer(error=closed) if closed else await slices.run(turns)
+        answer = FilterAnswer(error=error) if error else await slices.run(turns)
         watch.stage("decide")
-        return self._told("filter-dryrun", args, answer)
+        return self._encode("filter-dryrun", args, answer)
 
     def _steer(self, body: bytes) -> bytes:
-        """Nobody waits for this verb: whoever does not lead, or has not seen the cluster, lets every pod pass."""
+        """Always available: a replica that is not the leader, or is not synced, passes every pod unchanged."""
         watch = Stopwatch(self._metrics, "steer")
         args = self._read(body)
         watch.stage("read")
@@ -249,18 +251,18 @@ class ExtenderServer:
         self._metrics.verbs.labels("steer", "accepted" if answer.names is not args.names else "passed").inc()
         return extender_api.write_filter(answer, args)
 
-    def _filtered(self, verb: str, body: bytes, decide: Callable[[FilterArgs], FilterAnswer]) -> bytes:
+    def _run_filter(self, verb: str, body: bytes, decide: Callable[[FilterArgs], FilterAnswer]) -> bytes:
         watch = Stopwatch(self._metrics, verb)
         args = self._read(body)
         watch.stage("read")
-        closed = self._closed(verb, args.pod)
-        answer = FilterAnswer(error=closed) if closed else decide(args)
+        error = self._unavailable(verb, args.pod)
+        answer = FilterAnswer(error=error) if error else decide(args)
         watch.stage("decide")
-        reply = self._told(verb, args, answer)
+        response = self._encode(verb, args, answer)
         watch.stage("write")
-        return reply
+        return response
 
-    def _told(self, verb: str, args: FilterArgs, answer: FilterAnswer) -> bytes:
+    def _encode(self, verb: str, args: FilterArgs, answer: FilterAnswer) -> bytes:
         self._metrics.verbs.labels(verb, "error" if answer.error else "accepted" if answer.names else "rejected").inc()
         _log_filter(verb, args, answer)
         return extender_api.write_filter(answer, args)
@@ -275,10 +277,10 @@ class ExtenderServer:
         return extender_api.write_prioritize(scores)
 
     def _bind(self, body: bytes) -> Awaitable[bytes]:
-        return self._bound(extender_api.read_bind(body))
+        return self._run_bind(extender_api.read_bind(body))
 
-    async def _bound(self, args: BindArgs) -> bytes:
-        error = self._closed("bind") or await self._binder.bind(args)
+    async def _run_bind(self, args: BindArgs) -> bytes:
+        error = self._unavailable("bind") or await self._binder.bind(args)
         self._metrics.verbs.labels("bind", "error" if error else "accepted").inc()
         return extender_api.write_bind(error)
 
@@ -286,29 +288,29 @@ class ExtenderServer:
         watch = Stopwatch(self._metrics, "preempt")
         args = extender_api.read_preempt(body)
         watch.stage("read")
-        return self._preempted(args, watch)
+        return self._run_preempt(args, watch)
 
-    async def _preempted(self, args: PreemptArgs, watch: "Stopwatch") -> bytes:
-        found = {} if self._closed("preempt", args.pod) else await self._preemptor.answer_in_slices(args)
+    async def _run_preempt(self, args: PreemptArgs, watch: "Stopwatch") -> bytes:
+        offers = {} if self._unavailable("preempt", args.pod) else await self._preemptor.answer_in_slices(args)
         watch.stage("decide")
-        self._metrics.verbs.labels("preempt", "accepted" if found else "rejected").inc()
-        return extender_api.write_preempt(found)
+        self._metrics.verbs.labels("preempt", "accepted" if offers else "rejected").inc()
+        return extender_api.write_preempt(offers)
 
     def _read(self, body: bytes, every: list[str] | None = None) -> FilterArgs:
-        """No honest caller asks about many times more nodes than there are."""
+        """Decode the body. More candidate nodes than several times the size of the cluster are rejected as abuse."""
         args = extender_api.read_filter(body, every)
         known = len(self._cluster_state.ledger.fleet)
         if len(args.names) > 4 * known + 10_000:
-            raise BadBody(f"{len(args.names)} nodes are asked about, and the cluster has {known}")
+            raise BadBody(f"{len(args.names)} nodes in the request, but the cluster has {known}; send only its nodes")
         return args
 
-    def _closed(self, verb: str, pod: Pod | None = None) -> str:
-        """Why this replica answers no verbs now. Pods without GPUs pass anywhere; a dry run only needs the book."""
+    def _unavailable(self, verb: str, pod: Pod | None = None) -> str:
+        """Why this replica cannot answer the verb. Pods without GPUs always pass; a dry run only needs the ledger."""
         if pod is not None and self._filter_service.requests.of(pod) is None:
             return ""
         if not self._state.is_synced():
-            return "gputile has not seen the whole cluster yet; try again in a moment"
-        return "" if verb == "filter-dryrun" or self._leads() else NOT_LEADING
+            return NOT_SYNCED
+        return "" if verb == "filter-dryrun" or self._leads() else NOT_LEADER
 
     def _ready(self) -> Response:
         why = self._state.why_not_ready()
@@ -316,7 +318,7 @@ class ExtenderServer:
 
 
 class Stopwatch:
-    """The stages of one verb, each observed as it ends."""
+    """Measures the stages of one verb, each when it ends."""
 
     def __init__(self, metrics: Metrics, verb: str) -> None:
         self._metrics, self._verb, self._last = metrics, verb, time.perf_counter()
@@ -328,12 +330,12 @@ class Stopwatch:
 
 
 def routes() -> dict[str, str]:
-    """Every path, and the verb it means."""
+    """Every path, and the verb that it calls."""
     return {f"{prefix}/{verb}": SAME.get(verb, verb) for prefix, verbs in FAMILIES.items() for verb in verbs}
 
 
 def tls_context(settings: TlsSettings) -> ssl.SSLContext | None:
-    """None without a certificate. A client's certificate is asked for, and checked when it is sent."""
+    """None without a certificate. A client certificate is requested, and verified if it is sent."""
     if not settings.certificate:
         return None
     return from_files(settings.certificate, settings.key, settings.client_ca, protocols=ALPN)
@@ -344,7 +346,7 @@ def _verb_of(path: str) -> str:
 
 
 def _error(verb: str, why: str) -> bytes:
-    """The reason in the shape that the verb answers in; prioritize and preempt have no room for one."""
+    """The reason in the response format of the verb; those of prioritize and preempt have no field for an error."""
     match verb:
         case "bind":
             return extender_api.write_bind(why)
@@ -360,11 +362,11 @@ def _log_filter(verb: str, args: FilterArgs, answer: FilterAnswer) -> None:
     if log.isEnabledFor(logging.DEBUG) or answer.error:
         level = logging.WARNING if answer.error else logging.DEBUG
         refused = len(answer.failed) + len(answer.unresolvable)
-        found = fields(
+        extra = fields(
             verb=verb, pod=args.pod.key, nodes=len(args.names), fit=answer.names, refused=refused, error=answer.error
         )
-        log.log(level, "filtered", extra=found)
+        log.log(level, "filtered", extra=extra)
 
 
-def _text(said: str, status: int = 200) -> Response:
-    return Response(said.encode(), status, PLAIN)
+def _text(text: str, status: int = 200) -> Response:
+    return Response(text.encode(), status, PLAIN)

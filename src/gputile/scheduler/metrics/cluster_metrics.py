@@ -82,14 +82,14 @@ class ClusterMetrics:
     def _add_pending(self, page: ExpositionPage, *, names_pods: bool) -> None:
         counts = Counter(
             (unbound.pod.namespace if names_pods else "", self._reason(uid, unbound))
-            for uid, unbound in self._cluster_state.waiting.items()
+            for uid, unbound in self._cluster_state.pending.items()
         )
         for labels, count in sorted(counts.items()):
             page.add(to.PENDING_PODS, labelled(to.PENDING_PODS.labels, *labels), count)
 
     def _reason(self, uid: str, unbound: UnboundPod) -> str:
-        if isinstance(unbound.asked, BadRequest):
-            return unbound.asked.code
+        if isinstance(unbound.request, BadRequest):
+            return unbound.request.code
         return self._cluster_state.main_reasons.get(uid, NOT_TRIED)
 
     # ---- nodes ------------------------------------------------------------------------------------------------------

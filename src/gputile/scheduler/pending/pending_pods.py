@@ -110,8 +110,8 @@ class PendingPods:
 
     def refused(self, unschedulable: UnschedulablePod) -> None:
         """A pod fits on no node. Called on the hot path: it only records the pod."""
-        pod, request = unschedulable.pod, unschedulable.asked
-        if pod.uid not in self._cluster_state.waiting:
+        pod, request = unschedulable.pod, unschedulable.request
+        if pod.uid not in self._cluster_state.pending:
             return  # unknown to the watch: not a pending pod of the cluster
         now, generation = self._clock(), self._capacity_generation()
         pending = self._pending.get(pod.uid)
@@ -142,7 +142,7 @@ class PendingPods:
             log.warning("event or nudge of a pending pod failed", extra=fields(why=str(error)))
 
     async def round(self) -> None:
-        for uid in [uid for uid in self._pending if uid not in self._cluster_state.waiting]:
+        for uid in [uid for uid in self._pending if uid not in self._cluster_state.pending]:
             del self._pending[uid]
         led, self._led = self._led, self._leads()
         if not self._led:
@@ -156,8 +156,8 @@ class PendingPods:
     def _inherit(self) -> None:
         """The previous leader may have rejected pods that kube-scheduler never retries by itself."""
         retried_by = self._clock() + SETTLE
-        for uid, waiting in self._cluster_state.waiting.items():
-            self._pending.setdefault(uid, PendingPod(waiting.pod, waiting.asked, retried_by, -1, is_inherited=True))
+        for uid, waiting in self._cluster_state.pending.items():
+            self._pending.setdefault(uid, PendingPod(waiting.pod, waiting.request, retried_by, -1, is_inherited=True))
 
     # ---- events -----------------------------------------------------------------------------------------------------
 

@@ -108,7 +108,7 @@ class PreemptionExecutor:
 
     def prune(self) -> None:
         selector = self._victim_selector
-        waiting = self._cluster_state.waiting
+        waiting = self._cluster_state.pending
         self._backoffs = {uid: backoff for uid, backoff in self._backoffs.items() if uid in waiting}
         selector.evicted = {uid for uid in selector.evicted if self._ledger.entry(uid) is not None}
         selector.refused_until = {uid: until for uid, until in selector.refused_until.items() if self._clock() < until}
@@ -136,20 +136,20 @@ class PreemptionExecutor:
 
     def restore(self) -> None:
         """Restore nominations of an earlier leader from their pods, and finish their plans by this replica's rules."""
-        for uid, waiting in list(self._cluster_state.waiting.items()):
+        for uid, waiting in list(self._cluster_state.pending.items()):
             self._isolation.step(LOOP, waiting.pod.key, partial(self._restore, uid, waiting), waiting.pod)
 
     def _restore(self, uid: str, waiting: UnboundPod) -> None:
         nomination = read_nomination(waiting.pod)
-        if nomination is None or uid in self._open or not isinstance(waiting.asked, PodRequest):
+        if nomination is None or uid in self._open or not isinstance(waiting.request, PodRequest):
             return
         seconds = min((nomination.until - self._wall()) / 1e9, MAX_NOMINATION)
         if seconds <= 0 or self._ledger.entry(uid) is not None:
             return
-        allocation = allocation_of(waiting.pod, waiting.asked, nomination.grant)
+        allocation = allocation_of(waiting.pod, waiting.request, nomination.grant)
         self._ledger.handle(Nominated(allocation, self._clock() + seconds))
         left = self._remaining_victims(nomination, waiting.pod)
-        opened = OpenPlan(waiting.pod, waiting.asked, nomination, left, "", announced=True)
+        opened = OpenPlan(waiting.pod, waiting.request, nomination, left, "", announced=True)
         opened.evicted = len(nomination.victims) - len(left)
         self._open[uid] = opened
 
@@ -168,7 +168,7 @@ class PreemptionExecutor:
         """Another replica may have been the leader meanwhile: the nominations on the pods are the true ones."""
         self._open.clear()
         for nominated in self._ledger.nominations():
-            waiting = self._cluster_state.waiting.get(nominated.allocation.pod)
+            waiting = self._cluster_state.pending.get(nominated.allocation.pod)
             by_kube_scheduler = waiting is not None and waiting.pod.nominated == nominated.allocation.node
             if not by_kube_scheduler and (waiting is None or read_nomination(waiting.pod) is None):
                 self._withdraw(nominated.allocation.pod)
@@ -188,9 +188,9 @@ class PreemptionExecutor:
     async def _advance(self, opened: OpenPlan) -> None:
         """Execute the next steps of a plan."""
         uid = opened.pod.uid
-        if self._ledger.entry(uid) is not None and uid in self._cluster_state.waiting:
+        if self._ledger.entry(uid) is not None and uid in self._cluster_state.pending:
             return  # the pod is being bound
-        if uid not in self._cluster_state.waiting:
+        if uid not in self._cluster_state.pending:
             self._close(opened, "bound" if self._ledger.entry(uid) is not None else "withdrawn")
             return
         try:
@@ -250,7 +250,7 @@ class PreemptionExecutor:
         """No pod is evicted for a pod that is placed elsewhere, fits already, or whose nomination would expire before
         the victims are gone."""
         nominated, uid = self._ledger.nomination(opened.pod.uid), opened.pod.uid
-        if nominated is None or self._ledger.entry(uid) is not None or uid not in self._cluster_state.waiting:
+        if nominated is None or self._ledger.entry(uid) is not None or uid not in self._cluster_state.pending:
             return False
         if self._victim_selector.fits_now(opened.pod, opened.request, opened.node):
             opened.left.clear()

@@ -187,24 +187,24 @@ class Preemptor:
         if not pod.nominated or pod.uid not in self._offered:
             return
         at, plans = self._offered[pod.uid]
-        offered, waiting = plans.get(pod.nominated), self._cluster_state.waiting.get(pod.uid)
+        offered, waiting = plans.get(pod.nominated), self._cluster_state.pending.get(pod.uid)
         if offered is None or waiting is None or self._clock() > at + KUBE_SCHEDULER or not self._is_free(pod.uid):
             return
-        assert isinstance(waiting.asked, PodRequest)
+        assert isinstance(waiting.request, PodRequest)
         plan = self._victim_selector.plan(
-            pod, waiting.asked, pod.nominated
+            pod, waiting.request, pod.nominated
         )  # another pod may be nominated there by now
         del self._offered[pod.uid]
         if plan is not None and {victim.pod for victim in plan.victims} <= {victim.pod for victim in offered.victims}:
             leaving = offered.victims + plan.leaving
-            self._executor.nominate(pod, waiting.asked, msgspec.structs.replace(plan, leaving=leaving))
+            self._executor.nominate(pod, waiting.request, msgspec.structs.replace(plan, leaving=leaving))
 
     # ---- (b): preemption by gputile ---------------------------------------------------------------------------------
 
     def refused(self, unschedulable: UnschedulablePod) -> None:
         """A pod fits on no node. Called on the hot path: it only records pods that may preempt."""
-        pod, request = unschedulable.pod, unschedulable.asked
-        if not self._settings.own or not isinstance(request, PodRequest) or pod.uid not in self._cluster_state.waiting:
+        pod, request = unschedulable.pod, unschedulable.request
+        if not self._settings.own or not isinstance(request, PodRequest) or pod.uid not in self._cluster_state.pending:
             return
         lowest = self._ledger.lowest_priority()
         if lowest is None or pod.priority <= lowest:
@@ -258,11 +258,11 @@ class Preemptor:
     def listed(self) -> None:
         """After a list: restore nominations of an earlier leader, and new ones of kube-scheduler."""
         self._executor.restore()
-        for waiting in list(self._cluster_state.waiting.values()):
+        for waiting in list(self._cluster_state.pending.values()):
             self._isolation.step(LOOP, waiting.pod.key, partial(self.pod_seen, waiting.pod), waiting.pod)
 
     def _prune(self) -> None:
-        now, waiting = self._clock(), self._cluster_state.waiting
+        now, waiting = self._clock(), self._cluster_state.pending
         self._candidates = {
             uid: candidate
             for uid, candidate in self._candidates.items()
@@ -288,7 +288,7 @@ class Preemptor:
         )
 
     def _is_due(self, uid: str, candidate: PreemptionCandidate) -> bool:
-        now, waiting = self._clock(), self._cluster_state.waiting.get(uid)
+        now, waiting = self._clock(), self._cluster_state.pending.get(uid)
         if waiting is None or waiting.pod.is_terminating or not self._is_free(uid):
             return False
         patient_until = candidate.since + self._settings.patience

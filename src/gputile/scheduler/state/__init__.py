@@ -1,1 +1,1 @@
-"""What the scheduler knows of the cluster: pods, nodes, agents, usage."""
+"""The scheduler's view of the cluster: pods, nodes, agents and usage."""

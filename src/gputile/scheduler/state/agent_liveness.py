@@ -1,17 +1,17 @@
-"""Which node agents are alive: one Lease per node, and how long we have seen it unchanged.
+"""Which node agents are alive, judged by how long our watch has seen the Lease of each node unchanged. No I/O.
 
-Room:  the Leases of the agents' namespace, as our watch shows them. No I/O; it knows neither fleet nor book.
-Door:  `listed`, `changed`, `look` return the nodes to judge anew; `is_stale(node)` is the judgement.
+It knows the Leases of the agents' namespace, and neither fleet nor ledger. `listed`, `changed` and `check` return the
+nodes whose state must be evaluated again; `is_stale(node)` is the result.
 
-No clock of another machine is believed: an agent is silent when *we* have seen its Lease unchanged for longer than the
-Lease says, or when it let go of the Lease (no holder), as one does that stops on purpose. It speaks again with the next
-renewal. A node without a Lease has no agent of ours, and is never silent.
+Clocks of other machines are not trusted. An agent is stale when *we* have seen its Lease unchanged for longer than the
+Lease duration, or when it released the Lease (no holder), as an agent does on a graceful stop. It is alive again with
+the next renewal. A node without a Lease has no agent of ours, and is never stale.
 
-What we cannot see is held against nobody. While our own watch is broken, and when this process itself was asleep,
-nobody falls silent, and all begin anew. And when several agents stop at one moment, it is likelier that we are deaf:
-then the API server must have said something since (a bookmark comes once a minute) before they are believed to be gone.
+Agents are not blamed for what we cannot see. While our own watch is broken, or after this process was suspended, no
+agent becomes stale, and all durations start again. When several agents stop at one moment, a disconnected watch is the
+likelier cause: then they become stale only if the API server has sent something since (a bookmark comes once a minute).
 
-A renewal, which is nearly all that is ever heard here, costs one look into a dict.
+Nearly all updates are renewals, and a renewal costs one dict lookup.
 """
 
 import math
@@ -21,146 +21,147 @@ import msgspec
 
 from gputile.kube.api import AgentLease, LeaseRenewal
 
-USUAL = 40  # seconds a Lease holds that does not say how long
-ASLEEP = 5.0  # seconds between two looks after which it is we who were away
-CROWD = 3  # agents that do not all fall silent at one moment
+DEFAULT_DURATION = 40  # seconds, for a Lease without `leaseDurationSeconds`
+SUSPENDED = 5.0  # seconds between two checks after which this process itself must have been suspended
+CROWD = 3  # from so many agents on, it is unlikely that all of them stop at one moment
 
 
 class AgentLivenessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the scheduler and the agents on the nodes hear of each other."""
+    """How the scheduler watches the agents on the nodes."""
 
     namespace: str = "gputile-agents"
-    """Where each agent keeps the Lease of its node. Empty: agents are not followed, and nobody is silent."""
+    """Namespace in which each agent keeps the Lease of its node. Empty: agents are not watched, and none is stale."""
 
     orphan_grace: float = 30.0
-    """Seconds that an agent has to tell of containers that run on although their pod was deleted by force. The pod's
-    tile is not sold again before; and not before the agent has then shown that it is alive. Only where there is one."""
+    """Seconds that an agent has to report containers that outlive a force-deleted pod. The GPU share of the pod is
+    allocated again only after this time and after the agent has then renewed its Lease. No effect on nodes without an
+    agent."""
 
 
 class AgentStatus(msgspec.Struct):
-    """One Lease, and what we make of it."""
+    """The last renewal of an agent's Lease, and when our watch showed it."""
 
     beat: LeaseRenewal
-    renewed: float  # when we last saw it change
-    since: float  # from when on its silence counts: later than that, if we could not see
-    use: str = ""  # what the node's containers use, as the agent wrote it
+    renewed: float  # when we last saw the Lease change
+    since: float  # start of the Lease duration: later than `renewed` if the watch was broken
+    use: str = ""  # the usage of the node's containers, as the agent wrote it
 
     @property
-    def lasts(self) -> float:
-        said = self.beat.lease_duration_seconds
-        return float(said) if said is not None and said > 0 else USUAL
+    def duration(self) -> float:
+        seconds = self.beat.lease_duration_seconds
+        return float(seconds) if seconds is not None and seconds > 0 else DEFAULT_DURATION
 
     @property
     def until(self) -> float:
-        return self.since + self.lasts
+        return self.since + self.duration
 
 
 class AgentLiveness:
-    """See the module's text."""
+    """The node agents that our watch of Leases shows, and which of them are stale."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._sights: dict[str, AgentStatus] = {}  # by node
-        self._silent: set[str] = set()
-        self._due = math.inf  # nobody can fall silent sooner
-        self._heard = self._looked = clock()
-        self._deaf = False  # our watch is broken
-        self._dozed = False  # this process was away before the last look
+        self._statuses: dict[str, AgentStatus] = {}  # by node
+        self._stale: set[str] = set()
+        self._due = math.inf  # no agent can become stale sooner
+        self._watch_seen = self._checked = clock()
+        self._watch_broken = False
+        self._was_suspended = False  # this process, before the last check
 
     def __contains__(self, node: str) -> bool:
-        """Whether an agent of ours has, or had, the node."""
-        return node in self._sights
+        """Whether the node has, or had, an agent of ours."""
+        return node in self._statuses
 
     def is_stale(self, node: str) -> bool:
-        return node in self._silent
+        return node in self._stale
 
     def renewed(self, node: str) -> float:
-        """When we last saw the agent renew its Lease; one that is silent never did."""
-        return -math.inf if node in self._silent or node not in self._sights else self._sights[node].renewed
+        """When we last saw the agent renew its Lease; minus infinity for a stale agent."""
+        return -math.inf if node in self._stale or node not in self._statuses else self._statuses[node].renewed
 
     def use(self, node: str) -> str:
-        """What the agent last wrote of its containers' use; "" when it wrote nothing, or nothing lately."""
-        sight = self._sights.get(node)
-        if sight is None or node in self._silent or self._clock() - sight.renewed > sight.lasts:
+        """The usage that the agent last wrote; "" when there is none, or when it is older than the Lease duration."""
+        status = self._statuses.get(node)
+        if status is None or node in self._stale or self._clock() - status.renewed > status.duration:
             return ""
-        return sight.use
+        return status.use
 
     def renew_time(self, node: str) -> str | None:
-        """What the agent itself wrote as the time of its last renewal; for people."""
-        sight = self._sights.get(node)
-        return sight.beat.renew_time if sight is not None else None
+        """The `renewTime` that the agent itself wrote; for display only."""
+        status = self._statuses.get(node)
+        return status.beat.renew_time if status is not None else None
 
     @property
     def is_disconnected(self) -> bool:
-        """Whether agents may have said something that we have not heard."""
-        return self._deaf or self._dozed
+        """Whether our watch may have missed updates of agents."""
+        return self._watch_broken or self._was_suspended
 
     def counts(self) -> dict[str, int]:
-        return {"alive": len(self._sights) - len(self._silent), "stale": len(self._silent)}
+        return {"alive": len(self._statuses) - len(self._stale), "stale": len(self._stale)}
 
-    # ---- what the watch says ----------------------------------------------------------------------------------------
+    # ---- updates of the watch ---------------------------------------------------------------------------------------
 
     def listed(self, leases: Iterable[AgentLease]) -> list[str]:
-        """One list shows all Leases: what it does not show is gone."""
-        self.heard()
-        found = {lease.name: lease for lease in leases}
-        gone = [name for name in self._sights if name not in found]
-        return [*self._gone(gone), *(name for lease in found.values() for name in self._seen(lease))]
+        """A list shows all Leases: a missing Lease was deleted."""
+        self.watch_alive()
+        by_name = {lease.name: lease for lease in leases}
+        gone = [name for name in self._statuses if name not in by_name]
+        return [*self._remove(gone), *(name for lease in by_name.values() for name in self._update(lease))]
 
     def changed(self, lease: AgentLease, *, deleted: bool = False) -> list[str]:
-        """The nodes to judge anew: none, as a rule."""
-        self.heard()
-        return self._gone([lease.name]) if deleted else self._seen(lease)
+        """The nodes whose state must be evaluated again: usually none."""
+        self.watch_alive()
+        return self._remove([lease.name]) if deleted else self._update(lease)
 
-    def heard(self) -> None:
-        """The API server said something, be it that nothing has changed."""
-        self._heard = self._clock()
-        if self._deaf:
-            self._deaf = False
-            self._begin_anew()
+    def watch_alive(self) -> None:
+        """The API server sent something, even if it is only a bookmark."""
+        self._watch_seen = self._clock()
+        if self._watch_broken:
+            self._watch_broken = False
+            self._restart_durations()
 
-    def deaf(self) -> None:
-        """The watch broke; `heard` ends that."""
-        self._deaf = True
+    def watch_failed(self) -> None:
+        """The watch broke; `watch_alive` ends that."""
+        self._watch_broken = True
 
-    def _gone(self, names: list[str]) -> list[str]:
-        self._silent.difference_update(names)
-        return [name for name in names if self._sights.pop(name, None) is not None]
+    def _remove(self, names: list[str]) -> list[str]:
+        self._stale.difference_update(names)
+        return [name for name in names if self._statuses.pop(name, None) is not None]
 
-    def _seen(self, lease: AgentLease) -> list[str]:
-        name, beat, sight = lease.name, lease.beat, self._sights.get(lease.name)
-        if sight is not None and beat == sight.beat:
-            return []  # listed again, or touched by somebody else
+    def _update(self, lease: AgentLease) -> list[str]:
+        name, beat, before = lease.name, lease.beat, self._statuses.get(lease.name)
+        if before is not None and beat == before.beat:
+            return []  # listed again, or changed by another client
         now = self._clock()
-        # One that we have not seen renewed may be old, and what it says of use, too.
-        seen = self._sights[name] = AgentStatus(beat, now, now, lease.use if sight is not None else "")
-        self._due = min(self._due, seen.until)
-        was, left = name in self._silent, not beat.holder_identity
-        (self._silent.add if left else self._silent.discard)(name)
-        return [name] if sight is None or was is not left else []
+        # A Lease that we have not seen renewed may be old, and so may be the usage on it.
+        status = self._statuses[name] = AgentStatus(beat, now, now, lease.use if before is not None else "")
+        self._due = min(self._due, status.until)
+        was_stale, is_released = name in self._stale, not beat.holder_identity
+        (self._stale.add if is_released else self._stale.discard)(name)
+        return [name] if before is None or was_stale is not is_released else []
 
-    # ---- what time says ---------------------------------------------------------------------------------------------
+    # ---- time -------------------------------------------------------------------------------------------------------
 
-    def look(self) -> list[str]:
-        """The nodes whose agents have fallen silent since the last look. Called several times a second."""
+    def check(self) -> list[str]:
+        """The nodes whose agents became stale since the last check. Called several times a second."""
         now = self._clock()
-        self._dozed, self._looked = now - self._looked > ASLEEP, now
-        if self._dozed:
-            self._begin_anew()
-        if self._deaf or now < self._due:
+        self._was_suspended, self._checked = now - self._checked > SUSPENDED, now
+        if self._was_suspended:
+            self._restart_durations()
+        if self._watch_broken or now < self._due:
             return []
-        alive = {name: sight for name, sight in self._sights.items() if name not in self._silent}
-        late = [name for name, sight in alive.items() if sight.until <= now]
-        fallen = [name for name in late if self._is_believed(alive[name], len(alive))]
-        self._silent.update(fallen)
-        self._due = min((sight.until for name, sight in alive.items() if name not in self._silent), default=math.inf)
-        return fallen
+        alive = {name: status for name, status in self._statuses.items() if name not in self._stale}
+        late = [name for name, status in alive.items() if status.until <= now]
+        stale = [name for name in late if self._is_credible(alive[name], len(alive))]
+        self._stale.update(stale)
+        self._due = min((status.until for name, status in alive.items() if name not in self._stale), default=math.inf)
+        return stale
 
-    def _is_believed(self, sight: AgentStatus, alive: int) -> bool:
-        """In a crowd there is always somebody to be heard; else we are deaf."""
-        return alive < CROWD or self._heard > sight.until - sight.lasts / 2
+    def _is_credible(self, status: AgentStatus, alive: int) -> bool:
+        """With several agents the watch must have shown something lately; otherwise it may be disconnected."""
+        return alive < CROWD or self._watch_seen > status.until - status.duration / 2
 
-    def _begin_anew(self) -> None:
+    def _restart_durations(self) -> None:
         now = self._clock()
-        for sight in self._sights.values():
-            sight.since = now
+        for status in self._statuses.values():
+            status.since = now

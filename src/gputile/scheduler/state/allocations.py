@@ -1,4 +1,4 @@
-"""What a pod would hold with a grant, the seed of its random choices, and how long one call may search for them."""
+"""The allocation of a pod with a grant, the seed of its random choices, and the search budget of one call."""
 
 from zlib import crc32
 
@@ -8,23 +8,23 @@ from gputile.model.grants import Grant
 from gputile.model.requests import PodRequest
 from gputile.scheduler.state.cluster_state import created
 
-STEPS, SECONDS = 4000, 0.01  # of searching for one call: kube-scheduler waits, and so does everybody else
+STEPS, SECONDS = 4000, 0.01  # search budget of one call: kube-scheduler and all other requests wait for it
 
 
-def allocation_of(pod: Pod, asked: PodRequest, grant: Grant) -> Allocation:
-    """What the pod would hold."""
+def allocation_of(pod: Pod, request: PodRequest, grant: Grant) -> Allocation:
+    """The allocation of the pod with this grant."""
     return Allocation(
         pod=pod.uid,
         node=grant.node,
         name=pod.key,
         grant=grant,
-        cpu=asked.cpu,
-        memory=asked.memory,
+        cpu=request.cpu,
+        memory=request.memory,
         priority=pod.priority,
         started=created(pod),
     )
 
 
 def seed_of(uid: str) -> int:
-    """Dice of a pod's own, so that a replay gives the same answer."""
+    """A seed per pod, so that a replay makes the same random choices."""
     return crc32(uid.encode("utf-8", "replace"))

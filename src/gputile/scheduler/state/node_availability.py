@@ -1,4 +1,4 @@
-"""Nodes that take no pod now, or that rank last for one pod, for reasons other than their free capacity."""
+"""Nodes that accept no pod now, or that rank last for a pod, for reasons other than their free capacity."""
 
 from collections.abc import Collection, Iterable
 
@@ -7,34 +7,34 @@ from gputile.scheduler.state.cluster_state import GUESSING, ClusterState
 
 
 class NodeAvailability:
-    """Nodes closed to a pod, and nodes that were offered to it and came to nothing."""
+    """The nodes that are blocked for a pod, and those that are deprioritized because an attempt on them failed."""
 
     def __init__(self, cluster_state: ClusterState, other_agents: str) -> None:
         self._cluster_state, self._ledger, self._other_agents = cluster_state, cluster_state.ledger, other_agents
-        self._deprioritized: dict[str, set[str]] = {}  # by pod: nodes that were offered to it and came to nothing
+        self._deprioritized: dict[str, set[str]] = {}  # by pod UID: nodes where an attempt failed
 
     def blocked(self, names: Iterable[str], uid: str) -> dict[str, NodeReason]:
-        """Which of these nodes take nobody now, and why: their agent guesses whose card it hands out, or there is a pod
-        of which we do not know what it holds."""
-        guessing = self._cluster_state.guessing
-        mine = [name for name in names if name in guessing] if guessing else []
-        others: dict[str, NodeReason] = {}
+        """Which of these nodes accept no pod now, and why: their agent guesses the pod of an allocation, or they have a
+        pod whose allocation is unknown."""
+        guessing_nodes = self._cluster_state.guessing
+        guessing = [name for name in names if name in guessing_nodes] if guessing_nodes else []
+        other_agents: dict[str, NodeReason] = {}
         if self._other_agents == "refuse":
-            others = {name: NodeReason.OTHER_AGENT for name in mine if self._is_others(name)}
-        busy = {e.allocation.node for e in self._ledger.in_flight() if e.allocation.pod != uid} if mine else set()
-        busy_ones = [name for name in mine if name in busy or self._cluster_state.starting(name, but=uid) is not None]
-        uncounted = set(self._cluster_state.uncounted.values()) if self._cluster_state.uncounted else ()
-        in_doubt = (
-            dict.fromkeys((name for name in names if name in uncounted), NodeReason.UNCOUNTED) if uncounted else {}
-        )
-        return dict.fromkeys(busy_ones, NodeReason.AGENT_BUSY) | others | in_doubt
+            other_agents = {name: NodeReason.OTHER_AGENT for name in guessing if self._has_other_agent(name)}
+        in_flight = self._ledger.in_flight() if guessing else ()
+        binding = {entry.allocation.node for entry in in_flight if entry.allocation.pod != uid}
+        starting = self._cluster_state.starting
+        busy = [name for name in guessing if name in binding or starting(name, ignoring=uid) is not None]
+        unknown = set(self._cluster_state.uncounted.values()) if self._cluster_state.uncounted else ()
+        uncounted = dict.fromkeys((name for name in names if name in unknown), NodeReason.UNCOUNTED) if unknown else {}
+        return dict.fromkeys(busy, NodeReason.AGENT_BUSY) | other_agents | uncounted
 
-    def _is_others(self, name: str) -> bool:
+    def _has_other_agent(self, name: str) -> bool:
         node = self._ledger.fleet.node(name)
         return node is not None and node.agent in GUESSING
 
     def deprioritize(self, uid: str, node: str) -> None:
-        """Let the node rank last for this pod from now on."""
+        """Rank the node last for this pod from now on."""
         self._deprioritized.setdefault(uid, set()).add(node)
 
     def deprioritized(self, uid: str) -> Collection[str]:
@@ -42,10 +42,10 @@ class NodeAvailability:
         return self._deprioritized.get(uid, ())
 
     def reset(self, uid: str) -> None:
-        """All have had their chance."""
+        """Rank all nodes alike again for this pod."""
         self._deprioritized.pop(uid, None)
 
     def prune(self) -> None:
-        """Drop what is remembered of pods that wait no more."""
-        for uid in [uid for uid in self._deprioritized if uid not in self._cluster_state.waiting]:
+        """Forget pods that are no longer pending."""
+        for uid in [uid for uid in self._deprioritized if uid not in self._cluster_state.pending]:
             del self._deprioritized[uid]

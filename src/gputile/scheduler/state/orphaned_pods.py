@@ -1,28 +1,27 @@
-"""Tiles of pods that are gone from the API server while their containers may still run.
+"""Tiles of pods that are gone from the API server while their containers may still run: which are kept, and until when.
 
-Room:  which entries of the book belong to no pod any more, why they are kept, and until when. No I/O.
-Door:  `vanished` and `ended` take a pod's end; `told` takes what an agent says; `tick` lets go.
+No I/O. `vanished` and `ended` record the end of a pod, `reported` records what an agent reports, `tick` frees tiles.
 
             the pod ends: terminal phase, or never bound
     shown ------------------------------------------------------> gone
       |                                                             ^
       | vanishes: deleted by force,                                 | the agent renews its Lease `agents.orphan_grace`
-      | or missing in a list                                        | seconds later, and has not named it
+      | or missing in a list                                        | seconds later, and has not reported the pod
       v                                                             |
-    doubtful -------------------------------------------------------+
+    vanished -------------------------------------------------------+
       |                                                             ^
-      | the agent names it in gputile.io/orphaned                  | the agent names it no more, or the node goes
+      | the agent reports it in gputile.io/orphaned                 | it is reported no longer, or the node is gone
       v                                                             |
-    lingering ------------------------------------------------------+
+    orphaned -------------------------------------------------------+
 
-A kubelet that ends a pod writes a terminal phase before the object goes. An object that vanishes without one was
-deleted by force, and nothing says that its containers are gone. The agent of its node will: it compares what runs with
-the pods of the API server, and names on its node those that run without one. That takes a moment, in which the tile
-must not be sold. So where an agent of ours has the node (it keeps a Lease), the tile is kept for `agents.orphan_grace`
-seconds, and then until the agent renews its Lease: an agent that is alive has looked by then. One that is not has not,
-and no time frees the tile; and what we could not have heard, with a watch of ours that is broken, does not count.
+A kubelet that ends a pod writes a terminal phase before the object is deleted. An object that vanishes without one was
+deleted by force, and its containers may still run. The agent of the node finds out: it compares the running containers
+with the pods of the API server, and reports on its node those without a pod. That takes a moment, in which the tile
+must not be allocated again. So where an agent of ours has the node (it keeps a Lease), the tile is kept for
+`agents.orphan_grace` seconds, and then until the agent renews its Lease: an agent that is alive has compared by then. A
+stale agent has not, so no time frees the tile; and while our own watch is broken, no time counts.
 
-A kept tile belongs to nobody who could be evicted, and takes no CPU: kube-scheduler does not count that either.
+A kept tile belongs to no pod that could be evicted, and holds no CPU: kube-scheduler does not count that either.
 docs/decisions/0014-force-deleted-pods.md has the reasons.
 """
 
@@ -42,28 +41,26 @@ from gputile.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
 
-NOBODYS = 2**31 - 1
-"""The priority of a tile that nobody can be evicted from."""
+NEVER_PREEMPTED = 2**31 - 1
+"""The priority of a kept tile: it has no pod that could be evicted."""
 
-SETTLE = 1.0  # seconds; the renewal and what the agent wrote before it come over two watches
+SETTLE = 1.0  # seconds; the renewal and the report that the agent wrote before it arrive over two watches
 
 
 class VanishedPod(msgspec.Struct):
-    """Whether an agent will name a pod that has vanished."""
+    """A pod that vanished, and whose agent may still report its containers."""
 
-    until: float  # it has time to do so
-    proven: float = math.inf  # since when we know that it was alive then
+    until: float  # the agent has time to report it
+    proven: float = math.inf  # since when we know that the agent was alive after that time
 
 
 class OrphanTracker:
-    """See the module's text."""
+    """The tiles that are kept for pods without an object in the API server; the ledger has an entry for each."""
 
     def __init__(self, ledger: Ledger, agents: AgentLiveness, seconds: float, clock: Callable[[], float]) -> None:
         self._ledger, self._agents, self._seconds, self._clock = ledger, agents, seconds, clock
-        self._named: dict[str, dict[str, Grant]] = {}  # by node: what its agent says, by UID
-        self._kept: dict[
-            str, VanishedPod | None
-        ] = {}  # by UID; None: while it is named. The book has an entry for each
+        self._reported: dict[str, dict[str, Grant]] = {}  # by node: the report of its agent, by UID
+        self._kept: dict[str, VanishedPod | None] = {}  # by UID; None: the agent reports it
 
     def __contains__(self, uid: str) -> bool:
         return uid in self._kept
@@ -72,95 +69,96 @@ class OrphanTracker:
         return len(self._kept)
 
     def allocations(self) -> list[Allocation]:
-        """What is kept; no list of pods will ever show it."""
+        """The kept allocations; no list of pods will ever show them."""
         return [entry.allocation for uid in self._kept if (entry := self._ledger.entry(uid)) is not None]
 
     # ---- pods -------------------------------------------------------------------------------------------------------
 
-    def shown(self, uid: str, node: str) -> list[Instruction]:
-        """The pod is there after all: on its node it counts by itself, and without one nothing of it can run."""
+    def pod_seen(self, uid: str, node: str) -> list[Instruction]:
+        """The pod exists after all: with a node it counts by itself, and unbound none of its containers can run."""
         if uid not in self._kept:
             return []
         if not node:
-            return self._let_go(uid)
+            return self._free(uid)
         del self._kept[uid]
         return []
 
     def ended(self, uid: str) -> list[Instruction]:
-        """The pod's containers are gone, or never were; only the node's agent may say otherwise."""
+        """The pod's containers are gone, or never ran, unless the node's agent reports them."""
         entry = self._ledger.entry(uid)
-        if entry is not None and uid in self._named.get(entry.allocation.node, ()):
+        if entry is not None and uid in self._reported.get(entry.allocation.node, ()):
             return self._keep(entry.allocation, None)
-        return self._let_go(uid)
+        return self._free(uid)
 
     def vanished(self, uid: str) -> list[Instruction]:
-        """The pod is gone, and nobody has said that its containers are."""
+        """The pod's object is gone, and it is unknown whether its containers are."""
         entry = self._ledger.entry(uid)
         if entry is None or entry.state is AllocationState.RESERVED or not entry.allocation.uses():
-            return self._let_go(uid)
+            return self._free(uid)
         allocation = entry.allocation
-        if uid in self._named.get(allocation.node, ()):
+        if uid in self._reported.get(allocation.node, ()):
             return self._keep(allocation, None)
         if uid in self._kept:
             return []
         if not self._has_agent(allocation.node):
-            return self._let_go(uid)
+            return self._free(uid)
         extra = fields(pod=allocation.name, uid=uid, node=allocation.node, seconds=self._seconds)
-        log.warning("deleted by force; its tile is kept until the node's agent has spoken", extra=extra)
+        log.warning("pod was force-deleted; its GPU share is kept until the node's agent has reported", extra=extra)
         return self._keep(allocation, VanishedPod(self._clock() + self._seconds))
 
     def _has_agent(self, name: str) -> bool:
         node = self._ledger.fleet.node(name)
         return node is not None and node.agent in (gputile.NAME, "") and name in self._agents
 
-    def _keep(self, allocation: Allocation, doubt: VanishedPod | None) -> list[Instruction]:
-        self._kept[allocation.pod] = doubt
-        nobodys = msgspec.structs.replace(allocation, cpu=0, memory=0, priority=NOBODYS)
-        if nobodys == allocation:
+    def _keep(self, allocation: Allocation, vanished: VanishedPod | None) -> list[Instruction]:
+        self._kept[allocation.pod] = vanished
+        kept = msgspec.structs.replace(allocation, cpu=0, memory=0, priority=NEVER_PREEMPTED)
+        if kept == allocation:
             return []
-        return [*self._ledger.handle(Confirmed(nobodys)), Freed(allocation.node)]  # its CPU is free
+        return [*self._ledger.handle(Confirmed(kept)), Freed(allocation.node)]  # its CPU is free
 
-    def _let_go(self, uid: str) -> list[Instruction]:
+    def _free(self, uid: str) -> list[Instruction]:
         self._kept.pop(uid, None)
         return self._ledger.handle(PodGone(uid))
 
     # ---- nodes ------------------------------------------------------------------------------------------------------
 
-    def told(self, node: str, grants: Iterable[Grant], waiting: Container[str]) -> list[Instruction]:
-        """What the node's agent says, all of it; nobody believes it of pods that wait."""
-        named = {grant.pod: grant for grant in grants}
-        before = self._named.get(node, {})
-        if named == before:
+    def reported(self, node: str, grants: Iterable[Grant], pending: Container[str]) -> list[Instruction]:
+        """The complete report of the node's agent; entries for pending pods are ignored."""
+        report = {grant.pod: grant for grant in grants}
+        before = self._reported.get(node, {})
+        if report == before:
             return []
-        self._name(node, named)
+        self._store_report(node, report)
         done: list[Instruction] = []
-        for uid in before.keys() - named.keys():
+        for uid in before.keys() - report.keys():
             if uid in self._kept and self._is_on(uid, node):
-                log.info("the containers of a deleted pod are gone", extra=fields(uid=uid, node=node))
-                done += self._let_go(uid)
-        for uid, grant in named.items():
-            if before.get(uid) != grant and uid not in waiting:
-                done += self._take_word(uid, grant)
+                log.info("orphaned containers of a deleted pod are gone", extra=fields(uid=uid, node=node))
+                done += self._free(uid)
+        for uid, grant in report.items():
+            if before.get(uid) != grant and uid not in pending:
+                done += self._adopt(uid, grant)
         return done
 
-    def _name(self, node: str, named: dict[str, Grant]) -> None:
-        self._named[node] = named
-        if not named:
-            del self._named[node]
+    def _store_report(self, node: str, report: dict[str, Grant]) -> None:
+        self._reported[node] = report
+        if not report:
+            del self._reported[node]
 
-    def _take_word(self, uid: str, grant: Grant) -> list[Instruction]:
-        """What the pod's own grant said, if we have seen it, counts more than what its node says of it."""
+    def _adopt(self, uid: str, grant: Grant) -> list[Instruction]:
+        """Keep a reported tile. The pod's own grant, if we have seen it, takes precedence over the report."""
         entry = self._ledger.entry(uid)
         if entry is None:
-            log.warning("containers of a deleted pod still run", extra=fields(uid=uid, node=grant.node))
+            log.warning("orphaned containers of a deleted pod still run", extra=fields(uid=uid, node=grant.node))
             return self._keep(Allocation(pod=uid, node=grant.node, name=f"(deleted)/{uid}", grant=grant), None)
         if uid in self._kept and entry.allocation.node == grant.node:
             self._kept[uid] = None
-        return []  # else the cluster still shows the pod: it counts by itself, and we look here when it goes
+        return []  # otherwise the cluster still shows the pod: it counts by itself, and the report counts when it goes
 
     def node_gone(self, node: str) -> list[Instruction]:
-        self._named.pop(node, None)
-        return [one for uid in list(self._kept) if self._is_on(uid, node) for one in self._let_go(uid)]
+        self._reported.pop(node, None)
+        on_node = [uid for uid in self._kept if self._is_on(uid, node)]
+        return [instruction for uid in on_node for instruction in self._free(uid)]
 
     def _is_on(self, uid: str, node: str) -> bool:
         entry = self._ledger.entry(uid)
@@ -168,26 +166,26 @@ class OrphanTracker:
 
     # ---- time -------------------------------------------------------------------------------------------------------
 
-    def tick(self, *, blind: bool = False) -> list[Instruction]:
-        """Let go of those whom their agents could have named, and have not. `blind`: we may not have heard it."""
-        return [one for uid in self.kept() for one in self.look_at(uid, blind=blind)]
+    def tick(self, *, is_disconnected: bool = False) -> list[Instruction]:
+        """Free the tiles that agents could have reported and have not. `is_disconnected`: a watch is broken."""
+        return [instruction for uid in self.kept() for instruction in self.check(uid, is_disconnected=is_disconnected)]
 
     def kept(self) -> list[str]:
         return list(self._kept)
 
-    def look_at(self, uid: str, *, blind: bool = False) -> list[Instruction]:
-        """The same for one of those who are kept."""
-        now, doubt, entry = self._clock(), self._kept.get(uid), self._ledger.entry(uid)
-        if doubt is None or entry is None:
+    def check(self, uid: str, *, is_disconnected: bool = False) -> list[Instruction]:
+        """The same for one kept tile."""
+        now, vanished, entry = self._clock(), self._kept.get(uid), self._ledger.entry(uid)
+        if vanished is None or entry is None:
             return []
-        if blind or self._agents.is_disconnected:
+        if is_disconnected or self._agents.is_disconnected:
             self._kept[uid] = VanishedPod(now + self._seconds)
             return []
-        return self._let_go(uid) if self._is_over(doubt, entry.allocation.node, now) else []
+        return self._free(uid) if self._is_over(vanished, entry.allocation.node, now) else []
 
-    def _is_over(self, doubt: VanishedPod, node: str, now: float) -> bool:
-        if node not in self._agents:  # it has none any more, and nobody will name anything
-            return now >= doubt.until
-        if doubt.proven == math.inf and self._agents.renewed(node) >= doubt.until:
-            doubt.proven = now
-        return now >= doubt.proven + SETTLE
+    def _is_over(self, vanished: VanishedPod, node: str, now: float) -> bool:
+        if node not in self._agents:  # the node has no agent any more that could report
+            return now >= vanished.until
+        if vanished.proven == math.inf and self._agents.renewed(node) >= vanished.until:
+            vanished.proven = now
+        return now >= vanished.proven + SETTLE

@@ -1,4 +1,4 @@
-"""What the pods of kube-scheduler's calls request, read as seldom as possible."""
+"""The GPU requests of the pods in kube-scheduler's calls; each version of a pod is parsed once."""
 
 from collections import OrderedDict
 
@@ -12,7 +12,7 @@ RECENT = 1000  # pods
 
 
 class PodRequests:
-    """The requests of pods that filter, bind and preempt are called for."""
+    """The GPU requests of the pods that filter, bind and preempt are called for."""
 
     def __init__(self, cluster_state: ClusterState) -> None:
         self._cluster_state = cluster_state
@@ -20,18 +20,18 @@ class PodRequests:
         self._cache = RequestCache()
 
     def of(self, pod: Pod) -> PodRequest | BadRequest | None:
-        """What the pod asks for; read once, when our watch saw it, as long as it is the same pod."""
-        known = self._cluster_state.waiting.get(pod.uid)
+        """The pod's request: the one that the watch parsed, if the pod is unchanged since then; None without GPUs."""
+        known = self._cluster_state.pending.get(pod.uid)
         if known is not None and is_same(known.pod, pod):
-            return known.asked
+            return known.request
         return self._cache.read(pod, self._cluster_state.settings)
 
     def remember(self, pod: Pod) -> None:
-        """A pod that filter was called for before our watch showed it."""
+        """Keep a pod that filter was called for before our watch showed it."""
         self._recent[pod.uid] = pod
         if len(self._recent) > RECENT:
             self._recent.popitem(last=False)
 
     def recent(self, uid: str) -> Pod | None:
-        """A pod that was filtered a moment ago and that our watch has not shown yet: its bind need not look it up."""
+        """A pod that was just filtered and that our watch has not shown yet: its bind needs no live lookup."""
         return self._recent.get(uid)

@@ -1,7 +1,8 @@
-"""What pods ask for, read once per version of a pod, for the verbs of kube-scheduler.
+"""A cache of parsed GPU requests, one per version of a pod, for the verbs of kube-scheduler.
 
-kube-scheduler sends the whole pod with every verb. The watch's reading serves most of them (`Mirror.waiting`); this
-cache serves the rest: pods that the watch has not shown yet, and pods without GPUs, which the mirror does not keep.
+kube-scheduler sends the complete pod with every verb. For most of them the watch has parsed the request before
+(`ClusterState.pending`). This cache is for the rest: pods that the watch has not shown yet, and pods without GPUs,
+which `ClusterState` does not keep.
 """
 
 from collections import OrderedDict
@@ -15,15 +16,15 @@ from gputile.model.refusals import BadRequest
 from gputile.model.requests import PodRequest
 from gputile.scheduler.state.cluster_state import is_same
 
-PODS = 64  # kube-scheduler has few pods in hand at a time, and one may weigh half a megabyte
+PODS = 64  # kube-scheduler works on few pods at a time, and one may take half a megabyte
 
 
 class CachedRequest(msgspec.Struct, frozen=True):
-    """A pod, the settings it was read with, and what it asks for."""
+    """A pod, the settings it was parsed with, and its request."""
 
     pod: Pod
     settings: DialectSettings
-    asked: PodRequest | BadRequest | None
+    request: PodRequest | BadRequest | None
 
 
 class RequestCache:
@@ -31,19 +32,19 @@ class RequestCache:
 
     def __init__(self, size: int = PODS) -> None:
         self._size = size
-        self._readings: OrderedDict[tuple[str, str], CachedRequest] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, str], CachedRequest] = OrderedDict()
 
     def read(self, pod: Pod, settings: DialectSettings) -> PodRequest | BadRequest | None:
-        """What `speaking.read_pod` says. A body that repeats a UID and resourceVersion with another spec, annotations
-        or labels is read anew: the API server never sends one, but a caller of the verbs might."""
+        """The result of `registry.read_pod`. A body that repeats a UID and resourceVersion with another spec,
+        annotations or labels is parsed again: the API server never sends one, but a caller of the verbs might."""
         version = pod.metadata.resource_version if pod.metadata else None
         if not pod.uid or not version:
             return registry.read_pod(pod, settings)
         key = pod.uid, version
-        known = self._readings.get(key)
+        known = self._entries.get(key)
         if known is None or known.settings is not settings or not is_same(known.pod, pod):
-            known = self._readings[key] = CachedRequest(pod, settings, registry.read_pod(pod, settings))
-        self._readings.move_to_end(key)
-        if len(self._readings) > self._size:
-            self._readings.popitem(last=False)
-        return known.asked
+            known = self._entries[key] = CachedRequest(pod, settings, registry.read_pod(pod, settings))
+        self._entries.move_to_end(key)
+        if len(self._entries) > self._size:
+            self._entries.popitem(last=False)
+        return known.request

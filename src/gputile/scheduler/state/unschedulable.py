@@ -1,4 +1,4 @@
-"""A pod that fits on no node: what filter hands to preemption and to the pod's Events."""
+"""A pod that fits on no node, as filter hands it over to preemption and to the Events of pending pods."""
 
 import msgspec
 
@@ -8,8 +8,8 @@ from gputile.model.requests import PodRequest
 
 
 class UnschedulablePod(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod that fitted nowhere, for those who tell it why."""
+    """A pod that filter rejected on all its candidate nodes."""
 
     pod: Pod
-    asked: PodRequest | BadRequest
-    names: list[str]  # the nodes that were asked about
+    request: PodRequest | BadRequest
+    names: list[str]  # the candidate nodes

@@ -1,8 +1,7 @@
-"""What pods really use of their cards, as the agents say it on their Leases.
+"""The GPU usage of pods, as the agents write it on their Leases.
 
-Room:  nothing is kept here: the Leases are, in `agents`, and what is too old is not known. An agent speaks for pods of
-       its own node only.
-Door:  `used_on(agents, node)`.
+Nothing is stored here: `AgentLiveness` has the Leases, and a stale usage is unknown. An agent reports only pods of its
+own node.
 """
 
 from functools import lru_cache
@@ -10,12 +9,12 @@ from functools import lru_cache
 from gputile.dialects.usage_annotation import ReportedUsage, read_usage
 from gputile.scheduler.state.agent_liveness import AgentLiveness
 
-REMEMBERED = 256  # nodes whose word was understood lately: those who ask about one pod go on to the next one there
+CACHED = 256  # nodes; callers ask for one pod after another of the same node
 
-_understood = lru_cache(maxsize=REMEMBERED)(read_usage)
+_parsed = lru_cache(maxsize=CACHED)(read_usage)
 
 
 def used_on(agents: AgentLiveness, node: str) -> ReportedUsage | None:
-    """None when the node's agent does not say, or nothing fresh, or nothing that can be read."""
-    said = agents.use(node)
-    return _understood(said) if said else None
+    """None when the node's agent reports no usage, or when the report is stale or undecodable."""
+    text = agents.use(node)
+    return _parsed(text) if text else None
