@@ -275,7 +275,7 @@ async def test_deleted_pods_are_removed_one_by_one(monkeypatch: pytest.MonkeyPat
             looked.append(uid)
             return []
 
-        monkeypatch.setattr(orphans, "look_at", poisoned(look, lambda uid: uid == "bad"))
+        monkeypatch.setattr(orphans, "check", poisoned(look, lambda uid: uid == "bad"))
         process.tick(1.0)
         assert looked[:1] == ["good"]
 
@@ -470,6 +470,6 @@ async def test_a_verb_that_fails_answers_200_with_the_reason_and_the_next_is_ser
             status, answer = await replica.ask(path, body)
         assert status == 200
         if path.endswith(("filter", "filter-dryrun", "steer", "bind")):
-            assert answer["Error"] == "gputile failed by an error of its own; see the log of its scheduler"
+            assert answer["Error"] == "internal error of gputile; see the log of its scheduler"
         assert value(process, "internal_errors_total", loop="verbs") == 1
         assert (await replica.ask("/gputile/filter", usual))[1]["NodeNames"] == ["n1"]

@@ -161,7 +161,7 @@ class TestDemo:
             assert f"  {dialect} " in done.output
         assert done.output.count("pending, see below") == 1
         reasons = "3 node(s) have fewer GPUs than requested, 1 node(s) have too few GPUs of the requested model."
-        assert f"0/4 nodes are available: {reasons}" in done.output
+        assert f"0/4 nodes are available: {reasons}" in " ".join(done.output.split())
         assert "It requests 6 whole GPUs, exclusive; only models matching A100. It stays" in done.output
         assert "best of 4 feasible nodes (tiling)" in done.output
         assert "GPU Memory(GiB)" in done.output

@@ -15,7 +15,7 @@ import pytest
 from gputile.dialects.gputile import INVENTORY, NUDGED
 from gputile.kube.api import AgentLease, Json, LeaseAnnotations, LeaseMetadata, LeaseRenewal
 from gputile.ledger.events import Freed
-from gputile.model.refusals import SENTENCE, NodeReason
+from gputile.model.refusals import SENTENCE, NodeReason, about_one_node
 from gputile.scheduler.state.agent_liveness import DEFAULT_DURATION, SUSPENDED, AgentLiveness
 from gputile.testing.builders import node
 from tests.dialects.shortcuts import raw_node
@@ -294,7 +294,7 @@ async def test_no_bind_to_a_node_whose_agent_became_stale_after_filter() -> None
     rig.arrive(tile(8))
     assert rig.filter().names == ["n1"]
     rig.beat("n1", holderIdentity="")
-    assert await rig.bind() == f"the pod no longer fits on node n1: {STALE}"
+    assert await rig.bind() == f"the pod no longer fits on node n1: it {about_one_node(NodeReason.AGENT_SILENT)}"
     rig.beat("n1")
     assert await rig.bind() == ""
 

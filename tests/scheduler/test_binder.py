@@ -177,7 +177,7 @@ class TestNotBound:
         r.arrive(tile(3000))
         assert await r.bind("a") == ""
         said = await r.bind()
-        assert said == "the pod no longer fits on node n1: too little free memory on a single GPU"
+        assert said == "the pod no longer fits on node n1: it has too little free memory on a single GPU"
         assert r.count("binds_total", outcome="conflict") == 1
         assert len(r.api.bindings) == 1
         r.api.delete_pod("default/a")
@@ -526,7 +526,8 @@ async def test_concurrent_binds_never_overcommit_a_card() -> None:
         r.arrive(tile(6000), name=name)
     answers = await asyncio.gather(*(r.bind(name) for name in names))
     assert (
-        sorted(answers) == [""] * 4 + ["the pod no longer fits on node n1: too little free memory on a single GPU"] * 5
+        sorted(answers)
+        == [""] * 4 + ["the pod no longer fits on node n1: it has too little free memory on a single GPU"] * 5
     )
     r.ledger.check()
     r.catch_up()

@@ -170,7 +170,7 @@ class TestBind:
         answers = await asyncio.gather(rig.bind("a"), rig.bind("b"))
         assert sorted(answers)[0] == ""
         assert sorted(answers)[1].startswith(
-            "n1 does not fit any more: it has GPUs for which the namespace's quota is used up"
+            "the pod no longer fits on node n1: it has GPUs for which the namespace's quota is used up"
         )
         assert len(rig.api.bindings) == 1
 
@@ -211,7 +211,9 @@ class TestPending:
         rig = self.full()
         await rounds(rig, 0.25)
         [(_, message)] = notes(rig, "web-0")
-        assert message.startswith("0/2 nodes fit: 1 quota of the namespace used up, 1 GPUs smaller than wanted. ")
+        assert message.startswith(
+            "0/2 nodes are available: 1 node(s) have GPUs for which the namespace's quota is used up, 1 node(s) have GPUs smaller "
+        )
         assert "would fit: as it is, once default/old ends on n1" in message
         assert "default holds 1 of 1 A100; this pod needs 1 more; wait until a pod of default ends" in message
         assert HERE in message

@@ -91,7 +91,7 @@ class TestPodsBoundByAnotherScheduler:
         await rounds(r, 8)
         (note,) = r.api.notes
         assert note.pod == "web-0"
-        assert "bound to n1 by another scheduler, where no GPU fits: GPUs smaller" in note.message
+        assert "bound to node n1 by another scheduler, and no GPU fits: the node has GPUs smaller" in note.message
         assert (r.free(), r.api.patches) == ([16, 16], [])
 
     async def test_granted_as_soon_as_it_fits(self) -> None:

@@ -191,7 +191,7 @@ class Binder:
             budget = SearchBudget(STEPS, SECONDS, self._clock)
             answer = fleet.place(allowed, node, self._settings.policy, seed_of(pod.uid), budget)
         if not isinstance(answer, Placement):
-            raise self._lost_race(pod, node, answer.sentence)
+            raise self._lost_race(pod, node, f"it {about_one_node(answer.code)}")
         return allocation_of(pod, request, answer.grant(pod.uid, request.dialect))
 
     def _retry(self, entry: LedgerEntry, node: str) -> tuple[Allocation, Grant]:

@@ -20,7 +20,7 @@ from gputile.kube.api import Api, ApiRejected, KubeEvent, OutcomeUnknown
 from gputile.ledger.events import Conflict, Forgotten, Freed, Instruction, VerifyBind
 from gputile.ledger.ledger import AllocationState
 from gputile.model.grants import Grant
-from gputile.model.refusals import Refusal
+from gputile.model.refusals import Refusal, about_one_node
 from gputile.model.requests import PodRequest
 from gputile.scheduler.binding.overlap_resolver import OverlapResolver
 from gputile.scheduler.settings import Settings
@@ -214,7 +214,8 @@ class Reconciler:
             return fleet.place(request, pod.node_name, policy, seed, budget)
 
     def _reject(self, pod: Pod, refusal: Refusal) -> None:
-        message = f"bound to {pod.node_name} by another scheduler, where no GPU fits: {refusal.sentence}"
+        reason = f"the node {about_one_node(refusal.code)}"
+        message = f"bound to node {pod.node_name} by another scheduler, and no GPU fits: {reason}"
         self._unplaced[pod.uid] = (pod, message)
 
     async def _write(self, uid: str) -> None:
