@@ -30,9 +30,9 @@ async def settle(rig: Rig, name: str, size: int, priority: int, **rest: Any) -> 
 
 
 def arrive(rig: Rig, name: str, size: int, priority: int, **rest: Any) -> Pod:
-    made = rig.api.add_pod(wish(name, tile(size), priority, **rest))
+    added = rig.api.add_pod(wish(name, tile(size), priority, **rest))
     rig.catch_up()
-    return made
+    return added
 
 
 def gone(rig: Rig, name: str) -> None:

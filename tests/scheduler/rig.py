@@ -222,10 +222,10 @@ class Rig:
 
     def arrive(self, *containers: Json, name: str = "web-0", seen: bool = True, **rest: Any) -> Pod:
         """A new pod, which our watch shows at once unless `seen` is false."""
-        made = self.api.add_pod(pod(*containers, name=name, uid=f"uid-{name}", **rest))
+        added = self.api.add_pod(pod(*containers, name=name, uid=f"uid-{name}", **rest))
         if seen:
             self.catch_up()
-        return made
+        return added
 
     def change(self, name: str, **status: Any) -> None:
         """Change the pod's status, spec or metadata; the watch has not shown it yet."""

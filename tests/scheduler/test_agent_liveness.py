@@ -1,11 +1,11 @@
 """Which agents are alive, judged by our own clock; and what that means for their nodes and for pending pods.
 
 Deliberate bugs that these were seen to catch, each alone:
-  1. `_seen` takes any change of the Lease for a renewal.
-  2. `look` judges while the watch is broken, or right after a sleep of our own.
-  3. `look` believes a whole crowd that stops at once.
-  4. `_seen` forgets to bring back who speaks again.
-  5. `Mirror.node_changed` forgets that the agent is silent.
+  1. `_update` takes any change of the Lease for a renewal.
+  2. `check` marks agents stale while the watch is broken, or right after this process was suspended.
+  3. `check` marks many agents stale that stop at once.
+  4. `_update` leaves an agent stale that renews again.
+  5. `ClusterState.node_changed` forgets that the agent is stale.
 """
 
 from typing import Any
@@ -40,7 +40,7 @@ class Ward:
     def renew(self, *names: str, duration: int | None = 10) -> list[str]:
         """They renew their Leases; returns the nodes to evaluate again."""
         self.beats += 1
-        return [one for name in names for one in self.agents.changed(lease(name, str(self.beats), duration))]
+        return [node for name in names for node in self.agents.changed(lease(name, str(self.beats), duration))]
 
     def wait(self, seconds: float, *alive: str) -> list[str]:
         """The agents that become stale while these continue to renew."""
@@ -51,7 +51,7 @@ class Ward:
             fallen += self.agents.check()
         return fallen
 
-    def silent(self, *names: str) -> list[str]:
+    def stale(self, *names: str) -> list[str]:
         return [name for name in names if self.agents.is_stale(name)]
 
 
@@ -61,8 +61,8 @@ class TestWhichAgentsAreStale:
         ward.renew("n1", duration=7)
         assert ward.wait(6) == []
         assert ward.wait(1) == ["n1"]
-        assert ward.silent("n1") == ["n1"]
-        assert ward.wait(20) == [], "it is said once"
+        assert ward.stale("n1") == ["n1"]
+        assert ward.wait(20) == [], "it is returned once"
 
     def test_each_by_its_own_duration(self) -> None:
         ward = Ward()
@@ -91,8 +91,8 @@ class TestWhichAgentsAreStale:
         ward.renew("n1")
         ward.wait(11)
         assert ward.renew("n1") == ["n1"]
-        assert ward.silent("n1") == []
-        assert ward.wait(10) == ["n1"], "and may fall silent again"
+        assert ward.stale("n1") == []
+        assert ward.wait(10) == ["n1"], "and may become stale again"
 
     def test_a_lease_that_another_client_changed_was_not_renewed(self) -> None:
         ward = Ward()
@@ -110,7 +110,7 @@ class TestWhichAgentsAreStale:
     def test_a_node_without_a_lease_is_never_stale(self) -> None:
         ward = Ward()
         assert ward.wait(100) == []
-        assert ward.silent("n1") == []
+        assert ward.stale("n1") == []
         assert "n1" not in ward.agents
 
 
@@ -120,21 +120,21 @@ class TestRelease:
         ward = Ward()
         ward.renew("n1")
         assert ward.agents.changed(AgentLease(LeaseMetadata("n1"), beat)) == ["n1"]
-        assert ward.silent("n1") == ["n1"]
+        assert ward.stale("n1") == ["n1"]
         assert ward.renew("n1") == ["n1"]
-        assert ward.silent("n1") == []
+        assert ward.stale("n1") == []
 
     def test_a_lease_that_was_never_held(self) -> None:
         ward = Ward()
         assert ward.agents.changed(AgentLease(LeaseMetadata("n1"))) == ["n1"]
-        assert ward.silent("n1") == ["n1"]
+        assert ward.stale("n1") == ["n1"]
 
     def test_without_its_lease_a_node_is_not_stale(self) -> None:
         ward = Ward()
         ward.renew("n1")
         ward.wait(10)
         assert ward.agents.changed(lease("n1", "9"), deleted=True) == ["n1"]
-        assert ward.silent("n1") == []
+        assert ward.stale("n1") == []
         assert ward.agents.changed(lease("n1", "9"), deleted=True) == []
 
 
@@ -157,7 +157,7 @@ class TestLists:
         ward.agents.listed([lease("n1", "1")])
         ward.wait(10)
         assert ward.agents.listed([lease("n1", "2")]) == ["n1"]
-        assert ward.silent("n1") == []
+        assert ward.stale("n1") == []
 
 
 class TestWhenOurWatchIsDisconnected:
@@ -167,9 +167,9 @@ class TestWhenOurWatchIsDisconnected:
         ward.wait(8)
         ward.agents.watch_failed()
         assert ward.wait(60) == []
-        blind = [ward.agents.is_disconnected]
+        disconnected = [ward.agents.is_disconnected]
         ward.agents.watch_alive()
-        assert [*blind, ward.agents.is_disconnected] == [True, False]
+        assert [*disconnected, ward.agents.is_disconnected] == [True, False]
         assert (ward.wait(9), ward.wait(1)) == ([], ["n1"])
 
     def test_an_agent_that_was_stale_before_stays_stale(self) -> None:
@@ -178,7 +178,7 @@ class TestWhenOurWatchIsDisconnected:
         ward.wait(10)
         ward.agents.watch_failed()
         ward.agents.watch_alive()
-        assert ward.silent("n1") == ["n1"]
+        assert ward.stale("n1") == ["n1"]
 
     def test_the_time_in_which_this_process_was_suspended_does_not_count(self) -> None:
         ward = Ward()
@@ -237,14 +237,19 @@ class Cluster(Rig):
     def beat(self, *names: str, **spec: Any) -> list[Any]:
         self.beats += 1
         for name in names:
-            said: Json = {"holderIdentity": name, "leaseDurationSeconds": 10, "renewTime": str(self.beats), **spec}
-            self.api.add_lease(name, **said)
+            lease_spec: Json = {
+                "holderIdentity": name,
+                "leaseDurationSeconds": 10,
+                "renewTime": str(self.beats),
+                **spec,
+            }
+            self.api.add_lease(name, **lease_spec)
         return self.catch_up()
 
     def fault(self, name: str = "n1") -> str:
-        found = self.ledger.fleet.node(name)
-        assert found is not None
-        return found.fault
+        known = self.ledger.fleet.node(name)
+        assert known is not None
+        return known.fault
 
 
 def test_a_node_with_a_stale_agent_is_refused_until_the_agent_renews() -> None:
@@ -346,7 +351,7 @@ def test_a_fault_of_the_node_itself_takes_precedence() -> None:
     rig.catch_up()
     assert rig.fault() == NodeReason.BAD_INVENTORY
     rig.beat("n1")
-    assert rig.fault() == NodeReason.BAD_INVENTORY, "that its agent speaks does not mend it"
+    assert rig.fault() == NodeReason.BAD_INVENTORY, "the renewal of its agent does not repair it"
     rig.wait(11)
     rig.api.add_node(node("n1").cards(1, size=16).manifest())
     rig.catch_up()

@@ -32,7 +32,7 @@ class TestOneCall:
         r = rig()
         r.arrive({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 30})
         assert await r.bind() == ""
-        assert r.api.calls == ["bind"], "no look, no patch"
+        assert r.api.calls == ["bind"], "no lookup, no patch"
         (binding,) = r.api.bindings
         assert (binding.namespace, binding.name, binding.uid, binding.node) == ("default", "web-0", "uid-web-0", "n1")
         assert binding.labels == {"hami.io/vgpu-node": "n1"}
@@ -102,9 +102,9 @@ class TestOneCall:
         r.arrive(tile(3000), seen=False)
         r.filter()
         assert r.requests.recent("uid-web-0") is not None
-        made = r.body()
+        body = r.body()
         for n in range(RECENT):
-            r.filter_service.filter(read_filter(made.replace(b"uid-web-0", f"uid-{n}".encode())))
+            r.filter_service.filter(read_filter(body.replace(b"uid-web-0", f"uid-{n}".encode())))
         assert r.requests.recent("uid-web-0") is None
         assert len(r.ledger) == 0
 
@@ -129,8 +129,8 @@ class TestNotBound:
     async def test_a_pod_of_another_uid_is_another_pod(self) -> None:
         r = rig()
         r.arrive(tile(3000))
-        said = await r.bind(uid="uid-old")
-        assert said == "pod default/web-0 was recreated: its UID is uid-web-0, not uid-old"
+        error = await r.bind(uid="uid-old")
+        assert error == "pod default/web-0 was recreated: its UID is uid-web-0, not uid-old"
         assert r.api.bindings == []
 
     async def test_a_pod_that_does_not_exist(self) -> None:
@@ -176,8 +176,8 @@ class TestNotBound:
         r.arrive(tile(16384, cards=2), name="a")
         r.arrive(tile(3000))
         assert await r.bind("a") == ""
-        said = await r.bind()
-        assert said == "the pod no longer fits on node n1: it has too little free memory on a single GPU"
+        error = await r.bind()
+        assert error == "the pod no longer fits on node n1: it has too little free memory on a single GPU"
         assert r.count("binds_total", outcome="conflict") == 1
         assert len(r.api.bindings) == 1
         r.api.delete_pod("default/a")
@@ -198,8 +198,8 @@ class TestRepeats:
         r.change("web-0", spec={"nodeName": "n1"})
         r.catch_up()
         r.cluster_state.pod_changed(old)
-        said = await r.bind()
-        assert said != ""
+        error = await r.bind()
+        assert error != ""
 
     async def test_the_same_bind_at_once_is_one_bind(self) -> None:
         r = rig()
@@ -301,7 +301,7 @@ class TestAnswers:
         r.api.script["bind"] = [refused(status)]
         assert await r.bind() == f"the API server rejected the bind: the server said {status}"
         assert (r.state(), r.free()) == (None, [16384, 16384])
-        assert r.api.calls == ["bind"], "no look is needed"
+        assert r.api.calls == ["bind"], "no lookup is needed"
         assert r.filter().names == ["n2"], "and the node ranks last"
         assert r.count("binds_total", outcome="rejected") == 1
 
@@ -309,8 +309,8 @@ class TestAnswers:
         r = rig()
         r.arrive(tile(3000))
         r.api.script["bind"] = [Lands(), *[OutcomeUnknown("reset")] * 99]
-        said = await r.bind()
-        assert said == "no answer from the API server (reset); the GPUs stay assumed until the outcome is known"
+        error = await r.bind()
+        assert error == "no answer from the API server (reset); the GPUs stay assumed until the outcome is known"
         assert (r.state(), r.free()) == (AllocationState.ASSUMED, [13384, 16384])
         assert r.count("binds_total", outcome="unknown") == 1
         r.catch_up()
@@ -428,8 +428,8 @@ class TestAnswers:
             assert await r.bind()
 
 
-def _without_time(said: str) -> str:
-    head, _, tail = said.partition('"at":')
+def _without_time(grant: str) -> str:
+    head, _, tail = grant.partition('"at":')
     return head + tail.partition(",")[2]
 
 

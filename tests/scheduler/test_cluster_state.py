@@ -25,7 +25,7 @@ NOW = "2026-08-01T00:00:00Z"
 def grant(memory: int = 8, index: int = 0, *, name: str = "web-0", on: str = "n1", **changes: Any) -> dict[str, str]:
     """The annotation of a pod that we bound."""
     card = {"uuid": f"GPU-{on}-{index}", "index": index, "memory": memory, "cores": 0}
-    said = {
+    document = {
         "version": 1,
         "pod": f"uid-{name}",
         "node": on,
@@ -33,7 +33,7 @@ def grant(memory: int = 8, index: int = 0, *, name: str = "web-0", on: str = "n1
         "containers": [{"name": "c0", "tiles": [card]}],
         **changes,
     }
-    return {GRANT: msgspec.json.encode(said).decode()}
+    return {GRANT: msgspec.json.encode(document).decode()}
 
 
 def small(*pods: Json) -> Rig:
@@ -62,7 +62,7 @@ class TestCountedUntilGone:
         assert rig.free() == free
         assert (Freed("n1") in done) == (free == [16, 16])
         rig.relist()
-        assert rig.free() == free, "a list says the same"
+        assert rig.free() == free, "a list changes nothing"
 
     def test_deleted(self) -> None:
         rig = small()
@@ -102,10 +102,10 @@ class TestPending:
         rig.arrive(tile(8))
         rig.api.add_pod(pod(tile(4), uid="uid-web-0", annotations={"gputile.io/model": "T4"}))
         rig.catch_up()
-        asked = rig.cluster_state.pending["uid-web-0"].request
-        assert isinstance(asked, PodRequest)
-        assert asked.asks[0].memory == 4
-        assert asked.constraints.models != ()
+        request = rig.cluster_state.pending["uid-web-0"].request
+        assert isinstance(request, PodRequest)
+        assert request.asks[0].memory == 4
+        assert request.constraints.models != ()
 
     def test_a_changed_status_is_kept_without_parsing_again(self) -> None:
         rig = small()
@@ -144,9 +144,9 @@ class TestPending:
         counts = raw_node({"aliyun.com/gpu-mem": 2 * 16000, "aliyun.com/gpu-count": 2})
         cluster_state.node_changed(msgspec.convert(counts, NodeObject))
         assert cluster_state.settings.gpushare_unit == "MiB"
-        asked = cluster_state.pending["u"].request
-        assert isinstance(asked, PodRequest)
-        assert asked.asks[0].memory == 3000
+        request = cluster_state.pending["u"].request
+        assert isinstance(request, PodRequest)
+        assert request.asks[0].memory == 3000
 
 
 class TestBoundByAnotherScheduler:
@@ -254,8 +254,8 @@ class TestOtherDialects:
     def test_their_records_count(
         self, limits: Json, annotations: dict[str, str], held: tuple[int, int, int], listed: bool
     ) -> None:
-        made = pod(limits, uid="uid-web-0", annotations=annotations, on="n1")
-        rig = Rig(CARDS, pods=[made] if listed else [])
+        manifest = pod(limits, uid="uid-web-0", annotations=annotations, on="n1")
+        rig = Rig(CARDS, pods=[manifest] if listed else [])
         if not listed:
             rig.arrive(limits, annotations=annotations, on="n1")
         assert self.held(rig) == held
@@ -276,10 +276,10 @@ class TestOtherDialects:
     @staticmethod
     def held(rig: Rig) -> tuple[int, int, int]:
         """Which card, and how much of it."""
-        (index,) = (n for n, room in enumerate(rig.ledger.fleet.view("n1").free_by_card) if room.tenants)
-        room = rig.ledger.fleet.view("n1").free_by_card[index]
+        (index,) = (n for n, free in enumerate(rig.ledger.fleet.view("n1").free_by_card) if free.tenants)
+        free = rig.ledger.fleet.view("n1").free_by_card[index]
         rig.ledger.check()
-        return index, 32768 - room.memory, 100 - room.cores
+        return index, 32768 - free.memory, 100 - free.cores
 
     def test_a_record_by_index_follows_when_the_nodes_cards_get_their_names(self) -> None:
         """gpushare's plugin names no cards; our agent, which replaces it, does."""
@@ -311,7 +311,7 @@ class TestWhichGrantsAreValid:
         rig.arrive(tile(8), annotations=annotations, on="n1")
         assert rig.free() == [16, 16]
         assert why in rig.cluster_state.invalid_grants["uid-web-0"][1]
-        assert list(rig.cluster_state.ungranted) == ["uid-web-0"], "it gets one of its own"
+        assert list(rig.cluster_state.ungranted) == ["uid-web-0"], "it gets a grant of its own"
 
     @pytest.mark.parametrize(
         "annotations",
@@ -350,7 +350,7 @@ class TestWhichGrantsAreValid:
         assert after.free() == [8, 16]
 
     async def test_a_removed_grant_is_restored(self) -> None:
-        """Otherwise the next process would grant the pod other cards than those it runs on."""
+        """Otherwise the next process would grant the pod other cards than the ones it runs on."""
         rig = small()
         rig.arrive(tile(8), annotations=grant(index=1), on="n1")
         rig.arrive(tile(8), on="n1")
@@ -492,9 +492,9 @@ class TestNodes:
 
     def test_our_own_agent_guesses_where_the_runtime_lacks_cdi(self) -> None:
         built = node("n1").card().node()
-        said = gputile.write_inventory(NodeInventory(built.cards, one_at_a_time=True))
+        inventory = gputile.write_inventory(NodeInventory(built.cards, one_at_a_time=True))
         manifest = node("n1").card().manifest()
-        manifest["metadata"]["annotations"][gputile.INVENTORY] = said
+        manifest["metadata"]["annotations"][gputile.INVENTORY] = inventory
         assert Rig(manifest).cluster_state.guessing == {"n1"}
 
     def test_gpushares_unit_is_guessed_from_the_nodes(self) -> None:
@@ -533,11 +533,11 @@ class TestStarting:
 
 
 @pytest.mark.parametrize(
-    ("said", "want"),
+    ("text", "want"),
     [("1970-01-01T00:01:00Z", 60.0), (None, 0.0), ("yesterday", 0.0), ("", 0.0)],
 )
-def test_when_a_pod_was_created(said: str | None, want: float) -> None:
-    assert created(msgspec.convert({"metadata": {"creationTimestamp": said}}, Pod)) == want
+def test_when_a_pod_was_created(text: str | None, want: float) -> None:
+    assert created(msgspec.convert({"metadata": {"creationTimestamp": text}}, Pod)) == want
 
 
 def test_a_grant_on_a_card_with_a_generated_uuid_holds_the_same_card_under_its_real_uuid() -> None:

@@ -14,12 +14,12 @@ CPU = {"cpu": "4", "memory": "1Gi"}
 
 def rig(*nodes: Any, **settings: Any) -> Rig:
     """n1 has 8 CPUs and cards; n2 has cards and more CPU; n3 has no cards."""
-    made = nodes or (
+    builders = nodes or (
         node("n1", cpu="8").cards(2, size=16),
         node("n2", cpu="64").cards(2, size=16),
         node("n3", cpu="32"),
     )
-    return Rig(*made, **{"steer_cpu_pods": True, **settings})
+    return Rig(*builders, **{"steer_cpu_pods": True, **settings})
 
 
 def test_it_is_steered_to_the_best_node_of_the_policy() -> None:
@@ -143,7 +143,7 @@ def test_a_pod_that_is_filtered_again_may_go_anywhere() -> None:
     assert r.steer() == ["n3"]
     assert r.steer() == ["n1", "n2", "n3"]
     r.ledger.handle(Tick(r.clock.now + 60))
-    assert r.state() is None, "its pencil has run out"
+    assert r.state() is None, "its reservation has expired"
     assert r.steer() == ["n1", "n2", "n3"]
 
 
@@ -173,7 +173,9 @@ def test_pods_without_gpus_are_learnt_once_each() -> None:
     r.catch_up()
     r.change("web-0", status={"phase": "Running"})
     r.catch_up()
-    assert [(one.cpu, one.memory, one.asks) for one in r.cluster_state.take_arrivals()] == [(4000, 1024, ())]
+    assert [(request.cpu, request.memory, request.asks) for request in r.cluster_state.take_arrivals()] == [
+        (4000, 1024, ())
+    ]
 
 
 def test_a_restarted_process_learns_the_bound_pods() -> None:
@@ -184,7 +186,7 @@ def test_a_restarted_process_learns_the_bound_pods() -> None:
     after.cluster_state.take_arrivals()
     after.api.add_pod(before.live())
     after.relist()
-    assert [one.cpu for one in after.cluster_state.take_arrivals()] == [4000]
+    assert [request.cpu for request in after.cluster_state.take_arrivals()] == [4000]
     after.relist()
     assert after.cluster_state.take_arrivals() == []
 

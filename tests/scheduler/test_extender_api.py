@@ -26,15 +26,15 @@ POD = pod({"gputile.io/gpu": 1})
 NODES = [node("node-a").card().manifest(), node("node-b").manifest()]
 
 
-def body(**said: Any) -> bytes:
-    return json.dumps(said).encode()
+def body(**sent: Any) -> bytes:
+    return json.dumps(sent).encode()
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         pytest.param(body(Pod=POD, Nodes=None, NodeNames=["node-a", "node-b"]), id="as-kube-scheduler-writes-it"),
         pytest.param(body(pod=POD, nodes=None, nodenames=["node-a", "node-b"]), id="in-lower-case-as-before-1.17"),
@@ -45,20 +45,20 @@ def body(**said: Any) -> bytes:
         ),
     ],
 )
-def test_names(said: bytes) -> None:
-    found = read_filter(said)
-    assert (found.pod.name, found.names, found.node_objects) == ("web-0", ["node-a", "node-b"], None)
+def test_names(sent: bytes) -> None:
+    args = read_filter(sent)
+    assert (args.pod.name, args.names, args.node_objects) == ("web-0", ["node-a", "node-b"], None)
 
 
 @pytest.mark.parametrize("key", ["Nodes", "nodes", "NODES"])
 def test_node_objects(key: str) -> None:
-    found = read_filter(body(Pod=POD, NodeNames=None, **{key: {"metadata": {}, "items": NODES}}))
-    assert found.names == ["node-a", "node-b"]
-    assert found.node_objects is not None
-    assert [json.loads(bytes(found.node_objects[name])) for name in found.names] == NODES
-    assert (sent := found.node("node-a")) is not None
+    args = read_filter(body(Pod=POD, NodeNames=None, **{key: {"metadata": {}, "items": NODES}}))
+    assert args.names == ["node-a", "node-b"]
+    assert args.node_objects is not None
+    assert [json.loads(bytes(args.node_objects[name])) for name in args.names] == NODES
+    assert (sent := args.node("node-a")) is not None
     assert sent.name == "node-a"
-    assert found.node("node-c") is None
+    assert args.node("node-c") is None
 
 
 def test_no_nodes_at_all_are_an_empty_list() -> None:
@@ -69,9 +69,9 @@ def test_no_nodes_at_all_are_an_empty_list() -> None:
 
 def test_an_undecodable_node_is_none_and_is_still_sent_back() -> None:
     odd = {"metadata": {"name": "node-a", "annotations": 7}}
-    found = read_filter(body(Pod=POD, Nodes={"items": [odd]}))
-    assert found.node("node-a") is None
-    assert json.loads(write_filter(FilterAnswer(names=["node-a"]), found))["Nodes"]["items"] == [odd]
+    args = read_filter(body(Pod=POD, Nodes={"items": [odd]}))
+    assert args.node("node-a") is None
+    assert json.loads(write_filter(FilterAnswer(names=["node-a"]), args))["Nodes"]["items"] == [odd]
 
 
 def test_bind() -> None:
@@ -82,12 +82,12 @@ def test_bind() -> None:
 
 
 def test_a_bind_without_uid_and_namespace_means_the_default_namespace_and_any_uid() -> None:
-    found = read_bind(body(PodName="web-0", PodUID=None, Node="node-a"))
-    assert (found.namespace, found.uid) == ("default", "")
+    args = read_bind(body(PodName="web-0", PodUID=None, Node="node-a"))
+    assert (args.namespace, args.uid) == ("default", "")
 
 
 @pytest.mark.parametrize(
-    ("said", "offers"),
+    ("sent", "offers"),
     [
         pytest.param(
             {
@@ -117,11 +117,11 @@ def test_a_bind_without_uid_and_namespace_means_the_default_namespace_and_any_ui
         pytest.param({}, {}, id="no-node-at-all"),
     ],
 )
-def test_preempt(said: dict[str, Any], offers: dict[str, OfferedVictims]) -> None:
-    assert read_preempt(body(Pod=POD, **said)).offers == offers
+def test_preempt(sent: dict[str, Any], offers: dict[str, OfferedVictims]) -> None:
+    assert read_preempt(body(Pod=POD, **sent)).offers == offers
 
 
-# ---- what is no body ------------------------------------------------------------------------------------------------
+# ---- malformed bodies -----------------------------------------------------------------------------------------------
 
 DEEP = 100_000
 GOOD = body(Pod=POD, NodeNames=["node-a"])
@@ -171,23 +171,23 @@ WITH_POD = [
 
 
 @pytest.mark.parametrize("read", [read_filter, read_bind, read_preempt])
-@pytest.mark.parametrize("said", ANY)
-def test_a_body_that_is_not_a_json_object_is_rejected(read: Callable[[bytes], object], said: bytes) -> None:
+@pytest.mark.parametrize("sent", ANY)
+def test_a_body_that_is_not_a_json_object_is_rejected(read: Callable[[bytes], object], sent: bytes) -> None:
     with pytest.raises(
         BadBody, match=r"not a JSON object|`Pod` is invalid|`PodName` or `Node` is missing|arg or pod is nil"
     ):
-        read(said)
+        read(sent)
 
 
 @pytest.mark.parametrize("read", [read_filter, read_preempt])
-@pytest.mark.parametrize("said", WITH_POD)
-def test_a_body_without_a_valid_pod_is_rejected(read: Callable[[bytes], object], said: bytes) -> None:
+@pytest.mark.parametrize("sent", WITH_POD)
+def test_a_body_without_a_valid_pod_is_rejected(read: Callable[[bytes], object], sent: bytes) -> None:
     with pytest.raises(BadBody, match=r"arg or pod is nil|`Pod` is invalid"):
-        read(said)
+        read(sent)
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("sent", "why"),
     [
         pytest.param(body(Pod=POD), "cannot get node names", id="neither-names-nor-nodes"),
         pytest.param(body(Pod=POD, NodeNames=None, Nodes=None), "cannot get node names", id="two-nulls"),
@@ -207,13 +207,13 @@ def test_a_body_without_a_valid_pod_is_rejected(read: Callable[[bytes], object],
         ),
     ],
 )
-def test_a_body_without_valid_nodes_is_rejected(said: bytes, why: str) -> None:
+def test_a_body_without_valid_nodes_is_rejected(sent: bytes, why: str) -> None:
     with pytest.raises(BadBody, match=why):
-        read_filter(said)
+        read_filter(sent)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         pytest.param({}, id="nothing"),
         pytest.param({"PodName": "web-0"}, id="no-node"),
@@ -225,9 +225,9 @@ def test_a_body_without_valid_nodes_is_rejected(said: bytes, why: str) -> None:
         pytest.param({"PodName": "web-0", "Node": "node-a", "PodUID": {}}, id="a-map-as-uid"),
     ],
 )
-def test_an_incomplete_bind_is_rejected(said: dict[str, Any]) -> None:
+def test_an_incomplete_bind_is_rejected(sent: dict[str, Any]) -> None:
     with pytest.raises(BadBody, match=r"`PodName` or `Node` is missing|is invalid"):
-        read_bind(body(**said))
+        read_bind(body(**sent))
 
 
 @pytest.mark.parametrize(
@@ -247,44 +247,44 @@ def test_invalid_victims_are_rejected(victims: Any) -> None:
 
 def test_more_violations_than_64_bits_hold() -> None:
     try:
-        found = read_preempt(body(Pod=POD, NodeNameToMetaVictims={"a": {"Pods": [], "NumPDBViolations": 2**64}}))
+        args = read_preempt(body(Pod=POD, NodeNameToMetaVictims={"a": {"Pods": [], "NumPDBViolations": 2**64}}))
     except BadBody:
         return
-    write_preempt(found.offers)
+    write_preempt(args.offers)
 
 
 BAD_LABEL = b'{"metadata":{"name":"node-a","labels":{"a":"\xff"}}}'
 
 
 def test_a_node_object_that_is_not_utf_8_is_undecodable() -> None:
-    said = b'{"Pod":%s,"Nodes":{"items":[%s]}}' % (json.dumps(POD).encode(), BAD_LABEL)
+    sent = b'{"Pod":%s,"Nodes":{"items":[%s]}}' % (json.dumps(POD).encode(), BAD_LABEL)
     try:
-        found = read_filter(said)
+        args = read_filter(sent)
     except BadBody:
         return
-    assert found.node("node-a") is None
+    assert args.node("node-a") is None
 
 
 def test_what_is_sent_back_is_json() -> None:
-    said = b'{"Pod":%s,"Nodes":{"items":[%s]}}' % (json.dumps(POD).encode(), BAD_LABEL)
+    sent = b'{"Pod":%s,"Nodes":{"items":[%s]}}' % (json.dumps(POD).encode(), BAD_LABEL)
     try:
-        found = read_filter(said)
+        args = read_filter(sent)
     except BadBody:
         return
-    json.loads(write_filter(FilterAnswer(names=found.names), found))
+    json.loads(write_filter(FilterAnswer(names=args.names), args))
 
 
-@pytest.mark.parametrize("said", [body(NodeNames=["node-a"]), body(Pod=None, NodeNames=["node-a"])])
-def test_a_missing_pod_is_rejected_with_gpushares_text(said: bytes) -> None:
+@pytest.mark.parametrize("sent", [body(NodeNames=["node-a"]), body(Pod=None, NodeNames=["node-a"])])
+def test_a_missing_pod_is_rejected_with_gpushares_text(sent: bytes) -> None:
     with pytest.raises(BadBody, match="arg or pod is nil"):
-        read_filter(said)
+        read_filter(sent)
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------
 
 
-def names(*found: str) -> FilterArgs:
-    return read_filter(body(Pod=POD, NodeNames=list(found)))
+def names(*args: str) -> FilterArgs:
+    return read_filter(body(Pod=POD, NodeNames=list(args)))
 
 
 @pytest.mark.parametrize(
@@ -327,13 +327,13 @@ def test_responses_byte_for_byte(written: bytes, want: bytes) -> None:
 
 def test_node_objects_are_sent_back_unchanged_byte_for_byte() -> None:
     strange = b'{ "metadata":{"name":"node-a","x":1.50, "y":"\\u003c"},"kind":"Node" }'
-    found = read_filter(b'{"Pod":%s,"Nodes":{"items":[%s]},"NodeNames":null}' % (json.dumps(POD).encode(), strange))
-    reply = write_filter(FilterAnswer(names=["node-a"]), found)
+    args = read_filter(b'{"Pod":%s,"Nodes":{"items":[%s]},"NodeNames":null}' % (json.dumps(POD).encode(), strange))
+    reply = write_filter(FilterAnswer(names=["node-a"]), args)
     assert reply.startswith(b'{"Nodes":{"metadata":{},"items":[' + strange + b']},"NodeNames":null,"FailedNodes":{}')
 
 
 def test_only_feasible_nodes_are_sent_back() -> None:
-    found = read_filter(body(Pod=POD, Nodes={"items": NODES}))
-    reply = json.loads(write_filter(FilterAnswer(names=["node-b"], failed={"node-a": "no"}), found))
+    args = read_filter(body(Pod=POD, Nodes={"items": NODES}))
+    reply = json.loads(write_filter(FilterAnswer(names=["node-b"], failed={"node-a": "no"}), args))
     assert reply["Nodes"] == {"metadata": {}, "items": [NODES[1]]}
     assert (reply["NodeNames"], reply["FailedNodes"]) == (None, {"node-a": "no"})

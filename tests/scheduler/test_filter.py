@@ -27,9 +27,11 @@ def twins(count: int, **rest: Any) -> list[NodeBuilder]:
 
 def gpushare_node(name: str, cards: int = 2, size: int = 16) -> Json:
     """A node with gpushare's agent, which guesses the pod of an allocation."""
-    made = raw_node({"aliyun.com/gpu-mem": cards * size, "aliyun.com/gpu-count": cards, "cpu": "64", "memory": "64Gi"})
-    made["metadata"]["name"] = name
-    return made
+    manifest = raw_node(
+        {"aliyun.com/gpu-mem": cards * size, "aliyun.com/gpu-count": cards, "cpu": "64", "memory": "64Gi"}
+    )
+    manifest["metadata"]["name"] = name
+    return manifest
 
 
 class TestPodsThatAreNotPlaced:
@@ -134,7 +136,7 @@ class TestReservations:
         rig = Rig(*twins(2))
         rig.arrive(tile(8))
         assert rig.filter().names == ["n1", "n2"]
-        assert rig.filter().names == ["n2"], "n1 was offered and came to nothing"
+        assert rig.filter().names == ["n2"], "the attempt on n1 failed"
         assert rig.free("n1") == [16, 16]
         assert rig.count("reservations_total", outcome="replaced") == 1
         assert rig.filter().names == ["n1", "n2"], "nothing else is left"
@@ -212,13 +214,13 @@ class TestRejections:
 
     def test_a_rejection_is_reported_to_on_unschedulable(self) -> None:
         rig = Rig(node("n1").card(size=4))
-        heard: list[UnschedulablePod] = []
-        rig.filter_service.on_unschedulable = heard.append
+        rejected: list[UnschedulablePod] = []
+        rig.filter_service.on_unschedulable = rejected.append
         rig.arrive(tile(8))
         rig.filter()
         rig.arrive({MEMORY: 8}, name="bad")
         rig.filter("bad")
-        assert [(no.pod.name, no.names) for no in heard] == [("web-0", ["n1"]), ("bad", ["n1"])]
+        assert [(pod.pod.name, pod.names) for pod in rejected] == [("web-0", ["n1"]), ("bad", ["n1"])]
 
 
 class TestTheRequest:
@@ -243,7 +245,7 @@ class TestOtherAgents:
         for name in ("a", "b"):
             rig.arrive({"aliyun.com/gpu-mem": 4}, name=name)
         assert rig.filter("a").names == ["n1"]
-        assert rig.filter("b").unresolvable == {"n1": BUSY}, "a is pencilled there"
+        assert rig.filter("b").unresolvable == {"n1": BUSY}, "a is reserved there"
 
     async def test_a_pod_pending_for_that_is_nudged_after_admission(self) -> None:
         """kube-scheduler itself retries no pod because another pod has started."""
@@ -302,7 +304,7 @@ class TestOtherAgents:
 
 
 def _nodes(rig: Rig) -> list[NodeObject]:
-    return [msgspec.convert(one, NodeObject) for one in rig.api.nodes.values()]
+    return [msgspec.convert(item, NodeObject) for item in rig.api.nodes.values()]
 
 
 class TestDryRun:
@@ -319,7 +321,7 @@ class TestDryRun:
     @pytest.mark.parametrize("limits", [tile(8), tile(32), {MEMORY: 1}], ids=["fits", "does-not", "cannot-be-read"])
     def test_it_has_no_side_effects(self, limits: Json) -> None:
         rig = Rig(*twins(2))
-        rig.filter_service.on_unschedulable = lambda no: pytest.fail("told")
+        rig.filter_service.on_unschedulable = lambda pod: pytest.fail("reported")
         rig.arrive(limits)
         before, scraped = rig.ledger.fleet.view("n1"), rig.metrics.text()
         rig.filter_service.dry_run(rig.args())
@@ -366,7 +368,7 @@ class TestPrioritize:
             rig.filter(name, [where])
         rig.arrive(tile(8))
         scores = rig.filter_service.prioritize(rig.args(nodes=["small", "n1", "n2", "n3", "stranger"]))
-        assert list(scores) == ["small", "n1", "n2", "n3", "stranger"], "in the order asked"
+        assert list(scores) == ["small", "n1", "n2", "n3", "stranger"], "in the order of the candidates"
         assert (scores["n2"], scores["n1"], scores["small"], scores["stranger"]) == (10, 0, 0, 0)
         assert 0 < scores["n3"] < 10
 
@@ -403,24 +405,24 @@ class TestPreempt:
 
     @staticmethod
     def arrive(rig: Rig, limits: Json, name: str, priority: int) -> Pod:
-        made = pod(limits, name=name, uid=f"uid-{name}")
-        made["spec"]["priority"] = priority
-        found = rig.api.add_pod(made)
+        manifest = pod(limits, name=name, uid=f"uid-{name}")
+        manifest["spec"]["priority"] = priority
+        added = rig.api.add_pod(manifest)
         rig.catch_up()
-        return found
+        return added
 
     def preempt(self, rig: Rig, limits: Json, priority: int, **offers: OfferedVictims) -> dict[str, OfferedVictims]:
-        found = self.arrive(rig, limits, "new", priority)
-        return rig.preemptor.answer(PreemptArgs(pod=found, offers=offers))
+        preemptor = self.arrive(rig, limits, "new", priority)
+        return rig.preemptor.answer(PreemptArgs(pod=preemptor, offers=offers))
 
     def test_the_fewest_pods_of_lowest_priority_that_free_enough_are_named(self) -> None:
         """kube-scheduler offers the wrong victim, because it only knows sums per node."""
-        found = self.preempt(self.rig(), tile(8), 9, n1=OfferedVictims(("uid-big",), 3))
-        assert found == {"n1": OfferedVictims(("uid-s1",), 3)} or found == {"n1": OfferedVictims(("uid-s2",), 3)}
+        answer = self.preempt(self.rig(), tile(8), 9, n1=OfferedVictims(("uid-big",), 3))
+        assert answer == {"n1": OfferedVictims(("uid-s1",), 3)} or answer == {"n1": OfferedVictims(("uid-s2",), 3)}
 
     def test_pods_that_were_not_offered_may_be_named(self) -> None:
-        found = self.preempt(self.rig(), tile(16), 3, n1=OfferedVictims(("uid-s1",)))
-        assert found == {"n1": OfferedVictims(("uid-s1", "uid-s2"))}
+        answer = self.preempt(self.rig(), tile(16), 3, n1=OfferedVictims(("uid-s1",)))
+        assert answer == {"n1": OfferedVictims(("uid-s1", "uid-s2"))}
 
     @pytest.mark.parametrize(
         ("limits", "priority", "node_name"),
@@ -454,10 +456,10 @@ class TestPreempt:
     def test_a_pod_that_is_only_reserved_is_no_victim(self) -> None:
         """kube-scheduler fails the whole preemption when a victim is not on the node."""
         rig = Rig(node("n1").card(size=16))
-        self.arrive(rig, tile(16), "pencilled", 1)
-        rig.filter("pencilled")
-        found = self.preempt(rig, tile(16), 9, n1=OfferedVictims(("uid-x",)))
-        assert "uid-pencilled" not in found.get("n1", OfferedVictims(())).pods
+        self.arrive(rig, tile(16), "reserved", 1)
+        rig.filter("reserved")
+        answer = self.preempt(rig, tile(16), 9, n1=OfferedVictims(("uid-x",)))
+        assert "uid-reserved" not in answer.get("n1", OfferedVictims(())).pods
 
 
 def test_the_same_request_gets_the_same_answer() -> None:

@@ -1,17 +1,17 @@
 """Guarantee 1 for force-deleted pods: no tile is allocated again while a container of a deleted pod still uses it.
 
 A hypothesis state machine plays kube-scheduler and API server, a kubelet whose containers outlive their pods, its agent
-(which names them within a few seconds, dies, stops and comes back), and our watches, each of which is late by itself,
+(which reports them within a few seconds, dies, stops and comes back), and our watches, each of which is late by itself,
 or breaks. The oracle knows which containers run, and adds up what they use of each card.
 
 Deliberate bugs it was seen to catch, each alone:
-  1. `Lingering.vanished` lets go at once.
-  2. `Lingering._is_over` lets go by time alone, whether the agent lives or not.
-  3. `Lingering.tick` lets go although we could not see.
-  4. `Mirror.pods_listed` forgets what is kept.
-  5. `Mirror.pods_listed` takes pods that are missing for pods that have ended.
-  6. `Lingering.told` does not take the agent's word for pods that it keeps: they are free after a while.
-  7. `Lingering.told` does not let go: tiles leak.
+  1. `OrphanTracker.vanished` frees the tile at once.
+  2. `OrphanTracker._is_over` frees the tile by time alone, whether the agent is alive or not.
+  3. `OrphanTracker.tick` frees tiles while our watch is broken.
+  4. `ClusterState.pods_listed` forgets kept tiles.
+  5. `ClusterState.pods_listed` takes missing pods for ended pods.
+  6. `OrphanTracker.reported` ignores reports about kept tiles: they are freed after a while.
+  7. `OrphanTracker.reported` does not free tiles: they leak.
 """
 
 import asyncio
@@ -33,20 +33,20 @@ from tests.scheduler.rig import Rig, tile
 
 SIZE, CARDS = 8, 2
 HASTE = 5  # seconds within which a living agent reports what it finds
-LASTS = 10  # seconds; the duration of its Lease
+DURATION = 10  # seconds; the duration of its Lease
 SLOW = st.integers(0, HASTE)
 
 
 class Cluster(RuleBasedStateMachine):
     """One node with an agent. `running` is what only the node knows."""
 
-    @initialize(lasts=st.sampled_from([LASTS, 60]))
-    def start(self, lasts: int) -> None:
+    @initialize(duration=st.sampled_from([DURATION, 60]))
+    def start(self, duration: int) -> None:
         self.loop = asyncio.new_event_loop()
         self.rig = Rig(node("n1").cards(CARDS, size=SIZE))
-        self.lasts, self.born, self.beats = lasts, 0, 0
+        self.duration, self.born, self.beats = duration, 0, 0
         self.running: dict[str, Grant] = {}
-        self.named: set[str] = set()
+        self.reported: set[str] = set()
         self.alive, self.broken, self.slow = True, set[str](), 0
         self.renew()
         self.deliver("Lease")
@@ -67,7 +67,7 @@ class Cluster(RuleBasedStateMachine):
             self.running[f"uid-{name}"] = entry.allocation.grant
 
     def bound(self) -> list[str]:
-        return [found["metadata"]["name"] for found in self.rig.api.pods.values() if found["spec"]["nodeName"]]
+        return [item["metadata"]["name"] for item in self.rig.api.pods.values() if item["spec"]["nodeName"]]
 
     @precondition(lambda self: self.bound())
     @rule(data=st.data())
@@ -85,7 +85,7 @@ class Cluster(RuleBasedStateMachine):
             self.rig.api.delete_pod(f"default/{name}")
 
     def orphans(self) -> set[str]:
-        shown = {found["metadata"]["uid"] for found in self.rig.api.pods.values()}
+        shown = {item["metadata"]["uid"] for item in self.rig.api.pods.values()}
         return set(self.running) - shown
 
     @precondition(lambda self: self.orphans())
@@ -97,23 +97,25 @@ class Cluster(RuleBasedStateMachine):
 
     def renew(self, holder: str = "n1") -> None:
         self.beats += 1
-        spec: Json = {"holderIdentity": holder, "leaseDurationSeconds": self.lasts, "renewTime": str(self.beats)}
+        spec: Json = {"holderIdentity": holder, "leaseDurationSeconds": self.duration, "renewTime": str(self.beats)}
         self.rig.api.add_lease("n1", **spec)
 
     def compare(self) -> None:
         """Report what runs without a pod; also remove entries of pods that are back, or of containers that are gone."""
-        found = self.orphans()
-        if found != self.named:
-            self.named = found
-            made = msgspec.json.decode(msgspec.json.encode(self.rig.api.nodes["n1"]))
-            made["metadata"]["annotations"][ORPHANED] = write_orphaned_pods(self.running[uid] for uid in sorted(found))
-            self.rig.api.add_node(made)
+        orphans = self.orphans()
+        if orphans != self.reported:
+            self.reported = orphans
+            manifest = msgspec.json.decode(msgspec.json.encode(self.rig.api.nodes["n1"]))
+            manifest["metadata"]["annotations"][ORPHANED] = write_orphaned_pods(
+                self.running[uid] for uid in sorted(orphans)
+            )
+            self.rig.api.add_node(manifest)
 
     @precondition(lambda self: self.alive)
-    @rule(tells=st.booleans())
-    def the_agent_goes(self, tells: bool) -> None:
+    @rule(releases=st.booleans())
+    def the_agent_stops(self, releases: bool) -> None:
         self.alive = False
-        if tells:
+        if releases:
             self.renew(holder="")
 
     @precondition(lambda self: not self.alive)
@@ -146,7 +148,7 @@ class Cluster(RuleBasedStateMachine):
 
     @precondition(lambda self: self.broken)
     @rule(data=st.data(), lists=st.booleans())
-    def a_watch_is_mended(self, data: st.DataObject, lists: bool) -> None:
+    def a_watch_recovers(self, data: st.DataObject, lists: bool) -> None:
         """It continues where it broke, or with a list, which does not show what happened in between."""
         kind = data.draw(st.sampled_from(sorted(self.broken)))
         self.broken.discard(kind)
@@ -160,9 +162,11 @@ class Cluster(RuleBasedStateMachine):
     def relist(self, kind: str) -> None:
         api, cluster_state = self.rig.api, self.rig.cluster_state
         if kind == "Pod":
-            self.rig.apply(cluster_state.pods_listed([msgspec.convert(one, Pod) for one in api.pods.values()]))
+            self.rig.apply(cluster_state.pods_listed([msgspec.convert(item, Pod) for item in api.pods.values()]))
         else:
-            self.rig.apply(cluster_state.nodes_listed([msgspec.convert(one, NodeObject) for one in api.nodes.values()]))
+            self.rig.apply(
+                cluster_state.nodes_listed([msgspec.convert(item, NodeObject) for item in api.nodes.values()])
+            )
 
     # ---- time -------------------------------------------------------------------------------------------------------
 
@@ -171,7 +175,7 @@ class Cluster(RuleBasedStateMachine):
         """No healthy watch is late by a second. The agent renews every other second, and compares now and then."""
         for second in range(seconds):
             if self.alive:
-                self.slow = 0 if self.orphans() == self.named else self.slow + 1
+                self.slow = 0 if self.orphans() == self.reported else self.slow + 1
                 if self.slow >= slow:
                     self.compare()
                 if second % 2 == 0:
@@ -194,7 +198,7 @@ class Cluster(RuleBasedStateMachine):
         assert all(memory <= SIZE for memory in used.values()), f"overcommitted: {used}"
 
     @invariant()
-    def the_book_adds_up(self) -> None:
+    def the_ledger_is_consistent(self) -> None:
         self.rig.ledger.check()
 
     def teardown(self) -> None:
@@ -213,7 +217,7 @@ class Cluster(RuleBasedStateMachine):
         self.running.clear()
         self.broken.clear()
         self.alive = True
-        for _ in range(4):  # longer than an unconfirmed bind stays assumed
+        for _ in range(5):  # longer than an unconfirmed bind stays assumed, and the grace of orphans after it
             self.time_passes(30, 0)
 
 

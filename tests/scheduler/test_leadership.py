@@ -44,7 +44,7 @@ class Replica:
     """A replica in an election, and all that happens to it, in order."""
 
     def __init__(self) -> None:
-        self.story: list[str] = []
+        self.history: list[str] = []
         self.elector = Elector()
         self.clock = Clock()
         self.broken: dict[str, Exception] = {}
@@ -64,7 +64,7 @@ class Replica:
         await self.leader.on_change(term)
 
     async def _resync(self) -> None:
-        self._tell("stock")
+        self._tell("resync")
 
     async def _label(self, leads: bool) -> None:
         self._tell(f"label {leads}")
@@ -78,24 +78,24 @@ class Replica:
         await self.clock.pause(seconds)
 
     def _tell(self, what: str) -> None:
-        self.story.append(what)
-        wrong = self.broken.pop(what, None)
-        if wrong is not None:
-            raise wrong
+        self.history.append(what)
+        error = self.broken.pop(what, None)
+        if error is not None:
+            raise error
 
     def leads(self) -> float:
-        found = self.metrics.registry.get_sample_value("gputile_leader")
-        assert found is not None
-        return found
+        value = self.metrics.registry.get_sample_value("gputile_leader")
+        assert value is not None
+        return value
 
 
 async def test_a_term_after_a_release_resyncs_and_does_not_wait() -> None:
     r = Replica()
     await r.turn(FIRST)
-    assert not r.leader.may_write(), "the book is not right yet"
+    assert not r.leader.may_write(), "the ledger is not complete yet"
     await r.leader.round()
     assert r.leader.may_write()
-    assert r.story == ["stock", "label True"]
+    assert r.history == ["resync", "label True"]
     assert r.leads() == 1
 
 
@@ -105,7 +105,7 @@ async def test_an_inherited_term_waits_for_binds_that_may_be_in_flight_and_then_
     assert not r.leader.may_write()
     await r.leader.round()
     assert r.leader.may_write()
-    assert r.story == ["pause 6", "stock", "label True", "take gputile-0_abcd"]
+    assert r.history == ["pause 6", "resync", "label True", "take gputile-0_abcd"]
 
 
 async def test_a_term_is_prepared_once() -> None:
@@ -113,13 +113,13 @@ async def test_a_term_is_prepared_once() -> None:
     await r.turn(NEXT)
     for _ in range(3):
         await r.leader.round()
-    assert r.story == ["pause 6", "stock", "label True", "take gputile-0_abcd"]
+    assert r.history == ["pause 6", "resync", "label True", "take gputile-0_abcd"]
     await r.turn(None)
     await r.leader.round()
     await r.turn(Term(2, inherited=False))
     assert not r.leader.may_write()
     await r.leader.round()
-    assert r.story[4:] == ["label False", "stock", "label True"]
+    assert r.history[4:] == ["label False", "resync", "label True"]
 
 
 async def test_the_removal_of_a_vanished_leaders_label_is_retried_until_it_succeeds() -> None:
@@ -129,10 +129,10 @@ async def test_the_removal_of_a_vanished_leaders_label_is_retried_until_it_succe
     await r.turn(NEXT)
     with pytest.raises(OutcomeUnknown):
         await r.leader.round()
-    assert r.leader.may_write(), "that is no reason not to lead"
+    assert r.leader.may_write(), "the label does not decide leadership"
     await r.leader.round()
     await r.leader.round()
-    assert r.story == ["pause 6", "stock", "label True", "take gputile-0_abcd", "take gputile-0_abcd"]
+    assert r.history == ["pause 6", "resync", "label True", "take gputile-0_abcd", "take gputile-0_abcd"]
 
 
 async def test_a_replica_that_is_not_the_leader_removes_its_label() -> None:
@@ -140,7 +140,7 @@ async def test_a_replica_that_is_not_the_leader_removes_its_label() -> None:
     r = Replica()
     for _ in range(3):
         await r.leader.round()
-    assert r.story == ["label False"]
+    assert r.history == ["label False"]
     assert (r.leader.may_write(), r.leads()) == (False, 0)
 
 
@@ -151,7 +151,7 @@ async def test_the_lease_is_checked_at_this_moment() -> None:
     r.elector.held = False
     assert not r.leader.may_write(), "no round has passed since"
     await r.leader.round()
-    assert r.story[-1] == "label False"
+    assert r.history[-1] == "label False"
     r.elector.held = True
     assert r.leader.may_write(), "renewed in time after all, in the same term"
 
@@ -159,11 +159,11 @@ async def test_the_lease_is_checked_at_this_moment() -> None:
 async def test_a_term_that_ends_while_it_is_prepared_does_not_count_for_the_next() -> None:
     r = Replica()
 
-    async def stock() -> None:
+    async def resync() -> None:
         await r.turn(None)
         await r.turn(Term(5, inherited=False))
 
-    r.leader._resync = stock
+    r.leader._resync = resync
     await r.turn(FIRST)
     await r.leader.round()
     assert not r.leader.may_write()
@@ -171,7 +171,7 @@ async def test_a_term_that_ends_while_it_is_prepared_does_not_count_for_the_next
 
 async def test_a_failed_resync_is_retried() -> None:
     r = Replica()
-    r.broken = {"stock": OutcomeUnknown("timed out")}
+    r.broken = {"resync": OutcomeUnknown("timed out")}
     await r.turn(FIRST)
     with pytest.raises(OutcomeUnknown):
         await r.leader.round()
@@ -188,12 +188,12 @@ async def test_a_failed_label_is_retried() -> None:
         await r.leader.round()
     await r.leader.round()
     await r.leader.round()
-    assert r.story == ["stock", "label True", "label True"]
+    assert r.history == ["resync", "label True", "label True"]
 
 
 async def test_the_loop_survives_failures_and_runs_beside_the_election() -> None:
     r = Replica()
-    r.broken = {"stock": OutcomeUnknown("timed out")}
+    r.broken = {"resync": OutcomeUnknown("timed out")}
     await r.turn(FIRST)
     loop = asyncio.create_task(r.leader.run())
     await r.elector.running.wait()
@@ -214,14 +214,14 @@ async def test_stepping_down_releases_the_lease(release: bool) -> None:
     await r.leader.step_down(release=release)
     assert not r.leader.may_write()
     assert r.elector.released == int(release)
-    assert r.story[-1] == "label False"
+    assert r.history[-1] == "label False"
 
 
 async def test_stepping_down_without_having_been_the_leader_changes_no_label() -> None:
     r = Replica()
     await r.leader.round()
     await r.leader.step_down(release=True)
-    assert r.story == ["label False"]
+    assert r.history == ["label False"]
 
 
 async def test_without_an_election_no_replica_is_the_leader() -> None:

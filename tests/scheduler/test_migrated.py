@@ -112,5 +112,5 @@ def test_gpus_counted_by_number_are_free_when_the_pod_has_ended() -> None:
 
 def test_a_gpushare_pod_that_counts_in_mib_under_the_default_unit_holds_its_card() -> None:
     where = _node({}, {"aliyun.com/gpu-mem": "16276", "aliyun.com/gpu-count": "2"})
-    found = running({"aliyun.com/gpu-mem": 8138}, annotations={"ALIYUN_COM_GPU_MEM_IDX": "1"})
-    assert [room.memory for room in cluster_state(where, found).ledger.fleet.view("n1").free_by_card] == [8138, 0]
+    bound = running({"aliyun.com/gpu-mem": 8138}, annotations={"ALIYUN_COM_GPU_MEM_IDX": "1"})
+    assert [free.memory for free in cluster_state(where, bound).ledger.fleet.view("n1").free_by_card] == [8138, 0]

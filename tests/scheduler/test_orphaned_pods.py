@@ -38,18 +38,18 @@ class Ward(Rig):
 
     @staticmethod
     def manifest(name: str, named: tuple[Grant, ...] = (), text: str | None = None) -> Json:
-        made = node(name).cards(1, size=16).manifest()
+        manifest = node(name).cards(1, size=16).manifest()
         if named or text is not None:
-            made["metadata"]["annotations"][ORPHANED] = write_orphaned_pods(named) if text is None else text
-        return made
+            manifest["metadata"]["annotations"][ORPHANED] = write_orphaned_pods(named) if text is None else text
+        return manifest
 
     def beat(self, **spec: Any) -> None:
         self.beats += 1
-        said: Json = {"holderIdentity": "n1", "leaseDurationSeconds": 10, "renewTime": str(self.beats), **spec}
-        self.api.add_lease("n1", **said)
+        lease: Json = {"holderIdentity": "n1", "leaseDurationSeconds": 10, "renewTime": str(self.beats), **spec}
+        self.api.add_lease("n1", **lease)
         self.catch_up()
 
-    def says(self, *named: Grant, text: str | None = None) -> list[Any]:
+    def reports(self, *named: Grant, text: str | None = None) -> list[Any]:
         """The agent of n1 reports what still runs."""
         self.api.add_node(self.manifest("n1", named, text))
         return self.catch_up()
@@ -137,9 +137,9 @@ class TestKept:
         }
         ward.api.add_node(theirs)
         ward.catch_up()
-        found = ward.ledger.fleet.node("n2")
-        assert found is not None
-        assert found.agent == "hami"
+        known = ward.ledger.fleet.node("n2")
+        assert known is not None
+        assert known.agent == "hami"
         ward.run_pod("n2")
         assert ward.free("n2") == [8]
         ward.force()
@@ -229,7 +229,7 @@ class TestWhichAgentsProveTheEnd:
         ward.beat()
         ward.cluster_state.orphans.tick()
         assert ward.free() == [8]
-        ward.says(held())
+        ward.reports(held())
         ward.alive = True
         ward.pass_time(60)
         assert ward.free() == [8]
@@ -269,7 +269,7 @@ class TestWhichAgentsProveTheEnd:
         assert ward.free() == [16]
 
 
-# ---- what the agent says --------------------------------------------------------------------------------------------
+# ---- reports of the agent -------------------------------------------------------------------------------------------
 
 
 class TestReported:
@@ -278,35 +278,35 @@ class TestReported:
         ward.run_pod()
         ward.force()
         ward.pass_time(5)
-        ward.says(held())
+        ward.reports(held())
         ward.pass_time(600)
         assert ward.free() == [8]
-        assert Freed("n1") in ward.says()
+        assert Freed("n1") in ward.reports()
         assert (ward.free(), ward.state()) == ([16], None)
 
     def test_the_report_may_come_before_the_deletion(self) -> None:
         ward = Ward()
         ward.run_pod()
-        ward.says(held())
+        ward.reports(held())
         assert ward.free() == [8]
         ward.force()
         ward.pass_time(600)
         assert ward.free() == [8]
-        ward.says()
+        ward.reports()
         assert ward.free() == [16]
 
     def test_an_existing_pod_counts_by_itself_whatever_the_agent_reports(self) -> None:
         ward = Ward()
         ward.run_pod()
-        ward.says(held())
-        ward.says()
+        ward.reports(held())
+        ward.reports()
         assert (ward.free(), ward.state()) == ([8], AllocationState.CONFIRMED)
 
     def test_reported_and_dropped_before_the_deletion_is_shown(self) -> None:
         ward = Ward()
         ward.run_pod()
-        ward.says(held())
-        ward.says()
+        ward.reports(held())
+        ward.reports()
         ward.force()
         assert ward.free() == [8]
         ward.pass_time(WORST)
@@ -316,13 +316,13 @@ class TestReported:
         """Other clients than the kubelet write phases too."""
         ward = Ward()
         ward.run_pod()
-        ward.says(held())
+        ward.reports(held())
         ward.change("web-0", status={"phase": "Failed"})
         ward.catch_up()
         assert ward.free() == [8]
         ward.relist()
         assert ward.free() == [8]
-        ward.says()
+        ward.reports()
         assert ward.free() == [16]
 
     def test_a_restarted_scheduler_reads_the_report_from_the_node(self) -> None:
@@ -333,7 +333,7 @@ class TestReported:
         ward.relist()
         ward.pass_time(60)
         assert ward.free() == [8]
-        ward.says()
+        ward.reports()
         assert ward.free() == [16]
 
     def test_the_grant_of_an_existing_pod_overrules_the_report(self) -> None:
@@ -356,7 +356,7 @@ class TestReported:
     def test_a_report_about_a_pending_pod_is_ignored(self) -> None:
         ward = Ward()
         ward.arrive(tile(8))
-        ward.says(held())
+        ward.reports(held())
         assert (ward.state(), ward.free()) == (None, [16])
         assert ward.filter().names
 
@@ -370,10 +370,10 @@ class TestReported:
         self, text: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         ward = Ward(named=(held(),))
-        ward.says(text=text)
+        ward.reports(text=text)
         assert ward.free() == [8]
         assert "ignoring invalid agent annotation" in caplog.text
-        ward.says()
+        ward.reports()
         assert ward.free() == [16]
 
     def test_another_node_cannot_report_it(self) -> None:
@@ -386,7 +386,7 @@ class TestReported:
     def test_two_orphaned_pods(self) -> None:
         ward = Ward(named=(held("uid-a", 4), held("uid-b", 8)))
         assert ward.free() == [4]
-        ward.says(held("uid-b", 8))
+        ward.reports(held("uid-b", 8))
         assert ward.free() == [8]
 
 
@@ -455,5 +455,5 @@ class TestGaps:
 
 def test_allocations_in_other_states_are_ignored() -> None:
     ward = Ward()
-    assert ward.cluster_state.vanished("uid-nobody") == []
+    assert ward.cluster_state.vanished("uid-unknown") == []
     assert ward.cluster_state.orphans.allocations() == list[Allocation]()

@@ -16,9 +16,9 @@ CARD = "GPU-n1-0"
 
 
 def rig(**settings: Any) -> Rig:
-    made = Rig(node("n1").cards(2, size=16), **settings)
-    made.api.at_once = True
-    return made
+    running = Rig(node("n1").cards(2, size=16), **settings)
+    running.api.at_once = True
+    return running
 
 
 def allocated(r: Rig, name: str, *, at: int = NOW, memory: int = 10, started: str = "", index: int = 0) -> None:
@@ -40,7 +40,7 @@ def there(r: Rig) -> list[str]:
     return sorted(name.partition("/")[2] for name in r.api.pods)
 
 
-# ---- who goes -------------------------------------------------------------------------------------------------------
+# ---- which pod is evicted -------------------------------------------------------------------------------------------
 
 
 async def test_the_newer_pod_gets_an_event_and_is_then_evicted() -> None:
@@ -70,7 +70,7 @@ async def test_it_is_done_once_and_then_forgotten() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("newer", "older"),
     [
         pytest.param({"at": NOW - 1}, {"at": NOW - 2}, id="of-two-pending-pods-the-later-grant"),
         pytest.param({"at": NOW - 2}, {"at": NOW - 1, "started": "2026-01-01T00:00:00Z"}, id="the-started-pod-stays"),
@@ -87,9 +87,9 @@ async def test_it_is_done_once_and_then_forgotten() -> None:
     ],
 )
 @pytest.mark.parametrize("order", [1, -1], ids=["seen-first", "seen-last"])
-async def test_which_pod_is_newer(one: dict[str, Any], other: dict[str, Any], order: int) -> None:
+async def test_which_pod_is_newer(newer: dict[str, Any], older: dict[str, Any], order: int) -> None:
     r = rig()
-    for name, facts in [("goes", one), ("stays", other)][::order]:
+    for name, facts in [("goes", newer), ("stays", older)][::order]:
         allocated(r, name, **facts)
     await rounds(r)
     assert there(r) == ["stays"]
@@ -128,7 +128,7 @@ async def test_a_pod_on_two_cards_is_evicted_once_and_frees_both() -> None:
     assert there(r) == ["first", "later"]
 
 
-# ---- when nobody goes -----------------------------------------------------------------------------------------------
+# ---- when no pod is evicted -----------------------------------------------------------------------------------------
 
 
 async def no_pod_is_evicted(r: Rig, caplog: pytest.LogCaptureFixture, why: str) -> None:
@@ -216,7 +216,7 @@ async def test_a_bind_in_flight_neither_causes_nor_stops_an_eviction() -> None:
     assert there(r) == ["assumed", "first"]
 
 
-# ---- who leads, and what fails --------------------------------------------------------------------------------------
+# ---- leadership and failures ----------------------------------------------------------------------------------------
 
 
 async def test_a_follower_evicts_no_pod_and_resolves_it_once_it_is_the_leader() -> None:
@@ -240,12 +240,14 @@ async def test_a_replica_that_loses_leadership_in_between_evicts_no_pod() -> Non
     assert there(r) == ["first", "last"]
 
 
-@pytest.mark.parametrize("no", [refused(429), refused(500), OutcomeUnknown("reset")], ids=["budget", "refused", "lost"])
-async def test_a_failed_eviction_is_retried_with_only_one_event(no: Exception) -> None:
+@pytest.mark.parametrize(
+    "error", [refused(429), refused(500), OutcomeUnknown("reset")], ids=["budget", "rejected", "lost"]
+)
+async def test_a_failed_eviction_is_retried_with_only_one_event(error: Exception) -> None:
     r = rig()
     allocated(r, "first", at=NOW - 2)
     allocated(r, "last", at=NOW - 1)
-    r.api.script["evict"] = [no, no]
+    r.api.script["evict"] = [error, error]
     await rounds(r, 2)  # not at once
     assert r.api.calls.count("evict") == 1
     await rounds(r, 2, RETRY)

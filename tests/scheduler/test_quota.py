@@ -211,9 +211,8 @@ class TestPending:
         rig = self.full()
         await rounds(rig, 0.25)
         [(_, message)] = notes(rig, "web-0")
-        assert message.startswith(
-            "0/2 nodes are available: 1 node(s) have GPUs for which the namespace's quota is used up, 1 node(s) have GPUs smaller "
-        )
+        used_up = "1 node(s) have GPUs for which the namespace's quota is used up"
+        assert message.startswith(f"0/2 nodes are available: {used_up}, 1 node(s) have GPUs smaller than requested. ")
         assert "would fit: as it is, once default/old ends on n1" in message
         assert "default holds 1 of 1 A100; this pod needs 1 more; wait until a pod of default ends" in message
         assert HERE in message

@@ -26,8 +26,8 @@ async def rounds(r: Rig, count: int = 1, apart: float = ROUND) -> None:
     for _ in range(count):
         try:
             await r.reconciler.round()
-        except Exception as wrong:
-            if type(wrong).__name__ not in ("Refused", "Unclear"):
+        except Exception as error:
+            if type(error).__name__ not in ("ApiRejected", "OutcomeUnknown"):
                 raise
         r.clock.now += apart
 
@@ -60,7 +60,7 @@ class TestPodsBoundByAnotherScheduler:
         await task
 
     @pytest.mark.parametrize(
-        "failure", [refused(429), OutcomeUnknown("reset"), Lands()], ids=["refused", "lost", "landed"]
+        "failure", [refused(429), OutcomeUnknown("reset"), Lands()], ids=["rejected", "lost", "written-and-lost"]
     )
     async def test_written_again_after_a_failure_with_the_same_cards(self, failure: Any) -> None:
         r = rig()
@@ -103,7 +103,7 @@ class TestPodsBoundByAnotherScheduler:
         r.api.delete_pod("default/old")
         r.catch_up()
         await rounds(r)
-        assert r.written() is not None, "Freed: no need to wait for the next regular look"
+        assert r.written() is not None, "Freed: no need to wait for the next regular retry"
 
     async def test_on_an_unknown_node_it_stays_ungranted(self) -> None:
         r = rig()
@@ -244,10 +244,10 @@ class TestLabels:
 
 
 class TestLookingUp:
-    async def lost(self, r: Rig, *, landed: bool) -> None:
+    async def lost(self, r: Rig, *, is_written: bool) -> None:
         """A bind without an answer, and the time after which the ledger wants it looked up."""
         r.arrive(tile(8))
-        r.api.script["bind"] = [Lands() if landed else OutcomeUnknown("reset")]
+        r.api.script["bind"] = [Lands() if is_written else OutcomeUnknown("reset")]
         assert "no answer from the API server" in await r.bind()
         r.clock.now += r.settings.ledger.assume_ttl
         r.apply(r.ledger.handle(Tick(r.clock.now)))
@@ -258,34 +258,34 @@ class TestLookingUp:
 
     async def test_a_written_bind_is_confirmed(self) -> None:
         r = self.rig()
-        await self.lost(r, landed=True)
+        await self.lost(r, is_written=True)
         await rounds(r, 2)
         assert (r.state(), r.free()) == (AllocationState.CONFIRMED, [8, 16])
         assert r.api.calls.count("pod") == 1
 
     async def test_a_bind_that_was_not_written_is_forgotten(self) -> None:
         r = self.rig()
-        await self.lost(r, landed=False)
+        await self.lost(r, is_written=False)
         await rounds(r)
         assert (r.state(), r.free()) == (None, [16, 16])
 
     async def test_a_deleted_pod_is_gone(self) -> None:
         r = self.rig()
-        await self.lost(r, landed=False)
+        await self.lost(r, is_written=False)
         r.api.delete_pod("default/web-0")
         await rounds(r)
         assert (r.state(), r.free()) == (None, [16, 16])
 
     async def test_another_pod_of_that_name_is_not_confused_with_it(self) -> None:
         r = self.rig()
-        await self.lost(r, landed=True)
+        await self.lost(r, is_written=True)
         r.live()["metadata"]["uid"] = "uid-new"
         await rounds(r)
         assert (r.state(), r.free()) == (None, [16, 16])
 
     async def test_a_lookup_that_fails_keeps_the_tile_and_is_repeated(self) -> None:
         r = self.rig()
-        await self.lost(r, landed=True)
+        await self.lost(r, is_written=True)
         r.api.script["pod"] = [OutcomeUnknown("timed out")]
         await rounds(r, 1, RETRY)
         assert (r.state(), r.free()) == (AllocationState.ASSUMED, [8, 16])
@@ -294,14 +294,14 @@ class TestLookingUp:
 
     async def test_a_bind_that_the_watch_confirmed_needs_no_lookup(self) -> None:
         r = self.rig()
-        await self.lost(r, landed=True)
+        await self.lost(r, is_written=True)
         r.catch_up()
         await rounds(r)
         assert "pod" not in r.api.calls
 
     async def test_what_was_confirmed_during_the_lookup_stays(self) -> None:
         r = self.rig()
-        await self.lost(r, landed=False)
+        await self.lost(r, is_written=False)
         entry = r.ledger.entry("uid-web-0")
         assert entry is not None
 
@@ -316,7 +316,7 @@ class TestLookingUp:
     async def test_a_bind_in_flight_during_the_lookup_keeps_its_tile(self) -> None:
         """The repeated bind is sent, the lookup finds the pod unbound, and then the bind is written."""
         r = self.rig()
-        await self.lost(r, landed=False)
+        await self.lost(r, is_written=False)
         gate = r.api.gates["bind"] = asyncio.Event()
         bind = asyncio.create_task(r.bind())
         for _ in range(5):
@@ -338,7 +338,7 @@ class TestLookingUp:
     async def test_a_replica_that_is_not_the_leader_also_looks_up(self) -> None:
         """Its ledger must be correct when it becomes the leader."""
         r = self.rig()
-        await self.lost(r, landed=True)
+        await self.lost(r, is_written=True)
         r.leading = False
         await rounds(r)
         assert r.state() is AllocationState.CONFIRMED
@@ -346,7 +346,7 @@ class TestLookingUp:
     async def test_a_bind_that_is_repeated_during_the_lookup_keeps_its_tile(self) -> None:
         """The lookup is sent, the pod is unbound; the repeated bind is written; then the lookup is answered."""
         r = self.rig()
-        await self.lost(r, landed=False)
+        await self.lost(r, is_written=False)
         seen = await r.api.pod("default", "web-0")
         assert await r.bind() == ""
 

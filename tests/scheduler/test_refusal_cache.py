@@ -1,8 +1,8 @@
 """A repeated rejection is answered from the cache, and is the same as a new decision.
 
-Seen to fail, by breaking the code on purpose: `Columns._book` or `_write_row` without counting the gain; `Nos.again`
-without its rule about containers that do not fit together; `Nos._nodes` as the number of nodes; `_may_remember` of the
-`FilterService` forgetting promises, or closed nodes; `Nos.keep` never making room; `Nos` asked without what quota
+Seen to fail, by breaking the code on purpose: `FreeArrays` without counting the gain of a change; `RefusalCache.get`
+without its rule about containers that do not fit together; `_node_set` as the number of nodes; `_is_cacheable` of the
+`FilterService` ignoring nominations, or blocked nodes; `RefusalCache.put` without a limit; requests without what quota
 leaves.
 """
 
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.engine.placement.place import RULES_UNDER_QUOTA, Placement, candidates, unit_miss
+from gputile.engine.placement.place import RULES_UNDER_QUOTA, Placement, unit_miss
 from gputile.engine.placement.units import split
 from gputile.kube.api import Json
 from gputile.ledger.events import NodeSeen, Nominated, QuotasSet, Tick
@@ -55,11 +55,11 @@ def remembered(rig: Rig) -> float:
 def nomination(rig: Rig, name: str) -> None:
     """Nominate a pending pod on n1."""
     pod = rig.cluster_state.pending[f"uid-{name}"].pod
-    asked = rig.requests.of(pod)
-    assert isinstance(asked, PodRequest)
-    where = rig.ledger.fleet.place(asked, "n1")
-    assert isinstance(where, Placement)
-    rig.ledger.handle(Nominated(allocation_of(pod, asked, where.grant(pod.uid, asked.dialect)), 2000.0))
+    request = rig.requests.of(pod)
+    assert isinstance(request, PodRequest)
+    placement = rig.ledger.fleet.place(request, "n1")
+    assert isinstance(placement, Placement)
+    rig.ledger.handle(Nominated(allocation_of(pod, request, placement.grant(pod.uid, request.dialect)), 2000.0))
 
 
 class TestARepeatedRejection:
@@ -87,11 +87,11 @@ class TestARepeatedRejection:
 
     def test_is_counted_and_reported_like_the_first(self) -> None:
         rig = full()
-        told: list[str] = []
-        rig.filter_service.on_unschedulable = lambda no: told.append(no.pod.name)
+        reported: list[str] = []
+        rig.filter_service.on_unschedulable = lambda pod: reported.append(pod.pod.name)
         rig.filter("late")
         rig.filter("late")
-        assert told == ["late", "late"]
+        assert reported == ["late", "late"]
         assert rig.count("refusals_total", code="InsufficientCardMemory") == 4
 
     def test_does_not_answer_for_other_nodes(self) -> None:
@@ -222,7 +222,7 @@ def test_every_answer_is_that_of_a_new_decision(dice: random.Random) -> None:
     rig = Rig(*nodes)
     for step in range(40):
         act = dice.choice(["arrive", "filter", "filter", "filter", "filter", "bind", "end", "node", "quota", "tick"])
-        names = [one["metadata"]["name"] for one in rig.api.pods.values()]
+        names = [item["metadata"]["name"] for item in rig.api.pods.values()]
         waiting = [name for name in names if f"uid-{name}" in rig.cluster_state.pending]
         if act == "arrive":
             rig.arrive(*dice.choice(WISHES), name=f"p{step}")
@@ -253,35 +253,35 @@ def check(rig: Rig, name: str, dice: random.Random) -> None:
         rig.cluster_state, rig.requests, rig.availability, settings=rig.settings, metrics=Metrics(), clock=rig.clock
     )
     fresh = again.dry_run(read_filter(body))
-    found = rig.filter_service.filter(read_filter(body))
-    if found.names:
-        assert set(found.names) <= set(fresh.names)
+    cached = rig.filter_service.filter(read_filter(body))
+    if cached.names:
+        assert set(cached.names) <= set(fresh.names)
         return
-    assert not found.error
-    assert not fresh.names, "room appeared, and the pod was not told"
-    assert (found.failed.keys(), found.unresolvable.keys()) == (fresh.failed.keys(), fresh.unresolvable.keys())
-    asked = rig.requests.of(rig.cluster_state.pending[f"uid-{name}"].pod)
-    assert isinstance(asked, PodRequest)
-    asked = rig.ledger.quota_usage.allowed("default", asked)
-    for node_name, sentence in {**found.failed, **found.unresolvable}.items():
-        assert still_true(asked, rig.cluster_state, node_name, sentence), (node_name, sentence, fresh)
-    if found.encoded:
-        assert found.encoded == write_filter(
-            FilterAnswer(failed=found.failed, unresolvable=found.unresolvable), read_filter(body)
+    assert not cached.error
+    assert not fresh.names, "free capacity appeared, and the cached rejection was not dropped"
+    assert (cached.failed.keys(), cached.unresolvable.keys()) == (fresh.failed.keys(), fresh.unresolvable.keys())
+    request = rig.requests.of(rig.cluster_state.pending[f"uid-{name}"].pod)
+    assert isinstance(request, PodRequest)
+    request = rig.ledger.quota_usage.allowed("default", request)
+    for node_name, sentence in {**cached.failed, **cached.unresolvable}.items():
+        assert still_true(request, rig.cluster_state, node_name, sentence), (node_name, sentence, fresh)
+    if cached.encoded:
+        assert cached.encoded == write_filter(
+            FilterAnswer(failed=cached.failed, unresolvable=cached.unresolvable), read_filter(body)
         )
 
 
-def still_true(asked: PodRequest, cluster_state: ClusterState, name: str, sentence: str) -> bool:
+def still_true(request: PodRequest, cluster_state: ClusterState, name: str, sentence: str) -> bool:
     """Whether the rules up to that of the sentence leave some container too few cards."""
     view = cluster_state.ledger.fleet.view(name)
     codes = [stage.code for stage in RULES_UNDER_QUOTA]
-    code = next(code for code, said in SENTENCE.items() if said == sentence)
+    code = next(code for code, text in SENTENCE.items() if text == sentence)
     if code is NodeReason.TOGETHER:  # each of them fits
-        return all(unit_miss(piece, asked.constraints, view) is None for piece in split(asked))
+        return all(unit_miss(piece, request.constraints, view) is None for piece in split(request))
     stages = RULES_UNDER_QUOTA[: codes.index(code) + 1]
     left = [
-        sum(all(stage.passes(case) for stage in stages) for case in candidates(piece, asked.constraints, view))
+        sum(all(stage.passes(case) for stage in stages) for case in candidates(piece, request.constraints, view))
         < piece.cards
-        for piece in split(asked)
+        for piece in split(request)
     ]
     return any(left)

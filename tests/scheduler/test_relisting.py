@@ -1,7 +1,7 @@
 """A list of all pods, processed in slices: in between, the ledger holds too much and never too little.
 
-Seen to fail: with what is gone let go before all listed pods are in; with overlaps looked for pod by pod; with pods of
-the list freed in between (`Listed` of the part that is in); with unreadable pods let go.
+Seen to fail: with missing pods removed before all listed pods are added; with overlaps compared pod by pod; with pods
+of the list freed in between (`PodsListed` of the part that is added); with undecodable pods removed.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ def on_card(name: str, card: int, size: int = SIZE, where: str = "n1") -> Json:
     return pod(tile(size), name=name, uid=f"uid-{name}", on=where, annotations=annotations)
 
 
-def as_pod(made: Json) -> Pod:
-    return msgspec.convert(made, Pod)
+def as_pod(manifest: Json) -> Pod:
+    return msgspec.convert(manifest, Pod)
 
 
 def rig_with(*pods: Json) -> Rig:
@@ -56,36 +56,36 @@ def test_between_two_slices_all_listed_and_not_yet_removed_pods_are_held(
     rig = rig_with(*(on_card(name, card) for name, card in before.items()))
     listed = [as_pod(on_card(name, card)) for name, card in after.items()]
     cluster_state = rig.cluster_state
-    missing = cluster_state.unlisted({one.uid for one in listed})
+    missing = cluster_state.unlisted({pod.uid for pod in listed})
     assert set(missing) == {f"uid-{name}" for name in before.keys() - after.keys()}
     known = held_cards(rig)
-    for number, one in enumerate(listed, start=1):
-        cluster_state.relisted(one)
+    for number, added in enumerate(listed, start=1):
+        cluster_state.relisted(added)
         now = held_cards(rig)
-        assert known.keys() <= now.keys(), "nobody is freed while the list is taken in"
-        for seen in listed[:number]:
-            assert now[seen.uid], "what was listed is held from then on"
+        assert known.keys() <= now.keys(), "no pod is freed while the list is processed"
+        for earlier in listed[:number]:
+            assert now[earlier.uid], "what was listed is held from then on"
     for uid in missing:
         cluster_state.remove_unlisted(uid)
-    assert held_cards(rig).keys() == {one.uid for one in listed}
+    assert held_cards(rig).keys() == {pod.uid for pod in listed}
     at_once = rig_with(*(on_card(name, card) for name, card in before.items()))
     at_once.cluster_state.pods_listed(listed)
     assert held_cards(at_once) == held_cards(rig)
 
 
 def conflicts(done: list[Instruction]) -> list[Conflict]:
-    return [one for one in done if isinstance(one, Conflict)]
+    return [instruction for instruction in done if isinstance(instruction, Conflict)]
 
 
 def test_a_pod_on_the_card_of_a_deleted_pod_is_no_overlap_and_on_that_of_a_listed_pod_is() -> None:
     rig = rig_with(on_card("a", 0), on_card("gone", 2))
-    came = [as_pod(on_card("a", 0)), as_pod(on_card("new", 2))]
-    assert conflicts([done for one in came for done in rig.cluster_state.relisted(one)]) == []
+    listed_pods = [as_pod(on_card("a", 0)), as_pod(on_card("new", 2))]
+    assert conflicts([done for item in listed_pods for done in rig.cluster_state.relisted(item)]) == []
     rig = rig_with(on_card("a", 0), on_card("gone", 2))
-    assert conflicts(rig.cluster_state.pods_listed(came)) == []
+    assert conflicts(rig.cluster_state.pods_listed(listed_pods)) == []
     rig.ledger.check()
-    twice = [*came, as_pod(on_card("late", 2))]
-    assert [one.pod for one in conflicts(rig.cluster_state.pods_listed(twice))] == ["uid-late"]
+    twice = [*listed_pods, as_pod(on_card("late", 2))]
+    assert [conflict.pod for conflict in conflicts(rig.cluster_state.pods_listed(twice))] == ["uid-late"]
 
 
 def test_a_bind_that_is_newer_than_the_list_stays() -> None:
@@ -122,7 +122,7 @@ async def test_while_a_list_is_processed_verbs_are_answered_and_allocate_nothing
         await replica.until(lambda: process.is_synced() and len(process.ledger) == 4)
         monkeypatch.setattr(time_slices, "SLICE", -1.0)
         many = [as_pod(pod({"cpu": 1}, name=f"plain-{n}", uid=f"uid-plain-{n}")) for n in range(500)]
-        listed = (*many, *(as_pod(one) for one in after), as_pod(api.pods["default/wants"]))
+        listed = (*many, *(as_pod(item) for item in after), as_pod(api.pods["default/wants"]))
         reading = asyncio.create_task(process._pods_listed(listed))
         body = {"Pod": api.pods["default/wants"], "Nodes": None, "NodeNames": ["n1"]}
         answers: list[Any] = []

@@ -18,22 +18,22 @@ OTHER = DialectSettings(gpushare_unit="MiB")
 
 
 def pod(limits: dict[str, Any] = GPU, version: str | None = "7", **more: Any) -> Pod:
-    made = manifest(limits, **more)
-    made["metadata"]["resourceVersion"] = version
-    return msgspec.convert(made, Pod)
+    document = manifest(limits, **more)
+    document["metadata"]["resourceVersion"] = version
+    return msgspec.convert(document, Pod)
 
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Pod]:
     """The pods that were parsed."""
-    found: list[Pod] = []
+    parsed: list[Pod] = []
 
     def counted(pod: Pod, settings: DialectSettings) -> Any:
-        found.append(pod)
+        parsed.append(pod)
         return registry.read_pod(pod, settings)
 
     monkeypatch.setattr(request_cache, "registry", type("Speaking", (), {"read_pod": staticmethod(counted)}))
-    return found
+    return parsed
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,9 @@ class Line:
 
 
 def rig(**settings: Any) -> Rig:
-    made = Rig(node("n1").cards(2, size=16), node("n2").cards(2, size=16), listen="127.0.0.1:0", **settings)
-    made.arrive(tile(8))
-    return made
+    running = Rig(node("n1").cards(2, size=16), node("n2").cards(2, size=16), listen="127.0.0.1:0", **settings)
+    running.arrive(tile(8))
+    return running
 
 
 @asynccontextmanager
@@ -136,7 +136,7 @@ async def test_every_path_reaches_its_verb() -> None:
             assert (await line.post(path, line.rig.body()))["NodeNames"] == ["n1", "n2"], path
         for path in PATHS["prioritize"]:
             answer = await line.post(path, line.rig.body())
-            assert [found.keys() for found in answer] == [{"Host", "Score"}] * 2, path
+            assert [entry.keys() for entry in answer] == [{"Host", "Score"}] * 2, path
         for path in PATHS["preempt"]:
             offers = {"n1": {"Pods": [], "NumPDBViolations": 0}}
             body = {"Pod": line.rig.live(), "NodeNameToVictims": None, "NodeNameToMetaVictims": offers}
@@ -176,7 +176,7 @@ async def test_node_objects_are_answered_with_node_objects() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status", "says"),
+    ("method", "path", "status", "text"),
     [
         pytest.param("GET", "/gputile/filter", 405, "use POST", id="a-verb-is-posted-to"),
         pytest.param("PUT", "/bind", 405, "use POST", id="and-not-put"),
@@ -188,11 +188,11 @@ async def test_node_objects_are_answered_with_node_objects() -> None:
         pytest.param("GET", "/version", 200, __version__, id="version"),
     ],
 )
-async def test_pages(method: str, path: str, status: int, says: str) -> None:
+async def test_pages(method: str, path: str, status: int, text: str) -> None:
     async with serving() as line:
-        found, text = await line.get(path, method)
-        assert found == status
-        assert says in text
+        code, body = await line.get(path, method)
+        assert code == status
+        assert text in body
 
 
 async def test_not_ready_says_why() -> None:
@@ -313,15 +313,15 @@ async def test_before_the_cluster_is_listed_nothing_is_decided() -> None:
         assert line.rig.state() is None
 
 
-@pytest.mark.parametrize(("leads", "said"), [(True, ""), (False, "close")])
+@pytest.mark.parametrize(("leads", "connection"), [(True, ""), (False, "close")])
 async def test_a_replica_that_is_not_the_leader_closes_the_connection_so_that_the_next_try_reaches_the_leader(
-    leads: bool, said: str
+    leads: bool, connection: str
 ) -> None:
     """A connection through a Service stays with its pod when the leader label moves."""
     async with serving() as line:
         line.rig.leading = leads
         async with line.http.post(line.url("/filter"), data=line.rig.body()) as answer:
-            assert answer.headers.get("Connection", "") == said
+            assert answer.headers.get("Connection", "") == connection
 
 
 async def test_a_replica_that_is_not_the_leader_closes_all_connections_at_the_first_request() -> None:
@@ -412,8 +412,8 @@ async def test_inspect_answers_as_gpushare_does() -> None:
     for name, size in (("web-1", 2048), ("web-0", 4096)):
         r.arrive(tile(size), name=name)
         assert await r.bind(name, "b") == ""
-    r.arrive(tile(1024), name="pencil")
-    r.filter("pencil", ["a"])
+    r.arrive(tile(1024), name="reserved")
+    r.filter("reserved", ["a"])
     pods = [{"name": name, "namespace": "default", "usedGPU": used} for name, used in (("web-0", 4), ("web-1", 2))]
     b = {
         "name": "b",
@@ -454,8 +454,8 @@ async def test_status_answers_as_both_generations_of_nano_do() -> None:
             }
         elastic = json.loads((await line.get("/scheduler/status"))[1])
         assert set(elastic) == {"elasticgpu.io/gpu-core", "elasticgpu.io/gpu-memory"}
-        for said in elastic.values():
-            assert json.loads(said) == {
+        for document in elastic.values():
+            assert json.loads(document) == {
                 "n1": [
                     {"CoreAvailable": 70, "MemoryAvailable": 10, "CoreTotal": 100, "MemoryTotal": 16},
                     {"CoreAvailable": 100, "MemoryAvailable": 16, "CoreTotal": 100, "MemoryTotal": 16},
@@ -564,7 +564,7 @@ async def test_certificates_that_may_call_the_verbs_can_be_limited_by_name(
         assert status == (200 if allowed else 403)
         assert ("`tls.client_names`" in text) is not allowed
         assert (len(r.ledger) == 1) is allowed
-        assert (await line.get("/metrics"))[0] == 200, "whoever has a certificate may still look"
+        assert (await line.get("/metrics"))[0] == 200, "a client with any certificate may still read metrics"
 
 
 async def test_with_a_client_ca_the_body_of_an_unknown_client_is_not_read(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Settings: their sources, the precedence of sources, and an error message for everything that is wrong with them."""
+"""Settings: their sources, the precedence of sources, and an error message for everything that is load with them."""
 
 import itertools
 import re
@@ -41,8 +41,8 @@ def test_the_later_wins(document: Any, env: dict[str, str], flags: dict[str, str
 
 
 def test_a_setting_that_no_later_source_has_stays_as_in_the_file() -> None:
-    found = settings({"filter": {"keep": 2, "slack": 0.5}, "policy": "spread"}, {"GPUTILE_FILTER_KEEP": "3"})
-    assert (found.filter.keep, found.filter.slack, found.policy) == (3, 0.5, "spread")
+    loaded = settings({"filter": {"keep": 2, "slack": 0.5}, "policy": "spread"}, {"GPUTILE_FILTER_KEEP": "3"})
+    assert (loaded.filter.keep, loaded.filter.slack, loaded.policy) == (3, 0.5, "spread")
 
 
 @pytest.mark.parametrize("name", list(ALL))
@@ -54,8 +54,8 @@ def test_every_setting_has_a_variable(name: str) -> None:
 
 def test_text_is_converted_to_the_type_of_the_setting() -> None:
     env = {"GPUTILE_TELL_NUDGE": "false", "GPUTILE_BIND_TIMEOUT": "2.5", "GPUTILE_LEADERSHIP_ENABLED": "true"}
-    found = settings(None, env, body_limit="7")
-    assert (found.tell.nudge, found.bind.timeout, found.leadership.enabled, found.body_limit) == (
+    loaded = settings(None, env, body_limit="7")
+    assert (loaded.tell.nudge, loaded.bind.timeout, loaded.leadership.enabled, loaded.body_limit) == (
         False,
         2.5,
         True,
@@ -82,7 +82,7 @@ def test_environment_variables_of_kubernetes_are_ignored(variable: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("load", "message"),
     [
         pytest.param(lambda: settings({"polcy": "spread"}), "no setting `polcy`; did you mean `policy`", id="a-key"),
         pytest.param(lambda: settings({"keep": 4}), "no setting `keep`; did you mean `filter.keep`", id="no-section"),
@@ -105,13 +105,13 @@ def test_environment_variables_of_kubernetes_are_ignored(variable: str) -> None:
         pytest.param(lambda: settings(filter="1"), "no setting `filter`", id="a-section-is-no-setting"),
     ],
 )
-def test_an_unknown_name_is_rejected_with_the_closest_known_one(wrong: Any, says: str) -> None:
-    with pytest.raises(InputError, match=re.escape(says)):
-        wrong()
+def test_an_unknown_name_is_rejected_with_the_closest_known_one(load: Any, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        load()
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "says"),
+    ("name", "value", "message"),
     [
         pytest.param("listen", "12345", "write HOST:PORT", id="a-port-alone"),
         pytest.param("listen", ":12345", "write HOST:PORT", id="no-host"),
@@ -142,8 +142,8 @@ def test_an_unknown_name_is_rejected_with_the_closest_known_one(wrong: Any, says
         pytest.param("dialects.gpushare_unit", "TiB", "gpushare_unit", id="a-unit-that-is-none"),
     ],
 )
-def test_an_invalid_value_is_rejected_with_a_message(name: str, value: str, says: str) -> None:
-    with pytest.raises(InputError, match=re.escape(says)):
+def test_an_invalid_value_is_rejected_with_a_message(name: str, value: str, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
         SETTINGS.compose(None, {}, {name: value}, "settings")
 
 
@@ -191,10 +191,10 @@ def test_every_setting_has_a_name_and_every_section_is_opened() -> None:
 
 
 def test_every_setting_is_explained() -> None:
-    said = explained(Settings()).splitlines()
-    for line, following in itertools.pairwise(said):
+    lines = explained(Settings()).splitlines()
+    for line, following in itertools.pairwise(lines):
         is_value = ":" in following and not following.rstrip().endswith(":") and not following.lstrip().startswith("#")
-        assert not is_value or line.lstrip().startswith("#"), f"nobody says what this means: {following}"
+        assert not is_value or line.lstrip().startswith("#"), f"this setting has no explanation: {following}"
 
 
 def test_only_changed_settings_are_logged_at_the_start() -> None:

@@ -148,11 +148,11 @@ def clusters(draw: st.DrawFn) -> tuple[str, list[Json]]:
     pods = []
     for number in range(draw(st.integers(1, 4))):
         # NVIDIA's own plugin has no shares: whatever else a pod requests, it gets whole GPUs.
-        made = draw(plain_pods(agent) if agent == "nvidia" else draw(st.sampled_from(KINDS))(agent))
-        made["metadata"] |= {"name": f"p{number}", "uid": f"uid-{number}"}
-        made["spec"]["nodeName"] = "n1"
+        manifest = draw(plain_pods(agent) if agent == "nvidia" else draw(st.sampled_from(KINDS))(agent))
+        manifest["metadata"] |= {"name": f"p{number}", "uid": f"uid-{number}"}
+        manifest["spec"]["nodeName"] = "n1"
         started = draw(st.sampled_from(["2026-01-01T00:00:00Z", "2026-07-01T00:00:00Z"]))
-        pods.append(made | {"status": {"phase": "Running", "startTime": started}})
+        pods.append(manifest | {"status": {"phase": "Running", "startTime": started}})
     return agent, pods
 
 
@@ -165,7 +165,7 @@ def by_the_ledger(where: Json, pods: list[Json]) -> tuple[Sums, set[str]]:
     """By GPU: memory, cores and slots; and the pods that are counted by number."""
     cluster_state = ClusterState(Ledger(), DialectSettings())
     cluster_state.nodes_listed([msgspec.convert(where, NodeObject)])
-    cluster_state.pods_listed([msgspec.convert(one, Pod) for one in pods])
+    cluster_state.pods_listed([msgspec.convert(item, Pod) for item in pods])
     cluster_state.ledger.check()
     sums: Sums = {}
     entries = cluster_state.ledger.on_node("n1")
@@ -181,10 +181,10 @@ def by_the_audit(where: Json, pods: list[Json]) -> tuple[Sums, set[str]]:
     sums = {
         gpu.uuid: (gpu.memory_allocated, gpu.cores_allocated, gpu.slots_allocated) for gpu in report.gpus if gpu.holders
     }
-    return sums, {one.uid for one in report.unplaced}
+    return sums, {pod.uid for pod in report.unplaced}
 
 
 @given(clusters())
-def test_ledger_and_audit_agree_gpu_by_gpu(found: tuple[str, list[Any]]) -> None:
-    agent, pods = found
+def test_ledger_and_audit_agree_gpu_by_gpu(cluster: tuple[str, list[Any]]) -> None:
+    agent, pods = cluster
     assert by_the_ledger(NODES[agent], pods) == by_the_audit(NODES[agent], pods)

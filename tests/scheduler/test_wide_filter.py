@@ -7,14 +7,14 @@ from tests.scheduler.rig import Rig, tile
 
 def rig(*, narrow: bool) -> Rig:
     """n1 has a pod that uses CPU, so it is the best node under binpack; n3 is too small."""
-    made = Rig(
+    wide = Rig(
         node("n1").cards(1, size=16),
         node("n2").cards(1, size=16),
         node("n3").cards(1, size=4),
         filter=FilterSettings(narrow=narrow, keep=1),
     )
-    made.arrive({"cpu": "8"}, name="tenant", on="n1")
-    return made
+    wide.arrive({"cpu": "8"}, name="tenant", on="n1")
+    return wide
 
 
 def test_narrow_returns_the_best_node() -> None:
