@@ -12,7 +12,7 @@ from gputile.http.h1_server import H1Connection
 from gputile.http.messages import IDLE, SLOW, Response
 from gputile.http.server import Listener
 from tests.effort import examples
-from tests.http.wire import Echo, Wire, hear
+from tests.http.wire import Echo, Wire, receive
 
 # ---- a connection ---------------------------------------------------------------------------------------------------
 
@@ -40,16 +40,16 @@ async def test_requests_in_any_pieces_are_answered_in_their_order(cuts: list[int
     connection, wire = joined(listener)
     edges = sorted({0, len(whole), *(cut % len(whole) for cut in cuts)})
     for start, end in pairwise(edges):
-        hear(connection, whole[start:end])
+        receive(connection, whole[start:end])
     assert answers(wire) == [b"one", b"two", b""]
 
 
 async def test_an_answer_that_takes_time_holds_back_the_next() -> None:
     listener = Echo()
     connection, wire = joined(listener)
-    hear(connection, post("/wait", b"first") + post("/a", b"second"))
+    receive(connection, post("/wait", b"first") + post("/a", b"second"))
     assert wire.sent == b""
-    hear(connection, b"x" * 70_000)
+    receive(connection, b"x" * 70_000)
     assert wire.paused, "whoever sends on has to wait"
     listener.gate.set()
     await asyncio.sleep(0.01)
@@ -61,7 +61,7 @@ async def test_an_answer_that_takes_time_holds_back_the_next() -> None:
 async def test_whoever_does_not_read_our_answers_gets_no_more_of_them() -> None:
     connection, wire = joined(Echo())
     connection.pause_writing()
-    hear(connection, post("/a", b"one") + post("/a", b"two"))
+    receive(connection, post("/a", b"one") + post("/a", b"two"))
     assert (wire.sent, wire.paused) == (b"", True)
     connection.resume_writing()
     assert (answers(wire), wire.paused) == ([b"one", b"two"], False)
@@ -77,7 +77,7 @@ async def test_whoever_never_reads_is_let_go_without_a_farewell() -> None:
 async def test_work_goes_on_when_its_client_has_gone() -> None:
     listener = Echo()
     connection, wire = joined(listener)
-    hear(connection, post("/wait", b"bind"))
+    receive(connection, post("/wait", b"bind"))
     connection.connection_lost(None)
     listener.gate.set()
     assert connection.task is not None
@@ -87,7 +87,7 @@ async def test_work_goes_on_when_its_client_has_gone() -> None:
 
 async def test_nonsense_gets_a_reason_and_the_door() -> None:
     connection, wire = joined(Echo())
-    hear(connection, b"SSH-2.0-OpenSSH\r\n\r\n")
+    receive(connection, b"SSH-2.0-OpenSSH\r\n\r\n")
     assert wire.sent.startswith(b"HTTP/1.1 400 Bad Request\r\n")
     assert wire.closed
 
@@ -105,11 +105,11 @@ async def test_nonsense_gets_a_reason_and_the_door() -> None:
 async def test_whoever_is_seen_off_gets_an_answer_to_what_was_asked_and_no_other(sent: bytes, rest: bytes) -> None:
     listener = Echo()
     connection, wire = joined(listener)
-    hear(connection, sent)
+    receive(connection, sent)
     await asyncio.sleep(0)
     listener.drain()
     assert wire.closed is (sent in (b"", post("/a", b"one")))
-    hear(connection, rest)
+    receive(connection, rest)
     listener.gate.set()
     await listener.idle()
     assert wire.closed
@@ -117,11 +117,11 @@ async def test_whoever_is_seen_off_gets_an_answer_to_what_was_asked_and_no_other
     assert (b"Connection: close" in wire.sent) is (sent not in (b"", post("/a", b"one")))
 
 
-async def test_whoever_is_seen_off_may_fetch_its_answer_first() -> None:
-    """However slowly: what looks idle to us may still be on its way."""
+async def test_a_drained_connection_may_read_its_response_first() -> None:
+    """However slowly: a connection that looks idle may still be sending."""
     listener = Echo()
     connection, wire = joined(listener)
-    hear(connection, post("/a", b"one"))
+    receive(connection, post("/a", b"one"))
     connection.pause_writing()
     listener.drain()
     assert (wire.closed, wire.aborted) == (True, False)
@@ -135,7 +135,7 @@ async def test_what_comes_behind_the_last_question_is_not_worked_on(how: str) ->
     """Its answer would go nowhere."""
     listener = Echo()
     connection, wire = joined(listener)
-    hear(connection, post("/close" if how == "/close" else "/wait", b"one") + post("/b", b"two"))
+    receive(connection, post("/close" if how == "/close" else "/wait", b"one") + post("/b", b"two"))
     await asyncio.sleep(0)
     listener.drain()
     listener.gate.set()
@@ -146,22 +146,22 @@ async def test_what_comes_behind_the_last_question_is_not_worked_on(how: str) ->
 
 async def test_an_endless_head() -> None:
     connection, wire = joined(Echo())
-    hear(connection, b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 20_000)
+    receive(connection, b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 20_000)
     assert wire.sent.startswith(b"HTTP/1.1 431 ")
     assert wire.closed
 
 
 async def test_a_head_request_gets_no_body() -> None:
     connection, wire = joined(Echo())
-    hear(connection, b"HEAD /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nok")
+    receive(connection, b"HEAD /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nok")
     assert wire.sent.endswith(b"Content-Length: 2\r\n\r\n")
 
 
-async def test_whoever_has_a_checked_certificate_is_known() -> None:
+async def test_a_caller_with_a_verified_certificate_is_known() -> None:
     listener = Echo()
     for known in (True, False):
         connection, _ = joined(listener, known=known)
-        hear(connection, post("/a", b""))
+        receive(connection, post("/a", b""))
     assert [request.is_known for request in listener.asked] == [True, False]
 
 
@@ -174,13 +174,13 @@ async def test_whoever_has_a_checked_certificate_is_known() -> None:
             b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx", SLOW + 1, False, id="half-a-request"
         ),
         pytest.param(b"POST /a", SLOW + 1, False, id="half-a-head"),
-        pytest.param(post("/wait", b"x"), IDLE + 1, True, id="we-are-the-slow-one"),
+        pytest.param(post("/wait", b"x"), IDLE + 1, True, id="the-server-is-the-slow-one"),
     ],
 )
-async def test_who_is_let_go(sent: bytes, seconds: float, stays: bool) -> None:
+async def test_idle_and_slow_connections_are_closed(sent: bytes, seconds: float, stays: bool) -> None:
     listener = Echo()
     connection, wire = joined(listener)
-    hear(connection, sent)
+    receive(connection, sent)
     listener.time = seconds
     connection.sweep(listener.now())
     assert wire.closed is not stays
@@ -204,7 +204,7 @@ async def test_a_bug_of_ours_is_an_answer_too_and_the_connection_lives_on(
     listener = Listener(lambda request: crash() if request.path == "/bug" else Response(b"fine"), 100)
     connection, wire = H1Connection(listener), Wire()
     connection.connection_made(wire)
-    hear(connection, post("/bug", b"x") + post("/a", b""))
+    receive(connection, post("/bug", b"x") + post("/a", b""))
     if connection.task is not None:
         await connection.task
     assert wire.sent.startswith(b"HTTP/1.1 500 Internal Server Error\r\n")

@@ -13,7 +13,7 @@ from gputile.http.limits import MIB
 from gputile.http.messages import ARRIVING, IDLE, SHORT_HEAD, SLOW, Reply, Request, Response, Streamed
 from gputile.http.server import Listener, ListenerLimits
 from tests.http.talk import Talk, first_window
-from tests.http.wire import Wire, hear
+from tests.http.wire import Wire, receive
 
 LARGE = b"p" * (5 * SLICE)
 HUGE = b"h" * (30 * SLICE)
@@ -113,13 +113,13 @@ def post(path: str, body: bytes, more: bytes = b"") -> bytes:
 async def test_a_stranger_is_answered_by_its_head_and_its_body_is_thrown_away(head: bytes) -> None:
     office = Office()
     connection, link = joined(office)
-    hear(connection, head)
+    receive(connection, head)
     (asked,) = office.asked
     assert (asked.body, asked.is_trusted) == (b"", False)
     assert link.sent.startswith(b"HTTP/1.1 403 Forbidden\r\n")
     assert b"Connection: close\r\n" in link.sent
     for _ in range(50):
-        hear(connection, b"x" * 60_000)
+        receive(connection, b"x" * 60_000)
     assert (len(connection._buffer), connection.kept, len(office.asked)) == (0, 0, 1)
     assert not link.paused, "what it sends is taken and thrown away, else it would never read our answer"
 
@@ -127,7 +127,7 @@ async def test_a_stranger_is_answered_by_its_head_and_its_body_is_thrown_away(he
 async def test_then_the_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gputile.http.h1_server.LINGER", 0.0)
     connection, link = joined(Office())
-    hear(connection, post("/verb", b"x" * 900))
+    receive(connection, post("/verb", b"x" * 900))
     assert not link.closed
     while not link.closed:
         await asyncio.sleep(0)
@@ -136,7 +136,7 @@ async def test_then_the_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None
 async def test_whoever_is_trusted_has_its_body_read() -> None:
     office = Office()
     connection, link = joined(office, known=True)
-    hear(connection, post("/verb", b"x" * 900))
+    receive(connection, post("/verb", b"x" * 900))
     assert (office.asked[0].body, office.asked[0].is_trusted) == (b"x" * 900, True)
     assert (connection in office.known, link.closed) == (True, False)
 
@@ -144,7 +144,7 @@ async def test_whoever_is_trusted_has_its_body_read() -> None:
 async def test_where_nobody_is_told_apart_everybody_has() -> None:
     office = Office(tells_apart=False)
     connection, _ = joined(office)
-    hear(connection, post("/verb", b"x" * 900))
+    receive(connection, post("/verb", b"x" * 900))
     assert (office.asked[0].body, office.asked[0].is_trusted) == (b"x" * 900, True)
     assert connection in office.strangers
 
@@ -155,11 +155,11 @@ async def test_unfinished_bodies_are_bounded_in_all(tells_apart: bool) -> None:
     there = [joined(office, known=True) for _ in range(6)]
     for number, (connection, _) in enumerate(there):
         office.time = float(number)
-        hear(connection, post("/verb", b"x" * 1000)[:-1])
+        receive(connection, post("/verb", b"x" * 1000)[:-1])
     cut = [number for number, (_, link) in enumerate(there) if link.aborted]
     assert cut == [0, 1], "four times the largest body; the oldest go"
     for connection, link in there[2:]:
-        hear(connection, b"x")
+        receive(connection, b"x")
         assert link.sent.startswith(b"HTTP/1.1 200")
     assert (office.known.kept, office.strangers.kept) == (0, 0)
 
@@ -170,7 +170,7 @@ async def test_unfinished_bodies_are_bounded_in_all(tells_apart: bool) -> None:
 async def test_a_stranger_that_asks_two_things_at_once_is_answered_one() -> None:
     office = Office()
     connection, link = joined(office)
-    hear(connection, get("/a") + get("/b") * 500)
+    receive(connection, get("/a") + get("/b") * 500)
     assert [request.path for request in office.asked] == ["/a"]
     assert link.sent.count(b"HTTP/1.1 ") == 1
     assert b"Connection: close\r\n" in link.sent
@@ -180,8 +180,8 @@ async def test_a_stranger_that_asks_two_things_at_once_is_answered_one() -> None
 async def test_a_stranger_that_goes_on_while_we_work_gets_that_answer_and_no_other() -> None:
     office = Office()
     connection, link = joined(office)
-    hear(connection, get("/wait"))
-    hear(connection, get("/b") * 5000)
+    receive(connection, get("/wait"))
+    receive(connection, get("/b") * 5000)
     assert not connection._buffer
     office.gate.set()
     await office.idle()
@@ -193,7 +193,7 @@ async def test_a_stranger_may_ask_again_after_its_answer() -> None:
     office = Office()
     connection, link = joined(office)
     for _ in range(3):
-        hear(connection, get("/a"))
+        receive(connection, get("/a"))
     assert (len(office.asked), link.closed, link.sent.count(b"200 OK")) == (3, False, 3)
 
 
@@ -207,7 +207,7 @@ async def test_a_stranger_may_ask_again_after_its_answer() -> None:
 )
 async def test_how_long_a_head_may_be(tells_apart: bool, length: int, status: bytes) -> None:
     connection, link = joined(Office(tells_apart=tells_apart))
-    hear(connection, b"GET /a HTTP/1.1\r\n%bX: %b\r\n\r\n" % (HOST, b"x" * length))
+    receive(connection, b"GET /a HTTP/1.1\r\n%bX: %b\r\n\r\n" % (HOST, b"x" * length))
     assert link.sent[9:12] == status
 
 
@@ -217,14 +217,14 @@ async def test_how_long_a_head_may_be(tells_apart: bool, length: int, status: by
 async def test_a_large_answer_goes_in_slices_as_it_is_fetched() -> None:
     office = Office()
     connection, link = joined(office, room=SLICE)
-    hear(connection, get("/metrics"))
+    receive(connection, get("/metrics"))
     assert len(link.sent) < 3 * SLICE, "no more is handed over than is fetched"
     assert (office.strangers.unsent, connection in office.strangers) == (len(LARGE), True)
     while link.is_held:
         link.read(SLICE)
     assert link.sent.partition(b"\r\n\r\n")[2] == LARGE
     assert office.strangers.unsent == 0
-    hear(connection, get("/a"))
+    receive(connection, get("/a"))
     assert link.sent.endswith(b"ok"), "and the connection lives on"
 
 
@@ -232,7 +232,7 @@ async def test_a_huge_answer_that_is_fetched_at_once_lets_others_be_answered_in_
     office = Office()
     office.page = Response(HUGE)
     connection, link = joined(office, known=True)
-    hear(connection, get("/metrics") + post("/verb", b"next"))
+    receive(connection, get("/metrics") + post("/verb", b"next"))
     assert len(link.sent) < 10 * SLICE
     turns = 0
     while not link.sent.endswith(b"next"):
@@ -247,20 +247,20 @@ async def test_a_large_answer_is_in_memory_once_however_many_do_not_fetch_it() -
     links = []
     for _ in range(20):
         connection, link = joined(office, room=0)
-        hear(connection, get("/metrics"))
+        receive(connection, get("/metrics"))
         links.append(link)
     assert office.strangers.unsent == len(LARGE)
     assert sum(len(link.sent) for link in links) <= 20 * 2 * SLICE
 
 
-async def test_answers_that_nobody_fetches_are_bounded_in_all() -> None:
+async def test_unread_responses_are_limited_are_bounded_in_all() -> None:
     """Each of these asks for another page, as pages change with time."""
     office = Office(bounds=ListenerLimits(answers=2 * len(LARGE)))
     links = []
     for number in range(6):
         office.time, office.page = float(number), Response(bytes(LARGE) + b"%d" % number)
         connection, link = joined(office, room=0)
-        hear(connection, get("/metrics"))
+        receive(connection, get("/metrics"))
         links.append(link)
     assert [link.aborted for link in links] == [True, True, True, True, True, False]
     assert office.strangers.unsent == len(LARGE) + 1
@@ -269,7 +269,7 @@ async def test_answers_that_nobody_fetches_are_bounded_in_all() -> None:
 async def test_a_stranger_that_fetches_drop_by_drop_has_a_minute_in_all() -> None:
     office = Office()
     connection, link = joined(office, room=0)
-    hear(connection, get("/metrics"))
+    receive(connection, get("/metrics"))
     for seconds in range(5, int(SLOW) + 1, 5):
         office.time = float(seconds)
         link.read(SLICE // 100)
@@ -283,7 +283,7 @@ async def test_a_stranger_that_fetches_drop_by_drop_has_a_minute_in_all() -> Non
 async def test_what_is_poured_and_not_fetched_counts_too() -> None:
     office = Office()
     connection, link = joined(office, known=True, room=0)
-    hear(connection, get("/watch"))
+    receive(connection, get("/watch"))
     for _ in range(5):
         await asyncio.sleep(0)
     assert office.known.unsent == len(LARGE)
@@ -303,18 +303,18 @@ async def test_slow_readers_take_no_place_from_probes_and_known_callers() -> Non
     slow = []
     for _ in range(10):
         connection, link = joined(office, room=0)
-        hear(connection, get("/metrics"))
+        receive(connection, get("/metrics"))
         slow.append(link)
     assert [len(office.strangers), sum(link.aborted for link in slow)] == [3, 7]
     half = [joined(office) for _ in range(10)]
     for connection, _ in half:
-        hear(connection, b"GET /metr")
+        receive(connection, b"GET /metr")
     assert [len(office.arriving), sum(link.aborted for _, link in half)] == [4, 6]
     known, answered = joined(office, known=True)
-    hear(known, post("/verb", b"bind"))
+    receive(known, post("/verb", b"bind"))
     assert answered.sent.endswith(b"bind")
     probe, healthy = joined(office)
-    hear(probe, get("/healthz"))
+    receive(probe, get("/healthz"))
     assert healthy.sent.endswith(b"ok")
     assert (probe in office.probing, known in office.known) == (True, True)
     assert sum(link.aborted for link in slow) == 7, "neither took a place of theirs"
@@ -336,7 +336,7 @@ async def test_probes_that_stay_take_places_only_from_one_another() -> None:
     for number in range(5):
         office.time = float(number)
         stay.append(joined(office))
-        hear(stay[-1][0], get("/healthz"))
+        receive(stay[-1][0], get("/healthz"))
     assert [link.aborted for _, link in stay] == [True, True, True, False, False]
     assert all(link.sent.endswith(b"ok") for _, link in stay), "each had its answer"
 
@@ -344,8 +344,8 @@ async def test_probes_that_stay_take_places_only_from_one_another() -> None:
 async def test_a_probe_that_then_asks_for_more_is_a_stranger_like_others() -> None:
     office = Office(bounds=FEW)
     connection, _ = joined(office, room=SLICE)
-    hear(connection, get("/healthz"))
-    hear(connection, get("/metrics"))
+    receive(connection, get("/healthz"))
+    receive(connection, get("/metrics"))
     assert (connection in office.probing, connection in office.strangers) == (False, True)
 
 
@@ -353,7 +353,7 @@ async def test_the_kubelet_gets_a_place_though_another_host_opens_connections_wi
     office = Office(bounds=FEW)
     probe, healthy = joined(office, address="10.0.0.2")
     flood = [joined(office, address="10.6.6.6") for _ in range(100)]
-    hear(probe, get("/healthz"))
+    receive(probe, get("/healthz"))
     assert healthy.sent.endswith(b"ok")
     assert sum(link.aborted for _, link in flood) == 97
 
@@ -362,9 +362,9 @@ async def test_where_all_known_callers_wait_for_us_one_more_has_to_try_again() -
     office = Office(bounds=FEW)
     there = [joined(office, known=True) for _ in range(3)]
     for connection, _ in there:
-        hear(connection, post("/wait", b"bind"))
+        receive(connection, post("/wait", b"bind"))
     connection, link = joined(office, known=True)
-    hear(connection, post("/verb", b"x"))
+    receive(connection, post("/verb", b"x"))
     assert (link.aborted, link.sent) == (True, b"")
     office.gate.set()
     await office.idle()
@@ -375,7 +375,7 @@ async def test_nothing_is_kept_of_those_who_go() -> None:
     office = Office(tells_apart=False)
     for begun in (b"", b"GET", get("/a"), get("/healthz"), get("/metrics"), post("/a", b"x" * 900)[:-1], get("/wait")):
         connection, _ = joined(office, room=0)
-        hear(connection, begun)
+        receive(connection, begun)
         connection.connection_lost(None)
     classes = (office.arriving, office.probing, office.strangers, office.known)
     assert [len(one) for one in classes] == [0, 0, 0, 0]
@@ -386,7 +386,7 @@ async def test_nothing_is_kept_of_those_who_go() -> None:
 async def test_a_page_is_not_made_for_a_stranger_that_has_gone() -> None:
     office = Office()
     connection, _ = joined(office)
-    hear(connection, get("/wait"))
+    receive(connection, get("/wait"))
     connection.connection_lost(None)
     await asyncio.gather(*office._working, return_exceptions=True)
     assert not office._working
@@ -409,7 +409,7 @@ async def test_a_page_is_not_made_for_a_stranger_that_has_gone() -> None:
 async def test_how_long_each_may_take(known: bool, said: bytes, seconds: float, stays: bool) -> None:
     office = Office()
     connection, link = joined(office, known=known)
-    hear(connection, said)
+    receive(connection, said)
     office.time = seconds
     connection.sweep(seconds)
     assert (link.closed or link.aborted) is not stays
@@ -439,7 +439,7 @@ async def test_a_stranger_over_http_2_is_answered_by_its_headers() -> None:
     talk.say(begin, frame(h2_frames.DATA, 0, 1, b"x" * 16384) * 30)
     (asked,) = office.asked
     assert (asked.body, talk.connection.kept, len(talk.connection._buffer)) == (b"", 0, 0)
-    assert (talk.answers(), talk.resets(), talk.farewell()) == ({1: b"no"}, {}, (1, H2ErrorCode.NO_ERROR))
+    assert (talk.answers(), talk.resets(), talk.goaway()) == ({1: b"no"}, {}, (1, H2ErrorCode.NO_ERROR))
 
 
 async def test_a_stranger_is_told_to_send_no_body() -> None:
@@ -452,14 +452,14 @@ async def test_a_stranger_is_told_to_send_no_body() -> None:
 async def test_a_frame_of_a_stranger_is_short() -> None:
     _, talk = h2_office()
     talk.say(h2_frames.head(h2_frames.DATA, 0, 1, h2_frames.SMALLEST_FRAME + 1))
-    assert talk.farewell() == (0, H2ErrorCode.FRAME_SIZE_ERROR)
+    assert talk.goaway() == (0, H2ErrorCode.FRAME_SIZE_ERROR)
 
 
 async def test_a_stranger_that_asks_without_end_is_told_to_calm_down() -> None:
     office, talk = h2_office()
     talk.say(*(talk.post(number, path="/a") for number in range(1, 4001, 2)))
-    assert talk.farewell() is not None
-    assert talk.farewell()[1] == H2ErrorCode.ENHANCE_YOUR_CALM  # type: ignore[index]
+    assert talk.goaway() is not None
+    assert talk.goaway()[1] == H2ErrorCode.ENHANCE_YOUR_CALM  # type: ignore[index]
     assert len(office.asked) <= h2_server.MOST_NOISE
 
 
@@ -518,6 +518,6 @@ async def test_a_frame_with_very_many_settings(entries: int, calm: bool) -> None
     """Each changed the window of every open stream, and sent what then fitted."""
     talk = Talk(Office(), known=True).say()
     talk.say(frame(h2_frames.SETTINGS, payload=first_window(5) * (entries - 1) + first_window(7)))
-    assert (talk.farewell() is None) is calm
+    assert (talk.goaway() is None) is calm
     if calm:
         assert talk.connection._out.first_window == 7, "the last counts"

@@ -12,7 +12,7 @@ from gputile.http.h2_frames import H2ErrorCode
 from gputile.http.messages import IDLE, SLOW, Reply, Request, Streamed, common_name
 from gputile.http.server import Listener
 from tests.http.talk import Talk, first_window
-from tests.http.wire import Wire, hear
+from tests.http.wire import Wire, receive
 
 
 class Spring(Listener):
@@ -79,7 +79,7 @@ def joined(spring: Spring) -> tuple[H1Connection, Wire]:
 async def test_pieces_go_as_chunks_and_the_connection_lives_on(later: bool) -> None:
     spring = Spring(later=later)
     connection, wire = joined(spring)
-    hear(connection, GET)
+    receive(connection, GET)
     await spring.say()
     assert wire.sent == HEAD, "the head does not wait for the first piece"
     await spring.say(b"one\n")
@@ -87,7 +87,7 @@ async def test_pieces_go_as_chunks_and_the_connection_lives_on(later: bool) -> N
     await spring.say(b"", b"two\n", None)
     assert wire.sent == HEAD + b"4\r\none\n\r\n4\r\ntwo\n\r\n0\r\n\r\n", "an empty piece would have been the end"
     assert (wire.closed, spring.working) == (False, 0)
-    hear(connection, GET)
+    receive(connection, GET)
     await spring.say(None)
     assert wire.sent.endswith(HEAD + b"0\r\n\r\n")
 
@@ -95,7 +95,7 @@ async def test_pieces_go_as_chunks_and_the_connection_lives_on(later: bool) -> N
 async def test_nothing_is_poured_for_a_client_who_left_before_it_began() -> None:
     spring = Spring(later=True)
     connection, wire = joined(spring)
-    hear(connection, GET)
+    receive(connection, GET)
     connection.connection_lost(None)
     await spring.say(b"one", b"two")
     assert (spring.taken, spring.working, wire.sent) == ([], 0, b"")
@@ -104,7 +104,7 @@ async def test_nothing_is_poured_for_a_client_who_left_before_it_began() -> None
 async def test_a_question_comes_with_its_query_and_headers() -> None:
     spring = Spring()
     connection, _ = joined(spring)
-    hear(connection, GET)
+    receive(connection, GET)
     (asked,) = spring.asked
     assert (asked.path, asked.query) == ("/watch", "watch=true")
     assert (asked.header("x-remote-user"), asked.headers("x-remote-group")) == ("me", ["a", "b"])
@@ -115,7 +115,7 @@ async def test_a_question_comes_with_its_query_and_headers() -> None:
 async def test_no_piece_is_asked_for_before_the_last_was_fetched() -> None:
     spring = Spring()
     connection, wire = joined(spring)
-    hear(connection, GET)
+    receive(connection, GET)
     connection.pause_writing()
     await spring.say(b"one", b"two", b"three")
     assert spring.taken == [b"one"], "written, and then it waits"
@@ -127,7 +127,7 @@ async def test_no_piece_is_asked_for_before_the_last_was_fetched() -> None:
 async def test_whoever_does_not_fetch_is_let_go() -> None:
     spring = Spring()
     connection, wire = joined(spring)
-    hear(connection, GET)
+    receive(connection, GET)
     await spring.say(b"one")
     spring.time = IDLE * 10
     connection.sweep(spring.now())
@@ -145,7 +145,7 @@ async def test_whoever_does_not_fetch_is_let_go() -> None:
 async def test_a_client_that_goes_ends_its_stream() -> None:
     spring = Spring()
     connection, _ = joined(spring)
-    hear(connection, GET)
+    receive(connection, GET)
     await spring.say(b"one")
     connection.connection_lost(None)
     await spring.say()
@@ -155,7 +155,7 @@ async def test_a_client_that_goes_ends_its_stream() -> None:
 async def test_http_1_0_knows_no_chunks() -> None:
     spring = Spring()
     connection, wire = joined(spring)
-    hear(connection, GET.replace(b"HTTP/1.1", b"HTTP/1.0"))
+    receive(connection, GET.replace(b"HTTP/1.1", b"HTTP/1.0"))
     await spring.say(b"one", None)
     assert b"Transfer-Encoding" not in wire.sent
     assert wire.sent.endswith(b"\r\n\r\none")
@@ -165,7 +165,7 @@ async def test_http_1_0_knows_no_chunks() -> None:
 async def test_a_bug_of_ours_does_not_look_like_an_end() -> None:
     spring = Spring()
     connection, wire = joined(spring)
-    hear(connection, GET)
+    receive(connection, GET)
     assert connection.task is not None
     task = connection.task
     await spring.say(b"one", b"bug")
@@ -195,7 +195,7 @@ def test_who_a_certificate_names(certificate: dict[str, object] | None, name: st
 
 
 def data(talk: Talk) -> bytes:
-    return b"".join(one.data for one in talk.frames() if isinstance(one, DataFrame))
+    return b"".join(sent.data for sent in talk.frames() if isinstance(sent, DataFrame))
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["at-once", "after-a-while"])

@@ -126,13 +126,13 @@ class ScriptedApi(MemoryApi):
     async def evict(self, namespace: str, name: str, uid: str, *, timeout: float | None = None) -> None:
         """The pod is asked to go; with `at_once` its containers are gone too, else when the test says so."""
         lands = await self._play("evict")
-        found = self._the_pod(namespace, name, uid)
+        found = self._get_pod(namespace, name, uid)
         self.evicted.append(f"{namespace}/{name}")
         if self.at_once:
             await super().evict(namespace, name, uid)
         else:
             found["metadata"]["deletionTimestamp"] = "2023-11-14T22:13:50Z"  # the rig's time and a grace period
-            self._tell("Pod", "MODIFIED", found)
+            self._notify("Pod", "MODIFIED", found)
         await self._answer(None, lands)
 
     async def budgets(self) -> tuple[DisruptionBudget, ...]:
@@ -168,9 +168,9 @@ class ScriptedApi(MemoryApi):
         for _ in range(self.delays.pop() if self.delays else 0):
             await asyncio.sleep(0)
 
-    def _tell(self, of: str, kind: str, item: Json) -> None:
-        super()._tell(of, kind, item)
-        self.events.append((of, kind, msgspec.json.decode(msgspec.json.encode(item))))
+    def _notify(self, kind: str, event: str, item: Json) -> None:
+        super()._notify(kind, event, item)
+        self.events.append((kind, event, msgspec.json.decode(msgspec.json.encode(item))))
 
 
 class Rig:

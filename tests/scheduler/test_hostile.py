@@ -116,7 +116,7 @@ class Cluster:
     def create(self, made: Json) -> None:
         """As it is: a validating API server would refuse some of them."""
         self.api.pods[f"default/{made['metadata']['name']}"] = made
-        self.api._tell("Pod", "ADDED", made)
+        self.api._notify("Pod", "ADDED", made)
 
     async def turn(self) -> None:
         """Every loop has its turn."""
