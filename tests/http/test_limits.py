@@ -85,97 +85,97 @@ KUBELET = "10.0.0.2"
     ],
 )
 def test_evicted_for_a_newcomer(existing: list[FakeConnection], newcomer: FakeConnection, evicted: str) -> None:
-    found = callers()
+    limited = callers()
     for connection in (*existing, newcomer):
-        found.enter(connection)
+        limited.enter(connection)
     assert [connection.name for connection in (*existing, newcomer) if connection.is_cut] == (
         [evicted] if evicted else []
     )
-    assert len(found) == 3
+    assert len(limited) == 3
 
 
 def test_bodies_beyond_the_limit_evict_the_slowest_other() -> None:
-    found = callers()
+    limited = callers()
     slow, quick, new = FakeConnection("slow", since=1), FakeConnection("quick", since=5), FakeConnection("new", since=0)
     for connection in (slow, quick, new):
-        found.enter(connection)
-    found.keep(slow, 50)
-    found.keep(quick, 50)
+        limited.enter(connection)
+    limited.keep(slow, 50)
+    limited.keep(quick, 50)
     assert not slow.is_cut
-    found.keep(new, 1)
+    limited.keep(new, 1)
     assert (slow.is_cut, quick.is_cut, new.is_cut) == (True, False, False)
-    assert found.kept == 51
-    found.keep(quick, 0)
-    found.keep(new, 100)
+    assert limited.kept == 51
+    limited.keep(quick, 0)
+    limited.keep(new, 100)
     assert not quick.is_cut, "its body is complete"
 
 
 def test_a_single_body_is_never_evicted() -> None:
-    found, connection = callers(), FakeConnection()
-    found.enter(connection)
-    found.keep(connection, 101)
+    limited, connection = callers(), FakeConnection()
+    limited.enter(connection)
+    limited.keep(connection, 101)
     assert not connection.is_cut
 
 
 def test_a_response_sent_to_many_counts_once() -> None:
-    found, page = callers(connections=50), b"x" * 60
+    limited, page = callers(connections=50), b"x" * 60
     readers = [FakeConnection(str(n)) for n in range(20)]
     for reader in readers:
-        found.enter(reader)
-        found.begin(reader, page)
-    assert (found.unsent, any(reader.is_cut for reader in readers)) == (60, False)
+        limited.enter(reader)
+        limited.begin(reader, page)
+    assert (limited.unsent, any(reader.is_cut for reader in readers)) == (60, False)
     for reader in readers:
-        found.end(reader, page)
-    assert found.unsent == 0
+        limited.end(reader, page)
+    assert limited.unsent == 0
 
 
 def test_responses_beyond_the_limit_evict_the_slowest_readers() -> None:
     """Readers of another response: evicting a reader of the same one frees no memory."""
-    found = callers(connections=50)
+    limited = callers(connections=50)
     old, new = b"o" * 60, b"n" * 60
     stuck, slow, fresh, same = (
         FakeConnection(name, since=since) for name, since in zip("abcd", (1, 2, 3, 0), strict=True)
     )
     for reader, page in ((stuck, old), (slow, old)):
-        found.enter(reader)
-        found.begin(reader, page)
+        limited.enter(reader)
+        limited.begin(reader, page)
     for reader in (same, fresh):
-        found.enter(reader)
-        found.begin(reader, new)
+        limited.enter(reader)
+        limited.begin(reader, new)
     assert [reader.is_cut for reader in (stuck, slow, fresh, same)] == [True, True, False, False]
-    assert found.unsent == 60
+    assert limited.unsent == 60
 
 
 def test_a_single_response_is_always_sent() -> None:
-    found, reader, page = callers(), FakeConnection(), b"x" * 1000
-    found.enter(reader)
-    found.begin(reader, page)
+    limited, reader, page = callers(), FakeConnection(), b"x" * 1000
+    limited.enter(reader)
+    limited.begin(reader, page)
     assert not reader.is_cut
 
 
 @pytest.mark.parametrize(
     "end",
     [
-        pytest.param(lambda found, connection, page: found.leave(connection), id="a-connection-that-leaves"),
-        pytest.param(lambda found, connection, page: found._evict(connection), id="an-evicted-connection"),
+        pytest.param(lambda limited, connection, page: limited.leave(connection), id="a-connection-that-leaves"),
+        pytest.param(lambda limited, connection, page: limited._evict(connection), id="an-evicted-connection"),
     ],
 )
 def test_a_closed_connection_leaves_no_counts(end: Callable[[CallerClass, FakeConnection, bytes], None]) -> None:
-    found, connection, page = callers(), FakeConnection(), b"page"
-    found.enter(connection)
-    found.keep(connection, 7)
-    found.begin(connection, page)
-    end(found, connection, page)
-    found.end(connection, page)
-    found.leave(connection)
-    assert (len(found), found.kept, found.unsent, connection in found, connection.kept) == (0, 0, 0, False, 0)
+    limited, connection, page = callers(), FakeConnection(), b"page"
+    limited.enter(connection)
+    limited.keep(connection, 7)
+    limited.begin(connection, page)
+    end(limited, connection, page)
+    limited.end(connection, page)
+    limited.leave(connection)
+    assert (len(limited), limited.kept, limited.unsent, connection in limited, connection.kept) == (0, 0, 0, False, 0)
 
 
 def test_a_closed_connection_is_not_counted() -> None:
-    found, connection = callers(), FakeConnection()
-    found.keep(connection, 7)
-    found.begin(connection, b"page")
-    assert (found.kept, found.unsent, connection.kept) == (0, 0, 0)
+    limited, connection = callers(), FakeConnection()
+    limited.keep(connection, 7)
+    limited.begin(connection, b"page")
+    assert (limited.kept, limited.unsent, connection.kept) == (0, 0, 0)
 
 
 PAGES = [bytes([n]) * (20 * n + 10) for n in range(5)]
