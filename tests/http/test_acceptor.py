@@ -75,18 +75,18 @@ class Place:
             "127.0.0.1", self.port, ssl=tls, server_hostname="localhost" if tls else None, local_addr=(source, 0)
         )
         writer.write(request)
-        found = await reader.read()
+        received = await reader.read()
         writer.close()
-        return found
+        return received
 
 
 @contextmanager
-def silent(port: int, count: int, said: bytes = b"") -> Iterator[list[socket.socket]]:
+def silent(port: int, count: int, sent: bytes = b"") -> Iterator[list[socket.socket]]:
     """Connections that never complete a request."""
     lines = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
     try:
         for line in lines:
-            line.sendall(said)
+            line.sendall(sent)
             line.setblocking(False)
         yield lines
     finally:
@@ -104,11 +104,11 @@ def is_cut(line: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("tls", [True, False], ids=["tls", "plain"])
-@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01"], ids=["silent", "half-a-ClientHello"])
-def test_connections_without_a_request_are_evicted_for_new_ones(run: Run, tls: bool, said: bytes) -> None:
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01"], ids=["silent", "half-a-ClientHello"])
+def test_connections_without_a_request_are_evicted_for_new_ones(run: Run, tls: bool, sent: bytes) -> None:
     async def scenario() -> None:
         async with Place(tls=tls) as place:
-            with silent(place.port, 30, said) as lines:
+            with silent(place.port, 30, sent) as lines:
                 await until(lambda: place.listener.arriving.evicted >= 22)
                 await until(lambda: len(place.listener.arriving) == FEW.arriving)
                 for known in (True, False):

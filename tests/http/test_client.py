@@ -364,12 +364,12 @@ async def test_a_long_stream_is_complete_however_slowly_it_is_read() -> None:
     body = bytes(range(256)) * 20_000
     async with asking(response(body)) as (pool, _):
         with closing(await opened(pool)) as stream:
-            found = bytearray()
+            received = bytearray()
             async for piece in stream:
-                found += piece
+                received += piece
                 for _ in range(20):
                     await asyncio.sleep(0)
-    assert found == body
+    assert received == body
 
 
 # ---- no connection --------------------------------------------------------------------------------------------------

@@ -154,10 +154,10 @@ async def test_streams_in_any_pieces_lose_nothing(cuts: list[int]) -> None:
         for piece in cut(whole, cuts):
             owner.receive(piece)
         await task
-        found = b""
+        received = b""
         while piece := await owner.connection.piece():
-            found += piece
-        assert found == body
+            received += piece
+        assert received == body
     assert (owner.back, owner.wire.closed, owner.loop.timers) == (len(ANSWERS), False, 0)
 
 
@@ -168,8 +168,8 @@ async def test_random_bytes_are_a_response_or_connection_broken(noise: bytes, wh
     task = await owner.asks()
     owner.receive(whole[:at] + noise + whole[at:])
     owner.connection.connection_lost(None)
-    (found,) = await asyncio.gather(task, return_exceptions=True)
-    assert isinstance(found, HttpAnswer | ConnectionBroken)
+    (result,) = await asyncio.gather(task, return_exceptions=True)
+    assert isinstance(result, HttpAnswer | ConnectionBroken)
     assert owner.loop.timers == 0
 
 

@@ -42,8 +42,8 @@ def test_a_body_beyond_the_limit_is_counted_and_dropped() -> None:
 
 def test_pieces_as_they_arrive() -> None:
     body = Body(None, 100)
-    found = []
+    received = []
     for sent in (b"3\r\nab", b"c\r\n2\r\nde", b"\r\n0\r\n\r\n"):
         body.take(bytearray(sent))
-        found.append((body.held, body.pieces()))
-    assert found == [(2, b"ab"), (3, b"cde"), (0, b"")]
+        received.append((body.held, body.pieces()))
+    assert received == [(2, b"ab"), (3, b"cde"), (0, b"")]
