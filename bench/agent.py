@@ -1,4 +1,4 @@
-"""How large the agent is: `make bench`. With 8 cards, registered with a kubelet, at rest and after 200 containers.
+"""Measures the memory of the agent: with 8 GPUs, registered with a kubelet, at rest and after 200 containers.
 
 The agent is the real process on a real API server with the stub driver of the tests; the kubelet is the scripted one.
 """
@@ -26,7 +26,7 @@ CONTAINERS = 200
 
 
 def resident(child: Child) -> float:
-    """MB of main memory that the process holds."""
+    """Resident memory of the process, MB."""
     lines = Path(f"/proc/{child.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) * 1024 / 1e6
 
@@ -43,21 +43,21 @@ async def measure(plane: ControlPlane, folder: Path, serve: str) -> list[tuple[s
         f"--set=folders.plugins={plugins}", f"--set=folders.cdi={folder / 'cdi'}", "--set=cdi=yes",
         "--set=listen=127.0.0.1:0", "--set=runtime=/nowhere", f"--set=serve={serve}",
     ]  # fmt: skip
-    found = []
+    sizes = []
     async with ScriptedKubelet(plugins) as kubelet:
         child = plane.run("bench-agent", argv, environment(build(folder / "driver"), hardware))
         await asyncio.to_thread(wait_until, lambda: _published(plane), 30, "the agent has published", [child])
         while not kubelet.registrations:
             await asyncio.sleep(0.05)
         devices = await anext(kubelet.watch())
-        await asyncio.sleep(10)  # some looks, beats and reports
-        found.append((f"at rest, {len(devices.devices)} devices", resident(child)))
+        await asyncio.sleep(10)  # some health checks, heartbeats and reports
+        sizes.append((f"at rest, {len(devices.devices)} devices", resident(child)))
         for n in range(CONTAINERS):
-            asked = wire.AllocateRequest(containers=[wire.DeviceIds(ids=[devices.devices[n % 80].id])])
-            await kubelet.call("Allocate", asked, wire.AllocateResponse)
-        found.append((f"after {CONTAINERS} allocations", resident(child)))
+            request = wire.AllocateRequest(containers=[wire.DeviceIds(ids=[devices.devices[n % 80].id])])
+            await kubelet.call("Allocate", request, wire.AllocateResponse)
+        sizes.append((f"after {CONTAINERS} allocations", resident(child)))
         child.stop()
-    return found
+    return sizes
 
 
 def _published(plane: ControlPlane) -> bool:
@@ -73,10 +73,10 @@ def main(serve: str) -> None:
         rights(plane)
         join(plane.kube, [plain_node(NODE)])
         began = time.monotonic()
-        found = asyncio.run(measure(plane, Path(folder), serve))
-    for what, size in found:
-        print(f"agent {what}: {size:.0f} MB")
-    worst = max(size for _, size in found)
+        sizes = asyncio.run(measure(plane, Path(folder), serve))
+    for state, size in sizes:
+        print(f"agent {state}: {size:.0f} MB")
+    worst = max(size for _, size in sizes)
     print(f"{'ok   ' if worst < GOAL else 'OVER '} {worst:.0f} MB  (below {GOAL})  in {time.monotonic() - began:.0f} s")
 
 

@@ -1,7 +1,7 @@
-"""Tenants who mean harm, and strangers who are slow, in a process of their own.
+"""Hostile tenants and slow clients without a certificate, in a process of their own.
 
-Door:  `attack(...)` for `bench.prober.Caller`: hostile pods are created all at once, kube-scheduler asks again and
-       again about those that wait, as it does, and slow strangers sit on every port.
+`attack(...)` runs in a `bench.prober.Caller`: it creates hostile pods all at once, calls the extender again and
+again for pending pods as kube-scheduler does, and keeps slow connections open on every port.
 """
 
 import heapq
@@ -24,15 +24,15 @@ from bench.strangers import half_bodies, half_heads, unread_pages
 from gputile.testing import hostile
 from gputile.testing.hostile import MakePod
 
-PRIORITY = "hostile"  # the class of those that call themselves important
-FIRST, LONGEST = 1.0, 10.0  # seconds of kube-scheduler's back-off
-AFRESH = 8.0  # seconds after which slow strangers come again
+PRIORITY = "hostile"  # the PriorityClass of the important pods
+FIRST, LONGEST = 1.0, 10.0  # seconds of kube-scheduler's backoff
+AFRESH = 8.0  # seconds after which slow clients reconnect
 CREATING, ASKING = 3, 2  # threads
-NICE = 10  # the attackers run elsewhere, where this is real; here they leave the CPU to those who are measured
+NICE = 10  # in reality the attackers run on other machines; here they leave the CPU to the measured processes
 
 
 def kinds(node: str) -> dict[str, MakePod]:
-    """The hostile pods of issue 15, by what is wrong with them; those that are bound are bound to the node."""
+    """The hostile pods of issue 15, by their problem; bound pods are bound to the node."""
     tenant, bound = hostile.TENANT, hostile.bound(node)
     waits = (
         "1,300 containers",
@@ -59,7 +59,7 @@ def kinds(node: str) -> dict[str, MakePod]:
     )
     return {
         **{name: tenant[name] for name in waits},
-        # Six GPUs have 16 GiB left and two have 32: eleven of these need one GPU more, until a pod is evicted.
+        # Six GPUs have 16 GiB free and two have 32: eleven of these need one more GPU, until a pod is evicted.
         "24 containers that need evictions": lambda name: hostile.uneven(name, 11_000, 11, 8, 24),
         "24 important containers that need evictions": lambda name: hostile.uneven(
             name, 11_000, 11, 8, 24, priority=hostile.IMPORTANT
@@ -68,16 +68,16 @@ def kinds(node: str) -> dict[str, MakePod]:
     }
 
 
-def creatable(made: Manifest) -> Manifest:
-    """As a tenant would write it, into any namespace: no UID, and a priority by its class."""
-    metadata = {key: value for key, value in made["metadata"].items() if key not in ("uid", "namespace")}
-    spec = {key: value for key, value in made["spec"].items() if value is not None and key != "priority"}
-    spec |= {"priorityClassName": PRIORITY} if made["spec"].get("priority") else {}
-    return {**made, "metadata": metadata, "spec": spec}
+def creatable(manifest: Manifest) -> Manifest:
+    """The pod as a tenant would create it, in any namespace: no UID, and a priority by its class."""
+    metadata = {key: value for key, value in manifest["metadata"].items() if key not in ("uid", "namespace")}
+    spec = {key: value for key, value in manifest["spec"].items() if value is not None and key != "priority"}
+    spec |= {"priorityClassName": PRIORITY} if manifest["spec"].get("priority") else {}
+    return {**manifest, "metadata": metadata, "spec": spec}
 
 
 def crowd(each: int, nodes: list[str], wanted: tuple[str, ...] = ()) -> Iterator[Manifest]:
-    """So many of each kind, mixed, each of the bound ones on another node; and a hundred fractions."""
+    """`each` pods of every kind, mixed, bound pods on different nodes; and a hundred fractions."""
     for number in range(each):
         for position, (kind, make) in enumerate(kinds(nodes[number % len(nodes)]).items()):
             if not wanted or kind in wanted:
@@ -88,7 +88,7 @@ def crowd(each: int, nodes: list[str], wanted: tuple[str, ...] = ()) -> Iterator
 class Attack(msgspec.Struct, frozen=True):
     created: int
     rejected: tuple[str, ...]  # by the API server, and why
-    asked: int  # verbs of kube-scheduler about hostile pods
+    asked: int  # extender calls for hostile pods
     slowest: float  # seconds
     failed: tuple[str, ...]
 
@@ -104,39 +104,39 @@ class Attacker:
         self.rejected, self.failed = list[str](), list[str]()
         self._queue: list[tuple[float, int, float, bytes, Manifest]] = []
 
-    def create(self, made: Manifest) -> None:
+    def create(self, manifest: Manifest) -> None:
         try:
-            found = self._kube.create(made, self._space)
-        except (ApiError, OSError) as no:
-            self.rejected.append(f"{made['metadata']['name']}: {str(no)[:200]}")
+            pod = self._kube.create(manifest, self._space)
+        except (ApiError, OSError) as error:
+            self.rejected.append(f"{manifest['metadata']['name']}: {str(error)[:200]}")
             return
         self.created += 1
-        if not found["spec"].get("nodeName"):
-            heapq.heappush(self._queue, (time.monotonic(), self.created, FIRST, msgspec.json.encode(found), found))
+        if not pod["spec"].get("nodeName"):
+            heapq.heappush(self._queue, (time.monotonic(), self.created, FIRST, msgspec.json.encode(pod), pod))
 
     def ask_until(self, end: float, connection: http.client.HTTPSConnection) -> None:
         while time.monotonic() < end:
             try:
-                due, number, wait, pod, found = heapq.heappop(self._queue)
+                due, number, wait, encoded, pod = heapq.heappop(self._queue)
             except IndexError:
                 time.sleep(0.02)
                 continue
             time.sleep(max(0.0, min(due, end) - time.monotonic()))
-            if not self._try(connection, pod, found):
+            if not self._try(connection, encoded, pod):
                 again = time.monotonic() + wait
-                heapq.heappush(self._queue, (again, number, min(2 * wait, LONGEST), pod, found))
+                heapq.heappush(self._queue, (again, number, min(2 * wait, LONGEST), encoded, pod))
 
-    def _try(self, connection: http.client.HTTPSConnection, pod: bytes, found: Manifest) -> bool:
-        """Filter; bind where it fits, preempt where it does not and the pod may."""
-        said = self._send(connection, "filter", b'{"Pod":%b,"Nodes":null,"NodeNames":%b}' % (pod, self._nodes))
-        names = (said or {}).get("NodeNames")
+    def _try(self, connection: http.client.HTTPSConnection, encoded: bytes, pod: Manifest) -> bool:
+        """Filter; bind the pod if it fits, else preempt if it has a priority."""
+        result = self._send(connection, "filter", b'{"Pod":%b,"Nodes":null,"NodeNames":%b}' % (encoded, self._nodes))
+        names = (result or {}).get("NodeNames")
         if names:
-            metadata = found["metadata"]
+            metadata = pod["metadata"]
             named = {"PodName": metadata["name"], "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"]}
             bound = self._send(connection, "bind", json.dumps({**named, "Node": names[0]}).encode())
             return bound is not None and bound.get("Error") == ""
-        if found["spec"].get("priority"):
-            body = b'{"Pod":%b,"NodeNameToVictims":null,"NodeNameToMetaVictims":%b}' % (pod, self._victims)
+        if pod["spec"].get("priority"):
+            body = b'{"Pod":%b,"NodeNameToVictims":null,"NodeNameToMetaVictims":%b}' % (encoded, self._victims)
             self._send(connection, "preempt", body)
         return False
 
@@ -145,10 +145,10 @@ class Attacker:
         try:
             connection.request("POST", f"/gputile/{verb}", body, {"Content-Type": "application/json"})
             answer = connection.getresponse()
-            said = json.loads(answer.read())
-            return said if isinstance(said, dict) else None
-        except (OSError, http.client.HTTPException, ValueError) as wrong:
-            self.failed.append(f"{verb}: {type(wrong).__name__}: {str(wrong)[:100]}")
+            result = json.loads(answer.read())
+            return result if isinstance(result, dict) else None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.failed.append(f"{verb}: {type(error).__name__}: {str(error)[:100]}")
             connection.close()
             return None
         finally:
@@ -174,21 +174,21 @@ def attack(
     slow.start()
     with ThreadPoolExecutor(CREATING + ASKING) as pool:
         asking: list[Future[None]] = [pool.submit(attacker.ask_until, end, address.connection()) for _ in range(ASKING)]
-        for made in crowd(each, nodes):
-            pool.submit(_unless_over, attacker.create, made, end)
-        for one in asking:
-            one.result()
+        for manifest in crowd(each, nodes):
+            pool.submit(_unless_over, attacker.create, manifest, end)
+        for future in asking:
+            future.result()
     slow.join(AFRESH + 5)
     return Attack(attacker.created, tuple(attacker.rejected), attacker.asked, attacker.slowest, tuple(attacker.failed))
 
 
-def _unless_over(create: Callable[[Manifest], None], made: Manifest, end: float) -> None:
+def _unless_over(create: Callable[[Manifest], None], manifest: Manifest, end: float) -> None:
     if time.monotonic() < end:
-        create(made)
+        create(manifest)
 
 
 def sit(ports: list[int], count: int, end: float) -> None:
-    """So many slow strangers on each port: a third each with half a head, half a body, a page that nobody reads."""
+    """`count` slow clients on each port: a third each with half a head, half a body, and an unread page."""
     trust = ssl.create_default_context()
     trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
     while time.monotonic() < end:
@@ -204,7 +204,7 @@ def sit(ports: list[int], count: int, end: float) -> None:
 
 
 def important(kube: Kube) -> None:
-    """The class of pods that call themselves important; a cluster that has one lets its tenants use it."""
+    """Create the PriorityClass of the important pods; tenants may use the classes of their cluster."""
     kube.apply(
         {
             "apiVersion": "scheduling.k8s.io/v1",

@@ -15,7 +15,7 @@ PREFIX = "gputile-bench."
 
 
 class Unavailable(Exception):
-    """This machine has no cpu controller that we may write to."""
+    """This machine has no writable cpu controller."""
 
 
 @contextmanager

@@ -1,9 +1,9 @@
-"""Speed of the decision core, as ratios against baselines measured in the same run.
+"""Measures the speed of the scheduling core, as ratios against baselines of the same run.
 
-    make bench        filter and score at 100 to 15,000 nodes x 8 cards; a repeated no; booking; start of the command
+    make bench        filter and score at 100 to 15,000 nodes x 8 GPUs; repeated rejections; the ledger; start-up
 
-The copy is a plain copy of the arrays that a filter reads: the least that any look at all cards can cost. The loop is
-what one would write in Python without arrays. Absolute times depend on the machine, ratios hardly.
+The copy is a plain copy of the arrays that a filter reads: the minimum cost of reading all GPUs. The loop is
+the same decision in Python without arrays. Absolute times depend on the machine, ratios hardly.
 """
 
 import statistics
@@ -43,7 +43,7 @@ LOOP_UP_TO = 1_000
 
 
 def main() -> None:
-    print(f"filter + score, nodes x 8 cards, median of many; NumPy {np.__version__}\n")
+    print(f"filter + score, nodes x 8 GPUs, median of many; NumPy {np.__version__}\n")
     print(f"{'nodes':>7}  {'case':<15}{'time':>10}{'copy':>10}{'ratio':>8}{'loop':>11}{'ratio':>8}")
     times: dict[tuple[int, str], float] = {}
     copies: dict[int, float] = {}
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def half_full_fleet(nodes: int) -> Fleet:
-    """Every other card has a tenant or two, of a few sizes; the same fleet every time."""
+    """Every other GPU has one or two allocations of a few sizes; the same fleet every time."""
     fleet, dice = Fleet(), np.random.default_rng(7)
     for number in range(nodes):
         built = node(f"node-{number}", cpu="128").cards(8, "A100", "80Gi").node()
@@ -95,26 +95,26 @@ def copy_of(fleet: Fleet) -> object:
 
 
 def naive_loop(fleet: Fleet, request: PodRequest) -> str | None:
-    """The same question, node by node and card by card; first fit for each container."""
+    """The same decision, node by node and GPU by GPU; first fit for each container."""
     best: tuple[float, str] | None = None
     for view in views(fleet):
         if view.cpu < request.cpu:
             continue
-        free = [[room.memory, room.cores, room.slots, room.tenants] for room in view.free_by_card]
+        free = [[card.memory, card.cores, card.slots, card.tenants] for card in view.free_by_card]
         if all(naive_container(a.cards, a.memory_of(81920), a.cores, a.exclusive, free) for a in request.asks):
-            left = view.cpu / 128_000 + sum(room[0] / 81920 for room in free) / 8
+            left = view.cpu / 128_000 + sum(card[0] / 81920 for card in free) / 8
             best = min(best or (left, view.node.name), (left, view.node.name))
     return best[1] if best else None
 
 
 def naive_container(cards: int, memory: int, cores: int, exclusive: bool, free: list[list[int]]) -> bool:
     fitting = [
-        room
-        for room in free
-        if room[0] >= memory and room[1] >= max(1, cores) and room[2] >= 1 and not (exclusive and room[3])
+        card
+        for card in free
+        if card[0] >= memory and card[1] >= max(1, cores) and card[2] >= 1 and not (exclusive and card[3])
     ]
-    for room in fitting[:cards]:
-        room[0], room[1], room[2] = room[0] - memory, room[1] - cores, room[2] - 1
+    for card in fitting[:cards]:
+        card[0], card[1], card[2] = card[0] - memory, card[1] - cores, card[2] - 1
     return len(fitting) >= cards
 
 
@@ -122,14 +122,14 @@ _VIEWS: dict[int, list[NodeView]] = {}
 
 
 def views(fleet: Fleet) -> Iterator[NodeView]:
-    """Made once: the loop should pay for looking, not for unpacking our arrays."""
+    """Built once: the loop should measure the decision, not the unpacking of arrays."""
     if id(fleet) not in _VIEWS:
         _VIEWS[id(fleet)] = [fleet.view(name) for name in fleet.names()]
     return iter(_VIEWS[id(fleet)])
 
 
 def learnt_policies(copy: float) -> None:
-    """Once warm: a pod of a kind that was seen before, after one node was touched. And the first of its kind."""
+    """Warm: a pod of a known kind, after one node changed. And the first pod of its kind."""
     for policy in ("fragmentation", "tiling"):
         fleet = half_full_fleet(5_000)
         for request in CASES.values():
@@ -145,9 +145,9 @@ def learnt_policies(copy: float) -> None:
                 fleet.best(request, policy)
                 samples.append(time.perf_counter() - start)
             show_goal(f"{policy}, {case} at 5,000 nodes, warm, times the copy", statistics.median(samples) / copy, 60.0)
-            print(f"      {first * 1e3:>6.1f}  ms for the first of its kind after a refresh")
+            print(f"      {first * 1e3:>6.1f}  ms for the first pod of its kind after a refresh")
         each = clock(partial(hold_and_release, fleet, f"node-{77}"))
-        show_goal(f"{policy}: booking with its cache, us", each / 2 * 1e6, 100.0)
+        show_goal(f"{policy}: allocating with its cache, us", each / 2 * 1e6, 100.0)
 
 
 def hold_and_release(fleet: Fleet, name: str) -> None:
@@ -157,16 +157,19 @@ def hold_and_release(fleet: Fleet, name: str) -> None:
 
 
 def repeated_no() -> None:
-    """One filter call from body to reply: of a pod that fits, of one that fits nowhere, and of the same again."""
+    """One filter call from body to response: of a pod that fits, of one that fits nowhere, and of the same again."""
     for nodes in (1_000, 5_000):
         asking = Asking(nodes)
-        yes, no, again = (clock(work) for work in (asking.yes, asking.first_no, asking.no))
-        print(f"      {yes * 1e6:>6.0f} us a yes, {no * 1e6:.0f} us a first no, {again * 1e6:.0f} us the same no again")
-        show_goal(f"a repeated no at {nodes:,} nodes, times a yes", again / yes, 0.5)
+        accepted, rejected, repeated = (clock(work) for work in (asking.yes, asking.first_no, asking.no))
+        print(
+            f"      {accepted * 1e6:>6.0f} us an accepted pod, {rejected * 1e6:.0f} us a first rejection, "
+            f"{repeated * 1e6:.0f} us a repeated one"
+        )
+        show_goal(f"a repeated rejection at {nodes:,} nodes, times an accepted pod", repeated / accepted, 0.5)
 
 
 class Asking:
-    """A scheduler on a cluster where every card has a tenant, and one pod that wants a tile, one that wants all."""
+    """A scheduler on a cluster with an allocation on every GPU; one pod requests a tile, another a whole GPU."""
 
     def __init__(self, nodes: int) -> None:
         self.ledger, settings = Ledger(), Settings(policy="tiling")
@@ -183,9 +186,9 @@ class Asking:
         self.bodies = {uid: self.body(cluster_state, uid, size) for uid, size in (("small", 4096), ("large", 81920))}
 
     def body(self, cluster_state: ClusterState, uid: str, size: int) -> bytes:
-        made = pod({"gputile.io/gpu": 1, "gputile.io/memory": size}, name=uid, uid=uid)
-        cluster_state.pod_changed(msgspec.convert(made, Pod))
-        return msgspec.json.encode({"Pod": made, "NodeNames": self.names})
+        manifest = pod({"gputile.io/gpu": 1, "gputile.io/memory": size}, name=uid, uid=uid)
+        cluster_state.pod_changed(msgspec.convert(manifest, Pod))
+        return msgspec.json.encode({"Pod": manifest, "NodeNames": self.names})
 
     def ask(self, uid: str) -> None:
         args = read_filter(self.bodies[uid])
@@ -199,18 +202,18 @@ class Asking:
         self.ask("large")
 
     def first_no(self) -> None:
-        hold_and_release(self.ledger.fleet, "node-7")  # room appeared
+        hold_and_release(self.ledger.fleet, "node-7")  # capacity changed
         self.ask("large")
 
 
 def booking() -> None:
     fleet = half_full_fleet(5_000)
     each = clock(partial(hold_and_release, fleet, "node-77")) / 2
-    show_goal("booking or releasing a grant of two tiles, us", each * 1e6, 20.0)
+    show_goal("allocating or releasing a grant of two tiles, us", each * 1e6, 20.0)
 
 
 def command_start() -> None:
-    """Both in turn, so that a busy machine is busy for both."""
+    """Both in turns, so that a busy moment affects both."""
     help_ = "import sys; sys.argv = ['gputile', '--help']; from gputile.cli.main import main; main()"
     took: dict[str, list[float]] = {help_: [], "pass": []}
     for _ in range(25):
@@ -227,8 +230,8 @@ def show_line(nodes: int, case: str, took: float, copy: float, loop: float | Non
     print(f"{nodes:>7,}  {case:<15}{took * 1e6:>7.0f} us{copy * 1e6:>7.0f} us{took / copy:>7.1f}x{against_loop}")
 
 
-def show_goal(what: str, value: float, most: float) -> None:
-    print(f"{'ok  ' if value <= most else 'OVER'}  {value:>6.1f}  (at most {most:g})  {what}")
+def show_goal(title: str, value: float, most: float) -> None:
+    print(f"{'ok  ' if value <= most else 'OVER'}  {value:>6.1f}  (at most {most:g})  {title}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""From a freed tile to the waiting pod bound: kube-scheduler's back-off, our watch and the nudge, all in one figure.
-
-Door:  `freed(plane, nodes, trials)`.
-"""
+"""Measures the time from a freed tile to the binding of a pending pod, with backoff, watch and nudge."""
 
 import random
 import threading
@@ -32,13 +29,13 @@ class Freed(msgspec.Struct, frozen=True, kw_only=True):
             f"{len(self.took)} trials: p50 {quantile(self.took, 0.5):.3f} s, p90 {quantile(self.took, 0.9):.3f} s, "
             f"max {worst:.3f} s; {self.nudges:.0f} nudges",
             f"{'ok   ' if worst < GOAL else 'OVER '} {worst:.2f}  (below {GOAL:g})  seconds from a freed tile to the "
-            "waiting pod bound, worst",
+            "binding of a pending pod, worst",
         ]
 
 
 def freed(plane: ControlPlane, nodes: int = 20, trials: int = 60) -> Freed:
-    """A full cluster, and 50 more than there are trials wait. A pod goes, and the time runs from its DELETED event to
-    the next binding. Trials come at moments of chance, so that the others' back-off is in every state."""
+    """A full cluster, with 50 more pending pods than trials. A pod is deleted, and the time runs from its DELETED event
+    to the next binding. Trials start at random times, so that the backoff of the others is in every state."""
     plane.namespace(SPACE)
     join(plane.kube, [gpu_node(f"node-{n:03}", CARDS, CARD) for n in range(nodes)], 8)
     full, dice = nodes * CARDS * 2, random.Random(7)  # two halves per card
@@ -52,7 +49,7 @@ def freed(plane: ControlPlane, nodes: int = 20, trials: int = 60) -> Freed:
         wishes = [one_tile(f"p{n:05}", CARD // 2) for n in range(full + WAITING + trials)]
         plane.kube.create_many(wishes, SPACE, threads=8)
         ear.wait_for_bound(full, 120)
-        say(f"{full} bound, {len(wishes) - full} wait")
+        say(f"{full} bound, {len(wishes) - full} pending")
         took = []
         for number in range(trials):
             time.sleep(dice.uniform(0.0, PAUSE))
@@ -64,15 +61,15 @@ def freed(plane: ControlPlane, nodes: int = 20, trials: int = 60) -> Freed:
     return Freed(took=tuple(took), nudges=nudges)
 
 
-def _trial(plane: ControlPlane, ear: "Ear", goes: str) -> float:
+def _trial(plane: ControlPlane, ear: "Ear", victim: str) -> float:
     full = len(ear.bound)
-    plane.kube.delete("Pod", goes, SPACE, grace=0)
-    ear.wait_for_bound(full, 30, after=goes)
-    return ear.last_bound - ear.gone[goes]
+    plane.kube.delete("Pod", victim, SPACE, grace=0)
+    ear.wait_for_bound(full, 30, after=victim)
+    return ear.last_bound - ear.gone[victim]
 
 
 class Ear:
-    """Who is bound, and when the last came and each one went."""
+    """Records which pods are bound, the time of the last binding, and of each deletion."""
 
     def __init__(self) -> None:
         self.bound: set[str] = set()
@@ -92,7 +89,7 @@ class Ear:
             self._news.notify_all()
 
     def wait_for_bound(self, count: int, seconds: float, after: str = "") -> None:
-        """Until so many are bound, and `after` is gone."""
+        """Wait until `count` pods are bound, and `after` is deleted."""
         with self._news:
             if not self._news.wait_for(lambda: len(self.bound) == count and (not after or after in self.gone), seconds):
                 raise TookTooLong(f"{len(self.bound)} of {count} pods were bound within {seconds:g} s")

@@ -1,14 +1,14 @@
-"""A published list of pods through a real kube-scheduler, against the simulator: `make bench-packing LIST=<folder>`.
+"""Schedules a published list of pods with a real kube-scheduler and compares it with the simulator.
 
-    make bench-packing LIST=../traces                                        the folder holds the openb lists
+    make bench-packing LIST=../traces                                        the folder contains the openb lists
     make bench-packing LIST=../traces ARGS="--policies tiling --steer on --first 1000"
 
 The nodes of the list join as Node objects. Its pods are created one after another, in the order in which the simulator
-replays them for the same seed (`gputile simulate`), a few at a time: the next comes when one of those on their way is
-bound or refused. A refused pod is deleted, as the simulator drops it. What counts is how much of the cluster's GPU is
-handed out at the end, read from the grants in the API server. `--steer off` leaves pods without GPUs to kube-scheduler.
+replays them for the same seed (`gputile simulate`), a few at a time: the next is created when a pod in flight is
+bound or rejected. A rejected pod is deleted, as the simulator drops it. The result is the share of GPU capacity that is
+allocated at the end, read from the grants in the API server. `--steer off` leaves CPU-only pods to kube-scheduler.
 
-The list is read where it is; nothing of it is kept here. A card has 1000 MiB, so that a thousandth of it is one.
+The list is read in place; nothing of it is copied. A GPU has 1000 MiB, so that a thousandth of it is 1 MiB.
 """
 
 import queue
@@ -40,14 +40,14 @@ from gputile.sim.replay import ReplayPlan, arrivals, average_card, replay
 from gputile.sim.traces import THOUSANDTHS, Job, load_jobs, load_nodes
 
 SPACE = "packing"
-SLOTS = 100  # tiles on a card: the lists know no limit
+SLOTS = 100  # tiles per GPU: the lists have no limit
 PODS = 5_000  # on a node
-PATIENCE = 60.0  # seconds for one pod to be bound or refused
+PATIENCE = 60.0  # seconds for one pod to be bound or rejected
 NEAR, LEAST = 0.3, 95.8  # points
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """One run: percent of the cards handed out at the end."""
+    """The result of one run: percent of GPU capacity allocated at the end."""
 
     policy: str
     steered: bool
@@ -68,7 +68,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 HEAD = (
-    f"{'policy':<10}{'steer':>6}{'pods':>8}{'bound':>8}{'refused':>9}{'final %':>9}{'simulator':>11}{'diff':>8}{'s':>8}"
+    f"{'policy':<10}{'steer':>6}{'pods':>8}{'bound':>8}{'rejected':>9}{'final %':>9}{'simulator':>11}"
+    f"{'diff':>8}{'s':>8}"
 )
 
 
@@ -77,7 +78,7 @@ HEAD = (
 
 def node_object(node: Node) -> Manifest:
     cards = tuple(msgspec.structs.replace(card, slots=SLOTS) for card in node.cards)
-    made: Manifest = {
+    manifest: Manifest = {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {
@@ -86,24 +87,26 @@ def node_object(node: Node) -> Manifest:
         },
         "status": {"allocatable": {"cpu": f"{node.cpu}m", "memory": f"{node.memory}Mi"}},
     }
-    return from_manifest(made, resources={"pods": PODS, **({"gputile.io/gpu": SLOTS * len(cards)} if cards else {})})
+    return from_manifest(
+        manifest, resources={"pods": PODS, **({"gputile.io/gpu": SLOTS * len(cards)} if cards else {})}
+    )
 
 
-def pod_object(number: int, asked: PodRequest) -> Manifest:
-    limits: dict[str, Any] = {"cpu": f"{asked.cpu}m", "memory": f"{asked.memory}Mi"}
-    for ask in asked.asks:
+def pod_object(number: int, request: PodRequest) -> Manifest:
+    limits: dict[str, Any] = {"cpu": f"{request.cpu}m", "memory": f"{request.memory}Mi"}
+    for ask in request.asks:
         limits["gputile.io/gpu"] = ask.cards
         if not ask.exclusive:
             limits["gputile.io/memory"] = ask.memory_of(THOUSANDTHS)
-    models = [name for rule in asked.constraints.models for name in rule.names]
+    models = [name for rule in request.constraints.models for name in rule.names]
     return pod(f"p{number:06}", limits, annotations={"gputile.io/model": ",".join(models)} if models else {})
 
 
-# ---- feeding --------------------------------------------------------------------------------------------------------
+# ---- creating the pods ----------------------------------------------------------------------------------------------
 
 
 class Feeder:
-    """Creates pods in their order, so many on their way at a time, and deletes those that are refused."""
+    """Creates pods in order, at most `flight` at a time, and deletes rejected pods."""
 
     def __init__(self, kube: Kube, flight: int) -> None:
         self.bound, self.refused = 0, 0
@@ -124,7 +127,7 @@ class Feeder:
                     self._kube.create(wish, SPACE)
                     if number % 1_000 == 999:
                         rate = (number + 1) / (time.monotonic() - began)
-                        say(f"{number + 1:,} of {len(wishes):,} pods, {rate:.0f}/s; {self.refused:,} refused so far")
+                        say(f"{number + 1:,} of {len(wishes):,} pods, {rate:.0f}/s; {self.refused:,} rejected so far")
                 self._wait_for_the_last()
             finally:
                 self._drops.put(None)
@@ -132,17 +135,17 @@ class Feeder:
 
     def _take_turn(self) -> None:
         if not self._free.acquire(timeout=PATIENCE):
-            raise TookTooLong(f"for {PATIENCE:g} s nothing was bound or refused; on their way: {sorted(self._open)}")
+            raise TookTooLong(f"no pod was bound or rejected for {PATIENCE:g} s; in flight: {sorted(self._open)}")
 
     def _wait_for_the_last(self) -> None:
         deadline = time.monotonic() + PATIENCE
         while self._open:
             if time.monotonic() > deadline:
-                raise TookTooLong(f"neither bound nor refused: {sorted(self._open)}")
+                raise TookTooLong(f"neither bound nor rejected: {sorted(self._open)}")
             time.sleep(0.05)
 
     def hear(self, event: Event) -> None:
-        """In the watch's thread."""
+        """Handle an event, in the thread of the watch."""
         name = event.object["metadata"]["name"]
         if event.type == "DELETED" or name not in self._open:
             return
@@ -161,14 +164,14 @@ class Feeder:
         while (name := self._drops.get()) is not None:
             try:
                 self._kube.delete("Pod", name, SPACE, grace=0)
-            except ApiError as no:
-                if no.status != 404:
+            except ApiError as error:
+                if error.status != 404:
                     raise
 
 
-def _is_refused(found: Manifest) -> bool:
-    said = [c for c in found["status"].get("conditions", []) if c["type"] == "PodScheduled"]
-    return bool(said) and said[0]["status"] == "False" and said[0].get("reason") == "Unschedulable"
+def _is_refused(pod: Manifest) -> bool:
+    scheduled = [c for c in pod["status"].get("conditions", []) if c["type"] == "PodScheduled"]
+    return bool(scheduled) and scheduled[0]["status"] == "False" and scheduled[0].get("reason") == "Unschedulable"
 
 
 # ---- one run --------------------------------------------------------------------------------------------------------
@@ -179,7 +182,7 @@ class Lists(msgspec.Struct, frozen=True):
     jobs: tuple[Job, ...]
 
     def order(self, seed: int, ratio: float) -> list[Job]:
-        """The pods in the order in which the simulator has them arrive."""
+        """The pods in the order of the simulator."""
         capacity = sum(len(node.cards) for node in self.nodes)
         return arrivals(self.jobs, ratio * capacity, seed, average_card(self.nodes))
 
@@ -198,7 +201,7 @@ def run(plane: ControlPlane, lists: Lists, plan: ReplayPlan, *, steer: bool, fli
         pods.each(feeder.hear)
         feeder.feed(wishes)
     seconds = time.monotonic() - began
-    sold = sum(audit(plane.kube).values())
+    allocated = sum(audit(plane.kube).values())
     cards = sum(len(node.cards) for node in lists.nodes)
     return Result(
         policy=plan.policy,
@@ -207,7 +210,7 @@ def run(plane: ControlPlane, lists: Lists, plan: ReplayPlan, *, steer: bool, fli
         pods=len(order),
         bound=feeder.bound,
         refused=feeder.refused,
-        final=100 * sold / (cards * THOUSANDTHS),
+        final=100 * allocated / (cards * THOUSANDTHS),
         simulated=simulated(lists, plan) if first is None else float("nan"),
         seconds=seconds,
     )
@@ -221,7 +224,7 @@ def found_in(folder: Path, name: str) -> Path:
     for path in (folder / f"{name}.csv", folder / f"{name}.csv.gz"):
         if path.exists():
             return path
-    raise click.BadParameter(f"{folder} holds no {name}.csv or {name}.csv.gz")
+    raise click.BadParameter(f"{folder}: no {name}.csv or {name}.csv.gz; name another list with --nodes or --pods")
 
 
 def goals(results: Sequence[Result]) -> list[str]:
@@ -233,7 +236,7 @@ def goals(results: Sequence[Result]) -> list[str]:
             lines.append(f"{verdict} {gap:.2f}  (at most {NEAR})  points from the simulator, {it.policy}")
         if it.steered and it.policy == "tiling":
             verdict = "ok   " if it.final >= LEAST else "UNDER"
-            lines.append(f"{verdict} {it.final:.2f}  (at least {LEAST})  percent handed out, tiling")
+            lines.append(f"{verdict} {it.final:.2f}  (at least {LEAST})  percent allocated, tiling")
     return lines
 
 
@@ -242,11 +245,11 @@ def goals(results: Sequence[Result]) -> list[str]:
 @click.option("--nodes", default="openb_node_list_gpu_node", show_default=True, help="The list of nodes in it.")
 @click.option("--pods", default="openb_pod_list_default", show_default=True, help="The list of pods in it.")
 @click.option("--policies", default="tiling,binpack", show_default=True)
-@click.option("--steer", default="on,off", show_default=True, help="Runs with pods without GPUs steered, and without.")
+@click.option("--steer", default="on,off", show_default=True, help="Runs with CPU-only pods steered, and without.")
 @click.option("--seed", default=42, show_default=True)
 @click.option("--ratio", default=1.3, show_default=True, help="GPU demand that arrives, over capacity.")
-@click.option("--flight", default=16, show_default=True, help="Pods on their way at a time.")
-@click.option("--first", type=int, help="Only so many pods, for a quick look.")
+@click.option("--flight", default=16, show_default=True, help="Pods in flight.")
+@click.option("--first", type=int, help="Only the first N pods, for a quick run.")
 @click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Write the results as JSON.")
 def main(
     folder: Path,
@@ -272,10 +275,10 @@ def main(
 
 
 def one(built: Programs, lists: Lists, plan: ReplayPlan, *, steer: bool, flight: int, first: int | None) -> Result:
-    """Each on a control plane of its own."""
+    """One run, on a control plane of its own."""
     with ControlPlane(built) as plane:
         rights(plane)
-        say(f"{len(lists.nodes):,} nodes join; {plan.policy}, steering {'on' if steer else 'off'}")
+        say(f"joining {len(lists.nodes):,} nodes; {plan.policy}, steering {'on' if steer else 'off'}")
         join(plane.kube, [node_object(node) for node in lists.nodes], 8)
         return run(plane, lists, plan, steer=steer, flight=flight, first=first)
 

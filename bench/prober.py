@@ -1,7 +1,7 @@
-"""What callers see while a bench runs, each caller in a process of its own: its latencies are not those of the bench.
+"""Callers of the scheduler, each in a process of its own, so that the bench does not distort their latencies.
 
-Door:  `Caller(work, ...)` starts `work(ends, *args)` in a process and `results()` is what it returns; `probes` asks
-       /healthz as a kubelet does, `pods` plays kube-scheduler for good pods.
+`Caller(work, ...)` starts `work(*args)` in a process and `results()` returns its result; `probes` requests
+/healthz as a kubelet does, `pods` calls the extender for good pods as kube-scheduler does.
 """
 
 import http.client
@@ -22,14 +22,14 @@ from tests.e2e.api import ApiError, Kube
 
 from bench.stage import one_tile, quantile
 
-PATIENCE = 10.0  # seconds; an answer that takes longer is a failure and counts as long as this
-AGAIN, GRACE = 0.25, 10.0  # seconds between two tries of a pod; and after the end, for those that are not bound yet
-ELSEWHERE = -10  # these callers have machines of their own, where this is real: what they wait for a CPU is not ours
+PATIENCE = 10.0  # seconds; a response that takes longer is a failure and counts with this time
+AGAIN, GRACE = 0.25, 10.0  # seconds between two tries of a pod; and after the end, for pods that are not bound yet
+ELSEWHERE = -10  # in reality these callers run on other machines: their wait for a CPU is not ours
 _SPAWN = multiprocessing.get_context("spawn")
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where the scheduler is, and who asks; without `client` a stranger."""
+    """The scheduler's address and the caller's certificate; without `client` an untrusted caller."""
 
     port: int
     ca: str
@@ -47,7 +47,7 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class Cluster(msgspec.Struct, frozen=True):
-    """Where the API server is."""
+    """The API server's address and a token."""
 
     server: str
     ca: str
@@ -58,12 +58,12 @@ class Cluster(msgspec.Struct, frozen=True):
 
 
 def _as_if_elsewhere() -> None:
-    with suppress(PermissionError):  # only root may; without it the callers' own waiting is part of what they measure
+    with suppress(PermissionError):  # needs root; otherwise the callers' own wait for a CPU is part of their latencies
         os.nice(ELSEWHERE)
 
 
 class Caller:
-    """A process that calls until `results` is asked for, or its time is over."""
+    """A process that runs one caller; `go` starts it and `results` waits for its result."""
 
     def __init__(self, work: Callable[..., Any], *args: Any) -> None:
         self._mine, theirs = _SPAWN.Pipe()
@@ -75,15 +75,15 @@ class Caller:
         self._mine.send("go")
 
     def results(self, seconds: float) -> Any:
-        """Wait at most so long for what it found."""
+        """Wait at most `seconds` for its result."""
         if not self._mine.poll(seconds):
             self._process.kill()
             raise TimeoutError(f"{self._process.name} has no results after {seconds:g} s")
-        found = self._mine.recv()
+        result = self._mine.recv()
         self._process.join(10)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        if isinstance(result, Exception):
+            raise result
+        return result
 
 
 def _run(work: Callable[..., Any], pipe: Any, args: tuple[Any, ...]) -> None:
@@ -91,12 +91,12 @@ def _run(work: Callable[..., Any], pipe: Any, args: tuple[Any, ...]) -> None:
     pipe.recv()
     try:
         pipe.send(work(*args))
-    except Exception as wrong:
-        pipe.send(RuntimeError(f"{work.__name__}: {type(wrong).__name__}: {wrong}"))
+    except Exception as error:
+        pipe.send(RuntimeError(f"{work.__name__}: {type(error).__name__}: {error}"))
 
 
 class Latencies(msgspec.Struct, frozen=True):
-    """Milliseconds of each call, and the calls that failed or took longer than anybody waits."""
+    """Milliseconds of each call, and the calls that failed or timed out."""
 
     took: tuple[float, ...]
     failed: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ class Latencies(msgspec.Struct, frozen=True):
 
 
 def probes(address: Address, seconds: float, every: float) -> Latencies:
-    """/healthz over a new connection each time, without a certificate, as a kubelet asks."""
+    """Request /healthz over a new connection each time, without a certificate, as a kubelet does."""
     _as_if_elsewhere()
     took, failed, begun, trust = list[float](), list[str](), time.monotonic(), address.trust()
     for number in itertools.count():
@@ -125,10 +125,10 @@ def probes(address: Address, seconds: float, every: float) -> Latencies:
             return Latencies(tuple(took), tuple(failed))
         time.sleep(max(0.0, due - time.monotonic()))
         start = time.perf_counter()
-        said = _probe(address, trust)
+        failure = _probe(address, trust)
         took.append(1000 * (time.perf_counter() - start))
-        if said:
-            failed.append(said)
+        if failure:
+            failed.append(failure)
     raise AssertionError
 
 
@@ -138,8 +138,8 @@ def _probe(address: Address, trust: ssl.SSLContext) -> str:
         connection.request("GET", "/healthz")
         status = connection.getresponse().status
         return "" if status == 200 else f"HTTP {status}"
-    except (OSError, http.client.HTTPException) as wrong:
-        return f"{type(wrong).__name__}: {wrong}"
+    except (OSError, http.client.HTTPException) as error:
+        return f"{type(error).__name__}: {error}"
     finally:
         connection.close()
 
@@ -148,11 +148,11 @@ def _probe(address: Address, trust: ssl.SSLContext) -> str:
 
 
 class Good(msgspec.Struct, frozen=True):
-    """What became of the good pods."""
+    """The results for the good pods."""
 
     filters: Latencies
     binds: Latencies
-    creates: Latencies  # by the API server: how busy it is
+    creates: Latencies  # of the API server: how busy it is
     bound: int
     unbound: int
     named: dict[str, float]  # milliseconds of the last bind, by pod
@@ -184,43 +184,43 @@ class Asker(threading.Thread):
                 break
             try:
                 self._pod(f"good-{self._number}-{number}")
-            except (ApiError, OSError) as wrong:
-                self.failed.append(f"{type(wrong).__name__}: {wrong}")
+            except (ApiError, OSError) as error:
+                self.failed.append(f"{type(error).__name__}: {error}")
                 self.unbound += 1
         self._connection.close()
 
     def _pod(self, name: str) -> None:
         start = time.perf_counter()
-        made = self._kube.create(one_tile(name), self._space)
+        pod = self._kube.create(one_tile(name), self._space)
         self.creates.append(1000 * (time.perf_counter() - start))
-        body = b'{"Pod":' + msgspec.json.encode(made) + b',"Nodes":null,"NodeNames":' + self._nodes + b"}"
+        body = b'{"Pod":' + msgspec.json.encode(pod) + b',"Nodes":null,"NodeNames":' + self._nodes + b"}"
         while time.monotonic() < self._end:
             names = (self._ask("filter", body, self.filters) or {}).get("NodeNames")
-            if names and self._bind(made, names[0]):
+            if names and self._bind(pod, names[0]):
                 self.bound += 1
                 return
             time.sleep(AGAIN)
         self.unbound += 1
 
-    def _bind(self, made: dict[str, Any], node: str) -> bool:
-        metadata = made["metadata"]
+    def _bind(self, pod: dict[str, Any], node: str) -> bool:
+        metadata = pod["metadata"]
         named = {"PodName": metadata["name"], "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"]}
-        said = self._ask("bind", json.dumps({**named, "Node": node}).encode(), self.binds)
+        result = self._ask("bind", json.dumps({**named, "Node": node}).encode(), self.binds)
         self.named[metadata["name"]] = self.binds[-1]
-        return said is not None and said.get("Error") == ""
+        return result is not None and result.get("Error") == ""
 
     def _ask(self, verb: str, body: bytes, took: list[float]) -> dict[str, Any] | None:
         start = time.perf_counter()
         try:
             self._connection.request("POST", f"/gputile/{verb}", body, {"Content-Type": "application/json"})
             answer = self._connection.getresponse()
-            said = answer.read()
+            content = answer.read()
             if answer.status != 200:
                 raise OSError(f"HTTP {answer.status}")
-            found: dict[str, Any] = json.loads(said)
-            return found
-        except (OSError, http.client.HTTPException, ValueError) as wrong:
-            self.failed.append(f"{verb}: {type(wrong).__name__}: {wrong}")
+            result: dict[str, Any] = json.loads(content)
+            return result
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.failed.append(f"{verb}: {type(error).__name__}: {error}")
             self._connection.close()
             return None
         finally:
@@ -228,7 +228,7 @@ class Asker(threading.Thread):
 
 
 def pods(address: Address, cluster: Cluster, space: str, nodes: list[str], seconds: float, rate: float) -> Good:
-    """Pods at this rate, each created, filtered and bound, as kube-scheduler would."""
+    """Create, filter and bind pods at this rate, as kube-scheduler would."""
     _as_if_elsewhere()
     names, begun, threads = msgspec.json.encode(nodes), time.monotonic() + 0.5, 12
     due = [begun + number / rate for number in range(int(seconds * rate))]
@@ -238,10 +238,12 @@ def pods(address: Address, cluster: Cluster, space: str, nodes: list[str], secon
     for asker in askers:
         asker.join(seconds + GRACE + 3 * PATIENCE)
     return Good(
-        Latencies(tuple(t for one in askers for t in one.filters), tuple(f for one in askers for f in one.failed)),
-        Latencies(tuple(t for one in askers for t in one.binds)),
-        Latencies(tuple(t for one in askers for t in one.creates)),
-        sum(one.bound for one in askers),
-        sum(one.unbound for one in askers),
-        {name: took for one in askers for name, took in one.named.items()},
+        Latencies(
+            tuple(t for asker in askers for t in asker.filters), tuple(f for asker in askers for f in asker.failed)
+        ),
+        Latencies(tuple(t for asker in askers for t in asker.binds)),
+        Latencies(tuple(t for asker in askers for t in asker.creates)),
+        sum(asker.bound for asker in askers),
+        sum(asker.unbound for asker in askers),
+        {name: took for asker in askers for name, took in asker.named.items()},
     )

@@ -1,17 +1,17 @@
-"""Pods per second through a real kube-scheduler: without an extender, with gputile, with gputile as a wide extender.
+"""Measures pods per second through a real kube-scheduler: without an extender, with gputile, and with a wide gputile.
 
-Room:  rounds; in each every variant has its turn, in an order that changes from round to round, on the same nodes.
-Door:  `rates(plane, plan)` measures, `lines(plan, rounds)` is the table.
+In each round every variant runs once, in an order that changes from round to round, on the same nodes.
+`rates(plane, plan)` measures, `lines(rows)` renders the table.
 
 How a rate is measured. All pods are created while no kube-scheduler runs; then it is started, lists nodes and pods, and
-finds its queue full. The clock runs from the first binding that a watch shows to the last. So neither the creation of
-pods (ours) nor the start of the program is in the figure, and no variant is ever short of work. Each turn begins with
-new processes, and without gputile's process where it is not the one measured: it would follow the watch and take CPU
-from the others. Pods are removed after each turn, nodes stay. What a variant is worth is the ratio of its median to the
-median of `none`; the spread is that of the ratios within a round, for a busy machine is busy for a whole round.
+has a full queue. The time is measured from the first binding that a watch shows to the last. So neither the creation of
+pods nor the start of the program is included, and no variant runs out of work. Each turn starts with new
+processes, and without gputile's process if it is not measured: its watches would use CPU of
+the others. Pods are removed after each turn, nodes stay. The result of a variant is the ratio of its median to the
+median of `none`; the spread is that of the ratios within a round, because a busy machine is busy for a whole round.
 
-The nodes advertise every resource that the pods ask for, so that without an extender kube-scheduler's own
-NodeResourcesFit counts them, and binds by itself.
+The nodes advertise every resource that the pods request, so that without an extender kube-scheduler's own
+NodeResourcesFit counts them, and kube-scheduler binds by itself.
 """
 
 import signal
@@ -28,7 +28,7 @@ from bench import sampling
 from bench.stage import Tenant, bindings, configuration, one_tile, removed, say
 
 VARIANTS = ("none", "gputile", "echo")
-"""`echo`: all nodes that fit are named, and a prioritize call scores them; what most extenders do."""
+"""`echo`: filter returns all feasible nodes, and a prioritize call scores them, as most extenders do."""
 
 SPACE = "rates"
 GOALS = {(1_000, 100): 0.90, (5_000, 100): 0.95, (1_000, 0): 0.70, (5_000, 0): 0.70}
@@ -52,19 +52,19 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     ours: float
     scheduler: float
     api_server: float
-    load: float  # of the machine when it began
+    load: float  # of the machine at the start
 
 
 def rates(plane: ControlPlane, plan: Plan) -> list[list[Turn]]:
-    """By round, its turns."""
+    """The turns of each round."""
     plane.namespace(SPACE)
     rounds = []
     for number in range(plan.rounds):
         shift = number % len(plan.variants)
         order = plan.variants[shift:] + plan.variants[:shift]
         rounds.append([turn(plane, plan, variant) for variant in order])
-        said = ", ".join(f"{it.variant} {it.rate:.0f}/s" for it in rounds[-1])
-        say(f"{plan.nodes:,} nodes, {plan.percentage} %: round {number + 1} of {plan.rounds}: {said}")
+        results = ", ".join(f"{it.variant} {it.rate:.0f}/s" for it in rounds[-1])
+        say(f"{plan.nodes:,} nodes, {plan.percentage} %: round {number + 1} of {plan.rounds}: {results}")
     return rounds
 
 
@@ -103,13 +103,13 @@ def _tenant(plane: ControlPlane, plan: Plan, variant: str, file: Path | None) ->
 
 
 def knows_all(tenant: Tenant, pods: int) -> None:
-    """Asked seldom: each look is a TLS handshake, which the process pays for."""
+    """Polled seldom: each request is a TLS handshake, which costs the process CPU."""
     wait_until(
-        lambda: tenant.count("gputile_ledger_pods", state="pending") >= pods, 60, f"{pods} seen waiting", every=0.5
+        lambda: tenant.count("gputile_ledger_pods", state="pending") >= pods, 60, f"{pods} pods pending", every=0.5
     )
 
 
-# ---- what came of it ------------------------------------------------------------------------------------------------
+# ---- results --------------------------------------------------------------------------------------------------------
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,9 +136,9 @@ def rows(plan: Plan, rounds: Sequence[Sequence[Turn]]) -> list[Row]:
 
 
 def _row(plan: Plan, by_round: list[dict[str, Turn]], variant: str) -> Row:
-    mine = [turns[variant] for turns in by_round]
+    turns_of_variant = [turns[variant] for turns in by_round]
     base = [turns["none"].rate for turns in by_round if "none" in turns]
-    rate = statistics.median(it.rate for it in mine)
+    rate = statistics.median(it.rate for it in turns_of_variant)
     return Row(
         nodes=plan.nodes,
         percentage=plan.percentage,
@@ -146,29 +146,29 @@ def _row(plan: Plan, by_round: list[dict[str, Turn]], variant: str) -> Row:
         pods=plan.pods,
         rounds=len(by_round),
         rate=rate,
-        rates=tuple(it.rate for it in mine),
+        rates=tuple(it.rate for it in turns_of_variant),
         ratio=rate / statistics.median(base) if base else None,
-        ratios=tuple(it.rate / none for it, none in zip(mine, base, strict=False)),
-        ours_ms=statistics.median(it.ours for it in mine),
-        scheduler_ms=statistics.median(it.scheduler for it in mine),
-        api_server_ms=statistics.median(it.api_server for it in mine),
-        load=statistics.median(it.load for it in mine),
+        ratios=tuple(it.rate / none for it, none in zip(turns_of_variant, base, strict=False)),
+        ours_ms=statistics.median(it.ours for it in turns_of_variant),
+        scheduler_ms=statistics.median(it.scheduler for it in turns_of_variant),
+        api_server_ms=statistics.median(it.api_server for it in turns_of_variant),
+        load=statistics.median(it.load for it in turns_of_variant),
     )
 
 
-def lines(found: Sequence[Row]) -> list[str]:
-    said = [
+def lines(rows: Sequence[Row]) -> list[str]:
+    rendered = [
         f"{'nodes':>6} {'scored':>7}  {'variant':<8}{'pods/s':>7}{'min..max':>12}{'ratio':>7}{'min..max':>12}"
         f"{'gputile':>9}{'kube-sch.':>10}{'API srv.':>9}   CPU ms per pod"
     ]
-    for row in found:
+    for row in rows:
         scored = f"{row.percentage} %" if row.percentage else "default"
-        said.append(
+        rendered.append(
             f"{row.nodes:>6,} {scored:>7}  {row.variant:<8}{row.rate:>7.0f}{_spread(row.rates, '.0f'):>12}"
             f"{row.ratio or 0:>7.2f}{_spread(row.ratios, '.2f'):>12}"
             f"{row.ours_ms:>9.2f}{row.scheduler_ms:>10.2f}{row.api_server_ms:>9.2f}"
         )
-    return [*said, *(line for row in found for line in _goal(row))]
+    return [*rendered, *(line for row in rows for line in _goal(row))]
 
 
 def _goal(row: Row) -> list[str]:

@@ -1,11 +1,11 @@
-"""The API server through a relay that can make its client list all pods again.
+"""A relay to the API server that can make its client relist all pods.
 
     python -m bench.relay PORT UPSTREAM_PORT CERTIFICATE KEY CA
-    SIGUSR1: end the watch of pods, and answer 410 to the next
+    SIGUSR1: end the watch of pods, and respond 410 to the next
     prints   `bound NAME SECONDS` for each binding: how long the API server took for it
 
-Bytes pass as they are, in a process of its own, so that neither the bench nor the one measured pays for it. A 410 is
-what an API server answers when the history that a client asks for is gone: after it the client lists everything anew.
+Bytes pass unchanged, in a process of its own, so that neither the bench nor the measured process pays for it. A 410 is
+the API server's response for an expired resource version: after it the client relists.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ EXPIRED = (
 
 
 class Relay:
-    """Connections to one server, one by one; the watches of pods among them are known."""
+    """Forwards connections to one server, and knows which of them are watches of pods."""
 
     def __init__(self, upstream: int, ca: str) -> None:
         self._upstream, self._trust = upstream, ssl.create_default_context(cafile=ca)

@@ -1,9 +1,9 @@
-"""`python sampling.py FILE PROGRAM ARG...`: run a Python program and write down where its CPU time goes.
+"""`python sampling.py FILE PROGRAM ARG...`: run a Python program and record where its CPU time goes.
 
-Room:  a timer of the kernel counts CPU time, and at each beat the stack of the main thread is noted: C functions count
-       for the Python function that called them. Costs a few percent, where cProfile doubles what it looks at. SIGUSR1
-       forgets what was noted so far, so that a start is not in the picture.
-Door:  as a script around `gputile scheduler`; `table(file)` is what it wrote.
+A kernel timer counts CPU time, and at each tick the stack of the main thread is sampled: C functions count
+for the Python function that called them. It costs a few percent, where cProfile doubles the run time. SIGUSR1
+discards the samples so far, so that the start of the program is not included.
+Run it as a script around `gputile scheduler`; `table(file)` renders the result.
 """
 
 import atexit
@@ -15,12 +15,12 @@ from collections import Counter
 from pathlib import Path
 from types import CodeType, FrameType
 
-BEAT = 0.002  # seconds of CPU time; a kernel may beat more slowly, so that only shares are told
+BEAT = 0.002  # seconds of CPU time; a kernel may tick more slowly, so only shares are printed
 TOP = 30
 
 
 class Notes:
-    """How often each function was at work, and how often it was on the stack."""
+    """Counts of samples: each function at the top of the stack, and anywhere on the stack."""
 
     def __init__(self) -> None:
         self.alone: Counter[CodeType] = Counter()
@@ -46,10 +46,10 @@ class Notes:
 
 
 def _named(counts: Counter[CodeType]) -> Counter[str]:
-    found: Counter[str] = Counter()
+    named: Counter[str] = Counter()
     for code, count in counts.items():
-        found[f"{'/'.join(Path(code.co_filename).parts[-2:])}:{code.co_firstlineno} {code.co_qualname}"] += count
-    return found
+        named[f"{'/'.join(Path(code.co_filename).parts[-2:])}:{code.co_firstlineno} {code.co_qualname}"] += count
+    return named
 
 
 def main() -> None:
@@ -64,12 +64,12 @@ def main() -> None:
 
 
 def table(file: Path) -> str:
-    """The functions that cost most, by themselves and with what they call."""
-    found = json.loads(file.read_text())
-    beats = max(1, sum(found["alone"].values()))
+    """The most expensive functions, by themselves and with their callees."""
+    samples = json.loads(file.read_text())
+    beats = max(1, sum(samples["alone"].values()))
     lines = [f"{beats} samples"]
-    for title, kind in (("by itself", "alone"), ("with all that it calls", "within")):
-        below = [(name, count) for name, count in found[kind].items() if kind == "alone" or count < 0.97 * beats]
+    for title, kind in (("by itself", "alone"), ("with its callees", "within")):
+        below = [(name, count) for name, count in samples[kind].items() if kind == "alone" or count < 0.97 * beats]
         top = sorted(below, key=lambda item: -item[1])[:TOP]
         lines.append(f"\n{'share':>7}  {title}")
         lines += [f"{100 * count / beats:>6.1f}%  {name}" for name, count in top]

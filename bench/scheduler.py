@@ -1,4 +1,4 @@
-"""Speed of gputile beside a real kube-scheduler: `make bench-scheduler`, docs/performance.md.
+"""Measures gputile with a real kube-scheduler: `make bench-scheduler`, docs/performance.md.
 
     make bench-scheduler                                                all of it, about an hour on two cores
     make bench-scheduler ARGS="--nodes 1000 --rounds 2 --pods 1000 --variants none,gputile"
@@ -6,7 +6,7 @@
 
 Sections (`--only`): `rates` pods per second against no extender; `waiting` the same beside 1,000 pods that fit nowhere;
 `latency` of filter over HTTP; `size` memory and time to ready at 5,000 nodes and 30,000 pods; `freed` from a freed tile
-to the waiting pod bound. Needs the programs of `make e2e` (built once), and a machine that does nothing else.
+to the binding of a pending pod. Needs the programs of `make e2e` (built once), and an otherwise idle machine.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ SECTIONS = ("rates", "waiting", "latency", "size", "freed")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for on the command line."""
+    """The options of the command line."""
 
     nodes: tuple[int, ...]
     percentage: tuple[int, ...]
@@ -44,23 +44,23 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def words(known: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str], tuple[str, ...]]:
-    """A list with commas, each one of the known words."""
+    """A comma-separated list of known values."""
 
     def read(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
-        found = tuple(word.strip() for word in value.split(",") if word.strip())
-        if strange := [word for word in found if word not in known]:
-            raise click.BadParameter(f"there is no {strange[0]!r}; known are {', '.join(known)}")
-        return found
+        values = tuple(item.strip() for item in value.split(",") if item.strip())
+        if unknown := [item for item in values if item not in known]:
+            raise click.BadParameter(f"{unknown[0]!r} is unknown; choose from {', '.join(known)}")
+        return values
 
     return read
 
 
 def numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
-    """A list with commas."""
+    """A comma-separated list of numbers."""
     try:
-        return tuple(int(word) for word in value.split(","))
-    except ValueError as wrong:
-        raise click.BadParameter(f"{value!r} is no list of numbers such as 1000,5000") from wrong
+        return tuple(int(number) for number in value.split(","))
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is not a list of numbers; write e.g. 1000,5000") from error
 
 
 @click.command()
@@ -73,11 +73,11 @@ def numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int
 @click.option("--waiting", default=1_000, show_default=True, help="Pods that fit nowhere, in section waiting.")
 @click.option("--bound", default=30_000, show_default=True, help="Pods of the cluster in section size.")
 @click.option("--plain", is_flag=True, help="HTTP between kube-scheduler and gputile; deploy/ and the default: HTTPS.")
-@click.option("--profile", is_flag=True, help="Sample where our process spends its time, and print the top of it.")
-@click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures as JSON.")
+@click.option("--profile", is_flag=True, help="Profile gputile's process, and print the most expensive functions.")
+@click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Write all results as JSON.")
 def main(only: tuple[str, ...], save: Path | None, **asked: Any) -> None:
     options = Options(**asked)
-    built, found = programs(say), {}
+    built, results = programs(say), {}
     measure: dict[str, Callable[[Programs, Options], Any]] = {
         "rates": rates,
         "waiting": waiting,
@@ -86,13 +86,13 @@ def main(only: tuple[str, ...], save: Path | None, **asked: Any) -> None:
         "freed": freed,
     }
     for section in only:
-        found[section] = measure[section](built, options)
+        results[section] = measure[section](built, options)
         if save:
-            save.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+            save.write_bytes(msgspec.json.format(msgspec.json.encode(results)))
 
 
 def rates(built: Programs, options: Options) -> list[rating.Row]:
-    found: list[rating.Row] = []
+    rows: list[rating.Row] = []
     for nodes in options.nodes:
         with ControlPlane(built) as plane:
             rights(plane)
@@ -107,13 +107,13 @@ def rates(built: Programs, options: Options) -> list[rating.Row]:
                     plain=options.plain,
                     profile=options.profile,
                 )
-                found += rating.rows(plan, rating.rates(plane, plan))
-                show(rating.lines(found))
-    return found
+                rows += rating.rows(plan, rating.rates(plane, plan))
+                show(rating.lines(rows))
+    return rows
 
 
 def waiting(built: Programs, options: Options) -> list[Any]:
-    """At the smaller size; kube-scheduler's own work per try grows with the nodes."""
+    """At the smaller size; kube-scheduler's own work per attempt grows with the nodes."""
     with ControlPlane(built) as plane:
         nodes = joined(plane.kube, min(options.nodes))
         crowd.furnish(plane, nodes)
@@ -127,24 +127,24 @@ def waiting(built: Programs, options: Options) -> list[Any]:
 
 def latency(built: Programs, options: Options) -> list[sizes.Latency]:
     with ControlPlane(built) as plane:
-        found = sizes.latencies(plane, (100, *options.nodes))
-    show(sizes.latency_lines(found))
-    return found
+        latencies = sizes.latencies(plane, (100, *options.nodes))
+    show(sizes.latency_lines(latencies))
+    return latencies
 
 
 def size(built: Programs, options: Options) -> sizes.Large:
     with ControlPlane(built) as plane:
-        found = sizes.large(plane, joined(plane.kube, max(options.nodes)), options.bound)
-    show(found.lines())
-    return found
+        measured = sizes.large(plane, joined(plane.kube, max(options.nodes)), options.bound)
+    show(measured.lines())
+    return measured
 
 
 def freed(built: Programs, options: Options) -> freeing.Freed:
     with ControlPlane(built) as plane:
         rights(plane)
-        found = freeing.freed(plane)
-    show(found.lines())
-    return found
+        measured = freeing.freed(plane)
+    show(measured.lines())
+    return measured
 
 
 def show(lines: list[str]) -> None:

@@ -1,8 +1,8 @@
-"""How long a scrape of the scheduler's /metrics takes, and how long verbs wait for it meanwhile.
+"""Measures how long a scrape of the scheduler's /metrics takes, and how long it delays verbs.
 
-    make bench-scrape        100 to 5,000 nodes x 8 cards with 6 pods on each: as set by default, with all, with HAMi's
+    make bench-scrape        100 to 5,000 nodes x 8 GPUs with 6 pods on each: default settings, all series, HAMi's names
 
-"held up" is the longest time for which nothing else was answered. Both in CPU time, which other programs do not change.
+"delay" is the longest time for which nothing else was answered. Both are CPU time, which other programs do not change.
 """
 
 import asyncio
@@ -30,33 +30,33 @@ CARDS, PODS = 8, 6  # per node
 MANY = 10**6
 CASES = {
     "default": MetricsSettings(),
-    "all cards and pods": MetricsSettings(cards=MANY, pods=MANY),
+    "all GPUs and pods": MetricsSettings(cards=MANY, pods=MANY),
     "and HAMi's names": MetricsSettings(cards=MANY, pods=MANY, hami=True),
 }
-GOALS = {"took, default, 5,000 nodes": 2.0, "held up, default": 0.05}  # seconds
+GOALS = {"took, default, 5,000 nodes": 2.0, "delay, default": 0.05}  # seconds
 
 
 def main() -> None:
-    print(f"{'nodes':>7}{'cards':>8}{'pods':>8}  {'case':<20}{'took':>9}{'held up':>10}{'series':>10}{'MB':>8}")
+    print(f"{'nodes':>7}{'GPUs':>8}{'pods':>8}  {'case':<20}{'took':>9}{'delay':>10}{'series':>10}{'MB':>8}")
     worst, default = 0.0, 0.0
     for nodes in SIZES:
         cluster_state = cluster(nodes)
         gc.collect()
-        gc.freeze()  # as the process does after its first list
+        gc.freeze()  # as the scheduler does after its first list
         for case, settings in CASES.items():
             took, held_up, text = asyncio.run(measured(ClusterMetrics(cluster_state, settings)))
             if case == "default":
                 worst, default = max(worst, held_up), took
             series = sum(not line.startswith(b"#") for line in text.splitlines())
-            figures = f"{took * 1000:>6.0f} ms{held_up * 1000:>7.1f} ms{series:>10}{len(text) / 1e6:>8.1f}"
-            print(f"{nodes:>7}{nodes * CARDS:>8}{nodes * PODS:>8}  {case:<20}{figures}")
+            columns = f"{took * 1000:>6.0f} ms{held_up * 1000:>7.1f} ms{series:>10}{len(text) / 1e6:>8.1f}"
+            print(f"{nodes:>7}{nodes * CARDS:>8}{nodes * PODS:>8}  {case:<20}{columns}")
     print()
-    for (what, goal), found in zip(GOALS.items(), (default, worst), strict=True):
-        print(f"{'ok  ' if found <= goal else 'SLOW'} {what}: {found:.3f} s, at most {goal} s")
+    for (title, goal), seconds in zip(GOALS.items(), (default, worst), strict=True):
+        print(f"{'ok  ' if seconds <= goal else 'SLOW'} {title}: {seconds:.3f} s, at most {goal} s")
 
 
 def cluster(nodes: int) -> ClusterState:
-    """Nodes with six pods each, whose agents say what they use."""
+    """Nodes with six pods each, whose agents report their usage."""
     ledger, dice = Ledger(), np.random.default_rng(7)
     cluster_state = ClusterState(ledger, DEFAULTS)
     ledger.fleet.learn_all([wants(ask(size, cores=20), cpu=1000) for size in ("4Gi", "20Gi", "32Gi")])
@@ -84,8 +84,8 @@ def pod(node_name: str, number: int, card: int, memory: int) -> Allocation:
     return Allocation(pod=uid, node=node_name, name=f"team-{number % 20}/train-{number}", grant=grant, cpu=1000)
 
 
-async def measured(figures: ClusterMetrics) -> tuple[float, float, bytes]:
-    """Seconds, the longest gap between two turns of somebody else, and the text."""
+async def measured(metrics: ClusterMetrics) -> tuple[float, float, bytes]:
+    """Seconds, the longest gap between two turns of another task, and the text."""
     gaps: list[float] = []
 
     async def watch() -> None:
@@ -97,7 +97,7 @@ async def measured(figures: ClusterMetrics) -> tuple[float, float, bytes]:
 
     watching = asyncio.create_task(watch())
     began = time.thread_time()
-    text = await figures.text()
+    text = await metrics.text()
     took = time.thread_time() - began
     await asyncio.sleep(0)
     watching.cancel()

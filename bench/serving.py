@@ -1,4 +1,4 @@
-"""A scheduler on a cluster in memory, for a bench that asks it over HTTP. Prints its port, then serves until killed.
+"""Runs a scheduler on an in-memory cluster for a bench over HTTP. Prints its port, then serves until killed.
 
 python -m bench.serving NODES FOLDER        FOLDER: with tls.crt, tls.key and ca.crt; "": plain HTTP
 """
@@ -21,9 +21,9 @@ TILE = {"gputile.io/gpu": 1, "gputile.io/memory": 1024}
 
 
 def filter_body(number: int) -> bytes:
-    """As kube-scheduler sends it, with the names of a hundred nodes; another pod for each number."""
-    asks = pod(TILE, name=f"asks-{number}", uid=f"uid-asks-{number}")
-    return json.dumps({"Pod": asks, "Nodes": None, "NodeNames": [f"node-{n}" for n in range(100)]}).encode()
+    """A body as kube-scheduler sends it, with the names of a hundred nodes; another pod for each number."""
+    manifest = pod(TILE, name=f"asks-{number}", uid=f"uid-asks-{number}")
+    return json.dumps({"Pod": manifest, "Nodes": None, "NodeNames": [f"node-{n}" for n in range(100)]}).encode()
 
 
 def settings(folder: str) -> Settings:

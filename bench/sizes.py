@@ -1,7 +1,4 @@
-"""How the process grows: filter's latency by the number of nodes, and memory and time to ready in a large cluster.
-
-Door:  `latencies(plane, sizes)`, `large(plane, nodes, pods)`.
-"""
+"""Measures the filter latency by the number of nodes, and memory and time to ready in a large cluster."""
 
 import time
 from collections.abc import Sequence
@@ -36,16 +33,16 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def latencies(plane: ControlPlane, sizes: Sequence[int], calls: int = 1_000) -> list[Latency]:
-    """The cluster grows from size to size. Its nodes are empty and alike, so every answer is a draw among all."""
-    found: list[Latency] = []
+    """The cluster grows from size to size. Its nodes are empty and equal, so filter chooses among all of them."""
+    measured: list[Latency] = []
     plane.namespace(SPACE)
     rights(plane)
     for size in sorted(sizes):
-        there = found[-1].nodes if found else 0
+        existing = measured[-1].nodes if measured else 0
         say(f"{size:,} nodes")
-        join(plane.kube, [gpu_node(f"node-{n:05}", CARDS) for n in range(there, size)], 8)
-        found.append(_latency(plane, [f"node-{n:05}" for n in range(size)], calls))
-    return found
+        join(plane.kube, [gpu_node(f"node-{n:05}", CARDS) for n in range(existing, size)], 8)
+        measured.append(_latency(plane, [f"node-{n:05}" for n in range(size)], calls))
+    return measured
 
 
 def _latency(plane: ControlPlane, nodes: list[str], calls: int) -> Latency:
@@ -53,7 +50,7 @@ def _latency(plane: ControlPlane, nodes: list[str], calls: int) -> Latency:
     with Tenant(plane, ledger__reserve_ttl="0.05", log_level="warning") as tenant:
         knows_all(tenant, calls)
         asker = Asker(tenant, nodes)
-        bodies = [asker.body(found) for found in plane.kube.list("Pod", SPACE)]
+        bodies = [asker.body(manifest) for manifest in plane.kube.list("Pod", SPACE)]
         before, took = Cost.of(tenant.child).cpu, []
         for body in bodies:
             began = time.perf_counter()
@@ -65,10 +62,10 @@ def _latency(plane: ControlPlane, nodes: list[str], calls: int) -> Latency:
     return Latency(nodes=len(nodes), calls=calls, p50=quantile(took, 0.5), p99=quantile(took, 0.99), cpu=cpu)
 
 
-def latency_lines(found: Sequence[Latency]) -> list[str]:
+def latency_lines(measured: Sequence[Latency]) -> list[str]:
     lines = [f"{'nodes':>7}{'p50 ms':>9}{'p99 ms':>9}{'CPU ms':>9}   filter over HTTPS, one connection, one at a time"]
-    lines += [f"{it.nodes:>7,}{it.p50:>9.2f}{it.p99:>9.2f}{it.cpu:>9.2f}" for it in found]
-    by_size = {it.nodes: it for it in found}
+    lines += [f"{it.nodes:>7,}{it.p50:>9.2f}{it.p99:>9.2f}{it.cpu:>9.2f}" for it in measured]
+    by_size = {it.nodes: it for it in measured}
     if {1_000, 5_000} <= set(by_size):
         growth = by_size[5_000].p50 / by_size[1_000].p50
         verdict = "ok   " if growth <= GROWTH_GOAL else "OVER "
@@ -82,7 +79,7 @@ def latency_lines(found: Sequence[Latency]) -> list[str]:
 class Large(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     pods: int
-    rss: tuple[float, ...]  # MiB, once ready and leading, by start
+    rss: tuple[float, ...]  # MiB, once ready and the leader, by start
     ready: tuple[float, ...]  # seconds from the start of the program to /readyz
 
     def lines(self) -> list[str]:
@@ -96,16 +93,16 @@ class Large(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def large(plane: ControlPlane, nodes: list[str], pods: int, starts: int = 3) -> Large:
-    """Ready is asked of a fresh process; memory is looked at when it leads and has ticked for a while."""
+    """Readiness is measured on a new process; memory after it became the leader and ran for a while."""
     plane.namespace(SPACE)
-    say(f"{pods:,} pods are bound, each with a tile")
+    say(f"binding {pods:,} pods, each with a tile")
     seat_all(plane.kube, SPACE, (_seat(n, nodes) for n in range(pods)))
     rights(plane)
     rss, ready = [], []
     for _ in range(starts):
         tenant = Clocked(plane)
         with tenant:
-            wait_until(partial(_has_booked, tenant, pods), 60, "all are booked")
+            wait_until(partial(_has_booked, tenant, pods), 60, "all pods are in the ledger")
             time.sleep(3)
             rss.append(Cost.of(tenant.child).rss)
             ready.append(tenant.took)
@@ -118,7 +115,7 @@ def _has_booked(tenant: Tenant, pods: int) -> bool:
 
 
 class Clocked(Tenant):
-    """Notes how long it took to be ready."""
+    """A replica that records how long it took to be ready."""
 
     took = 0.0
 
@@ -131,6 +128,6 @@ class Clocked(Tenant):
 
 
 def _seat(number: int, nodes: list[str]) -> Seat:
-    """Six or so pods a node, spread over its cards."""
+    """About six pods per node, spread over its GPUs."""
     node, turn = nodes[number % len(nodes)], number // len(nodes)
     return Seat(one_tile(f"p{number:05}"), node, (turn % CARDS,), TILE)

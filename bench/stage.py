@@ -1,8 +1,7 @@
-"""The real control plane that the benches of the scheduler run on: nodes, pods, our process, kube-scheduler.
+"""Helpers of the scheduler's benches on a real control plane: nodes, pods, gputile's process, kube-scheduler.
 
-Room:  what tests/e2e starts, in the shape that a measurement wants: any number of nodes, a process of ours over HTTPS
-       or HTTP and under a profiler if wished, what each program has cost from /proc, and who was bound when.
-Door:  `Tenant` is our process; `joined`, `one_tile`, `configuration`, `Bindings`, `Cost.of`, `say`.
+They adapt tests/e2e to measurements: any number of nodes, a gputile process over HTTPS or HTTP and optionally
+profiled, the CPU and memory of each program from /proc, and the times of bindings.
 """
 
 import os
@@ -38,11 +37,11 @@ def say(line: str) -> None:
     print(f"[{time.monotonic() - _began:7.1f}] {line}", flush=True)
 
 
-# ---- what a process costs -------------------------------------------------------------------------------------------
+# ---- CPU and memory of a process ------------------------------------------------------------------------------------
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """CPU seconds of a process so far, user and system, and what it holds in memory, MiB."""
+    """CPU seconds of a process so far, user and system, and its resident memory, MiB."""
 
     cpu: float
     rss: float
@@ -58,33 +57,33 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 def joined(kube: Kube, count: int, threads: int = 8) -> list[str]:
-    """`count` equal nodes of 8 cards, as an agent of ours would show them."""
-    say(f"{count:,} nodes x {CARDS} cards join")
+    """Join `count` equal nodes of 8 GPUs, as gputile's agent would publish them."""
+    say(f"joining {count:,} nodes x {CARDS} GPUs")
     width = len(str(count - 1))
     return list(join(kube, [gpu_node(f"node-{n:0{width}}", CARDS, CARD) for n in range(count)], threads))
 
 
 def one_tile(name: str, memory: int = TILE, **more: Any) -> Manifest:
-    """A tile of a card, and half a CPU, so that kube-scheduler has its usual work with it too."""
+    """A pod with a tile of a GPU and half a CPU, so that kube-scheduler has its usual work too."""
     wish = {"gputile.io/gpu": 1, "gputile.io/memory": memory, "cpu": "500m", "memory": "256Mi"}
     return pod(name, wish, **more)
 
 
 def removed(kube: Kube, space: str) -> None:
-    """All pods and events of a namespace, and only then go on. On a busy machine that takes longer than one request."""
+    """Delete all pods and events of a namespace and wait. On a busy machine that takes longer than one request."""
     for kind, plural in (("Pod", "pods"), ("Event", "events")):
         while kube.request("GET", f"/api/v1/namespaces/{space}/{plural}?limit=1")["items"]:
             with suppress(TimeoutError):
                 kube.delete_all(kind, space, grace=0)
 
 
-# ---- our process ----------------------------------------------------------------------------------------------------
+# ---- gputile's process ----------------------------------------------------------------------------------------------
 
 
 class Tenant(Replica):
-    """Our process; `plain` speaks HTTP instead of the TLS of deploy/, `profile` samples where its time goes."""
+    """gputile's process; `plain` uses HTTP instead of the TLS of deploy/, `profile` profiles it."""
 
-    patience = 180.0  # a slow start is a figure, not a failure
+    patience = 180.0  # a slow start is a result, not a failure
 
     def __init__(self, plane: ControlPlane, *, plain: bool = False, profile: Path | None = None, **sets: Any) -> None:
         without = {"tls__certificate": "", "tls__key": "", "tls__client_ca": ""} if plain else {}
@@ -98,7 +97,7 @@ class Tenant(Replica):
         return [sys.executable, Path(sampling.__file__).resolve(), self._profile, *argv]
 
     def connection(self) -> HTTPConnection:
-        """To be kept open by who asks often."""
+        """A connection to keep open for many calls."""
         return HTTPConnection("127.0.0.1", self.port, timeout=10) if self._plain else super().connection()
 
     def config(
@@ -113,19 +112,19 @@ class Tenant(Replica):
 
 
 def configuration(tenant: Tenant | None, percentage: int, **changes: Any) -> Manifest:
-    """kube-scheduler's, as deploy/ has it; without a tenant the same with no extender."""
-    qps = {"qps": 5000, "burst": 5000}  # its client is no limit, in any variant
+    """The configuration of kube-scheduler from deploy/; without a tenant the same without an extender."""
+    qps = {"qps": 5000, "burst": 5000}  # its client must not be the limit in any variant
     plain = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
     config = tenant.config(**changes) if tenant else plain
     elects = {"leaderElect": False}
     return {**config, "leaderElection": elects, "clientConnection": qps, "percentageOfNodesToScore": percentage}
 
 
-# ---- who was bound when ---------------------------------------------------------------------------------------------
+# ---- the times of bindings ------------------------------------------------------------------------------------------
 
 
 class Bindings:
-    """The moment at which the API server showed each pod of a namespace with a node, and the cost of programs then.
+    """The time at which the API server showed each pod of a namespace with a node, and the cost of programs then.
 
     The watch selects pods with a node, so each binding is one event and the bench costs little itself.
     """
@@ -167,10 +166,10 @@ class Bindings:
 
 @contextmanager
 def bindings(plane: ControlPlane, space: str, wanted: int, labels: str = "") -> Iterator[Bindings]:
-    found = Bindings(plane, wanted)
+    recorded = Bindings(plane, wanted)
     with watch(plane.kube, "Pod", space, labels, fields="spec.nodeName!=") as bound:
-        bound.each(found.hear)
-        yield found
+        bound.each(recorded.hear)
+        yield recorded
 
 
 def quantile(samples: Sequence[float], part: float) -> float:

@@ -1,10 +1,10 @@
-"""How long commands take to start, as ratios against `python -c pass` of the same run.
+"""Measures how long commands take to start, as ratios against `python -c pass` of the same run.
 
 make bench            prints a table and fails above the limits
 
-A person who types a command wants the answer, not a pause: 150 ms where an empty Python takes 20, so 7.5 times that.
-Measured is the time on the processor, of which the best of several turns counts: on a busy machine the rest is chance.
-Python's own cache of compiled files is filled first, as an installed program has it.
+The goal for an interactive command is 150 ms where an empty Python takes 20 ms, so 7.5 times that.
+CPU time is measured, and the best of several turns counts: on a busy machine the rest is noise.
+Python's cache of compiled files is filled first, as in an installed program.
 """
 
 import json
@@ -26,7 +26,7 @@ COMMANDS: dict[tuple[str, ...], float | None] = {
     ("kubectl-inspect-gpushare", "-f", "FILE"): LIMIT,
     ("gputile", "explain", "--help"): LIMIT,
     ("gputile", "doctor", "-f", "FILE"): LIMIT,
-    ("gputile", "explain", "web-0", "-f", "FILE"): None,  # decides, with NumPy, which alone takes as long
+    ("gputile", "explain", "web-0", "-f", "FILE"): None,  # uses NumPy, whose import alone takes as long
 }
 NOTHING = ("python", "-c", "pass")
 
@@ -35,8 +35,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "cluster.json"
         nodes = [{**node(name).cards(8).manifest(), "kind": "Node"} for name in ("n1", "n2")]
-        waits = {**pod({"gputile.io/gpu": 1, "gputile.io/memory": 10**6}), "kind": "Pod"}
-        file.write_text(json.dumps({"kind": "List", "items": [*nodes, waits]}))
+        pending = {**pod({"gputile.io/gpu": 1, "gputile.io/memory": 10**6}), "kind": "Pod"}
+        file.write_text(json.dumps({"kind": "List", "items": [*nodes, pending]}))
         best = measured({words: argv(words, str(file)) for words in (NOTHING, *COMMANDS)})
     print(f"{'command':<36}{'CPU ms':>8}{'x python':>10}{'limit':>8}")
     over = []
@@ -55,7 +55,7 @@ def argv(words: tuple[str, ...], file: str) -> list[str]:
 
 
 def measured(commands: dict[tuple[str, ...], list[str]]) -> dict[tuple[str, ...], float]:
-    """Seconds on the processor; in turns, so that a busy moment hits all alike."""
+    """CPU seconds of each command; in turns, so that a busy moment affects all alike."""
     best: dict[tuple[str, ...], float] = {}
     for turn in range(TURNS + 1):
         for words, command in commands.items():

@@ -1,9 +1,9 @@
-"""Slow strangers on a port, and what they cost the process behind it.
+"""Slow clients without a certificate, and their cost for the server.
 
-    python -m bench.strangers        the memory they take, and who is still answered meanwhile
+    python -m bench.strangers        the memory they use, and the responses to other callers meanwhile
 
-`half_heads`, `half_bodies`, `unread_pages` and `silent` open connections that are slow on purpose, and return what
-closes them. They block: where the server is in the same process, call them in a thread.
+`half_heads`, `half_bodies`, `unread_pages` and `silent` open connections that are slow on purpose, and return a
+function that closes them. They block: if the server is in the same process, call them in a thread.
 """
 
 import os
@@ -38,7 +38,7 @@ Closer = Callable[[], None]
 
 
 def silent(port: int, count: int, tls: ssl.SSLContext | None = None) -> Closer:
-    """They connect and say nothing: with TLS not even hello."""
+    """Connections that send nothing: with TLS not even a ClientHello."""
     return _opened(port, count, b"", None)
 
 
@@ -52,35 +52,35 @@ def half_bodies(port: int, count: int, tls: ssl.SSLContext | None = None, path: 
 
 
 def unread_pages(port: int, count: int, tls: ssl.SSLContext | None = None, path: str = "/metrics") -> Closer:
-    """They ask for the page, and never read it."""
+    """Connections that request the page and never read it."""
     return _opened(port, count, f"GET {path} HTTP/1.1\r\n{HOST}\r\n".encode(), tls)
 
 
-def _opened(port: int, count: int, said: bytes, tls: ssl.SSLContext | None) -> Closer:
+def _opened(port: int, count: int, sent: bytes, tls: ssl.SSLContext | None) -> Closer:
     stack = ExitStack()
     for _ in range(count):
-        with suppress(OSError):  # the server need not want us
-            stack.enter_context(connected(port, tls, said))
+        with suppress(OSError):  # the server may reject the connection
+            stack.enter_context(connected(port, tls, sent))
     return stack.close
 
 
 @contextmanager
-def connected(port: int, tls: ssl.SSLContext | None, said: bytes = b"") -> Iterator[socket.socket]:
+def connected(port: int, tls: ssl.SSLContext | None, sent: bytes = b"") -> Iterator[socket.socket]:
     with socket.socket() as plain:
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         plain.settimeout(CONNECT)
         plain.connect(("127.0.0.1", port))
         line = tls.wrap_socket(plain, server_hostname="localhost") if tls is not None else plain
         with line:
-            line.sendall(said)
+            line.sendall(sent)
             yield line
 
 
-# ---- a scheduler to try them on -------------------------------------------------------------------------------------
+# ---- the scheduler --------------------------------------------------------------------------------------------------
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A scheduler on a cluster in memory, in a process of its own."""
+    """A scheduler on an in-memory cluster, in a process of its own."""
 
     pid: int
     port: int
@@ -99,7 +99,7 @@ class Target(msgspec.Struct, frozen=True):
         return (int(stat[11]) + int(stat[12])) / TICKS
 
     def ask(self, method: str, path: str, body: bytes | None = None, *, certified: bool = False) -> tuple[int, float]:
-        """The status (0: no answer) over a new connection, and the seconds until it was there."""
+        """The status (0: no response) over a new connection, and the seconds it took."""
         tls, begun = self.certified if certified else self.stranger, time.perf_counter()
         line = self.line(tls)
         try:
@@ -143,40 +143,41 @@ def target(nodes: int, *, tls: bool = True) -> Iterator[Target]:
 
 @contextmanager
 def peak(of: Target, every: float = 0.02) -> Iterator[list[float]]:
-    """One number: the most memory that it had meanwhile, MiB."""
-    found, going = [of.rss], True
+    """One number: its peak memory meanwhile, MiB."""
+    highest, going = [of.rss], True
 
     def look() -> None:
         while going:
-            found[0] = max(found[0], of.rss)
+            highest[0] = max(highest[0], of.rss)
             time.sleep(every)
 
     looking = Thread(target=look)
     looking.start()
     try:
-        yield found
+        yield highest
     finally:
         going = False
         looking.join()
 
 
-# ---- what they cost -------------------------------------------------------------------------------------------------
+# ---- their cost -----------------------------------------------------------------------------------------------------
 
 
 def large_bodies(of: Target, count: int = 12, size: int = 64 * MIB, seconds: float = 10.0) -> tuple[float, float]:
-    """MiB before, and at most while `count` strangers each send a body of `size`, as fast as they can, in chunks."""
+    """MiB before, and the peak while `count` untrusted clients each send a chunked body of `size`, as fast as they
+    can."""
     before = of.rss
-    with peak(of) as found:
+    with peak(of) as highest:
         senders = [Thread(target=_send_chunks, args=(of, size, seconds)) for _ in range(count)]
         for sender in senders:
             sender.start()
         for sender in senders:
             sender.join()
-    return before, found[0]
+    return before, highest[0]
 
 
 def _send_chunks(of: Target, size: int, seconds: float) -> None:
-    """Up to just under the limit, then wait: what was sent has to be kept somewhere."""
+    """Send up to just below the limit, then wait: the server has to keep these bytes."""
     piece = b"10000\r\n" + b"x" * 65536 + b"\r\n"
     head = f"POST /gputile/filter HTTP/1.1\r\n{HOST}Transfer-Encoding: chunked\r\n\r\n"
     with suppress(OSError), connected(of.port, of.stranger, head.encode()) as line:
@@ -186,20 +187,21 @@ def _send_chunks(of: Target, size: int, seconds: float) -> None:
 
 
 def unread(of: Target, count: int = 20, seconds: float = 20.0) -> tuple[float, float]:
-    """MiB before, and at most while `count` strangers ask for /metrics one after the other and read nothing."""
+    """MiB before, and the peak while `count` untrusted clients request /metrics one after the other and read
+    nothing."""
     before, closers = of.rss, list[Closer]()
-    with peak(of) as found:
+    with peak(of) as highest:
         for _ in range(count):
             closers.append(unread_pages(of.port, 1, of.stranger))
             time.sleep(seconds / count)
         time.sleep(2.0)
     for close in closers:
         close()
-    return before, found[0]
+    return before, highest[0]
 
 
 def answers_beside(of: Target, strangers: int = 200, rounds: int = 50) -> dict[str, tuple[int, float]]:
-    """By what is asked: how many of `rounds` were answered 200 beside slow strangers, and the slowest of them in ms."""
+    """By path: how many of `rounds` were answered 200 beside slow clients, and the slowest of them in ms."""
     quarter = strangers // 4
     openers = (silent, half_heads, half_bodies, unread_pages)
     closers = [opener(of.port, quarter, of.stranger) for opener in openers]
@@ -209,14 +211,14 @@ def answers_beside(of: Target, strangers: int = 200, rounds: int = 50) -> dict[s
         "/readyz": lambda: of.ask("GET", "/readyz"),
         "filter": lambda: of.ask("POST", "/gputile/filter", body, certified=True),
     }
-    found: dict[str, tuple[int, float]] = {}
+    results: dict[str, tuple[int, float]] = {}
     for name, ask in asked.items():
         answers = [ask() for _ in range(rounds)]
         good = [took for status, took in answers if status == 200]
-        found[name] = len(good), max(good, default=0.0) * 1000
+        results[name] = len(good), max(good, default=0.0) * 1000
     for close in closers:
         close()
-    return found
+    return results
 
 
 def price_of_filter(of: Target, calls: int = 3000) -> float:
@@ -240,13 +242,13 @@ def main() -> None:
             prices = [price_of_filter(of) for _ in range(3)]
             print("  filter: " + ", ".join(f"{price:.3f}" for price in prices) + " ms of CPU per call")
             before, most = large_bodies(of)
-            print(f"  12 bodies of 64 MiB from strangers: {before:.0f} -> {most:.0f} MiB")
+            print(f"  12 bodies of 64 MiB from untrusted clients: {before:.0f} -> {most:.0f} MiB")
         with target(nodes, tls=tls) as of:
             before, most = unread(of)
-            print(f"  20 readers of /metrics that do not read: {before:.0f} -> {most:.0f} MiB")
+            print(f"  20 unread responses of /metrics: {before:.0f} -> {most:.0f} MiB")
         with target(nodes, tls=tls) as of:
             for name, (good, worst) in answers_beside(of).items():
-                print(f"  {name} beside 200 slow strangers: {good} of 50 answered, the slowest in {worst:.0f} ms")
+                print(f"  {name} beside 200 slow clients: {good} of 50 answered, the slowest in {worst:.0f} ms")
 
 
 if __name__ == "__main__":

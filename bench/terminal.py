@@ -1,4 +1,4 @@
-"""The pictures of docs/cli.md: what the commands really print, on a made-up cluster, drawn as a terminal draws it.
+"""Draws the pictures of docs/cli.md: the real output of the commands on a made-up cluster, as in a terminal.
 
 make pictures         writes docs/cli-*.png
 """
@@ -35,7 +35,7 @@ PAPER, INK = "#1e1e24", "#e4e4e4"
 COLOURS = {"31": "#ff6b68", "32": "#7ccf6f", "33": "#e8c35d", "36": "#67c6d8"}
 DIM = "#6c6c74"
 SGR = re.compile(r"\x1b\[([0-9;]*)m")
-CELL = (0.0835, 0.192)  # inches: width and height of a sign
+CELL = (0.0835, 0.192)  # inches: width and height of a character
 SIZE = 10  # points
 
 
@@ -43,15 +43,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "cluster.json"
         file.write_text(json.dumps({"kind": "List", "items": cluster()}))
-        for name, words in SHOTS.items():
-            draw(f"gputile {' '.join(words)}", printed([*words, "-f", str(file)]), DOCS / name)
+        for name, argv in SHOTS.items():
+            draw(f"gputile {' '.join(argv)}", printed([*argv, "-f", str(file)]), DOCS / name)
             print(f"wrote {name}")
 
 
-def printed(words: list[str]) -> str:
+def printed(argv: list[str]) -> str:
     env = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(COLUMNS)}
     program = Path(sys.executable).with_name("gputile")
-    return subprocess.run([program, *words], env=env, stdout=subprocess.PIPE, text=True, check=False).stdout
+    return subprocess.run([program, *argv], env=env, stdout=subprocess.PIPE, text=True, check=False).stdout
 
 
 def draw(command: str, text: str, path: Path) -> None:
@@ -60,22 +60,22 @@ def draw(command: str, text: str, path: Path) -> None:
     figure = plt.figure(figsize=(width, height), facecolor=PAPER)
     for row, line in enumerate(lines, start=1):
         column = 1
-        for style, word in runs(line):
-            for sign in word:
+        for style, text_run in runs(line):
+            for character in text_run:
                 x, y = column * CELL[0] / width, 1 - (row + 0.25) * CELL[1] / height
-                if sign != " ":
-                    figure.text(x, y, sign, family="DejaVu Sans Mono", size=SIZE, **style)
+                if character != " ":
+                    figure.text(x, y, character, family="DejaVu Sans Mono", size=SIZE, **style)
                 column += 1
     figure.savefig(path, dpi=120, facecolor=PAPER)
     plt.close(figure)
 
 
 def runs(line: str) -> list[tuple[dict[str, Any], str]]:
-    """Pieces of one style."""
+    """The pieces of a line that have one style."""
     style: dict[str, Any] = {"color": INK}
-    found, at = [], 0
+    pieces, at = [], 0
     for match in SGR.finditer(line):
-        found.append((dict(style), line[at : match.start()]))
+        pieces.append((dict(style), line[at : match.start()]))
         for code in match[1].split(";"):
             if code in ("", "0"):
                 style = {"color": INK}
@@ -86,10 +86,10 @@ def runs(line: str) -> list[tuple[dict[str, Any], str]]:
             else:
                 style["color"] = COLOURS.get(code, INK)
         at = match.end()
-    return [*found, (style, line[at:])]
+    return [*pieces, (style, line[at:])]
 
 
-# ---- a cluster to look at -------------------------------------------------------------------------------------------
+# ---- the cluster ----------------------------------------------------------------------------------------------------
 
 
 def cluster() -> list[dict[str, Any]]:
@@ -104,8 +104,8 @@ def cluster() -> list[dict[str, Any]]:
         node("t4-1").cards(4, "Tesla T4", 15360),
         node("cpu-1"),
     ]
-    for number, one in enumerate(built, start=11):
-        memory.add_node(one.manifest(f"10.0.0.{number}"))
+    for number, builder in enumerate(built, start=11):
+        memory.add_node(builder.manifest(f"10.0.0.{number}"))
     for namespace, name, count, limits in (
         ("research", "llm-13b", 2, {"gputile.io/gpu": 4}),
         ("team-a", "serve", 9, {"gputile.io/gpu": 1, "gputile.io/memory": 20000, "gputile.io/cores": 30}),
@@ -114,22 +114,22 @@ def cluster() -> list[dict[str, Any]]:
         ("team-b", "train", 3, {"gputile.io/gpu": 1}),
         ("research", "llm-70b", 1, {"gputile.io/gpu": 8}),
     ):
-        made = pod(limits, name=name, namespace=namespace)
+        manifest = pod(limits, name=name, namespace=namespace)
         kind = "Pod" if count == 1 else "Deployment"
-        memory.submit(Workload(kind=kind, name=name, namespace=namespace, replicas=count, pod=made))
+        memory.submit(Workload(kind=kind, name=name, namespace=namespace, replicas=count, pod=manifest))
     return [
-        *({**one, "kind": "Node"} for one in memory.nodes.values()),
+        *({**manifest, "kind": "Node"} for manifest in memory.nodes.values()),
         *map(_aged, memory.pods.values()),
-        *installation([one.node().name for one in built]),
+        *installation([builder.node().name for builder in built]),
     ]
 
 
 def installation(nodes: list[str]) -> list[dict[str, Any]]:
-    """What `doctor` looks at: two replicas, an agent that fell silent, a policy that somebody deleted."""
+    """The objects that `doctor` checks: two replicas, an agent without heartbeat, a deleted policy."""
     leader = pod({}, name="gputile-scheduler-7d9f-x2k", namespace="kube-system", labels={"gputile.io/leader": "true"})
     now, policies = datetime.now(UTC), ("gputile-records", "gputile-agents")
     config = (DEPLOY / "kube-scheduler" / "second-scheduler.yaml").read_text()
-    data = next(one["data"] for one in yaml.safe_load_all(config) if one["kind"] == "ConfigMap")
+    data = next(manifest["data"] for manifest in yaml.safe_load_all(config) if manifest["kind"] == "ConfigMap")
     return [
         leader,
         _object("Deployment", "gputile-scheduler", spec={"replicas": 2}, status={"readyReplicas": 2}),
@@ -149,19 +149,20 @@ def _object(kind: str, name: str, namespace: str = "kube-system", **more: Any) -
 
 
 def _lease(name: str, renewed: datetime, namespace: str = "gputile-agents") -> dict[str, Any]:
-    said = renewed.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    spec = {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": said}
+    renew_time = renewed.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    spec = {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": renew_time}
     return _object("Lease", name, namespace, spec=spec)
 
 
-def _aged(found: dict[str, Any]) -> dict[str, Any]:
-    """As a cluster has it: with times and a phase. The grant's own time is that of the memory's clock, so none."""
-    made = (datetime.now(UTC) - timedelta(hours=3, minutes=12)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    placed = bool(found["spec"].get("nodeName"))
+def _aged(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Add times and a phase, as in a real cluster. The grant's own time is that of the in-memory clock, so it has
+    none."""
+    created = (datetime.now(UTC) - timedelta(hours=3, minutes=12)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    placed = bool(manifest["spec"].get("nodeName"))
     status: dict[str, Any] = {"phase": "Running" if placed else "Pending"}
     if placed:
-        status["conditions"] = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": made}]
-    return {**found, "metadata": {**found["metadata"], "creationTimestamp": made}, "status": status}
+        status["conditions"] = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": created}]
+    return {**manifest, "metadata": {**manifest["metadata"], "creationTimestamp": created}, "status": status}
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Pods that fit, bound beside a thousand that fit nowhere; and what a repeated no costs our process.
+"""Measures the binding of pods that fit beside a thousand that fit nowhere, and the cost of a repeated rejection.
 
-Room:  every card of the cluster has a tenant with 30 of its 80 GiB; the waiting pods want 60 GiB of one card. In sum
-       each node has enough, so kube-scheduler asks us about all nodes each time, and again on every change it sees.
-Door:  `furnish` first; `beside` for the rates, `prices` for the price of a no and of a yes.
+Every GPU of the cluster has an allocation of 30 of its 80 GiB; the pending pods request 60 GiB of one GPU. In sum
+each node has enough, so kube-scheduler calls filter with all nodes each time, and again on every change it sees.
+Call `furnish` first; `beside` measures the rates, `prices` the cost of a rejected and of an accepted pod.
 """
 
 import signal
@@ -25,29 +25,29 @@ LEAST, MOST = 0.6, 0.5
 
 
 class Beside(msgspec.Struct, frozen=True, kw_only=True):
-    """The rate with so many waiting against the rate without."""
+    """The rate with pending pods against the rate without."""
 
     waiting: int
     alone: tuple[float, ...]
     beside: tuple[float, ...]
     ratio: float
-    noes: float  # filter calls that ended in no, per pod bound
+    noes: float  # rejecting filter calls, per bound pod
     ours_ms: tuple[float, float]  # CPU per pod bound, alone and beside
 
     def lines(self) -> list[str]:
         ratios = [b / a for a, b in zip(self.alone, self.beside, strict=True)]
         return [
-            f"alone {statistics.median(self.alone):.0f} pods/s, beside {self.waiting:,} waiting pods "
-            f"{statistics.median(self.beside):.0f}; {self.noes:.2f} noes per pod bound; CPU of gputile per pod bound "
-            f"{self.ours_ms[0]:.2f} and {self.ours_ms[1]:.2f} ms",
-            f"{'ok   ' if self.ratio >= LEAST else 'UNDER'} {self.ratio:.2f}  (at least {LEAST})  rate beside waiting "
+            f"alone {statistics.median(self.alone):.0f} pods/s, beside {self.waiting:,} pending pods "
+            f"{statistics.median(self.beside):.0f}; {self.noes:.2f} rejections per bound pod; "
+            f"CPU of gputile per bound pod {self.ours_ms[0]:.2f} and {self.ours_ms[1]:.2f} ms",
+            f"{'ok   ' if self.ratio >= LEAST else 'UNDER'} {self.ratio:.2f}  (at least {LEAST})  rate beside pending "
             f"pods against the rate without, {min(ratios):.2f}..{max(ratios):.2f}",
         ]
 
 
 def furnish(plane: ControlPlane, nodes: list[str]) -> None:
-    """A tenant on every card: one pod per node, a tile of each of its cards."""
-    say(f"{len(nodes):,} tenants, each with a tile of all {CARDS} cards of its node")
+    """An allocation on every GPU: one pod per node, with a tile of each of its GPUs."""
+    say(f"binding {len(nodes):,} pods, each with a tile of all {CARDS} GPUs of its node")
     plane.namespace(TENANTS)
     wishes = (pod(f"t-{node}", {"gputile.io/gpu": CARDS, "gputile.io/memory": TENANT}) for node in nodes)
     seats = (Seat(wish, node, tuple(range(CARDS)), TENANT) for wish, node in zip(wishes, nodes, strict=True))
@@ -56,13 +56,13 @@ def furnish(plane: ControlPlane, nodes: list[str]) -> None:
 
 def beside(plane: ControlPlane, waiting: int, pods: int, rounds: int) -> Beside:
     plane.namespace(SPACE)
-    found: dict[int, list[tuple[float, float, float]]] = {0: [], waiting: []}
+    turns_by_count: dict[int, list[tuple[float, float, float]]] = {0: [], waiting: []}
     for number in range(rounds):
         for count in (0, waiting) if number % 2 == 0 else (waiting, 0):
-            found[count].append(_turn(plane, count, pods))
-        said = ", ".join(f"{count} waiting {turns[-1][0]:.0f}/s" for count, turns in found.items())
-        say(f"round {number + 1} of {rounds}: {said}")
-    alone, crowd = found[0], found[waiting]
+            turns_by_count[count].append(_turn(plane, count, pods))
+        results = ", ".join(f"{count} pending {turns[-1][0]:.0f}/s" for count, turns in turns_by_count.items())
+        say(f"round {number + 1} of {rounds}: {results}")
+    alone, crowd = turns_by_count[0], turns_by_count[waiting]
     return Beside(
         waiting=waiting,
         alone=tuple(rate for rate, _, _ in alone),
@@ -74,17 +74,17 @@ def beside(plane: ControlPlane, waiting: int, pods: int, rounds: int) -> Beside:
 
 
 def _turn(plane: ControlPlane, waiting: int, pods: int) -> tuple[float, float, float]:
-    """Pods per second, noes per pod bound, CPU of ours per pod bound.
+    """Pods per second, rejections per bound pod, CPU of gputile per bound pod.
 
-    First every waiting pod is refused once. Then kube-scheduler is frozen while the pods that fit are created, and
-    thawed: from the first binding to the last it has both to do, those that fit and those that it tries again.
+    First every pending pod is rejected once. Then kube-scheduler is stopped while the pods that fit are created, and
+    continued: from the first binding to the last it handles both, pods that fit and pods that it retries.
     """
     with ExitStack() as stack:
         tenant = stack.enter_context(Tenant(plane))
         plane.kube.create_many([_hopeless(n) for n in range(waiting)], SPACE, threads=8)
         knows_all(tenant, waiting)
         scheduler = stack.enter_context(plane.start_scheduler(config=configuration(tenant, 100)))
-        wait_until(lambda: _noes(tenant) >= waiting, 300, f"{waiting} pods refused", every=0.5)
+        wait_until(lambda: _noes(tenant) >= waiting, 300, f"{waiting} pods rejected", every=0.5)
         seen = stack.enter_context(bindings(plane, SPACE, pods))
         scheduler.child.signal(signal.SIGSTOP)
         stack.callback(scheduler.child.signal, signal.SIGCONT)
@@ -107,21 +107,22 @@ def _hopeless(number: int) -> Manifest:
 
 
 def whole(priced: "Prices", rate: Beside) -> list[str]:
-    """The same no against all that a pod costs us that is bound: filter, bind, and hearing of it."""
+    """The cost of a rejection against all that a bound pod costs: filter, bind, and its watch events."""
     share = priced.no / rate.ours_ms[0]
     return [
-        f"{'ok   ' if share <= MOST else 'OVER '} {share:.2f}  (at most {MOST})  CPU of a repeated no, of a bound pod"
+        f"{'ok   ' if share <= MOST else 'OVER '} {share:.2f}  (at most {MOST})  CPU of a repeated rejection, "
+        "of a bound pod"
     ]
 
 
-# ---- the price of a no ----------------------------------------------------------------------------------------------
+# ---- the cost of a rejection ----------------------------------------------------------------------------------------
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU milliseconds of our process per filter call, its HTTP included."""
+    """CPU milliseconds of gputile's process per filter call, HTTP included."""
 
     nodes: int
-    no: float  # a pod like those that were refused before
+    no: float  # of a pod like the ones rejected before
     yes: float
     no_samples: tuple[float, ...]
     yes_samples: tuple[float, ...]
@@ -129,28 +130,29 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     def lines(self) -> list[str]:
         ratio = self.no / self.yes
         return [
-            f"a no {self.no:.3f} ms of CPU, a yes {self.yes:.3f} ms, at {self.nodes:,} nodes",
-            f"{'ok   ' if ratio <= MOST else 'OVER '} {ratio:.2f}  (at most {MOST})  CPU of a repeated no, of a yes",
+            f"a rejection {self.no:.3f} ms of CPU, an accepted pod {self.yes:.3f} ms, at {self.nodes:,} nodes",
+            f"{'ok   ' if ratio <= MOST else 'OVER '} {ratio:.2f}  (at most {MOST})  CPU of a repeated rejection, "
+            "of an accepted pod",
         ]
 
 
 def prices(plane: ControlPlane, nodes: list[str], calls: int = 600, rounds: int = 5) -> Prices:
-    """In turn; every yes is another pod, and its pencil is soon rubbed out, as if bind had come."""
+    """In turns; every accepted pod is a new one, and its reservation soon expires, as if it had been bound."""
     plane.namespace(SPACE)
     kube = plane.kube
     with Tenant(plane, ledger__reserve_ttl="0.05", log_level="warning") as tenant:
         kube.create_many([_hopeless(n) for n in range(200)], SPACE, threads=8)
         kube.create_many([one_tile(f"p{n:05}") for n in range(calls * rounds)], SPACE, threads=8)
         knows_all(tenant, 200 + calls * rounds)
-        found = kube.list("Pod", SPACE)
-        noes = [it for it in found if it["metadata"]["name"].startswith("a")]
-        yeses = [it for it in found if it["metadata"]["name"].startswith("p")]
+        pods = kube.list("Pod", SPACE)
+        rejected = [it for it in pods if it["metadata"]["name"].startswith("a")]
+        accepted = [it for it in pods if it["metadata"]["name"].startswith("p")]
         asker = Asker(tenant, nodes)
-        asker.ask(noes)  # the first no of its kind
+        asker.ask(rejected)  # the first rejection of its kind
         no, yes = [], []
         for number in range(rounds):
-            no.append(asker.cost([noes[n % len(noes)] for n in range(calls)], fits=False))
-            yes.append(asker.cost(yeses[number * calls : (number + 1) * calls], fits=True))
+            no.append(asker.cost([rejected[n % len(rejected)] for n in range(calls)], fits=False))
+            yes.append(asker.cost(accepted[number * calls : (number + 1) * calls], fits=True))
         asker.close()
     removed(kube, SPACE)
     return Prices(
@@ -163,25 +165,25 @@ def prices(plane: ControlPlane, nodes: list[str], calls: int = 600, rounds: int 
 
 
 class Asker:
-    """Sends filter calls as kube-scheduler does: one connection kept open, names of all nodes, one pod at a time."""
+    """Sends filter calls as kube-scheduler does: one kept connection, the names of all nodes, one pod at a time."""
 
     def __init__(self, tenant: Tenant, nodes: list[str]) -> None:
         self._tenant, self._connection = tenant, tenant.connection()
         self._names = msgspec.json.encode(nodes)
 
-    def body(self, found: Manifest) -> bytes:
-        return b'{"Pod":' + msgspec.json.encode(found) + b',"Nodes":null,"NodeNames":' + self._names + b"}"
+    def body(self, pod: Manifest) -> bytes:
+        return b'{"Pod":' + msgspec.json.encode(pod) + b',"Nodes":null,"NodeNames":' + self._names + b"}"
 
     def send(self, body: bytes) -> bytes:
         self._connection.request("POST", "/gputile/filter", body, {"Content-Type": "application/json"})
         return self._connection.getresponse().read()
 
     def ask(self, pods: list[Manifest]) -> list[bytes]:
-        return [self.send(self.body(found)) for found in pods]
+        return [self.send(self.body(pod)) for pod in pods]
 
     def cost(self, pods: list[Manifest], *, fits: bool) -> float:
         """CPU milliseconds of the process per call."""
-        bodies = [self.body(found) for found in pods]
+        bodies = [self.body(pod) for pod in pods]
         before = Cost.of(self._tenant.child).cpu
         answers = [self.send(body) for body in bodies]
         spent = Cost.of(self._tenant.child).cpu - before

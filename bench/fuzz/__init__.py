@@ -1,4 +1,4 @@
-"""Inputs that no honest caller would send, for everything that reads what others write: `make fuzz`.
+"""Fuzzing of every component that parses external input: `make fuzz`.
 
-Door:  `python -m bench.fuzz`; `verbs.run`, and `running.run(TARGETS[name], ...)` for the others.
+`python -m bench.fuzz` runs it; `verbs.run` and `running.run` are the entry points for tests.
 """

@@ -1,11 +1,11 @@
-"""Send spoilt inputs to everything that reads what others write.
+"""Send corrupted inputs to every component that parses external input.
 
     python -m bench.fuzz                                               all targets, 100,000 bodies to the verbs
-    python -m bench.fuzz --target yaml --inputs 5000 --seed 7          one target, fewer inputs, and others
-    python -m bench.fuzz --target yaml --seed 7 --only 1234            one of them again, as a finding names it
+    python -m bench.fuzz --target yaml --inputs 5000 --seed 7          one target, fewer and other inputs
+    python -m bench.fuzz --target yaml --seed 7 --only 1234            reproduce one finding
 
-Targets: verbs (kube-scheduler's bodies), metrics-api, agent-port, kubelet (its messages and checkpoint, the runtime's),
-yaml (`gputile read`, `gputile doctor -f`). Ends with 1 on a finding.
+Targets: verbs (bodies of kube-scheduler), metrics-api, agent-port, kubelet (messages, checkpoint, runtime config),
+yaml (`gputile read`, `gputile doctor -f`). Exits with 1 on a finding.
 """
 
 import asyncio
@@ -35,25 +35,25 @@ async def fuzzed(name: str, inputs: int, seed: int, *, first: int = 0, tell: Tel
 
 
 @click.command()
-@click.option("--target", "targets", multiple=True, type=click.Choice([*INPUTS]), help="Which ones; all by default.")
-@click.option("--inputs", "--bodies", type=int, help=f"How many to each. [default: {INPUTS}]")
-@click.option("--seed", default=1, show_default=True, help="Which ones.")
-@click.option("--only", type=int, help="This one alone.")
+@click.option("--target", "targets", multiple=True, type=click.Choice([*INPUTS]), help="Targets; all by default.")
+@click.option("--inputs", "--bodies", type=int, help=f"Inputs for each target. [default: {INPUTS}]")
+@click.option("--seed", default=1, show_default=True, help="Seed of the inputs.")
+@click.option("--only", type=int, help="Send only this input.")
 def main(targets: tuple[str, ...], inputs: int | None, seed: int, only: int | None) -> None:
-    """Send spoilt inputs to everything that reads what others write."""
-    found, lines = list[Finding](), []
+    """Send corrupted inputs to every component that parses external input."""
+    all_findings, lines = list[Finding](), []
     for name in targets or INPUTS:
         begun = time.monotonic()
         sent = 1 if only is not None else inputs or INPUTS[name]
         with quiet():
-            mine = asyncio.run(fuzzed(name, sent, seed, first=only or 0, tell=click.echo))
-        for finding in mine:
+            findings = asyncio.run(fuzzed(name, sent, seed, first=only or 0, tell=click.echo))
+        for finding in findings:
             click.echo(finding.text())
-        found += mine
+        all_findings += findings
         took = time.monotonic() - begun
-        lines.append(f"{name:<12} {sent:>8,} inputs of seed {seed} in {took:4.0f} s: {len(mine)} findings")
+        lines.append(f"{name:<12} {sent:>8,} inputs of seed {seed} in {took:4.0f} s: {len(findings)} findings")
     click.echo("\n".join(lines))
-    sys.exit(1 if found else 0)
+    sys.exit(1 if all_findings else 0)
 
 
 if __name__ == "__main__":

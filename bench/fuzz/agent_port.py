@@ -1,6 +1,6 @@
-"""The agent's port, over real connections: bytes that are no HTTP, or HTTP that nobody sends.
+"""Fuzzes the agent's port over real connections: bytes that are not HTTP, and unusual HTTP.
 
-What is answered is a status below 500 (or one that says what is not understood), the connection ends when the client
+The response has a status below 500 (or one for an unsupported request), the connection closes when the client
 is done, and a probe is answered afterwards.
 """
 
@@ -15,7 +15,7 @@ from gputile.agent.server import AgentServer
 from gputile.agent.settings import AgentSettings
 from gputile.telemetry.agent_metrics import AgentMetrics
 
-HONEST = (501, 503, 505)  # what is not understood is said so; 503 is /readyz
+HONEST = (501, 503, 505)  # unsupported requests; 503 is /readyz
 PATIENCE = 3.0  # seconds after the client's last byte
 ANSWER = re.compile(rb"HTTP/1\.[01] ([1-5]\d\d) ")
 GOOD = [
@@ -40,30 +40,30 @@ class AgentPortTarget:
         self._server = server
 
     def sample(self, dice: random.Random) -> tuple[str, bytes]:
-        said = b"".join(dice.choices(GOOD, k=dice.choice((1, 1, 1, 2, 5))))
+        request = b"".join(dice.choices(GOOD, k=dice.choice((1, 1, 1, 2, 5))))
         if dice.random() < 0.4:
-            before, line, after = said.partition(b"\r\n")
-            said = before + line + dice.choice(LINES) + after
+            before, line, after = request.partition(b"\r\n")
+            request = before + line + dice.choice(LINES) + after
         spoiler = Spoiler(dice, [*GOOD, *LINES])
         for _ in range(spoiler.times()):
-            said = spoiler.spoil_bytes(said)
-        return "the port", said
+            request = spoiler.spoil_bytes(request)
+        return "the port", request
 
     async def wrong(self, path: str, body: bytes) -> str:
         answer = await self._talk(body)
-        found = [int(status) for status in ANSWER.findall(answer)]
-        bad = [status for status in found if status >= 500 and status not in HONEST]
+        statuses = [int(status) for status in ANSWER.findall(answer)]
+        bad = [status for status in statuses if status >= 500 and status not in HONEST]
         if bad or (answer and not ANSWER.match(answer)):
             return f"answered {answer[:300]!r}"
         return ""
 
-    async def _talk(self, said: bytes) -> bytes:
-        """All that is answered until the server hangs up; a server that does not is a TimeoutError."""
+    async def _talk(self, request: bytes) -> bytes:
+        """The response until the server closes the connection; TimeoutError if it does not."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._server.port)
         try:
             async with asyncio.timeout(PATIENCE):
-                with suppress(OSError):  # the server need not read on
-                    writer.write(said)
+                with suppress(OSError):  # the server may close early
+                    writer.write(request)
                     writer.write_eof()
                     return await reader.read()
                 return b""
@@ -78,12 +78,12 @@ class AgentPortTarget:
 @asynccontextmanager
 async def target() -> AsyncIterator[AgentPortTarget]:
     server = AgentServer(AgentSettings(node="n1", listen="127.0.0.1:0"), AgentMetrics(), lambda: "")
-    wrong: list[str] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: wrong.append(str(context.get("message"))))
+    errors: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(str(context.get("message"))))
     await server.start()
     try:
         yield AgentPortTarget(server)
     finally:
         await server.stop()
-    if wrong:
-        raise RuntimeError(f"the loop caught what nobody else did: {wrong[:3]}")
+    if errors:
+        raise RuntimeError(f"unhandled exceptions in the event loop: {errors[:3]}")

@@ -1,4 +1,4 @@
-"""What went wrong, and all that is needed to see it again."""
+"""Findings of the fuzzer, with everything that is needed to reproduce them."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -13,12 +13,12 @@ SHOWN = 2000  # bytes of an input that are printed
 Tell: TypeAlias = Callable[[str], None]
 
 
-def silent(said: str) -> None:
-    """Tells nobody."""
+def silent(line: str) -> None:
+    """Print nothing."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One input, where it went, and what was wrong with what came of it."""
+    """One input, its target, and the problem with the result."""
 
     target: str
     seed: int
@@ -31,12 +31,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         body = repr(self.body[:SHOWN]) + (f" ... {len(self.body)} bytes" if len(self.body) > SHOWN else "")
         again = f"python -m bench.fuzz --target {self.target} --seed {self.seed} --only {self.number}"
         where = f"{self.target}: input {self.number} of seed {self.seed} to {self.path}"
-        return f"{where}: {self.why}\n  {body}\n  again: {again}"
+        return f"{where}: {self.why}\n  {body}\n  reproduce: {again}"
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Every spoilt input is logged; nobody reads that here."""
+    """Disable logging: every corrupted input would be logged."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -1,6 +1,6 @@
-"""What a kubelet and a container runtime say: their messages, the device manager's checkpoint, the runtime's settings.
+"""Fuzzes the inputs from a kubelet and a container runtime: messages, the checkpoint, the runtime's configuration.
 
-Bytes that cannot be read are `InvalidMessage` or `UnreadableCheckpoint`; nothing else may come of them.
+Undecodable bytes must raise `InvalidMessage` or `UnreadableCheckpoint`, and nothing else.
 """
 
 import base64
@@ -43,7 +43,7 @@ MESSAGES: tuple[Message, ...] = (
         containers=[wire.ListedContainer(id="c" * 64, state=1, created_at=2**62, labels={"a": "b"})]
     ),
 )
-KINDS: dict[str, type[Message]] = {type(one).__name__: type(one) for one in MESSAGES}
+KINDS: dict[str, type[Message]] = {type(message).__name__: type(message) for message in MESSAGES}
 ENTRY = {
     "PodUID": "uid",
     "ContainerName": "c0",
@@ -63,7 +63,7 @@ class KubeletTarget:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._encoded = {type(one).__name__: encode(one) for one in MESSAGES}
+        self._encoded = {type(message).__name__: encode(message) for message in MESSAGES}
         self._texts = {"checkpoint": json.dumps({"Data": DATA, "Checksum": 1}).encode()}
         self._texts["configuration"] = json.dumps(CONFIG).encode()
 
@@ -82,24 +82,24 @@ class KubeletTarget:
             read_config(body.decode("utf-8", "surrogateescape"), "/var/run/cdi")
             return ""
         with suppress(InvalidMessage):
-            found = decode(KINDS[path], body)
-            if decode(KINDS[path], encode(found)) != found:
-                return f"what is read is not what is written again: {found}"
+            decoded = decode(KINDS[path], body)
+            if decode(KINDS[path], encode(decoded)) != decoded:
+                return f"the message changes when it is encoded again: {decoded}"
         return ""
 
     def _read(self, body: bytes) -> str:
         (self._folder / CHECKPOINT).write_bytes(body)
         with suppress(UnreadableCheckpoint):
-            for held in read_checkpoint(self._folder):
-                if not all(isinstance(name, str) for name in held.ids):
-                    return f"a device of another kind: {held}"
+            for entry in read_checkpoint(self._folder):
+                if not all(isinstance(name, str) for name in entry.ids):
+                    return f"a device ID that is not a string: {entry}"
             registered(self._folder, "gputile.io/gpu")
         return ""
 
     async def audit(self) -> str:
         (self._folder / CHECKPOINT).write_bytes(self._texts["checkpoint"])
-        found = read_checkpoint(self._folder)
-        return "" if [len(one.ids) for one in found] == [2, 2] else f"a good checkpoint is read as {found}"
+        entries = read_checkpoint(self._folder)
+        return "" if [len(entry.ids) for entry in entries] == [2, 2] else f"a valid checkpoint is read as {entries}"
 
 
 @asynccontextmanager

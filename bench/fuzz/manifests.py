@@ -1,6 +1,6 @@
-"""YAML and JSON for `gputile read` and `gputile doctor -f`: bombs, wrong kinds, and bytes that are none.
+"""Fuzzes `gputile read` and `gputile doctor -f` with YAML and JSON: bombs, wrong types, random bytes.
 
-A command ends with 0, 1 or 2, a sentence and no traceback, soon, and prints no control characters to the terminal.
+A command exits with 0, 1 or 2, prints an error without a traceback, and prints no control characters to the terminal.
 """
 
 import io
@@ -20,7 +20,7 @@ from gputile.cli.group import cli
 from gputile.model.errors import GputileError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-LONGEST = 10.0  # seconds; then it is stopped
+LONGEST = 10.0  # seconds; then the command is stopped
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 POD = """\
 apiVersion: v1
@@ -46,7 +46,7 @@ SEEDS = [
 
 
 class Hangs(Exception):
-    """It took too long."""
+    """The command took too long."""
 
 
 class ManifestTarget:
@@ -71,24 +71,26 @@ class ManifestTarget:
             return f"{type(crash).__name__}: {crash}"
         if done.exit_code not in (0, 1, 2):
             return f"exit code {done.exit_code}"
-        said = done.output + (str(crash) if isinstance(crash, GputileError) else "")
-        found = CONTROL.search(said)
-        return f"prints {found[0]!r}: {said[max(0, found.start() - 40) : found.start() + 40]!r}" if found else ""
+        output = done.output + (str(crash) if isinstance(crash, GputileError) else "")
+        control = CONTROL.search(output)
+        return (
+            f"prints {control[0]!r}: {output[max(0, control.start() - 40) : control.start() + 40]!r}" if control else ""
+        )
 
     async def audit(self) -> str:
         done = CliRunner().invoke(cli, ["read", "-f", "-"], input=POD)
-        return "" if "1 card" in done.output or "GPU" in done.output else f"a good pod is read as {done.output!r}"
+        return "" if "1 card" in done.output or "GPU" in done.output else f"a valid pod is read as {done.output!r}"
 
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Stops what hangs, in the main thread of Python."""
+    """Stop a hanging command, in the main thread of Python."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Hangs(f"it took more than {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, stop)
-    rest, _ = signal.setitimer(signal.ITIMER_REAL, seconds)  # somebody else's, such as that of a test
+    rest, _ = signal.setitimer(signal.ITIMER_REAL, seconds)  # of another timer, such as a test's
     try:
         yield
     finally:

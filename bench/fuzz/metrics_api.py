@@ -1,7 +1,7 @@
-"""The aggregated metrics API: paths, queries and headers that the API server's front proxy would not send.
+"""Fuzzes the aggregated metrics API: paths, queries and headers that the API server's front proxy would not send.
 
-Requests go to the handler as the connection would hand them over, most of them as if from the front proxy. None may be
-answered with 500, with something that is no JSON, or change what is served.
+Requests go to the handler as the connection would pass them, most of them as if from the front proxy. None may be
+answered with 500 or with invalid JSON, or change the served objects.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from gputile.scheduler.settings import Settings
 from gputile.telemetry.metrics import Metrics
 
 PROXY = "front-proxy-client"
-WATCHED = 0.002  # seconds that a watch is listened to
+WATCHED = 0.002  # seconds that a watch is read
 PATHS = [
     f"/apis/{group}/{version}{rest}"
     for group, version in ((GROUP, VERSION), (OLD_GROUP, OLD_VERSION))
@@ -61,7 +61,7 @@ HEADS = [
 
 
 class Everything:
-    """Everybody may."""
+    """An authorizer that allows everything."""
 
     async def review(self, spec: Json) -> tuple[bool, str]:
         return True, ""
@@ -114,8 +114,8 @@ class MetricsApiTarget:
         return bytes(answer.body)
 
 
-def _request(said: bytes) -> Request:
-    method, path, query, *heads, body = said.split(b"\0\0")
+def _request(encoded: bytes) -> Request:
+    method, path, query, *heads, body = encoded.split(b"\0\0")
     fields = [line.partition(b": ") for head in heads for line in head.split(b"\n")]
     return Request(
         method=method.decode("latin-1"),

@@ -1,6 +1,6 @@
-"""The loop of all targets but the verbs, whose bodies must leave no trace either.
+"""The loop of all targets except the verbs, which have a loop of their own.
 
-Door:  `run(name, target, inputs, seed)`; a `Target` makes an input from dice, and says what was wrong with the outcome.
+`run(name, target, inputs, seed)`: a `Target` makes an input from a random generator and checks the result.
 """
 
 import random
@@ -10,20 +10,20 @@ from typing import Protocol
 
 from bench.fuzz.finding import SLOW, Finding, Tell, silent
 
-OFTEN = 1000  # inputs between two slower looks
+OFTEN = 1000  # inputs between two audits
 
 
 class Target(Protocol):
-    """Something that reads what others write."""
+    """A component that parses external input."""
 
     def sample(self, dice: random.Random) -> tuple[str, bytes]:
-        """Where to, and what."""
+        """The path and the body of an input."""
 
     async def wrong(self, path: str, body: bytes) -> str:
-        """What is wrong with what came of it; "" if nothing is. A crash raises."""
+        """The problem with the result; "" if there is none. A crash raises."""
 
     async def audit(self) -> str:
-        """A slower look, once in a while: whether good input is still served."""
+        """A slower check, once in a while: whether valid input is still served."""
 
 
 async def run(

@@ -1,6 +1,6 @@
-"""What is sent is spoilt: bytes flipped, cut, doubled and spliced; keys dropped, doubled and given other values.
+"""Corrupts inputs: flips, cuts, doubles and splices bytes; drops, doubles and changes keys.
 
-Door:  `Spoiler(dice, others)`: `spoil` for JSON, `spoil_bytes` for anything; the same dice spoil the same way.
+`Spoiler(dice, others)`: `spoil` for JSON, `spoil_bytes` for anything; the same random generator gives the same result.
 """
 
 import json
@@ -21,7 +21,7 @@ VALUES: tuple[Any, ...] = (
 
 
 class Spoiler:
-    """One input's own, so that it can be spoilt again alone. `others`: what pieces of may be spliced in."""
+    """Corrupts one input, reproducibly. `others`: inputs of which pieces may be spliced in."""
 
     def __init__(self, dice: random.Random, others: Sequence[bytes]) -> None:
         self._dice, self._others = dice, others
@@ -31,7 +31,7 @@ class Spoiler:
             try:
                 return self._spoil_tree(json.loads(body))
             except (ValueError, RecursionError):
-                pass  # it is no JSON any more
+                pass  # no longer JSON
         return self.spoil_bytes(body)
 
     def times(self) -> int:
@@ -85,10 +85,10 @@ class Spoiler:
         return self._dice.choice(VALUES)
 
     def _written(self, tree: Any) -> bytes:
-        """As JSON, as far as that goes: NaN and half surrogates are written too."""
+        """Encode as JSON; NaN and lone surrogates are written too."""
         try:
             return json.dumps(tree, ensure_ascii=self._dice.random() < 0.5).encode("utf-8", "surrogatepass")
-        except (ValueError, RecursionError):  # swapped into itself, or too deep to be written
+        except (ValueError, RecursionError):  # contains itself, or too deep to be encoded
             return b'{"a":' * 100_000
 
 
@@ -96,15 +96,21 @@ def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
     """Every (container, key) of the tree."""
     todo = [tree]
     while todo:
-        found = todo.pop()
-        keys: Any = list(found) if isinstance(found, dict) else range(len(found)) if isinstance(found, list) else ()
+        container = todo.pop()
+        keys: Any = (
+            list(container)
+            if isinstance(container, dict)
+            else range(len(container))
+            if isinstance(container, list)
+            else ()
+        )
         for key in keys:
-            yield found, key
-            todo.append(found[key])
+            yield container, key
+            todo.append(container[key])
 
 
 def _deep(levels: int) -> Any:
-    found: Any = 1
+    value: Any = 1
     for level in range(levels):
-        found = [found] if level % 2 else {"a": found}
-    return found
+        value = [value] if level % 2 else {"a": value}
+    return value

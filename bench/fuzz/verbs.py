@@ -1,9 +1,9 @@
-"""Bodies that no kube-scheduler would send: none may crash a verb, be answered with 5xx, or change the book.
+"""Fuzzes the extender verbs: no body may crash a verb, get a 5xx, or change the ledger.
 
-Starts from what kube-scheduler does send to every verb and spoils it: bytes are flipped, cut, doubled and spliced; keys
-are dropped, doubled in another case and given values of other kinds, deep and huge ones among them. Most bodies go to
-the verbs directly, a share over a real connection. The pods in them are strangers to the cluster, so nothing that is
-asked about them, however well-formed, may leave a trace.
+It starts from the bodies that kube-scheduler sends to each verb and corrupts them: bytes are flipped, cut, doubled and
+spliced; keys are dropped, doubled in another case and get values of other types, deep and huge ones too. Most bodies go
+to the verbs directly, a share over a real connection. The cluster does not know the pods in them, so no call, however
+well-formed, may leave a trace.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from gputile.testing.builders import node, pod
 OVER_HTTP = 0.05  # of the bodies
 
 
-# ---- where the bodies go --------------------------------------------------------------------------------------------
+# ---- the target -----------------------------------------------------------------------------------------------------
 
 NODES = ("n1", "n2", "shared", "bare")
 LIMITS: tuple[Json, ...] = (
@@ -59,7 +59,7 @@ def cluster() -> MemoryApi:
 
 
 class Target:
-    """A running scheduler on a cluster in memory, and what must not change about it."""
+    """A running scheduler on an in-memory cluster, and its state, which must not change."""
 
     def __init__(self, process: SchedulerApp, api: MemoryApi, http: aiohttp.ClientSession) -> None:
         self._process, self._api, self._http = process, api, http
@@ -73,7 +73,7 @@ class Target:
         return entries, [ledger.fleet.view(name) for name in sorted(ledger.fleet.names())]
 
     async def wrong(self, path: str, body: bytes, *, over_http: bool) -> str:
-        """What is wrong with the answer, or with what it left behind; "" if nothing is."""
+        """The problem with the response or with the state after it; "" if there is none."""
         begun = time.perf_counter()
         try:
             answer = await (self._post(path, body) if over_http else self._ask(path, body))
@@ -100,11 +100,11 @@ class Target:
 
     def _changed(self) -> str:
         if self._book() != self._before:
-            return "the book has changed"
+            return "the ledger has changed"
         return ""
 
     def audit(self) -> str:
-        """Slower looks, once in a while."""
+        """Slower checks, once in a while."""
         self._process.ledger.check()
         return "" if msgspec.json.encode(self._api.pods) == self._pods else "a pod in the cluster has changed"
 
@@ -117,7 +117,7 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
 @asynccontextmanager
 async def target() -> AsyncIterator[Target]:
     api = cluster()
-    still = TellSettings(nudge=False)  # else the pod that waits is touched after a while, whatever is sent
+    still = TellSettings(nudge=False)  # otherwise the pending pod is nudged after a while, whatever is sent
     process = SchedulerApp(api, Settings(listen="127.0.0.1:0", tell=still), Metrics())
     stop = asyncio.Event()
     running = asyncio.create_task(process.run(stop))
@@ -125,7 +125,7 @@ async def target() -> AsyncIterator[Target]:
         try:
             while not (process.is_synced() and process.server.port and not process.cluster_state.ungranted):
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(0.05)  # what the leader granted comes back through the watch
+            await asyncio.sleep(0.05)  # the leader's grants arrive through the watch
             yield Target(process, api, http)
         finally:
             stop.set()
@@ -136,33 +136,33 @@ FILTER = {"Nodes", "NodeNames", "FailedNodes", "FailedAndUnresolvableNodes", "Er
 
 
 def misshapen(verb: str, answer: bytes) -> str:
-    """What kube-scheduler could not read in it."""
+    """Why kube-scheduler could not decode the response; "" if it can."""
     try:
-        said = json.loads(answer)
-    except (ValueError, RecursionError) as wrong:
-        return f"the answer is no JSON: {wrong}"
+        result = json.loads(answer)
+    except (ValueError, RecursionError) as error:
+        return f"the response is not JSON: {error}"
     match verb:
         case "bind":
-            good = isinstance(said, dict) and set(said) == {"Error"} and isinstance(said["Error"], str)
+            good = isinstance(result, dict) and set(result) == {"Error"} and isinstance(result["Error"], str)
         case "prioritize":
-            good = isinstance(said, list) and all(set(one) == {"Host", "Score"} for one in said)
-            good = good and all(0 <= one["Score"] <= 10 for one in said)
+            good = isinstance(result, list) and all(set(score) == {"Host", "Score"} for score in result)
+            good = good and all(0 <= score["Score"] <= 10 for score in result)
         case "preempt":
-            good = isinstance(said, dict) and isinstance(said.get("NodeNameToMetaVictims"), dict)
-            victims = said["NodeNameToMetaVictims"].values() if good else ()
-            good = good and all(set(one) == {"Pods", "NumPDBViolations"} for one in victims)
+            good = isinstance(result, dict) and isinstance(result.get("NodeNameToMetaVictims"), dict)
+            victims = result["NodeNameToMetaVictims"].values() if good else ()
+            good = good and all(set(entry) == {"Pods", "NumPDBViolations"} for entry in victims)
         case _:
-            good = isinstance(said, dict) and set(said) == FILTER and isinstance(said["Error"], str)
-            good = good and all(isinstance(said[key], dict) for key in ("FailedNodes", "FailedAndUnresolvableNodes"))
-    return "" if good else f"the answer has another shape: {answer[:200]!r}"
+            good = isinstance(result, dict) and set(result) == FILTER and isinstance(result["Error"], str)
+            good = good and all(isinstance(result[key], dict) for key in ("FailedNodes", "FailedAndUnresolvableNodes"))
+    return "" if good else f"the response has another shape: {answer[:200]!r}"
 
 
-# ---- good bodies ----------------------------------------------------------------------------------------------------
+# ---- valid bodies ---------------------------------------------------------------------------------------------------
 
 
 def good_bodies() -> list[tuple[str, bytes]]:
-    """What kube-scheduler sends, by path; about pods and nodes some of which the cluster does not know."""
-    found: list[tuple[str, Any]] = []
+    """The bodies that kube-scheduler sends, by path; the cluster knows only some of their pods and nodes."""
+    bodies: list[tuple[str, Any]] = []
     names = [*NODES, "stranger"]
     whole = {"metadata": {}, "items": [*cluster().nodes.values(), node("later").card(size=64).manifest()]}
     for number, limits in enumerate(LIMITS):
@@ -171,7 +171,7 @@ def good_bodies() -> list[tuple[str, bytes]]:
         victims = {"n1": {"Pods": [{"UID": "uid-old-0"}], "NumPDBViolations": 1}, "shared": {"Pods": None}}
         pods = {"n1": {"Pods": [pod(LIMITS[0], name="old-0", uid="uid-old-0", on="n1")], "NumPDBViolations": 0}}
         bind = {"PodName": f"bound-{number}", "PodNamespace": "default", "PodUID": f"uid-bound-{number}", "Node": "n1"}
-        found += [
+        bodies += [
             ("/gputile/filter", {"Pod": stranger, "Nodes": None, "NodeNames": names}),
             ("/scheduler/filter", {"Pod": stranger, "Nodes": whole, "NodeNames": None}),
             ("/gputile/filter-dryrun", {"Pod": stranger, "Nodes": whole, "NodeNames": None}),
@@ -181,14 +181,14 @@ def good_bodies() -> list[tuple[str, bytes]]:
             ("/scheduler/preempt", {"Pod": stranger, "NodeNameToVictims": pods, "NodeNameToMetaVictims": None}),
             ("/gpushare-scheduler/bind", bind),
         ]
-    return [(path, json.dumps(body).encode()) for path, body in found]
+    return [(path, json.dumps(body).encode()) for path, body in bodies]
 
 
-# ---- spoiling them --------------------------------------------------------------------------------------------------
+# ---- corruption -----------------------------------------------------------------------------------------------------
 
 
 class Dice:
-    """One body's own, so that it can be thrown again alone."""
+    """The random generator of one body, so that it can be reproduced alone."""
 
     def __init__(self, seed: int, number: int, good: list[tuple[str, bytes]]) -> None:
         self._dice, self._good = random.Random(f"{seed}:{number}"), good
@@ -198,7 +198,7 @@ class Dice:
     def body(self) -> tuple[str, bytes]:
         path, body = self._dice.choice(self._good)
         if self._dice.random() < 0.03:
-            path = self._dice.choice(self._good)[0]  # meant for another verb
+            path = self._dice.choice(self._good)[0]  # of another verb
         for _ in range(self._spoiler.times()):
             body = self._spoiler.spoil(body)
         return path, body
@@ -218,7 +218,7 @@ async def run(
     """The findings, `most` at most."""
     good, findings, begun = good_bodies(), list[Finding](), time.monotonic()
     async with target() as asked:
-        for path, body in good:  # a good body is no finding either, nor does it leave a trace
+        for path, body in good:  # a valid body is no finding and leaves no trace
             await _try(
                 asked, Finding(target="verbs", seed=seed, number=-1, path=path, body=body, why=""), False, findings
             )

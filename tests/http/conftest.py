@@ -1,4 +1,4 @@
-"""What touches sockets runs on both loops: uvloop's in the scheduler, asyncio's where there is no uvloop."""
+"""Tests with sockets run on both event loops: uvloop's in the scheduler, asyncio's where there is no uvloop."""
 
 import asyncio
 from collections.abc import Callable, Mapping

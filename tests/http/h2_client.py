@@ -14,7 +14,7 @@ Settings = dict[h2.settings.SettingCodes, int]
 
 
 class Eager(h2.connection.H2Connection):
-    """Asks more at once than we ask it to, as clients may before they have read our settings."""
+    """Opens more concurrent streams than the server allows, as clients may before they have read its SETTINGS."""
 
     @property
     def open_outbound_streams(self) -> int:
@@ -22,7 +22,7 @@ class Eager(h2.connection.H2Connection):
 
 
 class Client:
-    """Many questions at once on one connection; `bodies` has the answers that are whole."""
+    """A client with many concurrent requests on one connection; `bodies` has the complete responses."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, settings: Settings) -> None:
         self._reader, self._writer = reader, writer
@@ -35,10 +35,10 @@ class Client:
         self.statuses: dict[int, bytes] = {}
         self.pings = 0
         self.resets: dict[int, int] = {}
-        self.farewell: h2.events.ConnectionTerminated | None = None
+        self.goaway: h2.events.ConnectionTerminated | None = None
 
     async def post(self, path: str, body: bytes) -> int:
-        """The number of the stream."""
+        """Send a request; return its stream identifier."""
         number = self._h2.get_next_available_stream_id()
         fields = [(":method", "POST"), (":scheme", "https"), (":path", path), (":authority", "x")]
         self._h2.send_headers(number, [*fields, ("content-length", str(len(body)))])
@@ -53,7 +53,7 @@ class Client:
         return number
 
     async def get(self, path: str, headers: list[tuple[str, str]]) -> int:
-        """The number of the stream; `heard` says what has come of its answer."""
+        """Send a request; return its stream identifier. `heard` returns the body received so far."""
         number = self._h2.get_next_available_stream_id()
         fields = [(":method", "GET"), (":scheme", "https"), (":path", path), (":authority", "x"), *headers]
         self._h2.send_headers(number, fields, end_stream=True)
@@ -64,16 +64,16 @@ class Client:
         return self.bodies.get(number) or self._parts.get(number, b"")
 
     async def ping(self) -> None:
-        """Say it, and hear what comes of it."""
+        """Send a PING and read once."""
         self.pings += 1
         self._h2.ping(b"01234567")
         await self.flush()
         await self.listen()
 
-    def widen(self, more: int) -> None:
-        self._h2.increment_flow_control_window(more)
+    def widen(self, increment: int) -> None:
+        self._h2.increment_flow_control_window(increment)
 
-    async def take_back(self, number: int) -> None:
+    async def reset(self, number: int) -> None:
         self._h2.reset_stream(number)
         await self.flush()
 
@@ -86,24 +86,24 @@ class Client:
         while not set(numbers) <= self.bodies.keys() | self.resets.keys():
             await self.listen()
 
-    async def until_farewell(self) -> None:
-        while self.farewell is None:
+    async def until_goaway(self) -> None:
+        while self.goaway is None:
             await self.listen()
 
     async def flush(self) -> None:
-        if said := self._h2.data_to_send():
-            self._writer.write(said)
+        if data := self._h2.data_to_send():
+            self._writer.write(data)
             await self._writer.drain()
 
     async def listen(self) -> None:
         data = await self._reader.read(65536)
         if not data:
-            raise ConnectionError("the server has hung up")
+            raise ConnectionError("the server closed the connection")
         for event in self._h2.receive_data(data):
-            self._hear(event)
+            self._handle(event)
         await self.flush()
 
-    def _hear(self, event: h2.events.Event) -> None:
+    def _handle(self, event: h2.events.Event) -> None:
         match event:
             case h2.events.ResponseReceived():
                 self.statuses[event.stream_id] = dict(event.headers)[b":status"]
@@ -115,11 +115,11 @@ class Client:
             case h2.events.StreamReset():
                 self.resets[event.stream_id] = int(event.error_code)
             case h2.events.ConnectionTerminated():
-                self.farewell = event
+                self.goaway = event
 
 
 def trusting(pem: bytes, *protocols: str) -> ssl.SSLContext:
-    """A client's context that trusts this authority, and offers these protocols."""
+    """A client's context that trusts this CA, and offers these protocols in ALPN."""
     context = ssl.create_default_context(cadata=pem.decode())
     context.check_hostname = False
     if protocols:
@@ -131,7 +131,7 @@ def trusting(pem: bytes, *protocols: str) -> ssl.SSLContext:
 async def connected(
     port: int, context: ssl.SSLContext, settings: Settings | None = None, *, name: str | None = "localhost"
 ) -> AsyncIterator[Client]:
-    """`name`: for SNI; an address, which is none, if it is None."""
+    """`name`: for SNI; None sends the address, without SNI."""
     host = "127.0.0.1"
     reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=name or host)
     try:

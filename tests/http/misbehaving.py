@@ -1,4 +1,4 @@
-"""A server that says what it is told to, byte for byte, and remembers what it heard.
+"""A server that sends scripted bytes and records the requests.
 
 async with Server([b"HTTP/1.1 200 OK\r\n", b"Content-Length: 0\r\n\r\n"], [HANG]) as server: ...
 """
@@ -9,28 +9,28 @@ from enum import Enum
 from typing import Self, TypeAlias
 
 
-class Deed(Enum):
-    """What a server may do but speak."""
+class Action(Enum):
+    """What a script may do besides sending bytes."""
 
     CLOSE = "close"
-    HALF_CLOSE = "go on listening, and never speak again"
+    HALF_CLOSE = "keep reading, and never send again"
     RESET = "reset"
-    HANG = "hang until the client leaves"
+    HANG = "hang until the client disconnects"
 
 
-CLOSE, HALF_CLOSE, RESET, HANG = Deed
-Step: TypeAlias = bytes | Deed
+CLOSE, HALF_CLOSE, RESET, HANG = Action
+Step: TypeAlias = bytes | Action
 
 
 class Server:
-    """One list of steps per request, whichever connection it comes over. The pieces leave one by one."""
+    """A server with one list of steps per request, on any connection. Each piece is sent on its own."""
 
     def __init__(self, *script: list[Step], tls: ssl.SSLContext | None = None) -> None:
         self._script, self._tls = list(script), tls
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self.asked: list[bytes] = []
         self.connections = 0
-        self.left = asyncio.Event()  # a client went away while we had not done with it
+        self.left = asyncio.Event()  # a client disconnected during a HANG
         self.url, self.port = "", 0
 
     async def __aenter__(self) -> Self:
@@ -53,17 +53,17 @@ class Server:
         self.connections += 1
         try:
             while self._script:
-                await self._hear(reader)
+                await self._read_request(reader)
                 for step in self._script.pop(0):
                     await self._do(step, reader, writer)
-            await reader.read()  # the client hangs up when it likes
+            await reader.read()  # until the client disconnects
         except (OSError, EOFError):
             pass
         finally:
             del self._open[task]
             writer.transport.abort()
 
-    async def _hear(self, reader: asyncio.StreamReader) -> None:
+    async def _read_request(self, reader: asyncio.StreamReader) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
         self.asked.append(head + await reader.readexactly(int(length or 0)))
@@ -73,30 +73,30 @@ class Server:
             case bytes():
                 writer.write(step)
                 await writer.drain()
-                await asyncio.sleep(0)  # so that it leaves on its own
-            case Deed.CLOSE:
+                await asyncio.sleep(0)  # so that each piece is sent on its own
+            case Action.CLOSE:
                 writer.close()
                 raise EOFError
-            case Deed.HALF_CLOSE:
+            case Action.HALF_CLOSE:
                 writer.write_eof()
-            case Deed.RESET:
+            case Action.RESET:
                 writer.transport.abort()
                 raise EOFError
-            case Deed.HANG:
+            case Action.HANG:
                 await reader.read()
                 self.left.set()
                 raise EOFError
 
 
 class Proxy:
-    """Tunnels whoever asks for it, and remembers how they asked."""
+    """A proxy that tunnels CONNECT requests and records them."""
 
     def __init__(self, answer: bytes = b"HTTP/1.1 200 Connection established\r\n\r\n", *,
                  tls: ssl.SSLContext | None = None) -> None:  # fmt: skip
         self._answer, self._tls = answer, tls
         self._tasks: set[asyncio.Task[None]] = set()
         self.asked: list[bytes] = []
-        self.left = asyncio.Event()  # a client that was told no went away
+        self.left = asyncio.Event()  # a client disconnected after a rejection
         self.address = ""
 
     async def __aenter__(self) -> Self:
@@ -124,11 +124,11 @@ class Proxy:
                 self.left.set()
             if self._answer.startswith(b"HTTP/1.1 200 "):
                 host, _, port = head.split()[1].decode().rpartition(":")
-                there, back = await asyncio.open_connection(host, int(port))
+                reader_there, writer_there = await asyncio.open_connection(host, int(port))
                 try:
-                    await asyncio.gather(_carry(reader, back), _carry(there, writer))
+                    await asyncio.gather(_copy(reader, writer_there), _copy(reader_there, writer))
                 finally:
-                    back.transport.abort()
+                    writer_there.transport.abort()
         except (OSError, EOFError, asyncio.CancelledError):
             pass
         finally:
@@ -136,7 +136,7 @@ class Proxy:
             writer.transport.abort()
 
 
-async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while piece := await reader.read(65536):
         writer.write(piece)
     writer.transport.abort()

@@ -1,4 +1,4 @@
-"""What the tests of the client share: answers, a pool with its server, and patience."""
+"""Helpers of the client's tests: scripted responses, a pool with its server, and waiting."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -8,18 +8,20 @@ from typing import Any
 from gputile.http.client import ConnectionPool, HttpAnswer, ResponseStream
 from tests.http.misbehaving import Server, Step
 
-SOON = 0.03  # seconds, where no answer will come; elsewhere time-outs are long, for a busy machine
+SOON = 0.03  # seconds, if no response will arrive; other timeouts are long, for a busy machine
 LATER = 20.0
 HEAD = b"HTTP/1.1 200 OK\r\n"
 WHOLE: list[Step] = [HEAD + b"Content-Length: 2\r\n\r\nok"]
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
-def told(body: bytes) -> list[Step]:
+def response(body: bytes) -> list[Step]:
     return [HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)]
 
 
 class Clock:
+    """A clock that the test sets."""
+
     now = 0.0
 
     def __call__(self) -> float:
@@ -46,7 +48,7 @@ async def opened(pool: ConnectionPool, silence: float = LATER, timeout: float = 
     return await pool.open("/", connect=LATER, silence=silence, timeout=timeout)
 
 
-async def until(true: Callable[[], object]) -> None:
-    """Let the loop turn until something has happened; the test's own time-out ends what never does."""
-    while not true():
+async def until(condition: Callable[[], object]) -> None:
+    """Run the loop until the condition is true; the test's own timeout ends it otherwise."""
+    while not condition():
         await asyncio.sleep(0.001)

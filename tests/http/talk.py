@@ -1,4 +1,4 @@
-"""The other side of an HTTP/2 connection without a socket. It writes and reads with another implementation."""
+"""The client side of an HTTP/2 connection without a socket, with another implementation's encoder and decoder."""
 
 from hpack import Decoder, Encoder
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame
@@ -7,13 +7,13 @@ from gputile.http import h2_frames as frames
 from gputile.http.h2_frames import END_HEADERS, END_STREAM, H2ErrorCode, frame
 from gputile.http.h2_server import H2Connection
 from gputile.http.server import Listener
-from tests.http.wire import Echo, Wire, hear
+from tests.http.wire import Echo, Wire, receive
 
 Fields = list[tuple[bytes, bytes]]
 
 
 class Talk:
-    """A client of few words. What it hears is read by another implementation."""
+    """An HTTP/2 client that sends raw frames; another implementation decodes the received ones."""
 
     def __init__(self, listener: Listener | None = None, *, known: bool = False, settings: bytes = b"") -> None:
         self.listener = listener or Echo()
@@ -22,17 +22,17 @@ class Talk:
         self.connection.connection_made(self.wire)
         self._encoder, self._decoder = Encoder(), Decoder()
         self._decoder.max_allowed_table_size = 0
-        self._read, self.heard = 0, list[Frame]()
+        self._read, self.received = 0, list[Frame]()
         self._begin = frames.PREFACE + frame(frames.SETTINGS, payload=settings)
 
     def say(self, *parts: bytes) -> "Talk":
-        hear(self.connection, self.begin() + b"".join(parts))
+        receive(self.connection, self.begin() + b"".join(parts))
         return self
 
     def begin(self) -> bytes:
-        """Preface and settings, once."""
-        said, self._begin = self._begin, b""
-        return said
+        """The connection preface and SETTINGS, once."""
+        preface, self._begin = self._begin, b""
+        return preface
 
     def block(self, path: str, fields: Fields) -> bytes:
         begin = [(b":method", b"POST"), (b":scheme", b"https"), (b":path", path.encode()), (b":authority", b"x")]
@@ -52,44 +52,46 @@ class Talk:
         )
 
     def headed(self, number: int = 1, length: bytes = b"5") -> bytes:
-        """A question whose body is still to come."""
+        """The HEADERS of a request whose body follows."""
         return frame(frames.HEADERS, END_HEADERS, number, self.block("/a", [(b"content-length", length)]))
 
-    # ---- what came back ---------------------------------------------------------------------------------------------
+    # ---- received frames --------------------------------------------------------------------------------------------
 
     def frames(self) -> list[Frame]:
-        """All so far."""
+        """All frames received so far."""
         while self._read < len(self.wire.sent):
-            found, length = Frame.parse_frame_header(memoryview(self.wire.sent[self._read : self._read + 9]))
+            parsed, length = Frame.parse_frame_header(memoryview(self.wire.sent[self._read : self._read + 9]))
             self._read += 9
-            found.parse_body(memoryview(self.wire.sent[self._read : self._read + length]))
+            parsed.parse_body(memoryview(self.wire.sent[self._read : self._read + length]))
             self._read += length
-            self.heard.append(found)
-        return self.heard
+            self.received.append(parsed)
+        return self.received
 
     def answers(self) -> dict[int, bytes]:
-        """The bodies of those answers that have ended."""
+        """The bodies of the complete responses, by stream."""
         bodies: dict[int, bytes] = {}
-        for one in self.frames():
-            if isinstance(one, DataFrame):
-                bodies[one.stream_id] = bodies.get(one.stream_id, b"") + one.data
+        for sent in self.frames():
+            if isinstance(sent, DataFrame):
+                bodies[sent.stream_id] = bodies.get(sent.stream_id, b"") + sent.data
         return {number: bodies.get(number, b"") for number in self.ended()}
 
     def ended(self) -> list[int]:
-        return [one.stream_id for one in self.frames() if "END_STREAM" in one.flags]
+        return [sent.stream_id for sent in self.frames() if "END_STREAM" in sent.flags]
 
     def heads(self) -> list[dict[bytes, bytes]]:
-        """Of all answers; to be asked once, for the decoder remembers."""
-        blocks = [one.data for one in self.frames() if isinstance(one, HeadersFrame)]
+        """The headers of all responses; call it once, because the decoder has state."""
+        blocks = [sent.data for sent in self.frames() if isinstance(sent, HeadersFrame)]
         return [dict(self._decoder.decode(block, raw=True)) for block in blocks]
 
     def resets(self) -> dict[int, H2ErrorCode]:
-        return {one.stream_id: H2ErrorCode(one.error_code) for one in self.frames() if isinstance(one, RstStreamFrame)}
+        return {
+            sent.stream_id: H2ErrorCode(sent.error_code) for sent in self.frames() if isinstance(sent, RstStreamFrame)
+        }
 
-    def farewell(self) -> tuple[int, H2ErrorCode] | None:
-        """The last stream, and why."""
-        found = [one for one in self.frames() if isinstance(one, GoAwayFrame)]
-        return (found[-1].last_stream_id, H2ErrorCode(found[-1].error_code)) if found else None
+    def goaway(self) -> tuple[int, H2ErrorCode] | None:
+        """The last stream and the error code of GOAWAY; None before it was received."""
+        goaways = [sent for sent in self.frames() if isinstance(sent, GoAwayFrame)]
+        return (goaways[-1].last_stream_id, H2ErrorCode(goaways[-1].error_code)) if goaways else None
 
 
 def first_window(size: int) -> bytes:

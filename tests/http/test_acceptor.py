@@ -1,4 +1,4 @@
-"""New connections over real sockets, on both event loops: floods, handshakes that never come, files that run out."""
+"""New connections over real sockets, on both event loops: floods, unfinished handshakes, no file descriptors."""
 
 import asyncio
 import errno
@@ -27,18 +27,18 @@ FEW = ListenerLimits(arriving=8, probing=4, strangers=4, known=4)
 
 @pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 def run(request: pytest.FixtureRequest) -> Run:
-    """The test in a loop of this kind."""
-    made: Run = request.param
-    return made
+    """Runs a test in this kind of event loop."""
+    runner: Run = request.param
+    return runner
 
 
 class Place:
-    """A listener on a free port that answers with what was sent; over TLS it asks for certificates."""
+    """A server on a free port that echoes bodies; over TLS it requests client certificates."""
 
     def __init__(self, *, tls: bool) -> None:
         self.authority = Authority()
         self.asked: list[Request] = []
-        self._is_secret, self.port = tls, 0
+        self._is_tls, self.port = tls, 0
         self.listener = Listener(self._answer, 2**20, probes=("/healthz",), trusts=bool if tls else None, bounds=FEW)
 
     def _answer(self, request: Request) -> Response:
@@ -47,7 +47,7 @@ class Place:
         return Response(request.body or b"ok") if is_open else Response(b"no", 403)
 
     async def __aenter__(self) -> "Place":
-        self.port = await self.listener.start("127.0.0.1", 0, self.context() if self._is_secret else None)
+        self.port = await self.listener.start("127.0.0.1", 0, self.context() if self._is_tls else None)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -61,32 +61,32 @@ class Place:
         return context
 
     def client(self, *, known: bool = False) -> ssl.SSLContext | None:
-        if not self._is_secret:
+        if not self._is_tls:
             return None
         context = ssl.create_default_context(cadata=self.authority.pem.decode())
         if known:
             self.authority.issue("kube-scheduler").load_into(context)
         return context
 
-    async def ask(self, said: bytes, *, known: bool = False, source: str = "127.0.0.1") -> bytes:
-        """All of the answer, until the server closes."""
+    async def ask(self, request: bytes, *, known: bool = False, source: str = "127.0.0.1") -> bytes:
+        """The whole response, until the server closes the connection."""
         tls = self.client(known=known)
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", self.port, ssl=tls, server_hostname="localhost" if tls else None, local_addr=(source, 0)
         )
-        writer.write(said)
-        found = await reader.read()
+        writer.write(request)
+        received = await reader.read()
         writer.close()
-        return found
+        return received
 
 
 @contextmanager
-def silent(port: int, count: int, said: bytes = b"") -> Iterator[list[socket.socket]]:
-    """Connections that come to nothing."""
+def silent(port: int, count: int, sent: bytes = b"") -> Iterator[list[socket.socket]]:
+    """Connections that never complete a request."""
     lines = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
     try:
         for line in lines:
-            line.sendall(said)
+            line.sendall(sent)
             line.setblocking(False)
         yield lines
     finally:
@@ -104,24 +104,24 @@ def is_cut(line: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("tls", [True, False], ids=["tls", "plain"])
-@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01"], ids=["silent", "half-a-hello"])
-def test_those_who_never_say_what_they_want_lose_their_places_to_newcomers(run: Run, tls: bool, said: bytes) -> None:
-    async def story() -> None:
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01"], ids=["silent", "half-a-ClientHello"])
+def test_connections_without_a_request_are_evicted_for_new_ones(run: Run, tls: bool, sent: bytes) -> None:
+    async def scenario() -> None:
         async with Place(tls=tls) as place:
-            with silent(place.port, 30, said) as lines:
+            with silent(place.port, 30, sent) as lines:
                 await until(lambda: place.listener.arriving.evicted >= 22)
                 await until(lambda: len(place.listener.arriving) == FEW.arriving)
                 for known in (True, False):
                     assert (await place.ask(GET, known=known)).endswith(b"\r\n\r\nok")
                 await until(lambda: sum(map(is_cut, lines)) >= 22)
 
-    run(story())
+    run(scenario())
 
 
-def test_a_host_takes_places_only_from_itself(run: Run) -> None:
-    """A handshake that is slower than all others of a flood is finished all the same."""
+def test_a_flooding_host_evicts_only_its_own_connections(run: Run) -> None:
+    """A slow handshake of another host completes during the flood."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Place(tls=True) as place:
             with socket.socket() as slow:
                 slow.bind(("127.0.0.2", 0))
@@ -136,24 +136,24 @@ def test_a_host_takes_places_only_from_itself(run: Run) -> None:
                     assert (await reader.read()).endswith(b"\r\n\r\nok")
                     writer.close()
 
-    run(story())
+    run(scenario())
 
 
 @pytest.mark.parametrize("tls", [True, False], ids=["tls", "plain"])
-def test_a_handshake_that_fails_leaves_nothing(run: Run, tls: bool) -> None:
-    async def story() -> None:
+def test_a_failed_handshake_leaves_no_state(run: Run, tls: bool) -> None:
+    async def scenario() -> None:
         async with Place(tls=tls) as place:
             with silent(place.port, 5, b"this is no hello\r\n\r\n") as lines:
                 await until(lambda: all(is_cut(line) for line in lines))
             await until(lambda: not place.listener.arriving and not place.listener.connections)
             await until(lambda: not place.listener._acceptor._handshakes)
 
-    run(story())
+    run(scenario())
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["tls-1.2", "tls-1.3"])
-def test_a_stranger_that_sends_megabytes_gets_its_403_and_they_are_not_kept(run: Run, version: ssl.TLSVersion) -> None:
-    async def story() -> None:
+def test_an_untrusted_caller_gets_403_and_its_body_is_dropped(run: Run, version: ssl.TLSVersion) -> None:
+    async def scenario() -> None:
         async with Place(tls=True) as place:
             context = place.client()
             assert context is not None
@@ -172,20 +172,20 @@ def test_a_stranger_that_sends_megabytes_gets_its_403_and_they_are_not_kept(run:
             assert (connection.kept, place.asked[0].body) == (0, b"")
             writer.close()
 
-    run(story())
+    run(scenario())
 
 
-def test_a_known_caller_has_its_body_read_over_the_same_port(run: Run) -> None:
-    async def story() -> None:
+def test_the_body_of_a_known_caller_is_read_on_the_same_port(run: Run) -> None:
+    async def scenario() -> None:
         async with Place(tls=True) as place:
             head = b"POST /verb HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1000000\r\n\r\n"
             assert (await place.ask(head + b"x" * 10**6, known=True)).endswith(b"x" * 10**6)
 
-    run(story())
+    run(scenario())
 
 
-def test_a_certificate_of_today_is_shown_to_whoever_comes_next(run: Run) -> None:
-    async def story() -> None:
+def test_new_connections_get_the_renewed_certificate(run: Run) -> None:
+    async def scenario() -> None:
         async with Place(tls=True) as place:
             assert (await place.ask(GET)).endswith(b"ok")
             place.authority = Authority()
@@ -194,40 +194,40 @@ def test_a_certificate_of_today_is_shown_to_whoever_comes_next(run: Run) -> None
             place.listener.renew(place.context())
             assert (await place.ask(GET)).endswith(b"ok")
 
-    run(story())
+    run(scenario())
 
 
-def test_no_files_are_left_and_then_there_are(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A listener that gave up, or asked again and again without a pause, would be worse than the shortage."""
-    troubles = [
+def test_accepting_resumes_after_a_shortage_of_file_descriptors(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener that gave up, or retried without a pause, would be worse than the shortage."""
+    failures = [
         OSError(errno.EMFILE, "too many"),
         OSError(errno.ECONNABORTED, "gone"),
         OSError(errno.ENFILE, "too many"),
     ]
-    rests: list[int | None] = []
+    pauses: list[int | None] = []
 
-    async def rested(acceptor: accepting.Acceptor, wrong: OSError) -> None:
-        rests.append(wrong.errno)
+    async def paused(acceptor: accepting.Acceptor, error: OSError) -> None:
+        pauses.append(error.errno)
 
-    monkeypatch.setattr(accepting.Acceptor, "_pause", rested)
+    monkeypatch.setattr(accepting.Acceptor, "_pause", paused)
 
     class Scarce(socket.socket):
         def accept(self) -> Any:
-            if troubles:
-                raise troubles.pop()
+            if failures:
+                raise failures.pop()
             return super().accept()
 
     monkeypatch.setattr(socket, "socket", Scarce)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Place(tls=False) as place:
             assert (await place.ask(GET)).endswith(b"ok")
-            assert rests == [errno.ENFILE, errno.ECONNABORTED, errno.EMFILE]
+            assert pauses == [errno.ENFILE, errno.ECONNABORTED, errno.EMFILE]
 
-    run(story())
+    run(scenario())
 
 
-def test_our_own_limit_of_files_is_raised_as_far_as_we_may() -> None:
+def test_the_limit_of_open_files_is_raised_as_far_as_permitted() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
@@ -242,25 +242,25 @@ def test_our_own_limit_of_files_is_raised_as_far_as_we_may() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "why"),
+    ("host", "reason"),
     [
-        pytest.param("127.0.0.1", "Address already in use", id="somebody-else-is-there"),
-        pytest.param("192.0.2.1", "Cannot assign requested address", id="an-address-that-is-not-ours"),
+        pytest.param("127.0.0.1", "Address already in use", id="a-port-in-use"),
+        pytest.param("192.0.2.1", "Cannot assign requested address", id="an-address-of-another-host"),
     ],
 )
-def test_where_we_cannot_listen_we_say_why(run: Run, host: str, why: str) -> None:
-    async def story() -> None:
+def test_a_failed_bind_names_the_reason_and_the_setting(run: Run, host: str, reason: str) -> None:
+    async def scenario() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             listener = Listener(lambda request: Response(b""), 100, setting="metrics_api.listen")
-            with pytest.raises(InputError, match=rf"{why}; set another `metrics_api.listen`"):
+            with pytest.raises(InputError, match=rf"{reason}; set another `metrics_api.listen`"):
                 await listener.start(host, taken.getsockname()[1], None)
             await listener.stop()
 
-    run(story())
+    run(scenario())
 
 
 def test_stopping_ends_handshakes_too(run: Run) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         place = Place(tls=True)
         async with place:
             with silent(place.port, 3):
@@ -270,4 +270,4 @@ def test_stopping_ends_handshakes_too(run: Run) -> None:
         with pytest.raises(OSError, match="refused"):
             socket.create_connection(("127.0.0.1", place.port))
 
-    run(story())
+    run(scenario())

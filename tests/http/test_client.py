@@ -1,4 +1,4 @@
-"""Requests to servers that misbehave, over sockets of this machine: what comes back, and which connections stay."""
+"""Requests to misbehaving servers over local sockets: the result, and which connections are kept."""
 
 import asyncio
 from contextlib import closing
@@ -9,12 +9,12 @@ import pytest
 from gputile.http.client import IDLE, ConnectionBroken, ConnectionPool, HttpAnswer, NotSent, header
 from gputile.http.connection import ClientConnection
 from tests.http.misbehaving import CLOSE, HALF_CLOSE, HANG, RESET, Server, Step
-from tests.http.requests import CHUNKED, HEAD, SOON, WHOLE, Clock, ask, asking, opened, told, until
+from tests.http.requests import CHUNKED, HEAD, SOON, WHOLE, Clock, ask, asking, opened, response, until
 
-# ---- what is sent ---------------------------------------------------------------------------------------------------
+# ---- requests -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_request_is_one_piece() -> None:
+async def test_a_request_is_sent_in_one_write() -> None:
     async with asking(WHOLE, WHOLE, WHOLE) as (pool, server):
         await ask(pool, target="/a?b=c%20d", headers=header("Accept", "x/y"))
         await ask(pool, "POST", "/p", body=b"{}", headers=header("Content-Type", "x/y"))
@@ -27,7 +27,7 @@ async def test_a_request_is_one_piece() -> None:
     ]
 
 
-async def test_a_path_in_the_address_comes_before_all_others() -> None:
+async def test_the_path_of_the_url_is_a_prefix_of_all_requests() -> None:
     async with Server(WHOLE) as server:
         pool = ConnectionPool(f"{server.url}/k8s/clusters/c1/")
         await ask(pool, target="/api")
@@ -44,7 +44,7 @@ async def test_a_path_in_the_address_comes_before_all_others() -> None:
         pytest.param("/\x00", id="not-printable"),
     ],
 )
-async def test_what_would_break_out_of_its_line_is_not_sent(target: str) -> None:
+async def test_a_target_or_header_that_could_inject_a_line_is_not_sent(target: str) -> None:
     async with asking() as (pool, server):
         with pytest.raises(NotSent):
             await ask(pool, target=target)
@@ -53,30 +53,36 @@ async def test_what_would_break_out_of_its_line_is_not_sent(target: str) -> None
     assert server.connections == 0
 
 
-# ---- answers --------------------------------------------------------------------------------------------------------
+# ---- responses ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("method", "steps", "body", "stays"),
     [
-        pytest.param("GET", WHOLE, b"ok", True, id="of-known-length"),
-        pytest.param("GET", [CHUNKED + b"2\r\nok\r\n", b"0\r\n\r\n"], b"ok", True, id="in-chunks"),
+        pytest.param("GET", WHOLE, b"ok", True, id="content-length"),
+        pytest.param("GET", [CHUNKED + b"2\r\nok\r\n", b"0\r\n\r\n"], b"ok", True, id="chunked"),
         pytest.param("GET", [CHUNKED, b"1;x=y\r\no\r\n1\r\nk\r\n0\r\nA: b\r\n\r\n"], b"ok", True, id="with-trailers"),
-        pytest.param("GET", [CHUNKED + b"0\r\n\r\n"], b"", True, id="in-no-chunks"),
-        pytest.param("GET", [HEAD + b"\r\n", b"o", b"k", CLOSE], b"ok", False, id="until-the-connection-ends"),
+        pytest.param("GET", [CHUNKED + b"0\r\n\r\n"], b"", True, id="chunked-and-empty"),
+        pytest.param("GET", [HEAD + b"\r\n", b"o", b"k", CLOSE], b"ok", False, id="until-the-connection-closes"),
         pytest.param("GET", [HEAD + b"Content-Length: 2\r\nConnection: close\r\n\r\nok"], b"ok", False, id="it-closes"),
-        pytest.param("HEAD", [HEAD + b"Content-Length: 2\r\n\r\n"], b"", True, id="to-head"),
+        pytest.param("HEAD", [HEAD + b"Content-Length: 2\r\n\r\n"], b"", True, id="response-to-HEAD"),
         pytest.param("POST", [b"HTTP/1.1 204 No Content\r\n\r\n"], b"", True, id="204"),
         pytest.param("GET", [b"HTTP/1.1 304 Not Modified\r\nContent-Length: 2\r\n\r\n"], b"", True, id="304"),
         pytest.param("POST", [b"HTTP/1.1 100 Continue\r\n\r\n", *WHOLE], b"ok", True, id="after-100-continue"),
         pytest.param(
-            "GET", [b"HTTP/1.1 103 Hints\r\nLink: a\r\n\r\nHTTP/1.1 100 C\r\n\r\n", *WHOLE], b"ok", True, id="after-two"
+            "GET",
+            [b"HTTP/1.1 103 Hints\r\nLink: a\r\n\r\nHTTP/1.1 100 C\r\n\r\n", *WHOLE],
+            b"ok",
+            True,
+            id="after-two-1xx-responses",
         ),
-        pytest.param("GET", [WHOLE[0], b"HTTP/1.1 408 Too Slow\r\n\r\n"], b"ok", False, id="and-a-word-too-many"),
-        pytest.param("GET", told(b"x" * 3_000_000), b"x" * 3_000_000, True, id="of-three-megabytes"),
+        pytest.param(
+            "GET", [WHOLE[0], b"HTTP/1.1 408 Too Slow\r\n\r\n"], b"ok", False, id="followed-by-unsolicited-bytes"
+        ),
+        pytest.param("GET", response(b"x" * 3_000_000), b"x" * 3_000_000, True, id="of-three-megabytes"),
     ],
 )
-async def test_answers(method: str, steps: list[Step], body: bytes, stays: bool) -> None:
+async def test_responses_and_kept_connections(method: str, steps: list[Step], body: bytes, stays: bool) -> None:
     async with asking(steps, WHOLE) as (pool, server):
         answer = await ask(pool, method)
         if not stays:
@@ -93,17 +99,17 @@ async def test_answers(method: str, steps: list[Step], body: bytes, stays: bool)
         pytest.param([RESET], id="a-reset"),
         pytest.param([HEAD, CLOSE], id="half-a-head"),
         pytest.param([HEAD + b"Content-Length: 9\r\n\r\nok", CLOSE], id="half-a-body"),
-        pytest.param([CHUNKED + b"2\r\nok\r\n", CLOSE], id="chunks-without-an-end"),
-        pytest.param([CHUNKED + b"x\r\n", HANG], id="chunks-that-are-none"),
+        pytest.param([CHUNKED + b"2\r\nok\r\n", CLOSE], id="chunked-without-an-end"),
+        pytest.param([CHUNKED + b"x\r\n", HANG], id="an-invalid-chunk-size"),
         pytest.param([b"SSH-2.0-OpenSSH\r\n\r\n", HANG], id="another-protocol"),
-        pytest.param([b"HTTP/1.1 101 Switching Protocols\r\n\r\n", HANG], id="a-switch-to-another-protocol"),
+        pytest.param([b"HTTP/1.1 101 Switching Protocols\r\n\r\n", HANG], id="101-switching-protocols"),
         pytest.param([HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nok", HANG], id="two-lengths"),
-        pytest.param([HEAD + b"A: b\r\n" * 20_000, HANG], id="a-head-without-end"),
+        pytest.param([HEAD + b"A: b\r\n" * 20_000, HANG], id="an-endless-head"),
         pytest.param([HEAD + b"A: b\r\n" * 11_000 + b"\r\n", HANG], id="a-head-that-is-too-long"),
         pytest.param([HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1" * 5000, HANG], id="an-endless-line"),
     ],
 )
-async def test_what_is_no_answer_is_broken_and_asked_once(steps: list[Step]) -> None:
+async def test_an_invalid_response_is_connection_broken_and_not_retried(steps: list[Step]) -> None:
     async with asking(steps, WHOLE) as (pool, server):
         with pytest.raises(ConnectionBroken):
             await ask(pool)
@@ -112,7 +118,7 @@ async def test_what_is_no_answer_is_broken_and_asked_once(steps: list[Step]) -> 
     assert server.connections == 2
 
 
-async def test_no_answer_in_time_closes_the_connection() -> None:
+async def test_a_timeout_closes_the_connection() -> None:
     scripts: list[list[Step]] = [[HANG], [HEAD, HANG], [HEAD + b"Content-Length: 9\r\n\r\nok", HANG]]
     for steps in scripts:
         async with asking(steps) as (pool, server):
@@ -124,8 +130,8 @@ async def test_no_answer_in_time_closes_the_connection() -> None:
 # ---- kept connections -----------------------------------------------------------------------------------------------
 
 
-class Noting(ConnectionPool):
-    """Remembers what came back, in its order."""
+class RecordingPool(ConnectionPool):
+    """A pool that records which connections were given back."""
 
     def __init__(self, url: str, **options: Any) -> None:
         super().__init__(url, **options)
@@ -137,25 +143,25 @@ class Noting(ConnectionPool):
 
 
 @pytest.mark.parametrize(
-    ("method", "tried"),
+    ("method", "requests"),
     [
-        pytest.param("GET", 3, id="get-is-tried-again"),
-        pytest.param("HEAD", 3, id="head-is-tried-again"),
-        pytest.param("POST", 2, id="post-is-not"),
-        pytest.param("PUT", 2, id="put-is-not"),
-        pytest.param("PATCH", 2, id="patch-is-not"),
-        pytest.param("DELETE", 2, id="delete-is-not"),
+        pytest.param("GET", 3, id="GET-is-retried"),
+        pytest.param("HEAD", 3, id="HEAD-is-retried"),
+        pytest.param("POST", 2, id="POST-is-not"),
+        pytest.param("PUT", 2, id="PUT-is-not"),
+        pytest.param("PATCH", 2, id="PATCH-is-not"),
+        pytest.param("DELETE", 2, id="DELETE-is-not"),
     ],
 )
-async def test_a_kept_connection_that_dies_without_a_word(method: str, tried: int) -> None:
+async def test_a_kept_connection_that_closes_without_a_response(method: str, requests: int) -> None:
     async with asking(WHOLE, [CLOSE], [HEAD + b"Content-Length: 0\r\n\r\n"]) as (pool, server):
         await ask(pool)
         answer = await asyncio.gather(ask(pool, method), return_exceptions=True)
-        assert isinstance(answer[0], HttpAnswer if tried == 3 else ConnectionBroken)
-        assert len(server.asked) == tried
+        assert isinstance(answer[0], HttpAnswer if requests == 3 else ConnectionBroken)
+        assert len(server.asked) == requests
 
 
-async def test_a_get_is_tried_again_only_once() -> None:
+async def test_a_get_is_retried_only_once() -> None:
     async with asking(WHOLE, [CLOSE], [CLOSE], WHOLE) as (pool, server):
         await ask(pool)
         with pytest.raises(ConnectionBroken):
@@ -163,15 +169,15 @@ async def test_a_get_is_tried_again_only_once() -> None:
         assert len(server.asked) == 3
 
 
-async def test_a_stream_is_tried_again_too() -> None:
-    async with asking(WHOLE, [CLOSE], told(b"a")) as (pool, server):
+async def test_a_stream_is_retried_too() -> None:
+    async with asking(WHOLE, [CLOSE], response(b"a")) as (pool, server):
         await ask(pool)
         with closing(await opened(pool)) as stream:
             assert await stream.read() == b"a"
         assert len(server.asked) == 3
 
 
-async def test_an_answer_that_began_is_not_asked_for_again() -> None:
+async def test_a_response_that_started_is_not_retried() -> None:
     async with asking(WHOLE, [b"H", CLOSE], WHOLE) as (pool, server):
         await ask(pool)
         with pytest.raises(ConnectionBroken):
@@ -179,29 +185,29 @@ async def test_an_answer_that_began_is_not_asked_for_again() -> None:
         assert len(server.asked) == 2
 
 
-@pytest.mark.parametrize("deed", [CLOSE, HALF_CLOSE, RESET], ids=["closed", "half-closed", "reset"])
-async def test_a_connection_known_to_be_over_is_never_chosen(deed: Step) -> None:
-    async with asking([*WHOLE, deed], WHOLE) as (pool, server):
+@pytest.mark.parametrize("action", [CLOSE, HALF_CLOSE, RESET], ids=["closed", "half-closed", "reset"])
+async def test_a_closed_connection_is_never_reused(action: Step) -> None:
+    async with asking([*WHOLE, action], WHOLE) as (pool, server):
         await ask(pool)
         await until(lambda: not pool.open_now)
         assert (await ask(pool, "POST")).body == b"ok"
     assert server.connections == 2
 
 
-async def test_nor_is_one_chosen_between_its_end_and_the_news_of_it() -> None:
+async def test_a_connection_is_not_reused_between_eof_and_connection_lost() -> None:
     async with Server(WHOLE, WHOLE) as server:
-        pool = Noting(server.url)
+        pool = RecordingPool(server.url)
         await ask(pool)
-        pool.back[-1].eof_received()  # as the loop says it, a turn before it says that the connection is lost
+        pool.back[-1].eof_received()  # the loop calls it a turn before `connection_lost`
         await ask(pool, "POST")
         await pool.close()
     assert server.connections == 2
 
 
-async def test_the_newest_idle_connection_is_chosen_and_old_ones_are_let_go() -> None:
+async def test_the_newest_idle_connection_is_reused_and_old_ones_are_closed() -> None:
     clock = Clock()
     async with Server(*[WHOLE] * 9) as server:
-        pool = Noting(server.url, clock=clock)
+        pool = RecordingPool(server.url, clock=clock)
         await asyncio.gather(ask(pool), ask(pool))
         clock.now = IDLE - 1
         await ask(pool)
@@ -210,22 +216,22 @@ async def test_the_newest_idle_connection_is_chosen_and_old_ones_are_let_go() ->
         pool.sweep()
         await until(lambda: pool.open_now == 1)
         await ask(pool)
-        assert server.connections == 2, "the one that was used a moment ago is still there"
+        assert server.connections == 2, "the connection that was used last is kept"
         clock.now = 3 * IDLE
         await ask(pool)
-        assert server.connections == 3, "what slept for too long is not chosen, swept or not"
+        assert server.connections == 3, "a connection that was idle for too long is not reused, swept or not"
         await pool.close()
 
 
-async def test_no_more_connections_than_allowed_and_those_who_wait_come_in_their_order() -> None:
-    async with asking(told(b"1"), told(b"2"), [CLOSE], told(b"4"), connections=1) as (pool, server):
+async def test_the_connection_limit_holds_and_waiters_are_served_in_order() -> None:
+    async with asking(response(b"1"), response(b"2"), [CLOSE], response(b"4"), connections=1) as (pool, server):
         answers = await asyncio.gather(*(ask(pool, "POST") for _ in range(4)), return_exceptions=True)
         assert pool.open_now == 1
     assert [getattr(answer, "body", None) for answer in answers] == [b"1", b"2", None, b"4"]
-    assert server.connections == 2, "the second one takes the place of the one that broke"
+    assert server.connections == 2, "the second connection replaces the broken one"
 
 
-async def test_who_waits_for_a_place_in_vain_has_sent_nothing() -> None:
+async def test_a_request_that_times_out_waiting_for_a_slot_was_not_sent() -> None:
     async with asking([HANG], connections=1) as (pool, server):
         first = asyncio.ensure_future(ask(pool))
         await until(lambda: server.asked)
@@ -241,7 +247,7 @@ async def cancelled(task: asyncio.Future[Any]) -> None:
     assert task.cancelled()
 
 
-async def test_cancelling_closes_the_connection_and_frees_its_place() -> None:
+async def test_cancelling_closes_the_connection_and_frees_its_slot() -> None:
     async with asking([HANG], WHOLE, connections=1) as (pool, server):
         task = asyncio.ensure_future(ask(pool, "POST"))
         await until(lambda: server.asked)
@@ -251,25 +257,25 @@ async def test_cancelling_closes_the_connection_and_frees_its_place() -> None:
     assert server.connections == 2
 
 
-async def test_cancelling_who_waits_for_a_place_leaves_it_to_the_next() -> None:
+async def test_cancelling_a_waiter_leaves_the_slot_to_the_next() -> None:
     async with asking([HANG], WHOLE, connections=1) as (pool, server):
         holder = asyncio.ensure_future(ask(pool))
         await until(lambda: server.asked)
         waiting = [asyncio.ensure_future(ask(pool)) for _ in range(3)]
         await asyncio.sleep(0)
         await cancelled(waiting[0])
-        assert len(pool._waiting) == 2, "nothing stays behind of who has gone"
+        assert len(pool._waiting) == 2, "a cancelled waiter is removed"
         holder.cancel()
-        waiting[1].cancel()  # the place may be on its way to it
+        waiting[1].cancel()  # the slot may already be assigned to it
         assert (await waiting[2]).body == b"ok"
         await asyncio.wait([holder, waiting[1]])
         assert pool.open_now == 1
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["just-before", "just-after"])
-async def test_cancelling_at_the_moment_a_connection_comes_leaves_it_to_the_next(late: bool) -> None:
+async def test_cancelling_a_waiter_in_the_turn_of_its_connection_leaves_it_to_the_next(late: bool) -> None:
     class Interrupted(ConnectionPool):
-        """Cancels the second in the turn of the loop in which its turn comes."""
+        """Cancels the second waiter in the turn of the loop in which it gets the connection."""
 
         def give_back(self, connection: ClientConnection) -> None:
             if not late:
@@ -287,7 +293,7 @@ async def test_cancelling_at_the_moment_a_connection_comes_leaves_it_to_the_next
     assert server.connections == 1
 
 
-async def test_closing_ends_all_and_no_new_ones_come() -> None:
+async def test_closing_the_pool_ends_all_requests_and_rejects_new_ones() -> None:
     async with asking([HANG], connections=1) as (pool, server):
         task = asyncio.ensure_future(ask(pool, "POST"))
         await until(lambda: server.asked)
@@ -304,24 +310,24 @@ async def test_closing_ends_all_and_no_new_ones_come() -> None:
 # ---- streams --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_stream_gives_pieces_as_they_come_and_its_connection_back() -> None:
+async def test_a_stream_yields_pieces_as_they_arrive_and_gives_its_connection_back() -> None:
     async with asking([CHUNKED, b"2\r\nab\r\n", b"1\r\nc\r\n0\r\n\r\n"], WHOLE) as (pool, server):
         with closing(await opened(pool)) as stream:
             assert stream.status == 200
             assert b"".join([piece async for piece in stream]) == b"abc"
-            assert await stream.read() == b"", "an end stays an end"
+            assert await stream.read() == b"", "the end is final"
         await ask(pool)
     assert server.connections == 1
 
 
-async def test_a_stream_that_is_closed_early_takes_its_connection_along() -> None:
+async def test_a_stream_that_is_closed_early_closes_its_connection() -> None:
     async with asking([CHUNKED + b"2\r\nab\r\n", HANG], WHOLE) as (pool, server):
         with closing(await opened(pool)) as stream:
             assert await anext(stream) == b"ab"
         await server.left.wait()
 
 
-async def test_what_came_before_a_stream_broke_is_told() -> None:
+async def test_bytes_received_before_a_stream_broke_are_delivered() -> None:
     async with asking([CHUNKED + b"2\r\nab\r\n", RESET]) as (pool, _):
         with closing(await opened(pool)) as stream:
             await until(lambda: not pool.open_now)
@@ -335,10 +341,10 @@ async def test_what_came_before_a_stream_broke_is_told() -> None:
     [
         pytest.param({"silence": SOON}, [HANG], id="no-head"),
         pytest.param({"silence": SOON}, [CHUNKED, HANG], id="no-body"),
-        pytest.param({"timeout": SOON}, [CHUNKED + b"2\r\nab\r\n", HANG], id="not-the-end-of-it"),
+        pytest.param({"timeout": SOON}, [CHUNKED + b"2\r\nab\r\n", HANG], id="no-end-of-the-body"),
     ],
 )
-async def test_a_stream_that_takes_too_long(limits: dict[str, float], steps: list[Step]) -> None:
+async def test_a_stream_times_out(limits: dict[str, float], steps: list[Step]) -> None:
     async with asking(steps) as (pool, server):
         with pytest.raises(TimeoutError):
             await (await opened(pool, **limits)).read()
@@ -354,32 +360,32 @@ async def test_cancelling_a_stream_closes_its_connection() -> None:
             await server.left.wait()
 
 
-async def test_a_long_stream_is_whole_however_slowly_it_is_read() -> None:
+async def test_a_long_stream_is_complete_however_slowly_it_is_read() -> None:
     body = bytes(range(256)) * 20_000
-    async with asking(told(body)) as (pool, _):
+    async with asking(response(body)) as (pool, _):
         with closing(await opened(pool)) as stream:
-            found = bytearray()
+            received = bytearray()
             async for piece in stream:
-                found += piece
+                received += piece
                 for _ in range(20):
                     await asyncio.sleep(0)
-    assert found == body
+    assert received == body
 
 
 # ---- no connection --------------------------------------------------------------------------------------------------
 
 
-async def test_nobody_listens() -> None:
+async def test_connection_refused() -> None:
     async with Server() as server:
         pool = ConnectionPool(server.url, connections=1)
-    for _ in range(2):  # the place is given up each time
+    for _ in range(2):  # the slot is freed each time
         with pytest.raises(NotSent, match="Connection refused"):
             await ask(pool, "POST")
     await pool.close()
 
 
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1", "http://", "https://127.0.0.1:1", "http://127.0.0.1:99999"])
-async def test_addresses_that_are_none(url: str) -> None:
+async def test_invalid_urls(url: str) -> None:
     pool = ConnectionPool(url)
     with pytest.raises(NotSent):
         await ask(pool)

@@ -1,4 +1,4 @@
-"""One connection, byte by byte and second by second: no socket, and a clock of our own."""
+"""One client connection, byte by byte and second by second, without a socket and with a fake clock."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 class Loop:
-    """As much of a loop as a connection needs; its time passes when the test says so."""
+    """The part of an event loop that a connection needs; the test moves its time."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -52,6 +52,8 @@ class Loop:
 
 
 class Wire(asyncio.Transport):
+    """A transport that records what is written, and whether reading is paused."""
+
     def __init__(self) -> None:
         super().__init__()
         self.sent, self.closed, self.paused = b"", False, False
@@ -72,7 +74,9 @@ class Wire(asyncio.Transport):
         self.paused = False
 
 
-class Home:
+class Owner:
+    """The owner of one connection, which counts what comes back."""
+
     def __init__(self) -> None:
         self.read_buffer = memoryview(bytearray(READ_BUFFER))
         self.loop, self.wire = Loop(), Wire()
@@ -92,8 +96,8 @@ class Home:
     def is_paused(self) -> bool:
         return self.wire.paused
 
-    def hear(self, sent: bytes) -> None:
-        """As the loop does it."""
+    def receive(self, sent: bytes) -> None:
+        """Deliver bytes as the event loop does."""
         while sent and not self.wire.closed:
             read_buffer = self.connection.get_buffer(-1)
             piece, sent = sent[: len(read_buffer)], sent[len(read_buffer) :]
@@ -108,7 +112,7 @@ class Home:
     async def begins(self, head: bytes = CHUNKED, silence: float = 5.0) -> None:
         task = asyncio.ensure_future(self.connection.begin("GET", b"?", self.loop.now + 60.0, silence))
         await asyncio.sleep(0)
-        self.hear(head)
+        self.receive(head)
         await task
 
 
@@ -129,141 +133,141 @@ def cut(whole: bytes, cuts: list[int]) -> list[bytes]:
 
 @examples(50)
 @given(st.lists(st.integers(0, 200), max_size=12))
-async def test_answers_in_any_pieces_are_put_together(cuts: list[int]) -> None:
-    home = Home()
+async def test_responses_in_any_pieces_are_assembled(cuts: list[int]) -> None:
+    owner = Owner()
     for whole, body in ANSWERS:
-        task = await home.asks()
+        task = await owner.asks()
         for piece in cut(whole, cuts):
             assert not task.done()
-            home.hear(piece)
+            owner.receive(piece)
         assert (await task).body == body
-    assert (home.back, home.wire.closed, home.loop.timers) == (len(ANSWERS), False, 0)
+    assert (owner.back, owner.wire.closed, owner.loop.timers) == (len(ANSWERS), False, 0)
 
 
 @examples(50)
 @given(st.lists(st.integers(0, 200), max_size=12))
 async def test_streams_in_any_pieces_lose_nothing(cuts: list[int]) -> None:
-    home = Home()
+    owner = Owner()
     for whole, body in ANSWERS:
-        task = asyncio.ensure_future(home.connection.begin("GET", b"?", 60.0, 5.0))
+        task = asyncio.ensure_future(owner.connection.begin("GET", b"?", 60.0, 5.0))
         await asyncio.sleep(0)
         for piece in cut(whole, cuts):
-            home.hear(piece)
+            owner.receive(piece)
         await task
-        found = b""
-        while piece := await home.connection.piece():
-            found += piece
-        assert found == body
-    assert (home.back, home.wire.closed, home.loop.timers) == (len(ANSWERS), False, 0)
+        received = b""
+        while piece := await owner.connection.piece():
+            received += piece
+        assert received == body
+    assert (owner.back, owner.wire.closed, owner.loop.timers) == (len(ANSWERS), False, 0)
 
 
 @examples(50)
 @given(st.binary(max_size=60), st.sampled_from([whole for whole, _ in ANSWERS]), st.integers(0, 60))
-async def test_nonsense_is_broken_or_waits_for_more_and_nothing_else(noise: bytes, whole: bytes, at: int) -> None:
-    home = Home()
-    task = await home.asks()
-    home.hear(whole[:at] + noise + whole[at:])
-    home.connection.connection_lost(None)
-    (found,) = await asyncio.gather(task, return_exceptions=True)
-    assert isinstance(found, HttpAnswer | ConnectionBroken)
-    assert home.loop.timers == 0
+async def test_random_bytes_are_a_response_or_connection_broken(noise: bytes, whole: bytes, at: int) -> None:
+    owner = Owner()
+    task = await owner.asks()
+    owner.receive(whole[:at] + noise + whole[at:])
+    owner.connection.connection_lost(None)
+    (result,) = await asyncio.gather(task, return_exceptions=True)
+    assert isinstance(result, HttpAnswer | ConnectionBroken)
+    assert owner.loop.timers == 0
 
 
-async def test_who_is_slow_to_read_makes_the_server_wait() -> None:
-    home = Home()
-    await home.begins(HEAD + b"Content-Length: 10000000\r\n\r\n")
-    home.hear(b"x" * HIGH_WATER)
-    assert not home.is_paused()
-    home.hear(b"x")
-    assert home.is_paused()
-    assert len(await home.connection.piece()) == HIGH_WATER + 1
-    assert not home.is_paused()
+async def test_a_slow_reader_pauses_reading() -> None:
+    owner = Owner()
+    await owner.begins(HEAD + b"Content-Length: 10000000\r\n\r\n")
+    owner.receive(b"x" * HIGH_WATER)
+    assert not owner.is_paused()
+    owner.receive(b"x")
+    assert owner.is_paused()
+    assert len(await owner.connection.piece()) == HIGH_WATER + 1
+    assert not owner.is_paused()
 
 
 async def test_a_stream_that_ends_while_paused_leaves_a_connection_that_reads() -> None:
-    home = Home()
-    await home.begins(HEAD + b"Content-Length: %d\r\n\r\n" % (HIGH_WATER + 1))
-    home.hear(b"x" * (HIGH_WATER + 1))
-    assert home.is_paused()
-    assert len(await home.connection.piece()) == HIGH_WATER + 1
-    assert await home.connection.piece() == b""
-    assert (home.wire.paused, home.back) == (False, 1)
+    owner = Owner()
+    await owner.begins(HEAD + b"Content-Length: %d\r\n\r\n" % (HIGH_WATER + 1))
+    owner.receive(b"x" * (HIGH_WATER + 1))
+    assert owner.is_paused()
+    assert len(await owner.connection.piece()) == HIGH_WATER + 1
+    assert await owner.connection.piece() == b""
+    assert (owner.wire.paused, owner.back) == (False, 1)
 
 
-async def test_bytes_that_nobody_asked_for_end_the_connection() -> None:
-    home = Home()
-    home.hear(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
-    assert home.is_closed()
-    assert not home.connection.is_usable
+async def test_unsolicited_bytes_close_the_connection() -> None:
+    owner = Owner()
+    owner.receive(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
+    assert owner.is_closed()
+    assert not owner.connection.is_usable
 
 
-async def test_whatever_comes_after_we_closed_is_ignored() -> None:
-    home = Home()
-    await home.begins()
-    home.connection.close()
-    home.connection.buffer_updated(5)
-    home.connection.connection_lost(None)
-    assert (home.gone, home.back, home.loop.timers) == (1, 0, 0)
+async def test_bytes_after_a_close_are_ignored() -> None:
+    owner = Owner()
+    await owner.begins()
+    owner.connection.close()
+    owner.connection.buffer_updated(5)
+    owner.connection.connection_lost(None)
+    assert (owner.gone, owner.back, owner.loop.timers) == (1, 0, 0)
 
 
 # ---- seconds --------------------------------------------------------------------------------------------------------
 
 
-async def test_an_answer_may_take_as_long_as_it_may_and_no_longer() -> None:
-    home = Home()
-    task = await home.asks()
-    home.loop.wait(9.9)
-    assert not home.is_closed()
-    home.loop.wait(0.2)
-    assert home.is_closed()
+async def test_a_request_times_out_at_its_deadline() -> None:
+    owner = Owner()
+    task = await owner.asks()
+    owner.loop.wait(9.9)
+    assert not owner.is_closed()
+    owner.loop.wait(0.2)
+    assert owner.is_closed()
     with pytest.raises(TimeoutError):
         await task
 
 
-async def test_each_byte_of_a_stream_ends_a_silence_until_its_time_is_over() -> None:
-    home = Home()
-    await home.begins()
+async def test_each_byte_of_a_stream_restarts_the_silence_timeout_until_the_deadline() -> None:
+    owner = Owner()
+    await owner.begins()
     for _ in range(13):
-        home.loop.wait(4.5)
-        home.hear(b"1\r\na\r\n")
-    assert not home.is_closed()
-    home.loop.wait(2.0)
-    assert home.is_closed()
-    assert await home.connection.piece() == b"a" * 13
+        owner.loop.wait(4.5)
+        owner.receive(b"1\r\na\r\n")
+    assert not owner.is_closed()
+    owner.loop.wait(2.0)
+    assert owner.is_closed()
+    assert await owner.connection.piece() == b"a" * 13
     with pytest.raises(TimeoutError):
-        await home.connection.piece()
+        await owner.connection.piece()
 
 
-async def test_a_tunnel_once_open_is_not_timed_any_more() -> None:
-    home = Home()
-    task = asyncio.ensure_future(home.connection.tunnel(b"CONNECT", 10.0))
+async def test_an_open_tunnel_has_no_timer() -> None:
+    owner = Owner()
+    task = asyncio.ensure_future(owner.connection.tunnel(b"CONNECT", 10.0))
     await asyncio.sleep(0)
-    assert home.loop.timers == 1
-    home.hear(HEAD + b"\r\n")
+    assert owner.loop.timers == 1
+    owner.receive(HEAD + b"\r\n")
     assert await task == 200
-    assert (home.loop.timers, home.back, home.is_closed()) == (0, 0, False)
+    assert (owner.loop.timers, owner.back, owner.is_closed()) == (0, 0, False)
 
 
-async def test_silence_ends_a_stream() -> None:
-    home = Home()
-    await home.begins()
-    home.loop.wait(4.0)
-    home.hear(b"1\r\na\r\n")
-    home.loop.wait(4.0)
-    assert not home.is_closed()
-    home.loop.wait(1.1)
-    assert home.is_closed()
+async def test_a_silent_stream_times_out() -> None:
+    owner = Owner()
+    await owner.begins()
+    owner.loop.wait(4.0)
+    owner.receive(b"1\r\na\r\n")
+    owner.loop.wait(4.0)
+    assert not owner.is_closed()
+    owner.loop.wait(1.1)
+    assert owner.is_closed()
 
 
-async def test_while_we_do_not_listen_silence_is_not_the_server_s() -> None:
-    home = Home()
-    await home.begins(HEAD + b"Content-Length: 10000000\r\n\r\n")
-    home.hear(b"x" * (HIGH_WATER + 1))
-    home.loop.wait(9.0)
-    home.loop.wait(9.0)
-    assert not home.is_closed()
-    await home.connection.piece()
-    home.loop.wait(4.0)
-    assert not home.is_closed()
-    home.loop.wait(1.1)
-    assert home.is_closed()
+async def test_paused_reading_does_not_count_as_silence_of_the_server() -> None:
+    owner = Owner()
+    await owner.begins(HEAD + b"Content-Length: 10000000\r\n\r\n")
+    owner.receive(b"x" * (HIGH_WATER + 1))
+    owner.loop.wait(9.0)
+    owner.loop.wait(9.0)
+    assert not owner.is_closed()
+    await owner.connection.piece()
+    owner.loop.wait(4.0)
+    assert not owner.is_closed()
+    owner.loop.wait(1.1)
+    assert owner.is_closed()

@@ -1,4 +1,4 @@
-"""Heads of answers, and what is refused."""
+"""Heads of responses: what is accepted, and what is rejected."""
 
 import pytest
 
@@ -13,39 +13,43 @@ OK = b"HTTP/1.1 200 OK"
     [
         pytest.param("GET", [OK, b"Content-Length: 12"], (200, 12, False), id="a-length"),
         pytest.param("GET", [OK, b"Transfer-Encoding: Chunked"], (200, None, False), id="chunks"),
-        pytest.param("GET", [OK], (200, UNTIL_CLOSE, True), id="neither-lasts-until-the-end"),
-        pytest.param("HEAD", [OK, b"Content-Length: 12"], (200, 0, False), id="head-has-no-body-whatever-it-says"),
-        pytest.param("HEAD", [OK, b"Transfer-Encoding: chunked"], (200, 0, False), id="nor-has-head-chunks"),
-        pytest.param("CONNECT", [OK], (200, 0, False), id="nor-has-a-tunnel"),
-        pytest.param("GET", [b"HTTP/1.1 204 No Content"], (204, 0, False), id="nor-has-204"),
-        pytest.param("GET", [b"HTTP/1.1 304 Not Modified", b"Content-Length: 9"], (304, 0, False), id="nor-has-304"),
-        pytest.param("GET", [b"HTTP/1.1 100 Continue"], (100, 0, False), id="nor-has-1xx"),
-        pytest.param("CONNECT", [b"HTTP/1.1 407 Who?", b"Content-Length: 3"], (407, 3, False), id="a-proxy-says-no"),
-        pytest.param("GET", [b"HTTP/1.1 200", b"Content-Length: 0"], (200, 0, False), id="no-word-after-the-number"),
+        pytest.param("GET", [OK], (200, UNTIL_CLOSE, True), id="neither-ends-with-the-connection"),
+        pytest.param("HEAD", [OK, b"Content-Length: 12"], (200, 0, False), id="HEAD-has-no-body-despite-its-length"),
+        pytest.param("HEAD", [OK, b"Transfer-Encoding: chunked"], (200, 0, False), id="HEAD-has-no-chunks"),
+        pytest.param("CONNECT", [OK], (200, 0, False), id="a-tunnel-has-no-body"),
+        pytest.param("GET", [b"HTTP/1.1 204 No Content"], (204, 0, False), id="204-has-no-body"),
+        pytest.param(
+            "GET", [b"HTTP/1.1 304 Not Modified", b"Content-Length: 9"], (304, 0, False), id="304-has-no-body"
+        ),
+        pytest.param("GET", [b"HTTP/1.1 100 Continue"], (100, 0, False), id="1xx-has-no-body"),
+        pytest.param(
+            "CONNECT", [b"HTTP/1.1 407 Who?", b"Content-Length: 3"], (407, 3, False), id="a-rejection-of-a-proxy"
+        ),
+        pytest.param("GET", [b"HTTP/1.1 200", b"Content-Length: 0"], (200, 0, False), id="no-reason-phrase"),
         pytest.param("GET", [OK, b"Content-Length: 0", b"Connection: Close"], (200, 0, True), id="it-closes"),
         pytest.param("GET", [b"HTTP/1.0 200 OK", b"Content-Length: 0"], (200, 0, True), id="1.0-closes"),
         pytest.param(
             "GET",
             [b"HTTP/1.0 200 OK", b"Content-Length: 0", b"Connection: keep-alive"],
             (200, 0, False),
-            id="1.0-may-stay-too",
+            id="1.0-with-keep-alive",
         ),
     ],
 )
 def test_heads(method: str, lines: list[bytes], want: tuple[object, ...]) -> None:
-    found = read_head(b"\r\n".join(lines), method)
-    assert (found.status, found.length, found.closes) == want
+    parsed = read_head(b"\r\n".join(lines), method)
+    assert (parsed.status, parsed.length, parsed.closes) == want
 
 
-def test_headers_are_found_in_lower_case() -> None:
-    found = read_head(OK + b"\r\nRetry-After:  7 \r\nX-A: b:c", "GET")
-    assert found.headers == {"retry-after": "7", "x-a": "b:c"}
+def test_header_names_are_lower_case() -> None:
+    parsed = read_head(OK + b"\r\nRetry-After:  7 \r\nX-A: b:c", "GET")
+    assert parsed.headers == {"retry-after": "7", "x-a": "b:c"}
 
 
 @pytest.mark.parametrize(
     "lines",
     [
-        pytest.param([b"hello"], id="no-http"),
+        pytest.param([b"hello"], id="not-HTTP"),
         pytest.param([b"HTTP/2.0 200 OK"], id="another-version"),
         pytest.param([b"HTTP/1.1 OK"], id="no-status"),
         pytest.param([b"HTTP/1.1 2000 OK"], id="a-status-of-four-digits"),
@@ -58,14 +62,14 @@ def test_headers_are_found_in_lower_case() -> None:
         pytest.param([OK, b"Content-Length: 1", b"content-length: 2"], id="two-lengths"),
         pytest.param([OK, b"Content-Length: 1", b"Transfer-Encoding: chunked"], id="a-length-and-chunks"),
         pytest.param([OK, b"Transfer-Encoding: gzip, chunked"], id="another-encoding"),
-        pytest.param([OK, b"Transfer-Encoding: \x0bchunked"], id="chunked-behind-a-vertical-tab"),
+        pytest.param([OK, b"Transfer-Encoding: \x0bchunked"], id="chunked-after-a-vertical-tab"),
         pytest.param([OK, b"Transfer-Encoding:", b"Content-Length: 1"], id="an-empty-encoding-and-a-length"),
         pytest.param([b"HTTP/1.0 200 OK", b"Transfer-Encoding: chunked"], id="chunks-in-1.0"),
-        pytest.param([OK, b"A: b\nB: c"], id="a-line-feed-by-itself"),
+        pytest.param([OK, b"A: b\nB: c"], id="a-bare-LF"),
         pytest.param([OK, b"A: \x00"], id="a-zero-in-a-value"),
         pytest.param([OK, b"A b: c"], id="a-space-in-a-name"),
     ],
 )
-def test_what_is_refused_and_not_guessed(lines: list[bytes]) -> None:
+def test_ambiguous_heads_are_rejected(lines: list[bytes]) -> None:
     with pytest.raises(Malformed):
         read_head(b"\r\n".join(lines), "GET")

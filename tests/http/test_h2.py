@@ -1,4 +1,4 @@
-"""HTTP/2 as it comes over the wire: many at once, in pieces, against windows, broken."""
+"""HTTP/2 on the wire: concurrent streams, fragments, flow control, protocol errors."""
 
 from itertools import pairwise
 
@@ -12,12 +12,12 @@ from gputile.http.h2_frames import ACK, END_HEADERS, END_STREAM, PADDED, WITH_PR
 from gputile.http.messages import LONGEST_HEAD, SLOW
 from tests.effort import examples
 from tests.http.talk import Fields, Talk, first_window
-from tests.http.wire import Echo, hear
+from tests.http.wire import Echo, receive
 
-# ---- questions and answers ------------------------------------------------------------------------------------------
+# ---- requests and responses -----------------------------------------------------------------------------------------
 
 
-async def test_a_question_is_answered_in_the_turn_of_its_last_byte_and_in_one_write() -> None:
+async def test_a_request_is_answered_in_the_turn_of_its_last_byte_and_in_one_write() -> None:
     talk = Talk().say()
     before = talk.wire.writes
     talk.say(talk.post(1, b"hello"))
@@ -26,7 +26,7 @@ async def test_a_question_is_answered_in_the_turn_of_its_last_byte_and_in_one_wr
     assert talk.heads() == [{b":status": b"200", b"content-type": b"application/json", b"content-length": b"5"}]
 
 
-async def test_the_first_words_are_settings_a_wide_window_and_an_acknowledgement() -> None:
+async def test_the_first_frames_are_settings_a_large_window_and_an_ack() -> None:
     first, window, acknowledged = Talk().say().frames()
     assert isinstance(first, SettingsFrame)
     assert first.settings == {
@@ -41,7 +41,7 @@ async def test_the_first_words_are_settings_a_wide_window_and_an_acknowledgement
 
 @examples(60)
 @given(st.lists(st.integers(0, 2000), max_size=16))
-async def test_any_cutting_of_the_bytes_gives_the_same_answers(cuts: list[int]) -> None:
+async def test_fragmentation_does_not_change_the_responses(cuts: list[int]) -> None:
     talk = Talk(settings=first_window(70_000))
     padded = frame(h2_frames.DATA, END_STREAM | PADDED, 3, b"\x03two\0\0\0")
     parts = [
@@ -56,7 +56,7 @@ async def test_any_cutting_of_the_bytes_gives_the_same_answers(cuts: list[int]) 
         frame(h2_frames.HEADERS, WITH_PRIORITY, 5, b"\0\0\0\0\x10" + block[:7]),
         frame(h2_frames.CONTINUATION, 0, 5),
         frame(h2_frames.CONTINUATION, END_HEADERS, 5, block[7:]),
-        frame(0xFA, 0xFF, 5, b"nobody knows"),
+        frame(0xFA, 0xFF, 5, b"unknown type"),
         frame(h2_frames.DATA, 0, 5, b"thr"),
         talk.post(7, b"four"),
         frame(h2_frames.DATA, 0, 5, b"ee"),
@@ -65,13 +65,13 @@ async def test_any_cutting_of_the_bytes_gives_the_same_answers(cuts: list[int]) 
     ]
     whole = talk.begin() + b"".join(parts)
     for start, end in pairwise(sorted({0, len(whole), *(cut % len(whole) for cut in cuts)})):
-        hear(talk.connection, whole[start:end])
+        receive(talk.connection, whole[start:end])
     assert talk.answers() == {1: b"one", 3: b"two", 5: b"three", 7: b"four"}
     assert [request.path for request in talk.listener.asked] == ["/a", "/a", "/a", "/b"]  # type: ignore[attr-defined]
-    assert (talk.resets(), talk.farewell()) == ({}, None)
+    assert (talk.resets(), talk.goaway()) == ({}, None)
 
 
-async def test_answers_that_take_time_hold_up_nobody() -> None:
+async def test_slow_responses_do_not_delay_others() -> None:
     listener = Echo()
     talk = Talk(listener).say()
     talk.say(talk.post(1, b"bind", "/wait"), talk.post(3, b"bind too", "/wait"), talk.post(5, b"filter"))
@@ -81,7 +81,7 @@ async def test_answers_that_take_time_hold_up_nobody() -> None:
     assert talk.answers() == {5: b"filter", 1: b"bind", 3: b"bind too"}
 
 
-async def test_a_head_request_gets_its_length_and_no_body() -> None:
+async def test_a_head_request_gets_content_length_and_no_body() -> None:
     talk = Talk().say()
     ask = [(b":method", b"HEAD"), (b":scheme", b"https"), (b":path", b"/healthz")]
     talk.say(frame(h2_frames.HEADERS, END_HEADERS, 1, talk.raw(ask)), frame(h2_frames.DATA, END_STREAM, 1, b"ok"))
@@ -89,7 +89,7 @@ async def test_a_head_request_gets_its_length_and_no_body() -> None:
     assert talk.heads()[0][b"content-length"] == b"2"
 
 
-async def test_whoever_has_a_checked_certificate_is_known() -> None:
+async def test_a_caller_with_a_verified_certificate_is_known() -> None:
     listener = Echo()
     for known in (True, False):
         talk = Talk(listener, known=known)
@@ -97,7 +97,7 @@ async def test_whoever_has_a_checked_certificate_is_known() -> None:
     assert [request.is_known for request in listener.asked] == [True, False]
 
 
-async def test_a_body_that_is_too_large_is_counted_and_dropped() -> None:
+async def test_a_body_beyond_the_limit_is_dropped() -> None:
     listener = Echo(limit=10)
     talk = Talk(listener).say()
     talk.say(talk.post(1, b"0123456789"), talk.post(3, b"0123456789!"))
@@ -107,7 +107,7 @@ async def test_a_body_that_is_too_large_is_counted_and_dropped() -> None:
 # ---- windows --------------------------------------------------------------------------------------------------------
 
 
-async def test_an_answer_waits_for_the_streams_window() -> None:
+async def test_a_response_waits_for_the_window_of_its_stream() -> None:
     talk = Talk(settings=first_window(4)).say()
     talk.say(talk.post(1, b"0123456789"), talk.post(3, b"abc"))
     assert talk.answers() == {3: b"abc"}
@@ -117,65 +117,65 @@ async def test_an_answer_waits_for_the_streams_window() -> None:
     assert talk.answers() == {3: b"abc", 1: b"0123456789"}
 
 
-async def test_an_answer_waits_for_the_connections_window() -> None:
+async def test_a_response_waits_for_the_window_of_the_connection() -> None:
     talk = Talk(Echo(limit=10**6), settings=first_window(10**6)).say()
     talk.say(talk.post(1, b"x" * 65_000), talk.post(3, b"y" * 1000), talk.post(5, b"z"))
     assert talk.ended() == [1]
     talk.say(h2_frames.window_update(3, 1000))
-    assert talk.ended() == [1], "that window was not the one that was shut"
+    assert talk.ended() == [1], "the connection's window is the one that is used up"
     talk.say(h2_frames.window_update(0, 466))
     assert talk.answers() == {1: b"x" * 65_000, 3: b"y" * 1000, 5: b"z"}
 
 
-async def test_a_new_first_window_moves_the_windows_of_open_streams_even_below_nought() -> None:
+async def test_a_new_initial_window_shifts_open_streams_even_below_zero() -> None:
     talk = Talk(settings=first_window(4)).say()
     talk.say(talk.post(1, b"0123456789"))
-    talk.say(frame(h2_frames.SETTINGS, payload=first_window(1)))  # three below nought
+    talk.say(frame(h2_frames.SETTINGS, payload=first_window(1)))  # -3
     talk.say(h2_frames.window_update(1, 3))
     assert len(data_of(talk)) == 4
     talk.say(frame(h2_frames.SETTINGS, payload=first_window(7)))
     assert talk.answers() == {1: b"0123456789"}
 
 
-async def test_a_large_answer_is_cut_into_frames_that_the_client_takes() -> None:
+async def test_a_large_response_respects_the_clients_max_frame_size() -> None:
     talk = Talk(Echo(limit=10**6), settings=first_window(10**6)).say(h2_frames.window_update(0, 10**6))
     talk.say(talk.post(1, b"x" * 100_000))
-    sizes = [len(one.data) for one in talk.frames() if isinstance(one, DataFrame)]
+    sizes = [len(sent.data) for sent in talk.frames() if isinstance(sent, DataFrame)]
     assert (max(sizes), sum(sizes)) == (16384, 100_000)
     talk.say(frame(h2_frames.SETTINGS, payload=h2_frames.SETTING.pack(h2_frames.MAX_FRAME_SIZE, 50_000)))
     talk.say(talk.post(3, b"x" * 100_000))
-    assert max(len(one.data) for one in talk.frames() if isinstance(one, DataFrame)) == 50_000
+    assert max(len(sent.data) for sent in talk.frames() if isinstance(sent, DataFrame)) == 50_000
 
 
-async def test_our_own_window_is_widened_before_it_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_our_window_is_replenished_before_it_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(h2_server, "WINDOW", 100_000)
     talk = Talk(Echo(limit=10**6)).say()
     talk.say(talk.post(1, b"x" * 49_999))
-    assert len(widened(talk)) == 1
+    assert len(window_updates(talk)) == 1
     talk.say(frame(h2_frames.HEADERS, END_HEADERS, 3, talk.block("/a", [])), frame(h2_frames.DATA, PADDED, 3, b"\0"))
-    assert widened(talk)[1:] == [50_000], "padding counts"
+    assert window_updates(talk)[1:] == [50_000], "padding counts"
 
 
-def widened(talk: Talk) -> list[int]:
-    return [one.window_increment for one in talk.frames() if one.type == h2_frames.WINDOW_UPDATE]  # type: ignore[attr-defined]
+def window_updates(talk: Talk) -> list[int]:
+    return [sent.window_increment for sent in talk.frames() if sent.type == h2_frames.WINDOW_UPDATE]  # type: ignore[attr-defined]
 
 
 def data_of(talk: Talk) -> bytes:
-    return b"".join(one.data for one in talk.frames() if isinstance(one, DataFrame))
+    return b"".join(sent.data for sent in talk.frames() if isinstance(sent, DataFrame))
 
 
-async def test_who_does_not_read_is_not_heard() -> None:
+async def test_a_client_that_does_not_read_is_not_read() -> None:
     talk = Talk(Echo(limit=10**6)).say()
     talk.connection.pause_writing()
     assert talk.wire.paused
-    talk.say(talk.post(1, b"what was on its way"))
+    talk.say(talk.post(1, b"already received"))
     assert talk.ended() == []
     talk.connection.resume_writing()
-    assert talk.answers() == {1: b"what was on its way"}
+    assert talk.answers() == {1: b"already received"}
     assert not talk.wire.paused
 
 
-# ---- what is refused ------------------------------------------------------------------------------------------------
+# ---- protocol errors ------------------------------------------------------------------------------------------------
 
 GOOD: Fields = [(b":method", b"GET"), (b":scheme", b"https"), (b":path", b"/")]
 
@@ -190,8 +190,8 @@ GOOD: Fields = [(b":method", b"GET"), (b":scheme", b"https"), (b":path", b"/")]
         pytest.param([*GOOD[:2], (b":path", b"/a\nb")], id="a-path-of-two-lines"),
         pytest.param([(b":method", b"CONNECT"), (b":authority", b"x:1")], id="connect"),
         pytest.param([*GOOD, GOOD[0]], id="two-methods"),
-        pytest.param([*GOOD, (b":status", b"200")], id="a-pseudo-header-of-answers"),
-        pytest.param([(b"accept", b"*/*"), *GOOD], id="a-pseudo-header-that-comes-late"),
+        pytest.param([*GOOD, (b":status", b"200")], id="a-pseudo-header-of-responses"),
+        pytest.param([(b"accept", b"*/*"), *GOOD], id="a-pseudo-header-after-a-header"),
         pytest.param([*GOOD, (b"Accept", b"*/*")], id="upper-case"),
         pytest.param([*GOOD, (b"", b"x")], id="no-name"),
         pytest.param([*GOOD, (b"a b", b"x")], id="a-name-with-a-space"),
@@ -203,10 +203,10 @@ GOOD: Fields = [(b":method", b"GET"), (b":scheme", b"https"), (b":path", b"/")]
         pytest.param([*GOOD, (b"content-length", b"-1")], id="a-negative-length"),
         pytest.param([*GOOD, (b"content-length", b"9" * 40)], id="an-endless-length"),
         pytest.param([*GOOD, (b"content-length", b"0"), (b"content-length", b"0")], id="two-lengths"),
-        pytest.param([*GOOD, (b"content-length", b"1")], id="a-length-and-no-body"),
+        pytest.param([*GOOD, (b"content-length", b"1")], id="a-length-without-a-body"),
     ],
 )
-async def test_a_malformed_question_is_reset_and_harms_no_other(fields: Fields) -> None:
+async def test_a_malformed_request_is_reset_and_affects_no_other(fields: Fields) -> None:
     listener = Echo()
     talk = Talk(listener).say()
     talk.say(frame(h2_frames.HEADERS, END_HEADERS | END_STREAM, 1, talk.raw(fields)), talk.post(3, b"x"))
@@ -215,7 +215,7 @@ async def test_a_malformed_question_is_reset_and_harms_no_other(fields: Fields) 
     assert len(listener.asked) == 1
 
 
-async def test_a_body_that_is_not_as_long_as_it_says() -> None:
+async def test_a_body_that_differs_from_content_length() -> None:
     listener = Echo()
     talk = Talk(listener).say()
     talk.say(talk.headed(1), frame(h2_frames.DATA, 0, 1, b"123456"), frame(h2_frames.DATA, END_STREAM, 1, b"late"))
@@ -224,7 +224,7 @@ async def test_a_body_that_is_not_as_long_as_it_says() -> None:
     assert listener.asked == []
 
 
-async def test_frames_behind_the_end_of_a_question() -> None:
+async def test_frames_after_end_stream() -> None:
     listener = Echo()
     talk = Talk(listener).say()
     talk.say(talk.post(1, b"x", "/wait"), frame(h2_frames.DATA, 0, 1, b"more"))
@@ -238,66 +238,82 @@ async def test_frames_behind_the_end_of_a_question() -> None:
 @pytest.mark.parametrize(
     ("sent", "code"),
     [
-        pytest.param(frame(h2_frames.DATA, 0, 0, b"x"), H2ErrorCode.PROTOCOL_ERROR, id="a-body-of-nothing"),
-        pytest.param(frame(h2_frames.DATA, 0, 1, b"x"), H2ErrorCode.PROTOCOL_ERROR, id="a-body-before-its-headers"),
+        pytest.param(frame(h2_frames.DATA, 0, 0, b"x"), H2ErrorCode.PROTOCOL_ERROR, id="DATA-on-stream-0"),
+        pytest.param(frame(h2_frames.DATA, 0, 1, b"x"), H2ErrorCode.PROTOCOL_ERROR, id="DATA-before-HEADERS"),
         pytest.param(
-            frame(h2_frames.DATA, PADDED, 1, b"\x01"), H2ErrorCode.PROTOCOL_ERROR, id="more-padding-than-room"
+            frame(h2_frames.DATA, PADDED, 1, b"\x01"), H2ErrorCode.PROTOCOL_ERROR, id="padding-exceeds-the-payload"
         ),
         pytest.param(
-            frame(h2_frames.HEADERS, END_HEADERS, 0, b"\x82"), H2ErrorCode.PROTOCOL_ERROR, id="headers-of-nothing"
+            frame(h2_frames.HEADERS, END_HEADERS, 0, b"\x82"), H2ErrorCode.PROTOCOL_ERROR, id="HEADERS-on-stream-0"
         ),
         pytest.param(
             frame(h2_frames.HEADERS, END_HEADERS, 2, b"\x82"), H2ErrorCode.PROTOCOL_ERROR, id="an-even-stream"
         ),
         pytest.param(
-            frame(h2_frames.HEADERS, WITH_PRIORITY, 1, b"\0"), H2ErrorCode.FRAME_SIZE_ERROR, id="half-a-priority"
+            frame(h2_frames.HEADERS, WITH_PRIORITY, 1, b"\0"),
+            H2ErrorCode.FRAME_SIZE_ERROR,
+            id="truncated-priority-fields",
         ),
         pytest.param(
-            frame(h2_frames.HEADERS, END_HEADERS, 1, b"\xff"), H2ErrorCode.COMPRESSION_ERROR, id="broken-headers"
+            frame(h2_frames.HEADERS, END_HEADERS, 1, b"\xff"),
+            H2ErrorCode.COMPRESSION_ERROR,
+            id="an-invalid-header-block",
         ),
-        pytest.param(frame(h2_frames.CONTINUATION, 0, 1, b""), H2ErrorCode.PROTOCOL_ERROR, id="going-on-with-nothing"),
+        pytest.param(
+            frame(h2_frames.CONTINUATION, 0, 1, b""), H2ErrorCode.PROTOCOL_ERROR, id="CONTINUATION-without-HEADERS"
+        ),
         pytest.param(
             frame(h2_frames.HEADERS, 0, 1, b"\x82") + frame(h2_frames.PING, 0, 0, bytes(8)),
             H2ErrorCode.PROTOCOL_ERROR,
-            id="something-between-headers",
+            id="a-frame-inside-a-header-block",
         ),
         pytest.param(
             frame(h2_frames.HEADERS, 0, 1, b"\x82") + frame(h2_frames.CONTINUATION, END_HEADERS, 3, b"\x87"),
             H2ErrorCode.PROTOCOL_ERROR,
-            id="headers-that-go-on-elsewhere",
+            id="CONTINUATION-on-another-stream",
         ),
-        pytest.param(frame(h2_frames.RST_STREAM, 0, 1, bytes(4)), H2ErrorCode.PROTOCOL_ERROR, id="a-reset-of-nothing"),
-        pytest.param(frame(h2_frames.RST_STREAM, 0, 1, bytes(3)), H2ErrorCode.FRAME_SIZE_ERROR, id="half-a-reset"),
-        pytest.param(frame(h2_frames.SETTINGS, 0, 1), H2ErrorCode.PROTOCOL_ERROR, id="settings-of-a-stream"),
-        pytest.param(frame(h2_frames.SETTINGS, 0, 0, b"x"), H2ErrorCode.FRAME_SIZE_ERROR, id="half-a-setting"),
         pytest.param(
-            frame(h2_frames.SETTINGS, ACK, 0, bytes(6)), H2ErrorCode.FRAME_SIZE_ERROR, id="a-full-acknowledgement"
+            frame(h2_frames.RST_STREAM, 0, 1, bytes(4)), H2ErrorCode.PROTOCOL_ERROR, id="RST_STREAM-of-an-idle-stream"
+        ),
+        pytest.param(
+            frame(h2_frames.RST_STREAM, 0, 1, bytes(3)), H2ErrorCode.FRAME_SIZE_ERROR, id="a-truncated-RST_STREAM"
+        ),
+        pytest.param(frame(h2_frames.SETTINGS, 0, 1), H2ErrorCode.PROTOCOL_ERROR, id="SETTINGS-on-a-stream"),
+        pytest.param(frame(h2_frames.SETTINGS, 0, 0, b"x"), H2ErrorCode.FRAME_SIZE_ERROR, id="a-truncated-SETTINGS"),
+        pytest.param(
+            frame(h2_frames.SETTINGS, ACK, 0, bytes(6)), H2ErrorCode.FRAME_SIZE_ERROR, id="SETTINGS-ACK-with-a-payload"
         ),
         pytest.param(
             frame(h2_frames.SETTINGS, 0, 0, first_window(2**31)),
             H2ErrorCode.FLOW_CONTROL_ERROR,
-            id="too-wide-a-first-window",
+            id="an-initial-window-of-2^31",
         ),
         pytest.param(
-            frame(h2_frames.SETTINGS, 0, 0, b"\0\5\0\0\0\1"), H2ErrorCode.PROTOCOL_ERROR, id="frames-of-one-byte"
+            frame(h2_frames.SETTINGS, 0, 0, b"\0\5\0\0\0\1"), H2ErrorCode.PROTOCOL_ERROR, id="MAX_FRAME_SIZE-of-1"
         ),
-        pytest.param(frame(h2_frames.SETTINGS, 0, 0, b"\0\2\0\0\0\2"), H2ErrorCode.PROTOCOL_ERROR, id="push-two"),
-        pytest.param(frame(h2_frames.PUSH_PROMISE, 0, 1, bytes(4)), H2ErrorCode.PROTOCOL_ERROR, id="a-promise"),
-        pytest.param(frame(h2_frames.PING, 0, 0, bytes(7)), H2ErrorCode.FRAME_SIZE_ERROR, id="a-short-ping"),
-        pytest.param(frame(h2_frames.PING, 0, 1, bytes(8)), H2ErrorCode.PROTOCOL_ERROR, id="a-ping-of-a-stream"),
-        pytest.param(h2_frames.window_update(0, 0), H2ErrorCode.PROTOCOL_ERROR, id="a-window-widened-by-nothing"),
         pytest.param(
-            h2_frames.window_update(0, 2**31 - 1), H2ErrorCode.FLOW_CONTROL_ERROR, id="a-window-beyond-all-windows"
+            frame(h2_frames.SETTINGS, 0, 0, b"\0\2\0\0\0\2"), H2ErrorCode.PROTOCOL_ERROR, id="ENABLE_PUSH-of-2"
         ),
-        pytest.param(h2_frames.window_update(1, 1), H2ErrorCode.PROTOCOL_ERROR, id="the-window-of-no-stream"),
         pytest.param(
-            h2_frames.head(h2_frames.DATA, 0, 1, 2**17 + 1), H2ErrorCode.FRAME_SIZE_ERROR, id="too-large-a-frame"
+            frame(h2_frames.PUSH_PROMISE, 0, 1, bytes(4)), H2ErrorCode.PROTOCOL_ERROR, id="PUSH_PROMISE-from-a-client"
+        ),
+        pytest.param(frame(h2_frames.PING, 0, 0, bytes(7)), H2ErrorCode.FRAME_SIZE_ERROR, id="a-PING-of-7-bytes"),
+        pytest.param(frame(h2_frames.PING, 0, 1, bytes(8)), H2ErrorCode.PROTOCOL_ERROR, id="PING-on-a-stream"),
+        pytest.param(h2_frames.window_update(0, 0), H2ErrorCode.PROTOCOL_ERROR, id="WINDOW_UPDATE-of-0"),
+        pytest.param(
+            h2_frames.window_update(0, 2**31 - 1), H2ErrorCode.FLOW_CONTROL_ERROR, id="a-window-beyond-2^31-1"
+        ),
+        pytest.param(h2_frames.window_update(1, 1), H2ErrorCode.PROTOCOL_ERROR, id="WINDOW_UPDATE-of-an-idle-stream"),
+        pytest.param(
+            h2_frames.head(h2_frames.DATA, 0, 1, 2**17 + 1),
+            H2ErrorCode.FRAME_SIZE_ERROR,
+            id="a-frame-beyond-MAX_FRAME_SIZE",
         ),
     ],
 )
-async def test_what_ends_the_connection(sent: bytes, code: H2ErrorCode) -> None:
+async def test_connection_errors(sent: bytes, code: H2ErrorCode) -> None:
     talk = Talk().say(sent, b"\0" * 100)
-    assert talk.farewell() == (0, code)
+    assert talk.goaway() == (0, code)
     assert talk.wire.closed
 
 
@@ -305,23 +321,23 @@ async def test_what_ends_the_connection(sent: bytes, code: H2ErrorCode) -> None:
     "sent",
     [
         pytest.param(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", id="http-1"),
-        pytest.param(h2_frames.PREFACE + frame(h2_frames.PING, 0, 0, bytes(8)), id="a-ping-before-the-settings"),
-        pytest.param(h2_frames.PREFACE + frame(h2_frames.SETTINGS, ACK), id="an-acknowledgement-before-the-settings"),
+        pytest.param(h2_frames.PREFACE + frame(h2_frames.PING, 0, 0, bytes(8)), id="PING-before-SETTINGS"),
+        pytest.param(h2_frames.PREFACE + frame(h2_frames.SETTINGS, ACK), id="SETTINGS-ACK-before-SETTINGS"),
     ],
 )
-async def test_a_begin_that_is_none(sent: bytes) -> None:
+async def test_an_invalid_connection_preface(sent: bytes) -> None:
     talk = Talk()
-    hear(talk.connection, sent)
-    assert talk.farewell() == (0, H2ErrorCode.PROTOCOL_ERROR)
+    receive(talk.connection, sent)
+    assert talk.goaway() == (0, H2ErrorCode.PROTOCOL_ERROR)
     assert talk.wire.closed
 
 
 @examples(300)
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=6), st.booleans())
-async def test_a_spoilt_conversation_raises_nothing_and_asks_nothing_twice(
-    spots: list[tuple[int, int]], cuts: bool
+async def test_a_corrupted_conversation_raises_nothing_and_repeats_no_request(
+    edits: list[tuple[int, int]], drops: bool
 ) -> None:
-    """Bytes of a good one are replaced or left out."""
+    """Bytes of a valid conversation are replaced or dropped."""
     listener = Echo()
     talk = Talk(listener, settings=first_window(20))
     parts = [talk.post(1, b"one"), frame(h2_frames.PING, 0, 0, bytes(8)), talk.post(3, b"x" * 50), talk.headed(5)]
@@ -330,11 +346,11 @@ async def test_a_spoilt_conversation_raises_nothing_and_asks_nothing_twice(
         frame(h2_frames.DATA, END_STREAM, 5, b"12345"),
         h2_frames.reset(3, H2ErrorCode.CANCEL),
     ]
-    said = bytearray(talk.begin() + b"".join(parts))
-    for where, what in spots:
-        at = where % len(said)
-        said[at : at + 1] = b"" if cuts else bytes((what,))
-    hear(talk.connection, bytes(said))
+    sent = bytearray(talk.begin() + b"".join(parts))
+    for offset, value in edits:
+        at = offset % len(sent)
+        sent[at : at + 1] = b"" if drops else bytes((value,))
+    receive(talk.connection, bytes(sent))
     talk.frames()
     assert len(listener.asked) <= 3
     talk.connection.sweep(SLOW + 1)
@@ -343,7 +359,7 @@ async def test_a_spoilt_conversation_raises_nothing_and_asks_nothing_twice(
 
 @examples(300)
 @given(st.lists(st.tuples(st.integers(0, 11), st.integers(0, 255), st.integers(0, 5), st.binary(max_size=40))))
-async def test_nonsense_raises_nothing(sent: list[tuple[int, int, int, bytes]]) -> None:
-    talk = Talk().say(b"".join(frame(*one) for one in sent))
+async def test_random_frames_raise_nothing(sent: list[tuple[int, int, int, bytes]]) -> None:
+    talk = Talk().say(b"".join(frame(*fields) for fields in sent))
     talk.frames()
     talk.connection.connection_lost(None)

@@ -1,4 +1,4 @@
-"""HTTP/2 over real TLS and a real socket, with somebody else's client, on both event loops."""
+"""HTTP/2 over real TLS and a real socket, with another implementation's client, on both event loops."""
 
 import asyncio
 import ssl
@@ -22,7 +22,7 @@ LIMIT = 2**20
 
 
 class Place:
-    """A listener over TLS that echoes."""
+    """A server over TLS that echoes bodies."""
 
     def __init__(self) -> None:
         self.authority = Authority()
@@ -48,13 +48,13 @@ class Place:
 
 @pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 def run(request: pytest.FixtureRequest) -> Run:
-    """The test in a loop of this kind."""
-    made: Run = request.param
-    return made
+    """Runs a test in this kind of event loop."""
+    runner: Run = request.param
+    return runner
 
 
-def test_a_hundred_questions_at_once_on_one_connection(run: Run) -> None:
-    async def story() -> None:
+def test_a_hundred_concurrent_requests_on_one_connection(run: Run) -> None:
+    async def scenario() -> None:
         async with Place() as place, connected(place.port, place.trusted("h2")) as client:
             slow = [await client.post("/wait", b"bind %d" % n) for n in range(100)]
             quick = [await client.post("/a", b"%d" % n * 13_000) for n in range(100)]
@@ -66,11 +66,11 @@ def test_a_hundred_questions_at_once_on_one_connection(run: Run) -> None:
             assert [client.bodies[number] for number in slow] == [b"bind %d" % n for n in range(100)]
             assert place.spoken == ["h2"]
 
-    run(story())
+    run(scenario())
 
 
-def test_large_answers_through_small_windows(run: Run) -> None:
-    async def story() -> None:
+def test_large_responses_through_small_windows(run: Run) -> None:
+    async def scenario() -> None:
         small = {SettingCodes.INITIAL_WINDOW_SIZE: 1000}
         async with Place() as place, connected(place.port, place.trusted("h2", "http/1.1"), small) as client:
             sent = [bytes([n]) * 300_000 for n in range(5)]
@@ -78,64 +78,64 @@ def test_large_answers_through_small_windows(run: Run) -> None:
             await client.until(*numbers)
             assert [client.bodies[number] for number in numbers] == sent
 
-    run(story())
+    run(scenario())
 
 
-def test_questions_that_are_taken_back_are_done_all_the_same(run: Run) -> None:
-    async def story() -> None:
+def test_requests_whose_stream_is_reset_are_carried_out(run: Run) -> None:
+    async def scenario() -> None:
         async with Place() as place, connected(place.port, place.trusted("h2")) as client:
             numbers = [await client.post("/wait", b"bind %d" % n) for n in range(60)]
             for number in numbers[::2]:
-                await client.take_back(number)
+                await client.reset(number)
             assert await client.ask("/a", b"filter") == b"filter"
             place.echo.gate.set()
             await client.until(*numbers[1::2])
             assert len(place.echo.finished) == 60
             assert not client.bodies.keys() & set(numbers[::2])
 
-    run(story())
+    run(scenario())
 
 
-def test_who_is_let_go_has_his_answer_and_hears_the_last_stream(run: Run) -> None:
-    """This client can hear nothing behind a farewell; that streams go on behind it is in `test_h2_limits`."""
+def test_a_closing_response_is_followed_by_goaway_with_the_last_stream(run: Run) -> None:
+    """This client reads nothing after GOAWAY; `test_h2_limits` tests that open streams continue after it."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Place() as place, connected(place.port, place.trusted("h2")) as client:
             assert await client.ask("/close", b"filter") == b"filter"
-            await client.until_farewell()
-            assert client.farewell is not None
-            assert (client.farewell.last_stream_id, client.farewell.error_code) == (1, H2ErrorCode.NO_ERROR)
+            await client.until_goaway()
+            assert client.goaway is not None
+            assert (client.goaway.last_stream_id, client.goaway.error_code) == (1, H2ErrorCode.NO_ERROR)
 
-    run(story())
+    run(scenario())
 
 
-def test_stopping_says_goodbye_and_hangs_up(run: Run) -> None:
-    async def story() -> None:
+def test_stopping_sends_goaway_and_closes(run: Run) -> None:
+    async def scenario() -> None:
         async with Place() as place, connected(place.port, place.trusted("h2")) as client:
             assert await client.ask("/a", b"x") == b"x"
             await place.listener.stop()
-            await client.until_farewell()
-            with pytest.raises(ConnectionError, match="hung up"):
+            await client.until_goaway()
+            with pytest.raises(ConnectionError, match="closed the connection"):
                 await client.listen()
 
-    run(story())
+    run(scenario())
 
 
-def test_a_flood_ends_in_a_farewell_with_its_reason(run: Run) -> None:
-    async def story() -> None:
+def test_a_flood_ends_in_goaway_with_a_reason(run: Run) -> None:
+    async def scenario() -> None:
         async with Place() as place, connected(place.port, place.trusted("h2")) as client:
-            while client.farewell is None:
+            while client.goaway is None:
                 await client.ping()
             assert client.pings >= MOST_NOISE - 10
-            assert client.farewell.error_code == H2ErrorCode.ENHANCE_YOUR_CALM
-            assert client.farewell.additional_data == b"too many control frames"
+            assert client.goaway.error_code == H2ErrorCode.ENHANCE_YOUR_CALM
+            assert client.goaway.additional_data == b"too many control frames"
 
-    run(story())
+    run(scenario())
 
 
-@pytest.mark.parametrize("offered", [(), ("http/1.1",), ("spdy/3",)], ids=["nothing", "http-1", "something-else"])
-def test_who_does_not_offer_it_speaks_http_1(run: Run, offered: tuple[str, ...]) -> None:
-    async def story() -> None:
+@pytest.mark.parametrize("offered", [(), ("http/1.1",), ("spdy/3",)], ids=["no-ALPN", "http-1", "another-protocol"])
+def test_a_client_that_does_not_offer_h2_speaks_http_1(run: Run, offered: tuple[str, ...]) -> None:
+    async def scenario() -> None:
         async with Place() as place:
             tls = place.trusted(*offered)
             reader, writer = await asyncio.open_connection(
@@ -146,26 +146,26 @@ def test_who_does_not_offer_it_speaks_http_1(run: Run, offered: tuple[str, ...])
             writer.close()
             assert place.spoken == ["http/1.1"]
 
-    run(story())
+    run(scenario())
 
 
-def test_who_stops_reading_holds_up_only_himself(run: Run) -> None:
-    """Far more than sockets hold, with windows that would let it all out."""
+def test_a_client_that_stops_reading_delays_only_itself(run: Run) -> None:
+    """Far more bytes than socket buffers hold, with windows that allow to send them all."""
 
     def large(request: Request) -> Response | Awaitable[Response]:
         return Response(b"x" * 4 * 2**20)
 
-    async def story() -> None:
+    async def scenario() -> None:
         wide = {SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1}
-        async with Place() as place, connected(place.port, place.trusted("h2"), wide) as deaf:
+        async with Place() as place, connected(place.port, place.trusted("h2"), wide) as stalled:
             place.listener.answer = large
-            deaf.widen(2**30)
-            numbers = [await deaf.post("/a", b"x") for _ in range(20)]
+            stalled.widen(2**30)
+            numbers = [await stalled.post("/a", b"x") for _ in range(20)]
             async with connected(place.port, place.trusted("h2")) as other:
                 assert len(await other.ask("/a", b"x")) == 4 * 2**20
-            await deaf.until(*numbers)
-            assert set(deaf.resets.values()) <= {H2ErrorCode.REFUSED_STREAM}
-            assert {len(body) for body in deaf.bodies.values()} == {4 * 2**20}
-            assert len(deaf.bodies) >= 4
+            await stalled.until(*numbers)
+            assert set(stalled.resets.values()) <= {H2ErrorCode.REFUSED_STREAM}
+            assert {len(body) for body in stalled.bodies.values()} == {4 * 2**20}
+            assert len(stalled.bodies) >= 4
 
-    run(story())
+    run(scenario())

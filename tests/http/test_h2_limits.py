@@ -1,4 +1,4 @@
-"""HTTP/2 from those who mean no good, or mean nothing any more: floods, stalls, goodbyes."""
+"""HTTP/2 clients that flood or stall, and the graceful end of a connection."""
 
 import asyncio
 from collections.abc import Awaitable, Iterable
@@ -10,12 +10,12 @@ from gputile.http.h2_frames import ACK, END_HEADERS, END_STREAM, H2ErrorCode, fr
 from gputile.http.messages import ARRIVING, IDLE, SLOW, Request, Response
 from gputile.http.server import Listener
 from tests.http.talk import Talk, first_window
-from tests.http.wire import Echo, hear
+from tests.http.wire import Echo, receive
 
 # ---- floods ---------------------------------------------------------------------------------------------------------
 
 
-def ask_and_take_back(talk: Talk, numbers: Iterable[int]) -> list[bytes]:
+def post_and_reset(talk: Talk, numbers: Iterable[int]) -> list[bytes]:
     return [talk.post(n, b"x", "/wait") + h2_frames.reset(n, H2ErrorCode.CANCEL) for n in numbers]
 
 
@@ -23,73 +23,73 @@ def ask_and_take_back(talk: Talk, numbers: Iterable[int]) -> list[bytes]:
     "noise",
     [
         pytest.param(frame(h2_frames.PING, 0, 0, bytes(8)), id="pings"),
-        pytest.param(frame(h2_frames.PING, ACK, 0, bytes(8)), id="answers-to-no-ping"),
+        pytest.param(frame(h2_frames.PING, ACK, 0, bytes(8)), id="unsolicited-PING-ACKs"),
         pytest.param(frame(h2_frames.SETTINGS), id="settings"),
-        pytest.param(frame(h2_frames.SETTINGS, ACK), id="acknowledgements"),
+        pytest.param(frame(h2_frames.SETTINGS, ACK), id="SETTINGS-ACKs"),
         pytest.param(frame(h2_frames.PRIORITY, 0, 1, bytes(5)), id="priorities"),
         pytest.param(frame(h2_frames.DATA, 0, 1), id="empty-data"),
         pytest.param(h2_frames.window_update(0, 1), id="windows"),
         pytest.param(frame(0xFA, 0, 0), id="unknown-frames"),
     ],
 )
-async def test_a_flood_of_frames_that_ask_for_nothing(noise: bytes) -> None:
+async def test_a_flood_of_control_frames(noise: bytes) -> None:
     talk = Talk().say()
     talk.say(talk.headed(), noise * (h2_server.MOST_NOISE - 10))
-    assert talk.farewell() is None
+    assert talk.goaway() is None
     talk.connection.sweep(1.0)
     talk.say(noise * (h2_server.MOST_NOISE - 10))
-    assert talk.farewell() is None, "it is a matter of how many in which time"
+    assert talk.goaway() is None, "the limit is per sweep"
     talk.say(noise * 20)
-    assert talk.farewell() == (1, H2ErrorCode.ENHANCE_YOUR_CALM)
+    assert talk.goaway() == (1, H2ErrorCode.ENHANCE_YOUR_CALM)
 
 
 async def test_a_flood_of_empty_continuations() -> None:
     talk = Talk().say(
         frame(h2_frames.HEADERS, 0, 1, b"\x82"), frame(h2_frames.CONTINUATION, 0, 1) * (h2_server.MOST_NOISE + 1)
     )
-    assert talk.farewell() == (0, H2ErrorCode.ENHANCE_YOUR_CALM)
+    assert talk.goaway() == (0, H2ErrorCode.ENHANCE_YOUR_CALM)
 
 
-async def test_headers_that_never_end() -> None:
+async def test_an_endless_header_block() -> None:
     talk = Talk().say(frame(h2_frames.HEADERS, 0, 1, b"\x82"), frame(h2_frames.CONTINUATION, 0, 1, b"x" * 16384) * 3)
-    assert talk.farewell() is None
+    assert talk.goaway() is None
     talk.say(frame(h2_frames.CONTINUATION, 0, 1, b"x" * 16384))
-    assert talk.farewell() == (0, H2ErrorCode.ENHANCE_YOUR_CALM)
+    assert talk.goaway() == (0, H2ErrorCode.ENHANCE_YOUR_CALM)
 
 
-async def test_headers_that_are_long_only_when_unpacked() -> None:
+async def test_headers_that_are_too_long_only_when_decoded() -> None:
     talk = Talk().say(frame(h2_frames.HEADERS, END_HEADERS, 1, b"\x82" * 2000))
-    assert talk.farewell() == (0, H2ErrorCode.ENHANCE_YOUR_CALM)
+    assert talk.goaway() == (0, H2ErrorCode.ENHANCE_YOUR_CALM)
 
 
-async def test_windows_are_no_noise_where_large_answers_account_for_them() -> None:
+async def test_window_updates_for_large_responses_are_no_flood() -> None:
     talk = Talk(Echo(limit=10**6), settings=first_window(10**6)).say(h2_frames.window_update(0, 10**9))
     for number in range(1, 21, 2):
         talk.say(talk.post(number, b"x" * 300_000), h2_frames.window_update(0, 2000) * 150)
-    assert (len(talk.ended()), talk.farewell()) == (10, None)
+    assert (len(talk.ended()), talk.goaway()) == (10, None)
 
 
-async def test_questions_that_are_taken_back_at_once() -> None:
-    """Work that was begun goes on, so it counts among what is open: nobody gets more by taking back."""
+async def test_rapid_reset() -> None:
+    """Work that was started continues and counts as an open stream: a reset frees no capacity."""
     listener = Echo()
     talk = Talk(listener).say()
-    talk.say(*ask_and_take_back(talk, range(1, 601, 2)))
+    talk.say(*post_and_reset(talk, range(1, 601, 2)))
     assert len(listener.asked) == h2_server.MOST_STREAMS
     assert set(talk.resets().values()) == {H2ErrorCode.REFUSED_STREAM}
     assert len(talk.resets()) == 50
-    talk.say(*ask_and_take_back(talk, range(601, 1201, 2)))
-    assert talk.farewell() is not None
-    assert talk.farewell()[1] == H2ErrorCode.ENHANCE_YOUR_CALM  # type: ignore[index]
+    talk.say(*post_and_reset(talk, range(601, 1201, 2)))
+    assert talk.goaway() is not None
+    assert talk.goaway()[1] == H2ErrorCode.ENHANCE_YOUR_CALM  # type: ignore[index]
     listener.gate.set()
     await listener.idle()
-    assert len(listener.finished) == h2_server.MOST_STREAMS, "a bind that was asked for is a bind"
+    assert len(listener.finished) == h2_server.MOST_STREAMS, "a bind that was received is carried out"
     assert talk.ended() == []
 
 
-async def test_work_for_those_who_took_it_back_makes_room_when_it_is_done() -> None:
+async def test_work_for_a_reset_stream_frees_capacity_when_it_is_done() -> None:
     listener = Echo()
     talk = Talk(listener).say()
-    talk.say(*ask_and_take_back(talk, range(1, 501, 2)))
+    talk.say(*post_and_reset(talk, range(1, 501, 2)))
     talk.say(talk.post(501, b"x"))
     assert talk.resets() == {501: H2ErrorCode.REFUSED_STREAM}
     listener.gate.set()
@@ -98,28 +98,28 @@ async def test_work_for_those_who_took_it_back_makes_room_when_it_is_done() -> N
     assert talk.answers() == {503: b"y"}
 
 
-async def test_questions_that_make_us_reset_them() -> None:
-    """The same the other way round: each is begun, and then spoilt so that it is our turn to end it."""
+async def test_requests_that_make_the_server_reset_them() -> None:
+    """The same from the other side: each request is started, and then broken so that the server resets it."""
     listener = Echo()
     talk = Talk(listener).say()
     talk.say(*(talk.post(n, b"x", "/wait") + frame(h2_frames.DATA, 0, n, b"more") for n in range(1, 601, 2)))
     assert len(listener.asked) == h2_server.MOST_STREAMS
     talk.say(*(frame(h2_frames.HEADERS, END_HEADERS, n, talk.raw([(b"a", b"b")])) for n in range(601, 1201, 2)))
-    assert talk.farewell() is not None
-    assert talk.farewell()[1] == H2ErrorCode.ENHANCE_YOUR_CALM  # type: ignore[index]
+    assert talk.goaway() is not None
+    assert talk.goaway()[1] == H2ErrorCode.ENHANCE_YOUR_CALM  # type: ignore[index]
     listener.gate.set()
     await listener.idle()
 
 
-async def test_more_streams_than_announced() -> None:
+async def test_more_concurrent_streams_than_allowed() -> None:
     talk = Talk().say()
     talk.say(*(talk.headed(number) for number in range(1, 505, 2)))
     assert talk.resets() == {501: H2ErrorCode.REFUSED_STREAM, 503: H2ErrorCode.REFUSED_STREAM}
-    talk.say(frame(h2_frames.DATA, END_STREAM, 501, b"on its way"), frame(h2_frames.DATA, END_STREAM, 1, b"12345"))
+    talk.say(frame(h2_frames.DATA, END_STREAM, 501, b"in flight"), frame(h2_frames.DATA, END_STREAM, 1, b"12345"))
     assert talk.answers() == {1: b"12345"}
 
 
-async def test_bodies_that_are_never_whole() -> None:
+async def test_incomplete_bodies_are_limited() -> None:
     talk = Talk(Echo(limit=100)).say()
     for number in (1, 3, 5, 7):
         talk.say(talk.headed(number, b"101"), frame(h2_frames.DATA, 0, number, b"x" * 100))
@@ -130,7 +130,7 @@ async def test_bodies_that_are_never_whole() -> None:
     assert talk.answers() == {1: b"", 11: b"x"}
 
 
-async def test_bodies_that_are_whole_or_taken_back_count_no_longer() -> None:
+async def test_complete_and_reset_bodies_are_not_counted() -> None:
     talk = Talk(Echo(limit=100)).say()
     for number in range(1, 21, 4):
         talk.say(talk.post(number, b"x" * 100))
@@ -146,7 +146,7 @@ async def test_bodies_that_are_whole_or_taken_back_count_no_longer() -> None:
     assert (talk.resets(), len(talk.ended())) == ({}, 9)
 
 
-async def test_answers_that_nobody_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unread_responses_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(h2_server, "MOST_WAITING", 150)
     talk = Talk(settings=first_window(0)).say()
     talk.say(*(talk.post(number, b"x" * 100) for number in (1, 3, 5)))
@@ -155,19 +155,19 @@ async def test_answers_that_nobody_fetches(monkeypatch: pytest.MonkeyPatch) -> N
     assert talk.ended() == [7]
 
 
-# ---- ends -----------------------------------------------------------------------------------------------------------
+# ---- closing --------------------------------------------------------------------------------------------------------
 
 
-async def test_who_does_not_lead_says_goodbye_behind_the_answer_and_takes_nothing_more() -> None:
-    """Go opens another connection, and asks again there whatever was above the last stream."""
+async def test_a_replica_that_is_not_the_leader_sends_goaway_after_the_response() -> None:
+    """Go opens another connection, and retries there the streams above the last one."""
     listener = Echo()
     talk = Talk(listener).say()
     talk.say(talk.post(1, b"bind", "/wait"), talk.post(3, b"filter", "/close"), talk.post(5, b"next"))
-    assert talk.farewell() == (3, H2ErrorCode.NO_ERROR)
+    assert talk.goaway() == (3, H2ErrorCode.NO_ERROR)
     assert talk.answers() == {3: b"filter"}
     assert [request.path for request in listener.asked] == ["/wait", "/close"]
     talk.connection.sweep(1.0)
-    assert not talk.wire.closed, "somebody still waits"
+    assert not talk.wire.closed, "a stream is still open"
     listener.gate.set()
     await listener.idle()
     assert talk.answers() == {3: b"filter", 1: b"bind"}
@@ -175,14 +175,14 @@ async def test_who_does_not_lead_says_goodbye_behind_the_answer_and_takes_nothin
     assert talk.wire.closed
 
 
-async def test_stopping_says_goodbye_first_and_answers_what_was_asked() -> None:
+async def test_stopping_sends_goaway_first_and_answers_open_requests() -> None:
     listener = Echo()
     talk = Talk(listener).say()
     talk.say(talk.post(1, b"bind", "/wait"))
     await listener.start("127.0.0.1", 0, None)
     stopping = asyncio.create_task(listener.stop())
     await asyncio.sleep(0)
-    assert talk.farewell() == (1, H2ErrorCode.NO_ERROR)
+    assert talk.goaway() == (1, H2ErrorCode.NO_ERROR)
     assert not talk.wire.closed
     listener.gate.set()
     await stopping
@@ -190,7 +190,7 @@ async def test_stopping_says_goodbye_first_and_answers_what_was_asked() -> None:
     assert talk.wire.closed
 
 
-async def test_stopping_waits_for_work_whose_client_has_gone() -> None:
+async def test_stopping_waits_for_work_of_a_disconnected_client() -> None:
     listener = Echo()
     talk = Talk(listener).say()
     talk.say(talk.post(1, b"bind", "/wait"))
@@ -204,7 +204,7 @@ async def test_stopping_waits_for_work_whose_client_has_gone() -> None:
     assert len(listener.finished) == 1
 
 
-async def test_a_bug_of_ours_is_an_answer_too() -> None:
+async def test_an_exception_in_a_handler_is_a_500() -> None:
     async def crash() -> Response:
         raise RuntimeError("a bug")
 
@@ -220,7 +220,7 @@ async def test_a_bug_of_ours_is_an_answer_too() -> None:
     talk = Talk(listener).say()
     talk.say(talk.post(1, b"x", "/bug"), talk.post(3, b"x", "/bug-at-once"), talk.post(5, b"x"))
     await asyncio.gather(*listener._working)
-    assert sorted(one[b":status"] for one in talk.heads()) == [b"200", b"500", b"500"]
+    assert sorted(fields[b":status"] for fields in talk.heads()) == [b"200", b"500", b"500"]
     assert (talk.resets(), talk.answers()[5]) == ({}, b"fine")
 
 
@@ -229,17 +229,17 @@ async def test_a_bug_of_ours_is_an_answer_too() -> None:
     [
         pytest.param("/a", IDLE - 1, True, id="idle-for-a-while"),
         pytest.param("/a", IDLE + 1, False, id="idle-for-too-long"),
-        pytest.param("/wait", IDLE + 1, True, id="we-are-the-slow-one"),
+        pytest.param("/wait", IDLE + 1, True, id="the-server-is-the-slow-one"),
     ],
 )
-async def test_who_is_let_go(path: str, seconds: float, stays: bool) -> None:
+async def test_idle_and_slow_connections_are_closed(path: str, seconds: float, stays: bool) -> None:
     listener = Echo()
     talk = Talk(listener).say()
     talk.say(talk.post(1, b"x", path))
     talk.say(frame(h2_frames.PING, 0, 0, bytes(8)))
     talk.connection.sweep(seconds)
     assert talk.wire.closed is not stays
-    assert (talk.farewell() is None) is stays
+    assert (talk.goaway() is None) is stays
     listener.gate.set()
     await listener.idle()
 
@@ -256,19 +256,19 @@ async def test_who_is_let_go(path: str, seconds: float, stays: bool) -> None:
         ),
     ],
 )
-async def test_who_never_comes_to_the_point(sent: bytes) -> None:
+async def test_a_connection_without_a_request_is_closed(sent: bytes) -> None:
     talk = Talk()
-    hear(talk.connection, sent)
+    receive(talk.connection, sent)
     talk.connection.sweep(ARRIVING - 1)
     assert not talk.wire.closed
     talk.connection.sweep(ARRIVING + 1)
     assert talk.wire.closed
 
 
-async def test_a_question_or_an_answer_that_stalls_is_reset_alone() -> None:
+async def test_only_the_stalled_streams_are_reset() -> None:
     listener = Echo()
     talk = Talk(listener, settings=first_window(2)).say()
-    talk.say(talk.headed(1), talk.post(3, b"an answer that is not fetched"), talk.post(5, b"bind", "/wait"))
+    talk.say(talk.headed(1), talk.post(3, b"a response that is not read"), talk.post(5, b"bind", "/wait"))
     talk.connection.sweep(SLOW + 1)
     assert talk.resets() == {1: H2ErrorCode.CANCEL, 3: H2ErrorCode.CANCEL}
     assert not talk.wire.closed
@@ -276,8 +276,8 @@ async def test_a_question_or_an_answer_that_stalls_is_reset_alone() -> None:
     await listener.idle()
 
 
-async def test_whoever_is_seen_off_may_fetch_its_answer_first() -> None:
-    """However slowly: what looks idle to us may still be on its way."""
+async def test_a_drained_connection_may_read_its_response_first() -> None:
+    """However slowly: a connection that looks idle may still be sending."""
     listener = Echo()
     talk = Talk(listener).say()
     talk.say(talk.post(1, b"x"))
@@ -290,19 +290,19 @@ async def test_whoever_is_seen_off_may_fetch_its_answer_first() -> None:
     assert talk.wire.closed
 
 
-async def test_who_does_not_even_read_the_farewell_is_cut_off() -> None:
+async def test_a_client_that_does_not_read_goaway_is_aborted() -> None:
     talk = Talk().say()
     talk.connection.pause_writing()
     talk.connection.sweep(IDLE + 1)
     assert talk.wire.aborted
 
 
-async def test_after_the_end_nothing_more_is_said() -> None:
-    """An answer that comes later, and would not fit into what is collected before it is written."""
+async def test_nothing_is_sent_after_goaway_with_an_error() -> None:
+    """A response that is ready later, and is larger than the buffer of one write."""
     listener = Echo(limit=10**6)
     talk = Talk(listener, settings=first_window(10**6)).say(h2_frames.window_update(0, 10**6))
     talk.say(talk.post(1, b"x" * 400_000, "/wait"), frame(h2_frames.PUSH_PROMISE, 0, 1))
     writes = talk.wire.writes
     listener.gate.set()
     await listener.idle()
-    assert (talk.farewell(), talk.wire.writes) == ((1, H2ErrorCode.PROTOCOL_ERROR), writes)
+    assert (talk.goaway(), talk.wire.writes) == ((1, H2ErrorCode.PROTOCOL_ERROR), writes)

@@ -1,4 +1,4 @@
-"""HPACK against the examples of its RFC, against another implementation, and against nonsense."""
+"""HPACK against the examples of its RFC, another implementation, and random bytes."""
 
 import pytest
 from hpack import Encoder
@@ -17,7 +17,7 @@ LONGEST = 65536
 
 
 def test_the_tables_of_the_rfc() -> None:
-    """As somebody else typed them."""
+    """Compared with another implementation's tables."""
     assert STATIC[1:] == HeaderTable.STATIC_TABLE
     assert sorted(codes()) == [
         (symbol, code, length)
@@ -28,12 +28,12 @@ def test_the_tables_of_the_rfc() -> None:
 @pytest.mark.parametrize(
     ("sent", "mask", "want"),
     [
-        pytest.param("0a", 0x1F, 10, id="c-1-1-ten-in-five-bits"),
-        pytest.param("1f9a0a", 0x1F, 1337, id="c-1-2-1337-in-five-bits"),
-        pytest.param("2a", 0xFF, 42, id="c-1-3-42-from-a-byte-border"),
+        pytest.param("0a", 0x1F, 10, id="c-1-1-10-in-5-bits"),
+        pytest.param("1f9a0a", 0x1F, 1337, id="c-1-2-1337-in-5-bits"),
+        pytest.param("2a", 0xFF, 42, id="c-1-3-42-at-an-octet-boundary"),
     ],
 )
-def test_numbers(sent: str, mask: int, want: int) -> None:
+def test_integers(sent: str, mask: int, want: int) -> None:
     block = bytes.fromhex(sent)
     assert number(block, 0, mask) == (want, len(block))
 
@@ -44,11 +44,15 @@ def test_numbers(sent: str, mask: int, want: int) -> None:
         pytest.param(
             "400a637573746f6d2d6b65790d637573746f6d2d686561646572",
             (b"custom-key", b"custom-header"),
-            id="c-2-1-a-literal-to-be-kept",
+            id="c-2-1-a-literal-with-indexing",
         ),
-        pytest.param("040c2f73616d706c652f70617468", (b":path", b"/sample/path"), id="c-2-2-a-literal-not-kept"),
-        pytest.param("100870617373776f726406736563726574", (b"password", b"secret"), id="c-2-3-never-kept"),
-        pytest.param("82", (b":method", b"GET"), id="c-2-4-by-its-number"),
+        pytest.param(
+            "040c2f73616d706c652f70617468", (b":path", b"/sample/path"), id="c-2-2-a-literal-without-indexing"
+        ),
+        pytest.param(
+            "100870617373776f726406736563726574", (b"password", b"secret"), id="c-2-3-a-literal-never-indexed"
+        ),
+        pytest.param("82", (b":method", b"GET"), id="c-2-4-an-indexed-field"),
     ],
 )
 def test_one_field(sent: str, want: Field) -> None:
@@ -80,24 +84,24 @@ THIRD = [
                 "828684be5886a8eb10649cbf",
                 "828785bf408825a849e95ba97d7f8925a849e95bb8e8b4bf",
             ),
-            id="c-4-packed",
+            id="c-4-huffman",
         ),
     ],
 )
-def test_requests_that_refer_to_those_before(blocks: tuple[str, ...]) -> None:
+def test_requests_that_use_the_dynamic_table(blocks: tuple[str, ...]) -> None:
     decoder = HpackDecoder(LONGEST)
     assert [decoder.decode(bytes.fromhex(block)) for block in blocks] == [FIRST, SECOND, THIRD]
 
 
-def test_the_oldest_make_room() -> None:
-    """Appendix C.6 in short: a table of 256 bytes, which a fourth field of this size does not fit into."""
+def test_the_oldest_entries_are_evicted() -> None:
+    """As in appendix C.6: a table of 256 bytes, too small for a fourth field of this size."""
     encoder, decoder = Encoder(), HpackDecoder(LONGEST)
     encoder.header_table_size = 256
     rounds = [[(b"name-%d" % n, b"v" * 40)] for n in (1, 2, 3, 4, 1, 4)]
     assert [decoder.decode(encoder.encode(fields)) for fields in rounds] == rounds
 
 
-def test_a_field_that_is_larger_than_the_table_empties_it() -> None:
+def test_a_field_larger_than_the_table_empties_it() -> None:
     decoder = HpackDecoder(LONGEST)
     decoder.decode(bytes.fromhex("400161" + "0162"))
     assert decoder.decode(b"\xbe") == [(b"a", b"b")]
@@ -114,25 +118,25 @@ fields = st.lists(
 
 @examples(200)
 @given(st.lists(st.tuples(fields, st.booleans(), st.integers(0, TABLE)), max_size=6))
-def test_what_another_implementation_writes_is_read(blocks: list[tuple[list[Field], bool, int]]) -> None:
+def test_blocks_of_another_implementation_are_decoded(blocks: list[tuple[list[Field], bool, int]]) -> None:
     encoder, decoder = Encoder(), HpackDecoder(LONGEST)
-    for sent, packs, size in blocks:
+    for sent, huffman, size in blocks:
         encoder.header_table_size = size
-        assert decoder.decode(encoder.encode(sent, huffman=packs)) == sent
+        assert decoder.decode(encoder.encode(sent, huffman=huffman)) == sent
 
 
 @examples(100)
 @given(fields)
-def test_what_we_write_is_read_by_another_implementation(sent: list[Field]) -> None:
+def test_another_implementation_decodes_our_blocks(sent: list[Field]) -> None:
     decoder = OtherDecoder()
     decoder.max_allowed_table_size = 0
     block = NO_TABLE + b"".join(encode_field(name, value) for name, value in sent)
-    assert [(one[0], one[1]) for one in decoder.decode(block, raw=True)] == sent
+    assert [(field[0], field[1]) for field in decoder.decode(block, raw=True)] == sent
 
 
 @examples(500)
 @given(st.lists(st.binary(max_size=60), max_size=4))
-def test_nonsense_is_malformed_and_nothing_else(blocks: list[bytes]) -> None:
+def test_random_blocks_are_malformed_or_valid(blocks: list[bytes]) -> None:
     decoder = HpackDecoder(LONGEST)
     for block in blocks:
         try:
@@ -143,7 +147,7 @@ def test_nonsense_is_malformed_and_nothing_else(blocks: list[bytes]) -> None:
 
 @examples(300)
 @given(st.binary(max_size=40))
-def test_packed_nonsense_is_malformed_and_nothing_else(packed: bytes) -> None:
+def test_random_huffman_strings_are_malformed_or_valid(packed: bytes) -> None:
     try:
         huffman_decode(packed)
     except Malformed:
@@ -151,7 +155,7 @@ def test_packed_nonsense_is_malformed_and_nothing_else(packed: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "why"),
+    ("sent", "reason"),
     [
         pytest.param(b"\x80", "index 0", id="index-0"),
         pytest.param(b"\xbe", "beyond the dynamic table", id="a-field-index-beyond-the-table"),
@@ -166,13 +170,13 @@ def test_packed_nonsense_is_malformed_and_nothing_else(packed: bytes) -> None:
         pytest.param(b"\x41\x84\xff\xff\xff\xff", "invalid Huffman code", id="a-huffman-EOS"),
     ],
 )
-def test_what_is_no_block(sent: bytes, why: str) -> None:
-    with pytest.raises(Malformed, match=why):
+def test_malformed_blocks(sent: bytes, reason: str) -> None:
+    with pytest.raises(Malformed, match=reason):
         HpackDecoder(LONGEST).decode(sent)
 
 
-def test_a_few_bytes_cannot_become_many() -> None:
-    """One field of 4,000 bytes, and then a thousand times its number."""
+def test_a_header_bomb_is_rejected() -> None:
+    """One field of 4,000 bytes, and then many times its index."""
     decoder = HpackDecoder(LONGEST)
     decoder.decode(b"\x40\x01a\x7f\xa1\x1e" + b"v" * 4000)
     assert len(decoder.decode(b"\xbe" * 16)) == 16

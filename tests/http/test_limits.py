@@ -1,4 +1,4 @@
-"""Classes of callers: who gets a place, who has to go for it, and that the sums are right whatever happens."""
+"""Classes of callers: which connection is evicted for a new one, and that the counts are always right."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +11,8 @@ from gputile.http.limits import CallerClass, CallerLimits
 from tests.effort import examples
 
 
-class Visitor:
-    """A connection that has to go when it is told to."""
+class FakeConnection:
+    """A connection that records whether it was cut."""
 
     def __init__(self, name: str = "", address: str = "10.0.0.1", since: float = 0.0, *, served: bool = False) -> None:
         self.name, self.address, self.since, self.kept, self.is_served = name, address, since, 0, served
@@ -34,193 +34,204 @@ KUBELET = "10.0.0.2"
 
 
 @pytest.mark.parametrize(
-    ("there", "comes", "gone"),
+    ("existing", "newcomer", "evicted"),
     [
         pytest.param(
-            [Visitor("a", since=2), Visitor("b", since=1)], Visitor("new", since=9), "", id="there-is-a-place"
+            [FakeConnection("a", since=2), FakeConnection("b", since=1)],
+            FakeConnection("new", since=9),
+            "",
+            id="below-the-limit",
         ),
         pytest.param(
-            [Visitor("a", since=2), Visitor("b", since=1), Visitor("c", since=3)],
-            Visitor("new", since=9),
+            [FakeConnection("a", since=2), FakeConnection("b", since=1), FakeConnection("c", since=3)],
+            FakeConnection("new", since=9),
             "b",
-            id="the-one-that-did-nothing-for-longest-goes",
+            id="the-longest-idle-connection-is-evicted",
         ),
         pytest.param(
-            [Visitor("kubelet", KUBELET, since=1), Visitor("b", since=2), Visitor("c", since=3)],
-            Visitor("new", since=9),
+            [FakeConnection("kubelet", KUBELET, since=1), FakeConnection("b", since=2), FakeConnection("c", since=3)],
+            FakeConnection("new", since=9),
             "b",
-            id="it-is-one-of-the-address-that-has-most",
+            id="it-belongs-to-the-address-with-the-most-connections",
         ),
         pytest.param(
-            [Visitor("a", since=1), Visitor("b", since=2), Visitor("c", since=3)],
-            Visitor("kubelet", KUBELET, since=9),
+            [FakeConnection("a", since=1), FakeConnection("b", since=2), FakeConnection("c", since=3)],
+            FakeConnection("kubelet", KUBELET, since=9),
             "a",
-            id="a-newcomer-of-another-address-gets-a-place-of-the-crowd",
+            id="a-newcomer-of-another-address-evicts-one-of-the-crowd",
         ),
         pytest.param(
-            [Visitor("a", since=1, served=True), Visitor("b", since=2), Visitor("c", since=3)],
-            Visitor("new", since=9),
+            [FakeConnection("a", since=1, served=True), FakeConnection("b", since=2), FakeConnection("c", since=3)],
+            FakeConnection("new", since=9),
             "b",
-            id="a-bind-under-way-is-not-cut-off",
+            id="a-bind-under-way-is-not-evicted",
         ),
         pytest.param(
-            [Visitor(name, since=1, served=True) for name in "abc"],
-            Visitor("new", since=9),
+            [FakeConnection(name, since=1, served=True) for name in "abc"],
+            FakeConnection("new", since=9),
             "new",
-            id="where-all-are-being-served-the-newcomer-has-to-try-again",
+            id="if-all-are-being-served-the-newcomer-is-evicted",
         ),
         pytest.param(
-            [Visitor("a", "10.0.0.3", since=1), Visitor("b", "10.0.0.4", since=2), Visitor("c", "10.0.0.5", since=3)],
-            Visitor("new", KUBELET, since=9),
+            [
+                FakeConnection("a", "10.0.0.3", since=1),
+                FakeConnection("b", "10.0.0.4", since=2),
+                FakeConnection("c", "10.0.0.5", since=3),
+            ],
+            FakeConnection("new", KUBELET, since=9),
             "a",
-            id="where-nobody-has-more-than-one-the-slowest-goes",
+            id="with-one-connection-per-address-the-slowest-is-evicted",
         ),
     ],
 )
-def test_who_has_to_go_for_a_newcomer(there: list[Visitor], comes: Visitor, gone: str) -> None:
-    found = callers()
-    for visitor in (*there, comes):
-        found.enter(visitor)
-    assert [visitor.name for visitor in (*there, comes) if visitor.is_cut] == ([gone] if gone else [])
-    assert len(found) == 3
+def test_evicted_for_a_newcomer(existing: list[FakeConnection], newcomer: FakeConnection, evicted: str) -> None:
+    limited = callers()
+    for connection in (*existing, newcomer):
+        limited.enter(connection)
+    assert [connection.name for connection in (*existing, newcomer) if connection.is_cut] == (
+        [evicted] if evicted else []
+    )
+    assert len(limited) == 3
 
 
-def test_bodies_that_are_too_much_in_all_cost_the_slowest_of_the_others() -> None:
-    found = callers()
-    slow, quick, new = Visitor("slow", since=1), Visitor("quick", since=5), Visitor("new", since=0)
-    for visitor in (slow, quick, new):
-        found.enter(visitor)
-    found.keep(slow, 50)
-    found.keep(quick, 50)
+def test_bodies_beyond_the_limit_evict_the_slowest_other() -> None:
+    limited = callers()
+    slow, quick, new = FakeConnection("slow", since=1), FakeConnection("quick", since=5), FakeConnection("new", since=0)
+    for connection in (slow, quick, new):
+        limited.enter(connection)
+    limited.keep(slow, 50)
+    limited.keep(quick, 50)
     assert not slow.is_cut
-    found.keep(new, 1)
+    limited.keep(new, 1)
     assert (slow.is_cut, quick.is_cut, new.is_cut) == (True, False, False)
-    assert found.kept == 51
-    found.keep(quick, 0)
-    found.keep(new, 100)
-    assert not quick.is_cut, "its body is whole"
+    assert limited.kept == 51
+    limited.keep(quick, 0)
+    limited.keep(new, 100)
+    assert not quick.is_cut, "its body is complete"
 
 
-def test_one_body_alone_is_never_too_much_here() -> None:
-    found, visitor = callers(), Visitor()
-    found.enter(visitor)
-    found.keep(visitor, 101)
-    assert not visitor.is_cut
+def test_a_single_body_is_never_evicted() -> None:
+    limited, connection = callers(), FakeConnection()
+    limited.enter(connection)
+    limited.keep(connection, 101)
+    assert not connection.is_cut
 
 
-def test_an_answer_that_many_are_sent_counts_once() -> None:
-    found, page = callers(connections=50), b"x" * 60
-    readers = [Visitor(str(n)) for n in range(20)]
+def test_a_response_sent_to_many_counts_once() -> None:
+    limited, page = callers(connections=50), b"x" * 60
+    readers = [FakeConnection(str(n)) for n in range(20)]
     for reader in readers:
-        found.enter(reader)
-        found.begin(reader, page)
-    assert (found.unsent, any(reader.is_cut for reader in readers)) == (60, False)
+        limited.enter(reader)
+        limited.begin(reader, page)
+    assert (limited.unsent, any(reader.is_cut for reader in readers)) == (60, False)
     for reader in readers:
-        found.end(reader, page)
-    assert found.unsent == 0
+        limited.end(reader, page)
+    assert limited.unsent == 0
 
 
-def test_answers_that_are_too_much_in_all_cost_those_who_fetch_nothing() -> None:
-    """Of another answer: nothing would be won by those who are sent the same."""
-    found = callers(connections=50)
+def test_responses_beyond_the_limit_evict_the_slowest_readers() -> None:
+    """Readers of another response: evicting a reader of the same one frees no memory."""
+    limited = callers(connections=50)
     old, new = b"o" * 60, b"n" * 60
-    stuck, slow, fresh, same = (Visitor(name, since=since) for name, since in zip("abcd", (1, 2, 3, 0), strict=True))
+    stuck, slow, fresh, same = (
+        FakeConnection(name, since=since) for name, since in zip("abcd", (1, 2, 3, 0), strict=True)
+    )
     for reader, page in ((stuck, old), (slow, old)):
-        found.enter(reader)
-        found.begin(reader, page)
+        limited.enter(reader)
+        limited.begin(reader, page)
     for reader in (same, fresh):
-        found.enter(reader)
-        found.begin(reader, new)
+        limited.enter(reader)
+        limited.begin(reader, new)
     assert [reader.is_cut for reader in (stuck, slow, fresh, same)] == [True, True, False, False]
-    assert found.unsent == 60
+    assert limited.unsent == 60
 
 
-def test_one_answer_is_always_sent_however_large() -> None:
-    found, reader, page = callers(), Visitor(), b"x" * 1000
-    found.enter(reader)
-    found.begin(reader, page)
+def test_a_single_response_is_always_sent() -> None:
+    limited, reader, page = callers(), FakeConnection(), b"x" * 1000
+    limited.enter(reader)
+    limited.begin(reader, page)
     assert not reader.is_cut
 
 
 @pytest.mark.parametrize(
     "end",
     [
-        pytest.param(lambda found, visitor, page: found.leave(visitor), id="who-leaves"),
-        pytest.param(lambda found, visitor, page: found._evict(visitor), id="who-is-cut"),
+        pytest.param(lambda limited, connection, page: limited.leave(connection), id="a-connection-that-leaves"),
+        pytest.param(lambda limited, connection, page: limited._evict(connection), id="an-evicted-connection"),
     ],
 )
-def test_nothing_is_left_of_those_who_go(end: Callable[[CallerClass, Visitor, bytes], None]) -> None:
-    found, visitor, page = callers(), Visitor(), b"page"
-    found.enter(visitor)
-    found.keep(visitor, 7)
-    found.begin(visitor, page)
-    end(found, visitor, page)
-    found.end(visitor, page)
-    found.leave(visitor)
-    assert (len(found), found.kept, found.unsent, visitor in found, visitor.kept) == (0, 0, 0, False, 0)
+def test_a_closed_connection_leaves_no_counts(end: Callable[[CallerClass, FakeConnection, bytes], None]) -> None:
+    limited, connection, page = callers(), FakeConnection(), b"page"
+    limited.enter(connection)
+    limited.keep(connection, 7)
+    limited.begin(connection, page)
+    end(limited, connection, page)
+    limited.end(connection, page)
+    limited.leave(connection)
+    assert (len(limited), limited.kept, limited.unsent, connection in limited, connection.kept) == (0, 0, 0, False, 0)
 
 
-def test_whoever_has_gone_counts_no_more() -> None:
-    found, visitor = callers(), Visitor()
-    found.keep(visitor, 7)
-    found.begin(visitor, b"page")
-    assert (found.kept, found.unsent, visitor.kept) == (0, 0, 0)
+def test_a_closed_connection_is_not_counted() -> None:
+    limited, connection = callers(), FakeConnection()
+    limited.keep(connection, 7)
+    limited.begin(connection, b"page")
+    assert (limited.kept, limited.unsent, connection.kept) == (0, 0, 0)
 
 
 PAGES = [bytes([n]) * (20 * n + 10) for n in range(5)]
 
 
-class Anything(RuleBasedStateMachine):
-    """Whatever happens in whatever order, the sums are those of the ones who are there, and within the bounds."""
+class AnyOrder(RuleBasedStateMachine):
+    """In any order of events, the counts are those of the open connections, and within the limits."""
 
     def __init__(self) -> None:
         super().__init__()
         self.callers, self.time = callers(connections=5), 0.0
-        self.there: dict[Visitor, list[bytes]] = {}
+        self.open: dict[FakeConnection, list[bytes]] = {}
 
-    def _some(self, number: int) -> Visitor | None:
-        self.there = {one: pages for one, pages in self.there.items() if not one.is_cut}
-        return list(self.there)[number % len(self.there)] if self.there else None
+    def _pick(self, number: int) -> FakeConnection | None:
+        self.open = {connection: pages for connection, pages in self.open.items() if not connection.is_cut}
+        return list(self.open)[number % len(self.open)] if self.open else None
 
     @rule(address=st.sampled_from("abc"), served=st.booleans())
-    def come(self, address: str, served: bool) -> None:
+    def enter(self, address: str, served: bool) -> None:
         self.time += 1
-        visitor = Visitor(str(self.time), address, self.time, served=served)
-        self.there[visitor] = []
-        self.callers.enter(visitor)
+        connection = FakeConnection(str(self.time), address, self.time, served=served)
+        self.open[connection] = []
+        self.callers.enter(connection)
 
     @rule(number=st.integers(0, 9))
-    def go(self, number: int) -> None:
-        if (visitor := self._some(number)) is not None:
-            del self.there[visitor]
-            self.callers.leave(visitor)
+    def leave(self, number: int) -> None:
+        if (connection := self._pick(number)) is not None:
+            del self.open[connection]
+            self.callers.leave(connection)
 
     @rule(number=st.integers(0, 9), size=st.integers(0, 90))
     def keep(self, number: int, size: int) -> None:
-        if (visitor := self._some(number)) is not None:
-            self.callers.keep(visitor, size)
+        if (connection := self._pick(number)) is not None:
+            self.callers.keep(connection, size)
 
     @rule(number=st.integers(0, 9), page=st.sampled_from(PAGES))
     def begin(self, number: int, page: bytes) -> None:
-        """One answer at a time, or the same twice."""
-        if (visitor := self._some(number)) is not None and self.there[visitor] in ([], [page]):
-            self.there[visitor].append(page)
-            self.callers.begin(visitor, page)
+        """One response at a time, or the same twice."""
+        if (connection := self._pick(number)) is not None and self.open[connection] in ([], [page]):
+            self.open[connection].append(page)
+            self.callers.begin(connection, page)
 
     @rule(number=st.integers(0, 9))
     def end(self, number: int) -> None:
-        if (visitor := self._some(number)) is not None and self.there[visitor]:
-            self.callers.end(visitor, self.there[visitor].pop())
+        if (connection := self._pick(number)) is not None and self.open[connection]:
+            self.callers.end(connection, self.open[connection].pop())
 
     @invariant()
     def adds_up(self) -> None:
-        self._some(0)
-        assert len(self.callers) == len(self.there) <= 5
-        assert self.callers.kept == sum(one.kept for one in self.there) <= 100
-        sent = {id(page): len(page) for pages in self.there.values() for page in pages}
+        self._pick(0)
+        assert len(self.callers) == len(self.open) <= 5
+        assert self.callers.kept == sum(connection.kept for connection in self.open) <= 100
+        sent = {id(page): len(page) for pages in self.open.values() for page in pages}
         assert self.callers.unsent == sum(sent.values()) <= 100
-        assert sum(self.callers._by_address.values()) == len(self.there)
+        assert sum(self.callers._by_address.values()) == len(self.open)
 
 
-TestAnything = Anything.TestCase
-TestAnything.settings = examples(50)
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = examples(50)

@@ -1,4 +1,4 @@
-"""HTTP as it comes over the wire: in pieces, in a row, broken, slow."""
+"""HTTP/1.1 on the wire: fragments, pipelining, malformed and slow requests."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,12 +12,12 @@ from gputile.http.h1_server import H1Connection
 from gputile.http.messages import IDLE, SLOW, Response
 from gputile.http.server import Listener
 from tests.effort import examples
-from tests.http.wire import Echo, Wire, hear
+from tests.http.wire import Echo, Wire, receive
 
 # ---- a connection ---------------------------------------------------------------------------------------------------
 
 
-def joined(listener: Echo, *, known: bool = False) -> tuple[H1Connection, Wire]:
+def connected(listener: Echo, *, known: bool = False) -> tuple[H1Connection, Wire]:
     connection, wire = H1Connection(listener), Wire(known=known)
     connection.connection_made(wire)
     return connection, wire
@@ -37,20 +37,20 @@ async def test_requests_in_any_pieces_are_answered_in_their_order(cuts: list[int
     chunked = b"POST /b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\ntwo\r\n0\r\n\r\n"
     whole = post("/a", b"one") + chunked + b"\r\n" + post("/c", b"")
     listener = Echo()
-    connection, wire = joined(listener)
+    connection, wire = connected(listener)
     edges = sorted({0, len(whole), *(cut % len(whole) for cut in cuts)})
     for start, end in pairwise(edges):
-        hear(connection, whole[start:end])
+        receive(connection, whole[start:end])
     assert answers(wire) == [b"one", b"two", b""]
 
 
-async def test_an_answer_that_takes_time_holds_back_the_next() -> None:
+async def test_a_slow_response_delays_the_next() -> None:
     listener = Echo()
-    connection, wire = joined(listener)
-    hear(connection, post("/wait", b"first") + post("/a", b"second"))
+    connection, wire = connected(listener)
+    receive(connection, post("/wait", b"first") + post("/a", b"second"))
     assert wire.sent == b""
-    hear(connection, b"x" * 70_000)
-    assert wire.paused, "whoever sends on has to wait"
+    receive(connection, b"x" * 70_000)
+    assert wire.paused, "a client that pipelines has to wait"
     listener.gate.set()
     await asyncio.sleep(0.01)
     assert answers(wire)[0] == b"first"
@@ -58,26 +58,26 @@ async def test_an_answer_that_takes_time_holds_back_the_next() -> None:
     assert not wire.paused
 
 
-async def test_whoever_does_not_read_our_answers_gets_no_more_of_them() -> None:
-    connection, wire = joined(Echo())
+async def test_a_client_that_does_not_read_gets_no_further_response() -> None:
+    connection, wire = connected(Echo())
     connection.pause_writing()
-    hear(connection, post("/a", b"one") + post("/a", b"two"))
+    receive(connection, post("/a", b"one") + post("/a", b"two"))
     assert (wire.sent, wire.paused) == (b"", True)
     connection.resume_writing()
     assert (answers(wire), wire.paused) == ([b"one", b"two"], False)
 
 
-async def test_whoever_never_reads_is_let_go_without_a_farewell() -> None:
-    connection, wire = joined(Echo())
+async def test_a_client_that_never_reads_is_aborted() -> None:
+    connection, wire = connected(Echo())
     connection.pause_writing()
     connection.sweep(SLOW + 1)
     assert wire.aborted
 
 
-async def test_work_goes_on_when_its_client_has_gone() -> None:
+async def test_work_continues_when_its_client_disconnects() -> None:
     listener = Echo()
-    connection, wire = joined(listener)
-    hear(connection, post("/wait", b"bind"))
+    connection, wire = connected(listener)
+    receive(connection, post("/wait", b"bind"))
     connection.connection_lost(None)
     listener.gate.set()
     assert connection.task is not None
@@ -85,9 +85,9 @@ async def test_work_goes_on_when_its_client_has_gone() -> None:
     assert wire.sent == b""
 
 
-async def test_nonsense_gets_a_reason_and_the_door() -> None:
-    connection, wire = joined(Echo())
-    hear(connection, b"SSH-2.0-OpenSSH\r\n\r\n")
+async def test_a_malformed_request_line_gets_400_and_a_close() -> None:
+    connection, wire = connected(Echo())
+    receive(connection, b"SSH-2.0-OpenSSH\r\n\r\n")
     assert wire.sent.startswith(b"HTTP/1.1 400 Bad Request\r\n")
     assert wire.closed
 
@@ -95,21 +95,21 @@ async def test_nonsense_gets_a_reason_and_the_door() -> None:
 @pytest.mark.parametrize(
     ("sent", "rest"),
     [
-        pytest.param(b"", b"", id="who-asks-nothing"),
-        pytest.param(post("/a", b"one"), b"", id="who-has-its-answer"),
-        pytest.param(post("/a", b"one")[:-1], b"e", id="who-is-asking"),
-        pytest.param(b"POST /a HT", post("/a", b"one")[10:], id="who-has-just-begun"),
-        pytest.param(post("/wait", b"one"), b"", id="who-waits-for-us"),
+        pytest.param(b"", b"", id="no-request"),
+        pytest.param(post("/a", b"one"), b"", id="an-answered-request"),
+        pytest.param(post("/a", b"one")[:-1], b"e", id="half-a-body"),
+        pytest.param(b"POST /a HT", post("/a", b"one")[10:], id="half-a-request-line"),
+        pytest.param(post("/wait", b"one"), b"", id="a-request-under-way"),
     ],
 )
-async def test_whoever_is_seen_off_gets_an_answer_to_what_was_asked_and_no_other(sent: bytes, rest: bytes) -> None:
+async def test_a_drained_connection_answers_its_request_and_closes(sent: bytes, rest: bytes) -> None:
     listener = Echo()
-    connection, wire = joined(listener)
-    hear(connection, sent)
+    connection, wire = connected(listener)
+    receive(connection, sent)
     await asyncio.sleep(0)
     listener.drain()
     assert wire.closed is (sent in (b"", post("/a", b"one")))
-    hear(connection, rest)
+    receive(connection, rest)
     listener.gate.set()
     await listener.idle()
     assert wire.closed
@@ -117,11 +117,11 @@ async def test_whoever_is_seen_off_gets_an_answer_to_what_was_asked_and_no_other
     assert (b"Connection: close" in wire.sent) is (sent not in (b"", post("/a", b"one")))
 
 
-async def test_whoever_is_seen_off_may_fetch_its_answer_first() -> None:
-    """However slowly: what looks idle to us may still be on its way."""
+async def test_a_drained_connection_may_read_its_response_first() -> None:
+    """However slowly: a connection that looks idle may still be sending."""
     listener = Echo()
-    connection, wire = joined(listener)
-    hear(connection, post("/a", b"one"))
+    connection, wire = connected(listener)
+    receive(connection, post("/a", b"one"))
     connection.pause_writing()
     listener.drain()
     assert (wire.closed, wire.aborted) == (True, False)
@@ -130,12 +130,12 @@ async def test_whoever_is_seen_off_may_fetch_its_answer_first() -> None:
     assert wire.aborted
 
 
-@pytest.mark.parametrize("how", ["/close", "see-off"])
-async def test_what_comes_behind_the_last_question_is_not_worked_on(how: str) -> None:
-    """Its answer would go nowhere."""
+@pytest.mark.parametrize("how", ["/close", "drain"])
+async def test_requests_after_the_last_one_are_not_worked_on(how: str) -> None:
+    """Their responses could not be sent."""
     listener = Echo()
-    connection, wire = joined(listener)
-    hear(connection, post("/close" if how == "/close" else "/wait", b"one") + post("/b", b"two"))
+    connection, wire = connected(listener)
+    receive(connection, post("/close" if how == "/close" else "/wait", b"one") + post("/b", b"two"))
     await asyncio.sleep(0)
     listener.drain()
     listener.gate.set()
@@ -145,23 +145,23 @@ async def test_what_comes_behind_the_last_question_is_not_worked_on(how: str) ->
 
 
 async def test_an_endless_head() -> None:
-    connection, wire = joined(Echo())
-    hear(connection, b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 20_000)
+    connection, wire = connected(Echo())
+    receive(connection, b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 20_000)
     assert wire.sent.startswith(b"HTTP/1.1 431 ")
     assert wire.closed
 
 
-async def test_a_head_request_gets_no_body() -> None:
-    connection, wire = joined(Echo())
-    hear(connection, b"HEAD /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nok")
+async def test_the_response_to_head_has_no_body() -> None:
+    connection, wire = connected(Echo())
+    receive(connection, b"HEAD /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nok")
     assert wire.sent.endswith(b"Content-Length: 2\r\n\r\n")
 
 
-async def test_whoever_has_a_checked_certificate_is_known() -> None:
+async def test_a_caller_with_a_verified_certificate_is_known() -> None:
     listener = Echo()
     for known in (True, False):
-        connection, _ = joined(listener, known=known)
-        hear(connection, post("/a", b""))
+        connection, _ = connected(listener, known=known)
+        receive(connection, post("/a", b""))
     assert [request.is_known for request in listener.asked] == [True, False]
 
 
@@ -174,13 +174,13 @@ async def test_whoever_has_a_checked_certificate_is_known() -> None:
             b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx", SLOW + 1, False, id="half-a-request"
         ),
         pytest.param(b"POST /a", SLOW + 1, False, id="half-a-head"),
-        pytest.param(post("/wait", b"x"), IDLE + 1, True, id="we-are-the-slow-one"),
+        pytest.param(post("/wait", b"x"), IDLE + 1, True, id="the-server-is-the-slow-one"),
     ],
 )
-async def test_who_is_let_go(sent: bytes, seconds: float, stays: bool) -> None:
+async def test_idle_and_slow_connections_are_closed(sent: bytes, seconds: float, stays: bool) -> None:
     listener = Echo()
-    connection, wire = joined(listener)
-    hear(connection, sent)
+    connection, wire = connected(listener)
+    receive(connection, sent)
     listener.time = seconds
     connection.sweep(listener.now())
     assert wire.closed is not stays
@@ -197,18 +197,18 @@ def at_once() -> Response:
     raise RecursionError("a bug")
 
 
-@pytest.mark.parametrize("crash", [later, at_once], ids=["in-what-takes-time", "at-once"])
-async def test_a_bug_of_ours_is_an_answer_too_and_the_connection_lives_on(
+@pytest.mark.parametrize("crash", [later, at_once], ids=["in-a-coroutine", "at-once"])
+async def test_an_exception_in_a_handler_is_a_500_and_the_connection_is_kept(
     crash: Callable[[], Response | Awaitable[Response]], caplog: pytest.LogCaptureFixture
 ) -> None:
     listener = Listener(lambda request: crash() if request.path == "/bug" else Response(b"fine"), 100)
     connection, wire = H1Connection(listener), Wire()
     connection.connection_made(wire)
-    hear(connection, post("/bug", b"x") + post("/a", b""))
+    receive(connection, post("/bug", b"x") + post("/a", b""))
     if connection.task is not None:
         await connection.task
     assert wire.sent.startswith(b"HTTP/1.1 500 Internal Server Error\r\n")
     assert answers(wire) == [b"fine"]
-    assert "a bug" not in wire.sent.decode(), "the log has the story"
+    assert "a bug" not in wire.sent.decode(), "the traceback is in the log"
     assert "a bug" in caplog.text
     assert not wire.closed

@@ -1,4 +1,4 @@
-"""Answers that come piece by piece: in chunks over HTTP/1.1, in frames over HTTP/2, no faster than they are fetched."""
+"""Streamed responses: chunks over HTTP/1.1, frames over HTTP/2, no faster than the client reads."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable
@@ -12,18 +12,18 @@ from gputile.http.h2_frames import H2ErrorCode
 from gputile.http.messages import IDLE, SLOW, Reply, Request, Streamed, common_name
 from gputile.http.server import Listener
 from tests.http.talk import Talk, first_window
-from tests.http.wire import Wire, hear
+from tests.http.wire import Wire, receive
 
 
-class Spring(Listener):
-    """Says what the test puts into `pieces`; None is the end."""
+class StreamSource(Listener):
+    """A server that streams what the test puts into `pieces`; None is the end."""
 
     def __init__(self, *, later: bool = False) -> None:
         super().__init__(self.reply, 100)
         self.pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.taken: list[bytes] = []
         self.asked: list[Request] = []
-        self.is_terminal = False
+        self.is_closed = False
         self.time = 0.0
         self._is_later = later
 
@@ -32,14 +32,14 @@ class Spring(Listener):
 
     def reply(self, request: Request) -> Reply | Awaitable[Reply]:
         self.asked.append(request)
-        answer = Streamed(self._flow())
-        return self._soon(answer) if self._is_later else answer
+        answer = Streamed(self._stream())
+        return self._after_a_turn(answer) if self._is_later else answer
 
-    async def _soon(self, answer: Reply) -> Reply:
+    async def _after_a_turn(self, answer: Reply) -> Reply:
         await asyncio.sleep(0)
         return answer
 
-    async def _flow(self) -> AsyncGenerator[bytes, None]:
+    async def _stream(self) -> AsyncGenerator[bytes, None]:
         try:
             while (piece := await self.pieces.get()) is not None:
                 if piece == b"bug":
@@ -47,7 +47,7 @@ class Spring(Listener):
                 self.taken.append(piece)
                 yield piece
         finally:
-            self.is_terminal = True
+            self.is_closed = True
 
     async def say(self, *pieces: bytes | None) -> None:
         for piece in pieces:
@@ -66,8 +66,8 @@ GET = (
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-def joined(spring: Spring) -> tuple[H1Connection, Wire]:
-    connection, wire = H1Connection(spring), Wire()
+def connected(source: StreamSource) -> tuple[H1Connection, Wire]:
+    connection, wire = H1Connection(source), Wire()
     connection.connection_made(wire)
     return connection, wire
 
@@ -76,99 +76,99 @@ def joined(spring: Spring) -> tuple[H1Connection, Wire]:
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["at-once", "after-a-while"])
-async def test_pieces_go_as_chunks_and_the_connection_lives_on(later: bool) -> None:
-    spring = Spring(later=later)
-    connection, wire = joined(spring)
-    hear(connection, GET)
-    await spring.say()
+async def test_pieces_are_sent_as_chunks_and_the_connection_is_kept(later: bool) -> None:
+    source = StreamSource(later=later)
+    connection, wire = connected(source)
+    receive(connection, GET)
+    await source.say()
     assert wire.sent == HEAD, "the head does not wait for the first piece"
-    await spring.say(b"one\n")
+    await source.say(b"one\n")
     assert wire.sent == HEAD + b"4\r\none\n\r\n"
-    await spring.say(b"", b"two\n", None)
-    assert wire.sent == HEAD + b"4\r\none\n\r\n4\r\ntwo\n\r\n0\r\n\r\n", "an empty piece would have been the end"
-    assert (wire.closed, spring.working) == (False, 0)
-    hear(connection, GET)
-    await spring.say(None)
+    await source.say(b"", b"two\n", None)
+    assert wire.sent == HEAD + b"4\r\none\n\r\n4\r\ntwo\n\r\n0\r\n\r\n", "an empty chunk would be the end"
+    assert (wire.closed, source.working) == (False, 0)
+    receive(connection, GET)
+    await source.say(None)
     assert wire.sent.endswith(HEAD + b"0\r\n\r\n")
 
 
-async def test_nothing_is_poured_for_a_client_who_left_before_it_began() -> None:
-    spring = Spring(later=True)
-    connection, wire = joined(spring)
-    hear(connection, GET)
+async def test_nothing_is_streamed_to_a_client_that_disconnected_before_the_start() -> None:
+    source = StreamSource(later=True)
+    connection, wire = connected(source)
+    receive(connection, GET)
     connection.connection_lost(None)
-    await spring.say(b"one", b"two")
-    assert (spring.taken, spring.working, wire.sent) == ([], 0, b"")
+    await source.say(b"one", b"two")
+    assert (source.taken, source.working, wire.sent) == ([], 0, b"")
 
 
-async def test_a_question_comes_with_its_query_and_headers() -> None:
-    spring = Spring()
-    connection, _ = joined(spring)
-    hear(connection, GET)
-    (asked,) = spring.asked
+async def test_a_request_has_its_query_and_headers() -> None:
+    source = StreamSource()
+    connection, _ = connected(source)
+    receive(connection, GET)
+    (asked,) = source.asked
     assert (asked.path, asked.query) == ("/watch", "watch=true")
     assert (asked.header("x-remote-user"), asked.headers("x-remote-group")) == ("me", ["a", "b"])
     assert asked.header("x-remote-uid") == ""
-    await spring.say(None)
+    await source.say(None)
 
 
-async def test_no_piece_is_asked_for_before_the_last_was_fetched() -> None:
-    spring = Spring()
-    connection, wire = joined(spring)
-    hear(connection, GET)
+async def test_no_piece_is_requested_before_the_last_was_read() -> None:
+    source = StreamSource()
+    connection, wire = connected(source)
+    receive(connection, GET)
     connection.pause_writing()
-    await spring.say(b"one", b"two", b"three")
-    assert spring.taken == [b"one"], "written, and then it waits"
+    await source.say(b"one", b"two", b"three")
+    assert source.taken == [b"one"], "the first piece is written; the next waits"
     connection.resume_writing()
-    await spring.say(None)
+    await source.say(None)
     assert wire.sent.count(b"\r\nthree\r\n") == 1
 
 
-async def test_whoever_does_not_fetch_is_let_go() -> None:
-    spring = Spring()
-    connection, wire = joined(spring)
-    hear(connection, GET)
-    await spring.say(b"one")
-    spring.time = IDLE * 10
-    connection.sweep(spring.now())
-    assert not wire.closed, "we are the one with nothing to say"
-    await spring.say(b"two")
+async def test_a_client_that_does_not_read_its_stream_is_aborted() -> None:
+    source = StreamSource()
+    connection, wire = connected(source)
+    receive(connection, GET)
+    await source.say(b"one")
+    source.time = IDLE * 10
+    connection.sweep(source.now())
+    assert not wire.closed, "the server has nothing to send"
+    await source.say(b"two")
     connection.pause_writing()
-    spring.time += SLOW + 1
-    connection.sweep(spring.now())
+    source.time += SLOW + 1
+    connection.sweep(source.now())
     assert wire.aborted
     connection.connection_lost(None)
-    await spring.say()
-    assert spring.is_terminal
+    await source.say()
+    assert source.is_closed
 
 
-async def test_a_client_that_goes_ends_its_stream() -> None:
-    spring = Spring()
-    connection, _ = joined(spring)
-    hear(connection, GET)
-    await spring.say(b"one")
+async def test_a_disconnect_ends_the_stream() -> None:
+    source = StreamSource()
+    connection, _ = connected(source)
+    receive(connection, GET)
+    await source.say(b"one")
     connection.connection_lost(None)
-    await spring.say()
-    assert (spring.is_terminal, spring.working) == (True, 0)
+    await source.say()
+    assert (source.is_closed, source.working) == (True, 0)
 
 
-async def test_http_1_0_knows_no_chunks() -> None:
-    spring = Spring()
-    connection, wire = joined(spring)
-    hear(connection, GET.replace(b"HTTP/1.1", b"HTTP/1.0"))
-    await spring.say(b"one", None)
+async def test_http_1_0_gets_no_chunks() -> None:
+    source = StreamSource()
+    connection, wire = connected(source)
+    receive(connection, GET.replace(b"HTTP/1.1", b"HTTP/1.0"))
+    await source.say(b"one", None)
     assert b"Transfer-Encoding" not in wire.sent
     assert wire.sent.endswith(b"\r\n\r\none")
     assert wire.closed
 
 
-async def test_a_bug_of_ours_does_not_look_like_an_end() -> None:
-    spring = Spring()
-    connection, wire = joined(spring)
-    hear(connection, GET)
+async def test_an_exception_does_not_look_like_the_end_of_a_stream() -> None:
+    source = StreamSource()
+    connection, wire = connected(source)
+    receive(connection, GET)
     assert connection.task is not None
     task = connection.task
-    await spring.say(b"one", b"bug")
+    await source.say(b"one", b"bug")
     assert not wire.sent.endswith(b"0\r\n\r\n")
     assert wire.closed
     with pytest.raises(RuntimeError, match="a bug"):
@@ -179,7 +179,7 @@ async def test_a_bug_of_ours_does_not_look_like_an_end() -> None:
     ("certificate", "name"),
     [
         pytest.param(None, "", id="no-certificate"),
-        pytest.param({"subject": ()}, "", id="nobody"),
+        pytest.param({"subject": ()}, "", id="an-empty-subject"),
         pytest.param(
             {"subject": ((("organizationName", "x"),), (("commonName", "front-proxy-client"),))},
             "front-proxy-client",
@@ -187,7 +187,7 @@ async def test_a_bug_of_ours_does_not_look_like_an_end() -> None:
         ),
     ],
 )
-def test_who_a_certificate_names(certificate: dict[str, object] | None, name: str) -> None:
+def test_the_common_name_of_a_certificate(certificate: dict[str, object] | None, name: str) -> None:
     assert common_name(certificate) == name
 
 
@@ -195,85 +195,85 @@ def test_who_a_certificate_names(certificate: dict[str, object] | None, name: st
 
 
 def data(talk: Talk) -> bytes:
-    return b"".join(one.data for one in talk.frames() if isinstance(one, DataFrame))
+    return b"".join(sent.data for sent in talk.frames() if isinstance(sent, DataFrame))
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["at-once", "after-a-while"])
-async def test_pieces_go_as_frames_and_other_questions_are_answered_beside(later: bool) -> None:
-    spring = Spring(later=later)
-    talk = Talk(spring)
+async def test_pieces_are_sent_as_frames_and_other_streams_are_answered(later: bool) -> None:
+    source = StreamSource(later=later)
+    talk = Talk(source)
     talk.say(talk.post(1, path="/watch?watch=true", fields=[(b"x-remote-user", b"me")]))
-    await spring.say(b"one\n")
+    await source.say(b"one\n")
     assert data(talk) == b"one\n"
     assert talk.ended() == []
-    (asked,) = spring.asked
+    (asked,) = source.asked
     assert (asked.path, asked.query, asked.header("x-remote-user")) == ("/watch", "watch=true", "me")
     talk.say(talk.post(3))
-    await spring.say(None, None)
+    await source.say(None, None)
     assert sorted(talk.ended()) == [1, 3]
     assert talk.heads()[0][b":status"] == b"200"
-    assert spring.working == 0
+    assert source.working == 0
 
 
 async def test_a_stream_waits_for_its_window() -> None:
-    spring = Spring()
-    talk = Talk(spring, settings=first_window(4))
+    source = StreamSource()
+    talk = Talk(source, settings=first_window(4))
     talk.say(talk.post(1))
-    await spring.say(b"one\ntwo\n", b"three\n")
+    await source.say(b"one\ntwo\n", b"three\n")
     assert data(talk) == b"one\n"
-    assert spring.taken == [b"one\ntwo\n"], "the next piece is not even asked for"
+    assert source.taken == [b"one\ntwo\n"], "the next piece is not requested yet"
     talk.say(h2_frames.window_update(1, 100))
-    await spring.say(None)
+    await source.say(None)
     assert data(talk) == b"one\ntwo\nthree\n"
     assert talk.ended() == [1]
 
 
-async def test_a_stream_that_is_reset_ends_at_its_source() -> None:
-    spring = Spring()
-    talk = Talk(spring)
+async def test_a_reset_closes_the_generator() -> None:
+    source = StreamSource()
+    talk = Talk(source)
     talk.say(talk.post(1))
-    await spring.say(b"one")
+    await source.say(b"one")
     talk.say(h2_frames.reset(1, H2ErrorCode.CANCEL))
-    await spring.say()
-    assert (spring.is_terminal, spring.working, talk.resets()) == (True, 0, {})
+    await source.say()
+    assert (source.is_closed, source.working, talk.resets()) == (True, 0, {})
 
 
-async def test_whoever_does_not_widen_the_window_is_reset() -> None:
-    spring = Spring()
-    talk = Talk(spring, settings=first_window(1))
+async def test_a_stream_without_window_updates_is_reset() -> None:
+    source = StreamSource()
+    talk = Talk(source, settings=first_window(1))
     talk.say(talk.post(1))
-    spring.time = SLOW * 5
-    talk.connection.sweep(spring.now())
-    await spring.say()
-    assert talk.resets() == {}, "we are the one with nothing to say"
-    await spring.say(b"one")
-    spring.time += SLOW + 1
-    talk.connection.sweep(spring.now())
-    await spring.say()
+    source.time = SLOW * 5
+    talk.connection.sweep(source.now())
+    await source.say()
+    assert talk.resets() == {}, "the server has nothing to send"
+    await source.say(b"one")
+    source.time += SLOW + 1
+    talk.connection.sweep(source.now())
+    await source.say()
     assert talk.resets() == {1: H2ErrorCode.CANCEL}
-    assert spring.is_terminal
+    assert source.is_closed
 
 
 @pytest.mark.parametrize("how", ["lost", "closed"])
 async def test_streams_end_with_their_connection(how: str) -> None:
-    spring = Spring()
-    talk = Talk(spring)
+    source = StreamSource()
+    talk = Talk(source)
     talk.say(talk.post(1))
-    await spring.say(b"one")
+    await source.say(b"one")
     if how == "lost":
         talk.connection.connection_lost(None)
     else:
         talk.connection.close()
-    await spring.say()
-    assert (spring.is_terminal, spring.working) == (True, 0)
+    await source.say()
+    assert (source.is_closed, source.working) == (True, 0)
 
 
-async def test_a_bug_of_ours_resets_the_stream() -> None:
-    spring = Spring()
-    talk = Talk(spring)
+async def test_an_exception_resets_the_stream() -> None:
+    source = StreamSource()
+    talk = Talk(source)
     talk.say(talk.post(1))
-    (task,) = spring._working
-    await spring.say(b"one", b"bug")
+    (task,) = source._working
+    await source.say(b"one", b"bug")
     assert (talk.resets(), talk.ended()) == ({1: H2ErrorCode.INTERNAL_ERROR}, [])
     with pytest.raises(RuntimeError, match="a bug"):
         await task

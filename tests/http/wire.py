@@ -10,7 +10,7 @@ from gputile.http.server import Listener
 
 
 class Wire(asyncio.Transport):
-    """What the server writes, and whether it hung up."""
+    """A transport that records what the server writes, and whether it closed."""
 
     def __init__(self, *, known: bool = False, address: str = "") -> None:
         super().__init__({"peercert": {"subject": ()} if known else None, "peername": (address, 1)})
@@ -38,12 +38,12 @@ class Wire(asyncio.Transport):
 
 
 class Echo(Listener):
-    """Says what was asked; `/wait` waits for the test."""
+    """A server that responds with the request's body; `/wait` waits for the test."""
 
     def __init__(self, limit: int = 100) -> None:
         super().__init__(self.reply, limit)
         self.asked: list[Request] = []
-        self.finished: list[Request] = []  # those of `/wait`
+        self.finished: list[Request] = []  # requests for `/wait`
         self.gate = asyncio.Event()
         self.time = 0.0
 
@@ -62,12 +62,12 @@ class Echo(Listener):
         return Response(request.body)
 
     async def idle(self) -> None:
-        """Until everything that takes time is answered."""
+        """Wait until every request is answered."""
         await asyncio.gather(*self._working)
 
 
-def hear(connection: H1Connection | H2Connection, sent: bytes) -> None:
-    """As the loop does it."""
+def receive(connection: H1Connection | H2Connection, sent: bytes) -> None:
+    """Deliver bytes as the event loop does."""
     while sent:
         read_buffer = connection.get_buffer(-1)
         piece, sent = sent[: len(read_buffer)], sent[len(read_buffer) :]

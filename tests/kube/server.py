@@ -1,4 +1,4 @@
-"""An API server that answers from a script, one answer per request, and remembers what it was asked.
+"""An API server that responds from a script, one response per request, and records the requests.
 
 async with Server(says(201, {}), resets()) as server: ...
 """
@@ -16,6 +16,8 @@ Answer: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Asked(msgspec.Struct, frozen=True):
+    """A recorded request."""
+
     method: str
     path: str
     query: dict[str, str]
@@ -28,12 +30,12 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Server:
-    """On 127.0.0.1, at a port of the system's choice. A request beyond the script gets a 599."""
+    """A server on 127.0.0.1 at a free port. A request beyond the script gets a 599."""
 
     def __init__(self, *script: Answer, tls: ssl.SSLContext | None = None) -> None:
         self._script, self._tls = list(script), tls
         self.asked: list[Asked] = []
-        self.left = asyncio.Event()  # somebody went away before the answer was over
+        self.left = asyncio.Event()  # a client disconnected before the response was complete
         self.url = ""
 
     async def __aenter__(self) -> Self:
@@ -63,11 +65,11 @@ class Server:
             raise
 
 
-# ---- answers --------------------------------------------------------------------------------------------------------
+# ---- responses ------------------------------------------------------------------------------------------------------
 
 
 def says(status: int, body: object = None, **headers: str) -> Answer:
-    """An answer that comes whole; `Retry_After="1"` becomes the header Retry-After."""
+    """A whole response; `Retry_After="1"` becomes the header Retry-After."""
 
     async def answer(_: web.Request) -> web.StreamResponse:
         content = body if isinstance(body, bytes) else orjson.dumps(body)
@@ -78,20 +80,20 @@ def says(status: int, body: object = None, **headers: str) -> Answer:
 
 
 def fails(code: int, reason: str = "", message: str = "", **headers: str) -> Answer:
-    """A `Status` that says no."""
+    """A `Status` of a failure."""
     status = {"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": message}
     return says(code, status, **headers)
 
 
 def streams(*chunks: bytes, then: str = "end") -> Answer:
-    """A watch: chunks as they are, then `end`, `reset` or `hang`."""
+    """A watch that sends these chunks, then `end`, `reset` or `hang`."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         for chunk in chunks:
             await response.write(chunk)
-            await asyncio.sleep(0.001)  # so that they arrive apart
+            await asyncio.sleep(0.001)  # so that the chunks arrive separately
         if then == "hang":
             await asyncio.sleep(30)
         if then == "reset":
@@ -102,7 +104,7 @@ def streams(*chunks: bytes, then: str = "end") -> Answer:
 
 
 def resets(after: bytes = b"") -> Answer:
-    """The connection is cut, after some bytes of an answer that promised more."""
+    """A reset of the connection, after some bytes of a longer response."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Length": "1000"})
@@ -117,7 +119,7 @@ def resets(after: bytes = b"") -> Answer:
 
 
 def hangs() -> Answer:
-    """No answer at all."""
+    """No response."""
 
     async def answer(_: web.Request) -> web.StreamResponse:
         await asyncio.sleep(30)

@@ -1,4 +1,4 @@
-"""Whom a PodDisruptionBudget protects, and how many may go."""
+"""Which pods a PodDisruptionBudget selects, and how many evictions it allows."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from gputile.kube.disruption_budgets import DisruptionBudget
 
 
 def budget(selector: Any = None, **status: int) -> DisruptionBudget:
-    said = {
+    manifest = {
         "metadata": {"name": "b", "namespace": "ns", "generation": 2},
         "spec": {"selector": selector, "minAvailable": 1},
         "status": {"observedGeneration": 2, "currentHealthy": 3, **status},
     }
-    return msgspec.convert(said, DisruptionBudget)
+    return msgspec.convert(manifest, DisruptionBudget)
 
 
 def rule(operator: str, *values: str) -> dict[str, Any]:
@@ -25,31 +25,31 @@ def rule(operator: str, *values: str) -> dict[str, Any]:
     ("selector", "protected"),
     [
         pytest.param({}, {"db", "web", "bare"}, id="an-empty-selector-protects-all"),
-        pytest.param(None, set(), id="without-a-selector-nobody"),
+        pytest.param(None, set(), id="without-a-selector-none"),
         pytest.param({"matchLabels": {"app": "db"}}, {"db"}, id="by-label"),
         pytest.param({"matchLabels": {"app": "db", "tier": "1"}}, set(), id="all-labels-must-match"),
         pytest.param(rule("In", "db", "x"), {"db"}, id="in"),
         pytest.param(rule("NotIn", "db"), {"web", "bare"}, id="not-in-holds-without-the-label-too"),
         pytest.param(rule("Exists"), {"db", "web"}, id="exists"),
         pytest.param(rule("DoesNotExist"), {"bare"}, id="does-not-exist"),
-        pytest.param(rule("Gt", "3"), {"db", "web", "bare"}, id="an-unknown-operator-rather-protects"),
+        pytest.param(rule("Gt", "3"), {"db", "web", "bare"}, id="an-unknown-operator-protects"),
     ],
 )
-def test_whom_it_protects(selector: Any, protected: set[str]) -> None:
+def test_the_pods_that_a_budget_protects(selector: Any, protected: set[str]) -> None:
     pods: dict[str, dict[str, str]] = {"db": {"app": "db"}, "web": {"app": "web"}, "bare": {}}
-    found = budget(selector)
-    assert {name for name, labels in pods.items() if found.protects("ns", labels)} == protected
-    assert not any(found.protects("other", labels) for labels in pods.values())
+    selected = budget(selector)
+    assert {name for name, labels in pods.items() if selected.protects("ns", labels)} == protected
+    assert not any(selected.protects("other", labels) for labels in pods.values())
 
 
 @pytest.mark.parametrize(
     ("status", "allowed"),
     [
-        pytest.param({"disruptionsAllowed": 2}, 2, id="as-its-controller-says"),
-        pytest.param({}, 0, id="none-when-nobody-says"),
-        pytest.param({"disruptionsAllowed": 2, "observedGeneration": 1}, 0, id="none-before-it-was-looked-at-anew"),
+        pytest.param({"disruptionsAllowed": 2}, 2, id="as-its-controller-computed"),
+        pytest.param({}, 0, id="none-without-a-status"),
+        pytest.param({"disruptionsAllowed": 2, "observedGeneration": 1}, 0, id="none-while-the-status-is-stale"),
     ],
 )
-def test_how_many_may_go(status: dict[str, int], allowed: int) -> None:
+def test_the_number_of_allowed_evictions(status: dict[str, int], allowed: int) -> None:
     assert budget({}, **status).allowed == allowed
     assert budget({}, **status).key == "ns/b"

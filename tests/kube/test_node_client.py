@@ -1,4 +1,4 @@
-"""One node's reads and writes: narrowed to it, and a heartbeat that survives a lost race."""
+"""Reads and writes of a node's agent: limited to the node, and a heartbeat that survives a conflict."""
 
 from contextlib import aclosing
 
@@ -10,23 +10,23 @@ from tests.kube.server import fails, pod, says
 from tests.kube.test_client import serving
 
 
-async def test_pods_are_narrowed_to_the_node() -> None:
+async def test_only_pods_of_the_node_are_watched() -> None:
     listed = says(200, {"metadata": {"resourceVersion": "5"}, "items": [pod("a")]})
     async with serving(listed) as (client, server), aclosing(NodeClient(client, "n1").follow_pods()) as seen:
         first = await anext(seen)
     assert isinstance(first, Snapshot)
-    assert [one.name for one in first.items] == ["a"]
+    assert [item.name for item in first.items] == ["a"]
     assert server.asked[0].query["fieldSelector"] == "spec.nodeName=n1"
 
 
-async def test_only_the_node_itself_is_followed() -> None:
+async def test_only_the_node_itself_is_watched() -> None:
     listed = says(200, {"metadata": {"resourceVersion": "5"}, "items": [{"metadata": {"name": "n1"}}]})
     async with serving(listed) as (client, server), aclosing(NodeClient(client, "n1").follow_node()) as seen:
         await anext(seen)
     assert server.asked[0].query["fieldSelector"] == "metadata.name=n1"
 
 
-async def test_what_is_written_to_the_node() -> None:
+async def test_patches_of_the_node() -> None:
     async with serving(says(200, {}), says(200, {})) as (client, server):
         node = NodeClient(client, "n1")
         await node.patch({"a": "1", "b": None}, {"l": "2"})
@@ -49,12 +49,12 @@ def lease(version: str) -> dict[str, object]:
     return {"metadata": {"resourceVersion": version}, "spec": {}}
 
 
-async def test_the_first_beat_makes_the_lease_and_the_next_renews_it() -> None:
+async def test_the_first_beat_creates_the_lease_and_the_next_renews_it() -> None:
     script = (fails(404, "NotFound"), says(201, lease("1")), says(200, lease("2")), says(200, lease("3")))
     async with serving(*script) as (client, server):
-        heart = NodeLease(client.leases("gputile-agents", "n1"), "n1", 9)
-        await heart.beat(0.5)
-        await heart.beat(3.5)
+        heartbeat = NodeLease(client.leases("gputile-agents", "n1"), "n1", 9)
+        await heartbeat.beat(0.5)
+        await heartbeat.beat(3.5)
     assert [asked.method for asked in server.asked] == ["GET", "POST", "PUT", "PUT"]
     last = server.asked[-1].body
     assert last["metadata"]["resourceVersion"] == "2"
@@ -63,28 +63,28 @@ async def test_the_first_beat_makes_the_lease_and_the_next_renews_it() -> None:
     assert last["spec"]["renewTime"] == "1970-01-01T00:00:03.500000Z"
 
 
-async def test_after_a_lost_race_it_is_read_again() -> None:
+async def test_after_a_conflict_the_lease_is_read_again() -> None:
     script = (says(200, lease("1")), fails(409, "Conflict"), says(200, lease("7")), says(200, lease("8")))
     async with serving(*script) as (client, server):
-        heart = NodeLease(client.leases("gputile-agents", "n1"), "n1", 9)
+        heartbeat = NodeLease(client.leases("gputile-agents", "n1"), "n1", 9)
         with pytest.raises(ApiRejected):
-            await heart.beat(0)
-        await heart.beat(1)
+            await heartbeat.beat(0)
+        await heartbeat.beat(1)
     assert server.asked[-1].body["metadata"]["resourceVersion"] == "7"
 
 
-async def test_withdrawing_leaves_no_holder() -> None:
+async def test_withdrawing_clears_the_holder() -> None:
     async with serving(says(200, lease("1")), says(200, lease("2"))) as (client, server):
         await NodeLease(client.leases("gputile-agents", "n1"), "n1", 9).withdraw(0)
     assert server.asked[-1].body["spec"]["holderIdentity"] == ""
 
 
-async def test_a_beat_says_what_containers_use_and_the_next_one_need_not() -> None:
+async def test_the_usage_annotation_is_written_and_removed_with_the_beat() -> None:
     script = (fails(404, "NotFound"), *(says(200, lease(str(n))) for n in range(1, 5)))
     async with serving(*script) as (client, server):
-        heart = NodeLease(client.leases("gputile-agents", "n1"), "n1", 9)
-        await heart.beat(0, "use-1")
-        await heart.beat(1)
-        await heart.withdraw(2)
+        heartbeat = NodeLease(client.leases("gputile-agents", "n1"), "n1", 9)
+        await heartbeat.beat(0, "use-1")
+        await heartbeat.beat(1)
+        await heartbeat.withdraw(2)
     written = [asked.body["metadata"].get("annotations") for asked in server.asked[1:]]
     assert written == [{"gputile.io/use": "use-1"}, {"gputile.io/use": "use-1"}, None, None]

@@ -1,4 +1,4 @@
-"""A ConfigMap's text to quotas: YAML as people write it, and the slips that YAML itself would pass over."""
+"""Quotas from a ConfigMap: valid YAML, and mistakes that YAML itself would accept."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -31,11 +31,11 @@ def test_yaml_is_read() -> None:
     assert read_quotas(GOOD, "quota.yaml", TITLE) == want
 
 
-def test_the_example_is_one() -> None:
+def test_the_example_is_valid() -> None:
     example = yaml.safe_load((Path(__file__).parents[2] / "examples" / "quota.yaml").read_text())
-    found = msgspec.convert(example, QuotaConfigMap)
-    assert (found.title, list(example["data"])) == (TITLE, ["quota.yaml"])
-    quotas = read_quotas(found.text("quota.yaml"), "quota.yaml", TITLE)
+    config_map = msgspec.convert(example, QuotaConfigMap)
+    assert (config_map.title, list(example["data"])) == (TITLE, ["quota.yaml"])
+    quotas = read_quotas(config_map.text("quota.yaml"), "quota.yaml", TITLE)
     assert list(quotas) == ["team-a", "team-b", "visitors", "*"]
     assert quotas["visitors"].limits == ()
 
@@ -46,7 +46,7 @@ def test_the_old_key_is_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "words"),
     [
         pytest.param(None, "the key `quota.yaml` is missing; add it, or delete the ConfigMap to remove all quotas",
                      id="no-key"),
@@ -59,7 +59,7 @@ def test_the_old_key_is_json() -> None:
         pytest.param("namespaces: {a: &x {}, b: *x}", "alias `*x` is not allowed here; write its value", id="an-alias"),
         pytest.param("!!python/object:os.system {}", "is invalid YAML", id="a-tag"),
         pytest.param("a: 1\n---\nb: 2", "is invalid YAML", id="two-documents"),
-        pytest.param("\x00", "is invalid YAML", id="no-text"),
+        pytest.param("\x00", "is invalid YAML", id="a-control-character"),
         pytest.param("[" * 1_000_000, "it is nested deeper than 10 levels", id="very-deep"),
         pytest.param("- " * 100_000, "it is nested deeper than 10 levels", id="very-deep-in-lines"),
         pytest.param("cards: !!int ''", "is invalid YAML", id="no-number"),
@@ -67,18 +67,18 @@ def test_the_old_key_is_json() -> None:
         pytest.param("2026-13-45: {}", "unknown key `2026-13-45`", id="a-day-is-text"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_used_says_why(text: str | None, said: str) -> None:
-    with pytest.raises(InputError) as wrong:
+def test_an_invalid_text_is_rejected_with_a_reason(text: str | None, words: str) -> None:
+    with pytest.raises(InputError) as caught:
         read_quotas(text, "quota.yaml", TITLE)
-    assert said in str(wrong.value)
-    assert "\n" not in str(wrong.value)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_an_object_has_its_texts_and_the_last_that_was_good() -> None:
+def test_a_config_map_has_its_texts_and_the_last_valid_one() -> None:
     meta = QuotaConfigMapMetadata("q", "ns", "u", {"gputile.io/last-good-quota": "namespaces: {}"})
-    found = QuotaConfigMap(meta, {"quota.yaml": GOOD})
-    assert (found.title, found.text("quota.yaml"), found.text("other")) == ("ConfigMap ns/q", GOOD, None)
-    assert found.last_good == "namespaces: {}"
+    config_map = QuotaConfigMap(meta, {"quota.yaml": GOOD})
+    assert (config_map.title, config_map.text("quota.yaml"), config_map.text("other")) == ("ConfigMap ns/q", GOOD, None)
+    assert config_map.last_good == "namespaces: {}"
     assert (QuotaConfigMap().text("x"), QuotaConfigMap().last_good) == (None, None)
 
 
@@ -89,17 +89,17 @@ def following(client: Client) -> AsyncGenerator[WatchUpdate[QuotaConfigMap], Non
     return client.follow_config_map("ns", "q")
 
 
-async def test_one_config_map_is_followed_by_its_name() -> None:
-    found = {"metadata": {"name": "q", "namespace": "ns", "uid": "u"}, "data": {"quota.yaml": "x"}}
-    async with serving(says(200, listing(found))) as (client, server), aclosing(following(client)) as seen:
+async def test_one_config_map_is_watched_by_its_name() -> None:
+    item = {"metadata": {"name": "q", "namespace": "ns", "uid": "u"}, "data": {"quota.yaml": "x"}}
+    async with serving(says(200, listing(item))) as (client, server), aclosing(following(client)) as seen:
         first = await anext(seen)
     assert isinstance(first, Snapshot)
     assert first.items == (QuotaConfigMap(QuotaConfigMapMetadata("q", "ns", "u"), {"quota.yaml": "x"}),)
     assert server.asked[0].line == "GET /api/v1/namespaces/ns/configmaps"
-    assert server.asked[0].query["fieldSelector"] == "metadata.name=q", "so that the right to this one is enough"
+    assert server.asked[0].query["fieldSelector"] == "metadata.name=q", "so that RBAC can be limited to this ConfigMap"
 
 
-async def test_without_the_right_to_follow_it_that_is_said() -> None:
+async def test_a_missing_right_to_watch_is_reported() -> None:
     async with serving(fails(403, "Forbidden")) as (client, _), aclosing(following(client)) as seen:
         first = await anext(seen)
     assert isinstance(first, WatchFailed)

@@ -1,4 +1,4 @@
-"""The loop that follows, with scripted feeds; and how lines and objects come out of bytes."""
+"""The list-and-watch loop with scripted feeds, and the decoding of lines and objects."""
 
 import asyncio
 import weakref
@@ -28,12 +28,12 @@ Step: TypeAlias = WatchEvent[str] | Exception | float
 A, B = Change("ADDED", "a"), Change("MODIFIED", "b")
 
 
-class Over(Exception):
-    """The script has been played; nothing that `follow` should understand."""
+class ScriptEnded(Exception):
+    """The script has ended; `follow` must not handle this exception."""
 
 
 class Script:
-    """A feed that plays lists and watches in order, then is over. A number in a watch lets time pass."""
+    """A feed that plays lists and watches in order, then ends. A number in a watch lets time pass."""
 
     what = "pods"
 
@@ -46,7 +46,7 @@ class Script:
 
     async def _next(self) -> Any:
         if not self._plays:
-            raise Over
+            raise ScriptEnded
         return self._plays.pop(0)
 
     async def list(self) -> ListResult[str]:
@@ -80,19 +80,19 @@ class Script:
         return follow(self, self.pause, jitter=lambda: 1.0, clock=lambda: self.now)
 
 
-def seen_of(script: Script) -> list[WatchUpdate[str]]:
-    """All that comes before the script is over."""
+def updates_of(script: Script) -> list[WatchUpdate[str]]:
+    """All updates before the script ends."""
 
-    found: list[WatchUpdate[str]] = []
+    updates: list[WatchUpdate[str]] = []
 
     async def gather() -> None:
         async with aclosing(script.follow()) as stream:
-            async for seen in stream:
-                found.append(seen)
+            async for update in stream:
+                updates.append(update)
 
-    with pytest.raises(Over):
+    with pytest.raises(ScriptEnded):
         asyncio.run(gather())
-    return found
+    return updates
 
 
 EMPTY = ListResult[str]((), "1")
@@ -104,104 +104,102 @@ def watched(version: str, seen: Change[str] | Bookmark | Undecodable = A) -> Wat
     return WatchEvent(version, seen)
 
 
-def signs(script: Script) -> list[str]:
-    return [type(seen).__name__.lower() for seen in seen_of(script)]
+def kinds(script: Script) -> list[str]:
+    return [type(update).__name__.lower() for update in updates_of(script)]
 
 
 @pytest.mark.parametrize(
-    ("plays", "told"),
+    ("plays", "want"),
     [
-        pytest.param(
-            [EMPTY, [OPENED]], ["snapshot", "bookmark", "watchfailed"], id="a-watch-that-begins-is-a-sign-of-life"
-        ),
+        pytest.param([EMPTY, [OPENED]], ["snapshot", "bookmark", "watchfailed"], id="an-accepted-watch-is-alive"),
         pytest.param(
             [EMPTY, [OPENED, DROPPED], [OPENED, 200.0]],
             ["snapshot", "bookmark", "watchfailed", "bookmark"],
-            id="also-after-a-cut: a quiet cluster says nothing for a minute",
+            id="also-after-a-drop: a quiet cluster sends nothing for a minute",
         ),
         pytest.param(
             [EMPTY, [OPENED, 90.0, DROPPED], [OPENED, 90.0, DROPPED], [OPENED, 90.0]],
             ["snapshot", "bookmark", "watchfailed", "watchfailed"],
-            id="not-after-one-that-began-so-and-brought-not-even-bookmarks",
+            id="not-after-an-accepted-watch-without-even-a-bookmark",
         ),
         pytest.param(
             [EMPTY, [OPENED, 90.0, DROPPED], [OPENED, watched("2"), DROPPED], [OPENED, 20.0]],
             ["snapshot", "bookmark", "watchfailed", "change", "watchfailed", "bookmark"],
-            id="until-something-comes-again",
+            id="until-the-next-event",
         ),
     ],
 )
-def test_what_shows_that_a_watch_is_well(plays: list[Any], told: list[str]) -> None:
-    assert signs(Script(*plays)) == told
+def test_what_shows_that_a_watch_is_alive(plays: list[Any], want: list[str]) -> None:
+    assert kinds(Script(*plays)) == want
 
 
-def test_a_watch_that_only_begins_is_not_asked_for_at_full_speed() -> None:
+def test_a_watch_that_ends_after_its_start_is_retried_with_backoff() -> None:
     script = Script(EMPTY, [OPENED], [OPENED])
-    seen_of(script)
+    updates_of(script)
     assert script.slept == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(
     ("plays", "asked", "slept"),
     [
-        pytest.param([EMPTY, [watched("2")]], ["list", "watch 1", "watch 2"], [], id="goes-on-after-a-normal-end"),
+        pytest.param([EMPTY, [watched("2")]], ["list", "watch 1", "watch 2"], [], id="resumes-after-a-normal-end"),
         pytest.param(
-            [EMPTY, [watched("7", Bookmark())]], ["list", "watch 1", "watch 7"], [], id="a-bookmark-moves-our-place"
+            [EMPTY, [watched("7", Bookmark())]], ["list", "watch 1", "watch 7"], [], id="a-bookmark-moves-the-version"
         ),
         pytest.param([EMPTY, [300.0]], ["list", "watch 1", "watch 1"], [], id="a-quiet-watch-that-times-out-is-normal"),
         pytest.param(
             [EMPTY, [], []],
             ["list", "watch 1", "watch 1", "watch 1"],
             [1.0, 2.0],
-            id="a-watch-that-ends-at-once-is-not-asked-for-at-full-speed",
+            id="a-watch-that-ends-at-once-is-retried-with-backoff",
         ),
         pytest.param(
             [EMPTY, [watched("2"), DROPPED]],
             ["list", "watch 1", "watch 2"],
             [1.0],
-            id="a-drop-goes-on-from-the-last-version",
+            id="a-dropped-watch-resumes-from-the-last-version",
         ),
         pytest.param(
             [EMPTY, [watched("2", Undecodable("Pod x", "bad")), DROPPED]],
             ["list", "watch 1", "watch 2"],
             [1.0],
-            id="a-spoilt-object-moves-our-place-too",
+            id="an-undecodable-object-moves-the-version-too",
         ),
         pytest.param(
             [EMPTY, [watched("2"), WatchEvent(None, A), DROPPED]],
             ["list", "watch 1", "watch 2"],
             [1.0],
-            id="an-object-without-version-does-not",
+            id="an-object-without-a-version-does-not",
         ),
         pytest.param(
             [DROPPED] * 7 + [EMPTY],
             ["list"] * 8 + ["watch 1"],
             [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0],
-            id="back-off-doubles-to-thirty-seconds-and-never-gives-up",
+            id="backoff-doubles-to-thirty-seconds-and-never-gives-up",
         ),
         pytest.param(
             [DROPPED, DROPPED, EMPTY, [DROPPED]],
             ["list", "list", "list", "watch 1", "watch 1"],
             [1.0, 2.0, 1.0],
-            id="a-list-resets-the-back-off",
+            id="a-list-resets-the-backoff",
         ),
         pytest.param(
             [EMPTY, [DROPPED], [DROPPED], [watched("2"), DROPPED], [DROPPED]],
             ["list", "watch 1", "watch 1", "watch 1", "watch 2", "watch 2"],
             [1.0, 2.0, 1.0, 2.0],
-            id="a-watch-that-delivers-resets-the-back-off",
+            id="a-watch-with-an-event-resets-the-backoff",
         ),
         pytest.param(
             [EMPTY, [watched("2"), GONE], EMPTY],
             ["list", "watch 1", "list", "watch 1"],
             [],
-            id="an-expired-history-is-listed-again-at-once",
+            id="an-expired-version-is-relisted-at-once",
         ),
         pytest.param(
             [EMPTY, [GONE], EMPTY, [GONE], EMPTY, [GONE], EMPTY],
             ["list", "watch 1"] * 4,
             [1.0, 1.0],
-            id="a-server-that-always-says-expired-is-not-asked-at-full-speed",
+            id="a-server-that-always-answers-410-is-retried-with-backoff",
         ),
         pytest.param(
             [EMPTY, [WatchError(410, "Expired", "too old")], EMPTY],
@@ -213,7 +211,7 @@ def test_a_watch_that_only_begins_is_not_asked_for_at_full_speed() -> None:
             [EMPTY, [WatchError(500, "InternalError", "etcd")], EMPTY],
             ["list", "watch 1", "list", "watch 1"],
             [1.0],
-            id="another-error-event-lists-again-after-a-pause",
+            id="another-error-event-relists-after-a-pause",
         ),
         pytest.param(
             [EMPTY, [ApiRejected(429, "TooManyRequests", "slow down", retry_after=7.0)]],
@@ -225,19 +223,19 @@ def test_a_watch_that_only_begins_is_not_asked_for_at_full_speed() -> None:
             [ApiRejected(429, "TooManyRequests", "slow down", retry_after=1e9), EMPTY],
             ["list", "list", "watch 1"],
             [300.0],
-            id="retry-after-within-reason",
+            id="retry-after-is-limited",
         ),
         pytest.param(
             [EMPTY, *[[DROPPED]] * 5, EMPTY],
             ["list", *["watch 1"] * 5, "list", "watch 1"],
             [1.0, 2.0, 4.0, 8.0, 16.0],
-            id="five-broken-watches-in-a-row-list-again",
+            id="five-failed-watches-in-a-row-relist",
         ),
     ],
 )
-def test_what_is_asked_and_how_long_it_sleeps(plays: list[Any], asked: list[str], slept: list[float]) -> None:
+def test_requests_and_backoff(plays: list[Any], asked: list[str], slept: list[float]) -> None:
     script = Script(*plays)
-    seen_of(script)
+    updates_of(script)
     assert (script.asked, script.slept) == (asked, slept)
 
 
@@ -247,20 +245,22 @@ async def test_a_list_is_not_kept_in_memory_while_the_watch_lasts() -> None:
 
     script: Any = Script(ListResult((Thing(),), "1"), [WatchEvent("2", Bookmark())])  # type: ignore[arg-type]
     async with aclosing(script.follow()) as stream:
-        told = await anext(stream)
-        thing = weakref.ref(told.items[0])
-        del told
+        snapshot = await anext(stream)
+        thing = weakref.ref(snapshot.items[0])
+        del snapshot
         await anext(stream)
         assert thing() is None
 
 
-def test_tells_list_changes_and_gaps_in_order() -> None:
-    spoilt = Undecodable("Pod ns/x", "bad")
+def test_list_changes_and_failures_in_order() -> None:
+    undecodable = Undecodable("Pod ns/x", "bad")
     script = Script(
-        ListResult(("a", "b"), "1", (spoilt,)), [watched("2", A), watched("3", Bookmark()), DROPPED], [watched("4", B)]
+        ListResult(("a", "b"), "1", (undecodable,)),
+        [watched("2", A), watched("3", Bookmark()), DROPPED],
+        [watched("4", B)],
     )
-    assert seen_of(script) == [
-        spoilt,
+    assert updates_of(script) == [
+        undecodable,
         Snapshot(("a", "b")),
         A,
         Bookmark(),
@@ -270,7 +270,7 @@ def test_tells_list_changes_and_gaps_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("broke", "words"),
+    ("error", "words"),
     [
         pytest.param(GONE, ["resource version has expired", "relisting"], id="expired"),
         pytest.param(
@@ -279,20 +279,20 @@ def test_tells_list_changes_and_gaps_in_order() -> None:
             id="forbidden-names-the-rule-to-add",
         ),
         pytest.param(
-            ApiRejected(401, "Unauthorized", "who?"), ["cannot list pods", "token"], id="unknown-to-the-server"
+            ApiRejected(401, "Unauthorized", "unknown token"), ["cannot list pods", "token"], id="unauthenticated"
         ),
         pytest.param(DROPPED, ["cannot list pods: reset"], id="dropped"),
     ],
 )
-def test_trouble_says_what_to_do(broke: Exception, words: list[str]) -> None:
-    (trouble,) = [one for one in seen_of(Script(broke, EMPTY)) if isinstance(one, WatchFailed)]
-    assert [word for word in words if word not in trouble.why] == []
+def test_a_failure_says_what_to_do(error: Exception, words: list[str]) -> None:
+    (failure,) = [update for update in updates_of(Script(error, EMPTY)) if isinstance(update, WatchFailed)]
+    assert [word for word in words if word not in failure.why] == []
 
 
 @pytest.mark.parametrize(
     ("path", "what", "rule"),
     [
-        pytest.param("/api/v1/pods", "pods", 'apiGroups: [""], resources: [pods]', id="of-the-core"),
+        pytest.param("/api/v1/pods", "pods", 'apiGroups: [""], resources: [pods]', id="of-the-core-group"),
         pytest.param(
             "/apis/coordination.k8s.io/v1/namespaces/ns/leases",
             "leases.coordination.k8s.io",
@@ -301,12 +301,12 @@ def test_trouble_says_what_to_do(broke: Exception, words: list[str]) -> None:
         ),
     ],
 )
-def test_a_missing_right_is_named_as_it_has_to_be_written(path: str, what: str, rule: str) -> None:
-    script = Script(ApiRejected(403, "Forbidden", "no"), EMPTY)
+def test_a_missing_right_is_named_as_an_rbac_rule(path: str, what: str, rule: str) -> None:
+    script = Script(ApiRejected(403, "Forbidden", "denied"), EMPTY)
     script.what = ApiFeed(Pages(), path, "Any", Pod).what
-    (trouble,) = [one for one in seen_of(script) if isinstance(one, WatchFailed)]
+    (failure,) = [update for update in updates_of(script) if isinstance(update, WatchFailed)]
     assert script.what == what
-    assert rule in trouble.why
+    assert rule in failure.why
 
 
 def test_jitter_halves_the_wait_at_most() -> None:
@@ -342,7 +342,7 @@ async def pieces(*chunks: bytes) -> AsyncGenerator[bytes, None]:
 
 def split(*chunks: bytes) -> list[bytes]:
     async def gather() -> list[bytes]:
-        return [found async for found in lines(pieces(*chunks))]
+        return [complete async for complete in lines(pieces(*chunks))]
 
     return asyncio.run(gather())
 
@@ -377,7 +377,7 @@ def test_lines_do_not_depend_on_where_chunks_end() -> None:
 
 
 class Pages:
-    """HTTP without a server: answers in order."""
+    """HTTP without a server: responses in order."""
 
     def __init__(self, *answers: object) -> None:
         self._answers = list(answers)
@@ -420,48 +420,48 @@ def test_a_list_is_read_page_by_page() -> None:
 @pytest.mark.parametrize(
     ("size", "megabytes", "want"),
     [
-        pytest.param(100, 1, 400, id="small-objects-more-of-them"),
-        pytest.param(100, 0, 400, id="tiny-objects-four-times-as-many-at-most"),
+        pytest.param(100, 1, 400, id="more-small-objects"),
+        pytest.param(100, 0, 400, id="at-most-four-times-as-many-tiny-objects"),
         pytest.param(400, 1, 500, id="never-more-than-the-setting"),
-        pytest.param(100, 8, 50, id="large-objects-fewer-of-them"),
-        pytest.param(250, 300, 10, id="huge-objects-ten-of-them"),
+        pytest.param(100, 8, 50, id="fewer-large-objects"),
+        pytest.param(250, 300, 10, id="ten-huge-objects"),
     ],
 )
 def test_a_page_has_as_many_objects_as_fit_into_a_few_megabytes(size: int, megabytes: int, want: int) -> None:
     assert next_page(size, megabytes * 2**20, most=500) == want
 
 
-def test_a_page_that_expired_starts_the_list_again_without_pages() -> None:
+def test_an_expired_continue_token_relists_without_pages() -> None:
     http = Pages(listing(pod("gone"), more="c1"), GONE, listing(pod("a"), pod("b"), pod("c")))
     assert names(asyncio.run(feed(http).list())) == ["a", "b", "c"]
     assert http.params == [{"limit": "2"}, {"limit": "2", "continue": "c1"}, {}]
 
 
 @pytest.mark.parametrize(
-    "broke",
+    "broken",
     [
         pytest.param(DROPPED, id="dropped"),
-        pytest.param(b'{"metadata": {"resourceVersion": "1"}, "items": [{', id="cut-off"),
-        pytest.param(b"<html>gateway</html>", id="no-json"),
+        pytest.param(b'{"metadata": {"resourceVersion": "1"}, "items": [{', id="truncated"),
+        pytest.param(b"<html>gateway</html>", id="not-JSON"),
     ],
 )
-def test_a_list_that_fails_midway_is_no_list(broke: object) -> None:
+def test_a_list_that_fails_midway_is_outcome_unknown(broken: object) -> None:
     with pytest.raises(OutcomeUnknown):
-        asyncio.run(feed(Pages(listing(pod("a"), more="c1"), broke)).list())
+        asyncio.run(feed(Pages(listing(pod("a"), more="c1"), broken)).list())
 
 
 @pytest.mark.parametrize(
     ("item", "what"),
     [
         pytest.param(pod("bad", spec={"containers": "none"}), "Pod ns/bad", id="a-field-of-the-wrong-type"),
-        pytest.param(["no", "object"], "Pod ?", id="no-object"),
+        pytest.param(["no", "object"], "Pod ?", id="not-an-object"),
         pytest.param({"metadata": {"name": "x", "labels": 3}}, "Pod x", id="bad-metadata-keeps-its-name"),
         pytest.param({"metadata": "x"}, "Pod ?", id="no-metadata"),
     ],
 )
-def test_a_spoilt_object_spoils_no_other(item: object, what: str) -> None:
+def test_an_undecodable_object_affects_no_other(item: object, what: str) -> None:
     listed = asyncio.run(feed(Pages(listing(pod("a"), item, pod("b")))).list())
-    assert (names(listed), [one.what for one in listed.spoilt]) == (["a", "b"], [what])
+    assert (names(listed), [item.what for item in listed.spoilt]) == (["a", "b"], [what])
 
 
 def test_an_empty_list_may_have_null_items() -> None:
@@ -477,19 +477,19 @@ def events(*chunks: bytes) -> list[WatchEvent[Pod]]:
 
 def test_watch_lines_become_events() -> None:
     bad = pod("bad", "4", spec={"containers": 3})
-    found = events(
+    watched_events = events(
         line("ADDED", pod("a", "2")) + b"\n" + line("BOOKMARK", {"metadata": {"resourceVersion": "3"}}),
         line("MODIFIED", bad),
     )
-    assert [event.version for event in found] == ["2", "3", "4"]
-    added, bookmark, spoilt = [event.seen for event in found]
+    assert [event.version for event in watched_events] == ["2", "3", "4"]
+    added, bookmark, undecodable = [event.seen for event in watched_events]
     assert isinstance(added, Change)
     assert (added.kind, added.item.name, bookmark) == ("ADDED", "a", Bookmark())
-    assert isinstance(spoilt, Undecodable)
-    assert spoilt.what == "Pod ns/bad"
+    assert isinstance(undecodable, Undecodable)
+    assert undecodable.what == "Pod ns/bad"
 
 
-def test_a_spoilt_object_that_was_deleted_is_told_as_deleted() -> None:
+def test_the_deletion_of_an_undecodable_object_is_reported() -> None:
     (event,) = events(line("DELETED", pod("bad", "4", spec={"containers": 3})))
     meta = Metadata(name="bad", namespace="ns", uid="uid-bad", resource_version="4")
     assert event == WatchEvent("4", Change("DELETED", Pod(metadata=meta)))
@@ -500,7 +500,7 @@ def test_a_spoilt_object_that_was_deleted_is_told_as_deleted() -> None:
     [
         pytest.param(line("ERROR", {"code": 410, "reason": "Expired", "message": "too old"}), 410, id="expired"),
         pytest.param(line("ERROR", {"code": 500}), 500, id="internal"),
-        pytest.param(line("ERROR", "what"), 0, id="no-status"),
+        pytest.param(line("ERROR", "what"), 0, id="not-a-Status"),
     ],
 )
 def test_an_error_event_is_raised(chunk: bytes, status: int) -> None:
@@ -512,12 +512,12 @@ def test_an_error_event_is_raised(chunk: bytes, status: int) -> None:
 @pytest.mark.parametrize(
     "chunk", [b"not json\n", b'{"type": "NEW", "object": {}}\n', b"\xff\n", b"[" * 100_000 + b"\n"]
 )
-def test_a_line_that_is_no_event_is_unclear(chunk: bytes) -> None:
+def test_an_invalid_line_is_outcome_unknown(chunk: bytes) -> None:
     with pytest.raises(OutcomeUnknown):
         events(chunk)
 
 
-def test_a_watch_asks_for_bookmarks_and_an_end() -> None:
+def test_a_watch_requests_bookmarks_and_a_timeout() -> None:
     http = Pages()
     asyncio.run(drained(feed(http).watch("77")))
     assert http.params == [
@@ -525,7 +525,7 @@ def test_a_watch_asks_for_bookmarks_and_an_end() -> None:
     ]
 
 
-def test_closing_a_watch_closes_the_stream_beneath_it_at_once() -> None:
+def test_closing_a_watch_closes_its_stream_at_once() -> None:
     async def run() -> tuple[int, int]:
         http = Pages(line("ADDED", pod("a", "2")), line("ADDED", pod("b", "3")))
         async with aclosing(feed(http).watch("1")) as stream:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputile.engine.placement.place import RULES_UNDER_QUOTA, Placement, unit_miss
+from gputile.engine.placement.place import RULES_UNDER_QUOTA, Placement, candidates, unit_miss
 from gputile.engine.placement.units import split
 from gputile.kube.api import Json
 from gputile.ledger.events import NodeSeen, Nominated, QuotasSet, Tick

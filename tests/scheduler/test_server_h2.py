@@ -21,7 +21,7 @@ async def test_the_verbs_over_http_2_with_a_certificate(tmp_path: Path) -> None:
         assert json.loads(await h2.ask("/gputile/bind", json.dumps(bind_body()).encode())) == {"Error": ""}
         line.rig.leading = False
         assert "Error" in json.loads(await h2.ask("/gputile/filter", line.rig.body()))
-        await h2.until_farewell()
+        await h2.until_goaway()
         assert line.rig.count("connections_total", protocol="h2") == 1
 
 
@@ -36,8 +36,8 @@ async def test_a_replica_that_is_not_the_leader_closes_all_connections_at_the_fi
         assert await idle.ask("/healthz", b"x") == b"ok"
         line.rig.leading = False
         assert "Error" in json.loads(await asks.ask("/gputile/filter", line.rig.body()))
-        await asks.until_farewell()
-        await idle.until_farewell()
+        await asks.until_goaway()
+        await idle.until_goaway()
 
 
 async def test_a_client_without_a_certificate_gets_no_verb(tmp_path: Path) -> None:
