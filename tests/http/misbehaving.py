@@ -30,7 +30,7 @@ class Server:
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self.asked: list[bytes] = []
         self.connections = 0
-        self.left = asyncio.Event()  # a client disconnected during a HANG
+        self.left = asyncio.Event()  # a client disconnected: during a HANG, or by a reset
         self.url, self.port = "", 0
 
     async def __aenter__(self) -> Self:
@@ -57,7 +57,9 @@ class Server:
                 for step in self._script.pop(0):
                     await self._do(step, reader, writer)
             await reader.read()  # until the client disconnects
-        except (OSError, EOFError):
+        except OSError:  # the client reset the connection, maybe before the script came to its HANG
+            self.left.set()
+        except EOFError:
             pass
         finally:
             del self._open[task]

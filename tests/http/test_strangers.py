@@ -129,7 +129,7 @@ async def test_an_untrusted_caller_is_answered_from_its_head_and_its_body_is_dis
 
 
 async def test_then_the_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gputile.http.h1_server.LINGER", 0.0)
+    monkeypatch.setattr("gputile.http.h1_server.DISCARD_SECONDS", 0.0)
     connection, link = connected(Server())
     receive(connection, post("/verb", b"x" * 900))
     assert not link.closed

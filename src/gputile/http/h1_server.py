@@ -33,7 +33,9 @@ from gputile.http.messages import (
 
 SLICE = 65536  # bytes of a large response in one write
 AT_ONCE = 8  # slices in one turn of the loop
-LINGER = 1.0  # seconds for which an unwanted body is discarded before the close, so that the client reads the response
+DISCARD_SECONDS = (
+    1.0  # seconds for which an unwanted body is discarded before the close, so that the client reads the response
+)
 CLOSE = "Connection: close\r\n"
 
 
@@ -336,12 +338,12 @@ class H1Connection(asyncio.BufferedProtocol):
 
     def _close_after_response(self) -> None:
         """The last response is written. A client that is still sending would lose it after an immediate close (RFC
-        9112, section 9.6): the bytes it sends are discarded for `LINGER` seconds."""
+        9112, section 9.6): the bytes it sends are discarded for `DISCARD_SECONDS` seconds."""
         self._is_over = True
         if self._transport is None:
             return
         if self._is_unread:
-            asyncio.get_running_loop().call_later(LINGER, self.close)
+            asyncio.get_running_loop().call_later(DISCARD_SECONDS, self.close)
         else:
             self._transport.close()
 
