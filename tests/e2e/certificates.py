@@ -1,7 +1,6 @@
-"""Throw-away certificates: a CA of the test's own, servers and clients signed by it, ServiceAccount keys.
+"""Throw-away certificates: a CA for the test, servers and clients signed by it, ServiceAccount keys.
 
-Room:  files below one folder of the run; nothing is trusted outside it.
-Door:  `Authority.found(folder)`, `.server(name)`, `.client(user, groups)`, `service_account_keys(folder)`.
+All files are in one folder of the run; nothing outside it trusts them.
 """
 
 from collections.abc import Sequence
@@ -74,7 +73,7 @@ def service_account_keys(folder: Path) -> Pair:
 def _unsigned(
     subject: x509.Name, issuer: x509.Name, own: ec.EllipticCurvePublicKey, signer: ec.EllipticCurvePublicKey, ca: bool
 ) -> x509.CertificateBuilder:
-    """All that both kinds have, key identifiers included: Python 3.13 refuses a certificate without them."""
+    """The common part of all certificates, key identifiers included: Python 3.13 rejects certificates without them."""
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder(subject_name=subject, issuer_name=issuer, public_key=own)

@@ -1,8 +1,7 @@
-"""The control groups of one machine of the tests: made before its kubelet, removed after its last process.
+"""The control groups of one machine of the tests: created before its kubelet, removed after its last process.
 
-Room:  folders of /sys/fs/cgroup, in every hierarchy (version 1) or the one there is (version 2). They outlive processes
-       and namespaces, so what a killed run left is swept by the next.
-Door:  `make(name)`, `remove(name)`, `sweep(lives)`, `group_name(run, machine)`.
+They are folders of /sys/fs/cgroup, in every hierarchy (version 1) or the only one (version 2). They outlive processes
+and namespaces, so each run removes what a killed run left behind.
 """
 
 import os
@@ -13,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 PREFIX = "gputile-e2e."
-SECONDS = 10.0  # for the kernel to let go of a group whose processes are dead
+SECONDS = 10.0  # for the kernel to release a group whose processes are dead
 
 
 def group_name(run: str, machine: str) -> str:
@@ -38,7 +37,7 @@ def make(name: str) -> None:
 
 
 def remove(name: str) -> None:
-    """The groups and all below them; whatever ran in them must be dead."""
+    """Remove a group and all groups below it; its processes must be dead."""
     deadline = time.monotonic() + SECONDS
     for hierarchy in hierarchies():
         for folder, _, _ in os.walk(hierarchy / name, topdown=False):
@@ -58,7 +57,7 @@ def _remove_one(group: Path, deadline: float) -> None:
 
 
 def sweep(lives: Callable[[str], bool]) -> None:
-    """Remove what runs left that do not live any more; `lives` is asked with the name of a run."""
+    """Remove the groups of dead runs; `lives` tells whether a run still lives."""
     left = {path.name for hierarchy in hierarchies() for path in hierarchy.glob(f"{PREFIX}*")}
     for name in left:
         run = name.removeprefix(PREFIX).partition(".")[0]

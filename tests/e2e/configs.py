@@ -1,8 +1,5 @@
-"""The files that Kubernetes programs are configured with: kubeconfigs and kube-scheduler's configuration.
-
-Room:  values in, dicts out; no I/O but `write`.
-Door:  `kubeconfig`, `Extender`, `scheduler_config`, `write`.
-"""
+"""The configuration files of Kubernetes programs: kubeconfigs and kube-scheduler's configuration. Only `write` does
+I/O."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -18,7 +15,7 @@ QPS = 5000  # so that the client is not the limit
 
 
 class ClientTls(msgspec.Struct, frozen=True):
-    """How kube-scheduler speaks TLS to an extender: whom it trusts, and who it says it is."""
+    """kube-scheduler's TLS settings for an extender: the CA and the client certificate."""
 
     ca: Path
     client: Pair | None = None
@@ -78,7 +75,7 @@ def scheduler_config(
 def kubeconfig(
     server: str, ca: Path, token: str = "", client: Pair | None = None, namespace: str = "default"
 ) -> Manifest:
-    """For a token or a client certificate; all files are inside it, so it may be moved."""
+    """A kubeconfig for a token or a client certificate; all files are embedded, so it may be moved."""
     user = {"token": token} if token else {}
     if client:
         user |= {"client-certificate-data": _inline(client.cert), "client-key-data": _inline(client.key)}
@@ -93,7 +90,7 @@ def kubeconfig(
 
 
 def write(path: Path, content: Manifest) -> Path:
-    """As YAML, for nobody else to read."""
+    """Write YAML, readable only by the owner."""
     path.touch(mode=0o600)
     path.write_text(yaml.safe_dump(content, sort_keys=False))
     return path

@@ -1,8 +1,8 @@
-"""The disk of one machine of the tests: what it has at /run, /etc, /dev, /var/lib and /var/log, seen from outside.
+"""The disk of one machine of the tests: its /run, /etc, /dev, /var/lib and /var/log, seen from outside.
 
-Room:  a folder of the run. Inside the machine its parts are bound over the places where programs look for them, so the
-       kubelet, containerd and the agent are run as on any node and nothing of the host is written to.
-Door:  `Disk(folder)`; `format(name)` once, `start_boot()` at each boot, `binds()` for spaces.py.
+It is a folder of the run. Inside the machine its parts are bound over the paths that programs use, so the kubelet,
+containerd and the agent run as on any node and nothing of the host is written. `format(name)` once, `start_boot()` at
+each boot, `binds()` for spaces.py.
 """
 
 import os
@@ -28,7 +28,7 @@ TUNED = (
 
 
 class Disk:
-    """Paths from outside; the comment says what they are inside."""
+    """The paths of a machine's disk from outside; the comments have the paths inside."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -39,7 +39,7 @@ class Disk:
         self.pod_resources = self.kubelet / "pod-resources" / "kubelet.sock"
         self.pod_logs = folder / "log" / "pods"  # /var/log/pods
         self.dev = folder / "dev"  # /dev: only the usual ones; a test may make more
-        self.cdi = self.run / "cdi"  # /var/run/cdi: not there until somebody makes it, as on any machine after a boot
+        self.cdi = self.run / "cdi"  # /var/run/cdi: missing after a boot, as on any machine
         self.static_cdi = folder / "etc" / "cdi"  # /etc/cdi
         self.containerd_socket = self.run / "containerd" / "containerd.sock"
         self.bundles = self.run / "containerd" / "io.containerd.runtime.v2.task" / "k8s.io"
@@ -54,7 +54,7 @@ class Disk:
             self._kernel(file).write_bytes(Path("/proc", file).read_bytes())
 
     def _fill_etc(self, name: str) -> None:
-        """All the host's, by links (a copy would copy secrets), but for a few files of its own."""
+        """Link all files of the host (a copy would copy secrets), except a few of its own."""
         etc = self.folder / "etc"
         for entry in os.scandir("/etc"):
             if entry.name not in OWN_ETC:
@@ -80,7 +80,7 @@ class Disk:
         return [name for name in DEVICE_FOLDERS if Path("/dev", name).is_dir()]
 
     def start_boot(self) -> None:
-        """What a boot begins with: nothing in /run, no sockets, another boot ID; the kubelet's checkpoints stay."""
+        """The state at a boot: an empty /run, no sockets, another boot ID; the kubelet's checkpoints stay."""
         shutil.rmtree(self.run)
         self.run.mkdir()
         for socket in self.kubelet.rglob("*.sock"):

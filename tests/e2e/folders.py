@@ -1,7 +1,6 @@
-"""Where the end-to-end tests keep things: one cache outside the checkout, one folder per run in it.
+"""The files of the end-to-end tests: one cache outside the checkout, with one folder per run.
 
-Room:  a run's folder is locked while its process lives. What a killed run left behind is removed by the next one.
-Door:  `cache()`, `made_once(key, make)`, `locked(path)`, `run_folder()`, `owned(folder)`.
+A run's folder is locked while its process lives. The next run removes what a killed run left behind.
 """
 
 import fcntl
@@ -66,7 +65,7 @@ def _sweep_unfinished() -> None:
 def run_folder() -> Iterator[Path]:
     """A fresh folder for one run, removed at the end unless `GPUTILE_E2E_KEEP=1`."""
     runs = cache() / "runs"
-    with locked(cache() / "runs.lock"):  # so that nobody sweeps a folder between its making and its locking
+    with locked(cache() / "runs.lock"):  # so that no run sweeps a folder between its creation and its locking
         runs.mkdir(exist_ok=True)
         _sweep(runs)
         folder = Path(tempfile.mkdtemp(prefix="run-", dir=runs))

@@ -1,7 +1,7 @@
-"""Our own process in the tests, deployed as deploy/ says: its ServiceAccount and rights, its TLS, its extender stanza.
+"""gputile's scheduler in the tests, deployed as in deploy/: ServiceAccount and RBAC, TLS, extender stanza.
 
-Room:  replicas of `gputile scheduler` as child processes, each with a Pod object to carry the leader's label.
-Door:  `rights(plane)` once per control plane; `with Replica(plane) as gputile:`, then `gputile.extender()`.
+Replicas of `gputile scheduler` are child processes, each with a Pod object that carries the leader's label. Call
+`rights(plane)` once per control plane.
 """
 
 import json
@@ -26,7 +26,7 @@ SERVER_NAME = "gputile-scheduler.kube-system.svc"
 
 
 def rights(plane: ControlPlane) -> None:
-    """The rights of deploy/scheduler.yaml and the policies of deploy/admission.yaml, exactly as written."""
+    """Apply the RBAC of deploy/scheduler.yaml and the policies of deploy/admission.yaml, exactly as written."""
     for manifest in manifests_of(DEPLOY / "scheduler.yaml"):
         if manifest["kind"] in RIGHTS:
             plane.kube.apply(manifest)
@@ -107,7 +107,7 @@ class Replica:
             connection.close()
 
     def connection(self) -> HTTPConnection:
-        """As kube-scheduler would open it, with its certificate."""
+        """A connection with kube-scheduler's certificate."""
         trust = create_default_context(cafile=self.plane.authority.ca)
         trust.load_cert_chain(self._client.cert, self._client.key)
         return HTTPSConnection("127.0.0.1", self.port, timeout=10, context=trust)

@@ -1,7 +1,7 @@
-"""The one image of the tests: busybox, as an archive that containerd imports. No registry is asked.
+"""The only image of the tests: busybox, as an archive that containerd imports without a registry.
 
-Room:  a docker-archive is a tar of three files: a configuration, one layer, and a manifest that names both.
-Door:  `write_image(busybox, path)`; `IMAGE` is its name, `IDLE` what it does. It is the sandbox ("pause") image too.
+A docker-archive is a tar of three files: a configuration, one layer, and a manifest that names both. It is the sandbox
+("pause") image too.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from typing import Any
 IMAGE = "gputile.io/e2e/busybox:1"
 FOLDERS = ("bin", "dev", "etc", "proc", "root", "sys", "tmp", "usr", "usr/local", "usr/local/bin", "var", "var/run")
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-# Process 1 of a container hears only the signals that it asks for: a bare `sleep` would outlive its grace period.
+# Process 1 of a container gets only the signals that it handles: a bare `sleep` would outlive its grace period.
 IDLE = "trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done"
 
 

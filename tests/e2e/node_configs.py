@@ -1,7 +1,6 @@
-"""What the kubelet, containerd and the network plugin of one machine of the tests read, as values.
+"""The configurations of the kubelet, containerd and the network plugin of one machine, as values.
 
-Room:  pure; paths are those seen inside the machine, where everything lies at its usual place.
-Door:  `kubelet_config`, `containerd_config`, `network_config`.
+Pure; paths are those inside the machine, where everything is at its usual place.
 """
 
 from pathlib import Path
@@ -44,7 +43,7 @@ def kubelet_config(client_ca: Path, cgroup: str, port: int, health_port: int) ->
         "maxPods": 250,
         "kubeAPIQPS": 500,
         "kubeAPIBurst": 1000,
-        "eventRecordQPS": 500,  # 0 should mean no limit, and is five a second: forty pods then wait a minute to be told
+        "eventRecordQPS": 500,  # 0 should mean no limit, and is five per second: Events of forty pods take a minute
         "eventBurst": 1000,
         "nodeStatusUpdateFrequency": "1s",  # a device plugin's capacity is seen that soon; the default is 10 s
         "nodeStatusReportFrequency": "10s",

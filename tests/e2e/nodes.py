@@ -1,8 +1,7 @@
 """Fake GPU nodes: Node objects with capacities and a Ready condition, and no machine behind them.
 
-Room:  manifests are pure; only `join` and `leave` speak to the API server. kube-scheduler checks sums itself, so
-       a node counts every resource name that a dialect asks with.
-Door:  `gpu_node(...)`, `plain_node(...)`, `example_nodes()` make manifests; `join(kube, manifests)` registers them.
+Manifests are pure; only `join` and `leave` call the API server. kube-scheduler checks sums itself, so a node counts
+every resource name that a dialect requests.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -95,7 +94,7 @@ def from_manifest(
     annotations: Mapping[str, str] | None = None,
     resources: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """Any Node manifest made whole: every dialect's resources by its inventory, pods, a Ready condition."""
+    """Complete a Node manifest: every dialect's resources by its inventory, pods, a Ready condition."""
     metadata, status = made["metadata"], made.get("status", {})
     notes = {**metadata.get("annotations", {}), **(annotations or {})}
     said = status.get("allocatable", {})
@@ -144,7 +143,7 @@ def _amounts(amounts: Mapping[str, Any]) -> Manifest:
 
 
 def join(kube: Kube, manifests: Iterable[Manifest], threads: int = 4) -> Sequence[str]:
-    """Register them, Ready and without the not-ready taint; returns their names."""
+    """Create the nodes, Ready and without the not-ready taint; return their names."""
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(lambda manifest: _join(kube, manifest), manifests))
 

@@ -1,4 +1,4 @@
-"""What a kubelet says over its podresources socket, the public API: the witness of what containers hold."""
+"""The kubelet's podresources socket, its public API: the independent source of the devices of containers."""
 
 import asyncio
 from pathlib import Path
@@ -15,31 +15,39 @@ Devices: TypeAlias = dict[tuple[str, str, str, str], frozenset[str]]
 
 
 class Nothing(Message):
-    pass
+    """An empty request."""
 
 
 class ContainerDevices(Message):
+    """Devices of one resource in a container."""
+
     resource_name: str = ""
     ids: list[str] = field(default_factory=list)
 
 
 class ContainerResources(Message):
+    """A container and its devices."""
+
     name: str = ""
     devices: list[ContainerDevices] = field(default_factory=list)
 
 
 class PodResource(Message):
+    """A pod and its containers."""
+
     name: str = ""
     namespace: str = ""
     containers: list[ContainerResources] = field(default_factory=list)
 
 
 class PodResourceList(Message):
+    """The response of `List`."""
+
     pods: list[PodResource] = field(default_factory=list)
 
 
 def pod_resources(socket: Path) -> Devices:
-    """What app containers hold; init containers are not in it."""
+    """The devices of app containers; init containers are not included."""
     found: Devices = {}
     for pod in asyncio.run(_list(socket)).pods:
         for container in pod.containers:

@@ -1,4 +1,4 @@
-"""Pods for the end-to-end tests, and what became of them."""
+"""Pods for the end-to-end tests, and helpers to read their state."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -32,7 +32,7 @@ def container(name: str, limits: Mapping[str, Any] | None = None, **more: Any) -
 
 
 def tile(name: str, memory: int, cards: int = 1, **more: Any) -> Manifest:
-    """In our own dialect."""
+    """A pod in gputile's own dialect."""
     return pod(name, {"gputile.io/gpu": cards, "gputile.io/memory": memory}, **more)
 
 
@@ -40,7 +40,7 @@ def real(manifest: Manifest, node: str = "", says: str = "") -> Manifest:
     """The same pod (or Deployment, or any kind with a pod template), such that a real machine can run it.
 
     Its image is ours, there is no ServiceAccount token to wait for, and it ends within a second of its deletion.
-    `node`: bound there at once, around every scheduler. `says`: what each container runs before it idles, in place of
+    `node`: bound there at once, without a scheduler. `says`: what each container runs before it idles, in place of
     its own command; an init container ends after that. One without command just idles, or ends.
     """
     made = deepcopy(manifest)

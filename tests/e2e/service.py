@@ -1,9 +1,7 @@
-"""A Kubernetes Service, played by a TCP proxy: new connections go to the pod that carries the leader's label.
+"""A Kubernetes Service as a TCP proxy: new connections go to the pod that carries the leader's label.
 
-Room:  one thread with an event loop, and a watch of the pods. As with kube-proxy, a connection once made stays with
-       its pod when the label moves on, and where no pod is chosen a connection is refused (here: reset).
-Door:  `with Service(kube, namespace, {"gputile-0": ("127.0.0.1", 8080)}) as service:`; `service.address`, `cut`,
-       `drop`, `mend`, `pause`, `resume`, `delay`.
+One thread with an event loop, and a watch of the pods. As with kube-proxy, an existing connection stays with its pod
+when the label moves, and without a selected pod a connection is refused (here: reset).
 """
 
 import asyncio
@@ -25,7 +23,8 @@ RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close with a reset
 
 
 class Service:
-    """
+    """The TCP proxy of a Service.
+
     open --cut--> cut: connections are reset, new ones too --mend--> open
     open --pause--> paused: bytes wait, new connections are accepted --resume--> open
     """
@@ -39,7 +38,7 @@ class Service:
         port: int = 0,
         is_ready: Callable[[str], bool] = lambda pod: True,
     ) -> None:
-        """`is_ready`: what the pod's readiness probe says; nobody plays the kubelet that would ask."""
+        """`is_ready`: the result of the pod's readiness probe; there is no kubelet that would run it."""
         self._is_ready = is_ready
         self.backends, self.port = dict(backends), port or free_port()
         self.delay = 0.0  # seconds that every block of bytes is kept back, in both directions
@@ -69,7 +68,8 @@ class Service:
         self._pods.close()
 
     def chosen(self) -> str | None:
-        """The pod that a new connection would reach: carries the label, is ready, not going, and has a backend."""
+        """The pod that a new connection would reach: it carries the label, is ready, not terminating, and has a
+        backend."""
         pods = (pod["metadata"] for pod in self._pods.objects.values())
         there = (p["name"] for p in pods if "deletionTimestamp" not in p and p["name"] in self.backends)
         return next((name for name in there if self._is_ready(name)), None)
@@ -152,7 +152,8 @@ class Service:
 
 
 async def _both(there: Coroutine[Any, Any, None], back: Coroutine[Any, Any, None]) -> None:
-    """Both directions: when the client has said all, the answer may still follow; when the pod has, it is over."""
+    """Both directions: after the client's EOF the response may still follow; after the pod's EOF the connection
+    ends."""
     sending, answering = asyncio.ensure_future(there), asyncio.ensure_future(back)
     try:
         await asyncio.wait({sending, answering}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,8 +1,7 @@
-"""`python tether.py PARENT PROGRAM ARG...`: become PROGRAM, and die with the thread that started us.
+"""`python tether.py PARENT PROGRAM ARG...`: become PROGRAM, and die with the thread that started this process.
 
-Room:  runs between fork and exec of every child of the tests. A script and not a `preexec_fn`, because Python code
-       in a forked child of a process with threads may dead-lock (and is a warning from Python 3.12 on).
-Door:  `processes.Child`.
+It runs between fork and exec of every child of the tests. It is a script and not a `preexec_fn`, because Python code in
+a forked child of a process with threads may dead-lock (and is a warning from Python 3.12 on).
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Of its own node an agent writes its keys, its condition and its sums; of other nodes nothing."""
+"""An agent may write its keys, its condition and its extended resources on its own node, and nothing on others."""
 
 from collections.abc import Callable
 from typing import Any
@@ -88,7 +88,7 @@ AGENT_MAY_NOT = [
 
 @pytest.fixture
 def used(writers: Writers) -> Writers:
-    """The node has words of people and of an older release."""
+    """The node has annotations of users and of an older release."""
     kube = writers["anybody"]
     kube.patch("Node", HOME, meta(annotations={"gputile.io/cordon": "GPU-0", "gputile.io/inventory": "x"}))
     kube.patch("Node", HOME, meta(labels={"gputile.io/pool": "poor", "gputile.io/agent": "true"}))

@@ -1,5 +1,5 @@
-"""The agent on two real kubelets with containerd and real containers: every container holds exactly its card.
+"""The agent on two real kubelets with containerd and real containers: every container gets exactly its GPU.
 
-`site` puts the machines, the agents, our scheduler and kube-scheduler together once for all cases here; each case has a
-namespace of its own and leaves the site as it found it.
+`site` starts the machines, the agents, gputile's scheduler and kube-scheduler once for all tests here; each test has a
+namespace of its own and restores the site at its end.
 """

@@ -1,4 +1,4 @@
-"""One site for all cases of this folder."""
+"""Fixtures: one site for all tests of this folder."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ def site(programs: Programs, node_programs: NodePrograms) -> Iterator[Site]:
 
 @pytest.fixture
 def space(site: Site) -> Iterator[str]:
-    """A namespace of its own."""
+    """A namespace for one test."""
     made = site.space()
     yield made
     site.clear(made)

@@ -1,4 +1,4 @@
-"""Two machines with agents, our scheduler and kube-scheduler, and what can be seen there."""
+"""Two machines with agents, gputile's scheduler and kube-scheduler, and what tests observe there."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +31,7 @@ FOLDERS = {
 
 
 class Site:
-    """See the module's text."""
+    """Two machines with agents, both schedulers, and helpers to observe them."""
 
     def __init__(self, plane: ControlPlane, gputile: Replica, a: NodeAgent, b: NodeAgent) -> None:
         self.plane, self.kube, self.gputile, self.a, self.b = plane, plane.kube, gputile, a, b
@@ -48,14 +48,14 @@ class Site:
     # --- pods
 
     def run(self, *pods: Manifest, space: str) -> dict[str, Manifest]:
-        """Create them all at once and wait until they run and have said what they see."""
+        """Create the pods all at once, and wait until they run and have printed their environment."""
         made = {one["metadata"]["name"] for one in pods}
         self.kube.create_many([real(one, says=SHOW_ENV) for one in pods], space)
         wait_until(lambda: made <= self.running(space), PATIENCE, f"{len(pods)} pods run in {space}")
         return {found["metadata"]["name"]: found for found in self.kube.list("Pod", space)}
 
     def running(self, space: str) -> set[str]:
-        """Names of the pods that run."""
+        """The names of the running pods."""
         there = self.kube.list("Pod", space)
         return {found["metadata"]["name"] for found in there if found["status"].get("phase") == "Running"}
 
@@ -71,24 +71,24 @@ class Site:
         return {"node-a": self.a, "node-b": self.b}[str(node_of(found))].machine
 
     def containers(self, space: str, name: str = "") -> dict[str, Container]:
-        """Those that run on the machines for the pods of a namespace, or for one of them, by ID."""
+        """The running containers of the pods of a namespace, or of one pod, by ID."""
         every = [*self.a.machine.containers(), *self.b.machine.containers()]
         return {one.id: one for one in every if one.namespace == space and name in ("", one.pod)}
 
     def env(self, found: Manifest, name: str = "main") -> dict[str, str]:
-        """What the container itself printed."""
+        """The output of the container."""
         meta = found["metadata"]
         lines = self.machine_of(found).logs(meta["name"], name, meta["namespace"]).splitlines()
         return dict(line.split("=", 1) for line in lines if "=" in line)
 
     def devices(self, space: str) -> Devices:
-        """What the kubelets say over their podresources sockets."""
+        """The devices of containers, from the kubelets' podresources sockets."""
         sockets = [agent.machine.disk.pod_resources for agent in (self.a, self.b)]
         found = pod_resources(sockets[0]) | pod_resources(sockets[1])
         return {key: ids for key, ids in found.items() if key[0] == space}
 
     def assert_own_cards(self, space: str) -> None:
-        """Every container of every pod sees exactly what its grant says."""
+        """Assert that every container of every pod sees exactly the GPUs of its grant."""
         pods = self.kube.list("Pod", space)
         assert pods
         for found in pods:

@@ -1,4 +1,4 @@
-"""What an agent may do in the cluster, with a token that names its node as the kubelet would give it."""
+"""What an agent may do in the cluster, with a token bound to its node."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""`make chaos SEED=7 MINUTES=30`: storms and faults for as long as one wants, and a page about it at the end."""
+"""`make chaos SEED=7 MINUTES=30`: storms and faults for the given time, and a summary at the end."""
 
 import argparse
 import random

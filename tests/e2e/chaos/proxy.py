@@ -1,9 +1,7 @@
-"""The API server through a bad network: a TLS proxy that delays, loses, holds and invents answers.
+"""A TLS proxy to the API server that delays, loses, holds and invents responses.
 
-Room:  one thread with an event loop. It ends TLS with a certificate of the run, reads each request whole, and does to
-       it what the first matching rule says: before the API server has seen it, or after it did what was asked.
-Door:  `with FaultProxy(plane, name) as proxy:`; `proxy.server` for a kubeconfig; `inject`, `heal`, `cut_watches`,
-       `black_out`, `hold` and `release`.
+One thread with an event loop. It terminates TLS with a certificate of the run, reads each request completely, and
+applies the first matching rule: before the API server has seen the request, or after it was carried out.
 """
 
 import asyncio
@@ -30,7 +28,7 @@ REASONS = {409: "Conflict", 429: "TooManyRequests", 500: "InternalError", 503: "
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens to some of the requests."""
+    """A fault for some of the requests."""
 
     what: Literal["answer", "lose", "reset", "delay"]
     """answer: `status`, and the API server never sees it. lose: it is done, and `status` is answered. reset: it is
@@ -43,9 +41,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultProxy:
-    """
+    """A proxy in front of the API server that applies rules.
+
     open --inject--> breaking some requests --heal--> open
-    open --black_out--> dark: every connection is torn off --heal--> open
+    open --black_out--> dark: every connection is aborted --heal--> open
     """
 
     def __init__(self, plane: ControlPlane, name: str, seed: int = 0) -> None:
@@ -84,7 +83,7 @@ class FaultProxy:
         self._rules = rules
 
     def black_out(self) -> None:
-        """The API server is not to be reached at all, and nobody says so politely."""
+        """Make the API server unreachable: connections are aborted without a response."""
         self._dark = True
         self.cut_watches()
 
@@ -93,11 +92,11 @@ class FaultProxy:
         self.release()
 
     def cut_watches(self) -> int:
-        """Tear all watches off in the middle; how many there were."""
+        """Abort all watches; return their number."""
         return self._call(self._cut())
 
     def hold(self, match: str) -> None:
-        """From now on such requests are taken and not passed on, until `release`; even if nobody waits any more."""
+        """From now on hold matching requests until `release`, even if their client has disconnected."""
         self._held = re.compile(match)
 
     @property
@@ -153,7 +152,7 @@ class FaultProxy:
         self._gate = asyncio.Event()
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
-        """Beside the handler's task, so that a client that goes away does not call back what it has sent."""
+        """Run outside the handler's task, so that a disconnecting client does not cancel its request."""
         body = await request.read()
         task = asyncio.ensure_future(self._answer(request, body))
         self._tasks.add(task)
@@ -221,7 +220,7 @@ def _tear(request: web.Request) -> None:
 
 
 def _torn(request: web.Request) -> web.Response:
-    """The connection is gone; what is returned goes nowhere."""
+    """Abort the connection; the returned response is not sent."""
     _tear(request)
     return web.Response(status=500)
 

@@ -1,11 +1,11 @@
-"""Does readiness tell the truth? Every replica is asked all the time, and what it says is held against what is known.
+"""Checks that readiness is true: every replica is probed all the time, and its answers are compared with known facts.
 
-Room:  one thread per replica, and the list of lies.
-Door:  `with Readiness(replica, proxy) as probe:`; the faults tell it what they do (`born`, `dies`, `frozen`, `dark`).
+One thread per replica, and the list of false answers. The faults report what they do (`born`, `dies`, `frozen`,
+`dark`).
 
-Known lies: ready although it is not running; although no list of pods and nodes has passed to it since it was born;
-although the API server has been out of its reach for longer than its word is good for; and not ready although it runs
-and nothing stands in its way.
+False answers: ready although it is not running; although no list of pods and nodes has reached it since its start;
+although the API server has been unreachable for longer than its cached state is valid; and not ready although it runs
+without any fault.
 """
 
 import ssl
@@ -24,7 +24,7 @@ AFTER_DARK = 45.0  # seconds: it asks an API server that was away for long every
 
 
 class Readiness:
-    """One replica's probe."""
+    """The readiness probe of one replica."""
 
     def __init__(self, replica: Replica, proxy: FaultProxy) -> None:
         self.replica, self._proxy = replica, proxy
@@ -48,18 +48,18 @@ class Readiness:
         self._thread.join(10)
 
     def is_ready(self) -> bool:
-        """What the last probe said."""
+        """The result of the last probe."""
         return self._now_ready
 
     # --- what is known
 
     def born(self) -> None:
-        """Called right before it is started."""
+        """Called right before the replica is started."""
         self._born, self._down_since, self._now_ready = time.monotonic(), None, False
         self._excused_until = self._born + EXCUSED
 
     def down(self) -> None:
-        """Called when it is dead, or stopped."""
+        """Called when the replica is dead, or stopped."""
         self._down_since, self._now_ready = time.monotonic(), False
 
     def thawed(self) -> None:

@@ -1,7 +1,6 @@
-"""Whether a GPU has room for a pod that asks for one tile: by arithmetic of the tests' own.
+"""Whether a GPU has enough free capacity for a pod that requests one tile: by arithmetic of the tests' own.
 
-Room:  pure. Pods with several tiles are a search, which is the engine's; of them nothing is said here.
-Door:  `could_take(asked, free)`.
+Pure. Pods with several tiles need a search, which is the engine's job; this module does not judge them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from gputile.model.units import MiB, Percent
 
 
 class Free(msgspec.Struct, frozen=True):
-    """What is left of a card."""
+    """The free capacity of a GPU."""
 
     card: Card
     memory: MiB
@@ -24,7 +23,7 @@ class Free(msgspec.Struct, frozen=True):
 
 
 def could_take(asked: PodRequest, free: Mapping[str, Sequence[Free]]) -> list[str] | None:
-    """The nodes with a card that would take the pod, whatever else it needs; None: not for us to say."""
+    """The nodes with a GPU that fits the pod, whatever else it needs; None: not judged here."""
     wanted = [ask for ask in asked.asks if ask.cards]
     if len(wanted) != 1 or wanted[0].cards != 1:
         return None
@@ -42,6 +41,6 @@ def _takes(asked: PodRequest, free: Free) -> bool:
         return False
     return (
         free.memory >= ask.memory_of(card.memory)
-        and free.cores >= max(ask.cores, 1)  # a card whose cores are sold out takes nobody
+        and free.cores >= max(ask.cores, 1)  # a GPU whose cores are fully allocated takes no pod
         and (asked.dialect not in SLOT_DIALECTS or free.slots >= 1)
     )
