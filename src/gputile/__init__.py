@@ -1,3 +1,3 @@
-"""gputile hands out GPUs on Kubernetes: whole cards, or tiles of a card."""
+"""gputile shares NVIDIA GPUs on Kubernetes: whole GPUs, or tiles of one."""
 
 __version__ = "0.1.0"
