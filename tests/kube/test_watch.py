@@ -461,7 +461,7 @@ def test_a_list_that_fails_midway_is_outcome_unknown(broken: object) -> None:
 )
 def test_an_undecodable_object_affects_no_other(item: object, what: str) -> None:
     listed = asyncio.run(feed(Pages(listing(pod("a"), item, pod("b")))).list())
-    assert (names(listed), [item.what for item in listed.spoilt]) == (["a", "b"], [what])
+    assert (names(listed), [item.what for item in listed.undecodable]) == (["a", "b"], [what])
 
 
 def test_an_empty_list_may_have_null_items() -> None:

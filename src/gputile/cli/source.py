@@ -179,7 +179,7 @@ def _run(coroutine: Any) -> Any:
 
 async def _from_cluster(access: "ClusterAccess", complete: bool, only: str | None) -> ClusterSnapshot:
     pods, nodes = await _list(access, PodWithConditions, ShownNode, only)
-    for undecodable in (*pods.spoilt, *nodes.spoilt):
+    for undecodable in (*pods.undecodable, *nodes.undecodable):
         if complete:
             problem = f"{undecodable.what} cannot be read ({undecodable.why})"
             raise InputError(f"{problem}, so nothing is proven; correct the object first")
@@ -189,7 +189,7 @@ async def _from_cluster(access: "ClusterAccess", complete: bool, only: str | Non
 
 async def _plain_from_cluster(access: "ClusterAccess") -> tuple[list[Any], list[Any]]:
     pods, nodes = await _list(access, dict, dict, None)
-    return [*nodes.items, *(None for _ in nodes.spoilt)], [*pods.items, *(None for _ in pods.spoilt)]
+    return [*nodes.items, *(None for _ in nodes.undecodable)], [*pods.items, *(None for _ in pods.undecodable)]
 
 
 async def _list(

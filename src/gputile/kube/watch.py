@@ -45,7 +45,7 @@ class ListResult(msgspec.Struct, Generic[T], frozen=True):
 
     items: tuple[T, ...]
     version: str
-    spoilt: tuple[Undecodable, ...] = ()
+    undecodable: tuple[Undecodable, ...] = ()
 
 
 class WatchEvent(msgspec.Struct, Generic[T], frozen=True):
@@ -97,7 +97,7 @@ async def follow(
                 listed = await feed.list()
                 version, is_stale = listed.version, False
                 backoff.listed()
-                for undecodable in listed.spoilt:
+                for undecodable in listed.undecodable:
                     yield undecodable
                 yield Snapshot(listed.items)
                 del listed  # else the whole list would stay in memory as long as the watch lasts
