@@ -426,6 +426,6 @@ def test_kubectl_explains_the_fields(served: Served, kube: Kube) -> None:
         kube.patch("APIService", name, {"metadata": {"annotations": {"e2e": "look again"}}})
     wait_until(lambda: f"apis/{ROOT[6:]}" in kube.request("GET", "/openapi/v3")["paths"], 90, "our OpenAPI is known")
     assert "device_busy" in served.plane.kubectl("explain", "gpuinfos.spec")
-    assert "MiB that the container holds" in served.plane.kubectl("explain", "podresources", "--recursive=false") + str(
-        kube.request("GET", f"/openapi/v3{ROOT}")
-    )
+    assert "MiB allocated to the container" in served.plane.kubectl(
+        "explain", "podresources", "--recursive=false"
+    ) + str(kube.request("GET", f"/openapi/v3{ROOT}"))
