@@ -1,5 +1,6 @@
 """`pip install gputile` and its extras in fresh virtual environments: each has what its commands need, and no more."""
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,10 @@ class Environment:
         self._run(str(self._bin / "python"), *PIP, "install", "--constraint", str(_pins(folder)), named)
 
     def gputile(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([self._bin / "gputile", *arguments], capture_output=True, text=True, check=False)
+        # GPUTILE_* are settings of the processes; this run's own are none of them.
+        env = {name: value for name, value in os.environ.items() if not name.startswith("GPUTILE_")}
+        argv = [self._bin / "gputile", *arguments]
+        return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
 
     def has(self, module: str) -> bool:
         return subprocess.run([self._bin / "python", "-c", f"import {module}"], capture_output=True).returncode == 0
