@@ -27,7 +27,7 @@ class Environment:
     def gputile(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         # GPUTILE_* are settings of the processes; this run's own are none of them.
         env = {name: value for name, value in os.environ.items() if not name.startswith("GPUTILE_")}
-        argv = [self._bin / "gputile", *arguments]
+        argv = [str(self._bin / "gputile"), *arguments]
         return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
 
     def has(self, module: str) -> bool:
