@@ -100,7 +100,7 @@ class FaultProxy:
         self._held = re.compile(match)
 
     @property
-    def allocation(self) -> int:
+    def held_binds(self) -> int:
         return self._allocation
 
     def release(self) -> None:
