@@ -1,4 +1,4 @@
-"""Many pods at once: exactly what fits is bound, no tile is allocated twice, freed capacity reaches pending pods."""
+"""Many pods at once: exactly what fits is bound, nothing is sold twice, and who waits is bound when room appears."""
 
 import time
 from collections.abc import Callable

@@ -94,13 +94,3 @@ def test_an_error_that_is_not_recognized_never_reaches_a_user() -> None:
 )
 def test_why_a_file_cannot_be_read(error: Exception, text: str) -> None:
     assert file_problem(error) == text
-
-
-def test_control_characters_of_a_document_reach_no_message() -> None:
-    with pytest.raises(msgspec.ValidationError) as caught:
-        msgspec.json.decode(b'{"\\u001b[31m": 1}', type=Closed)
-    assert str(decode_problem(caught.value)) == r"the field `\x1b[31m` does not exist"
-
-
-class Closed(msgspec.Struct, forbid_unknown_fields=True):
-    """A struct without fields."""

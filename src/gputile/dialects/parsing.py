@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from gputile.dialects.kube_objects import Container, NodeObject, Pod, Resources, Text
-from gputile.model import decode_errors
 from gputile.model.cards import Card
 from gputile.model.decode_errors import decode_problem
 from gputile.model.grants import ContainerGrant, Grant, take
@@ -40,8 +39,9 @@ class UnreadableValue(Exception):
 
 
 def shortened(text: str) -> str:
-    """A user's text as messages repeat it."""
-    return decode_errors.shortened(text, SHOWN)
+    """A user's text, cut to a readable length and without control characters."""
+    cut = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return cut if cut.isprintable() else repr(cut)[1:-1]
 
 
 def quoted(value: object) -> str:

@@ -88,6 +88,4 @@ def file_problem(error: Exception) -> str:
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
-    """A user's text, cut to a readable length and without control characters."""
-    cut = text if len(text) <= longest else f"{text[:longest]}..."
-    return cut if cut.isprintable() else repr(cut)[1:-1]
+    return text if len(text) <= longest else f"{text[:longest]}..."

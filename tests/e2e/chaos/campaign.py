@@ -79,7 +79,7 @@ class Summary(msgspec.Struct):
     def text(self) -> str:
         lines = [f"chaos: seed {self.seed}, {len(self.rounds)} rounds in {self.seconds:.0f} s", *self.rounds]
         lines.append(f"pods: {self.created} created, {self.removed} let go, {self.bound} bound")
-        lines.append(f"double-allocated briefly: {self.conflicts} GPUs; evicted with an Event: {self.evicted} pods")
+        lines.append(f"sold twice for a moment: {self.conflicts} cards; evicted and told: {self.evicted} pods")
         for how, led, bound in self.failovers:
             lines.append(f"failover ({how}): another led after {led:.1f} s, and bound a pod after {bound:.1f} s")
         lines.append(f"readiness asked {self.probes} times, {len(self.lies)} lies; cards looked at {self.looks} times")

@@ -158,11 +158,11 @@ def bind_from_the_grave(scene: "Scene", dice: Dice) -> None:
     proxy = scene.proxies[leader]
     proxy.hold(r"binding$")
     with suppress(AssertionError):  # the storm may be over already
-        wait_until(lambda: proxy.held_binds > 0, 5, "a bind is on its way")
+        wait_until(lambda: proxy.allocation > 0, 5, "a bind is on its way")
     with scene.failover(leader, "frozen"):
         scene.freeze(leader)
     time.sleep(dice.uniform(0.5, 1.5))
-    scene.count("binds held", proxy.held_binds)
+    scene.count("binds held", proxy.allocation)
     proxy.release()
     time.sleep(1.0)
     scene.thaw(leader)

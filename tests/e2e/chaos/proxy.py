@@ -100,7 +100,7 @@ class FaultProxy:
         self._held = re.compile(match)
 
     @property
-    def held_binds(self) -> int:
+    def allocation(self) -> int:
         return self._allocation
 
     def release(self) -> None:

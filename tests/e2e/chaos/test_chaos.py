@@ -86,7 +86,7 @@ def test_a_frozen_leaders_bind_lands_on_a_sold_tile_and_its_pod_is_evicted_and_t
     binding = {"PodName": "early", "PodNamespace": "default", "PodUID": early["metadata"]["uid"], "Node": "one-card"}
     calls = threading.Thread(target=lambda: ignore(scene, old, binding), daemon=True)
     calls.start()
-    wait_until(lambda: scene.proxies[old].held_binds > 0, 10, "its bind is on its way")
+    wait_until(lambda: scene.proxies[old].allocation > 0, 10, "its bind is on its way")
     with scene.failover(old, "frozen"):
         scene.freeze(old)
     kube.create(tile("late", 9000, **only))
@@ -176,7 +176,7 @@ def test_the_proxy_breaks_requests_before_and_after_the_api_server_saw_them(plan
         proxy.hold("pods$")
         sender = threading.Thread(target=lambda: through.create(pod("held", {})), daemon=True)
         sender.start()
-        wait_until(lambda: proxy.held_binds == 1, 5, "it is held")
+        wait_until(lambda: proxy.allocation == 1, 5, "it is held")
         assert plane.kube.find("Pod", "held") is None
         proxy.release()
         sender.join(10)

@@ -2,7 +2,7 @@
 
 Room:  reads only. The auditor's arithmetic says what fits for pods that ask for one tile; for the others gputile's own
        dry run has to agree that no node takes them.
-Door:  `wrongs(...)` lists what does not hold (yet); `Watchman` looks for double-allocated GPUs all the time.
+Door:  `wrongs(...)` lists what does not hold (yet); `Watchman` looks for cards sold twice all the time.
 """
 
 import json
@@ -121,7 +121,7 @@ def dry_run(leader: Replica, pod: Manifest, nodes: list[str]) -> list[str]:
 
 
 class Watchman:
-    """Looks at every card all the time, from a watch of the pods, and keeps every double allocation that it saw."""
+    """Looks at every card all the time, from a watch of the pods, and keeps what it saw sold twice."""
 
     def __init__(self, pods: Watch, nodes: list[Manifest]) -> None:
         self._pods, self._nodes = pods, nodes
