@@ -39,7 +39,7 @@ def problem(value: Any) -> str:
         pytest.param({"count": "x"}, "`inner.count`: expected a whole number, got text", id="text-for-a-whole-number"),
         pytest.param({"share": []}, "`inner.share`: expected a number, got a list", id="a-list-for-a-number"),
         pytest.param({"on": "maybe"}, "`inner.on`: expected true or false, got text", id="text-for-a-switch"),
-        pytest.param({"most": "x"}, "`inner.most`: expected a whole number, got text", id="an-optional"),
+        pytest.param({"most": "x"}, "`inner.most`: expected a whole number or nothing, got text", id="an-optional"),
         pytest.param({"names": [1]}, "`inner.names[0]`: expected text, got a whole number", id="inside-a-list"),
         pytest.param({"limits": {1: 1}}, "`inner.limits`: a key: expected text, got a whole number", id="a-key"),
         pytest.param({"level": "loud"}, "`inner.level`: 'loud' is not an allowed value", id="not-one-of-the-words"),

@@ -21,8 +21,7 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from gputile.kube.api import NO_ANNOTATIONS, ApiRejected, Json, LeaseRecord, Leases, OutcomeUnknown
-from gputile.model.decode_errors import decode_problem
+from gputile.kube.api import NO_ANNOTATIONS, ApiRejected, Json, LeaseRecord, Leases, OutcomeUnknown, decode_reason
 from gputile.model.errors import GputileError
 
 NEVER = -math.inf
@@ -273,4 +272,4 @@ class ApiLeases:
         try:
             return msgspec.json.decode(answer, type=LeaseBody)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise OutcomeUnknown(f"{method} {path}: the response is not a Lease: {decode_problem(error)}") from error
+            raise OutcomeUnknown(f"{method} {path}: the response is not a Lease: {decode_reason(error)}") from error

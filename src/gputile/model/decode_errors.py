@@ -70,9 +70,8 @@ def _mismatch(message: str) -> tuple[str, str]:
 
 
 def _kind(names: str) -> str:
-    """`int | float | null` is "a number": a field that may be null may as well be absent."""
-    kinds = names.removesuffix(" | null").replace("int | float", "float").split(" | ")
-    return " or ".join(KINDS.get(kind, "another value") for kind in kinds)
+    """`int | null` is "a whole number or nothing"."""
+    return " or ".join(KINDS.get(name, "another value") for name in names.split(" | "))
 
 
 def file_problem(error: Exception) -> str:
