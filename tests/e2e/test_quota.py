@@ -195,7 +195,7 @@ def test_edits_are_followed_live_and_a_slip_keeps_the_last_good_also_over_a_rest
             write(kube, f"namespaces: {{{space}: {{limits: [{{model: T4, crads: 6}}]}}}}")
             [event] = wait_until(lambda: events_of(kube, NAMESPACE, OURS, "QuotaInvalid"), 10, "an event says so")
             assert event["involvedObject"]["kind"] == "ConfigMap"
-            assert f"namespace `{space}`: unknown key `crads` in `limits[0]`" in event["message"]
+            assert f"namespace `{space}`: `limits[0]`: the field `crads` does not exist" in event["message"]
             assert "stays in force: quotas of 1 namespaces" in event["message"]
             assert gputile.count("gputile_quota_invalid", configmap="kube-system/gputile-quota") == 1
             assert gputile.count("gputile_quota_limit", namespace=space) == 3

@@ -243,7 +243,7 @@ PLUGIN = {"command": "x", "apiVersion": "client.authentication.k8s.io/v1"}
         pytest.param(
             config({"token": [SECRET]}),
             None,
-            ["`users[0].user.token` must be a string or null, not a list"],
+            ["`users[0].user.token`: expected text, got a list"],
             id="a-token-that-is-a-list",
         ),
         pytest.param(config({"tokenFile": 7, "token": SECRET}), None, ["tokenFile"], id="a-path-that-is-a-number"),

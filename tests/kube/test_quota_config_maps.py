@@ -64,7 +64,7 @@ def test_the_old_key_is_json() -> None:
         pytest.param("- " * 100_000, "it is nested deeper than 10 levels", id="very-deep-in-lines"),
         pytest.param("cards: !!int ''", "is invalid YAML", id="no-number"),
         pytest.param("cards: !!bool x", "is invalid YAML", id="no-truth"),
-        pytest.param("2026-13-45: {}", "unknown key `2026-13-45`", id="a-day-is-text"),
+        pytest.param("2026-13-45: {}", "the field `2026-13-45` does not exist", id="a-day-is-text"),
     ],
 )  # fmt: skip
 def test_an_invalid_text_is_rejected_with_a_reason(text: str | None, words: str) -> None:

@@ -39,7 +39,7 @@ def problem(value: Any) -> str:
         pytest.param({"count": "x"}, "`inner.count`: expected a whole number, got text", id="text-for-a-whole-number"),
         pytest.param({"share": []}, "`inner.share`: expected a number, got a list", id="a-list-for-a-number"),
         pytest.param({"on": "maybe"}, "`inner.on`: expected true or false, got text", id="text-for-a-switch"),
-        pytest.param({"most": "x"}, "`inner.most`: expected a whole number or nothing, got text", id="an-optional"),
+        pytest.param({"most": "x"}, "`inner.most`: expected a whole number, got text", id="an-optional"),
         pytest.param({"names": [1]}, "`inner.names[0]`: expected text, got a whole number", id="inside-a-list"),
         pytest.param({"limits": {1: 1}}, "`inner.limits`: a key: expected text, got a whole number", id="a-key"),
         pytest.param({"level": "loud"}, "`inner.level`: 'loud' is not an allowed value", id="not-one-of-the-words"),
@@ -94,3 +94,13 @@ def test_an_error_that_is_not_recognized_never_reaches_a_user() -> None:
 )
 def test_why_a_file_cannot_be_read(error: Exception, text: str) -> None:
     assert file_problem(error) == text
+
+
+def test_control_characters_of_a_document_reach_no_message() -> None:
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.json.decode(b'{"\\u001b[31m": 1}', type=Closed)
+    assert str(decode_problem(caught.value)) == r"the field `\x1b[31m` does not exist"
+
+
+class Closed(msgspec.Struct, forbid_unknown_fields=True):
+    """A struct without fields."""

@@ -105,7 +105,7 @@ async def test_an_invalid_edit_changes_nothing_and_is_reported_once() -> None:
             "gputile-quota",
             "QuotaInvalid",
         )
-        assert "namespace `team-a`: unknown key `crads`" in note.message
+        assert "namespace `team-a`: `limits[0]`: the field `crads` does not exist" in note.message
         assert note.message.endswith("The previous content stays in force: quotas of 1 namespaces.")
         trial.now += REPEAT + 1
         await trial.quota_watcher.report()

@@ -4,14 +4,15 @@ Inside `dialects/` a bad value raises `UnreadableValue`. The functions of `regis
 `BadRequest`, so the exception must not leave the package.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
 from gputile.dialects.kube_objects import Container, NodeObject, Pod, Resources, Text
+from gputile.model import decode_errors
 from gputile.model.cards import Card
+from gputile.model.decode_errors import decode_problem
 from gputile.model.grants import ContainerGrant, Grant, take
 from gputile.model.refusals import BadRequest, RequestError
 from gputile.model.requests import Constraints, ContainerRequest, PodRequest, most_at_once
@@ -39,9 +40,8 @@ class UnreadableValue(Exception):
 
 
 def shortened(text: str) -> str:
-    """A user's text, cut to a readable length and without control characters."""
-    cut = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
-    return cut if cut.isprintable() else repr(cut)[1:-1]
+    """A user's text as messages repeat it."""
+    return decode_errors.shortened(text, SHOWN)
 
 
 def quoted(value: object) -> str:
@@ -68,7 +68,8 @@ def decode(decoder: msgspec.json.Decoder[T], value: object, key: str) -> T:
         return decoder.decode(str(value).encode())
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
         raise UnreadableValue(
-            RequestError.BAD_ANNOTATION, f"annotation `{key}` cannot be read: {_problem(error)}; correct or remove it"
+            RequestError.BAD_ANNOTATION,
+            f"annotation `{key}` cannot be read: {decode_problem(error)}; correct or remove it",
         ) from error
 
 
@@ -86,7 +87,8 @@ def convert_pod(obj: Any) -> Pod | BadRequest:
         return msgspec.convert(obj, Pod)
     except msgspec.ValidationError as error:
         return BadRequest(
-            RequestError.MALFORMED, f"not a valid Pod: {_problem(error)}; see `kubectl explain pod` for the fields"
+            RequestError.MALFORMED,
+            f"not a valid Pod: {decode_problem(error)}; see `kubectl explain pod` for the fields",
         )
 
 
@@ -96,59 +98,9 @@ def convert_node(obj: Any) -> NodeObject | BadRequest:
         return msgspec.convert(obj, NodeObject)
     except msgspec.ValidationError as error:
         return BadRequest(
-            RequestError.MALFORMED, f"not a valid Node: {_problem(error)}; see `kubectl explain node` for the fields"
+            RequestError.MALFORMED,
+            f"not a valid Node: {decode_problem(error)}; see `kubectl explain node` for the fields",
         )
-
-
-_JSON_TYPES = {
-    "int": "an integer",
-    "float": "a number",
-    "str": "a string",
-    "bool": "a boolean",
-    "object": "an object",
-    "array": "a list",
-    "null": "null",
-}
-_PLACE = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`$")
-_WRONG_TYPE = re.compile(r"Expected `(?P<expected>[^`]+)`, got `(?P<actual>[^`]+)`")
-_WRONG_BOUND = re.compile(r"Expected `(?P<type>[^`]+)` (?P<bound>(?:of length )?[<>]=? -?[0-9]+)")
-_UNKNOWN = re.compile(r"Invalid enum value (?P<value>.*?)(?: - at |$)", re.DOTALL)
-_BYTE = re.compile(r"\(byte ([0-9]+)\)")
-_MISSING = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
-
-
-def _problem(error: Exception) -> str:
-    """The decoder's error in the words of this program: which field, and what it must be."""
-    text = str(error)
-    if not isinstance(error, msgspec.ValidationError):
-        return _syntax_problem(error, text)
-    place = _PLACE.search(text)
-    field = f"`{shortened(place['path'])}`" if place and place["path"] else "the value"
-    field = f"a key of {field}" if place and place["key"] else field
-    if match := _WRONG_TYPE.match(text):
-        return f"{field} must be {_types(match['expected'])}, not {_types(match['actual'])}"
-    if match := _WRONG_BOUND.match(text):
-        return f"{field} must be {_types(match['type'])} {match['bound']}"
-    if match := _MISSING.match(text):
-        return f"{field} lacks the field `{match['field']}`"
-    if match := _UNKNOWN.match(text):
-        return f"{field} has the unknown value {shortened(match['value'])}"
-    return f"{field} is out of range"
-
-
-def _syntax_problem(error: Exception, text: str) -> str:
-    if isinstance(error, RecursionError):
-        return "the value is nested too deeply"
-    if isinstance(error, UnicodeError):
-        return "the value is not valid UTF-8"
-    byte = _BYTE.search(text)
-    return f"the value is not valid JSON at byte {byte[1]}" if byte else "the value is not valid JSON, it is cut off"
-
-
-def _types(names: str) -> str:
-    """`int | str | null` as `an integer or a string`: a field that may be null may as well be absent."""
-    kinds = names.removesuffix(" | null").replace("int | float", "float").split(" | ")
-    return " or ".join(_JSON_TYPES.get(kind, kind) for kind in kinds)
 
 
 # ---- numbers and lists ----------------------------------------------------------------------------------------------

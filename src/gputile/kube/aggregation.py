@@ -11,9 +11,10 @@ from typing import TypeVar
 
 import msgspec
 
-from gputile.kube.api import ApiRejected, Json, OutcomeUnknown, WatchUpdate, decode_reason
+from gputile.kube.api import ApiRejected, Json, OutcomeUnknown, WatchUpdate
 from gputile.kube.client import MERGE, Client, path_of
 from gputile.kube.watch import UNREADABLE, follow
+from gputile.model.decode_errors import decode_problem
 
 T = TypeVar("T")
 NAMESPACE, FRONT_PROXY = "kube-system", "extension-apiserver-authentication"
@@ -128,4 +129,4 @@ def _read(content: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(content, type=kind)
     except UNREADABLE as error:
-        raise OutcomeUnknown(f"the API server's response cannot be decoded: {decode_reason(error)}") from error
+        raise OutcomeUnknown(f"the API server's response cannot be decoded: {decode_problem(error)}") from error

@@ -7,7 +7,6 @@ GputileError
 └── OutcomeUnknown   no response, or an inconclusive one: the write may have happened
 """
 
-import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
@@ -90,30 +89,6 @@ class ApiRejected(GputileError):
 
 class OutcomeUnknown(GputileError):
     """No response, or an inconclusive one: the write may have happened."""
-
-
-JSON_TYPES = {"str": "a string", "int": "an integer", "float": "a number", "bool": "a boolean", "array": "a list"}
-JSON_TYPES |= {"object": "an object", "null": "null"}
-FIELD = re.compile(r"(?s)(.*) - at (?:`key` in )?`\$\.?([^`]*)`")
-MISMATCH = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
-MISSING = re.compile(r"Object missing required field `([^`]+)`")
-
-
-def decode_reason(error: Exception) -> str:
-    """Why JSON could not be decoded: the field and the type that it must have, never the decoder's own sentence."""
-    if not isinstance(error, msgspec.ValidationError):
-        return "it is nested too deeply" if isinstance(error, RecursionError) else "it is not valid JSON"
-    field = FIELD.fullmatch(str(error))
-    problem, name = (field[1], f"`{field[2]}`") if field and field[2] else (str(error), "the object")
-    if mismatch := MISMATCH.match(problem):
-        return f"{name} must be {_json_types(mismatch[1])}, not {_json_types(mismatch[2])}"
-    if missing := MISSING.match(problem):
-        return f"{name} lacks the field `{missing[1]}`"
-    return f"{name} has an invalid value"
-
-
-def _json_types(names: str) -> str:
-    return " or ".join(JSON_TYPES.get(name, name) for name in names.split(" | "))
 
 
 class LeaseRenewal(msgspec.Struct, frozen=True, rename="camel"):

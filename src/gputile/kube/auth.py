@@ -16,7 +16,6 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from gputile.kube.api import decode_reason
 from gputile.kube.credentials import (
     PLUGIN_VERSIONS,
     Clock,
@@ -26,6 +25,7 @@ from gputile.kube.credentials import (
     StaticCredential,
     TokenFile,
 )
+from gputile.model.decode_errors import decode_problem
 from gputile.model.errors import InputError
 from gputile.text.documents import SETTINGS, NotYaml, content, read_one
 
@@ -273,7 +273,7 @@ def _read(file: Path) -> Kubeconfig:
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}; grant this process read access") from error
     except msgspec.ValidationError as error:
-        reason = decode_reason(error)
+        reason = decode_problem(error)
         raise InputError(f"{file}: not a kubeconfig: {reason}; compare with `kubectl config view`") from error
     except NotYaml as error:  # the parser's message may quote a secret
         line = f" (line {error.line})" if error.line else ""

@@ -31,13 +31,13 @@ from gputile.kube.api import (
     Leases,
     OutcomeUnknown,
     WatchUpdate,
-    decode_reason,
 )
 from gputile.kube.auth import ClusterAccess
 from gputile.kube.disruption_budgets import DisruptionBudget, DisruptionBudgetList
 from gputile.kube.leader_election import ApiLeases
 from gputile.kube.quota_config_maps import QuotaConfigMap
 from gputile.kube.watch import STATUS, UNREADABLE, ApiFeed, ApiStatus, Pause, follow
+from gputile.model.decode_errors import decode_problem
 from gputile.model.errors import InputError
 
 T = TypeVar("T")
@@ -325,7 +325,7 @@ def _decoded(content: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(content, type=kind)
     except UNREADABLE as error:
-        raise OutcomeUnknown(f"the API server's response cannot be decoded: {decode_reason(error)}") from error
+        raise OutcomeUnknown(f"the API server's response cannot be decoded: {decode_problem(error)}") from error
 
 
 def _content(request: str, answer: HttpAnswer) -> bytes:

@@ -23,10 +23,10 @@ from gputile.kube.api import (
     Snapshot,
     Undecodable,
     WatchUpdate,
-    decode_reason,
 )
 from gputile.kube.disruption_budgets import DisruptionBudget
 from gputile.kube.quota_config_maps import QuotaConfigMap
+from gputile.model.decode_errors import decode_problem
 
 T = TypeVar("T")
 
@@ -211,4 +211,4 @@ def _decoded(item: Json, item_type: type[T]) -> T | Undecodable:
     try:
         return msgspec.convert(item, item_type)
     except msgspec.ValidationError as error:
-        return Undecodable(f"{item_type.__name__} {item.get('metadata', {}).get('name')}", decode_reason(error))
+        return Undecodable(f"{item_type.__name__} {item.get('metadata', {}).get('name')}", str(decode_problem(error)))

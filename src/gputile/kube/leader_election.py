@@ -21,7 +21,8 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from gputile.kube.api import NO_ANNOTATIONS, ApiRejected, Json, LeaseRecord, Leases, OutcomeUnknown, decode_reason
+from gputile.kube.api import NO_ANNOTATIONS, ApiRejected, Json, LeaseRecord, Leases, OutcomeUnknown
+from gputile.model.decode_errors import decode_problem
 from gputile.model.errors import GputileError
 
 NEVER = -math.inf
@@ -272,4 +273,4 @@ class ApiLeases:
         try:
             return msgspec.json.decode(answer, type=LeaseBody)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise OutcomeUnknown(f"{method} {path}: the response is not a Lease: {decode_reason(error)}") from error
+            raise OutcomeUnknown(f"{method} {path}: the response is not a Lease: {decode_problem(error)}") from error

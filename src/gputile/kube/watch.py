@@ -22,8 +22,8 @@ from gputile.kube.api import (
     Undecodable,
     WatchFailed,
     WatchUpdate,
-    decode_reason,
 )
+from gputile.model.decode_errors import decode_problem
 from gputile.model.errors import GputileError
 
 FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0  # seconds between attempts
@@ -292,7 +292,7 @@ class ApiFeed(Generic[T]):
         try:
             return LIST.decode(answer)
         except UNREADABLE as error:
-            raise OutcomeUnknown(f"the list of {self.what} cannot be decoded: {decode_reason(error)}") from error
+            raise OutcomeUnknown(f"the list of {self.what} cannot be decoded: {decode_problem(error)}") from error
 
     async def watch(self, version: str) -> AsyncGenerator[WatchEvent[T], None]:
         params = {
@@ -316,7 +316,7 @@ class ApiFeed(Generic[T]):
             event = LINE.decode(line)
         except UNREADABLE as error:
             raise OutcomeUnknown(
-                f"an event of the watch on {self.what} cannot be decoded: {decode_reason(error)}"
+                f"an event of the watch on {self.what} cannot be decoded: {decode_problem(error)}"
             ) from error
         if event.type == "ERROR":
             raise watch_error(event.object)
@@ -334,7 +334,7 @@ class ApiFeed(Generic[T]):
         except UNREADABLE as error:
             meta = _metadata(raw)
             name = f"{meta.namespace}/{meta.name}" if meta.namespace else meta.name
-            return Undecodable(f"{self._kind} {name}", decode_reason(error))
+            return Undecodable(f"{self._kind} {name}", str(decode_problem(error)))
 
 
 def next_page(size: int, length: int, most: int) -> int:

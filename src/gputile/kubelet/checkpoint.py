@@ -12,6 +12,7 @@ import msgspec
 
 from gputile.kubelet import messages as wire
 from gputile.kubelet.protobuf import InvalidMessage, decode
+from gputile.model.decode_errors import decode_problem
 from gputile.model.errors import GputileError
 
 CHECKPOINT = "kubelet_internal_checkpoint"
@@ -85,14 +86,8 @@ def _read(folder: Path) -> CheckpointData:
         raise UnreadableCheckpoint(f"{path}: cannot be read: {error.strerror or type(error).__name__}") from error
     except UNDECODABLE as error:
         raise UnreadableCheckpoint(
-            f"{path}: is not a checkpoint of the kubelet's device manager: {_why(error)}"
+            f"{path}: is not a checkpoint of the kubelet's device manager: {decode_problem(error)}"
         ) from error
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, msgspec.ValidationError):
-        return f"unexpected value at {str(error).partition(' - at ')[2].strip('`') or '$'}"
-    return "nested too deeply" if isinstance(error, RecursionError) else "invalid JSON"
 
 
 def _decode_entry(raw: msgspec.Raw) -> PodDeviceEntry | None:

@@ -70,8 +70,9 @@ def _mismatch(message: str) -> tuple[str, str]:
 
 
 def _kind(names: str) -> str:
-    """`int | null` is "a whole number or nothing"."""
-    return " or ".join(KINDS.get(name, "another value") for name in names.split(" | "))
+    """`int | float | null` is "a number": a field that may be null may as well be absent."""
+    kinds = names.removesuffix(" | null").replace("int | float", "float").split(" | ")
+    return " or ".join(KINDS.get(kind, "another value") for kind in kinds)
 
 
 def file_problem(error: Exception) -> str:
@@ -87,4 +88,6 @@ def file_problem(error: Exception) -> str:
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
-    return text if len(text) <= longest else f"{text[:longest]}..."
+    """A user's text, cut to a readable length and without control characters."""
+    cut = text if len(text) <= longest else f"{text[:longest]}..."
+    return cut if cut.isprintable() else repr(cut)[1:-1]

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from gputile.model.decode_errors import decode_problem
 from gputile.model.errors import InputError
 from gputile.model.quotas import ANY_MODEL, Limit, Quota, Quotas
 from gputile.model.units import ALL, MiB, Percent, quantity
@@ -104,34 +105,7 @@ def _converted(tree: Any, kind: type[msgspec.Struct], where: str) -> Any:
     try:
         return msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
-        raise InputError(f"{where}: {_problem(error)}; see docs/quota.md") from error
-
-
-TYPES = {
-    "object": "a mapping",
-    "array": "a list",
-    "str": "text",
-    "int": "a number",
-    "float": "a fraction",
-    "bool": "a boolean",
-    "null": "nothing",
-}
-"""The types in msgspec's messages, in the words of YAML."""
-
-
-def _problem(error: msgspec.MsgspecError) -> str:
-    """msgspec's message in our words: `limits[0].cards` must be a number, found a list."""
-    message, _, path = str(error).partition(" - at `$")
-    field, names = path.rstrip("`").lstrip("."), re.findall(r"`([^`]*)`", message)
-    place = "the value" if not field else "an entry" if "[...]" in field else f"`{field}`"
-    if "unknown field" in message:
-        return f"unknown key `{names[0]}`" + (f" in {place}" if field else "")
-    if "missing required field" in message:
-        return f"the key `{names[0]}` is missing" + (f" in {place}" if field else "")
-    if len(names) == 2:
-        expected = [TYPES[name] for name in TYPES if name in names[0].split(" | ") and name != "null"]
-        return f"{place} must be {' or '.join(expected)}, found {TYPES.get(names[1], names[1])}"
-    return f"{place} is not valid"
+        raise InputError(f"{where}: {decode_problem(error)}; see docs/quota.md") from error
 
 
 # ---- gpu-admission -------------------------------------------------------------------------------------------------
@@ -149,7 +123,7 @@ def read_old(text: str, source: str) -> Quotas:
     try:
         tree = msgspec.json.decode(text, type=dict[str, dict[str, Any]])
     except msgspec.ValidationError as error:
-        raise InputError(f"{source}: `{OLD_KEY}`: {_problem(error)}; see docs/quota.md") from error
+        raise InputError(f"{source}: `{OLD_KEY}`: {decode_problem(error)}; see docs/quota.md") from error
     except (msgspec.DecodeError, RecursionError) as error:
         position = re.search(r"byte \d+", str(error))
         place = f" ({position[0]})" if position else ""

@@ -4,7 +4,6 @@ Keys are read in any case (old clients write `pod`, `nodenames`, `nodeNames`) an
 Node objects (`nodeCacheCapable: false`) are kept as the bytes that were received, because they are only sent back.
 """
 
-import re
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -12,6 +11,7 @@ import msgspec
 import orjson
 
 from gputile.dialects.kube_objects import NodeObject, Pod
+from gputile.model.decode_errors import decode_problem
 
 T = TypeVar("T")
 
@@ -46,17 +46,6 @@ _NAMES = msgspec.json.Decoder(list[str] | None)
 _NODES = msgspec.json.Decoder(_NodeList | None)
 _TEXT = msgspec.json.Decoder(str | None)
 _UNDECODABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
-_EXPECTED = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
-_MISSING = re.compile(r"Object missing required field `([^`]+)`")
-_POSITION = re.compile(r"\(byte (\d+)\)")
-_TYPES = {
-    "bool": "a boolean",
-    "str": "a string",
-    "int": "an integer",
-    "float": "a number",
-    "array": "a list",
-    "object": "an object",
-}
 
 
 class FilterArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,30 +147,9 @@ def _keys(body: bytes) -> dict[str, msgspec.Raw]:
             body.decode()  # parts of the body are sent back unchanged, so all of it must be valid UTF-8
         return {key.lower(): raw for key, raw in _KEYS.decode(body).items()}
     except _UNDECODABLE as error:
-        raise BadBody(f"the body is not a JSON object: {_reason(error)}; send what kube-scheduler sends") from error
-
-
-def _reason(error: Exception) -> str:
-    """A decoder's error in the words of the Kubernetes API: which field is wrong, and how."""
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
-    if isinstance(error, UnicodeDecodeError):
-        return "it is not UTF-8"
-    message, _, path = str(error).partition(" - at `$")
-    path = path.rstrip("`").lstrip(".")
-    field = f"field `{path}`" if path else "it"
-    if match := _EXPECTED.fullmatch(message):
-        return f"{field} must be {_type_names(match[1])}, not {_type_names(match[2])}"
-    if match := _MISSING.fullmatch(message):
-        return f"{field} has no `{match[1]}`"
-    if isinstance(error, msgspec.ValidationError):
-        return f"{field} has an invalid value"
-    position = _POSITION.search(message)
-    return f"invalid JSON at byte {position[1]}" if position else "the JSON text is incomplete"
-
-
-def _type_names(types: str) -> str:
-    return " or ".join(_TYPES.get(name, name) for name in types.split(" | "))
+        raise BadBody(
+            f"the body is not a JSON object: {decode_problem(error)}; send what kube-scheduler sends"
+        ) from error
 
 
 def _decode(decoder: msgspec.json.Decoder[T], keys: dict[str, msgspec.Raw], key: str, shown: str) -> T | None:
@@ -191,7 +159,7 @@ def _decode(decoder: msgspec.json.Decoder[T], keys: dict[str, msgspec.Raw], key:
     try:
         return decoder.decode(raw)
     except _UNDECODABLE as error:
-        raise BadBody(f"`{shown}` is invalid: {_reason(error)}") from error
+        raise BadBody(f"`{shown}` is invalid: {decode_problem(error)}") from error
 
 
 def _read_pod(keys: dict[str, msgspec.Raw]) -> Pod:
@@ -207,14 +175,14 @@ def _by_name(items: list[msgspec.Raw]) -> dict[str, msgspec.Raw]:
     try:
         return {_NAMED_NODE.decode(raw).metadata.name: raw for raw in items}
     except _UNDECODABLE as error:
-        raise BadBody(f"`Nodes` has an item that is not a node with a name: {_reason(error)}") from error
+        raise BadBody(f"`Nodes` has an item that is not a node with a name: {decode_problem(error)}") from error
 
 
 def _loads(raw: msgspec.Raw, key: str) -> Any:
     try:
         return msgspec.json.decode(raw)
     except _UNDECODABLE as error:
-        raise BadBody(f"`{key}` is invalid: {_reason(error)}") from error
+        raise BadBody(f"`{key}` is invalid: {decode_problem(error)}") from error
 
 
 def _offers(victims_by_node: Any, key: str) -> dict[str, OfferedVictims]:
