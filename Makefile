@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 READY  := .venv/.ready
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest # workers and the programs they start share bytecode
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test coverage e2e e2e-full chaos fuzz check format bench bench-scheduler bench-hostile bench-scrape bench-packing pictures lock clean
@@ -20,10 +21,10 @@ demo: $(READY) ## The main job on an embedded in-memory cluster; ends by itself
 	@$(BIN)/gputile demo
 
 test: $(READY) ## Unit tests, one process per core: no network, no sleeping
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+	$(PYTEST) --numprocesses auto --dist worksteal
 
 coverage: $(READY) ## Unit tests once more, with the share of lines that they run
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --cov gputile --cov-report term:skip-covered
+	$(PYTEST) --numprocesses auto --dist worksteal --cov gputile --cov-report term:skip-covered
 
 e2e: $(READY) ## The same on a real API server and kube-scheduler (builds Kubernetes once; needs Go)
 	$(BIN)/python -m pytest tests/e2e -rs

@@ -2,19 +2,27 @@
 
 import ast
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "gputile"
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if path.name != "__init__.py")
-CLASSES = [
-    (path, node) for path in MODULES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)
-]
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def classes(path: Path) -> list[ast.ClassDef]:
+    return [node for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef)]
 
 
 def test_no_two_public_classes_share_a_name() -> None:
-    public = Counter(node.name for _, node in CLASSES if not node.name.startswith("_"))
+    names = (node.name for path in MODULES for node in classes(path))
+    public = Counter(name for name in names if not name.startswith("_"))
     assert [name for name, count in public.items() if count > 1] == []
 
 
@@ -25,10 +33,6 @@ def test_no_module_has_the_name_of_one_in_a_package_above_it() -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=[str(path.relative_to(SOURCE)) for path in MODULES])
 def test_every_module_and_every_class_of_it_says_what_it_is(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text())), "the module has no docstring"
-    without = [
-        node.name
-        for where, node in CLASSES
-        if where == path and (ast.get_docstring(node) or "See the module").startswith("See the module")
-    ]
-    assert without == []
+    assert ast.get_docstring(parsed(path)), "the module has no docstring"
+    docstrings = {node.name: ast.get_docstring(node) or "See the module" for node in classes(path)}
+    assert [name for name, text in docstrings.items() if text.startswith("See the module")] == []

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gputile.cli.commands import agent, scheduler
+from gputile.metrics_api.tables import COLUMNS
 from gputile.model.refusals import NodeReason
 from tests.telemetry import names
 
@@ -26,6 +27,11 @@ def words_of(what: str) -> set[str]:
         return set(METRICS)
     if what == "node reason":
         return set(NodeReason)
+    if what.startswith("column"):
+        return {column.name for columns in COLUMNS.values() for column in columns}
+    if what == "log field":
+        calls = (line for text in SOURCE.values() for line in text.splitlines() if "fields(" in line)
+        return {name for line in calls for name in re.findall(r"(\w+)=", line)}
     label = re.fullmatch(r"label of `(\w+)`", what)
     if label:
         return set(METRICS[label[1]])
@@ -45,4 +51,7 @@ def test_the_new_word_is_there_and_the_old_one_is_gone(what: str, old: str, new:
 
 def test_the_table_has_every_kind_of_word() -> None:
     kinds = {re.sub(r" of .*| \(.*", "", what) for what, _, _ in ROWS}
-    assert kinds == {"setting", "annotation", "event reason", "node reason", "metric", "label", "values", "key", "code"}
+    assert kinds == {
+        *("setting", "annotation", "event reason", "node reason", "metric", "label", "values", "key", "code"),
+        *("column", "log field"),
+    }

@@ -48,7 +48,7 @@ class TestPending:
 
     def test_reasons_misses_changes_and_the_pods_in_the_way(self, cluster: str) -> None:
         explanation = explanation_of(cluster, "team/late")
-        assert (explanation["state"], explanation["nodes"], explanation["fitting"]) == ("waits", 3, 0)
+        assert (explanation["state"], explanation["nodes"], explanation["fitting"]) == ("unschedulable", 3, 0)
         assert {r["code"]: (r["nodes"], r["would_fit_when_empty"]) for r in explanation["reasons"]} == {
             "InsufficientCardMemory": (1, 1),
             "CardTooSmall": (1, 0),
@@ -219,7 +219,7 @@ def over_quota() -> Cluster:
 def test_a_pod_over_quota_names_the_limit(tmp_path: Path) -> None:
     file = over_quota().write(tmp_path)
     explanation = explanation_of(file, "team/second")
-    assert explanation["state"] == "waits", explanation
+    assert explanation["state"] == "unschedulable", explanation
     assert "team holds 1 of 1 T4" in " ".join(explanation["quota"])
     assert "quota        " in run("team/second", "-f", file).output
 
@@ -269,4 +269,4 @@ class TestStockCluster:
 
     def test_a_pending_pod_does_not_get_them(self, stock: str) -> None:
         explanation = explanation_of(stock, "late")
-        assert (explanation["state"], explanation["fitting"]) == ("waits", 0)
+        assert (explanation["state"], explanation["fitting"]) == ("unschedulable", 0)

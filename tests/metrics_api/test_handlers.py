@@ -90,7 +90,7 @@ async def test_tables_have_columns_and_cells() -> None:
     cells = dict(zip(names, listed["rows"][0]["cells"], strict=True))
     assert (listed["kind"], listed["apiVersion"]) == ("Table", "meta.k8s.io/v1")
     assert cells["Name"] == "n1"
-    assert (cells["Cards"], cells["Busy"], cells["Memory"]) == (2, 2, "4/32Mi")
+    assert (cells["GPUs"], cells["Busy"], cells["Memory"]) == (2, 2, "4/32Mi")
     assert cells["Models"] == "2x Tesla T4"
     assert listed["rows"][0]["object"]["kind"] == "PartialObjectMetadata"
     assert listed["metadata"]["resourceVersion"] == await shop.version(NODES)

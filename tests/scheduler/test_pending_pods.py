@@ -8,7 +8,16 @@ import pytest
 from gputile.dialects.gputile import NUDGED
 from gputile.kube.api import Json, OutcomeUnknown
 from gputile.scheduler.pending import pending_pods
-from gputile.scheduler.pending.pending_pods import NUDGE_INTERVAL, NUDGES, PATIENCE, REPEAT, ROUND, SETTLE
+from gputile.scheduler.pending.pending_pods import (
+    MAX_UNSEEN,
+    NUDGE_INTERVAL,
+    NUDGES,
+    PATIENCE,
+    REPEAT,
+    ROUND,
+    SETTLE,
+    UNSEEN_TTL,
+)
 from gputile.scheduler.settings import TellSettings
 from gputile.testing.builders import node
 from tests.scheduler.rig import GPU, MEMORY, Rig, refused, tile
@@ -135,13 +144,25 @@ class TestTelling:
         await rounds(r, 1)
         assert r.api.notes == []
 
-    async def test_a_pod_unknown_to_the_watch_gets_no_event(self) -> None:
+    async def test_a_pod_that_the_watch_shows_late_gets_its_event_then(self) -> None:
         r = full(rig())
         r.arrive(tile(8), seen=False)
         r.filter()
+        await rounds(r, 10)
+        assert r.api.notes == []
         r.catch_up()
         await rounds(r, 1)
-        assert r.api.notes == []
+        assert [note.pod for note in r.api.notes] == ["web-0"]
+
+    async def test_a_pod_that_the_watch_never_shows_is_forgotten(self) -> None:
+        r = full(rig())
+        for number in range(MAX_UNSEEN + 5):
+            r.arrive(tile(8), name=f"invented-{number}", seen=False)
+            r.filter(f"invented-{number}")
+        assert len(r.pending_pods) == MAX_UNSEEN
+        await rounds(r, UNSEEN_TTL + 1)
+        assert len(r.pending_pods) == 0
+        assert r.api.calls == []
 
     async def test_never_while_not_the_leader(self) -> None:
         r = full(rig())
@@ -197,6 +218,18 @@ class TestNudging:
         await rounds(r, 1)
         assert nudged(r) == ["default/web-0"]
         assert r.count("nudges_total") == 1
+
+    async def test_when_it_was_rejected_before_the_watch_showed_it(self) -> None:
+        """A broken watch: kube-scheduler sees the new pod and the free tile, and is rejected from an old ledger."""
+        r = full(rig())
+        r.arrive(tile(8), seen=False)
+        r.api.delete_pod("default/old")
+        r.filter()
+        await rounds(r, 2)
+        assert nudged(r) == []
+        r.catch_up()
+        await rounds(r, 2)
+        assert nudged(r) == ["default/web-0"]
 
     async def test_when_the_reservation_in_its_way_moved_to_another_node(self) -> None:
         r = Rig(node("n1").cards(1, size=16), node("n2").cards(1, size=16))

@@ -300,7 +300,7 @@ class Agent:
             return
         self.metrics.xids.labels(str(xid.number)).inc()
         failed = self.cards.record_xid(xid, time.monotonic())
-        log.warning("XID error reported by the driver", extra=fields(xid=xid.number, card=xid.uuid, out_of_use=failed))
+        log.warning("XID error reported by the driver", extra=fields(xid=xid.number, gpu=xid.uuid, out_of_use=failed))
         if failed:
             await self._publish_cards()
             await self._notify_pods(set(failed))

@@ -191,7 +191,7 @@ class CardPlugin:
         for slot in slots:
             self._write_spec(owner.pod, slot, container_edits)
         cards = [tile.index for tile in grant.tiles]
-        extra = fields(pod=node_pod.pod.key, container=owner.container, cards=cards, slots=slots)
+        extra = fields(pod=node_pod.pod.key, container=owner.container, gpus=cards, slots=slots)
         log.info("container start prepared", extra=extra)
 
     def _write_spec(self, pod: str, slot: str, container_edits: Json) -> None:

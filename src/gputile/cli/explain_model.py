@@ -61,8 +61,8 @@ class PodExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that `gputile explain` shows of a pod."""
 
     pod: str
-    state: str  # "no-gpu", "refused", "waits" (pending), "fits" (pending, though a node fits), "placed", "unplaced"
-    # (holds GPUs of its node, which ones is unknown), "ungranted", "over"
+    state: str  # "no-gpu", "refused", "unschedulable" (pending, no node fits), "fits" (pending, though a node fits),
+    # "placed", "unplaced" (holds GPUs of its node, which ones is unknown), "ungranted", "over"
     dialect: str = ""
     asks: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -140,7 +140,7 @@ def _explain_pending(
         best = fleet.best(after_eviction(())) if explanation.fitting else []
     return _with(
         base,
-        state="fits" if explanation.fitting else "waits",
+        state="fits" if explanation.fitting else "unschedulable",
         nodes=explanation.nodes,
         fitting=explanation.fitting,
         fitting_on=tuple(best[:3]),

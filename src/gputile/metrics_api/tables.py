@@ -98,7 +98,7 @@ def _held(body: Json, now: float) -> str:
     return f"{sum(amount['held'] for amount in memory)}/{sum(amount['total'] for amount in memory)}Mi"
 
 
-def _sick(body: Json, now: float) -> int:
+def _unhealthy(body: Json, now: float) -> int:
     return sum(not card["healthy"] for card in body["status"]["cards"])
 
 
@@ -157,10 +157,10 @@ AGE = Column("Age", _age, "Time since the node or pod was created.")
 COLUMNS = {
     "nodes": (
         NAME,
-        Column("Cards", _cards, "GPUs of the node.", "integer"),
+        Column("GPUs", _cards, "GPUs of the node.", "integer"),
         Column("Busy", _busy, "GPUs with allocations.", "integer"),
         Column("Memory", _held, "Memory of all GPUs: allocated / total, in MiB."),
-        Column("Sick", _sick, "Unhealthy GPUs.", "integer"),
+        Column("Unhealthy", _unhealthy, "Unhealthy GPUs.", "integer"),
         Column("Health", _health, "Whether the node's agent is alive and the node is in use."),
         Column("Heartbeat", _heartbeat, "Time since the agent last renewed its Lease."),
         Column("Models", _models, "Models of the GPUs."),
@@ -170,7 +170,7 @@ COLUMNS = {
         NAME,
         Column("Node", lambda body, now: body["spec"]["node_name"], "The node of the pod."),
         Column("Phase", lambda body, now: body["status"]["phase"], "The pod's phase."),
-        Column("Cards", _card_indices, "Indices of its GPUs."),
+        Column("GPUs", _card_indices, "Indices of its GPUs."),
         Column("Memory", _memory, "GPU memory allocated to it, in MiB."),
         Column("Cores", _cores, "GPU cores allocated to it, in percent of one GPU."),
         Column("Used", _used, "GPU memory used by its processes, where the agent reports it."),

@@ -95,7 +95,7 @@ def _explain(
 
 
 def _code(explanation: "PodExplanation") -> int:
-    return 1 if explanation.state in ("waits", "refused", "fits") else 0
+    return 1 if explanation.state in ("unschedulable", "refused", "fits") else 0
 
 
 def _extra_objects(source: ClusterSource, snapshot: ClusterSnapshot, pod: Pod) -> "ExplainContext":

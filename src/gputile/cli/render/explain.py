@@ -20,7 +20,7 @@ def lines_of(explanation: PodExplanation, sheet: Terminal, now: float, *, wide: 
     lines += {
         "no-gpu": _without_gpu,
         "refused": _refused,
-        "waits": _pending,
+        "unschedulable": _pending,
         "fits": _fits,
         "placed": _placed,
         "unplaced": _unplaced,
@@ -37,7 +37,7 @@ def _headline(explanation: PodExplanation, now: float) -> str:
     answers = {
         "no-gpu": "requests no GPU",
         "refused": style("cannot be placed on any node", fg="red") + ": the request itself is invalid",
-        "waits": f"{pending}: {_no_node_fits(explanation.nodes)}",
+        "unschedulable": f"{pending}: {_no_node_fits(explanation.nodes)}",
         "fits": f"{pending}, although {plural(explanation.fitting, 'node')} would fit now",
         "placed": style(f"is on {node}", fg="green"),
         "unplaced": style(f"is on {node}", fg="yellow") + f" and holds {plural(explanation.unplaced, 'GPU')} of it",

@@ -287,7 +287,7 @@ class Binder:
     def _log_bound(self, pod: Pod, request: PodRequest, allocation: Allocation, started: float) -> None:
         cards = {uuid: f"{use.memory}MiB/{use.cores}%" for uuid, use in allocation.uses().items()}
         took, node = self._since(started), allocation.node
-        log.info("bound", extra=fields(pod=pod.key, node=node, cards=cards, dialect=request.dialect, took=took))
+        log.info("bound", extra=fields(pod=pod.key, node=node, gpus=cards, dialect=request.dialect, took=took))
 
     def _since(self, started: float) -> float:
         return round(self._clock() - started, 4)

@@ -82,7 +82,7 @@ class OverlapResolver:
         self._nodes.add(conflict.node)
         if conflict.shrunk:
             self._shrunk.update(conflict.cards)
-        extra = fields(pod=conflict.pod, node=conflict.node, cards=list(conflict.cards), shrunk=conflict.shrunk)
+        extra = fields(pod=conflict.pod, node=conflict.node, gpus=list(conflict.cards), shrunk=conflict.shrunk)
         log.error("GPU overcommitted", extra=extra)
 
     async def round(self) -> None:
@@ -148,7 +148,7 @@ class OverlapResolver:
     def _log_unresolved(self, node: str, card: Card, reason: str) -> None:
         if self._logged.get(card.uuid) != reason:
             self._logged[card.uuid] = reason
-            log.error("GPU overcommitted; no pod is evicted", extra=fields(node=node, card=card.uuid, why=reason))
+            log.error("GPU overcommitted; no pod is evicted", extra=fields(node=node, gpu=card.uuid, why=reason))
 
     # ---- one pod ----------------------------------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ class OverlapResolver:
         except (ApiRejected, OutcomeUnknown, TimeoutError) as error:
             wait = getattr(error, "retry_after", None) or RETRY
             self._not_before[uid] = self._clock() + wait
-            extra = fields(pod=victim.pod.key, node=node, card=card.uuid, why=str(error))
+            extra = fields(pod=victim.pod.key, node=node, gpu=card.uuid, why=str(error))
             log.warning("eviction after a double allocation failed; retrying", extra=extra)
 
     async def _evict(self, victim: OverlappingPod, node: str, card: Card, pods: list[OverlappingPod]) -> None:
@@ -186,7 +186,7 @@ class OverlapResolver:
             return
         await self._api.evict(pod.namespace, pod.name, pod.uid)
         self._metrics.evicted.inc()
-        extra = fields(pod=pod.key, node=node, card=card.uuid, others=[held.pod.key for held in others])
+        extra = fields(pod=pod.key, node=node, gpu=card.uuid, others=[held.pod.key for held in others])
         log.warning("pod evicted after a double allocation", extra=extra)
 
     async def _is_live(self, pod: Pod) -> bool:

@@ -6,7 +6,8 @@ kube-scheduler's own Events have the short reasons; the numbers, and what would 
 here, a few per second. kube-scheduler retries an unschedulable pod on any change of the cluster. It can be faster than
 gputile's watch and get a rejection from a ledger that is slightly stale, after which no change triggers another retry.
 Such a pod is nudged: an annotation is touched, so that kube-scheduler requeues it. Pods that another replica may have
-rejected before this one became the leader are nudged too.
+rejected before this one became the leader are nudged too. A pod that is rejected before the watch has shown it is kept
+until the watch catches up.
 """
 
 import asyncio
@@ -46,6 +47,8 @@ NUDGE_INTERVAL = 5.0  # seconds between two nudges of one pod
 SETTLE = 15.0  # seconds that kube-scheduler has to retry the pods that were pending when this replica became the leader
 REPEAT = 30 * 60.0  # seconds after which the same Event is written again, because Events are kept for one hour
 NUDGES = 20  # per round and equal requests
+UNSEEN_TTL = 60.0  # seconds that the watch has to show a rejected pod: longer than its longest pause
+MAX_UNSEEN = 1000  # of these; a caller may invent pods
 EXPLAINED_NODES = 100  # nodes that are explained in detail; thousands would delay extender calls
 SHARE = 0.05  # of the time may be spent on explanations
 STEPS, SECONDS = 20_000, 1.0  # limit of the search for one explanation
@@ -73,6 +76,7 @@ class PendingPod(msgspec.Struct):
     refused_at: float
     capacity_generation: int  # how often capacity had been freed when it was rejected
     is_inherited: bool = False  # another replica may have rejected it; this one was never called about it
+    is_seen: bool = True  # the watch has shown it; until then it gets no Event and no nudge
     checked_at: float = NEVER
     reported_at: float = NEVER
     reported: str = ""  # the message of the last Event
@@ -102,21 +106,26 @@ class PendingPods:
         self._timeout = settings.bind.attempt
         self._leads, self._clock, self._wall, self._pause = leads, clock, wall, pause
         self._pending: dict[str, PendingPod] = {}
+        self._unseen = 0  # of these, rejected before the watch has shown them
         self._freed_count = 0
         self._led = False
         self._tokens = self._settings.per_second  # Events that may be written now: a token bucket
         self._tokens_at = clock()
         self._quiet_until = 0.0
 
+    def __len__(self) -> int:
+        return len(self._pending)
+
     def refused(self, unschedulable: UnschedulablePod) -> None:
         """A pod fits on no node. Called on the hot path: it only records the pod."""
         pod, request = unschedulable.pod, unschedulable.request
-        if pod.uid not in self._cluster_state.pending:
-            return  # unknown to the watch: not a pending pod of the cluster
         now, generation = self._clock(), self._capacity_generation()
         pending = self._pending.get(pod.uid)
         if pending is None:
-            self._pending[pod.uid] = PendingPod(pod, request, now, generation)
+            is_seen = pod.uid in self._cluster_state.pending
+            if is_seen or self._unseen < MAX_UNSEEN:
+                self._pending[pod.uid] = PendingPod(pod, request, now, generation, is_seen=is_seen)
+                self._unseen += not is_seen
         else:
             pending.request, pending.refused_at, pending.capacity_generation = request, now, generation
             pending.is_inherited = False
@@ -142,8 +151,7 @@ class PendingPods:
             log.warning("event or nudge of a pending pod failed", extra=fields(why=str(error)))
 
     async def round(self) -> None:
-        for uid in [uid for uid in self._pending if uid not in self._cluster_state.pending]:
-            del self._pending[uid]
+        self._forget_gone()
         led, self._led = self._led, self._leads()
         if not self._led:
             return
@@ -152,6 +160,16 @@ class PendingPods:
         if self._settings.nudge:
             await self._nudge()
         await self._report()
+
+    def _forget_gone(self) -> None:
+        """Forget pods that are bound or deleted, and pods that the watch never showed."""
+        pending_pods, now = self._cluster_state.pending, self._clock()
+        for uid, pending in list(self._pending.items()):
+            if uid in pending_pods:
+                pending.is_seen = True
+            elif pending.is_seen or now - pending.refused_at > UNSEEN_TTL:
+                del self._pending[uid]
+        self._unseen = sum(not pending.is_seen for pending in self._pending.values())
 
     def _inherit(self) -> None:
         """The previous leader may have rejected pods that kube-scheduler never retries by itself."""
@@ -169,7 +187,8 @@ class PendingPods:
         for uid, pending in list(self._pending.items()):
             if self._tokens < 1.0:
                 return
-            if not pending.is_inherited and now - pending.checked_at >= self._settings.every:
+            is_ours = pending.is_seen and not pending.is_inherited
+            if is_ours and now - pending.checked_at >= self._settings.every:
                 work = partial(self._report_pod, uid, pending, reasons)
                 if await self._isolation.attempt(LOOP, pending.pod.key, work, pending.pod) is RoundOutcome.END:
                     return
@@ -208,7 +227,8 @@ class PendingPods:
         due = [
             (uid, pending)
             for uid, pending in self._pending.items()
-            if pending.capacity_generation < capacity_generation
+            if pending.is_seen
+            and pending.capacity_generation < capacity_generation
             and now - pending.refused_at > PATIENCE
             and now - pending.nudged_at > _nudge_interval(pending)
         ]
