@@ -44,4 +44,4 @@ def test_a_generated_body_is_reproducible() -> None:
     ],
 )
 def test_an_answer_of_another_shape_is_a_finding(verb: str, answer: bytes) -> None:
-    assert fuzz.misshapen(verb, answer)
+    assert fuzz.malformed(verb, answer)

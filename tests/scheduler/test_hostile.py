@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from bench.fuzz.verbs import misshapen
+from bench.fuzz.verbs import malformed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,7 +79,7 @@ class Cluster:
         async with self.http.post(url, json=body) as answer:
             text = await answer.read()
             assert answer.status == 200, f"{verb}: HTTP {answer.status}: {text[:300]!r}"
-        assert not misshapen(verb, text), f"{verb}: {misshapen(verb, text)}"
+        assert not malformed(verb, text), f"{verb}: {malformed(verb, text)}"
         result: Json = json.loads(text)
         return result
 

@@ -1,6 +1,7 @@
 """Corrupts inputs: flips, cuts, doubles and splices bytes; drops, doubles and changes keys.
 
-`Spoiler(dice, others)`: `spoil` for JSON, `spoil_bytes` for anything; the same random generator gives the same result.
+`Mutator(dice, others)`: `mutate` for JSON, `mutate_bytes` for anything; the same random generator gives the same
+result.
 """
 
 import json
@@ -20,26 +21,26 @@ VALUES: tuple[Any, ...] = (
 )
 
 
-class Spoiler:
+class Mutator:
     """Corrupts one input, reproducibly. `others`: inputs of which pieces may be spliced in."""
 
     def __init__(self, dice: random.Random, others: Sequence[bytes]) -> None:
         self._dice, self._others = dice, others
 
-    def spoil(self, body: bytes) -> bytes:
+    def mutate(self, body: bytes) -> bytes:
         if self._dice.random() < 0.6:
             try:
-                return self._spoil_tree(json.loads(body))
+                return self._mutate_tree(json.loads(body))
             except (ValueError, RecursionError):
                 pass  # no longer JSON
-        return self.spoil_bytes(body)
+        return self.mutate_bytes(body)
 
     def times(self) -> int:
         return self._dice.choice((1, 1, 1, 2, 3, 8))
 
     # ---- bytes ------------------------------------------------------------------------------------------------------
 
-    def spoil_bytes(self, body: bytes) -> bytes:
+    def mutate_bytes(self, body: bytes) -> bytes:
         begin = self._dice.randrange(len(body) + 1)
         end = min(len(body), begin + self._dice.choice((0, 1, 1, 2, 8, 64, 1000)))
         other = self._dice.choice(self._others)
@@ -58,7 +59,7 @@ class Spoiler:
 
     # ---- trees ------------------------------------------------------------------------------------------------------
 
-    def _spoil_tree(self, tree: Any) -> bytes:
+    def _mutate_tree(self, tree: Any) -> bytes:
         parent, key = self._dice.choice(list(_places(tree)) or [(None, None)])
         if parent is None:
             return self._written(self._value())
