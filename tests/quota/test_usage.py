@@ -1,4 +1,4 @@
-"""What namespaces hold of their quotas, under random events: the state machine of `test_nominations`, with quotas.
+"""What namespaces hold of their quotas, under random events: the machine of `test_ledger_invariants`, with quotas.
 
 Bugs that it caught, each alone: `_release` without the refund; `_node_seen` that does not charge again; `_write`
 without `beyond_quota`; `objection` that counts the pod's own reservation twice; `QuotasSet` that ignores nominations.
@@ -32,7 +32,7 @@ from gputile.model.requests import PodRequest
 from gputile.quota.arithmetic import cost_of
 from gputile.testing.builders import ask, node, wants
 from tests.effort import EFFORT
-from tests.ledger.test_nominations import Cluster
+from tests.ledger.test_ledger_invariants import Cluster
 
 LIMITS = st.sampled_from(
     [
