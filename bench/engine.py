@@ -69,13 +69,13 @@ def main() -> None:
 
 def half_full_fleet(nodes: int) -> Fleet:
     """Every other GPU has one or two allocations of a few sizes; the same fleet every time."""
-    fleet, dice = Fleet(), np.random.default_rng(7)
+    fleet, rng = Fleet(), np.random.default_rng(7)
     for number in range(nodes):
         built = node(f"node-{number}", cpu="128").cards(8, "A100", "80Gi").node()
         fleet.set_node(built)
         for card in built.cards:
-            for _ in range(int(dice.integers(0, 3))):
-                fleet.hold(built.name, {card.uuid: Use(int(dice.choice([4096, 20480, 32768])), 20, 1)}, 2000)
+            for _ in range(int(rng.integers(0, 3))):
+                fleet.hold(built.name, {card.uuid: Use(int(rng.choice([4096, 20480, 32768])), 20, 1)}, 2000)
     return fleet
 
 

@@ -40,7 +40,7 @@ def freed(plane: ControlPlane, nodes: int = 20, trials: int = 60) -> Freed:
     to the next binding. Trials start at random times, so that the backoff of the pending pods is in every state."""
     plane.namespace(NAMESPACE)
     join(plane.kube, [gpu_node(f"node-{n:03}", CARDS, CARD) for n in range(nodes)], 8)
-    full, dice = nodes * CARDS * 2, random.Random(7)  # two halves per card
+    full, rng = nodes * CARDS * 2, random.Random(7)  # two halves per card
     with (
         MeasuredReplica(plane) as replica,
         plane.start_scheduler(config=configuration(replica, 100)),
@@ -54,8 +54,8 @@ def freed(plane: ControlPlane, nodes: int = 20, trials: int = 60) -> Freed:
         progress(f"{full} bound, {len(manifests) - full} pending")
         seconds = []
         for number in range(trials):
-            time.sleep(dice.uniform(0.0, PAUSE))
-            seconds.append(_trial(plane, events, dice.choice(sorted(events.bound))))
+            time.sleep(rng.uniform(0.0, PAUSE))
+            seconds.append(_trial(plane, events, rng.choice(sorted(events.bound))))
             if number % 20 == 19:
                 progress(f"trial {number + 1} of {trials}: so far at most {max(seconds):.2f} s")
         nudges = replica.count("gputile_nudges_total")

@@ -60,7 +60,7 @@ def main() -> None:
 
 def cluster(nodes: int) -> ClusterState:
     """Nodes with six pods each, whose agents report their usage."""
-    ledger, dice = Ledger(), np.random.default_rng(7)
+    ledger, rng = Ledger(), np.random.default_rng(7)
     cluster_state = ClusterState(ledger, DEFAULTS)
     ledger.fleet.learn_all([wants(ask(size, cores=20), cpu=1000) for size in ("4Gi", "20Gi", "32Gi")])
     for number in range(nodes):
@@ -68,7 +68,7 @@ def cluster(nodes: int) -> ClusterState:
         ledger.handle(NodeSeen(node(name, cpu="128").cards(CARDS, "NVIDIA A100-SXM4-80GB", "80Gi").node()))
         usage: Usage = {}
         for n in range(PODS):
-            allocation = pod(name, number * PODS + n, int(dice.integers(0, CARDS)), int(dice.choice([4096, 20480])))
+            allocation = pod(name, number * PODS + n, int(rng.integers(0, CARDS)), int(rng.choice([4096, 20480])))
             ledger.handle(Confirmed(allocation))
             cluster_state._bound[allocation.pod] = Pod()
             usage[allocation.pod] = {"main": {uuid: CardUsage(3000, 40) for uuid in allocation.uses()}}

@@ -39,12 +39,12 @@ class AgentPortTarget:
     def __init__(self, server: AgentServer) -> None:
         self._server = server
 
-    def sample(self, dice: random.Random) -> tuple[str, bytes]:
-        request = b"".join(dice.choices(GOOD, k=dice.choice((1, 1, 1, 2, 5))))
-        if dice.random() < 0.4:
+    def sample(self, rng: random.Random) -> tuple[str, bytes]:
+        request = b"".join(rng.choices(GOOD, k=rng.choice((1, 1, 1, 2, 5))))
+        if rng.random() < 0.4:
             before, line, after = request.partition(b"\r\n")
-            request = before + line + dice.choice(LINES) + after
-        mutator = Mutator(dice, [*GOOD, *LINES])
+            request = before + line + rng.choice(LINES) + after
+        mutator = Mutator(rng, [*GOOD, *LINES])
         for _ in range(mutator.times()):
             request = mutator.mutate_bytes(request)
         return "agent port", request

@@ -16,7 +16,7 @@ AUDIT_EVERY = 1000  # inputs between two audits
 class Target(Protocol):
     """A component that parses external input."""
 
-    def sample(self, dice: random.Random) -> tuple[str, bytes]:
+    def sample(self, rng: random.Random) -> tuple[str, bytes]:
         """The path and the body of an input."""
 
     async def problem(self, path: str, body: bytes) -> str:

@@ -67,9 +67,9 @@ class KubeletTarget:
         self._texts = {"checkpoint": json.dumps({"Data": DATA, "Checksum": 1}).encode()}
         self._texts["configuration"] = json.dumps(CONFIG).encode()
 
-    def sample(self, dice: random.Random) -> tuple[str, bytes]:
-        mutator = Mutator(dice, [*self._encoded.values(), *self._texts.values()])
-        path = dice.choice([*self._encoded, *["checkpoint"] * 4, *["configuration"] * 2])
+    def sample(self, rng: random.Random) -> tuple[str, bytes]:
+        mutator = Mutator(rng, [*self._encoded.values(), *self._texts.values()])
+        path = rng.choice([*self._encoded, *["checkpoint"] * 4, *["configuration"] * 2])
         body = self._encoded.get(path) or self._texts[path]
         for _ in range(mutator.times()):
             body = mutator.mutate_bytes(body) if path in KINDS else mutator.mutate(body)

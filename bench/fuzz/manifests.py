@@ -56,12 +56,12 @@ class ManifestTarget:
         texts = [path.read_text() for path in sorted(EXAMPLES.glob("*/*.yaml"))]
         self._seeds = [text.encode() for text in (*SEEDS, *SEEDS, *texts)]
 
-    def sample(self, dice: random.Random) -> tuple[str, bytes]:
-        mutator = Mutator(dice, self._seeds)
-        body = dice.choice(self._seeds)
-        for _ in range(dice.choice((0, 1, 1, 2, 3))):
+    def sample(self, rng: random.Random) -> tuple[str, bytes]:
+        mutator = Mutator(rng, self._seeds)
+        body = rng.choice(self._seeds)
+        for _ in range(rng.choice((0, 1, 1, 2, 3))):
             body = mutator.mutate(body)[: 2**18]
-        return dice.choice(("read -f -", "read -f - -o json", "read -f - --check", "doctor -f -")), body
+        return rng.choice(("read -f -", "read -f - -o json", "read -f - --check", "doctor -f -")), body
 
     async def problem(self, path: str, body: bytes) -> str:
         with within(LONGEST):

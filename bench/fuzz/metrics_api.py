@@ -76,15 +76,15 @@ class MetricsApiTarget:
         self._good = Request("GET", PATHS[1], b"", False, True, "", [(b"x-remote-user", b"jane")], PROXY, True)
         self._before = b""
 
-    def sample(self, dice: random.Random) -> tuple[str, bytes]:
-        lines = [dice.choice(("GET", "GET", "GET", "POST", "PUT", "DELETE", "", "get")).encode()]
-        lines += [dice.choice(PATHS).encode(), dice.choice(QUERIES).encode(), b"x-remote-user: jane"]
-        lines += dice.sample(HEADERS, dice.randrange(3))
-        mutator = Mutator(dice, [*lines, *(query.encode() for query in QUERIES)])
-        for _ in range(dice.choice((1, 1, 2, 4))):
-            at = dice.randrange(1, len(lines))
+    def sample(self, rng: random.Random) -> tuple[str, bytes]:
+        lines = [rng.choice(("GET", "GET", "GET", "POST", "PUT", "DELETE", "", "get")).encode()]
+        lines += [rng.choice(PATHS).encode(), rng.choice(QUERIES).encode(), b"x-remote-user: jane"]
+        lines += rng.sample(HEADERS, rng.randrange(3))
+        mutator = Mutator(rng, [*lines, *(query.encode() for query in QUERIES)])
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            at = rng.randrange(1, len(lines))
             lines[at] = mutator.mutate_bytes(lines[at])
-        body = mutator.mutate(dice.choice(self._bodies)) if lines[0] == b"POST" else b""
+        body = mutator.mutate(rng.choice(self._bodies)) if lines[0] == b"POST" else b""
         return lines[1].decode("latin-1")[:200], b"\0\0".join([*lines, body])
 
     async def problem(self, path: str, body: bytes) -> str:

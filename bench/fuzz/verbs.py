@@ -187,18 +187,18 @@ def good_bodies() -> list[tuple[str, bytes]]:
 # ---- corruption -----------------------------------------------------------------------------------------------------
 
 
-class Dice:
+class BodyGenerator:
     """The random generator of one body, so that it can be reproduced alone."""
 
     def __init__(self, seed: int, number: int, good: list[tuple[str, bytes]]) -> None:
-        self._dice, self._good = random.Random(f"{seed}:{number}"), good
-        self._mutator = Mutator(self._dice, [body for _, body in good])
-        self.over_http = self._dice.random() < OVER_HTTP
+        self._rng, self._good = random.Random(f"{seed}:{number}"), good
+        self._mutator = Mutator(self._rng, [body for _, body in good])
+        self.over_http = self._rng.random() < OVER_HTTP
 
     def body(self) -> tuple[str, bytes]:
-        path, body = self._dice.choice(self._good)
-        if self._dice.random() < 0.03:
-            path = self._dice.choice(self._good)[0]  # of another verb
+        path, body = self._rng.choice(self._good)
+        if self._rng.random() < 0.03:
+            path = self._rng.choice(self._good)[0]  # of another verb
         for _ in range(self._mutator.times()):
             body = self._mutator.mutate(body)
         return path, body
@@ -223,10 +223,10 @@ async def run(
                 instance, Finding(target="verbs", seed=seed, number=-1, path=path, body=body, why=""), False, findings
             )
         for number in range(first, first + bodies):
-            dice = Dice(seed, number, good)
-            path, body = dice.body()
+            rng = BodyGenerator(seed, number, good)
+            path, body = rng.body()
             tried = Finding(target="verbs", seed=seed, number=number, path=path, body=body, why="")
-            await _try(instance, tried, dice.over_http, findings)
+            await _try(instance, tried, rng.over_http, findings)
             if number % 1000 == 999:
                 await asyncio.sleep(0)
                 if why := instance.audit():

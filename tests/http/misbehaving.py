@@ -57,7 +57,7 @@ class Server:
                 for step in self._script.pop(0):
                     await self._do(step, reader, writer)
             await reader.read()  # until the client disconnects
-        except OSError:  # the client reset the connection, maybe before the script came to its HANG
+        except OSError:  # the client reset the connection, maybe before the script reached its HANG
             self.left.set()
         except EOFError:
             pass

@@ -297,12 +297,12 @@ async def test_closing_the_pool_ends_all_requests_and_rejects_new_ones() -> None
     async with asking([HANG], connections=1) as (pool, server):
         task = asyncio.ensure_future(ask(pool, "POST"))
         await until(lambda: server.asked)
-        waits = asyncio.ensure_future(ask(pool, "POST"))
+        waiting = asyncio.ensure_future(ask(pool, "POST"))
         await asyncio.sleep(0)
         await pool.close()
         with pytest.raises(ConnectionBroken):
             await task
-        for late in (waits, asyncio.ensure_future(ask(pool))):
+        for late in (waiting, asyncio.ensure_future(ask(pool))):
             with pytest.raises(NotSent, match="pool is closed"):
                 await late
 

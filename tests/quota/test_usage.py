@@ -45,7 +45,7 @@ LIMITS = st.sampled_from(
 )
 
 
-class Rationed(Cluster):
+class ClusterWithQuotas(Cluster):
     """Two teams whose quotas are edited while everything else happens."""
 
     def __init__(self) -> None:
@@ -113,8 +113,8 @@ def team(pod: str) -> str:
     return f"team-{int(pod[1:]) % 2}"
 
 
-Rationed.TestCase.settings = settings(max_examples=100 * EFFORT, stateful_step_count=25)
-TestRationed = Rationed.TestCase
+ClusterWithQuotas.TestCase.settings = settings(max_examples=100 * EFFORT, stateful_step_count=25)
+TestRationed = ClusterWithQuotas.TestCase
 
 
 # ---- one by one -----------------------------------------------------------------------------------------------------

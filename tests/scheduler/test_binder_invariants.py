@@ -30,7 +30,7 @@ from gputile.ledger.ledger import AllocationState, LedgerEntry
 from gputile.scheduler.settings import BindSettings
 from gputile.testing.builders import node, pod
 from tests.effort import EFFORT
-from tests.scheduler.rig import Lands, Rig, Step, refused, tile
+from tests.scheduler.rig import LostResponse, Rig, Step, refused, tile
 
 SIZE, CARDS, NODES = 8, 2, ("n1", "n2")
 LIMITS = st.sampled_from(
@@ -50,8 +50,8 @@ FAILURES = st.sampled_from(
     [
         None,
         None,
-        Lands(),
-        Lands(),
+        LostResponse(),
+        LostResponse(),
         OutcomeUnknown("reset"),
         OutcomeUnknown("reset"),
         refused(429),
