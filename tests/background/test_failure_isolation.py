@@ -334,7 +334,7 @@ async def test_other_pending_pods_get_events_and_nudges(monkeypatch: pytest.Monk
         rig.arrive(tile(size), name=name)
         rig.filter(name)
     real = rig.pending_pods._reason
-    monkeypatch.setattr(rig.pending_pods, "_reason", poisoned(real, lambda asked, ns: asked.asks[0].memory == 100))
+    monkeypatch.setattr(rig.pending_pods, "_reason", poisoned(real, lambda request, ns: request.asks[0].memory == 100))
     await rig.pending_pods.round()
     events = [(note.pod, note.reason) for note in rig.api.notes]
     assert events == [("good", "NoFittingGPU")]
@@ -421,21 +421,21 @@ async def test_another_quota_is_reported(monkeypatch: pytest.MonkeyPatch) -> Non
 
 async def test_a_quota_that_fails_once_is_still_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = WatcherRig()
-    quota_watcher, taken = rig.quota_watcher, list[Any]()
+    quota_watcher, updates = rig.quota_watcher, list[Any]()
 
     async def feed(namespace: str, name: str) -> Any:
         yield Snapshot(())
         yield Change("ADDED", None)
 
     async def update(source: Any, config_map: Any) -> None:
-        taken.append(config_map)
-        if len(taken) == 1:
+        updates.append(config_map)
+        if len(updates) == 1:
             raise Poison("the first")
 
     monkeypatch.setattr(quota_watcher._api, "follow_config_map", feed)
     monkeypatch.setattr(quota_watcher, "_update", update)
     await quota_watcher._watch(quota_watcher.sources[0])
-    assert len(taken) == 2
+    assert len(updates) == 2
 
 
 # ---- verbs ----------------------------------------------------------------------------------------------------------

@@ -67,12 +67,12 @@ def test_the_meter_and_its_gains_are_as_defined(
         model=np.array([SUPPLY.models.index(m) for m in models], dtype=np.int64)[:, None],
         cpu=np.array([cpu], dtype=np.int64),
     )
-    found = Fragments(look, learnt)
+    fragments = Fragments(look, learnt)
     now = mean_fragment(shares, models, cpu)
-    assert found.now[0] == pytest.approx(now)
-    assert found.gain_of_cpu(pod_cpu)[0] == pytest.approx(now - mean_fragment(shares, models, cpu - pod_cpu))
+    assert fragments.now[0] == pytest.approx(now)
+    assert fragments.gain_of_cpu(pod_cpu)[0] == pytest.approx(now - mean_fragment(shares, models, cpu - pod_cpu))
     tile = tenths * 1000
-    capacity_generation = found.gain_of_tiles(np.full((3, 1), tile, dtype=np.int64), pod_cpu)
+    capacity_generation = fragments.gain_of_tiles(np.full((3, 1), tile, dtype=np.int64), pod_cpu)
     for card in range(3):
         if shares[card] >= tile:
             after = [s - tile if n == card else s for n, s in enumerate(shares)]
@@ -81,7 +81,7 @@ def test_the_meter_and_its_gains_are_as_defined(
     if len(idle) >= 2:
         after = [0 if n in idle[:2] else s for n, s in enumerate(shares)]
         want = now - mean_fragment(after, models, cpu - pod_cpu)
-        assert found.gain_of_whole_cards(2, pod_cpu)[0] == pytest.approx(want)
+        assert fragments.gain_of_whole_cards(2, pod_cpu)[0] == pytest.approx(want)
 
 
 def cluster() -> Fleet:
@@ -143,26 +143,26 @@ def test_scores_kept_up_to_date_equal_new_scores(policy: str, steps: list[tuple[
 
 
 def play(fleet: Fleet, step: tuple[str, int, int], policy: str) -> None:
-    what, one, other = step
+    what, number, other = step
     if what == "hold":
-        fleet.hold(f"n{one}", {f"GPU-n{one}-{other}": Use(90, 10, 1)}, 1000)
+        fleet.hold(f"n{number}", {f"GPU-n{number}-{other}": Use(90, 10, 1)}, 1000)
     elif what == "ask":
-        for name in fleet.best(REQUESTS[one], policy):
-            fleet.place(REQUESTS[one], name, policy)
+        for name in fleet.best(REQUESTS[number], policy):
+            fleet.place(REQUESTS[number], name, policy)
     elif what == "release":
-        fleet.release(f"n{one}", {f"GPU-n{one}-{other}": Use(90, 10, 1)}, 1000)
+        fleet.release(f"n{number}", {f"GPU-n{number}-{other}": Use(90, 10, 1)}, 1000)
     elif what == "host":
-        fleet.hold(f"n{one}", {}, 0, 300_000)
+        fleet.hold(f"n{number}", {}, 0, 300_000)
     elif what == "learn":
         for _ in range(PRICE_EVERY):
-            fleet.learn(REQUESTS[one])
+            fleet.learn(REQUESTS[number])
         fleet.refresh()
     elif what == "node":
-        made = node(f"n{one}", cpu="16" if other < 5 else "2").card("A100", 1000)
+        made = node(f"n{number}", cpu="16" if other < 5 else "2").card("A100", 1000)
         made.cards(2, "T4" if other > 2 else "A100", 1000, healthy=other != 2, cordoned=other == 4)
         fleet.set_node(made.node())
     else:
-        fleet.remove_node(f"n{one}")
+        fleet.remove_node(f"n{number}")
 
 
 @pytest.mark.parametrize(
@@ -222,8 +222,8 @@ class TestTheRule:
     def test_idle_cards_beyond_the_cpu_are_stranded(self) -> None:
         rho = self.LEARNT.rho
         assert rho == pytest.approx(8000 * 4 / (0.65 + 2 * 0.47 + 0.32))
-        found = tiling.stranded(np.array([2.0, 2.0]), np.array([64_000, 8000]), self.LEARNT)
-        assert found == pytest.approx([0.0, 2.0 - 8000 / (0.85 * rho)])
+        stranded = tiling.stranded(np.array([2.0, 2.0]), np.array([64_000, 8000]), self.LEARNT)
+        assert stranded == pytest.approx([0.0, 2.0 - 8000 / (0.85 * rho)])
 
     def test_a_node_pays_for_what_a_pod_strands_there(self) -> None:
         size, cpu = np.array([0.5]), 14_000

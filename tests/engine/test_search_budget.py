@@ -90,18 +90,18 @@ class TestOnAllNodes:
         assert fleet.best(near, budget=SearchBudget(20_000)) == ["wide"]
 
     def test_a_second_query_continues_the_search(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        fleet, asked = full(40), list[NodeView]()
+        fleet, views = full(40), list[NodeView]()
         real = searched
 
         def counted(request: PodRequest, view: NodeView, budget: SearchBudget) -> bool | None:
-            asked.append(view)
+            views.append(view)
             return real(request, view, budget)
 
         monkeypatch.setattr(fleet_module, "searched", counted)
         for turn in range(3):
             fleet.fits(AWKWARD, SearchBudget(2000))
             fleet.hold("n39", {"GPU-n39-7": Use(1 + turn, 0, 0)})  # otherwise the last answer would be reused
-        names = [view.node.name for view in asked]
+        names = [view.node.name for view in views]
         assert 6 < len(names) < 20
         assert len(names) - len(set(names)) == 2, "but for the one at which each budget ended"
 

@@ -37,12 +37,12 @@ class EchoServer:
 
     def __init__(self, *, tls: bool) -> None:
         self.authority = Authority()
-        self.asked: list[Request] = []
+        self.requests: list[Request] = []
         self._is_tls, self.port = tls, 0
         self.listener = Listener(self._answer, 2**20, probes=("/healthz",), trusts=bool if tls else None, bounds=FEW)
 
     def _answer(self, request: Request) -> Response:
-        self.asked.append(request)
+        self.requests.append(request)
         is_open = request.is_trusted or request.path == "/healthz"
         return Response(request.body or b"ok") if is_open else Response(b"no", 403)
 
@@ -169,7 +169,7 @@ def test_an_untrusted_caller_gets_403_and_its_body_is_dropped(run: Run, version:
             assert head.startswith(b"HTTP/1.1 403 ")
             assert await reader.readexactly(2) == b"no"
             (connection,) = server.listener.connections
-            assert (connection.kept, server.asked[0].body) == (0, b"")
+            assert (connection.kept, server.requests[0].body) == (0, b"")
             writer.close()
 
     run(scenario())

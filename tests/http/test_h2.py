@@ -67,7 +67,7 @@ async def test_fragmentation_does_not_change_the_responses(cuts: list[int]) -> N
     for start, end in pairwise(sorted({0, len(whole), *(cut % len(whole) for cut in cuts)})):
         receive(client.connection, whole[start:end])
     assert client.answers() == {1: b"one", 3: b"two", 5: b"three", 7: b"four"}
-    assert [request.path for request in client.listener.asked] == ["/a", "/a", "/a", "/b"]  # type: ignore[attr-defined]
+    assert [request.path for request in client.listener.requests] == ["/a", "/a", "/a", "/b"]  # type: ignore[attr-defined]
     assert (client.resets(), client.goaway()) == ({}, None)
 
 
@@ -94,14 +94,17 @@ async def test_a_caller_with_a_verified_certificate_is_known() -> None:
     for known in (True, False):
         client = RawH2Client(listener, known=known)
         client.send(client.post(1))
-    assert [request.is_known for request in listener.asked] == [True, False]
+    assert [request.is_known for request in listener.requests] == [True, False]
 
 
 async def test_a_body_beyond_the_limit_is_dropped() -> None:
     listener = Echo(limit=10)
     client = RawH2Client(listener).send()
     client.send(client.post(1, b"0123456789"), client.post(3, b"0123456789!"))
-    assert [(asked.body, asked.is_too_large) for asked in listener.asked] == [(b"0123456789", False), (b"", True)]
+    assert [(request.body, request.is_too_large) for request in listener.requests] == [
+        (b"0123456789", False),
+        (b"", True),
+    ]
 
 
 # ---- windows --------------------------------------------------------------------------------------------------------
@@ -214,7 +217,7 @@ async def test_a_malformed_request_is_reset_and_affects_no_other(fields: Fields)
     client.send(frame(h2_frames.HEADERS, END_HEADERS | END_STREAM, 1, client.raw(fields)), client.post(3, b"x"))
     assert client.resets() == {1: H2ErrorCode.PROTOCOL_ERROR}
     assert client.answers() == {3: b"x"}
-    assert len(listener.asked) == 1
+    assert len(listener.requests) == 1
 
 
 async def test_a_body_that_differs_from_content_length() -> None:
@@ -223,7 +226,7 @@ async def test_a_body_that_differs_from_content_length() -> None:
     client.send(client.headed(1), frame(h2_frames.DATA, 0, 1, b"123456"), frame(h2_frames.DATA, END_STREAM, 1, b"late"))
     client.send(client.headed(3), frame(h2_frames.DATA, END_STREAM, 3, b"1234"))
     assert client.resets() == {1: H2ErrorCode.PROTOCOL_ERROR, 3: H2ErrorCode.PROTOCOL_ERROR}
-    assert listener.asked == []
+    assert listener.requests == []
 
 
 async def test_frames_after_end_stream() -> None:
@@ -354,7 +357,7 @@ async def test_a_corrupted_conversation_raises_nothing_and_repeats_no_request(
         sent[at : at + 1] = b"" if drops else bytes((value,))
     receive(client.connection, bytes(sent))
     client.frames()
-    assert len(listener.asked) <= 3
+    assert len(listener.requests) <= 3
     client.connection.sweep(SLOW + 1)
     client.connection.connection_lost(None)
 

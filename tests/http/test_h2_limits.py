@@ -76,7 +76,7 @@ async def test_rapid_reset() -> None:
     listener = Echo()
     client = RawH2Client(listener).send()
     client.send(*post_and_reset(client, range(1, 601, 2)))
-    assert len(listener.asked) == h2_server.MOST_STREAMS
+    assert len(listener.requests) == h2_server.MOST_STREAMS
     assert set(client.resets().values()) == {H2ErrorCode.REFUSED_STREAM}
     assert len(client.resets()) == 50
     client.send(*post_and_reset(client, range(601, 1201, 2)))
@@ -105,7 +105,7 @@ async def test_requests_that_make_the_server_reset_them() -> None:
     listener = Echo()
     client = RawH2Client(listener).send()
     client.send(*(client.post(n, b"x", "/wait") + frame(h2_frames.DATA, 0, n, b"more") for n in range(1, 601, 2)))
-    assert len(listener.asked) == h2_server.MOST_STREAMS
+    assert len(listener.requests) == h2_server.MOST_STREAMS
     client.send(*(frame(h2_frames.HEADERS, END_HEADERS, n, client.raw([(b"a", b"b")])) for n in range(601, 1201, 2)))
     assert client.goaway() is not None
     assert client.goaway()[1] == H2ErrorCode.ENHANCE_YOUR_CALM  # type: ignore[index]
@@ -167,7 +167,7 @@ async def test_a_replica_that_is_not_the_leader_sends_goaway_after_the_response(
     client.send(client.post(1, b"bind", "/wait"), client.post(3, b"filter", "/close"), client.post(5, b"next"))
     assert client.goaway() == (3, H2ErrorCode.NO_ERROR)
     assert client.answers() == {3: b"filter"}
-    assert [request.path for request in listener.asked] == ["/wait", "/close"]
+    assert [request.path for request in listener.requests] == ["/wait", "/close"]
     client.connection.sweep(1.0)
     assert not client.wire.closed, "a stream is still open"
     listener.gate.set()

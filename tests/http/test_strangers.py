@@ -26,7 +26,7 @@ class Server(Listener):
     def __init__(self, *, distinguishes: bool = True, bounds: ListenerLimits | None = None) -> None:
         trusts = (lambda certificate: bool(certificate)) if distinguishes else None
         super().__init__(self.reply, 1000, probes=("/healthz",), trusts=trusts, bounds=bounds)
-        self.asked: list[Request] = []
+        self.requests: list[Request] = []
         self.gate = asyncio.Event()
         self.page = Response(LARGE, content_type="text/plain")
         self.time = 0.0
@@ -35,7 +35,7 @@ class Server(Listener):
         return self.time
 
     def reply(self, request: Request) -> Reply | Awaitable[Reply]:
-        self.asked.append(request)
+        self.requests.append(request)
         match request.path:
             case "/wait":
                 return self._later()
@@ -118,13 +118,13 @@ async def test_an_untrusted_caller_is_answered_from_its_head_and_its_body_is_dis
     server = Server()
     connection, link = connected(server)
     receive(connection, head)
-    (asked,) = server.asked
-    assert (asked.body, asked.is_trusted) == (b"", False)
+    (request,) = server.requests
+    assert (request.body, request.is_trusted) == (b"", False)
     assert link.sent.startswith(b"HTTP/1.1 403 Forbidden\r\n")
     assert b"Connection: close\r\n" in link.sent
     for _ in range(50):
         receive(connection, b"x" * 60_000)
-    assert (len(connection._buffer), connection.kept, len(server.asked)) == (0, 0, 1)
+    assert (len(connection._buffer), connection.kept, len(server.requests)) == (0, 0, 1)
     assert not link.paused, "its body is read and discarded; otherwise the client would not read the response"
 
 
@@ -141,7 +141,7 @@ async def test_the_body_of_a_trusted_caller_is_read() -> None:
     server = Server()
     connection, link = connected(server, known=True)
     receive(connection, post("/verb", b"x" * 900))
-    assert (server.asked[0].body, server.asked[0].is_trusted) == (b"x" * 900, True)
+    assert (server.requests[0].body, server.requests[0].is_trusted) == (b"x" * 900, True)
     assert (connection in server.known, link.closed) == (True, False)
 
 
@@ -149,7 +149,7 @@ async def test_without_trusts_every_body_is_read() -> None:
     server = Server(distinguishes=False)
     connection, _ = connected(server)
     receive(connection, post("/verb", b"x" * 900))
-    assert (server.asked[0].body, server.asked[0].is_trusted) == (b"x" * 900, True)
+    assert (server.requests[0].body, server.requests[0].is_trusted) == (b"x" * 900, True)
     assert connection in server.strangers
 
 
@@ -175,7 +175,7 @@ async def test_an_untrusted_caller_that_pipelines_gets_one_response() -> None:
     server = Server()
     connection, link = connected(server)
     receive(connection, get("/a") + get("/b") * 500)
-    assert [request.path for request in server.asked] == ["/a"]
+    assert [request.path for request in server.requests] == ["/a"]
     assert link.sent.count(b"HTTP/1.1 ") == 1
     assert b"Connection: close\r\n" in link.sent
     assert not connection._buffer
@@ -189,7 +189,7 @@ async def test_an_untrusted_caller_that_sends_during_a_request_gets_that_respons
     assert not connection._buffer
     server.gate.set()
     await server.idle()
-    assert [request.path for request in server.asked] == ["/wait"]
+    assert [request.path for request in server.requests] == ["/wait"]
     assert b"Connection: close\r\n" in link.sent
 
 
@@ -198,7 +198,7 @@ async def test_an_untrusted_caller_may_send_another_request_after_its_response()
     connection, link = connected(server)
     for _ in range(3):
         receive(connection, get("/a"))
-    assert (len(server.asked), link.closed, link.sent.count(b"200 OK")) == (3, False, 3)
+    assert (len(server.requests), link.closed, link.sent.count(b"200 OK")) == (3, False, 3)
 
 
 @pytest.mark.parametrize(
@@ -441,8 +441,8 @@ async def test_an_untrusted_caller_over_http_2_is_answered_from_its_headers() ->
     server, client = h2_server_and_talk()
     begin = frame(h2_frames.HEADERS, END_HEADERS, 1, client.block("/verb", []))
     client.send(begin, frame(h2_frames.DATA, 0, 1, b"x" * 16384) * 30)
-    (asked,) = server.asked
-    assert (asked.body, client.connection.kept, len(client.connection._buffer)) == (b"", 0, 0)
+    (request,) = server.requests
+    assert (request.body, client.connection.kept, len(client.connection._buffer)) == (b"", 0, 0)
     assert (client.answers(), client.resets(), client.goaway()) == ({1: b"no"}, {}, (1, H2ErrorCode.NO_ERROR))
 
 
@@ -464,7 +464,7 @@ async def test_a_flood_of_requests_of_an_untrusted_caller_ends_in_enhance_your_c
     client.send(*(client.post(number, path="/a") for number in range(1, 4001, 2)))
     assert client.goaway() is not None
     assert client.goaway()[1] == H2ErrorCode.ENHANCE_YOUR_CALM  # type: ignore[index]
-    assert len(server.asked) <= h2_server.MOST_NOISE
+    assert len(server.requests) <= h2_server.MOST_NOISE
 
 
 async def test_a_large_response_over_http_2_counts_until_it_is_read() -> None:

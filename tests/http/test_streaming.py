@@ -22,7 +22,7 @@ class StreamSource(Listener):
         super().__init__(self.reply, 100)
         self.pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.taken: list[bytes] = []
-        self.asked: list[Request] = []
+        self.requests: list[Request] = []
         self.is_closed = False
         self.time = 0.0
         self._is_later = later
@@ -31,7 +31,7 @@ class StreamSource(Listener):
         return self.time
 
     def reply(self, request: Request) -> Reply | Awaitable[Reply]:
-        self.asked.append(request)
+        self.requests.append(request)
         answer = Streamed(self._stream())
         return self._after_a_turn(answer) if self._is_later else answer
 
@@ -105,10 +105,10 @@ async def test_a_request_has_its_query_and_headers() -> None:
     source = StreamSource()
     connection, _ = connected(source)
     receive(connection, GET)
-    (asked,) = source.asked
-    assert (asked.path, asked.query) == ("/watch", "watch=true")
-    assert (asked.header("x-remote-user"), asked.headers("x-remote-group")) == ("me", ["a", "b"])
-    assert asked.header("x-remote-uid") == ""
+    (request,) = source.requests
+    assert (request.path, request.query) == ("/watch", "watch=true")
+    assert (request.header("x-remote-user"), request.headers("x-remote-group")) == ("me", ["a", "b"])
+    assert request.header("x-remote-uid") == ""
     await source.produce(None)
 
 
@@ -206,8 +206,8 @@ async def test_pieces_are_sent_as_frames_and_other_streams_are_answered(later: b
     await source.produce(b"one\n")
     assert data(client) == b"one\n"
     assert client.ended() == []
-    (asked,) = source.asked
-    assert (asked.path, asked.query, asked.header("x-remote-user")) == ("/watch", "watch=true", "me")
+    (request,) = source.requests
+    assert (request.path, request.query, request.header("x-remote-user")) == ("/watch", "watch=true", "me")
     client.send(client.post(3))
     await source.produce(None, None)
     assert sorted(client.ended()) == [1, 3]

@@ -139,7 +139,7 @@ async def test_a_get_is_retried_when_a_kept_connection_is_dead() -> None:
     async with serving(DONE, resets(), responds(200, listing(pod("a")))) as (client, server):
         await client.bind(BINDING, 5.0)
         assert [item.name for item in await client.list_pods()] == ["a"]
-    assert [asked.method for asked in server.requests] == ["POST", "GET", "GET"]
+    assert [request.method for request in server.requests] == ["POST", "GET", "GET"]
 
 
 async def test_a_timeout_waiting_for_a_connection_is_api_rejected() -> None:
@@ -178,7 +178,7 @@ async def test_a_name_that_would_change_the_path_is_never_sent() -> None:
 
 
 def authorizations(server: Server) -> list[str]:
-    return [asked.headers.get("Authorization", "") for asked in server.requests]
+    return [request.headers.get("Authorization", "") for request in server.requests]
 
 
 async def test_a_401_is_retried_once_with_a_new_token(tmp_path: Any) -> None:
@@ -330,21 +330,21 @@ Call = Callable[[Client], Awaitable[object]]
 async def test_the_requests_of_writes(call: Call, line_: str, kind: str, body: object) -> None:
     async with serving(DONE) as (client, server):
         await call(client)
-    (asked,) = server.requests
-    assert (asked.line, asked.headers["Content-Type"], asked.body) == (line_, kind, body)
-    assert asked.headers["User-Agent"].startswith("gputile/")
-    assert asked.query == {}
+    (request,) = server.requests
+    assert (request.line, request.headers["Content-Type"], request.body) == (line_, kind, body)
+    assert request.headers["User-Agent"].startswith("gputile/")
+    assert request.query == {}
 
 
 async def test_the_fields_of_an_event() -> None:
     note = KubeEvent(namespace="ns", pod="p", uid="u1", reason="Unschedulable", message="m" * 2000)
     async with serving(DONE) as (client, server):
         await client.note(note)
-    (asked,) = server.requests
-    name = asked.body["metadata"].pop("name")
+    (request,) = server.requests
+    name = request.body["metadata"].pop("name")
     stem, _, tail = name.rpartition(".")
-    assert (asked.line, stem, len(tail), int(tail, 16) >= 0) == ("POST /api/v1/namespaces/ns/events", "p", 16, True)
-    assert asked.body == {
+    assert (request.line, stem, len(tail), int(tail, 16) >= 0) == ("POST /api/v1/namespaces/ns/events", "p", 16, True)
+    assert request.body == {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"namespace": "ns"},
@@ -379,7 +379,7 @@ async def test_a_pod_is_read_by_a_quorum_read() -> None:
         assert await client.pod("ns", "p") is None
         with pytest.raises(OutcomeUnknown):
             await client.pod("ns", "p")
-    assert [asked.query for asked in server.requests] == [{}, {}, {}]
+    assert [request.query for request in server.requests] == [{}, {}, {}]
 
 
 async def test_all_pods_are_listed_page_by_page_and_again_when_a_page_expires() -> None:
@@ -390,7 +390,7 @@ async def test_all_pods_are_listed_page_by_page_and_again_when_a_page_expires() 
     )
     async with serving(*script) as (client, server):
         assert [item.name for item in await client.list_pods()] == ["a", "c"]
-    assert [asked.query for asked in server.requests] == [{"limit": "2"}, {"limit": "2", "continue": "c+1/=&"}, {}]
+    assert [request.query for request in server.requests] == [{"limit": "2"}, {"limit": "2", "continue": "c+1/=&"}, {}]
 
 
 async def take(client: Client, count: int) -> list[WatchUpdate[Pod]]:
@@ -486,7 +486,7 @@ HERE = responds(200, listing(version="1"))
 async def test_list_and_watch(script: list[Answer], want: list[str], last: str) -> None:
     async with serving(*script) as (client, server):
         assert [shown(update) for update in await take(client, len(want))] == want
-    watches = [asked.query["resourceVersion"] for asked in server.requests if "watch" in asked.query]
+    watches = [request.query["resourceVersion"] for request in server.requests if "watch" in request.query]
     assert watches[-1] == last
 
 
@@ -556,7 +556,7 @@ async def test_a_lease_is_read_created_and_written_with_its_version() -> None:
         assert await leases.create(RECORD) == "5"
         assert await leases.read() == (RECORD, "6")
         assert await leases.write(RECORD, "6") == "7"
-    assert [asked.line for asked in server.requests] == [
+    assert [request.line for request in server.requests] == [
         f"GET {LEASES}/gputile",
         f"POST {LEASES}",
         f"GET {LEASES}/gputile",

@@ -55,7 +55,7 @@ async def test_the_first_beat_creates_the_lease_and_the_next_renews_it() -> None
         heartbeat = NodeLease(client.leases("gputile-agents", "n1"), "n1", 9)
         await heartbeat.beat(0.5)
         await heartbeat.beat(3.5)
-    assert [asked.method for asked in server.requests] == ["GET", "POST", "PUT", "PUT"]
+    assert [request.method for request in server.requests] == ["GET", "POST", "PUT", "PUT"]
     last = server.requests[-1].body
     assert last["metadata"]["resourceVersion"] == "2"
     assert last["spec"]["holderIdentity"] == "n1"
@@ -86,5 +86,5 @@ async def test_the_usage_annotation_is_written_and_removed_with_the_beat() -> No
         await heartbeat.beat(0, "use-1")
         await heartbeat.beat(1)
         await heartbeat.withdraw(2)
-    written = [asked.body["metadata"].get("annotations") for asked in server.requests[1:]]
+    written = [request.body["metadata"].get("annotations") for request in server.requests[1:]]
     assert written == [{"gputile.io/use": "use-1"}, {"gputile.io/use": "use-1"}, None, None]
