@@ -223,7 +223,7 @@ ONE = wants(ask(whole=True))
 
 
 @pytest.mark.parametrize(
-    ("quota", "request", "want"),
+    ("quota", "request_", "want"),
     [
         pytest.param(Quota((Limit(model="*", cards=400),)), ONE, [], id="the-quota-allows-it"),
         pytest.param(Quota((Limit(model="A100", cards=100),)), ONE, ["team-a holds 1 of 1 A100; this pod needs 1 more"],
@@ -234,11 +234,11 @@ ONE = wants(ask(whole=True))
             "team-a holds 1000 of 1050 MiB of GPUs of any model; this pod needs 60 more"], id="memory"),
     ],
 )  # fmt: skip
-def test_why_quota_keeps_a_pod_pending(quota: Quota, request: PodRequest, want: list[str]) -> None:
+def test_why_quota_keeps_a_pod_pending(quota: Quota, request_: PodRequest, want: list[str]) -> None:
     ledger = ledger_with(quota)
     ledger.handle(Confirmed(whole(ledger, "p1")))
     advice = ["wait until a pod of team-a ends, or raise its quota"] if want else []
-    assert ledger.quota_usage.objections("team-a", request) == [*want, *advice]
+    assert ledger.quota_usage.objections("team-a", request_) == [*want, *advice]
 
 
 def test_a_request_without_quota_stays_the_same_object() -> None:
